@@ -1,0 +1,43 @@
+# Two commands do everything on a fresh machine: make demo, make test.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: demo test test-core test-all check clean
+
+$(VENV)/core: setup.cfg constraints.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit("KVFerry needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Try: make PYTHON=python3.11 ...") if sys.version_info < (3, 11) else None'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing KVFerry into $(VENV) ..."
+	@$(PIP) -e .
+	@touch $@
+
+$(VENV)/dev: $(VENV)/core
+	@$(PIP) -e '.[dev]'
+	@touch $@
+
+$(VENV)/torch: $(VENV)/dev
+	@$(PIP) torch==2.13.0
+	@touch $@
+
+demo: $(VENV)/core
+	@$(BIN)/kvferry compare quickstart --output out/demo
+
+test: $(VENV)/torch
+	$(BIN)/python -m pytest -n auto -m "not long"
+
+test-core: $(VENV)/dev
+	$(BIN)/python -m pytest -n auto -m "not long and not torch"
+
+test-all: $(VENV)/torch
+	$(BIN)/python -m pytest -n auto
+
+check: $(VENV)/dev
+	@mkdir -p build/typing && ln -sfn ../.. build/typing/kvferry
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy specs policies machine traces scenarios sim backends pipelines analysis cli
+
+clean:
+	rm -rf $(VENV) build out

@@ -1,0 +1,1 @@
+"""Metrics, tables, plots, timelines, and the comparison with the papers."""

@@ -1,0 +1,1 @@
+"""Machines: the protocol, and the worlds that implement it."""

@@ -1,0 +1,116 @@
+"""The protocol that pipelines are written against, and that every backend keeps (tests/contract)."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import simpy
+
+from kvferry.machine.ops import Chunks, Extents, KvRef, Op
+from kvferry.machine.ticket import Ticket
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a machine knows of itself, as seen over the last `window_s` seconds."""
+
+    now_s: float
+    window_s: float
+    # Bytes per second that the link delivered while it was busy; None when it was idle throughout.
+    goodput_bytes_per_s: float | None
+    link_utilisation: float
+    compute_utilisation: float
+    # Nominal over actual duration of the ops that ended in the window: 1 on an idle device, less under
+    # background load; None when none ended.
+    compute_speed: float | None
+    compute_queue: int
+    link_queue: int
+    free_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A reservation that does not fit, and why."""
+
+    tag: str
+    wanted_bytes: float
+    free_bytes: float
+
+    def __str__(self) -> str:
+        return f"{self.tag} needs {self.wanted_bytes / 2**20:,.0f} MiB, {self.free_bytes / 2**20:,.0f} MiB are free"
+
+
+class Lease(Protocol):
+    """Memory that is held until released; releasing twice is harmless."""
+
+    n_bytes: float
+    tag: str
+
+    def release(self) -> None: ...
+
+
+class MemoryPool(Protocol):
+    """A budget. The tags are weights, kv, metadata, workspace."""
+
+    capacity_bytes: float
+
+    @property
+    def used_bytes(self) -> float: ...
+
+    @property
+    def peak_bytes(self) -> float: ...
+
+    def peak_of(self, tag: str) -> float: ...
+
+    def reserve(self, n_bytes: float, tag: str) -> Lease | Refused: ...
+
+
+class Channel(Protocol):
+    """A two-way conversation with a peer, in order. `receive` fires with the message; None: the peer closed."""
+
+    def send(self, message: Any, n_bytes: float) -> simpy.Event: ...
+
+    def receive(self) -> simpy.Event: ...
+
+    def close(self) -> None: ...
+
+
+class Machine(Protocol):
+    """One device, in virtual or wall time. Everything asked for comes back as a Ticket at once.
+
+    `after` names the tickets that must have fired before the work starts. `request` marks the spans.
+    Work on one queue runs in the order it was handed over unless a lower `priority` number overtakes it;
+    the compute and copy queues, the decompressor, each link flow and storage run beside each other.
+    """
+
+    env: simpy.Environment
+    memory: MemoryPool
+
+    def submit(
+        self,
+        op: Op,
+        *,
+        after: Iterable[Ticket] = (),
+        on: str = "compute",
+        priority: int = 0,
+        request: int | None = None,
+    ) -> Ticket:
+        """Run an op on the main processor's queue "compute", on "decompress", or on a processor by name."""
+        ...
+
+    def fetch(self, chunks: Chunks, *, after: Iterable[Ticket] = (), request: int | None = None) -> Ticket:
+        """Move chunks from the cloud into host memory. One request's fetches are one flow, delivered in
+        order; flows share the link fairly."""
+        ...
+
+    def read(self, extents: Extents, *, after: Iterable[Ticket] = (), request: int | None = None) -> Ticket: ...
+
+    def write(self, extents: Extents, *, after: Iterable[Ticket] = (), request: int | None = None) -> Ticket: ...
+
+    def copy(self, kv: KvRef, to: str, *, after: Iterable[Ticket] = (), request: int | None = None) -> Ticket:
+        """Move KV between the tiers "host" and "device". Free on unified memory."""
+        ...
+
+    def open(self, peer: str) -> Channel: ...
+
+    def observe(self, window_s: float) -> Facts: ...

@@ -1,0 +1,142 @@
+"""What a processor can be asked to do. An op says what, never how long.
+
+Counts may be numpy arrays: a cost model then answers with an array, so that a planner can price a whole
+context in one call with the very formula that the simulator uses op by op.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+# A number, or an array of them when a cost model is asked for many ops at once.
+Number = Any
+
+
+@dataclass(frozen=True, slots=True)
+class KvRef:
+    """A handle to keys and values that the machine holds: never the tensor itself."""
+
+    sequence: int
+    token_chunk: int
+    layer: int
+    head: int | None  # None: all heads
+    n_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class Chunks:
+    """KV chunks (t, l, h) of a stored context, to be fetched together in one transfer.
+
+    ``ids`` are flat indices into (token chunk, layer, KV head); ``level`` is the encoding they are wanted in.
+    """
+
+    sequence: int
+    ids: tuple[int, ...]
+    n_bytes: float
+    level: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Extents:
+    """Byte ranges of a storage file: parallel tuples of offsets and lengths."""
+
+    offsets: tuple[int, ...]
+    lengths: tuple[int, ...]
+
+    @property
+    def n_bytes(self) -> int:
+        return sum(self.lengths)
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What a Select op chose: ``ids`` is int32[batch, head or 1, k]; the scores stay on the machine."""
+
+    ids: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillHead:
+    """One KV head of one token chunk through one layer (SparKV IV-B: chunk (t, l, h)).
+
+    Attention over `active_blocks` blocks of 128 queries x 64 keys, and this head's share of the layer's dense
+    operators; with `final_layer`, only the projection that emits its K and V (IV-C: t_proj).
+    """
+
+    tokens: Number
+    active_blocks: Number
+    final_layer: Number = False
+
+
+@dataclass(frozen=True, slots=True)
+class Project:
+    """Emit K and V of one layer for a token chunk, from the hidden state below: no token dependency."""
+
+    tokens: Number
+
+
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """The rest of a layer for a token chunk, all heads: attention over every earlier token, then dense.
+
+    `active_blocks` counts the attention blocks over all KV heads.
+    """
+
+    tokens: Number
+    active_blocks: Number
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """A prompt of `tokens` through all layers and the output head, with `context_tokens` of KV before it."""
+
+    tokens: Number
+    context_tokens: Number
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeStep:
+    """One new token per sequence through all layers: `context_tokens` of KV are read for each."""
+
+    batch: Number
+    context_tokens: Number
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeAttention:
+    """Attention of one layer for one new token per sequence, over `attended_tokens` of its KV."""
+
+    batch: Number
+    attended_tokens: Number
+
+
+@dataclass(frozen=True, slots=True)
+class FeedForward:
+    """The dense operators of one layer for one new token per sequence."""
+
+    batch: Number
+
+
+@dataclass(frozen=True, slots=True)
+class Select:
+    """Choose the `k` groups that the next attention reads, among `groups`; yields a Selection.
+
+    `step` and `layer` tell the machine which entry of a recorded or generated stream to answer with.
+    """
+
+    batch: int
+    groups: int
+    k: int
+    step: int
+    layer: int
+
+
+@dataclass(frozen=True, slots=True)
+class Decompress:
+    """Entropy-decode fetched chunks into `values` key and value numbers."""
+
+    values: Number
+
+
+Op = PrefillHead | Project | Advance | Prefill | DecodeStep | DecodeAttention | FeedForward | Select | Decompress

@@ -1,0 +1,19 @@
+"""What happened: one record per piece of work, told to whoever listens."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One resource busy from start to end. `resource` is a name such as link, gpu, copy, decompress, storage."""
+
+    resource: str
+    label: str
+    start_s: float
+    end_s: float
+    n_bytes: float = 0.0
+    request: int | None = None
+
+
+Tell = Callable[[Span], None]

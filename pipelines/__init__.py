@@ -1,0 +1,1 @@
+"""Request flows: SimPy processes over a Machine and policies, one file each."""

@@ -1,0 +1,1 @@
+"""Decisions only: no simpy, no torch, no clock. Facts in, instructions out."""

@@ -1,0 +1,1 @@
+"""What to stream and what to compute when a context is loaded (the SparKV family)."""

@@ -1,0 +1,69 @@
+"""The loading problem: which units of a context's KV are streamed and which are computed.
+
+A unit (t, l, c) is the KV of token chunk t at layer l. Under the coupling "per_head" c is a KV head
+(SparKV Eq. 4-5); under "all_heads" there is one c, as a real Transformer advances all heads together.
+A column (t, c) is computed from layer 0 upwards: its depth is the number of layers computed.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+Coupling = Literal["per_head", "all_heads"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadProblem:
+    """Costs and sizes of every unit, each array of shape [T, L, C]; indices count from 0.
+
+    ``compute_s[t, l, c]`` is what the device needs to emit the KV of (t, l, c) when everything it depends on
+    is there. per_head: the whole layer for one head, only the projection at the last layer (IV-C).
+    all_heads: advance layer l-1, then project layer l.
+    ``stream_bytes`` is the encoded size at level 0, and ``level_scale`` the sizes of all levels relative to it.
+    """
+
+    compute_s: np.ndarray
+    stream_bytes: np.ndarray
+    coupling: Coupling
+    level_scale: tuple[float, ...] = (1.0,)
+
+    def __post_init__(self) -> None:
+        if self.compute_s.shape != self.stream_bytes.shape or self.compute_s.ndim != 3:
+            raise ValueError(f"shapes differ: {self.compute_s.shape} and {self.stream_bytes.shape}")
+
+    @property
+    def token_chunks(self) -> int:
+        return self.compute_s.shape[0]
+
+    @property
+    def layers(self) -> int:
+        return self.compute_s.shape[1]
+
+    @property
+    def columns_per_chunk(self) -> int:
+        return self.compute_s.shape[2]
+
+    @property
+    def units(self) -> int:
+        return self.compute_s.size
+
+    def unit(self, t: int, l: int, c: int) -> int:
+        """The flat index of a unit, as arrays flattened in C order have it."""
+        return (t * self.layers + l) * self.columns_per_chunk + c
+
+    def place(self, unit: int) -> tuple[int, int, int]:
+        """(t, l, c) of a flat index."""
+        rest, c = divmod(unit, self.columns_per_chunk)
+        t, l = divmod(rest, self.layers)
+        return t, l, c
+
+    def attended_layer(self, l: int) -> int | None:
+        """The layer whose earlier tokens' KV must be there before a unit at layer l can be computed.
+
+        per_head (Eq. 4): the unit's own layer, none for the last. all_heads: the layer below, which is
+        advanced to get here; none for the first, projected from the embeddings.
+        """
+        if self.coupling == "per_head":
+            return l if l < self.layers - 1 else None
+        return l - 1 if l > 0 else None

@@ -1,0 +1,115 @@
+"""How far a load has come: what is there, what is on its way, what could be computed now."""
+
+import numpy as np
+
+from kvferry.policies.loading.problem import LoadProblem
+
+
+class LoadProgress:
+    """The state that loaders read. Only the pipeline (and a planner that rehearses) writes it.
+
+    Byte strings and lists, not arrays: single units are looked up thousands of times in a load.
+    """
+
+    def __init__(self, problem: LoadProblem) -> None:
+        self.problem = problem
+        # Per unit, 1 or 0: its KV is there; a transfer of it is under way; the processor works on it.
+        self.present = bytearray(problem.units)
+        self.streaming = bytearray(problem.units)
+        self.computing = bytearray(problem.units)
+        # depth[t][c]: layers computed in this column, hence the layer that comes next.
+        self.depth = [[0] * problem.columns_per_chunk for _ in range(problem.token_chunks)]
+        # first_missing[l][c]: the smallest t whose KV at layer l is not there yet.
+        self.first_missing = [[0] * problem.columns_per_chunk for _ in range(problem.layers)]
+        self.remaining = problem.units
+        self.streamed_bytes = 0.0
+        self.computed_s = 0.0
+        # Bytes, and nominal seconds of compute, handed over but not finished.
+        self.streaming_bytes = 0.0
+        self.computing_s = 0.0
+        self._compute_s: list[float] = problem.compute_s.ravel().tolist()
+
+    @property
+    def complete(self) -> bool:
+        return self.remaining == 0
+
+    def absent(self, unit: int) -> bool:
+        """Neither there nor on its way."""
+        return not (self.present[unit] or self.streaming[unit] or self.computing[unit])
+
+    def absent_units(self) -> np.ndarray:
+        """Flat indices of all units that are neither there nor on their way, ascending."""
+        taken = np.frombuffer(self.present, np.uint8) | np.frombuffer(self.streaming, np.uint8)
+        return np.flatnonzero((taken | np.frombuffer(self.computing, np.uint8)) == 0)
+
+    def computable(self, unit: int) -> bool:
+        """Can be handed to the processor now: its column has come this far and earlier tokens' KV is there.
+
+        A unit that is being streamed may be computed (a race). One that is already there may be computed too
+        under all_heads: a wasted stream, worthwhile for the layers above. Under per_head a streamed unit ends
+        its column (Eq. 2: each chunk exactly once).
+        """
+        t, l, c = self.problem.place(unit)
+        if self.depth[t][c] != l or self.computing[unit]:
+            return False
+        if self.present[unit] and self.problem.coupling == "per_head":
+            return False
+        return self.missing_before(t, l, c) is None
+
+    def missing_before(self, t: int, l: int, c: int) -> int | None:
+        """The first earlier token chunk whose KV keeps (t, l, c) from being computed; None: nothing does."""
+        attended = self.problem.attended_layer(l)
+        if attended is None:
+            return None
+        first = self.first_missing[attended][c]
+        return first if first < t else None
+
+    def hand_over_compute(self, unit: int) -> None:
+        self.computing[unit] = 1
+        self.computing_s += self._compute_s[unit]
+
+    def hand_over_stream(self, unit: int, n_bytes: float) -> None:
+        self.streaming[unit] = 1
+        self.streaming_bytes += n_bytes
+
+    def computed(self, unit: int) -> None:
+        """The processor has emitted this unit: its column is one layer deeper."""
+        t, _, c = self.problem.place(unit)
+        self.computing[unit] = 0
+        self.computing_s -= self._compute_s[unit]
+        self.computed_s += self._compute_s[unit]
+        self.depth[t][c] += 1
+        self._arrive(unit)
+
+    def streamed(self, unit: int, n_bytes: float) -> None:
+        """The unit has been delivered, decompressed and put where attention can read it."""
+        self.streaming[unit] = 0
+        self.streaming_bytes -= n_bytes
+        self.streamed_bytes += n_bytes
+        self._arrive(unit)
+
+    def compute_cancelled(self, unit: int) -> None:
+        """The unit was taken out of the processor's queue before it began."""
+        self.computing[unit] = 0
+        self.computing_s -= self._compute_s[unit]
+
+    def stream_cancelled(self, unit: int, n_bytes: float) -> None:
+        self.streaming[unit] = 0
+        self.streaming_bytes -= n_bytes
+
+    def _arrive(self, unit: int) -> None:
+        if self.present[unit]:
+            return
+        self.present[unit] = 1
+        self.remaining -= 1
+        t, l, c = self.problem.place(unit)
+        missing = self.first_missing[l]
+        if missing[c] != t:
+            return
+        stride = self.problem.layers * self.problem.columns_per_chunk
+        following = unit + stride
+        t += 1
+        while following < self.problem.units and self.present[following]:
+            following += stride
+            t += 1
+        missing[c] = t

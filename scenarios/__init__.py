@@ -1,0 +1,1 @@
+"""Scenarios: schema, units, names resolved to YAML files."""

@@ -1,0 +1,1 @@
+"""The modelled world: link, processor, memory, energy, costs."""

@@ -1,0 +1,1 @@
+"""What an op costs: roofline, measured table, learned predictor."""

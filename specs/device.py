@@ -1,0 +1,75 @@
+"""A device by its parts: processors, memory, decompression, network interface."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from kvferry.specs.base import Spec
+from kvferry.specs.units import Bytes, BytesPerS, Count, FlopPerS, Seconds, ValuesPerS, Watts
+
+# Kernel kinds: what an efficiency belongs to. Never a system.
+Kernel = Literal["gemm", "gemv", "attention", "scoring", "gather"]
+
+
+class ProcessorSpec(Spec):
+    """One processor: peak rates, how much of them each kind of kernel reaches, and what it draws."""
+
+    kind: Literal["gpu", "cpu", "npu"]
+    flop_per_s: FlopPerS
+    bytes_per_s: BytesPerS
+    # Share of the peak that each kernel kind reaches; a kind that is absent reaches `default_efficiency`.
+    efficiency: dict[Kernel, float] = Field(default_factory=dict)
+    default_efficiency: float = Field(default=0.6, gt=0, le=1)
+    # Fixed cost of handing one op to the processor.
+    dispatch_s: Seconds = 0.0
+    # An NPU runs shapes compiled beforehand: token counts are rounded up to one of these.
+    compiled_tokens: tuple[Count, ...] = ()
+    # Time to load the compiled graph, paid before the first op of a run.
+    load_s: Seconds = 0.0
+    idle_w: Watts = 0.0
+    active_w: Watts = 0.0
+
+
+class MemorySpec(Spec):
+    """Where weights and KV live. Unified: one pool that all share; discrete: a copy path lies between."""
+
+    unified: bool
+    capacity_bytes: Bytes = Field(gt=0)
+    # Left for weights, KV and workspace after the operating system and others took theirs.
+    reserved_bytes: Bytes = 0.0
+    # What all processors and DMA share when the memory is unified.
+    bytes_per_s: BytesPerS
+    # Host memory and copy path of a discrete GPU.
+    host_capacity_bytes: Bytes | None = None
+    copy_bytes_per_s: BytesPerS | None = None
+    copy_latency_s: Seconds = 0.0
+
+
+class DecompressorSpec(Spec):
+    """Entropy decoding: values per second of one worker, and how many workers."""
+
+    values_per_s: ValuesPerS
+    workers: Count = Field(default=1, ge=1, le=1024)
+    active_w: Watts = 0.0
+
+
+class NetworkInterfaceSpec(Spec):
+    """Power of the network interface; the link itself belongs to the scenario."""
+
+    idle_w: Watts = 0.0
+    active_w: Watts = 0.0
+
+
+class DeviceSpec(Spec):
+    """A device profile: every number carries its source in `sources`, keyed by the number's path."""
+
+    name: str
+    processors: dict[str, ProcessorSpec] = Field(min_length=1)
+    # The processor that prefill and decoding run on.
+    main: str
+    memory: MemorySpec
+    decompressor: DecompressorSpec
+    network: NetworkInterfaceSpec = NetworkInterfaceSpec()
+    # Drawn whatever happens: board, display, DRAM refresh.
+    base_w: Watts = 0.0
+    sources: dict[str, str]

@@ -1,0 +1,52 @@
+"""A Transformer by its dimensions, and the sizes that follow from them."""
+
+from pydantic import Field
+
+from kvferry.specs.base import Spec
+from kvferry.specs.units import Count
+
+
+class ModelSpec(Spec):
+    """A decoder-only Transformer with grouped-query attention and a gated feed-forward network."""
+
+    name: str
+    layers: Count = Field(ge=1, le=1000)
+    hidden: Count = Field(ge=1, le=10**6)
+    query_heads: Count = Field(ge=1, le=10**4)
+    kv_heads: Count = Field(ge=1, le=10**4)
+    head_dim: Count = Field(ge=1, le=10**5)
+    ffn: Count = Field(ge=1, le=10**7)
+    vocabulary: Count = Field(ge=1, le=10**8)
+    tied_embeddings: bool = False
+    weight_bits: float = Field(default=4.0, gt=0, le=64)
+    kv_value_bytes: float = Field(default=2.0, gt=0, le=8)
+    source: str
+
+    @property
+    def projection_parameters(self) -> int:
+        """Weights of one layer's K and V projections: all that emitting a layer's KV costs."""
+        return 2 * self.hidden * self.kv_heads * self.head_dim
+
+    @property
+    def layer_parameters(self) -> int:
+        """Weights of one layer: Q, K, V and output projections and the gated feed-forward network."""
+        attention = 2 * self.hidden * self.query_heads * self.head_dim + self.projection_parameters
+        return attention + 3 * self.hidden * self.ffn
+
+    @property
+    def parameters(self) -> int:
+        embeddings = self.vocabulary * self.hidden * (1 if self.tied_embeddings else 2)
+        return self.layers * self.layer_parameters + embeddings
+
+    @property
+    def weight_bytes(self) -> float:
+        return self.parameters * self.weight_bits / 8
+
+    @property
+    def kv_values_per_token(self) -> int:
+        """Key and value numbers that one token adds, over all layers and KV heads."""
+        return 2 * self.layers * self.kv_heads * self.head_dim
+
+    @property
+    def kv_bytes_per_token(self) -> float:
+        return self.kv_values_per_token * self.kv_value_bytes

@@ -1,0 +1,1 @@
+"""Recorded and generated inputs that vary over time or content."""
