@@ -13,13 +13,14 @@ class LoadProgress:
 
     def __init__(self, problem: LoadProblem) -> None:
         self.problem = problem
-        # Per unit, 1 or 0: its KV is there; a transfer of it is under way; the processor works on it.
+        # Per unit, 1 or 0: its KV is there; a transfer of it is under way; the processor has it in its queue.
         self.present = bytearray(problem.units)
         self.streaming = bytearray(problem.units)
         self.computing = bytearray(problem.units)
-        # depth[t][c]: layers computed in this column, hence the layer that comes next.
+        # depth[t][c]: layers computed or handed over in this column, hence the layer that comes next. The
+        # processor works in order, so what was handed over is done before what is handed over later.
         self.depth = [[0] * problem.columns_per_chunk for _ in range(problem.token_chunks)]
-        # first_missing[l][c]: the smallest t whose KV at layer l is not there yet.
+        # first_missing[l][c]: the smallest t whose KV at layer l is neither there nor handed to the processor.
         self.first_missing = [[0] * problem.columns_per_chunk for _ in range(problem.layers)]
         self.remaining = problem.units
         self.streamed_bytes = 0.0
@@ -65,20 +66,21 @@ class LoadProgress:
         return first if first < t else None
 
     def hand_over_compute(self, unit: int) -> None:
+        t, l, c = self.problem.place(unit)
         self.computing[unit] = 1
         self.computing_s += self._compute_s[unit]
+        self.depth[t][c] = l + 1
+        self._advance_first_missing(t, l, c)
 
     def hand_over_stream(self, unit: int, n_bytes: float) -> None:
         self.streaming[unit] = 1
         self.streaming_bytes += n_bytes
 
     def computed(self, unit: int) -> None:
-        """The processor has emitted this unit: its column is one layer deeper."""
-        t, _, c = self.problem.place(unit)
+        """The processor has emitted this unit."""
         self.computing[unit] = 0
         self.computing_s -= self._compute_s[unit]
         self.computed_s += self._compute_s[unit]
-        self.depth[t][c] += 1
         self._arrive(unit)
 
     def streamed(self, unit: int, n_bytes: float) -> None:
@@ -89,9 +91,13 @@ class LoadProgress:
         self._arrive(unit)
 
     def compute_cancelled(self, unit: int) -> None:
-        """The unit was taken out of the processor's queue before it began."""
+        """The unit was taken out of the processor's queue; whatever was handed over after it must be too."""
+        t, l, c = self.problem.place(unit)
         self.computing[unit] = 0
         self.computing_s -= self._compute_s[unit]
+        self.depth[t][c] = min(self.depth[t][c], l)
+        if not self.present[unit]:
+            self.first_missing[l][c] = min(self.first_missing[l][c], t)
 
     def stream_cancelled(self, unit: int, n_bytes: float) -> None:
         self.streaming[unit] = 0
@@ -102,14 +108,16 @@ class LoadProgress:
             return
         self.present[unit] = 1
         self.remaining -= 1
-        t, l, c = self.problem.place(unit)
+        self._advance_first_missing(*self.problem.place(unit))
+
+    def _advance_first_missing(self, t: int, l: int, c: int) -> None:
         missing = self.first_missing[l]
         if missing[c] != t:
             return
         stride = self.problem.layers * self.problem.columns_per_chunk
-        following = unit + stride
+        unit = self.problem.unit(t, l, c) + stride
         t += 1
-        while following < self.problem.units and self.present[following]:
-            following += stride
+        while unit < self.problem.units and (self.present[unit] or self.computing[unit]):
+            unit += stride
             t += 1
         missing[c] = t
