@@ -1,0 +1,156 @@
+"""The smallest machine that keeps the contract: one lane per queue, one second per op, one byte per second.
+
+For tests of pipelines and policies: times are round numbers that can be followed by hand.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import simpy
+
+from kvferry.machine.machine import Channel, Facts
+from kvferry.machine.ops import Chunks, Extents, KvRef, Op, Select, Selection
+from kvferry.machine.ticket import Cancelled, Ticket
+from kvferry.sim.channel import Switchboard
+from kvferry.sim.memory import BudgetedPool
+
+
+@dataclass(eq=False)
+class _Job:
+    ticket: Ticket
+    duration_s: float
+    n_bytes: float
+    after: tuple[Ticket, ...]
+    result: Any
+    priority: int
+    started_s: float = 0.0
+
+
+class _Lane:
+    """One queue: the first job waits for what it comes after, works, fires; then the next."""
+
+    def __init__(self, env: simpy.Environment) -> None:
+        self.env = env
+        self.waiting: list[_Job] = []
+        self.running: _Job | None = None
+
+    def put(self, job: _Job) -> None:
+        self.waiting.append(job)
+        self.waiting.sort(key=lambda j: j.priority)  # stable: equal priorities stay in order
+        self._next()
+
+    def cancel(self, job: _Job) -> float:
+        done_bytes = 0.0
+        if job is self.running:
+            if job.n_bytes == 0.0:
+                return 0.0  # an op that runs cannot be taken back
+            done_bytes = job.n_bytes * (self.env.now - job.started_s) / job.duration_s
+            self.running = None
+        else:
+            self.waiting.remove(job)
+        job.ticket.settle(Cancelled(done_bytes), job.started_s, self.env.now)
+        self._next()
+        return done_bytes
+
+    def _next(self, _: object = None) -> None:
+        while self.waiting and self.running is None:
+            job = self.waiting[0]
+            for ticket in job.after:
+                if ticket.callbacks is not None:  # not processed yet
+                    ticket.callbacks.append(self._next)
+                    return
+            self.waiting.pop(0)
+            job.started_s = self.env.now
+            if any(ticket.cancelled for ticket in job.after):
+                job.ticket.settle(Cancelled(0.0), self.env.now, self.env.now)
+                continue
+            self.running = job
+            ended = self.env.timeout(job.duration_s)
+            ended.callbacks.append(lambda _, job=job: self._end(job))
+
+    def _end(self, job: _Job) -> None:
+        if job is self.running:
+            self.running = None
+            job.ticket.settle(job.result, job.started_s, self.env.now)
+            self._next()
+
+
+class FakeMachine:
+    """A Machine whose ops take `op_s` each and whose link, storage and copies move `bytes_per_s`."""
+
+    def __init__(
+        self,
+        name: str = "device",
+        *,
+        env: simpy.Environment | None = None,
+        switchboard: Switchboard | None = None,
+        op_s: float = 1.0,
+        bytes_per_s: float = 1.0,
+        capacity_bytes: float = 1000.0,
+    ) -> None:
+        self.env = env or simpy.Environment()
+        self.memory = BudgetedPool(capacity_bytes)
+        self._name = name
+        self._switchboard = switchboard or Switchboard(self.env)
+        self._op_s, self._bytes_per_s = op_s, bytes_per_s
+        self._lanes: dict[object, _Lane] = {}
+
+    def submit(
+        self,
+        op: Op,
+        *,
+        after: Iterable[Ticket] = (),
+        on: str = "compute",
+        priority: int = 0,
+        request: int | None = None,
+    ) -> Ticket:
+        result = None
+        if isinstance(op, Select):
+            order = np.random.default_rng((op.step, op.layer)).permutation(op.groups)
+            result = Selection(np.broadcast_to(order[: op.k].astype(np.int32), (op.batch, 1, op.k)))
+        return self._put(on, self._op_s, 0.0, after, result, priority)
+
+    def fetch(self, chunks: Chunks, *, after: Iterable[Ticket] = (), request: int | None = None) -> Ticket:
+        return self._move(("link", request), chunks.n_bytes, after)
+
+    def read(self, extents: Extents, *, after: Iterable[Ticket] = (), request: int | None = None) -> Ticket:
+        return self._move("storage", extents.n_bytes, after)
+
+    def write(self, extents: Extents, *, after: Iterable[Ticket] = (), request: int | None = None) -> Ticket:
+        return self._move("storage", extents.n_bytes, after)
+
+    def copy(self, kv: KvRef, to: str, *, after: Iterable[Ticket] = (), request: int | None = None) -> Ticket:
+        return self._move("copy", kv.n_bytes, after)
+
+    def open(self, peer: str) -> Channel:
+        return self._switchboard.open(self._name, peer)
+
+    def observe(self, window_s: float) -> Facts:
+        busy = {name for name, lane in self._lanes.items() if lane.running}
+        links = [lane for name, lane in self._lanes.items() if isinstance(name, tuple)]
+        compute = self._lanes.get("compute")
+        return Facts(
+            now_s=self.env.now,
+            window_s=window_s,
+            goodput_bytes_per_s=self._bytes_per_s if any(lane.running for lane in links) else None,
+            link_utilisation=float(any(lane.running for lane in links)),
+            compute_utilisation=float("compute" in busy),
+            compute_speed=None,
+            compute_queue=len(compute.waiting) if compute else 0,
+            link_queue=sum(len(lane.waiting) for lane in links),
+            free_bytes=self.memory.capacity_bytes - self.memory.used_bytes,
+        )
+
+    def _move(self, lane: object, n_bytes: float, after: Iterable[Ticket]) -> Ticket:
+        return self._put(lane, n_bytes / self._bytes_per_s, n_bytes, after, None, 0)
+
+    def _put(
+        self, name: object, duration_s: float, n_bytes: float, after: Iterable[Ticket], result: Any, priority: int
+    ) -> Ticket:
+        lane = self._lanes.setdefault(name, _Lane(self.env))
+        ticket = Ticket(self.env, lambda _: lane.cancel(job))
+        job = _Job(ticket, duration_s, n_bytes, tuple(after), result, priority)
+        lane.put(job)
+        return ticket

@@ -1,0 +1,105 @@
+"""A stored context as the pipeline needs it: its units as ops to submit and chunks to fetch."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from kvferry.machine.ops import Advance, Chunks, Op, PrefillHead, Project
+from kvferry.policies.loading.problem import Coupling, LoadProblem
+from kvferry.specs.model import ModelSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class Context:
+    """The KV of one context: what each chunk (t, l, h) weighs on either path.
+
+    ``tokens[t]``: tokens of each token chunk. ``active_blocks[t, l, h]``: 128 x 64 attention blocks that hold
+    98 % of the mass (SparKV IV-C). ``encoded_bytes[t, l, h]``: size in the store at level 0, with the other
+    levels' sizes relative to it in ``level_scale``.
+    """
+
+    sequence: int
+    model: ModelSpec
+    coupling: Coupling
+    tokens: np.ndarray
+    active_blocks: np.ndarray
+    encoded_bytes: np.ndarray
+    level_scale: tuple[float, ...] = (1.0,)
+
+    @property
+    def total_tokens(self) -> int:
+        return int(self.tokens.sum())
+
+    @cached_property
+    def stream_bytes(self) -> np.ndarray:
+        """Encoded size of every unit [T, L, C]."""
+        if self.coupling == "per_head":
+            return self.encoded_bytes
+        return self.encoded_bytes.sum(axis=2, keepdims=True)
+
+    @cached_property
+    def _ops(self) -> tuple[Op, ...]:
+        """The ops of all units as arrays [T, L, C]: what a planner prices, and what single ops are cut from."""
+        layers = self.model.layers
+        tokens = np.broadcast_to(self.tokens[:, None, None], self.stream_bytes.shape)
+        if self.coupling == "per_head":
+            final = np.broadcast_to((np.arange(layers) == layers - 1)[None, :, None], tokens.shape)
+            return (PrefillHead(tokens=tokens, active_blocks=self.active_blocks, final_layer=final),)
+        below = self.active_blocks.sum(axis=2, keepdims=True)[:, :-1]
+        return (Advance(tokens=tokens[:, 1:], active_blocks=below), Project(tokens=tokens))
+
+    def problem(self, estimate_s: Callable[[Op], Any]) -> LoadProblem:
+        """The loading problem under a cost estimate: `estimate_s` prices an op of arrays."""
+        if self.coupling == "per_head":
+            compute_s = np.asarray(estimate_s(self._ops[0]), dtype=float)
+        else:
+            advance, project = self._ops
+            compute_s = np.array(estimate_s(project), dtype=float)
+            compute_s[:, 1:] += estimate_s(advance)
+        return LoadProblem(
+            compute_s=compute_s,
+            stream_bytes=self.stream_bytes.astype(float),
+            coupling=self.coupling,
+            level_scale=self.level_scale,
+        )
+
+    def ops_of(self, t: int, l: int, c: int) -> tuple[Op, ...]:
+        """What the processor must run, in order, to emit the KV of unit (t, l, c)."""
+        tokens = int(self.tokens[t])
+        if self.coupling == "per_head":
+            return (PrefillHead(tokens, int(self.active_blocks[t, l, c]), l == self.model.layers - 1),)
+        if l == 0:
+            return (Project(tokens),)
+        return (Advance(tokens, int(self._blocks_of_all_heads[t][l - 1])), Project(tokens))
+
+    @cached_property
+    def _blocks_of_all_heads(self) -> list[list[int]]:
+        return self.active_blocks.sum(axis=2).tolist()
+
+    def chunks_of(self, units: tuple[int, ...], level: int) -> Chunks:
+        """The chunks (t, l, h) behind these units, as one transfer at an encoding level."""
+        sizes = self._unit_bytes
+        n_bytes = sum(sizes[u] for u in units) * self.level_scale[level]
+        if self.coupling == "all_heads":
+            heads = self.model.kv_heads
+            units = tuple(u * heads + h for u in units for h in range(heads))
+        return Chunks(self.sequence, units, n_bytes, level)
+
+    def values_of(self, units: tuple[int, ...]) -> int:
+        """Key and value numbers in these units: what decompression has to produce."""
+        heads = 1 if self.coupling == "per_head" else self.model.kv_heads
+        per_token = 2 * self.model.head_dim * heads
+        per_chunk = self.stream_bytes.shape[1] * self.stream_bytes.shape[2]
+        tokens = self._token_list
+        return per_token * sum(tokens[u // per_chunk] for u in units)
+
+    @cached_property
+    def _unit_bytes(self) -> list[float]:
+        return self.stream_bytes.ravel().tolist()
+
+    @cached_property
+    def _token_list(self) -> list[int]:
+        return [int(n) for n in self.tokens]

@@ -1,0 +1,61 @@
+"""Conversations between machines of one simulated world."""
+
+from collections.abc import Callable
+from typing import Any
+
+import simpy
+
+# How a message of so many bytes crosses from one named machine to another: fires when it has arrived.
+Carry = Callable[[str, str, float], simpy.Event]
+
+
+class Switchboard:
+    """Connects machines by name: what one opens towards the other is one channel with two ends.
+
+    Without ``carry`` messages arrive at once; with it, when its event fires. Messages of one direction must
+    arrive in the order in which they were sent: `carry` keeps it.
+    """
+
+    def __init__(self, env: simpy.Environment, carry: Carry | None = None) -> None:
+        self._env = env
+        self._carry = carry or (lambda _from, _to, _n_bytes: env.timeout(0))
+        self._inboxes: dict[tuple[str, str], simpy.Store] = {}
+
+    def open(self, name: str, peer: str) -> "ChannelEnd":
+        """The end that `name` holds of its channel with `peer`."""
+        return ChannelEnd(
+            self._inbox(peer, name), self._inbox(name, peer), lambda n_bytes: self._carry(name, peer, n_bytes)
+        )
+
+    def _inbox(self, sender: str, receiver: str) -> simpy.Store:
+        return self._inboxes.setdefault((sender, receiver), simpy.Store(self._env))
+
+
+class ChannelEnd:
+    """One end: a machine.Channel."""
+
+    def __init__(self, incoming: simpy.Store, outgoing: simpy.Store, carry: Callable[[float], simpy.Event]) -> None:
+        self._incoming, self._outgoing, self._carry = incoming, outgoing, carry
+        self._closed = False
+
+    def send(self, message: Any, n_bytes: float) -> simpy.Event:
+        """Fires when the message has arrived. Raises RuntimeError on a closed channel."""
+        if self._closed:
+            raise RuntimeError("this end of the channel is closed")
+        return self._deliver(message, n_bytes)
+
+    def receive(self) -> simpy.Event:
+        """Fires with the next message, or None once the peer has closed and everything was received."""
+        return self._incoming.get()
+
+    def close(self) -> None:
+        """Say goodbye after what was sent; closing twice is harmless."""
+        if not self._closed:
+            self._closed = True
+            self._deliver(None, 0.0)
+
+    def _deliver(self, message: Any, n_bytes: float) -> simpy.Event:
+        crossing = self._carry(n_bytes)
+        assert crossing.callbacks is not None
+        crossing.callbacks.append(lambda _: self._outgoing.put(message))
+        return crossing

@@ -1,0 +1,6 @@
+"""Test folders import their neighbours by bare name."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent / "contract"))

@@ -1,0 +1,234 @@
+"""What every machine promises (machine/machine.py), written once, run against every backend.
+
+Times are compared with each other and never with constants, so that a wall-clock backend can keep them too.
+"""
+
+import pytest
+import simpy
+from worlds import WORLDS, World
+
+from kvferry.machine.machine import Refused
+from kvferry.machine.ops import Chunks, Extents, FeedForward, KvRef, Prefill, Select
+from kvferry.machine.ticket import Cancelled, Ticket
+
+OP = FeedForward(batch=1)
+
+
+@pytest.fixture(params=sorted(WORLDS))
+def world(request: pytest.FixtureRequest) -> World:
+    return WORLDS[request.param]()
+
+
+def chunks(world: World, *ids: int) -> Chunks:
+    return Chunks(sequence=0, ids=ids, n_bytes=world.n_bytes * len(ids))
+
+
+def extents(world: World) -> Extents:
+    return Extents(offsets=(0,), lengths=(world.n_bytes,))
+
+
+def finish(world: World, *tickets: simpy.Event) -> None:
+    world.machine.env.run(until=world.machine.env.all_of(tickets))
+
+
+def overlap(a: Ticket, b: Ticket) -> bool:
+    assert a.start_s is not None
+    assert b.start_s is not None
+    assert a.end_s is not None
+    assert b.end_s is not None
+    return max(a.start_s, b.start_s) < min(a.end_s, b.end_s)
+
+
+def test_a_ticket_knows_when_its_work_began_and_ended(world: World) -> None:
+    ticket = world.machine.submit(OP)
+    assert not ticket.triggered
+    finish(world, ticket)
+    assert ticket.ok
+    assert ticket.start_s is not None
+    assert ticket.end_s is not None
+    assert ticket.start_s < ticket.end_s <= world.machine.env.now
+
+
+def test_work_on_one_queue_runs_in_order(world: World) -> None:
+    tickets = [world.machine.submit(OP) for _ in range(4)]
+    finish(world, *tickets)
+    for before, after in zip(tickets, tickets[1:], strict=False):
+        assert before.end_s <= after.start_s
+
+
+def test_a_whole_chain_can_be_handed_over_at_once(world: World) -> None:
+    machine = world.machine
+    fetched = machine.fetch(chunks(world, 1), request=0)
+    computed = machine.submit(OP, after=(fetched,))
+    written = machine.write(extents(world), after=(computed,))
+    read = machine.read(extents(world), after=(written,))
+    copied = machine.copy(KvRef(0, 0, 0, None, world.n_bytes), to="host", after=(read,))
+    last = machine.submit(OP, after=(copied, computed))
+    finish(world, last)
+    chain = [fetched, computed, written, read, last]
+    for before, after in zip(chain, chain[1:], strict=False):
+        assert before.end_s <= after.start_s
+    assert copied.processed
+
+
+def test_after_a_ticket_that_has_fired_long_ago(world: World) -> None:
+    first = world.machine.submit(OP)
+    finish(world, first)
+    second = world.machine.submit(OP, after=(first,))
+    finish(world, second)
+    assert second.start_s >= first.end_s
+
+
+def test_paths_run_beside_each_other(world: World) -> None:
+    machine = world.machine
+    computing = machine.submit(OP)
+    paths = [machine.fetch(chunks(world, 1), request=0), machine.read(extents(world))]
+    finish(world, computing, *paths)
+    for path in paths:
+        assert overlap(computing, path)
+
+
+def test_fetches_of_one_request_arrive_in_order(world: World) -> None:
+    tickets = [world.machine.fetch(chunks(world, i), request=0) for i in range(4)]
+    order: list[int] = []
+    for i, ticket in enumerate(tickets):
+        ticket.callbacks.append(lambda _, i=i: order.append(i))
+    finish(world, *tickets)
+    assert order == [0, 1, 2, 3]
+
+
+def test_a_lower_priority_number_overtakes_what_waits(world: World) -> None:
+    machine = world.machine
+    running = machine.submit(OP, priority=1)
+    waiting = machine.submit(OP, priority=1)
+    urgent = machine.submit(OP, priority=0)
+    finish(world, running, waiting, urgent)
+    assert urgent.end_s <= waiting.start_s
+
+
+def test_cancelling_a_transfer_tells_the_bytes_done(world: World) -> None:
+    machine = world.machine
+    ticket = machine.fetch(Chunks(0, (1,), n_bytes=world.n_bytes * 50), request=0)
+    finish(world, machine.fetch(chunks(world, 2), request=1))  # let some of it cross
+    done = ticket.cancel()
+    assert 0 <= done < world.n_bytes * 50
+    finish(world, ticket)
+    assert isinstance(ticket.value, Cancelled)
+    assert ticket.value.bytes_done == done
+    assert ticket.cancelled
+    # The link is free for others at once.
+    finish(world, machine.fetch(chunks(world, 3), request=0))
+
+
+def test_cancelling_queued_work_takes_it_out(world: World) -> None:
+    machine = world.machine
+    running, queued, last = (machine.submit(OP) for _ in range(3))
+    assert queued.cancel() == 0
+    finish(world, running, last)
+    assert queued.cancelled
+    assert last.start_s >= running.end_s
+    assert not last.cancelled
+
+
+def test_cancelling_what_has_fired_changes_nothing(world: World) -> None:
+    ticket = world.machine.submit(OP)
+    finish(world, ticket)
+    value = ticket.value
+    assert ticket.cancel() == 0
+    assert ticket.value is value
+    assert not ticket.cancelled
+
+
+def test_what_waits_for_cancelled_work_is_cancelled(world: World) -> None:
+    machine = world.machine
+    blocked = machine.fetch(Chunks(0, (1,), n_bytes=world.n_bytes * 50), request=0)
+    dependent = machine.submit(OP, after=(blocked,), on="decompress")
+    last = machine.copy(KvRef(0, 0, 0, None, world.n_bytes), to="device", after=(dependent,))
+    blocked.cancel()
+    finish(world, last)
+    assert dependent.cancelled
+    assert last.cancelled
+
+
+def test_memory_is_never_over_its_budget(world: World) -> None:
+    memory = world.machine.memory
+    free = memory.capacity_bytes - memory.used_bytes
+    used = memory.used_bytes
+    lease = memory.reserve(free * 0.75, "kv")
+    assert not isinstance(lease, Refused)
+    refused = memory.reserve(free * 0.5, "workspace")
+    assert isinstance(refused, Refused)
+    assert refused.tag == "workspace"
+    assert refused.free_bytes == pytest.approx(free * 0.25)
+    assert memory.used_bytes == pytest.approx(used + free * 0.75)
+    lease.release()
+    lease.release()  # harmless
+    assert memory.used_bytes == pytest.approx(used)
+    assert memory.peak_bytes == pytest.approx(used + free * 0.75)
+    assert memory.peak_of("kv") == pytest.approx(free * 0.75)
+    again = memory.reserve(free, "kv")
+    assert not isinstance(again, Refused)
+    again.release()
+
+
+def test_channels_keep_the_order_and_say_when_they_end(world: World) -> None:
+    here, there = world.machine.open("cloud"), world.peer.open("device")
+    got: list[object] = []
+
+    def cloud() -> simpy.events.ProcessGenerator:
+        while (message := (yield there.receive())) is not None:
+            got.append(message)
+            yield there.send(("seen", message), n_bytes=10)
+        there.close()
+
+    def device() -> simpy.events.ProcessGenerator:
+        for i in range(3):
+            here.send(i, n_bytes=10)
+        here.close()
+        while (message := (yield here.receive())) is not None:
+            got.append(message)
+
+    env = world.machine.env
+    talks = [env.process(cloud()), env.process(device())]
+    env.run(until=env.all_of(talks))
+    assert [m for m in got if isinstance(m, int)] == [0, 1, 2]
+    assert [m for m in got if not isinstance(m, int)] == [("seen", 0), ("seen", 1), ("seen", 2)]
+
+
+def test_select_answers_with_ids_and_always_the_same(world: World) -> None:
+    ask = Select(batch=2, groups=64, k=8, step=3, layer=1)
+    tickets = [world.machine.submit(ask) for _ in range(2)]
+    finish(world, *tickets)
+    ids = tickets[0].value.ids
+    assert ids.shape[0] == 2
+    assert ids.shape[2] == 8
+    assert ids.dtype.name == "int32"
+    assert 0 <= ids.min() <= ids.max() < 64
+    for row in ids.reshape(-1, 8):
+        assert len(set(row.tolist())) == 8
+    assert (tickets[1].value.ids == ids).all()
+
+
+def test_facts_are_within_their_ranges(world: World) -> None:
+    machine = world.machine
+    before = machine.observe(1.0)
+    assert before.link_queue == before.compute_queue == 0
+    tickets = [machine.submit(Prefill(tokens=16, context_tokens=0)) for _ in range(3)]
+    fetches = [machine.fetch(chunks(world, i), request=0) for i in range(3)]
+    finish(world, tickets[0], fetches[0])
+    facts = machine.observe(1e3)
+    assert facts.now_s == machine.env.now
+    assert 0 <= facts.link_utilisation <= 1
+    assert 0 <= facts.compute_utilisation <= 1
+    assert facts.goodput_bytes_per_s is None or facts.goodput_bytes_per_s > 0
+    assert 0 <= facts.free_bytes <= world.capacity_bytes
+    assert facts.compute_queue >= 0
+    finish(world, *tickets, *fetches)
+
+
+def test_two_requests_share_the_link(world: World) -> None:
+    machine = world.machine
+    a = machine.fetch(chunks(world, *range(8)), request=0)
+    b = machine.fetch(chunks(world, *range(8)), request=1)
+    finish(world, a, b)
+    assert overlap(a, b)
