@@ -1,5 +1,7 @@
 """The base of every record that a YAML file can describe."""
 
+import re
+
 from pydantic import BaseModel, ConfigDict
 
 
@@ -11,3 +13,25 @@ class Spec(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+def _without_unit(field: str) -> str:
+    return re.sub(r"_(bytes_per_s|bytes|hz|s)$", "", field)
+
+
+class Part(Spec):
+    """A part of a scenario. Its keys in YAML are the field names without the unit, as the value carries one:
+    ``rtt: 4 ms`` is read into ``rtt_s``. From Python the field names do."""
+
+    model_config = ConfigDict(alias_generator=_without_unit, populate_by_name=True)
+
+
+class BadKey(ValueError):
+    """Raised by a validator of a whole Spec when the fault lies with one of its keys."""
+
+    def __init__(self, key: str, what: str) -> None:
+        super().__init__(key, what)
+        self.key = key
+
+    def __str__(self) -> str:
+        return str(self.args[1])

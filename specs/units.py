@@ -1,114 +1,203 @@
 """Physical values: text with a unit at the edge, SI numbers inside.
 
 ``Seconds``, ``Bytes`` ... are field types for a ``Spec``. Validated with the context ``{"from_file": True}``
-they insist on a unit; built from Python they take the SI number as it is.
+they insist on a unit; built from Python they take the SI number as it is. Dumped to JSON they are text again,
+which reads back as the same number to the last bit.
 """
 
 import math
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, ValidationInfo, WithJsonSchema
+from pydantic import BeforeValidator, Field, PlainSerializer, ValidationInfo, WithJsonSchema
 
-# What each kind of quantity is measured in inside, and an example that an error can show.
-KINDS: dict[str, tuple[str, str]] = {
-    "time": ("second", "4 ms"),
-    "size": ("byte", "24 KiB"),
-    "rate": ("byte / second", "850 Mbit/s"),
-    "compute": ("flop / second", "33 Tflop/s"),
-    "power": ("watt", "25 W"),
-    "energy": ("joule", "3 J"),
-    "frequency": ("hertz", "0.2 Hz"),
-    "values": ("value / second", "50 Mvalue/s"),
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of quantity: its SI unit, how people write it, and the bounds that catch a slip of the unit."""
+
+    unit: str
+    example: str
+    high: float
+    zero: bool = True
+
+    @property
+    def bounds(self) -> str:
+        return f"{'from' if self.zero else 'above'} 0 to {self.high:g} {self.unit}"
+
+    def holds(self, number: float) -> bool:
+        return 0 <= number <= self.high and (self.zero or number > 0)
+
+
+KINDS: dict[str, Kind] = {
+    "time": Kind("s", "4 ms", 1e7),
+    "size": Kind("B", "24 KiB", 1e16),
+    "rate": Kind("B/s", "850 Mbit/s", 1e14, zero=False),
+    "compute rate": Kind("flop/s", "33 Tflop/s", 1e18, zero=False),
+    "power": Kind("W", "25 W", 1e5),
+    "energy": Kind("J", "3 J", 1e9),
+    "frequency": Kind("Hz", "0.2 requests/s", 1e9, zero=False),
+    "value rate": Kind("value/s", "50 Mvalue/s", 1e13, zero=False),
 }
-_COUNT = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(Ki|Mi|Gi|k|K|M|G)?\s*(tokens?|requests?)?\s*$")
-_COUNT_FACTOR = {
-    None: 1,
-    "Ki": 2**10,
-    "Mi": 2**20,
-    "Gi": 2**30,
-    "k": 10**3,
-    "K": 10**3,
-    "M": 10**6,
-    "G": 10**9,
-}
+
+# Only what a scenario can mean. Bits and operations have dimensions of their own here (in pint's default
+# registry a bit is a plain number, so that "850 MHz" would pass as a rate); nobody's link runs in furlongs.
+_DEFINITIONS = """
+nano- = 1e-9 = n-
+micro- = 1e-6 = u- = µ- = μ-
+milli- = 1e-3 = m-
+kilo- = 1e3 = k-
+mega- = 1e6 = M-
+giga- = 1e9 = G-
+tera- = 1e12 = T-
+peta- = 1e15 = P-
+kibi- = 1024 = Ki-
+mebi- = 1048576 = Mi-
+gibi- = 1073741824 = Gi-
+tebi- = 1099511627776 = Ti-
+second = [time] = s
+minute = 60 * second = min
+hour = 3600 * second = h
+bit = [information] = b
+byte = 8 * bit = B
+bps = bit / second
+flop = [operations]
+value = [values]
+joule = [energy] = J
+watt = joule / second = W
+hertz = 1 / second = Hz
+request = []
+"""
+_QUANTITY = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([A-Za-zµμ/ ]*?)\s*", re.ASCII)
+_COUNT = re.compile(r"\s*(\d{1,15}(?:\.\d{1,15})?)\s*(Ki|Mi|Gi|k|K|M|G)?\s*(?:([a-z]+?)s?)?\s*", re.ASCII)
+_COUNT_FACTOR = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9}
 
 
 @lru_cache(maxsize=1)
 def _registry() -> Any:
-    import pint  # a third of a second: only when a file is read
+    import pint  # a fifth of a second: only when a file is read
 
-    registry = pint.UnitRegistry(cache_folder=None)
-    registry.define("flop = [operations]")
-    registry.define("value = [values]")
+    registry = pint.UnitRegistry(None, cache_folder=None)
+    for line in _DEFINITIONS.split("\n"):
+        if line:
+            registry.define(line)
     return registry
 
 
-def quantity(text: str, kind: str) -> float:
-    """The SI value of a text such as "850 Mbit/s".
-
-    Raises ValueError when the text has no number, no unit, or one of another kind.
-    """
+@lru_cache(maxsize=256)
+def _factor(unit: str, kind: str) -> float | str:
+    """How many SI units one `unit` is, or the kind that it measures instead ("" when it measures none)."""
     import pint
 
-    unit, example = KINDS[kind]
-    # A size or count of hostile length, or an exponent tower, must not reach the expression parser.
-    if len(text) > 40 or "**" in text or "^" in text or "(" in text:
-        raise ValueError(f"{text[:40]!r} is not a {kind}; write it like {example!r}")
-    try:
-        parsed = _registry().Quantity(text)
-        if parsed.unitless:
-            raise ValueError(f"{text!r} has no unit; write it like {example!r}")
-        return float(parsed.to(unit).magnitude)
-    except (pint.errors.PintError, TypeError, SyntaxError, AttributeError, ArithmeticError, AssertionError):
-        raise ValueError(f"{text!r} is not a {kind}; write it like {example!r}") from None
+    one_over = re.sub(r"^(/|per\b)", "1 /", unit)
+    for other in (kind, *KINDS):
+        try:
+            factor = float(_registry().Quantity(1.0, one_over).to(KINDS[other].unit).magnitude)
+            return factor if other == kind else other
+        except (pint.errors.PintError, TypeError, ValueError, AttributeError, SyntaxError, AssertionError):
+            continue
+    return ""
+
+
+def quantity(text: str, kind: str) -> float:
+    """The SI value of a text such as "850 Mbit/s", without regard to the bounds of its kind.
+
+    Raises ValueError when the text has no number, no unit, one of another kind, or is not finite.
+    """
+    shown, hint = repr(text if len(text) <= 40 else text[:37] + "..."), f"write it like {KINDS[kind].example!r}"
+    match = _QUANTITY.fullmatch(text) if len(text) <= 40 else None
+    if not match:
+        raise ValueError(f"{shown} is not a {kind}; {hint}")
+    if not match[2]:
+        raise ValueError(f"{shown} has no unit; {hint}")
+    factor = _factor(match[2], kind)
+    if isinstance(factor, str):
+        what = f"is a {factor}, not a {kind}" if factor else f"has no unit of a {kind}"
+        raise ValueError(f"{shown} {what}; {hint}")
+    number = float(match[1]) * factor
+    if not math.isfinite(number):
+        raise ValueError(f"{shown} is not finite; {hint}")
+    return number
+
+
+def with_unit(number: float, kind: str) -> str:
+    """The shortest text that ``quantity`` reads back as exactly this number."""
+    short = f"{number:.15g}"
+    return f"{short if float(short) == number else repr(number)} {KINDS[kind].unit}"
 
 
 def _reader(kind: str) -> Callable[[Any, ValidationInfo], Any]:
     def read(value: Any, info: ValidationInfo) -> Any:
-        if isinstance(value, str):
-            return quantity(value, kind)
         from_file = bool(info.context and info.context.get("from_file"))
-        if from_file and isinstance(value, int | float):
-            raise ValueError(f"{value!r} has no unit; write it like {KINDS[kind][1]!r}")
-        return value
+        number = value
+        if isinstance(value, str):
+            number = quantity(value, kind)
+        elif not isinstance(value, int | float):
+            hint = f"; write it like {KINDS[kind].example!r}" if from_file else ""
+            raise ValueError(f"{value!r:.60} is not a {kind}{hint}")
+        elif from_file:
+            raise ValueError(f"{str(value).lower()} has no unit; write it like {KINDS[kind].example!r}")
+        if not KINDS[kind].holds(number):
+            raise ValueError(f"{value!r} is out of range: a {kind} goes {KINDS[kind].bounds}")
+        return float(number)
 
     return read
 
 
-def count(value: Any) -> Any:
-    """A whole number from 32768, "32Ki" or "32Ki tokens"; anything else is left for pydantic to refuse."""
-    if isinstance(value, bool):
-        raise ValueError(f"{value!r} is not a count; write it like 32768 or '32Ki tokens'")
-    if isinstance(value, str):
-        match = _COUNT.match(value)
-        if not match:
-            raise ValueError(f"{value!r} is not a count; write it like 32768 or '32Ki tokens'")
-        number = float(match[1]) * _COUNT_FACTOR[match[2]]
-        if number != math.floor(number):
+def _count_of(noun: str | None) -> Callable[[Any], Any]:
+    """A reader of whole numbers; with a noun, "32Ki tokens" is refused where requests are counted."""
+    example = f"'32Ki {noun}s'" if noun else "'32Ki'"
+
+    def read(value: Any) -> Any:
+        hint = f"is not a count; write it like 32768 or {example}"
+        if not isinstance(value, str | int | float) or isinstance(value, bool):
+            raise ValueError(f"{value!r:.60} {hint}")
+        if not isinstance(value, str):
+            if not math.isfinite(value) or value != int(value):
+                raise ValueError(f"{value!r} is not a whole number")
+            return int(value)
+        match = _COUNT.fullmatch(value)
+        if not match or match[3] not in ({None, noun} if noun else {None, "token", "request"}):
+            raise ValueError(f"{value[:40]!r} {hint}")
+        number = float(match[1]) * _COUNT_FACTOR.get(match[2], 1)
+        if number != int(number):
             raise ValueError(f"{value!r} is not a whole number")
         return int(number)
-    return value
+
+    return read
 
 
-def _schema(kind: str) -> WithJsonSchema:
-    return WithJsonSchema({"type": "string", "description": f"a {kind} with its unit", "examples": [KINDS[kind][1]]})
+count = _count_of(None)
 
 
-# The upper bounds catch slips of the unit ("4 s" for "4 ms" passes, "4e9 s" does not).
-Seconds = Annotated[float, BeforeValidator(_reader("time")), Field(ge=0, le=1e7), _schema("time")]
-Bytes = Annotated[float, BeforeValidator(_reader("size")), Field(ge=0, le=1e16), _schema("size")]
-BytesPerS = Annotated[float, BeforeValidator(_reader("rate")), Field(gt=0, le=1e14), _schema("rate")]
-FlopPerS = Annotated[float, BeforeValidator(_reader("compute")), Field(gt=0, le=1e18), _schema("compute")]
-Watts = Annotated[float, BeforeValidator(_reader("power")), Field(ge=0, le=1e5), _schema("power")]
-Joules = Annotated[float, BeforeValidator(_reader("energy")), Field(ge=0, le=1e9), _schema("energy")]
-Hertz = Annotated[float, BeforeValidator(_reader("frequency")), Field(gt=0, le=1e9), _schema("frequency")]
-ValuesPerS = Annotated[float, BeforeValidator(_reader("values")), Field(gt=0, le=1e13), _schema("values")]
-Count = Annotated[
-    int,
-    BeforeValidator(count),
-    Field(ge=0, le=10**9),
-    WithJsonSchema({"anyOf": [{"type": "integer"}, {"type": "string"}], "examples": ["32Ki tokens"]}),
-]
+def _physical(kind: str) -> Any:
+    """What the types below share, as one piece of ``Annotated`` metadata each."""
+    schema = {"type": "string", "description": f"a {kind} with its unit", "examples": [KINDS[kind].example]}
+    return (
+        BeforeValidator(_reader(kind)),
+        PlainSerializer(lambda number: with_unit(number, kind), return_type=str, when_used="json"),
+        WithJsonSchema(schema),
+    )
+
+
+def _counted(noun: str | None) -> Any:
+    example = f"32Ki {noun}s" if noun else "32Ki"
+    schema = {"anyOf": [{"type": "integer"}, {"type": "string"}], "examples": [32768, example]}
+    return BeforeValidator(_count_of(noun)), Field(ge=0, le=10**9), WithJsonSchema(schema)
+
+
+Seconds = Annotated[float, *_physical("time")]
+Bytes = Annotated[float, *_physical("size")]
+BytesPerS = Annotated[float, *_physical("rate")]
+FlopPerS = Annotated[float, *_physical("compute rate")]
+Watts = Annotated[float, *_physical("power")]
+Joules = Annotated[float, *_physical("energy")]
+Hertz = Annotated[float, *_physical("frequency")]
+ValuesPerS = Annotated[float, *_physical("value rate")]
+# Whole numbers: 32768, "32Ki"; Tokens also "32Ki tokens", Requests also "20 requests", Count either.
+Count = Annotated[int, *_counted(None)]
+Tokens = Annotated[int, *_counted("token")]
+Requests = Annotated[int, *_counted("request")]

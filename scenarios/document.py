@@ -1,0 +1,184 @@
+"""One YAML file, read with suspicion: safe types, no duplicate keys, bounded in every direction."""
+
+import math
+import os
+import re
+import stat
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from kvferry.scenarios.node import Node, Place
+from kvferry.specs.errors import InputError
+
+# A scenario has some hundred values, a device some fifty. An alias counts for all that it stands for.
+MOST_BYTES = 1_000_000
+MOST_VALUES = 20_000
+MOST_DEPTH = 20
+MOST_CHARACTERS = 10_000
+
+_INTEGER = re.compile(r"[-+]?[0-9]{1,30}")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]{1,30}|[0-9]{1,30}(\.[0-9]{0,30})?)([eE][-+]?[0-9]{1,4})?")
+_NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
+# YAML 1.2's core words. Not 1.1's: there `no` is false, 1:30 is ninety and 1e9 is text.
+_WORDS = {"": None, "~": None} | {
+    form: value
+    for word, value in (("null", None), ("true", True), ("false", False))
+    for form in (word, word.capitalize(), word.upper())
+}
+
+
+def read_document(path: Path) -> Node:
+    """The file as nodes. Raises InputError when it is missing, no regular file, too large, or no good YAML."""
+    return parse_document(_read(path), shown(path), path.resolve().parent)
+
+
+def shown(path: Path) -> str:
+    """The path as an error names it: from here, when it lies below."""
+    absolute = Path(os.path.abspath(path))
+    return str(absolute.relative_to(Path.cwd()) if absolute.is_relative_to(Path.cwd()) else absolute)
+
+
+def regular_file(path: Path) -> str | None:
+    """What keeps a path from being read as a file; None: nothing does."""
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError) as error:
+        return "is not there" if not isinstance(error, PermissionError) else "may not be read"
+    if stat.S_ISDIR(mode):
+        return "is a folder, not a file"
+    return None if stat.S_ISREG(mode) else "is a pipe or a device, not a regular file"
+
+
+def parse_document(text: str, source: str, folder: Path) -> Node:
+    """YAML text as nodes; `source` is what errors call it, in `folder` its relative paths start. Raises InputError."""
+    try:
+        composer = _Composer(text, source)
+        root = composer.get_single_node()
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = mark.line + 1 if mark else 1
+        raise InputError(f"{source}:{line}: not valid YAML: {error.problem or error.context}") from None
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise InputError(f"{source}:{line}: not valid YAML: the character {error.character!r} may not occur") from None
+    except (ValueError, OverflowError):  # an escape such as "\\U99999999"
+        line = composer.line + 1
+        raise InputError(f"{source}:{line}: not valid YAML: an escape names no character") from None
+    if root is None:
+        raise InputError(f"{source}:1: the file is empty; a mapping (key: value) is needed")
+    return _Builder(source, folder).build(root, Place(source, 1, folder), depth=1)
+
+
+def _read(path: Path) -> str:
+    name = shown(path)
+    problem = regular_file(path)
+    if problem:
+        raise InputError(f"{name} {problem}")
+    # Not blocking, and asked again once it is open: the path may have become a pipe meanwhile.
+    try:
+        with os.fdopen(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise InputError(f"{name} is a pipe or a device, not a regular file")
+            data = file.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise InputError(f"{name} cannot be read: {error.strerror}") from None
+    if len(data) > MOST_BYTES:
+        raise InputError(f"{name} has more than {MOST_BYTES:,} bytes, which no scenario needs")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise InputError(f"{name}:{line}: byte 0x{data[error.start]:02x} is not UTF-8; save it as UTF-8") from None
+
+
+class _Composer(yaml.SafeLoader):
+    """PyYAML's tree of nodes, given up as soon as it is too deep or has too many."""
+
+    def __init__(self, text: str, source: str) -> None:
+        super().__init__(text)
+        self.source, self.depth, self.count = source, 0, 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        self.depth += 1
+        self.count += 1
+        event = self.peek_event()
+        place = f"{self.source}:{event.start_mark.line + 1}"
+        if getattr(event, "tag", None) is not None:
+            raise InputError(f"{place}: the tag {event.tag:.60} is not read; write the plain value")
+        if self.depth > MOST_DEPTH:
+            raise InputError(f"{place}: nested more than {MOST_DEPTH} deep, which no scenario needs")
+        if self.count > 2 * MOST_VALUES:  # keys count here
+            raise InputError(f"{place}: more than {MOST_VALUES:,} values, which no scenario needs")
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+
+class _Builder:
+    """Nodes with values from PyYAML's nodes."""
+
+    def __init__(self, source: str, folder: Path) -> None:
+        self.source, self.folder, self.count = source, folder, 0
+        self.open: list[int] = []
+
+    def build(self, node: yaml.Node, key_place: Place, depth: int) -> Node:
+        place = self._place(node)
+        self.count += 1
+        if id(node) in self.open:
+            raise InputError(f"{place}: this alias contains itself; write the value out")
+        if self.count > MOST_VALUES or depth > MOST_DEPTH:
+            limit = f"{MOST_VALUES:,} values" if self.count > MOST_VALUES else f"{MOST_DEPTH} levels"
+            raise InputError(f"{key_place}: more than {limit} once its aliases are written out")
+        self.open.append(id(node))
+        value: Any
+        if isinstance(node, yaml.MappingNode):
+            value = self._mapping(node, depth)
+        elif isinstance(node, yaml.SequenceNode):
+            value = [self.build(item, self._place(item), depth + 1) for item in node.value]
+        else:
+            assert isinstance(node, yaml.ScalarNode)
+            value = self._scalar(node, place)
+        self.open.pop()
+        return Node(value, place, key_place)
+
+    def _place(self, node: yaml.Node) -> Place:
+        return Place(self.source, node.start_mark.line + 1, self.folder)
+
+    def _mapping(self, node: yaml.MappingNode, depth: int) -> dict[str, Node]:
+        mapping: dict[str, Node] = {}
+        for key, item in node.value:
+            place = self._place(key)
+            if not isinstance(key, yaml.ScalarNode):
+                raise InputError(f"{place}: a key is a word, not a mapping or a list")
+            if key.value == "<<":
+                raise InputError(f"{place}: <<: merge keys are not read; name another file with extends")
+            if len(key.value) > 100 or not key.value.isprintable():
+                raise InputError(f"{place}: {key.value!r:.40} is no key: at most 100 printable characters")
+            if key.value in mapping:
+                first = mapping[key.value].key_place.line
+                raise InputError(f"{place}: {key.value}: stands twice; the first is in line {first}; keep one")
+            mapping[key.value] = self.build(item, place, depth + 1)
+        return mapping
+
+    def _scalar(self, node: yaml.ScalarNode, place: Place) -> Any:
+        text = node.value
+        if len(text) > MOST_CHARACTERS:
+            raise InputError(f"{place}: a text of {len(text):,} characters; at most {MOST_CHARACTERS:,} will do")
+        if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
+            raise InputError(f"{place}: half a character (a lone surrogate) in {text!r:.40}")
+        if node.style is not None:  # quoted, or a block: text, whatever it looks like
+            return text
+        if text in _WORDS:
+            return _WORDS[text]
+        if _NOT_FINITE.fullmatch(text):
+            raise InputError(f"{place}: {text} is not a number that anything here can be")
+        if _INTEGER.fullmatch(text):
+            return int(text)
+        if _FLOAT.fullmatch(text):
+            number = float(text)
+            if math.isfinite(number):
+                return number
+            raise InputError(f"{place}: {text} is too large a number")
+        return text

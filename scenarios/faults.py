@@ -1,0 +1,152 @@
+"""What is wrong with an input, in lines that say where, what came and what would do."""
+
+import re
+from collections.abc import Iterable
+from difflib import get_close_matches
+from typing import Any, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+
+from kvferry.scenarios.node import Node
+from kvferry.scenarios.resolve import Complaint
+from kvferry.specs.base import BadKey
+from kvferry.specs.errors import InputError
+
+MOST_LINES = 30
+# pydantic's error types, by what would have done instead.
+_WANTED = {
+    "string_type": "a text",
+    "int_type": "a whole number",
+    "int_parsing": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "dict_type": "a mapping (key: value)",
+    "model_type": "a mapping (key: value)",
+    "model_attributes_type": "a mapping (key: value)",
+    "tuple_type": "a list",
+    "list_type": "a list",
+    "string_pattern_mismatch": "a name of at most 100 letters, digits, blanks and . _ + -, a letter or digit first",
+}
+_BOUNDS = {
+    "greater_than": ("gt", "must be above"),
+    "greater_than_equal": ("ge", "must be at least"),
+    "less_than": ("lt", "must be below"),
+    "less_than_equal": ("le", "must be at most"),
+    "too_short": ("min_length", "entries needed: at least"),
+    "too_long": ("max_length", "entries needed: at most"),
+    "string_too_short": ("min_length", "characters needed: at least"),
+    "string_too_long": ("max_length", "characters needed: at most"),
+}
+
+
+def complaints_of(error: ValidationError, model: type[BaseModel]) -> list[Complaint]:
+    """pydantic's findings about a record of this model, each as a Complaint."""
+    return [_complaint(dict(detail), model) for detail in error.errors(include_url=False)]
+
+
+def input_error(complaints: Iterable[Complaint], tree: Node) -> InputError:
+    """One error with a line per complaint, in the order of their places: FILE:LINE: key.path: what is wrong."""
+    placed = []
+    for complaint in complaints:
+        node, depth = tree, 0
+        for key in complaint.key:
+            below = node.child(key)
+            if below is None:
+                break
+            node, depth = below, depth + 1
+        at_key = complaint.at_key or depth < len(complaint.key)
+        place = node.key_place if at_key else node.place
+        key = ".".join(str(part) for part in complaint.key)
+        line = f"{place}: {key}: {complaint.what}" if key else f"{place}: {complaint.what}"
+        placed.append((place.source, place.line or 0, line))
+    lines = [line for _, _, line in sorted(placed)]
+    if len(lines) > MOST_LINES:
+        lines[MOST_LINES:] = [f"... and {len(lines) - MOST_LINES} more"]
+    return InputError("\n".join(lines))
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """ " Did you mean 'link'?", or nothing."""
+    near = get_close_matches(name, list(known), n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def _complaint(detail: dict[str, Any], model: type[BaseModel]) -> Complaint:
+    key, kind, context = tuple(detail["loc"]), detail["type"], detail.get("ctx", {})
+    if kind == "extra_forbidden":
+        known = _keys_at(model, key[:-1])
+        return Complaint(key, f"unknown key; known here: {', '.join(known)}{nearest(str(key[-1]), known)}", at_key=True)
+    if kind == "literal_error":
+        known = re.findall(r"'([^']*)'", context["expected"])
+        what = f"{_brief(detail['input'])} is none of {', '.join(known)}{nearest(str(detail['input']), known)}"
+        of_key = key[-1] == "[key]"
+        return Complaint(key[:-1] if of_key else key, what, at_key=of_key)
+    if kind == "missing":
+        return Complaint(key, f"is missing{_example(model, key)}")
+    if kind == "value_error":
+        fault = context["error"]
+        more = tuple(fault.key.split(".")) if isinstance(fault, BadKey) else ()
+        return Complaint(key + more, str(fault))
+    if kind in _BOUNDS:
+        name, words = _BOUNDS[kind]
+        return Complaint(key, f"{_brief(detail['input'])}: {words} {context[name]:,}")
+    came = _brief(detail["input"])
+    return Complaint(key, f"{came} is not {_WANTED[kind]}" if kind in _WANTED else f"{came}: {detail['msg']}")
+
+
+def _brief(value: Any) -> str:
+    if isinstance(value, dict):
+        return "a mapping"
+    if isinstance(value, list | tuple):
+        return "a list"
+    words = {None: "null", True: "true", False: "false"}
+    text = words[value] if value is None or isinstance(value, bool) else repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _keys_at(model: type[BaseModel], path: tuple[str | int, ...]) -> list[str]:
+    """The keys that YAML may have at a path of the model's tree."""
+    found: Any = model
+    for key in path:
+        found = _below(found, key)
+    record = _record(found)
+    return sorted(field.alias or name for name, field in record.model_fields.items()) if record else []
+
+
+def _example(model: type[BaseModel], key: tuple[str | int, ...]) -> str:
+    """How the missing key could be written, if it holds a count or a physical value."""
+    found: Any = model
+    for part in key[:-1]:
+        found = _below(found, part)
+    record = _record(found)
+    for name, field in record.model_fields.items() if record else ():
+        if key[-1] in (name, field.alias):
+            for item in field.metadata:
+                examples = getattr(item, "json_schema", {}).get("examples", ())
+                if examples:
+                    return f"; write it like {key[-1]}: {examples[-1]}"
+    return ""
+
+
+def _below(annotation: Any, key: str | int) -> Any:
+    """The type of what stands under a key: a record's field, or the items of a dict or tuple."""
+    record = _record(annotation)
+    if record:
+        fields = record.model_fields
+        return next((field.annotation for name, field in fields.items() if key in (name, field.alias)), None)
+    for part in (annotation, *get_args(annotation)):
+        if get_origin(part) in (dict, tuple, list):
+            return get_args(part)[-1] if get_origin(part) is dict else get_args(part)[0]
+    return None
+
+
+def _record(annotation: Any) -> type[BaseModel] | None:
+    """The record among an annotation's alternatives (``LoadSpec | None``), if there is one."""
+    for part in (annotation, *get_args(annotation)):
+        if isinstance(part, type) and issubclass(part, BaseModel):
+            return part
+    return None

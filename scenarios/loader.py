@@ -1,0 +1,109 @@
+"""Scenarios from YAML and back: loading, dumping, hashing, and the schema for editors."""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from kvferry.scenarios.faults import complaints_of, input_error
+from kvferry.scenarios.library import names
+from kvferry.scenarios.node import Node, Place, node_of
+from kvferry.scenarios.resolve import TRACE_KEYS, Complaint, extended, read_tree, resolve, with_override
+from kvferry.specs.base import Spec
+from kvferry.specs.device import DeviceSpec
+from kvferry.specs.model import ModelSpec
+from kvferry.specs.scenario import Scenario
+
+AnySpec = TypeVar("AnySpec", bound=Spec)
+# Looks at a scenario that is valid in itself (say, at its policies' names) and says what is wrong with it.
+Check = Callable[[Scenario], Iterable[Complaint]]
+
+
+def load_scenario(
+    source: str | Path | Mapping[str, Any], overrides: Sequence[str] = (), check: Check | None = None
+) -> Scenario:
+    """The scenario that a bundled name, a path or a plain mapping describes, after ``a.b=c`` overrides.
+
+    Raises InputError with one line per fault: FILE:LINE: key.path: what came and what would do.
+    """
+    if isinstance(source, Mapping):
+        root = extended("scenario", node_of(dict(source), Place("(mapping)", None, Path.cwd())))
+    else:
+        root = read_tree("scenario", str(source), Path.cwd())
+    tree, complaints = resolve(root)
+    for override in overrides:
+        tree, complaints = resolve(with_override(tree, override))
+    scenario = _validated(Scenario, tree, complaints)
+    faults = list(check(scenario)) if check else []
+    if faults:
+        raise input_error(faults, tree)
+    return scenario
+
+
+def load_device(reference: str) -> DeviceSpec:
+    """A device by bundled name or path. Raises InputError."""
+    return _validated(DeviceSpec, read_tree("device", reference, Path.cwd()), [])
+
+
+def load_model(reference: str) -> ModelSpec:
+    """A model by bundled name or path. Raises InputError."""
+    return _validated(ModelSpec, read_tree("model", reference, Path.cwd()), [])
+
+
+def _validated(spec: type[AnySpec], tree: Node, complaints: list[Complaint]) -> AnySpec:
+    try:
+        valid = spec.model_validate(tree.plain(), context={"from_file": True})
+    except ValidationError as error:
+        unresolved = {complaint.key for complaint in complaints}
+        found = complaints_of(error, spec)
+        raise input_error([*complaints, *(f for f in found if f.key not in unresolved)], tree) from None
+    if complaints:
+        raise input_error(complaints, tree)
+    return valid
+
+
+def dump_scenario(scenario: Scenario) -> dict[str, Any]:
+    """The resolved scenario as plain values that ``load_scenario`` reads back to an equal one."""
+    return scenario.model_dump(mode="json", by_alias=True)
+
+
+def dump_yaml(scenario: Scenario) -> str:
+    """The same as YAML text, to be kept beside a run's results."""
+    import yaml
+
+    return yaml.safe_dump(dump_scenario(scenario), sort_keys=False, allow_unicode=True, width=120)
+
+
+def scenario_hash(scenario: Scenario) -> str:
+    """SHA-256, in hex, of all that the run depends on; the same in every process.
+
+    Files that the scenario names by path count with their content, so that a moved file changes nothing and an
+    edited one does. Bundled and fetched traces count with their name.
+    """
+    dumped = dump_scenario(scenario)
+    for section, key in TRACE_KEYS:
+        value = (dumped[section] or {}).get(key)
+        if value is not None and Path(value).is_absolute():
+            dumped[section][key] = "sha256:" + hashlib.sha256(Path(value).read_bytes()).hexdigest()
+    text = json.dumps(dumped, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def scenario_schema() -> dict[str, Any]:
+    """JSON schema of a scenario file, for editors: what may be named or extended instead of written out too."""
+    schema = Scenario.model_json_schema(by_alias=True)
+    parts = schema["$defs"]
+    for kind, part in (("device", "DeviceSpec"), ("model", "ModelSpec")):
+        name_or_path = {"type": "string", "examples": names(kind), "description": f"name or path of a {kind}"}
+        schema["properties"][kind] = {"anyOf": [name_or_path, {"$ref": f"#/$defs/{part}"}]}
+    for part in ("PolicySpec", "CostsSpec"):
+        parts[part] = {"anyOf": [{"type": "string", "description": "a name"}, parts[part]]}
+    # A file that extends another need not repeat what that one says.
+    for extensible in (schema, parts["DeviceSpec"], parts["ModelSpec"]):
+        extensible["properties"]["extends"] = {"type": "string", "description": "a name or path to build upon"}
+        required = {"required": extensible.pop("required", [])}
+        extensible["anyOf"] = [required, {"required": ["extends"]}]
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "KVFerry scenario", **schema}

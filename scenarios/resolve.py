@@ -1,0 +1,103 @@
+"""From what a user wrote to one tree without names: what extends what, what a device's name stands for."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from kvferry.scenarios.document import MOST_DEPTH, parse_document, read_document, regular_file, shown
+from kvferry.scenarios.library import locate, looks_like_a_path
+from kvferry.scenarios.node import Node, Place, node_of
+from kvferry.specs.errors import InputError
+
+# Keys whose value is a name known elsewhere (kvferry.traces) or the path of a file.
+TRACE_KEYS = (("link", "trace"), ("load", "trace"), ("workload", "chunks"))
+MOST_EXTENSIONS = 10
+
+
+@dataclass(frozen=True)
+class Complaint:
+    """Something that is wrong with a key. `at_key`: the key itself is at fault, and not its value."""
+
+    key: tuple[str | int, ...]
+    what: str
+    at_key: bool = False
+
+
+def read_tree(kind: str, reference: str, folder: Path) -> Node:
+    """A named or given file of a kind (scenario, device, model), with what it extends laid under it.
+
+    Raises InputError.
+    """
+    path = locate(kind, reference, folder)
+    return extended(kind, read_document(path), (path,))
+
+
+def extended(kind: str, node: Node, chain: tuple[Path, ...] = ()) -> Node:
+    """A node with the file that its `extends` names laid under it, and so on. Raises InputError."""
+    if not isinstance(node.value, dict):
+        raise InputError(f"{node.place}: a {kind} is a mapping (key: value); what came is {node.value!r:.60}")
+    base_name = node.value.get("extends")
+    if base_name is None:
+        return node
+    place = base_name.place
+    if not isinstance(base_name.value, str):
+        raise InputError(f"{place}: extends: {base_name.plain()!r:.60} is not the name or path of a {kind}")
+    try:
+        path = locate(kind, base_name.value, place.folder)
+    except InputError as error:
+        raise InputError(f"{place}: extends: {error}") from None
+    if path in chain:
+        circle = " -> ".join(shown(file) for file in (*chain[chain.index(path) :], path))
+        raise InputError(f"{place}: extends: a circle, {circle}; one of them must stand on its own")
+    if len(chain) >= MOST_EXTENSIONS:
+        raise InputError(f"{place}: extends: more than {MOST_EXTENSIONS} files deep")
+    base = extended(kind, read_document(path), (*chain, path))
+    own = {key: item for key, item in node.value.items() if key != "extends"}
+    return replace(node, value=own).over(base)
+
+
+def resolve(root: Node) -> tuple[Node, list[Complaint]]:
+    """Device and model names become what their files say, trace paths become absolute.
+
+    What cannot be resolved is left as it is, with a complaint. Resolving twice changes nothing.
+    """
+    complaints: list[Complaint] = []
+    for kind in ("device", "model"):
+        node = root.child(kind)
+        try:
+            if node is not None and isinstance(node.value, str):
+                root = root.with_child((kind,), _named(kind, node))
+            elif node is not None and node.child("extends"):
+                root = root.with_child((kind,), extended(kind, node))
+        except InputError as error:
+            complaints.append(Complaint((kind,), str(error)))
+    for key in TRACE_KEYS:
+        node = root.find(key)
+        if node is None or not isinstance(node.value, str) or not looks_like_a_path(node.value):
+            continue
+        path = node.place.folder / node.value
+        problem = regular_file(path)
+        if problem:
+            complaints.append(Complaint(key, f"{node.value!r:.200} {problem}"))
+        else:
+            root = root.with_child(key, replace(node, value=str(path.resolve())))
+    return root, complaints
+
+
+def _named(kind: str, node: Node) -> Node:
+    tree = read_tree(kind, node.value, node.place.folder)
+    return replace(tree, key_place=node.key_place)
+
+
+def with_override(root: Node, text: str) -> Node:
+    """The tree after ``--set a.b=c``; the value is YAML, so that ``{name: greedy}`` and ``null`` work too.
+
+    Raises InputError.
+    """
+    source = f"--set {text:.100}"
+    key, equals, value = text.partition("=")
+    path = tuple(key.strip().split("."))
+    if not equals or not all(path) or len(path) > MOST_DEPTH:
+        raise InputError(f"{source}: not KEY=VALUE; write it like link.rtt='4 ms'")
+    folder = Path.cwd()
+    parsed = parse_document(value, source, folder) if value.strip() else None
+    return root.with_child(path, node_of(parsed.plain() if parsed else None, Place(source, None, folder)))

@@ -1,0 +1,45 @@
+"""The link between device and cloud: what it replays, and how it fails."""
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from kvferry.specs.base import BadKey, Part
+from kvferry.specs.units import BytesPerS, Seconds
+
+
+class OutageSpec(Part):
+    """Nothing moves from start until start + duration, on the run's clock."""
+
+    start_s: Seconds
+    duration_s: Seconds = Field(gt=0)
+
+
+class LinkSpec(Part):
+    """A replayed bandwidth trace, or a constant rate; exactly one of the two."""
+
+    # A bundled or fetched trace by name, or the path of one.
+    trace: str | None = Field(default=None, min_length=1)
+    rate_bytes_per_s: BytesPerS | None = None
+    rtt_s: Seconds = 0.0
+    # Factor on the trace's rates, and where in the trace the run begins.
+    scale: float = Field(default=1.0, gt=0, le=1e6, strict=True)
+    offset_s: Seconds = 0.0
+    # After the trace's last sample: from the start again, its last rate for ever, or no link any more.
+    on_end: Literal["loop", "hold", "end"] = "loop"
+    outages: tuple[OutageSpec, ...] = Field(default=(), max_length=1000)
+
+    @model_validator(mode="after")
+    def _one_source(self) -> "LinkSpec":
+        if self.trace is None and self.rate_bytes_per_s is None:
+            raise ValueError("needs a trace (trace: wifi-campus) or a constant rate (rate: 850 Mbit/s)")
+        if self.trace is not None and self.rate_bytes_per_s is not None:
+            raise BadKey("rate", "stands beside a trace; keep one of them and set the other to null")
+        return self
+
+    @model_validator(mode="after")
+    def _outages_in_order(self) -> "LinkSpec":
+        for before, after in zip(self.outages, self.outages[1:], strict=False):
+            if after.start_s < before.start_s + before.duration_s:
+                raise BadKey("outages", "overlap or are out of order; list them by start, one after the other")
+        return self

@@ -1,0 +1,97 @@
+"""A scenario: device, link, model, workload and policies together. Everything a run depends on."""
+
+from typing import Any, Literal
+
+from pydantic import ConfigDict, Field, model_validator
+
+from kvferry.specs.base import BadKey, Part
+from kvferry.specs.device import DeviceSpec
+from kvferry.specs.link import LinkSpec
+from kvferry.specs.load import LoadSpec
+from kvferry.specs.model import ModelSpec
+from kvferry.specs.units import Bytes
+from kvferry.specs.workload import WorkloadSpec
+
+# Chunks (t, l, h) of one request, and of a whole run. A 20K-token request of a 36-layer model has 5,760; these
+# keep a slip of the unit from becoming a run that ends next year.
+MOST_CHUNKS_PER_REQUEST = 4_000_000
+MOST_CHUNKS_PER_RUN = 100_000_000
+
+
+class PolicySpec(Part):
+    """A policy by name; every other key is a parameter of that policy, which knows what it takes."""
+
+    model_config = ConfigDict(extra="allow")
+    name: str = Field(min_length=1, max_length=100)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_name(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """As the file has them: numbers, text, booleans, lists and mappings; quantities still carry units."""
+        return dict(self.model_extra or {})
+
+
+class CostsSpec(Part):
+    """The cost model that the modelled world obeys, and the one that planners estimate with."""
+
+    truth: str = Field(default="roofline", min_length=1)
+    estimate: str = Field(default="roofline", min_length=1)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_name(cls, value: Any) -> Any:
+        return {"truth": value, "estimate": value} if isinstance(value, str) else value
+
+
+class BudgetSpec(Part):
+    """Less than the device has. None: all that it leaves free."""
+
+    memory_bytes: Bytes | None = Field(default=None, gt=0)
+
+
+class Scenario(Part):
+    """What one run is made from. Equal scenarios give equal bytes."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+ -]{0,99}$")
+    backend: Literal["sim"] = "sim"
+    # A named composition of a pipeline and its policies; the table stands in kvferry.pipelines.systems.
+    system: str = Field(min_length=1, max_length=100)
+    device: DeviceSpec
+    model: ModelSpec
+    link: LinkSpec
+    workload: WorkloadSpec
+    load: LoadSpec | None = None
+    # Role (schedule, control, ...) -> policy: replaces the system's own.
+    policies: dict[str, PolicySpec] = Field(default_factory=dict)
+    # per_head: SparKV's Eq. 4-5. all_heads: what a Transformer allows.
+    coupling: Literal["per_head", "all_heads"] = "all_heads"
+    costs: CostsSpec = CostsSpec()
+    # What throughput is measured over.
+    measure: Literal["decode", "end_to_end"] = "end_to_end"
+    budget: BudgetSpec = BudgetSpec()
+    seed: int = Field(default=0, ge=0, lt=2**63, strict=True)
+
+    @model_validator(mode="after")
+    def _bounded(self) -> "Scenario":
+        chunks = self.workload.token_chunks * self.model.layers * self.model.kv_heads
+        if chunks > MOST_CHUNKS_PER_REQUEST:
+            what = f"{chunks:,} chunks (token chunks x layers x KV heads), at most {MOST_CHUNKS_PER_REQUEST:,} will do"
+            raise BadKey("workload.context", f"makes {what}; shorten it, or enlarge chunk_tokens")
+        total = chunks * self.workload.requests
+        if total > MOST_CHUNKS_PER_RUN:
+            raise BadKey("workload.requests", f"make {total:,} chunks, at most {MOST_CHUNKS_PER_RUN:,} will do")
+        return self
+
+    @model_validator(mode="after")
+    def _names_of_the_device(self) -> "Scenario":
+        known = ", ".join(self.device.processors)
+        if self.device.main not in self.device.processors:
+            raise BadKey("device.main", f"{self.device.main!r} is no processor of this device; it has {known}")
+        wanted = self.load.processor if self.load else None
+        if wanted is not None and wanted not in self.device.processors:
+            raise BadKey("load.processor", f"{wanted!r} is no processor of the device; it has {known}")
+        return self
