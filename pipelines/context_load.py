@@ -53,6 +53,7 @@ class ContextLoad:
         self.units_computed = 0
         self.units_streamed = 0
         self.streamed_values = 0
+        self.streamed_bytes = 0.0
         self.wasted_bytes = 0.0
         self.done = machine.env.event()
         self._to_compute: deque[int] = deque()
@@ -60,6 +61,7 @@ class ContextLoad:
         self._fetches: dict[int, Ticket] = {}
         self._on_link_bytes = 0.0
         self._on_link = 0
+        self._transfers = 0
         self._facts = LoadFacts(machine.env.now, planned_bytes_per_s, rtt_s)
         self._facts_until_s = machine.env.now + pace.window_s / 10
         self._pumping = False
@@ -149,10 +151,10 @@ class ContextLoad:
         facts = self._facts
         rate = facts.goodput_bytes_per_s or facts.planned_bytes_per_s
         ahead_bytes = rate * (facts.rtt_s + self.pace.link_ahead_s)
-        # A slow decompressor must hold the link back, or a race could not be called off any more.
-        if self.progress.streaming_bytes > 4 * ahead_bytes:
+        if self._on_link >= 2 and self._on_link_bytes >= ahead_bytes:
             return False
-        return self._on_link < 2 or self._on_link_bytes < ahead_bytes
+        # A slow decompressor must hold the link back, or a race could not be called off any more.
+        return self._transfers < 4 or self.progress.streaming_bytes < 4 * ahead_bytes
 
     def _stream_next(self) -> bool:
         wanted = self.loader.next_stream(self.progress, self._look())
@@ -163,6 +165,7 @@ class ContextLoad:
         for unit in wanted.units:
             self.progress.hand_over_stream(unit, share)
         self._on_link += 1
+        self._transfers += 1
         self._on_link_bytes += chunks.n_bytes
         fetched = self.machine.fetch(chunks, request=self.request)
         values = self.context.values_of(wanted.units)
@@ -188,6 +191,7 @@ class ContextLoad:
         self._pump()
 
     def _streamed(self, units: tuple[int, ...], share_bytes: float, values: int, event: simpy.Event) -> None:
+        self._transfers -= 1
         for unit in units:
             self._fetches.pop(unit, None)
         if not event.ok:
@@ -203,6 +207,7 @@ class ContextLoad:
             else:
                 self.units_streamed += 1
                 self.streamed_values += values // len(units)
+                self.streamed_bytes += share_bytes
             self.progress.streamed(unit, share_bytes)
         self._settle()
 

@@ -1,0 +1,163 @@
+"""A request over a stored context, followed by hand on the fake machine: 1 s per op, 1 byte/s on every path."""
+
+import numpy as np
+import pytest
+
+from kvferry.backends.fake import FakeMachine
+from kvferry.pipelines.context import Context
+from kvferry.pipelines.context_load import LoaderStuck, Pace
+from kvferry.pipelines.context_reuse import Admission, ContextRequest, OutOfMemory, context_reuse
+from kvferry.pipelines.record import RequestRecord
+from kvferry.policies.loading.loader import Compute, Loader, LoadFacts, Stream
+from kvferry.policies.loading.problem import Coupling, LoadProblem
+from kvferry.policies.loading.progress import LoadProgress
+from kvferry.policies.loading.single_path import LocalPrefill, StreamOnly
+from kvferry.specs.errors import KvferryError
+from kvferry.specs.model import ModelSpec
+
+MODEL = ModelSpec(
+    name="two-layers",
+    layers=2,
+    hidden=1,
+    query_heads=1,
+    kv_heads=1,
+    head_dim=1,
+    ffn=1,
+    vocabulary=1,
+    kv_value_bytes=0.5,
+    source="made up: one token weighs 2 values x 0.5 bytes per layer",
+)
+
+
+def context(coupling: Coupling = "all_heads") -> Context:
+    """Two token chunks of one token, two layers, one head: four units of 2 encoded bytes and 2 values."""
+    return Context(
+        sequence=0,
+        model=MODEL,
+        coupling=coupling,
+        tokens=np.array([1, 1]),
+        active_blocks=np.ones((2, 2, 1), dtype=int),
+        encoded_bytes=np.full((2, 2, 1), 2.0),
+    )
+
+
+def run(
+    loader: Loader, *, coupling: Coupling = "all_heads", capacity_bytes: float = 100.0, requests: int = 1
+) -> list[RequestRecord]:
+    machine = FakeMachine(capacity_bytes=capacity_bytes)
+    admission = Admission(machine)
+    stored = context(coupling)
+    processes = []
+    for n in range(requests):
+        request = ContextRequest(
+            request=n,
+            context=stored,
+            problem=stored.problem(lambda op: np.ones(np.shape(op.tokens))),
+            question_tokens=1,
+            output_tokens=2,
+            planned_bytes_per_s=1.0,
+            rtt_s=0.0,
+        )
+        mine = loader if requests == 1 else type(loader)()
+        pace = Pace(window_s=5.0)
+        processes.append(machine.env.process(context_reuse(machine, request, mine, admission, pace)))
+    done = machine.env.all_of(processes)
+    machine.env.run(until=done)
+    assert machine.memory.used_bytes == 0
+    return [p.value for p in processes]
+
+
+def test_stream_only() -> None:
+    # Link 0-2-4-6-8; the last unit is decompressed 8-9 and copied 9-10; then the question, then one more token.
+    (record,) = run(StreamOnly())
+    assert (record.loaded_s, record.first_token_s) == (10.0, 11.0)
+    assert record.token_times_s == (11.0, 12.0)
+    assert (record.units_streamed, record.units_computed) == (4, 0)
+    assert (record.streamed_bytes, record.wasted_bytes) == (8.0, 0.0)
+    assert record.streamed_bits_per_value == 8.0  # 8 bytes for 8 values
+
+
+def test_local_prefill_with_all_heads() -> None:
+    # Each token chunk: project layer 0, advance it, project layer 1: 3 ops. Two chunks: 6 s.
+    (record,) = run(LocalPrefill())
+    assert (record.loaded_s, record.first_token_s) == (6.0, 7.0)
+    assert (record.units_streamed, record.units_computed) == (0, 4)
+    assert record.streamed_bits_per_value is None
+
+
+def test_local_prefill_per_head() -> None:
+    # One op per unit: 4 s.
+    (record,) = run(LocalPrefill(), coupling="per_head")
+    assert record.loaded_s == 4.0
+
+
+def test_requests_wait_for_memory_first_come_first_served() -> None:
+    # A request holds (2 + 1 + 2 tokens) x 2 layers x 2 values x 0.5 = 10 bytes... one fits at a time in 15.
+    first, second = run(LocalPrefill(), capacity_bytes=15.0, requests=2)
+    assert (first.loaded_s, first.token_times_s[-1]) == (6.0, 8.0)
+    assert (second.arrival_s, second.loaded_s) == (0.0, 14.0)
+
+
+def test_a_request_that_can_never_fit() -> None:
+    with pytest.raises(OutOfMemory, match="kv needs"):
+        run(LocalPrefill(), capacity_bytes=9.0)
+
+
+class Race(LocalPrefill):
+    """Computes everything, and has the link fetch unit 3 (chunk 1, layer 1) as well."""
+
+    def start(self, problem: LoadProblem, facts: LoadFacts) -> None:
+        super().start(problem, facts)
+        self._asked = False
+
+    def next_stream(self, progress: LoadProgress, facts: LoadFacts) -> Stream | None:
+        if self._asked:
+            return None
+        self._asked = True
+        return Stream((3,))
+
+
+def test_the_link_wins_a_race_and_the_queued_op_is_called_off() -> None:
+    # Unit 3 arrives at 2 + 1 + 1 = 4 s. Compute: units 0 (0-1), 1 (1-3), 2 (3-4): complete at 4 s, when the
+    # ops of unit 3 were handed over (at 3 s) but had not begun... the first of them begins at 4 s and runs on.
+    (record,) = run(Race())
+    assert record.loaded_s == 4.0
+    assert (record.units_computed, record.units_streamed) == (3, 1)
+
+
+class Slow(Race):
+    """The same race, with unit 0, which the processor has after one second."""
+
+    def next_stream(self, progress: LoadProgress, facts: LoadFacts) -> Stream | None:
+        return None if super().next_stream(progress, facts) is None else Stream((0,))
+
+
+def test_the_processor_wins_a_race_and_the_transfer_stops() -> None:
+    (record,) = run(Slow())
+    assert record.loaded_s == 6.0
+    assert record.wasted_bytes == 1.0  # one of two bytes had crossed after a second
+    assert record.streamed_bytes == 0.0
+
+
+class Mute(StreamOnly):
+    """Never asks for anything."""
+
+    def next_stream(self, progress: LoadProgress, facts: LoadFacts) -> Stream | None:
+        return None
+
+
+def test_a_loader_that_asks_for_nothing_is_an_error_and_no_hang() -> None:
+    with pytest.raises(LoaderStuck, match="Mute asks for nothing with 4 units left"):
+        run(Mute())
+
+
+class Hasty(LocalPrefill):
+    """Wants the second layer before the first."""
+
+    def next_compute(self, progress: LoadProgress, facts: LoadFacts) -> Compute | None:
+        return Compute((1,))
+
+
+def test_a_loader_that_breaks_a_dependency_is_an_error() -> None:
+    with pytest.raises(KvferryError, match="before it can be"):
+        run(Hasty())
