@@ -1,0 +1,43 @@
+"""When a resource worked: the raw material of utilisation, goodput and energy."""
+
+import math
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterator
+
+
+class Busy:
+    """Disjoint intervals in ascending order; the last may still be open."""
+
+    def __init__(self) -> None:
+        self._starts_s = array("d")
+        self._ends_s = array("d")
+        self._open_s: float | None = None
+
+    def begin(self, now_s: float) -> None:
+        """Busy from now on; what is busy already stays so."""
+        if self._open_s is None:
+            self._open_s = now_s
+
+    def end(self, now_s: float) -> None:
+        assert self._open_s is not None
+        if now_s > self._open_s:
+            self._starts_s.append(self._open_s)
+            self._ends_s.append(now_s)
+        self._open_s = None
+
+    def intervals(self, from_s: float, until_s: float) -> Iterator[tuple[float, float]]:
+        """(start, end) of every busy interval, cut to what lies between the two times."""
+        for i in range(bisect_right(self._ends_s, from_s), len(self._ends_s)):
+            if self._starts_s[i] >= until_s:
+                return
+            yield max(from_s, self._starts_s[i]), min(until_s, self._ends_s[i])
+        if self._open_s is not None and self._open_s < until_s:
+            yield max(from_s, self._open_s), until_s
+
+    def busy_s(self, from_s: float, until_s: float) -> float:
+        return math.fsum(end_s - start_s for start_s, end_s in self.intervals(from_s, until_s))
+
+    def utilisation(self, from_s: float, until_s: float) -> float:
+        """Share of the time between that was busy; 0 for no time at all."""
+        return self.busy_s(from_s, until_s) / (until_s - from_s) if until_s > from_s else 0.0

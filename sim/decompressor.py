@@ -1,0 +1,35 @@
+"""Entropy decoding as a resource with a rate."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import simpy
+
+from kvferry.machine.span import Tell
+from kvferry.machine.ticket import Ticket
+from kvferry.sim.work_queue import TimedWork, WorkQueue
+from kvferry.specs.device import DecompressorSpec
+
+
+class Decompressor(WorkQueue):
+    """`workers` alike workers, each decoding one piece at a time; pieces begin in the order of hand-over.
+
+    With several workers a small piece may be ready before a large one that began earlier.
+    """
+
+    def __init__(self, env: simpy.Environment, spec: DecompressorSpec, tell: Tell) -> None:
+        super().__init__(env, "decompress", tell, spec.workers)
+        self._values_per_s = spec.values_per_s
+
+    def decompress(
+        self,
+        values: float,
+        after: Iterable[Ticket] = (),
+        priority: int = 0,
+        label: str = "",
+        request: int | None = None,
+        result: Any = None,
+    ) -> Ticket:
+        """Decode so many key and value numbers; fires with `result`."""
+        work = TimedWork(self.env, self, 0.0, label, request, result)
+        return self.hand_over(work, values / self._values_per_s, after, priority)

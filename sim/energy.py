@@ -1,0 +1,46 @@
+"""Power states integrated over time, component by component."""
+
+from dataclasses import dataclass
+
+from kvferry.sim.busy import Busy
+
+
+@dataclass(frozen=True, slots=True)
+class _Component:
+    idle_w: float
+    active_w: float
+    resources: tuple[Busy, ...]
+
+
+class EnergyMeter:
+    """A component draws `active_w` while at least one of its resources is busy, and `idle_w` otherwise.
+
+    `base_w` is drawn throughout, and appears as the component "base". Left out: the energy of changing states,
+    and frequencies between idle and active.
+    """
+
+    def __init__(self, base_w: float = 0.0) -> None:
+        self._components = {"base": _Component(base_w, base_w, ())}
+
+    def add(self, name: str, idle_w: float, active_w: float, *resources: Busy) -> None:
+        """Count a component in; with no resources it is idle throughout."""
+        assert name not in self._components, name
+        self._components[name] = _Component(idle_w, active_w, resources)
+
+    def energy_j(self, until_s: float, from_s: float = 0.0) -> dict[str, float]:
+        """Joules by component, from `from_s` to `until_s`; work still under way counts as far as it came."""
+        energy_j = {}
+        for name, component in self._components.items():
+            active_s = active_within_s(component.resources, from_s, until_s)
+            idle_s = until_s - from_s - active_s
+            energy_j[name] = component.active_w * active_s + component.idle_w * idle_s
+        return energy_j
+
+
+def active_within_s(resources: tuple[Busy, ...], from_s: float, until_s: float) -> float:
+    """Seconds during which at least one of the resources was busy: where they overlap counts once."""
+    active_s, covered_to_s = 0.0, from_s
+    for start_s, end_s in sorted(span for busy in resources for span in busy.intervals(from_s, until_s)):
+        active_s += max(0.0, end_s - max(start_s, covered_to_s))
+        covered_to_s = max(covered_to_s, end_s)
+    return active_s

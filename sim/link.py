@@ -1,0 +1,243 @@
+"""The link between cloud and device: replays a trace, shared fairly among flows."""
+
+import math
+from collections import deque
+from collections.abc import Iterable
+from heapq import heapify, heappop, heappush
+from itertools import count
+from typing import Any
+
+import simpy
+
+from kvferry.machine.span import Span, Tell
+from kvferry.machine.ticket import Ticket
+from kvferry.sim.alarm import Alarm
+from kvferry.sim.busy import Busy
+from kvferry.sim.work import Work
+from kvferry.specs.errors import LinkDown
+from kvferry.traces.rate import RateTrace
+
+
+class _Flow:
+    """Transfers in the order they were handed over: one being served, the others behind it."""
+
+    __slots__ = ("serving", "waiting")
+
+    def __init__(self) -> None:
+        self.serving: _Transfer | None = None
+        self.waiting: deque[_Transfer] = deque()
+
+
+class _Transfer(Work):
+    __slots__ = ("enters_s", "flow", "until_share")
+
+    flow: _Flow
+    # When it comes to the bottleneck; None while it waits for other tickets.
+    enters_s: float | None
+    # The link's `_share` at which its last byte is served; set when its service starts.
+    until_share: float
+
+
+class Link:
+    """One bottleneck with half the RTT before and behind it.
+
+    A transfer asked for at x comes to the bottleneck at x + RTT/2, is served after the transfers before it in
+    its flow, and is there RTT/2 after its last byte was served: transfers in a row pay the RTT once. At every
+    instant the flows that have something to send share the trace's rate equally. Left out: slow start, losses
+    and header bytes (a trace of goodput has them inside).
+
+    `busy` covers the times when some flow had something to send, outages included. Bytes count as delivered
+    when the bottleneck has served them.
+
+    Transfers that can never finish, because the trace has ended, fail with LinkDown when it does.
+    """
+
+    # The exact method, without an event per sample of the trace or per change of the share: `_share` counts the
+    # bytes that any one flow was served if it was active throughout. A transfer of n bytes that starts at share
+    # s ends at share s + n, whatever joins or leaves; only the time when that is reached moves.
+
+    def __init__(self, env: simpy.Environment, trace: RateTrace, rtt_s: float, tell: Tell) -> None:
+        self.env = env
+        self.trace = trace
+        self.rtt_s = rtt_s
+        self.busy = Busy()
+        # Transfers handed over and not begun.
+        self.queued = 0
+        self._tell = tell
+        self._born_s = env.now
+        self._flows: dict[Any, _Flow] = {}
+        # Heap of (until_share, order, transfer): one for each active flow.
+        self._serving: list[tuple[float, int, _Transfer]] = []
+        self._order = count()
+        self._share = 0.0
+        self._share_at_s = env.now
+        self._served_bytes = 0.0  # by transfers no longer in service
+        self._alarm = Alarm(env, self._ring)
+        self._never = False  # nothing in service can finish: the alarm is set to the trace's end
+
+    def transfer(
+        self,
+        flow_id: Any,
+        n_bytes: float,
+        after: Iterable[Ticket] = (),
+        label: str = "",
+        request: int | None = None,
+        result: Any = None,
+    ) -> Ticket:
+        """Move bytes behind everything that was handed over for this flow before; fires with `result`.
+
+        Cancelling it takes effect at the bottleneck at once, and leaves alone what has passed there.
+        """
+        assert 0 <= n_bytes < math.inf, n_bytes
+        flow = self._flows.get(flow_id)
+        if flow is None:
+            flow = self._flows[flow_id] = _Flow()
+        transfer = _Transfer(self.env, self, n_bytes, label, request, result)
+        transfer.flow = flow
+        transfer.enters_s = None
+        flow.waiting.append(transfer)
+        self.queued += 1
+        transfer.wait_for(after)
+        return transfer
+
+    @property
+    def delivered_bytes(self) -> float:
+        """All bytes served until now, those of cancelled and unfinished transfers included."""
+        self._advance()
+        return self._served_bytes + math.fsum(self._done(transfer) for _, _, transfer in self._serving)
+
+    def goodput_bytes_per_s(self, window_s: float) -> float | None:
+        """Bytes delivered over time busy, of the last `window_s`; None when idle throughout."""
+        from_s, now = self._window(window_s)
+        busy_s = self.busy.busy_s(from_s, now)
+        # While busy, the link delivers all that the trace offers.
+        return self._offered_bytes(from_s, now) / busy_s if busy_s else None
+
+    def utilisation(self, window_s: float) -> float:
+        """Share of the last `window_s` (of the time since the start, when that is less) that was busy."""
+        return self.busy.utilisation(*self._window(window_s))
+
+    def check(self) -> None:
+        """Every byte that the trace offered while the link was busy went to one transfer."""
+        offered = self._offered_bytes(self._born_s, self.env.now)
+        assert math.isclose(self.delivered_bytes, offered, rel_tol=1e-9, abs_tol=1e-3), (self.delivered_bytes, offered)
+        assert len(self._serving) == sum(flow.serving is not None for flow in self._flows.values())
+
+    # --- asked by transfers ------------------------------------------------------------------------------------
+
+    def ready(self, transfer: _Transfer) -> None:
+        transfer.enters_s = self.env.now + self.rtt_s / 2
+        if transfer.flow.waiting[0] is transfer:
+            self._come(transfer.flow)
+
+    def withdraw(self, transfer: _Transfer) -> float | None:
+        flow = transfer.flow
+        if transfer.queued:
+            transfer.queued = False
+            self.queued -= 1
+            done = 0.0
+        elif transfer is flow.serving:
+            self._advance()
+            done = self._done(transfer)
+            self._serving = [entry for entry in self._serving if entry[2] is not transfer]
+            heapify(self._serving)
+            self._leave(transfer, done)
+            self._plan()
+        else:
+            return None
+        self._come(flow)
+        return done
+
+    # --- the bottleneck ----------------------------------------------------------------------------------------
+
+    def _come(self, flow: _Flow) -> None:
+        """The flow's next transfer may have come to the bottleneck, and its turn too."""
+        if flow.serving is None:
+            self._advance()
+            if self._begin(flow):
+                self._plan()
+
+    def _begin(self, flow: _Flow) -> bool:
+        waiting = flow.waiting
+        while waiting and not waiting[0].queued:
+            waiting.popleft()
+        if not waiting or waiting[0].enters_s is None:
+            return False
+        wait_s = waiting[0].enters_s - self.env.now
+        if wait_s > 0:
+            self.env.timeout(wait_s).callbacks.append(lambda _: self._come(flow))
+            return False
+        flow.serving = transfer = waiting.popleft()
+        transfer.queued = False
+        self.queued -= 1
+        transfer.start_s = self.env.now
+        transfer.until_share = self._share + transfer.n_bytes
+        self.busy.begin(self.env.now)
+        heappush(self._serving, (transfer.until_share, next(self._order), transfer))
+        return True
+
+    def _ring(self) -> None:
+        """The first of those in service is done; or all in service are given up."""
+        if self._never:
+            self._advance()
+            given_up = [entry[2] for entry in sorted(self._serving)]
+            self._serving.clear()
+            for transfer in given_up:
+                done = self._done(transfer)
+                self._leave(transfer, done)
+                transfer.fail(self._down(transfer, done))
+                self._begin(transfer.flow)
+        else:
+            # What was planned, rather than integrated again: nothing is lost to rounding.
+            self._share, self._share_at_s = self._serving[0][0], self.env.now
+            while self._serving and self._serving[0][0] <= self._share:
+                transfer = heappop(self._serving)[2]
+                self._leave(transfer, transfer.n_bytes)
+                transfer.fire_in(self.rtt_s / 2)
+                self._begin(transfer.flow)
+        self._plan()
+
+    def _plan(self) -> None:
+        """Set the alarm to the next end of a service."""
+        now = self.env.now
+        if not self._serving:
+            self._alarm.clear()
+            self.busy.end(now)
+            self._share = 0.0  # keeps the numbers small, hence precise
+            return
+        first = max(0.0, self._serving[0][0] - self._share)
+        end_s = self.trace.finish_s(now, first * len(self._serving))
+        self._never = end_s == math.inf
+        self._alarm.set(max(now, self.trace.duration_s) if self._never else end_s)
+
+    def _advance(self) -> None:
+        """Bring `_share` up to now."""
+        now = self.env.now
+        if self._serving and now > self._share_at_s:
+            self._share += self.trace.amount(self._share_at_s, now) / len(self._serving)
+        self._share_at_s = now
+
+    def _done(self, transfer: _Transfer) -> float:
+        """Bytes of a transfer in service that were served until the last advance."""
+        left = transfer.until_share - self._share
+        return min(max(0.0, transfer.n_bytes - left), transfer.n_bytes)
+
+    def _leave(self, transfer: _Transfer, n_bytes: float) -> None:
+        """The transfer's service is over, after so many bytes."""
+        transfer.flow.serving = None
+        self._served_bytes += n_bytes
+        self._tell(Span("link", transfer.label, transfer.start_s or 0.0, self.env.now, n_bytes, transfer.request))
+
+    def _down(self, transfer: _Transfer, done: float) -> LinkDown:
+        # One argument: SimPy builds the error anew from its args as it crosses processes.
+        return LinkDown(
+            f"the link's trace ends at {self.trace.duration_s:g} s, with {transfer.n_bytes - done:,.0f} bytes "
+            f"of {transfer.label or 'a transfer'} still to come; a looping trace would go on"
+        )
+
+    def _window(self, window_s: float) -> tuple[float, float]:
+        now = self.env.now
+        return max(self._born_s, now - window_s), now
+
+    def _offered_bytes(self, from_s: float, until_s: float) -> float:
+        return math.fsum(self.trace.amount(a, b) for a, b in self.busy.intervals(from_s, until_s))

@@ -1,0 +1,83 @@
+"""A memory with a budget: the one owner of what may be held."""
+
+import math
+from collections import Counter
+
+from kvferry.machine.machine import Refused
+
+
+class BudgetedLease:
+    """Memory that is held until released; releasing twice is harmless."""
+
+    def __init__(self, pool: "BudgetedPool", n_bytes: int, tag: str) -> None:
+        self.n_bytes: float = n_bytes
+        self.tag = tag
+        self._pool = pool
+
+    def release(self) -> None:
+        self._pool._release(self)
+
+
+class BudgetedPool:
+    """Grants what fits and refuses what does not; never holds more than its capacity.
+
+    Whole bytes: a fraction is rounded up, so that sums stay exact. Left out: fragmentation.
+    """
+
+    def __init__(self, capacity_bytes: float) -> None:
+        self.capacity_bytes: float = math.floor(capacity_bytes)
+        self._used_bytes = 0
+        self._peak_bytes = 0
+        self._used_by_tag: Counter[str] = Counter()
+        self._peak_by_tag: Counter[str] = Counter()
+        # Insertion-ordered, by identity: what is held now.
+        self._held: dict[int, BudgetedLease] = {}
+
+    @property
+    def used_bytes(self) -> float:
+        return self._used_bytes
+
+    @property
+    def free_bytes(self) -> float:
+        return self.capacity_bytes - self._used_bytes
+
+    @property
+    def peak_bytes(self) -> float:
+        return self._peak_bytes
+
+    def used_by(self, tag: str) -> float:
+        return self._used_by_tag[tag]
+
+    def peak_of(self, tag: str) -> float:
+        """The most that one tag ever held; 0 for a tag never seen."""
+        return self._peak_by_tag[tag]
+
+    def reserve(self, n_bytes: float, tag: str) -> BudgetedLease | Refused:
+        """Hold memory, or learn why not. ValueError when the size is negative or no number."""
+        if not n_bytes >= 0:
+            raise ValueError(f"cannot reserve {n_bytes} bytes for {tag}")
+        if n_bytes > self.free_bytes:
+            return Refused(tag, n_bytes, self.free_bytes)
+        lease = BudgetedLease(self, math.ceil(n_bytes), tag)
+        self._held[id(lease)] = lease
+        self._hold(lease.n_bytes, tag)
+        return lease
+
+    def check(self) -> None:
+        """What is used is what the leases hold, by tag and in all, and fits."""
+        by_tag: Counter[str] = Counter()
+        for lease in self._held.values():
+            by_tag[lease.tag] += int(lease.n_bytes)
+        assert +self._used_by_tag == +by_tag, (self._used_by_tag, by_tag)
+        assert self._used_bytes == by_tag.total() <= self.capacity_bytes, (self._used_bytes, self.capacity_bytes)
+        assert self._used_bytes <= self._peak_bytes <= self.capacity_bytes
+
+    def _release(self, lease: BudgetedLease) -> None:
+        if self._held.pop(id(lease), None) is not None:
+            self._hold(-lease.n_bytes, lease.tag)
+
+    def _hold(self, n_bytes: float, tag: str) -> None:
+        self._used_bytes += int(n_bytes)
+        self._used_by_tag[tag] += int(n_bytes)
+        self._peak_bytes = max(self._peak_bytes, self._used_bytes)
+        self._peak_by_tag[tag] = max(self._peak_by_tag[tag], self._used_by_tag[tag])
