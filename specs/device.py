@@ -1,14 +1,31 @@
 """A device by its parts: processors, memory, decompression, network interface."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from kvferry.specs.base import Spec
 from kvferry.specs.units import Bytes, BytesPerS, Count, FlopPerS, Seconds, ValuesPerS, Watts
 
-# Kernel kinds: what an efficiency belongs to. Never a system.
-Kernel = Literal["gemm", "gemv", "attention", "scoring", "gather"]
+# Kernel kinds: what an efficiency belongs to. Never a system. "attention" is dense prefill attention,
+# "sparse_attention" the block-sparse one with its mask derivation, "decode_attention" one new token's.
+Kernel = Literal["gemm", "gemv", "attention", "sparse_attention", "decode_attention", "scoring", "gather"]
+Share = Annotated[float, Field(gt=0, le=1)]
+
+
+class BlockSparseSpec(Spec):
+    """How a block-sparse attention kernel runs on a GPU: see sim/costs/block_sparse.py for the model."""
+
+    multiprocessors: Count = Field(ge=1, le=10_000)
+    # Share of a multiprocessor's peak reached inside a block.
+    tile_efficiency: Share
+    # Blocks per query tile at which scattered reads halve the bandwidth.
+    run_blocks: float = Field(default=0.0, ge=0, le=1e4)
+    # Start and end of a query tile, and of the kernel.
+    tile_s: Seconds = 0.0
+    launch_s: Seconds = 0.0
+    # Spread of a measurement: the sigma of a log-normal factor.
+    noise: float = Field(default=0.0, ge=0, le=1)
 
 
 class ProcessorSpec(Spec):
@@ -18,10 +35,13 @@ class ProcessorSpec(Spec):
     flop_per_s: FlopPerS
     bytes_per_s: BytesPerS
     # Share of the peak that each kernel kind reaches; a kind that is absent reaches `default_efficiency`.
-    efficiency: dict[Kernel, float] = Field(default_factory=dict)
-    default_efficiency: float = Field(default=0.6, gt=0, le=1)
+    efficiency: dict[Kernel, Share] = Field(default_factory=dict)
+    default_efficiency: Share = 0.6
     # Fixed cost of handing one op to the processor.
     dispatch_s: Seconds = 0.0
+    # Fixed cost of one layer on the processor: launches, norms, rotary embedding, residuals.
+    layer_s: Seconds = 0.0
+    block_sparse: BlockSparseSpec | None = None
     # An NPU runs shapes compiled beforehand: token counts are rounded up to one of these.
     compiled_tokens: tuple[Count, ...] = ()
     # Time to load the compiled graph, paid before the first op of a run.
@@ -53,6 +73,13 @@ class DecompressorSpec(Spec):
     active_w: Watts = 0.0
 
 
+class StorageSpec(Spec):
+    """Flash as one path: a fixed time per command and a rate. Left out: queue depth, channels, dies, caches."""
+
+    bytes_per_s: BytesPerS
+    latency_s: Seconds = 0.0
+
+
 class NetworkInterfaceSpec(Spec):
     """Power of the network interface; the link itself belongs to the scenario."""
 
@@ -70,6 +97,8 @@ class DeviceSpec(Spec):
     memory: MemorySpec
     decompressor: DecompressorSpec
     network: NetworkInterfaceSpec = NetworkInterfaceSpec()
+    # None: nothing can be read or written.
+    storage: StorageSpec | None = None
     # Drawn whatever happens: board, display, DRAM refresh.
     base_w: Watts = 0.0
     sources: dict[str, str]

@@ -19,6 +19,8 @@ class ModelSpec(Spec):
     vocabulary: Count = Field(ge=1, le=10**8)
     tied_embeddings: bool = False
     weight_bits: float = Field(default=4.0, gt=0, le=64)
+    # Embeddings and output head: 4-bit formats (AWQ, GPTQ) leave them at 16 bits.
+    embedding_bits: float = Field(default=16.0, gt=0, le=64)
     kv_value_bytes: float = Field(default=2.0, gt=0, le=8)
     source: str
 
@@ -34,13 +36,23 @@ class ModelSpec(Spec):
         return attention + 3 * self.hidden * self.ffn
 
     @property
+    def head_parameters(self) -> int:
+        """Weights of the output head: read once per decoding step."""
+        return self.vocabulary * self.hidden
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Weights of the token embeddings and the output head, which may be one and the same."""
+        return self.head_parameters * (1 if self.tied_embeddings else 2)
+
+    @property
     def parameters(self) -> int:
-        embeddings = self.vocabulary * self.hidden * (1 if self.tied_embeddings else 2)
-        return self.layers * self.layer_parameters + embeddings
+        return self.layers * self.layer_parameters + self.embedding_parameters
 
     @property
     def weight_bytes(self) -> float:
-        return self.parameters * self.weight_bits / 8
+        layers = self.layers * self.layer_parameters * self.weight_bits
+        return (layers + self.embedding_parameters * self.embedding_bits) / 8
 
     @property
     def kv_values_per_token(self) -> int:

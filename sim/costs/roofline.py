@@ -1,0 +1,81 @@
+"""The roofline: every work takes the longer of its arithmetic and its memory traffic."""
+
+from dataclasses import replace
+from typing import Any, get_args
+
+import numpy as np
+
+from kvferry.machine.ops import Advance, Number, Op, Prefill, PrefillHead, Project
+from kvferry.sim.cost import Cost
+from kvferry.sim.costs.work import Arithmetic, Work
+from kvferry.specs.device import Kernel, ProcessorSpec
+from kvferry.specs.model import ModelSpec
+
+PREFILL_OPS = (PrefillHead, Project, Advance, Prefill)
+
+
+class Roofline:
+    """Duration = fixed cost of the layers + sum over works of max(flop / rate, bytes / bandwidth).
+
+    Rates are the processor's peaks times the efficiency of the work's kernel kind. The op's ``dispatch_s`` is
+    the queue's business and not in here, nor is background load. On a processor with compiled shapes, prefill
+    runs the next larger shape, or several of the largest.
+    """
+
+    def __init__(self, processor: ProcessorSpec, model: ModelSpec) -> None:
+        self.arithmetic = Arithmetic(model)
+        self._layer_s = processor.layer_s
+        self._shapes = np.sort(np.asarray(processor.compiled_tokens, dtype=np.int64))
+        self._s_per_flop: dict[Kernel, float] = {}
+        self._s_per_byte: dict[Kernel, float] = {}
+        for kernel in get_args(Kernel):
+            efficiency = processor.efficiency.get(kernel, processor.default_efficiency)
+            self._s_per_flop[kernel] = 1 / (processor.flop_per_s * efficiency)
+            self._s_per_byte[kernel] = 1 / (processor.bytes_per_s * efficiency)
+
+    def cost(self, op: Op) -> Cost:
+        """Seconds on an idle processor, and bytes of memory traffic, of one op with plain numbers."""
+        if self._shapes.size:
+            op = self._compiled(op)
+        seconds = self._layer_s * self.arithmetic.layer_passes(op)
+        total_bytes = 0.0
+        for kernel, flop, n_bytes in self.arithmetic(op):
+            compute_s = flop * self._s_per_flop[kernel]
+            memory_s = n_bytes * self._s_per_byte[kernel]
+            seconds += compute_s if compute_s > memory_s else memory_s
+            total_bytes += n_bytes
+        return Cost(seconds, total_bytes)
+
+    def durations_s(self, op: Op, *, context_tokens: Number | None = None, load: Number = 0.0) -> np.ndarray:
+        """Seconds of each op that the arrays in `op` describe, broadcast; equal to ``cost`` one by one.
+
+        The roofline knows neither where active blocks lie nor the load: both are ignored.
+        """
+        if self._shapes.size:
+            op = self._compiled(op)
+        seconds = np.asarray(self.fixed_s(op))
+        for work in self.arithmetic(op):
+            seconds = seconds + self.work_s(work)
+        return seconds
+
+    def fixed_s(self, op: Op) -> float:
+        return self._layer_s * self.arithmetic.layer_passes(op)
+
+    def work_s(self, work: Work) -> np.ndarray:
+        """Seconds of one work, arrays allowed."""
+        kernel, flop, n_bytes = work
+        return np.maximum(np.multiply(flop, self._s_per_flop[kernel]), np.multiply(n_bytes, self._s_per_byte[kernel]))
+
+    def _compiled(self, op: Op) -> Op:
+        if not isinstance(op, PREFILL_OPS):
+            return op
+        changed: Any = replace(op, tokens=round_up(op.tokens, self._shapes))
+        return changed
+
+
+def round_up(tokens: Number, shapes: np.ndarray) -> Number:
+    """The tokens that compiled shapes (ascending) make of `tokens`: whole largest shapes, then the next that fits."""
+    largest = shapes[-1]
+    whole, rest = np.divmod(tokens, largest)
+    last = np.where(rest > 0, shapes[np.searchsorted(shapes, rest)], 0)
+    return whole * largest + last

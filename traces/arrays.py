@@ -1,0 +1,45 @@
+"""Traces made of arrays: one .npz file with a JSON tag that says what it holds. No pickle."""
+
+import json
+import zipfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from kvferry.specs.errors import InputError
+
+FORMAT = "kvferry-trace"
+VERSION = 1
+# What a file may unpack to: a 100K-token context of 40 layers and 8 heads needs some 0.4 MB.
+MAX_UNPACKED_BYTES = 2**30
+
+Trace = TypeVar("Trace")
+
+
+def save_arrays(path: Path, kind: str, **arrays: np.ndarray) -> None:
+    """Write arrays under their names, with the tag {"format", "version", "kind"}; same arrays, same bytes."""
+    tag = json.dumps({"format": FORMAT, "version": VERSION, "kind": kind})
+    members: dict[str, Any] = {"tag": np.array(tag), **arrays}
+    unfinished = path.with_name(path.name + ".part")
+    with unfinished.open("wb") as file:
+        np.savez_compressed(file, allow_pickle=False, **members)
+    unfinished.replace(path)
+
+
+def load_arrays(path: Path, kind: str, names: Sequence[str], make: Callable[..., Trace]) -> Trace:
+    """What `make` makes of the named arrays. Raises InputError when the file is not such a trace."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            unpacked = sum(member.file_size for member in archive.infolist())
+        if unpacked > MAX_UNPACKED_BYTES:
+            raise InputError(f"{path}: unpacks to {unpacked:,} bytes, at most {MAX_UNPACKED_BYTES:,} are read")
+        with np.load(path, allow_pickle=False) as stored:
+            tag = json.loads(str(stored["tag"]))
+            found = (tag.get("format"), tag.get("version"), tag.get("kind"))
+            if found != (FORMAT, VERSION, kind):
+                raise InputError(f"{path}: tagged {found}, a {kind} trace is tagged {(FORMAT, VERSION, kind)}")
+            return make(*(stored[name] for name in names))
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        raise InputError(f"{path}: not a {kind} trace ({error}); write one with ChunkTrace.save or its like") from None
