@@ -1,0 +1,67 @@
+"""The one JSON object that a run prints with --json and leaves in its folder."""
+
+import json
+import platform
+from collections.abc import Mapping
+from importlib.metadata import version
+from typing import Any
+
+from kvferry.pipelines.record import Run
+from kvferry.specs.device import DeviceSpec
+from kvferry.specs.model import ModelSpec
+from kvferry.specs.version import VERSION
+
+Envelope = dict[str, Any]
+
+
+def envelope_of(
+    run: Run,
+    metrics: Mapping[str, float],
+    *,
+    scenario: str,
+    system: str,
+    seed: int,
+    provenance: Mapping[str, Any] | None = None,
+) -> Envelope:
+    """{"outcome", "metrics", "scenario", "system", "seed", "versions", "provenance"} and, unless done, "why".
+
+    Holds nothing that differs between equal runs: wall times stay in `run.measured`.
+    """
+    envelope: Envelope = {
+        "outcome": run.outcome,
+        "metrics": dict(metrics),
+        "scenario": scenario,
+        "system": system,
+        "seed": seed,
+        "versions": versions(),
+        "provenance": dict(provenance or {}),
+    }
+    if run.why:
+        envelope["why"] = run.why
+    return envelope
+
+
+def provenance_of(device: DeviceSpec, model: ModelSpec, **more: str) -> dict[str, Any]:
+    """Where the numbers behind a run come from; `more` names the trace, a cost table ..."""
+    return {
+        "device": {"name": device.name, "sources": dict(device.sources)},
+        "model": {"name": model.name, "source": model.source},
+        **more,
+    }
+
+
+def versions() -> dict[str, str]:
+    return {
+        "kvferry": VERSION,
+        "python": platform.python_version(),
+        "numpy": version("numpy"),
+        "simpy": version("simpy"),
+    }
+
+
+def to_json(value: Mapping[str, Any]) -> str:
+    """Strict JSON with sorted keys and a line end.
+
+    Raises ValueError for NaN and infinities, which JSON does not have: a metric that does not apply is absent.
+    """
+    return json.dumps(value, allow_nan=False, sort_keys=True, indent=2, ensure_ascii=False) + "\n"

@@ -1,0 +1,153 @@
+"""The figures of a run, under the project's metric keys."""
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Literal
+
+import numpy as np
+
+from kvferry.analysis.occupancy import busy_share
+from kvferry.machine.span import Span
+from kvferry.pipelines.record import RequestRecord, Run
+
+
+def metrics_of(
+    run: Run, *, main_processor: str, measure: Literal["end_to_end", "decode"] = "end_to_end"
+) -> dict[str, float]:
+    """Every metric that applies to the run, SI units, finite; a key that does not apply is absent.
+
+    Requests:
+      ``requests``, ``requests_finished`` (reached their first token); ``ttft_s`` (mean), ``ttft_p50_s``,
+      ``ttft_p95_s``: arrival to first token, queueing included; ``load_s``: arrival to the context's KV complete
+      (mean); ``tpot_s``: a request's time per token after its first, mean over requests with two tokens or more;
+      ``largest_gap_s``: the longest wait between two tokens of one request; ``throughput_tokens_per_s``: whole
+      batch, from the first arrival to the last token, or with measure "decode" the tokens after each first one,
+      from the earliest first token to the last token.
+    Loading:
+      ``bound_s``: a proven lower bound on the load time, clairvoyant (it sees the whole trace), mean over the
+      requests that have one; ``bound_gap``: over the same requests, mean load time / mean bound - 1; ``regret``:
+      mean over them of each one's load time / bound - 1, ``regret_p95`` its 95th percentile. The clairvoyant
+      optimum lies between the bound and the load time, so these are upper estimates of the true regret; the
+      bound gives each request the device and link for itself, so under concurrency they hold queueing too.
+      ``streamed_share``: units fetched of all units; ``streamed_bits_per_value``: over what was fetched;
+      ``wasted_bytes``: fetched for units that the processor finished first, over the run.
+    Energy:
+      ``energy_j``: the run's energy, idle time between requests included, over its requests; and the parts
+      that it sums, ``energy_<component>_j``.
+    Machine:
+      ``memory_peak_bytes``, ``kv_memory_peak_bytes``; ``link_bytes``, ``read_bytes``, ``write_bytes``: moved over
+      the run; ``link_utilisation``, ``compute_utilisation`` (`main_processor`), ``storage_utilisation``: share of
+      the time from the first arrival to the last token (or load) in which the resource was busy.
+    """
+    found = _request_metrics(run.requests, measure) | _loading_metrics(run.requests)
+    if run.requests:
+        found |= {f"energy_{part}_j": total_j / len(run.requests) for part, total_j in sorted(run.energy_j.items())}
+        if run.energy_j:
+            found["energy_j"] = sum(run.energy_j.values()) / len(run.requests)
+    found |= _machine_metrics(run, main_processor)
+    return {key: float(value) for key, value in found.items() if value is not None and np.isfinite(value)}
+
+
+def token_times_s(request: RequestRecord) -> list[float]:
+    """When each token was there, the first included whether or not the record lists it again."""
+    times = list(request.token_times_s)
+    if request.first_token_s is not None and (not times or times[0] > request.first_token_s):
+        times.insert(0, request.first_token_s)
+    return times
+
+
+def finish_s(request: RequestRecord) -> float | None:
+    """The last thing known of a request: its last token, else its first, else its load."""
+    times = token_times_s(request)
+    return times[-1] if times else request.loaded_s
+
+
+def _request_metrics(requests: Sequence[RequestRecord], measure: str) -> dict[str, float | None]:
+    if not requests:
+        return {}
+    ttft_s = [r.first_token_s - r.arrival_s for r in requests if r.first_token_s is not None]
+    tokens = [times for times in map(token_times_s, requests) if times]
+    spoken = [times for times in tokens if len(times) > 1]
+    found: dict[str, float | None] = {
+        "requests": len(requests),
+        "requests_finished": len(ttft_s),
+        "ttft_s": _mean(ttft_s),
+        "ttft_p50_s": _percentile(ttft_s, 50),
+        "ttft_p95_s": _percentile(ttft_s, 95),
+        "tpot_s": _mean([(times[-1] - times[0]) / (len(times) - 1) for times in spoken]),
+        "largest_gap_s": max((b - a for times in spoken for a, b in pairwise(times)), default=None),
+    }
+    if tokens:
+        last_s = max(times[-1] for times in tokens)
+        if measure == "decode":
+            n_tokens = sum(len(times) - 1 for times in tokens)
+            first_s = min(times[0] for times in tokens)
+        else:
+            n_tokens = sum(map(len, tokens))
+            first_s = min(r.arrival_s for r in requests)
+        if n_tokens and last_s > first_s:
+            found["throughput_tokens_per_s"] = n_tokens / (last_s - first_s)
+    return found
+
+
+def _loading_metrics(requests: Sequence[RequestRecord]) -> dict[str, float | None]:
+    loaded = [(r.loaded_s - r.arrival_s, r) for r in requests if r.loaded_s is not None]
+    bounded = [(load_s, r.bound_s) for load_s, r in loaded if r.bound_s]
+    computed, streamed = sum(r.units_computed for r in requests), sum(r.units_streamed for r in requests)
+    found: dict[str, float | None] = {"load_s": _mean([load_s for load_s, _ in loaded])}
+    if bounded:
+        load_s, bound_s = np.array(bounded).T
+        regrets = load_s / bound_s - 1
+        found |= {
+            "bound_s": bound_s.mean(),
+            "bound_gap": load_s.mean() / bound_s.mean() - 1,
+            "regret": regrets.mean(),
+            "regret_p95": _percentile(regrets, 95),
+        }
+    if computed + streamed:
+        found["streamed_share"] = streamed / (computed + streamed)
+        found["wasted_bytes"] = sum(r.wasted_bytes for r in requests)
+    coded = [(r.streamed_bytes, r.streamed_bits_per_value) for r in requests if r.streamed_bits_per_value]
+    values = sum(n_bytes / bits for n_bytes, bits in coded)
+    if values:
+        found["streamed_bits_per_value"] = sum(n_bytes for n_bytes, _ in coded) / values
+    return found
+
+
+def _machine_metrics(run: Run, main_processor: str) -> dict[str, float | None]:
+    found: dict[str, float | None] = {}
+    if run.memory_peak_bytes:
+        found["memory_peak_bytes"] = run.memory_peak_bytes
+        found["kv_memory_peak_bytes"] = run.kv_memory_peak_bytes
+    ends_s = [end_s for end_s in map(finish_s, run.requests) if end_s is not None]
+    if not ends_s:
+        return found
+    first_s, last_s = min(r.arrival_s for r in run.requests), max(ends_s)
+
+    def tell(name: str, resource: str, moved: dict[str, Callable[[Span], bool]]) -> None:
+        spans = [span for span in run.spans if span.resource == resource]
+        if spans:
+            found[f"{name}_utilisation"] = busy_share(spans, first_s, last_s)
+            for key, counts in moved.items():
+                found[key] = sum(span.n_bytes for span in spans if counts(span))
+
+    tell("link", "link", {"link_bytes": lambda span: True})
+    tell("compute", main_processor, {})
+    tell(
+        "storage",
+        "storage",
+        {"read_bytes": lambda span: span.label != "write", "write_bytes": lambda span: span.label == "write"},
+    )
+    if run.link_times_s:
+        # A replayed link that nobody used was idle: zero is its figure.
+        found.setdefault("link_bytes", 0.0)
+        found.setdefault("link_utilisation", 0.0)
+    return found
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return float(np.mean(values)) if len(values) else None
+
+
+def _percentile(values: Sequence[float] | np.ndarray, q: float) -> float | None:
+    return float(np.percentile(values, q)) if len(values) else None

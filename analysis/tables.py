@@ -1,0 +1,179 @@
+"""Tables for the terminal: one run's metrics, or several systems side by side."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import IO, TYPE_CHECKING, Literal
+
+from kvferry.analysis import human
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+Metrics = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """How a metric is shown: its name for people, and which way is better (None: neither)."""
+
+    label: str
+    better: Literal["low", "high"] | None = None
+
+
+# In the order they are shown. A metric that is not named here is shown last under its key.
+FIGURES: dict[str, Figure] = {
+    "ttft_s": Figure("TTFT, mean", "low"),
+    "ttft_p50_s": Figure("TTFT, median", "low"),
+    "ttft_p95_s": Figure("TTFT, p95", "low"),
+    "ttft_device_s": Figure("TTFT of the device", "low"),
+    "load_s": Figure("load time", "low"),
+    "bound_s": Figure("bound on the load"),
+    "bound_gap": Figure("gap to the bound", "low"),
+    "regret": Figure("regret, at most", "low"),
+    "regret_p95": Figure("regret, p95", "low"),
+    "tpot_s": Figure("TPOT", "low"),
+    "largest_gap_s": Figure("largest gap", "low"),
+    "throughput_tokens_per_s": Figure("tokens/s", "high"),
+    "energy_j": Figure("energy/request", "low"),
+    "memory_peak_bytes": Figure("memory peak", "low"),
+    "kv_memory_peak_bytes": Figure("KV memory peak", "low"),
+    "streamed_share": Figure("units streamed"),
+    "streamed_bits_per_value": Figure("bits per value"),
+    "link_bytes": Figure("link traffic"),
+    "wasted_bytes": Figure("of it wasted", "low"),
+    "read_bytes": Figure("storage read"),
+    "write_bytes": Figure("storage written"),
+    "link_utilisation": Figure("link busy"),
+    "compute_utilisation": Figure("processor busy"),
+    "storage_utilisation": Figure("storage busy"),
+    "requests": Figure("requests"),
+    "requests_finished": Figure("finished"),
+}
+
+COMPARED = (
+    "ttft_s",
+    "tpot_s",
+    "throughput_tokens_per_s",
+    "energy_j",
+    "link_bytes",
+    "streamed_share",
+    "link_utilisation",
+    "compute_utilisation",
+    "regret",
+)
+
+
+def run_table(metrics: Metrics, *, title: str = "") -> Table:
+    """One row per metric, in human units. A bound beside what was achieved, an energy above its parts."""
+    table = _table(title)
+    table.add_column("metric")
+    table.add_column("value", justify="right", style="bold")
+    hidden = {"requests_finished"} if metrics.get("requests") == metrics.get("requests_finished") else set()
+    for key in [key for key in FIGURES if key in metrics and key not in hidden] + _others(metrics):
+        table.add_row(_label(key), human.of_unit(key)(metrics[key]))
+        if key == "energy_j":
+            for part in sorted(k for k in metrics if _is_energy_part(k)):
+                table.add_row(f"  {part.removeprefix('energy_').removesuffix('_j')}", human.energy(metrics[part]))
+    return table
+
+
+def compare_table(
+    systems: Mapping[str, Metrics],
+    *,
+    title: str = "",
+    outcomes: Mapping[str, str] | None = None,
+    columns: Sequence[str] = COMPARED,
+    ranked_by: str = "ttft_s",
+) -> Table:
+    """One row per system, best first by `ranked_by`, with "x slower than best" beside it; the best of a column is bold.
+
+    A system whose run did not end "done" (by `outcomes`) shows its outcome in place of figures it lacks.
+    """
+    from rich.markup import escape
+
+    shown = [key for key in columns if any(key in metrics for metrics in systems.values())]
+    better = FIGURES.get(ranked_by, Figure(ranked_by, "low")).better
+    order = sorted(systems, key=lambda name: _rank(systems[name].get(ranked_by), better))
+    table = _table(title)
+    table.add_column("system")
+    for key in shown:
+        table.add_column(_label(key), justify="right")
+        if key == ranked_by:
+            table.add_column("to best", justify="right")
+    outcome_of = {name: (outcomes or {}).get(name, "done") for name in order}
+    failed = any(outcome != "done" for outcome in outcome_of.values())
+    if failed:
+        table.add_column("outcome")
+    best = {key: _best(key, systems) for key in (*shown, ranked_by)}
+    for name in order:
+        cells = []
+        for key in shown:
+            value = systems[name].get(key)
+            cells.append(_cell(key, value, best[key]))
+            if key == ranked_by:
+                cells.append(_to_best(value, best[key], better))
+        if failed:
+            cells.append(outcome_of[name].replace("_", " "))
+        table.add_row(escape(name), *cells)
+    return table
+
+
+def show(table: Table, file: IO[str] | None = None) -> None:
+    """Print a table: coloured and fitted on a terminal, plain and whole elsewhere."""
+    from rich.console import Console
+
+    file = file or sys.stdout
+    # A pipe has no width: 80 columns would cut the figures that a script greps for.
+    Console(file=file, width=None if file.isatty() else 240, highlight=False).print(table)
+
+
+def _table(title: str) -> Table:
+    from rich import box
+    from rich.markup import escape
+    from rich.table import Table
+
+    return Table(
+        title=escape(title) or None, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold", pad_edge=False
+    )
+
+
+def _label(key: str) -> str:
+    return FIGURES[key].label if key in FIGURES else key
+
+
+def _is_energy_part(key: str) -> bool:
+    return key.startswith("energy_") and key.endswith("_j") and key != "energy_j"
+
+
+def _others(metrics: Metrics) -> list[str]:
+    return sorted(key for key in metrics if key not in FIGURES and not _is_energy_part(key))
+
+
+def _rank(value: float | None, better: str | None) -> tuple[bool, float]:
+    """Sorts the best first and what has no figure last."""
+    return value is None, (0.0 if value is None else -value if better == "high" else value)
+
+
+def _best(key: str, systems: Mapping[str, Metrics]) -> float | None:
+    better = FIGURES[key].better if key in FIGURES else None
+    values = [metrics[key] for metrics in systems.values() if key in metrics]
+    if better is None or len(values) < 2:
+        return None
+    return min(values) if better == "low" else max(values)
+
+
+def _cell(key: str, value: float | None, best: float | None) -> str:
+    if value is None:
+        return "-"
+    text = human.of_unit(key)(value)
+    return f"[bold green]{text}[/]" if value == best else text
+
+
+def _to_best(value: float | None, best: float | None, better: str | None) -> str:
+    """How many times worse than the best: 1.00x is the best itself."""
+    if not value or not best:
+        return "-"
+    return human.ratio(best / value if better == "high" else value / best)

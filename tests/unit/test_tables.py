@@ -1,0 +1,106 @@
+"""Tables as text, and numbers as people read them."""
+
+import io
+
+import pytest
+
+from kvferry.analysis import human
+from kvferry.analysis.tables import compare_table, run_table, show
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "0 s"),
+        (1.234, "1.23 s"),
+        (0.0456, "45.6 ms"),
+        (0.9996, "1.00 s"),
+        (1.7e-5, "17.0 µs"),
+        (2e-13, "0.0002 ns"),
+        (100.4, "100 s"),
+        (125.3, "2 min 5 s"),
+        (-0.002, "-2.00 ms"),
+    ],
+)
+def test_seconds(value: float, text: str) -> None:
+    assert human.seconds(value) == text
+
+
+def test_units_follow_the_key() -> None:
+    written = {
+        "link_bytes": (403.4e6, "403 MB"),
+        "goodput_bytes_per_s": (80e6, "640 Mbit/s"),
+        "throughput_tokens_per_s": (12.34, "12.3"),
+        "energy_gpu_j": (0.0123, "12.3 mJ"),
+        "link_utilisation": (0.123, "12.3 %"),
+        "regret": (0.0031, "0.31 %"),
+        "requests": (57600.0, "57,600"),
+        "streamed_bits_per_value": (3.456, "3.46"),
+        "wasted_bytes": (0.0, "0 B"),
+        "memory_peak_bytes": (7.0, "7 B"),
+        "ttft_s": (2.0, "2.00 s"),
+    }
+    assert {key: human.of_unit(key)(value) for key, (value, _) in written.items()} == {
+        key: text for key, (_, text) in written.items()
+    }
+
+
+def printed(table: object) -> list[str]:
+    file = io.StringIO()
+    show(table, file)  # type: ignore[arg-type]
+    return [line.rstrip() for line in file.getvalue().splitlines() if line.strip()]
+
+
+def test_a_run_in_human_units() -> None:
+    lines = printed(
+        run_table({"ttft_s": 1.3, "energy_j": 4.0, "energy_gpu_j": 3.0, "energy_base_j": 1.0, "novel_bytes": 5e6})
+    )
+    cells = [line.split("  ") for line in lines[2:]]
+    assert [(row[0].strip() or row[1].strip(), row[-1].strip()) for row in cells] == [
+        ("TTFT, mean", "1.30 s"),
+        ("energy/request", "4.00 J"),
+        ("base", "1.00 J"),
+        ("gpu", "3.00 J"),
+        ("novel_bytes", "5.00 MB"),
+    ]
+
+
+SYSTEMS = {
+    "stream-only": {"ttft_s": 2.6, "energy_j": 10.0, "throughput_tokens_per_s": 5.0},
+    "ferry": {"ttft_s": 1.3, "energy_j": 20.0, "throughput_tokens_per_s": 9.0},
+    "[vllm]": {},
+}
+
+
+def test_systems_side_by_side_best_first() -> None:
+    lines = printed(compare_table(SYSTEMS, title="quickstart [x]", outcomes={"[vllm]": "out_of_memory"}))
+    assert lines[0].strip() == "quickstart [x]"
+    assert lines[1].split("  ")[0].strip() == "system"
+    assert [line.split()[0] for line in lines[3:]] == ["ferry", "stream-only", "[vllm]"]
+    assert lines[3].split() == ["ferry", "1.30", "s", "1.00x", "9.00", "20.0", "J", "done"]
+    assert lines[4].split() == ["stream-only", "2.60", "s", "2.00x", "5.00", "10.0", "J", "done"]
+    assert lines[5].split() == ["[vllm]", "-", "-", "-", "-", "out", "of", "memory"]
+
+
+def test_the_best_of_each_column_is_bold() -> None:
+    table = compare_table({name: SYSTEMS[name] for name in ("ferry", "stream-only")})
+    cells = [list(column.cells) for column in table.columns]
+    bold = [[str(cell).startswith("[bold") for cell in column] for column in cells]
+    # system, TTFT, to best, tokens/s (more is better), energy
+    assert bold == [[False, False], [True, False], [False, False], [True, False], [False, True]]
+
+
+def test_ranked_by_what_is_better_when_high() -> None:
+    lines = printed(
+        compare_table(
+            {"a": {"throughput_tokens_per_s": 2.0}, "b": {"throughput_tokens_per_s": 8.0}},
+            ranked_by="throughput_tokens_per_s",
+        )
+    )
+    assert [line.split() for line in lines[-2:]] == [["b", "8.00", "1.00x"], ["a", "2.00", "4.00x"]]
+
+
+def test_nothing_escapes_into_a_pipe() -> None:
+    file = io.StringIO()
+    show(compare_table(SYSTEMS), file)
+    assert "\x1b" not in file.getvalue()
