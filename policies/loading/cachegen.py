@@ -1,0 +1,49 @@
+"""CacheGen: everything is streamed, at the quality that the bandwidth allows (SparKV VI-A)."""
+
+from kvferry.policies.loading.loader import Compute, LoadFacts, Stream
+from kvferry.policies.loading.problem import LoadProblem
+from kvferry.policies.loading.progress import LoadProgress
+
+
+class CacheGen:
+    """Streams token chunk by token chunk, one transfer per layer, and chooses a quality level for each chunk:
+    the best with which all that is left would come within `objective_s` of the start, else the lowest.
+
+    The rate is the goodput last seen, at first the planned one. Left out: CacheGen's way out of sending text
+    and computing it, which would make it a hybrid.
+    """
+
+    def __init__(self, objective_s: float = 2.0) -> None:
+        if not objective_s > 0:
+            raise ValueError(f"objective_s is {objective_s}; it must be above 0")
+        self.objective_s = objective_s
+
+    def start(self, problem: LoadProblem, facts: LoadFacts) -> None:
+        self._problem = problem
+        self._deadline_s = facts.now_s + self.objective_s
+        sizes = problem.stream_bytes.sum(axis=(1, 2)).tolist()
+        # Bytes at level 0 from each token chunk to the end.
+        self._left_bytes = [sum(sizes[t:]) for t in range(problem.token_chunks)]
+        self._next = 0
+        self._level = 0
+
+    def next_compute(self, progress: LoadProgress, facts: LoadFacts) -> Compute | None:
+        return None
+
+    def next_stream(self, progress: LoadProgress, facts: LoadFacts) -> Stream | None:
+        problem = self._problem
+        if self._next == problem.units:
+            return None
+        t, layer, _ = problem.place(self._next)
+        if layer == 0:
+            self._level = self._best_level(self._left_bytes[t], facts)
+        units = range(self._next, self._next + problem.columns_per_chunk)
+        self._next = units.stop
+        return Stream(tuple(units), self._level)
+
+    def _best_level(self, left_bytes: float, facts: LoadFacts) -> int:
+        rate = facts.goodput_bytes_per_s
+        can_come = (facts.planned_bytes_per_s if rate is None else rate) * (self._deadline_s - facts.now_s)
+        scales = self._problem.level_scale
+        fits = (level for level, scale in enumerate(scales) if left_bytes * scale <= can_come)
+        return next(fits, len(scales) - 1)
