@@ -4,6 +4,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
+PACKAGES := specs policies machine traces scenarios sim backends pipelines analysis cli
+
 .PHONY: demo test test-core test-all check clean
 
 $(VENV)/core: setup.cfg constraints.txt pyproject.toml
@@ -37,7 +39,7 @@ check: $(VENV)/dev
 	@mkdir -p build/typing && ln -sfn ../.. build/typing/kvferry
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy specs policies machine traces scenarios sim backends pipelines analysis cli
+	$(BIN)/mypy $(addprefix -p kvferry.,$(PACKAGES))
 
 clean:
 	rm -rf $(VENV) build out

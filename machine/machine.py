@@ -84,7 +84,9 @@ class Machine(Protocol):
     """
 
     env: simpy.Environment
-    memory: MemoryPool
+
+    @property
+    def memory(self) -> MemoryPool: ...
 
     def submit(
         self,

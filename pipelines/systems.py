@@ -48,10 +48,3 @@ SYSTEMS: dict[str, System] = {
     "stream-only": System(loader=StreamOnly, codec="huffman", about="fetch all, compute nothing"),
     "local-prefill": System(loader=LocalPrefill, codec="huffman", about="compute all, fetch nothing"),
 }
-
-
-def system_named(name: str) -> System:
-    """Raises InputError with the nearest name."""
-    if name not in SYSTEMS:
-        raise unknown_name("system", name, SYSTEMS)
-    return SYSTEMS[name]

@@ -4,8 +4,11 @@
 failed (exit code 1). An out-of-memory run is a result and not an error.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from typing import TypeVar
+
+Named = TypeVar("Named")
 
 
 class KvferryError(Exception):
@@ -30,3 +33,10 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> InputError:
     near = get_close_matches(name, names, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     return InputError(f"unknown {kind} {name!r}; known: {', '.join(names)}.{hint}")
+
+
+def pick(kind: str, table: Mapping[str, Named], name: str) -> Named:
+    """The entry of that name. Raises InputError with the nearest one."""
+    if name not in table:
+        raise unknown_name(kind, name, table)
+    return table[name]

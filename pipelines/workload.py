@@ -1,0 +1,101 @@
+"""From a scenario to its requests: what each one's context weighs, and when it arrives."""
+
+from collections.abc import Callable, Generator
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import simpy
+
+from kvferry.machine.machine import Machine
+from kvferry.machine.ops import Op
+from kvferry.pipelines.context import Context
+from kvferry.pipelines.context_load import Pace
+from kvferry.pipelines.context_reuse import Admission, ContextRequest, context_reuse
+from kvferry.pipelines.record import RequestRecord
+from kvferry.pipelines.systems import System
+from kvferry.policies.codecs import CODECS
+from kvferry.specs.errors import InputError, pick
+from kvferry.specs.scenario import Scenario
+from kvferry.traces.chunks import ChunkTrace, generate_chunks
+
+# Each source of chance has its own generator, seeded with (seed, source).
+_ARRIVALS = 1
+
+
+class Workload:
+    """A scenario's requests, made when they arrive: thousands of contexts need not be held at once."""
+
+    def __init__(
+        self, scenario: Scenario, system: System, planned_bytes_per_s: float, estimate_s: Callable[[Op], Any]
+    ) -> None:
+        self._scenario, self._system = scenario, system
+        self._planned_bytes_per_s = planned_bytes_per_s
+        self._estimate_s = estimate_s
+        self._codec = pick("codec", CODECS, system.codec)
+        self.pace = Pace()
+
+    @cached_property
+    def _recorded(self) -> ChunkTrace | None:
+        path = self._scenario.workload.chunks
+        return None if path is None else ChunkTrace.load(Path(path))
+
+    def context(self, n: int) -> Context:
+        """The stored context of request `n`; a recorded trace serves every request. Raises InputError."""
+        workload, model = self._scenario.workload, self._scenario.model
+        chunks = self._recorded
+        if chunks is None:
+            chunks = generate_chunks(
+                workload.content, workload.context, model.layers, model.kv_heads, self._scenario.seed, sequence=n
+            )
+        elif chunks.shape[1:] != (model.layers, model.kv_heads):
+            raise InputError(
+                f"workload.chunks: recorded with {chunks.shape[1]} layers and {chunks.shape[2]} KV heads, "
+                f"{model.name} has {model.layers} and {model.kv_heads}; record it with this model"
+            )
+        encoding = self._codec(chunks.entropy_bits, chunks.tokens * 2 * model.head_dim)
+        return Context(
+            sequence=n,
+            model=model,
+            coupling=self._scenario.coupling,
+            tokens=chunks.tokens,
+            active_blocks=chunks.active_blocks,
+            encoded_bytes=encoding.encoded_bytes,
+            level_scale=encoding.level_scale,
+        )
+
+    def request(self, n: int) -> ContextRequest:
+        context = self.context(n)
+        return ContextRequest(
+            request=n,
+            context=context,
+            problem=context.problem(self._estimate_s),
+            question_tokens=self._scenario.workload.question,
+            output_tokens=self._scenario.workload.output,
+            planned_bytes_per_s=self._planned_bytes_per_s,
+            rtt_s=self._scenario.link.rtt_s,
+        )
+
+    def run(self, machine: Machine, finished: Callable[[RequestRecord], None]) -> Generator[simpy.Event, Any, None]:
+        """A SimPy process: start every request at its time, tell each one that finishes."""
+        env = machine.env
+        admission = Admission(machine)
+
+        def one(n: int) -> Generator[simpy.Event, Any, None]:
+            loader = self._system.new_loader()
+            record = yield from context_reuse(machine, self.request(n), loader, admission, self.pace)
+            finished(record)
+
+        arrivals = self._scenario.workload.arrivals
+        under_way = []
+        rng = np.random.default_rng([self._scenario.seed, _ARRIVALS])
+        for n in range(self._scenario.workload.requests):
+            process = env.process(one(n))
+            if arrivals is None:
+                yield process
+                continue
+            under_way.append(process)
+            rate_hz, every_s = arrivals.rate_hz, arrivals.every_s
+            yield env.timeout(rng.exponential(1 / rate_hz) if rate_hz else every_s)
+        yield env.all_of(under_way)
