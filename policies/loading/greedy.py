@@ -1,0 +1,252 @@
+"""The potential-aware greedy of SparKV (IV-B), in the readings that its text allows.
+
+Chunk c streams with priority w_s(c) = 1 / t_stream(c) + the sum of 1 / t_comp over the chunks that its arrival
+makes ready, and computes with w_c(c) = 1 / t_comp(c) + the like sum for computing it. The two terms can be
+weighted. All readings share these scores; they differ in what a stage is:
+
+``literal``    Stages of 5 ms (IV-B names no budget): compute while the budget lasts, stream while it lasts,
+               repeat. What streams unlock counts from the next stage on. Any chunk may be streamed, so cheap
+               streams end columns at low layers and the processor starves.
+``top-down``   As literal, but only the topmost chunk still missing in its column may be streamed.
+``one-stage``  The budget is the makespan itself, found by search. It is the reading that the paper's claims
+               need: close to the MILP, faster than Strong Hybrid.
+"""
+
+from collections.abc import Callable
+from heapq import heappop, heappush
+
+import numpy as np
+
+from kvferry.policies.loading.chain import meeting_point
+from kvferry.policies.loading.plan import Plan, Stage
+from kvferry.policies.loading.problem import LoadProblem
+from kvferry.specs.errors import InputError, unknown_name
+
+# Chunks that cost nothing go first, at a score that can still be added up.
+_LEAST_S = 1e-12
+
+
+def greedy_plan(
+    problem: LoadProblem,
+    bytes_per_s: float,
+    *,
+    reading: str = "one-stage",
+    stage_budget_s: float = 5e-3,
+    own_weight: float = 1.0,
+    unlock_weight: float = 1.0,
+) -> Plan:
+    """The greedy's plan in one of ``READINGS``; ``stage_budget_s`` matters to those with many stages.
+
+    A path takes chunks until its budget is used up: the last one may exceed it. The weights are those of a
+    score's first and second term. Raises ``InputError`` for an unknown reading or a budget that is not positive.
+    """
+    if not stage_budget_s > 0.0:
+        raise InputError(f"stage_budget_s: {stage_budget_s} is not a positive time; nothing fits into such a stage")
+    if reading not in READINGS:
+        raise unknown_name("reading of the greedy", reading, READINGS)
+    queues = _Queues(problem, bytes_per_s, own_weight, unlock_weight)
+    return READINGS[reading](queues, problem, bytes_per_s, stage_budget_s)
+
+
+def _literal(queues: "_Queues", problem: LoadProblem, bytes_per_s: float, stage_budget_s: float) -> Plan:
+    for unit in range(problem.units):
+        queues.enter_stream(unit)
+    return _staged(queues, stage_budget_s)
+
+
+def _top_down(queues: "_Queues", problem: LoadProblem, bytes_per_s: float, stage_budget_s: float) -> Plan:
+    queues.top_down = True
+    for unit in np.arange(problem.units).reshape(problem.compute_s.shape)[:, -1].ravel().tolist():
+        queues.enter_stream(unit)
+    return _staged(queues, stage_budget_s)
+
+
+def _one_stage(queues: "_Queues", problem: LoadProblem, bytes_per_s: float, _: float) -> Plan:
+    """The budget only ends the computing, so one pass without a budget shows the makespans of all budgets.
+
+    Nothing that this stage's streams unlock gets computed, so they go by their own time alone.
+    """
+    order = np.array(queues.take_compute(float("inf")), dtype=np.int64)
+    cut = meeting_point(problem, order, bytes_per_s)
+    left = np.sort(order[cut:])
+    streamed = left[np.argsort(problem.stream_bytes.ravel()[left], kind="stable")]
+    return Plan((Stage(tuple(order[:cut].tolist()), tuple(streamed.tolist())),))
+
+
+READINGS: dict[str, Callable[["_Queues", LoadProblem, float, float], Plan]] = {
+    "literal": _literal,
+    "top-down": _top_down,
+    "one-stage": _one_stage,
+}
+
+
+def _staged(queues: "_Queues", stage_budget_s: float) -> Plan:
+    stages = []
+    while queues.remaining:
+        computed = queues.take_compute(stage_budget_s)
+        streamed = queues.take_stream(stage_budget_s)
+        stages.append(Stage(tuple(computed), tuple(streamed)))
+    return Plan(tuple(stages))
+
+
+class _Queues:
+    """Q_c and Q_s, their scores kept true as chunks get loaded.
+
+    Two heaps of (negated score, unit), ties to the smaller unit. A changed score is recorded and pushed again;
+    an entry that differs from the record is stale and dropped when it surfaces. Loading a chunk changes the
+    scores of a few neighbours only, and that is what makes this fast.
+    """
+
+    def __init__(self, problem: LoadProblem, bytes_per_s: float, own_weight: float, unlock_weight: float) -> None:
+        tokens, layers, columns = problem.compute_s.shape
+        self.tokens, self.layers, self.columns = tokens, layers, columns
+        # Steps in flat indices from (t, l, c) to (t, l + 1, c) and to (t + 1, l, c).
+        self.up, self.right = columns, layers * columns
+        # attends[l]: the layer whose earlier KV layer l needs; serves[l]: the layer that needs that of l.
+        self.attends = [problem.attended_layer(l) for l in range(layers)]
+        self.serves = [self.attends.index(l) if l in self.attends else None for l in range(layers)]
+        axes = np.unravel_index(np.arange(problem.units), problem.compute_s.shape)
+        self.place: list[tuple[int, int, int]] = list(zip(*(axis.tolist() for axis in axes)))
+
+        compute_s, stream_s = problem.compute_s.ravel(), problem.stream_bytes.ravel() / bytes_per_s
+        self.compute_s: list[float] = compute_s.tolist()
+        self.stream_s: list[float] = stream_s.tolist()
+        self.own_compute: list[float] = (own_weight / np.maximum(compute_s, _LEAST_S)).tolist()
+        self.own_stream: list[float] = (own_weight / np.maximum(stream_s, _LEAST_S)).tolist()
+        self.unlocked: list[float] = (unlock_weight / np.maximum(compute_s, _LEAST_S)).tolist()
+
+        self.top_down = False
+        self.remaining = problem.units
+        self.loaded = bytearray(problem.units)
+        # Per column t * C + c the layers computed; per row l * C + c the smallest t not loaded.
+        self.depth = [0] * (tokens * columns)
+        self.first = [0] * (layers * columns)
+        # A unit's entry in a queue's heap, None while it is not in that queue.
+        self.compute_entry: list[float | None] = [None] * problem.units
+        self.stream_entry: list[float | None] = [None] * problem.units
+        self.compute_heap: list[tuple[float, int]] = []
+        self.stream_heap: list[tuple[float, int]] = []
+        for t in range(tokens):
+            for c in range(columns):
+                self._enter_compute_if_ready(problem.unit(t, 0, c))
+
+    def take_compute(self, budget_s: float) -> list[int]:
+        """Compute from the top of Q_c until the budget is used up; what that unlocks joins at once."""
+        taken, spent_s = [], 0.0
+        while self.compute_heap and spent_s < budget_s:
+            entry, unit = heappop(self.compute_heap)
+            if entry == self.compute_entry[unit]:
+                self._load(unit, computed=True)
+                taken.append(unit)
+                spent_s += self.compute_s[unit]
+        return taken
+
+    def take_stream(self, budget_s: float) -> list[int]:
+        """Stream from the top of Q_s until the budget is used up."""
+        taken, spent_s = [], 0.0
+        while self.stream_heap and spent_s < budget_s:
+            entry, unit = heappop(self.stream_heap)
+            if entry == self.stream_entry[unit]:
+                self._load(unit, computed=False)
+                taken.append(unit)
+                spent_s += self.stream_s[unit]
+        return taken
+
+    def enter_stream(self, unit: int) -> None:
+        """Let a unit into Q_s."""
+        self.stream_entry[unit] = 0.0
+        self._rescore(unit)
+
+    def _enter_compute_if_ready(self, unit: int) -> bool:
+        t, l, c = self.place[unit]
+        if self.depth[t * self.columns + c] != l or self.loaded[unit]:
+            return False
+        attended = self.attends[l]
+        if attended is not None and self.first[attended * self.columns + c] < t:
+            return False
+        self.compute_entry[unit] = 0.0
+        self._rescore(unit)
+        return True
+
+    def _load(self, unit: int, *, computed: bool) -> None:
+        """Mark a unit as loaded, let newly ready units in, rescore the neighbours whose gains change."""
+        t, l, c = self.place[unit]
+        self.remaining -= 1
+        self.loaded[unit] = 1
+        self.compute_entry[unit] = self.stream_entry[unit] = None
+        column = t * self.columns + c
+        if computed:
+            self.depth[column] = l + 1
+            if l + 1 < self.layers and not self._enter_compute_if_ready(unit + self.up):
+                self._rescore_first(self.attends[l + 1], c)
+        elif l > 0:
+            self._rescore(unit - self.up)
+            if self.depth[column] == l:
+                self._rescore_first(self.attends[l], c)
+            if self.top_down and not self.loaded[unit - self.up]:
+                self.enter_stream(unit - self.up)
+        serves = self.serves[l]
+        if serves is not None:
+            if self.first[l * self.columns + c] == t:
+                self._advance_first(unit, serves)
+            else:
+                self._rescore_first(l, c)
+
+    def _advance_first(self, unit: int, serves: int) -> None:
+        """A row's first missing chunk has come: go to the next one, and see to those that waited for this one."""
+        t, l, c = self.place[unit]
+        row = l * self.columns + c
+        to_waiting = (serves - l) * self.up
+        while self.loaded[unit]:
+            t += 1
+            unit += self.right
+            self.first[row] = t
+            if t == self.tokens:
+                return
+            if not self._enter_compute_if_ready(unit + to_waiting) and serves > 0:
+                self._rescore(unit + to_waiting - self.up)
+        self._rescore(unit)
+
+    def _rescore_first(self, l: int | None, c: int) -> None:
+        """Rescore the first missing chunk of a row: the only one there whose coming makes others ready."""
+        if l is not None:
+            t = self.first[l * self.columns + c]
+            if t < self.tokens:
+                self._rescore(t * self.right + l * self.up + c)
+
+    def _rescore(self, unit: int) -> None:
+        """Bring a unit's entries up to date in the queues that it is in."""
+        stream_entry, compute_entry = self.stream_entry[unit], self.compute_entry[unit]
+        if stream_entry is None and compute_entry is None:
+            return
+        t, l, c = self.place[unit]
+        gain = self._row_gain(unit, t, l, c)
+        if stream_entry is not None:
+            entry = -self.own_stream[unit] - gain
+            if entry != stream_entry:
+                self.stream_entry[unit] = entry
+                heappush(self.stream_heap, (entry, unit))
+        if compute_entry is not None:
+            entry = -self.own_compute[unit] - gain
+            if l + 1 < self.layers and not self.loaded[unit + self.up]:
+                attended = self.attends[l + 1]
+                if attended is None or self.first[attended * self.columns + c] >= t:
+                    entry -= self.unlocked[unit + self.up]
+            if entry != compute_entry:
+                self.compute_entry[unit] = entry
+                heappush(self.compute_heap, (entry, unit))
+
+    def _row_gain(self, unit: int, t: int, l: int, c: int) -> float:
+        """The score of those in later token chunks that this unit's coming makes ready."""
+        serves = self.serves[l]
+        if serves is None or self.first[l * self.columns + c] != t:
+            return 0.0
+        gain = 0.0
+        to_waiting = (serves - l) * self.up
+        for column in range((t + 1) * self.columns + c, self.tokens * self.columns, self.columns):
+            unit += self.right
+            if self.depth[column] == serves and not self.loaded[unit + to_waiting]:
+                gain += self.unlocked[unit + to_waiting]
+            if not self.loaded[unit]:
+                break
+        return gain

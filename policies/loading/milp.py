@@ -1,0 +1,191 @@
+"""The exact schedule: SparKV's mixed-integer program (Eq. 1-5), solved by HiGHS, CBC or Gurobi through PuLP."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from kvferry.policies.loading.bound import bound_s, frontier
+from kvferry.policies.loading.plan import Plan, TokenDependency, ordered_stage
+from kvferry.policies.loading.problem import LoadProblem
+from kvferry.specs.errors import InputError, KvferryError, unknown_name
+
+if TYPE_CHECKING:
+    import pulp
+
+
+@dataclass(frozen=True, slots=True)
+class MilpResult:
+    """A plan, its value by Eq. 1, how far that may be above the proven bound, and why the solver stopped.
+
+    ``optimal`` means within the relative gap asked for.
+    """
+
+    plan: Plan
+    makespan_s: float
+    bound_gap: float
+    status: Literal["optimal", "time_limit"]
+
+
+def milp_plan(
+    problem: LoadProblem,
+    bytes_per_s: float,
+    *,
+    stages: int = 1,
+    solver: str = "highs",
+    time_limit_s: float | None = None,
+    relative_gap: float = 1e-4,
+    token_dependency: TokenDependency = "all",
+) -> MilpResult:
+    """Minimise Eq. 1 over ``stages`` decision stages.
+
+    Eq. 4-5 sum inclusively to k: a stage unlocks its own work. By Eq. 2 everything is loaded by the last
+    stage, so its token dependencies always hold, and merging all stages into one keeps a schedule feasible
+    and makes it no longer. One stage is therefore enough for the optimum; more only cost time.
+    ``token_dependency``: "all" earlier token chunks as the text says, or the "previous" one as Eq. 4 reads.
+
+    Raises ``InputError`` for less than one stage and for a solver that is unknown, absent or refuses the size,
+    ``KvferryError`` if the time limit passes before any schedule was found.
+    """
+    if solver not in SOLVERS:
+        raise unknown_name("MILP solver", solver, SOLVERS)
+    if stages < 1:
+        raise InputError(f"stages: {stages} is not possible; 1 is enough for the optimum")
+    least_s = bound_s(frontier(problem), bytes_per_s)
+    model = _Model(problem, bytes_per_s, stages, token_dependency, unit_s=least_s or 1.0)
+    SOLVERS[solver](model.program, time_limit_s, relative_gap)
+
+    # PuLP: 1 is a solution proven optimal, 2 one that was found before the limit.
+    if model.program.sol_status not in (1, 2):
+        raise KvferryError(
+            f"{solver} found no schedule of {problem.units} units within {time_limit_s} s: give it more time,"
+            " or use the greedy or the chain, which always return one"
+        )
+    plan = model.plan()
+    makespan_s = plan.stage_makespan_s(problem, bytes_per_s)
+    return MilpResult(
+        plan=plan,
+        makespan_s=makespan_s,
+        bound_gap=makespan_s / least_s - 1.0 if least_s else 0.0,
+        status="optimal" if model.program.sol_status == 1 else "time_limit",
+    )
+
+
+class _Model:
+    """Eq. 1-5 in PuLP's terms. Times are given in units of the bound, so that tolerances mean the same anywhere."""
+
+    def __init__(
+        self, problem: LoadProblem, bytes_per_s: float, stages: int, token_dependency: TokenDependency, unit_s: float
+    ) -> None:
+        import pulp
+
+        self.problem, self.stages = problem, stages
+        self.program = pulp.LpProblem("kv_loading", pulp.LpMinimize)
+        units = range(problem.units)
+        self.computed = [[pulp.LpVariable(f"c_{u}_{k}", cat="Binary") for k in range(stages)] for u in units]
+        self.streamed = [[pulp.LpVariable(f"s_{u}_{k}", cat="Binary") for k in range(stages)] for u in units]
+        lengths = [pulp.LpVariable(f"length_{k}", lowBound=0) for k in range(stages)]
+        self.program += pulp.lpSum(lengths)
+
+        compute_s = (problem.compute_s.ravel() / unit_s).tolist()
+        stream_s = (problem.stream_bytes.ravel() / bytes_per_s / unit_s).tolist()
+        for k, length in enumerate(lengths):
+            for times, chosen in ((compute_s, self.computed), (stream_s, self.streamed)):
+                self.program += pulp.LpAffineExpression([(chosen[u][k], times[u]) for u in units]) <= length
+        for u in units:
+            self.program += pulp.lpSum(self.computed[u] + self.streamed[u]) == 1
+        self._layer_dependencies()
+        self._token_dependencies(token_dependency)
+
+    def _layer_dependencies(self) -> None:
+        """Eq. 5: the layer below was computed, in this stage or before."""
+        import pulp
+
+        for u in range(self.problem.units):
+            if self.problem.place(u)[1] > 0:
+                below = self.computed[u - self.problem.columns_per_chunk]
+                for k in range(self.stages):
+                    self.program += self.computed[u][k] <= pulp.lpSum(below[: k + 1])
+
+    def _token_dependencies(self, token_dependency: TokenDependency) -> None:
+        """Eq. 4: earlier tokens' KV has come by either path. Left out at the last stage, where Eq. 2 implies it.
+
+        For "all", a variable per unit and stage is at most 1 if the unit and all before it in t have come.
+        """
+        import pulp
+
+        problem = self.problem
+        for k in range(self.stages - 1):
+            come = [pulp.lpSum(self.computed[u][: k + 1] + self.streamed[u][: k + 1]) for u in range(problem.units)]
+            if token_dependency == "all":
+                come = self._all_come(come, k)
+            for u in range(problem.units):
+                t, l, c = problem.place(u)
+                attended = problem.attended_layer(l)
+                if t > 0 and attended is not None:
+                    self.program += self.computed[u][k] <= come[problem.unit(t - 1, attended, c)]
+
+    def _all_come(self, come: list[pulp.LpAffineExpression], k: int) -> list[Any]:
+        import pulp
+
+        right = self.problem.layers * self.problem.columns_per_chunk
+        all_come = [pulp.LpVariable(f"come_{u}_{k}", 0, 1) for u in range(self.problem.units)]
+        for u, variable in enumerate(all_come):
+            self.program += variable <= come[u]
+            if u >= right:
+                self.program += variable <= all_come[u - right]
+        return all_come
+
+    def plan(self) -> Plan:
+        """The schedule that the solver found; within a stage, computing waits for streams as little as can be."""
+        shape = self.problem.compute_s.shape
+        computed = np.array([[v.value() > 0.5 for v in row] for row in self.computed]).T
+        streamed = np.array([[v.value() > 0.5 for v in row] for row in self.streamed]).T
+        return Plan(
+            tuple(
+                ordered_stage(self.problem, computed[k].reshape(shape), streamed[k].reshape(shape))
+                for k in range(self.stages)
+            )
+        )
+
+
+def _highs(program: pulp.LpProblem, time_limit_s: float | None, relative_gap: float) -> None:
+    import pulp
+
+    # One thread: the same schedule every time.
+    program.solve(pulp.HiGHS(msg=False, timeLimit=time_limit_s, gapRel=relative_gap, threads=1))
+
+
+def _cbc(program: pulp.LpProblem, time_limit_s: float | None, relative_gap: float) -> None:
+    import pulp
+
+    cbc = pulp.PULP_CBC_CMD(msg=False, timeLimit=time_limit_s, gapRel=relative_gap, threads=1)
+    if not cbc.available():
+        raise InputError("solver 'cbc': PuLP finds no CBC program for this platform; try solver 'highs'")
+    program.solve(cbc)
+
+
+def _gurobi(program: pulp.LpProblem, time_limit_s: float | None, relative_gap: float) -> None:
+    import pulp
+
+    try:
+        import gurobipy
+    except ImportError as error:
+        raise InputError("solver 'gurobi' needs the package gurobipy; try solver 'highs'") from error
+    try:
+        program.solve(pulp.GUROBI(msg=False, timeLimit=time_limit_s, gapRel=relative_gap, Threads=1))
+    except gurobipy.GurobiError as error:
+        raise InputError(
+            f"Gurobi refused a model of {program.numVariables()} variables and {program.numConstraints()} constraints"
+            f" ({error}). Its free licence ends at 2,000 of either; try solver 'highs'"
+        ) from error
+
+
+SOLVERS: dict[str, Callable[[pulp.LpProblem, float | None, float], None]] = {
+    "highs": _highs,
+    "cbc": _cbc,
+    "gurobi": _gurobi,
+}

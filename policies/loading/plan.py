@@ -1,0 +1,129 @@
+"""A plan: which units the processor computes and which the link streams, in what order, stage by stage."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from kvferry.policies.loading.problem import LoadProblem
+
+TokenDependency = Literal["previous", "all"]
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What both paths do side by side; each works through its units in the order given."""
+
+    compute: tuple[int, ...] = ()
+    stream: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Stages that follow one another, units as flat indices (``LoadProblem.unit``)."""
+
+    stages: tuple[Stage, ...]
+
+    @property
+    def compute(self) -> tuple[int, ...]:
+        """All computed units in order."""
+        return tuple(unit for stage in self.stages for unit in stage.compute)
+
+    @property
+    def stream(self) -> tuple[int, ...]:
+        """All streamed units in order."""
+        return tuple(unit for stage in self.stages for unit in stage.stream)
+
+    def depths(self, problem: LoadProblem) -> np.ndarray:
+        """Layers computed in each column, shape [T, C]."""
+        computed = np.zeros(problem.units, dtype=np.int64)
+        computed[list(self.compute)] = 1
+        return computed.reshape(problem.compute_s.shape).sum(axis=1)
+
+    def check(self, problem: LoadProblem, token_dependency: TokenDependency = "all") -> None:
+        """Raise ``ValueError`` unless every unit is loaded once (Eq. 2) and computed only when ready (Eq. 3-5).
+
+        As Eq. 4-5 sum inclusively, a stage unlocks its own work: what it streams counts from its beginning,
+        what it computes counts for the units after it. Earlier tokens' KV must all be there as the text of
+        IV-B says; ``token_dependency="previous"`` asks only for chunk t-1, as Eq. 4 reads.
+        """
+        self._check_each_once(problem)
+        there = np.zeros(problem.compute_s.shape, dtype=bool)
+        # From how early on a token chunk's predecessors must be there: see ``token_dependency``.
+        reach = 1 if token_dependency == "previous" else problem.token_chunks
+        depth = np.zeros((problem.token_chunks, problem.columns_per_chunk), dtype=np.int64)
+        for k, stage in enumerate(self.stages):
+            there.ravel()[list(stage.stream)] = True
+            for unit in stage.compute:
+                t, l, c = problem.place(unit)
+                attended = problem.attended_layer(l)
+                attends = attended is None or there[max(0, t - reach) : t, attended, c].all()
+                if depth[t, c] != l or not attends:
+                    raise ValueError(f"stage {k} computes (t, l, c) = {(t, l, c)} before it is ready")
+                depth[t, c] += 1
+                there[t, l, c] = True
+
+    def _check_each_once(self, problem: LoadProblem) -> None:
+        units = np.array(self.compute + self.stream, dtype=np.int64)
+        if units.size and not 0 <= units.min() <= units.max() < problem.units:
+            raise ValueError(f"the plan names units outside 0..{problem.units - 1}")
+        times = np.bincount(units, minlength=problem.units)
+        wrong = np.flatnonzero(times != 1)
+        if wrong.size:
+            raise ValueError(f"(t, l, c) = {problem.place(int(wrong[0]))} is loaded {times[wrong[0]]} times, not once")
+
+    def stage_makespan_s(self, problem: LoadProblem, bytes_per_s: float) -> float:
+        """Eq. 1: the sum over stages of the slower path's time, nobody waiting within a stage."""
+        compute_s, stream_s = problem.compute_s.ravel(), problem.stream_bytes.ravel() / bytes_per_s
+        return float(
+            sum(
+                max(compute_s[list(stage.compute)].sum(), stream_s[list(stage.stream)].sum())
+                for stage in self.stages
+                if stage.compute or stage.stream
+            )
+        )
+
+    def completion_s(self, problem: LoadProblem, bytes_per_s: float) -> float:
+        """When the last unit is there at constant speeds, both paths keeping their order.
+
+        Stricter than Eq. 1, a computed unit waits for streamed KV that it attends to; and laxer, no path waits
+        for the other at the end of a stage. Infinite if something is computed before what it needs.
+        """
+        there_s = np.full(problem.compute_s.shape, np.inf)
+        stream = list(self.stream)
+        there_s.ravel()[stream] = problem.stream_bytes.ravel()[stream].cumsum() / bytes_per_s
+        now_s = 0.0
+        for unit in self.compute:
+            t, l, c = problem.place(unit)
+            attended = problem.attended_layer(l)
+            if attended is not None and t > 0:
+                now_s = max(now_s, float(there_s[:t, attended, c].max()))
+            now_s += float(problem.compute_s[t, l, c])
+            there_s[t, l, c] = now_s
+        return float(there_s.max(initial=0.0))
+
+
+def ordered_stage(
+    problem: LoadProblem, computed: np.ndarray, streamed: np.ndarray, worth: np.ndarray | None = None
+) -> Stage:
+    """A stage that does these units (boolean masks [T, L, C]), ordered so that computing hardly ever waits.
+
+    Compute goes layer by layer. The link first brings what those computations attend to, in the order in
+    which they will ask; then the rest, most ``worth`` streaming first (same shape; by default upper layers).
+    """
+    place = np.indices(problem.compute_s.shape)
+    order = np.lexsort((place[2].ravel(), place[0].ravel(), place[1].ravel()))
+    compute = order[computed.ravel()[order]]
+
+    never = problem.units
+    turn = np.full(problem.compute_s.shape, never)
+    turn.ravel()[compute] = np.arange(compute.size)
+    asked = np.full_like(turn, never)
+    for l in range(problem.layers):
+        attended = problem.attended_layer(l)
+        if attended is not None:
+            asked[:-1, attended] = np.minimum.accumulate(turn[:0:-1, l])[::-1]
+    units = np.flatnonzero(streamed)
+    last = (place[1] if worth is None else worth).ravel()[units]
+    stream = units[np.lexsort((-last, asked.ravel()[units]))]
+    return Stage(tuple(compute.tolist()), tuple(stream.tolist()))
