@@ -1,0 +1,159 @@
+"""Several systems side by side: their paths on one time axis, their first token and energy as bars."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kvferry.analysis import human, style
+from kvferry.analysis.gantt import draw_lanes, draw_rate, legend, view_of, window_of
+from kvferry.analysis.style import BLACK, DARK, GREY, INK, SERIES
+from kvferry.analysis.timeline import resources_of
+from kvferry.pipelines.record import Run
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_HATCHES = (None, "////", "xxxx", "....", "\\\\\\\\", "||||", "----")
+
+
+def compare_gantt(runs: Mapping[str, Run], *, title: str = "", request: int | None = None) -> Figure:
+    """Each system's paths for one request (default: the one with the median TTFT in the fastest system), on a common
+    time axis that starts at its arrival, fastest first; what never spoke its first token comes last.
+
+    Raises ValueError when no run has anything to draw.
+    """
+    drawable = {name: run for name, run in runs.items() if run.spans and run.requests}
+    if not drawable:
+        raise ValueError("nothing to draw: no run has spans")
+    request = _typical_request(drawable) if request is None else request
+    views = {
+        name: view_of(run, request)
+        for name, run in drawable.items()
+        if any(record.request == request for record in run.requests)
+    }
+    order = sorted(views, key=lambda name: _sort_key(_ttft_s(views[name])))
+    end_s = max(window_of(views[name])[1] for name in order)
+    longest = max(views.values(), key=lambda view: view.duration_s)
+    heights = ([1.3] if longest.link_times_s else []) + [
+        0.12 + 0.27 * len(resources_of(views[name].spans)) for name in order
+    ]
+    figure = style.new_figure(10, 1.2 + sum(heights) + 0.12 * len(heights))
+    if title:
+        figure.suptitle(title, x=0.01, ha="left", weight="bold", size=12)
+    axes = figure.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
+    if longest.link_times_s:
+        # What was delivered differs by system; the rate they were offered does not.
+        draw_rate(axes[0], longest, 0.0, end_s, moved_too=False)
+    for axis, name in zip(axes[-len(order) :], order, strict=True):
+        _draw_system(axis, name, views[name], end_s)
+    axes[-1].set_xlim(0.0, end_s)
+    axes[-1].set_xlabel("time since the request arrived (s)")
+    legend(figure, [span for name in order for span in views[name].spans])
+    return figure
+
+
+def compare_bars(metrics: Mapping[str, Mapping[str, float]], *, title: str = "") -> Figure:
+    """TTFT (mean, and a tick at the 95th percentile of several requests) and energy per request by component, a bar
+    per system, fastest on top; what has no figure shows none."""
+    order = sorted(metrics, key=lambda name: _sort_key(metrics[name].get("ttft_s")))
+    figure = style.new_figure(10, 1.3 + 0.34 * len(order))
+    if title:
+        figure.suptitle(title, x=0.01, ha="left", weight="bold", size=12)
+    left, right = figure.subplots(1, 2, sharey=True)
+    best_s = next((metrics[name]["ttft_s"] for name in order if metrics[name].get("ttft_s")), None)
+    for row, name in enumerate(order):
+        _draw_ttft(left, row, metrics[name], best_s)
+    _draw_energy(right, order, metrics)
+    left.set_yticks(range(len(order)), order)
+    left.invert_yaxis()
+    left.set_title("Time to first token")
+    left.set_xlabel("s")
+    right.set_title("Energy per request")
+    right.set_xlabel("J")
+    for axis in (left, right):
+        axis.tick_params(axis="y", length=0)
+        axis.grid(axis="x")
+        # Room for the figures that stand behind the bars.
+        axis.set_xlim(0, 1.3 * max((bar.get_x() + bar.get_width() for bar in axis.patches), default=1.0))
+    return figure
+
+
+def _draw_system(axis: Any, name: str, view: Run, end_s: float) -> None:
+    draw_lanes(axis, view.spans, resources_of(view.spans), 0.0, end_s)
+    axis.set_title(name, pad=2)
+    ttft_s = _ttft_s(view)
+    if ttft_s is None:
+        axis.set_title(f"no first token ({view.outcome.replace('_', ' ')})", loc="right", size=9, color=GREY, pad=2)
+        return
+    axis.axvline(ttft_s, color=BLACK, linewidth=1.1, linestyle=(0, (4, 2)), zorder=5)
+    axis.plot(
+        [ttft_s], [1.0], transform=axis.get_xaxis_transform(), marker="*", markersize=9, color=BLACK, clip_on=False,
+        zorder=6,
+    )  # fmt: skip
+    early = ttft_s < 0.75 * end_s
+    axis.annotate(
+        human.seconds(ttft_s), (ttft_s, 1.0), xycoords=("data", "axes fraction"), xytext=(6 if early else -6, 2),
+        textcoords="offset points", ha="left" if early else "right", weight="bold", size=9,
+    )  # fmt: skip
+
+
+def _draw_ttft(axis: Any, row: int, metrics: Mapping[str, float], best_s: float | None) -> None:
+    ttft_s = metrics.get("ttft_s")
+    if ttft_s is None:
+        axis.annotate("none", (0, row), xytext=(4, 0), textcoords="offset points", va="center", color=GREY)
+        return
+    axis.barh(row, ttft_s, height=0.62, color=DARK, linewidth=0)
+    end_s = ttft_s
+    if metrics.get("requests", 1) > 1 and "ttft_p95_s" in metrics:
+        end_s = max(ttft_s, metrics["ttft_p95_s"])
+        axis.plot([ttft_s, metrics["ttft_p95_s"]], [row, row], color=INK, linewidth=1)
+        axis.plot([metrics["ttft_p95_s"]], [row], marker="|", color=INK, markersize=8)
+    slower = f"  ({human.ratio(ttft_s / best_s)})" if best_s and ttft_s > best_s else ""
+    axis.annotate(
+        human.seconds(ttft_s) + slower, (end_s, row), xytext=(4, 0), textcoords="offset points", va="center", size=8.5
+    )
+
+
+def _draw_energy(axis: Any, order: list[str], metrics: Mapping[str, Mapping[str, float]]) -> None:
+    parts = sorted({key for name in order for key in metrics[name] if key.startswith("energy_") and key != "energy_j"})
+    left = np.zeros(len(order))
+    for n, part in enumerate(parts):
+        width = np.array([metrics[name].get(part, 0.0) for name in order])
+        axis.barh(
+            range(len(order)), width, left=left, height=0.62, color=SERIES[n % len(SERIES)],
+            hatch=_HATCHES[n % len(_HATCHES)], edgecolor="white", linewidth=0,
+            label=part.removeprefix("energy_").removesuffix("_j"),
+        )  # fmt: skip
+        left += width
+    for row, name in enumerate(order):
+        if "energy_j" in metrics[name]:
+            total_j = metrics[name]["energy_j"]
+            axis.annotate(
+                human.energy(total_j), (total_j, row), xytext=(4, 0), textcoords="offset points", va="center", size=8.5
+            )
+    if parts:
+        axis.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+
+
+def _typical_request(runs: Mapping[str, Run]) -> int:
+    """The request with the median TTFT in the system whose median is the lowest; the first where none spoke."""
+    told = {name: sorted((t, r) for r, t in _ttfts_s(run).items()) for name, run in runs.items()}
+    medians = [(times[(len(times) - 1) // 2], name) for name, times in told.items() if times]
+    if medians:
+        return min(medians)[0][1]
+    return next(iter(runs.values())).requests[0].request
+
+
+def _ttfts_s(run: Run) -> dict[int, float]:
+    return {r.request: r.first_token_s - r.arrival_s for r in run.requests if r.first_token_s is not None}
+
+
+def _ttft_s(view: Run) -> float | None:
+    return _ttfts_s(view).get(view.requests[0].request)
+
+
+def _sort_key(value: float | None) -> tuple[bool, float]:
+    return value is None, value or 0.0

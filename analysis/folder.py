@@ -1,0 +1,112 @@
+"""What a run leaves on disk: a folder that tells what was run, what came out, and shows it."""
+
+import errno
+import io
+import os
+import re
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+
+from kvferry.analysis.envelope import Envelope, to_json
+from kvferry.analysis.timeline import chrome_trace
+from kvferry.machine.span import Span
+from kvferry.pipelines.record import Run
+from kvferry.specs.errors import KvferryError
+
+
+def write_run(folder: Path, scenario_yaml: str, run: Run, envelope: Envelope) -> list[Path]:
+    """Write scenario.yaml, metrics.json, spans.parquet, trace.json and plots/; returns the files written.
+
+    Equal runs give equal bytes. Files of the same names are replaced, others are left alone; each appears under
+    its name only when complete. Raises KvferryError, naming the file, when it cannot be written.
+    """
+    from kvferry.analysis.gantt import gantt
+    from kvferry.analysis.style import render
+
+    title = f"{envelope['scenario']}: {envelope['system']}"
+    written = [
+        write_file(folder / "scenario.yaml", scenario_yaml.encode()),
+        write_file(folder / "metrics.json", to_json(envelope).encode()),
+        write_file(folder / "spans.parquet", spans_parquet(run.spans)),
+        write_file(folder / "trace.json", chrome_trace(run, title=title).encode()),
+    ]
+    if run.spans:
+        written += write_pictures(folder / "plots" / "gantt", render(lambda: gantt(run, title=title)))
+    return written
+
+
+def write_comparison(
+    folder: Path, scenario_yaml: Mapping[str, str], runs: Mapping[str, Run], envelopes: Mapping[str, Envelope]
+) -> list[Path]:
+    """Write a run's folder per system (all three mappings by system), comparison.json, and plots/ of all together."""
+    from kvferry.analysis.compare import compare_bars, compare_gantt
+    from kvferry.analysis.style import render
+
+    written = []
+    for system, run in runs.items():
+        written += write_run(folder / folder_name(system), scenario_yaml[system], run, envelopes[system])
+    written.append(write_file(folder / "comparison.json", to_json({"systems": dict(envelopes)}).encode()))
+    title = next((envelope["scenario"] for envelope in envelopes.values()), "")
+    metrics = {system: envelope["metrics"] for system, envelope in envelopes.items()}
+    if any(run.spans for run in runs.values()):
+        written += write_pictures(folder / "plots" / "paths", render(lambda: compare_gantt(runs, title=title)))
+    if any("ttft_s" in figures for figures in metrics.values()):
+        written += write_pictures(folder / "plots" / "bars", render(lambda: compare_bars(metrics, title=title)))
+    return written
+
+
+def write_pictures(stem: Path, pictures: Mapping[str, bytes]) -> list[Path]:
+    """Write one file per format ("png", "svg"), named by the stem."""
+    return [write_file(stem.with_name(f"{stem.name}.{format}"), content) for format, content in pictures.items()]
+
+
+def write_file(path: Path, content: bytes) -> Path:
+    """Write the whole file or nothing: readers see the old one or the new one, never a part."""
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            # "x": never through a link or into a file that someone else put there.
+            with open(partial, "xb") as file:
+                file.write(content)
+            os.replace(partial, path)
+        finally:
+            # Gone already when all went well; interrupted (Ctrl-C) or full, it must not stay behind.
+            partial.unlink(missing_ok=True)
+    except OSError as error:
+        raise KvferryError(f"cannot write {path}: {_reason(error)}") from error
+    return path
+
+
+def folder_name(system: str) -> str:
+    """A system's name as one folder: anything but letters, digits, dot, dash and underscore becomes a dash."""
+    return re.sub(r"[^\w.-]+", "-", system, flags=re.ASCII).lstrip(".") or "system"
+
+
+def spans_parquet(spans: tuple[Span, ...]) -> bytes:
+    """The spans as a Parquet table: resource, label, start_s, end_s, n_bytes, request (null: none)."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    columns = {
+        "resource": pa.array([span.resource for span in spans], pa.string()),
+        "label": pa.array([span.label for span in spans], pa.string()),
+        "start_s": pa.array([span.start_s for span in spans], pa.float64()),
+        "end_s": pa.array([span.end_s for span in spans], pa.float64()),
+        "n_bytes": pa.array([span.n_bytes for span in spans], pa.float64()),
+        "request": pa.array([span.request for span in spans], pa.int64()),
+    }
+    buffer = io.BytesIO()
+    pq.write_table(pa.table(columns), buffer, compression="zstd")
+    return buffer.getvalue()
+
+
+def _reason(error: OSError) -> str:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "the disk is full; free some space, or write to another folder"
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return "no permission to write there; write to another folder"
+    if error.errno in (errno.EEXIST, errno.ENOTDIR):
+        return "a part of this path is a file and not a folder; write to another folder"
+    return error.strerror or str(error)

@@ -1,0 +1,129 @@
+"""How every picture looks, and how it becomes bytes: one set of rc values, no global figure, no dates inside.
+
+Colours are Okabe and Ito's, which colour-blind readers tell apart (https://jfly.uni-koeln.de/color/); each kind
+of work also has its own hatch and its own lightness, so that a black-and-white print still reads.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kvferry.machine.span import Span
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+BLUE, ORANGE, GREEN, VERMILION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
+SKY, PURPLE, YELLOW, BLACK = "#56B4E9", "#CC79A7", "#F0E442", "#000000"
+SERIES = (BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY, BLACK)
+LINES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+INK, DARK, GREY, FAINT = "#222222", "#4A4A4A", "#767676", "#D9D9D9"
+
+RC: dict[str, Any] = {
+    "font.family": "DejaVu Sans",  # comes with matplotlib: the same letters everywhere
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.labelsize": 9,
+    "axes.edgecolor": GREY,
+    "axes.labelcolor": INK,
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.grid": False,
+    "grid.color": FAINT,
+    "grid.linewidth": 0.6,
+    "xtick.color": GREY,
+    "ytick.color": GREY,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "text.color": INK,
+    "legend.frameon": False,
+    "legend.fontsize": 8.5,
+    "lines.linewidth": 1.6,
+    "hatch.linewidth": 0.7,
+    "figure.dpi": 150,
+    "savefig.dpi": 150,
+    "figure.facecolor": "white",
+    # Ids in the SVG come from this text and not from chance.
+    "svg.hashsalt": "kvferry",
+    "svg.fonttype": "path",
+}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a piece of work is for, and how it is drawn."""
+
+    label: str
+    colour: str
+    hatch: str | None
+
+
+KINDS: dict[str, Kind] = {
+    "streamed": Kind("streamed from the cloud", BLUE, "////"),
+    "computed": Kind("computed here", ORANGE, None),
+    "prefill": Kind("prompt prefill", GREEN, "xxxx"),
+    "decode": Kind("tokens", PURPLE, "||||"),
+    "storage": Kind("storage", SKY, "...."),
+    "other": Kind("other", "#999999", "\\\\\\\\"),
+}
+
+_KIND_OF_RESOURCE = {"link": "streamed", "decompress": "streamed", "copy": "streamed", "storage": "storage"}
+# By the words that begin a span's label: names of ops, and of what they are for.
+_KIND_OF_WORD = {
+    "prefillhead": "computed",
+    "project": "computed",
+    "advance": "computed",
+    "compute": "computed",
+    "computed": "computed",
+    "prefill": "prefill",
+    "prompt": "prefill",
+    "first": "decode",
+    "decode": "decode",
+    "decodestep": "decode",
+    "decodeattention": "decode",
+    "feedforward": "decode",
+    "select": "decode",
+    "decompress": "streamed",
+}
+
+
+def kind_of(span: Span) -> str:
+    """The kind of a span, by its resource or the first word of its label."""
+    if span.resource in _KIND_OF_RESOURCE:
+        return _KIND_OF_RESOURCE[span.resource]
+    word = re.match(r"[a-z]*", span.label.lower())
+    return _KIND_OF_WORD.get(word[0] if word else "", "other")
+
+
+def new_figure(width_in: float, height_in: float) -> Figure:
+    """A figure of its own: no pyplot, so that drawing leaves nothing behind and works without a display."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width_in, height_in), layout="constrained")
+
+
+def render(draw: Callable[[], Figure]) -> dict[str, bytes]:
+    """The drawn figure as {"png": bytes, "svg": bytes}: equal drawings give equal bytes."""
+    import matplotlib as mpl
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    with mpl.rc_context():
+        mpl.rcdefaults()  # whatever a user's matplotlibrc says
+        mpl.rcParams.update(RC)
+        figure = draw()
+        FigureCanvasAgg(figure)
+        pictures = {}
+        for format, nothing in (("png", {"Software": None}), ("svg", {"Date": None, "Creator": None})):
+            buffer = io.BytesIO()
+            figure.savefig(buffer, format=format, metadata=nothing)
+            pictures[format] = buffer.getvalue()
+    return pictures

@@ -1,0 +1,187 @@
+"""The folder of a run: complete, repeatable, and careful with what was there before."""
+
+import errno
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from kvferry.analysis.envelope import Envelope, envelope_of
+from kvferry.analysis.folder import folder_name, spans_parquet, write_comparison, write_file, write_run
+from kvferry.analysis.metrics import metrics_of
+from kvferry.machine.span import Span
+from kvferry.pipelines.record import RequestRecord, Run
+from kvferry.specs.errors import InputError, KvferryError
+
+YAML = "name: quickstart\nlink: {rtt: 4 ms}  # µ\n"
+
+
+def run(ttft_s: float = 2.0) -> Run:
+    return Run(
+        outcome="done",
+        requests=(
+            RequestRecord(
+                request=0, arrival_s=0.0, loaded_s=1.5, first_token_s=ttft_s, units_computed=1, units_streamed=1
+            ),
+        ),
+        spans=(
+            Span("link", "fetch", 0.0, 1.0, 1e6, 0),
+            Span("gpu", "Project", 0.0, 1.5),
+            Span("gpu", "Prefill", 1.5, ttft_s, request=0),
+        ),
+        duration_s=ttft_s,
+        energy_j={"gpu": 2.0},
+        link_times_s=(0.0, 2.0),
+        link_bytes_per_s=(1e6,),
+        measured={"simulate_s": os.urandom(1)[0]},
+    )
+
+
+def told(of: Run) -> Envelope:
+    return envelope_of(of, metrics_of(of, main_processor="gpu"), scenario="quickstart", system="ferry", seed=7)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def test_a_run_leaves_its_folder(tmp_path: Path) -> None:
+    written = write_run(tmp_path / "out" / "demo", YAML, run(), told(run()))
+    assert [str(path.relative_to(tmp_path / "out" / "demo")) for path in written] == [
+        "scenario.yaml", "metrics.json", "spans.parquet", "trace.json", "plots/gantt.png", "plots/gantt.svg",
+    ]  # fmt: skip
+    found = contents(tmp_path / "out" / "demo")
+    assert set(found) == {str(path.relative_to(tmp_path / "out" / "demo")) for path in written}
+    assert found["scenario.yaml"].decode() == YAML
+    assert json.loads(found["metrics.json"])["metrics"]["ttft_s"] == 2.0
+    assert json.loads(found["trace.json"])["traceEvents"]
+    assert found["plots/gantt.png"].startswith(b"\x89PNG")
+    assert b"<svg" in found["plots/gantt.svg"]
+
+
+def test_spans_come_back() -> None:
+    table = pq.read_table(io.BytesIO(spans_parquet(run().spans)))
+    back = tuple(Span(**row) for row in table.to_pylist())
+    assert back == run().spans
+    assert pq.read_table(io.BytesIO(spans_parquet(()))).num_rows == 0
+
+
+def test_equal_runs_give_equal_bytes(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", YAML, run(), told(run()))
+    write_run(tmp_path / "b", YAML, run(), told(run()))
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+
+
+def test_equal_bytes_in_another_process(tmp_path: Path) -> None:
+    code = (
+        "import importlib.util, pathlib, sys;"
+        "spec = importlib.util.spec_from_file_location('made', sys.argv[1]);"
+        "made = importlib.util.module_from_spec(spec);"
+        "spec.loader.exec_module(made); run = made.run();"
+        "made.write_run(pathlib.Path(sys.argv[2]), made.YAML, run, made.told(run));"
+        "assert 'matplotlib.pyplot' not in sys.modules"
+    )
+    env = os.environ | {"PYTHONHASHSEED": "12345", "TZ": "Asia/Tokyo", "SOURCE_DATE_EPOCH": "1"}
+    subprocess.run([sys.executable, "-c", code, __file__, str(tmp_path / "b")], check=True, env=env)
+    write_run(tmp_path / "a", YAML, run(), told(run()))
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+
+
+def test_own_files_are_replaced_and_others_left(tmp_path: Path) -> None:
+    (tmp_path / "plots").mkdir()
+    (tmp_path / "plots" / "mine.png").write_bytes(b"mine")
+    (tmp_path / "metrics.json").write_text("old")
+    (tmp_path / "notes.txt").write_text("keep")
+    write_run(tmp_path, YAML, run(), told(run()))
+    found = contents(tmp_path)
+    assert found["plots/mine.png"] == b"mine"
+    assert found["notes.txt"] == b"keep"
+    assert json.loads(found["metrics.json"])["outcome"] == "done"
+
+
+def test_a_run_without_work_still_tells_why(tmp_path: Path) -> None:
+    failed = Run(outcome="out_of_memory", why="weights need 9 MiB, 2 MiB are free")
+    written = write_run(tmp_path, YAML, failed, told(failed))
+    assert [path.name for path in written] == ["scenario.yaml", "metrics.json", "spans.parquet", "trace.json"]
+    assert json.loads((tmp_path / "metrics.json").read_text())["why"].startswith("weights")
+
+
+def test_systems_side_by_side(tmp_path: Path) -> None:
+    runs = {"ferry": run(), "stream-only": run(3.0), "../../etc": Run(outcome="out_of_memory", why="too big")}
+    write_comparison(tmp_path / "out", dict.fromkeys(runs, YAML), runs, {name: told(of) for name, of in runs.items()})
+    found = contents(tmp_path)
+    own = {"scenario.yaml", "metrics.json", "spans.parquet", "trace.json"}
+    pictures = {"plots/gantt.png", "plots/gantt.svg"}
+    assert set(found) == (
+        {f"out/{name}/{file}" for name in ("ferry", "stream-only") for file in own | pictures}
+        | {f"out/-..-etc/{file}" for file in own}
+        | {"out/comparison.json"}
+        | {f"out/plots/{name}.{kind}" for name in ("paths", "bars") for kind in ("png", "svg")}
+    )
+    assert set(json.loads(found["out/comparison.json"])["systems"]) == set(runs)
+
+
+@pytest.mark.parametrize("name", ["..", "a/b", "/etc", "", ".hidden", "naïve x", "-"])
+def test_a_system_is_one_folder(name: str, tmp_path: Path) -> None:
+    made = folder_name(name)
+    assert made
+    assert (tmp_path / made).resolve().parent == tmp_path.resolve()
+
+
+def fail_with(number: int) -> Any:
+    def replace(source: object, target: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return replace
+
+
+@pytest.mark.parametrize(
+    ("number", "word"),
+    [(errno.ENOSPC, "disk is full"), (errno.EROFS, "no permission"), (errno.EACCES, "no permission"), (errno.EIO, "I")],
+)
+def test_a_file_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, word: str) -> None:
+    (tmp_path / "metrics.json").write_text("old")
+    monkeypatch.setattr(os, "replace", fail_with(number))
+    with pytest.raises(KvferryError, match=word) as caught:
+        write_file(tmp_path / "metrics.json", b"new")
+    assert not isinstance(caught.value, InputError)
+    assert str(tmp_path / "metrics.json") in str(caught.value)
+    # The old file stands, and nothing half-written lies beside it.
+    assert contents(tmp_path) == {"metrics.json": b"old"}
+
+
+def test_a_file_that_stops_halfway_is_not_there(tmp_path: Path) -> None:
+    """For real: the system refuses to let a file grow beyond a limit."""
+    code = (
+        "import pathlib, resource, sys; from kvferry.analysis.folder import write_file;"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000));"
+        "write_file(pathlib.Path(sys.argv[1]) / 'spans.parquet', bytes(5000))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True)
+    assert "KvferryError: cannot write" in done.stderr
+    assert "spans.parquet" in done.stderr
+    assert contents(tmp_path) == {}
+
+
+def test_an_interrupt_leaves_nothing_half_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(source: object, target: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_file(tmp_path / "trace.json", b"{}")
+    assert contents(tmp_path) == {}
+
+
+def test_a_file_where_a_folder_should_be(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("I am a file")
+    with pytest.raises(KvferryError, match="is a file"):
+        write_run(tmp_path / "out", YAML, run(), told(run()))
+    with pytest.raises(KvferryError, match="is a file"):
+        write_run(tmp_path / "out" / "deeper", YAML, run(), told(run()))
