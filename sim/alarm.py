@@ -1,7 +1,6 @@
 """A wake-up that can be moved: what a part with changing end times waits for."""
 
 from collections.abc import Callable
-from typing import Any
 
 import simpy
 
@@ -9,17 +8,17 @@ import simpy
 class Alarm:
     """Calls `ring` once, at the time it was last set to."""
 
-    def __init__(self, env: simpy.Environment, ring: Callable[[], None]) -> None:
+    def __init__(self, env: simpy.Environment, ring: Callable[[simpy.Event], None]) -> None:
         self._env = env
-        self._ring: list[Callable[[Any], None]] = [lambda _: ring()]
+        self._ring = [ring]
         self._event = self._new()
 
-    def set(self, at_s: float) -> None:
+    def set(self, at_s: float, now_s: float) -> None:
         """Ring at `at_s`, and no more at the time set before."""
         if self._event.callbacks is not None:
             self.clear()
         self._event.callbacks = self._ring
-        self._env.schedule(self._event, delay=max(0.0, at_s - self._env.now))
+        self._env.schedule(self._event, delay=at_s - now_s if at_s > now_s else 0.0)
 
     def clear(self) -> None:
         """Do not ring. What is scheduled stays so, as SimPy forgets nothing, but is deaf."""

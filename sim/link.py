@@ -29,11 +29,9 @@ class _Flow:
 
 
 class _Transfer(Work):
-    __slots__ = ("enters_s", "flow", "until_share")
-
     flow: _Flow
-    # When it comes to the bottleneck; None while it waits for other tickets.
-    enters_s: float | None
+    # When it comes to the bottleneck; unknown, hence never, while it waits for other tickets.
+    enters_s: float
     # The link's `_share` at which its last byte is served; set when its service starts.
     until_share: float
 
@@ -59,7 +57,7 @@ class Link:
     def __init__(self, env: simpy.Environment, trace: RateTrace, rtt_s: float, tell: Tell) -> None:
         self.env = env
         self.trace = trace
-        self.rtt_s = rtt_s
+        self._half_rtt_s = rtt_s / 2
         self.busy = Busy()
         # Transfers handed over and not begun.
         self.queued = 0
@@ -94,10 +92,13 @@ class Link:
             flow = self._flows[flow_id] = _Flow()
         transfer = _Transfer(self.env, self, n_bytes, label, request, result)
         transfer.flow = flow
-        transfer.enters_s = None
+        transfer.enters_s = math.inf
         flow.waiting.append(transfer)
         self.queued += 1
-        transfer.wait_for(after)
+        if after:
+            transfer.wait_for(after)
+        else:
+            self.ready(transfer)
         return transfer
 
     @property
@@ -126,107 +127,115 @@ class Link:
     # --- asked by transfers ------------------------------------------------------------------------------------
 
     def ready(self, transfer: _Transfer) -> None:
-        transfer.enters_s = self.env.now + self.rtt_s / 2
-        if transfer.flow.waiting[0] is transfer:
-            self._come(transfer.flow)
+        transfer.enters_s = self.env.now + self._half_rtt_s
+        flow = transfer.flow
+        if flow.serving is None and flow.waiting[0] is transfer:
+            self._come(flow)
 
     def withdraw(self, transfer: _Transfer) -> float | None:
         flow = transfer.flow
         if transfer.queued:
             transfer.queued = False
             self.queued -= 1
-            done = 0.0
-        elif transfer is flow.serving:
-            self._advance()
+            self._come(flow)
+            return 0.0
+        if transfer is flow.serving:
+            now = self._advance()
             done = self._done(transfer)
             self._serving = [entry for entry in self._serving if entry[2] is not transfer]
             heapify(self._serving)
-            self._leave(transfer, done)
-            self._plan()
-        else:
-            return None
-        self._come(flow)
-        return done
+            self._leave(transfer, done, now)
+            self._begin(flow, now)
+            self._plan(now)
+            return done
+        return None
 
     # --- the bottleneck ----------------------------------------------------------------------------------------
 
     def _come(self, flow: _Flow) -> None:
         """The flow's next transfer may have come to the bottleneck, and its turn too."""
         if flow.serving is None:
-            self._advance()
-            if self._begin(flow):
-                self._plan()
+            now = self._advance()
+            if self._begin(flow, now):
+                self._plan(now)
 
-    def _begin(self, flow: _Flow) -> bool:
+    def _begin(self, flow: _Flow, now: float) -> bool:
+        """Serve the flow's next transfer, if it is there; whether it is."""
         waiting = flow.waiting
         while waiting and not waiting[0].queued:
             waiting.popleft()
-        if not waiting or waiting[0].enters_s is None:
+        if not waiting:
             return False
-        wait_s = waiting[0].enters_s - self.env.now
-        if wait_s > 0:
-            self.env.timeout(wait_s).callbacks.append(lambda _: self._come(flow))
+        transfer = waiting[0]
+        if transfer.enters_s > now:
+            if transfer.enters_s < math.inf:
+                self.env.timeout(transfer.enters_s - now).callbacks.append(lambda _: self._come(flow))
             return False
-        flow.serving = transfer = waiting.popleft()
+        waiting.popleft()
         transfer.queued = False
         self.queued -= 1
-        transfer.start_s = self.env.now
-        transfer.until_share = self._share + transfer.n_bytes
-        self.busy.begin(self.env.now)
-        heappush(self._serving, (transfer.until_share, next(self._order), transfer))
+        transfer.start_s = now
+        transfer.until_share = until_share = self._share + transfer.n_bytes
+        flow.serving = transfer
+        if not self._serving:
+            self.busy.begin(now)
+        heappush(self._serving, (until_share, next(self._order), transfer))
         return True
 
-    def _ring(self) -> None:
+    def _ring(self, _: simpy.Event) -> None:
         """The first of those in service is done; or all in service are given up."""
+        serving = self._serving
         if self._never:
-            self._advance()
-            given_up = [entry[2] for entry in sorted(self._serving)]
-            self._serving.clear()
+            now = self._advance()
+            given_up = [entry[2] for entry in sorted(serving)]
+            serving.clear()
             for transfer in given_up:
                 done = self._done(transfer)
-                self._leave(transfer, done)
+                self._leave(transfer, done, now)
                 transfer.fail(self._down(transfer, done))
-                self._begin(transfer.flow)
+                self._begin(transfer.flow, now)
         else:
             # What was planned, rather than integrated again: nothing is lost to rounding.
-            self._share, self._share_at_s = self._serving[0][0], self.env.now
-            while self._serving and self._serving[0][0] <= self._share:
-                transfer = heappop(self._serving)[2]
-                self._leave(transfer, transfer.n_bytes)
-                transfer.fire_in(self.rtt_s / 2)
-                self._begin(transfer.flow)
-        self._plan()
+            self._share, self._share_at_s = share, now = serving[0][0], self.env.now
+            while serving and serving[0][0] <= share:
+                transfer = heappop(serving)[2]
+                self._leave(transfer, transfer.n_bytes, now)
+                transfer.fire_in(self._half_rtt_s)
+                self._begin(transfer.flow, now)
+        self._plan(now)
 
-    def _plan(self) -> None:
+    def _plan(self, now: float) -> None:
         """Set the alarm to the next end of a service."""
-        now = self.env.now
-        if not self._serving:
+        serving = self._serving
+        if not serving:
             self._alarm.clear()
             self.busy.end(now)
             self._share = 0.0  # keeps the numbers small, hence precise
             return
-        first = max(0.0, self._serving[0][0] - self._share)
-        end_s = self.trace.finish_s(now, first * len(self._serving))
+        left = (serving[0][0] - self._share) * len(serving)
+        end_s = self.trace.finish_s(now, left if left > 0 else 0.0)
         self._never = end_s == math.inf
-        self._alarm.set(max(now, self.trace.duration_s) if self._never else end_s)
+        self._alarm.set(max(now, self.trace.duration_s) if self._never else end_s, now)
 
-    def _advance(self) -> None:
-        """Bring `_share` up to now."""
+    def _advance(self) -> float:
+        """Bring `_share` up to now, and return that."""
         now = self.env.now
         if self._serving and now > self._share_at_s:
             self._share += self.trace.amount(self._share_at_s, now) / len(self._serving)
         self._share_at_s = now
+        return now
 
     def _done(self, transfer: _Transfer) -> float:
         """Bytes of a transfer in service that were served until the last advance."""
         left = transfer.until_share - self._share
         return min(max(0.0, transfer.n_bytes - left), transfer.n_bytes)
 
-    def _leave(self, transfer: _Transfer, n_bytes: float) -> None:
+    def _leave(self, transfer: _Transfer, n_bytes: float, now: float) -> None:
         """The transfer's service is over, after so many bytes."""
+        assert transfer.start_s is not None
         transfer.flow.serving = None
         self._served_bytes += n_bytes
-        self._tell(Span("link", transfer.label, transfer.start_s or 0.0, self.env.now, n_bytes, transfer.request))
+        self._tell(Span("link", transfer.label, transfer.start_s, now, n_bytes, transfer.request))
 
     def _down(self, transfer: _Transfer, done: float) -> LinkDown:
         # One argument: SimPy builds the error anew from its args as it crosses processes.

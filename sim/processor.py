@@ -102,9 +102,9 @@ class Processor(WorkQueue):
         self._plan()
 
     def _plan(self) -> None:
-        self._alarm.set(self._done_s(self._left_at_s, self._left_s / self._speed))
+        self._alarm.set(self._done_s(self._left_at_s, self._left_s / self._speed), self.env.now)
 
-    def _finish(self) -> None:
+    def _finish(self, _: simpy.Event) -> None:
         assert self._bus is not None and self._running is not None and self._share is not None
         work, self._running = self._running, None
         self._bus.leave(self._share)
@@ -113,10 +113,11 @@ class Processor(WorkQueue):
         self._end(work)
 
     def _end(self, work: TimedWork) -> None:
+        assert work.start_s is not None
         now = self.env.now
         self._ends_s.append(now)
         self._nominals_s.append(work.nominal_s)
-        self._actuals_s.append(now - (work.start_s or 0.0))
+        self._actuals_s.append(now - work.start_s)
         super()._end(work)
 
     def _done_s(self, from_s: float, work_s: float) -> float:

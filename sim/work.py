@@ -23,12 +23,13 @@ class Owner(Protocol):
 class Work(Ticket):
     """Work that waits for other tickets, can be withdrawn, and fires with `result`."""
 
-    __slots__ = ("_owner", "_then", "awaited", "label", "n_bytes", "queued", "request", "result")
-
     def __init__(
         self, env: simpy.Environment, owner: Owner, n_bytes: float, label: str, request: int | None, result: Any
     ) -> None:
-        super().__init__(env)
+        # As Ticket and simpy.Event would, on the way down two calls: many thousands of these are made.
+        self.env = env
+        self.callbacks: list[Callable[[Any], None]] = []
+        self.start_s = self.end_s = None
         self._owner = owner
         self.n_bytes = n_bytes
         self.label = label
@@ -68,7 +69,6 @@ class Work(Ticket):
 
         The ticket itself is the scheduled event, and `triggered` stays False until it happens.
         """
-        self.queued = False
         self._then = then
         self.callbacks.insert(0, _fire)
         self.env.schedule(self, delay=delay_s)

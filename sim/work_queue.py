@@ -14,8 +14,6 @@ from kvferry.sim.work import Work
 class TimedWork(Work):
     """Work with a nominal duration: alone, on an idle device."""
 
-    __slots__ = ("nominal_s",)
-
     nominal_s: float
 
 
@@ -97,8 +95,9 @@ class WorkQueue:
         work.fire_in(work.nominal_s, self._end)
 
     def _end(self, work: TimedWork) -> None:
+        assert work.start_s is not None
         now = self.env.now
-        self._tell(Span(self.resource, work.label, work.start_s or 0.0, now, work.n_bytes, work.request))
+        self._tell(Span(self.resource, work.label, work.start_s, now, work.n_bytes, work.request))
         self._free += 1
         self._serve()
         if self._free == self._servers:
