@@ -59,16 +59,17 @@ def parse_document(text: str, source: str, folder: Path) -> Node:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else 1
-        raise InputError(f"{source}:{line}: not valid YAML: {error.problem or error.context}") from None
+        told = (error.context, error.problem)
+        raise InputError(f"{source}:{line}: not valid YAML: {': '.join(filter(None, told))}") from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        raise InputError(f"{source}:{line}: not valid YAML: the character {error.character!r} may not occur") from None
+        raise InputError(f"{source}:{line}: not valid YAML: U+{ord(text[error.position]):04X} may not occur") from None
     except (ValueError, OverflowError):  # an escape such as "\\U99999999"
         line = composer.line + 1
         raise InputError(f"{source}:{line}: not valid YAML: an escape names no character") from None
     if root is None:
         raise InputError(f"{source}:1: the file is empty; a mapping (key: value) is needed")
-    return _Builder(source, folder).build(root, Place(source, 1, folder), depth=1)
+    return _Builder(source, folder).build(root, Place(source, 1, folder))
 
 
 def _read(path: Path) -> str:
@@ -106,7 +107,8 @@ class _Composer(yaml.SafeLoader):
         event = self.peek_event()
         place = f"{self.source}:{event.start_mark.line + 1}"
         if getattr(event, "tag", None) is not None:
-            raise InputError(f"{place}: the tag {event.tag:.60} is not read; write the plain value")
+            tag = event.tag.replace("tag:yaml.org,2002:", "!!")
+            raise InputError(f"{place}: the tag {tag:.60} is not read; write the plain value")
         if self.depth > MOST_DEPTH:
             raise InputError(f"{place}: nested more than {MOST_DEPTH} deep, which no scenario needs")
         if self.count > 2 * MOST_VALUES:  # keys count here
@@ -121,64 +123,72 @@ class _Builder:
 
     def __init__(self, source: str, folder: Path) -> None:
         self.source, self.folder, self.count = source, folder, 0
+        # The nodes that are being built, and the keys that lead to the present one.
         self.open: list[int] = []
+        self.keys: list[str] = []
 
-    def build(self, node: yaml.Node, key_place: Place, depth: int) -> Node:
+    def build(self, node: yaml.Node, key_place: Place) -> Node:
         place = self._place(node)
         self.count += 1
         if id(node) in self.open:
-            raise InputError(f"{place}: this alias contains itself; write the value out")
-        if self.count > MOST_VALUES or depth > MOST_DEPTH:
+            raise self._error(key_place, "this alias contains itself; write the value out")
+        if self.count > MOST_VALUES or len(self.open) >= MOST_DEPTH:
             limit = f"{MOST_VALUES:,} values" if self.count > MOST_VALUES else f"{MOST_DEPTH} levels"
-            raise InputError(f"{key_place}: more than {limit} once its aliases are written out")
+            raise self._error(key_place, f"more than {limit} once its aliases are written out")
         self.open.append(id(node))
         value: Any
         if isinstance(node, yaml.MappingNode):
-            value = self._mapping(node, depth)
+            value = self._mapping(node)
         elif isinstance(node, yaml.SequenceNode):
-            value = [self.build(item, self._place(item), depth + 1) for item in node.value]
+            value = [self._item(item, str(i), self._place(item)) for i, item in enumerate(node.value)]
         else:
             assert isinstance(node, yaml.ScalarNode)
             value = self._scalar(node, place)
         self.open.pop()
         return Node(value, place, key_place)
 
+    def _item(self, node: yaml.Node, key: str, key_place: Place) -> Node:
+        self.keys.append(key)
+        item = self.build(node, key_place)
+        self.keys.pop()
+        return item
+
     def _place(self, node: yaml.Node) -> Place:
         return Place(self.source, node.start_mark.line + 1, self.folder)
 
-    def _mapping(self, node: yaml.MappingNode, depth: int) -> dict[str, Node]:
+    def _error(self, place: Place, what: str) -> InputError:
+        return InputError(f"{place}: {'.'.join(self.keys)}: {what}" if self.keys else f"{place}: {what}")
+
+    def _mapping(self, node: yaml.MappingNode) -> dict[str, Node]:
         mapping: dict[str, Node] = {}
         for key, item in node.value:
             place = self._place(key)
             if not isinstance(key, yaml.ScalarNode):
-                raise InputError(f"{place}: a key is a word, not a mapping or a list")
+                raise self._error(place, "a key is a word, not a mapping or a list")
             if key.value == "<<":
-                raise InputError(f"{place}: <<: merge keys are not read; name another file with extends")
+                raise self._error(place, "<<: merge keys are not read; name another file with extends")
             if len(key.value) > 100 or not key.value.isprintable():
-                raise InputError(f"{place}: {key.value!r:.40} is no key: at most 100 printable characters")
+                raise self._error(place, f"{key.value!r:.40} is no key: at most 100 printable characters")
             if key.value in mapping:
                 first = mapping[key.value].key_place.line
-                raise InputError(f"{place}: {key.value}: stands twice; the first is in line {first}; keep one")
-            mapping[key.value] = self.build(item, place, depth + 1)
+                raise self._error(place, f"{key.value} stands twice, first in line {first}; keep one")
+            mapping[key.value] = self._item(item, key.value, place)
         return mapping
 
     def _scalar(self, node: yaml.ScalarNode, place: Place) -> Any:
         text = node.value
         if len(text) > MOST_CHARACTERS:
-            raise InputError(f"{place}: a text of {len(text):,} characters; at most {MOST_CHARACTERS:,} will do")
+            raise self._error(place, f"a text of {len(text):,} characters; at most {MOST_CHARACTERS:,} will do")
         if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
-            raise InputError(f"{place}: half a character (a lone surrogate) in {text!r:.40}")
+            raise self._error(place, f"half a character (a lone surrogate) in {text!r:.40}")
         if node.style is not None:  # quoted, or a block: text, whatever it looks like
             return text
         if text in _WORDS:
             return _WORDS[text]
-        if _NOT_FINITE.fullmatch(text):
-            raise InputError(f"{place}: {text} is not a number that anything here can be")
         if _INTEGER.fullmatch(text):
             return int(text)
-        if _FLOAT.fullmatch(text):
-            number = float(text)
-            if math.isfinite(number):
-                return number
-            raise InputError(f"{place}: {text} is too large a number")
+        if _FLOAT.fullmatch(text) and math.isfinite(float(text)):
+            return float(text)
+        if _FLOAT.fullmatch(text) or _NOT_FINITE.fullmatch(text):
+            raise self._error(place, f"{text:.60} is not a finite number")
         return text

@@ -7,7 +7,7 @@ from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from kvferry.scenarios.node import Node
+from kvferry.scenarios.node import Node, brief
 from kvferry.scenarios.resolve import Complaint
 from kvferry.specs.base import BadKey
 from kvferry.specs.errors import InputError
@@ -82,7 +82,7 @@ def _complaint(detail: dict[str, Any], model: type[BaseModel]) -> Complaint:
         return Complaint(key, f"unknown key; known here: {', '.join(known)}{nearest(str(key[-1]), known)}", at_key=True)
     if kind == "literal_error":
         known = re.findall(r"'([^']*)'", context["expected"])
-        what = f"{_brief(detail['input'])} is none of {', '.join(known)}{nearest(str(detail['input']), known)}"
+        what = f"{brief(detail['input'])} is none of {', '.join(known)}{nearest(str(detail['input']), known)}"
         of_key = key[-1] == "[key]"
         return Complaint(key[:-1] if of_key else key, what, at_key=of_key)
     if kind == "missing":
@@ -93,19 +93,9 @@ def _complaint(detail: dict[str, Any], model: type[BaseModel]) -> Complaint:
         return Complaint(key + more, str(fault))
     if kind in _BOUNDS:
         name, words = _BOUNDS[kind]
-        return Complaint(key, f"{_brief(detail['input'])}: {words} {context[name]:,}")
-    came = _brief(detail["input"])
+        return Complaint(key, f"{brief(detail['input'])}: {words} {context[name]:,.12g}")
+    came = brief(detail["input"])
     return Complaint(key, f"{came} is not {_WANTED[kind]}" if kind in _WANTED else f"{came}: {detail['msg']}")
-
-
-def _brief(value: Any) -> str:
-    if isinstance(value, dict):
-        return "a mapping"
-    if isinstance(value, list | tuple):
-        return "a list"
-    words = {None: "null", True: "true", False: "false"}
-    text = words[value] if value is None or isinstance(value, bool) else repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _keys_at(model: type[BaseModel], path: tuple[str | int, ...]) -> list[str]:
@@ -146,6 +136,8 @@ def _below(annotation: Any, key: str | int) -> Any:
 
 def _record(annotation: Any) -> type[BaseModel] | None:
     """The record among an annotation's alternatives (``LoadSpec | None``), if there is one."""
+    if get_origin(annotation) in (dict, tuple, list):
+        return None
     for part in (annotation, *get_args(annotation)):
         if isinstance(part, type) and issubclass(part, BaseModel):
             return part

@@ -99,11 +99,11 @@ def scenario_schema() -> dict[str, Any]:
     for kind, part in (("device", "DeviceSpec"), ("model", "ModelSpec")):
         name_or_path = {"type": "string", "examples": names(kind), "description": f"name or path of a {kind}"}
         schema["properties"][kind] = {"anyOf": [name_or_path, {"$ref": f"#/$defs/{part}"}]}
-    for part in ("PolicySpec", "CostsSpec"):
-        parts[part] = {"anyOf": [{"type": "string", "description": "a name"}, parts[part]]}
+    for part, scalars in (("PolicySpec", ["string", "number", "boolean"]), ("CostsSpec", ["string"])):
+        parts[part] = {"anyOf": [{"type": scalars, "description": "a name alone, or a value"}, parts[part]]}
     # A file that extends another need not repeat what that one says.
     for extensible in (schema, parts["DeviceSpec"], parts["ModelSpec"]):
         extensible["properties"]["extends"] = {"type": "string", "description": "a name or path to build upon"}
         required = {"required": extensible.pop("required", [])}
         extensible["anyOf"] = [required, {"required": ["extends"]}]
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "KVFerry scenario", **schema}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "KVFerry scenario"}

@@ -62,8 +62,8 @@ class Node:
             return replace(self, value={**(self.value or {}), key: below.with_child(rest, new)})
         below_or_none = self.child(key)
         if below_or_none is None:
-            what = f"a list of {len(self.value)}" if isinstance(self.value, list) else repr(self.value)
-            raise InputError(f"{new.place}: {key!r} leads nowhere: what stands there is {what:.60}, not a mapping")
+            what = f"a list of {len(self.value)}" if isinstance(self.value, list) else brief(self.value)
+            raise InputError(f"{new.place}: {key!r} leads nowhere: what stands there is {what}, not a mapping")
         items = list(self.value)
         items[int(key)] = below_or_none.with_child(rest, new)
         return replace(self, value=items)
@@ -85,3 +85,14 @@ def node_of(value: Any, place: Place) -> Node:
     elif isinstance(value, list | tuple):
         value = [node_of(item, place) for item in value]
     return Node(value, place, place)
+
+
+def brief(value: Any) -> str:
+    """A value as an error shows it: in YAML's words, and never long."""
+    if isinstance(value, dict):
+        return "a mapping"
+    if isinstance(value, list | tuple):
+        return "a list"
+    words = {None: "null", True: "true", False: "false"}
+    text = words[value] if value is None or isinstance(value, bool) else repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -5,10 +5,10 @@ from pathlib import Path
 
 from kvferry.scenarios.document import MOST_DEPTH, parse_document, read_document, regular_file, shown
 from kvferry.scenarios.library import locate, looks_like_a_path
-from kvferry.scenarios.node import Node, Place, node_of
+from kvferry.scenarios.node import Node, Place, brief, node_of
 from kvferry.specs.errors import InputError
 
-# Keys whose value is a name known elsewhere (kvferry.traces) or the path of a file.
+# Keys whose value is the path of a file, or for the first two a name known elsewhere (kvferry.traces).
 TRACE_KEYS = (("link", "trace"), ("load", "trace"), ("workload", "chunks"))
 MOST_EXTENSIONS = 10
 
@@ -34,13 +34,13 @@ def read_tree(kind: str, reference: str, folder: Path) -> Node:
 def extended(kind: str, node: Node, chain: tuple[Path, ...] = ()) -> Node:
     """A node with the file that its `extends` names laid under it, and so on. Raises InputError."""
     if not isinstance(node.value, dict):
-        raise InputError(f"{node.place}: a {kind} is a mapping (key: value); what came is {node.value!r:.60}")
+        raise InputError(f"{node.place}: a {kind} is a mapping (key: value); what came is {brief(node.value)}")
     base_name = node.value.get("extends")
     if base_name is None:
         return node
     place = base_name.place
     if not isinstance(base_name.value, str):
-        raise InputError(f"{place}: extends: {base_name.plain()!r:.60} is not the name or path of a {kind}")
+        raise InputError(f"{place}: extends: {brief(base_name.value)} is not the name or path of a {kind}")
     try:
         path = locate(kind, base_name.value, place.folder)
     except InputError as error:
@@ -72,7 +72,9 @@ def resolve(root: Node) -> tuple[Node, list[Complaint]]:
             complaints.append(Complaint((kind,), str(error)))
     for key in TRACE_KEYS:
         node = root.find(key)
-        if node is None or not isinstance(node.value, str) or not looks_like_a_path(node.value):
+        if node is None or not isinstance(node.value, str):
+            continue
+        if key != ("workload", "chunks") and not looks_like_a_path(node.value):
             continue
         path = node.place.folder / node.value
         problem = regular_file(path)

@@ -1,8 +1,8 @@
 """A scenario: device, link, model, workload and policies together. Everything a run depends on."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
 from kvferry.specs.base import BadKey, Part
 from kvferry.specs.device import DeviceSpec
@@ -18,16 +18,28 @@ MOST_CHUNKS_PER_REQUEST = 4_000_000
 MOST_CHUNKS_PER_RUN = 100_000_000
 
 
+def _is_setting(value: Any) -> Any:
+    if not isinstance(value, str | int | float) or value == "":
+        raise ValueError(f"{value!r:.60} is not a policy's name or a setting's value")
+    return value
+
+
+Setting = Annotated[
+    Any, AfterValidator(_is_setting), WithJsonSchema({"type": ["string", "number", "boolean"], "minLength": 1})
+]
+
+
 class PolicySpec(Part):
-    """A policy by name; every other key is a parameter of that policy, which knows what it takes."""
+    """A policy by name, or a plain setting's value; every other key is a parameter of that policy, which knows
+    what it takes."""
 
     model_config = ConfigDict(extra="allow")
-    name: str = Field(min_length=1, max_length=100)
+    name: Setting
 
     @model_validator(mode="before")
     @classmethod
     def _from_name(cls, value: Any) -> Any:
-        return {"name": value} if isinstance(value, str) else value
+        return value if isinstance(value, dict | PolicySpec) else {"name": value}
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -95,3 +107,17 @@ class Scenario(Part):
         if wanted is not None and wanted not in self.device.processors:
             raise BadKey("load.processor", f"{wanted!r} is no processor of the device; it has {known}")
         return self
+
+    @property
+    def policy_values(self) -> dict[str, Any]:
+        """Role -> the name or value alone, or {"name", and the parameters}: what the file says."""
+        return {
+            role: {"name": policy.name, **policy.parameters} if policy.parameters else policy.name
+            for role, policy in self.policies.items()
+        }
+
+    def under(self, system: str) -> "Scenario":
+        """The same scenario under another system, with that system's own policies."""
+        if system == self.system:
+            return self
+        return self.model_copy(update={"system": system, "policies": {}})

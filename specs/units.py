@@ -26,7 +26,7 @@ class Kind:
 
     @property
     def bounds(self) -> str:
-        return f"{'from' if self.zero else 'above'} 0 to {self.high:g} {self.unit}"
+        return f"{'between 0 and' if self.zero else 'above 0 and up to'} {self.high:g} {self.unit}"
 
     def holds(self, number: float) -> bool:
         return 0 <= number <= self.high and (self.zero or number > 0)
@@ -141,7 +141,7 @@ def _reader(kind: str) -> Callable[[Any, ValidationInfo], Any]:
         elif from_file:
             raise ValueError(f"{str(value).lower()} has no unit; write it like {KINDS[kind].example!r}")
         if not KINDS[kind].holds(number):
-            raise ValueError(f"{value!r} is out of range: a {kind} goes {KINDS[kind].bounds}")
+            raise ValueError(f"{value!r} is out of range: a {kind} lies {KINDS[kind].bounds}")
         return float(number)
 
     return read

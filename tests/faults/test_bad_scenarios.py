@@ -1,0 +1,410 @@
+"""Bad input of every kind: one readable line per fault, with file, line, key, what came and what would do."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kvferry.scenarios.loader import load_device, load_scenario
+from kvferry.specs.errors import InputError
+from kvferry.specs.scenario import Scenario
+
+GOOD = """\
+name: small
+system: ferry
+device: board.yaml
+model: tiny
+link:
+  rate: 850 Mbit/s
+  rtt: 4 ms
+workload:
+  kind: context-reuse
+  context: 4Ki tokens
+"""
+BOARD = """\
+name: board
+main: gpu
+processors:
+  gpu: {kind: gpu, flop_per_s: 30 Tflop/s, bytes_per_s: 200 GB/s}
+memory: {unified: true, capacity_bytes: 64 GiB, bytes_per_s: 200 GB/s}
+decompressor: {values_per_s: 50 Mvalue/s}
+sources: {}
+"""
+LINK_KEYS = "known here: offset, on_end, outages, rate, rtt, scale, trace"
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    Path("board.yaml").write_text(BOARD)
+    Path("s.yaml").write_text(GOOD)
+    return tmp_path
+
+
+def complaint(source: str = "s.yaml", *overrides: str) -> str:
+    with pytest.raises(InputError) as caught:
+        load_scenario(source, overrides)
+    return str(caught.value)
+
+
+def complaint_about(text: str | bytes) -> str:
+    Path("s.yaml").write_bytes(text if isinstance(text, bytes) else text.encode())
+    return complaint()
+
+
+def test_the_good_one_is_good() -> None:
+    assert load_scenario("s.yaml").name == "small"
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "message"),
+    [
+        # Unknown and missing keys.
+        ("  rtt:", "  rt:", f"s.yaml:7: link.rt: unknown key; {LINK_KEYS}; did you mean 'rtt'?"),
+        ("  rtt:", "  banana:", f"s.yaml:7: link.banana: unknown key; {LINK_KEYS}"),
+        ("name: small\n", "", "s.yaml:1: name: is missing"),
+        ("  context: 4Ki tokens\n", "", "s.yaml:8: workload.context: is missing; write it like context: 32Ki tokens"),
+        # Units.
+        ("4 ms", "4", "s.yaml:7: link.rtt: 4 has no unit; write it like '4 ms'"),
+        ("4 ms", "'4'", "s.yaml:7: link.rtt: '4' has no unit; write it like '4 ms'"),
+        ("4 ms", "4 mb", "s.yaml:7: link.rtt: '4 mb' is a size, not a time; write it like '4 ms'"),
+        ("4 ms", "true", "s.yaml:7: link.rtt: true has no unit; write it like '4 ms'"),
+        ("4 ms", "[4 ms]", "s.yaml:7: link.rtt: ['4 ms'] is not a time; write it like '4 ms'"),
+        (
+            "850 Mbit/s",
+            "850 MHz",
+            "s.yaml:6: link.rate: '850 MHz' is a frequency, not a rate; write it like '850 Mbit/s'",
+        ),
+        # Not finite, negative, too much.
+        ("4 ms", ".nan", "s.yaml:7: link.rtt: .nan is not a finite number"),
+        ("4 ms", "-.inf", "s.yaml:7: link.rtt: -.inf is not a finite number"),
+        ("4 ms", "nan ms", "s.yaml:7: link.rtt: 'nan ms' is not a time; write it like '4 ms'"),
+        ("4 ms", "-4 ms", "s.yaml:7: link.rtt: '-4 ms' is out of range: a time lies between 0 and 1e+07 s"),
+        (
+            "850 Mbit/s",
+            "0 Mbit/s",
+            "s.yaml:6: link.rate: '0 Mbit/s' is out of range: a rate lies above 0 and up to 1e+14 B/s",
+        ),
+        ("4Ki tokens", "1G tokens", "s.yaml:10: workload.context: 1000000000: must be at most 10,000,000"),
+        ("4Ki tokens", "0", "s.yaml:10: workload.context: 0: must be at least 1"),
+        ("4Ki tokens", "-5", "s.yaml:10: workload.context: -5: must be at least 1"),
+        ("4Ki tokens", "9" * 25, f"s.yaml:10: workload.context: {'9' * 25}: must be at most 10,000,000"),
+        ("4Ki tokens", "1.5", "s.yaml:10: workload.context: 1.5 is not a whole number"),
+        (
+            "4Ki tokens",
+            "4Ki requests",
+            "s.yaml:10: workload.context: '4Ki requests' is not a count; write it like 32768 or '32Ki tokens'",
+        ),
+        (
+            "  context: 4Ki tokens",
+            "  context: 10M tokens\n  requests: 100k",
+            # 9,766 token chunks x 4 layers x 2 KV heads x 100,000
+            "s.yaml:11: workload.requests: make 7,812,800,000 chunks, at most 100,000,000 will do",
+        ),
+        (
+            "  context: 4Ki tokens",
+            "  context: 10M tokens\n  chunk_tokens: 1",
+            "s.yaml:10: workload.context: makes 80,000,000 chunks (token chunks x layers x KV heads), "
+            "at most 4,000,000 will do; shorten it, or enlarge chunk_tokens",
+        ),
+        # Names.
+        (
+            "board.yaml",
+            "rtx-5080-laptp",
+            None,
+        ),
+        ("board.yaml", "bord.yaml", "s.yaml:3: device: 'bord.yaml' is not there"),
+        ("board.yaml", ".", "s.yaml:3: device: '.' is a folder, not a file"),
+        ("board.yaml", "/dev/zero", "s.yaml:3: device: '/dev/zero' is a pipe or a device, not a regular file"),
+        ("board.yaml", "null", "s.yaml:3: device: null is not a mapping (key: value)"),
+        ("board.yaml", "[a]", "s.yaml:3: device: a list is not a mapping (key: value)"),
+        ("board.yaml", "7", "s.yaml:3: device: 7 is not a mapping (key: value)"),
+        (
+            "context-reuse",
+            "context-reus",
+            "s.yaml:9: workload.kind: 'context-reus' is none of context-reuse; did you mean 'context-reuse'?",
+        ),
+        (
+            "name: small",
+            "name: ../../etc/passwd",
+            "s.yaml:1: name: '../../etc/passwd' is not a name of at most 100 letters, digits, blanks and . _ + -, "
+            "a letter or digit first",
+        ),
+        ("name: small", "name: 7", "s.yaml:1: name: 7 is not a text"),
+        # Things that do not go together.
+        (
+            "  rate: 850 Mbit/s\n",
+            "",
+            "s.yaml:6: link: needs a trace (trace: wifi-campus) or a constant rate (rate: 850 Mbit/s)",
+        ),
+        (
+            "  rtt: 4 ms",
+            "  trace: wifi-campus",
+            "s.yaml:6: link.rate: stands beside a trace; keep one of them and set the other to null",
+        ),
+        ("  rate: 850 Mbit/s", "  trace: ./walk.csv", "s.yaml:6: link.trace: './walk.csv' is not there"),
+        ("  context: 4Ki tokens", "  context: 4Ki\n  chunks: rec", "s.yaml:11: workload.chunks: 'rec' is not there"),
+        (
+            "  context: 4Ki tokens",
+            "  context: 4Ki\n  arrivals: {}",
+            "s.yaml:11: workload.arrivals: needs exactly one of rate (rate: 0.2 requests/s) and every (every: 5 s)",
+        ),
+        (
+            "name: small",
+            "name: small\nload: {share: 0.5, processor: npu}",
+            "s.yaml:2: load.processor: 'npu' is no processor of the device; it has gpu",
+        ),
+        ("name: small", "name: small\nload: {share: 1.5}", "s.yaml:2: load.share: 1.5: must be below 1"),
+        ("name: small", "name: small\nseed: 1.5", "s.yaml:2: seed: 1.5 is not a whole number"),
+        ("name: small", "name: small\nseed: -1", "s.yaml:2: seed: -1: must be at least 0"),
+        (
+            "name: small",
+            "name: small\npolicies: {codec: [a]}",
+            "s.yaml:2: policies.codec.name: ['a'] is not a policy's name or a setting's value",
+        ),
+        ("name: small", "name: small\npolicies: greedy", "s.yaml:2: policies: 'greedy' is not a mapping (key: value)"),
+        (
+            "  rtt: 4 ms",
+            "  outages: [{start: 2 s, duration: 2 s}, {start: 3 s, duration: 1 s}]",
+            "s.yaml:7: link.outages: overlap or are out of order; list them by start, one after the other",
+        ),
+        ("  rtt: 4 ms", "  outages: 3 s", "s.yaml:7: link.outages: '3 s' is not a list"),
+        (
+            "  rtt: 4 ms",
+            "  outages: [{start: 2 s}]",
+            "s.yaml:7: link.outages.0.duration: is missing; write it like duration: 4 ms",
+        ),
+        # YAML itself.
+        ("rtt: 4 ms", "rtt: 4 ms: 5", "s.yaml:7: not valid YAML: mapping values are not allowed here"),
+        ("  rtt: 4 ms", "  rtt: 4 ms\n  rtt: 5 ms", "s.yaml:8: link: rtt stands twice, first in line 7; keep one"),
+        ("4 ms", "!!python/object/apply:os.system [ls]", None),
+        ("4 ms", "!secret x", "s.yaml:7: the tag !secret is not read; write the plain value"),
+        ("4 ms", "*nowhere", "s.yaml:7: not valid YAML: found undefined alias 'nowhere'"),
+        ("4 ms", "&loop [*loop]", "s.yaml:7: link.rtt.0: this alias contains itself; write the value out"),
+        (
+            "link:\n",
+            "link:\n  <<: {rtt: 4 ms}\n",
+            "s.yaml:6: link: <<: merge keys are not read; name another file with extends",
+        ),
+        ("link:\n", "link:\n  [a, b]: 1\n", "s.yaml:6: link: a key is a word, not a mapping or a list"),
+        ("4 ms", '"\\U99999999"', None),
+        ("4 ms", '"\\ud800"', "s.yaml:7: link.rtt: half a character (a lone surrogate) in '\\ud800'"),
+        ("4 ms", "a\0b", "s.yaml:7: not valid YAML: U+0000 may not occur"),
+        ("4 ms", "[" * 5000, "s.yaml:7: nested more than 20 deep, which no scenario needs"),
+        ("4 ms", "x" * 10_001, "s.yaml:7: link.rtt: a text of 10,001 characters; at most 10,000 will do"),
+        (
+            "  rtt",
+            "  " + "k" * 101,
+            f"s.yaml:7: link: {repr('k' * 101)[:40]} is no key: at most 100 printable characters",
+        ),
+        ("name: small", "name: small\n---\nname: other", None),
+    ],
+)
+def test_one_change_one_line(good: str, bad: str, message: str | None) -> None:
+    assert good in GOOD
+    told = complaint_about(GOOD.replace(good, bad, 1))
+    assert "\n" not in told
+    assert told.startswith("s.yaml:")
+    if message is not None:
+        assert told == message
+
+
+def test_a_misspelt_name_gets_the_nearest() -> None:
+    told = complaint_about(GOOD.replace("board.yaml", "rtx-5080-laptp"))
+    assert told.startswith("s.yaml:3: device: unknown device 'rtx-5080-laptp'; known: ")
+    assert told.endswith(" Did you mean 'rtx-5080-laptop'?")
+    assert complaint("quikstart").endswith("Did you mean 'quickstart'?")
+
+
+def test_every_fault_of_a_file_has_its_line_in_order() -> None:
+    bad = GOOD.replace("4 ms", "4").replace("small", "../x").replace("rate:", "rat:").replace("tiny", "tinny")
+    bad = bad.replace("board.yaml", "gone.yaml").replace("4Ki tokens", "none")
+    lines = complaint_about(bad).split("\n")
+    assert [line.split(": ")[:2] for line in lines] == [
+        ["s.yaml:1", "name"],
+        ["s.yaml:3", "device"],
+        ["s.yaml:4", "model"],
+        ["s.yaml:6", "link.rat"],
+        ["s.yaml:7", "link.rtt"],
+        ["s.yaml:10", "workload.context"],
+    ]
+
+
+def test_more_faults_than_anyone_reads_are_counted() -> None:
+    lines = complaint_about(GOOD + "".join(f"x{i}: 1\n" for i in range(50))).split("\n")
+    assert len(lines) == 31
+    assert lines[-1] == "... and 20 more"
+
+
+def test_a_fault_in_another_file_is_placed_there() -> None:
+    Path("board.yaml").write_text(BOARD.replace("kind: gpu", "kind: gpuu").replace("30 Tflop/s", "30"))
+    assert complaint().split("\n") == [
+        "board.yaml:4: device.processors.gpu.flop_per_s: 30 has no unit; write it like '33 Tflop/s'",
+        "board.yaml:4: device.processors.gpu.kind: 'gpuu' is none of gpu, cpu, npu; did you mean 'gpu'?",
+    ]
+    Path("board.yaml").write_text(BOARD.replace("gpu, flop", "gpu flop"))
+    assert complaint().startswith("s.yaml:3: device: board.yaml:4: not valid YAML: ")
+    Path("board.yaml").write_text(BOARD.replace("main: gpu", "main: tpu"))
+    assert complaint() == "board.yaml:2: device.main: 'tpu' is no processor of this device; it has gpu"
+
+
+def test_an_efficiency_that_no_kernel_has() -> None:
+    Path("board.yaml").write_text(BOARD.replace("kind: gpu", "kind: gpu, efficiency: {gathr: 0.5}"))
+    told = complaint()
+    assert told.startswith("board.yaml:4: device.processors.gpu.efficiency.gathr: 'gathr' is none of gemm, gemv")
+    assert told.endswith("; did you mean 'gather'?")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("link.rtt=4", "--set link.rtt=4: link.rtt: 4 has no unit; write it like '4 ms'"),
+        ("link.rt=4 ms", f"--set link.rt=4 ms: link.rt: unknown key; {LINK_KEYS}; did you mean 'rtt'?"),
+        ("rtt", "--set rtt: not KEY=VALUE; write it like link.rtt='4 ms'"),
+        ("=5", "--set =5: not KEY=VALUE; write it like link.rtt='4 ms'"),
+        ("link..rtt=5 ms", "--set link..rtt=5 ms: not KEY=VALUE; write it like link.rtt='4 ms'"),
+        ("a" + ".a" * 30 + "=1", f"--set {('a' + '.a' * 30 + '=1')}: not KEY=VALUE; write it like link.rtt='4 ms'"),
+        (
+            "link.rtt.x=5 ms",
+            "--set link.rtt.x=5 ms: 'x' leads nowhere: what stands there is '4 ms', not a mapping",
+        ),
+        ("model=tinyy", None),
+        ("link.rtt={", None),
+        ("link.rtt=!!python/none x", None),
+        ("load.trace=gone.csv", "--set load.trace=gone.csv: load.trace: 'gone.csv' is not there"),
+        ("link=null", "--set link=null: link: null is not a mapping (key: value)"),
+    ],
+)
+def test_an_override_is_named(override: str, message: str | None) -> None:
+    told = complaint("s.yaml", override)
+    assert told.startswith(f"--set {override}")
+    assert "\n" not in told
+    if message is not None:
+        assert told == message
+
+
+def test_circles_are_seen() -> None:
+    for name, base in (("a", "b"), ("b", "c"), ("c", "a")):
+        Path(f"{name}.yaml").write_text(f"name: {name}\nextends: {base}.yaml\n")
+    told = "c.yaml:2: extends: a circle, a.yaml -> b.yaml -> c.yaml -> a.yaml; one of them must stand on its own"
+    assert complaint("a.yaml") == told
+    with pytest.raises(InputError) as caught:
+        load_device("a.yaml")
+    assert str(caught.value) == told
+    assert complaint_about(GOOD.replace("board.yaml", "a.yaml")) == f"s.yaml:3: device: {told}"
+    Path("s.yaml").write_text("extends: s.yaml")
+    assert complaint() == "s.yaml:1: extends: a circle, s.yaml -> s.yaml; one of them must stand on its own"
+
+
+def test_a_long_chain_ends() -> None:
+    for i in range(12):
+        Path(f"c{i}.yaml").write_text(f"extends: c{i + 1}.yaml")
+    assert complaint("c0.yaml") == "c9.yaml:1: extends: more than 10 files deep"
+
+
+def test_extends_is_a_name() -> None:
+    assert complaint_about("extends: 7") == "s.yaml:1: extends: 7 is not the name or path of a scenario"
+    assert complaint_about("extends: ''") == "s.yaml:1: extends: '' is a folder, not a file"
+    assert complaint_about("a: 1\nextends: quikstart").endswith("Did you mean 'quickstart'?")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "s.yaml:1: the file is empty; a mapping (key: value) is needed"),
+        ("# nothing\n", "s.yaml:1: the file is empty; a mapping (key: value) is needed"),
+        ("- a\n- b\n", "s.yaml:1: a scenario is a mapping (key: value); what came is a list"),
+        ("hello", "s.yaml:1: a scenario is a mapping (key: value); what came is 'hello'"),
+        (b"name: a\nsystem: \xff\n", "s.yaml:2: byte 0xff is not UTF-8; save it as UTF-8"),
+        ("name: a".encode("utf-16"), "s.yaml:1: byte 0xff is not UTF-8; save it as UTF-8"),
+        ("#" * 1_000_001, "s.yaml has more than 1,000,000 bytes, which no scenario needs"),
+        ("[" + "1, " * 30_000 + "]", "s.yaml:1: 19999: more than 20,000 values once its aliases are written out"),
+        ("a: &a\n- *a", "s.yaml:1: a.0: this alias contains itself; write the value out"),
+    ],
+)
+def test_files_that_are_none(content: str | bytes, message: str) -> None:
+    assert complaint_about(content) == message
+
+
+def test_a_billion_laughs() -> None:
+    bomb = "a: &a [x, x, x, x, x, x, x, x, x]\n"
+    for before, after in zip("abcdefgh", "bcdefghi", strict=True):
+        bomb += f"{after}: &{after} [{', '.join([f'*{before}'] * 9)}]\n"
+    told = complaint_about(bomb)
+    assert told.startswith("s.yaml:")
+    assert told.endswith(": more than 20,000 values once its aliases are written out")
+
+
+def test_places_that_are_no_files(here: Path) -> None:
+    os.mkfifo("pipe.yaml")
+    assert complaint("pipe.yaml") == "'pipe.yaml' is a pipe or a device, not a regular file"
+    assert complaint(str(here)) == f"{str(here)!r} is a folder, not a file"
+    assert complaint("/dev/zero") == "'/dev/zero' is a pipe or a device, not a regular file"
+    assert complaint("gone.yaml") == "'gone.yaml' is not there"
+    assert complaint("a\0b") == "'a\\x00b' is not there"
+    assert complaint("../" * 2000 + "x.yaml").endswith(" is not there")
+    assert (
+        complaint("quickstart.yaml")
+        == "'quickstart.yaml' is not there; the bundled scenario of that name is called 'quickstart'"
+    )
+
+
+def test_a_name_does_not_lead_out_of_the_bundled_folder() -> None:
+    assert complaint("../scenarios/sparkv/laptop") == "'../scenarios/sparkv/laptop' is not there"
+    assert complaint("devices/rtx-5080-laptop").startswith("unknown scenario 'devices/rtx-5080-laptop'")
+
+
+# --- whatever comes, it is a scenario or an InputError ---------------------------------------------------
+
+quick = settings(
+    deadline=5_000, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+words = st.sampled_from(
+    ["name", "system", "device", "model", "link", "rate", "rtt", "workload", "kind", "context", "extends", "policies"]
+    + ["tiny", "board.yaml", "s.yaml", "4 ms", "1e9", ".nan", "850 Mbit/s", "context-reuse", "null", "true", "~", "---"]
+    + [*"-:,[]{}&*!|>'\"%@`#?\n \t", "<<", "\n  "]
+)
+scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | words
+values = st.recursive(
+    scalars, lambda below: st.lists(below, max_size=4) | st.dictionaries(st.text(max_size=8) | words, below, max_size=4)
+)
+
+
+def scenario_or_complaint(text: str, *overrides: str) -> None:
+    Path("s.yaml").write_bytes(text.encode("utf-8", "surrogatepass"))
+    try:
+        assert isinstance(load_scenario("s.yaml", overrides), Scenario)
+    except InputError as error:
+        assert str(error)  # noqa: PT017
+        str(error).encode()
+
+
+@quick
+@given(st.text(max_size=200) | st.lists(words, max_size=40).map(" ".join))
+def test_any_text(text: str) -> None:
+    scenario_or_complaint(text)
+
+
+@quick
+@given(st.data())
+def test_any_value_anywhere(data: st.DataObject) -> None:
+    tree: Any = yaml.safe_load(GOOD)
+    tree["policies"], tree["load"], tree["budget"] = {"a": {"name": "b"}}, {"share": 0.5}, {"memory": "1 GiB"}
+    below, key = tree, data.draw(st.sampled_from(sorted(tree)))
+    while isinstance(below[key], dict) and data.draw(st.booleans()):
+        below, key = below[key], data.draw(st.sampled_from(sorted(below[key])))
+    below[data.draw(st.just(key) | words)] = data.draw(values)
+    scenario_or_complaint(yaml.safe_dump(tree, sort_keys=False))
+
+
+@quick
+@given(
+    st.text(max_size=60)
+    | st.tuples(st.sampled_from(["link.rtt", "model", "a.b", "link.outages.0"]), st.text()).map("=".join)
+)
+def test_any_override(override: str) -> None:
+    scenario_or_complaint(GOOD, override)

@@ -1,0 +1,140 @@
+"""Physical values and counts: what is read, what is refused, and that a dump reads back exactly."""
+
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from kvferry.specs.base import Spec
+from kvferry.specs.units import KINDS, Bytes, BytesPerS, Count, Requests, Seconds, Tokens, quantity, with_unit
+
+FROM_FILE = {"from_file": True}
+
+
+class Parcel(Spec):
+    size_bytes: Bytes = 0.0
+    rate_bytes_per_s: BytesPerS | None = None
+    wait_s: Seconds = 0.0
+    tokens: Tokens = 0
+    requests: Requests = 0
+    anything: Count = 0
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "value"),
+    [
+        ("4 ms", "time", 0.004),
+        ("4ms", "time", 0.004),
+        (" 1.5e2 us ", "time", 150e-6),
+        ("10 µs", "time", 10e-6),
+        ("2 min", "time", 120.0),
+        ("24 KiB", "size", 24 * 1024.0),
+        ("24 kB", "size", 24_000.0),
+        ("8 Mbit", "size", 1e6),  # 8e6 bit / 8
+        ("850 Mbit/s", "rate", 106.25e6),  # 850e6 / 8
+        ("850 Mbps", "rate", 106.25e6),
+        ("1 GiB/s", "rate", 2.0**30),
+        ("33 Tflop/s", "compute rate", 33e12),
+        ("50 Mvalue/s", "value rate", 50e6),
+        ("2.5 W", "power", 2.5),
+        ("3 kJ", "energy", 3000.0),
+        ("12 requests/min", "frequency", 0.2),
+        ("0.2 /s", "frequency", 0.2),
+        ("0.2 per s", "frequency", 0.2),
+        ("-4 ms", "time", -0.004),  # the sign is for the bounds to refuse
+    ],
+)
+def test_reads(text: str, kind: str, value: float) -> None:
+    assert quantity(text, kind) == pytest.approx(value, rel=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "message"),
+    [
+        ("4", "time", "'4' has no unit; write it like '4 ms'"),
+        ("850 Mbit", "rate", "'850 Mbit' is a size, not a rate; write it like '850 Mbit/s'"),
+        ("850 MHz", "rate", "'850 MHz' is a frequency, not a rate; write it like '850 Mbit/s'"),
+        ("24 KB", "size", "'24 KB' has no unit of a size; write it like '24 KiB'"),
+        ("4 furlongs", "time", "'4 furlongs' has no unit of a time; write it like '4 ms'"),
+        ("soon", "time", "'soon' is not a time; write it like '4 ms'"),
+        ("", "time", "'' is not a time; write it like '4 ms'"),
+        ("nan s", "time", "'nan s' is not a time; write it like '4 ms'"),
+        ("inf s", "time", "'inf s' is not a time; write it like '4 ms'"),
+        ("1e999 s", "time", "'1e999 s' is not finite; write it like '4 ms'"),
+        ("9**9**9 s", "time", "'9**9**9 s' is not a time; write it like '4 ms'"),
+        ("__import__('os') s", "time", "\"__import__('os') s\" is not a time; write it like '4 ms'"),
+        ("1,000 ms", "time", "'1,000 ms' is not a time; write it like '4 ms'"),
+        ("4 / /", "time", "'4 / /' has no unit of a time; write it like '4 ms'"),
+        ("9" * 50 + " s", "time", f"'{'9' * 37}...' is not a time; write it like '4 ms'"),
+    ],
+)
+def test_refuses(text: str, kind: str, message: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        quantity(text, kind)
+    assert str(caught.value) == message
+
+
+@given(st.text(max_size=60), st.sampled_from(sorted(KINDS)))
+def test_any_text_is_a_number_or_a_value_error(text: str, kind: str) -> None:
+    with suppress(ValueError):
+        assert isinstance(quantity(text, kind), float)
+
+
+@given(st.floats(min_value=0, max_value=1e7), st.sampled_from(sorted(KINDS)))
+def test_what_is_written_reads_back_to_the_last_bit(number: float, kind: str) -> None:
+    assert quantity(with_unit(number, kind), kind) == number
+
+
+def test_written_short() -> None:
+    assert with_unit(0.004, "time") == "0.004 s"
+    assert with_unit(2.0**34, "size") == "17179869184 B"
+    assert with_unit(0.1 + 0.2, "time") == "0.30000000000000004 s"
+
+
+def test_python_gives_si_numbers_and_files_give_units() -> None:
+    assert Parcel(wait_s=0.004) == Parcel.model_validate({"wait_s": "4 ms"}, context=FROM_FILE)
+    with pytest.raises(ValidationError, match="0.004 has no unit; write it like '4 ms'"):
+        Parcel.model_validate({"wait_s": 0.004}, context=FROM_FILE)
+    with pytest.raises(ValidationError, match="true has no unit"):
+        Parcel.model_validate({"wait_s": True}, context=FROM_FILE)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("wait_s", -0.004, "-0.004 is out of range: a time lies between 0 and 1e+07 s"),
+        ("wait_s", "4e9 s", "'4e9 s' is out of range: a time lies between 0 and 1e+07 s"),
+        ("wait_s", float("nan"), "nan is out of range: a time lies between 0 and 1e+07 s"),
+        ("wait_s", [4], "[4] is not a time"),
+        ("size_bytes", "-1 B", "'-1 B' is out of range: a size lies between 0 and 1e+16 B"),
+        ("size_bytes", float("inf"), "inf is out of range: a size lies between 0 and 1e+16 B"),
+        ("rate_bytes_per_s", "0 Mbit/s", "'0 Mbit/s' is out of range: a rate lies above 0 and up to 1e+14 B/s"),
+        ("tokens", "32Ki requests", "'32Ki requests' is not a count; write it like 32768 or '32Ki tokens'"),
+        ("requests", "5 tokens", "'5 tokens' is not a count; write it like 32768 or '32Ki requests'"),
+        ("tokens", "1.3Ki", "'1.3Ki' is not a whole number"),
+        ("tokens", 1.5, "1.5 is not a whole number"),
+        ("tokens", float("nan"), "nan is not a whole number"),
+        ("tokens", True, "True is not a count; write it like 32768 or '32Ki tokens'"),
+        ("tokens", "4 ms", "'4 ms' is not a count; write it like 32768 or '32Ki tokens'"),
+        ("tokens", "9" * 400, f"'{'9' * 40}' is not a count; write it like 32768 or '32Ki tokens'"),
+        ("tokens", "-1", "'-1' is not a count; write it like 32768 or '32Ki tokens'"),
+    ],
+)
+def test_a_field_says_what_is_wrong(field: str, value: object, message: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        Parcel.model_validate({field: value})
+    assert caught.value.errors()[0]["msg"] == f"Value error, {message}"
+
+
+@pytest.mark.parametrize("written", [32768, 32768.0, "32768", "32Ki", "32 Ki tokens", "32Ki token"])
+def test_the_same_count(written: object) -> None:
+    assert Parcel.model_validate({"tokens": written}).tokens == 32768
+
+
+def test_a_plain_count_takes_either_noun() -> None:
+    assert Parcel.model_validate({"anything": "2k tokens"}).anything == 2000
+    assert Parcel.model_validate({"anything": "1.5M requests"}).anything == 1_500_000
+    with pytest.raises(ValidationError, match="is not a count"):
+        Parcel.model_validate({"anything": "2k sheep"})
