@@ -10,8 +10,9 @@ import numpy as np
 from kvferry.analysis import human, style
 from kvferry.analysis.gantt import draw_lanes, draw_rate, legend, view_of, window_of
 from kvferry.analysis.style import BLACK, DARK, GREY, INK, SERIES
+from kvferry.analysis.tables import is_energy_part
 from kvferry.analysis.timeline import resources_of
-from kvferry.pipelines.record import Run
+from kvferry.pipelines.record import RequestRecord, Run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -20,31 +21,29 @@ _HATCHES = (None, "////", "xxxx", "....", "\\\\\\\\", "||||", "----")
 
 
 def compare_gantt(runs: Mapping[str, Run], *, title: str = "", request: int | None = None) -> Figure:
-    """Each system's paths for one request (default: the one with the median TTFT in the fastest system), on a common
-    time axis that starts at its arrival, fastest first; what never spoke its first token comes last.
+    """Each system's paths for one request, on a common time axis that starts at its arrival, fastest first; what never
+    spoke its first token comes last.
 
-    Raises ValueError when no run has anything to draw.
+    By default the request has the median TTFT in the fastest system, among those that arrived at the same instant
+    in all: where a request follows the answer to the one before, later ones met different stretches of the link.
+    The link is drawn when it is the same for all. Raises ValueError when no run has anything to draw.
     """
     drawable = {name: run for name, run in runs.items() if run.spans and run.requests}
     if not drawable:
         raise ValueError("nothing to draw: no run has spans")
     request = _typical_request(drawable) if request is None else request
-    views = {
-        name: view_of(run, request)
-        for name, run in drawable.items()
-        if any(record.request == request for record in run.requests)
-    }
+    records = {name: _records(run)[request] for name, run in drawable.items() if request in _records(run)}
+    views = {name: view_of(drawable[name], request) for name in records}
     order = sorted(views, key=lambda name: _sort_key(_ttft_s(views[name])))
     end_s = max(window_of(views[name])[1] for name in order)
     longest = max(views.values(), key=lambda view: view.duration_s)
-    heights = ([1.3] if longest.link_times_s else []) + [
-        0.12 + 0.27 * len(resources_of(views[name].spans)) for name in order
-    ]
+    same_link = bool(longest.link_times_s) and len({record.arrival_s for record in records.values()}) == 1
+    heights = [1.3] * same_link + [0.12 + 0.27 * len(resources_of(views[name].spans)) for name in order]
     figure = style.new_figure(10, 1.2 + sum(heights) + 0.12 * len(heights))
     if title:
         figure.suptitle(title, x=0.01, ha="left", weight="bold", size=12)
     axes = figure.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
-    if longest.link_times_s:
+    if same_link:
         # What was delivered differs by system; the rate they were offered does not.
         draw_rate(axes[0], longest, 0.0, end_s, moved_too=False)
     for axis, name in zip(axes[-len(order) :], order, strict=True):
@@ -118,7 +117,7 @@ def _draw_ttft(axis: Any, row: int, metrics: Mapping[str, float], best_s: float 
 
 
 def _draw_energy(axis: Any, order: list[str], metrics: Mapping[str, Mapping[str, float]]) -> None:
-    parts = sorted({key for name in order for key in metrics[name] if key.startswith("energy_") and key != "energy_j"})
+    parts = sorted({key for name in order for key in metrics[name] if is_energy_part(key) and metrics[name][key]})
     left = np.zeros(len(order))
     for n, part in enumerate(parts):
         width = np.array([metrics[name].get(part, 0.0) for name in order])
@@ -139,12 +138,19 @@ def _draw_energy(axis: Any, order: list[str], metrics: Mapping[str, Mapping[str,
 
 
 def _typical_request(runs: Mapping[str, Run]) -> int:
-    """The request with the median TTFT in the system whose median is the lowest; the first where none spoke."""
-    told = {name: sorted((t, r) for r, t in _ttfts_s(run).items()) for name, run in runs.items()}
+    """The request with the median TTFT, among those that arrived in all runs at the same time, in the system whose
+    median is the lowest; the first request where there is none."""
+    arrivals = [{(r.request, r.arrival_s) for r in run.requests} for run in runs.values()]
+    shared = {request for request, _ in set.intersection(*arrivals)}
+    told = {name: sorted((t, r) for r, t in _ttfts_s(run).items() if r in shared) for name, run in runs.items()}
     medians = [(times[(len(times) - 1) // 2], name) for name, times in told.items() if times]
     if medians:
         return min(medians)[0][1]
     return next(iter(runs.values())).requests[0].request
+
+
+def _records(run: Run) -> dict[int, RequestRecord]:
+    return {record.request: record for record in run.requests}
 
 
 def _ttfts_s(run: Run) -> dict[int, float]:

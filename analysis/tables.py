@@ -71,11 +71,10 @@ def run_table(metrics: Metrics, *, title: str = "") -> Table:
     table = _table(title)
     table.add_column("metric")
     table.add_column("value", justify="right", style="bold")
-    hidden = {"requests_finished"} if metrics.get("requests") == metrics.get("requests_finished") else set()
-    for key in [key for key in FIGURES if key in metrics and key not in hidden] + _others(metrics):
+    for key in [key for key in FIGURES if key in metrics and _says_more(key, metrics)] + _others(metrics):
         table.add_row(_label(key), human.of_unit(key)(metrics[key]))
         if key == "energy_j":
-            for part in sorted(k for k in metrics if _is_energy_part(k)):
+            for part in sorted(k for k in metrics if is_energy_part(k)):
                 table.add_row(f"  {part.removeprefix('energy_').removesuffix('_j')}", human.energy(metrics[part]))
     return table
 
@@ -94,7 +93,7 @@ def compare_table(
     """
     from rich.markup import escape
 
-    shown = [key for key in columns if any(key in metrics for metrics in systems.values())]
+    shown = [key for key in columns if any(key in metrics and _says_more(key, metrics) for metrics in systems.values())]
     better = FIGURES.get(ranked_by, Figure(ranked_by, "low")).better
     order = sorted(systems, key=lambda name: _rank(systems[name].get(ranked_by), better))
     table = _table(title)
@@ -102,7 +101,7 @@ def compare_table(
     for key in shown:
         table.add_column(_label(key), justify="right")
         if key == ranked_by:
-            table.add_column("to best", justify="right")
+            table.add_column("vs best", justify="right")
     outcome_of = {name: (outcomes or {}).get(name, "done") for name in order}
     failed = any(outcome != "done" for outcome in outcome_of.values())
     if failed:
@@ -144,12 +143,21 @@ def _label(key: str) -> str:
     return FIGURES[key].label if key in FIGURES else key
 
 
-def _is_energy_part(key: str) -> bool:
+def is_energy_part(key: str) -> bool:
     return key.startswith("energy_") and key.endswith("_j") and key != "energy_j"
 
 
+def _says_more(key: str, metrics: Metrics) -> bool:
+    """False for what another figure already tells: statistics of a single request, tokens/s of single tokens."""
+    if key in ("ttft_p50_s", "ttft_p95_s", "bound_gap", "regret_p95"):
+        return metrics.get("requests") != 1
+    if key == "requests_finished":
+        return metrics[key] != metrics.get("requests")
+    return key != "throughput_tokens_per_s" or "ttft_s" not in metrics or "tpot_s" in metrics
+
+
 def _others(metrics: Metrics) -> list[str]:
-    return sorted(key for key in metrics if key not in FIGURES and not _is_energy_part(key))
+    return sorted(key for key in metrics if key not in FIGURES and not is_energy_part(key))
 
 
 def _rank(value: float | None, better: str | None) -> tuple[bool, float]:

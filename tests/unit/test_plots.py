@@ -181,6 +181,15 @@ def test_the_request_shown_has_the_median_ttft_of_the_fastest() -> None:
     assert "5.00 s" in texts(panels(figure)[2])
 
 
+def test_requests_that_met_different_links_are_not_compared() -> None:
+    # Request 1 came at 5 s in one run and at 6 s in the other: only request 0 saw the same link in both.
+    fast, slow = together(run(1.5, 0.0, 0), run(1.0, 5.0, 1)), together(run(4.0, 0.0, 0), run(3.5, 6.0, 1))
+    figure = compare_gantt({"slow": slow, "fast": fast})
+    assert titles(figure) == ["Link", "fast", "slow"]
+    assert "1.50 s" in texts(panels(figure)[1])
+    assert titles(compare_gantt({"slow": slow, "fast": fast}, request=1)) == ["fast", "slow"]
+
+
 def test_bars_tell_the_figures() -> None:
     metrics: dict[str, dict[str, float]] = {
         "slow": {"ttft_s": 3.0, "energy_j": 5.0, "energy_gpu_j": 5.0},

@@ -65,9 +65,19 @@ def test_a_run_in_human_units() -> None:
     ]
 
 
+def test_a_run_says_nothing_twice() -> None:
+    metrics = {"requests": 1.0, "requests_finished": 1.0, "ttft_s": 1.0, "ttft_p50_s": 1.0, "ttft_p95_s": 1.0,
+               "bound_gap": 0.1, "regret": 0.1, "regret_p95": 0.1, "throughput_tokens_per_s": 1.0}  # fmt: skip
+    assert [line.split("  ")[0].strip() for line in printed(run_table(metrics))[2:]] == [
+        "TTFT, mean", "regret, at most", "requests"
+    ]  # fmt: skip
+    more = metrics | {"requests": 2.0, "tpot_s": 0.1}
+    assert len(printed(run_table(more))[2:]) == len(more)
+
+
 SYSTEMS = {
-    "stream-only": {"ttft_s": 2.6, "energy_j": 10.0, "throughput_tokens_per_s": 5.0},
-    "ferry": {"ttft_s": 1.3, "energy_j": 20.0, "throughput_tokens_per_s": 9.0},
+    "stream-only": {"ttft_s": 2.6, "tpot_s": 0.2, "energy_j": 10.0, "throughput_tokens_per_s": 5.0},
+    "ferry": {"ttft_s": 1.3, "tpot_s": 0.1, "energy_j": 20.0, "throughput_tokens_per_s": 9.0},
     "[vllm]": {},
 }
 
@@ -77,17 +87,17 @@ def test_systems_side_by_side_best_first() -> None:
     assert lines[0].strip() == "quickstart [x]"
     assert lines[1].split("  ")[0].strip() == "system"
     assert [line.split()[0] for line in lines[3:]] == ["ferry", "stream-only", "[vllm]"]
-    assert lines[3].split() == ["ferry", "1.30", "s", "1.00x", "9.00", "20.0", "J", "done"]
-    assert lines[4].split() == ["stream-only", "2.60", "s", "2.00x", "5.00", "10.0", "J", "done"]
-    assert lines[5].split() == ["[vllm]", "-", "-", "-", "-", "out", "of", "memory"]
+    assert lines[3].split() == ["ferry", "1.30", "s", "1.00x", "100", "ms", "9.00", "20.0", "J", "done"]
+    assert lines[4].split() == ["stream-only", "2.60", "s", "2.00x", "200", "ms", "5.00", "10.0", "J", "done"]
+    assert lines[5].split() == ["[vllm]", "-", "-", "-", "-", "-", "out", "of", "memory"]
 
 
 def test_the_best_of_each_column_is_bold() -> None:
     table = compare_table({name: SYSTEMS[name] for name in ("ferry", "stream-only")})
     cells = [list(column.cells) for column in table.columns]
     bold = [[str(cell).startswith("[bold") for cell in column] for column in cells]
-    # system, TTFT, to best, tokens/s (more is better), energy
-    assert bold == [[False, False], [True, False], [False, False], [True, False], [False, True]]
+    # system, TTFT, vs best, TPOT, tokens/s (more is better), energy
+    assert bold == [[False, False], [True, False], [False, False], [True, False], [True, False], [False, True]]
 
 
 def test_ranked_by_what_is_better_when_high() -> None:
