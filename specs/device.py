@@ -42,6 +42,8 @@ class ProcessorSpec(Spec):
     # Fixed cost of one layer on the processor: launches, norms, rotary embedding, residuals.
     layer_s: Seconds = 0.0
     block_sparse: BlockSparseSpec | None = None
+    # Folder with a folder per model of measured tables: see sim/costs/table.py.
+    measured: str | None = Field(default=None, min_length=1, max_length=1000)
     # An NPU runs shapes compiled beforehand: token counts are rounded up to one of these.
     compiled_tokens: tuple[Count, ...] = ()
     # Time to load the compiled graph, paid before the first op of a run.

@@ -7,6 +7,7 @@ chunk to chunk (Fig. 3), and for video contexts a strong variation along t.
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -76,8 +77,8 @@ class ChunkTrace:
         return load_arrays(path, "chunks", ("entropy_bits", "active_blocks", "tokens"), cls)
 
 
-def causal_blocks(tokens: np.ndarray, context_tokens: np.ndarray) -> np.ndarray:
-    """Blocks between `tokens` queries and every key up to them, when `context_tokens` keys come before."""
+def causal_blocks(tokens: Any, context_tokens: Any) -> Any:
+    """Blocks between `tokens` queries and every key up to them, after `context_tokens` others; arrays or numbers."""
     rows = -(-tokens // QUERY_BLOCK)
     # Row i ends at key context + 128 (i + 1), or at the last token.
     full_rows = tokens // QUERY_BLOCK
@@ -101,12 +102,12 @@ class Character:
     flat_heads: float = 0.04
     flat_median: float = 0.04
     # Key blocks next to the diagonal, and sinks, that every query block attends: between these two.
-    near_blocks: tuple[float, float] = (3.0, 9.0)
+    near_blocks: tuple[float, float] = (5.0, 9.0)
     # Share of the farther blocks that are active: heads are local or wide.
     local_heads: float = 0.35
     local_median: float = 0.05
     wide_median: float = 0.4
-    reach_head_spread: float = 0.7
+    reach_head_spread: float = 0.5
     reach_chunk_spread: float = 0.2
     # Novelty of a token chunk: 0 (repeats what came before) to 1; scenes last 1 / scene_change chunks on
     # average. Its weight shifts the normals of entropy and reach of all heads alike.

@@ -1,13 +1,21 @@
 """What every cost model can be asked, and the cost models by name."""
 
-from typing import Protocol
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 
 from kvferry.machine.ops import Number, Op
 from kvferry.sim.cost import Cost
+from kvferry.sim.costs.attention import AttentionCosts
+from kvferry.sim.costs.block_sparse import BlockSparseKernel
+from kvferry.sim.costs.predictor import Predictor
 from kvferry.sim.costs.roofline import Roofline
+from kvferry.sim.costs.samples import measure
+from kvferry.sim.costs.table import MeasuredTable
 from kvferry.specs.device import ProcessorSpec
+from kvferry.specs.errors import InputError
 from kvferry.specs.model import ModelSpec
 
 
@@ -15,7 +23,7 @@ class CostModel(Protocol):
     """Prices ops on an idle processor; the queue adds ``dispatch_s`` and what background load costs."""
 
     def cost(self, op: Op) -> Cost:
-        """Duration and memory traffic of one op with plain numbers: a few microseconds."""
+        """Duration and memory traffic of one op with plain numbers."""
         ...
 
     def durations_s(self, op: Op, *, context_tokens: Number | None = None, load: Number = 0.0) -> np.ndarray:
@@ -31,4 +39,46 @@ class Builder(Protocol):
     def __call__(self, processor: ProcessorSpec, model: ModelSpec) -> CostModel: ...
 
 
-COST_MODELS: dict[str, Builder] = {"roofline": Roofline}
+def block_sparse(processor: ProcessorSpec, model: ModelSpec) -> CostModel:
+    """Block-sparse attention by the modelled kernel. Raises InputError when the profile does not describe it."""
+    return AttentionCosts(Roofline(processor, model), BlockSparseKernel(processor, model))
+
+
+def predictor(processor: ProcessorSpec, model: ModelSpec) -> CostModel:
+    """Block-sparse attention by SparKV's predictor, trained on the modelled kernel. Raises InputError as above."""
+    BlockSparseKernel(processor, model)
+    return AttentionCosts(Roofline(processor, model), _Predictors(processor, model))
+
+
+def table(processor: ProcessorSpec, model: ModelSpec) -> CostModel:
+    """What was measured, from the profile's folder. Raises InputError when it names none, or has no such model."""
+    if processor.measured is None:
+        raise InputError("this device's main processor has no `measured` folder, which the cost model table needs")
+    return MeasuredTable.read(Path(processor.measured) / model.name, Roofline(processor, model))
+
+
+COST_MODELS: dict[str, Builder] = {
+    "roofline": Roofline,
+    "block-sparse": block_sparse,
+    "predictor": predictor,
+    "table": table,
+}
+
+
+class _Predictors:
+    """One predictor for single heads, one for whole layers; each trained (half a second) when first needed."""
+
+    def __init__(self, processor: ProcessorSpec, model: ModelSpec) -> None:
+        self._described = processor.model_dump_json(), model.model_dump_json()
+
+    def seconds(self, *counts: Number, kv_heads: int, **context: Any) -> Any:
+        return _trained(*self._described, kv_heads).seconds(*counts, kv_heads=kv_heads, **context)
+
+
+@lru_cache(maxsize=16)
+def _trained(processor_json: str, model_json: str, kv_heads: int, seed: int = 0) -> Predictor:
+    # Specs hold dicts and cannot be cache keys; their text can.
+    model = ModelSpec.model_validate_json(model_json)
+    kernel = BlockSparseKernel(ProcessorSpec.model_validate_json(processor_json), model)
+    training, _ = measure(kernel, model, seed, kv_heads=kv_heads).split(0.8, np.random.default_rng(seed))
+    return Predictor.trained(training, seed, kv_heads=kv_heads)

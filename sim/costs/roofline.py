@@ -35,39 +35,43 @@ class Roofline:
 
     def cost(self, op: Op) -> Cost:
         """Seconds on an idle processor, and bytes of memory traffic, of one op with plain numbers."""
-        if self._shapes.size:
-            op = self._compiled(op)
-        seconds = self._layer_s * self.arithmetic.layer_passes(op)
-        total_bytes = 0.0
-        for kernel, flop, n_bytes in self.arithmetic(op):
-            compute_s = flop * self._s_per_flop[kernel]
-            memory_s = n_bytes * self._s_per_byte[kernel]
-            seconds += compute_s if compute_s > memory_s else memory_s
-            total_bytes += n_bytes
-        return Cost(seconds, total_bytes)
+        op = self.compiled(op)
+        seconds, n_bytes = self.price(self.arithmetic(op))
+        return Cost(self.fixed_s(op) + seconds, n_bytes)
 
     def durations_s(self, op: Op, *, context_tokens: Number | None = None, load: Number = 0.0) -> np.ndarray:
         """Seconds of each op that the arrays in `op` describe, broadcast; equal to ``cost`` one by one.
 
         The roofline knows neither where active blocks lie nor the load: both are ignored.
         """
-        if self._shapes.size:
-            op = self._compiled(op)
-        seconds = np.asarray(self.fixed_s(op))
-        for work in self.arithmetic(op):
-            seconds = seconds + self.work_s(work)
-        return seconds
+        op = self.compiled(op)
+        return np.asarray(self.fixed_s(op) + self.price_arrays(self.arithmetic(op)))
 
     def fixed_s(self, op: Op) -> float:
+        """The fixed cost of the layers that the op runs through."""
         return self._layer_s * self.arithmetic.layer_passes(op)
 
-    def work_s(self, work: Work) -> np.ndarray:
-        """Seconds of one work, arrays allowed."""
-        kernel, flop, n_bytes = work
-        return np.maximum(np.multiply(flop, self._s_per_flop[kernel]), np.multiply(n_bytes, self._s_per_byte[kernel]))
+    def price(self, works: list[Work]) -> tuple[float, float]:
+        """Seconds and bytes of works with plain numbers."""
+        seconds = total_bytes = 0.0
+        for kernel, flop, n_bytes in works:
+            compute_s = flop * self._s_per_flop[kernel]
+            memory_s = n_bytes * self._s_per_byte[kernel]
+            seconds += compute_s if compute_s > memory_s else memory_s
+            total_bytes += n_bytes
+        return seconds, total_bytes
 
-    def _compiled(self, op: Op) -> Op:
-        if not isinstance(op, PREFILL_OPS):
+    def price_arrays(self, works: list[Work]) -> np.ndarray:
+        """Seconds of works with arrays, or arrays and numbers."""
+        seconds = np.asarray(0.0)
+        for kernel, flop, n_bytes in works:
+            compute_s = np.multiply(flop, self._s_per_flop[kernel])
+            seconds = seconds + np.maximum(compute_s, np.multiply(n_bytes, self._s_per_byte[kernel]))
+        return seconds
+
+    def compiled(self, op: Op) -> Op:
+        """The op as compiled shapes run it: itself on a processor without them."""
+        if not self._shapes.size or not isinstance(op, PREFILL_OPS):
             return op
         changed: Any = replace(op, tokens=round_up(op.tokens, self._shapes))
         return changed
@@ -75,7 +79,6 @@ class Roofline:
 
 def round_up(tokens: Number, shapes: np.ndarray) -> Number:
     """The tokens that compiled shapes (ascending) make of `tokens`: whole largest shapes, then the next that fits."""
-    largest = shapes[-1]
-    whole, rest = np.divmod(tokens, largest)
-    last = np.where(rest > 0, shapes[np.searchsorted(shapes, rest)], 0)
-    return whole * largest + last
+    whole, rest = np.divmod(tokens, shapes[-1])
+    rounded = whole * shapes[-1] + np.where(rest > 0, shapes[np.searchsorted(shapes, rest)], 0)
+    return rounded if rounded.ndim else int(rounded)

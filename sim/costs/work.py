@@ -48,8 +48,8 @@ class Arithmetic:
         # Keys and values of one token in one layer, all KV heads.
         self._kv_bytes = 2 * model.kv_heads * model.head_dim * model.kv_value_bytes
         # A block serves all query heads of its KV head, which read its keys and values once.
-        self._block_flop = QUERY_BLOCK * KEY_BLOCK * self._pair_flop / model.kv_heads
-        self._block_bytes = KEY_BLOCK * self._kv_bytes / model.kv_heads
+        self.block_flop = QUERY_BLOCK * KEY_BLOCK * self._pair_flop / model.kv_heads
+        self.block_bytes = KEY_BLOCK * self._kv_bytes / model.kv_heads
         self._score_flop = 2 * query_width
         self._score_bytes = self._kv_bytes / 2
         self._rules: dict[type, tuple[Callable[[Any], list[Work]], float]] = {
@@ -72,7 +72,7 @@ class Arithmetic:
         return self._rules[type(op)][1]
 
     def _blocks(self, active_blocks: Number) -> Work:
-        return "sparse_attention", active_blocks * self._block_flop, active_blocks * self._block_bytes
+        return "sparse_attention", active_blocks * self.block_flop, active_blocks * self.block_bytes
 
     def _prefill_head(self, op: PrefillHead) -> list[Work]:
         # 1 for an inner layer; at the last one nothing but the projection that emits K and V (IV-C: t_proj).

@@ -1,0 +1,112 @@
+"""SparKV's latency predictor (IV-C): a perceptron from <t, s, U_edge> to the seconds of sparse attention."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvferry.machine.ops import Number
+from kvferry.sim.costs.attention import shortest_context
+from kvferry.sim.costs.mlp import Descent, Mlp
+from kvferry.sim.costs.samples import Samples
+from kvferry.traces.arrays import load_arrays, save_arrays
+from kvferry.traces.chunks import CHUNK_TOKENS
+
+HIDDEN = (48, 24)
+
+
+@dataclass(frozen=True, eq=False)
+class Predictor:
+    """Predicts the attention latency of chunks of whole `CHUNK_TOKENS`; others in proportion.
+
+    ``centre`` and ``spread`` (float[4]) standardise the three features and the target, which is the logarithm
+    of the seconds: chunks differ by more than ten times, and a squared error of seconds would see only the
+    longest. Trained on one head's chunks it adds up heads; trained on whole layers it prices those.
+    """
+
+    network: Mlp
+    centre: np.ndarray
+    spread: np.ndarray
+    kv_heads: int = 1
+
+    @classmethod
+    def trained(
+        cls,
+        samples: Samples,
+        seed: int,
+        *,
+        kv_heads: int = 1,
+        epochs: int = 60,
+        batch: int = 32,
+        rate: float = 0.02,
+        momentum: float = 0.9,
+    ) -> "Predictor":
+        """By stochastic gradient descent on the mean squared error, the rate falling to 0 along a cosine."""
+        rng = np.random.default_rng(seed)
+        table = np.column_stack([samples.token_chunk, samples.active_blocks, samples.load, np.log(samples.seconds)])
+        centre, spread = table.mean(axis=0), table.std(axis=0)
+        # A feature that never varies tells nothing, and must not divide by zero.
+        spread[spread == 0] = 1
+        table = (table - centre) / spread
+        inputs, targets = table[:, :3], table[:, 3]
+        network = Mlp.drawn((3, *HIDDEN, 1), rng)
+        descent = Descent(network, momentum)
+        starts = range(0, len(targets), batch)
+        steps = epochs * len(starts)
+        for epoch in range(epochs):
+            order = rng.permutation(len(targets))
+            for number, start in enumerate(starts, epoch * len(starts)):
+                rows = order[start : start + batch]
+                descent.step(inputs[rows], targets[rows], rate * 0.5 * (1 + np.cos(np.pi * number / steps)))
+        return cls(network, centre, spread, kv_heads)
+
+    def predict_s(self, token_chunk: Number, active_blocks: Number, load: Number) -> np.ndarray:
+        """Seconds of each chunk, the arguments broadcast; `token_chunk` counts from 1."""
+        features = np.broadcast_arrays(token_chunk, active_blocks, load)
+        inputs = np.column_stack([feature.ravel() for feature in features])
+        logarithm = self.network((inputs - self.centre[:3]) / self.spread[:3]) * self.spread[3] + self.centre[3]
+        return np.exp(logarithm).reshape(features[0].shape)
+
+    def seconds(
+        self,
+        tokens: Number,
+        active_blocks: Number,
+        *,
+        kv_heads: int = 1,
+        context_tokens: Number | None = None,
+        load: Number = 0.0,
+    ) -> Any:
+        """As AttentionModel. Where the context is not known, the shortest with room for the blocks is taken."""
+        if context_tokens is None:
+            context_tokens = shortest_context(tokens, active_blocks / kv_heads)
+        launches = kv_heads / self.kv_heads
+        share = tokens / CHUNK_TOKENS
+        predicted = self.predict_s(context_tokens // CHUNK_TOKENS + 1, active_blocks / launches / share, load)
+        return (np.asarray(active_blocks) > 0) * (launches * share) * predicted
+
+    def save(self, path: Path) -> None:
+        arrays = {f"weights_{n}": weights for n, weights in enumerate(self.network.weights)}
+        arrays |= {f"biases_{n}": biases for n, biases in enumerate(self.network.biases)}
+        heads = np.array(self.kv_heads)
+        save_arrays(path, "predictor", centre=self.centre, spread=self.spread, kv_heads=heads, **arrays)
+
+    @classmethod
+    def load(cls, path: Path) -> "Predictor":
+        """Raises InputError when the file holds no predictor."""
+        layers = range(len(HIDDEN) + 1)
+        names = [f"weights_{n}" for n in layers] + [f"biases_{n}" for n in layers]
+        return load_arrays(path, "predictor", ["centre", "spread", "kv_heads", *names], cls._restored)
+
+    @classmethod
+    def _restored(cls, centre: np.ndarray, spread: np.ndarray, kv_heads: np.ndarray, *parts: np.ndarray) -> "Predictor":
+        widths = (3, *HIDDEN, 1)
+        weights, biases = parts[: len(widths) - 1], parts[len(widths) - 1 :]
+        shapes = [part.shape for part in (*weights, *biases)]
+        if shapes != [*zip(widths[:-1], widths[1:], strict=True), *((width,) for width in widths[1:])]:
+            raise ValueError(f"weights of shapes {shapes}")
+        if centre.shape != (4,) or spread.shape != (4,) or not (spread > 0).all():
+            raise ValueError("needs four centres and four spreads above 0")
+        if not all(np.isfinite(part).all() for part in (centre, *parts)):
+            raise ValueError("a weight is not a finite number")
+        return cls(Mlp(weights, biases), centre, spread, int(kv_heads))

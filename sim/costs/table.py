@@ -1,0 +1,101 @@
+"""Costs as measured: one CSV per kind of op, interpolated; the roofline where nothing was measured.
+
+A profile folder holds `OP.csv` files named after the ops (``prefill_head.csv``, ``decode_step.csv``, see
+``FEATURES``). The header names the features measured, of those that FEATURES lists for the op, and `seconds`;
+features left out do not matter then. Seconds are those of one op on an idle processor, dispatch apart.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvferry.machine.ops import (
+    Advance,
+    DecodeAttention,
+    DecodeStep,
+    FeedForward,
+    Number,
+    Op,
+    Prefill,
+    PrefillHead,
+    Project,
+    Select,
+)
+from kvferry.sim.cost import Cost
+from kvferry.sim.costs.attention import shortest_context
+from kvferry.sim.costs.grid import Grid, read_grid
+from kvferry.sim.costs.roofline import Roofline
+from kvferry.specs.errors import InputError
+from kvferry.traces.chunks import causal_blocks
+
+# `blocks` are one KV head's active blocks (the mean, for advance), `density` their share of the causal ones.
+FEATURES: dict[str, tuple[type, tuple[str, ...]]] = {
+    "prefill_head": (PrefillHead, ("context", "density", "blocks", "tokens")),
+    "advance": (Advance, ("context", "density", "blocks", "tokens")),
+    "project": (Project, ("tokens",)),
+    "prefill": (Prefill, ("context", "tokens")),
+    "decode_step": (DecodeStep, ("context", "batch")),
+    "decode_attention": (DecodeAttention, ("context", "batch")),
+    "feed_forward": (FeedForward, ("batch",)),
+    "select": (Select, ("groups", "batch")),
+}
+
+
+class MeasuredTable:
+    """A cost model from grids by op type; ``warnings`` tells where it had to extrapolate."""
+
+    def __init__(self, roofline: Roofline, grids: dict[type, Grid]) -> None:
+        self._roofline = roofline
+        self._kv_heads = roofline.arithmetic.model.kv_heads
+        self._grids = grids
+
+    @classmethod
+    def read(cls, folder: Path, roofline: Roofline) -> "MeasuredTable":
+        """All tables of a profile folder. Raises InputError when there are none, or one is not in order."""
+        grids = {
+            op: read_grid(folder / f"{name}.csv", known)
+            for name, (op, known) in FEATURES.items()
+            if (folder / f"{name}.csv").is_file()
+        }
+        if not grids:
+            raise InputError(f"{folder}: no measured table; expected one of {', '.join(f'{n}.csv' for n in FEATURES)}")
+        return cls(roofline, grids)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        return tuple(warning for grid in self._grids.values() for warning in grid.warnings)
+
+    def cost(self, op: Op) -> Cost:
+        """Seconds on an idle processor, and bytes of memory traffic, of one op with plain numbers."""
+        cost = self._roofline.cost(op)
+        return cost if type(op) not in self._grids else Cost(float(self.durations_s(op)), cost.n_bytes)
+
+    def durations_s(self, op: Op, *, context_tokens: Number | None = None, load: Number = 0.0) -> np.ndarray:
+        """Seconds of each op that the arrays in `op` describe, broadcast. The table knows no load."""
+        grid = self._grids.get(type(op))
+        if grid is None:
+            return self._roofline.durations_s(op)
+        seconds = grid(self._features(op, context_tokens))
+        if isinstance(op, PrefillHead) and np.any(op.final_layer):
+            return np.where(op.final_layer, self._roofline.durations_s(op), seconds)
+        return seconds
+
+    def _features(self, op: Any, context_tokens: Number | None) -> dict[str, Number]:
+        if isinstance(op, PrefillHead | Advance):
+            blocks = op.active_blocks / (self._kv_heads if isinstance(op, Advance) else 1)
+            context = shortest_context(op.tokens, blocks) if context_tokens is None else context_tokens
+            density = blocks / causal_blocks(op.tokens, context)
+            return {"context": context, "density": density, "blocks": blocks, "tokens": op.tokens}
+        return _FEATURES_OF[type(op)](op)
+
+
+_FEATURES_OF: dict[type, Callable[[Any], dict[str, Number]]] = {
+    Project: lambda op: {"tokens": op.tokens},
+    Prefill: lambda op: {"context": op.context_tokens, "tokens": op.tokens},
+    DecodeStep: lambda op: {"context": op.context_tokens, "batch": op.batch},
+    DecodeAttention: lambda op: {"context": op.attended_tokens, "batch": op.batch},
+    FeedForward: lambda op: {"batch": op.batch},
+    Select: lambda op: {"groups": op.groups, "batch": op.batch},
+}
