@@ -68,6 +68,11 @@ class Processor(WorkQueue):
         work = TimedWork(self.env, self, cost.n_bytes, label, request, result)
         return self.hand_over(work, self._spec.dispatch_s + cost.duration_s, after, priority)
 
+    @property
+    def available(self) -> RateTrace:
+        """The share of the processor that background load leaves over time."""
+        return self._available or RateTrace.constant(1.0)
+
     def speed(self, window_s: float) -> float | None:
         """Nominal over actual duration of the ops that ended in the last `window_s`; None when none did."""
         first = bisect_left(self._ends_s, self.env.now - window_s)

@@ -8,7 +8,7 @@ import simpy
 from worlds import WORLDS, World
 
 from kvferry.machine.machine import Refused
-from kvferry.machine.ops import Chunks, Extents, FeedForward, KvRef, Prefill, Select
+from kvferry.machine.ops import Chunks, Decompress, Extents, FeedForward, KvRef, Prefill, Select
 from kvferry.machine.ticket import Cancelled, Ticket
 
 OP = FeedForward(batch=1)
@@ -142,7 +142,7 @@ def test_cancelling_what_has_fired_changes_nothing(world: World) -> None:
 def test_what_waits_for_cancelled_work_is_cancelled(world: World) -> None:
     machine = world.machine
     blocked = machine.fetch(Chunks(0, (1,), n_bytes=world.n_bytes * 50), request=0)
-    dependent = machine.submit(OP, after=(blocked,), on="decompress")
+    dependent = machine.submit(Decompress(values=1000), after=(blocked,), on="decompress")
     last = machine.copy(KvRef(0, 0, 0, None, world.n_bytes), to="device", after=(dependent,))
     blocked.cancel()
     finish(world, last)

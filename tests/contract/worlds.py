@@ -3,9 +3,20 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+import simpy
+
 from kvferry.backends.fake import FakeMachine
+from kvferry.backends.simulated import SimMachine
 from kvferry.machine.machine import Machine
+from kvferry.machine.ops import Number, Op, Select
+from kvferry.scenarios.loader import load_device, load_model
 from kvferry.sim.channel import Switchboard
+from kvferry.sim.cost import Cost
+from kvferry.sim.costs.cost_model import CostModel
+from kvferry.specs.device import ProcessorSpec, StorageSpec
+from kvferry.specs.model import ModelSpec
+from kvferry.traces.rate import RateTrace
 
 
 @dataclass(frozen=True)
@@ -26,4 +37,43 @@ def fake() -> World:
     return World(machine, peer, n_bytes=100, capacity_bytes=1000.0)
 
 
-WORLDS: dict[str, Callable[[], World]] = {"fake": fake}
+def sim() -> World:
+    """A made-up device on which an op takes about a millisecond, as does moving 100 kB on any path."""
+    device = load_device("tiny")
+    rate = 1e8
+    storage = StorageSpec(bytes_per_s=rate)
+    memory = device.memory.model_copy(update={"unified": False, "copy_bytes_per_s": rate})
+    device = device.model_copy(update={"storage": storage, "memory": memory})
+    model = load_model("tiny")
+    env = simpy.Environment()
+    board = Switchboard(env)
+
+    def machine(name: str) -> SimMachine:
+        named = device.model_copy(update={"name": name})
+        link = RateTrace.constant(rate)
+        return SimMachine(named, model, link, costs=fixed_cost, selections=shuffled, env=env, switchboard=board)
+
+    device_machine = machine("device")
+    return World(device_machine, machine("cloud"), 100_000, device_machine.memory.capacity_bytes)
+
+
+class FixedCost:
+    """Every op takes a millisecond and moves nothing."""
+
+    def cost(self, op: Op) -> Cost:
+        return Cost(1e-3)
+
+    def durations_s(self, op: Op, *, context_tokens: Number | None = None, load: Number = 0.0) -> np.ndarray:
+        return np.asarray(1e-3)
+
+
+def fixed_cost(processor: ProcessorSpec, model: ModelSpec) -> CostModel:
+    return FixedCost()
+
+
+def shuffled(op: Select) -> np.ndarray:
+    order = np.random.default_rng((op.step, op.layer)).permutation(op.groups)[: op.k].astype(np.int32)
+    return np.broadcast_to(order, (op.batch, 1, op.k))
+
+
+WORLDS: dict[str, Callable[[], World]] = {"fake": fake, "sim": sim}
