@@ -1,0 +1,197 @@
+"""Every loader, on random problems: a load completes, each unit is there once, nothing is computed too early.
+
+The pipeline itself refuses a unit that cannot be computed yet (KvferryError) and a loader that asks for
+nothing while units are missing (LoaderStuck).
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvferry.backends.fake import FakeMachine
+from kvferry.machine.machine import Facts
+from kvferry.machine.ops import Chunks, Op
+from kvferry.machine.ticket import Ticket
+from kvferry.pipelines.context import Context
+from kvferry.pipelines.context_load import ContextLoad, Pace
+from kvferry.policies.loading.cachegen import CacheGen
+from kvferry.policies.loading.ferry import Ferry
+from kvferry.policies.loading.hybrid import Hybrid
+from kvferry.policies.loading.loader import Compute, Loader, LoadFacts, Stream
+from kvferry.policies.loading.problem import Coupling, LoadProblem
+from kvferry.policies.loading.progress import LoadProgress
+from kvferry.policies.loading.single_path import LocalPrefill, StreamOnly
+from kvferry.specs.model import ModelSpec
+
+LOADERS: dict[str, Callable[[], Loader]] = {
+    "stream-only": StreamOnly,
+    "local-prefill": LocalPrefill,
+    "hybrid uniform": lambda: Hybrid("uniform"),
+    "hybrid true-costs": lambda: Hybrid("true-costs"),
+    "hybrid two-pointer": lambda: Hybrid("two-pointer"),
+    "hybrid whole-chunk": lambda: Hybrid("whole-chunk"),
+    "cachegen": CacheGen,
+    "ferry": Ferry,
+}
+
+
+class UnsteadyMachine(FakeMachine):
+    """Ops and transfers take what the costs say times a new draw each; the link and the processor may stall."""
+
+    def __init__(self, seed: int, spread: float, byte_s: float) -> None:
+        super().__init__(bytes_per_s=1.0)
+        self._rng = np.random.default_rng(seed)
+        self._spread, self._byte_s = spread, byte_s
+
+    def submit(
+        self,
+        op: Op,
+        *,
+        after: Iterable[Ticket] = (),
+        on: str = "compute",
+        priority: int = 0,
+        request: int | None = None,
+    ) -> Ticket:
+        nominal_s = 1e-6 if on == "decompress" else 1.0
+        return self._put(on, nominal_s * self._draw(), 0.0, after, None, priority)
+
+    def fetch(self, chunks: Chunks, *, after: Iterable[Ticket] = (), request: int | None = None) -> Ticket:
+        return self._put("link", chunks.n_bytes * self._byte_s * self._draw() + 1e-9, chunks.n_bytes, after, None, 0)
+
+    def observe(self, window_s: float) -> Facts:
+        seen = super().observe(window_s)
+        rate = None if self._rng.random() < 0.3 else self._draw() / self._byte_s
+        return Facts(
+            **{
+                **{k: getattr(seen, k) for k in seen.__slots__},
+                "goodput_bytes_per_s": rate,
+                "compute_speed": self._draw() if self._rng.random() < 0.5 else None,
+            }
+        )
+
+    def _draw(self) -> float:
+        return float(np.exp(self._spread * self._rng.standard_normal()))
+
+
+@dataclass(frozen=True)
+class Case:
+    shape: tuple[int, int, int]
+    coupling: Coupling
+    seed: int
+    spread: float
+    # Seconds that a byte takes, against 1 s for an op: which path is the slower one.
+    byte_s: float
+    # What planners believe of it, and how far their costs are off.
+    planned_over_true: float
+    estimate_spread: float
+    compute_ahead: int
+
+    def context(self) -> Context:
+        t, l, h = self.shape
+        rng = np.random.default_rng([1, self.seed])
+        model = ModelSpec(
+            name="small", layers=l, hidden=8, query_heads=h, kv_heads=h, head_dim=4, ffn=8, vocabulary=8, source="test"
+        )
+        return Context(
+            sequence=0,
+            model=model,
+            coupling=self.coupling,
+            tokens=np.full(t, 4),
+            active_blocks=np.ones((t, l, h), dtype=int),
+            encoded_bytes=rng.choice([0.0, 0.2, 1.0, 7.0], size=(t, l, h)),
+            level_scale=(1.0, 0.5),
+        )
+
+    def problem(self, context: Context) -> LoadProblem:
+        """Costs as a planner might believe them: off by random factors, some of them 0."""
+        rng = np.random.default_rng([2, self.seed])
+
+        def estimate_s(op: Op) -> np.ndarray:
+            shape = np.broadcast_shapes(*(np.shape(getattr(op, name)) for name in op.__slots__))
+            return np.exp(self.estimate_spread * rng.standard_normal(shape)) * (rng.random(shape) > 0.05)
+
+        return context.problem(estimate_s)
+
+
+CASES = st.builds(
+    Case,
+    shape=st.tuples(st.integers(1, 5), st.integers(1, 5), st.integers(1, 3)),
+    coupling=st.sampled_from(["per_head", "all_heads"]),
+    seed=st.integers(0, 10**6),
+    spread=st.sampled_from([0.0, 0.5, 2.0]),
+    byte_s=st.sampled_from([0.01, 0.3, 1.0, 3.0, 100.0]),
+    planned_over_true=st.sampled_from([0.05, 1.0, 20.0]),
+    estimate_spread=st.sampled_from([0.0, 1.0]),
+    compute_ahead=st.integers(1, 3),
+)
+
+
+class Witness:
+    """Passes everything on, and checks the loader's instructions against the progress it was shown."""
+
+    def __init__(self, loader: Loader) -> None:
+        self.loader = loader
+        self.computed: list[int] = []
+        self.streamed: list[int] = []
+
+    def start(self, problem: LoadProblem, facts: LoadFacts) -> None:
+        self.loader.start(problem, facts)
+
+    def next_compute(self, progress: LoadProgress, facts: LoadFacts) -> Compute | None:
+        wanted = self.loader.next_compute(progress, facts)
+        if wanted:
+            self.computed += wanted.units
+        return wanted
+
+    def next_stream(self, progress: LoadProgress, facts: LoadFacts) -> Stream | None:
+        wanted = self.loader.next_stream(progress, facts)
+        if wanted:
+            assert wanted.units
+            assert not any(progress.present[u] or progress.streaming[u] for u in wanted.units)
+            self.streamed += wanted.units
+        return wanted
+
+
+def load(case: Case, loader: Loader) -> tuple[ContextLoad, Witness]:
+    context = case.context()
+    machine = UnsteadyMachine(case.seed, case.spread, case.byte_s)
+    witness = Witness(loader)
+    load = ContextLoad(
+        machine,
+        context,
+        case.problem(context),
+        witness,
+        request=0,
+        planned_bytes_per_s=case.planned_over_true / case.byte_s,
+        rtt_s=0.1,
+        pace=Pace(compute_ahead=case.compute_ahead, link_ahead_s=0.5, window_s=1.0),
+    )
+    machine.env.run(until=load.done)
+    return load, witness
+
+
+@pytest.mark.parametrize("name", LOADERS)
+@settings(max_examples=60, deadline=None)
+@given(case=CASES)
+def test_a_load_completes_with_each_unit_once(name: str, case: Case) -> None:
+    done, witness = load(case, LOADERS[name]())
+    progress = done.progress
+    assert progress.complete
+    assert all(progress.present)
+    # Whoever won a race, a unit counts for one path.
+    assert done.units_computed + done.units_streamed == progress.problem.units
+    assert len(set(witness.streamed)) == len(witness.streamed)
+    assert set(witness.computed) | set(witness.streamed) == set(range(progress.problem.units))
+
+
+@pytest.mark.parametrize("name", LOADERS)
+@settings(max_examples=10, deadline=None)
+@given(case=CASES)
+def test_the_same_load_twice_takes_the_same_decisions(name: str, case: Case) -> None:
+    _, first = load(case, LOADERS[name]())
+    _, second = load(case, LOADERS[name]())
+    assert (first.computed, first.streamed) == (second.computed, second.streamed)
