@@ -72,7 +72,6 @@ def machine_of(scenario: Scenario, tell: Callable[[Span], None]) -> SimMachine:
         costs=pick("cost model", COST_MODELS, scenario.costs.truth),
         load={loaded: load} if load else {},
         memory_bytes=scenario.budget.memory_bytes,
-        seed=scenario.seed,
         tell=tell,
     )
 
