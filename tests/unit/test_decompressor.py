@@ -1,0 +1,61 @@
+"""Decompression: workers with a rate, in the order of hand-over."""
+
+import simpy
+
+from kvferry.machine.span import Span
+from kvferry.machine.ticket import Ticket
+from kvferry.sim.decompressor import Decompressor
+from kvferry.sim.link import Link
+from kvferry.specs.device import DecompressorSpec
+from kvferry.traces.rate import RateTrace
+
+
+def world(workers: int) -> tuple[simpy.Environment, Decompressor, list[Span]]:
+    env, spans = simpy.Environment(), list[Span]()
+    return env, Decompressor(env, DecompressorSpec(values_per_s=100, workers=workers), spans.append), spans
+
+
+def ends(*tickets: Ticket) -> list[float | None]:
+    return [ticket.end_s for ticket in tickets]
+
+
+def test_one_worker_decodes_one_piece_after_the_other() -> None:
+    env, decompressor, spans = world(1)
+    tickets = [decompressor.decompress(values, label=str(values), request=1) for values in (100, 50)]
+    env.run()
+    assert ends(*tickets) == [1.0, 1.5]
+    assert spans == [Span("decompress", "100", 0.0, 1.0, 0.0, 1), Span("decompress", "50", 1.0, 1.5, 0.0, 1)]
+
+
+def test_two_workers_take_pieces_in_order() -> None:
+    # 300 and 100 begin at 0; 100 more at 1, on the worker that is free; 100 more at 2
+    env, decompressor, _ = world(2)
+    tickets = [decompressor.decompress(values) for values in (300, 100, 100, 100)]
+    assert decompressor.queued == 2
+    env.run()
+    assert ends(*tickets) == [3.0, 1.0, 2.0, 3.0]
+    # busy while either works: 3 s in all
+    assert decompressor.busy.busy_s(0, 10) == 3.0
+
+
+def test_decoding_follows_delivery_and_falls_behind_a_fast_link() -> None:
+    # 100 bytes/s hold 4 values a byte: 25 bytes are there every 0.25 s, and need a second each
+    env, decompressor, _ = world(1)
+    link = Link(env, RateTrace.constant(100), 0.0, lambda _: None)
+    fetched = [link.transfer("a", 25) for _ in range(3)]
+    decoded = [decompressor.decompress(100, after=[ticket]) for ticket in fetched]
+    env.run()
+    assert ends(*fetched) == [0.25, 0.5, 0.75]
+    assert ends(*decoded) == [1.25, 2.25, 3.25]
+
+
+def test_what_never_came_is_not_decoded() -> None:
+    env, decompressor, spans = world(1)
+    link = Link(env, RateTrace.constant(100), 0.0, lambda _: None)
+    fetched = link.transfer("a", 100)
+    decoded, other = decompressor.decompress(100, after=[fetched]), decompressor.decompress(100)
+    env.timeout(0.5).callbacks.append(lambda _: fetched.cancel())
+    env.run()
+    assert decoded.cancelled
+    # held up behind it until 0.5 s
+    assert (other.end_s, len(spans)) == (1.5, 1)
