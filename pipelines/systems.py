@@ -2,12 +2,18 @@
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from kvferry.policies.codecs import CODECS
+from kvferry.policies.loading.cachegen import CacheGen
+from kvferry.policies.loading.ferry import Ferry
+from kvferry.policies.loading.hybrid import Hybrid
 from kvferry.policies.loading.loader import Loader
 from kvferry.policies.loading.single_path import LocalPrefill, StreamOnly
-from kvferry.specs.errors import InputError, unknown_name
+from kvferry.specs.errors import InputError, pick, unknown_name
+from kvferry.specs.scenario import PolicySpec
+from kvferry.specs.units import quantity
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,22 +25,26 @@ class System:
     settings: Mapping[str, Any] = field(default_factory=dict)
     about: str
 
-    def with_policies(self, policies: Mapping[str, Any]) -> "System":
+    def with_policies(self, policies: Mapping[str, PolicySpec]) -> "System":
         """The same system with some of its policies replaced, as a scenario's `policies` asks.
 
-        Keys are `codec` and the loader's own settings. Raises InputError for any other.
+        Roles are `codec` and the loader's own parameters, a physical one without its unit (`objective: 1 s`).
+        Raises InputError for any other role, and for values that its role does not take.
         """
-        known = {"codec", *inspect.signature(self.loader).parameters}
+        roles = {_role(name): name for name in inspect.signature(self.loader).parameters}
         settings = dict(self.settings)
         codec = self.codec
-        for key, value in policies.items():
-            if key not in known:
-                raise unknown_name("policy", key, known)
-            if key == "codec":
-                codec = str(value)
+        for role, policy in policies.items():
+            if role == "codec":
+                pick("codec", CODECS, policy.name)
+                codec = policy.name
+            elif role in roles:
+                settings[roles[role]] = _setting(roles[role], policy)
             else:
-                settings[key] = value
-        return System(loader=self.loader, codec=codec, settings=settings, about=self.about)
+                raise unknown_name("policy", role, {"codec", *roles})
+        system = replace(self, codec=codec, settings=settings)
+        system.new_loader()  # complains now about what it cannot take
+        return system
 
     def new_loader(self) -> Loader:
         """A loader for one request. Raises InputError when a setting has a value it cannot have."""
@@ -44,7 +54,42 @@ class System:
             raise InputError(f"policies: {error}") from error
 
 
+def _role(parameter: str) -> str:
+    return parameter.removesuffix("_s")
+
+
+def _setting(parameter: str, policy: PolicySpec) -> Any:
+    """A name alone, a mapping with `name` and parameters, or a number of seconds where the loader wants one."""
+    if policy.parameters:
+        return {"name": policy.name, **policy.parameters}
+    if parameter.endswith("_s"):
+        try:
+            return quantity(policy.name, "time")
+        except ValueError as error:
+            raise InputError(f"policies: {_role(parameter)}: {error}") from None
+    return policy.name
+
+
 SYSTEMS: dict[str, System] = {
-    "stream-only": System(loader=StreamOnly, codec="huffman", about="fetch all, compute nothing"),
+    "ferry": System(
+        loader=Ferry, codec="huffman", about="ours: compute from the chain's front, stream from its back, race the last"
+    ),
+    "strong-hybrid": System(
+        loader=Hybrid, codec="huffman", about="compute early token chunks, stream late ones; static split by mean rates"
+    ),
+    "strong-hybrid-true-costs": System(
+        loader=Hybrid,
+        settings={"variant": "true-costs"},
+        codec="huffman",
+        about="the same, split by every chunk's cost",
+    ),
+    "strong-hybrid-two-pointer": System(
+        loader=Hybrid, settings={"variant": "two-pointer"}, codec="huffman", about="the same, meeting unit by unit"
+    ),
+    "cachegen": System(
+        loader=CacheGen, codec="cachegen", about="stream all, at the best of five levels that meets 2 s"
+    ),
+    "kivi": System(loader=StreamOnly, codec="kivi", about="stream all at a fixed 2-bit quantisation"),
+    "stream-only": System(loader=StreamOnly, codec="huffman", about="stream all in SparKV's encoding"),
     "local-prefill": System(loader=LocalPrefill, codec="huffman", about="compute all, fetch nothing"),
 }
