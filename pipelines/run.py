@@ -31,8 +31,7 @@ def run_scenario(scenario: Scenario, progress: Progress = lambda done, of: None)
     link that ends are outcomes, told in the Run with what was finished by then.
     """
     began_s = perf_counter()
-    system = pick("system", SYSTEMS, scenario.system).with_policies(scenario.policies)
-    system.new_loader()  # complains about settings before anything is run
+    system = pick("system", SYSTEMS, scenario.system).with_policies(scenario.policy_values)
     spans: list[Span] = []
     machine = machine_of(scenario, spans.append)
     estimate_s = partial(price_s, scenario, pick("cost model", COST_MODELS, scenario.costs.estimate))

@@ -12,7 +12,6 @@ from kvferry.policies.loading.hybrid import Hybrid
 from kvferry.policies.loading.loader import Loader
 from kvferry.policies.loading.single_path import LocalPrefill, StreamOnly
 from kvferry.specs.errors import InputError, pick, unknown_name
-from kvferry.specs.scenario import PolicySpec
 from kvferry.specs.units import quantity
 
 
@@ -25,8 +24,8 @@ class System:
     settings: Mapping[str, Any] = field(default_factory=dict)
     about: str
 
-    def with_policies(self, policies: Mapping[str, PolicySpec]) -> "System":
-        """The same system with some of its policies replaced, as a scenario's `policies` asks.
+    def with_policies(self, policies: Mapping[str, Any]) -> "System":
+        """The same system with some of its policies replaced, as ``Scenario.policy_values`` asks.
 
         Roles are `codec` and the loader's own parameters, a physical one without its unit (`objective: 1 s`).
         Raises InputError for any other role, and for values that its role does not take.
@@ -36,8 +35,8 @@ class System:
         codec = self.codec
         for role, policy in policies.items():
             if role == "codec":
-                pick("codec", CODECS, policy.name)
-                codec = policy.name
+                pick("codec", CODECS, str(policy))
+                codec = policy
             elif role in roles:
                 settings[roles[role]] = _setting(roles[role], policy)
             else:
@@ -58,16 +57,14 @@ def _role(parameter: str) -> str:
     return parameter.removesuffix("_s")
 
 
-def _setting(parameter: str, policy: PolicySpec) -> Any:
-    """A name alone, a mapping with `name` and parameters, or a number of seconds where the loader wants one."""
-    if policy.parameters:
-        return {"name": policy.name, **policy.parameters}
-    if parameter.endswith("_s"):
-        try:
-            return quantity(policy.name, "time")
-        except ValueError as error:
-            raise InputError(f"policies: {_role(parameter)}: {error}") from None
-    return policy.name
+def _setting(parameter: str, value: Any) -> Any:
+    """As it stands; text with a unit where the loader wants seconds."""
+    if not parameter.endswith("_s"):
+        return value
+    try:
+        return quantity(str(value), "time")
+    except ValueError as error:
+        raise InputError(f"policies: {_role(parameter)}: {error}") from None
 
 
 SYSTEMS: dict[str, System] = {
