@@ -2,6 +2,7 @@
 
 import json
 import zipfile
+import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,6 +17,22 @@ VERSION = 1
 MAX_UNPACKED_BYTES = 2**30
 
 Trace = TypeVar("Trace")
+
+# What zipfile, numpy, json and a record's own checks raise at bytes that are not what they should be.
+_UNREADABLE = (
+    OSError,
+    ValueError,
+    TypeError,
+    KeyError,
+    AttributeError,
+    SyntaxError,
+    RuntimeError,
+    EOFError,
+    ArithmeticError,
+    MemoryError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 
 
 def save_arrays(path: Path, kind: str, **arrays: np.ndarray) -> None:
@@ -37,9 +54,10 @@ def load_arrays(path: Path, kind: str, names: Sequence[str], make: Callable[...,
             raise InputError(f"{path}: unpacks to {unpacked:,} bytes, at most {MAX_UNPACKED_BYTES:,} are read")
         with np.load(path, allow_pickle=False) as stored:
             tag = json.loads(str(stored["tag"]))
-            found = (tag.get("format"), tag.get("version"), tag.get("kind"))
-            if found != (FORMAT, VERSION, kind):
-                raise InputError(f"{path}: tagged {found}, a {kind} trace is tagged {(FORMAT, VERSION, kind)}")
+            if (tag["format"], tag["version"]) != (FORMAT, VERSION):
+                raise InputError(f"{path}: tagged {tag!r:.100}, not {FORMAT!r} of version {VERSION}")
+            if tag["kind"] != kind:
+                raise InputError(f"{path}: holds a {tag['kind']!s:.20} trace; a {kind} trace is needed")
             return make(*(stored[name] for name in names))
-    except (OSError, ValueError, KeyError, AttributeError, TypeError, EOFError, zipfile.BadZipFile) as error:
-        raise InputError(f"{path}: not a {kind} trace ({error}); write one with ChunkTrace.save or its like") from None
+    except _UNREADABLE as error:
+        raise InputError(f"{path}: not a {kind} trace: {error}") from None

@@ -41,6 +41,8 @@ class ChunkTrace:
             raise ValueError(f"shapes differ: {self.entropy_bits.shape} and {self.active_blocks.shape}")
         if self.tokens.shape != self.entropy_bits.shape[:1]:
             raise ValueError(f"{self.tokens.size} token counts for {self.entropy_bits.shape[0]} token chunks")
+        if self.tokens.dtype.kind not in "iu" or self.tokens.min() < 1:
+            raise ValueError("token counts must be whole numbers from 1 on")
         if not (self.entropy_bits.min() >= 0 and self.entropy_bits.max() <= MAX_ENTROPY_BITS):
             raise ValueError(f"entropies must lie in 0..{MAX_ENTROPY_BITS:g} bits per value")
         if (self.active_blocks < 0).any() or (self.active_blocks > self.causal_blocks[:, None, None]).any():

@@ -36,9 +36,9 @@ def test_stream_bytes_by_hand() -> None:
 
 @pytest.mark.parametrize(
     ("entropy", "blocks", "tokens"),
-    [(4.1, 5, 1024), (-0.1, 5, 1024), (np.nan, 5, 1024), (2.0, 73, 1024), (2.0, -1, 1024)],
+    [(4.1, 5, 1024), (-0.1, 5, 1024), (np.nan, 5, 1024), (2.0, 73, 1024), (2.0, -1, 1024), (2.0, 1, 0), (2.0, 1, 9.5)],
 )
-def test_impossible_chunks_are_refused(entropy: float, blocks: int, tokens: int) -> None:
+def test_impossible_chunks_are_refused(entropy: float, blocks: int, tokens: float) -> None:
     with pytest.raises(ValueError, match="must"):
         ChunkTrace(np.array([[[entropy]]]), np.array([[[blocks]]]), np.array([tokens]))
 
@@ -116,4 +116,25 @@ def test_other_files_are_refused_with_their_name(tmp_path: Path) -> None:
     (tmp_path / "text.npz").write_text("hello")
     for path in [*sorted(tmp_path.iterdir()), tmp_path / "missing.npz"]:
         with pytest.raises(InputError, match=path.name):
+            ChunkTrace.load(path)
+
+
+def test_a_damaged_file_is_an_input_error_or_the_same_trace(tmp_path: Path) -> None:
+    trace = generate_chunks("text", 2048, 2, 2, seed=1)
+    trace.save(tmp_path / "good.npz")
+    good, path = (tmp_path / "good.npz").read_bytes(), tmp_path / "damaged.npz"
+    rng = np.random.default_rng(0)
+    refused = 0
+    for _ in range(300):
+        damaged = bytearray(good)
+        damaged[rng.integers(len(good))] ^= 1 << rng.integers(8)
+        path.write_bytes(damaged)
+        try:
+            np.testing.assert_array_equal(ChunkTrace.load(path).active_blocks, trace.active_blocks)
+        except InputError:
+            refused += 1
+    assert refused > 100
+    for length in range(0, len(good), 97):
+        path.write_bytes(good[:length])
+        with pytest.raises(InputError):
             ChunkTrace.load(path)
