@@ -55,8 +55,6 @@ class Work(Ticket):
             self._owner.ready(self)
 
     def cancel(self) -> float:
-        if self.triggered:
-            return 0.0
         bytes_done = self._owner.withdraw(self)
         if bytes_done is None:
             return 0.0
@@ -75,8 +73,8 @@ class Work(Ticket):
 
     def _fired(self, ticket: Ticket) -> None:
         if self.triggered:
-            # Something else that it waited for has ended badly before; this failure had its say there.
-            if not ticket.ok:
+            # Having failed already, it speaks for this failure too; having been cancelled, it speaks for none.
+            if not ticket.ok and not self.ok:
                 ticket.defused = True
         elif self._ended_well(ticket):
             self.awaited -= 1

@@ -123,6 +123,25 @@ def test_work_that_waits_holds_up_its_flow_and_no_other() -> None:
     assert world.run(other, first, behind) == [1.0, 1.5, 2.0]
 
 
+def test_what_is_handed_over_at_once_costs_two_events_each() -> None:
+    # one for the first to reach the bottleneck; one for each end of service and one for each ticket
+    world = World(100.0, rtt_s=0.2)
+    for _ in range(50):
+        world.link.transfer("a", 10)
+    steps = 0
+    while world.env.peek() < float("inf"):
+        world.env.step()
+        steps += 1
+    assert steps == 101
+
+
+def test_small_transfers_stay_exact_after_large_ones() -> None:
+    # 1e16 bytes in the first second; a double has no room for 1e16 + 1
+    world = World(trace_of((1, 1e16), (1, 1), on_end="hold"))
+    first = world.link.transfer("a", 1e16)
+    assert world.run(first, world.link.transfer("a", 1, after=[first])) == [1.0, 2.0]
+
+
 def test_after_what_has_fired_long_ago() -> None:
     world = World(100.0)
     early = world.link.transfer("a", 100)
@@ -244,6 +263,24 @@ def test_a_failure_spreads_to_what_waits_for_it() -> None:
     b = world.link.transfer("b", 0, after=[a])
     with pytest.raises(LinkDown):
         world.env.run(until=b)
+
+
+def test_two_failures_are_reported_as_one_by_what_waits_for_both() -> None:
+    world = World(trace_of((1, 100)))
+    a, b = world.link.transfer("a", 200), world.link.transfer("b", 200)
+    both = world.link.transfer("c", 0, after=[a, b])
+    both.callbacks.append(lambda ticket: setattr(ticket, "defused", True))
+    world.env.run()
+    assert isinstance(both.value, LinkDown)
+
+
+def test_cancelled_work_hides_no_failure_of_what_it_waited_for() -> None:
+    world = World(trace_of((1, 100)))
+    a = world.link.transfer("a", 200)
+    b = world.link.transfer("b", 0, after=[a])
+    world.at(0.5, b.cancel)
+    with pytest.raises(LinkDown):
+        world.env.run()
 
 
 def test_a_failure_that_nobody_waits_for_ends_the_run() -> None:
