@@ -25,6 +25,7 @@ from kvferry.policies.loading.loader import Compute, Loader, LoadFacts, Stream
 from kvferry.policies.loading.problem import Coupling, LoadProblem
 from kvferry.policies.loading.progress import LoadProgress
 from kvferry.policies.loading.single_path import LocalPrefill, StreamOnly
+from kvferry.policies.loading.staged import Staged
 from kvferry.specs.model import ModelSpec
 
 LOADERS: dict[str, Callable[[], Loader]] = {
@@ -35,6 +36,13 @@ LOADERS: dict[str, Callable[[], Loader]] = {
     "hybrid two-pointer": lambda: Hybrid("two-pointer"),
     "hybrid whole-chunk": lambda: Hybrid("whole-chunk"),
     "cachegen": CacheGen,
+    "sparkv": Staged,
+    "sparkv strict": lambda: Staged(adapt=False),
+    "sparkv literal": lambda: Staged("greedy-literal"),
+    "sparkv literal strict": lambda: Staged("greedy-literal", adapt=False),
+    "sparkv top-down": lambda: Staged("greedy-top-down", migration_limit=1.0),
+    "sparkv milp": lambda: Staged("milp"),
+    "sparkv chain": lambda: Staged("chain", migration_limit=1.0),
     "ferry": Ferry,
 }
 
@@ -175,7 +183,7 @@ def load(case: Case, loader: Loader) -> tuple[ContextLoad, Witness]:
 
 
 @pytest.mark.parametrize("name", LOADERS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(case=CASES)
 def test_a_load_completes_with_each_unit_once(name: str, case: Case) -> None:
     done, witness = load(case, LOADERS[name]())
@@ -189,7 +197,7 @@ def test_a_load_completes_with_each_unit_once(name: str, case: Case) -> None:
 
 
 @pytest.mark.parametrize("name", LOADERS)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(case=CASES)
 def test_the_same_load_twice_takes_the_same_decisions(name: str, case: Case) -> None:
     _, first = load(case, LOADERS[name]())

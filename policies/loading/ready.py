@@ -1,0 +1,77 @@
+"""Which units have become computable: found from what changed, as looking at all of them costs too much."""
+
+from kvferry.policies.loading.problem import LoadProblem
+from kvferry.policies.loading.progress import LoadProgress
+
+
+class Ready:
+    """Tells a loader which units could be computed since it last asked.
+
+    The loader says what it has handed over. A unit is told when it becomes computable; whoever uses it later
+    must ask ``progress.computable`` again, as it may have been streamed meanwhile.
+    """
+
+    def __init__(self, problem: LoadProblem) -> None:
+        self._problem = problem
+        # serves[l]: the layer whose units attend to layer l of earlier token chunks, None where none does.
+        attends = [problem.attended_layer(l) for l in range(problem.layers)]
+        self._serves = [attends.index(l) if l in attends else None for l in range(problem.layers)]
+        # As in LoadProgress, when last looked at.
+        self._first_missing = [[0] * problem.columns_per_chunk for _ in range(problem.layers)]
+        self._computed: list[int] = []
+        self._streaming: list[int] = []
+        self._begun = False
+
+    def handed_over(self, compute: tuple[int, ...] = (), stream: tuple[int, ...] = ()) -> None:
+        """The pipeline was told to compute or stream these."""
+        self._computed += compute
+        self._streaming += stream
+
+    def news(self, progress: LoadProgress) -> list[int]:
+        """Units that have become computable since this was last called; the first call tells all there are."""
+        if not self._begun:
+            return self._all(progress)
+        found: list[int] = []
+        for unit in self._computed:
+            t, l, c = self._problem.place(unit)
+            self._look_at_column(progress, t, c, found)
+            self._look_at_row(progress, l, c, found)
+        self._computed.clear()
+        if self._streaming:
+            under_way = []
+            for unit in self._streaming:
+                if progress.present[unit]:
+                    _, l, c = self._problem.place(unit)
+                    self._look_at_row(progress, l, c, found)
+                elif progress.streaming[unit]:
+                    under_way.append(unit)
+            self._streaming = under_way
+        return found
+
+    def _all(self, progress: LoadProgress) -> list[int]:
+        self._begun = True
+        self._first_missing = [list(row) for row in progress.first_missing]
+        found: list[int] = []
+        for t in range(self._problem.token_chunks):
+            for c in range(self._problem.columns_per_chunk):
+                self._look_at_column(progress, t, c, found)
+        return found
+
+    def _look_at_column(self, progress: LoadProgress, t: int, c: int, found: list[int]) -> None:
+        l = progress.depth[t][c]
+        if l < self._problem.layers:
+            unit = self._problem.unit(t, l, c)
+            if progress.computable(unit):
+                found.append(unit)
+
+    def _look_at_row(self, progress: LoadProgress, l: int, c: int, found: list[int]) -> None:
+        """Token chunks that waited for KV of this layer may go on."""
+        was, now = self._first_missing[l][c], progress.first_missing[l][c]
+        if now == was:
+            return
+        self._first_missing[l][c] = now
+        serves = self._serves[l]
+        if serves is not None:
+            for t in range(was + 1, min(now + 1, self._problem.token_chunks)):
+                if progress.depth[t][c] == serves:
+                    self._look_at_column(progress, t, c, found)

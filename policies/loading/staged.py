@@ -1,0 +1,123 @@
+"""SparKV: carry out a plan stage by stage, adapting it to what the link and the processor really do."""
+
+from collections.abc import Callable
+from functools import partial
+from heapq import heappop, heappush
+
+from kvferry.policies.loading.assignment import Assignment
+from kvferry.policies.loading.chain import chain_plan
+from kvferry.policies.loading.controller import Controller
+from kvferry.policies.loading.greedy import greedy_plan
+from kvferry.policies.loading.loader import Compute, LoadFacts, Stream
+from kvferry.policies.loading.milp import milp_plan
+from kvferry.policies.loading.plan import Plan
+from kvferry.policies.loading.problem import LoadProblem
+from kvferry.policies.loading.progress import LoadProgress
+from kvferry.policies.loading.ready import Ready
+from kvferry.specs.errors import unknown_name
+
+Planner = Callable[[LoadProblem, float], Plan]
+
+
+def _milp(problem: LoadProblem, bytes_per_s: float) -> Plan:
+    return milp_plan(problem, bytes_per_s).plan
+
+
+SCHEDULES: dict[str, Planner] = {
+    "greedy": greedy_plan,
+    "greedy-literal": partial(greedy_plan, reading="literal"),
+    "greedy-top-down": partial(greedy_plan, reading="top-down"),
+    "milp": _milp,
+    "chain": chain_plan,
+}
+
+
+class Staged:
+    """Carries out the plan of a `schedule`, made at the start for the planned rate.
+
+    A path enters the next stage when all of the current one has been handed over to both: as the cloud knows
+    the plan and pushes, no round trip lies between stages. Within a stage the processor takes the first unit in
+    the order that can be computed. With `adapt`, a path that has nothing left to do in the current stage is
+    helped (IV-D):
+
+    the link     prefetches the next stage's streams; then takes over from the tail of the computation order;
+    the processor  computes what the current stage left to the link and is ready; then the next stage's ready work.
+    """
+
+    def __init__(self, schedule: str = "greedy", adapt: bool = True, migration_limit: float = 0.25) -> None:
+        if schedule not in SCHEDULES:
+            raise unknown_name("schedule", schedule, SCHEDULES)
+        self.schedule = schedule
+        self.controller = Controller(migration_limit) if adapt else None
+
+    def start(self, problem: LoadProblem, facts: LoadFacts) -> None:
+        self._work = Assignment(SCHEDULES[self.schedule](problem, facts.planned_bytes_per_s), problem)
+        self._stage = 0
+        self._ready = Ready(problem)
+        # What can be computed, by (stage, place in the order): assigned to the processor; assigned to the link,
+        # the one that it would stream last first.
+        self._ready_here: list[tuple[int, int, int]] = []
+        self._ready_there: list[tuple[int, int, int]] = []
+
+    def next_compute(self, progress: LoadProgress, facts: LoadFacts) -> Compute | None:
+        self._look(progress)
+        stage_of = self._work.stage_of
+        unit = self._first_ready(self._ready_here, self._work.computes, progress)
+        if unit is None or stage_of[unit] > self._stage:
+            left_to_link = self._take_from_link(progress, facts)
+            unit = unit if left_to_link is None else left_to_link
+        if unit is None or stage_of[unit] > self._last_open_stage:
+            return None
+        self._work.take(unit)
+        self._ready.handed_over(compute=(unit,))
+        return Compute((unit,))
+
+    def next_stream(self, progress: LoadProgress, facts: LoadFacts) -> Stream | None:
+        self._look(progress)
+        stages = range(self._stage, self._last_open_stage + 1)
+        unit = next((u for k in stages if (u := self._next_to_stream(k, progress)) is not None), None)
+        if unit is None and self.controller:
+            taken = (self.controller.stream_instead(self._work, k, progress, facts) for k in stages)
+            unit = next((u for u in taken if u is not None), None)
+        if unit is None:
+            return None
+        self._work.take(unit)
+        self._ready.handed_over(stream=(unit,))
+        return Stream((unit,))
+
+    def _take_from_link(self, progress: LoadProgress, facts: LoadFacts) -> int | None:
+        unit = self._first_ready(self._ready_there, self._work.streams, progress)
+        if unit is None or self.controller is None or self._work.stage_of[unit] > self._stage:
+            return None
+        return unit if self.controller.compute_instead(self._work, self._stage, unit, progress, facts) else None
+
+    @property
+    def _last_open_stage(self) -> int:
+        return min(self._stage + (1 if self.controller else 0), self._work.stages - 1)
+
+    def _look(self, progress: LoadProgress) -> None:
+        """Go to the next stage when this one is handed over; sort what has become computable."""
+        work = self._work
+        while self._stage < work.stages - 1 and work.left[self._stage] == 0:
+            self._stage += 1
+        for unit in self._ready.news(progress):
+            if work.computes[unit]:
+                heappush(self._ready_here, (work.stage_of[unit], work.place_of[unit], unit))
+            elif work.streams[unit]:
+                heappush(self._ready_there, (work.stage_of[unit], -work.place_of[unit], unit))
+
+    def _first_ready(self, heap: list[tuple[int, int, int]], mine: bytearray, progress: LoadProgress) -> int | None:
+        while heap:
+            unit = heap[0][2]
+            if mine[unit] and progress.absent(unit) and progress.computable(unit):
+                return unit
+            heappop(heap)
+        return None
+
+    def _next_to_stream(self, k: int, progress: LoadProgress) -> int | None:
+        waiting = self._work.to_stream[k]
+        while waiting:
+            unit = waiting.popleft()
+            if self._work.streams[unit] and progress.absent(unit):
+                return unit
+        return None
