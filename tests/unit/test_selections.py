@@ -48,6 +48,10 @@ def test_every_group_is_chosen_as_often_as_its_rank_says() -> None:
     stream = generate_selections(40_000, 1, 1, 8, 2, seed=2, overlap=0.4)
     counts = np.sort(np.bincount(stream.ids.ravel(), minlength=8)) / 40_000
     assert counts == pytest.approx([0.12, 0.12, 0.16, 0.16, 0.24, 0.24, 0.48, 0.48], abs=0.015)
+    # Five groups make places of three (6/11, 3/11, 2/11) and two (2/3, 1/3).
+    stream = generate_selections(40_000, 1, 1, 5, 2, seed=2, overlap=0.6)
+    counts = np.sort(np.bincount(stream.ids.ravel(), minlength=5)) / 40_000
+    assert counts == pytest.approx([2 / 11, 3 / 11, 1 / 3, 6 / 11, 2 / 3], abs=0.02)
 
 
 def test_a_longer_stream_begins_with_the_shorter_one() -> None:
