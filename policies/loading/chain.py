@@ -8,7 +8,7 @@ the prefixes of one order: however fast either path turns out to be, meeting in 
 import numpy as np
 
 from kvferry.policies.loading.bound import column_labels
-from kvferry.policies.loading.plan import Plan, Stage, ordered_stage
+from kvferry.policies.loading.plan import Plan, Stage
 from kvferry.policies.loading.problem import LoadProblem
 
 # Exchange rates tried; each prefix between two of them is ordered by place instead of by worth.
@@ -25,8 +25,10 @@ def chain_labels(problem: LoadProblem) -> np.ndarray:
     """
     tokens, layers, columns = problem.compute_s.shape
     own = column_labels(problem)
-    # Quantiles of what columns would do by themselves: fine steps where many units change sides.
-    multipliers = np.unique(np.quantile(own, (np.arange(_MULTIPLIERS) + 0.5) / _MULTIPLIERS))
+    # Between quantiles of what columns would do by themselves: fine steps where many units change sides, and
+    # never right where a column is undecided, which rounding would then decide.
+    steps = np.unique(np.quantile(own, np.linspace(0.0, 1.0, _MULTIPLIERS + 1)).round(12))
+    multipliers = (steps[:-1] + steps[1:]) / 2.0
     depths = _nested_depths(problem, multipliers)
     cell = np.arange(tokens * columns).reshape(tokens, columns, 1) * (layers + 1) + depths
     stops = np.bincount(cell.ravel(), minlength=tokens * columns * (layers + 1))
@@ -46,20 +48,27 @@ def _nested_depths(problem: LoadProblem, multipliers: np.ndarray) -> np.ndarray:
     # best[d]: least cost so far with the current token chunk at depth d or deeper; reach[t, d]: that depth.
     best = np.zeros((layers + 1, columns, multipliers.size))
     reach = np.empty((tokens, layers + 1, columns, multipliers.size), dtype=np.int16)
+    every_depth = np.arange(layers + 1, dtype=np.int16).reshape(-1, 1, 1)
     for t in range(tokens):
         best += gains[t] @ weights
-        reach[t, layers] = layers
-        for depth in range(layers - 1, -1, -1):
-            stay = best[depth] <= best[depth + 1]
-            np.minimum(best[depth], best[depth + 1], out=best[depth])
-            np.copyto(reach[t, depth], reach[t, depth + 1])
-            np.copyto(reach[t, depth], depth, where=stay)
+        at_depth = best.copy()
+        _least_from_here_on(best)
+        reach[t] = np.where(at_depth == best, every_depth, layers)
+        _least_from_here_on(reach[t])
 
     depths = np.zeros((tokens, columns, multipliers.size), dtype=np.int64)
     depths[-1] = reach[-1, 0]
     for t in range(tokens - 2, -1, -1):
         depths[t] = np.take_along_axis(reach[t], depths[t + 1 : t + 2], axis=0)[0]
     return depths
+
+
+def _least_from_here_on(values: np.ndarray) -> None:
+    """Replace each entry by the least of it and those after it along axis 0, in strides that double."""
+    step = 1
+    while step < len(values):
+        np.minimum(values[:-step], values[step:], out=values[:-step])
+        step *= 2
 
 
 def chain_order(problem: LoadProblem) -> np.ndarray:
@@ -72,19 +81,6 @@ def chain_plan(problem: LoadProblem, bytes_per_s: float) -> Plan:
     order = chain_order(problem)
     cut = meeting_point(problem, order, bytes_per_s)
     return Plan((Stage(compute=tuple(order[:cut].tolist()), stream=tuple(order[cut:][::-1].tolist())),))
-
-
-def split_plan(problem: LoadProblem, bytes_per_s: float) -> Plan:
-    """One stage that nearly meets the bound at a rate known beforehand, however much token chunks differ.
-
-    Each column has the depth that is best for itself, so earlier tokens may be streamed where later ones are
-    computed; the link brings those first. Unlike the chain, it relies on the link to keep that pace.
-    """
-    worth = column_labels(problem)
-    order = np.argsort(worth.ravel(), kind="stable")
-    computed = np.zeros(worth.shape, dtype=bool)
-    computed.ravel()[order[: meeting_point(problem, order, bytes_per_s)]] = True
-    return Plan((ordered_stage(problem, computed, ~computed, worth),))
 
 
 def meeting_point(problem: LoadProblem, order: np.ndarray, bytes_per_s: float) -> int:

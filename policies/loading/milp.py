@@ -85,9 +85,9 @@ class _Model:
         self.problem, self.stages = problem, stages
         self.program = pulp.LpProblem("kv_loading", pulp.LpMinimize)
         units = range(problem.units)
-        self.computed = [[pulp.LpVariable(f"c_{u}_{k}", cat="Binary") for k in range(stages)] for u in units]
-        self.streamed = [[pulp.LpVariable(f"s_{u}_{k}", cat="Binary") for k in range(stages)] for u in units]
-        lengths = [pulp.LpVariable(f"length_{k}", lowBound=0) for k in range(stages)]
+        self.computed = [[self._choice(f"compute_{u}_{k}") for k in range(stages)] for u in units]
+        self.streamed = [[self._choice(f"stream_{u}_{k}") for k in range(stages)] for u in units]
+        lengths = [self.program.add_variable(f"length_{k}", lowBound=0) for k in range(stages)]
         self.program += pulp.lpSum(lengths)
 
         compute_s = (problem.compute_s.ravel() / unit_s).tolist()
@@ -128,11 +128,12 @@ class _Model:
                 if t > 0 and attended is not None:
                     self.program += self.computed[u][k] <= come[problem.unit(t - 1, attended, c)]
 
-    def _all_come(self, come: list[pulp.LpAffineExpression], k: int) -> list[Any]:
-        import pulp
+    def _choice(self, name: str) -> pulp.LpVariable:
+        return self.program.add_variable(name, cat="Binary")
 
+    def _all_come(self, come: list[pulp.LpAffineExpression], k: int) -> list[Any]:
         right = self.problem.layers * self.problem.columns_per_chunk
-        all_come = [pulp.LpVariable(f"come_{u}_{k}", 0, 1) for u in range(self.problem.units)]
+        all_come = [self.program.add_variable(f"come_{u}_{k}", 0, 1) for u in range(self.problem.units)]
         for u, variable in enumerate(all_come):
             self.program += variable <= come[u]
             if u >= right:

@@ -104,26 +104,30 @@ class Plan:
 
 
 def ordered_stage(
-    problem: LoadProblem, computed: np.ndarray, streamed: np.ndarray, worth: np.ndarray | None = None
+    problem: LoadProblem, computed: np.ndarray, streamed: np.ndarray, labels: np.ndarray | None = None
 ) -> Stage:
     """A stage that does these units (boolean masks [T, L, C]), ordered so that computing hardly ever waits.
 
-    Compute goes layer by layer. The link first brings what those computations attend to, in the order in
-    which they will ask; then the rest, most ``worth`` streaming first (same shape; by default upper layers).
+    ``labels`` (same shape, never falling along a column) say how much better a unit is computed than streamed:
+    compute takes the lowest first that its predecessors allow, layer by layer where they are equal. The link
+    brings what those computations attend to, in the order in which they will ask; then the rest, highest
+    labels first, and upper layers first where they are equal.
     """
-    place = np.indices(problem.compute_s.shape)
-    order = np.lexsort((place[2].ravel(), place[0].ravel(), place[1].ravel()))
+    labels = np.zeros(problem.compute_s.shape) if labels is None else labels
+    t, l, c = np.indices(problem.compute_s.shape).reshape(3, -1)
+    # A unit comes no sooner than the computed ones before it in t and l, which lead to it.
+    held_back = np.where(computed, labels, 0.0)
+    held_back = np.maximum.accumulate(np.maximum.accumulate(held_back, axis=0), axis=1)
+    order = np.lexsort((c, t, l, held_back.ravel()))
     compute = order[computed.ravel()[order]]
 
-    never = problem.units
-    turn = np.full(problem.compute_s.shape, never)
+    turn = np.full(problem.compute_s.shape, problem.units)
     turn.ravel()[compute] = np.arange(compute.size)
-    asked = np.full_like(turn, never)
-    for l in range(problem.layers):
-        attended = problem.attended_layer(l)
+    asked = np.full_like(turn, problem.units)
+    for layer in range(problem.layers):
+        attended = problem.attended_layer(layer)
         if attended is not None:
-            asked[:-1, attended] = np.minimum.accumulate(turn[:0:-1, l])[::-1]
-    units = np.flatnonzero(streamed)
-    last = (place[1] if worth is None else worth).ravel()[units]
-    stream = units[np.lexsort((-last, asked.ravel()[units]))]
+            asked[:-1, attended] = np.minimum.accumulate(turn[:0:-1, layer])[::-1]
+    stream = np.lexsort((c, t, -l, -labels.ravel(), asked.ravel()))
+    stream = stream[streamed.ravel()[stream]]
     return Stage(tuple(compute.tolist()), tuple(stream.tolist()))
