@@ -11,6 +11,7 @@ from kvferry.policies.loading.ferry import Ferry
 from kvferry.policies.loading.hybrid import Hybrid
 from kvferry.policies.loading.loader import Loader
 from kvferry.policies.loading.single_path import LocalPrefill, StreamOnly
+from kvferry.policies.loading.staged import Staged
 from kvferry.specs.errors import InputError, pick, unknown_name
 from kvferry.specs.units import quantity
 
@@ -68,6 +69,7 @@ def _setting(parameter: str, value: Any) -> Any:
 
 
 SYSTEMS: dict[str, System] = {
+    "sparkv": System(loader=Staged, codec="huffman", about="the paper's: greedy schedule, adapted by its controller"),
     "ferry": System(
         loader=Ferry, codec="huffman", about="ours: compute from the chain's front, stream from its back, race the last"
     ),

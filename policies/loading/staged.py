@@ -14,7 +14,7 @@ from kvferry.policies.loading.plan import Plan
 from kvferry.policies.loading.problem import LoadProblem
 from kvferry.policies.loading.progress import LoadProgress
 from kvferry.policies.loading.ready import Ready
-from kvferry.specs.errors import unknown_name
+from kvferry.specs.errors import pick
 
 Planner = Callable[[LoadProblem, float], Plan]
 
@@ -44,14 +44,14 @@ class Staged:
     the processor  computes what the current stage left to the link and is ready; then the next stage's ready work.
     """
 
-    def __init__(self, schedule: str = "greedy", adapt: bool = True, migration_limit: float = 0.25) -> None:
-        if schedule not in SCHEDULES:
-            raise unknown_name("schedule", schedule, SCHEDULES)
-        self.schedule = schedule
+    def __init__(
+        self, schedule: str | Planner = "greedy", adapt: bool = True, migration_limit: float = 0.25
+    ) -> None:
+        self._planner = schedule if callable(schedule) else pick("schedule", SCHEDULES, schedule)
         self.controller = Controller(migration_limit) if adapt else None
 
     def start(self, problem: LoadProblem, facts: LoadFacts) -> None:
-        self._work = Assignment(SCHEDULES[self.schedule](problem, facts.planned_bytes_per_s), problem)
+        self._work = Assignment(self._planner(problem, facts.planned_bytes_per_s), problem)
         self._stage = 0
         self._ready = Ready(problem)
         # What can be computed, by (stage, place in the order): assigned to the processor; assigned to the link,
