@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from kvferry.scenarios.faults import complaints_of, input_error
 from kvferry.scenarios.library import names
 from kvferry.scenarios.node import Node, Place, node_of
-from kvferry.scenarios.resolve import TRACE_KEYS, Complaint, extended, read_tree, resolve, with_override
+from kvferry.scenarios.resolve import Complaint, extended, path_keys, read_tree, resolve, with_override
 from kvferry.specs.base import Spec
 from kvferry.specs.device import DeviceSpec
 from kvferry.specs.model import ModelSpec
@@ -84,12 +84,24 @@ def scenario_hash(scenario: Scenario) -> str:
     edited one does. Bundled and fetched traces count with their name.
     """
     dumped = dump_scenario(scenario)
-    for section, key in TRACE_KEYS:
-        value = (dumped[section] or {}).get(key)
-        if value is not None and Path(value).is_absolute():
-            dumped[section][key] = "sha256:" + hashlib.sha256(Path(value).read_bytes()).hexdigest()
+    for *section, last in path_keys(dumped):
+        holder = dumped
+        for key in section:
+            holder = holder[key] or {}
+        if holder.get(last) and Path(holder[last]).is_absolute():
+            holder[last] = _content_hash(Path(holder[last]))
     text = json.dumps(dumped, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _content_hash(path: Path) -> str:
+    """Of a file, or of a folder's files with their names."""
+    found = hashlib.sha256()
+    for file in sorted(path.rglob("*.csv")) if path.is_dir() else [path]:
+        if path.is_dir():
+            found.update(file.relative_to(path).as_posix().encode() + b"\0")
+        found.update(hashlib.sha256(file.read_bytes()).digest())
+    return f"sha256:{found.hexdigest()}"
 
 
 def scenario_schema() -> dict[str, Any]:

@@ -2,14 +2,13 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from kvferry.scenarios.document import MOST_DEPTH, parse_document, read_document, regular_file, shown
 from kvferry.scenarios.library import locate, looks_like_a_path
 from kvferry.scenarios.node import Node, Place, brief, node_of
 from kvferry.specs.errors import InputError
 
-# Keys whose value is the path of a file, or for the first two a name known elsewhere (kvferry.traces).
-TRACE_KEYS = (("link", "trace"), ("load", "trace"), ("workload", "chunks"))
 MOST_EXTENSIONS = 10
 
 
@@ -56,7 +55,7 @@ def extended(kind: str, node: Node, chain: tuple[Path, ...] = ()) -> Node:
 
 
 def resolve(root: Node) -> tuple[Node, list[Complaint]]:
-    """Device and model names become what their files say, trace paths become absolute.
+    """Device and model names become what their files say, paths become absolute.
 
     What cannot be resolved is left as it is, with a complaint. Resolving twice changes nothing.
     """
@@ -70,19 +69,32 @@ def resolve(root: Node) -> tuple[Node, list[Complaint]]:
                 root = root.with_child((kind,), extended(kind, node))
         except InputError as error:
             complaints.append(Complaint((kind,), str(error)))
-    for key in TRACE_KEYS:
+    for key in path_keys(root.plain()):
         node = root.find(key)
         if node is None or not isinstance(node.value, str):
             continue
-        if key != ("workload", "chunks") and not looks_like_a_path(node.value):
+        if key[-1] == "trace" and not looks_like_a_path(node.value):
             continue
         path = node.place.folder / node.value
         problem = regular_file(path)
+        if key[-1] == "measured":
+            problem = None if path.is_dir() else "is no folder"
         if problem:
             complaints.append(Complaint(key, f"{node.value!r:.200} {problem}"))
         else:
             root = root.with_child(key, replace(node, value=str(path.resolve())))
     return root, complaints
+
+
+def path_keys(scenario: Any) -> list[tuple[str, ...]]:
+    """The keys of a scenario (as a plain mapping, however wrong) that may lead to a file or folder.
+
+    A trace may also be a name that kvferry.traces knows.
+    """
+    device = scenario.get("device")
+    processors = device.get("processors") if isinstance(device, dict) else None
+    measured = [("device", "processors", name, "measured") for name in processors or () if isinstance(processors, dict)]
+    return [("link", "trace"), ("load", "trace"), ("workload", "chunks"), *measured]
 
 
 def _named(kind: str, node: Node) -> Node:

@@ -220,6 +220,12 @@ def test_a_misspelt_name_gets_the_nearest() -> None:
     assert complaint("quikstart").endswith("Did you mean 'quickstart'?")
 
 
+def test_an_unknown_key_is_placed_where_it_stands() -> None:
+    told = complaint_about(GOOD + "likn:\n  x: 1\n")
+    assert told.startswith("s.yaml:11: likn: unknown key; known here: backend, budget, ")
+    assert told.endswith("; did you mean 'link'?")
+
+
 def test_every_fault_of_a_file_has_its_line_in_order() -> None:
     bad = GOOD.replace("4 ms", "4").replace("small", "../x").replace("rate:", "rat:").replace("tiny", "tinny")
     bad = bad.replace("board.yaml", "gone.yaml").replace("4Ki tokens", "none")
@@ -323,6 +329,7 @@ def test_extends_is_a_name() -> None:
         ("name: a".encode("utf-16"), "s.yaml:1: byte 0xff is not UTF-8; save it as UTF-8"),
         ("#" * 1_000_001, "s.yaml has more than 1,000,000 bytes, which no scenario needs"),
         ("[" + "1, " * 30_000 + "]", "s.yaml:1: 19999: more than 20,000 values once its aliases are written out"),
+        ("[" + "1, " * 60_000 + "]", "s.yaml:1: more than 20,000 values, which no scenario needs"),
         ("a: &a\n- *a", "s.yaml:1: a.0: this alias contains itself; write the value out"),
     ],
 )

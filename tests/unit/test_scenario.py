@@ -1,6 +1,7 @@
 """Scenarios: names, paths, extension and overrides; the dump, the hash and the schema."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -21,7 +22,9 @@ from kvferry.scenarios.loader import (
 )
 from kvferry.scenarios.resolve import Complaint
 from kvferry.specs.errors import InputError
-from kvferry.specs.scenario import Scenario
+from kvferry.specs.link import LinkSpec
+from kvferry.specs.scenario import BudgetSpec, Scenario
+from kvferry.specs.workload import WorkloadSpec
 
 SMALL = """\
 name: small
@@ -145,10 +148,14 @@ def test_null_takes_a_value_away(small: Path) -> None:
     assert (scenario.link.rate_bytes_per_s, scenario.link.trace) == (None, "wifi-campus")
 
 
-def test_a_trace_path_becomes_absolute_and_a_name_stays(small: Path) -> None:
+def test_a_trace_path_becomes_absolute_and_a_name_stays(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (small.parent / "walk.csv").write_text("time_s,rate\n")
-    scenario = load_scenario(small, ["link.rate=null", f"link.trace={small.parent}/walk.csv"])
-    assert scenario.link.trace == str(small.parent / "walk.csv")
+    monkeypatch.chdir("/")
+    small.write_text(SMALL.replace("rate: 850 Mbit/s", "trace: walk.csv"))
+    assert load_scenario(small).link.trace == str(small.parent / "walk.csv")
+    monkeypatch.chdir(small.parent)
+    assert load_scenario(small, ["link.trace=./walk.csv"]).link.trace == str(small.parent / "walk.csv")
+    assert load_scenario(small, ["link.trace=wifi-campus"]).link.trace == "wifi-campus"
 
 
 def test_aliases_stand_for_what_they_name(small: Path) -> None:
@@ -251,6 +258,22 @@ def test_the_hash_follows_a_files_content_and_not_its_place(small: Path) -> None
     assert scenario_hash(load_scenario(small, ["link.rate=null", f"link.trace={second}"])) != of[0]
 
 
+def test_a_measured_folder_is_found_beside_its_device_and_hashed(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir("/")
+    tables = small.parent / "tables" / "tiny"
+    (small.parent / "board.yaml").write_text(BOARD.replace("{kind: gpu,", "{kind: gpu, measured: tables,"))
+    with pytest.raises(InputError, match=r"board.yaml:4: device.processors.gpu.measured: 'tables' is no folder$"):
+        load_scenario(small)
+    tables.mkdir(parents=True)
+    (tables / "prefill.csv").write_text("1\n")
+    scenario = load_scenario(small)
+    assert scenario.device.processors["gpu"].measured == str(small.parent / "tables")
+    before = scenario_hash(scenario)
+    assert load_scenario(dump_scenario(scenario)) == scenario
+    (tables / "prefill.csv").write_text("2\n")
+    assert scenario_hash(scenario) != before
+
+
 def test_the_schema_allows_what_the_loader_allows() -> None:
     schema = scenario_schema()
     assert schema["title"] == "KVFerry scenario"
@@ -282,3 +305,26 @@ def test_the_bundled_folder_holds_only_names_that_resolve() -> None:
 
 def test_a_dump_is_plain_yaml(small: Path) -> None:
     assert yaml.safe_load(dump_yaml(full(small))) == dump_scenario(full(small))
+
+
+def test_what_the_docs_show_is_read(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (Path(__file__).parents[2] / "docs/scenarios.md").read_text()
+    monkeypatch.chdir(small.parent)
+    shown = re.findall(r"```yaml\n(.*?)```", text, re.S)
+    assert len(shown) == 2
+    for example in shown:
+        Path("shown.yaml").write_text(example)
+        assert load_scenario("shown.yaml").link.rtt_s == 0.004
+    changes = re.findall(r"--set (\S+?)='(.*?)'", text)
+    assert len(changes) == 3
+    assert load_scenario("quickstart", [f"{key}={value}" for key, value in changes]).link.rtt_s == 0.02
+
+
+def test_the_docs_tell_every_key() -> None:
+    text = (Path(__file__).parents[2] / "docs/scenarios.md").read_text()
+    told = {word for row in re.findall(r"^\| (`.*?) \|", text, re.M) for word in re.findall(r"`([\w.]+)`", row)}
+    keys = set()
+    for name, field in Scenario.model_fields.items():
+        part = {"link": LinkSpec, "workload": WorkloadSpec, "budget": BudgetSpec}.get(name)
+        keys |= {f"{name}.{below.alias}" for below in part.model_fields.values()} if part else {field.alias}
+    assert told == keys

@@ -1,0 +1,57 @@
+"""``kvferry compare``: one scenario under several systems, side by side."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from kvferry.cli.options import JsonOption, OutputOption, ScenarioArgument, SeedOption, SetOption, overrides
+
+
+def compare(
+    scenario: ScenarioArgument,
+    systems: Annotated[
+        str | None, typer.Option("--systems", metavar="A,B,...", help="Which; all when left out.")
+    ] = None,
+    settings: SetOption = None,
+    seed: SeedOption = None,
+    output: OutputOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Run a scenario under several systems and show them side by side.
+
+    The scenario's policies replace those of its own system; the others run with theirs. Interrupted, it keeps
+    the systems that are done.
+    """
+    from kvferry.analysis.envelope import to_json
+    from kvferry.analysis.folder import write_comparison
+    from kvferry.analysis.tables import compare_table, show
+    from kvferry.cli.checks import scenario_for_run, scenarios_under
+    from kvferry.cli.progress import counted, say
+    from kvferry.cli.result import envelope_for
+    from kvferry.pipelines.run import run_scenario
+    from kvferry.scenarios.loader import dump_yaml
+
+    loaded = scenario_for_run(scenario, overrides(settings, seed))
+    under = scenarios_under(loaded, systems)
+    results, interrupted = {}, False
+    try:
+        for name in under:
+            with counted(f"{loaded.name}: {name}") as progress:
+                results[name] = run_scenario(under[name], progress)
+    except KeyboardInterrupt:
+        interrupted = True
+    envelopes = {name: envelope_for(under[name], result) for name, result in results.items()}
+    if output is not None and results:
+        write_comparison(output, {name: dump_yaml(under[name]) for name in results}, results, envelopes)
+    if json:
+        sys.stdout.write(to_json({"scenario": loaded.name, "seed": loaded.seed, "systems": envelopes}))
+    elif results:
+        outcomes = {name: result.outcome for name, result in results.items()}
+        metrics = {name: envelope["metrics"] for name, envelope in envelopes.items()}
+        show(compare_table(metrics, title=loaded.name, outcomes=outcomes))
+    if output is not None and results:
+        say(f"written to {output}; pictures in {output / 'plots'}")
+    if interrupted:
+        say(f"interrupted; kept {len(results)} of {len(under)} systems")
+        raise typer.Exit(130)

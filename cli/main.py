@@ -1,0 +1,129 @@
+"""The ``kvferry`` command: which commands there are, and what becomes of their errors.
+
+Nothing heavy is imported here or at the top of a command's file, so that ``--help`` stays quick.
+"""
+
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+from typer.core import TyperGroup
+
+from kvferry.cli.compare import compare
+from kvferry.cli.devices import devices
+from kvferry.cli.models import models
+from kvferry.cli.reproduce import reproduce
+from kvferry.cli.run import run
+from kvferry.cli.scenarios import scenarios
+from kvferry.cli.schedule import schedule
+from kvferry.cli.schema import schema
+from kvferry.cli.sweep import sweep
+from kvferry.cli.systems import systems
+from kvferry.specs.errors import InputError, KvferryError
+from kvferry.specs.version import VERSION
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+class _Traces(TyperGroup):
+    """The trace commands, imported when one of them is asked for."""
+
+    def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
+        return self._group().list_commands(ctx)
+
+    def get_command(self, ctx: typer.Context, cmd_name: str):  # type: ignore[no-untyped-def, override]
+        return self._group().get_command(ctx, cmd_name)
+
+    def _group(self) -> TyperGroup:
+        from kvferry.cli.traces import app as traces_app
+
+        group = typer.main.get_command(traces_app)
+        assert isinstance(group, TyperGroup)
+        return group
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"kvferry {VERSION}")
+        raise typer.Exit()
+
+
+@app.callback()
+def kvferry(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the stack trace of whatever goes wrong.")] = False,
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Say which.")] = False,
+) -> None:
+    """How long until the first token, how fast afterwards, at what energy and memory?
+
+    With this device, this link, this model and this policy. Start with: kvferry compare quickstart
+    """
+
+
+_COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
+    "Simulate": (run, compare, schedule, sweep, reproduce),
+    "Look up": (scenarios, systems, devices, models, schema),
+}
+for panel, commands in _COMMANDS.items():
+    for command in commands:
+        app.command(rich_help_panel=panel)(command)
+app.add_typer(
+    typer.Typer(cls=_Traces, no_args_is_help=True),
+    name="traces",
+    help="Bandwidth and load over time: list, show, import, plot, fetch, fit.",
+    rich_help_panel="Look up",
+)
+
+
+def main() -> None:
+    """Run the command and leave with its exit code.
+
+    0: a result; 1: the run failed; 2: the input is wrong; 130: interrupted, what was finished kept.
+    """
+    sys.exit(_exit_code("--debug" in sys.argv))
+
+
+def _exit_code(debug: bool) -> int:
+    try:
+        try:
+            app(prog_name="kvferry")
+        except SystemExit as leave:
+            # Here, where a reader that has gone away can still be told from a fault.
+            sys.stdout.flush()
+            return leave.code if isinstance(leave.code, int) else 1
+        return 0
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # Nobody reads any more (kvferry ... | head): not worth a word, nor a second error when Python closes.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KvferryError as error:
+        if debug:
+            traceback.print_exc()
+        print(f"kvferry: {error}" if "\n" not in str(error) else f"kvferry:\n{error}", file=sys.stderr)
+        return 2 if isinstance(error, InputError) else 1
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+            return 1
+        print(f"kvferry: a fault of its own, {type(error).__name__}: {error}\n{_report()}", file=sys.stderr)
+        return 1
+
+
+def _report() -> str:
+    try:
+        handle, path = tempfile.mkstemp(prefix="kvferry-", suffix=".log", text=True)
+        with os.fdopen(handle, "w") as log:
+            log.write(f"kvferry {VERSION}, {' '.join(sys.argv[1:])}\n{traceback.format_exc()}")
+    except OSError:
+        return "see the details with: kvferry --debug ..."
+    return f"the details are in {path}, or shown with: kvferry --debug ..."

@@ -1,0 +1,41 @@
+"""Signs of life on standard error while something long runs; silent when nobody watches."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+# Told how much is done, of how much.
+Progress = Callable[[int, int], None]
+
+
+@contextmanager
+def counted(doing: str) -> Iterator[Progress]:
+    """A bar that moves as the given function is called."""
+    if not sys.stderr.isatty():
+        yield lambda done, of: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(doing, total=None)
+        yield lambda done, of: bar.update(task, completed=done, total=of)
+
+
+@contextmanager
+def spinner(doing: str) -> Iterator[None]:
+    """A sign of life where nothing can be counted."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(doing):
+        yield
+
+
+def say(message: str) -> None:
+    """A line for people: never on standard output, where results go."""
+    print(message, file=sys.stderr)

@@ -1,0 +1,48 @@
+"""``kvferry run``: one scenario under one system."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvferry.cli.options import JsonOption, OutputOption, ScenarioArgument, SeedOption, SetOption, overrides
+
+
+def run(
+    scenario: ScenarioArgument,
+    system: Annotated[str | None, typer.Option("--system", help="The same as --set system=NAME.")] = None,
+    settings: SetOption = None,
+    seed: SeedOption = None,
+    output: OutputOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Run a scenario once: a table of its metrics, and a folder with spans, timeline and pictures.
+
+    The folder is runs/NAME-SYSTEM unless --output names another; with --json alone, none is written.
+    """
+    from kvferry.analysis.envelope import to_json
+    from kvferry.analysis.folder import folder_name, write_run
+    from kvferry.analysis.tables import run_table, show
+    from kvferry.cli.checks import scenario_for_run
+    from kvferry.cli.progress import counted, say
+    from kvferry.cli.result import envelope_for
+    from kvferry.pipelines.run import run_scenario
+    from kvferry.scenarios.loader import dump_yaml
+
+    chosen = [] if system is None else [f"system={system}"]
+    loaded = scenario_for_run(scenario, overrides([*(settings or []), *chosen], seed))
+    with counted(f"{loaded.name}: {loaded.system}") as progress:
+        result = run_scenario(loaded, progress)
+    envelope = envelope_for(loaded, result)
+    if output is None and not json:
+        output = Path("runs") / folder_name(f"{loaded.name}-{loaded.system}")
+    if output is not None:
+        write_run(output, dump_yaml(loaded), result, envelope)
+    if json:
+        sys.stdout.write(to_json(envelope))
+        return
+    show(run_table(envelope["metrics"], title=f"{loaded.name}: {loaded.system}"))
+    if result.outcome != "done":
+        print(f"{result.outcome.replace('_', ' ')}: {result.why}")
+    say(f"written to {output}")

@@ -1,0 +1,33 @@
+"""``kvferry schedule``: one loading problem, every scheduler."""
+
+from typing import Annotated
+
+import typer
+
+from kvferry.cli.options import JsonOption, ScenarioArgument, SeedOption, SetOption, overrides
+
+
+def schedule(
+    scenario: ScenarioArgument,
+    solver: Annotated[
+        str | None, typer.Option("--solver", metavar="NAME", help="Solve the MILP too: highs, cbc or gurobi.")
+    ] = None,
+    settings: SetOption = None,
+    seed: SeedOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Compare schedulers on a scenario's first request: makespan, gap to the bound, regret, time to solve."""
+    from kvferry.analysis.envelope import to_json, versions
+    from kvferry.cli.checks import scenario_for_run
+    from kvferry.cli.progress import spinner
+    from kvferry.cli.table import print_metrics
+    from kvferry.pipelines.schedules import compare_schedules
+
+    loaded = scenario_for_run(scenario, overrides(settings, seed))
+    with spinner(f"{loaded.name}: scheduling"):
+        rows = compare_schedules(loaded, solver)
+    if json:
+        found = {"scenario": loaded.name, "seed": loaded.seed, "versions": versions(), "schedules": rows}
+        print(to_json(found), end="")
+        return
+    print_metrics(rows, title=loaded.name)

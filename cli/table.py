@@ -1,0 +1,32 @@
+"""Plain tables on standard output."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "") -> None:
+    """Print a plain table on standard output; None is shown as a dash."""
+    from rich import box
+    from rich.markup import escape
+    from rich.table import Table
+
+    from kvferry.analysis.tables import show
+
+    drawn = Table(title=escape(title) or None, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
+    for column in columns:
+        drawn.add_column(column)
+    for row in rows:
+        drawn.add_row(*("-" if cell is None else escape(str(cell)) for cell in row))
+    show(drawn)
+
+
+def print_metrics(rows: Sequence[Mapping[str, Any]], title: str = "") -> None:
+    """Print records with the same keys; a number is written in the unit that its key ends in."""
+    from kvferry.analysis import human
+
+    keys = list(dict.fromkeys(key for row in rows for key in row))
+    cells = [
+        [human.of_unit(key)(row[key]) if isinstance(row.get(key), int | float) else row.get(key) for key in keys]
+        for row in rows
+    ]
+    print_table([key.removesuffix("_s").replace("_", " ") for key in keys], cells, title)
