@@ -62,11 +62,13 @@ class PrefillHead:
 
     Attention over `active_blocks` blocks of 128 queries x 64 keys, and this head's share of the layer's dense
     operators; with `final_layer`, only the projection that emits its K and V (IV-C: t_proj).
+    `context_tokens` come before the chunk's own.
     """
 
     tokens: Number
     active_blocks: Number
     final_layer: Number = False
+    context_tokens: Number = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +82,12 @@ class Project:
 class Advance:
     """The rest of a layer for a token chunk, all heads: attention over every earlier token, then dense.
 
-    `active_blocks` counts the attention blocks over all KV heads.
+    `active_blocks` counts the attention blocks over all KV heads, `context_tokens` what comes before the chunk.
     """
 
     tokens: Number
     active_blocks: Number
+    context_tokens: Number = 0
 
 
 @dataclass(frozen=True, slots=True)

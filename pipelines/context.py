@@ -45,11 +45,12 @@ class Context:
         """The ops of all units as arrays [T, L, C]: what a planner prices, and what single ops are cut from."""
         layers = self.model.layers
         tokens = np.broadcast_to(self.tokens[:, None, None], self.stream_bytes.shape)
+        before = np.broadcast_to(self._context_tokens[:, None, None], tokens.shape)
         if self.coupling == "per_head":
             final = np.broadcast_to((np.arange(layers) == layers - 1)[None, :, None], tokens.shape)
-            return (PrefillHead(tokens=tokens, active_blocks=self.active_blocks, final_layer=final),)
+            return (PrefillHead(tokens, self.active_blocks, final, before),)
         below = self.active_blocks.sum(axis=2, keepdims=True)[:, :-1]
-        return (Advance(tokens=tokens[:, 1:], active_blocks=below), Project(tokens=tokens))
+        return (Advance(tokens[:, 1:], below, before[:, 1:]), Project(tokens))
 
     def problem(self, estimate_s: Callable[[Op], Any]) -> LoadProblem:
         """The loading problem under a cost estimate: `estimate_s` prices an op of arrays."""
@@ -68,12 +69,12 @@ class Context:
 
     def ops_of(self, t: int, l: int, c: int) -> tuple[Op, ...]:
         """What the processor must run, in order, to emit the KV of unit (t, l, c)."""
-        tokens = int(self.tokens[t])
+        tokens, before = self._token_list[t], self._context_token_list[t]
         if self.coupling == "per_head":
-            return (PrefillHead(tokens, int(self.active_blocks[t, l, c]), l == self.model.layers - 1),)
+            return (PrefillHead(tokens, int(self.active_blocks[t, l, c]), l == self.model.layers - 1, before),)
         if l == 0:
             return (Project(tokens),)
-        return (Advance(tokens, int(self._blocks_of_all_heads[t][l - 1])), Project(tokens))
+        return (Advance(tokens, self._blocks_of_all_heads[t][l - 1], before), Project(tokens))
 
     @cached_property
     def _blocks_of_all_heads(self) -> list[list[int]]:
@@ -99,6 +100,14 @@ class Context:
     @cached_property
     def _unit_bytes(self) -> list[float]:
         return self.stream_bytes.ravel().tolist()
+
+    @cached_property
+    def _context_tokens(self) -> np.ndarray:
+        return np.cumsum(self.tokens) - self.tokens
+
+    @cached_property
+    def _context_token_list(self) -> list[int]:
+        return [int(n) for n in self._context_tokens]
 
     @cached_property
     def _token_list(self) -> list[int]:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from time import perf_counter
 
 import numpy as np
@@ -13,9 +12,9 @@ from kvferry.machine.span import Span
 from kvferry.pipelines.clairvoyant import load_bound_s
 from kvferry.pipelines.context_reuse import OutOfMemory
 from kvferry.pipelines.record import Outcome, RequestRecord, Run
-from kvferry.pipelines.systems import SYSTEMS
+from kvferry.pipelines.systems import SYSTEMS, System
 from kvferry.pipelines.workload import Workload
-from kvferry.sim.costs.cost_model import COST_MODELS, Builder
+from kvferry.sim.costs.cost_model import COST_MODELS
 from kvferry.specs.errors import LinkDown, pick
 from kvferry.specs.scenario import Scenario
 from kvferry.traces.rate import RateTrace
@@ -24,17 +23,19 @@ from kvferry.traces.resolve import link_trace, load_trace
 Progress = Callable[[int, int], None]
 
 
-def run_scenario(scenario: Scenario, progress: Progress = lambda done, of: None) -> Run:
+def run_scenario(scenario: Scenario, progress: Progress = lambda done, of: None, system: System | None = None) -> Run:
     """Simulate every request of a scenario. `progress` is told how many are done, of how many.
+
+    `system` is run instead of the one that the scenario names.
 
     Raises InputError for names and settings that do not exist. A model or context that does not fit and a
     link that ends are outcomes, told in the Run with what was finished by then.
     """
     began_s = perf_counter()
-    system = pick("system", SYSTEMS, scenario.system).with_policies(scenario.policy_values)
+    system = system or pick("system", SYSTEMS, scenario.system).with_policies(scenario.policy_values)
     spans: list[Span] = []
     machine = machine_of(scenario, spans.append)
-    estimate_s = partial(price_s, scenario, pick("cost model", COST_MODELS, scenario.costs.estimate))
+    estimate_s = price_s(scenario, scenario.costs.estimate)
     workload = Workload(scenario, system, machine.link.trace.mean(), estimate_s)
     records: list[RequestRecord] = []
 
@@ -75,10 +76,11 @@ def machine_of(scenario: Scenario, tell: Callable[[Span], None]) -> SimMachine:
     )
 
 
-def price_s(scenario: Scenario, builder: Builder, op: Op) -> np.ndarray:
-    """Seconds that ops take on the idle main processor, dispatch included, by a cost model."""
+def price_s(scenario: Scenario, cost_model: str) -> Callable[[Op], np.ndarray]:
+    """What prices ops on the idle main processor, dispatch included, by a named cost model."""
     spec = scenario.device.processors[scenario.device.main]
-    return builder(spec, scenario.model).durations_s(op) + spec.dispatch_s
+    costs = pick("cost model", COST_MODELS, cost_model)(spec, scenario.model)
+    return lambda op: costs.durations_s(op) + spec.dispatch_s
 
 
 def _drive(machine: SimMachine, workload: Workload, finished: Callable[[RequestRecord], None]) -> tuple[Outcome, str]:
@@ -97,7 +99,7 @@ def _with_bounds(
     scenario: Scenario, machine: SimMachine, workload: Workload, records: list[RequestRecord]
 ) -> list[RequestRecord]:
     """Each record with what nobody could have beaten, under the costs that the world obeyed."""
-    truth_s = partial(price_s, scenario, pick("cost model", COST_MODELS, scenario.costs.truth))
+    truth_s = price_s(scenario, scenario.costs.truth)
     processor = machine.processors[scenario.device.main].available
     return [
         replace(

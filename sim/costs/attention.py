@@ -7,15 +7,14 @@ import numpy as np
 from kvferry.machine.ops import Advance, Number, Op, PrefillHead
 from kvferry.sim.cost import Cost
 from kvferry.sim.costs.roofline import Roofline
-from kvferry.traces.chunks import CHUNK_TOKENS, KEY_BLOCK, QUERY_BLOCK, causal_blocks
 
 
 class AttentionModel(Protocol):
     def seconds(
-        self, tokens: Number, active_blocks: Number, *, kv_heads: int, context_tokens: Number | None, load: Number
+        self, tokens: Number, active_blocks: Number, *, kv_heads: int, context_tokens: Number, load: Number
     ) -> Any:
-        """Attention of a token chunk over blocks of `kv_heads` heads, after `context_tokens` others (None: not
-        known); 0 without blocks. A number for numbers, an array for arrays."""
+        """Attention of a token chunk over blocks of `kv_heads` heads, after `context_tokens` others; 0 without
+        blocks. A number for numbers, an array for arrays."""
         ...
 
 
@@ -34,27 +33,20 @@ class AttentionCosts:
         op = self._roofline.compiled(op)
         blocks, *rest = self._roofline.arithmetic(op)
         dense_s, n_bytes = self._roofline.price(rest)
-        seconds = self._attention_s(op, None, 0.0) + dense_s + self._roofline.fixed_s(op)
+        seconds = self._attention_s(op, 0.0) + dense_s + self._roofline.fixed_s(op)
         return Cost(seconds, n_bytes + blocks[2])
 
-    def durations_s(self, op: Op, *, context_tokens: Number | None = None, load: Number = 0.0) -> np.ndarray:
+    def durations_s(self, op: Op, *, load: Number = 0.0) -> np.ndarray:
         """Seconds of each op that the arrays in `op` describe, broadcast."""
         if not isinstance(op, PrefillHead | Advance):
             return self._roofline.durations_s(op)
         op = self._roofline.compiled(op)
         dense_s = self._roofline.price_arrays(self._roofline.arithmetic(op)[1:])
-        return np.asarray(self._attention_s(op, context_tokens, load) + dense_s + self._roofline.fixed_s(op))
+        return np.asarray(self._attention_s(op, load) + dense_s + self._roofline.fixed_s(op))
 
-    def _attention_s(self, op: Any, context_tokens: Number | None, load: Number) -> Any:
+    def _attention_s(self, op: Any, load: Number) -> Any:
         if isinstance(op, PrefillHead):
             blocks, kv_heads = op.active_blocks * (1 - op.final_layer), 1
         else:
             blocks, kv_heads = op.active_blocks, self._kv_heads
-        return self.attention.seconds(op.tokens, blocks, kv_heads=kv_heads, context_tokens=context_tokens, load=load)
-
-
-def shortest_context(tokens: Number, blocks: Number) -> Number:
-    """Whole chunks of context before `tokens` in which one head's `blocks` find room."""
-    rows = -(-tokens // QUERY_BLOCK)
-    beyond = np.maximum(blocks - causal_blocks(tokens, 0), 0)
-    return -(-beyond * KEY_BLOCK // (rows * CHUNK_TOKENS)) * CHUNK_TOKENS
+        return self.attention.seconds(op.tokens, blocks, kv_heads=kv_heads, context_tokens=op.context_tokens, load=load)

@@ -46,7 +46,7 @@ class BlockSparseKernel:
         active_blocks: Number,
         *,
         kv_heads: int = 1,
-        context_tokens: Number | None = None,
+        context_tokens: Number = 0,
         load: Number = 0.0,
     ) -> Any:
         """Attention of a token chunk over `active_blocks` blocks of `kv_heads` heads in one launch; 0 without

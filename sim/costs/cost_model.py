@@ -26,11 +26,10 @@ class CostModel(Protocol):
         """Duration and memory traffic of one op with plain numbers."""
         ...
 
-    def durations_s(self, op: Op, *, context_tokens: Number | None = None, load: Number = 0.0) -> np.ndarray:
+    def durations_s(self, op: Op, *, load: Number = 0.0) -> np.ndarray:
         """Seconds of every op that the arrays in `op` describe, broadcast together; ``cost`` gives the same.
 
-        `context_tokens` (tokens before the op's own) and `load` (utilisation by others, 0 to below 1) matter
-        to models of block-sparse attention; others ignore them.
+        `load` (utilisation by others, 0 to below 1) matters to models of block-sparse attention; others ignore it.
         """
         ...
 

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from kvferry.machine.ops import Number
-from kvferry.sim.costs.attention import shortest_context
 from kvferry.sim.costs.mlp import Descent, Mlp
 from kvferry.sim.costs.samples import Samples
 from kvferry.traces.arrays import load_arrays, save_arrays
@@ -74,12 +73,10 @@ class Predictor:
         active_blocks: Number,
         *,
         kv_heads: int = 1,
-        context_tokens: Number | None = None,
+        context_tokens: Number,
         load: Number = 0.0,
     ) -> Any:
-        """As AttentionModel. Where the context is not known, the shortest with room for the blocks is taken."""
-        if context_tokens is None:
-            context_tokens = shortest_context(tokens, active_blocks / kv_heads)
+        """As AttentionModel."""
         launches = kv_heads / self.kv_heads
         share = tokens / CHUNK_TOKENS
         predicted = self.predict_s(context_tokens // CHUNK_TOKENS + 1, active_blocks / launches / share, load)

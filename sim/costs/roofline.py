@@ -39,10 +39,10 @@ class Roofline:
         seconds, n_bytes = self.price(self.arithmetic(op))
         return Cost(self.fixed_s(op) + seconds, n_bytes)
 
-    def durations_s(self, op: Op, *, context_tokens: Number | None = None, load: Number = 0.0) -> np.ndarray:
+    def durations_s(self, op: Op, *, load: Number = 0.0) -> np.ndarray:
         """Seconds of each op that the arrays in `op` describe, broadcast; equal to ``cost`` one by one.
 
-        The roofline knows neither where active blocks lie nor the load: both are ignored.
+        The roofline knows neither where active blocks lie nor the load.
         """
         op = self.compiled(op)
         return np.asarray(self.fixed_s(op) + self.price_arrays(self.arithmetic(op)))

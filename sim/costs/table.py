@@ -24,7 +24,6 @@ from kvferry.machine.ops import (
     Select,
 )
 from kvferry.sim.cost import Cost
-from kvferry.sim.costs.attention import shortest_context
 from kvferry.sim.costs.grid import Grid, read_grid
 from kvferry.sim.costs.roofline import Roofline
 from kvferry.specs.errors import InputError
@@ -72,22 +71,21 @@ class MeasuredTable:
         cost = self._roofline.cost(op)
         return cost if type(op) not in self._grids else Cost(float(self.durations_s(op)), cost.n_bytes)
 
-    def durations_s(self, op: Op, *, context_tokens: Number | None = None, load: Number = 0.0) -> np.ndarray:
+    def durations_s(self, op: Op, *, load: Number = 0.0) -> np.ndarray:
         """Seconds of each op that the arrays in `op` describe, broadcast. The table knows no load."""
         grid = self._grids.get(type(op))
         if grid is None:
             return self._roofline.durations_s(op)
-        seconds = grid(self._features(op, context_tokens))
+        seconds = grid(self._features(op))
         if isinstance(op, PrefillHead) and np.any(op.final_layer):
             return np.where(op.final_layer, self._roofline.durations_s(op), seconds)
         return seconds
 
-    def _features(self, op: Any, context_tokens: Number | None) -> dict[str, Number]:
+    def _features(self, op: Any) -> dict[str, Number]:
         if isinstance(op, PrefillHead | Advance):
             blocks = op.active_blocks / (self._kv_heads if isinstance(op, Advance) else 1)
-            context = shortest_context(op.tokens, blocks) if context_tokens is None else context_tokens
-            density = blocks / causal_blocks(op.tokens, context)
-            return {"context": context, "density": density, "blocks": blocks, "tokens": op.tokens}
+            density = blocks / causal_blocks(op.tokens, op.context_tokens)
+            return {"context": op.context_tokens, "density": density, "blocks": blocks, "tokens": op.tokens}
         return _FEATURES_OF[type(op)](op)
 
 

@@ -63,7 +63,7 @@ class FixedCost:
     def cost(self, op: Op) -> Cost:
         return Cost(1e-3)
 
-    def durations_s(self, op: Op, *, context_tokens: Number | None = None, load: Number = 0.0) -> np.ndarray:
+    def durations_s(self, op: Op, *, load: Number = 0.0) -> np.ndarray:
         return np.asarray(1e-3)
 
 

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from kvferry.machine.ops import Advance, DecodeStep, PrefillHead, Project
-from kvferry.sim.costs.attention import shortest_context
 from kvferry.sim.costs.block_sparse import BlockSparseKernel
 from kvferry.sim.costs.cost_model import COST_MODELS
 from kvferry.sim.costs.roofline import Roofline
@@ -12,7 +11,6 @@ from kvferry.sim.costs.samples import measure
 from kvferry.specs.device import BlockSparseSpec, ProcessorSpec
 from kvferry.specs.errors import InputError
 from kvferry.specs.model import ModelSpec
-from kvferry.traces.chunks import causal_blocks
 
 # 4 query heads share 2 KV heads of 5 numbers: a block is 128 x 64 pairs x 4 x 5 = 163,840 flop per query head
 # and reads 64 x 2 x 5 x 2 = 1,280 bytes.
@@ -83,16 +81,6 @@ def test_a_device_without_a_kernel_says_so() -> None:
     for name in ("block-sparse", "predictor", "table"):
         with pytest.raises(InputError, match="has no"):
             COST_MODELS[name](PROCESSOR.model_copy(update={"block_sparse": None}), MODEL)
-
-
-def test_the_shortest_context_has_room_and_is_shortest() -> None:
-    for tokens in (1024, 300):
-        rows = -(-tokens // 128)
-        for blocks in (1, 72, 73, 200, 201, 1000):
-            context = shortest_context(tokens, blocks)
-            assert context % 1024 == 0
-            assert blocks <= causal_blocks(tokens, context)
-            assert context == 0 or blocks > causal_blocks(tokens, context - 1024), (tokens, blocks, rows)
 
 
 def test_measurements_are_seeded_and_scatter_by_the_noise() -> None:

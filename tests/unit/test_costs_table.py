@@ -56,10 +56,10 @@ def test_a_profile_folder_prices_what_it_has_measured(tmp_path: Path) -> None:
     roofline = Roofline(PROCESSOR, MODEL)
     assert costs.cost(DecodeStep(3, 25)).duration_s == pytest.approx(2.75)
     assert costs.cost(DecodeStep(3, 25)).n_bytes == roofline.cost(DecodeStep(3, 25)).n_bytes
-    assert costs.durations_s(PrefillHead(1024, 50), context_tokens=1024) == pytest.approx(2)
-    final = PrefillHead(1024, 50, np.array([False, True]))
-    last_s = roofline.cost(PrefillHead(1024, 50, True)).duration_s
-    assert costs.durations_s(final, context_tokens=1024) == pytest.approx([2, last_s])
+    assert costs.durations_s(PrefillHead(1024, 50, context_tokens=1024)) == pytest.approx(2)
+    final = PrefillHead(1024, 50, np.array([False, True]), 1024)
+    last_s = roofline.cost(PrefillHead(1024, 50, True, 1024)).duration_s
+    assert costs.durations_s(final) == pytest.approx([2, last_s])
     assert costs.cost(FeedForward(2)) == roofline.cost(FeedForward(2))
     assert isinstance(costs, MeasuredTable)
     costs.cost(DecodeStep(9, 25))
