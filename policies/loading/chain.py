@@ -53,7 +53,8 @@ def _nested_depths(problem: LoadProblem, multipliers: np.ndarray) -> np.ndarray:
         best += gains[t] @ weights
         at_depth = best.copy()
         _least_from_here_on(best)
-        reach[t] = np.where(at_depth == best, every_depth, layers)
+        reach[t] = layers
+        np.copyto(reach[t], every_depth, where=at_depth == best)
         _least_from_here_on(reach[t])
 
     depths = np.zeros((tokens, columns, multipliers.size), dtype=np.int64)
@@ -64,11 +65,9 @@ def _nested_depths(problem: LoadProblem, multipliers: np.ndarray) -> np.ndarray:
 
 
 def _least_from_here_on(values: np.ndarray) -> None:
-    """Replace each entry by the least of it and those after it along axis 0, in strides that double."""
-    step = 1
-    while step < len(values):
-        np.minimum(values[:-step], values[step:], out=values[:-step])
-        step *= 2
+    """Replace each entry by the least of it and those after it along axis 0 (faster than ``accumulate``)."""
+    for row in range(len(values) - 2, -1, -1):
+        np.minimum(values[row], values[row + 1], out=values[row])
 
 
 def chain_order(problem: LoadProblem) -> np.ndarray:
