@@ -216,13 +216,18 @@ class RateTrace:
 
     def with_outages(self, outages: Iterable[tuple[float, float]]) -> "RateTrace":
         """Rate 0 between each (start_s, end_s) of the replay, once: a loop goes on undisturbed afterwards."""
-        trace = self
-        for start_s, end_s in outages:
-            mask = RateTrace(np.array([0.0, end_s, end_s + 1]), np.array([0.0, 1.0]), "hold")
-            if start_s > 0:
-                mask = RateTrace(np.array([0.0, start_s, end_s, end_s + 1]), np.array([1.0, 0.0, 1.0]), "hold")
-            trace = trace.times(mask)
-        return trace
+        bounds, shares = [0.0], []
+        for start_s, end_s in sorted(outages):
+            if not 0 <= start_s < end_s:
+                raise ValueError(f"an outage from {start_s} to {end_s} is no span of the replay")
+            if start_s > bounds[-1]:
+                bounds.append(start_s)
+                shares.append(1.0)
+            if end_s > bounds[-1]:
+                bounds.append(end_s)
+                shares.append(0.0)
+        mask = RateTrace(np.array([*bounds, bounds[-1] + 1]), np.array([*shares, 1.0]), "hold")
+        return self.times(mask) if shares else self
 
     def times(self, other: "RateTrace") -> "RateTrace":
         """The product of two replays: a link and the share of it that others leave over.
@@ -231,7 +236,7 @@ class RateTrace:
         starts anew after as many whole periods of the longer one as fit (ValueError when none does).
         """
         both = (self, other)
-        settled_s = max(t.loop_from_s if t.on_end == "loop" else t.duration_s for t in both)
+        settled_s = max(t._loop_start for t in both)
         loops = [t for t in both if t.on_end == "loop"]
         until_s = settled_s + (_joint_period_s(loops) if loops else 1.0)
         (edges, rates), (other_edges, other_rates) = (t.segments(0, until_s) for t in both)

@@ -133,6 +133,11 @@ def test_an_outage_happens_once():
     assert held.amount(0, 10) == 70
     assert held.finish_s(0, 40) == 7.0
     assert trace("end").with_outages([(4, 8)]).amount(0, 100) == 250
+    # Overlapping and unordered ones are down while any is: 1..5.
+    assert RateTrace.constant(10).with_outages([(3, 5), (1, 4), (2, 3)]).amount(0, 10) == 60
+    assert trace().with_outages([]).amount(0, 10) == 600
+    with pytest.raises(ValueError):
+        trace().with_outages([(3, 2)])
 
 
 def test_the_product_of_two_loops_has_their_joint_period():

@@ -1,0 +1,62 @@
+"""The figures of a trace, by hand and against numpy."""
+
+import numpy as np
+import pytest
+
+from kvferry.traces.rate import RateTrace
+from kvferry.traces.statistics import autocorrelation, fade_lengths_s, means_over, quantiles, statistics_of
+
+
+def test_figures_are_weighted_by_time():
+    # 10/s for 1 s and 20/s for 3 s: mean 70 / 4 = 17.5, variance (56.25 + 3 * 6.25) / 4 = 18.75.
+    found = statistics_of(RateTrace(np.array([0.0, 1, 4]), np.array([10.0, 20])))
+    assert found.mean == 17.5
+    assert found.std == pytest.approx(18.75**0.5)
+    assert (found.least, found.most, found.duration_s, found.pieces) == (10, 20, 4, 2)
+
+
+def test_equal_pieces_give_numpys_figures():
+    rates = np.random.default_rng(3).gamma(2, 50, size=501)
+    found = statistics_of(RateTrace.from_samples(rates, 0.1))
+    assert found.mean == pytest.approx(rates.mean())
+    assert found.std == pytest.approx(rates.std())
+    for name, level in (("p5", 5), ("median", 50), ("p95", 95)):
+        assert getattr(found, name) == pytest.approx(np.percentile(rates, level))
+
+
+def test_one_piece_has_figures_too():
+    found = statistics_of(RateTrace.constant(7))
+    assert (found.mean, found.std, found.p5, found.median, found.p95) == (7, 0, 7, 7, 7)
+    assert found.autocorrelation_1s == (None, None, None, None)
+    assert found.std_1s is None
+
+
+def test_quantiles_of_a_trace_half_down():
+    # Down for 9 of 10 s: the median is down, whatever the number of pieces.
+    trace = RateTrace(np.array([0.0, 9, 9.5, 10]), np.array([0.0, 100, 100]))
+    assert quantiles(trace, np.array([0.0, 0.01, 1.0])).tolist()[::2] == [0, 100]
+    assert quantiles(trace, np.array([0.99]))[0] == 100
+
+
+def test_means_over_windows_that_cut_pieces():
+    # 1.5 s at 10, then 1.5 s at 30: seconds have 10, 20 (half and half) and 30.
+    trace = RateTrace(np.array([0.0, 1.5, 3.0]), np.array([10.0, 30]))
+    assert means_over(trace, 1.0).tolist() == [10, 20, 30]
+    assert means_over(trace, 4.0).tolist() == []
+    # Thirty tenths are three seconds, though not in floating point.
+    assert len(means_over(RateTrace.from_samples(np.ones(3), 0.1), 0.1)) == 3
+
+
+def test_autocorrelation_by_hand():
+    # Deviations -1.5 -0.5 0.5 1.5: power 5; products at lag 1: 0.75 - 0.25 + 0.75 = 1.25.
+    assert autocorrelation(np.array([1.0, 2, 3, 4]), 1) == pytest.approx(0.25)
+    assert autocorrelation(np.array([1.0, 2, 3, 4]), 2) is None
+    assert autocorrelation(np.full(10, 0.1), 1) is None
+
+
+def test_fades_are_spells_below_a_tenth_of_the_mean():
+    # Mean of 0 0 50 1 50 50 50 0 is 25.1: zeros and the 1 are fades, of 2, 1 and 1 pieces.
+    trace = RateTrace.from_samples([0, 0, 50, 1, 50, 50, 50, 0], 0.5)
+    assert fade_lengths_s(trace).tolist() == [1.0, 0.5, 0.5]
+    found = statistics_of(trace)
+    assert (found.fades, found.longest_fade_s, found.fade_share) == (3, 1.0, 0.5)

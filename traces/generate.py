@@ -1,0 +1,210 @@
+"""Traces made by chance: bandwidth with the spread, memory and fades of a real one, and bursts of load.
+
+A model is a few dozen numbers in a YAML file; the same model and seed give the same trace anywhere.
+"""
+
+import math
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+from pydantic import Field, TypeAdapter, ValidationError, model_validator
+
+from kvferry.specs.base import Spec
+from kvferry.specs.errors import InputError
+from kvferry.traces.format import MOST, read_lines, write_whole
+from kvferry.traces.rate import RateTrace
+
+MAX_SAMPLES = 1_000_000
+_MAX_YAML_BYTES = 100_000
+# Further below than any normal score: fades take the lowest rates there are.
+_BELOW_ALL = 100.0
+# Places that are looked at for a fade, beyond its tries, as some are taken.
+_PLACES = 50
+
+
+class Memory(Spec):
+    """A part of the variance, and the time after which its correlation has fallen to 1/e."""
+
+    share: float = Field(gt=0, le=1)
+    time_s: float = Field(gt=0, le=1e6)
+
+
+class Fades(Spec):
+    """Times at the lowest rates: what share of all, and how long each lasts (mean; std over mean).
+
+    Each is put where the link was lowest of `tries` places taken by chance: 1 has fades out of the blue, many have
+    them end a decline.
+    """
+
+    share: float = Field(gt=0, lt=1)
+    mean_s: float = Field(gt=0, le=1e6)
+    cv: float = Field(gt=0, le=100)
+    tries: int = Field(default=1, ge=1, le=1000)
+
+
+class Model(Spec):
+    """What every model says of itself."""
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")
+    description: str = Field(max_length=500)
+    # Whose time structure it has, and whose marginal figures, in words; empty for a free invention.
+    fitted_to: str = Field(default="", max_length=500)
+    seed: int = Field(default=1, ge=0, lt=2**63)
+    duration_s: float = Field(gt=0, le=1e6)
+    # Statistic -> (what it was fitted to, what the generated trace has), in Mbit/s where it is a rate.
+    figures: Mapping[str, tuple[float | None, float | None]] = Field(default_factory=dict, max_length=40)
+
+
+class BandwidthModel(Model):
+    """Levels by their frequency, and how long the link remembers.
+
+    A Gaussian process, the sum of exponentially correlated parts and of white noise for what `memory` leaves of
+    the variance, is mapped by rank onto the quantile function: every realisation has exactly this distribution, and
+    chance decides the course of time alone. Fades are placed first and take the lowest ranks.
+    """
+
+    kind: Literal["bandwidth"]
+    interval_s: float = Field(gt=0, le=1e4)
+    # The quantile function: `bytes_per_s[i]` is not reached for `levels[i]` of the time; straight lines between.
+    levels: tuple[float, ...] = Field(min_length=2, max_length=101)
+    bytes_per_s: tuple[Annotated[float, Field(ge=0, le=MOST["bandwidth"])], ...]
+    memory: tuple[Memory, ...] = Field(max_length=8)
+    fades: Fades | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "BandwidthModel":
+        if len(self.levels) != len(self.bytes_per_s):
+            raise ValueError(f"{len(self.levels)} levels for {len(self.bytes_per_s)} rates")
+        if self.levels[0] != 0 or self.levels[-1] != 1 or not (np.diff(self.levels) > 0).all():
+            raise ValueError("levels must ascend from 0 to 1")
+        if not (np.diff(self.bytes_per_s) >= 0).all():
+            raise ValueError("bytes_per_s must not descend")
+        if sum(part.share for part in self.memory) > 1 + 1e-9:
+            raise ValueError("the shares of memory are more than 1 together")
+        if self.duration_s / self.interval_s > MAX_SAMPLES:
+            raise ValueError(f"more than {MAX_SAMPLES} samples; a longer interval would do")
+        return self
+
+
+class LoadModel(Model):
+    """Background work in bursts: busy for a while at some level, then idle for a while."""
+
+    kind: Literal["load"]
+    busy_mean_s: float = Field(gt=0, le=1e6)
+    idle_mean_s: float = Field(gt=0, le=1e6)
+    # Shares of the processor: uniform between the two while busy, constant while idle.
+    busy_low: float = Field(ge=0, le=1)
+    busy_high: float = Field(ge=0, le=1)
+    idle: float = Field(default=0.0, ge=0, le=1)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "LoadModel":
+        if self.busy_low > self.busy_high:
+            raise ValueError("busy_low is above busy_high")
+        if self.duration_s / (self.busy_mean_s + self.idle_mean_s) > MAX_SAMPLES:
+            raise ValueError(f"more than {MAX_SAMPLES} bursts; a shorter duration would do")
+        return self
+
+
+_MODELS: TypeAdapter[BandwidthModel | LoadModel] = TypeAdapter(
+    Annotated[BandwidthModel | LoadModel, Field(discriminator="kind")]
+)
+
+
+def read_model(path: Path) -> BandwidthModel | LoadModel:
+    """The model in a YAML file. Raises InputError."""
+    import yaml
+
+    text = "\n".join(read_lines(path))
+    if len(text) > _MAX_YAML_BYTES:
+        raise InputError(f"{path}: {len(text):,} characters; a model has at most {_MAX_YAML_BYTES:,}")
+    try:
+        if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text, yaml.SafeLoader)):
+            raise InputError(f"{path}: aliases (*name) have no place in a trace model")
+        return _MODELS.validate_python(yaml.safe_load(text))
+    except (yaml.YAMLError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f":{mark.line + 1}" if mark else ""
+        raise InputError(f"{path}{line}: not valid YAML: {getattr(error, 'problem', None) or error}") from None
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        # The first part of the place is which of the two models it is; a missing `kind` has no place.
+        place = ".".join(str(part) for part in first["loc"][1:]) or "kind"
+        raise InputError(f"{path}: {place}: {first['msg']}; what came is {first['input']!r:.60}") from None
+
+
+def generate(model: BandwidthModel | LoadModel, seed: int | None = None) -> RateTrace:
+    """One realisation, looping; `seed` instead of the model's own. Rates are bytes/s, or shares of a processor."""
+    rng = np.random.default_rng([model.seed if seed is None else seed, zlib.crc32(model.name.encode())])
+    return _load(model, rng) if isinstance(model, LoadModel) else _bandwidth(model, rng)
+
+
+def _bandwidth(model: BandwidthModel, rng: np.random.Generator) -> RateTrace:
+    n = max(1, round(model.duration_s / model.interval_s))
+    white = max(0.0, 1 - sum(part.share for part in model.memory))
+    score = math.sqrt(white) * rng.standard_normal(n)
+    for part in model.memory:
+        score += math.sqrt(part.share) * _remembering(n, math.exp(-model.interval_s / part.time_s), rng)
+    if model.fades:
+        score[_faded(score, model.interval_s, model.fades, rng)] -= _BELOW_ALL
+    rank = np.empty(n)
+    rank[np.argsort(score, kind="stable")] = np.arange(n)
+    return RateTrace.from_samples(np.interp((rank + 0.5) / n, model.levels, model.bytes_per_s), model.interval_s)
+
+
+def _remembering(n: int, keep: float, rng: np.random.Generator) -> np.ndarray:
+    """A stationary first-order autoregression of variance 1."""
+    steps = math.sqrt(1 - keep * keep) * rng.standard_normal(n)
+    value = float(rng.standard_normal())
+    course = []
+    for step in steps.tolist():
+        value = keep * value + step
+        course.append(value)
+    return np.array(course)
+
+
+def _faded(score: np.ndarray, interval_s: float, fades: Fades, rng: np.random.Generator) -> np.ndarray:
+    """bool[n]: samples in a fade; apart from each other, and the given share of all where they find room."""
+    n = len(score)
+    budget = round(fades.share * n)
+    shape = fades.cv**-2
+    lengths: list[int] = []
+    while sum(lengths) < budget:
+        drawn = rng.gamma(shape, fades.mean_s / shape / interval_s)
+        lengths.append(min(max(1, round(drawn)), budget - sum(lengths)))
+    scores = np.concatenate([[0.0], np.cumsum(score)])
+    faded = np.zeros(n, dtype=bool)
+    for length in sorted(lengths, reverse=True):
+        starts = rng.integers(0, n - length + 1, size=_PLACES + fades.tries)
+        taken = np.concatenate([[0], np.cumsum(faded)])
+        # One sample on either side stays clear, so that two fades are not one longer one.
+        apart = taken[np.minimum(starts + length + 1, n)] == taken[np.maximum(starts - 1, 0)]
+        free = starts[apart][: fades.tries]
+        if len(free):
+            at = free[np.argmin(scores[free + length] - scores[free])]
+            faded[at : at + length] = True
+    return faded
+
+
+def _load(model: LoadModel, rng: np.random.Generator) -> RateTrace:
+    edges, shares = [0.0], []
+    while edges[-1] < model.duration_s:
+        edges.append(edges[-1] + max(1e-3, rng.exponential(model.idle_mean_s)))
+        shares.append(model.idle)
+        edges.append(edges[-1] + max(1e-3, rng.exponential(model.busy_mean_s)))
+        shares.append(rng.uniform(model.busy_low, model.busy_high))
+    return RateTrace(np.array(edges), np.array(shares)).trimmed(0.0, model.duration_s)
+
+
+def write_model(path: Path, model: BandwidthModel | LoadModel) -> None:
+    """Write a model as YAML, whole or not at all; ``read_model`` gives it back."""
+    import yaml
+
+    values = model.model_dump(mode="json", exclude_none=True)
+    head = {key: values.pop(key) for key in ("kind", "name", "description", "fitted_to", "seed")}
+    # Lists on one line each: nothing but numbers.
+    text = yaml.safe_dump({**head, **values}, sort_keys=False, default_flow_style=None, width=118, allow_unicode=True)
+    write_whole(path, text.encode())

@@ -1,0 +1,98 @@
+"""From what a scenario says of its link and load to the rates that are replayed."""
+
+from functools import lru_cache
+from pathlib import Path
+
+from kvferry.specs.errors import InputError
+from kvferry.specs.link import LinkSpec
+from kvferry.specs.load import LoadSpec
+from kvferry.traces.catalogue import catalogue, folder, recorded_trace, unknown_trace
+from kvferry.traces.format import FIRST_LINE, Kind, StoredTrace, read_lines, read_trace
+from kvferry.traces.generate import BandwidthModel, LoadModel, generate, read_model
+from kvferry.traces.importers import import_trace
+from kvferry.traces.rate import RateTrace
+
+BUNDLED = Path(__file__).resolve().parent / "bundled"
+
+
+def link_trace(link: LinkSpec) -> RateTrace:
+    """Bytes per second of a link over the run's time: its trace or rate, with scale, offset and outages.
+
+    Raises InputError for a trace that is not known, not here, or not one of bandwidth.
+    """
+    trace = (
+        RateTrace.constant(link.rate_bytes_per_s)
+        if link.rate_bytes_per_s is not None
+        else bandwidth_trace(str(link.trace)).scaled(link.scale)
+    )
+    if link.trace is not None and trace.on_end != link.on_end:
+        trace = RateTrace(trace.edges_s, trace.rates, link.on_end)
+    try:
+        outages = [(outage.start_s, outage.start_s + outage.duration_s) for outage in link.outages]
+        return trace.shifted(link.offset_s).with_outages(outages)
+    except ValueError as error:
+        raise InputError(f"link: {error}") from None
+
+
+def load_trace(load: LoadSpec) -> RateTrace:
+    """The share of a processor that others take over the run's time. Raises InputError."""
+    if load.share is not None:
+        return RateTrace.constant(load.share)
+    return _of_kind("load", str(load.trace))
+
+
+def bandwidth_trace(reference: str) -> RateTrace:
+    """A bundled or recorded trace by name, or the file at a path; bytes per second. Raises InputError."""
+    return _of_kind("bandwidth", reference)
+
+
+def stored_trace(reference: str) -> StoredTrace:
+    """The same for either kind, with what is known about it. Raises InputError.
+
+    A path may lead to a trace in our format, a model (.yaml) or any log that an importer knows.
+    """
+    if reference in bundled():
+        return _bundled(reference)
+    if reference in catalogue():
+        return _recorded(reference, folder())
+    path = Path(reference).expanduser()
+    if not path.is_file():
+        raise unknown_trace(reference, [*bundled(), *catalogue()])
+    if path.suffix in (".yaml", ".yml"):
+        return _generated(read_model(path))
+    if (read_lines(path) or [""])[0].rstrip() == FIRST_LINE:
+        return read_trace(path)
+    return StoredTrace("bandwidth", import_trace(path), {"source": path.name})
+
+
+def bundled() -> tuple[str, ...]:
+    """Names of the generated traces that come with the project."""
+    return tuple(sorted(path.stem for path in BUNDLED.glob("*.yaml")))
+
+
+def bundled_model(name: str) -> BandwidthModel | LoadModel:
+    return read_model(BUNDLED / f"{name}.yaml")
+
+
+def _of_kind(kind: Kind, reference: str) -> RateTrace:
+    stored = stored_trace(reference)
+    if stored.kind != kind:
+        raise InputError(f"{reference!r} is a {stored.kind} trace; a {kind} trace is needed here")
+    return stored.trace
+
+
+# A sweep asks for the same few traces again and again.
+@lru_cache(maxsize=32)
+def _bundled(name: str) -> StoredTrace:
+    return _generated(bundled_model(name))
+
+
+@lru_cache(maxsize=32)
+def _recorded(name: str, _: Path) -> StoredTrace:
+    source, entry = catalogue()[name]
+    return StoredTrace("bandwidth", recorded_trace(name), {"source": f"{source}/{entry.file}", "about": entry.about})
+
+
+def _generated(model: BandwidthModel | LoadModel) -> StoredTrace:
+    tags = {"about": model.description, "model": model.name, "seed": str(model.seed), "fitted_to": model.fitted_to}
+    return StoredTrace(model.kind, generate(model), {key: value for key, value in tags.items() if value})

@@ -1,0 +1,95 @@
+"""What can be said about a trace in a few figures: how much, how unsteady, how long its memory, how bad its fades."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvferry.traces.rate import RateTrace
+
+# Lags at which the autocorrelation of one-second means is reported.
+LAGS_S = (1, 2, 5, 10)
+# A fade: the rate stays below this share of the mean.
+FADE_SHARE = 0.1
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Rates in the trace's own unit per second; all are weighted by time, over one play of the trace."""
+
+    duration_s: float
+    pieces: int
+    mean: float
+    std: float
+    least: float
+    p5: float
+    median: float
+    p95: float
+    most: float
+    # Standard deviation of the means over whole seconds, and their autocorrelation at each lag of LAGS_S; None
+    # where the trace is shorter than three times the lag, or does not vary.
+    std_1s: float | None
+    autocorrelation_1s: tuple[float | None, ...]
+    # Share of the time in fades, how many there are, and the longest.
+    fade_share: float
+    fades: int
+    longest_fade_s: float
+
+
+def statistics_of(trace: RateTrace) -> Statistics:
+    widths, rates = np.diff(trace.edges_s), trace.rates
+    mean = trace.mean()
+    seconds = means_over(trace, 1.0)
+    fades = fade_lengths_s(trace)
+    least, p5, median, p95, most = quantiles(trace, np.array([0, 0.05, 0.5, 0.95, 1])).tolist()
+    return Statistics(
+        duration_s=trace.duration_s,
+        pieces=len(rates),
+        mean=mean,
+        std=float(np.sqrt(np.average((rates - mean) ** 2, weights=widths))),
+        least=least,
+        p5=p5,
+        median=median,
+        p95=p95,
+        most=most,
+        std_1s=float(seconds.std()) if len(seconds) > 1 else None,
+        autocorrelation_1s=tuple(autocorrelation(seconds, lag) for lag in LAGS_S),
+        fade_share=float(fades.sum()) / trace.duration_s,
+        fades=len(fades),
+        longest_fade_s=float(fades.max(initial=0.0)),
+    )
+
+
+def means_over(trace: RateTrace, window_s: float) -> np.ndarray:
+    """Mean rates over successive whole windows of one play; empty when it is shorter than a window."""
+    sums = np.concatenate([[0.0], np.cumsum(trace.rates * np.diff(trace.edges_s))])
+    # The last window may end a rounding after the last edge.
+    count = int(trace.duration_s / window_s * (1 + 1e-12))
+    return np.diff(np.interp(np.arange(count + 1) * window_s, trace.edges_s, sums)) / window_s
+
+
+def quantiles(trace: RateTrace, levels: np.ndarray) -> np.ndarray:
+    """Rates that the trace stays below for these shares of the time, interpolated between samples as numpy does."""
+    order = np.argsort(trace.rates, kind="stable")
+    rates, widths = trace.rates[order], np.diff(trace.edges_s)[order]
+    # Each sample stands at the middle of its time; the least and the most at the two ends. For equal widths this
+    # is numpy's default.
+    middles = np.cumsum(widths) - widths / 2
+    if len(rates) == 1:
+        return np.full(len(levels), rates[0])
+    return np.interp(levels, (middles - middles[0]) / (middles[-1] - middles[0]), rates)
+
+
+def autocorrelation(values: np.ndarray, lag: int) -> float | None:
+    """Correlation of a series with itself `lag` later; None when it is shorter than three lags or constant."""
+    if len(values) < max(4, 3 * lag):
+        return None
+    deviations = values - values.mean()
+    power = float(deviations @ deviations)
+    return float(deviations[:-lag] @ deviations[lag:]) / power if power > 1e-20 * float(values @ values) else None
+
+
+def fade_lengths_s(trace: RateTrace) -> np.ndarray:
+    """How long the rate stayed below `FADE_SHARE` of the mean, each time it did; within one play."""
+    low = np.concatenate([[False], trace.rates < FADE_SHARE * trace.mean(), [False]])
+    changes = np.flatnonzero(np.diff(low.astype(int)))
+    return trace.edges_s[changes[1::2]] - trace.edges_s[changes[::2]]
