@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ def compare_gantt(runs: Mapping[str, Run], *, title: str = "", request: int | No
 
     By default the request has the median TTFT in the fastest system, among those that arrived at the same instant
     in all: where a request follows the answer to the one before, later ones met different stretches of the link.
+    The axis ends before systems that take several times as long as the others; they are marked.
     The link is drawn when it is the same for all. Raises ValueError when no run has anything to draw.
     """
     drawable = {name: run for name, run in runs.items() if run.spans and run.requests}
@@ -35,7 +37,7 @@ def compare_gantt(runs: Mapping[str, Run], *, title: str = "", request: int | No
     records = {name: _records(run)[request] for name, run in drawable.items() if request in _records(run)}
     views = {name: view_of(drawable[name], request) for name in records}
     order = sorted(views, key=lambda name: _sort_key(_ttft_s(views[name])))
-    end_s = max(window_of(views[name])[1] for name in order)
+    end_s = _axis_end_s([window_of(views[name])[1] for name in order])
     longest = max(views.values(), key=lambda view: view.duration_s)
     same_link = bool(longest.link_times_s) and len({record.arrival_s for record in records.values()}) == 1
     heights = [1.3] * same_link + [0.12 + 0.27 * len(resources_of(views[name].spans)) for name in order]
@@ -82,21 +84,29 @@ def compare_bars(metrics: Mapping[str, Mapping[str, float]], *, title: str = "")
 
 def _draw_system(axis: Any, name: str, view: Run, end_s: float) -> None:
     draw_lanes(axis, view.spans, resources_of(view.spans), 0.0, end_s)
-    axis.set_title(name, pad=2)
     ttft_s = _ttft_s(view)
     if ttft_s is None:
+        axis.set_title(name, pad=2)
         axis.set_title(f"no first token ({view.outcome.replace('_', ' ')})", loc="right", size=9, color=GREY, pad=2)
+        return
+    axis.set_title(f"{name}: {human.seconds(ttft_s)}", pad=2)
+    if ttft_s > end_s:
+        axis.set_title(f"goes on to {human.seconds(ttft_s)} \N{RIGHTWARDS ARROW}", loc="right", size=9, pad=2)
         return
     axis.axvline(ttft_s, color=BLACK, linewidth=1.1, linestyle=(0, (4, 2)), zorder=5)
     axis.plot(
         [ttft_s], [1.0], transform=axis.get_xaxis_transform(), marker="*", markersize=9, color=BLACK, clip_on=False,
         zorder=6,
     )  # fmt: skip
-    early = ttft_s < 0.75 * end_s
-    axis.annotate(
-        human.seconds(ttft_s), (ttft_s, 1.0), xycoords=("data", "axes fraction"), xytext=(6 if early else -6, 2),
-        textcoords="offset points", ha="left" if early else "right", weight="bold", size=9,
-    )  # fmt: skip
+
+
+def _axis_end_s(ends_s: list[float]) -> float:
+    """The last end, or, from half of the systems on, the last one before which the next takes twice as long."""
+    ends_s = sorted(ends_s)
+    for before, after in itertools.pairwise(ends_s[(len(ends_s) - 1) // 2 :]):
+        if after > 2 * before:
+            return 1.05 * before
+    return ends_s[-1]
 
 
 def _draw_ttft(axis: Any, row: int, metrics: Mapping[str, float], best_s: float | None) -> None:

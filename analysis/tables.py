@@ -60,6 +60,7 @@ COMPARED = (
     "energy_j",
     "link_bytes",
     "streamed_share",
+    "streamed_bits_per_value",
     "link_utilisation",
     "compute_utilisation",
     "regret",
