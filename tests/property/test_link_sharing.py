@@ -121,7 +121,9 @@ def test_each_flow_delivers_in_order(trace: RateTrace, load: list[Asked], rtt_s:
     _, tickets, _ = run(trace, load, rtt_s)
     for flow in range(4):
         ends_s = [
-            ticket.end_s for ticket, ask in zip(tickets, load, strict=True) if ask.flow == flow and not ticket.cancelled
+            ticket.end_s or 0.0
+            for ticket, ask in zip(tickets, load, strict=True)
+            if ask.flow == flow and not ticket.cancelled
         ]
         assert ends_s == sorted(ends_s)
 
