@@ -1,5 +1,6 @@
 """``kvferry traces``: bandwidth and load over time; what there is, how it looks, where to get more."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -190,7 +191,7 @@ def fit(
     real = bandwidth_trace(trace)
     model = fit_bandwidth(
         real,
-        name or (output.stem if output else Path(trace).stem.lower()),
+        name or re.sub(r"[^a-z0-9._]+", "-", (output or Path(trace)).stem.lower()).strip("-"),
         description=about,
         fitted_to=_fitted_to(trace, {key: text for key, text in moments.items() if text}),
         seed=seed,

@@ -4,9 +4,10 @@ import math
 from statistics import NormalDist
 
 import numpy as np
+from pydantic import ValidationError
 
 from kvferry.specs.errors import InputError
-from kvferry.traces.generate import BandwidthModel, Fades, Memory, generate
+from kvferry.traces.generate import BandwidthModel, Fades, Memory, first_fault, generate
 from kvferry.traces.logs import BYTES_PER_MBIT
 from kvferry.traces.rate import RateTrace
 from kvferry.traces.statistics import (
@@ -61,19 +62,22 @@ def fit_bandwidth(
     quantiles = np.quantile(rates, LEVELS)
     if mean is not None or median is not None or std is not None:
         quantiles = _reshaped(quantiles, mean, median, std)
-    model = BandwidthModel(
-        kind="bandwidth",
-        name=name,
-        description=description,
-        fitted_to=fitted_to,
-        seed=seed,
-        duration_s=duration_s,
-        interval_s=step_s,
-        levels=LEVELS,
-        bytes_per_s=tuple(float(f"{rate:.5g}") for rate in quantiles),
-        memory=_memory(rates, step_s, fades),
-        fades=fades,
-    )
+    try:
+        model = BandwidthModel(
+            kind="bandwidth",
+            name=name,
+            description=description,
+            fitted_to=fitted_to,
+            seed=seed,
+            duration_s=duration_s,
+            interval_s=step_s,
+            levels=LEVELS,
+            bytes_per_s=tuple(float(f"{rate:.5g}") for rate in quantiles),
+            memory=_memory(rates, step_s, fades),
+            fades=fades,
+        )
+    except ValidationError as error:
+        raise InputError(f"{name}: {first_fault(error)}") from None
     if not fades:
         return model
     candidates = [model.model_copy(update={"fades": fades.model_copy(update={"tries": t})}) for t in _TRIES]
@@ -123,7 +127,7 @@ def _memory(rates: np.ndarray, step_s: float, fades: Fades | None) -> tuple[Memo
     clear = rates >= FADE_SHARE * rates.mean() if fades else np.ones(len(rates), dtype=bool)
     most = max(1, min(len(rates) // 4, int(_LONGEST_LAG_S / step_s)))
     lags = np.unique(np.geomspace(1, most, 40).round().astype(int))
-    wanted = _of_scores(np.array([_correlation(rates, clear, int(lag)) for lag in lags]), np.sort(rates[clear]))
+    wanted = score_correlations(np.array([_correlation(rates, clear, int(lag)) for lag in lags]), np.sort(rates[clear]))
     # A memory longer than a fifth of the recording cannot be told from its trend.
     times_s = np.geomspace(step_s / 2, max(step_s, len(rates) * step_s / 5), 40)
     decays = np.exp(-np.outer(1 / times_s, lags * step_s))
@@ -160,7 +164,7 @@ def _correlation(rates: np.ndarray, clear: np.ndarray, lag: int) -> float:
     return float((deviations[:-lag] * deviations[lag:])[both].mean() / rates[clear].var())
 
 
-def _of_scores(correlations: np.ndarray, ascending: np.ndarray) -> np.ndarray:
+def score_correlations(correlations: np.ndarray, ascending: np.ndarray) -> np.ndarray:
     """What the correlations of normal scores must be, so that the rates they are mapped to have the given ones.
 
     The map is expanded in Hermite polynomials: corr(g(X), g(Y)) is the sum over k of c_k^2 rho^k, over that of c_k^2.
@@ -173,7 +177,10 @@ def _of_scores(correlations: np.ndarray, ascending: np.ndarray) -> np.ndarray:
         before, polynomial = polynomial, (scores * polynomial - math.sqrt(k - 1) * before) / math.sqrt(k)
         powers.append(float((ascending * polynomial).mean()) ** 2)
     grid = np.linspace(0, 1, 501)
-    of_rates = sum(power * grid**k for k, power in enumerate(powers, 1)) / sum(powers)
+    # What the cut-off leaves of the variance belongs to high powers.
+    rest = max(0.0, float(ascending.var()) - sum(powers))
+    of_rates = sum(power * grid**k for k, power in enumerate(powers, 1)) + rest * grid ** (2 * len(powers))
+    of_rates /= of_rates[-1]
     return np.interp(correlations, of_rates, grid)
 
 

@@ -130,10 +130,14 @@ def read_model(path: Path) -> BandwidthModel | LoadModel:
         line = f":{mark.line + 1}" if mark else ""
         raise InputError(f"{path}{line}: not valid YAML: {getattr(error, 'problem', None) or error}") from None
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        # The first part of the place is which of the two models it is; a missing `kind` has no place.
-        place = ".".join(str(part) for part in first["loc"][1:]) or "kind"
-        raise InputError(f"{path}: {place}: {first['msg']}; what came is {first['input']!r:.60}") from None
+        raise InputError(f"{path}: {first_fault(error)}") from None
+
+
+def first_fault(error: ValidationError) -> str:
+    """What is wrong with a model, in a line: the key, the rule, what came."""
+    first = error.errors(include_url=False)[0]
+    place = [str(part) for part in first["loc"] if part not in ("bandwidth", "load")]
+    return f"{'.'.join(place) or 'the model'}: {first['msg']}; what came is {first['input']!r:.60}"
 
 
 def generate(model: BandwidthModel | LoadModel, seed: int | None = None) -> RateTrace:

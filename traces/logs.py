@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -105,7 +106,7 @@ def stamped(log: Log) -> RateTrace:
     if len(stamps) < 2:
         raise InputError(f"{log.path}: {len(stamps)} samples; their spacing needs two")
     usual_s = float(np.median(np.diff(stamps)))
-    means = [float(np.mean(several)) for several in rates.values()]
+    means = [fmean(several) for several in rates.values()]
     if stamps[0] == 0:
         return log.trace(stamps, stamps[-1] + usual_s, means)
     return log.trace([stamps[0] - usual_s, *stamps[:-1]], stamps[-1], means)
@@ -194,7 +195,7 @@ def iperf3_csv(log: Log) -> RateTrace:
         end_s = max(end_s, log.number(line, end, "_end", MAX_DURATION_S))
         seconds.setdefault(start_s, []).append(log.mbit(line, rate))
     starts = sorted(seconds)
-    return log.trace(starts, end_s, [float(np.mean(seconds[start_s])) for start_s in starts])
+    return log.trace(starts, end_s, [fmean(seconds[start_s]) for start_s in starts])
 
 
 def ucc_5g(log: Log) -> RateTrace:
@@ -215,7 +216,7 @@ def ucc_5g(log: Log) -> RateTrace:
         rate = log.number(line, kbit, "DL_bitrate in kbit/s", MOST_MBIT_PER_S * 1e3) / 1e3
         seconds.setdefault(time_s, []).append(rate)
     starts = sorted(seconds)
-    return log.trace(starts, starts[-1] + 1 if starts else 0, [float(np.mean(seconds[at])) for at in starts])
+    return log.trace(starts, starts[-1] + 1 if starts else 0, [fmean(seconds[at]) for at in starts])
 
 
 def mahimahi(log: Log) -> RateTrace:

@@ -68,15 +68,12 @@ def means_over(trace: RateTrace, window_s: float) -> np.ndarray:
 
 
 def quantiles(trace: RateTrace, levels: np.ndarray) -> np.ndarray:
-    """Rates that the trace stays below for these shares of the time, interpolated between samples as numpy does."""
+    """The lowest rates that are not exceeded for these shares of the time; each is one that the trace has."""
     order = np.argsort(trace.rates, kind="stable")
-    rates, widths = trace.rates[order], np.diff(trace.edges_s)[order]
-    # Each sample stands at the middle of its time; the least and the most at the two ends. For equal widths this
-    # is numpy's default.
-    middles = np.cumsum(widths) - widths / 2
-    if len(rates) == 1:
-        return np.full(len(levels), rates[0])
-    return np.interp(levels, (middles - middles[0]) / (middles[-1] - middles[0]), rates)
+    until = np.cumsum(np.diff(trace.edges_s)[order])
+    # A rounding of the sum must not lead past the piece that reaches a level.
+    place = np.searchsorted(until / until[-1], levels - 1e-12)
+    return trace.rates[order][np.minimum(place, len(order) - 1)]
 
 
 def autocorrelation(values: np.ndarray, lag: int) -> float | None:

@@ -2,12 +2,13 @@
 
 import subprocess
 import sys
+from statistics import NormalDist
 
 import numpy as np
 import pytest
 
 from kvferry.specs.errors import InputError
-from kvferry.traces.fit import figures_of, fit_bandwidth, with_figures
+from kvferry.traces.fit import figures_of, fit_bandwidth, score_correlations, with_figures
 from kvferry.traces.generate import BandwidthModel, LoadModel, generate, read_model, write_model
 from kvferry.traces.rate import RateTrace
 from kvferry.traces.resolve import bundled, bundled_model
@@ -115,6 +116,18 @@ def test_load_comes_in_bursts():
     # Busy a quarter of the time, at 0.6 in the mean; 2,500 bursts leave a standard error of some 2 %.
     assert trace.mean() == pytest.approx(0.15, rel=0.08)
     assert trace.rates.max() <= 0.8
+
+
+def test_correlations_of_rates_and_of_their_scores():
+    # Uniform rates: corr = 6 / pi * asin(rho / 2), a textbook identity; normal ones: the same.
+    rho = np.array([0.1, 0.5, 0.9])
+    even = np.linspace(0, 1, 4001)
+    assert score_correlations(6 / np.pi * np.arcsin(rho / 2), even) == pytest.approx(rho, abs=0.003)
+    normal = np.array([NormalDist().inv_cdf((i + 0.5) / 4001) for i in range(4001)])
+    assert score_correlations(rho, normal) == pytest.approx(rho, abs=0.003)
+    # A link that is either up or down remembers less than its scores: corr = 2 / pi * asin(rho).
+    up_or_down = np.repeat([0.0, 1.0], 2000)
+    assert score_correlations(2 / np.pi * np.arcsin(rho), up_or_down) == pytest.approx(rho, abs=0.003)
 
 
 def test_a_fit_finds_what_a_model_was_made_of():

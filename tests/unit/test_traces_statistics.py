@@ -21,7 +21,7 @@ def test_equal_pieces_give_numpys_figures():
     assert found.mean == pytest.approx(rates.mean())
     assert found.std == pytest.approx(rates.std())
     for name, level in (("p5", 5), ("median", 50), ("p95", 95)):
-        assert getattr(found, name) == pytest.approx(np.percentile(rates, level))
+        assert getattr(found, name) == pytest.approx(np.percentile(rates, level, method="inverted_cdf"))
 
 
 def test_one_piece_has_figures_too():
@@ -31,11 +31,10 @@ def test_one_piece_has_figures_too():
     assert found.std_1s is None
 
 
-def test_quantiles_of_a_trace_half_down():
-    # Down for 9 of 10 s: the median is down, whatever the number of pieces.
-    trace = RateTrace(np.array([0.0, 9, 9.5, 10]), np.array([0.0, 100, 100]))
-    assert quantiles(trace, np.array([0.0, 0.01, 1.0])).tolist()[::2] == [0, 100]
-    assert quantiles(trace, np.array([0.99]))[0] == 100
+def test_quantiles_go_by_time_and_not_by_piece():
+    # Down for 9 of 10 s, then 100 and 200: of three pieces the middle one has 100, of the time half is down.
+    trace = RateTrace(np.array([0.0, 9, 9.5, 10]), np.array([0.0, 100, 200]))
+    assert quantiles(trace, np.array([0.0, 0.5, 0.9, 0.91, 0.95, 0.96, 1.0])).tolist() == [0, 0, 0, 100, 100, 200, 200]
 
 
 def test_means_over_windows_that_cut_pieces():
