@@ -92,7 +92,7 @@ def view_of(run: Run, request: int) -> Run:
         return None if time_s is None else time_s - zero_s
 
     spans = tuple(
-        replace(span, start_s=max(span.start_s, zero_s) - zero_s, end_s=min(span.end_s, end_s) - zero_s)
+        span._replace(start_s=max(span.start_s, zero_s) - zero_s, end_s=min(span.end_s, end_s) - zero_s)
         for span in run.spans
         if span.end_s > zero_s and span.start_s < end_s
     )

@@ -98,7 +98,7 @@ def compare_table(
     better = FIGURES.get(ranked_by, Figure(ranked_by, "low")).better
     order = sorted(systems, key=lambda name: _rank(systems[name].get(ranked_by), better))
     table = _table(title)
-    table.add_column("system")
+    table.add_column("system", no_wrap=True)
     for key in shown:
         table.add_column(_label(key), justify="right")
         if key == ranked_by:

@@ -1,11 +1,10 @@
 """What happened: one record per piece of work, told to whoever listens."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """One resource busy from start to end. `resource` is a name such as link, gpu, copy, decompress, storage."""
 
     resource: str

@@ -47,7 +47,13 @@ class Workload:
         chunks = self._recorded
         if chunks is None:
             chunks = generate_chunks(
-                workload.content, workload.context, model.layers, model.kv_heads, self._scenario.seed, sequence=n
+                workload.content,
+                workload.context,
+                model.layers,
+                model.kv_heads,
+                self._scenario.seed,
+                sequence=n,
+                chunk_tokens=workload.chunk_tokens,
             )
         elif chunks.shape[1:] != (model.layers, model.kv_heads):
             raise InputError(

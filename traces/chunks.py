@@ -124,7 +124,15 @@ CHARACTERS: dict[str, Character] = {
 }
 
 
-def generate_chunks(content: str, tokens: int, layers: int, kv_heads: int, seed: int, sequence: int = 0) -> ChunkTrace:
+def generate_chunks(
+    content: str,
+    tokens: int,
+    layers: int,
+    kv_heads: int,
+    seed: int,
+    sequence: int = 0,
+    chunk_tokens: int = CHUNK_TOKENS,
+) -> ChunkTrace:
     """A chunk trace of `tokens` tokens. A longer context of the same seed and sequence begins with the whole
     chunks of a shorter one; another `sequence` is other content on the same heads.
 
@@ -135,8 +143,8 @@ def generate_chunks(content: str, tokens: int, layers: int, kv_heads: int, seed:
     if min(tokens, layers, kv_heads) < 1:
         raise ValueError(f"needs at least one token, layer and head, got {tokens}, {layers}, {kv_heads}")
     character = CHARACTERS[content]
-    token_counts = np.full(-(-tokens // CHUNK_TOKENS), CHUNK_TOKENS)
-    token_counts[-1] = tokens - CHUNK_TOKENS * (token_counts.size - 1)
+    token_counts = np.full(-(-tokens // chunk_tokens), chunk_tokens)
+    token_counts[-1] = tokens - chunk_tokens * (token_counts.size - 1)
     novelty = _novelty(character, token_counts.size, np.random.default_rng([_SCENES, seed, sequence]))
     drawn = [_layer(character, novelty, kv_heads, seed, sequence, layer) for layer in range(layers)]
     entropy, near, reach = (np.stack(parts, axis=1) for parts in zip(*drawn, strict=True))
