@@ -1,0 +1,202 @@
+"""The results of many points on disk: small parts while they are computed, one sorted Parquet table at the end."""
+
+from __future__ import annotations
+
+import io
+import json
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from types import NoneType
+from typing import TYPE_CHECKING, Any
+
+from kvferry.analysis.folder import write_file
+from kvferry.specs.errors import KvferryError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Row = Mapping[str, Any]
+# Wall times start with this. They differ between equal runs and are kept apart, so that the points' bytes do not.
+MEASURED = "measured."
+# What stands first in the table; what a column is, its name tells.
+_FIRST = ("key", "outcome", "why", "name", "backend", "system", "seed", "coupling", "measure")
+_PROFILES = ("device.", "model.")
+_LAST = ("version",)
+_ALWAYS = ("key", "outcome", "why", "version")
+# Computing time whose results kill -9 may take; a part for every quick point would cost more than the point.
+_AT_RISK_S = 1.0
+
+
+class Dataset:
+    """The rows of one folder, one per key. Use it in a ``with``: one process writes at a time.
+
+    points.parquet   one row per point, sorted by key: equal results give equal bytes, whatever their order
+    timings.parquet  the wall times of the same points
+    parts/           rows not yet in the two; each part appears under its name only when complete
+
+    Raises KvferryError when another process writes here, a file cannot be written, or one is no Parquet file.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._unwritten: list[Row] = []
+        self._at_risk_s = 0.0
+
+    def __enter__(self) -> Dataset:
+        self._lock = _locked(self.folder)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.close()
+
+    def add(self, row: Row) -> None:
+        """Keep a row: scalars by column, with "key" and "measured.wall_s"; it replaces the one of the same key."""
+        self._unwritten.append(row)
+        self._at_risk_s += row[MEASURED + "wall_s"]
+        if self._at_risk_s >= _AT_RISK_S:
+            self._write_part()
+
+    def compact(self) -> pd.DataFrame:
+        """Bring all rows into the two tables and remove the parts; returns the points, as ``read_points`` does.
+
+        Interrupted at any moment it loses nothing: the parts go last.
+        """
+        self._write_part()
+        parts = _parts(self.folder)
+        rows = _read(self.folder)
+        if parts:
+            timings = rows.select(["key", *_timed(rows)])
+            write_file(self.folder / "points.parquet", _bytes_of(rows.drop_columns(_timed(rows))))
+            write_file(self.folder / "timings.parquet", _bytes_of(timings))
+        # The second pattern: what a killed process had not finished to write.
+        for path in (*parts, *(self.folder / "parts").glob(".*.partial"), *self.folder.glob(".*.partial")):
+            path.unlink(missing_ok=True)
+        return _points(rows)
+
+    def _write_part(self) -> None:
+        if not self._unwritten:
+            return
+        import pyarrow as pa
+
+        # As JSON, since columns and types are known only when all rows are.
+        table = pa.table({"row": [json.dumps(dict(row)) for row in self._unwritten]})
+        write_file(self.folder / "parts" / f"{secrets.token_hex(8)}.parquet", _bytes_of(table))
+        self._unwritten, self._at_risk_s = [], 0.0
+
+
+def read_points(folder: Path) -> pd.DataFrame:
+    """The points of a folder, sorted by key, also while a sweep writes to it or after it was killed.
+
+    Columns: key, outcome, why, settings (as ``settings_of`` names them), metrics, version. Empty where nothing is.
+    """
+    return _points(_read(folder))
+
+
+def _parts(folder: Path) -> list[Path]:
+    return sorted((folder / "parts").glob("[!.]*.parquet"))
+
+
+def _read(folder: Path) -> Any:
+    """All rows with their wall times as an Arrow table, the parts' over the tables', by key and in order."""
+    import pandas as pd
+    import pyarrow as pa
+
+    # Parts first: one that is compacted meanwhile, and gone, is then found in the tables.
+    parts = [part for path in _parts(folder) if (part := _table(path)) is not None]
+    fresh = [json.loads(text) for part in parts for text in part["row"].to_pylist()]
+    points, timings = _table(folder / "points.parquet"), _table(folder / "timings.parquet")
+    rows = pd.DataFrame(columns=list(_ALWAYS)) if points is None else points.to_pandas()
+    if timings is not None:
+        rows = rows.merge(timings.to_pandas(), on="key", how="left")
+    # As objects: pandas would make 0 of False where it meets whole numbers.
+    rows = pd.concat([rows.astype(object), pd.DataFrame(fresh, dtype=object)])
+    rows = rows.drop_duplicates("key", keep="last").sort_values("key")
+    # Left out: a column that only replaced rows had.
+    used = [column for column in map(str, rows.columns) if column in _ALWAYS or rows[column].notna().any()]
+    return pa.table({column: _array(rows[column]) for column in sorted(used, key=_order)})
+
+
+def _timed(rows: Any) -> list[str]:
+    return [column for column in rows.column_names if column.startswith(MEASURED)]
+
+
+def _points(rows: Any) -> pd.DataFrame:
+    table: pd.DataFrame = rows.drop_columns(_timed(rows)).to_pandas()
+    return table
+
+
+def _order(column: str) -> tuple[int, int, str]:
+    """Key and outcome first, settings, metrics, then what device and model are in detail."""
+    if column in _FIRST:
+        return (0, _FIRST.index(column), column)
+    profile = column.startswith(_PROFILES) and column not in ("device.name", "model.name")
+    place = 4 if column in _LAST else 3 if profile else 1 if "." in column else 2
+    return (place, 0, column)
+
+
+def _array(column: pd.Series) -> Any:
+    """The column with one type; where words, numbers and truth values meet on one axis, all are words.
+
+    What it becomes may depend on which values there are, and not on which of them were stored together before.
+    """
+    import pyarrow as pa
+
+    values = column.where(column.notna(), None).tolist()
+    kinds = {type(value) for value in values}
+    if kinds <= {str, NoneType}:
+        return pa.array(values, pa.string())
+    if kinds <= {bool, NoneType}:
+        return pa.array(values, pa.bool_())
+    if kinds == {int}:
+        return pa.array(values, pa.int64())
+    if kinds <= {int, float, NoneType}:
+        return pa.array([value if value is None else float(value) for value in values], pa.float64())
+    return pa.array([_word(value) for value in values], pa.string())
+
+
+def _word(value: Any) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    # By way of float: a gap beside it may once have made 1.0 of 1.
+    return str(value).lower() if isinstance(value, bool) else repr(float(value))
+
+
+def _bytes_of(table: Any) -> bytes:
+    import pyarrow.parquet as pq
+
+    buffer = io.BytesIO()
+    pq.write_table(table, buffer, compression="zstd")
+    return buffer.getvalue()
+
+
+def _table(path: Path) -> Any:
+    """The Parquet file as an Arrow table; None: it is not there."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return pq.ParquetFile(path).read()
+    except FileNotFoundError:
+        return None
+    except (pa.ArrowException, OSError) as error:
+        raise KvferryError(f"cannot read {path}: {error}; remove the file and its points run again") from error
+
+
+def _locked(folder: Path) -> Any:
+    """An open file whose lock ends with the process, however that ends."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = open(folder / ".lock", "a")  # noqa: SIM115
+    except OSError as error:
+        raise KvferryError(f"cannot write to {folder}: {error.strerror}") from error
+    try:
+        import fcntl
+    except ImportError:  # not on Windows: there nothing keeps two sweeps apart
+        return lock
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        raise KvferryError(f"another sweep is writing to {folder}; wait for it, or name another folder") from None
+    return lock

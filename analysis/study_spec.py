@@ -1,0 +1,84 @@
+"""What a study's file may say; what its values mean, the scenario they go into tells."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from kvferry.specs.base import BadKey, Spec
+
+# A point takes some tenths of a second; this keeps a slip from becoming a study that ends next year.
+MOST_POINTS = 50_000
+# Which keys a kind of plot needs, and which it may have besides log, title and name.
+_KEYS = {
+    "line": (("x", "y"), ("by", "band")),
+    "cdf": (("x",), ("by",)),
+    "heat_map": (("x", "y", "value"), ()),
+}
+
+
+class PlotSpec(Spec):
+    """A picture: a line with its spread (y over x), the distribution of x, or a heat map (value over x and y).
+
+    x, y, value and by name a setting, as in link.rate, or a metric, as in ttft_s.
+    """
+
+    kind: Literal["line", "cdf", "heat_map"]
+    x: str
+    y: str | None = None
+    value: str | None = None
+    # A line per value of it; what no key names makes the spread.
+    by: str | None = None
+    band: Literal["p5-p95", "min-max"] = "p5-p95"
+    log: tuple[Literal["x", "y", "value"], ...] = ()
+    title: str = Field(default="", max_length=200)
+    # Of the file; None: made from what is drawn.
+    name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
+
+    @model_validator(mode="after")
+    def _keys_of_its_kind(self) -> "PlotSpec":
+        needed, possible = _KEYS[self.kind]
+        for key in needed:
+            if getattr(self, key) is None:
+                raise BadKey(key, f"is missing; a {self.kind} needs {' and '.join(needed)}")
+        for key in sorted(self.model_fields_set & {"y", "value", "by", "band"} - {*needed, *possible}):
+            raise BadKey(key, f"is of no use to a {self.kind}, which takes {', '.join((*needed, *possible))}")
+        return self
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """The keys that name a setting or metric, with what they name."""
+        found = {key: getattr(self, key) for key in ("x", "y", "value", "by")}
+        return {key: column for key, column in found.items() if column is not None}
+
+
+def _base(value: Any) -> Any:
+    if isinstance(value, str | dict):
+        return value
+    raise ValueError(f"{value!r:.60} is not a scenario: its name, its path, or a mapping (key: value)")
+
+
+def _seeds(value: Any) -> Any:
+    if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MOST_POINTS:
+        return list(range(value))
+    if isinstance(value, list):
+        return value
+    raise ValueError(f"{value!r:.60} is neither a list of seeds nor how many, from 1 to {MOST_POINTS:,}")
+
+
+Axes = dict[str, Annotated[tuple[Any, ...], Field(min_length=1)]]
+
+
+class StudySpec(Spec):
+    """The shape of a study."""
+
+    # None: the file's.
+    name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._+ -]{0,99}$")
+    base: Annotated[Any, BeforeValidator(_base)]
+    axes: Axes = Field(default_factory=dict)
+    # Axes that go together, value by value.
+    zip: tuple[Axes, ...] = ()
+    # A list, or 5 for 0, 1, 2, 3, 4. None: the base's own.
+    seeds: Annotated[tuple[Any, ...], BeforeValidator(_seeds), Field(min_length=1)] | None = None
+    plots: tuple[PlotSpec, ...] = ()
+    # A folder below the current one; None: runs/NAME.
+    output: str | None = Field(default=None, min_length=1)

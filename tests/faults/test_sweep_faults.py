@@ -1,0 +1,178 @@
+"""Sweeps that are interrupted, killed, lose a process, or find their files damaged."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from kvferry.analysis.dataset import Dataset, read_points
+from kvferry.specs.errors import KvferryError
+
+# A sweep over stand-ins for runs, which take NAP seconds each. A point in DEADLY takes its process down.
+SCRIPT = """\
+import os, sys, time
+from pathlib import Path
+from kvferry.analysis.sweep import run_points
+from kvferry.pipelines.record import RequestRecord, Run
+from kvferry.scenarios.loader import load_scenario
+
+def run(scenario):
+    time.sleep(float(os.environ["NAP"]))
+    if str(scenario.seed) in os.environ["DEADLY"].split():
+        os._exit(9)
+    request = RequestRecord(request=0, arrival_s=0.0, loaded_s=0.5, first_token_s=float(scenario.seed))
+    return Run(outcome="done", requests=(request,))
+
+if __name__ == "__main__":
+    base = load_scenario({
+        "name": "small", "system": "stream-only", "device": "rtx-5080-laptop", "model": "tiny",
+        "link": {"rate": "80 Mbit/s"}, "workload": {"kind": "context-reuse", "context": "4Ki"},
+    })
+    points = [base.model_copy(update={"seed": seed}) for seed in range(int(sys.argv[2]))]
+    print("ran", flush=True)
+    frame = run_points(points, Path(sys.argv[1]), int(sys.argv[3]), run=run)
+    print(frame[frame["outcome"] == "failed"][["seed", "why"]].to_dict("records"))
+"""
+
+
+def start(folder: Path, n_points: int, workers: int, nap_s: float = 0.0, deadly: str = "") -> subprocess.Popen[str]:
+    script = folder.parent / "sweep_script.py"
+    script.write_text(SCRIPT)
+    return subprocess.Popen(
+        [sys.executable, str(script), str(folder), str(n_points), str(workers)],
+        env=dict(os.environ, NAP=str(nap_s), DEADLY=deadly),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        # Whatever this process was started with: an ignored interrupt would be inherited.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+
+
+def wait_for_parts(folder: Path, process: subprocess.Popen[str]) -> None:
+    for _ in range(1200):
+        if len(list((folder / "parts").glob("*.parquet"))) >= 2:
+            return
+        assert process.poll() is None, process.communicate()[1]
+        time.sleep(0.05)
+    raise AssertionError("no parts appeared within a minute")
+
+
+def whole(folder: Path, n_points: int) -> bytes:
+    """The bytes of a sweep that nobody disturbed."""
+    process = start(folder / "undisturbed", n_points, 1)
+    assert process.wait(60) == 0
+    return (folder / "undisturbed" / "points.parquet").read_bytes()
+
+
+def processes_of(group: int) -> list[str]:
+    found = subprocess.run(["ps", "-eo", "pgid=,stat=,args="], capture_output=True, text=True, check=True).stdout
+    lines = [line.split(None, 2) for line in found.splitlines()]
+    return [args for pgid, state, *args in lines if int(pgid) == group and not state.startswith("Z")]  # type: ignore[misc]
+
+
+def test_killed_in_the_middle_it_goes_on_where_it_was(tmp_path: Path) -> None:
+    process = start(tmp_path / "data", 12, 2, nap_s=0.5)
+    wait_for_parts(tmp_path / "data", process)
+    process.kill()
+    process.communicate()
+    (tmp_path / "data" / "parts" / ".x.parquet.abcd.partial").write_bytes(b"PAR1 half a fi")
+    kept = read_points(tmp_path / "data")
+    assert 2 <= len(kept) < 12
+    assert kept["outcome"].tolist() == ["done"] * len(kept)
+    # Nobody is left to compute what nobody will fetch.
+    for _ in range(100):
+        if not processes_of(process.pid):
+            break
+        time.sleep(0.1)
+    assert processes_of(process.pid) == []
+
+    again = start(tmp_path / "data", 12, 1)
+    assert again.wait(60) == 0
+    assert sorted(os.listdir(tmp_path / "data")) == [".lock", "parts", "points.parquet", "timings.parquet"]
+    assert os.listdir(tmp_path / "data" / "parts") == []
+    assert (tmp_path / "data" / "points.parquet").read_bytes() == whole(tmp_path, 12)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_interrupted_it_keeps_what_is_done(tmp_path: Path, workers: int) -> None:
+    process = start(tmp_path / "data", 30, workers, nap_s=0.5)
+    wait_for_parts(tmp_path / "data", process)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    _, err = process.communicate(timeout=20)
+    assert err.count("Traceback") == 1  # this script's own; the workers are silent
+    assert err.rstrip().endswith("KeyboardInterrupt")
+    # Brought into the table at once.
+    assert os.listdir(tmp_path / "data" / "parts") == []
+    assert 2 <= len(read_points(tmp_path / "data")) < 30
+
+
+def test_a_point_that_takes_its_process_down_is_a_failed_point(tmp_path: Path) -> None:
+    process = start(tmp_path / "data", 12, 2, nap_s=0.05, deadly="3 7")
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    why = "its process died: killed, or out of memory"
+    assert out.splitlines()[-1] == str([{"seed": 3, "why": why}, {"seed": 7, "why": why}])
+    assert sorted(read_points(tmp_path / "data")["outcome"]) == ["done"] * 10 + ["failed"] * 2
+
+
+def test_damaged_files_are_named(tmp_path: Path) -> None:
+    (tmp_path / "points.parquet").write_bytes(b"PAR1 and not much more")
+    with Dataset(tmp_path) as data, pytest.raises(KvferryError, match="cannot read .*points.parquet.*remove the file"):
+        data.compact()
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(KvferryError, match="cannot write to .*file"), Dataset(tmp_path / "file"):
+        pass
+
+
+STUDY = """\
+base:
+  name: small
+  system: stream-only
+  device: rtx-5080-laptop
+  model: tiny
+  link: {rate: 80 Mbit/s}
+  workload: {kind: context-reuse, context: 4Ki}
+axes:
+  workload.context: [4Ki, 8Ki]
+plots:
+  - {kind: line, x: workload.context, y: ttft_s}
+"""
+
+
+def kvferry(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from kvferry.cli.main import main; main()", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False)
+
+
+def test_the_command(tmp_path: Path) -> None:
+    (tmp_path / "study.yaml").write_text(STUDY)
+    first = kvferry(tmp_path, "sweep", "study.yaml", "-j", "1")
+    assert (first.returncode, first.stdout) == (0, "study: 2 points (2 done), 2 of them new\n"), first.stderr
+    assert first.stderr == "written to runs/study\n"
+    assert (tmp_path / "runs/study/plots/line-workload.context-ttft_s.png").exists()
+    bad = kvferry(tmp_path, "sweep", "study.yaml", "--set", "system=stream")
+    assert (bad.returncode, bad.stdout) == (2, "")
+    assert bad.stderr.startswith("kvferry: --set system=stream: system: unknown system 'stream'")
+
+
+def test_the_command_lists_what_failed(tmp_path: Path) -> None:
+    # A chunk trace that is one only by its name.
+    (tmp_path / "chunks.npz").write_bytes(b"not chunks")
+    study = STUDY.replace("context: 4Ki}", "context: 4Ki, chunks: ./chunks.npz}")
+    (tmp_path / "study.yaml").write_text(study)
+    done = kvferry(tmp_path, "sweep", "study.yaml", "-j", "1")
+    assert done.returncode == 1
+    assert done.stdout == "study: 2 points (2 failed), 2 of them new\n"
+    lines = done.stderr.splitlines()
+    assert lines[1].startswith("line-workload.context-ttft_s: not drawn: ")
+    assert lines[2].startswith("failed: workload.context 4096: ")
+    assert lines[3].startswith("failed: workload.context 8192: ")

@@ -1,0 +1,203 @@
+"""Sweeps: only missing points run, the same bytes whatever the order, failures beside results."""
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvferry.analysis import sweep
+from kvferry.analysis.dataset import Dataset, read_points
+from kvferry.analysis.settings import column_of, settings_of
+from kvferry.analysis.sweep import run_points
+from kvferry.pipelines.record import RequestRecord, Run
+from kvferry.scenarios.loader import load_scenario, scenario_hash
+from kvferry.specs.errors import InputError, KvferryError
+from kvferry.specs.scenario import Scenario
+
+BASE = load_scenario(
+    {
+        "name": "small",
+        "system": "stream-only",
+        "device": "rtx-5080-laptop",
+        "model": "tiny",
+        "link": {"rate": "80 Mbit/s", "rtt": "4 ms"},
+        "workload": {"kind": "context-reuse", "context": "4Ki"},
+    }
+)
+
+
+def seeded(*seeds: int) -> list[Scenario]:
+    return [BASE.model_copy(update={"seed": seed}) for seed in seeds]
+
+
+class StandIn:
+    """Runs that take as many seconds to the first token as the seed says, and a note of which ones were asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def __call__(self, scenario: Scenario) -> Run:
+        self.asked.append(scenario.seed)
+        if scenario.seed == 13:
+            raise ZeroDivisionError("unlucky")
+        if scenario.seed == 14:
+            raise InputError("no trace is called 'x'")
+        if scenario.seed == 15:
+            return Run(outcome="out_of_memory", why="kv needs 3 MiB, 2 MiB are free")
+        request = RequestRecord(request=0, arrival_s=0.0, loaded_s=0.5, first_token_s=float(scenario.seed))
+        return Run(outcome="done", requests=(request,), measured={"simulation_s": 1e-9 * len(self.asked)})
+
+
+def test_a_row_per_point_in_their_order(tmp_path: Path) -> None:
+    frame = run_points(seeded(3, 1, 2, 1), tmp_path, 1, run=StandIn())
+    assert frame["seed"].tolist() == [3, 1, 2, 1]
+    assert frame["ttft_s"].tolist() == [3.0, 1.0, 2.0, 1.0]
+    assert frame["key"].tolist() == [scenario_hash(point) for point in seeded(3, 1, 2, 1)]
+    assert frame["outcome"].tolist() == ["done"] * 4
+    # 80 Mbit/s are 10 MB/s
+    assert frame["link.rate_bytes_per_s"].tolist() == [1e7] * 4
+    assert frame["link.rtt_s"].tolist() == [0.004] * 4
+    assert frame["workload.context"].tolist() == [4096] * 4
+
+
+def test_only_missing_points_are_run(tmp_path: Path) -> None:
+    run = StandIn()
+    run_points(seeded(1, 2), tmp_path, 1, run=run)
+    told: list[tuple[int, int]] = []
+    frame = run_points(seeded(1, 2, 3, 4), tmp_path, 1, lambda done, of: told.append((done, of)), run)
+    assert run.asked == [1, 2, 3, 4]
+    assert told == [(2, 4), (3, 4), (4, 4)]
+    assert frame["ttft_s"].tolist() == [1.0, 2.0, 3.0, 4.0]
+    # fewer are asked for: those that are there stay
+    assert len(run_points(seeded(2), tmp_path, 1, run=run)) == 1
+    assert len(read_points(tmp_path)) == 4
+    assert len(run.asked) == 4
+
+
+def test_no_points_at_all(tmp_path: Path) -> None:
+    assert len(run_points([], tmp_path, 1, run=StandIn())) == 0
+    assert len(read_points(tmp_path / "nowhere")) == 0
+
+
+def test_a_failing_point_does_not_stop_the_others_and_is_tried_again(tmp_path: Path) -> None:
+    run = StandIn()
+    frame = run_points(seeded(13, 14, 15, 16), tmp_path, 1, run=run)
+    assert frame["outcome"].tolist() == ["failed", "failed", "out_of_memory", "done"]
+    why = frame["why"].tolist()
+    assert why[:3] == [
+        "ZeroDivisionError: unlucky",
+        "no trace is called 'x'",
+        "kv needs 3 MiB, 2 MiB are free",
+    ]
+    assert pd.isna(why[3])
+    # Running out of memory is a result: it is not tried again.
+    run_points(seeded(13, 14, 15, 16), tmp_path, 1, run=run)
+    assert run.asked == [13, 14, 15, 16, 13, 14]
+
+
+def test_a_changed_kvferry_runs_its_points_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = StandIn()
+    monkeypatch.setattr(sweep, "code_version", lambda: "0.0.1+old")
+    run_points(seeded(1, 2), tmp_path, 1, run=run)
+    monkeypatch.setattr(sweep, "code_version", lambda: "0.0.2+new")
+    assert run_points(seeded(1), tmp_path, 1, run=run)["version"].tolist() == ["0.0.2+new"]
+    assert run.asked == [1, 2, 1]
+    # one row per point; what was not asked for keeps its result and says whose it is
+    assert sorted(read_points(tmp_path)["version"]) == ["0.0.1+old", "0.0.2+new"]
+
+
+def test_the_same_bytes_in_whatever_order_points_came(tmp_path: Path) -> None:
+    run_points(seeded(*range(1, 9)), tmp_path / "a", 1, run=StandIn())
+    run_points(seeded(8, 3, 5), tmp_path / "b", 1, run=StandIn())
+    run_points(seeded(*range(8, 0, -1)), tmp_path / "b", 1, run=StandIn())
+    one, two = ((tmp_path / folder / "points.parquet").read_bytes() for folder in "ab")
+    assert one == two
+    # wall times stand apart
+    assert "measured.simulation_s" not in read_points(tmp_path / "a")
+    assert list(pd.read_parquet(tmp_path / "a" / "timings.parquet")) == [
+        "key",
+        "measured.simulation_s",
+        "measured.wall_s",
+    ]
+
+
+def test_the_same_bytes_from_one_process_and_from_two(tmp_path: Path) -> None:
+    frame = run_points(seeded(1, 2, 3), tmp_path / "two", 2)
+    assert frame["outcome"].tolist() == ["done"] * 3
+    assert (frame["ttft_s"] > frame["bound_s"]).all()
+    run_points(seeded(3, 2, 1), tmp_path / "one", 1)
+    one, two = ((tmp_path / folder / "points.parquet").read_bytes() for folder in ("one", "two"))
+    assert one == two
+
+
+def test_settings_lie_flat() -> None:
+    found = settings_of(BASE)
+    assert found["workload.context"] == 4096
+    assert found["device.name"] == "rtx-5080-laptop"
+    assert found["device.processors.gpu.kind"] == "gpu"
+    assert found["link.outages"] == "[]"
+    assert "link.trace" not in found  # not set
+    assert not any("source" in column for column in found)
+    assert column_of("link.rtt", found) == "link.rtt_s"
+    assert column_of("link.rate", found) == "link.rate_bytes_per_s"
+    assert column_of("device", found) == "device.name"
+    assert column_of("seed", found) == "seed"
+    assert column_of("link.speed", found) is None
+
+
+def row(key: str, **columns: Any) -> dict[str, Any]:
+    return {"key": key, "outcome": "done", "why": None, "version": "1", "measured.wall_s": 0.1, **columns}
+
+
+# Whatever a policy's setting may be. Some make a part of its own, some are compacted before the others come.
+values = st.none() | st.booleans() | st.integers(0, 9) | st.floats(0, 9) | st.sampled_from(["5", "greedy", "5.0"])
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(values, min_size=1, max_size=6), st.data())
+def test_the_bytes_do_not_tell_how_rows_came(
+    tmp_path_factory: pytest.TempPathFactory, found: list[Any], data: st.DataObject
+) -> None:
+    folder = tmp_path_factory.mktemp("data")
+    rows = [row(f"{n}", **({} if value is None else {"policies.x": value})) for n, value in enumerate(found)]
+    with Dataset(folder / "at-once") as at_once:
+        for one in rows:
+            at_once.add(one)
+        at_once.compact()
+    with Dataset(folder / "bit-by-bit") as bit_by_bit:
+        for one in data.draw(st.permutations(rows)):
+            bit_by_bit.add(one | {"measured.wall_s": data.draw(st.sampled_from([0.1, 2.0]))})
+            if data.draw(st.booleans()):
+                bit_by_bit.compact()
+        bit_by_bit.compact()
+    first, second = ((folder / name / "points.parquet").read_bytes() for name in ("at-once", "bit-by-bit"))
+    assert first == second
+
+
+def test_a_second_of_work_is_on_disk_at_once(tmp_path: Path) -> None:
+    with Dataset(tmp_path) as data:
+        for n in range(9):
+            data.add(row(str(n), **{"measured.wall_s": 0.11}))
+        assert len(read_points(tmp_path)) == 0
+        data.add(row("9", **{"measured.wall_s": 0.11}))
+        assert len(read_points(tmp_path)) == 10
+        data.add(row("10", **{"measured.wall_s": 60.0}))
+        assert len(read_points(tmp_path)) == 11
+
+
+def test_a_replaced_row_leaves_no_column_behind(tmp_path: Path) -> None:
+    with Dataset(tmp_path) as data:
+        data.add(row("a", ttft_s=1.0, **{"measured.simulation_s": 0.1}))
+        data.compact()
+        data.add(row("a", outcome="failed", why="x"))
+        assert list(data.compact()) == ["key", "outcome", "why", "version"]
+
+
+def test_one_sweep_at_a_time(tmp_path: Path) -> None:
+    with Dataset(tmp_path), pytest.raises(KvferryError, match="another sweep is writing to"), Dataset(tmp_path):
+        pass
+    with Dataset(tmp_path):
+        pass
