@@ -52,6 +52,9 @@ def show(trace: TraceArgument, json: JsonOption = False) -> None:
     from kvferry.traces.resolve import stored_trace
     from kvferry.traces.statistics import statistics_of
 
+    if trace.endswith(".npz"):
+        _show_arrays(trace, json)
+        return
     stored = stored_trace(trace)
     found = statistics_of(stored.trace)
     if json:
@@ -63,6 +66,18 @@ def show(trace: TraceArgument, json: JsonOption = False) -> None:
     from kvferry.cli.table import print_table
 
     print_table(("figure", trace), _in_words(stored), title="")
+
+
+def _show_arrays(trace: str, json: bool) -> None:
+    """A trace of chunks, selections or keys: what arrays it holds."""
+    from kvferry.cli.table import print_table
+    from kvferry.traces.format import peek_arrays
+
+    kind, arrays = peek_arrays(Path(trace))
+    if json:
+        _print_json({"trace": trace, "kind": kind, "arrays": arrays})
+    else:
+        print_table((f"{kind} trace", Path(trace).name), arrays.items())
 
 
 def _in_words(stored: "StoredTrace") -> list[tuple[str, str | None]]:
@@ -149,7 +164,7 @@ def fetch(
     all_of_them: Annotated[bool, typer.Option("--all", help="Every one that has an address.")] = False,
 ) -> None:
     """Download recorded traces from their public home, each checked against its SHA-256."""
-    from kvferry.specs.errors import InputError
+    from kvferry.specs.errors import InputError, KvferryError
     from kvferry.traces.catalogue import FOLDER_VARIABLE, catalogue, fetch, folder, sources
 
     wanted = list(names or [])
@@ -158,8 +173,16 @@ def fetch(
     if not wanted:
         raise InputError("name the traces to fetch, or say --all; kvferry traces list shows them")
     _say(f"into {folder()} ({FOLDER_VARIABLE} names another folder)")
+    failed = []
     for name in wanted:
-        _say(f"{name}: {fetch(name)}")
+        try:
+            _say(f"{name}: {fetch(name)}")
+        except InputError:
+            raise
+        except KvferryError as error:
+            failed.append(str(error))
+    if failed:
+        raise KvferryError("\n".join(failed))
 
 
 @app.command()

@@ -13,10 +13,12 @@ Each row is the start of a piece and the rate that holds from there; the last ro
 selections, keys) are .npz files with the same tag in JSON, see ``traces.arrays``.
 """
 
+import json
 import math
 import os
 import re
 import tempfile
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +27,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from kvferry.specs.errors import InputError
+from kvferry.traces.arrays import MAX_UNPACKED_BYTES
 from kvferry.traces.rate import OnEnd, RateTrace
 
 Kind = Literal["bandwidth", "load"]
@@ -96,6 +99,21 @@ def read_trace(path: Path) -> StoredTrace:
     except ValueError as error:
         raise InputError(f"{path}: {error}") from None
     return StoredTrace(kind, trace, tags)  # type: ignore[arg-type]
+
+
+def peek_arrays(path: Path) -> tuple[str, dict[str, str]]:
+    """(kind, array -> its type and shape) of a chunks, selections or keys trace. Raises InputError."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            unpacked = sum(member.file_size for member in archive.infolist())
+        if unpacked > MAX_UNPACKED_BYTES:
+            raise InputError(f"{path}: unpacks to {unpacked:,} bytes, at most {MAX_UNPACKED_BYTES:,} are read")
+        with np.load(path, allow_pickle=False) as stored:
+            kind = json.loads(str(stored["tag"]))["kind"]
+            arrays = {name: stored[name] for name in sorted(stored.files) if name != "tag"}
+            return str(kind), {name: f"{array.dtype}{list(array.shape)}" for name, array in arrays.items()}
+    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        raise InputError(f"{path}: not a trace of arrays ({error})") from None
 
 
 def _rows(path: Path, lines: list[str], first: int, most: float) -> tuple[list[float], list[float]]:

@@ -7,7 +7,7 @@ from kvferry.specs.errors import InputError
 from kvferry.specs.link import LinkSpec
 from kvferry.specs.load import LoadSpec
 from kvferry.traces.catalogue import catalogue, folder, recorded_trace, unknown_trace
-from kvferry.traces.format import FIRST_LINE, Kind, StoredTrace, read_lines, read_trace
+from kvferry.traces.format import FIRST_LINE, Kind, StoredTrace, peek_arrays, read_lines, read_trace
 from kvferry.traces.generate import BandwidthModel, LoadModel, generate, read_model
 from kvferry.traces.importers import import_trace
 from kvferry.traces.rate import RateTrace
@@ -58,6 +58,8 @@ def stored_trace(reference: str) -> StoredTrace:
     path = Path(reference).expanduser()
     if not path.is_file():
         raise unknown_trace(reference, [*bundled(), *catalogue()])
+    if path.suffix == ".npz":
+        raise InputError(f"{reference!r} is a {peek_arrays(path)[0]} trace; one of bandwidth or load is needed here")
     if path.suffix in (".yaml", ".yml"):
         return _generated(read_model(path))
     if (read_lines(path) or [""])[0].rstrip() == FIRST_LINE:

@@ -7,7 +7,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import BytesIO
 
 import pytest
+from typer.testing import CliRunner
 
+from kvferry.cli.traces import app
 from kvferry.specs.errors import InputError, KvferryError
 from kvferry.traces import catalogue
 from kvferry.traces.catalogue import FOLDER_VARIABLE, Entry, Source, fetch, recorded_trace
@@ -157,6 +159,18 @@ def test_a_server_without_the_file_and_one_that_is_gone(monkeypatch, server, fol
     with pytest.raises(KvferryError, match="could not be fetched"):
         fetch("one")
     assert files(folder) == []
+
+
+def test_one_failure_does_not_keep_the_others(monkeypatch, server, folder):
+    server.pages["/there/log.txt"] = CONTENT
+    offer(monkeypatch, server)
+    (name, entry), good = catalogue.catalogue()["one"], catalogue.sources()["src"]
+    entries = {"gone": entry.model_copy(update={"at": "gone", "file": "gone"}), "one": entry}
+    monkeypatch.setattr(catalogue, "catalogue", lambda: {key: (name, one) for key, one in entries.items()})
+    monkeypatch.setattr(catalogue, "sources", lambda: {name: good})
+    with pytest.raises(KvferryError, match="'gone' could not be fetched"):
+        CliRunner().invoke(app, ["fetch", "--all"], catch_exceptions=False)
+    assert files(folder) == ["src/deep/log.txt"]
 
 
 def test_a_flood_is_cut_off(monkeypatch, server, folder):

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -11,6 +12,7 @@ from kvferry.traces.catalogue import FOLDER_VARIABLE
 from kvferry.traces.format import read_trace
 from kvferry.traces.generate import read_model
 from kvferry.traces.resolve import bandwidth_trace
+from kvferry.traces.selections import SelectionStream
 
 
 def run(*words):
@@ -43,6 +45,21 @@ def test_show_gives_figures(log):
     assert shown["duration_s"] == 120
     assert "16.0 Mbit/s" in run("show", log).stdout
     assert "% " in run("show", "load-bursty").stdout
+
+
+def test_show_and_scenarios_tell_traces_of_arrays_apart(tmp_path):
+    path = tmp_path / "selections.npz"
+    SelectionStream(np.array([[[[1, 2]]]], dtype=np.int32), groups=4).save(path)
+    shown = json.loads(run("show", path, "--json").stdout)
+    assert shown["kind"] == "selections"
+    assert shown["arrays"]["ids"] == "int32[1, 1, 1, 2]"
+    assert "int32[1, 1, 1, 2]" in run("show", path).stdout
+    with pytest.raises(InputError, match="is a selections trace"):
+        bandwidth_trace(str(path))
+    for content in (b"", b"PK\x03\x04 not really", b"hello"):
+        path.write_bytes(content)
+        with pytest.raises(InputError, match="not a trace of arrays"):
+            run("show", path)
 
 
 def test_import_writes_a_trace_that_can_be_replayed(log, tmp_path):
