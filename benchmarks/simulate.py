@@ -33,7 +33,9 @@ def main() -> None:
     print(f"{'16Ki tokens of Llama-3.1-8B':32s} {'units':>6s} {'best of 5':>10s}")
     for coupling in ("per_head", "all_heads"):
         for system in SYSTEMS:
-            scenario = load_scenario("quickstart", ["workload.context=16Ki", f"system={system}", f"coupling={coupling}"])
+            scenario = load_scenario(
+                "quickstart", ["workload.context=16Ki", f"system={system}", f"coupling={coupling}"]
+            )
             run_scenario(scenario)  # imports and caches
             times = []
             for _ in range(5):

@@ -44,9 +44,7 @@ class Staged:
     the processor  computes what the current stage left to the link and is ready; then the next stage's ready work.
     """
 
-    def __init__(
-        self, schedule: str | Planner = "greedy", adapt: bool = True, migration_limit: float = 0.25
-    ) -> None:
+    def __init__(self, schedule: str | Planner = "greedy", adapt: bool = True, migration_limit: float = 0.25) -> None:
         self._planner = schedule if callable(schedule) else pick("schedule", SCHEDULES, schedule)
         self.controller = Controller(migration_limit) if adapt else None
 
