@@ -4,7 +4,7 @@ Counts may be numpy arrays: a cost model then answers with an array, so that a p
 context in one call with the very formula that the simulator uses op by op.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -73,9 +73,13 @@ class PrefillHead:
 
 @dataclass(frozen=True, slots=True)
 class Project:
-    """Emit K and V of one layer for a token chunk, from the hidden state below: no token dependency."""
+    """Emit K and V of one layer for a token chunk, from the hidden state below: no token dependency.
+
+    `kv` says which, for a machine that really does it.
+    """
 
     tokens: Number
+    kv: KvRef | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +87,13 @@ class Advance:
     """The rest of a layer for a token chunk, all heads: attention over every earlier token, then dense.
 
     `active_blocks` counts the attention blocks over all KV heads, `context_tokens` what comes before the chunk.
+    `kv` is the chunk's own KV in the layer that is run.
     """
 
     tokens: Number
     active_blocks: Number
     context_tokens: Number = 0
+    kv: KvRef | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from kvferry.machine.ops import Advance, Chunks, Op, PrefillHead, Project
+from kvferry.machine.ops import Advance, Chunks, KvRef, Op, PrefillHead, Project
 from kvferry.policies.loading.problem import Coupling, LoadProblem
 from kvferry.specs.model import ModelSpec
 
@@ -72,9 +72,18 @@ class Context:
         tokens, before = self._token_list[t], self._context_token_list[t]
         if self.coupling == "per_head":
             return (PrefillHead(tokens, int(self.active_blocks[t, l, c]), l == self.model.layers - 1, before),)
+        n_bytes = self._layer_kv_bytes[t]
+        project = Project(tokens, KvRef(self.sequence, t, l, None, n_bytes))
         if l == 0:
-            return (Project(tokens),)
-        return (Advance(tokens, self._blocks_of_all_heads[t][l - 1], before), Project(tokens))
+            return (project,)
+        below = KvRef(self.sequence, t, l - 1, None, n_bytes)
+        return (Advance(tokens, self._blocks_of_all_heads[t][l - 1], before, below), project)
+
+    @cached_property
+    def _layer_kv_bytes(self) -> list[float]:
+        """What one layer's KV of each token chunk takes in memory."""
+        per_token = self.model.kv_bytes_per_token / self.model.layers
+        return [tokens * per_token for tokens in self._token_list]
 
     @cached_property
     def _blocks_of_all_heads(self) -> list[list[int]]:

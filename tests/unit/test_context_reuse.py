@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from kvferry.backends.fake import FakeMachine
+from kvferry.machine.ops import Advance, KvRef, Project
 from kvferry.pipelines.context import Context
 from kvferry.pipelines.context_load import LoaderStuck, Pace
 from kvferry.pipelines.context_reuse import Admission, ContextRequest, OutOfMemory, context_reuse
@@ -161,3 +162,16 @@ class Hasty(LocalPrefill):
 def test_a_loader_that_breaks_a_dependency_is_an_error() -> None:
     with pytest.raises(KvferryError, match="before it can be"):
         run(Hasty())
+
+
+def test_ops_of_a_unit_name_the_kv_they_work_on() -> None:
+    # Unit (1, 1): layer 0 is run for token chunk 1, then layer 1's KV is projected; 1 token x 2 values x 0.5 bytes.
+    advance, project = context().ops_of(1, 1, 0)
+    assert advance == Advance(tokens=1, active_blocks=1, context_tokens=1)
+    assert isinstance(advance, Advance)
+    assert advance.kv == KvRef(sequence=0, token_chunk=1, layer=0, head=None, n_bytes=1.0)
+    assert isinstance(project, Project)
+    assert project.kv == KvRef(sequence=0, token_chunk=1, layer=1, head=None, n_bytes=1.0)
+    (lowest,) = context().ops_of(0, 0, 0)
+    assert isinstance(lowest, Project)
+    assert lowest.kv == KvRef(sequence=0, token_chunk=0, layer=0, head=None, n_bytes=1.0)
