@@ -1,53 +1,172 @@
-"""Ferry: compute from the front of the chain, stream from its back, and race for what is last."""
+"""Ferry: the paths work towards each other from the two ends of one order, which serves every rate."""
 
+from heapq import heappop, heappush
+from math import log
+
+import numpy as np
+
+from kvferry.policies.loading.bound import column_labels
 from kvferry.policies.loading.chain import chain_order
 from kvferry.policies.loading.loader import Compute, LoadFacts, Stream
+from kvferry.policies.loading.needed import needed_streams
 from kvferry.policies.loading.problem import LoadProblem
 from kvferry.policies.loading.progress import LoadProgress
+from kvferry.policies.loading.ready import Ready
+from kvferry.policies.loading.throughput import Throughput
+
+# How long a past rate is remembered: about the time over which wireless links keep theirs.
+_LINK_MEMORY_S = 0.5
+_PROCESSOR_MEMORY_S = 1.0
+# A plan is made again when the exchange rate between the paths has changed by this factor.
+_REPLAN_FACTOR = 1.1
+# Plans are made for a link somewhat slower than seen: what is needed even then is surely needed. On the recorded
+# links of benchmarks/regret.py this costs 0.2 % of the median and takes a fifth off the 95th percentile.
+_CAUTION = 0.9
+# Slower than any path that is worth planning with: an outage is not planned to be for ever.
+_LEAST_SHARE = 1e-4
 
 
 class Ferry:
-    """Both paths work towards each other in one order of all units, so neither ever waits and no rate needs to
-    be known. When they have met, a free path doubles what the other has taken last, if it would have it sooner.
+    """Takes units in the order in which computing them pays: the processor from the front, the first that can be
+    computed; the link from the back. They meet where they meet, whatever either rate does. When nothing else is
+    left for a path, it races the other one for what that took last.
+
+    The order is that of the bound's frontier (``column_labels``), where columns ignore each other. Its price:
+    a unit near the front may wait for KV of earlier tokens that lies near the back. So the link first brings
+    what is needed by units before the point where the paths will meet, by the rates seen so far. This guess is
+    made again as rates change; if it is wrong, some streams came too early, and that is all.
+
+    With `needed_first` False, the order is the chain instead, whose every prefix is closed under dependencies:
+    no guess, but dear where token chunks differ strongly. `plans` counts how often the guess was made.
     """
 
+    def __init__(self, needed_first: bool = True) -> None:
+        self.needed_first = needed_first
+        self.plans = 0
+
     def start(self, problem: LoadProblem, facts: LoadFacts) -> None:
-        self._order: list[int] = chain_order(problem).tolist()
-        self._front, self._back = 0, len(self._order)
+        self._problem = problem
+        worth_first = np.argsort(column_labels(problem).ravel(), kind="stable")
+        self._order = worth_first if self.needed_first else chain_order(problem)
+        self._units: list[int] = self._order.tolist()
+        self._rank: list[int] = np.argsort(self._order).tolist()
         self._compute_s: list[float] = problem.compute_s.ravel().tolist()
         self._bytes: list[float] = problem.stream_bytes.ravel().tolist()
+        self._least_bytes_per_s = _LEAST_SHARE * facts.planned_bytes_per_s
+        self._link = Throughput(facts.planned_bytes_per_s, _LINK_MEMORY_S)
+        self._processor = Throughput(1.0, _PROCESSOR_MEMORY_S)
+        # Computable units by rank; some may have gone to the link since.
+        self._ready = Ready(problem)
+        self._computable: list[tuple[int, int]] = []
+        # What the link takes: first these, the next one last; then the order before `_back`.
+        self._needed: list[int] = []
+        self._back = problem.units
+        # Handed over, the last one last.
+        self._sent: list[int] = []
+        self._last_computed: int | None = None
+        if self.needed_first:
+            self._plan(LoadProgress(problem))
 
     def next_compute(self, progress: LoadProgress, facts: LoadFacts) -> Compute | None:
-        if self._front < self._back:
-            self._front += 1
-            return Compute((self._order[self._front - 1],))
-        # The paths have met. What the link took last comes last, behind all that is on its way.
-        while self._front < len(self._order):
-            unit = self._order[self._front]
-            here_s = self._compute_s[unit] / (facts.compute_speed or 1.0)
-            if progress.present[unit]:
-                self._front += 1
-            elif here_s < facts.rtt_s + progress.streaming_bytes / _rate(facts) and progress.computable(unit):
-                self._front += 1
-                return Compute((unit,))
-            else:
-                break
-        return None
+        self._look(progress, facts)
+        unit = self._first_computable(progress)
+        if unit is None:
+            unit = self._streamed_too_late(progress, facts)
+        if unit is None:
+            return None
+        self._last_computed = unit
+        self._ready.handed_over(compute=(unit,))
+        return Compute((unit,))
 
     def next_stream(self, progress: LoadProgress, facts: LoadFacts) -> Stream | None:
-        if self._front < self._back:
-            self._back -= 1
-            return Stream((self._order[self._back],))
-        unit = self._order[self._back - 1] if self._back else None
-        if unit is None or not progress.computing[unit] or progress.streaming[unit]:
+        self._look(progress, facts)
+        unit = self._next_to_stream(progress)
+        if unit is None:
+            unit = self._computed_too_late(progress, facts)
+        if unit is None:
             return None
-        here_s = progress.computing_s / (facts.compute_speed or 1.0)
-        if facts.rtt_s + (progress.streaming_bytes + self._bytes[unit]) / _rate(facts) < here_s:
-            return Stream((unit,))
+        self._sent.append(unit)
+        self._ready.handed_over(stream=(unit,))
+        return Stream((unit,))
+
+    def _first_computable(self, progress: LoadProgress) -> int | None:
+        while self._computable:
+            unit = heappop(self._computable)[1]
+            if progress.absent(unit) and progress.computable(unit):
+                return unit
         return None
 
+    def _next_to_stream(self, progress: LoadProgress) -> int | None:
+        while self._needed:
+            unit = self._needed.pop()
+            if progress.absent(unit):
+                return unit
+        while self._back:
+            self._back -= 1
+            unit = self._units[self._back]
+            if progress.absent(unit):
+                return unit
+        return None
 
-def _rate(facts: LoadFacts) -> float:
-    """Bytes per second, never 0: in an outage everything takes very long."""
-    rate = facts.goodput_bytes_per_s
-    return max(facts.planned_bytes_per_s if rate is None else rate, 1e-9)
+    # --- the guess --------------------------------------------------------------------------------------------------
+
+    def _look(self, progress: LoadProgress, facts: LoadFacts) -> None:
+        """See what became computable and how fast the paths are; guess again if their exchange rate changed."""
+        for unit in self._ready.news(progress):
+            heappush(self._computable, (self._rank[unit], unit))
+        self._link.look(facts.now_s, progress.streamed_bytes, progress.streaming_bytes > 0)
+        self._processor.look(facts.now_s, progress.computed_s, progress.computing_s > 0)
+        if self.needed_first and abs(log(self._exchange / self._planned_exchange)) > log(_REPLAN_FACTOR):
+            self._plan(progress)
+
+    @property
+    def _exchange(self) -> float:
+        """Bytes that the link carries while the processor does a nominal second's work."""
+        return self._bytes_per_s / self._speed
+
+    def _plan(self, progress: LoadProgress) -> None:
+        """Guess where the paths will meet; find what the units before that point need from behind it."""
+        self.plans += 1
+        self._planned_exchange = self._exchange
+        shape = self._problem.compute_s.shape
+        absent = np.zeros(self._problem.units, dtype=bool)
+        absent[progress.absent_units()] = True
+        left = self._order[absent[self._order]]
+        work_s = progress.computing_s + self._problem.compute_s.ravel()[left].cumsum()
+        n_bytes = self._problem.stream_bytes.ravel()[left]
+        behind_bytes = progress.streaming_bytes + n_bytes.sum() - n_bytes.cumsum()
+        meeting = int(np.searchsorted(_CAUTION * self._exchange * work_s - behind_bytes, 0.0))
+        planned = np.zeros(self._problem.units, dtype=bool)
+        planned[left[:meeting]] = True
+        needed = needed_streams(self._problem, planned.reshape(shape), absent.reshape(shape))
+        self._needed = needed[::-1].tolist()
+
+    @property
+    def _bytes_per_s(self) -> float:
+        return max(self._link.per_s, self._least_bytes_per_s)
+
+    @property
+    def _speed(self) -> float:
+        return max(self._processor.per_s, _LEAST_SHARE)
+
+    # --- races ------------------------------------------------------------------------------------------------------
+
+    def _streamed_too_late(self, progress: LoadProgress, facts: LoadFacts) -> int | None:
+        """A unit on its way that can be computed, if it would be there sooner: the last to arrive of those."""
+        self._sent = [unit for unit in self._sent if progress.streaming[unit]]
+        arrives_bytes = progress.streaming_bytes
+        for unit in reversed(self._sent):
+            if progress.computable(unit):
+                streamed_s = facts.rtt_s + arrives_bytes / self._bytes_per_s
+                computed_s = (progress.computing_s + self._compute_s[unit]) / self._speed
+                return unit if computed_s < streamed_s else None
+            arrives_bytes -= self._bytes[unit]
+        return None
+
+    def _computed_too_late(self, progress: LoadProgress, facts: LoadFacts) -> int | None:
+        """The last unit in the processor's queue, if the link would have it sooner."""
+        unit = self._last_computed
+        if unit is None or not progress.computing[unit] or progress.streaming[unit] or progress.present[unit]:
+            return None
+        streamed_s = facts.rtt_s + (progress.streaming_bytes + self._bytes[unit]) / self._bytes_per_s
+        return unit if streamed_s < progress.computing_s / self._speed else None

@@ -44,6 +44,7 @@ LOADERS: dict[str, Callable[[], Loader]] = {
     "sparkv milp": lambda: Staged("milp"),
     "sparkv chain": lambda: Staged("chain", migration_limit=1.0),
     "ferry": Ferry,
+    "ferry chain": lambda: Ferry(needed_first=False),
 }
 
 
