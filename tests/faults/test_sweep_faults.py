@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -70,27 +71,33 @@ def whole(folder: Path, n_points: int) -> bytes:
     return (folder / "undisturbed" / "points.parquet").read_bytes()
 
 
-def processes_of(group: int) -> list[str]:
-    found = subprocess.run(["ps", "-eo", "pgid=,stat=,args="], capture_output=True, text=True, check=True).stdout
-    lines = [line.split(None, 2) for line in found.splitlines()]
-    return [args for pgid, state, *args in lines if int(pgid) == group and not state.startswith("Z")]  # type: ignore[misc]
+def processes_of(group: int) -> dict[int, str]:
+    """Those that still run, and their commands."""
+    found = subprocess.run(["ps", "-ww", "-eo", "pid=,pgid=,stat=,args="], capture_output=True, text=True, check=True).stdout
+    lines = [line.split(None, 3) for line in found.splitlines()]
+    return {int(pid): command for pid, of, state, command in lines if int(of) == group and not state.startswith("Z")}
 
 
 def test_killed_in_the_middle_it_goes_on_where_it_was(tmp_path: Path) -> None:
     process = start(tmp_path / "data", 12, 2, nap_s=0.5)
     wait_for_parts(tmp_path / "data", process)
     process.kill()
-    process.communicate()
+    process.wait()
     (tmp_path / "data" / "parts" / ".x.parquet.abcd.partial").write_bytes(b"PAR1 half a fi")
     kept = read_points(tmp_path / "data")
     assert 2 <= len(kept) < 12
     assert kept["outcome"].tolist() == ["done"] * len(kept)
     # Nobody is left to compute what nobody will fetch.
-    for _ in range(100):
-        if not processes_of(process.pid):
-            break
-        time.sleep(0.1)
-    assert processes_of(process.pid) == []
+    try:
+        for _ in range(100):
+            if not processes_of(process.pid):
+                break
+            time.sleep(0.1)
+        assert processes_of(process.pid) == {}
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
 
     again = start(tmp_path / "data", 12, 1)
     assert again.wait(60) == 0
@@ -103,6 +110,13 @@ def test_killed_in_the_middle_it_goes_on_where_it_was(tmp_path: Path) -> None:
 def test_interrupted_it_keeps_what_is_done(tmp_path: Path, workers: int) -> None:
     process = start(tmp_path / "data", 30, workers, nap_s=0.5)
     wait_for_parts(tmp_path / "data", process)
+    # Interrupts are the parent's business: it may get its own a moment later, or never.
+    others = [pid for pid, command in processes_of(process.pid).items() if "LokyProcess" in command]
+    assert len(others) == (workers if workers > 1 else 0)
+    for pid in others:
+        os.kill(pid, signal.SIGINT)
+    time.sleep(0.7)
+    assert process.poll() is None
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
     _, err = process.communicate(timeout=20)
     assert err.count("Traceback") == 1  # this script's own; the workers are silent
