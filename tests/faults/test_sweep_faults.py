@@ -73,7 +73,9 @@ def whole(folder: Path, n_points: int) -> bytes:
 
 def processes_of(group: int) -> dict[int, str]:
     """Those that still run, and their commands."""
-    found = subprocess.run(["ps", "-ww", "-eo", "pid=,pgid=,stat=,args="], capture_output=True, text=True, check=True).stdout
+    found = subprocess.run(
+        ["ps", "-ww", "-eo", "pid=,pgid=,stat=,args="], capture_output=True, text=True, check=True
+    ).stdout
     lines = [line.split(None, 3) for line in found.splitlines()]
     return {int(pid): command for pid, of, state, command in lines if int(of) == group and not state.startswith("Z")}
 
