@@ -1,1 +1,1 @@
-"""The wall-clock world: a real model, real storage, a real cloud. Needs the torch extra."""
+"""The wall-clock world: threads, real storage, a real cloud and a real model. The model needs the torch extra."""

@@ -1,5 +1,7 @@
 """The backends that must keep the contract. A new one joins the list."""
 
+import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -9,7 +11,7 @@ import simpy
 from kvferry.backends.fake import FakeMachine
 from kvferry.backends.simulated import SimMachine
 from kvferry.machine.machine import Machine
-from kvferry.machine.ops import Number, Op, Select
+from kvferry.machine.ops import Chunks, Extents, Number, Op, Select, Selection
 from kvferry.scenarios.loader import load_device, load_model
 from kvferry.sim.channel import Switchboard
 from kvferry.sim.cost import Cost
@@ -27,6 +29,7 @@ class World:
     peer: Machine
     n_bytes: int
     capacity_bytes: float
+    close: Callable[[], None] = lambda: None
 
 
 def fake() -> World:
@@ -76,4 +79,68 @@ def shuffled(op: Select) -> np.ndarray:
     return np.broadcast_to(order, (op.batch, 1, op.k))
 
 
-WORLDS: dict[str, Callable[[], World]] = {"fake": fake, "sim": sim}
+def live() -> World:
+    """Threads, a local link, a storage file and sockets: an op takes 5 ms, as does moving 100 kB over the link."""
+    # Imported here, as whoever tests another world needs none of it.
+    from kvferry.backends.live.channel import SocketSwitchboard
+    from kvferry.backends.live.environment import WallClockEnvironment
+    from kvferry.backends.live.machine import LiveMachine
+    from kvferry.backends.live.storage import Storage
+    from kvferry.backends.live.work import Moving
+
+    op_s, n_bytes, capacity_bytes = 5e-3, 100_000, 1e6
+
+    class Runner:
+        def run(self, op: Op, request: int | None) -> Selection | None:
+            time.sleep(op_s)
+            return Selection(shuffled(op)) if isinstance(op, Select) else None
+
+    class Fetcher:
+        """Twenty pieces in the time of an op, for every `n_bytes`."""
+
+        def fetch(self, chunks: Chunks, request: int | None, moving: Moving) -> bytes:
+            pieces = round(20 * chunks.n_bytes / n_bytes)
+            for _ in range(pieces):
+                if moving.wait(op_s / 20):
+                    break
+                moving.moved(chunks.n_bytes / pieces)
+            return bytes(int(chunks.n_bytes))
+
+    def decode(*_: object) -> None:
+        time.sleep(op_s)
+
+    def source(extents: Extents, *_: object) -> bytes:
+        return bytes(extents.n_bytes)
+
+    # Its name is free as soon as it is open, and nothing is left behind.
+    with tempfile.NamedTemporaryFile() as file:
+        file.truncate(1 << 20)
+        storage = Storage(file.name, writable=True, depth=2)
+    folder = tempfile.TemporaryDirectory(prefix="kvferry-")
+    env = WallClockEnvironment()
+
+    def machine(name: str) -> LiveMachine:
+        return LiveMachine(
+            name,
+            Runner(),
+            capacity_bytes=capacity_bytes,
+            fetcher=Fetcher(),
+            decode=decode,
+            storage=storage,
+            source=source,
+            switchboard=board,
+            env=env,
+        )
+
+    board = SocketSwitchboard(env, folder.name)
+    device, cloud = machine("device"), machine("cloud")
+
+    def close() -> None:
+        for part in (device, cloud, board, storage):
+            part.close()
+        folder.cleanup()
+
+    return World(device, cloud, n_bytes, capacity_bytes, close)
+
+
+WORLDS: dict[str, Callable[[], World]] = {"fake": fake, "sim": sim, "live": live}

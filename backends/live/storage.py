@@ -1,0 +1,348 @@
+"""A storage file, read and written past the page cache, with many commands under way at once."""
+
+import errno
+import mmap
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Lock, Thread, local
+from typing import Any
+
+import numpy as np
+
+from kvferry.machine.ops import Extents
+from kvferry.specs.errors import InputError, KvferryError
+
+# What direct I/O must be aligned to, in the file and in memory: a multiple of every common device's own block.
+BLOCK_BYTES = 4096
+# Free buffers that are kept, so that reading need not fault in new pages each time.
+_KEPT_BYTES = 256 << 20
+
+# One command: where in the file, and the memory to fill or to write.
+Command = tuple[int, memoryview]
+
+
+class StorageError(KvferryError):
+    """The file could not be read or written: which, where, and why."""
+
+
+class StorageFull(StorageError):
+    """There is no room left for what was to be written."""
+
+
+class Data:
+    """What was read: `views` shows each extent's bytes, in order, until `release`."""
+
+    def __init__(self, views: list[memoryview], give_back: Callable[[], None]) -> None:
+        self.views = views
+        self._give_back: Callable[[], None] | None = give_back
+
+    def __bytes__(self) -> bytes:
+        return b"".join(self.views)
+
+    def release(self) -> None:
+        """The memory may be used again; the views are empty from now on. Releasing twice is harmless."""
+        if self._give_back is not None:
+            for view in self.views:
+                view.release()
+            self.views = []
+            self._give_back()
+            self._give_back = None
+
+
+class Storage:
+    """One file of fixed size. Every extent is a command of its own, or several where it exceeds `command_bytes`.
+
+    `depth` commands are under way at once. `note` says why the page cache is in the way, where the file system does not
+    allow direct I/O: what is measured then is not the device; None otherwise.
+
+    Extents need no alignment: reading, whole blocks around them are read; writing, the blocks at their edges are read,
+    changed and written. Errors are StorageError, and name the file and the offset.
+    """
+
+    def __init__(
+        self,
+        path: Path | str,
+        *,
+        writable: bool = False,
+        depth: int = 8,
+        command_bytes: int = 1 << 20,
+        direct: bool = True,
+    ) -> None:
+        """Open a file. Raises InputError when there is none, or the settings make no sense."""
+        if depth < 1 or command_bytes < BLOCK_BYTES or command_bytes % BLOCK_BYTES:
+            raise InputError(
+                f"storage needs a depth of at least 1 and commands of a multiple of {BLOCK_BYTES} bytes, "
+                f"not {depth} and {command_bytes}"
+            )
+        self.path = Path(path)
+        self._command_bytes = command_bytes
+        fd, self.note = _open(self.path, writable, direct)
+        self._fd: int | None = fd
+        self._block = 1 if self.note else BLOCK_BYTES
+        self.size_bytes = os.fstat(fd).st_size
+        if writable and self.size_bytes % self._block:
+            os.close(fd)
+            raise InputError(f"{path} has {self.size_bytes} bytes; to be written it needs a multiple of {self._block}")
+        # Held while blocks at the edges of extents are read, changed and written.
+        self._edges = Lock()
+        self._free: dict[int, list[mmap.mmap]] = {}
+        self._kept_bytes = 0
+        self._free_lock = Lock()
+        self._own = local()
+        # The caller's thread is one of them.
+        self._helpers = [Thread(target=self._help, name="kvferry storage", daemon=True) for _ in range(depth - 1)]
+        self._batches: SimpleQueue[_Batch | None] = SimpleQueue()
+        for helper in self._helpers:
+            helper.start()
+
+    @classmethod
+    def create(cls, path: Path | str, n_bytes: int, **settings: Any) -> "Storage":
+        """Make a file of at least so many zero bytes, and open it for writing; settings as for opening.
+
+        The file is there under its name only once it has all its room. Raises StorageFull when there is none.
+        """
+        path = Path(path)
+        partial = path.with_name(path.name + ".partial")
+        n_bytes = max(BLOCK_BYTES, -(-n_bytes // BLOCK_BYTES) * BLOCK_BYTES)
+        try:
+            fd = os.open(partial, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600)
+            try:
+                os.posix_fallocate(fd, 0, n_bytes)
+            finally:
+                os.close(fd)
+            partial.replace(path)
+        except OSError as error:
+            partial.unlink(missing_ok=True)
+            raise _failed("make", path, 0, n_bytes, error) from error
+        return cls(path, writable=True, **settings)
+
+    def read(self, extents: Extents) -> Data:
+        """The bytes of these extents. Raises StorageError when the file ends before they do."""
+        block = self._block
+        spans = [
+            (offset - offset % block, offset % block, length, -(-(offset % block + length) // block) * block)
+            for offset, length in self._inside(extents)
+        ]
+        buffer = self._take(sum(n_bytes for *_, n_bytes in spans))
+        whole = memoryview(buffer)
+        commands: list[Command] = []
+        views = []
+        at = 0
+        for start, skip, length, n_bytes in spans:
+            views.append(whole[at + skip : at + skip + length])
+            commands += self._commands(start, whole[at : at + n_bytes])
+            at += n_bytes
+        self._run(self._fill, commands)
+        return Data(views, lambda: self._give_back(buffer))
+
+    def write(self, extents: Extents, data: bytes | bytearray | memoryview) -> None:
+        """Write the extents, whose bytes lie in `data` one after the other.
+
+        Raises StorageFull when the device is, and other StorageErrors; some of the extents may be written by then.
+        """
+        source = memoryview(data).cast("B")
+        if len(source) != extents.n_bytes:
+            raise InputError(f"{extents.n_bytes} bytes are to be written to {self.path}, and {len(source)} were given")
+        edges: list[Command] = []
+        whole: list[Command] = []
+        at = 0
+        for offset, length in self._inside(extents):
+            part = source[at : at + length]
+            at += length
+            head = min(-offset % self._block, length)
+            body = (length - head) // self._block * self._block
+            edges += [(offset, part[:head]), (offset + head + body, part[head + body :])]
+            whole += self._commands(offset + head, part[head : head + body])
+        self._run(self._put, whole)
+        with self._edges:
+            for offset, part in edges:
+                if part:
+                    self._change(offset, part)
+
+    def close(self) -> None:
+        """Wait for what is under way, and close the file; closing twice is harmless."""
+        for _ in self._helpers:
+            self._batches.put(None)
+        for helper in self._helpers:
+            helper.join()
+        self._helpers = []
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+    # --- commands ------------------------------------------------------------------------------------------------
+
+    def _inside(self, extents: Extents) -> Iterator[tuple[int, int]]:
+        for offset, length in zip(extents.offsets, extents.lengths, strict=True):
+            if offset < 0 or length < 0 or offset + length > self.size_bytes:
+                raise StorageError(
+                    f"{self.path} has {self.size_bytes} bytes; {length} at offset {offset} do not lie inside"
+                )
+            if length:
+                yield offset, length
+
+    def _commands(self, offset: int, memory: memoryview) -> list[Command]:
+        step = self._command_bytes
+        return [(offset + at, memory[at : at + step]) for at in range(0, len(memory), step)]
+
+    def _run(self, do: Callable[[int, memoryview], None], commands: Sequence[Command]) -> None:
+        """Do all commands, as many at once as there are threads. Raises the first error, when none is under way."""
+        batch = _Batch(do, commands, threads=min(len(commands), 1 + len(self._helpers)))
+        for _ in range(batch.threads - 1):
+            self._batches.put(batch)
+        batch.work()
+        batch.finish()
+
+    def _help(self) -> None:
+        while (batch := self._batches.get()) is not None:
+            batch.work()
+            del batch
+
+    def _fill(self, offset: int, memory: memoryview) -> None:
+        """Read until the memory is full, or the file ends where it always did."""
+        assert self._fd is not None
+        wanted = min(len(memory), self.size_bytes - offset)
+        got = 0
+        while got < wanted:
+            try:
+                n = os.preadv(self._fd, (memory[got:],), offset + got)
+            except OSError as error:
+                raise _failed("read", self.path, offset + got, wanted - got, error) from error
+            got += n
+            # Direct reads stop inside a block only at the end of the file.
+            if got < wanted and (n == 0 or n % self._block):
+                raise StorageError(
+                    f"{self.path} ends at byte {offset + got}, {wanted - got} bytes before what was to be read at "
+                    f"offset {offset}; it had {self.size_bytes} bytes when it was opened and has been cut since"
+                )
+
+    def _put(self, offset: int, memory: memoryview) -> None:
+        assert self._fd is not None
+        if _address(memory) % self._block:
+            memory = self._aligned_copy(memory)
+        done = 0
+        while done < len(memory):
+            try:
+                done += os.pwritev(self._fd, (memory[done:],), offset + done)
+            except OSError as error:
+                raise _failed("write", self.path, offset + done, len(memory) - done, error) from error
+
+    def _change(self, offset: int, part: memoryview) -> None:
+        """Write a part of one block."""
+        start = offset - offset % self._block
+        block = self._aligned_copy(memoryview(bytes(self._block)))
+        self._fill(start, block)
+        block[offset - start : offset - start + len(part)] = part
+        self._put(start, block)
+
+    # --- memory --------------------------------------------------------------------------------------------------
+
+    def _aligned_copy(self, memory: memoryview) -> memoryview:
+        """A copy in memory of this thread's own, until the next one is made."""
+        if not hasattr(self._own, "buffer"):
+            self._own.buffer = memoryview(mmap.mmap(-1, self._command_bytes))
+        copy: memoryview = self._own.buffer[: len(memory)]
+        copy[:] = memory
+        return copy
+
+    def _take(self, n_bytes: int) -> mmap.mmap:
+        size = max(1 << 16, 1 << (n_bytes - 1).bit_length()) if n_bytes else mmap.PAGESIZE
+        with self._free_lock:
+            if self._free.get(size):
+                self._kept_bytes -= size
+                return self._free[size].pop()
+        return mmap.mmap(-1, size)
+
+    def _give_back(self, buffer: mmap.mmap) -> None:
+        with self._free_lock:
+            if self._kept_bytes + len(buffer) <= _KEPT_BYTES:
+                self._kept_bytes += len(buffer)
+                self._free.setdefault(len(buffer), []).append(buffer)
+
+
+class _Batch:
+    """Commands that several threads take from one list."""
+
+    def __init__(self, do: Callable[[int, memoryview], None], commands: Sequence[Command], threads: int) -> None:
+        self.threads = threads
+        self._do = do
+        # Threads share it: a list's iterator hands out every item once.
+        self._todo = iter(commands)
+        self._error: BaseException | None = None
+        self._working = threads
+        self._lock, self._done = Lock(), Lock()
+        self._done.acquire()
+
+    def work(self) -> None:
+        try:
+            for offset, memory in self._todo:
+                if self._error is not None:
+                    break
+                self._do(offset, memory)
+        except BaseException as error:
+            self._error = self._error or error
+        with self._lock:
+            self._working -= 1
+            if self._working <= 0:
+                self._done.release()
+
+    def finish(self) -> None:
+        """Wait for every thread; raise what one of them met."""
+        self._done.acquire()
+        if self._error is not None:
+            raise self._error
+
+
+def _open(path: Path, writable: bool, direct: bool) -> tuple[int, str | None]:
+    """A descriptor, and why it goes through memory rather than to a device, if it does."""
+    if not path.is_file():
+        raise InputError(f"there is no storage file {path}")
+    flags = os.O_RDWR if writable else os.O_RDONLY
+    try:
+        fd = os.open(path, flags)
+    except OSError as error:
+        raise InputError(f"cannot open {path}: {error.strerror}") from error
+    if not direct:
+        return fd, "the page cache is used, as was asked for"
+    try:
+        direct_fd = os.open(path, flags | os.O_DIRECT)
+        try:
+            os.preadv(direct_fd, (mmap.mmap(-1, BLOCK_BYTES),), 0)
+        except OSError:
+            os.close(direct_fd)
+            raise
+    except (OSError, AttributeError):  # AttributeError: systems that know no direct I/O
+        return fd, f"the file system of {path} refuses direct I/O: what is measured includes the page cache"
+    os.close(fd)
+    kind = _file_system(os.fstat(direct_fd).st_dev)
+    in_memory = kind in ("tmpfs", "ramfs")
+    return direct_fd, f"{path} lies in memory ({kind}): what is measured is no storage device" if in_memory else None
+
+
+def _file_system(device: int) -> str | None:
+    """What kind of file system is mounted from a device number, where the system tells."""
+    try:
+        mounts = Path("/proc/self/mountinfo").read_text()
+    except OSError:
+        return None
+    number = f"{os.major(device)}:{os.minor(device)}"
+    for line in mounts.splitlines():
+        # id, parent, device, root, mount point, options ..., "-", type, source
+        fields, _, kind = line.partition(" - ")
+        if fields.split()[2] == number:
+            return kind.split()[0]
+    return None
+
+
+def _address(memory: memoryview) -> int:
+    address: int = np.frombuffer(memory, np.uint8).__array_interface__["data"][0]
+    return address
+
+
+def _failed(action: str, path: Path, offset: int, n_bytes: int, error: OSError) -> StorageError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        why = "no file may be as large" if error.errno == errno.EFBIG else "the device is full"
+        return StorageFull(f"cannot {action} {n_bytes} bytes of {path} at offset {offset}: {why}")
+    return StorageError(f"cannot {action} {n_bytes} bytes of {path} at offset {offset}: {error.strerror}")
