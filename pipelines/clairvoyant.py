@@ -15,7 +15,10 @@ def load_bound_s(
     """
 
     def delivered_bytes(elapsed_s: float) -> float:
-        return link.amount(arrival_s, arrival_s + elapsed_s - rtt_s) if elapsed_s > rtt_s else 0.0
+        # A request takes half the round trip to the bottleneck, its bytes the other half from there.
+        if elapsed_s <= rtt_s:
+            return 0.0
+        return link.amount(arrival_s + rtt_s / 2, arrival_s + elapsed_s - rtt_s / 2)
 
     def computed_s(elapsed_s: float) -> float:
         return processor.amount(arrival_s, arrival_s + elapsed_s)

@@ -28,6 +28,8 @@ class Context:
     active_blocks: np.ndarray
     encoded_bytes: np.ndarray
     level_scale: tuple[float, ...] = (1.0,)
+    # False: what arrives can be used as it is, and takes no decompression.
+    entropy_coded: bool = True
 
     @property
     def total_tokens(self) -> int:

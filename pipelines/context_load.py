@@ -11,6 +11,7 @@ from kvferry.machine.machine import Machine
 from kvferry.machine.ops import Decompress, KvRef
 from kvferry.machine.ticket import Cancelled, Ticket
 from kvferry.pipelines.context import Context
+from kvferry.policies.loading.fallback import compute_without_link
 from kvferry.policies.loading.loader import Loader, LoadFacts
 from kvferry.policies.loading.problem import LoadProblem
 from kvferry.policies.loading.progress import LoadProgress
@@ -56,9 +57,12 @@ class ContextLoad:
         self.streamed_bytes = 0.0
         self.wasted_bytes = 0.0
         self.done = machine.env.event()
+        # Why the link carries nothing any more; None while it does.
+        self._link_down: BaseException | None = None
         self._to_compute: deque[int] = deque()
         self._computing: dict[int, list[Ticket]] = {}
-        self._fetches: dict[int, Ticket] = {}
+        # The transfer that each unit is in, and its bytes.
+        self._fetches: dict[int, tuple[Ticket, float]] = {}
         self._on_link_bytes = 0.0
         self._on_link = 0
         self._transfers = 0
@@ -103,21 +107,25 @@ class ContextLoad:
         self._pumping = True
         while len(self._computing) < self.pace.compute_ahead and self._compute_next():
             pass
-        while self._link_has_room() and self._stream_next():
+        while self._link_down is None and self._link_has_room() and self._stream_next():
             pass
         self._pumping = False
+        if self._link_down is not None and not self._computing and not self._fetches:
+            self.done.fail(self._link_down)
 
     def _compute_next(self) -> bool:
         while True:
             if not self._to_compute:
                 wanted = self.loader.next_compute(self.progress, self._look())
+                if wanted is None and self._link_down is not None:
+                    wanted = compute_without_link(self.progress)
                 if wanted is None:
                     return False
                 self._to_compute.extend(wanted.units)
             unit = self._to_compute.popleft()
             if self.progress.computable(unit):
                 break
-            if not self.progress.present[unit]:
+            if not (self.progress.present[unit] or self.progress.computing[unit]):
                 raise KvferryError(f"{type(self.loader).__name__} wants unit {unit} computed before it can be")
         self.progress.hand_over_compute(unit)
         place = self.progress.problem.place(unit)
@@ -140,10 +148,10 @@ class ContextLoad:
 
     def _drop_fetch(self, unit: int) -> None:
         """The processor won this race: stop the transfer if nothing else in it is wanted."""
-        ticket = self._fetches.get(unit)
-        if ticket is None:
+        if unit not in self._fetches:
             return
-        others = (u for u, t in self._fetches.items() if t is ticket and u != unit)
+        ticket, _ = self._fetches[unit]
+        others = (u for u, (t, _) in self._fetches.items() if t is ticket and u != unit)
         if all(self.progress.present[u] for u in others):
             ticket.cancel()
 
@@ -169,12 +177,14 @@ class ContextLoad:
         self._on_link_bytes += chunks.n_bytes
         fetched = self.machine.fetch(chunks, request=self.request)
         values = self.context.values_of(wanted.units)
-        opened = self.machine.submit(Decompress(values), after=(fetched,), on="decompress", request=self.request)
+        opened = fetched
+        if self.context.entropy_coded:
+            opened = self.machine.submit(Decompress(values), after=(fetched,), on="decompress", request=self.request)
         t, l, _ = self.progress.problem.place(wanted.units[0])
         kv = KvRef(self.context.sequence, t, l, None, values * self.context.model.kv_value_bytes)
         placed = self.machine.copy(kv, to="device", after=(opened,), request=self.request)
         for unit in wanted.units:
-            self._fetches[unit] = fetched
+            self._fetches[unit] = (fetched, chunks.n_bytes)
         _then(fetched, partial(self._left_link, chunks.n_bytes))
         _then(placed, partial(self._streamed, wanted.units, share, values))
         return True
@@ -183,9 +193,9 @@ class ContextLoad:
         self._on_link -= 1
         self._on_link_bytes -= n_bytes
         if not event.ok:
+            # No byte will come any more: compute the rest, if the loader or the coupling leaves a way.
             event.defused = True
-            if not self.done.triggered:
-                self.done.fail(event.value)
+            self._link_down = event.value
         elif _cancelled(event):
             self.wasted_bytes += event.value.bytes_done
         self._pump()
@@ -194,13 +204,14 @@ class ContextLoad:
         self._transfers -= 1
         for unit in units:
             self._fetches.pop(unit, None)
-        if not event.ok:
+        if not event.ok or _cancelled(event):
             event.defused = True
-            return
-        if _cancelled(event):
             for unit in units:
                 self.progress.stream_cancelled(unit, share_bytes)
+            self._pump()
             return
+        if self.done.triggered:
+            return  # booked as wasted when the load was done
         for unit in units:
             if self.progress.present[unit]:
                 self.wasted_bytes += share_bytes
@@ -217,8 +228,10 @@ class ContextLoad:
             self._pump()
         elif not self.done.triggered:
             self.done.succeed()
-            for ticket in dict.fromkeys(self._fetches.values()):
+            for ticket, n_bytes in dict(self._fetches.values()).items():
                 ticket.cancel()
+                if not ticket.cancelled:  # past the bottleneck: it arrives, and nobody needs it
+                    self.wasted_bytes += n_bytes
             for tickets in reversed(list(self._computing.values())):
                 for ticket in reversed(tickets):
                     ticket.cancel()

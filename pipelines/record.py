@@ -47,5 +47,7 @@ class Run:
     # The replayed link: edges (n + 1) and rates (n) over the run, for drawing.
     link_times_s: tuple[float, ...] = ()
     link_bytes_per_s: tuple[float, ...] = ()
+    # Stopped by the user: the requests are those that had finished by then.
+    interrupted: bool = False
     # Wall-clock seconds this run took to simulate, to plan: the only entries that differ between equal runs.
     measured: dict[str, Any] = field(default_factory=dict)

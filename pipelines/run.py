@@ -29,7 +29,7 @@ def run_scenario(scenario: Scenario, progress: Progress = lambda done, of: None,
     `system` is run instead of the one that the scenario names.
 
     Raises InputError for names and settings that do not exist. A model or context that does not fit and a
-    link that ends are outcomes, told in the Run with what was finished by then.
+    link that ends are outcomes, told in the Run with what was finished by then; so it is after Ctrl-C.
     """
     began_s = perf_counter()
     system = system or pick("system", SYSTEMS, scenario.system).with_policies(scenario.policy_values)
@@ -43,7 +43,7 @@ def run_scenario(scenario: Scenario, progress: Progress = lambda done, of: None,
         records.append(record)
         progress(len(records), scenario.workload.requests)
 
-    outcome, why = _drive(machine, workload, finished)
+    outcome, why, interrupted = _drive(machine, workload, finished)
     simulated_s = perf_counter() - began_s
     return Run(
         outcome=outcome,
@@ -56,6 +56,7 @@ def run_scenario(scenario: Scenario, progress: Progress = lambda done, of: None,
         memory_peak_bytes=machine.memory.peak_bytes,
         kv_memory_peak_bytes=machine.memory.peak_of("kv"),
         **_link_over(machine.link.trace, machine.env.now),
+        interrupted=interrupted,
         measured={"simulation_s": simulated_s, "bounds_s": perf_counter() - began_s - simulated_s},
     )
 
@@ -83,16 +84,21 @@ def price_s(scenario: Scenario, cost_model: str) -> Callable[[Op], np.ndarray]:
     return lambda op: costs.durations_s(op) + spec.dispatch_s
 
 
-def _drive(machine: SimMachine, workload: Workload, finished: Callable[[RequestRecord], None]) -> tuple[Outcome, str]:
+def _drive(
+    machine: SimMachine, workload: Workload, finished: Callable[[RequestRecord], None]
+) -> tuple[Outcome, str, bool]:
+    """Outcome, why, and whether the user stopped it."""
     if machine.weights_refused:
-        return "out_of_memory", str(machine.weights_refused)
+        return "out_of_memory", str(machine.weights_refused), False
     try:
         machine.env.run(until=machine.env.process(workload.run(machine, finished)))
     except OutOfMemory as error:
-        return "out_of_memory", str(error)
+        return "out_of_memory", str(error), False
     except LinkDown as error:
-        return "infeasible", str(error)
-    return "done", ""
+        return "infeasible", str(error), False
+    except KeyboardInterrupt:
+        return "done", "interrupted", True
+    return "done", "", False
 
 
 def _with_bounds(

@@ -31,7 +31,8 @@ class Workload:
         self, scenario: Scenario, system: System, planned_bytes_per_s: float, estimate_s: Callable[[Op], Any]
     ) -> None:
         self._scenario, self._system = scenario, system
-        self._planned_bytes_per_s = planned_bytes_per_s
+        # A link that is down for good is planned with as one that is hopelessly slow: planners divide by it.
+        self._planned_bytes_per_s = max(planned_bytes_per_s, 1.0)
         self._estimate_s = estimate_s
         self._codec = pick("codec", CODECS, system.codec)
         self.pace = Pace()
@@ -69,6 +70,7 @@ class Workload:
             active_blocks=chunks.active_blocks,
             encoded_bytes=encoding.encoded_bytes,
             level_scale=encoding.level_scale,
+            entropy_coded=encoding.entropy_coded,
         )
 
     def request(self, n: int) -> ContextRequest:
@@ -97,11 +99,11 @@ class Workload:
         under_way = []
         rng = np.random.default_rng([self._scenario.seed, _ARRIVALS])
         for n in range(self._scenario.workload.requests):
-            process = env.process(one(n))
             if arrivals is None:
-                yield process
+                yield env.process(one(n))
                 continue
-            under_way.append(process)
-            rate_hz, every_s = arrivals.rate_hz, arrivals.every_s
-            yield env.timeout(rng.exponential(1 / rate_hz) if rate_hz else every_s)
+            if n > 0:
+                gap_s = rng.exponential(1 / arrivals.rate_hz) if arrivals.rate_hz else arrivals.every_s
+                yield env.timeout(gap_s)
+            under_way.append(env.process(one(n)))
         yield env.all_of(under_way)

@@ -31,10 +31,12 @@ _CACHEGEN_LEVELS = 5
 @dataclass(frozen=True)
 class Encoding:
     """Sizes in the store: ``encoded_bytes[T, L, H]`` at level 0, the best quality, and every level's total
-    relative to that, descending."""
+    relative to that, descending. Without entropy coding nothing has to be decompressed: what is left to do,
+    scales and offsets, is done where the numbers are used."""
 
     encoded_bytes: np.ndarray
     level_scale: tuple[float, ...] = (1.0,)
+    entropy_coded: bool = True
 
 
 def huffman(entropy_bits: np.ndarray, values: np.ndarray | int) -> Encoding:
@@ -61,12 +63,12 @@ def cachegen(entropy_bits: np.ndarray, values: np.ndarray | int) -> Encoding:
 
 def kivi(entropy_bits: np.ndarray, values: np.ndarray | int) -> Encoding:
     """KIVI: two bits per number whatever its content, with a 16-bit scale and zero point for every 32."""
-    return Encoding(_bytes(np.full(entropy_bits.shape, 2 + 32 / 32), 0.0, values))
+    return Encoding(_bytes(np.full(entropy_bits.shape, 2 + 32 / 32), 0.0, values), entropy_coded=False)
 
 
 def fp16(entropy_bits: np.ndarray, values: np.ndarray | int) -> Encoding:
     """The numbers as they lie in memory."""
-    return Encoding(_bytes(np.full(entropy_bits.shape, 16.0), 0.0, values))
+    return Encoding(_bytes(np.full(entropy_bits.shape, 16.0), 0.0, values), entropy_coded=False)
 
 
 Codec = Callable[[np.ndarray, np.ndarray | int], Encoding]

@@ -24,8 +24,8 @@ from kvferry.traces.rate import RateTrace
 class Processor(WorkQueue):
     """Runs one op at a time; how queued ops wait, see WorkQueue.
 
-    An op takes `dispatch_s` and then what it costs. Under a background load l(t) it advances at 1 - l(t), and
-    while the memory bus is short of bandwidth, at the speed of its share besides. Dispatch is slowed by neither.
+    An op takes `dispatch_s` and then what it costs. Under a background load l(t) both advance at 1 - l(t); while the
+    memory bus is short of bandwidth, what it costs advances at the speed of its share besides.
     `load_s` is paid before the first op, as a span "load" of its own.
     """
 
@@ -86,7 +86,7 @@ class Processor(WorkQueue):
             self._tell(Span(self.resource, "load", self.env.now, loaded_s))
             work.start_s = loaded_s
         assert work.start_s is not None
-        begins_s = work.start_s + self._spec.dispatch_s
+        begins_s = self._done_s(work.start_s, self._spec.dispatch_s)
         cost_s = work.nominal_s - self._spec.dispatch_s
         if self._bus is None or not work.n_bytes or not cost_s:
             work.fire_in(self._done_s(begins_s, cost_s) - self.env.now, self._end)

@@ -161,14 +161,14 @@ def test_a_failure_spreads_with_its_message() -> None:
 # --- background load -------------------------------------------------------------------------------------------
 
 
-def test_a_background_load_stretches_the_cost_and_not_the_dispatch() -> None:
-    # Load 0.5 in the first of every 2 s. a costs 2: dispatch to 0.25; by 1 s 0.375 are done, by 2 s 1.375, by 3 s
-    # 1.875, all by 3.125. b costs 0.5: dispatch to 3.375, at full speed until 3.875.
+def test_a_background_load_stretches_dispatch_and_cost() -> None:
+    # Load 0.5 in the first of every 2 s. a costs 2: dispatch to 0.5; by 1 s 0.25 are done, by 2 s 1.25, by 3 s 1.75,
+    # all by 3.25. b costs 0.5: dispatch to 3.5, at full speed until 4.
     load = RateTrace(np.array([0.0, 1.0, 2.0]), np.array([0.5, 0.0]), "loop")
     world = World(load=load, dispatch_s=0.25)
     a, b = world.gpu.submit(FeedForward(2)), world.gpu.submit(FeedForward(0.5))
     world.env.run()
-    assert (a.end_s, b.end_s) == pytest.approx((3.125, 3.875))
+    assert (a.end_s, b.end_s) == pytest.approx((3.25, 4.0))
 
 
 def test_speed_is_nominal_over_actual() -> None:
