@@ -6,6 +6,7 @@ nothing while units are missing (LoaderStuck).
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,10 +15,11 @@ from hypothesis import strategies as st
 
 from kvferry.backends.fake import FakeMachine
 from kvferry.machine.machine import Facts
-from kvferry.machine.ops import Chunks, Op
+from kvferry.machine.ops import Chunks, KvRef, Op
 from kvferry.machine.ticket import Ticket
 from kvferry.pipelines.context import Context
 from kvferry.pipelines.context_load import ContextLoad, Pace
+from kvferry.policies.loading.bound import bound_s, frontier
 from kvferry.policies.loading.cachegen import CacheGen
 from kvferry.policies.loading.ferry import Ferry
 from kvferry.policies.loading.hybrid import Hybrid
@@ -27,6 +29,7 @@ from kvferry.policies.loading.progress import LoadProgress
 from kvferry.policies.loading.single_path import LocalPrefill, StreamOnly
 from kvferry.policies.loading.staged import Staged
 from kvferry.specs.model import ModelSpec
+from kvferry.traces.chunks import generate_chunks
 
 LOADERS: dict[str, Callable[[], Loader]] = {
     "stream-only": StreamOnly,
@@ -204,3 +207,65 @@ def test_the_same_load_twice_takes_the_same_decisions(name: str, case: Case) -> 
     _, first = load(case, LOADERS[name]())
     _, second = load(case, LOADERS[name]())
     assert (first.computed, first.streamed) == (second.computed, second.streamed)
+
+
+class SteadyMachine(FakeMachine):
+    """Everything takes exactly what planners believe."""
+
+    def __init__(self, bytes_per_s: float) -> None:
+        super().__init__(bytes_per_s=bytes_per_s)
+
+    def submit(
+        self,
+        op: Op,
+        *,
+        after: Iterable[Ticket] = (),
+        on: str = "compute",
+        priority: int = 0,
+        request: int | None = None,
+    ) -> Ticket:
+        return self._put(on, 0.0 if on == "decompress" else float(seconds(op)), 0.0, after, None, priority)
+
+    def copy(self, kv: KvRef, to: str, *, after: Iterable[Ticket] = (), request: int | None = None) -> Ticket:
+        return self._put("copy", 0.0, 0.0, after, None, 0)
+
+
+def seconds(op: Any) -> np.ndarray:
+    """Attention by the block, 10 us each; 20 us for a token's dense operators in a layer, 1 us for its projection."""
+    blocks = getattr(op, "active_blocks", 0)
+    dense = {"PrefillHead": 5e-6, "Advance": 20e-6, "Project": 1e-6}[type(op).__name__]
+    return np.asarray(blocks * 10e-6 + op.tokens * dense)
+
+
+@pytest.mark.parametrize("coupling", ["all_heads", "per_head"])
+@pytest.mark.parametrize("seed", range(3))
+def test_ferry_is_near_the_bound_where_chunks_differ_strongly(coupling: Coupling, seed: int) -> None:
+    # A video whose sizes and attention vary independently, on a link that is as fast as the processor.
+    model = ModelSpec(
+        name="small", layers=12, hidden=8, query_heads=4, kv_heads=4, head_dim=64, ffn=8, vocabulary=8, source="test"
+    )
+    sizes = generate_chunks("vlm", 12 * 1024, 12, 4, seed)
+    attention = generate_chunks("vlm", 12 * 1024, 12, 4, seed, sequence=1)
+    context = Context(
+        sequence=0,
+        model=model,
+        coupling=coupling,
+        tokens=sizes.tokens,
+        active_blocks=attention.active_blocks,
+        encoded_bytes=sizes.entropy_bits * 1024 * 128 / 8,
+    )
+    load = context.problem(seconds)
+    bytes_per_s = float(load.stream_bytes.sum() / load.compute_s.sum())
+    least_s = bound_s(frontier(load), bytes_per_s)
+
+    def took_s(loader: Loader) -> float:
+        machine = SteadyMachine(bytes_per_s)
+        running = ContextLoad(
+            machine, context, load, loader, request=0, planned_bytes_per_s=bytes_per_s, rtt_s=0.0, pace=Pace()
+        )
+        machine.env.run(until=running.done)
+        return float(machine.env.now)
+
+    assert least_s <= took_s(Ferry()) <= 1.02 * least_s
+    for other in ("ferry chain", "sparkv", "sparkv strict", "hybrid two-pointer", "hybrid true-costs", "stream-only"):
+        assert took_s(LOADERS[other]()) >= least_s

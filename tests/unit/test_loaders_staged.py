@@ -104,6 +104,7 @@ def test_what_lies_above_a_migrated_unit_follows_it(monkeypatch: pytest.MonkeyPa
     assert world.stream() == 2
     assert [world.compute(), world.compute(), world.compute()] == [0, 1, None]
     assert world.stream() == 3
+    assert world.loader.controller is not None and world.loader.controller.migrations == 1  # it is no second one
 
 
 def test_a_fast_processor_computes_what_was_left_to_the_link(monkeypatch: pytest.MonkeyPatch) -> None:
