@@ -1,0 +1,280 @@
+"""Real Transformers from Hugging Face: loaded from safetensors alone, or made of random weights.
+
+Nothing in a model's folder is executed and nothing pickled is read: no remote code, no adapters, no .bin.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvferry.specs.errors import InputError, MissingExtra, pick
+from kvferry.specs.model import ModelSpec
+
+try:
+    import torch
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import (
+        LlamaConfig,
+        LlamaForCausalLM,
+        PreTrainedConfig,
+        PreTrainedModel,
+        Qwen2Config,
+        Qwen2ForCausalLM,
+        Qwen3Config,
+        Qwen3ForCausalLM,
+    )
+except ImportError as error:
+    raise MissingExtra("a real model needs torch and transformers: install the [torch] extra") from error
+
+
+@dataclass(frozen=True)
+class Family:
+    """The classes behind a `model_type`."""
+
+    config: type[PreTrainedConfig]
+    model: type[PreTrainedModel]
+
+
+# Qwen2.5 is of the type qwen2.
+FAMILIES = {
+    "llama": Family(LlamaConfig, LlamaForCausalLM),
+    "qwen2": Family(Qwen2Config, Qwen2ForCausalLM),
+    "qwen3": Family(Qwen3Config, Qwen3ForCausalLM),
+}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+# These stretch the rotary embedding with the length of the sequence, so that keys depend on tokens yet to come.
+_ROPE_BY_LENGTH = ("dynamic", "longrope")
+_HUB_FILES = ("*.json", "*.safetensors", "*.txt", "tokenizer.model")
+_MAX_JSON_BYTES = 64 * 2**20
+
+
+def load_model(
+    reference: str | Path, dtype: str | None = None, device: str = "cpu", *, allow_download: bool = False
+) -> PreTrainedModel:
+    """A model ready for inference, from a folder or by its name on the hub ("Qwen/Qwen3-0.6B").
+
+    A name is looked up in the local cache, and fetched only with `allow_download`. `dtype` is a key of DTYPES;
+    None: as stored. Raises InputError for what is missing, damaged, of another family, or does not fit.
+    """
+    folder = _folder(str(reference), allow_download)
+    config = _config(folder)
+    chosen = pick("dtype", DTYPES, dtype) if dtype else _stored_dtype(config)
+    target = _device(device)
+    _check_weights(folder)
+    spec = _spec(config, chosen, str(reference))
+    _check_fits(spec, target)
+    try:
+        # Left out: spreading over several devices; weights pass through host memory.
+        model, found = FAMILIES[config.model_type].model.from_pretrained(
+            folder,
+            config=config,
+            dtype=chosen,
+            use_safetensors=True,
+            trust_remote_code=False,
+            local_files_only=True,
+            output_loading_info=True,
+        )
+    except Exception as error:  # safetensors, json, torch and transformers each raise their own at damaged files
+        raise InputError(f"{folder}: the weights cannot be read: {_one_line(error)}") from error
+    lacking = sorted(found["missing_keys"]) + sorted(str(key[0]) for key in found["mismatched_keys"])
+    if lacking:
+        raise InputError(f"{folder}: {len(lacking)} weights are missing or of another shape, such as {lacking[0]}")
+    return _ready(model, target)
+
+
+def random_model(
+    family: str,
+    spec: ModelSpec,
+    *,
+    seed: int,
+    dtype: str = "float32",
+    device: str = "cpu",
+    spread: float = 0.02,
+    rope: Mapping[str, Any] | None = None,
+) -> PreTrainedModel:
+    """A model of that family and these dimensions, its weights drawn with standard deviation `spread`.
+
+    Biases and norms are drawn too, so that none is neutral. `rope` are the config's `rope_parameters`. The same
+    seed gives the same weights, up to rounding, in every dtype. Raises InputError for dimensions that the family
+    does not allow, and for a model that does not fit.
+    """
+    kind = pick("model family", FAMILIES, family)
+    chosen, target = pick("dtype", DTYPES, dtype), _device(device)
+    try:
+        config = kind.config(
+            num_hidden_layers=spec.layers,
+            hidden_size=spec.hidden,
+            num_attention_heads=spec.query_heads,
+            num_key_value_heads=spec.kv_heads,
+            head_dim=spec.head_dim,
+            intermediate_size=spec.ffn,
+            vocab_size=spec.vocabulary,
+            tie_word_embeddings=spec.tied_embeddings,
+            rope_parameters=dict(rope) if rope else None,
+            max_position_embeddings=131072,
+            bos_token_id=None,
+            eos_token_id=None,
+        )
+        check_config(config, f"a {family} with random weights")
+        _check_fits(_spec(config, torch.float32, spec.name), torch.device("cpu"))
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model = kind.model(config)
+            for weights in model.parameters():
+                neutral = weights.detach().mean() if weights.ndim == 1 else 0.0  # norms are about 1, biases about 0
+                torch.nn.init.normal_(weights, float(neutral), spread)
+    except (ValueError, TypeError, ZeroDivisionError, StrictDataclassError) as error:
+        raise InputError(f"{spec.name}: not a {family}: {_one_line(error)}") from error
+    return _ready(model.to(chosen), target)
+
+
+def spec_of(model: PreTrainedModel, name: str | None = None) -> ModelSpec:
+    """The dimensions of a live model, its weights and KV as wide as its dtype."""
+    return _spec(model.config, model.dtype, name or model.config.name_or_path or f"random {model.config.model_type}")
+
+
+def check_config(config: PreTrainedConfig, where: str) -> None:
+    """Raise InputError unless a model can be prefilled chunk by chunk, to the same result as at once."""
+    if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
+        raise InputError(f"{where}: has sliding-window layers; only full attention is supported")
+    rope = (config.rope_parameters or {}).get("rope_type", "default")
+    if rope in _ROPE_BY_LENGTH:
+        raise InputError(f"{where}: rope_type {rope!r} makes keys depend on later tokens; 'yarn' or 'llama3' would do")
+    if getattr(config, "quantization_config", None) is not None:
+        raise InputError(f"{where}: has quantised weights; float32, bfloat16 and float16 are supported")
+
+
+def _folder(reference: str, allow_download: bool) -> Path:
+    folder = Path(reference).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.exists() or reference.startswith((".", "/", "~")) or reference.count("/") != 1:
+        raise InputError(f"{reference}: not a folder with a model, nor a name on the hub like Qwen/Qwen3-0.6B")
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(reference, allow_patterns=list(_HUB_FILES), local_files_only=not allow_download))
+    except (OSError, ValueError) as error:
+        hint = "" if allow_download else "; it is not in the local cache, and downloads are not allowed here"
+        raise InputError(f"{reference}: no such folder, and not to be had from the hub{hint}") from error
+
+
+def _config(folder: Path) -> PreTrainedConfig:
+    path = folder / "config.json"
+    description = _json(path)
+    kind = pick("model family", FAMILIES, str(description.get("model_type")))
+    if (folder / "adapter_config.json").exists():
+        raise InputError(f"{folder}: an adapter; the whole model is needed, with the adapter merged into it")
+    for elsewhere in ("transformers_weights", "auto_map"):  # other files to read, or to execute
+        description.pop(elsewhere, None)
+    try:
+        config = kind.config.from_dict(description)
+        _spec(config, torch.float32, str(path))  # refuses dimensions that no model has
+    except Exception as error:  # each validator of a config raises its own
+        raise InputError(f"{path}: not the config of a {kind.model.__name__}: {_one_line(error)}") from error
+    check_config(config, str(path))
+    config.name_or_path = str(folder)
+    return config
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        if path.stat().st_size > _MAX_JSON_BYTES:
+            raise InputError(f"{path}: {path.stat().st_size:,} bytes; at most {_MAX_JSON_BYTES:,} are read")
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}; a model's folder has config.json and *.safetensors") from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: not JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise InputError(f"{path}: a mapping is needed, this is a {type(content).__name__}")
+    return content
+
+
+def _check_weights(folder: Path) -> None:
+    """Whole and in safetensors: one file, or an index whose files all lie beside it."""
+    if (folder / "model.safetensors").is_file():
+        return
+    index = folder / "model.safetensors.index.json"
+    if not index.is_file():
+        others = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
+        also = f"; {others[0]} is pickled and not read: convert it" if others else ""
+        raise InputError(f"{folder}: has no model.safetensors{also}")
+    shards = _json(index).get("weight_map")
+    if not isinstance(shards, dict) or not shards:
+        raise InputError(f"{index}: has no weight_map")
+    for shard in sorted(set(map(str, shards.values()))):
+        if Path(shard).name != shard or not shard.endswith(".safetensors"):
+            raise InputError(f"{index}: {shard!r} is not a .safetensors file beside it")
+        if not (folder / shard).is_file():
+            raise InputError(f"{folder}: {shard} is missing")
+
+
+def _stored_dtype(config: PreTrainedConfig) -> torch.dtype:
+    stored = config.dtype or torch.float32
+    if stored not in DTYPES.values():
+        raise InputError(f"stored as {stored}, which nothing here computes with; give one of {', '.join(DTYPES)}")
+    return stored
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(f"device {name!r} is not available here: {_one_line(error)}") from None
+    return device
+
+
+def _check_fits(spec: ModelSpec, device: torch.device) -> None:
+    free_bytes = _free_bytes(device)
+    if free_bytes is not None and spec.weight_bytes > free_bytes:
+        raise InputError(
+            f"{spec.name}: its weights take {spec.weight_bytes / 2**30:.2f} GiB, "
+            f"{free_bytes / 2**30:.2f} GiB are free on {device}; a smaller model or a shorter dtype would do"
+        )
+
+
+def _free_bytes(device: torch.device) -> float | None:
+    """Memory that can still be had; None where nobody says."""
+    if device.type == "cuda":
+        return float(torch.cuda.mem_get_info(device)[0])
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    free_kib = next((line.split()[1] for line in lines if line.startswith("MemAvailable:")), None)
+    return None if free_kib is None else float(free_kib) * 1024
+
+
+def _spec(config: PreTrainedConfig, dtype: torch.dtype, name: str) -> ModelSpec:
+    heads = config.num_attention_heads
+    return ModelSpec(
+        name=name,
+        layers=config.num_hidden_layers,
+        hidden=config.hidden_size,
+        query_heads=heads,
+        kv_heads=config.num_key_value_heads,
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        ffn=config.intermediate_size,
+        vocabulary=config.vocab_size,
+        tied_embeddings=config.tie_word_embeddings,
+        weight_bits=8 * dtype.itemsize,
+        embedding_bits=8 * dtype.itemsize,
+        kv_value_bytes=dtype.itemsize,
+        source=f"the config of {name}",
+    )
+
+
+def _ready(model: PreTrainedModel, device: torch.device) -> PreTrainedModel:
+    try:
+        model = model.to(device)
+    except torch.OutOfMemoryError:
+        raise InputError(f"{model.config.name_or_path}: does not fit into the memory of {device}") from None
+    return model.eval().requires_grad_(False)
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300]
