@@ -8,8 +8,9 @@ Links differ by a factor of 400 in rate; so that both paths matter on each, ever
 The bound sees the whole trace and leaves out round trips on the way back, decompression, copies and token
 dependencies; it is that of SparKV's encoding, below which CacheGen may come, as it may send fewer bits.
 
-Contents: text; vlm, where sizes and attention rise and fall together from scene to scene; vlm-apart, the same
-with the sizes of one video and the attention of another, so that they do not: the hardest for the chain.
+Contents: text; vlm, where sizes and attention rise and fall together from scene to scene; vlm-apart, with the
+sizes of one video and the attention of another; vlm-opposed, where attention falls as sizes rise. The last two are
+not measured anywhere: they are there because they are hard.
 """
 
 import argparse
@@ -36,7 +37,7 @@ from kvferry.policies.loading.staged import Staged
 from kvferry.scenarios.loader import load_device, load_model
 from kvferry.sim.costs.cost_model import COST_MODELS, CostModel
 from kvferry.traces.catalogue import catalogue, recorded_trace
-from kvferry.traces.chunks import ChunkTrace, generate_chunks
+from kvferry.traces.chunks import CHARACTERS, ChunkTrace, generate_chunks
 from kvferry.traces.rate import RateTrace
 
 LOADERS: dict[str, Callable[[], Loader]] = {
@@ -58,7 +59,7 @@ LOADERS: dict[str, Callable[[], Loader]] = {
     "stream-only": StreamOnly,
     "local-prefill": LocalPrefill,
 }
-CONTENTS = ("text", "vlm", "vlm-apart")
+CONTENTS = ("text", "vlm", "vlm-apart", "vlm-opposed")
 DEVICE, MODEL = load_device("rtx-5080-laptop"), load_model("llama-3.1-8b")
 MEAN_BYTES_PER_S = 80e6
 RTT_S = 0.004
@@ -87,11 +88,12 @@ def _costs(name: str) -> CostModel:
 
 
 def chunks_of(content: str, tokens: int, sequence: int) -> ChunkTrace:
-    one = generate_chunks(content.removesuffix("-apart"), tokens, MODEL.layers, MODEL.kv_heads, 0, sequence)
-    if not content.endswith("-apart"):
-        return one
-    other = generate_chunks("vlm", tokens, MODEL.layers, MODEL.kv_heads, 0, sequence + 1000)
-    return replace(one, active_blocks=other.active_blocks)
+    CHARACTERS["vlm-opposed"] = replace(CHARACTERS["vlm"], novelty_reach=-CHARACTERS["vlm"].novelty_reach)
+    generate = partial(generate_chunks, layers=MODEL.layers, kv_heads=MODEL.kv_heads, seed=0)
+    if content != "vlm-apart":
+        return generate(content, tokens, sequence=sequence)
+    other = generate("vlm", tokens, sequence=sequence + 1000)
+    return replace(generate("vlm", tokens, sequence=sequence), active_blocks=other.active_blocks)
 
 
 @cache
