@@ -151,7 +151,7 @@ class LiveChannel:
         text, blobs = self._exactly(text_bytes), self._exactly(blob_bytes)
         try:
             return _unpacked(text, blobs)
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
             raise ChannelBroken(f"what {self._peer} sends is no message of ours: {error}") from error
 
     def _exactly(self, n_bytes: int) -> bytearray:

@@ -55,7 +55,7 @@ class LiveLink(Worker):
         self._held: dict[LiveWork, tuple[Any, BaseException | None]] = {}
         self._flowing: set[Moving] = set()
         self._busy_flowing = Busy()
-        # All bytes that had arrived by then.
+        # All bytes that had arrived by then while the link was busy.
         self._times_s, self._totals_bytes = array("d", [0.0]), array("d", [0.0])
 
     def fetch(self, chunks: Chunks, after: Iterable[Ticket] = (), request: int | None = None) -> LiveWork:
@@ -95,7 +95,7 @@ class LiveLink(Worker):
         return self._busy_flowing.utilisation(max(self._born_s, now - window_s), now)
 
     def left(self, work: LiveWork) -> list[LiveWork]:
-        assert work.moving is not None and work.request in self._flows
+        assert work.moving is not None
         flow = self._flows[work.request]
         self._dry(work.moving)
         self._under_way[flow].remove(work)
@@ -140,7 +140,7 @@ class LiveLink(Worker):
         if moving in self._flowing:
             self._flowing.remove(moving)
             if not self._flowing:
-                self._busy_flowing.end(self.env.now)
+                self._busy_flowing.end(self._times_s[-1])
 
     # --- in the threads ------------------------------------------------------------------------------------------
 
@@ -152,8 +152,10 @@ class LiveLink(Worker):
             moving.bytes_done += n_bytes
             if moving.first_s is None:
                 moving.first_s = now
+                if not self._flowing:
+                    self._busy_flowing.begin(now)
+                    n_bytes = 0.0  # they were on their way before, for a time unknown
                 self._flowing.add(moving)
-                self._busy_flowing.begin(now)
             self._times_s.append(now)
             self._totals_bytes.append(self._totals_bytes[-1] + n_bytes)
 

@@ -32,7 +32,11 @@ class StorageFull(StorageError):
 
 
 class Data:
-    """What was read: `views` shows each extent's bytes, in order, until `release`."""
+    """What was read: `views` shows each extent's bytes, in order, until `release`.
+
+    Released memory spares the next read new pages, which cost as much as a fast device does; what is not released
+    goes when nobody looks at it any more.
+    """
 
     def __init__(self, views: list[memoryview], give_back: Callable[[], None]) -> None:
         self.views = views
@@ -42,13 +46,11 @@ class Data:
         return b"".join(self.views)
 
     def release(self) -> None:
-        """The memory may be used again; the views are empty from now on. Releasing twice is harmless."""
-        if self._give_back is not None:
-            for view in self.views:
-                view.release()
-            self.views = []
-            self._give_back()
-            self._give_back = None
+        """Have the memory used again: nobody may look at it any more. Releasing twice is harmless."""
+        give_back, self._give_back = self._give_back, None
+        self.views = []
+        if give_back is not None:
+            give_back()
 
 
 class Storage:
@@ -114,25 +116,24 @@ class Storage:
                 os.close(fd)
             partial.replace(path)
         except OSError as error:
-            partial.unlink(missing_ok=True)
             raise _failed("make", path, 0, n_bytes, error) from error
+        finally:
+            partial.unlink(missing_ok=True)
         return cls(path, writable=True, **settings)
 
     def read(self, extents: Extents) -> Data:
         """The bytes of these extents. Raises StorageError when the file ends before they do."""
         block = self._block
-        spans = [
-            (offset - offset % block, offset % block, length, -(-(offset % block + length) // block) * block)
-            for offset, length in self._inside(extents)
-        ]
-        buffer = self._take(sum(n_bytes for *_, n_bytes in spans))
+        # In whole blocks: the bytes before each extent, and what is read for it.
+        around = [(o % block, -(-(o % block + n) // block) * block if n else 0) for o, n in self._inside(extents)]
+        buffer = self._take(sum(n_bytes for _, n_bytes in around))
         whole = memoryview(buffer)
         commands: list[Command] = []
         views = []
         at = 0
-        for start, skip, length, n_bytes in spans:
-            views.append(whole[at + skip : at + skip + length])
-            commands += self._commands(start, whole[at : at + n_bytes])
+        for (offset, length), (before, n_bytes) in zip(self._inside(extents), around, strict=True):
+            views.append(whole[at + before : at + before + length])
+            commands += self._commands(offset - before, whole[at : at + n_bytes])
             at += n_bytes
         self._run(self._fill, commands)
         return Data(views, lambda: self._give_back(buffer))
@@ -172,6 +173,12 @@ class Storage:
             os.close(self._fd)
             self._fd = None
 
+    def __enter__(self) -> "Storage":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     # --- commands ------------------------------------------------------------------------------------------------
 
     def _inside(self, extents: Extents) -> Iterator[tuple[int, int]]:
@@ -180,8 +187,7 @@ class Storage:
                 raise StorageError(
                     f"{self.path} has {self.size_bytes} bytes; {length} at offset {offset} do not lie inside"
                 )
-            if length:
-                yield offset, length
+            yield offset, length
 
     def _commands(self, offset: int, memory: memoryview) -> list[Command]:
         step = self._command_bytes

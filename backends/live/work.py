@@ -70,13 +70,13 @@ class LiveWork(TimedWork):
         with self.env.lock:
             if self.ended or (self.begun and self.moving is None):
                 return 0.0
-            bytes_done = 0.0
-            if self.begun:
-                assert self.moving is not None
+            if self.moving is None or not self.begun:
+                bytes_done = 0.0
+                ended = self.end(Cancelled(0.0))
+            else:
                 self.moving.set()
                 bytes_done = self.moving.bytes_done
-            ended = self.end(Cancelled(bytes_done))
-            ended += self._owner.left(self)
+                ended = self.end(Cancelled(bytes_done)) + self._owner.left(self)
         fire(ended)
         return bytes_done
 

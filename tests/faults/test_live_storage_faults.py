@@ -1,0 +1,167 @@
+"""Storage that fails: cut files, full devices, failing commands. A clear error each time, and nothing hangs."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvferry.backends.live.machine import LiveMachine
+from kvferry.backends.live.storage import BLOCK_BYTES, Storage, StorageError, StorageFull
+from kvferry.machine.ops import Extents, FeedForward, Op
+from kvferry.specs.errors import InputError
+
+WHOLE = Extents((0,), (32 * BLOCK_BYTES,))
+FIRST = Extents((0,), (BLOCK_BYTES,))
+
+
+class Idle:
+    def run(self, op: Op, request: int | None) -> None:
+        return None
+
+
+@pytest.fixture(params=[True, False], ids=["direct", "page cache"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Storage]:
+    with Storage.create(
+        tmp_path / "kv.bin", 32 * BLOCK_BYTES, depth=4, command_bytes=BLOCK_BYTES, direct=request.param
+    ) as store:
+        yield store
+
+
+@pytest.mark.parametrize("left_bytes", [0, BLOCK_BYTES, 20 * BLOCK_BYTES, 20 * BLOCK_BYTES + 100])
+def test_a_file_cut_under_us_is_told_with_its_end(store: Storage, left_bytes: int) -> None:
+    os.truncate(store.path, left_bytes)
+    with pytest.raises(StorageError, match=r"kv\.bin ends at byte \d+, .* it had 131072 bytes .* cut since") as caught:
+        store.read(WHOLE)
+    # One of the commands beyond the end; several were under way.
+    assert int(str(caught.value).split("byte ")[1].split(",")[0]) >= left_bytes
+    if left_bytes >= BLOCK_BYTES:
+        assert bytes(store.read(FIRST)) == bytes(BLOCK_BYTES)
+
+
+def test_the_end_is_told_to_the_byte(store: Storage) -> None:
+    os.truncate(store.path, 100)
+    with pytest.raises(StorageError, match="ends at byte 100, 3996 bytes before what was to be read at offset 0"):
+        store.read(FIRST)
+
+
+def test_a_cut_file_fails_the_ticket_and_what_needs_it(store: Storage) -> None:
+    os.truncate(store.path, 100)
+    with LiveMachine("device", Idle(), capacity_bytes=1, storage=store, source=lambda *_: b"") as machine:
+        needs_it = machine.submit(FeedForward(1), after=(machine.read(FIRST),))
+        with pytest.raises(StorageError, match="ends at byte 100"):
+            machine.env.run(until=needs_it)
+        machine.env.run(until=machine.submit(FeedForward(1)))
+
+
+def test_a_failing_command_ends_the_read_and_leaves_the_storage_usable(
+    store: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    preadv = os.preadv
+
+    def failing(fd: int, buffers: Any, offset: int) -> int:
+        if offset == 17 * BLOCK_BYTES:
+            raise OSError(5, "Input/output error")
+        return preadv(fd, buffers, offset)
+
+    monkeypatch.setattr(os, "preadv", failing)
+    for _ in range(3):
+        with pytest.raises(StorageError, match=r"cannot read 4096 bytes of .*kv\.bin at offset 69632: Input/output"):
+            store.read(WHOLE)
+    monkeypatch.undo()
+    assert bytes(store.read(WHOLE)) == bytes(32 * BLOCK_BYTES)
+
+
+def test_commands_that_the_system_cuts_short_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    preadv, pwritev = os.preadv, os.pwritev
+    data = bytes(range(256)) * (32 * BLOCK_BYTES // 256)
+    with Storage.create(tmp_path / "kv.bin", 32 * BLOCK_BYTES) as store:
+        monkeypatch.setattr(os, "preadv", lambda fd, buffers, offset: preadv(fd, (buffers[0][:BLOCK_BYTES],), offset))
+        monkeypatch.setattr(os, "pwritev", lambda fd, buffers, offset: pwritev(fd, (buffers[0][:BLOCK_BYTES],), offset))
+        store.write(WHOLE, data)
+        assert bytes(store.read(WHOLE)) == data
+
+
+# --- no room -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_device(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 16 blocks."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    options = ["-t", "tmpfs", "-o", f"size={16 * BLOCK_BYTES}", "kvferry-test", str(folder)]
+    if sys.platform != "linux" or os.geteuid() != 0 or subprocess.run(["mount", *options], check=False).returncode:
+        pytest.skip("mounting a small file system is not allowed here")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_full_device_is_told_and_no_part_of_a_file_is_left(small_device: Path) -> None:
+    with pytest.raises(StorageFull, match=r"cannot make 131072 bytes of .*kv\.bin .*: the device is full"):
+        Storage.create(small_device / "kv.bin", 32 * BLOCK_BYTES)
+    assert list(small_device.iterdir()) == []
+    Storage.create(small_device / "kv.bin", 8 * BLOCK_BYTES).close()
+    assert [path.name for path in small_device.iterdir()] == ["kv.bin"]
+
+
+def test_a_device_that_fills_up_while_writing_is_told_with_the_offset(small_device: Path) -> None:
+    path = small_device / "sparse.bin"
+    path.touch()
+    os.truncate(path, 32 * BLOCK_BYTES)
+    store = Storage(path, writable=True, depth=2, command_bytes=BLOCK_BYTES)
+    with store, pytest.raises(StorageFull, match=r"cannot write 4096 bytes of .*sparse\.bin at offset \d+: the device"):
+        store.write(WHOLE, bytes(32 * BLOCK_BYTES))
+
+
+def test_a_limit_on_file_sizes_is_told_likewise(tmp_path: Path) -> None:
+    """For whoever may not mount: the system's limit for one process stands in for a full device."""
+    script = """
+        import resource, sys
+        from pathlib import Path
+        from kvferry.backends.live.storage import Storage, StorageFull
+        from kvferry.machine.ops import Extents
+        folder = Path(sys.argv[1])
+        Storage.create(folder / "there.bin", 1 << 20).close()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
+        with Storage(folder / "there.bin", writable=True) as store:
+            try:
+                store.write(Extents((1 << 19,), (8192,)), bytes(8192))
+            except StorageFull as error:
+                print(error)
+        try:
+            Storage.create(folder / "new.bin", 1 << 20)
+        except StorageFull as error:
+            print(error)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(script), str(tmp_path)]
+    write, create = subprocess.check_output(command, text=True, timeout=60).splitlines()
+    assert write.endswith("there.bin at offset 524288: no file may be as large")
+    assert create.endswith("new.bin at offset 0: no file may be as large")
+    assert [path.name for path in tmp_path.iterdir()] == ["there.bin"]
+
+
+def test_what_is_stopped_while_a_file_is_made_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "posix_fallocate", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Storage.create(tmp_path / "kv.bin", 1)
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- no file -----------------------------------------------------------------------------------------------------
+
+
+def test_what_is_no_file_is_told(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    for path in (tmp_path / "none.bin", tmp_path, tmp_path / "fifo"):
+        with pytest.raises(InputError, match=f"there is no storage file {path}"):
+            Storage(path)
+    with pytest.raises(StorageError, match=r"cannot make 4096 bytes of .*none/kv\.bin at offset 0: No such file"):
+        Storage.create(tmp_path / "none" / "kv.bin", 1)
