@@ -175,9 +175,13 @@ def _gurobi(program: pulp.LpProblem, time_limit_s: float | None, relative_gap: f
     try:
         import gurobipy
     except ImportError as error:
-        raise InputError("solver 'gurobi' needs the package gurobipy; try solver 'highs'") from error
+        raise InputError(
+            "solver 'gurobi' needs the package gurobipy (pip install 'kvferry[gurobi]'); try solver 'highs'"
+        ) from error
     try:
-        program.solve(pulp.GUROBI(msg=False, timeLimit=time_limit_s, gapRel=relative_gap, Threads=1))
+        # An environment of its own: the default one greets on standard output, where results go.
+        with gurobipy.Env(params={"OutputFlag": 0, "Threads": 1}) as quiet:
+            program.solve(pulp.GUROBI(msg=False, timeLimit=time_limit_s, gapRel=relative_gap, env=quiet))
     except gurobipy.GurobiError as error:
         raise InputError(
             f"Gurobi refused a model of {program.numVariables()} variables and {program.numConstraints()} constraints"
