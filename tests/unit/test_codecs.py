@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvferry.policies.codecs import CODECS, cachegen, fp16, huffman, kivi
+from kvferry.policies.codecs import CODECS, cachegen, fp16, huffman, kivi, layerwise
 
 # One chunk of 1,024 tokens and head_dim 128: keys and values.
 VALUES = 1024 * 2 * 128
@@ -43,6 +43,15 @@ def test_half_a_bit_less_per_level_where_steps_are_small() -> None:
     # A step sqrt(2) wider costs log2(sqrt 2) bits: 4.0, 3.5, 3.0, 2.5, 2.0 over 4.0; scales: 0.03 of 4.
     scale = cachegen(chunk(4.0), VALUES).level_scale
     assert scale == pytest.approx((1.0, 0.875, 0.75, 0.625, 0.5), abs=0.02)
+
+
+def test_deeper_layers_keep_half_the_levels() -> None:
+    # 32 layers: keys and values of the first 2 keep 32 levels, keys alone of the next 8, none of the others.
+    sizes = layerwise(np.full((1, 32, 1), 4.0), VALUES).encoded_bytes.ravel()
+    fine, coarse = (huffman(chunk(bits), VALUES).encoded_bytes.item() for bits in (4.0, 3.0))
+    assert sizes[[0, 1]] == pytest.approx(fine)
+    assert sizes[[2, 9]] == pytest.approx((fine + coarse) / 2)
+    assert sizes[[10, 31]] == pytest.approx(coarse)
 
 
 def test_values_may_differ_by_token_chunk() -> None:
