@@ -136,7 +136,7 @@ def _machine_metrics(run: Run, main_processor: str) -> dict[str, float | None]:
     tell(
         "storage",
         "storage",
-        {"read_bytes": lambda span: span.label != "write", "write_bytes": lambda span: span.label == "write"},
+        {"read_bytes": lambda span: span.label == "Read", "write_bytes": lambda span: span.label == "Write"},
     )
     if run.link_times_s:
         # A replayed link that nobody used was idle: zero is its figure.

@@ -128,7 +128,7 @@ def heat_map(frame: pd.DataFrame, x: Axis, y: Axis, value: Axis, *, title: str =
             if np.isfinite(cell):
                 dark = mesh.norm(cell) < 0.5
                 axis.text(
-                    column + 0.5, row + 0.5, f"{cell:.3g}", ha="center", va="center", size=8,
+                    column + 0.5, row + 0.5, _figure(cell), ha="center", va="center", size=8,
                     color="white" if dark else style.INK,
                 )  # fmt: skip
     axis.set_xticks(np.arange(len(columns)) + 0.5, [_tick(c, x.scale) for c in columns])
@@ -198,6 +198,10 @@ def _dress(axis: Any, x: Axis, y: Axis) -> None:
 def _name_series(axis: Any, by: str | None) -> None:
     if by is not None:
         axis.legend(title=by, loc="center left", bbox_to_anchor=(1.0, 0.5), alignment="left", handlelength=2.6)
+
+
+def _figure(cell: float) -> str:
+    return f"{cell:,.0f}" if abs(cell) >= 999.5 else f"{cell:.3g}"
 
 
 def _tick(value: Any, scale: float) -> str:

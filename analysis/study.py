@@ -15,7 +15,7 @@ from kvferry.analysis.tables import FIGURES
 from kvferry.scenarios.document import read_document, regular_file
 from kvferry.scenarios.faults import MOST_LINES, complaints_of, input_error, nearest
 from kvferry.scenarios.library import BUNDLED, locate
-from kvferry.scenarios.loader import Check
+from kvferry.scenarios.loader import Check, checked_scenario
 from kvferry.scenarios.node import Node, node_of
 from kvferry.scenarios.resolve import Complaint, extended, resolve, with_override
 from kvferry.specs.errors import InputError, unknown_name
@@ -184,22 +184,17 @@ def _looked_up(base: Node, dimension: Dimension) -> list[dict[str, Node]]:
 
 def _scenario(tree: Node, check: Check | None, traces: dict[LinkSpec | LoadSpec, str]) -> Scenario:
     """The tree as a scenario; `traces` remembers what is wrong with a trace, or ""."""
-    tree, complaints = resolve(tree)
-    try:
-        scenario = Scenario.model_validate(tree.plain(), context={"from_file": True})
-    except ValidationError as error:
-        unresolved = {complaint.key for complaint in complaints}
-        found = complaints_of(error, Scenario)
-        raise input_error([*complaints, *(fault for fault in found if fault.key not in unresolved)], tree) from None
-    complaints += check(scenario) if check else ()
-    for key, replayed in (("link", scenario.link), ("load", scenario.load)):
-        if replayed is not None and replayed.trace is not None:
-            if replayed not in traces:
-                traces[replayed] = _fault_of(replayed)
-            complaints += [Complaint((key, "trace"), traces[replayed])] if traces[replayed] else ()
-    if complaints:
-        raise input_error(complaints, tree)
-    return scenario
+
+    def all_checks(scenario: Scenario) -> Iterator[Complaint]:
+        yield from check(scenario) if check else ()
+        for key, replayed in (("link", scenario.link), ("load", scenario.load)):
+            if replayed is not None and replayed.trace is not None:
+                if replayed not in traces:
+                    traces[replayed] = _fault_of(replayed)
+                if traces[replayed]:
+                    yield Complaint((key, "trace"), traces[replayed])
+
+    return checked_scenario(*resolve(tree), all_checks)
 
 
 def _fault_of(replayed: LinkSpec | LoadSpec) -> str:

@@ -34,7 +34,7 @@ def locate(kind: str, reference: str, folder: Path) -> Path:
     problem = regular_file(folder / reference)
     if problem is None:
         return (folder / reference).resolve()
-    if _NAME.fullmatch(reference) and not Path(reference).suffix == ".yaml":
+    if not reference.strip() or (_NAME.fullmatch(reference) and not Path(reference).suffix == ".yaml"):
         raise unknown_name(kind, reference, names(kind))
     stem = Path(reference).stem
     hint = f"; the bundled {kind} of that name is called {stem!r}" if stem in names(kind) else ""

@@ -36,6 +36,11 @@ def load_scenario(
     tree, complaints = resolve(root)
     for override in overrides:
         tree, complaints = resolve(with_override(tree, override))
+    return checked_scenario(tree, complaints, check)
+
+
+def checked_scenario(tree: Node, complaints: Sequence[Complaint] = (), check: Check | None = None) -> Scenario:
+    """The scenario of a resolved tree; `complaints` are what resolving it left. Raises InputError."""
     scenario = _validated(Scenario, tree, complaints)
     faults = list(check(scenario)) if check else []
     if faults:
@@ -45,15 +50,15 @@ def load_scenario(
 
 def load_device(reference: str) -> DeviceSpec:
     """A device by bundled name or path. Raises InputError."""
-    return _validated(DeviceSpec, read_tree("device", reference, Path.cwd()), [])
+    return _validated(DeviceSpec, read_tree("device", reference, Path.cwd()))
 
 
 def load_model(reference: str) -> ModelSpec:
     """A model by bundled name or path. Raises InputError."""
-    return _validated(ModelSpec, read_tree("model", reference, Path.cwd()), [])
+    return _validated(ModelSpec, read_tree("model", reference, Path.cwd()))
 
 
-def _validated(spec: type[AnySpec], tree: Node, complaints: list[Complaint]) -> AnySpec:
+def _validated(spec: type[AnySpec], tree: Node, complaints: Sequence[Complaint] = ()) -> AnySpec:
     try:
         valid = spec.model_validate(tree.plain(), context={"from_file": True})
     except ValidationError as error:

@@ -2,9 +2,9 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from kvferry.specs.base import Spec
+from kvferry.specs.base import BadKey, Spec
 from kvferry.specs.units import Bytes, BytesPerS, Count, FlopPerS, Seconds, ValuesPerS, Watts
 
 # Kernel kinds: what an efficiency belongs to. Never a system. "attention" is dense prefill attention,
@@ -45,7 +45,7 @@ class ProcessorSpec(Spec):
     # Folder with a folder per model of measured tables: see sim/costs/table.py.
     measured: str | None = Field(default=None, min_length=1, max_length=1000)
     # An NPU runs shapes compiled beforehand: token counts are rounded up to one of these.
-    compiled_tokens: tuple[Count, ...] = ()
+    compiled_tokens: tuple[Annotated[Count, Field(ge=1)], ...] = ()
     # Time to load the compiled graph, paid before the first op of a run.
     load_s: Seconds = 0.0
     idle_w: Watts = 0.0
@@ -55,9 +55,9 @@ class ProcessorSpec(Spec):
 class MemorySpec(Spec):
     """Where weights and KV live. Unified: one pool that all share; discrete: a copy path lies between."""
 
-    unified: bool
+    unified: bool = Field(strict=True)
     capacity_bytes: Bytes = Field(gt=0)
-    # Left for weights, KV and workspace after the operating system and others took theirs.
+    # Taken by the operating system and others.
     reserved_bytes: Bytes = 0.0
     # What all processors and DMA share when the memory is unified.
     bytes_per_s: BytesPerS
@@ -65,6 +65,19 @@ class MemorySpec(Spec):
     host_capacity_bytes: Bytes | None = None
     copy_bytes_per_s: BytesPerS | None = None
     copy_latency_s: Seconds = 0.0
+
+    @model_validator(mode="after")
+    def _possible(self) -> "MemorySpec":
+        if self.free_bytes <= 0:
+            raise BadKey("reserved_bytes", f"leaves nothing of {self.capacity_bytes / 1e9:.4g} GB")
+        if not self.unified and self.copy_bytes_per_s is None:
+            raise BadKey("copy_bytes_per_s", "is missing; memory that is not unified has a copy path, say 25 GB/s")
+        return self
+
+    @property
+    def free_bytes(self) -> float:
+        """For weights, KV and workspace: what the operating system and others leave."""
+        return self.capacity_bytes - self.reserved_bytes
 
 
 class DecompressorSpec(Spec):

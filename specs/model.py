@@ -1,8 +1,8 @@
 """A Transformer by its dimensions, and the sizes that follow from them."""
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from kvferry.specs.base import Spec
+from kvferry.specs.base import BadKey, Spec
 from kvferry.specs.units import Count
 
 
@@ -17,12 +17,18 @@ class ModelSpec(Spec):
     head_dim: Count = Field(ge=1, le=10**5)
     ffn: Count = Field(ge=1, le=10**7)
     vocabulary: Count = Field(ge=1, le=10**8)
-    tied_embeddings: bool = False
+    tied_embeddings: bool = Field(default=False, strict=True)
     weight_bits: float = Field(default=4.0, gt=0, le=64)
     # Embeddings and output head: 4-bit formats (AWQ, GPTQ) leave them at 16 bits.
     embedding_bits: float = Field(default=16.0, gt=0, le=64)
     kv_value_bytes: float = Field(default=2.0, gt=0, le=8)
     source: str
+
+    @model_validator(mode="after")
+    def _groups_of_heads(self) -> "ModelSpec":
+        if self.query_heads % self.kv_heads:
+            raise BadKey("kv_heads", f"{self.kv_heads} cannot share {self.query_heads} query heads evenly")
+        return self
 
     @property
     def projection_parameters(self) -> int:

@@ -108,6 +108,14 @@ class Scenario(Part):
             raise BadKey("load.processor", f"{wanted!r} is no processor of the device; it has {known}")
         return self
 
+    @model_validator(mode="after")
+    def _within_the_memory(self) -> "Scenario":
+        budget, free = self.budget.memory_bytes, self.device.memory.free_bytes
+        if budget is not None and budget > free:
+            what = f"{budget / 1e9:.4g} GB is more than the {free / 1e9:.4g} GB that the device leaves free"
+            raise BadKey("budget.memory", what)
+        return self
+
     @property
     def policy_values(self) -> dict[str, Any]:
         """Role -> the name or value alone, or {"name", and the parameters}: what the file says."""

@@ -258,6 +258,49 @@ def test_a_fault_in_another_file_is_placed_there() -> None:
     assert complaint() == "board.yaml:2: device.main: 'tpu' is no processor of this device; it has gpu"
 
 
+@pytest.mark.parametrize(
+    ("good", "bad", "message"),
+    [
+        (
+            "64 GiB,",
+            "64 GB, reserved_bytes: 100 GB,",
+            "board.yaml:5: device.memory.reserved_bytes: leaves nothing of 64 GB",
+        ),
+        (
+            "unified: true",
+            "unified: false",
+            "board.yaml:5: device.memory.copy_bytes_per_s: is missing; "
+            "memory that is not unified has a copy path, say 25 GB/s",
+        ),
+        ("unified: true", "unified: 1", "board.yaml:5: device.memory.unified: 1 is not true or false"),
+        ("unified: true", "unified: yes", "board.yaml:5: device.memory.unified: 'yes' is not true or false"),
+        (
+            "kind: gpu",
+            "kind: gpu, compiled_tokens: [0]",
+            "board.yaml:4: device.processors.gpu.compiled_tokens.0: 0: must be at least 1",
+        ),
+    ],
+)
+def test_a_device_that_cannot_be(good: str, bad: str, message: str) -> None:
+    assert good in BOARD
+    Path("board.yaml").write_text(BOARD.replace(good, bad))
+    assert complaint() == message
+
+
+def test_heads_that_cannot_share() -> None:
+    assert complaint("s.yaml", "model.kv_heads=3") == (
+        "--set model.kv_heads=3: model.kv_heads: 3 cannot share 4 query heads evenly"
+    )
+
+
+def test_a_budget_beyond_the_device() -> None:
+    override = "budget.memory=100 GB"
+    assert complaint("s.yaml", override) == (
+        f"--set {override}: budget.memory: 100 GB is more than the 68.72 GB that the device leaves free"
+    )
+    assert load_scenario("s.yaml", ["budget.memory=64 GiB"]).budget.memory_bytes == 64 * 2**30
+
+
 def test_an_efficiency_that_no_kernel_has() -> None:
     Path("board.yaml").write_text(BOARD.replace("kind: gpu", "kind: gpu, efficiency: {gathr: 0.5}"))
     told = complaint()
@@ -314,7 +357,7 @@ def test_a_long_chain_ends() -> None:
 
 def test_extends_is_a_name() -> None:
     assert complaint_about("extends: 7") == "s.yaml:1: extends: 7 is not the name or path of a scenario"
-    assert complaint_about("extends: ''") == "s.yaml:1: extends: '' is a folder, not a file"
+    assert complaint_about("extends: ''").startswith("s.yaml:1: extends: unknown scenario ''; known: ")
     assert complaint_about("a: 1\nextends: quikstart").endswith("Did you mean 'quickstart'?")
 
 

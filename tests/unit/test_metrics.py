@@ -11,10 +11,15 @@ from hypothesis import strategies as st
 from kvferry.analysis.envelope import envelope_of, provenance_of, to_json
 from kvferry.analysis.metrics import metrics_of
 from kvferry.analysis.occupancy import busy_share, delivered, rows, shares, union
+from kvferry.backends.simulated import SimMachine
+from kvferry.machine.ops import Extents
 from kvferry.machine.span import Span
 from kvferry.pipelines.record import RequestRecord, Run
-from kvferry.specs.device import DecompressorSpec, DeviceSpec, MemorySpec, ProcessorSpec
+from kvferry.scenarios.loader import load_device, load_model
+from kvferry.sim.costs.roofline import Roofline
+from kvferry.specs.device import DecompressorSpec, DeviceSpec, MemorySpec, ProcessorSpec, StorageSpec
 from kvferry.specs.model import ModelSpec
+from kvferry.traces.rate import RateTrace
 
 
 def two_requests() -> Run:
@@ -34,8 +39,8 @@ def two_requests() -> Run:
         Span("gpu", "Project", 0.5, 1.5, request=0),
         Span("gpu", "DecodeStep", 2.5, 3.0, request=0),
         Span("cpu", "Project", 1.0, 6.0),
-        Span("storage", "read", 1.0, 2.0, 64.0),
-        Span("storage", "write", 2.0, 2.5, 16.0),
+        Span("storage", "Read", 1.0, 2.0, 64.0),
+        Span("storage", "Write", 2.0, 2.5, 16.0),
     )
     return Run(
         outcome="done", requests=(first, second), spans=spans, duration_s=7.0, energy_j={"gpu": 6.0, "base": 2.0},
@@ -82,6 +87,18 @@ def test_a_run_by_hand() -> None:
             "write_bytes": 16.0,
         }
     )
+
+
+def test_what_a_machine_writes_is_not_read() -> None:
+    spans: list[Span] = []
+    device = load_device("tiny").model_copy(update={"storage": StorageSpec(bytes_per_s=1e9)})
+    machine = SimMachine(device, load_model("tiny"), RateTrace.constant(1e6), costs=Roofline, tell=spans.append)
+    machine.write(Extents((0, 9000), (1000, 2000)))
+    machine.read(Extents((0,), (500,)))
+    machine.env.run()
+    request = RequestRecord(request=0, arrival_s=0.0, first_token_s=1.0)
+    metrics = metrics_of(Run(outcome="done", requests=(request,), spans=tuple(spans)), main_processor="cpu")
+    assert (metrics["write_bytes"], metrics["read_bytes"]) == (3000.0, 500.0)
 
 
 def test_decode_throughput_counts_no_first_tokens() -> None:

@@ -256,6 +256,12 @@ def test_a_heat_map_has_a_cell_for_each_pair() -> None:
     assert bar.get_ylabel() == "TTFT (ms)"
 
 
+def test_a_heat_map_writes_figures_as_people_do() -> None:
+    frame = pd.DataFrame({"x": [1, 2, 3], "y": [1, 1, 1], "value": [1020.4, 999.7, 0.1234]})
+    axis, _ = panels(heat_map(frame, Axis("x", ""), Axis("y", ""), Axis("value", "")))
+    assert texts(axis) == ["1,020", "1,000", "0.123"]
+
+
 def test_a_column_that_is_not_there() -> None:
     for draw in (
         lambda: PLOTS["line"](TABLE, Axis("rate", ""), Axis("ttft", "")),
