@@ -21,6 +21,7 @@ from kvferry.cli.run import run
 from kvferry.cli.scenarios import scenarios
 from kvferry.cli.schedule import schedule
 from kvferry.cli.schema import schema
+from kvferry.cli.serve import serve
 from kvferry.cli.sweep import sweep
 from kvferry.cli.systems import systems
 from kvferry.specs.errors import InputError, KvferryError
@@ -70,6 +71,7 @@ def kvferry(
 
 _COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
     "Simulate": (run, compare, schedule, sweep, reproduce),
+    "Measure": (serve,),
     "Look up": (scenarios, systems, devices, models, schema),
 }
 for panel, commands in _COMMANDS.items():
@@ -88,6 +90,11 @@ def main() -> None:
 
     0: a result; 1: the run failed; 2: the input is wrong; 130: interrupted, what was finished kept.
     """
+    if sys.stderr is None:  # closed: what is said there is lost, and must not end up in the result
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    if sys.stdout is None:
+        print("kvferry: standard output is closed; results need somewhere to go", file=sys.stderr)
+        sys.exit(1)
     sys.exit(_exit_code("--debug" in sys.argv))
 
 
@@ -104,7 +111,7 @@ def _exit_code(debug: bool) -> int:
         return 130
     except BrokenPipeError:
         # Nobody reads any more (kvferry ... | head): not worth a word, nor a second error when Python closes.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 1
     except KvferryError as error:
         if debug:
@@ -115,8 +122,26 @@ def _exit_code(debug: bool) -> int:
         if debug:
             traceback.print_exc()
             return 1
+        if isinstance(error, OSError) and error.filename is None and not _output_works():
+            print(f"kvferry: cannot write to standard output: {error.strerror}", file=sys.stderr)
+            _drop_output()
+            return 1
         print(f"kvferry: a fault of its own, {type(error).__name__}: {error}\n{_report()}", file=sys.stderr)
         return 1
+
+
+def _output_works() -> bool:
+    try:
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+    except OSError:
+        return False
+    return True
+
+
+def _drop_output() -> None:
+    """What is left in the buffer goes nowhere, so that Python does not complain once more as it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _report() -> str:

@@ -11,6 +11,10 @@ SUFFIX = ".kvs"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
+class NoContext(InputError):
+    """A name that is not in the folder, or leads out of it."""
+
+
 class StoreFolder:
     """Stores by the name of their context. Given a single file, that one is all there is.
 
@@ -36,11 +40,11 @@ class StoreFolder:
     def open(self, name: str) -> Store:
         """The context's store, opened once and shared; opened anew when the file was replaced.
 
-        Raises InputError for a name that is not there or leads elsewhere, DamagedStore for a file that is no store.
+        Raises NoContext, and DamagedStore for a file that is no store.
         """
         path = self._path(name)
         if path is None:
-            raise InputError(f"no context {name[:100]!r} here; there are: {', '.join(self.names()[:20]) or 'none'}")
+            raise NoContext(f"no context {name[:100]!r} here; there are: {', '.join(self.names()[:20]) or 'none'}")
         with self._lock:
             status = path.stat()
             version = (status.st_ino, status.st_size, status.st_mtime_ns)

@@ -1,0 +1,277 @@
+"""The way to the cloud over HTTP: whole, checked chunks, or LinkDown; never half of one.
+
+A dropped connection is taken up again where it broke off; a damaged chunk is asked for again; who stays away is given
+up after a few attempts, so that the pipeline can compute what is missing.
+
+On http.client: a fetch takes a third of the processor time that it takes with httpx, and on a small device that time
+is the model's. Neither proxies nor passwords come from the environment.
+"""
+
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from itertools import accumulate, count
+from socket import SHUT_RDWR, socket
+from typing import Protocol
+from urllib.parse import quote, urlsplit
+
+from kvferry.backends.live.chunk_ids import write_ids
+from kvferry.backends.live.store import MOST_TABLE_BYTES, DamagedStore, Index, StoredModel
+from kvferry.machine.ops import Chunks
+from kvferry.specs.errors import InputError, LinkDown
+
+# The least that must come in within `timeout_s`; less is a peer that feeds us drop by drop.
+_LEAST_BYTES = 1024
+_FIRST_PAUSE_S = 0.05
+_PIECE_BYTES = 2**18
+# How soon a transfer ends that nobody wants any more.
+_LOOK_S = 0.005
+
+
+class Moving(Protocol):
+    """What a fetch and its owner tell each other: see backends.live.work."""
+
+    def moved(self, n_bytes: float) -> None: ...
+    def is_set(self) -> bool: ...
+    def wait(self, timeout: float | None = None) -> bool: ...
+
+
+class _Unusable(Exception):
+    """An answer that is no use, and may be better next time."""
+
+
+_MAY_PASS = (OSError, HTTPException, _Unusable)
+
+
+class CloudClient:
+    """A `Fetcher`; each thread that asks has a connection of its own, kept for the next one.
+
+    ``names`` turns the sequence of a `Chunks` into the name of its context. `timeout_s` bounds each wait for the
+    server; `attempts`, how often it may keep a fetch waiting for that long, or fail in a row without having brought
+    anything. Raises InputError for a URL or token that is none. Close it, or use it as a context manager.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        token: str | None = None,
+        names: Callable[[int], str] = str,
+        timeout_s: float = 10.0,
+        attempts: int = 4,
+    ) -> None:
+        self.url, self._names, self._timeout_s, self._attempts = url, names, timeout_s, attempts
+        try:
+            parts = urlsplit(url)
+            self._kind = {"http": HTTPConnection, "https": HTTPSConnection}[parts.scheme]
+            self._host, self._port, self._path = parts.hostname, parts.port, parts.path.rstrip("/")
+            if not self._host or parts.query or parts.username:
+                raise ValueError
+        except (ValueError, KeyError):
+            raise InputError(f"{url[:200]!r} is no server; write it like http://127.0.0.1:8100") from None
+        if token is not None and not (token.isascii() and token.isprintable()):
+            raise InputError("a token has letters, digits and signs only")
+        self._headers = {"accept-encoding": "identity"} | ({"authorization": f"Bearer {token}"} if token else {})
+        self._idle: list[HTTPConnection] = []
+        self._opened: dict[str, tuple[Index, str]] = {}
+        self._lock = threading.Lock()
+        self._wanted = _Wanted()
+
+    def contexts(self) -> list[str]:
+        """The names of what is there. Raises LinkDown, InputError."""
+        return self._get("/contexts")[0].decode().splitlines()
+
+    def index(self, name: str, model: StoredModel | None = None) -> Index:
+        """A context's index, asked for once. With a model, raises InputError when the store was made for another.
+
+        Raises LinkDown; InputError for a context that is not there; DamagedStore for what is no index.
+        """
+        index, _ = self._open(name)
+        if model is not None:
+            index.check_model(model)
+        return index
+
+    def restart_replay(self) -> None:
+        """The server's link plays its trace from the beginning, now. Raises LinkDown, InputError."""
+        self._get("/replay", "POST")
+
+    def fetch(self, chunks: Chunks, request: int | None, moving: Moving) -> bytes:
+        """The encoded chunks, one after the other, each of them checked.
+
+        Tells `moving` of bytes as they come in; when that is set, returns nothing within some milliseconds. Raises
+        LinkDown; InputError for a token, context or chunk that the server does not know.
+        """
+        name = self._names(chunks.sequence)
+        index, tag = self._open(name)
+        lengths = [length for _, length in index.extents(chunks.ids, chunks.level)]
+        checksums = index.checksums_of(chunks.ids, chunks.level)
+
+        def download(some: range) -> bytes:
+            ids = write_ids([chunks.ids[n] for n in some])
+            path = f"/contexts/{quote(name, safe='')}/chunks?ids={ids}&level={chunks.level}"
+            return self._download(path, tag, sum(lengths[some.start : some.stop]), request, moving)
+
+        payload = download(range(len(lengths)))
+        for n, (end, length, checksum) in enumerate(zip(accumulate(lengths), lengths, checksums, strict=True)):
+            chunk = memoryview(payload)[end - length : end]
+            for _ in range(self._attempts):
+                if moving.is_set():
+                    return b""
+                if zlib.crc32(chunk) == checksum:
+                    break
+                chunk = memoryview(download(range(n, n + 1)))
+            else:
+                raise LinkDown(f"{self.url}: chunk {chunks.ids[n]} of context {name!r} keeps coming in damaged")
+            if chunk.obj is not payload:
+                payload = payload[: end - length] + chunk + payload[end:]
+        return payload
+
+    def close(self) -> None:
+        self._wanted.close()
+        while self._idle:
+            self._idle.pop().close()
+
+    def __enter__(self) -> "CloudClient":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _open(self, name: str) -> tuple[Index, str]:
+        with self._lock:
+            if name not in self._opened:
+                table, tag = self._get(f"/contexts/{quote(name, safe='')}/index")
+                try:
+                    self._opened[name] = Index.from_bytes(table), tag
+                except DamagedStore as error:
+                    raise DamagedStore(f"{self.url}: context {name!r}: {error}") from None
+            return self._opened[name]
+
+    def _get(self, path: str, method: str = "GET") -> tuple[bytes, str]:
+        """The whole of a short answer, and its ETag."""
+        for failures in count(1):
+            try:
+                with self._answer(method, path, {}) as (response, _):
+                    body = b"".join(self._steady(response, MOST_TABLE_BYTES))
+                    return body, response.headers.get("etag", "*")
+            except _MAY_PASS as error:
+                self._pause(failures, error, threading.Event().wait)
+        raise AssertionError
+
+    def _download(self, path: str, tag: str, n_bytes: int, request: int | None, moving: Moving) -> bytes:
+        """So many bytes, over as many connections as it takes; fewer once `moving` is set."""
+        headers = {"if-match": tag} | ({} if request is None else {"kvferry-flow": str(request)})
+        pieces: list[bytes] = []
+        have = failures = silences = 0
+        while have < n_bytes and not moving.is_set():
+            before = have
+            try:
+                with self._answer("GET", path, headers | {"range": f"bytes={have}-"}) as (response, connected):
+                    if response.headers.get("content-range") != f"bytes {have}-{n_bytes - 1}/{n_bytes}":
+                        raise _Unusable("its answer is another part than was asked for")
+                    with self._wanted.while_(moving, connected):
+                        for piece in self._steady(response, n_bytes - have):
+                            pieces.append(piece)
+                            have += len(piece)
+                            moving.moved(len(piece))
+            except _MAY_PASS as error:
+                # Whoever brought something may drop the connection as often as he likes, but not keep us waiting.
+                failures = 0 if have >= before + _LEAST_BYTES else failures + 1
+                silences += isinstance(error, TimeoutError)
+                if not moving.is_set():
+                    self._pause(max(failures, silences), error, moving.wait)
+        return b"".join(pieces)
+
+    @contextmanager
+    def _answer(self, method: str, path: str, headers: dict[str, str]) -> Iterator[tuple[HTTPResponse, socket]]:
+        """What the server says to this, and the socket that it comes over. Raises what a refusal means."""
+        try:
+            connection = self._idle.pop()
+        except IndexError:
+            connection = self._kind(self._host, self._port, timeout=self._timeout_s)
+        try:
+            connection.request(method, self._path + path, headers=self._headers | headers)
+            connected = connection.sock
+            response = connection.getresponse()
+            self._check(response)
+            yield response, connected
+            # A response not read to its end would be taken for the next one's beginning.
+            if response.isclosed():
+                self._idle.append(connection)
+                return
+        except BaseException:
+            connection.close()
+            raise
+        connection.close()
+
+    def _steady(self, response: HTTPResponse, most_bytes: int) -> Iterator[bytes]:
+        """The body in pieces as they come in, as long as they are more than drops, and to its end."""
+        since_s, came, left = time.monotonic(), 0, most_bytes
+        while piece := response.read1(_PIECE_BYTES):
+            left -= len(piece)
+            if left < 0:
+                raise _Unusable(f"more than {most_bytes:,} bytes came")
+            yield piece
+            came += len(piece)
+            if time.monotonic() > since_s + self._timeout_s:
+                if came < _LEAST_BYTES:
+                    raise TimeoutError(f"{came} bytes came in {self._timeout_s:g} s")
+                since_s, came = time.monotonic(), 0
+        if response.length:
+            raise _Unusable(f"the connection broke off with {response.length:,} bytes to come")
+        response.read()  # nothing: it notices that this was the end, and the connection can be used again
+
+    def _check(self, response: HTTPResponse) -> None:
+        if response.status < 300:
+            return
+        said = response.read(500).decode("utf-8", "replace").strip()
+        text = f"{self.url}: {said or f'{response.status} {response.reason}'}"
+        if response.status == 412:
+            raise LinkDown(text)
+        if response.status < 500:
+            raise InputError(text)
+        raise _Unusable(text)
+
+    def _pause(self, failures: int, error: Exception, wait: Callable[[float], object]) -> None:
+        """Before the next attempt. Raises LinkDown when there should be none."""
+        if failures >= self._attempts:
+            why = str(error) or type(error).__name__
+            raise LinkDown(f"the cloud at {self.url} gives nothing, after {failures} attempts: {why}") from None
+        if failures:
+            wait(_FIRST_PAUSE_S * 2 ** (failures - 1))
+
+
+class _Wanted:
+    """Hangs up on transfers that nobody wants any more: a thread that waits for bytes cannot be told otherwise."""
+
+    def __init__(self) -> None:
+        self._transfers: dict[Moving, socket] = {}
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        threading.Thread(target=self._look, name="kvferry cancelling", daemon=True).start()
+
+    @contextmanager
+    def while_(self, moving: Moving, connected: socket) -> Iterator[None]:
+        with self._lock:
+            self._transfers[moving] = connected
+        try:
+            yield
+        finally:
+            # From here on the connection may be another transfer's.
+            with self._lock:
+                del self._transfers[moving]
+
+    def close(self) -> None:
+        self._closed.set()
+
+    def _look(self) -> None:
+        while not self._closed.wait(_LOOK_S):
+            if self._transfers:
+                with self._lock:
+                    for moving, connected in self._transfers.items():
+                        if moving.is_set():
+                            with suppress(OSError):
+                                connected.shutdown(SHUT_RDWR)

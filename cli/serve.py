@@ -1,0 +1,85 @@
+"""``kvferry serve``: the cloud, on this machine or another."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from kvferry.specs.link import LinkSpec
+
+_MOST_TOKEN_BYTES = 4096
+
+
+def serve(
+    store: Annotated[Path, typer.Argument(metavar="STORE", help="A store (NAME.kvs), or a folder of them.")],
+    host: Annotated[str, typer.Option("--host", help="Beyond localhost, a token is needed.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: any that is free.")] = 8100,
+    trace: Annotated[str | None, typer.Option("--trace", help="A bandwidth trace to replay, by name or path.")] = None,
+    rate: Annotated[str | None, typer.Option("--rate", help="Instead, a constant rate, as in '850 Mbit/s'.")] = None,
+    rtt: Annotated[str, typer.Option("--rtt", help="Round-trip time to add, as in '4 ms'.")] = "0 s",
+    scale: Annotated[float, typer.Option("--scale", help="Factor on the trace's rates.")] = 1.0,
+    offset: Annotated[str, typer.Option("--offset", help="Where in the trace to begin, as in '30 s'.")] = "0 s",
+    on_end: Annotated[str, typer.Option("--on-end", help="After the trace: loop, hold or end.")] = "loop",
+    token_file: Annotated[
+        Path | None, typer.Option("--token-file", help="Ask for the token in this file; or set KVFERRY_TOKEN.")
+    ] = None,
+) -> None:
+    """Serve encoded contexts over HTTP, as fast as a replayed link would. Ctrl-C stops it.
+
+    The URL is printed on standard output once requests are accepted.
+    """
+    from kvferry.cli.progress import say
+    from kvferry.specs.errors import InputError, MissingExtra
+    from kvferry.traces.resolve import link_trace
+
+    token = _token(token_file)
+    if trace is not None and rate is not None:
+        raise InputError("--trace and --rate: one of the two says how fast to be")
+    paced = trace is not None or rate is not None
+    asked = {"trace": trace, "rate": rate} if paced else {"rate": "1e14 B/s"}
+    link = _link(asked | {"rtt": rtt, "scale": scale, "offset": offset, "on_end": on_end})
+    replayed = link_trace(link) if paced or link.rtt_s else None
+    try:
+        from kvferry.backends.live import server
+    except ImportError as error:
+        raise MissingExtra(f"serving needs {error.name}: pip install 'kvferry[torch]'") from None
+
+    def tell(url: str) -> None:
+        print(url, flush=True)
+        pace = f"as {trace or rate} allows" if paced else "as fast as it goes"
+        say(f"serving {store} {pace}, round trip {rtt}{', to who has the token' if token else ''}; Ctrl-C stops")
+
+    server.serve(store, trace=replayed, rtt_s=link.rtt_s, host=host, port=port, token=token, tell=tell)
+
+
+def _link(asked: dict[str, object]) -> "LinkSpec":
+    from pydantic import ValidationError
+
+    from kvferry.specs.errors import InputError
+    from kvferry.specs.link import LinkSpec
+
+    try:
+        return LinkSpec.model_validate(asked, context={"from_file": True})
+    except ValidationError as error:
+        faults = ((".".join(map(str, fault["loc"])), fault["msg"]) for fault in error.errors())
+        raise InputError("; ".join(f"--{key.replace('_', '-')}: {what}" for key, what in faults)) from None
+
+
+def _token(file: Path | None) -> str | None:
+    """From the file, or else the environment: nothing that other users of the machine could see. Never shown."""
+    from kvferry.specs.errors import InputError
+
+    where = "KVFERRY_TOKEN" if file is None else str(file)
+    try:
+        with open(os.devnull if file is None else file, "rb") as opened:
+            read = opened.read(_MOST_TOKEN_BYTES)
+    except OSError as error:
+        raise InputError(f"--token-file: {file}: {error.strerror}") from None
+    token = os.environ.get("KVFERRY_TOKEN", "") if file is None else read.decode("latin-1").strip()
+    if file is None and not token:
+        return None
+    if not (8 <= len(token) < _MOST_TOKEN_BYTES and token.isascii() and token.isprintable() and " " not in token):
+        raise InputError(f"{where}: a token has at least 8 letters, digits or signs, and no spaces")
+    return token

@@ -1,0 +1,535 @@
+"""What can go wrong between a device and its cloud: never half a chunk, never a hang, always a word."""
+
+import asyncio
+import os
+import selectors
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvferry.backends.live.client import CloudClient
+from kvferry.backends.live.codec import decode, encode, split
+from kvferry.backends.live.codec_pool import CodecPool
+from kvferry.backends.live.server_process import ServerProcess
+from kvferry.backends.live.store import DamagedStore, Store, StoredModel, StoreHeader, StoreWriter
+from kvferry.backends.live.store_folder import StoreFolder
+from kvferry.machine.ops import Chunks
+from kvferry.specs.errors import InputError, KvferryError, LinkDown
+from kvferry.specs.link import LinkSpec
+
+pytest.importorskip("uvicorn")
+pytestmark = pytest.mark.torch
+
+MODEL = StoredModel(name="tiny", fingerprint="f1", tokenizer="bytes", layers=4, kv_heads=2, head_dim=32)
+ALL = Chunks(0, tuple(range(24)), 1.0)
+# Patience of the clients here: long enough for a busy machine, short enough for a test.
+PATIENCE_S = 1.0
+
+
+def write_store(path: Path, seed: int = 7) -> Path:
+    """24 chunks of some 9 KB."""
+    header = StoreHeader.at_all_levels(MODEL, (256, 256, 256), "huffman")
+    rng = np.random.default_rng(seed)
+    with StoreWriter(path, header, range(768)) as writer:
+        for t in range(3):
+            for l in range(MODEL.layers):
+                for h in range(MODEL.kv_heads):
+                    writer.put(t, l, h, encode("huffman", *rng.standard_normal((2, 256, MODEL.head_dim))))
+    return path
+
+
+class Watch(threading.Event):
+    """What a fetch is told, and what it tells."""
+
+    def __init__(self, then: Callable[["Watch"], None] = lambda watch: None) -> None:
+        super().__init__()
+        self.bytes_done = 0.0
+        self._then = then
+
+    def moved(self, n_bytes: float) -> None:
+        self.bytes_done += n_bytes
+        self._then(self)
+
+
+class Proxy:
+    """A small TCP proxy in front of a server, on which things go wrong: each connection's bytes to the client go
+    through `harm(connection number, bytes so far, bytes)`, which returns what arrives of them; None: cut it off."""
+
+    def __init__(self, url: str, harm: Callable[[int, int, bytes], bytes | None]) -> None:
+        self.target, self._harm = url, harm
+        self.connections = 0
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
+        self._closed = threading.Event()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def __enter__(self) -> "Proxy":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closed.set()
+        self._listening.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                near, _ = self._listening.accept()
+                self.connections += 1
+                threading.Thread(target=self._carry, args=(near, self.connections), daemon=True).start()
+
+    def _carry(self, near: socket.socket, number: int) -> None:
+        host, port = self.target.removeprefix("http://").split(":")
+        with near, suppress(OSError), socket.create_connection((host, int(port)), timeout=30) as far:
+            threading.Thread(target=self._ask, args=(near, far), daemon=True).start()
+            so_far = 0
+            while data := far.recv(4096):
+                arrives = self._harm(number, so_far, data)
+                so_far += len(data)
+                if arrives is None:
+                    break
+                near.sendall(arrives)
+            # Closing alone would do nothing: another thread waits for more from there.
+            near.shutdown(socket.SHUT_RDWR)
+
+    def _ask(self, near: socket.socket, far: socket.socket) -> None:
+        with suppress(OSError):
+            while data := near.recv(4096):
+                far.sendall(data)
+            far.shutdown(socket.SHUT_WR)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_store(tmp_path_factory.mktemp("stores") / "0.kvs").parent
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[ServerProcess]:
+    with ServerProcess(folder) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def whole(folder: Path) -> bytes:
+    """All chunks, as they should arrive."""
+    with Store(folder / "0.kvs") as store:
+        return b"".join(store.read(ALL.ids))
+
+
+# --- the way ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("every_bytes", [5_000, 60_000])
+def test_a_connection_cut_again_and_again(server: ServerProcess, whole: bytes, every_bytes: int) -> None:
+    def cut(number: int, so_far: int, data: bytes) -> bytes | None:
+        return data if so_far + len(data) < every_bytes else None
+
+    with Proxy(server.url, cut) as proxy, CloudClient(proxy.url) as client:
+        watch = Watch()
+        assert client.fetch(ALL, 0, watch) == whole
+        assert watch.bytes_done == len(whole)  # taken up where it broke off: no byte came twice
+        assert proxy.connections > len(whole) // every_bytes
+
+
+def test_a_server_killed_on_the_way_and_gone(folder: Path) -> None:
+    with ServerProcess(folder, LinkSpec(rate_bytes_per_s=200e3)) as server, CloudClient(server.url) as client:
+        watch = Watch(lambda watch: os.kill(server.process_id, signal.SIGKILL) if watch.bytes_done > 30e3 else None)
+        with pytest.raises(LinkDown, match="gives nothing, after 4 attempts: .*refused"):
+            client.fetch(ALL, 0, watch)
+        assert 30e3 < watch.bytes_done < 200e3
+
+
+def test_a_server_killed_on_the_way_and_back_again(folder: Path, whole: bytes) -> None:
+    with (
+        ServerProcess(folder, LinkSpec(rate_bytes_per_s=200e3)) as first,
+        ServerProcess(folder) as second,
+        Proxy(first.url, lambda number, so_far, data: data) as proxy,
+        CloudClient(proxy.url) as client,
+    ):
+
+        def kill(watch: Watch) -> None:
+            if watch.bytes_done > 30e3 and proxy.target == first.url:
+                proxy.target = second.url
+                os.kill(first.process_id, signal.SIGKILL)
+
+        assert client.fetch(ALL, 0, Watch(kill)) == whole
+
+
+def test_a_damaged_chunk_is_asked_for_again(server: ServerProcess, whole: bytes) -> None:
+    harmed: list[int] = []
+
+    def flip(number: int, so_far: int, data: bytes) -> bytes:
+        if so_far > 100_000 and not harmed:
+            harmed.append(so_far)
+            return bytes([data[0] ^ 1]) + data[1:]
+        return data
+
+    with Proxy(server.url, flip) as proxy, CloudClient(proxy.url) as client:
+        client.index("0")
+        watch = Watch()
+        assert client.fetch(ALL, 0, watch) == whole
+        assert harmed
+        assert len(whole) < watch.bytes_done < len(whole) + 12_000  # that chunk once more, and no other
+
+
+def test_a_chunk_that_stays_damaged_is_no_chunk(folder: Path, tmp_path: Path) -> None:
+    data = bytearray((folder / "0.kvs").read_bytes())
+    data[16 + 500] ^= 1
+    (tmp_path / "0.kvs").write_bytes(data)
+    with ServerProcess(tmp_path) as server, CloudClient(server.url) as client:
+        with pytest.raises(LinkDown, match="chunk 0 of context '0' keeps coming in damaged"):
+            client.fetch(ALL, 0, Watch())
+        assert client.fetch(Chunks(0, (1, 2), 1.0), 0, Watch())
+
+
+def test_a_server_that_falls_silent(server: ServerProcess) -> None:
+    def stall(number: int, so_far: int, data: bytes) -> bytes:
+        return data if so_far < 20_000 else b""
+
+    # Each connection brings 20 KB and falls silent: progress, but no end to it.
+    with Proxy(server.url, stall) as proxy, CloudClient(proxy.url, timeout_s=PATIENCE_S, attempts=2) as client:
+        watch = Watch()
+        with pytest.raises(LinkDown, match="gives nothing, after 2 attempts: timed out"):
+            client.fetch(ALL, 0, watch)
+        assert watch.bytes_done > 20_000
+
+
+def test_a_server_that_feeds_drop_by_drop(server: ServerProcess) -> None:
+    with (
+        _Dripping(server.url) as proxy,
+        CloudClient(proxy.url, timeout_s=PATIENCE_S, attempts=2) as client,
+        pytest.raises(LinkDown, match=r"gives nothing, after 2 attempts: [0-9]+ bytes came in 1 s"),
+    ):
+        client.contexts()
+
+
+class _Dripping(Proxy):
+    """One byte every 50 ms."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url, lambda number, so_far, data: data)
+
+    def _carry(self, near: socket.socket, number: int) -> None:
+        with near, suppress(OSError):
+            near.recv(4096)
+            near.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 100000\r\n\r\n")
+            while not self._closed.wait(0.05):
+                near.sendall(b"x")
+
+
+@pytest.mark.parametrize("answer", [b"SSH-2.0-OpenSSH_9.2\r\n", b"\0" * 500, b"", b"HTTP/1.1 200 OK\r\n\r\n"])
+def test_something_else_answers(answer: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve() -> None:
+            with suppress(OSError):
+                while True:
+                    with listening.accept()[0] as near:
+                        near.recv(4096)
+                        near.sendall(answer)
+
+        threading.Thread(target=serve, daemon=True).start()
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        with (
+            CloudClient(url, timeout_s=PATIENCE_S, attempts=2) as client,
+            pytest.raises((LinkDown, DamagedStore)),
+        ):
+            client.index("0")
+
+
+def test_nobody_answers() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+    with CloudClient(url) as client, pytest.raises(LinkDown, match=f"cloud at {url} gives nothing, after 4 attempts"):
+        client.contexts()
+
+
+def test_a_trace_that_ends(folder: Path, tmp_path: Path) -> None:
+    trace = tmp_path / "short.csv"
+    trace.write_text("# kvferry-trace 1\n# kind: bandwidth\nstart_s,bytes_per_s\n0,100000\n0.3,end\n")
+    link = LinkSpec(trace=str(trace), on_end="end")
+    with ServerProcess(folder, link) as server, CloudClient(server.url) as client:
+        with pytest.raises(LinkDown, match="the link's trace has ended, at 0.3 s"):
+            client.fetch(ALL, 0, Watch())
+        # Played from the beginning, it carries the first chunks again.
+        client.restart_replay()
+        assert client.fetch(Chunks(0, (0,), 1.0), 0, Watch())
+
+
+# --- calling off -----------------------------------------------------------------------------------------------------
+
+
+def test_a_fetch_called_off_ends_at_once_and_makes_room(folder: Path) -> None:
+    with ServerProcess(folder, LinkSpec(rate_bytes_per_s=100e3)) as server, CloudClient(server.url) as client:
+        watch = Watch(lambda watch: watch.set() if watch.bytes_done > 5e3 else None)
+        start_s = time.monotonic()
+        assert client.fetch(ALL, 0, watch) == b""
+        assert 5e3 < watch.bytes_done < 100e3
+        # The rest, two seconds of it, is not sent to nobody: another chunk of the same flow comes through before that.
+        assert client.fetch(Chunks(0, (0,), 1.0), 0, Watch())
+        assert time.monotonic() - start_s < 1.5
+
+
+def test_a_fetch_is_called_off_while_nothing_comes(folder: Path) -> None:
+    link = LinkSpec(rate_bytes_per_s=1e6, rtt_s=20.0)
+    with ServerProcess(folder, link) as server, CloudClient(server.url, timeout_s=30) as client:
+        client.index("0")
+        watch = Watch()
+        threading.Timer(0.3, watch.set).start()
+        start_s = time.monotonic()
+        assert client.fetch(ALL, 0, watch) == b""
+        assert time.monotonic() - start_s < 5
+        assert watch.bytes_done == 0
+
+
+# --- the store -------------------------------------------------------------------------------------------------------
+
+
+def test_the_wrong_store_for_the_model(server: ServerProcess) -> None:
+    with CloudClient(server.url) as client:
+        client.index("0", MODEL)
+        with pytest.raises(InputError, match="made for model tiny, not for large: fingerprint f1 instead of f2"):
+            client.index("0", MODEL.model_copy(update={"name": "large", "fingerprint": "f2"}))
+
+
+def test_half_a_store_is_not_served(folder: Path, tmp_path: Path, whole: bytes) -> None:
+    data = (folder / "0.kvs").read_bytes()
+    (tmp_path / "half.kvs").write_bytes(data[: len(data) // 2])
+    (tmp_path / "0.kvs").write_bytes(data)
+    with ServerProcess(tmp_path) as server, CloudClient(server.url) as client:
+        with pytest.raises(LinkDown, match="this context's store is damaged"):
+            client.index("half")
+        assert client.fetch(ALL, 0, Watch()) == whole
+
+
+def test_a_store_replaced_while_it_is_loaded(folder: Path, tmp_path: Path) -> None:
+    write_store(tmp_path / "0.kvs")
+    with ServerProcess(tmp_path) as server, CloudClient(server.url) as client:
+        client.index("0")
+        time.sleep(0.01)
+        write_store(tmp_path / "0.kvs", seed=8)
+        with pytest.raises(LinkDown, match="stored anew"):
+            client.fetch(ALL, 0, Watch())
+
+
+def test_a_store_cut_short_while_it_is_served(tmp_path: Path) -> None:
+    path = write_store(tmp_path / "0.kvs")
+    with ServerProcess(tmp_path) as server, CloudClient(server.url, attempts=2) as client:
+        client.index("0")
+        os.truncate(path, 50_000)
+        with pytest.raises(LinkDown):
+            client.fetch(ALL, 0, Watch())
+
+
+def test_chunks_and_contexts_that_are_not_there(server: ServerProcess) -> None:
+    with CloudClient(server.url) as client:
+        with pytest.raises(InputError, match="has chunks 0 to 23"):
+            client.fetch(Chunks(0, (24,), 1.0), 0, Watch())
+        with pytest.raises(InputError, match="no context '1' here; there are: 0"):
+            client.fetch(Chunks(1, (0,), 1.0), 0, Watch())
+        with pytest.raises(InputError, match="levels 0 to 0"):
+            client.fetch(Chunks(0, (0,), 1.0, level=3), 0, Watch())
+
+
+# --- who should not get in -------------------------------------------------------------------------------------------
+
+
+def raw(url: str, request: bytes) -> bytes:
+    """Exactly these bytes as a request; all that comes back."""
+    host, port = url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        connection.sendall(request)
+        said = b""
+        with suppress(ConnectionError):
+            while data := connection.recv(65536):
+                said += data
+    return said
+
+
+PATHS = [
+    "/contexts/../secret/file",
+    "/contexts/..%2fsecret/file",
+    "/contexts/%2e%2e%2fsecret/file",
+    "/contexts/%2e%2e/secret/file",
+    "/contexts/..%5csecret/file",
+    "/contexts/%252e%252e%252fsecret/file",
+    "/contexts//etc/passwd/file",
+    "/contexts/%2fetc%2fpasswd/file",
+    "/contexts/0.kvs%2f..%2f..%2fsecret/file",
+    "/contexts/secret%00/file",
+    "/contexts/linked/file",
+    "/contexts/./secret/file",
+    "/../secret.kvs",
+    "//secret.kvs",
+    "http://127.0.0.1/contexts/..%2fsecret/file",
+]
+
+
+def test_no_path_leads_out_of_the_store(tmp_path: Path) -> None:
+    write_store(tmp_path / "secret.kvs")
+    inner = tmp_path / "inner"
+    write_store(inner / "0.kvs")
+    os.symlink(tmp_path / "secret.kvs", inner / "linked.kvs")
+    (tmp_path / "elsewhere").mkdir()
+    write_store(tmp_path / "elsewhere" / "deep.kvs")
+    os.symlink(tmp_path / "elsewhere", inner / "folder")
+    with ServerProcess(inner) as server:
+        for path in [*PATHS, "/contexts/folder%2fdeep/file", "/contexts/folder/deep/file"]:
+            said = raw(server.url, f"GET {path} HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n".encode())
+            assert said.startswith((b"HTTP/1.1 404", b"HTTP/1.1 400")), path
+            assert b"kvferry store" not in said, path
+        assert b"kvferry store 1" in raw(
+            server.url, b"GET /contexts/0/file HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n"
+        )
+
+
+def test_a_wrong_token_gets_nothing_but_a_word(folder: Path) -> None:
+    with ServerProcess(folder, token="open-sesame-42") as server:
+        for path in ("/contexts", "/contexts/0/index", "/contexts/0/file", "/contexts/0/chunks?ids=0", "/nothing"):
+            for line in ("", "authorization: Bearer open-sesame-43\r\n", "authorization: open-sesame-42\r\n"):
+                said = raw(server.url, f"GET {path} HTTP/1.1\r\nhost: h\r\nconnection: close\r\n{line}\r\n".encode())
+                assert said.startswith(b"HTTP/1.1 401")
+                assert said.endswith(b"needs the right token")
+        with CloudClient(server.url, token="open-sesame-43") as client, pytest.raises(InputError, match="right token"):
+            client.fetch(ALL, 0, Watch())
+    for bad in ("a\r\nx: y", "schlüssel"):
+        with pytest.raises(InputError, match="letters, digits and signs"):
+            CloudClient("http://127.0.0.1:1", token=bad)
+
+
+@contextmanager
+def answering(folder: Path, monkeypatch: pytest.MonkeyPatch, **bounds: float) -> Iterator[str]:
+    """The server in a thread of this process, with other bounds than its own."""
+    from kvferry.backends.live import server as module
+
+    for name, value in bounds.items():
+        monkeypatch.setattr(module, name, value)
+    servers: list[Any] = []
+    listening = module.listen("127.0.0.1", 0, None)
+
+    def run() -> None:
+        with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selectors.SelectSelector())) as runner:
+            app = module.application(StoreFolder(folder), None, None)
+            runner.run(module.answer(app, listening, None, servers.append))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+    finally:
+        while not servers:
+            time.sleep(0.01)
+        servers[0].should_exit = True
+        thread.join(10)
+        listening.close()
+        assert not thread.is_alive()
+
+
+def test_a_request_that_comes_byte_by_byte(folder: Path, whole: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    with answering(folder, monkeypatch, HEAD_S=0.5) as url:
+        host, port = url.removeprefix("http://").split(":")
+
+        def dawdle() -> None:
+            with socket.create_connection((host, int(port)), timeout=10) as connection:
+                for byte in b"GET /contexts HTTP/1.1\r\nhost: 127.0.0.1\r\n" + b"x" * 1000:
+                    connection.sendall(bytes([byte]))
+                    time.sleep(0.02)
+
+        with pytest.raises(ConnectionError):
+            dawdle()
+        with CloudClient(url) as client:
+            assert client.fetch(ALL, 0, Watch()) == whole
+
+
+def test_a_client_that_does_not_take_what_it_asked_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with answering(folder, monkeypatch, STALL_S=0.5) as url:
+        host, port = url.removeprefix("http://").split(":")
+        with socket.socket() as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.settimeout(10)
+            connection.connect((host, int(port)))
+            ids = ",".join(["0-23"] * 500)  # 100 MB: more than all buffers on the way hold
+            connection.sendall(f"GET /contexts/0/chunks?ids={ids} HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n".encode())
+            time.sleep(1.0)
+            came = 0
+            with suppress(ConnectionError):
+                while data := connection.recv(2**20):
+                    came += len(data)
+            assert came < 50e6
+
+
+def test_a_crowd_is_turned_away_and_the_rest_served(
+    folder: Path, whole: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with answering(folder, monkeypatch, MOST_CONNECTIONS=8) as url:
+        host, port = url.removeprefix("http://").split(":")
+        crowd = [socket.create_connection((host, int(port))) for _ in range(12)]
+        try:
+            with CloudClient(url, attempts=2) as client, pytest.raises(LinkDown, match="Service Unavailable"):
+                client.contexts()
+        finally:
+            for connection in crowd:
+                connection.close()
+        with CloudClient(url) as client:
+            assert client.fetch(ALL, 0, Watch()) == whole
+
+
+def test_stopping_does_not_wait_for_the_slow(folder: Path) -> None:
+    with ServerProcess(folder, LinkSpec(rate_bytes_per_s=1e3)) as server, CloudClient(server.url, attempts=1) as client:
+        start_s = time.monotonic()
+        threading.Timer(0.5, os.kill, (server.process_id, signal.SIGINT)).start()
+        with pytest.raises(LinkDown):
+            client.fetch(ALL, 0, Watch())
+        server._process.wait(10)
+        assert time.monotonic() - start_s < 8
+
+
+def test_a_server_does_not_outlive_its_owner(folder: Path) -> None:
+    server = ServerProcess(folder)
+    assert server._process.stdin is not None
+    server._process.stdin.close()  # as the end of this process would
+    server._process.wait(10)
+    server._process.stdin = None
+    server.stop()
+
+
+# --- all of it together ----------------------------------------------------------------------------------------------
+
+
+def test_flows_through_the_machines_link_are_decoded(server: ServerProcess, folder: Path) -> None:
+    from kvferry.backends.live.environment import WallClockEnvironment
+    from kvferry.backends.live.link import LiveLink
+
+    env = WallClockEnvironment()
+    with CloudClient(server.url) as client, CodecPool(1) as pool, Store(folder / "0.kvs") as store:
+        link = LiveLink(env, client, lambda span: None)
+        fetched = [link.fetch(Chunks(0, (2 * i, 2 * i + 1), 1.0), request=0) for i in range(12)]
+        env.run(until=env.all_of(fetched))
+        for i, ticket in enumerate(fetched):
+            decoded = pool.decode(split(ticket.value.payload)).result()
+            for (k, v), data in zip(decoded, store.read([2 * i, 2 * i + 1]), strict=True):
+                assert (k == decode(data)[0]).all() and (v == decode(data)[1]).all()
+        link.close()
+
+
+def test_a_dead_cloud_fails_the_ticket(folder: Path) -> None:
+    from kvferry.backends.live.environment import WallClockEnvironment
+    from kvferry.backends.live.link import LiveLink
+
+    env = WallClockEnvironment()
+    server = ServerProcess(folder)
+    with CloudClient(server.url) as client:
+        client.index("0")
+        server.stop()
+        link = LiveLink(env, client, lambda span: None)
+        with pytest.raises(KvferryError, match="gives nothing"):
+            env.run(until=link.fetch(ALL, request=0))
+        link.close()
