@@ -1,10 +1,16 @@
 """``kvferry reproduce``: a paper's claims, tables and figures beside ours."""
 
+import sys
+from time import monotonic
 from typing import Annotated, Any
 
 import typer
 
 from kvferry.cli.options import JsonOption, OutputOption
+from kvferry.cli.progress import Progress
+
+# Where no bar can be drawn: a line this often.
+_LINE_EVERY_S = 10.0
 
 
 def reproduce(
@@ -12,14 +18,19 @@ def reproduce(
     output: OutputOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Run what a paper ran, and show every claim with our figure and a verdict: hit, miss, measured."""
+    """Run what a paper ran, and show every claim with our figure and a verdict: hit, miss, measured.
+
+    With --output it keeps the runs, the report and pictures; interrupted, it goes on from there next time.
+    """
     from kvferry.analysis.envelope import to_json
     from kvferry.analysis.reproduce import reproduce_paper
     from kvferry.cli.progress import counted, say
     from kvferry.cli.table import print_table
 
-    with counted(paper) as progress:
-        report = reproduce_paper(paper, output, progress=progress)
+    with counted(paper) as bar:
+        report = reproduce_paper(paper, output, progress=_with_lines(paper, bar))
+    if output is not None:
+        say(f"written to {output}")
     if json:
         print(to_json(report), end="")
         return
@@ -30,11 +41,28 @@ def reproduce(
     hits = sum(claim["verdict"] == "hit" for claim in claims)
     misses = sum(claim["verdict"] == "miss" for claim in claims)
     print(f"{hits} hits, {misses} misses, {len(claims) - hits - misses} without a verdict")
-    if output is not None:
-        say(f"written to {output}")
 
 
 def _range(claim: dict[str, Any], whose: str) -> str | None:
-    """ "1.3" or "1.3-1.6"; None where there is no figure."""
-    ends = [f"{value:.3g}" for end in ("low", "high") if (value := claim[f"{whose}_{end}"]) is not None]
-    return "-".join(dict.fromkeys(ends)) or None
+    """ "1.3" or "1.3-1.6"; ours is one figure where the paper's is. None where there is no figure."""
+    ends = [claim[f"{whose}_{end}"] for end in ("low", "high")]
+    if whose == "ours" and claim["paper_low"] == claim["paper_high"]:
+        ends = [claim["ours"]]
+    told = [f"{end:.3g}" for end in ends if end is not None]
+    return "-".join(dict.fromkeys(told)) or None
+
+
+def _with_lines(paper: str, bar: Progress) -> Progress:
+    """The bar, and a line now and then where nobody would see it."""
+    from kvferry.cli.progress import say
+
+    said_s = monotonic()
+
+    def progress(done: int, of: int) -> None:
+        nonlocal said_s
+        bar(done, of)
+        if not sys.stderr.isatty() and monotonic() - said_s >= _LINE_EVERY_S:
+            say(f"{paper}: {done:,} of {of:,} runs")
+            said_s = monotonic()
+
+    return progress

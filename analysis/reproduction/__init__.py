@@ -1,0 +1,1 @@
+"""What stands behind ``kvferry reproduce``: a paper's data, its experiments carried out, the verdicts."""

@@ -1,0 +1,90 @@
+"""From an experiment's figures to the answer to a claim, and the conditions under which it holds."""
+
+from collections.abc import Iterator
+from statistics import mean
+
+from kvferry.analysis.reproduction.paper import EvidenceSpec, Paper
+from kvferry.analysis.reproduction.results import Key, Results
+from kvferry.analysis.reproduction.verdict import Figure
+from kvferry.specs.scenario import Scenario
+from kvferry.traces.resolve import link_trace
+
+
+def figure_of(paper: Paper, evidence: EvidenceSpec, results: Results) -> Figure | None:
+    """Our answer; None when no case has one."""
+    found = {case: _figure(evidence, case, results) for case in _cases(paper, evidence)}
+    figures = [figure for figure in found.values() if figure is not None]
+    if not figures:
+        return None
+    complete = len(figures) == len(found) and all(results.done(key) for key in _keys(paper, evidence))
+    value = max(figures) if evidence.take == "max" else mean(figures)
+    return Figure(value=value, low=min(figures), high=max(figures), complete=complete)
+
+
+def _figure(evidence: EvidenceSpec, case: str, results: Results) -> float | None:
+    def of(system: str, metric: str, at: str = case) -> float | None:
+        return results.figure(Key(evidence.experiment, at, system), metric)
+
+    ours = of(evidence.system, evidence.metric)
+    if ours is None:
+        return None
+    if evidence.less_case is not None:
+        before = of(evidence.system, evidence.metric, evidence.less_case)
+        return None if before is None else ours - before
+    if not evidence.against:
+        return ours
+    others = [of(system, evidence.against_metric or evidence.metric) for system in evidence.against]
+    known = [other for other in others if other is not None]
+    return min(known) / ours if len(known) == len(others) and ours else None
+
+
+def conditions_of(paper: Paper, evidence: EvidenceSpec, results: Results) -> str:
+    """What the paper leaves open and we had to choose: contexts, models, devices, links, bits, variants."""
+    experiment = paper.experiments[evidence.experiment]
+    scenarios = {key.case: results.scenarios[key] for key in _keys(paper, evidence)}
+    words = [experiment.title, _contexts(scenarios)]
+    for describe in (_model, _device, _link):
+        words.append(" or ".join(dict.fromkeys(describe(scenario) for scenario in scenarios.values())))
+    words += _variants(paper, evidence, results)
+    remarks = [experiment.remark, evidence.remark, f"Fitted: {evidence.fitted}" if evidence.fitted else ""]
+    return ". ".join(remark.strip().rstrip(".") for remark in ("; ".join(words), *remarks) if remark)
+
+
+def _contexts(scenarios: dict[str, Scenario]) -> str:
+    alone = len(scenarios) == 1
+    told = [f"{'' if alone else f'{case} '}{scenario.workload.context:,}" for case, scenario in scenarios.items()]
+    return f"context of {', '.join(told)} tokens"
+
+
+def _model(scenario: Scenario) -> str:
+    return scenario.model.name
+
+
+def _device(scenario: Scenario) -> str:
+    return scenario.device.name
+
+
+def _link(scenario: Scenario) -> str:
+    mean_mbit_per_s = link_trace(scenario.link).mean() * 8 / 1e6
+    return f"link {scenario.link.trace or 'constant'} ({mean_mbit_per_s:.0f} Mbit/s)"
+
+
+def _variants(paper: Paper, evidence: EvidenceSpec, results: Results) -> Iterator[str]:
+    for system in (evidence.system, *evidence.against):
+        bits = [
+            bits
+            for case in _cases(paper, evidence)
+            if (bits := results.figure(Key(evidence.experiment, case, system), "streamed_bits_per_value")) is not None
+        ]
+        told = f", {mean(bits):.1f} bit/value" if bits else ""
+        yield f"{system}: {paper.systems[system].about}{told}"
+
+
+def _cases(paper: Paper, evidence: EvidenceSpec) -> tuple[str, ...]:
+    return evidence.cases or tuple(paper.experiments[evidence.experiment].cases)
+
+
+def _keys(paper: Paper, evidence: EvidenceSpec) -> list[Key]:
+    cases = dict.fromkeys((*_cases(paper, evidence), *([evidence.less_case] if evidence.less_case else [])))
+    systems = (evidence.system, *evidence.against)
+    return [Key(evidence.experiment, case, system) for case in cases for system in systems]

@@ -1,0 +1,138 @@
+"""Figures that need no simulated run: how long solvers take, what paths are made of, how well costs are guessed.
+
+Each takes the scenario of an experiment's case and returns figures by name, as a run's metrics.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from kvferry.machine.ops import PrefillHead
+from kvferry.pipelines.context import Context
+from kvferry.pipelines.run import price_s
+from kvferry.pipelines.systems import SYSTEMS
+from kvferry.pipelines.workload import Workload
+from kvferry.policies.loading.greedy import greedy_plan
+from kvferry.policies.loading.milp import milp_plan
+from kvferry.sim.costs.block_sparse import BlockSparseKernel
+from kvferry.sim.costs.predictor import Predictor
+from kvferry.sim.costs.roofline import Roofline
+from kvferry.sim.costs.samples import Samples, measure
+from kvferry.specs.errors import pick
+from kvferry.specs.scenario import Scenario
+from kvferry.traces.chunks import generate_chunks
+from kvferry.traces.resolve import link_trace
+
+Figures = dict[str, float]
+_MILP_TIME_LIMIT_S = 20.0
+_REPEATS = 5
+
+
+def solver_times(scenario: Scenario) -> Figures:
+    """Wall time of the MILP over that of the greedy, and by how much the greedy's makespan is longer."""
+    bytes_per_s = link_trace(scenario.link).mean()
+    problem = _workload(scenario).request(0).problem
+    greedy_s = []
+    for _ in range(_REPEATS):
+        began_s = perf_counter()
+        greedy = greedy_plan(problem, bytes_per_s)
+        greedy_s.append(perf_counter() - began_s)
+    began_s = perf_counter()
+    milp = milp_plan(problem, bytes_per_s, time_limit_s=_MILP_TIME_LIMIT_S)
+    milp_s = perf_counter() - began_s
+    return {
+        "milp_s": milp_s,
+        "greedy_s": min(greedy_s),
+        "milp_over_greedy": milp_s / min(greedy_s),
+        "greedy_gap": greedy.stage_makespan_s(problem, bytes_per_s) / milp.makespan_s - 1,
+    }
+
+
+def path_shares(scenario: Scenario) -> Figures:
+    """What streaming and computing a whole context consist of, the steps one after the other (Fig. 16)."""
+    context = _workload(scenario).context(0)
+    device = scenario.device
+    values = context.total_tokens * scenario.model.kv_values_per_token
+    transmission_s = float(context.stream_bytes.sum()) / link_trace(scenario.link).mean()
+    decode_s = values / (device.decompressor.values_per_s * device.decompressor.workers)
+    copied_per_s = device.memory.copy_bytes_per_s
+    copy_s = values * scenario.model.kv_value_bytes / copied_per_s if copied_per_s else 0.0
+    compute_s = _compute_s(scenario, context)
+    dense_s = _compute_s(scenario, replace(context, active_blocks=np.zeros_like(context.active_blocks)))
+    streaming_s = transmission_s + decode_s + copy_s
+    return {
+        "transmission_percent": 100 * transmission_s / streaming_s,
+        "decode_and_copy_percent": 100 * (decode_s + copy_s) / streaming_s,
+        "attention_percent": 100 * (1 - dense_s / compute_s),
+        "streaming_s": streaming_s,
+        "compute_s": compute_s,
+    }
+
+
+def predictor_error(scenario: Scenario) -> Figures:
+    """Mean relative error of SparKV's predictor and of two rooflines on chunks of the scenario's contexts (Fig. 8)."""
+    processor = scenario.device.processors[scenario.device.main]
+    workload, model = scenario.workload, scenario.model
+    kernel = BlockSparseKernel(processor, model)
+    samples = measure(kernel, model, scenario.seed, content=workload.content, chunks=workload.token_chunks)
+    training, held_out = samples.split(0.8, np.random.default_rng(scenario.seed))
+    ideal = Roofline(processor.model_copy(update={"efficiency": {}, "default_efficiency": 1.0}), model)
+
+    def roofline_s(part: Samples) -> np.ndarray:
+        flop, n_bytes = ideal.arithmetic.block_flop, ideal.arithmetic.block_bytes
+        return ideal.price_arrays([("sparse_attention", part.active_blocks * flop, part.active_blocks * n_bytes)])
+
+    slowness = float(np.median(training.seconds / roofline_s(training)))
+    predictor = Predictor.trained(training, scenario.seed)
+    errors = {
+        "predictor": predictor.predict_s(held_out.token_chunk, held_out.active_blocks, held_out.load),
+        "roofline": roofline_s(held_out),
+        "fitted_roofline": slowness * roofline_s(held_out),
+    }
+    figures = {f"{name}_error": float(np.abs(s / held_out.seconds - 1).mean()) for name, s in errors.items()}
+    figures["roofline_over_predictor"] = figures["roofline_error"] / figures["predictor_error"]
+    figures["fitted_roofline_over_predictor"] = figures["fitted_roofline_error"] / figures["predictor_error"]
+    return figures
+
+
+def chunk_spread(scenario: Scenario) -> Figures:
+    """How chunks of one context differ: attention time of a chunk, entropy, streaming time (Fig. 3 to 5)."""
+    workload, model = scenario.workload, scenario.model
+    chunks = generate_chunks(workload.content, workload.context, model.layers, model.kv_heads, scenario.seed)
+    costs = _estimate(scenario)
+    tokens = chunks.tokens[:, None, None]
+    dense_s = costs(PrefillHead(tokens=tokens, active_blocks=np.zeros_like(chunks.active_blocks)))
+    attention_s = costs(PrefillHead(tokens=tokens, active_blocks=chunks.active_blocks)) - dense_s
+    stream_s = _workload(scenario).context(0).stream_bytes / link_trace(scenario.link).mean()
+    return {
+        "attention_least_s": float(attention_s.min()),
+        "attention_most_s": float(attention_s.max()),
+        "attention_spread": float(attention_s.max() / attention_s.min()),
+        "entropy_least_bits": float(chunks.entropy_bits.min()),
+        "entropy_most_bits": float(chunks.entropy_bits.max()),
+        "stream_spread": float(stream_s.max() / stream_s.min()),
+    }
+
+
+MEASUREMENTS: dict[str, Callable[[Scenario], Figures]] = {
+    "solver_times": solver_times,
+    "path_shares": path_shares,
+    "predictor_error": predictor_error,
+    "chunk_spread": chunk_spread,
+}
+
+
+def _estimate(scenario: Scenario) -> Callable[[Any], Any]:
+    return price_s(scenario, scenario.costs.estimate)
+
+
+def _compute_s(scenario: Scenario, context: Context) -> float:
+    return float(context.problem(_estimate(scenario)).compute_s.sum())
+
+
+def _workload(scenario: Scenario) -> Workload:
+    system = pick("system", SYSTEMS, scenario.system).with_policies(scenario.policy_values)
+    return Workload(scenario, system, link_trace(scenario.link).mean(), _estimate(scenario))

@@ -1,0 +1,206 @@
+"""What a paper claims and how we judge it, as data: the files of one folder in analysis/papers.
+
+claims.csv        the figures as the paper prints them, and where
+experiments.yaml  systems, experiments, and which of their figures answers which claim
+exhibits.yaml     its numbered tables and figures
+"""
+
+import csv
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError
+
+from kvferry.scenarios.document import read_document
+from kvferry.scenarios.faults import complaints_of, input_error
+from kvferry.specs.base import Spec
+from kvferry.specs.errors import InputError, pick
+
+PAPERS = Path(__file__).resolve().parents[1] / "papers"
+Statistic = Literal["value", "mean", "sweep", "bound", "measured"]
+
+
+class Claim(Spec):
+    """A figure of the paper, as printed. `statistic` says how it is judged: see verdict.py."""
+
+    id: str
+    metric: str
+    statistic: Statistic
+    subject: str
+    reference: str
+    low: float
+    high: float
+    conditions: str
+    where: str
+
+
+class SystemSpec(Spec):
+    """A system as an experiment runs it. `about` is what reports call it."""
+
+    system: str
+    policies: Mapping[str, Any] = Field(default_factory=dict)
+    about: str
+
+
+class ExperimentSpec(Spec):
+    """A base scenario with settings (dotted keys, as ``--set`` takes them); every case under every system.
+
+    `by` is "simulation", or a measurement of measurements.py, whose figures need no run.
+    """
+
+    title: str
+    where: str
+    base: str
+    settings: Mapping[str, Any] = Field(default_factory=dict)
+    cases: Mapping[str, Mapping[str, Any]] = Field(min_length=1)
+    systems: tuple[str, ...] = Field(min_length=1)
+    by: str = "simulation"
+    # Said with every claim that it answers.
+    remark: str = ""
+
+
+class EvidenceSpec(Spec):
+    """Which figure answers a claim: `metric` of `system`, case by case, then `take` over the cases.
+
+    `against`: the figure is instead the metric of that system over the metric of `system`; of several, the least.
+    `less_case`: the metric of `system` in that case is taken off.
+    """
+
+    experiment: str
+    metric: str
+    system: str
+    cases: tuple[str, ...] = ()
+    against: tuple[str, ...] = ()
+    against_metric: str | None = None
+    less_case: str | None = None
+    take: Literal["mean", "max", "range"]
+    # What was fitted to this very claim, so that hitting it proves little.
+    fitted: str = ""
+    # What a reader of the verdict should know.
+    remark: str = ""
+
+
+class OrderSpec(Spec):
+    """A shape: in an experiment's cases the metric rises from each of these systems to the next."""
+
+    experiment: str
+    systems: tuple[str, ...] = Field(min_length=2)
+    metric: str = "ttft_s"
+
+
+class ExhibitSpec(Spec):
+    """A numbered table or figure: what was run for it; nothing: it cannot be judged here, `why` says so."""
+
+    name: str
+    experiments: tuple[str, ...] = ()
+    claims: tuple[str, ...] = ()
+    order: OrderSpec | None = None
+    why: str
+
+
+class PanelSpec(Spec):
+    """TTFT of some systems, case by case, or over a setting `x` of the cases (as ``settings_of`` names it)."""
+
+    title: str
+    experiment: str
+    systems: tuple[str, ...] = Field(min_length=1)
+    # Empty: all.
+    cases: tuple[str, ...] = ()
+    x: str | None = None
+
+
+class PictureSpec(Spec):
+    """Panels side by side."""
+
+    name: str = Field(pattern=r"^[a-z0-9-]+$")
+    panels: tuple[PanelSpec, ...] = Field(min_length=1)
+    columns: int = Field(default=3, ge=1)
+
+
+class _Experiments(Spec):
+    settings: Mapping[str, Any] = Field(default_factory=dict)
+    systems: Mapping[str, SystemSpec]
+    experiments: Mapping[str, ExperimentSpec]
+    evidence: Mapping[str, EvidenceSpec]
+
+
+class _Exhibits(Spec):
+    exhibits: tuple[ExhibitSpec, ...]
+    pictures: tuple[PictureSpec, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paper:
+    """All that is known of a paper, checked for names that do not exist. `settings` apply to every experiment."""
+
+    name: str
+    claims: tuple[Claim, ...]
+    settings: Mapping[str, Any]
+    systems: Mapping[str, SystemSpec]
+    experiments: Mapping[str, ExperimentSpec]
+    evidence: Mapping[str, EvidenceSpec]
+    exhibits: tuple[ExhibitSpec, ...]
+    pictures: tuple[PictureSpec, ...]
+
+
+def load_paper(name: str, papers: Path = PAPERS) -> Paper:
+    """The paper of that name. Raises InputError for another name, and for faults in its files."""
+    folder = pick("paper", {path.parent.name: path.parent for path in papers.glob("*/claims.csv")}, name)
+    told = _read(folder / "experiments.yaml", _Experiments)
+    shown = _read(folder / "exhibits.yaml", _Exhibits)
+    paper = Paper(
+        name=name,
+        claims=_read_claims(folder / "claims.csv"),
+        settings=told.settings,
+        systems=told.systems,
+        experiments=told.experiments,
+        evidence=told.evidence,
+        exhibits=shown.exhibits,
+        pictures=shown.pictures,
+    )
+    _check(paper)
+    return paper
+
+
+def _read_claims(path: Path) -> tuple[Claim, ...]:
+    with open(path, newline="") as file:
+        rows = list(csv.DictReader(file))
+    try:
+        return tuple(Claim.model_validate(row) for row in rows)
+    except ValidationError as error:
+        raise InputError(f"{path.name}: {error}") from None
+
+
+def _read(path: Path, spec: type[Any]) -> Any:
+    tree = read_document(path)
+    try:
+        return spec.model_validate(tree.plain())
+    except ValidationError as error:
+        raise input_error(complaints_of(error, spec), tree) from None
+
+
+def _check(paper: Paper) -> None:
+    for experiment in paper.experiments.values():
+        for system in experiment.systems:
+            pick("system", paper.systems, system)
+    ids = {claim.id: claim for claim in paper.claims}
+    for id in ids:
+        pick("claim with evidence", paper.evidence, id)
+    for id, evidence in paper.evidence.items():
+        pick("claim", ids, id)
+        experiment = pick("experiment", paper.experiments, evidence.experiment)
+        for case in (*evidence.cases, *([evidence.less_case] if evidence.less_case else [])):
+            pick("case", experiment.cases, case)
+        for system in (evidence.system, *evidence.against):
+            pick("system of the experiment", dict.fromkeys(experiment.systems), system)
+    for exhibit in paper.exhibits:
+        for name in exhibit.experiments:
+            pick("experiment", paper.experiments, name)
+        for id in exhibit.claims:
+            pick("claim", ids, id)
+        if exhibit.order:
+            experiment = pick("experiment", paper.experiments, exhibit.order.experiment)
+            for system in exhibit.order.systems:
+                pick("system of the experiment", dict.fromkeys(experiment.systems), system)

@@ -1,0 +1,107 @@
+"""A paper's experiments as pictures: TTFT by system and case, and every claim beside the printed figure."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kvferry.analysis import style
+from kvferry.analysis.reproduction.paper import PanelSpec, Paper, PictureSpec
+from kvferry.analysis.reproduction.results import Key, Results
+from kvferry.analysis.reproduction.verdict import TOLERANCE
+from kvferry.analysis.settings import settings_of
+from kvferry.analysis.style import LINES, MARKERS, SERIES
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_COLOURS = {"hit": style.GREEN, "miss": style.VERMILION, "measured": style.GREY}
+
+
+def pictures_of(paper: Paper, report: dict[str, Any], results: Results) -> dict[str, dict[str, bytes]]:
+    """By name: the pictures that the paper's data ask for, and "claims"; each as {"png", "svg"}."""
+    pictures = {spec.name: style.render(partial(_draw, spec, results)) for spec in paper.pictures}
+    return pictures | {"claims": style.render(partial(_claims, report["claims"]))}
+
+
+def _draw(spec: PictureSpec, results: Results) -> Figure:
+    columns = min(len(spec.panels), spec.columns)
+    rows = -(-len(spec.panels) // columns)
+    figure = style.new_figure(10, 0.5 + 2.9 * rows)
+    axes = figure.subplots(rows, columns, squeeze=False).ravel()
+    # One colour and marker per system throughout the picture.
+    systems = list(dict.fromkeys(system for panel in spec.panels for system in panel.systems))
+    for axis, panel in zip(axes, spec.panels):
+        _draw_panel(axis, panel, systems, results)
+    for axis in axes[len(spec.panels) :]:
+        axis.set_axis_off()
+    handles = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels())}
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=len(handles))
+    return figure
+
+
+def _draw_panel(axis: Axes, panel: PanelSpec, systems: list[str], results: Results) -> None:
+    every = dict.fromkeys(key.case for key in results.rows if key.experiment == panel.experiment)
+    cases = [case for case in every if not panel.cases or case in panel.cases]
+    for place, system in enumerate(panel.systems):
+        n = systems.index(system)
+        heights = [results.figure(Key(panel.experiment, case, system), "ttft_s") or np.nan for case in cases]
+        how: dict[str, Any] = {"label": system, "color": SERIES[n], "marker": MARKERS[n], "markersize": 5}
+        if panel.x is None:
+            # Nothing lies between two cases: no line, and the systems beside each other.
+            beside = 0.6 * ((place + 0.5) / len(panel.systems) - 0.5)
+            axis.plot(np.arange(len(cases)) + beside, heights, linestyle="none", **how)
+        else:
+            axis.plot(_places(panel, cases, results), heights, linestyle=LINES[n], **how)
+    ticks = np.arange(len(cases)) if panel.x is None else _places(panel, cases, results)
+    axis.set_xticks(ticks, [case.replace(" ", "\n", 1) for case in cases])
+    if panel.x is None:
+        axis.set_xlim(-0.5, len(cases) - 0.5)
+        axis.tick_params(axis="x", length=0)
+    axis.set_yscale("log")
+    axis.yaxis.set_major_formatter("{x:g}")
+    axis.set_title(panel.title)
+    axis.set_ylabel("TTFT (s)")
+    axis.grid(axis="y", which="both")
+
+
+def _places(panel: PanelSpec, cases: list[str], results: Results) -> list[Any]:
+    return [
+        settings_of(results.scenarios[Key(panel.experiment, case, panel.systems[0])])[str(panel.x)] for case in cases
+    ]
+
+
+def _claims(claims: list[dict[str, Any]]) -> Figure:
+    """Ours over the paper's, claim by claim, on a logarithmic axis; the band is what counts as a hit."""
+    figure = style.new_figure(10, 1.2 + 0.24 * len(claims))
+    axis = figure.subplots()
+    axis.axvspan(1 - TOLERANCE, 1 + TOLERANCE, color=style.FAINT, zorder=0)
+    axis.axvline(1, color=style.GREY, linewidth=0.8)
+    for row, claim in enumerate(claims):
+        ends = _over_paper(claim)
+        colour = _COLOURS.get(claim["verdict"], style.GREY)
+        axis.plot(ends, [row] * len(ends), color=colour, marker="o" if not claim["fitted"] else "s", markersize=5)
+    axis.set_yticks(range(len(claims)), [claim["id"] for claim in claims])
+    axis.invert_yaxis()
+    axis.set_xscale("log")
+    axis.set_xticks([0.25, 0.5, 1, 2, 4, 8], ["0.25", "0.5", "1", "2", "4", "8"])
+    axis.set_xticks([], minor=True)
+    axis.set_xlabel("ours / paper; a sweep's two ends are joined; band: within 15 %")
+    axis.grid(axis="x")
+    for verdict, colour in _COLOURS.items():
+        axis.plot([], [], "o", color=colour, label=verdict)
+    axis.plot([], [], "s", color=style.INK, markerfacecolor="none", label="fitted on this claim")
+    figure.legend(loc="outside lower center", ncols=4)
+    return figure
+
+
+def _over_paper(claim: dict[str, Any]) -> list[float]:
+    if claim["ours"] is None:
+        return []
+    if claim["paper_low"] == claim["paper_high"]:
+        return [claim["ours"] / claim["paper_high"]]
+    pairs = ((claim["ours_low"], claim["paper_low"]), (claim["ours_high"], claim["paper_high"]))
+    return [ours / paper for ours, paper in pairs if paper]
