@@ -103,7 +103,7 @@ class LiveChannel:
         """Say goodbye after what was sent; closing twice is harmless. What the peer still says can be received."""
         if not self._closed:
             self._closed = True
-            goodbye = self._sender.do(lambda _: self._goodbye())
+            goodbye = self._sender.do(lambda _: self._send(b"", []))
             # A peer that is gone already need not be told.
             goodbye.defused = True
 
@@ -134,10 +134,6 @@ class LiveChannel:
                 wire.sendall(blob)
         except OSError as error:
             raise ChannelBroken(f"cannot send to {self._peer}: it is gone ({error.strerror})") from error
-
-    def _goodbye(self) -> None:
-        self._send(b"", [])
-        self._wire().shutdown(socket.SHUT_WR)
 
     def _receive(self) -> Any:
         if self._peer_closed:

@@ -4,6 +4,7 @@ import errno
 import mmap
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Lock, Thread, local
@@ -19,8 +20,10 @@ BLOCK_BYTES = 4096
 # Free buffers that are kept, so that reading need not fault in new pages each time.
 _KEPT_BYTES = 256 << 20
 
-# One command: where in the file, and the memory to fill or to write.
-Command = tuple[int, memoryview]
+# One command: where in the file, where in the memory that is filled or written, and how many bytes.
+Command = tuple[int, int, int]
+# What does one.
+Do = Callable[[memoryview, Command], None]
 
 
 class StorageError(KvferryError):
@@ -31,16 +34,31 @@ class StorageFull(StorageError):
     """There is no room left for what was to be written."""
 
 
+def aligned_memory(n_bytes: int) -> memoryview:
+    """New memory that direct I/O takes as it is: what is written from elsewhere has to be copied first."""
+    memory = mmap.mmap(-1, n_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    # Large pages are pinned in fewer steps: half as much again for large commands, where the system has them.
+    with suppress(AttributeError, OSError):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return memoryview(memory)
+
+
 class Data:
-    """What was read: `views` shows each extent's bytes, in order, until `release`.
+    """What was read, until `release`.
 
     Released memory spares the next read new pages, which cost as much as a fast device does; what is not released
     goes when nobody looks at it any more.
     """
 
-    def __init__(self, views: list[memoryview], give_back: Callable[[], None]) -> None:
-        self.views = views
+    def __init__(self, whole: memoryview, places: list[tuple[int, int]], give_back: Callable[[], None]) -> None:
+        self._whole = whole
+        self._places = places
         self._give_back: Callable[[], None] | None = give_back
+
+    @property
+    def views(self) -> list[memoryview]:
+        """Each extent's bytes, in order, as they lie in memory."""
+        return [self._whole[at : at + length] for at, length in self._places]
 
     def __bytes__(self) -> bytes:
         return b"".join(self.views)
@@ -48,7 +66,7 @@ class Data:
     def release(self) -> None:
         """Have the memory used again: nobody may look at it any more. Releasing twice is harmless."""
         give_back, self._give_back = self._give_back, None
-        self.views = []
+        self._places = []
         if give_back is not None:
             give_back()
 
@@ -89,7 +107,7 @@ class Storage:
             raise InputError(f"{path} has {self.size_bytes} bytes; to be written it needs a multiple of {self._block}")
         # Held while blocks at the edges of extents are read, changed and written.
         self._edges = Lock()
-        self._free: dict[int, list[mmap.mmap]] = {}
+        self._free: dict[int, list[memoryview]] = {}
         self._kept_bytes = 0
         self._free_lock = Lock()
         self._own = local()
@@ -124,19 +142,18 @@ class Storage:
     def read(self, extents: Extents) -> Data:
         """The bytes of these extents. Raises StorageError when the file ends before they do."""
         block = self._block
-        # In whole blocks: the bytes before each extent, and what is read for it.
-        around = [(o % block, -(-(o % block + n) // block) * block if n else 0) for o, n in self._inside(extents)]
-        buffer = self._take(sum(n_bytes for _, n_bytes in around))
-        whole = memoryview(buffer)
         commands: list[Command] = []
-        views = []
+        places: list[tuple[int, int]] = []
         at = 0
-        for (offset, length), (before, n_bytes) in zip(self._inside(extents), around, strict=True):
-            views.append(whole[at + before : at + before + length])
-            commands += self._commands(offset - before, whole[at : at + n_bytes])
+        for offset, length in self._inside(extents):
+            before = offset % block
+            n_bytes = -(-(before + length) // block) * block if length else 0
+            places.append((at + before, length))
+            self._command(commands, offset - before, at, n_bytes)
             at += n_bytes
-        self._run(self._fill, commands)
-        return Data(views, lambda: self._give_back(buffer))
+        memory = self._take(at)
+        self._run(self._fill, memory, commands)
+        return Data(memory, places, lambda: self._give_back(memory))
 
     def write(self, extents: Extents, data: bytes | bytearray | memoryview) -> None:
         """Write the extents, whose bytes lie in `data` one after the other.
@@ -146,21 +163,27 @@ class Storage:
         source = memoryview(data).cast("B")
         if len(source) != extents.n_bytes:
             raise InputError(f"{extents.n_bytes} bytes are to be written to {self.path}, and {len(source)} were given")
-        edges: list[Command] = []
+        block = self._block
+        base = _address(source)
         whole: list[Command] = []
+        edges: list[Command] = []
+        aligned = True
         at = 0
         for offset, length in self._inside(extents):
-            part = source[at : at + length]
+            head = min(-offset % block, length)
+            body = (length - head) // block * block
+            tail = length - head - body
+            if head:
+                edges.append((offset, at, head))
+            if tail:
+                edges.append((offset + head + body, at + head + body, tail))
+            self._command(whole, offset + head, at + head, body)
+            aligned = aligned and not (body and (base + at + head) % block)
             at += length
-            head = min(-offset % self._block, length)
-            body = (length - head) // self._block * self._block
-            edges += [(offset, part[:head]), (offset + head + body, part[head + body :])]
-            whole += self._commands(offset + head, part[head : head + body])
-        self._run(self._put, whole)
+        self._run(self._put if aligned else self._put_copy, source, whole)
         with self._edges:
-            for offset, part in edges:
-                if part:
-                    self._change(offset, part)
+            for edge in edges:
+                self._put_edge(source, edge)
 
     def close(self) -> None:
         """Wait for what is under way, and close the file; closing twice is harmless."""
@@ -189,13 +212,17 @@ class Storage:
                 )
             yield offset, length
 
-    def _commands(self, offset: int, memory: memoryview) -> list[Command]:
+    def _command(self, commands: list[Command], offset: int, at: int, n_bytes: int) -> None:
         step = self._command_bytes
-        return [(offset + at, memory[at : at + step]) for at in range(0, len(memory), step)]
+        while n_bytes > step:
+            commands.append((offset, at, step))
+            offset, at, n_bytes = offset + step, at + step, n_bytes - step
+        if n_bytes:
+            commands.append((offset, at, n_bytes))
 
-    def _run(self, do: Callable[[int, memoryview], None], commands: Sequence[Command]) -> None:
+    def _run(self, do: Do, memory: memoryview, commands: Sequence[Command]) -> None:
         """Do all commands, as many at once as there are threads. Raises the first error, when none is under way."""
-        batch = _Batch(do, commands, threads=min(len(commands), 1 + len(self._helpers)))
+        batch = _Batch(do, memory, commands, threads=max(1, min(len(commands), 1 + len(self._helpers))))
         for _ in range(batch.threads - 1):
             self._batches.put(batch)
         batch.work()
@@ -206,14 +233,15 @@ class Storage:
             batch.work()
             del batch
 
-    def _fill(self, offset: int, memory: memoryview) -> None:
+    def _fill(self, memory: memoryview, command: Command) -> None:
         """Read until the memory is full, or the file ends where it always did."""
         assert self._fd is not None
-        wanted = min(len(memory), self.size_bytes - offset)
+        offset, at, n_bytes = command
+        wanted = min(n_bytes, self.size_bytes - offset)
         got = 0
         while got < wanted:
             try:
-                n = os.preadv(self._fd, (memory[got:],), offset + got)
+                n = os.preadv(self._fd, (memory[at + got : at + n_bytes],), offset + got)
             except OSError as error:
                 raise _failed("read", self.path, offset + got, wanted - got, error) from error
             got += n
@@ -224,56 +252,64 @@ class Storage:
                     f"offset {offset}; it had {self.size_bytes} bytes when it was opened and has been cut since"
                 )
 
-    def _put(self, offset: int, memory: memoryview) -> None:
+    def _put(self, memory: memoryview, command: Command) -> None:
         assert self._fd is not None
-        if _address(memory) % self._block:
-            memory = self._aligned_copy(memory)
+        offset, at, n_bytes = command
         done = 0
-        while done < len(memory):
+        while done < n_bytes:
             try:
-                done += os.pwritev(self._fd, (memory[done:],), offset + done)
+                done += os.pwritev(self._fd, (memory[at + done : at + n_bytes],), offset + done)
             except OSError as error:
-                raise _failed("write", self.path, offset + done, len(memory) - done, error) from error
+                raise _failed("write", self.path, offset + done, n_bytes - done, error) from error
 
-    def _change(self, offset: int, part: memoryview) -> None:
+    def _put_copy(self, memory: memoryview, command: Command) -> None:
+        """Write what does not lie on whole blocks in memory."""
+        offset, at, n_bytes = command
+        copy = self._own_buffer()
+        copy[:n_bytes] = memory[at : at + n_bytes]
+        self._put(copy, (offset, 0, n_bytes))
+
+    def _put_edge(self, memory: memoryview, command: Command) -> None:
         """Write a part of one block."""
-        start = offset - offset % self._block
-        block = self._aligned_copy(memoryview(bytes(self._block)))
-        self._fill(start, block)
-        block[offset - start : offset - start + len(part)] = part
-        self._put(start, block)
+        offset, at, n_bytes = command
+        inside = offset % self._block
+        block = self._own_buffer()
+        self._fill(block, (offset - inside, 0, self._block))
+        block[inside : inside + n_bytes] = memory[at : at + n_bytes]
+        self._put(block, (offset - inside, 0, self._block))
 
     # --- memory --------------------------------------------------------------------------------------------------
 
-    def _aligned_copy(self, memory: memoryview) -> memoryview:
-        """A copy in memory of this thread's own, until the next one is made."""
+    def _own_buffer(self) -> memoryview:
+        """Aligned memory of this thread, for one command."""
         if not hasattr(self._own, "buffer"):
-            self._own.buffer = memoryview(mmap.mmap(-1, self._command_bytes))
-        copy: memoryview = self._own.buffer[: len(memory)]
-        copy[:] = memory
-        return copy
+            self._own.buffer = aligned_memory(self._command_bytes)
+        buffer: memoryview = self._own.buffer
+        return buffer
 
-    def _take(self, n_bytes: int) -> mmap.mmap:
-        size = max(1 << 16, 1 << (n_bytes - 1).bit_length()) if n_bytes else mmap.PAGESIZE
+    def _take(self, n_bytes: int) -> memoryview:
+        # Few sizes, so that what is given back fits again.
+        size = max(1 << 16, 1 << max(0, n_bytes - 1).bit_length())
         with self._free_lock:
             if self._free.get(size):
                 self._kept_bytes -= size
                 return self._free[size].pop()
-        return mmap.mmap(-1, size)
+        return aligned_memory(size)
 
-    def _give_back(self, buffer: mmap.mmap) -> None:
+    def _give_back(self, memory: memoryview) -> None:
         with self._free_lock:
-            if self._kept_bytes + len(buffer) <= _KEPT_BYTES:
-                self._kept_bytes += len(buffer)
-                self._free.setdefault(len(buffer), []).append(buffer)
+            if self._kept_bytes + len(memory) <= _KEPT_BYTES:
+                self._kept_bytes += len(memory)
+                self._free.setdefault(len(memory), []).append(memory)
 
 
 class _Batch:
     """Commands that several threads take from one list."""
 
-    def __init__(self, do: Callable[[int, memoryview], None], commands: Sequence[Command], threads: int) -> None:
+    def __init__(self, do: Do, memory: memoryview, commands: Sequence[Command], threads: int) -> None:
         self.threads = threads
         self._do = do
+        self._memory = memory
         # Threads share it: a list's iterator hands out every item once.
         self._todo = iter(commands)
         self._error: BaseException | None = None
@@ -283,15 +319,15 @@ class _Batch:
 
     def work(self) -> None:
         try:
-            for offset, memory in self._todo:
+            for command in self._todo:
                 if self._error is not None:
                     break
-                self._do(offset, memory)
+                self._do(self._memory, command)
         except BaseException as error:
             self._error = self._error or error
         with self._lock:
             self._working -= 1
-            if self._working <= 0:
+            if not self._working:
                 self._done.release()
 
     def finish(self) -> None:
@@ -315,7 +351,7 @@ def _open(path: Path, writable: bool, direct: bool) -> tuple[int, str | None]:
     try:
         direct_fd = os.open(path, flags | os.O_DIRECT)
         try:
-            os.preadv(direct_fd, (mmap.mmap(-1, BLOCK_BYTES),), 0)
+            os.preadv(direct_fd, (aligned_memory(BLOCK_BYTES),), 0)
         except OSError:
             os.close(direct_fd)
             raise

@@ -84,17 +84,17 @@ class LiveWork(TimedWork):
 
     def wait_for(self, after: Iterable[Ticket]) -> None:
         """Be ready once all of `after` have fired; the first that was cancelled or failed ends this work likewise."""
-        self.after = tuple(after)
-        for ticket in self.after:
+        self.after = after = tuple(after)
+        for ticket in after:
             if isinstance(ticket, LiveWork) and not ticket.ended:
                 ticket._behind.append(self)
                 self.awaited += not ticket.launched_for(self)
             elif not isinstance(ticket, LiveWork) and ticket.callbacks is not None:
                 self.awaited += 1
                 ticket.callbacks.append(self._fired)
-            elif self._shares_fate(ticket):
-                return
-        if not self.awaited:
+            else:
+                self._shares_fate(ticket)
+        if not self.ended and not self.awaited:
             self._owner.ready(self)
 
     def inputs(self) -> tuple[Any, ...]:
@@ -120,11 +120,7 @@ class LiveWork(TimedWork):
         ended = [self]
         for work in ended:  # grows on the way
             for other in work._behind:
-                if other.ended:
-                    # Having failed already, it speaks for this failure too.
-                    if work.error and other.error:
-                        work.defused = True
-                elif other._shares_fate(work):
+                if other._shares_fate(work):
                     ended.append(other)
                 elif not work.launched_for(other):
                     other._one_less()
@@ -132,14 +128,15 @@ class LiveWork(TimedWork):
         return ended
 
     def _shares_fate(self, ticket: Ticket) -> bool:
-        """End as a ticket that this work comes after has ended, unless that was well."""
+        """End as a ticket that this work comes after has ended, unless that was well; whether it does by that."""
         live = isinstance(ticket, LiveWork)
         error = ticket.error if live else None if ticket.ok else ticket.value
         result = ticket.result if live else ticket.value
-        if self.begun or (error is None and not isinstance(result, Cancelled)):
-            return False
-        if error is not None:
+        if error is not None and not self.begun and (not self.ended or self.error is not None):
+            # It tells of this failure; having failed already, it speaks for this one too.
             ticket.defused = True
+        if self.ended or self.begun or (error is None and not isinstance(result, Cancelled)):
+            return False
         self._conclude(None if error else Cancelled(0.0), error)
         return True
 
@@ -154,7 +151,7 @@ class LiveWork(TimedWork):
 
     def _one_less(self) -> None:
         self.awaited -= 1
-        if not self.awaited:
+        if not self.awaited and not self.ended:
             self._owner.ready(self)
 
     # --- in the environment's thread -----------------------------------------------------------------------------
@@ -163,10 +160,7 @@ class LiveWork(TimedWork):
         """A ticket of no worker, that this work comes after, has fired."""
         ended: list[LiveWork] = []
         with self.env.lock:
-            if self.ended:
-                if not ticket.ok and self.error:
-                    ticket.defused = True
-            elif self._shares_fate(ticket):
+            if self._shares_fate(ticket):
                 ended = self._pass_on()
             else:
                 self._one_less()

@@ -80,7 +80,7 @@ def shuffled(op: Select) -> np.ndarray:
 
 
 def live() -> World:
-    """Threads, a local link, a storage file and sockets: an op takes 5 ms, as does moving 100 kB over the link."""
+    """Threads, a local link, a storage file and sockets: an op takes 20 ms, as does moving 100 kB over the link."""
     # Imported here, as whoever tests another world needs none of it.
     from kvferry.backends.live.channel import SocketSwitchboard
     from kvferry.backends.live.environment import WallClockEnvironment
@@ -88,7 +88,8 @@ def live() -> World:
     from kvferry.backends.live.storage import Storage
     from kvferry.backends.live.work import Moving
 
-    op_s, n_bytes, capacity_bytes = 5e-3, 100_000, 1e6
+    # Long beside what a busy system takes to wake a thread.
+    op_s, n_bytes, capacity_bytes = 20e-3, 100_000, 1e6
 
     class Runner:
         def run(self, op: Op, request: int | None) -> Selection | None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kvferry.backends.live.machine import LiveMachine
-from kvferry.backends.live.storage import BLOCK_BYTES, Storage, StorageError, StorageFull
+from kvferry.backends.live.storage import BLOCK_BYTES, Storage, StorageError
 from kvferry.machine.ops import Extents, FeedForward, Op
 from kvferry.specs.errors import InputError
 
@@ -89,33 +89,49 @@ def test_commands_that_the_system_cuts_short_are_continued(tmp_path: Path, monke
 # --- no room -----------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def small_device(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 16 blocks."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    options = ["-t", "tmpfs", "-o", f"size={16 * BLOCK_BYTES}", "kvferry-test", str(folder)]
-    if sys.platform != "linux" or os.geteuid() != 0 or subprocess.run(["mount", *options], check=False).returncode:
+ON_A_SMALL_DEVICE = """
+    import os, subprocess, sys
+    from pathlib import Path
+    from kvferry.backends.live.storage import BLOCK_BYTES, Storage, StorageFull
+    from kvferry.machine.ops import Extents
+
+    folder = Path(sys.argv[1])
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={16 * BLOCK_BYTES}", "small", folder], check=True)
+    try:
+        Storage.create(folder / "kv.bin", 32 * BLOCK_BYTES)
+    except StorageFull as error:
+        print(error)
+    print(sorted(os.listdir(folder)))
+    Storage.create(folder / "kv.bin", 8 * BLOCK_BYTES).close()
+    print(sorted(os.listdir(folder)))
+
+    sparse = folder / "sparse.bin"
+    sparse.touch()
+    os.truncate(sparse, 32 * BLOCK_BYTES)
+    with Storage(sparse, writable=True, depth=2, command_bytes=BLOCK_BYTES) as store:
+        try:
+            store.write(Extents((0,), (32 * BLOCK_BYTES,)), bytes(32 * BLOCK_BYTES))
+        except StorageFull as error:
+            print(error)
+"""
+
+
+def test_a_full_device_is_told_and_no_part_of_a_file_is_left(tmp_path: Path) -> None:
+    # A mount of this process alone, so that it goes with it, whatever happens.
+    alone = ["unshare", "--user", "--map-root-user", "--mount"]
+    try:
+        subprocess.run([*alone, "mount", "-t", "tmpfs", "small", str(tmp_path)], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
         pytest.skip("mounting a small file system is not allowed here")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
-
-
-def test_a_full_device_is_told_and_no_part_of_a_file_is_left(small_device: Path) -> None:
-    with pytest.raises(StorageFull, match=r"cannot make 131072 bytes of .*kv\.bin .*: the device is full"):
-        Storage.create(small_device / "kv.bin", 32 * BLOCK_BYTES)
-    assert list(small_device.iterdir()) == []
-    Storage.create(small_device / "kv.bin", 8 * BLOCK_BYTES).close()
-    assert [path.name for path in small_device.iterdir()] == ["kv.bin"]
-
-
-def test_a_device_that_fills_up_while_writing_is_told_with_the_offset(small_device: Path) -> None:
-    path = small_device / "sparse.bin"
-    path.touch()
-    os.truncate(path, 32 * BLOCK_BYTES)
-    store = Storage(path, writable=True, depth=2, command_bytes=BLOCK_BYTES)
-    with store, pytest.raises(StorageFull, match=r"cannot write 4096 bytes of .*sparse\.bin at offset \d+: the device"):
-        store.write(WHOLE, bytes(32 * BLOCK_BYTES))
+    command = [*alone, sys.executable, "-c", textwrap.dedent(ON_A_SMALL_DEVICE), str(tmp_path)]
+    make, before, after, write = subprocess.check_output(command, text=True, timeout=60).splitlines()
+    assert make.startswith("cannot make 131072 bytes of ")
+    assert make.endswith("kv.bin at offset 0: the device is full")
+    assert before == "[]"
+    assert after == "['kv.bin']"
+    assert write.startswith("cannot write 4096 bytes of ")
+    assert write.endswith(": the device is full")
+    assert 0 < int(write.split("at offset ")[1].split(":")[0]) <= 16 * BLOCK_BYTES
 
 
 def test_a_limit_on_file_sizes_is_told_likewise(tmp_path: Path) -> None:

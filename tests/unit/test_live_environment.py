@@ -63,6 +63,15 @@ def test_what_happens_at_once_happens_in_the_order_of_the_simulator() -> None:
             yield env.timeout(0)
             workers[3].interrupt("enough")
             log.append("interrupted")
+            # What begins, begins before what was told earlier at the same time.
+            told = env.event()
+            told.callbacks.append(lambda _: log.append("told"))
+            told.succeed()
+            env.process(newborn())
+
+        def newborn() -> simpy.events.ProcessGenerator:
+            log.append("born")
+            yield env.timeout(0)
 
         env.process(interrupter())
         env.run()

@@ -1,5 +1,6 @@
 """The live machine beyond the contract: who waits for whom, what is called off, and what errors do."""
 
+import gc
 import os
 import signal
 import subprocess
@@ -7,6 +8,7 @@ import sys
 import textwrap
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -143,6 +145,44 @@ def test_work_that_waits_holds_up_its_own_lane_and_no_other(make: Make) -> None:
     assert runner.log[2:] == [1, 2]
 
 
+def test_a_thread_that_is_done_before_the_hand_over_is_fires_its_ticket_once(make: Make) -> None:
+    class Slow:
+        """A lock after which everybody else comes first."""
+
+        def __init__(self, lock: Any) -> None:
+            self.lock = lock
+
+        def __enter__(self) -> None:
+            self.lock.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            self.lock.release()
+            time.sleep(0.002)
+
+    machine = make(Script(op1=lambda: 1))
+    machine.env.lock = Slow(machine.env.lock)  # type: ignore[assignment]
+    tickets = [machine.submit(OP, request=1) for _ in range(3)]
+    finish(machine, *tickets)
+    assert [ticket.value for ticket in tickets] == [1, 1, 1]
+
+
+def test_a_ticket_does_not_keep_alive_what_it_came_after(make: Make) -> None:
+    class Large:
+        pass
+
+    machine = make(Script(op1=Large))
+    first = machine.submit(OP, request=1)
+    last = machine.submit(OP, after=(first,))
+    finish(machine, last)
+    large = weakref.ref(first.value)
+    del first
+    # Whatever thread was the last to hold it lets go when it is given something else.
+    finish(machine, machine.submit(OP))
+    gc.collect()
+    assert large() is None
+    assert last.ok
+
+
 def test_several_workers_decompress_at_once(make: Make) -> None:
     both = threading.Barrier(2, timeout=20)
     machine = make(decode=lambda *_: both.wait() < 2, decompress_workers=2)
@@ -186,6 +226,20 @@ def test_an_error_fails_the_ticket_and_what_comes_after_it_and_nothing_else(make
     machine.env.run()
     assert not late.ok
     finish(machine, machine.submit(OP))
+
+
+def test_who_has_failed_already_speaks_for_what_fails_later(make: Make) -> None:
+    machine = make(Script(op1=raises(KvferryError("one")), op2=raises(KvferryError("two"))), others={"npu": Script()})
+    foreign = Ticket(machine.env)
+    one, two = machine.submit(OP, request=1), machine.submit(OP, request=2)
+    last = machine.submit(OP, after=(foreign, one, two), on="npu")
+    last.defused = True
+    until(lambda: two.error)  # type: ignore[attr-defined]
+    machine.env.run()
+    foreign.fail(KvferryError("three"))
+    machine.env.run()
+    assert str(one.value) == str(last.value) == "one"
+    assert str(two.value) == "two"
 
 
 def test_an_error_that_nobody_heeds_ends_the_run(make: Make) -> None:
@@ -258,6 +312,32 @@ def test_a_fetch_called_off_tells_its_bytes_and_frees_its_flow(make: Make) -> No
     assert first.value == Cancelled(3)
     until(lambda: cloud.stopped == [1])
     assert [(span.resource, span.label, span.n_bytes) for span in spans] == [("link", "Fetch", 3), ("link", "Fetch", 2)]
+
+
+def test_a_cloud_that_does_not_listen_holds_nobody_up(make: Make) -> None:
+    let_go = threading.Event()
+    late: list[Moving] = []
+
+    class Deaf:
+        def fetch(self, chunks: Chunks, request: int | None, moving: Moving) -> bytes:
+            if chunks.ids == (1,):
+                assert let_go.wait(20)
+                moving.moved(7)
+                late.append(moving)
+            return b"whole"
+
+    machine = make(fetcher=Deaf(), fetches_ahead=1)
+    first = machine.fetch(Chunks(0, (1,), 9), request=0)
+    second = machine.fetch(Chunks(0, (2,), 5), request=0)
+    assert first.cancel() == 0
+    finish(machine, first, second)
+    let_go.set()
+    until(lambda: late)
+    assert late[0].bytes_done == 0, "what comes after the end counts for nobody"
+    machine.env.run()
+    # Busy are moments; not all the time since the first byte of what was called off.
+    time.sleep(0.01)
+    assert machine.observe(0.005).link_utilisation == 0
 
 
 def test_a_flow_is_delivered_in_order_though_its_fetches_overlap(make: Make) -> None:
@@ -444,6 +524,22 @@ def test_leaving_stops_transfers_and_ends_the_threads() -> None:
     assert not set(threading.enumerate()) - before
 
 
+def test_what_is_queued_when_a_machine_closes_never_begins(make: Make) -> None:
+    go = threading.Event()
+    runner = Script(op1=lambda: go.wait(20))
+    machine = make(runner)
+    running, _ = machine.submit(OP, request=1), machine.submit(OP, request=2)
+    closing = threading.Thread(target=machine.close)
+    closing.start()
+    until(lambda: machine._processors["cpu"]._closed)
+    go.set()
+    closing.join()
+    finish(machine, running)
+    machine.submit(OP, request=3)
+    machine.env.run()
+    assert runner.log == [1]
+
+
 def test_ctrl_c_ends_a_run_though_an_op_never_does() -> None:
     script = """
         import time
@@ -516,6 +612,21 @@ def test_work_is_launched_behind_other_work_of_its_device_before_that_has_ended(
     finish(machine, a, b, c)
     assert (a.value, b.value, c.value) == ("a", "b", "c")
     assert a.end_s <= b.start_s
+
+
+def test_launched_work_counts_once_for_what_waits_for_more(make: Make) -> None:
+    device, go = Device(), threading.Event()
+    machine = make(Script(op1=lambda: "a"), place=lambda *_: "c", decode=lambda *_: go.wait(20), stream=device.stream)
+    a, elsewhere = machine.submit(OP, request=1), machine.submit(Decompress(1))
+    c = machine.copy(KV, to="device", after=(a, elsewhere))
+    until(lambda: device.launched)
+    device.passed["a"].set()
+    finish(machine, a, machine.env.timeout(0.01))
+    assert len(device.launched) == 1
+    go.set()
+    until(lambda: len(device.launched) == 2)
+    device.passed["c"].set()
+    finish(machine, c)
 
 
 def test_other_threads_wait_until_the_device_is_done(make: Make) -> None:
