@@ -74,6 +74,7 @@ class LiveChannel:
     """
 
     def __init__(self, env: WallClockEnvironment, peer: str, connect: Callable[[], socket.socket]) -> None:
+        self._env = env
         self._peer = peer
         self._connect = connect
         self._socket: socket.socket | None = None
@@ -113,8 +114,9 @@ class LiveChannel:
         if self._socket is not None:
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
-        self._sender.close()
-        self._receiver.close()
+        for worker in (self._sender, self._receiver):
+            worker.stop()
+            worker.join(self._env.now + 1.0)
         if self._socket is not None:
             self._socket.close()
 

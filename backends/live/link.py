@@ -72,13 +72,13 @@ class LiveLink(Worker):
             flow = self._flows.setdefault(request, len(self._flows))
         return self.do(call, after, flow, n_bytes=chunks.n_bytes, label="Fetch", request=request, moving=moving)
 
-    def close(self, wait_s: float = 1.0) -> None:
+    def stop(self) -> None:
         with self.env.lock:
             for flow in self._under_way.values():
                 for work in flow:
                     assert work.moving is not None
                     work.moving.set()
-        super().close(wait_s)
+        super().stop()
 
     # --- holding the lock ----------------------------------------------------------------------------------------
 

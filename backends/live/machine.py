@@ -176,8 +176,12 @@ class LiveMachine:
     def close(self) -> None:
         """Stop transfers, begin nothing more, and wait a moment for what runs. The storage stays its owner's."""
         workers = [*self._processors.values(), self._copies, self._decompressor, self._storing]
-        for worker in workers + ([self._link] if self._link else []):
-            worker.close()
+        workers += [self._link] if self._link else []
+        for worker in workers:
+            worker.stop()
+        until_s = self.env.now + 1.0
+        for worker in workers:
+            worker.join(until_s)
 
     def __enter__(self) -> "LiveMachine":
         return self

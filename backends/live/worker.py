@@ -58,14 +58,17 @@ class Worker(WorkQueue):
             fire([work])
         return work
 
-    def close(self, wait_s: float = 1.0) -> None:
-        """Begin nothing more, and wait a moment for what runs. What has not begun never fires."""
+    def stop(self) -> None:
+        """Begin nothing more, and let the threads end. What has not begun never fires."""
         with self.env.lock:
             self._closed = True
             for _ in self._threads:
                 self._jobs.put(None)
+
+    def join(self, until_s: float) -> None:
+        """Wait for what runs, at most until the environment's clock says so."""
         for thread in self._threads:
-            thread.join(wait_s)
+            thread.join(max(0.0, until_s - self.env.now))
 
     # --- holding the lock ----------------------------------------------------------------------------------------
 

@@ -655,7 +655,7 @@ def test_only_so_much_is_launched_ahead_and_the_rest_can_be_called_off(make: Mak
     device.passed[2].set()
     env.run(until=env.all_of(works))
     assert [work.value for work in works] == [0, 1, 2, Cancelled(0.0)]
-    worker.close()
+    worker.stop()
 
 
 def test_a_device_error_comes_when_the_device_is_waited_for(make: Make) -> None:
