@@ -4,18 +4,14 @@ from dataclasses import replace
 
 from kvferry.analysis.metrics import finish_s
 from kvferry.analysis.occupancy import union
-from kvferry.analysis.reproduction.layerwise import layerwise
 from kvferry.machine.span import Span
 from kvferry.pipelines.record import Run
 from kvferry.pipelines.run import run_scenario
-from kvferry.policies.codecs import CODECS
 from kvferry.specs.scenario import Scenario
 
 
 def run_in_flight(scenario: Scenario) -> Run:
     """The scenario's run, its energy without what the idle device draws while no request is in flight."""
-    # Here and not at import, as sweeps run in processes of their own.
-    CODECS.setdefault("layerwise", layerwise)
     run = run_scenario(scenario)
     device = scenario.device
     idle_w = {"base": device.base_w, "network": device.network.idle_w}

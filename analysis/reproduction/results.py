@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kvferry.analysis.reproduction.in_flight import run_in_flight
-from kvferry.analysis.reproduction.layerwise import layerwise
 from kvferry.analysis.reproduction.measurements import MEASUREMENTS
 from kvferry.analysis.reproduction.paper import ExperimentSpec, Paper
 from kvferry.analysis.sweep import run_points
-from kvferry.policies.codecs import CODECS
 from kvferry.scenarios.loader import load_scenario
 from kvferry.specs.errors import pick
 from kvferry.specs.scenario import Scenario
@@ -45,7 +43,6 @@ class Results:
 
 def scenarios_of(paper: Paper) -> dict[Key, Scenario]:
     """Every run of the paper's experiments. Raises InputError for a base or a setting that does not exist."""
-    CODECS.setdefault("layerwise", layerwise)
     return {
         Key(name, case, system): _scenario(paper, experiment, Key(name, case, system))
         for name, experiment in paper.experiments.items()

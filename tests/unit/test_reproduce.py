@@ -5,19 +5,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from kvferry.analysis.reproduce import report_of, reproduce_paper, write_report
 from kvferry.analysis.reproduction.evidence import figure_of
 from kvferry.analysis.reproduction.in_flight import run_in_flight
-from kvferry.analysis.reproduction.layerwise import layerwise
 from kvferry.analysis.reproduction.measurements import path_shares, solver_times
 from kvferry.analysis.reproduction.paper import Claim, EvidenceSpec, Paper, Statistic, load_paper
 from kvferry.analysis.reproduction.results import Key, Results, carry_out, scenarios_of
 from kvferry.analysis.reproduction.verdict import Figure, Verdict, verdict_of
 from kvferry.pipelines.run import run_scenario
-from kvferry.policies.codecs import huffman
 from kvferry.scenarios.loader import load_scenario
 from kvferry.specs.errors import InputError
 
@@ -282,17 +279,6 @@ def test_energy_counts_while_a_request_is_in_flight() -> None:
     assert whole.energy_j["gpu"] - trimmed.energy_j["gpu"] == pytest.approx(1.0 * idle_s)
     assert whole.energy_j["network"] - trimmed.energy_j["network"] == pytest.approx(0.5 * idle_s)
     assert trimmed.energy_j["decompress"] == whole.energy_j["decompress"]
-
-
-def test_layerwise_saves_a_bit_in_deep_layers_only() -> None:
-    entropy = np.full((1, 32, 2), 3.0)
-    bits = 8 * layerwise(entropy, 262144).encoded_bytes[0, :, 0] / 262144
-    fine, coarse = (8 * huffman(np.full((1, 1, 1), e), 262144).encoded_bytes.item() / 262144 for e in (3.0, 2.0))
-    # Layers 0 and 1 keep both, 2 to 9 their keys, the rest nothing.
-    assert bits[:2] == pytest.approx([fine] * 2)
-    assert bits[2:10] == pytest.approx([(fine + coarse) / 2] * 8)
-    assert bits[10:] == pytest.approx([coarse] * 22)
-    assert fine - coarse == pytest.approx(1.0, abs=0.05)
 
 
 def test_shares_of_the_paths_by_hand() -> None:
