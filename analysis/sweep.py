@@ -179,6 +179,8 @@ def _row(key: str, point: Scenario, run: Callable[[Scenario], Run], version: str
     began_s = perf_counter()
     try:
         result = run(point)
+        if result.interrupted:
+            raise KeyboardInterrupt  # a part of a run is no result
         metrics = metrics_of(result, main_processor=point.device.main, measure=point.measure)
         found = {"outcome": result.outcome, "why": result.why or None, **metrics}
         found |= {MEASURED + name: value for name, value in result.measured.items() if isinstance(value, int | float)}

@@ -53,18 +53,21 @@ FIGURES: dict[str, Figure] = {
     "requests_finished": Figure("finished"),
 }
 
+# The most telling first: where a terminal is too narrow, the last are left out.
 COMPARED = (
     "ttft_s",
+    "energy_j",
+    "regret",
+    "link_bytes",
+    "streamed_bits_per_value",
     "tpot_s",
     "throughput_tokens_per_s",
-    "energy_j",
-    "link_bytes",
     "streamed_share",
-    "streamed_bits_per_value",
     "link_utilisation",
     "compute_utilisation",
-    "regret",
 )
+# A pipe has no width: 80 columns would cut the figures that a script greps for.
+_PIPE_WIDTH = 240
 
 
 def run_table(metrics: Metrics, *, title: str = "") -> Table:
@@ -87,23 +90,58 @@ def compare_table(
     outcomes: Mapping[str, str] | None = None,
     columns: Sequence[str] = COMPARED,
     ranked_by: str = "ttft_s",
+    notes: Sequence[str] = (),
+    width: int = _PIPE_WIDTH,
 ) -> Table:
     """One row per system, best first by `ranked_by`, with "x slower than best" beside it; the best of a column is bold.
 
-    A system whose run did not end "done" (by `outcomes`) shows its outcome in place of figures it lacks.
+    A system whose run did not end "done" (by `outcomes`) shows its outcome in place of figures it lacks. So that
+    `width` characters hold a row, headings are broken, then the last of `columns` are left out: `notes`, which stand
+    below the table, say which.
     """
-    from rich.markup import escape
+    from rich.console import Console
 
     shown = [key for key in columns if any(key in metrics and _says_more(key, metrics) for metrics in systems.values())]
+    ruler = Console(width=10 * _PIPE_WIDTH, color_system=None)
+    left_out: list[str] = []
+    narrow = False
+    while True:
+        table = _comparison(systems, shown, title, outcomes or {}, ranked_by, narrow)
+        spare = [key for key in shown if key != ranked_by]
+        if ruler.measure(table).maximum <= width or (narrow and not spare):
+            break
+        if narrow:
+            shown.remove(spare[-1])
+            left_out.insert(0, _label(spare[-1]))
+        narrow = True
+    told = [*notes, *([f"left out at {width} columns: {'; '.join(left_out)}"] if left_out else [])]
+    table.caption, table.caption_justify = "\n".join(told) or None, "left"
+    return table
+
+
+def _comparison(
+    systems: Mapping[str, Metrics],
+    shown: Sequence[str],
+    title: str,
+    outcomes: Mapping[str, str],
+    ranked_by: str,
+    narrow: bool,
+) -> Table:
+    from rich.markup import escape
+
     better = FIGURES.get(ranked_by, Figure(ranked_by, "low")).better
     order = sorted(systems, key=lambda name: _rank(systems[name].get(ranked_by), better))
     table = _table(title)
+
+    def add_column(heading: str) -> None:
+        table.add_column(heading.replace(" ", "\n").replace("/", "\n/") if narrow else heading, justify="right")
+
     table.add_column("system", no_wrap=True)
     for key in shown:
-        table.add_column(_label(key), justify="right")
+        add_column(_label(key))
         if key == ranked_by:
-            table.add_column("vs best", justify="right")
-    outcome_of = {name: (outcomes or {}).get(name, "done") for name in order}
+            add_column("vs best")
+    outcome_of = {name: outcomes.get(name, "done") for name in order}
     failed = any(outcome != "done" for outcome in outcome_of.values())
     if failed:
         table.add_column("outcome")
@@ -121,13 +159,19 @@ def compare_table(
     return table
 
 
+def terminal_width() -> int:
+    """Of standard output; wide where it is no terminal."""
+    from rich.console import Console
+
+    return Console().width if sys.stdout.isatty() else _PIPE_WIDTH
+
+
 def show(table: Table, file: IO[str] | None = None) -> None:
     """Print a table: coloured and fitted on a terminal, plain and whole elsewhere."""
     from rich.console import Console
 
     file = file or sys.stdout
-    # A pipe has no width: 80 columns would cut the figures that a script greps for.
-    Console(file=file, width=None if file.isatty() else 240, highlight=False).print(table)
+    Console(file=file, width=None if file.isatty() else _PIPE_WIDTH, highlight=False).print(table)
 
 
 def _table(title: str) -> Table:

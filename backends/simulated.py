@@ -14,6 +14,7 @@ from kvferry.sim.bus import MemoryBus
 from kvferry.sim.channel import Switchboard
 from kvferry.sim.copy_queue import CopyQueue
 from kvferry.sim.costs.cost_model import Builder
+from kvferry.sim.costs.roofline import Roofline
 from kvferry.sim.decompressor import Decompressor
 from kvferry.sim.energy import EnergyMeter
 from kvferry.sim.link import Link
@@ -57,7 +58,16 @@ class SimMachine:
         self.link = Link(self.env, link, rtt_s, tell)
         bus = MemoryBus(memory.bytes_per_s) if memory.unified else None
         self.processors = {
-            name: Processor(self.env, name, spec, costs(spec, model).cost, (load or {}).get(name), bus, tell)
+            name: Processor(
+                self.env,
+                name,
+                spec,
+                # A cost model may need what only the main processor's profile describes.
+                (costs if name == device.main else Roofline)(spec, model).cost,
+                (load or {}).get(name),
+                bus,
+                tell,
+            )
             for name, spec in device.processors.items()
         }
         self.decompressor = Decompressor(self.env, device.decompressor, tell)

@@ -1,15 +1,12 @@
 """A scenario as the command line loads it: valid in itself, and all its names known."""
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Sequence
 
+from kvferry.pipelines.checks import names_in_use
 from kvferry.pipelines.systems import SYSTEMS
 from kvferry.scenarios.loader import load_scenario
-from kvferry.scenarios.resolve import Complaint
-from kvferry.sim.costs.cost_model import COST_MODELS
 from kvferry.specs.errors import InputError, pick
 from kvferry.specs.scenario import Scenario
-from kvferry.traces.resolve import link_trace, load_trace
 
 
 def scenario_for_run(source: str, overrides: Sequence[str]) -> Scenario:
@@ -31,27 +28,3 @@ def scenarios_under(scenario: Scenario, systems: str | None) -> dict[str, Scenar
         except InputError as error:
             raise InputError(f"--systems: {error}") from None
     return {name: scenario.under(name) for name in names}
-
-
-def names_in_use(scenario: Scenario) -> Iterator[Complaint]:
-    """What a valid scenario names that nothing knows: system, policies, cost models, traces."""
-    try:
-        system = pick("system", SYSTEMS, scenario.system)
-    except InputError as error:
-        yield Complaint(("system",), str(error))
-        return
-    for role, value in scenario.policy_values.items():
-        yield from _complaint(("policies", role), partial(system.with_policies, {role: value}))
-    for use, name in (("truth", scenario.costs.truth), ("estimate", scenario.costs.estimate)):
-        yield from _complaint(("costs", use), partial(pick, "cost model", COST_MODELS, name))
-    if scenario.link.trace is not None:
-        yield from _complaint(("link", "trace"), partial(link_trace, scenario.link))
-    if scenario.load is not None and scenario.load.trace is not None:
-        yield from _complaint(("load", "trace"), partial(load_trace, scenario.load))
-
-
-def _complaint(key: tuple[str, ...], use: Callable[[], object]) -> Iterator[Complaint]:
-    try:
-        use()
-    except InputError as error:
-        yield Complaint(key, str(error))

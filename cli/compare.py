@@ -1,6 +1,7 @@
 """``kvferry compare``: one scenario under several systems, side by side."""
 
 import sys
+from collections.abc import Mapping
 from typing import Annotated
 
 import typer
@@ -25,11 +26,12 @@ def compare(
     """
     from kvferry.analysis.envelope import to_json
     from kvferry.analysis.folder import write_comparison
-    from kvferry.analysis.tables import compare_table, show
+    from kvferry.analysis.tables import compare_table, show, terminal_width
     from kvferry.cli.checks import scenario_for_run, scenarios_under
     from kvferry.cli.progress import counted, say
     from kvferry.cli.result import envelope_for
     from kvferry.pipelines.run import run_scenario
+    from kvferry.pipelines.systems import SYSTEMS
     from kvferry.scenarios.loader import dump_yaml
 
     loaded = scenario_for_run(scenario, overrides(settings, seed))
@@ -38,7 +40,10 @@ def compare(
     try:
         for name in under:
             with counted(f"{loaded.name}: {name}") as progress:
-                results[name] = run_scenario(under[name], progress)
+                result = run_scenario(under[name], progress)
+            if result.interrupted and len(result.requests) < under[name].workload.requests:
+                raise KeyboardInterrupt
+            results[name] = result
     except KeyboardInterrupt:
         interrupted = True
     envelopes = {name: envelope_for(under[name], result) for name, result in results.items()}
@@ -49,9 +54,21 @@ def compare(
     elif results:
         outcomes = {name: result.outcome for name, result in results.items()}
         metrics = {name: envelope["metrics"] for name, envelope in envelopes.items()}
-        show(compare_table(metrics, title=loaded.name, outcomes=outcomes))
+        codecs = {name: SYSTEMS[name].with_policies(under[name].policy_values).codec for name in results}
+        show(compare_table(metrics, title=loaded.name, outcomes=outcomes, notes=_notes(codecs), width=terminal_width()))
     if output is not None and results:
         say(f"written to {output}; pictures in {output / 'plots'}")
     if interrupted:
         say(f"interrupted; kept {len(results)} of {len(under)} systems")
         raise typer.Exit(130)
+
+
+def _notes(codecs: Mapping[str, str]) -> list[str]:
+    """What figures of systems (here with their codecs) do not say by themselves."""
+    import numpy as np
+
+    from kvferry.policies.codecs import CODECS
+
+    one_chunk = np.ones((1, 1, 1))
+    several = ", ".join(name for name, codec in codecs.items() if len(CODECS[codec](one_chunk, 1).level_scale) > 1)
+    return [f"regret of {several}: against the bound at the smallest encoding"] if several else []

@@ -5,13 +5,17 @@ from typing import Annotated
 
 import typer
 
+from kvferry.cli.output import results_folder
+
 ScenarioArgument = Annotated[str, typer.Argument(metavar="SCENARIO", help="A bundled scenario by name, or a file.")]
 SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change a value, as in link.rtt='20 ms'; may be repeated."),
 ]
 SeedOption = Annotated[int | None, typer.Option("--seed", min=0, help="The same as --set seed=N.")]
-OutputOption = Annotated[Path | None, typer.Option("--output", "-o", metavar="DIR", help="Folder for the results.")]
+OutputOption = Annotated[
+    Path | None, typer.Option("--output", "-o", metavar="DIR", parser=results_folder, help="Folder for the results.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 

@@ -19,12 +19,14 @@ def run(
 ) -> None:
     """Run a scenario once: a table of its metrics, and a folder with spans, timeline and pictures.
 
-    The folder is runs/NAME-SYSTEM unless --output names another; with --json alone, none is written.
+    The folder is runs/NAME-SYSTEM unless --output names another; with --json alone, none is written. Interrupted, it
+    keeps the requests that are done.
     """
     from kvferry.analysis.envelope import to_json
     from kvferry.analysis.folder import folder_name, write_run
     from kvferry.analysis.tables import run_table, show
     from kvferry.cli.checks import scenario_for_run
+    from kvferry.cli.output import results_folder
     from kvferry.cli.progress import counted, say
     from kvferry.cli.result import envelope_for
     from kvferry.pipelines.run import run_scenario
@@ -32,17 +34,21 @@ def run(
 
     chosen = [] if system is None else [f"system={system}"]
     loaded = scenario_for_run(scenario, overrides([*(settings or []), *chosen], seed))
+    if output is None and not json:
+        output = results_folder(str(Path("runs") / folder_name(f"{loaded.name}-{loaded.system}")))
     with counted(f"{loaded.name}: {loaded.system}") as progress:
         result = run_scenario(loaded, progress)
-    envelope = envelope_for(loaded, result)
-    if output is None and not json:
-        output = Path("runs") / folder_name(f"{loaded.name}-{loaded.system}")
-    if output is not None:
-        write_run(output, dump_yaml(loaded), result, envelope)
-    if json:
-        sys.stdout.write(to_json(envelope))
-        return
-    show(run_table(envelope["metrics"], title=f"{loaded.name}: {loaded.system}"))
-    if result.outcome != "done":
-        print(f"{result.outcome.replace('_', ' ')}: {result.why}")
-    say(f"written to {output}")
+    if result.requests or not result.interrupted:
+        envelope = envelope_for(loaded, result)
+        if output is not None:
+            write_run(output, dump_yaml(loaded), result, envelope)
+        if json:
+            sys.stdout.write(to_json(envelope))
+        else:
+            show(run_table(envelope["metrics"], title=f"{loaded.name}: {loaded.system}"))
+            if result.outcome != "done":
+                print(f"{result.outcome.replace('_', ' ')}: {result.why}")
+            say(f"written to {output}")
+    if result.interrupted:
+        say(f"interrupted; kept {len(result.requests):,} of {loaded.workload.requests:,} requests")
+        raise typer.Exit(130)

@@ -30,8 +30,8 @@ def sweep(
     from kvferry.analysis.envelope import to_json
     from kvferry.analysis.study import load_study
     from kvferry.analysis.sweep import run_study
-    from kvferry.cli.checks import names_in_use
     from kvferry.cli.progress import counted, say
+    from kvferry.pipelines.checks import names_in_use
 
     loaded = load_study(study, settings or [], check=names_in_use)
     folder: Path = output or loaded.output

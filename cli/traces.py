@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvferry.cli.options import JsonOption
+from kvferry.cli.output import results_file
 
 if TYPE_CHECKING:
     from kvferry.traces.format import StoredTrace
@@ -105,7 +106,10 @@ def _in_words(stored: "StoredTrace") -> list[tuple[str, str | None]]:
 @app.command("import")
 def import_log(
     log: Annotated[Path, typer.Argument(metavar="LOG", help="What iperf3, mahimahi or another recorder wrote.")],
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The trace to write (CSV).")],
+    output: Annotated[
+        Path,
+        typer.Option("--output", "-o", metavar="FILE", parser=results_file, help="The trace to write (CSV)."),
+    ],
     reader: Annotated[str | None, typer.Option(help="How to read it; else told from the content.")] = None,
     trim: Annotated[
         str, typer.Option(metavar="FROM:TO", help="Keep these seconds only; either may be left out.")
@@ -137,7 +141,10 @@ def import_log(
 @app.command()
 def plot(
     traces: Annotated[list[str], typer.Argument(metavar="TRACE...", help="Up to four, drawn one above the other.")],
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="A .png or .svg file.")],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", parser=results_file, help="A .png or .svg; else TRACE.png."),
+    ] = None,
     span: Annotated[str, typer.Option(metavar="FROM:TO", help="Draw these seconds of each; else one play.")] = ":",
 ) -> None:
     """Draw traces over time, with their distributions and autocorrelations beside each other."""
@@ -146,6 +153,7 @@ def plot(
     from kvferry.traces.format import write_whole
     from kvferry.traces.resolve import stored_trace
 
+    output = output or Path(f"{'-'.join(Path(name).stem for name in traces):.100}.png")
     form = output.suffix.lstrip(".")
     if form not in ("png", "svg"):
         raise InputError(f"--output {output}: the name must end in .png or .svg")
@@ -189,7 +197,8 @@ def fetch(
 def fit(
     trace: TraceArgument,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="The model to write (YAML).")
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", parser=results_file, help="The model to write (YAML)."),
     ] = None,
     name: Annotated[str | None, typer.Option(help="Its name; else that of the file or trace.")] = None,
     mean: Annotated[str | None, typer.Option(help="Move the distribution to this mean, as in '850 Mbit/s'.")] = None,

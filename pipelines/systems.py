@@ -1,10 +1,10 @@
 """Systems by name: which loader with which settings, over which encoding of the stored context."""
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
+from kvferry.pipelines.parameters import BadParameters, arguments_of
 from kvferry.policies.codecs import CODECS
 from kvferry.policies.loading.cachegen import CacheGen
 from kvferry.policies.loading.ferry import Ferry
@@ -12,8 +12,7 @@ from kvferry.policies.loading.hybrid import Hybrid
 from kvferry.policies.loading.loader import Loader
 from kvferry.policies.loading.single_path import LocalPrefill, StreamOnly
 from kvferry.policies.loading.staged import Staged
-from kvferry.specs.errors import InputError, pick, unknown_name
-from kvferry.specs.units import quantity
+from kvferry.scenarios.resolve import Complaint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,44 +27,27 @@ class System:
     def with_policies(self, policies: Mapping[str, Any]) -> "System":
         """The same system with some of its policies replaced, as ``Scenario.policy_values`` asks.
 
-        Roles are `codec` and the loader's own parameters, a physical one without its unit (`objective: 1 s`).
-        Raises InputError for any other role, and for values that its role does not take.
+        Roles are `codec` and the loader's own parameters, a physical one without its unit (`objective: 1 s`); what a
+        function does by name may be a mapping, {"name": ..., its parameters}. Raises BadParameters, an InputError, for
+        any other role, and for values that its role does not take.
         """
-        roles = {_role(name): name for name in inspect.signature(self.loader).parameters}
-        settings = dict(self.settings)
-        codec = self.codec
-        for role, policy in policies.items():
-            if role == "codec":
-                pick("codec", CODECS, str(policy))
-                codec = policy
-            elif role in roles:
-                settings[roles[role]] = _setting(roles[role], policy)
-            else:
-                raise unknown_name("policy", role, {"codec", *roles})
-        system = replace(self, codec=codec, settings=settings)
-        system.new_loader()  # complains now about what it cannot take
+        system = self
+        for role, value in policies.items():
+            system = system._with(role, value)
+        return system
+
+    def _with(self, role: str, value: Any) -> "System":
+        settings = arguments_of(self.loader, {role: value}, codec=Literal[tuple(CODECS)])
+        system = replace(self, codec=settings.pop("codec", self.codec), settings={**self.settings, **settings})
+        try:
+            system.new_loader()
+        except ValueError as error:
+            raise BadParameters([Complaint((role,), str(error))]) from None
         return system
 
     def new_loader(self) -> Loader:
-        """A loader for one request. Raises InputError when a setting has a value it cannot have."""
-        try:
-            return self.loader(**self.settings)
-        except (TypeError, ValueError) as error:
-            raise InputError(f"policies: {error}") from error
-
-
-def _role(parameter: str) -> str:
-    return parameter.removesuffix("_s")
-
-
-def _setting(parameter: str, value: Any) -> Any:
-    """As it stands; text with a unit where the loader wants seconds."""
-    if not parameter.endswith("_s"):
-        return value
-    try:
-        return quantity(str(value), "time")
-    except ValueError as error:
-        raise InputError(f"policies: {_role(parameter)}: {error}") from None
+        """A loader for one request."""
+        return self.loader(**self.settings)
 
 
 SYSTEMS: dict[str, System] = {

@@ -79,7 +79,8 @@ def _complaint(detail: dict[str, Any], model: type[BaseModel]) -> Complaint:
     key, kind, context = tuple(detail["loc"]), detail["type"], detail.get("ctx", {})
     if kind == "extra_forbidden":
         known = _keys_at(model, key[:-1])
-        return Complaint(key, f"unknown key; known here: {', '.join(known)}{nearest(str(key[-1]), known)}", at_key=True)
+        known_here = f"known here: {', '.join(known)}{nearest(str(key[-1]), known)}" if known else "none is known here"
+        return Complaint(key, f"unknown key; {known_here}", at_key=True)
     if kind == "literal_error":
         known = re.findall(r"'([^']*)'", context["expected"])
         what = f"{brief(detail['input'])} is none of {', '.join(known)}{nearest(str(detail['input']), known)}"

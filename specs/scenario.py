@@ -12,9 +12,10 @@ from kvferry.specs.model import ModelSpec
 from kvferry.specs.units import Bytes
 from kvferry.specs.workload import WorkloadSpec
 
-# Chunks (t, l, h) of one request, and of a whole run. A 20K-token request of a 36-layer model has 5,760; these
-# keep a slip of the unit from becoming a run that ends next year.
-MOST_CHUNKS_PER_REQUEST = 4_000_000
+# What is streamed or computed on its own in one request: chunks (t, l, h), or with all_heads (t, l). About a minute
+# of simulation; a 20K-token request of a 36-layer model has 5,760. And chunks of a whole run. They keep a slip of the
+# unit from becoming a run that ends next year.
+MOST_UNITS_PER_REQUEST = 500_000
 MOST_CHUNKS_PER_RUN = 100_000_000
 
 
@@ -90,9 +91,12 @@ class Scenario(Part):
     @model_validator(mode="after")
     def _bounded(self) -> "Scenario":
         chunks = self.workload.token_chunks * self.model.layers * self.model.kv_heads
-        if chunks > MOST_CHUNKS_PER_REQUEST:
-            what = f"{chunks:,} chunks (token chunks x layers x KV heads), at most {MOST_CHUNKS_PER_REQUEST:,} will do"
-            raise BadKey("workload.context", f"makes {what}; shorten it, or enlarge chunk_tokens")
+        per_head = self.coupling == "per_head"
+        units = chunks if per_head else chunks // self.model.kv_heads
+        if units > MOST_UNITS_PER_REQUEST:
+            what = f"{units:,} units (token chunks x layers{' x KV heads' if per_head else ''})"
+            most = f"at most {MOST_UNITS_PER_REQUEST:,} will do, about a minute of simulation"
+            raise BadKey("workload.context", f"makes {what}, {most}; shorten it, or enlarge chunk_tokens")
         total = chunks * self.workload.requests
         if total > MOST_CHUNKS_PER_RUN:
             raise BadKey("workload.requests", f"make {total:,} chunks, at most {MOST_CHUNKS_PER_RUN:,} will do")

@@ -1,8 +1,9 @@
 """SparKV: carry out a plan stage by stage, adapting it to what the link and the processor really do."""
 
 from collections.abc import Callable
-from functools import partial
+from functools import partial, wraps
 from heapq import heappop, heappush
+from typing import Any
 
 from kvferry.policies.loading.assignment import Assignment
 from kvferry.policies.loading.chain import chain_plan
@@ -14,13 +15,16 @@ from kvferry.policies.loading.plan import Plan
 from kvferry.policies.loading.problem import LoadProblem
 from kvferry.policies.loading.progress import LoadProgress
 from kvferry.policies.loading.ready import Ready
+from kvferry.policies.loading.split import split_plan
 from kvferry.specs.errors import pick
 
+# More parameters have defaults.
 Planner = Callable[[LoadProblem, float], Plan]
 
 
-def _milp(problem: LoadProblem, bytes_per_s: float) -> Plan:
-    return milp_plan(problem, bytes_per_s).plan
+@wraps(milp_plan)
+def _milp(problem: LoadProblem, bytes_per_s: float, **parameters: Any) -> Plan:
+    return milp_plan(problem, bytes_per_s, **parameters).plan
 
 
 SCHEDULES: dict[str, Planner] = {
@@ -29,6 +33,7 @@ SCHEDULES: dict[str, Planner] = {
     "greedy-top-down": partial(greedy_plan, reading="top-down"),
     "milp": _milp,
     "chain": chain_plan,
+    "split": split_plan,
 }
 
 

@@ -31,7 +31,7 @@ class BlockSparseKernel:
     def __init__(self, processor: ProcessorSpec, model: ModelSpec) -> None:
         kernel = processor.block_sparse
         if kernel is None:
-            raise InputError("this device's main processor has no block_sparse part, which the cost model needs")
+            raise InputError("its profile has no block_sparse part")
         self.spec = kernel
         arithmetic = Arithmetic(model)
         self._group = model.query_heads // model.kv_heads

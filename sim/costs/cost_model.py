@@ -14,8 +14,8 @@ from kvferry.sim.costs.predictor import Predictor
 from kvferry.sim.costs.roofline import Roofline
 from kvferry.sim.costs.samples import measure
 from kvferry.sim.costs.table import MeasuredTable
-from kvferry.specs.device import ProcessorSpec
-from kvferry.specs.errors import InputError
+from kvferry.specs.device import DeviceSpec, ProcessorSpec
+from kvferry.specs.errors import InputError, pick
 from kvferry.specs.model import ModelSpec
 
 
@@ -52,7 +52,7 @@ def predictor(processor: ProcessorSpec, model: ModelSpec) -> CostModel:
 def table(processor: ProcessorSpec, model: ModelSpec) -> CostModel:
     """What was measured, from the profile's folder. Raises InputError when it names none, or has no such model."""
     if processor.measured is None:
-        raise InputError("this device's main processor has no `measured` folder, which the cost model table needs")
+        raise InputError("its profile has no `measured` folder")
     return MeasuredTable.read(Path(processor.measured) / model.name, Roofline(processor, model))
 
 
@@ -62,6 +62,15 @@ COST_MODELS: dict[str, Builder] = {
     "predictor": predictor,
     "table": table,
 }
+
+
+def main_costs(name: str, device: DeviceSpec, model: ModelSpec) -> CostModel:
+    """The named cost model of a device's main processor. Raises InputError, naming that processor."""
+    builder = pick("cost model", COST_MODELS, name)
+    try:
+        return builder(device.processors[device.main], model)
+    except InputError as error:
+        raise InputError(f"{name} cannot price processor {device.main} of {device.name}: {error}") from None
 
 
 class _Predictors:

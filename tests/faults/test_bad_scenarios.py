@@ -108,8 +108,14 @@ def test_the_good_one_is_good() -> None:
         (
             "  context: 4Ki tokens",
             "  context: 10M tokens\n  chunk_tokens: 1",
-            "s.yaml:10: workload.context: makes 80,000,000 chunks (token chunks x layers x KV heads), "
-            "at most 4,000,000 will do; shorten it, or enlarge chunk_tokens",
+            "s.yaml:10: workload.context: makes 40,000,000 units (token chunks x layers), at most 500,000 will do, "
+            "about a minute of simulation; shorten it, or enlarge chunk_tokens",
+        ),
+        (
+            "  context: 4Ki tokens",
+            "  context: 64Ki tokens\n  chunk_tokens: 1\ncoupling: per_head",
+            "s.yaml:10: workload.context: makes 524,288 units (token chunks x layers x KV heads), at most 500,000 will "
+            "do, about a minute of simulation; shorten it, or enlarge chunk_tokens",
         ),
         # Names.
         (

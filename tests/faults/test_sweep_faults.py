@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 
 from kvferry.analysis.dataset import Dataset, read_points
+from kvferry.analysis.sweep import run_points
+from kvferry.pipelines.record import Run
+from kvferry.scenarios.loader import load_scenario
 from kvferry.specs.errors import KvferryError
 
 # A sweep over stand-ins for runs, which take NAP seconds each. A point in DEADLY takes its process down.
@@ -164,8 +167,8 @@ plots:
 """
 
 
-def kvferry(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from kvferry.cli.main import main; main()", *arguments]
+def kvferry(folder: Path, *arguments: str, before: str = "") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", f"{before}\nfrom kvferry.cli.main import main; main()", *arguments]
     return subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False)
 
 
@@ -181,14 +184,32 @@ def test_the_command(tmp_path: Path) -> None:
 
 
 def test_the_command_lists_what_failed(tmp_path: Path) -> None:
-    # A chunk trace that is one only by its name.
-    (tmp_path / "chunks.npz").write_bytes(b"not chunks")
-    study = STUDY.replace("context: 4Ki}", "context: 4Ki, chunks: ./chunks.npz}")
-    (tmp_path / "study.yaml").write_text(study)
-    done = kvferry(tmp_path, "sweep", "study.yaml", "-j", "1")
+    (tmp_path / "study.yaml").write_text(STUDY)
+    broken = """
+import kvferry.pipelines.run as run
+from kvferry.specs.errors import KvferryError
+def machine_of(*_): raise KvferryError("no machine today")
+run.machine_of = machine_of
+"""
+    done = kvferry(tmp_path, "sweep", "study.yaml", "-j", "1", before=broken)
     assert done.returncode == 1
     assert done.stdout == "study: 2 points (2 failed), 2 of them new\n"
     lines = done.stderr.splitlines()
     assert lines[1].startswith("line-workload.context-ttft_s: not drawn: ")
     assert lines[2].startswith("failed: workload.context 4096: ")
     assert lines[3].startswith("failed: workload.context 8192: ")
+
+
+def test_an_interrupted_run_is_no_result(tmp_path: Path) -> None:
+    point = load_scenario("quickstart")
+    with pytest.raises(KeyboardInterrupt):
+        run_points([point], tmp_path, workers=1, run=lambda _: Run(outcome="done", interrupted=True))
+    assert read_points(tmp_path).empty
+
+
+def test_recorded_chunks_that_do_not_fit_stop_a_sweep(tmp_path: Path) -> None:
+    (tmp_path / "chunks.npz").write_bytes(b"not chunks")
+    (tmp_path / "study.yaml").write_text(STUDY.replace("context: 4Ki}", "context: 4Ki, chunks: ./chunks.npz}"))
+    done = kvferry(tmp_path, "sweep", "study.yaml", "-j", "1")
+    assert done.returncode == 2
+    assert "workload.chunks: " in done.stderr

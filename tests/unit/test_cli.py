@@ -13,11 +13,13 @@ import pytest
 
 from kvferry.cli import main as command
 from kvferry.machine.span import Span
+from kvferry.pipelines.checks import check_names
 from kvferry.pipelines.record import RequestRecord, Run
 from kvferry.scenarios.library import names
 from kvferry.scenarios.loader import load_scenario
-from kvferry.specs.errors import KvferryError
+from kvferry.specs.errors import InputError, KvferryError
 from kvferry.specs.scenario import Scenario
+from kvferry.traces.chunks import generate_chunks
 
 SMALL = """\
 name: small
@@ -151,6 +153,102 @@ def test_an_interrupted_run(call: Call, runs: dict[str, Any]) -> None:
     assert call("run", "small.yaml") == (130, "", "")
 
 
+def test_an_interrupted_run_keeps_what_is_done(call: Call, runs: dict[str, Any]) -> None:
+    runs["stream-only"] = result(2.0, interrupted=True)
+    code, out, err = call("run", "small.yaml", "--set", "workload.requests=3", "--output", "kept")
+    assert code == 130
+    assert "2.00 s" in out
+    assert err.endswith("interrupted; kept 1 of 3 requests\n")
+    assert Path("kept/metrics.json").exists()
+    code, out, _ = call("run", "small.yaml", "--set", "workload.requests=3", "--json")
+    assert (code, json.loads(out)["metrics"]["requests"]) == (130, 1)
+    runs["stream-only"] = Run(outcome="done", interrupted=True)
+    code, out, err = call("run", "small.yaml", "--output", "none")
+    assert (code, out, err) == (130, "", "interrupted; kept 0 of 1 requests\n")
+    assert not Path("none").exists()
+
+
+def test_a_part_of_a_run_is_not_compared(call: Call, runs: dict[str, Any]) -> None:
+    runs["local-prefill"] = result(1.0, interrupted=True)
+    both = ("compare", "small.yaml", "--systems", "stream-only,local-prefill")
+    code, out, err = call(*both, "--set", "workload.requests=2")
+    assert (code, "local-prefill" in out) == (130, False)
+    assert "interrupted; kept 1 of 2 systems" in err
+    assert "local-prefill" in call(*both)[1]  # interrupted with its last request done
+
+
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        ("small.yaml", "--output small.yaml: small.yaml is a file, not a folder\n"),
+        ("small.yaml/below", "is a file, not a folder\n"),
+        ("", "--output '': names no folder"),
+        ("/proc/nothing", "/proc"),
+    ],
+)
+@pytest.mark.parametrize("command", ["run", "compare"])
+def test_a_folder_that_cannot_be_is_told_first(
+    call: Call, runs: dict[str, Any], monkeypatch: pytest.MonkeyPatch, command: str, output: str, message: str
+) -> None:
+    monkeypatch.setattr("os.access", lambda path, mode: Path(path) != Path("/proc"))  # for root too
+    runs.clear()  # nothing is run: it would be a KeyError
+    code, out, err = call(command, "small.yaml", "-o", output)
+    assert (code, out) == (2, "")
+    assert message in err
+
+
+def test_the_folder_that_is_not_named_is_looked_at_too(call: Call, runs: dict[str, Any]) -> None:
+    Path("runs").write_text("a file")
+    runs.clear()
+    assert call("run", "small.yaml")[0] == 2
+
+
+def test_a_scenario_without_a_name(call: Call, runs: dict[str, Any]) -> None:
+    code, _, err = call("run", "")
+    assert code == 2
+    assert err.startswith("kvferry: unknown scenario ''; known: ")
+
+
+def test_what_a_regret_is_against(call: Call, runs: dict[str, Any]) -> None:
+    runs["cachegen"] = result(4.0)
+    told = "regret of cachegen: against the bound at the smallest encoding"
+    assert told in call("compare", "small.yaml", "--systems", "stream-only,cachegen")[1]
+    assert told not in call("compare", "small.yaml", "--systems", "stream-only,local-prefill")[1]
+
+
+def test_a_cost_model_that_the_device_lacks(call: Call, runs: dict[str, Any]) -> None:
+    code, _, err = call("run", "small.yaml", "--set", "device=jetson-orin-nx-16gb", "--set", "costs.truth=table")
+    assert code == 2
+    assert err == (
+        "kvferry: --set costs.truth=table: costs.truth: table cannot price processor gpu of jetson-orin-nx-16gb: "
+        "its profile has no `measured` folder\n"
+    )
+
+
+def test_recorded_chunks_must_fit(call: Call, runs: dict[str, Any]) -> None:
+    generate_chunks("text", 4096, 4, 2, seed=1).save(Path("ok.npz"))
+    generate_chunks("text", 4096, 3, 2, seed=1).save(Path("thin.npz"))
+    generate_chunks("text", 4096, 4, 2, seed=1, chunk_tokens=512).save(Path("fine.npz"))
+    Path("own.yaml").write_text(SMALL.replace("4Ki tokens}", "4Ki tokens, chunks: ok.npz}"))
+    assert call("run", "own.yaml")[0] == 0
+    for change, message in {
+        "workload.context=10Ki": "own.yaml:6: workload.chunks: holds 4,096 tokens, workload.context says 10,240",
+        "workload.chunks=thin.npz": "workload.chunks: recorded with 3 layers and 2 KV heads, tiny has 4 and 2",
+        "workload.chunks=fine.npz": "token chunks hold up to 512 tokens, workload.chunk_tokens says 1,024",
+    }.items():
+        code, _, err = call("run", "own.yaml", "--set", change)
+        assert code == 2
+        assert message in err
+    scenario = load_scenario("own.yaml", ["workload.context=10Ki"])
+    with pytest.raises(InputError, match="^workload.chunks: holds 4,096 tokens"):
+        check_names(scenario)
+
+
+def test_a_picture_names_itself(call: Call) -> None:
+    assert call("traces", "plot", "wifi-850") == (0, "", "wifi-850.png\n")
+    assert Path("wifi-850.png").exists()
+
+
 def test_a_run_that_failed(call: Call, runs: dict[str, Any]) -> None:
     runs["stream-only"] = KvferryError("the link is down for ever")
     assert call("run", "small.yaml") == (1, "", "kvferry: the link is down for ever\n")
@@ -190,7 +288,7 @@ def test_a_reader_that_left_is_no_fault(call: Call, runs: dict[str, Any]) -> Non
         (("--set", "link.rtt=4"), "kvferry: --set link.rtt=4: link.rtt: 4 has no unit; write it like '4 ms'\n"),
         (
             ("--set", "policies.cdec=kivi"),
-            "kvferry: --set policies.cdec=kivi: policies.cdec: unknown policy 'cdec'; known",
+            "kvferry: --set policies.cdec=kivi: policies.cdec: unknown key; known here: codec; did you mean 'codec'?",
         ),
         (
             ("--set", "costs.truth=rooflin"),
@@ -317,6 +415,19 @@ def test_exit_codes_of_the_process() -> None:
     assert bad.returncode == 2
     assert bad.stderr.startswith("kvferry: bad.yaml:2: not valid YAML: ")
     assert "Traceback" not in bad.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has such a device")
+@pytest.mark.parametrize("argument", ["schema", "models"])
+def test_output_that_is_full_or_closed_is_said_once(argument: str) -> None:
+    program = [sys.executable, "-c", "from kvferry.cli.main import main; main()", argument]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(program, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (1, "kvferry: cannot write to standard output: No space left on device\n")
+    closed = [sys.executable, "-c", "import os, sys; os.close(1); os.execv(sys.argv[1], sys.argv[1:])", *program]
+    done = subprocess.run(closed, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr == "kvferry: standard output is closed; results need somewhere to go\n"
 
 
 @pytest.mark.parametrize("argument", ["schema", "--version"])  # more than a buffer holds, and less

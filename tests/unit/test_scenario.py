@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from kvferry.pipelines.systems import SYSTEMS
 from kvferry.scenarios.library import names
 from kvferry.scenarios.loader import (
     dump_scenario,
@@ -311,10 +312,13 @@ def test_what_the_docs_show_is_read(small: Path, monkeypatch: pytest.MonkeyPatch
     text = (Path(__file__).parents[2] / "docs/scenarios.md").read_text()
     monkeypatch.chdir(small.parent)
     shown = re.findall(r"```yaml\n(.*?)```", text, re.S)
-    assert len(shown) == 2
-    for example in shown:
+    whole = [example for example in shown if "name:" in example.split("policies:")[0]]
+    assert len(whole) == 2
+    for example in whole:
         Path("shown.yaml").write_text(example)
         assert load_scenario("shown.yaml").link.rtt_s == 0.004
+    (part,) = (yaml.safe_load(example) for example in shown if example not in whole)
+    assert SYSTEMS[part["system"]].with_policies(part["policies"])
     changes = re.findall(r"--set (\S+?)='(.*?)'", text)
     assert len(changes) == 3
     assert load_scenario("quickstart", [f"{key}={value}" for key, value in changes]).link.rtt_s == 0.02

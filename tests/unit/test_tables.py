@@ -3,9 +3,10 @@
 import io
 
 import pytest
+from rich.console import Console
 
 from kvferry.analysis import human
-from kvferry.analysis.tables import compare_table, run_table, show
+from kvferry.analysis.tables import COMPARED, FIGURES, compare_table, run_table, show
 
 
 @pytest.mark.parametrize(
@@ -87,8 +88,8 @@ def test_systems_side_by_side_best_first() -> None:
     assert lines[0].strip() == "quickstart [x]"
     assert lines[1].split("  ")[0].strip() == "system"
     assert [line.split()[0] for line in lines[3:]] == ["ferry", "stream-only", "[vllm]"]
-    assert lines[3].split() == ["ferry", "1.30", "s", "1.00x", "100", "ms", "9.00", "20.0", "J", "done"]
-    assert lines[4].split() == ["stream-only", "2.60", "s", "2.00x", "200", "ms", "5.00", "10.0", "J", "done"]
+    assert lines[3].split() == ["ferry", "1.30", "s", "1.00x", "20.0", "J", "100", "ms", "9.00", "done"]
+    assert lines[4].split() == ["stream-only", "2.60", "s", "2.00x", "10.0", "J", "200", "ms", "5.00", "done"]
     assert lines[5].split() == ["[vllm]", "-", "-", "-", "-", "-", "out", "of", "memory"]
 
 
@@ -96,8 +97,36 @@ def test_the_best_of_each_column_is_bold() -> None:
     table = compare_table({name: SYSTEMS[name] for name in ("ferry", "stream-only")})
     cells = [list(column.cells) for column in table.columns]
     bold = [[str(cell).startswith("[bold") for cell in column] for column in cells]
-    # system, TTFT, vs best, TPOT, tokens/s (more is better), energy
-    assert bold == [[False, False], [True, False], [False, False], [True, False], [True, False], [False, True]]
+    # system, TTFT, vs best, energy, TPOT, tokens/s (more is better)
+    assert bold == [[False, False], [True, False], [False, False], [False, True], [True, False], [True, False]]
+
+
+MANY = {
+    name: dict.fromkeys(COMPARED, 0.5) | {"ttft_s": 1.0 + n, "link_bytes": 1.6e8, "energy_j": 237.0}
+    for n, name in enumerate(("ferry", "strong-hybrid-two-pointer", "local-prefill"))
+}
+
+
+@pytest.mark.parametrize(
+    ("width", "columns"),
+    # system and "vs best" beside the metrics; at 240 nothing is left out
+    [(60, 2), (80, 4), (120, 8), (240, 10)],
+)
+def test_a_comparison_fits_its_terminal(width: int, columns: int) -> None:
+    table = compare_table(MANY, title="quickstart", notes=["a note"], width=width)
+    file = io.StringIO()
+    Console(file=file, width=width, highlight=False).print(table)
+    lines = [line.rstrip() for line in file.getvalue().splitlines()]
+    assert len(table.columns) == 2 + columns
+    assert max(map(len, lines)) <= width
+    assert "…" not in file.getvalue()
+    row = next(line.split() for line in lines if "strong-hybrid-two-pointer" in line)
+    assert row[:6] == ["strong-hybrid-two-pointer", "2.00", "s", "2.00x", "237", "J"]
+    told = " ".join(file.getvalue().split())
+    assert "a note" in told
+    left_out = [FIGURES[key].label for key in COMPARED[columns:]]
+    assert (f"left out at {width} columns: {'; '.join(left_out)}" in told) == bool(left_out)
+    assert ("left out" in told) == bool(left_out)
 
 
 def test_ranked_by_what_is_better_when_high() -> None:

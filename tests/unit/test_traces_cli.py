@@ -63,7 +63,7 @@ def test_show_and_scenarios_tell_traces_of_arrays_apart(tmp_path):
 
 
 def test_import_writes_a_trace_that_can_be_replayed(log, tmp_path):
-    out = tmp_path / "new" / "trace.csv"
+    out = tmp_path / "trace.csv"
     said = run("import", log, "-o", out, "--trim", "5:65", "--drop-slow-start", "--on-end", "hold")
     assert said.stdout == ""
     stored = read_trace(out)
@@ -103,7 +103,9 @@ def test_fit_writes_a_model_that_a_scenario_can_name(log, tmp_path):
         (["import", "LOG", "-o", "OUT.csv", "--trim", "200:"], "nothing is left"),
         (["import", "LOG", "-o", "OUT.csv", "--on-end", "stop"], "--on-end"),
         (["import", "absent", "-o", "OUT.csv"], "no such file"),
-        (["import", "LOG", "-o", "LOG/out.csv"], "cannot be written"),
+        (["import", "LOG", "-o", "LOG/out.csv"], "is a file, not a folder"),
+        (["import", "LOG", "-o", "/nonexist/x.csv"], "there is no folder /nonexist"),
+        (["import", "LOG", "-o", ""], "name a file"),
         (["plot", "LOG", "-o", "OUT.pdf"], ".png or .svg"),
         (["plot", "LOG", "load-bursty", "-o", "OUT.png"], "draw them apart"),
         (["plot", "LOG", "LOG", "LOG", "LOG", "LOG", "-o", "OUT.png"], "at most 4"),

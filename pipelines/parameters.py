@@ -1,0 +1,90 @@
+"""Parameters of policies as a scenario writes them, held against what the function that takes them declares."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import BeforeValidator, ConfigDict, ValidationError, create_model
+
+from kvferry.policies.loading.problem import LoadProblem
+from kvferry.policies.loading.staged import SCHEDULES
+from kvferry.scenarios.faults import complaints_of
+from kvferry.scenarios.resolve import Complaint
+from kvferry.specs.base import BadKey, Part
+from kvferry.specs.errors import InputError, KvferryError, pick
+from kvferry.specs.units import Seconds
+
+
+class BadParameters(InputError):
+    """What is wrong with them, each with the key that it stands under."""
+
+    def __init__(self, complaints: list[Complaint]) -> None:
+        super().__init__(complaints)
+        self.complaints = complaints
+
+    def __str__(self) -> str:
+        return "\n".join(f"policies.{'.'.join(map(str, c.key))}: {c.what}" for c in self.complaints)
+
+
+class _Parameters(Part):
+    model_config = ConfigDict(strict=True, populate_by_name=False)
+
+
+def arguments_of(function: Callable[..., Any], values: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+    """Keyword arguments for a function: those of its parameters with a default that `values` names, without the unit
+    (`objective: 1 s` for ``objective_s``). A bool, number or Literal must be one; what counts seconds has a unit.
+
+    `more` are further names with their types, to be returned beside. Raises BadParameters.
+    """
+    declared = inspect.signature(function, eval_str=True).parameters
+    fields: Any = {
+        name: (_type_of(name, parameter.annotation), parameter.default)
+        for name, parameter in declared.items()
+        if parameter.default is not parameter.empty
+    }
+    fields |= {name: (kind, None) for name, kind in more.items()}
+    model = create_model("Parameters", __base__=_Parameters, **fields)
+    try:
+        read = model.model_validate(values, context={"from_file": True})
+    except ValidationError as error:
+        raise BadParameters(complaints_of(error, model)) from None
+    return {name: getattr(read, name) for name in model.model_fields if name in read.model_fields_set}
+
+
+def _type_of(name: str, annotation: Any) -> Any:
+    if name in _NAMED:
+        return Annotated[Any, BeforeValidator(_NAMED[name])]
+    if name.endswith("_s"):
+        return Seconds | None if type(None) in getattr(annotation, "__args__", ()) else Seconds
+    return annotation
+
+
+def _planner(value: Any) -> Any:
+    """A planner's name as it is; a mapping of a name and parameters as the planner with these bound."""
+    if not isinstance(value, Mapping):
+        if callable(value):
+            return value
+        value = {"name": value}
+    parameters = dict(value)
+    name = parameters.pop("name", None)
+    try:
+        planner = pick("schedule", SCHEDULES, name if isinstance(name, str) else repr(name))
+        if not parameters:
+            return planner
+        planner = partial(planner, **arguments_of(planner, parameters))
+        planner(_ONE_UNIT, 1.0)  # says now what it cannot take
+    except BadParameters as error:
+        first = error.complaints[0]
+        raise BadKey(".".join(map(str, first.key)), first.what) from None
+    except (InputError, ValueError) as error:
+        raise ValueError(str(error)) from None
+    except KvferryError:
+        pass  # a time limit too short for this is not to blame yet
+    return planner
+
+
+_ONE_UNIT = LoadProblem(compute_s=np.ones((1, 1, 1)), stream_bytes=np.ones((1, 1, 1)), coupling="all_heads")
+# Parameters that take a function by its name.
+_NAMED: dict[str, Callable[[Any], Any]] = {"schedule": _planner}
