@@ -20,7 +20,7 @@ class SessionKv:
     """Keys (with their rotary embedding) and values of every layer, filled chunk by chunk from two sides.
 
     ``tokens[t]`` and ``starts[t]``: how many tokens chunk t has, and how many come before it. One thread writes
-    what is computed and reads; another may load at the same time: what is present is never loaded over.
+    what is computed and reads; another may load at the same time: a chunk present with all heads is never loaded over.
     """
 
     def __init__(

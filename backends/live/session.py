@@ -20,8 +20,9 @@ from kvferry.specs.errors import InputError
 from kvferry.traces.chunks import CHUNK_TOKENS
 
 # Largest difference from the next-token logits of a plain forward pass, in standard deviations of those logits.
-# Chunks change the order in which sums are rounded, as does another batch size or kernel.
-LOGIT_TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 1e-1}
+# Chunks change the order in which sums are rounded, as does another kernel. Measured over 28 layers: 2e-6, 4e-3, 5e-2
+# (weights of deviation 0.02), 1e-5, 1e-2, 8e-2 (0.06); the plain pass itself is off float32 by as much and more.
+LOGIT_TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1.5e-1}
 
 
 class Session:
@@ -154,10 +155,10 @@ class Session:
         return cos[:, :, start : start + self.kv.tokens[t]], sin[:, :, start : start + self.kv.tokens[t]]
 
     def _ids(self, tokens: Sequence[int]) -> torch.Tensor:
-        ids = torch.tensor([list(tokens)], dtype=torch.long, device=self.decoder.device)
+        ids = torch.tensor([list(tokens)], dtype=torch.long)
         if not ids.numel() or ids.min() < 0 or ids.max() >= self.decoder.vocabulary:
             raise InputError(f"token ids must be at least one, and lie in 0..{self.decoder.vocabulary - 1}")
-        return ids
+        return ids.to(self.decoder.device)
 
 
 def new_kv(decoder: Decoder, tokens: Sequence[int], room: int) -> SessionKv:

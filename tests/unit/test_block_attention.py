@@ -148,6 +148,10 @@ def test_entropies_by_hand() -> None:
     generator = torch.Generator().manual_seed(0)
     gaussian = torch.randn(1024, 16, generator=generator)
     assert 3.9 < entropy_bits(gaussian, gaussian) <= 4.0
+    # Even numbers span sqrt(12) deviations, 13.86 steps of a quarter: 13 whole ones and two ends of 0.43, hence
+    # (13 log2(13.86) + 0.86 log2(13.86 / 0.43)) / 13.86 bits.
+    even = torch.linspace(0, 1, 1024)[:, None]
+    assert entropy_bits(even, even) == pytest.approx(3.868, abs=0.01)
     outlier = gaussian.clone()
     outlier[0] = 100.0  # 31 steps span it: all else falls on one or two symbols
     assert entropy_bits(outlier, outlier) < 1.0

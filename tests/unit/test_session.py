@@ -1,6 +1,7 @@
 """A context on a real model: any mix of loaded and computed KV must answer as a plain forward pass does."""
 
 from collections.abc import Iterator
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -239,11 +240,13 @@ def test_generate_continues_from_the_session(truth: Truth) -> None:
     for t in range(CHUNKS):
         truth.load(session, t, t % SPEC.layers)
     session.prefill()
-    plain = truth.model.generate(torch.tensor([CONTEXT + QUESTION]), max_new_tokens=20, do_sample=False)
-    wanted = plain[0, -20:].tolist()
-    # More than the room of 16 tokens; and once more, as nothing of the first answer may stay.
-    assert session.generate(QUESTION, max_new_tokens=20, do_sample=False) == wanted
-    assert session.generate(QUESTION, max_new_tokens=20, do_sample=False) == wanted
+    plain = truth.model.generate(torch.tensor([CONTEXT + QUESTION]), max_new_tokens=50, do_sample=False)
+    wanted = plain[0, -50:].tolist()
+    truth.check(session)
+    # 79 + 5 + 50 tokens are more than the buffers' 128; and once more, as nothing of the first answer may stay.
+    assert session.generate(QUESTION, max_new_tokens=50, do_sample=False) == wanted
+    assert session.generate(QUESTION, max_new_tokens=50, do_sample=False) == wanted
+    truth.check(session)  # reading begins again from the context
 
 
 def test_reading_token_by_token_is_what_generate_does(truth: Truth) -> None:
@@ -274,6 +277,18 @@ def test_buffers_are_used_again(truth: Truth) -> None:
     truth.check(again)
     with pytest.raises(InputError, match="another context"):
         Session(truth.model, CONTEXT[:-1], chunk_tokens=CHUNK, kv=first.kv)
+
+
+def test_loading_from_another_thread_while_computing(truth: Truth) -> None:
+    for seed in range(3):
+        session = truth.session()
+        places = [(t, l) for t in range(CHUNKS) for l in range(SPEC.layers)]
+        np.random.default_rng(seed).shuffle(places)
+        loading = Thread(target=lambda places=places, session=session: [truth.load(session, *at) for at in places])
+        loading.start()
+        session.prefill()
+        loading.join()
+        truth.check(session)
 
 
 def test_loads_in_arrays_and_other_dtypes() -> None:
