@@ -21,6 +21,7 @@ $(VENV)/dev: $(VENV)/core
 
 $(VENV)/torch: $(VENV)/dev
 	@$(PIP) torch==2.13.0
+	@$(PIP) -e '.[torch]'
 	@touch $@
 
 demo: $(VENV)/core
