@@ -126,6 +126,8 @@ def decode_many(chunks: Sequence[Buffer], dtype: DTypeLike = np.float32) -> list
 def check(data: Buffer) -> Shape:
     """What a chunk says of itself, its checksum verified. Raises DamagedChunk."""
     shape = shape_of(data)
+    if len(data) != _length(data):
+        raise DamagedChunk(f"an encoded chunk of {_length(data):,} bytes, of which {len(data):,} are there")
     if _CHECKSUM.unpack_from(data, _HEADER.size - _CHECKSUM.size)[0] != _checksum(data, data[_HEADER.size :]):
         raise DamagedChunk("an encoded chunk whose checksum does not fit: it was damaged on its way or in its file")
     return shape
@@ -136,7 +138,7 @@ def split(data: Buffer) -> list[memoryview]:
     rest, chunks = memoryview(data), []
     while rest:
         shape_of(rest)
-        length = _HEADER.size + _HEADER.unpack_from(rest)[-2]
+        length = _length(rest)
         if length > len(rest):
             raise DamagedChunk(f"an encoded chunk of {length:,} bytes, of which {len(rest):,} are there")
         chunks.append(rest[:length])
@@ -160,6 +162,10 @@ def shape_of(data: Buffer) -> Shape:
     raise DamagedChunk(f"an encoded chunk of codec {code}, level {level}, {tokens} x {head_dim}: there is none")
 
 
+def _length(data: Buffer) -> int:
+    return int(_HEADER.size + _HEADER.unpack_from(data)[-2])
+
+
 def _checksum(header: Buffer, payload: Buffer) -> int:
     return zlib.crc32(payload, zlib.crc32(header[: _HEADER.size - _CHECKSUM.size]))
 
@@ -172,10 +178,10 @@ def _quantised(k: np.ndarray, v: np.ndarray, level: int) -> tuple[np.ndarray, by
     return symbols, scales(offset, step)
 
 
-def _restored(symbols: np.ndarray, of_channels: Sequence[Buffer], shape: Shape) -> np.ndarray:
+def _restored(symbols: Sequence[np.ndarray] | np.ndarray, of_channels: Sequence[Buffer], shape: Shape) -> np.ndarray:
     values = np.empty((len(symbols), shape.tokens, 2 * shape.head_dim), np.float32)
     for of_chunk, its_symbols, its_scales in zip(values, symbols, of_channels, strict=True):
-        of_chunk[:] = restore(its_symbols.reshape(of_chunk.shape), its_scales)
+        restore(its_symbols.reshape(of_chunk.shape), its_scales, of_chunk)
     return values
 
 
@@ -208,7 +214,7 @@ def _decode_cachegen(payloads: Sequence[Buffer], shape: Shape) -> np.ndarray:
     for payload in coded:
         parts = range_coder.decode(payload, [half, half], _STEPS[shape.level] + 1)
         symbols.append(np.concatenate([part.reshape(shape.tokens, shape.head_dim) for part in parts], axis=1))
-    return _restored(np.stack(symbols), of_channels, shape)
+    return _restored(symbols, of_channels, shape)
 
 
 # --- kivi, fp16 ----------------------------------------------------------------------------------------------------

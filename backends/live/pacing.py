@@ -14,7 +14,7 @@ from kvferry.specs.errors import LinkDown
 from kvferry.traces.rate import RateTrace
 
 # What is served between two wake-ups: as much as the link carries in this time.
-_SLICE_S = 0.002
+_SLICE_S = 0.004
 _LEAST_SLICE_BYTES = 2048
 # The first slice of a transfer is small, so that its receiver sees when it began.
 _FIRST_SLICE_BYTES = 1024

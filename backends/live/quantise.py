@@ -45,12 +45,12 @@ def from_minimum(values: np.ndarray, steps: int) -> Quantised:
     return _symbols(values, offset, step, steps), offset, step
 
 
-def restore(symbols: np.ndarray, scales: bytes | memoryview) -> np.ndarray:
-    """float32[n, channels] from symbols and the bytes of their `scales`; ValueError when those cannot be."""
+def restore(symbols: np.ndarray, scales: bytes | memoryview, out: np.ndarray | None = None) -> np.ndarray:
+    """float32[n, channels] from symbols uint8 and the bytes of their `scales`; ValueError when those cannot be."""
     offset, step = np.frombuffer(scales, "<f2").reshape(2, -1).astype(np.float32)
     if not (np.isfinite(offset) & np.isfinite(step) & (step >= 0)).all():
         raise ValueError("scales that are none")
-    values = symbols * step
+    values = np.multiply(symbols, step, out=out)
     values += offset
     return values
 

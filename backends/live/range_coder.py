@@ -25,7 +25,7 @@ def encode(parts: Sequence[np.ndarray], symbols: int) -> bytes:
 
 
 def decode(payload: Buffer, sizes: Sequence[int], symbols: int) -> list[np.ndarray]:
-    """int32[n] for each n of `sizes`: the parts. A payload that cannot have come from `encode` is a ValueError."""
+    """uint8[n] for each n of `sizes`: the parts. A payload that cannot have come from `encode` is a ValueError."""
     table_bytes = 2 * symbols * len(sizes)
     if len(payload) < table_bytes or (len(payload) - table_bytes) % 4:
         raise ValueError("no room for its frequencies, or half a word at the end")
@@ -36,7 +36,9 @@ def decode(payload: Buffer, sizes: Sequence[int], symbols: int) -> list[np.ndarr
         np.frombuffer(payload, "<u4", offset=table_bytes).astype(np.uint32)
     )
     try:
-        parts = [decoder.decode(_model(table), size) for table, size in zip(tables, sizes, strict=True)]
+        parts = [
+            decoder.decode(_model(table), size).astype(np.uint8) for table, size in zip(tables, sizes, strict=True)
+        ]
     except AssertionError as error:  # what constriction raises at data it could not have written
         raise ValueError(str(error)) from None
     if not decoder.maybe_exhausted():

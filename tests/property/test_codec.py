@@ -74,13 +74,14 @@ def test_any_chunk_comes_back_whole(both: np.ndarray, name: str, level: int) -> 
 def test_bytes_of_another_making_are_refused_or_read_and_nothing_else(
     name: str, at: int, foreign: bytes, cut: bool
 ) -> None:
-    """Even with a checksum that fits: no exception but ours, no array of another shape."""
+    """Even with a length and a checksum that fit: no exception but ours, no array of another shape."""
     rng = np.random.default_rng(1)
     data = bytearray(encode(name, *rng.standard_normal((2, 40, 8))))
     at = 8 + at % (len(data) - 8)
     data[at : at + len(foreign)] = foreign[: len(data) - at]
     if cut:
         del data[max(24, len(data) - at) :]
+    data[16:20] = struct.pack("<I", len(data) - 24)
     data[20:24] = struct.pack("<I", zlib.crc32(data[24:], zlib.crc32(data[:20])))
     try:
         k, v = decode(bytes(data))

@@ -62,6 +62,14 @@ def test_steps_from_the_minimum_by_hand() -> None:
     assert symbols.ravel().tolist() == [0, 3, 0, 3]
 
 
+def test_steps_are_rounded_up() -> None:
+    # 31.0124 in 31 steps of 1.0004, for which float16 has 1 and 1.00098: with 1 the last symbol would fall short.
+    values = np.array([[0.0], [31.0124]])
+    for symbols, offset, step in (per_channel(values, 31), from_minimum(values, 31)):
+        assert step.item() == 1 + 2.0**-10
+        assert np.abs(restore(symbols, scales(offset, step)) - values).max() < 0.51
+
+
 def test_steps_have_a_least_width() -> None:
     # 0 and 8 in turn: a standard deviation of 4, hence steps of 1 and not of 8/31; the mean, 4, is symbol 16.
     symbols, offset, step = per_channel(np.array([[0.0], [8.0]] * 4), 31, 0.25)
@@ -137,6 +145,27 @@ def test_lanes_of_very_different_length() -> None:
     payload = huffman.encode(symbols.ravel())
     assert payload[18] == 2  # u16 per lane
     assert (huffman.decode([payload], symbols.size) == symbols.ravel()).all()
+
+
+def test_payloads_that_cannot_be() -> None:
+    symbols = np.random.default_rng(0).integers(0, 32, 600).astype(np.uint8)
+    payload = huffman.encode(symbols)
+    # Three lanes: behind 16 bytes of code and 3 of lanes, a byte each of excess bits. One bit from lane to lane.
+    shifted = bytearray(payload)
+    giver = 19 if payload[19] else 20
+    shifted[giver] -= 1
+    shifted[21] += 1
+    cases = {
+        "does not end where it should": bytes(shifted),
+        "bits should be there": payload + b"\0",
+        "no room for the code": payload[:18],
+        "no room for its lanes": payload[:18] + b"\3" + payload[19:],
+        "no code": bytes(16) + payload[16:],
+    }
+    cases["lengths are no code"] = bytes([payload[0] ^ 2]) + payload[1:]
+    for says, bad in cases.items():
+        with pytest.raises(ValueError, match=says):
+            huffman.decode([bad], symbols.size)
 
 
 # --- chunks ----------------------------------------------------------------------------------------------------------
@@ -259,6 +288,33 @@ def test_damage_anywhere_is_noticed(name: str) -> None:
         decode(data + b"\0")
 
 
+def resealed(data: bytes, at: int, foreign: bytes) -> bytes:
+    """Other bytes at a place, with a checksum that fits."""
+    body = data[:at] + foreign + data[at + len(foreign) :]
+    return body[:20] + struct.pack("<I", zlib.crc32(body[24:], zlib.crc32(body[:20]))) + body[24:]
+
+
+@pytest.mark.parametrize("name", named("huffman", "cachegen", "kivi"))
+def test_scales_that_are_none(name: str) -> None:
+    data = encode(name, *chunk(40, 8))
+    for bad in (np.nan, np.inf):
+        with pytest.raises(DamagedChunk, match="scales that are none"):
+            decode(resealed(data, HEADER_BYTES, np.float16(bad).tobytes()))
+
+
+@pytest.mark.parametrize("name", named())
+def test_a_payload_too_long_or_too_short(name: str) -> None:
+    data = encode(name, *chunk(40, 8))
+    for bad in (data + bytes(4), data[:-4], data[:HEADER_BYTES]):
+        with pytest.raises(DamagedChunk, match="bytes, of which"):
+            decode(resealed(bad, HEADER_BYTES, b""))
+    # Its header says the same. A range coder does not notice a word or two: only the checksum does.
+    for bad in (data + bytes(range(1, 41)), data[:-1], data[: HEADER_BYTES + 3], data[:HEADER_BYTES]):
+        length = struct.pack("<I", len(bad) - HEADER_BYTES)
+        with pytest.raises(DamagedChunk, match="cannot be decoded"):
+            decode(resealed(bad, 16, length))
+
+
 def test_other_versions_and_other_files_say_so() -> None:
     data = encode("fp16", *chunk(4, 4))
     with pytest.raises(DamagedChunk, match="version 2"):
@@ -301,13 +357,13 @@ def test_workers_pass_errors_on(pool: CodecPool) -> None:
 
 
 def test_a_killed_worker_is_replaced_and_its_piece_done_again(pool: CodecPool) -> None:
-    big = [encode("kivi", *chunk(4096, 128))] * 20
+    big = [encode("kivi", *chunk(4096, 128))] * 6
     before = pool.process_ids
     futures = [pool.decode(big) for _ in range(2)]
     for process_id in before:
         os.kill(process_id, signal.SIGKILL)
     for future in futures:
-        assert len(future.result()) == 20
+        assert len(future.result()) == 6
     assert pool.decode(big[:1]).result()[0][0].shape == (4096, 128)
     assert not set(before) & set(pool.process_ids)
 

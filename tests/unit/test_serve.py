@@ -90,13 +90,13 @@ def test_idle_time_is_not_made_up_for() -> None:
 
 
 def test_flows_take_turns() -> None:
-    # Together 200,000 bytes in 0.2 s; they end within a slice (2 ms) or two of each other.
+    # Together 200,000 bytes in 0.2 s; they end within a slice (4 ms) or two of each other.
     first, second = arrivals(Bottleneck(RateTrace.constant(1e6)), [(0, "a", 100_000), (0, "b", 100_000)])
     assert second == pytest.approx(0.2)
-    assert first == pytest.approx(0.2, abs=0.005)
+    assert first == pytest.approx(0.2, abs=0.009)
     # A short transfer beside a long one has half of the rate: 20,000 bytes take 0.04 s.
     _, short = arrivals(Bottleneck(RateTrace.constant(1e6)), [(0, "a", 100_000), (0, "b", 20_000)])
-    assert short == pytest.approx(0.04, abs=0.005)
+    assert short == pytest.approx(0.04, abs=0.009)
 
 
 def test_the_trace_is_followed_through_an_outage() -> None:
@@ -119,8 +119,8 @@ def test_who_leaves_makes_room() -> None:
     bottleneck.serve(0.1)
     bottleneck.leave(long)
     bottleneck.serve(0.2)
-    # The slice being served at 0.1 s ends 2 ms later, at most; then 10,000 bytes take 0.01 s.
-    assert 0.11 <= short.due[-1][0] <= 0.113
+    # The slice being served at 0.1 s ends 4 ms later, at most; then 10,000 bytes take 0.01 s.
+    assert 0.11 <= short.due[-1][0] <= 0.115
 
 
 def test_a_replay_begins_with_the_first_transfer_or_when_told() -> None:

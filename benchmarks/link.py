@@ -1,0 +1,140 @@
+"""The way from the cloud, beside a plain HTTP download of the same bytes: python benchmarks/link.py
+
+The same server hands out the same 35 MB over the same link, once as one file to one plain connection and once chunk by
+chunk, all heads of a layer at a time, each checked, to the client that pipelines use. Pacing error: when each part of
+the bytes was there, against the integral of the trace; what is late includes the client's own reading.
+"""
+
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPConnection
+from pathlib import Path
+
+import numpy as np
+
+from kvferry.backends.live.client import CloudClient
+from kvferry.backends.live.server_process import ServerProcess
+from kvferry.backends.live.store import StoredModel, StoreHeader, StoreWriter
+from kvferry.machine.ops import Chunks
+from kvferry.specs.link import LinkSpec
+from kvferry.traces.rate import RateTrace
+from kvferry.traces.resolve import link_trace
+
+HEADS, LAYERS, TOKEN_CHUNKS = 8, 8, 4
+# 1,024 tokens of 256 numbers at 4.2 bits.
+CHUNK_BYTES = 138_000
+TOTAL_BYTES = HEADS * LAYERS * TOKEN_CHUNKS * CHUNK_BYTES
+REPEATS = 3
+
+LINKS: dict[str, LinkSpec | None] = {
+    "as fast as it goes": None,
+    "640 Mbit/s": LinkSpec(rate_bytes_per_s=80e6),
+    "2 Gbit/s": LinkSpec(rate_bytes_per_s=250e6),
+    "wifi-campus, RTT 4 ms": LinkSpec(trace="wifi-campus", rtt_s=0.004),
+    "5g-midband, RTT 20 ms": LinkSpec(trace="5g-midband", rtt_s=0.02),
+}
+
+Arrivals = list[tuple[float, int]]
+
+
+class Arriving(threading.Event):
+    """Notes when how many bytes came."""
+
+    def __init__(self, arrivals: Arrivals) -> None:
+        super().__init__()
+        self.moved: Callable[[float], None] = lambda n_bytes: arrivals.append((time.perf_counter(), int(n_bytes)))
+
+
+def write_store(folder: Path) -> None:
+    model = StoredModel(name="m", fingerprint="f", tokenizer="t", layers=LAYERS, kv_heads=HEADS, head_dim=128)
+    header = StoreHeader.at_all_levels(model, [1024] * TOKEN_CHUNKS, "huffman")
+    rng = np.random.default_rng(0)
+    with StoreWriter(folder / "0.kvs", header, range(1024 * TOKEN_CHUNKS)) as writer:
+        for t in range(TOKEN_CHUNKS):
+            for l in range(LAYERS):
+                for h in range(HEADS):
+                    writer.put(t, l, h, rng.bytes(CHUNK_BYTES))
+
+
+def plain(url: str, _: int) -> Arrivals:
+    connection = HTTPConnection(url.removeprefix("http://"))
+    arrivals: Arrivals = []
+    connection.request("GET", "/contexts/0/file")
+    response = connection.getresponse()
+    while piece := response.read1(2**18):
+        arrivals.append((time.perf_counter(), len(piece)))
+    connection.close()
+    return arrivals
+
+
+def by_chunks(client: CloudClient, ahead: int) -> Arrivals:
+    arrivals: Arrivals = []
+
+    def fetch(unit: int) -> None:
+        ids = tuple(range(unit * HEADS, (unit + 1) * HEADS))
+        client.fetch(Chunks(0, ids, float(HEADS * CHUNK_BYTES)), 0, Arriving(arrivals))
+
+    with ThreadPoolExecutor(ahead) as threads:
+        list(threads.map(fetch, range(LAYERS * TOKEN_CHUNKS)))
+    return sorted(arrivals)
+
+
+def used_s(process_id: int) -> float:
+    with open(f"/proc/{process_id}/stat") as stat:
+        fields = stat.read().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def lateness_s(arrivals: Arrivals, began_s: float, trace: RateTrace, rtt_s: float) -> np.ndarray:
+    came = np.cumsum([n_bytes for _, n_bytes in arrivals])
+    due = np.array([trace.finish_s(0.0, float(n_bytes)) for n_bytes in came]) + rtt_s
+    return np.array([at_s for at_s, _ in arrivals]) - began_s - due
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_store(folder)
+        print(
+            f"{TOTAL_BYTES / 1e6:.0f} MB; best of {REPEATS}; other work on this machine: load {os.getloadavg()[0]:.1f}"
+        )
+        print(f"{'':24}{'':20}    MB/s  of plain  of link   late: mean  p95  end, ms    processor ms/MB: here  server")
+        for label, link in LINKS.items():
+            of_plain: float | None = None
+            for way, ahead in (("one plain download", 0), ("chunks, 1 ahead", 1), ("2 ahead", 2), ("8 ahead", 8)):
+                best = min((run(folder, link, ahead) for _ in range(REPEATS)), key=lambda seen: seen[0])
+                took_s, late, here_s, there_s = best
+                rate = TOTAL_BYTES / took_s
+                of_plain = of_plain or rate
+                share = f"{link_share(link, took_s):8.1%}" if link else " " * 8
+                lates = "".join(f"{1e3 * seconds:7.2f}" for seconds in late) if link else " " * 21
+                print(
+                    f"{label:24}{way:20}{rate / 1e6:8.1f} {rate / of_plain:8.1%} {share} {lates}"
+                    f" {1e9 * here_s / TOTAL_BYTES:20.2f} {1e9 * there_s / TOTAL_BYTES:7.2f}"
+                )
+                label = ""
+
+
+def run(folder: Path, link: LinkSpec | None, ahead: int) -> tuple[float, tuple[float, float, float], float, float]:
+    """(seconds, lateness in mean, 95th percentile and of the last byte, processor seconds here and of the server)."""
+    with ServerProcess(folder, link) as server, CloudClient(server.url) as client:
+        client.index("0")
+        used_there_s, used_here_s, began_s = used_s(server.process_id), time.process_time(), time.perf_counter()
+        arrivals = by_chunks(client, ahead) if ahead else plain(server.url, 0)
+        took_s, here_s = time.perf_counter() - began_s, time.process_time() - used_here_s
+        there_s = used_s(server.process_id) - used_there_s
+    late = lateness_s(arrivals, began_s, link_trace(link), link.rtt_s) if link else np.zeros(1)
+    return took_s, (float(late.mean()), float(np.quantile(late, 0.95)), float(late[-1])), here_s, there_s
+
+
+def link_share(link: LinkSpec, took_s: float) -> float:
+    """Time that the link alone would have taken, over the time taken."""
+    return (link_trace(link).finish_s(0.0, TOTAL_BYTES) + link.rtt_s) / took_s
+
+
+if __name__ == "__main__":
+    main()
