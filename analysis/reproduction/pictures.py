@@ -44,6 +44,8 @@ def _draw(spec: PictureSpec, results: Results) -> Figure:
 
 
 def _draw_panel(axis: Axes, panel: PanelSpec, systems: list[str], results: Results) -> None:
+    from matplotlib.ticker import LogLocator
+
     every = dict.fromkeys(key.case for key in results.rows if key.experiment == panel.experiment)
     cases = [case for case in every if not panel.cases or case in panel.cases]
     for place, system in enumerate(panel.systems):
@@ -61,11 +63,12 @@ def _draw_panel(axis: Axes, panel: PanelSpec, systems: list[str], results: Resul
     if panel.x is None:
         axis.set_xlim(-0.5, len(cases) - 0.5)
         axis.tick_params(axis="x", length=0)
-    axis.set_yscale("log")
+    axis.set_yscale("log", subs=())
+    axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axis.yaxis.set_major_formatter("{x:g}")
     axis.set_title(panel.title)
     axis.set_ylabel("TTFT (s)")
-    axis.grid(axis="y", which="both")
+    axis.grid(axis="y")
 
 
 def _places(panel: PanelSpec, cases: list[str], results: Results) -> list[Any]:
