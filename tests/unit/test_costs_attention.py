@@ -3,14 +3,17 @@
 import numpy as np
 import pytest
 
+from kvferry.backends.simulated import SimMachine
 from kvferry.machine.ops import Advance, DecodeStep, PrefillHead, Project
+from kvferry.scenarios.loader import load_device
 from kvferry.sim.costs.block_sparse import BlockSparseKernel
-from kvferry.sim.costs.cost_model import COST_MODELS
+from kvferry.sim.costs.cost_model import COST_MODELS, main_costs
 from kvferry.sim.costs.roofline import Roofline
 from kvferry.sim.costs.samples import measure
 from kvferry.specs.device import BlockSparseSpec, ProcessorSpec
 from kvferry.specs.errors import InputError
 from kvferry.specs.model import ModelSpec
+from kvferry.traces.rate import RateTrace
 
 # 4 query heads share 2 KV heads of 5 numbers: a block is 128 x 64 pairs x 4 x 5 = 163,840 flop per query head
 # and reads 64 x 2 x 5 x 2 = 1,280 bytes.
@@ -96,3 +99,14 @@ def test_measurements_are_seeded_and_scatter_by_the_noise() -> None:
     training, rest = one.split(0.8, np.random.default_rng(0))
     assert (training.seconds.size, rest.seconds.size) == (3200, 800)
     assert sorted([*training.seconds, *rest.seconds]) == sorted(one.seconds)
+
+
+def test_a_second_processor_without_a_kernel_does_not_matter() -> None:
+    plain = PROCESSOR.model_copy(update={"block_sparse": None})
+    device = load_device("tiny").model_copy(update={"processors": {"gpu": PROCESSOR, "cpu": plain}, "main": "gpu"})
+    SimMachine(device, MODEL, RateTrace.constant(1e6), costs=COST_MODELS["block-sparse"])
+    other = device.model_copy(update={"main": "cpu"})
+    with pytest.raises(
+        InputError, match="block-sparse cannot price processor cpu of tiny: its profile has no block_sp"
+    ):
+        main_costs("block-sparse", other, MODEL)
