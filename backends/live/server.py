@@ -124,6 +124,8 @@ def _answer(request: Request, store: Store, extents: Sequence[tuple[int, int]], 
             return Response(status_code=416, headers={"content-range": f"bytes */{total}"})
         headers["content-range"], status = f"bytes {first}-{last}/{total}", 206
     headers["content-length"] = str(last + 1 - first)
+    if request.method == "HEAD":
+        return Response(status_code=status, headers=headers)
     if link is not None:
         link.check()
     flow = request.headers.get("kvferry-flow", "")[:100] or request.scope["state"]["connection"]

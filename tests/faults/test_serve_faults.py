@@ -7,7 +7,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,14 @@ import numpy as np
 import pytest
 
 from kvferry.backends.live.client import CloudClient
-from kvferry.backends.live.codec import decode, encode, split
+from kvferry.backends.live.codec import KeysValues, decode, encode, split
 from kvferry.backends.live.codec_pool import CodecPool
+from kvferry.backends.live.machine import LiveMachine
 from kvferry.backends.live.server_process import ServerProcess
 from kvferry.backends.live.store import DamagedStore, Store, StoredModel, StoreHeader, StoreWriter
 from kvferry.backends.live.store_folder import StoreFolder
-from kvferry.machine.ops import Chunks
-from kvferry.specs.errors import InputError, KvferryError, LinkDown
+from kvferry.machine.ops import Chunks, Decompress, Op
+from kvferry.specs.errors import InputError, LinkDown
 from kvferry.specs.link import LinkSpec
 
 pytest.importorskip("uvicorn")
@@ -466,6 +467,7 @@ def test_a_client_that_does_not_take_what_it_asked_for(folder: Path, monkeypatch
             assert came < 50e6
 
 
+@pytest.mark.long
 def test_a_crowd_is_turned_away_and_the_rest_served(
     folder: Path, whole: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -482,6 +484,7 @@ def test_a_crowd_is_turned_away_and_the_rest_served(
             assert client.fetch(ALL, 0, Watch()) == whole
 
 
+@pytest.mark.long
 def test_stopping_does_not_wait_for_the_slow(folder: Path) -> None:
     with ServerProcess(folder, LinkSpec(rate_bytes_per_s=1e3)) as server, CloudClient(server.url, attempts=1) as client:
         start_s = time.monotonic()
@@ -504,32 +507,37 @@ def test_a_server_does_not_outlive_its_owner(folder: Path) -> None:
 # --- all of it together ----------------------------------------------------------------------------------------------
 
 
-def test_flows_through_the_machines_link_are_decoded(server: ServerProcess, folder: Path) -> None:
-    from kvferry.backends.live.environment import WallClockEnvironment
-    from kvferry.backends.live.link import LiveLink
+class _NoModel:
+    """These machines compute nothing."""
 
-    env = WallClockEnvironment()
+    def run(self, op: Op, request: int | None) -> None:
+        raise AssertionError(op)
+
+
+def test_chunks_come_through_the_machine_and_are_decoded(server: ServerProcess, folder: Path) -> None:
     with CloudClient(server.url) as client, CodecPool(1) as pool, Store(folder / "0.kvs") as store:
-        link = LiveLink(env, client, lambda span: None)
-        fetched = [link.fetch(Chunks(0, (2 * i, 2 * i + 1), 1.0), request=0) for i in range(12)]
-        env.run(until=env.all_of(fetched))
-        for i, ticket in enumerate(fetched):
-            decoded = pool.decode(split(ticket.value.payload)).result()
-            for (k, v), data in zip(decoded, store.read([2 * i, 2 * i + 1]), strict=True):
+
+        def decode_fetched(op: Decompress, request: int | None, inputs: Sequence[Any]) -> list[KeysValues]:
+            return pool.decode(split(inputs[0].payload)).result()
+
+        with LiveMachine("device", _NoModel(), capacity_bytes=1e9, fetcher=client, decode=decode_fetched) as machine:
+            decoded = []
+            for i in range(12):
+                fetched = machine.fetch(Chunks(0, (2 * i, 2 * i + 1), 1.0), request=0)
+                decoded.append(machine.submit(Decompress(2 * 256 * 64), after=(fetched,), on="decompress", request=0))
+            machine.env.run(until=machine.env.all_of(decoded))
+        for i, ticket in enumerate(decoded):
+            for (k, v), data in zip(ticket.value, store.read([2 * i, 2 * i + 1]), strict=True):
                 assert (k == decode(data)[0]).all() and (v == decode(data)[1]).all()
-        link.close()
 
 
 def test_a_dead_cloud_fails_the_ticket(folder: Path) -> None:
-    from kvferry.backends.live.environment import WallClockEnvironment
-    from kvferry.backends.live.link import LiveLink
-
-    env = WallClockEnvironment()
     server = ServerProcess(folder)
     with CloudClient(server.url) as client:
         client.index("0")
         server.stop()
-        link = LiveLink(env, client, lambda span: None)
-        with pytest.raises(KvferryError, match="gives nothing"):
-            env.run(until=link.fetch(ALL, request=0))
-        link.close()
+        with (
+            LiveMachine("device", _NoModel(), capacity_bytes=1e9, fetcher=client) as machine,
+            pytest.raises(LinkDown, match="gives nothing"),
+        ):
+            machine.env.run(until=machine.fetch(ALL, request=0))

@@ -261,6 +261,8 @@ def test_ranges_and_versions(server: ServerProcess, folder: Path) -> None:
     assert (status, body, headers["accept-ranges"]) == (200, whole, "bytes")
     status, headers, body = ask(server.url, "/contexts/0/file", range="bytes=100-199")
     assert (status, body, headers["content-range"]) == (206, whole[100:200], f"bytes 100-199/{len(whole)}")
+    status, headers, body = ask(server.url, "/contexts/0/file", "HEAD")
+    assert (status, body, headers["content-length"]) == (200, b"", str(len(whole)))
     with Store(folder / "0.kvs") as store:
         three = b"".join(store.read([7, 8, 2]))
     # From the middle of the second chunk on.
