@@ -53,7 +53,9 @@ class System:
 SYSTEMS: dict[str, System] = {
     "sparkv": System(loader=Staged, codec="huffman", about="the paper's: greedy schedule, adapted by its controller"),
     "ferry": System(
-        loader=Ferry, codec="huffman", about="ours: compute from the chain's front, stream from its back, race the last"
+        loader=Ferry,
+        codec="huffman",
+        about="ours: paths meet in the bound's own order; what computing waits for comes first; races the last",
     ),
     "strong-hybrid": System(
         loader=Hybrid, codec="huffman", about="compute early token chunks, stream late ones; static split by mean rates"
