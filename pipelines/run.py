@@ -14,7 +14,7 @@ from kvferry.pipelines.context_reuse import OutOfMemory
 from kvferry.pipelines.record import Outcome, RequestRecord, Run
 from kvferry.pipelines.systems import SYSTEMS, System
 from kvferry.pipelines.workload import Workload
-from kvferry.sim.costs.cost_model import COST_MODELS
+from kvferry.sim.costs.cost_model import COST_MODELS, main_costs
 from kvferry.specs.errors import LinkDown, pick
 from kvferry.specs.scenario import Scenario
 from kvferry.traces.rate import RateTrace
@@ -80,7 +80,7 @@ def machine_of(scenario: Scenario, tell: Callable[[Span], None]) -> SimMachine:
 def price_s(scenario: Scenario, cost_model: str) -> Callable[[Op], np.ndarray]:
     """What prices ops on the idle main processor, dispatch included, by a named cost model."""
     spec = scenario.device.processors[scenario.device.main]
-    costs = pick("cost model", COST_MODELS, cost_model)(spec, scenario.model)
+    costs = main_costs(cost_model, scenario.device, scenario.model)
     return lambda op: costs.durations_s(op) + spec.dispatch_s
 
 
