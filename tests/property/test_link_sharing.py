@@ -65,7 +65,7 @@ def run(trace: RateTrace, load: list[Asked], rtt_s: float = 0.0) -> tuple[Link, 
 
 def plain_finish_times(trace: RateTrace, load: list[Asked]) -> list[float]:
     """The same without cancellation, step by step: the rate and who shares it are constant between two steps."""
-    edges_s, rates = (values.tolist() for values in trace.segments(0.0, 60.0))
+    edges_s, rates = (values.tolist() for values in trace.segments(0.0, 1000.0))
     now, left = 0.0, [ask.n_bytes for ask in load]
     finish_s = [math.inf] * len(load)
     while math.inf in finish_s:
@@ -91,7 +91,9 @@ def plain_finish_times(trace: RateTrace, load: list[Asked]) -> list[float]:
 @settings(max_examples=150, deadline=None)
 def test_it_equals_the_plain_fluid_model(trace: RateTrace, load: list[Asked]) -> None:
     load = [Asked(ask.at_s, ask.flow, min(ask.n_bytes, 40.0)) for ask in load]
-    trace = trace.scaled(40.0)  # so that all ends within the minute that the plain model covers
+    trace = trace.scaled(
+        40.0
+    )  # all ends within the 1,000 s that the plain model covers: 480 bytes at 40 x 0.125 in 8.6 s
     _, tickets, _ = run(trace, load)
     # Compared by what the trace offers until then: a last byte may fall before or after an outage by rounding alone.
     ends = [trace.amount(0.0, ticket.end_s or 0.0) for ticket in tickets]
