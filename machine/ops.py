@@ -4,6 +4,7 @@ Counts may be numpy arrays: a cost model then answers with an array, so that a p
 context in one call with the very formula that the simulator uses op by op.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,16 +38,35 @@ class Chunks:
     level: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Extents:
-    """Byte ranges of a storage file: parallel tuples of offsets and lengths."""
+    """Byte ranges of a storage file: parallel offsets and lengths, thousands of them if need be.
 
-    offsets: tuple[int, ...]
-    lengths: tuple[int, ...]
+    int64 arrays, or sequences of whole numbers: kept as they came, without a copy, and nobody writes to them
+    afterwards. Iterating yields (offset, length) as plain ints, whatever they came as.
+    """
+
+    offsets: Sequence[int] | np.ndarray
+    lengths: Sequence[int] | np.ndarray
+    n_bytes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        lengths = self.lengths
+        assert len(self.offsets) == len(lengths), (len(self.offsets), len(lengths))
+        # A plain int: bytes(np.int64(5)) would be the number's own eight bytes.
+        total = int(lengths.sum()) if isinstance(lengths, np.ndarray) else sum(lengths)
+        object.__setattr__(self, "n_bytes", total)
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return zip(*(array.tolist() for array in self.arrays), strict=True)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
 
     @property
-    def n_bytes(self) -> int:
-        return sum(self.lengths)
+    def arrays(self) -> tuple[np.ndarray, np.ndarray]:
+        """Offsets and lengths as int64 arrays: the very ones that it was made from, if those were."""
+        return np.asarray(self.offsets, np.int64), np.asarray(self.lengths, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
