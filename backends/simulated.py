@@ -12,6 +12,7 @@ from kvferry.machine.span import Tell
 from kvferry.machine.ticket import Ticket
 from kvferry.sim.bus import MemoryBus
 from kvferry.sim.channel import Switchboard
+from kvferry.sim.contention import Contention
 from kvferry.sim.copy_queue import CopyQueue
 from kvferry.sim.costs.cost_model import Builder
 from kvferry.sim.costs.roofline import Roofline
@@ -55,7 +56,11 @@ class SimMachine:
         self.memory = BudgetedPool(memory_bytes or memory.capacity_bytes - memory.reserved_bytes)
         weights = self.memory.reserve(model.weight_bytes, "weights")
         self.weights_refused = weights if isinstance(weights, Refused) else None
-        self.link = Link(self.env, link, rtt_s, tell)
+        network = device.network
+        if network.bytes_per_s is not None:
+            link = link.capped(network.bytes_per_s)
+        self.link = Link(self.env, link, rtt_s + network.request_s, tell)
+        contention = Contention(device.contention.at(link.mean())) if device.contention else None
         bus = MemoryBus(memory.bytes_per_s) if memory.unified else None
         self.processors = {
             name: Processor(
@@ -67,10 +72,11 @@ class SimMachine:
                 (load or {}).get(name),
                 bus,
                 tell,
+                contention,
             )
             for name, spec in device.processors.items()
         }
-        self.decompressor = Decompressor(self.env, device.decompressor, tell)
+        self.decompressor = Decompressor(self.env, device.decompressor, tell, contention)
         # On unified memory there is nothing to copy: a queue that takes no time and tells nothing.
         self._copies = (
             CopyQueue(self.env, math.inf, 0.0, lambda span: None)
@@ -82,6 +88,11 @@ class SimMachine:
             if device.storage is None
             else CopyQueue(self.env, device.storage.bytes_per_s, device.storage.latency_s, tell, "storage")
         )
+        if contention is not None:
+            for path in (*self.processors.values(), self.decompressor, self._copies, self._storage):
+                if path is not None:
+                    contention.watch(path.resource, path.busy)
+            contention.watch("link", self.link.busy)
         self._switchboard = switchboard or Switchboard(self.env)
         self._selections = selections
         self.energy = self._energy_meter()

@@ -3,7 +3,7 @@
 import math
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 
 class Busy:
@@ -13,11 +13,15 @@ class Busy:
         self._starts_s = array("d")
         self._ends_s = array("d")
         self._open_s: float | None = None
+        # Told when work begins (True) and ends.
+        self.listener: Callable[[bool], None] | None = None
 
     def begin(self, now_s: float) -> None:
         """Busy from now on; what is busy already stays so."""
         if self._open_s is None:
             self._open_s = now_s
+            if self.listener is not None:
+                self.listener(True)
 
     def end(self, now_s: float) -> None:
         assert self._open_s is not None
@@ -25,6 +29,8 @@ class Busy:
             self._starts_s.append(self._open_s)
             self._ends_s.append(now_s)
         self._open_s = None
+        if self.listener is not None:
+            self.listener(False)
 
     def intervals(self, from_s: float, until_s: float) -> Iterator[tuple[float, float]]:
         """(start, end) of every busy interval, cut to what lies between the two times."""

@@ -12,9 +12,10 @@ import simpy
 from kvferry.machine.ops import Op
 from kvferry.machine.span import Span, Tell
 from kvferry.machine.ticket import Ticket
-from kvferry.sim.alarm import Alarm
 from kvferry.sim.bus import MemoryBus, Share
+from kvferry.sim.contention import Contention
 from kvferry.sim.cost import Cost
+from kvferry.sim.pace import Pace
 from kvferry.sim.work_queue import TimedWork, WorkQueue
 from kvferry.specs.device import ProcessorSpec
 from kvferry.specs.errors import InputError
@@ -25,7 +26,8 @@ class Processor(WorkQueue):
     """Runs one op at a time; how queued ops wait, see WorkQueue.
 
     An op takes `dispatch_s` and then what it costs. Under a background load l(t) both advance at 1 - l(t); while the
-    memory bus is short of bandwidth, what it costs advances at the speed of its share besides.
+    memory bus is short of bandwidth, what it costs advances at the speed of its share besides, and at the speed that
+    other paths at work leave it (`contention`).
     `load_s` is paid before the first op, as a span "load" of its own.
     """
 
@@ -38,6 +40,7 @@ class Processor(WorkQueue):
         load: RateTrace | None,
         bus: MemoryBus | None,
         tell: Tell,
+        contention: Contention | None = None,
     ) -> None:
         super().__init__(env, name, tell)
         self._spec = spec
@@ -47,12 +50,12 @@ class Processor(WorkQueue):
         self._loaded = spec.load_s == 0
         # Ops that ended, by end: for `speed`.
         self._ends_s, self._nominals_s, self._actuals_s = array("d"), array("d"), array("d")
-        # Of the op that runs under the bus: what is left of its cost from `_left_at_s` on, and its speed.
-        self._alarm = Alarm(env, self._finish)
+        # Of the op that runs under the bus or beside others.
+        self._pace = Pace(env, self._available, self._finish)
         self._running: TimedWork | None = None
         self._share: Share | None = None
-        self._speed = 1.0
-        self._left_s = self._left_at_s = 0.0
+        self._bus_speed = 1.0
+        self._contention = contention if contention and contention.tell(name, self._beside) else None
 
     def submit(
         self,
@@ -86,33 +89,39 @@ class Processor(WorkQueue):
             self._tell(Span(self.resource, "load", self.env.now, loaded_s))
             work.start_s = loaded_s
         assert work.start_s is not None
-        begins_s = self._done_s(work.start_s, self._spec.dispatch_s)
+        begins_s = self._pace.finish_s(work.start_s, self._spec.dispatch_s)
         cost_s = work.nominal_s - self._spec.dispatch_s
-        if self._bus is None or not work.n_bytes or not cost_s:
-            work.fire_in(self._done_s(begins_s, cost_s) - self.env.now, self._end)
+        under_bus = self._bus is not None and work.n_bytes and cost_s
+        if not under_bus and self._contention is None:
+            work.fire_in(self._pace.finish_s(begins_s, cost_s) - self.env.now, self._end)
             return
         self._running = work
-        self._left_s, self._left_at_s = cost_s, begins_s
-        self._share = self._bus.join(work.n_bytes / cost_s, self._respeed)
-        self._speed = self._share.speed
-        self._plan()
+        if under_bus:
+            assert self._bus is not None
+            self._share = self._bus.join(work.n_bytes / cost_s, self._respeed)
+            self._bus_speed = self._share.speed
+        self._pace.begin(cost_s, begins_s, self._speed())
+
+    def _speed(self) -> float:
+        return self._bus_speed if self._contention is None else self._bus_speed * self._contention.speed(self.resource)
 
     def _respeed(self, speed: float) -> None:
         """The share of the bus has changed; now it is `speed`."""
-        now = self.env.now
-        if now > self._left_at_s:
-            self._left_s = max(0.0, self._left_s - self._speed * self._progress_s(self._left_at_s, now))
-            self._left_at_s = now
-        self._speed = speed
-        self._plan()
+        self._bus_speed = speed
+        self._pace.respeed(self._speed())
 
-    def _plan(self) -> None:
-        self._alarm.set(self._done_s(self._left_at_s, self._left_s / self._speed), self.env.now)
+    def _beside(self) -> None:
+        """Another path has begun or ended its work."""
+        if self._running is not None:
+            self._pace.respeed(self._speed())
 
-    def _finish(self, _: simpy.Event) -> None:
-        assert self._bus is not None and self._running is not None and self._share is not None
+    def _finish(self) -> None:
+        assert self._running is not None
         work, self._running = self._running, None
-        self._bus.leave(self._share)
+        if self._share is not None:
+            assert self._bus is not None
+            share, self._share, self._bus_speed = self._share, None, 1.0
+            self._bus.leave(share)
         work.end_s = self.env.now
         work.succeed(work.result)
         self._end(work)
@@ -124,13 +133,6 @@ class Processor(WorkQueue):
         self._nominals_s.append(work.nominal_s)
         self._actuals_s.append(now - work.start_s)
         super()._end(work)
-
-    def _done_s(self, from_s: float, work_s: float) -> float:
-        """When so many seconds of work on the unloaded processor are done."""
-        return from_s + work_s if self._available is None else self._available.finish_s(from_s, work_s)
-
-    def _progress_s(self, from_s: float, until_s: float) -> float:
-        return until_s - from_s if self._available is None else self._available.amount(from_s, until_s)
 
 
 def _available(name: str, load: RateTrace | None) -> RateTrace | None:

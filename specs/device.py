@@ -11,6 +11,8 @@ from kvferry.specs.units import Bytes, BytesPerS, Count, FlopPerS, Seconds, Valu
 # "sparse_attention" the block-sparse one with its mask derivation, "decode_attention" one new token's.
 Kernel = Literal["gemm", "gemv", "attention", "sparse_attention", "decode_attention", "scoring", "gather"]
 Share = Annotated[float, Field(gt=0, le=1)]
+# How many times as long something takes.
+Slowdown = Annotated[float, Field(ge=1, le=1000)]
 
 
 class BlockSparseSpec(Spec):
@@ -96,10 +98,34 @@ class StorageSpec(Spec):
 
 
 class NetworkInterfaceSpec(Spec):
-    """Power of the network interface; the link itself belongs to the scenario."""
+    """What the device adds to a link; the link itself belongs to the scenario."""
 
+    # The most that it takes in, whatever the link offers. None: no bound.
+    bytes_per_s: BytesPerS | None = None
+    # Of one fetch, on top of the link's round trip: asking for it, and handing it on.
+    request_s: Seconds = 0.0
     idle_w: Watts = 0.0
     active_w: Watts = 0.0
+
+
+class ContentionSpec(Spec):
+    """How much paths of a device slow each other, as on cores that they share: see sim/contention.py.
+
+    `slowdown[path][other]`: how many times as long work on `path` takes while `other` is busy. Paths that can be
+    slowed are processors and decompress; others are those, link, storage and copy.
+    """
+
+    slowdown: dict[str, dict[str, Slowdown]]
+    # The link's slowdowns hold at this rate, and grow and shrink with it. None: they hold whenever it is busy.
+    link_bytes_per_s: BytesPerS | None = None
+
+    def at(self, link_bytes_per_s: float) -> dict[str, dict[str, float]]:
+        """The slowdowns beside a link of this mean rate."""
+        share = 1.0 if self.link_bytes_per_s is None else link_bytes_per_s / self.link_bytes_per_s
+        return {
+            path: {other: 1 + (factor - 1) * (share if other == "link" else 1.0) for other, factor in others.items()}
+            for path, others in self.slowdown.items()
+        }
 
 
 class DeviceSpec(Spec):
@@ -114,6 +140,24 @@ class DeviceSpec(Spec):
     network: NetworkInterfaceSpec = NetworkInterfaceSpec()
     # None: nothing can be read or written.
     storage: StorageSpec | None = None
+    # None: every path works as if it were alone, but for a unified memory's bandwidth.
+    contention: ContentionSpec | None = None
     # Drawn whatever happens: board, display, DRAM refresh.
     base_w: Watts = 0.0
     sources: dict[str, str]
+
+    @model_validator(mode="after")
+    def _contention_of_its_paths(self) -> "DeviceSpec":
+        slowed = {*self.processors, "decompress"}
+        others = {*slowed, "link", "storage", "copy"}
+        for path, slowdowns in (self.contention.slowdown if self.contention else {}).items():
+            if path not in slowed:
+                raise BadKey("contention", f"{path!r} is no path that can be slowed; there are {_listed(slowed)}")
+            for other in slowdowns:
+                if other == path or other not in others:
+                    raise BadKey("contention", f"{path} beside {other!r}: beside it are {_listed(others - {path})}")
+        return self
+
+
+def _listed(names: set[str]) -> str:
+    return ", ".join(sorted(names))

@@ -193,6 +193,10 @@ class RateTrace:
         """The same course with every rate multiplied by `factor`."""
         return RateTrace(self.edges_s, self.rates * factor, self.on_end, self.loop_from_s)
 
+    def capped(self, most: float) -> "RateTrace":
+        """The same course with no rate above `most`."""
+        return RateTrace(self.edges_s, np.minimum(self.rates, most), self.on_end, self.loop_from_s)
+
     def complement(self) -> "RateTrace":
         """One minus each rate: the share that a load leaves over. ValueError when a rate is above 1."""
         return RateTrace(self.edges_s, 1 - self.rates, self.on_end, self.loop_from_s)
