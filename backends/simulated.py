@@ -21,6 +21,8 @@ from kvferry.sim.energy import EnergyMeter
 from kvferry.sim.link import Link
 from kvferry.sim.memory import BudgetedPool
 from kvferry.sim.processor import Processor
+from kvferry.sim.storage import Storage
+from kvferry.sim.storage_models import storage_of
 from kvferry.specs.device import DeviceSpec
 from kvferry.specs.errors import InputError
 from kvferry.specs.model import ModelSpec
@@ -83,13 +85,9 @@ class SimMachine:
             if memory.copy_bytes_per_s is None
             else CopyQueue(self.env, memory.copy_bytes_per_s, memory.copy_latency_s, tell)
         )
-        self._storage = (
-            None
-            if device.storage is None
-            else CopyQueue(self.env, device.storage.bytes_per_s, device.storage.latency_s, tell, "storage")
-        )
+        self.storage = None if device.storage is None else storage_of(self.env, device.storage, tell)
         if contention is not None:
-            for path in (*self.processors.values(), self.decompressor, self._copies, self._storage):
+            for path in (*self.processors.values(), self.decompressor, self._copies, self.storage):
                 if path is not None:
                     contention.watch(path.resource, path.busy)
             contention.watch("link", self.link.busy)
@@ -102,6 +100,8 @@ class SimMachine:
         for name, spec in self.device.processors.items():
             meter.add(name, spec.idle_w, spec.active_w, self.processors[name].busy)
         meter.add("decompress", 0.0, self.device.decompressor.active_w, self.decompressor.busy)
+        if self.storage is not None and self.storage.spec.active_w is not None:
+            meter.add("storage", self.storage.spec.idle_w, self.storage.spec.active_w, self.storage.busy)
         meter.add("network", self.device.network.idle_w, self.device.network.active_w, self.link.busy)
         return meter
 
@@ -133,15 +133,15 @@ class SimMachine:
         return self.link.transfer(request, chunks.n_bytes, after, "Fetch", request)
 
     def read(self, extents: Extents, *, after: Iterable[Ticket] = (), request: int | None = None) -> Ticket:
-        return self._store("Read", extents, after, request)
+        return self._needed_storage().read(extents, after, request)
 
     def write(self, extents: Extents, *, after: Iterable[Ticket] = (), request: int | None = None) -> Ticket:
-        return self._store("Write", extents, after, request)
+        return self._needed_storage().write(extents, after, request)
 
-    def _store(self, label: str, extents: Extents, after: Iterable[Ticket], request: int | None) -> Ticket:
-        if self._storage is None:
+    def _needed_storage(self) -> Storage:
+        if self.storage is None:
             raise InputError(f"device {self.device.name} has no storage; its profile needs a `storage`")
-        return self._storage.copy(extents.n_bytes, after, label=label, request=request)
+        return self.storage
 
     def copy(self, kv: KvRef, to: str, *, after: Iterable[Ticket] = (), request: int | None = None) -> Ticket:
         return self._copies.copy(kv.n_bytes, after, label="Copy", request=request)

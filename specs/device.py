@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from kvferry.specs.base import BadKey, Spec
+from kvferry.specs.storage import StorageSpec
 from kvferry.specs.units import Bytes, BytesPerS, Count, FlopPerS, Seconds, ValuesPerS, Watts
 
 # Kernel kinds: what an efficiency belongs to. Never a system. "attention" is dense prefill attention,
@@ -88,13 +89,6 @@ class DecompressorSpec(Spec):
     values_per_s: ValuesPerS
     workers: Count = Field(default=1, ge=1, le=1024)
     active_w: Watts = 0.0
-
-
-class StorageSpec(Spec):
-    """Flash as one path: a fixed time per command and a rate. Left out: queue depth, channels, dies, caches."""
-
-    bytes_per_s: BytesPerS
-    latency_s: Seconds = 0.0
 
 
 class NetworkInterfaceSpec(Spec):

@@ -16,8 +16,9 @@ from kvferry.scenarios.loader import load_device, load_model
 from kvferry.sim.channel import Switchboard
 from kvferry.sim.cost import Cost
 from kvferry.sim.costs.cost_model import CostModel
-from kvferry.specs.device import ProcessorSpec, StorageSpec
+from kvferry.specs.device import ProcessorSpec
 from kvferry.specs.model import ModelSpec
+from kvferry.specs.storage import StorageSpec
 from kvferry.traces.rate import RateTrace
 
 

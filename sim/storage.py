@@ -1,0 +1,94 @@
+"""Storage: batches of byte ranges, read and written in the order they were handed over."""
+
+from collections.abc import Iterable
+from typing import cast
+
+import numpy as np
+import simpy
+
+from kvferry.machine.ops import Extents
+from kvferry.machine.span import Tell
+from kvferry.machine.ticket import Ticket
+from kvferry.sim.work_queue import TimedWork, WorkQueue
+from kvferry.specs.storage import MapSpec, StorageSpec
+
+
+class Batch(TimedWork):
+    """What one read or write asks for, as the commands that reach the device."""
+
+    offsets: np.ndarray
+    lengths: np.ndarray
+    writes: bool
+
+
+class Storage(WorkQueue):
+    """A storage device; what its commands cost is its models' business.
+
+    Batches begin in the order they were handed over, reads and writes alike; one that waits for other tickets holds
+    up what is behind it. Extents of a batch that lie against each other become one command.
+    """
+
+    def __init__(self, env: simpy.Environment, spec: StorageSpec, tell: Tell, servers: int = 1) -> None:
+        super().__init__(env, "storage", tell, servers)
+        self.spec = spec
+        self._map = spec.map
+        # What was asked for so far lies between these.
+        self._lowest, self._highest = np.inf, -np.inf
+
+    def read(self, extents: Extents, after: Iterable[Ticket] = (), request: int | None = None) -> Ticket:
+        return self._move("Read", extents, after, request)
+
+    def write(self, extents: Extents, after: Iterable[Ticket] = (), request: int | None = None) -> Ticket:
+        return self._move("Write", extents, after, request)
+
+    def _move(self, label: str, extents: Extents, after: Iterable[Ticket], request: int | None) -> Ticket:
+        batch = Batch(self.env, self, extents.n_bytes, label, request, None)
+        batch.offsets, batch.lengths = merged(*extents.arrays)
+        batch.writes = label == "Write"
+        return self.hand_over(batch, 0.0, after)
+
+    def _next(self) -> TimedWork | None:
+        lane = self._lanes[0]
+        while lane and not lane[0].queued:
+            lane.popleft()
+        if lane and not lane[0].awaited and self._may_begin(cast(Batch, lane[0])):
+            return lane.popleft()
+        return None
+
+    def _may_begin(self, batch: Batch) -> bool:
+        """Whether the device takes this batch now, a server being free."""
+        return True
+
+    def _map_miss_s(self, batch: Batch) -> float:
+        """What a command of this batch waits for the mapping table, on average."""
+        if self._map is None or not len(batch.offsets):
+            return 0.0
+        # Commands ascend, whatever the extents did.
+        self._lowest = min(self._lowest, int(batch.offsets[0]))
+        self._highest = max(self._highest, int(batch.offsets[-1] + batch.lengths[-1]))
+        return map_miss_s(self._map, self._highest - self._lowest)
+
+
+def map_miss_s(table: MapSpec, spread_bytes: float) -> float:
+    """Mean seconds per command for entries that the controller does not hold."""
+    return table.miss_s * max(0.0, 1.0 - table.covers_bytes / spread_bytes)
+
+
+def merged(offsets: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Offsets and lengths in ascending order, those that lie against each other as one; empty ones are gone.
+
+    What overlaps is left as it is: every byte is moved as often as it was asked for.
+    """
+    if len(lengths) and not lengths.all():
+        kept = lengths > 0
+        offsets, lengths = offsets[kept], lengths[kept]
+    if len(offsets) < 2:
+        return offsets, lengths
+    if (offsets[1:] < offsets[:-1]).any():
+        order = offsets.argsort(kind="stable")
+        offsets, lengths = offsets[order], lengths[order]
+    apart = offsets[1:] != offsets[:-1] + lengths[:-1]
+    if apart.all():
+        return offsets, lengths
+    first = np.concatenate(([0], apart.nonzero()[0] + 1))
+    return offsets[first], np.add.reduceat(lengths, first)

@@ -1,0 +1,141 @@
+"""Storage by its measured bandwidth: one event per batch."""
+
+from collections.abc import Callable, Sequence
+from typing import cast
+
+import numpy as np
+import simpy
+
+from kvferry.machine.span import Tell
+from kvferry.sim.alarm import Alarm
+from kvferry.sim.storage import Batch, Storage
+from kvferry.sim.work_queue import TimedWork
+from kvferry.specs.storage import CurveRow, StorageSpec
+
+
+class Curve:
+    """Seconds per command by size, with so many commands under way: bandwidth, interpolated in log-log.
+
+    Between sizes and between depths, log bandwidth is linear in log size and log depth. Below the smallest size a
+    command costs what it does there; above the largest, and beyond the depths, bandwidth stays.
+    """
+
+    def __init__(self, rows: Sequence[CurveRow]) -> None:
+        self._depths = np.log([row.depth for row in rows])
+        self._sizes = np.unique(np.concatenate([np.log(row.block_bytes) for row in rows]))
+        # Log seconds per command at every size, one row per depth: piecewise linear as the bandwidth is.
+        self._costs = np.stack([_log_costs(row, self._sizes) for row in rows])
+        self._at_depth: dict[int, np.ndarray] = {}
+
+    def command_s(self, lengths: np.ndarray, depth: int) -> np.ndarray:
+        """Seconds per command of each length, in a steady stream of such commands."""
+        if depth not in self._at_depth:
+            by_size = self._costs.T
+            self._at_depth[depth] = np.array([np.interp(np.log(depth), self._depths, costs) for costs in by_size])
+        sizes, costs = self._sizes, self._at_depth[depth]
+        log_lengths = np.log(lengths)
+        # Beyond the largest size cost grows with size.
+        return np.exp(np.interp(log_lengths, sizes, costs) + np.maximum(0.0, log_lengths - sizes[-1]))
+
+
+class LatencyCurve:
+    """The simplest curve: a command takes its latency and its bytes over the rate, at any depth."""
+
+    def __init__(self, bytes_per_s: float, latency_s: float) -> None:
+        self._bytes_per_s, self._latency_s = bytes_per_s, latency_s
+
+    def command_s(self, lengths: np.ndarray, depth: int) -> np.ndarray:
+        seconds: np.ndarray = self._latency_s + lengths / self._bytes_per_s
+        return seconds
+
+
+class StorageCurves:
+    """What batches take by a profile's curves, with nothing else on the device."""
+
+    def __init__(self, spec: StorageSpec) -> None:
+        self._depth = spec.queue_depth
+        self.read = _curve(spec, spec.read)
+        self.write = _curve(spec, spec.write or spec.read)
+
+    def batch_s(self, lengths: np.ndarray, writes: bool = False, extra_s: float = 0.0) -> float:
+        """Seconds for commands of these lengths (merged already), each delayed by `extra_s`.
+
+        As many are under way as there are, up to the queue depth; each takes its share of a steady stream of its
+        like at that depth. So all together never move faster than the highest bandwidth of the curve.
+        """
+        n = len(lengths)
+        if not n:
+            return 0.0
+        curve = self.write if writes else self.read
+        depth = min(n, self._depth)
+        least, most = lengths.min(), lengths.max()
+        # Mostly they are alike, and then one look-up will do.
+        total_s = n * curve.command_s(lengths[:1], depth)[0] if least == most else curve.command_s(lengths, depth).sum()
+        return float(total_s + n * extra_s)
+
+
+class CurveStorage(Storage):
+    """One batch after the other, each for as long as its curve says; one event per batch, and its ticket.
+
+    With full duplex a read and a write may be under way together, each at its own speed. Left out: that commands of
+    different batches are under way together, and that reads and writes get in each other's way inside the device.
+    The queue model has both.
+    """
+
+    def __init__(self, env: simpy.Environment, spec: StorageSpec, tell: Tell) -> None:
+        directions = [_Direction(env, self._done) for _ in range(2 if spec.duplex == "full" else 1)]
+        super().__init__(env, spec, tell, servers=len(directions))
+        self.curves = StorageCurves(spec)
+        self._reading, self._writing = directions[0], directions[-1]
+
+    def _may_begin(self, batch: Batch) -> bool:
+        return self._direction(batch).batch is None
+
+    def _begin(self, work: TimedWork) -> None:
+        batch, now = cast(Batch, work), self.env.now
+        direction = self._direction(batch)
+        direction.batch = batch
+        batch.nominal_s = self.curves.batch_s(batch.lengths, batch.writes, self._map_miss_s(batch))
+        direction.alarm.set(now + batch.nominal_s, now)
+
+    def withdraw(self, work: TimedWork) -> float | None:
+        batch = cast(Batch, work)
+        direction = self._direction(batch)
+        if batch is not direction.batch:
+            return super().withdraw(work)
+        assert batch.start_s is not None
+        direction.batch = None
+        direction.alarm.clear()
+        # The rest is not moved, and not told as moved.
+        batch.n_bytes *= (self.env.now - batch.start_s) / batch.nominal_s if batch.nominal_s else 1.0
+        self._end(batch)
+        return batch.n_bytes
+
+    def _done(self, direction: "_Direction") -> None:
+        batch, direction.batch = direction.batch, None
+        assert batch is not None
+        batch.end_s = self.env.now
+        batch.succeed(batch.result)
+        self._end(batch)
+
+    def _direction(self, batch: Batch) -> "_Direction":
+        return self._writing if batch.writes else self._reading
+
+
+class _Direction:
+    """What can have one batch under way; with half duplex there is only one for reads and writes."""
+
+    def __init__(self, env: simpy.Environment, done: "Callable[[_Direction], None]") -> None:
+        self.batch: Batch | None = None
+        self.alarm = Alarm(env, lambda _: done(self))
+
+
+def _curve(spec: StorageSpec, rows: Sequence[CurveRow]) -> Curve | LatencyCurve:
+    return LatencyCurve(spec.bytes_per_s, spec.latency_s) if spec.bytes_per_s is not None else Curve(rows)
+
+
+def _log_costs(row: CurveRow, log_sizes: np.ndarray) -> np.ndarray:
+    """Log seconds per command at these sizes, by one row alone."""
+    own, rates = np.log(row.block_bytes), np.log(row.bytes_per_s)
+    costs: np.ndarray = np.interp(log_sizes, own, own - rates) + np.maximum(0.0, log_sizes - own[-1])
+    return costs

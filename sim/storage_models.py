@@ -1,0 +1,17 @@
+"""Storage models by name."""
+
+from collections.abc import Callable
+
+import simpy
+
+from kvferry.machine.span import Tell
+from kvferry.sim.storage import Storage
+from kvferry.sim.storage_curve import CurveStorage
+from kvferry.specs.storage import StorageSpec
+
+STORAGE_MODELS: dict[str, Callable[[simpy.Environment, StorageSpec, Tell], Storage]] = {"curve": CurveStorage}
+
+
+def storage_of(env: simpy.Environment, spec: StorageSpec, tell: Tell) -> Storage:
+    """The device that a profile describes, by the model that it names."""
+    return STORAGE_MODELS[spec.model](env, spec, tell)

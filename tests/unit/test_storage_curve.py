@@ -1,0 +1,174 @@
+"""Storage by its measured bandwidth, against batches computed by hand."""
+
+import numpy as np
+import pytest
+import simpy
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvferry.machine.ops import Extents
+from kvferry.machine.span import Span
+from kvferry.machine.ticket import Cancelled, Ticket
+from kvferry.sim.storage import Storage, merged
+from kvferry.sim.storage_curve import Curve, CurveStorage, StorageCurves
+from kvferry.specs.storage import CurveRow, MapSpec, StorageSpec
+
+KB = 1000
+# Alone: 1 kB in 1 ms, 4 kB in 2 ms, 16 kB in 4 ms. Sixteen at once: a quarter of that for each.
+ROWS = (
+    CurveRow(depth=1, block_bytes=(1 * KB, 4 * KB, 16 * KB), bytes_per_s=(1e6, 2e6, 4e6)),
+    CurveRow(depth=16, block_bytes=(1 * KB, 4 * KB, 16 * KB), bytes_per_s=(4e6, 8e6, 16e6)),
+)
+
+
+def spec(**changes: object) -> StorageSpec:
+    return StorageSpec.model_validate({"read": ROWS, **changes})
+
+
+def apart(*lengths: int) -> Extents:
+    """Extents of these lengths that do not touch."""
+    return Extents(np.arange(len(lengths)) * 1_000_000, np.array(lengths))
+
+
+class World:
+    def __init__(self, spec: StorageSpec) -> None:
+        self.env = simpy.Environment()
+        self.spans: list[Span] = []
+        self.storage: Storage = CurveStorage(self.env, spec, self.spans.append)
+
+    def ends_s(self, *tickets: Ticket) -> list[float | None]:
+        self.env.run()
+        return [ticket.end_s for ticket in tickets]
+
+
+def test_one_command_takes_what_was_measured() -> None:
+    curves = StorageCurves(spec())
+    assert curves.batch_s(np.array([1 * KB])) == pytest.approx(1e-3)
+    assert curves.batch_s(np.array([16 * KB])) == pytest.approx(4e-3)
+
+
+def test_between_sizes_bandwidth_is_linear_in_logarithms() -> None:
+    # 2 kB lies halfway between 1 and 4 kB: sqrt(1 MB/s x 2 MB/s)
+    assert StorageCurves(spec()).batch_s(np.array([2 * KB])) == pytest.approx(2 * KB / (np.sqrt(2) * 1e6))
+
+
+def test_below_the_smallest_size_a_command_costs_the_same_and_above_the_largest_bandwidth_stays() -> None:
+    curves = StorageCurves(spec())
+    assert curves.batch_s(np.array([10])) == pytest.approx(1e-3)
+    assert curves.batch_s(np.array([160 * KB])) == pytest.approx(40e-3)
+
+
+def test_many_commands_are_under_way_at_once_up_to_the_queue_depth() -> None:
+    lengths = np.full(64, 4 * KB)
+    # sixteen at once move 8 MB/s; four, halfway in logarithms, sqrt(2 x 8) MB/s
+    assert StorageCurves(spec()).batch_s(lengths) == pytest.approx(64 * 4 * KB / 8e6)
+    assert StorageCurves(spec(queue_depth=4)).batch_s(lengths) == pytest.approx(64 * 4 * KB / 4e6)
+    assert StorageCurves(spec()).batch_s(lengths[:4]) == pytest.approx(4 * 4 * KB / 4e6)
+
+
+def test_each_of_mixed_sizes_takes_its_own_share() -> None:
+    # 8 of 1 kB at 4 MB/s and 8 of 16 kB at 16 MB/s
+    assert StorageCurves(spec()).batch_s(np.array([1 * KB, 16 * KB] * 8)) == pytest.approx(8 * 0.25e-3 + 8 * 1e-3)
+
+
+@given(st.lists(st.integers(1, 1_000_000), min_size=1, max_size=50))
+def test_no_mixture_moves_faster_than_the_peak(lengths: list[int]) -> None:
+    assert StorageCurves(spec()).batch_s(np.array(lengths)) >= sum(lengths) / 16e6 * (1 - 1e-9)
+
+
+def test_a_small_command_may_cost_more_than_a_larger_one() -> None:
+    # eMMC: 512 B need a detour
+    row = CurveRow(depth=1, block_bytes=(512, 4096), bytes_per_s=(512 / 100e-6, 4096 / 55e-6))
+    curve = Curve((row,))
+    costs = curve.command_s(np.array([512, 1024, 4096]), 1)
+    assert costs[0] == pytest.approx(100e-6)
+    assert costs[0] > costs[1] > costs[2] == pytest.approx(55e-6)
+
+
+def test_the_simplest_form_is_a_latency_and_a_rate_for_each_command() -> None:
+    curves = StorageCurves(StorageSpec(bytes_per_s=1e6, latency_s=1e-3))
+    assert curves.batch_s(np.array([1 * KB, 3 * KB])) == pytest.approx(2e-3 + 4e-3)
+
+
+@pytest.mark.parametrize(
+    ("extents", "commands"),
+    [
+        (([0, 10, 30], [10, 10, 10]), ([0, 30], [20, 10])),
+        (([30, 10, 0], [10, 10, 10]), ([0, 30], [20, 10])),
+        (([0, 5], [10, 10]), ([0, 5], [10, 10])),
+        (([0, 10, 20], [10, 0, 10]), ([0, 20], [10, 10])),
+        (([0, 10], [10, 10]), ([0], [20])),
+        (([], []), ([], [])),
+    ],
+)
+def test_extents_that_lie_against_each_other_are_one_command(extents: tuple, commands: tuple) -> None:
+    offsets, lengths = merged(*(np.array(numbers, dtype=np.int64) for numbers in extents))
+    assert (offsets.tolist(), lengths.tolist()) == commands
+
+
+def test_batches_come_one_after_the_other() -> None:
+    world = World(spec())
+    first = world.storage.read(apart(1 * KB), request=7)
+    second = world.storage.read(apart(4 * KB))
+    nothing = world.storage.read(Extents((), ()))
+    assert world.storage.queued == 2
+    assert world.ends_s(first, second, nothing) == pytest.approx([1e-3, 3e-3, 3e-3])
+    span = world.spans[0]
+    assert (span.resource, span.label, span.start_s, span.n_bytes, span.request) == ("storage", "Read", 0.0, 1000, 7)
+    assert span.end_s == first.end_s
+    assert world.storage.busy.busy_s(0.0, 1.0) == pytest.approx(3e-3)
+    assert world.storage.queued == 0
+
+
+@pytest.mark.parametrize(("duplex", "ends_s"), [("half", [1e-3, 3e-3, 4e-3]), ("full", [1e-3, 2e-3, 2e-3])])
+def test_with_full_duplex_a_read_and_a_write_run_beside_each_other(duplex: str, ends_s: list[float]) -> None:
+    world = World(spec(duplex=duplex))
+    storage = world.storage
+    tickets = [storage.read(apart(1 * KB)), storage.write(apart(4 * KB)), storage.read(apart(1 * KB))]
+    assert world.ends_s(*tickets) == pytest.approx(ends_s)
+    assert [span.label for span in world.spans].count("Write") == 1
+
+
+def test_writes_have_a_curve_of_their_own() -> None:
+    curves = StorageCurves(spec(write=(CurveRow(depth=1, block_bytes=(4 * KB,), bytes_per_s=(1e6,)),)))
+    assert curves.batch_s(np.array([4 * KB]), writes=True) == pytest.approx(4e-3)
+    assert curves.batch_s(np.array([4 * KB])) == pytest.approx(2e-3)
+
+
+def test_a_batch_under_way_can_be_cancelled_and_frees_the_device() -> None:
+    world = World(spec())
+    ticket = world.storage.read(apart(4 * KB))
+    behind = world.storage.read(apart(1 * KB))
+    world.env.run(until=0.5e-3)
+    assert ticket.cancel() == pytest.approx(1 * KB)
+    assert isinstance(ticket.value, Cancelled)
+    assert world.ends_s(ticket, behind) == pytest.approx([0.5e-3, 1.5e-3])
+    assert world.spans[0].n_bytes == pytest.approx(1 * KB)
+    assert ticket.cancel() == 0.0
+
+
+def test_a_batch_that_waits_can_be_cancelled() -> None:
+    world = World(spec())
+    first, second, third = (world.storage.read(apart(1 * KB)) for _ in range(3))
+    assert second.cancel() == 0.0
+    assert world.ends_s(first, third) == pytest.approx([1e-3, 2e-3])
+
+
+def test_what_waits_for_other_work_holds_up_what_is_behind_it() -> None:
+    world = World(spec(duplex="full"))
+    gate = Ticket(world.env)
+    waiting = world.storage.write(apart(1 * KB), after=(gate,))
+    behind = world.storage.read(apart(1 * KB))
+    world.env.timeout(1.0).callbacks.append(lambda _: gate.settle(None, 0.0, 1.0))
+    assert world.ends_s(waiting, behind) == pytest.approx([1.001, 1.001])
+
+
+def test_the_map_costs_nothing_until_accesses_spread_beyond_it() -> None:
+    world = World(spec(map=MapSpec(covers_bytes=1e6, miss_s=1e-3)))
+    near = world.storage.read(Extents((0, 900_000), (1 * KB, 1 * KB)))
+    # from 0 to 4 MB: a quarter of the entries are there
+    far = world.storage.read(Extents((4_000_000 - 1 * KB,), (1 * KB,)))
+    near_s, far_s = world.ends_s(near, far)
+    pair_s = StorageCurves(spec()).batch_s(np.full(2, 1 * KB))
+    assert near_s == pytest.approx(pair_s)
+    assert far_s == pytest.approx(pair_s + 1e-3 + 0.75e-3)
