@@ -1,4 +1,4 @@
-"""Where named things lie: the bundled scenarios, devices and models, and the user's own files."""
+"""Where named things lie: the bundled scenarios, devices, storage devices and models, and the user's own files."""
 
 import re
 from pathlib import Path
@@ -9,13 +9,13 @@ from kvferry.specs.errors import InputError, unknown_name
 BUNDLED = Path(__file__).resolve().parent
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*")
 # Folders that hold something else than scenarios. A study is a sweep over a scenario.
-_NOT_SCENARIOS = ("devices", "models", "studies")
+_NOT_SCENARIOS = ("devices", "models", "storage", "studies")
 
 
 def names(kind: str) -> list[str]:
-    """The bundled names of a kind (scenario, device, model), sorted."""
+    """The bundled names of a kind (scenario, device, storage, model), sorted."""
     if kind != "scenario":
-        return sorted(path.stem for path in (BUNDLED / f"{kind}s").glob("*.yaml"))
+        return sorted(path.stem for path in _folder(kind).glob("*.yaml"))
     paths = [path.relative_to(BUNDLED).with_suffix("") for path in BUNDLED.glob("**/*.yaml")]
     return sorted(path.as_posix() for path in paths if path.parts[0] not in _NOT_SCENARIOS)
 
@@ -29,8 +29,7 @@ def looks_like_a_path(reference: str) -> bool:
 def locate(kind: str, reference: str, folder: Path) -> Path:
     """The file that a name or path means; paths are relative to `folder`. Raises InputError, without a place."""
     if _NAME.fullmatch(reference) and reference in names(kind):
-        root = BUNDLED if kind == "scenario" else BUNDLED / f"{kind}s"
-        return root / f"{reference}.yaml"
+        return _folder(kind) / f"{reference}.yaml"
     problem = regular_file(folder / reference)
     if problem is None:
         return (folder / reference).resolve()
@@ -39,3 +38,8 @@ def locate(kind: str, reference: str, folder: Path) -> Path:
     stem = Path(reference).stem
     hint = f"; the bundled {kind} of that name is called {stem!r}" if stem in names(kind) else ""
     raise InputError(f"{reference!r:.200} {problem}{hint}")
+
+
+def _folder(kind: str) -> Path:
+    folders = {"scenario": BUNDLED, "storage": BUNDLED / "storage"}
+    return folders.get(kind, BUNDLED / f"{kind}s")

@@ -11,11 +11,12 @@ from pydantic import ValidationError
 from kvferry.scenarios.faults import complaints_of, input_error
 from kvferry.scenarios.library import names
 from kvferry.scenarios.node import Node, Place, node_of
-from kvferry.scenarios.resolve import Complaint, extended, path_keys, read_tree, resolve, with_override
+from kvferry.scenarios.resolve import Complaint, extended, path_keys, read_tree, resolve, with_override, with_storage
 from kvferry.specs.base import Spec
 from kvferry.specs.device import DeviceSpec
 from kvferry.specs.model import ModelSpec
 from kvferry.specs.scenario import Scenario
+from kvferry.specs.storage import StorageSpec
 
 AnySpec = TypeVar("AnySpec", bound=Spec)
 # Looks at a scenario that is valid in itself (say, at its policies' names) and says what is wrong with it.
@@ -50,7 +51,12 @@ def checked_scenario(tree: Node, complaints: Sequence[Complaint] = (), check: Ch
 
 def load_device(reference: str) -> DeviceSpec:
     """A device by bundled name or path. Raises InputError."""
-    return _validated(DeviceSpec, read_tree("device", reference, Path.cwd()))
+    return _validated(DeviceSpec, *with_storage(read_tree("device", reference, Path.cwd())))
+
+
+def load_storage(reference: str) -> StorageSpec:
+    """A storage device by bundled name or path. Raises InputError."""
+    return _validated(StorageSpec, read_tree("storage", reference, Path.cwd()))
 
 
 def load_model(reference: str) -> ModelSpec:
@@ -119,8 +125,10 @@ def scenario_schema() -> dict[str, Any]:
     for part, scalars in (("PolicySpec", ["string", "number", "boolean"]), ("CostsSpec", ["string"])):
         parts[part] = {"anyOf": [{"type": scalars, "description": "a name alone, or a value"}, parts[part]]}
     # A file that extends another need not repeat what that one says.
-    for extensible in (schema, parts["DeviceSpec"], parts["ModelSpec"]):
+    for extensible in (schema, parts["DeviceSpec"], parts["StorageSpec"], parts["ModelSpec"]):
         extensible["properties"]["extends"] = {"type": "string", "description": "a name or path to build upon"}
         required = {"required": extensible.pop("required", [])}
         extensible["anyOf"] = [required, {"required": ["extends"]}]
+    name_or_path = {"type": "string", "examples": names("storage"), "description": "name or path of a storage device"}
+    parts["DeviceSpec"]["properties"]["storage"]["anyOf"].append(name_or_path)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "KVFerry scenario"}

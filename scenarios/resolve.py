@@ -22,7 +22,7 @@ class Complaint:
 
 
 def read_tree(kind: str, reference: str, folder: Path) -> Node:
-    """A named or given file of a kind (scenario, device, model), with what it extends laid under it.
+    """A named or given file of a kind (scenario, device, storage, model), with what it extends laid under it.
 
     Raises InputError.
     """
@@ -55,7 +55,7 @@ def extended(kind: str, node: Node, chain: tuple[Path, ...] = ()) -> Node:
 
 
 def resolve(root: Node) -> tuple[Node, list[Complaint]]:
-    """Device and model names become what their files say, paths become absolute.
+    """Device, storage and model names become what their files say, paths become absolute.
 
     What cannot be resolved is left as it is, with a complaint. Resolving twice changes nothing.
     """
@@ -69,6 +69,11 @@ def resolve(root: Node) -> tuple[Node, list[Complaint]]:
                 root = root.with_child((kind,), extended(kind, node))
         except InputError as error:
             complaints.append(Complaint((kind,), str(error)))
+    device = root.child("device")
+    if device is not None:
+        device, found = with_storage(device, ("device",))
+        root = root.with_child(("device",), device)
+        complaints += found
     for key in path_keys(root.plain()):
         node = root.find(key)
         if node is None or not isinstance(node.value, str):
@@ -88,6 +93,19 @@ def resolve(root: Node) -> tuple[Node, list[Complaint]]:
 
 def path_keys(scenario: Any) -> list[tuple[str, ...]]:
     """The keys of a scenario (as a plain mapping, however wrong) that may lead to a file or folder.
+def with_storage(device: Node, at: tuple[str, ...] = ()) -> tuple[Node, list[Complaint]]:
+    """A device, itself at key `at`, whose storage is what its name stands for; or as it is, with a complaint."""
+    storage = device.child("storage")
+    try:
+        if storage is not None and isinstance(storage.value, str):
+            return device.with_child(("storage",), _named("storage", storage)), []
+        if storage is not None and storage.child("extends"):
+            return device.with_child(("storage",), extended("storage", storage)), []
+    except InputError as error:
+        return device, [Complaint((*at, "storage"), str(error))]
+    return device, []
+
+
 
     A trace may also be a name that kvferry.traces knows.
     """
