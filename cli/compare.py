@@ -40,7 +40,7 @@ def compare(
     try:
         for name in under:
             with counted(f"{loaded.name}: {name}") as progress:
-                result = run_scenario(under[name], progress)
+                result = run_scenario(under[name], progress, say=say)
             if result.interrupted and len(result.requests) < under[name].workload.requests:
                 raise KeyboardInterrupt
             results[name] = result

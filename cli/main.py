@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 
 from kvferry.cli.compare import compare
 from kvferry.cli.devices import devices
+from kvferry.cli.encode import encode
 from kvferry.cli.models import models
 from kvferry.cli.reproduce import reproduce
 from kvferry.cli.run import run
@@ -71,7 +72,7 @@ def kvferry(
 
 _COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
     "Simulate": (run, compare, schedule, sweep, reproduce),
-    "Measure": (serve,),
+    "Measure": (encode, serve),
     "Look up": (scenarios, systems, devices, models, schema),
 }
 for panel, commands in _COMMANDS.items():

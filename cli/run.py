@@ -37,7 +37,7 @@ def run(
     if output is None and not json:
         output = results_folder(str(Path("runs") / folder_name(f"{loaded.name}-{loaded.system}")))
     with counted(f"{loaded.name}: {loaded.system}") as progress:
-        result = run_scenario(loaded, progress)
+        result = run_scenario(loaded, progress, say=say)
     if result.requests or not result.interrupted:
         envelope = envelope_for(loaded, result)
         if output is not None:

@@ -1,80 +1,90 @@
-"""Run one scenario in the modelled world: the whole story, from its description to what it leaves behind."""
+"""Run one scenario, in the modelled world or in the real one: from its description to what it leaves behind."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from time import perf_counter
 
 import numpy as np
 
-from kvferry.backends.simulated import SimMachine
+from kvferry.backends.sim_world import sim_world
+from kvferry.backends.world import OpenWorld, Say, World
 from kvferry.machine.ops import Op
-from kvferry.machine.span import Span
+from kvferry.machine.span import Span, Tell
+from kvferry.pipelines.checks import check_names
 from kvferry.pipelines.clairvoyant import load_bound_s
 from kvferry.pipelines.context_reuse import OutOfMemory
 from kvferry.pipelines.record import Outcome, RequestRecord, Run
 from kvferry.pipelines.systems import SYSTEMS, System
 from kvferry.pipelines.workload import Workload
-from kvferry.sim.costs.cost_model import COST_MODELS, main_costs
-from kvferry.specs.errors import LinkDown, pick
+from kvferry.sim.costs.cost_model import main_costs
+from kvferry.specs.errors import LinkDown, MissingExtra, pick
 from kvferry.specs.scenario import Scenario
 from kvferry.traces.rate import RateTrace
-from kvferry.traces.resolve import link_trace, load_trace
 
 Progress = Callable[[int, int], None]
 
 
-def run_scenario(scenario: Scenario, progress: Progress = lambda done, of: None, system: System | None = None) -> Run:
-    """Simulate every request of a scenario. `progress` is told how many are done, of how many.
+def _torch_world(scenario: Scenario, codec: str, tell: Tell, say: Say) -> AbstractContextManager[World]:
+    # Imported when asked for: torch is an extra, and takes seconds to load.
+    try:
+        from kvferry.backends.live.world import live_world
+    except ImportError as error:
+        raise MissingExtra(f"backend torch needs {error.name}: pip install 'kvferry[torch]'") from None
 
-    `system` is run instead of the one that the scenario names.
+    return live_world(scenario, codec, tell, say)
+
+
+BACKENDS: dict[str, OpenWorld] = {"sim": sim_world, "torch": _torch_world}
+
+
+def run_scenario(
+    scenario: Scenario,
+    progress: Progress = lambda done, of: None,
+    system: System | None = None,
+    *,
+    say: Say = lambda what: None,
+    open_world: OpenWorld | None = None,
+) -> Run:
+    """Carry out every request of a scenario in its backend's world. `progress` is told how many are done, of how many,
+    `say` what is made ready before.
+
+    `system` is run instead of the one that the scenario names, in the world that `open_world` opens.
 
     Raises InputError for names and settings that do not exist. A model or context that does not fit and a
     link that ends are outcomes, told in the Run with what was finished by then; so it is after Ctrl-C.
     """
     began_s = perf_counter()
-    system = system or pick("system", SYSTEMS, scenario.system).with_policies(scenario.policy_values)
+    check_names(scenario)
+    system = system or SYSTEMS[scenario.system].with_policies(scenario.policy_values)
+    open_world = open_world or pick("backend", BACKENDS, scenario.backend)
     spans: list[Span] = []
-    machine = machine_of(scenario, spans.append)
-    estimate_s = price_s(scenario, scenario.costs.estimate)
-    workload = Workload(scenario, system, machine.link.trace.mean(), estimate_s)
     records: list[RequestRecord] = []
 
     def finished(record: RequestRecord) -> None:
         records.append(record)
         progress(len(records), scenario.workload.requests)
 
-    outcome, why, interrupted = _drive(machine, workload, finished)
-    simulated_s = perf_counter() - began_s
-    return Run(
-        outcome=outcome,
-        why=why,
-        requests=tuple(sorted(_with_bounds(scenario, machine, workload, records), key=lambda r: r.request)),
-        spans=tuple(spans),
-        duration_s=machine.env.now,
-        energy_j=machine.energy.energy_j(machine.env.now),
-        memory_capacity_bytes=machine.memory.capacity_bytes,
-        memory_peak_bytes=machine.memory.peak_bytes,
-        kv_memory_peak_bytes=machine.memory.peak_of("kv"),
-        **_link_over(machine.link.trace, machine.env.now),
-        interrupted=interrupted,
-        measured={"simulation_s": simulated_s, "bounds_s": perf_counter() - began_s - simulated_s},
-    )
-
-
-def machine_of(scenario: Scenario, tell: Callable[[Span], None]) -> SimMachine:
-    """The modelled world of a scenario. Raises InputError for traces and cost models that do not exist."""
-    load = load_trace(scenario.load) if scenario.load else None
-    loaded = (scenario.load.processor if scenario.load else None) or scenario.device.main
-    return SimMachine(
-        scenario.device,
-        scenario.model,
-        link_trace(scenario.link),
-        rtt_s=scenario.link.rtt_s,
-        costs=pick("cost model", COST_MODELS, scenario.costs.truth),
-        load={loaded: load} if load else {},
-        memory_bytes=scenario.budget.memory_bytes,
-        tell=tell,
-    )
+    with open_world(scenario, system.codec, spans.append, say) as world:
+        estimate_s = price_s(scenario, scenario.costs.estimate)
+        workload = Workload(scenario, system, world.link.mean(), estimate_s, world.stored)
+        outcome, why, interrupted = _drive(world, workload, finished)
+        until_s, ran_s = world.machine.env.now, perf_counter() - began_s
+        memory = world.machine.memory
+        return Run(
+            outcome=outcome,
+            why=why,
+            requests=tuple(sorted(_with_bounds(scenario, world, workload, records), key=lambda r: r.request)),
+            spans=tuple(spans),
+            duration_s=until_s,
+            energy_j=world.energy_j(until_s),
+            memory_capacity_bytes=memory.capacity_bytes,
+            memory_peak_bytes=memory.peak_bytes,
+            kv_memory_peak_bytes=memory.peak_of("kv"),
+            **_link_over(world.link, until_s),
+            interrupted=interrupted,
+            measured={"simulation_s": ran_s, "bounds_s": perf_counter() - began_s - ran_s} | world.measured(),
+        )
 
 
 def price_s(scenario: Scenario, cost_model: str) -> Callable[[Op], np.ndarray]:
@@ -84,14 +94,13 @@ def price_s(scenario: Scenario, cost_model: str) -> Callable[[Op], np.ndarray]:
     return lambda op: costs.durations_s(op) + spec.dispatch_s
 
 
-def _drive(
-    machine: SimMachine, workload: Workload, finished: Callable[[RequestRecord], None]
-) -> tuple[Outcome, str, bool]:
+def _drive(world: World, workload: Workload, finished: Callable[[RequestRecord], None]) -> tuple[Outcome, str, bool]:
     """Outcome, why, and whether the user stopped it."""
-    if machine.weights_refused:
-        return "out_of_memory", str(machine.weights_refused), False
+    if world.weights_refused:
+        return "out_of_memory", str(world.weights_refused), False
+    env = world.machine.env
     try:
-        machine.env.run(until=machine.env.process(workload.run(machine, finished)))
+        env.run(until=env.process(workload.run(world.machine, finished)))
     except OutOfMemory as error:
         return "out_of_memory", str(error), False
     except LinkDown as error:
@@ -102,19 +111,18 @@ def _drive(
 
 
 def _with_bounds(
-    scenario: Scenario, machine: SimMachine, workload: Workload, records: list[RequestRecord]
+    scenario: Scenario, world: World, workload: Workload, records: list[RequestRecord]
 ) -> list[RequestRecord]:
     """Each record with what nobody could have beaten, under the costs that the world obeyed."""
     truth_s = price_s(scenario, scenario.costs.truth)
-    processor = machine.processors[scenario.device.main].available
     return [
         replace(
             record,
             bound_s=load_bound_s(
                 workload.context(record.request).problem(truth_s),
-                machine.link.trace,
+                world.link,
                 scenario.link.rtt_s,
-                processor,
+                world.available,
                 record.arrival_s,
             ),
         )

@@ -5,6 +5,7 @@ from functools import partial
 from time import perf_counter
 from typing import Any
 
+from kvferry.backends.sim_world import ModelledContexts
 from kvferry.pipelines.run import price_s, run_scenario
 from kvferry.pipelines.systems import SYSTEMS
 from kvferry.pipelines.workload import Workload
@@ -32,7 +33,8 @@ def compare_schedules(scenario: Scenario, solver: str | None = None) -> list[dic
     link = link_trace(scenario.link)
     single = scenario.model_copy(update={"workload": scenario.workload.model_copy(update={"requests": 1})})
     system = replace(SYSTEMS["sparkv"], settings={"adapt": False})
-    request = Workload(single, system, link.mean(), price_s(scenario, scenario.costs.estimate)).request(0)
+    stored = ModelledContexts(single, system.codec).stored
+    request = Workload(single, system, link.mean(), price_s(scenario, scenario.costs.estimate), stored).request(0)
     problem, bytes_per_s = request.problem, request.planned_bytes_per_s
     planners = {name: planner for name, planner in SCHEDULES.items() if name != "milp"}
     if solver is not None:

@@ -1,8 +1,6 @@
 """From a scenario to its requests: what each one's context weighs, and when it arrives."""
 
 from collections.abc import Callable, Generator
-from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,62 +13,46 @@ from kvferry.pipelines.context_load import Pace
 from kvferry.pipelines.context_reuse import Admission, ContextRequest, context_reuse
 from kvferry.pipelines.record import RequestRecord
 from kvferry.pipelines.systems import System
-from kvferry.policies.codecs import CODECS
-from kvferry.specs.errors import InputError, pick
 from kvferry.specs.scenario import Scenario
-from kvferry.traces.chunks import ChunkTrace, generate_chunks
+from kvferry.traces.stored import StoredContext
 
 # Each source of chance has its own generator, seeded with (seed, source).
 _ARRIVALS = 1
 
 
 class Workload:
-    """A scenario's requests, made when they arrive: thousands of contexts need not be held at once."""
+    """A scenario's requests, made when they arrive: thousands of contexts need not be held at once.
+
+    `stored` tells what the context of each lies in the cloud as; `estimate_s` prices ops for planners.
+    """
 
     def __init__(
-        self, scenario: Scenario, system: System, planned_bytes_per_s: float, estimate_s: Callable[[Op], Any]
+        self,
+        scenario: Scenario,
+        system: System,
+        planned_bytes_per_s: float,
+        estimate_s: Callable[[Op], Any],
+        stored: Callable[[int], StoredContext],
     ) -> None:
         self._scenario, self._system = scenario, system
         # A link that is down for good is planned with as one that is hopelessly slow: planners divide by it.
         self._planned_bytes_per_s = max(planned_bytes_per_s, 1.0)
         self._estimate_s = estimate_s
-        self._codec = pick("codec", CODECS, system.codec)
+        self._stored = stored
         self.pace = Pace()
 
-    @cached_property
-    def _recorded(self) -> ChunkTrace | None:
-        path = self._scenario.workload.chunks
-        return None if path is None else ChunkTrace.load(Path(path))
-
     def context(self, n: int) -> Context:
-        """The stored context of request `n`; a recorded trace serves every request. Raises InputError."""
-        workload, model = self._scenario.workload, self._scenario.model
-        chunks = self._recorded
-        if chunks is None:
-            chunks = generate_chunks(
-                workload.content,
-                workload.context,
-                model.layers,
-                model.kv_heads,
-                self._scenario.seed,
-                sequence=n,
-                chunk_tokens=workload.chunk_tokens,
-            )
-        elif chunks.shape[1:] != (model.layers, model.kv_heads):
-            raise InputError(
-                f"workload.chunks: recorded with {chunks.shape[1]} layers and {chunks.shape[2]} KV heads, "
-                f"{model.name} has {model.layers} and {model.kv_heads}; record it with this model"
-            )
-        encoding = self._codec(chunks.entropy_bits, chunks.tokens * 2 * model.head_dim)
+        """The stored context of request `n`. Raises InputError."""
+        stored = self._stored(n)
         return Context(
             sequence=n,
-            model=model,
+            model=self._scenario.model,
             coupling=self._scenario.coupling,
-            tokens=chunks.tokens,
-            active_blocks=chunks.active_blocks,
-            encoded_bytes=encoding.encoded_bytes,
-            level_scale=encoding.level_scale,
-            entropy_coded=encoding.entropy_coded,
+            tokens=stored.tokens,
+            active_blocks=stored.active_blocks,
+            encoded_bytes=stored.encoding.encoded_bytes,
+            level_scale=stored.encoding.level_scale,
+            entropy_coded=stored.encoding.entropy_coded,
         )
 
     def request(self, n: int) -> ContextRequest:

@@ -23,6 +23,10 @@ AnySpec = TypeVar("AnySpec", bound=Spec)
 Check = Callable[[Scenario], Iterable[Complaint]]
 
 
+# What a folder that a scenario names is read for.
+_HASHED = (".csv", ".json", ".safetensors")
+
+
 def load_scenario(
     source: str | Path | Mapping[str, Any], overrides: Sequence[str] = (), check: Check | None = None
 ) -> Scenario:
@@ -106,12 +110,13 @@ def scenario_hash(scenario: Scenario) -> str:
 
 
 def _content_hash(path: Path) -> str:
-    """Of a file, or of a folder's files with their names."""
+    """Of a file, or of a folder's files with their names: measured tables, a model's config and weights."""
     found = hashlib.sha256()
-    for file in sorted(path.rglob("*.csv")) if path.is_dir() else [path]:
+    for file in sorted(file for file in path.rglob("*") if file.suffix in _HASHED) if path.is_dir() else [path]:
         if path.is_dir():
             found.update(file.relative_to(path).as_posix().encode() + b"\0")
-        found.update(hashlib.sha256(file.read_bytes()).digest())
+        with file.open("rb") as content:
+            found.update(hashlib.file_digest(content, "sha256").digest())
     return f"sha256:{found.hexdigest()}"
 
 
@@ -124,11 +129,11 @@ def scenario_schema() -> dict[str, Any]:
         schema["properties"][kind] = {"anyOf": [name_or_path, {"$ref": f"#/$defs/{part}"}]}
     for part, scalars in (("PolicySpec", ["string", "number", "boolean"]), ("CostsSpec", ["string"])):
         parts[part] = {"anyOf": [{"type": scalars, "description": "a name alone, or a value"}, parts[part]]}
+    name_or_path = {"type": "string", "examples": names("storage"), "description": "name or path of a storage device"}
+    parts["DeviceSpec"]["properties"]["storage"]["anyOf"].append(name_or_path)
     # A file that extends another need not repeat what that one says.
     for extensible in (schema, parts["DeviceSpec"], parts["StorageSpec"], parts["ModelSpec"]):
         extensible["properties"]["extends"] = {"type": "string", "description": "a name or path to build upon"}
         required = {"required": extensible.pop("required", [])}
         extensible["anyOf"] = [required, {"required": ["extends"]}]
-    name_or_path = {"type": "string", "examples": names("storage"), "description": "name or path of a storage device"}
-    parts["DeviceSpec"]["properties"]["storage"]["anyOf"].append(name_or_path)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "KVFerry scenario"}

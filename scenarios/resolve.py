@@ -78,11 +78,13 @@ def resolve(root: Node) -> tuple[Node, list[Complaint]]:
         node = root.find(key)
         if node is None or not isinstance(node.value, str):
             continue
+        path = node.place.folder / node.value
         if key[-1] == "trace" and not looks_like_a_path(node.value):
             continue
-        path = node.place.folder / node.value
+        if key[-1] == "weights" and not path.is_dir():
+            continue
         problem = regular_file(path)
-        if key[-1] == "measured":
+        if key[-1] in ("measured", "weights"):
             problem = None if path.is_dir() else "is no folder"
         if problem:
             complaints.append(Complaint(key, f"{node.value!r:.200} {problem}"))
@@ -91,8 +93,6 @@ def resolve(root: Node) -> tuple[Node, list[Complaint]]:
     return root, complaints
 
 
-def path_keys(scenario: Any) -> list[tuple[str, ...]]:
-    """The keys of a scenario (as a plain mapping, however wrong) that may lead to a file or folder.
 def with_storage(device: Node, at: tuple[str, ...] = ()) -> tuple[Node, list[Complaint]]:
     """A device, itself at key `at`, whose storage is what its name stands for; or as it is, with a complaint."""
     storage = device.child("storage")
@@ -106,13 +106,16 @@ def with_storage(device: Node, at: tuple[str, ...] = ()) -> tuple[Node, list[Com
     return device, []
 
 
+def path_keys(scenario: Any) -> list[tuple[str, ...]]:
+    """The keys of a scenario (as a plain mapping, however wrong) that may lead to a file or folder.
 
-    A trace may also be a name that kvferry.traces knows.
+    A trace may also be a name that kvferry.traces knows, weights the name of a model.
     """
     device = scenario.get("device")
     processors = device.get("processors") if isinstance(device, dict) else None
     measured = [("device", "processors", name, "measured") for name in processors or () if isinstance(processors, dict)]
-    return [("link", "trace"), ("load", "trace"), ("workload", "chunks"), *measured]
+    named = [("link", "trace"), ("load", "trace"), ("workload", "chunks"), ("live", "weights"), ("live", "text")]
+    return [*named, *measured]
 
 
 def _named(kind: str, node: Node) -> Node:

@@ -7,6 +7,7 @@ from pydantic import AfterValidator, ConfigDict, Field, WithJsonSchema, model_va
 from kvferry.specs.base import BadKey, Part
 from kvferry.specs.device import DeviceSpec
 from kvferry.specs.link import LinkSpec
+from kvferry.specs.live import LiveSpec
 from kvferry.specs.load import LoadSpec
 from kvferry.specs.model import ModelSpec
 from kvferry.specs.units import Bytes
@@ -70,7 +71,8 @@ class Scenario(Part):
     """What one run is made from. Equal scenarios give equal bytes."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+ -]{0,99}$")
-    backend: Literal["sim"] = "sim"
+    # The modelled world, or the real one.
+    backend: Literal["sim", "torch"] = "sim"
     # A named composition of a pipeline and its policies; the table stands in kvferry.pipelines.systems.
     system: str = Field(min_length=1, max_length=100)
     device: DeviceSpec
@@ -86,6 +88,7 @@ class Scenario(Part):
     # What throughput is measured over.
     measure: Literal["decode", "end_to_end"] = "end_to_end"
     budget: BudgetSpec = BudgetSpec()
+    live: LiveSpec = LiveSpec()
     seed: int = Field(default=0, ge=0, lt=2**63, strict=True)
 
     @model_validator(mode="after")

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from kvferry.backends.sim_world import ModelledContexts
 from kvferry.machine.ops import PrefillHead
 from kvferry.pipelines.context import Context
 from kvferry.pipelines.run import price_s
@@ -135,4 +136,5 @@ def _compute_s(scenario: Scenario, context: Context) -> float:
 
 def _workload(scenario: Scenario) -> Workload:
     system = pick("system", SYSTEMS, scenario.system).with_policies(scenario.policy_values)
-    return Workload(scenario, system, link_trace(scenario.link).mean(), _estimate(scenario))
+    stored = ModelledContexts(scenario, system.codec).stored
+    return Workload(scenario, system, link_trace(scenario.link).mean(), _estimate(scenario), stored)

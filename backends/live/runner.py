@@ -42,6 +42,7 @@ class SessionRunner:
         self._prompts: dict[int, Prompt] = {}
         self._sessions: dict[int, Session] = {}
         self._spare: list[SessionKv] = []
+        self._closed: set[int] = set()
         self._lock = Lock()
         # Token ids answered so far, by request.
         self.answers: dict[int, list[int]] = {}
@@ -78,7 +79,13 @@ class SessionRunner:
         raise InputError(f"{type(op).__name__} is no op of a model session")
 
     def load(self, request: int, chunk: int, keys: Any, values: Any) -> bool:
-        """Take in one decoded chunk, by its flat index in (token chunk, layer, KV head); see SessionKv.load."""
+        """Take in one decoded chunk, by its flat index in (token chunk, layer, KV head); see SessionKv.load.
+
+        False too for a request that is over: what lost a race may arrive after the answer.
+        """
+        with self._lock:
+            if request in self._closed:
+                return False
         session = self.session(request)
         rest, h = divmod(chunk, session.kv.heads)
         t, l = divmod(rest, session.kv.layers)
@@ -103,6 +110,7 @@ class SessionRunner:
         with self._lock:
             session = self._sessions.pop(request, None)
             self._prompts.pop(request, None)
+            self._closed.add(request)
             if session is not None:
                 self._spare.append(session.kv)
 

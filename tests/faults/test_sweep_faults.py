@@ -188,8 +188,8 @@ def test_the_command_lists_what_failed(tmp_path: Path) -> None:
     broken = """
 import kvferry.pipelines.run as run
 from kvferry.specs.errors import KvferryError
-def machine_of(*_): raise KvferryError("no machine today")
-run.machine_of = machine_of
+def no_world(*_, **__): raise KvferryError("no machine today")
+run.BACKENDS["sim"] = no_world
 """
     done = kvferry(tmp_path, "sweep", "study.yaml", "-j", "1", before=broken)
     assert done.returncode == 1

@@ -24,6 +24,7 @@ from kvferry.scenarios.loader import (
 from kvferry.scenarios.resolve import Complaint
 from kvferry.specs.errors import InputError
 from kvferry.specs.link import LinkSpec
+from kvferry.specs.live import LiveSpec
 from kvferry.specs.scenario import BudgetSpec, Scenario
 from kvferry.specs.workload import WorkloadSpec
 
@@ -329,6 +330,6 @@ def test_the_docs_tell_every_key() -> None:
     told = {word for row in re.findall(r"^\| (`.*?) \|", text, re.M) for word in re.findall(r"`([\w.]+)`", row)}
     keys = set()
     for name, field in Scenario.model_fields.items():
-        part = {"link": LinkSpec, "workload": WorkloadSpec, "budget": BudgetSpec}.get(name)
+        part = {"link": LinkSpec, "workload": WorkloadSpec, "budget": BudgetSpec, "live": LiveSpec}.get(name)
         keys |= {f"{name}.{below.alias}" for below in part.model_fields.values()} if part else {field.alias}
     assert told == keys

@@ -1,0 +1,38 @@
+"""``kvferry encode``: a scenario's contexts, made by its real model, as stores for a cloud."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvferry.cli.options import ScenarioArgument, SeedOption, SetOption, overrides
+
+
+def encode(
+    scenario: ScenarioArgument,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder that the stores are written into.")],
+    systems: Annotated[
+        str | None, typer.Option("--systems", help="Comma-separated; their codecs. Default: the scenario's system.")
+    ] = None,
+    settings: SetOption = None,
+    seed: SeedOption = None,
+) -> None:
+    """Encode the contexts of a scenario for `kvferry serve`, so that `live.cloud` finds them there.
+
+    Prints the stores' paths. What is there already is kept.
+    """
+    from kvferry.cli.checks import scenario_for_run, scenarios_under
+    from kvferry.cli.progress import say
+    from kvferry.pipelines.systems import SYSTEMS
+    from kvferry.specs.errors import MissingExtra
+
+    loaded = scenario_for_run(scenario, overrides(settings, seed))
+    under = scenarios_under(loaded, systems or loaded.system)
+    try:
+        from kvferry.backends.live.world import encode_contexts
+    except ImportError as error:
+        raise MissingExtra(f"encoding needs {error.name}: pip install 'kvferry[torch]'") from None
+    codecs = {SYSTEMS[name].with_policies(one.policy_values).codec for name, one in under.items()}
+    for codec in sorted(codecs):
+        for path in encode_contexts(loaded, codec, output, say):
+            print(path, flush=True)

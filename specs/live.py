@@ -1,0 +1,29 @@
+"""How a scenario is made real: what `backend: torch` needs beyond the description of the world."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from kvferry.specs.base import Part
+from kvferry.specs.units import Count
+
+
+class LiveSpec(Part):
+    """The real model, what it reads, and where the cloud is. The modelled world has no use for it."""
+
+    # A folder with a model, a name on the hub (in the local cache), or `random`: weights drawn from the scenario's
+    # seed. None: the model of that name that comes with the project.
+    weights: str | None = Field(default=None, min_length=1, max_length=1000)
+    # What kind of model random weights make.
+    family: Literal["llama", "qwen2", "qwen3"] = "qwen3"
+    # None: as stored; random weights as wide as the model's `kv_value_bytes` says.
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    # The torch device that the model lies on.
+    processor: str = Field(default="cpu", pattern=r"^[a-z]+(:[0-9]+)?$")
+    # CPU threads that an op runs on; decompression has workers of its own beside them.
+    threads: Count = Field(default=1, ge=1, le=1024)
+    attention: Literal["dense", "block-sparse"] = "dense"
+    # A text file for the contexts. None: the sources of Python's standard library.
+    text: str | None = Field(default=None, min_length=1, max_length=1000)
+    # A running `kvferry serve` whose real link is used. None: a server beside the run replays `link`.
+    cloud: str | None = Field(default=None, pattern=r"^https?://[^\s]+$", max_length=1000)

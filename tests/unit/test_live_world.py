@@ -1,0 +1,185 @@
+"""A scenario with `backend: torch`: a real model, a real server, real codecs, under the unchanged pipeline."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvferry.pipelines.run import run_scenario
+from kvferry.policies.codecs import CODECS
+from kvferry.scenarios.loader import load_scenario
+from kvferry.specs.errors import InputError
+from kvferry.specs.scenario import Scenario
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+MODEL = {
+    "name": "small",
+    "layers": 3,
+    "hidden": 64,
+    "query_heads": 4,
+    "kv_heads": 2,
+    "head_dim": 16,
+    "ffn": 96,
+    "vocabulary": 256,
+    "tied_embeddings": True,
+    "weight_bits": 32,
+    "kv_value_bytes": 4,
+    "source": "made up",
+}
+
+
+@pytest.fixture(autouse=True)
+def _stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVFERRY_STORES", str(tmp_path / "stores"))
+
+
+def scenario(**changes: Any) -> Scenario:
+    described = {
+        "name": "live",
+        "backend": "torch",
+        "system": "ferry",
+        "device": "laptop-cpu",
+        "model": MODEL,
+        "link": {"rate": "100 Mbit/s", "rtt": "2 ms"},
+        "workload": {
+            "kind": "context-reuse",
+            "context": 640,
+            "question": 16,
+            "output": 3,
+            "requests": 1,
+            "chunk_tokens": 256,
+        },
+        "live": {"weights": "random"},
+    }
+    for key, value in changes.items():
+        described[key] = {**described[key], **value} if isinstance(described.get(key), dict) else value
+    return load_scenario(described)
+
+
+@pytest.mark.parametrize(
+    "system", ["ferry", "sparkv", "strong-hybrid", "cachegen", "kivi", "stream-only", "local-prefill"]
+)
+def test_every_system_answers(system: str) -> None:
+    run = run_scenario(scenario(system=system))
+    assert (run.outcome, len(run.requests)) == ("done", 1)
+    (record,) = run.requests
+    assert record.units_computed + record.units_streamed == 3 * 3
+    assert len(record.token_times_s) == 3
+    assert record.first_token_s > record.loaded_s > 0
+    moved = sum(span.n_bytes for span in run.spans if span.resource == "link")
+    assert (moved > 0) == (record.units_streamed > 0)
+    if system in ("cachegen", "kivi", "stream-only", "local-prefill"):
+        assert (moved > 0) == (system != "local-prefill")
+    assert len(run.measured["answers"]["0"]) == 3
+
+
+def test_exact_kv_gives_the_answer_of_a_local_prefill() -> None:
+    """fp16 of a float16 model loses nothing: what was loaded, computed or mixed answers alike."""
+    exact = {"model": {"kv_value_bytes": 2}, "live": {"dtype": "float16"}}
+    answers = {
+        system: run_scenario(scenario(system=system, policies={"codec": "fp16"}, **exact)).measured["answers"]
+        for system in ("local-prefill", "stream-only", "ferry")
+    }
+    assert answers["local-prefill"] == answers["stream-only"] == answers["ferry"]
+
+
+def test_stores_are_made_once_and_sizes_are_theirs(tmp_path: Path) -> None:
+    said: list[str] = []
+    run = run_scenario(scenario(system="stream-only"), say=said.append)
+    (store,) = (tmp_path / "stores").iterdir()
+    assert [line for line in said if "encoding" in line]
+    said.clear()
+    again = run_scenario(scenario(system="stream-only"), say=said.append)
+    assert not said
+    assert run.requests[0].streamed_bytes == again.requests[0].streamed_bytes
+    # All chunks, each with a header of its own; the file has its index besides.
+    assert 0.9 * store.stat().st_size < run.requests[0].streamed_bytes < store.stat().st_size
+
+
+def test_requests_read_different_contexts(tmp_path: Path) -> None:
+    run = run_scenario(scenario(workload={"requests": 2}))
+    assert len(run.requests) == 2
+    assert len(list((tmp_path / "stores").iterdir())) == 2
+
+
+def test_block_sparse_attention(tmp_path: Path) -> None:
+    run = run_scenario(scenario(system="local-prefill", live={"attention": "block-sparse"}))
+    assert run.outcome == "done"
+
+
+def test_a_hopeless_link_leaves_the_work_to_the_processor() -> None:
+    run = run_scenario(scenario(system="ferry", link={"rate": "8 kbit/s"}))
+    assert run.outcome == "done"
+    assert run.requests[0].units_computed >= 8
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"coupling": "per_head"}, "coupling: all_heads"),
+        ({"load": {"share": 0.5}}, "leave load out"),
+        ({"policies": {"codec": "layerwise"}}, "backend torch knows"),
+        ({"live": {"weights": None}}, "`random` draws weights"),
+        ({"live": {"text": "/nonexistent.txt"}}, "live.text"),
+        ({"live": {"cloud": "http://127.0.0.1:9"}}, "127.0.0.1:9"),
+    ],
+)
+def test_what_cannot_be_had_is_told(changes: dict[str, Any], told: str) -> None:
+    with pytest.raises(Exception, match=told) as caught:
+        run_scenario(scenario(**changes))
+    assert type(caught.value).__module__.startswith("kvferry")
+
+
+def test_another_model_than_the_scenario_says(tmp_path: Path) -> None:
+    from kvferry.backends.live.models import random_model
+
+    model = random_model("qwen3", scenario(model={"layers": 4}).model, seed=0)
+    model.save_pretrained(tmp_path / "weights")
+    with pytest.raises(InputError, match="layers 4 instead of 3"):
+        run_scenario(scenario(live={"weights": str(tmp_path / "weights")}))
+
+
+def test_the_command_and_a_cloud_of_its_own(tmp_path: Path) -> None:
+    from kvferry.backends.live.server_process import ServerProcess
+    from kvferry.scenarios.loader import dump_yaml
+
+    (tmp_path / "live.yaml").write_text(dump_yaml(scenario()))
+
+    def command(*words: str) -> subprocess.CompletedProcess[str]:
+        code = "import sys; from kvferry.cli.main import main; main()"
+        return subprocess.run(
+            [sys.executable, "-c", code, *words], cwd=tmp_path, capture_output=True, text=True, timeout=120
+        )
+
+    encoded = command("encode", "live.yaml", "--output", "cloud")
+    assert encoded.returncode == 0, encoded.stderr
+    assert [Path(line).suffix for line in encoded.stdout.split()] == [".kvs"]
+    with ServerProcess(tmp_path / "cloud") as server:
+        done = command("run", "live.yaml", "--set", f"live.cloud={server.url}", "--json")
+        assert done.returncode == 0, done.stderr
+        found = json.loads(done.stdout)
+        assert found["outcome"] == "done"
+        assert found["metrics"]["ttft_s"] > 0
+        other = command("run", "live.yaml", "--set", f"live.cloud={server.url}", "--set", "workload.context=512")
+        assert other.returncode == 2
+        assert "kvferry encode" in other.stderr
+
+
+def test_sizes_of_a_store_are_what_the_model_of_the_codec_says() -> None:
+    """Real sizes of real KV against policies.codecs at its recorded entropy."""
+    from kvferry.backends.live.recording import record
+    from kvferry.backends.live.world import live_world
+
+    described = scenario()
+    with live_world(described, "huffman", lambda span: None, lambda what: None) as world:
+        stored = world.stored(0)
+        context, _ = world._library._ids(0)
+        chunks = record(world._runner.model, context, chunk_tokens=256).chunks
+    modelled = CODECS["huffman"](chunks.entropy_bits, chunks.tokens * 2 * 16).encoded_bytes
+    np.testing.assert_allclose(stored.encoding.encoded_bytes, modelled, rtol=0.1)

@@ -1,0 +1,24 @@
+"""A context as it lies encoded in the cloud: what every KV chunk weighs on the link and on the processor."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvferry.policies.codecs import CODECS, Encoding
+from kvferry.specs.errors import pick
+from kvferry.traces.chunks import ChunkTrace
+
+
+@dataclass(frozen=True, eq=False)
+class StoredContext:
+    """``tokens[t]`` of each token chunk, ``active_blocks[t, l, h]`` that computing it attends, and its encoding."""
+
+    tokens: np.ndarray
+    active_blocks: np.ndarray
+    encoding: Encoding
+
+    @classmethod
+    def modelled(cls, chunks: ChunkTrace, codec: str, head_dim: int) -> "StoredContext":
+        """From entropies, by the model of a codec. Raises InputError for an unknown one."""
+        sizes = pick("codec", CODECS, codec)
+        return cls(chunks.tokens, chunks.active_blocks, sizes(chunks.entropy_bits, chunks.tokens * 2 * head_dim))
