@@ -134,10 +134,14 @@ class DecodeStep:
 
 @dataclass(frozen=True, slots=True)
 class DecodeAttention:
-    """Attention of one layer for one new token per sequence, over `attended_tokens` of its KV."""
+    """Attention of one layer for one new token per sequence, over `attended_tokens` of its KV.
+
+    `gathered`: they lie scattered over buffers and are brought together first.
+    """
 
     batch: Number
     attended_tokens: Number
+    gathered: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,17 +152,65 @@ class FeedForward:
 
 
 @dataclass(frozen=True, slots=True)
+class OutputHead:
+    """From the last layer's hidden state to one new token per sequence."""
+
+    batch: Number
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillLayer:
+    """One layer for `batch` whole prompts of `tokens` each."""
+
+    batch: Number
+    tokens: Number
+
+
+@dataclass(frozen=True, slots=True)
+class Decompose:
+    """Singular value decomposition of one layer's keys of `tokens` tokens, all KV heads side by side, per sequence."""
+
+    batch: Number
+    tokens: Number
+
+
+@dataclass(frozen=True, slots=True)
+class Reconstruct:
+    """Keys of `tokens` tokens per sequence from a low-rank cache of `rank` numbers each, all KV heads."""
+
+    batch: Number
+    tokens: Number
+    rank: Number
+
+
+@dataclass(frozen=True, slots=True)
 class Select:
     """Choose the `k` groups that the next attention reads, among `groups`; yields a Selection.
 
-    `step` and `layer` tell the machine which entry of a recorded or generated stream to answer with.
+    `step` and `layer` tell the machine which entry of a recorded or generated stream to answer with. `heads` choose
+    for themselves, one choice for all by default. `keys` vectors of `rank` numbers are scored per sequence, over all
+    heads; by default one full key per group.
     """
 
-    batch: int
-    groups: int
-    k: int
+    batch: Number
+    groups: Number
+    k: Number
     step: int
     layer: int
+    heads: int = 1
+    keys: Number | None = None
+    rank: Number | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Bookkeep:
+    """The host's work between a selection and its reads: `units` are looked up among `slots` and mapped.
+
+    A machine that really does it takes its time anyway, and has nothing to run.
+    """
+
+    units: Number
+    slots: Number = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,4 +220,19 @@ class Decompress:
     values: Number
 
 
-Op = PrefillHead | Project | Advance | Prefill | DecodeStep | DecodeAttention | FeedForward | Select | Decompress
+Op = (
+    PrefillHead
+    | Project
+    | Advance
+    | Prefill
+    | PrefillLayer
+    | Decompose
+    | DecodeStep
+    | DecodeAttention
+    | Reconstruct
+    | FeedForward
+    | OutputHead
+    | Select
+    | Bookkeep
+    | Decompress
+)

@@ -10,7 +10,7 @@ from kvferry.specs.units import Bytes, BytesPerS, Count, FlopPerS, Seconds, Valu
 
 # Kernel kinds: what an efficiency belongs to. Never a system. "attention" is dense prefill attention,
 # "sparse_attention" the block-sparse one with its mask derivation, "decode_attention" one new token's.
-Kernel = Literal["gemm", "gemv", "attention", "sparse_attention", "decode_attention", "scoring", "gather"]
+Kernel = Literal["gemm", "gemv", "attention", "sparse_attention", "decode_attention", "scoring", "gather", "svd"]
 Share = Annotated[float, Field(gt=0, le=1)]
 # How many times as long something takes.
 Slowdown = Annotated[float, Field(ge=1, le=1000)]
@@ -44,6 +44,13 @@ class ProcessorSpec(Spec):
     dispatch_s: Seconds = 0.0
     # Fixed cost of one layer on the processor: launches, norms, rotary embedding, residuals.
     layer_s: Seconds = 0.0
+    # On top of it for a layer of decoding that is launched kernel by kernel, as an eager runtime does where it must
+    # look at every layer; whole steps and prefill are captured or long enough to hide it.
+    eager_layer_s: Seconds = 0.0
+    # The host's bookkeeping of KV on storage: per unit (group, token or chunk) that a layer selects, and on top of it
+    # per slot that the unit is looked for in.
+    unit_s: Seconds = 0.0
+    slot_s: Seconds = 0.0
     block_sparse: BlockSparseSpec | None = None
     # Folder with a folder per model of measured tables: see sim/costs/table.py.
     measured: str | None = Field(default=None, min_length=1, max_length=1000)

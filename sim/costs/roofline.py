@@ -5,7 +5,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from kvferry.machine.ops import Advance, Number, Op, Prefill, PrefillHead, Project
+from kvferry.machine.ops import Advance, Bookkeep, FeedForward, Number, Op, Prefill, PrefillHead, Project
 from kvferry.sim.cost import Cost
 from kvferry.sim.costs.work import Arithmetic, Work
 from kvferry.specs.device import Kernel, ProcessorSpec
@@ -25,6 +25,8 @@ class Roofline:
     def __init__(self, processor: ProcessorSpec, model: ModelSpec) -> None:
         self.arithmetic = Arithmetic(model)
         self._layer_s = processor.layer_s
+        self._eager_layer_s = processor.eager_layer_s
+        self._unit_s, self._slot_s = processor.unit_s, processor.slot_s
         self._shapes = np.sort(np.asarray(processor.compiled_tokens, dtype=np.int64))
         self._s_per_flop: dict[Kernel, float] = {}
         self._s_per_byte: dict[Kernel, float] = {}
@@ -47,9 +49,13 @@ class Roofline:
         op = self.compiled(op)
         return np.asarray(self.fixed_s(op) + self.price_arrays(self.arithmetic(op)))
 
-    def fixed_s(self, op: Op) -> float:
-        """The fixed cost of the layers that the op runs through."""
-        return self._layer_s * self.arithmetic.layer_passes(op)
+    def fixed_s(self, op: Op) -> Any:
+        """What no kernel accounts for: the fixed cost of the layers that the op runs through, bookkeeping."""
+        if isinstance(op, Bookkeep):
+            return op.units * (self._unit_s + op.slots * self._slot_s)
+        # A layer of decoding that is handed over by itself is launched kernel by kernel.
+        eager_s = self._eager_layer_s if isinstance(op, FeedForward) else 0.0
+        return eager_s + self._layer_s * self.arithmetic.layer_passes(op)
 
     def price(self, works: list[Work]) -> tuple[float, float]:
         """Seconds and bytes of works with plain numbers."""

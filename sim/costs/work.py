@@ -10,14 +10,19 @@ from typing import Any
 
 from kvferry.machine.ops import (
     Advance,
+    Bookkeep,
     DecodeAttention,
     DecodeStep,
+    Decompose,
     FeedForward,
     Number,
     Op,
+    OutputHead,
     Prefill,
     PrefillHead,
+    PrefillLayer,
     Project,
+    Reconstruct,
     Select,
 )
 from kvferry.specs.device import Kernel
@@ -50,6 +55,8 @@ class Arithmetic:
         # A block serves all query heads of its KV head, which read its keys and values once.
         self.block_flop = QUERY_BLOCK * KEY_BLOCK * self._pair_flop / model.kv_heads
         self.block_bytes = KEY_BLOCK * self._kv_bytes / model.kv_heads
+        self._key_width = model.kv_heads * model.head_dim
+        self._value_bytes = model.kv_value_bytes
         self._score_flop = 2 * query_width
         self._score_bytes = self._kv_bytes / 2
         self._rules: dict[type, tuple[Callable[[Any], list[Work]], float]] = {
@@ -60,7 +67,13 @@ class Arithmetic:
             DecodeStep: (self._decode_step, float(model.layers)),
             DecodeAttention: (self._decode_attention, 0.0),
             FeedForward: (self._feed_forward, 1.0),
+            OutputHead: (self._output_head, 0.0),
+            PrefillLayer: (self._prefill_layer, 1.0),
+            Decompose: (self._decompose, 0.0),
+            Reconstruct: (self._reconstruct, 0.0),
             Select: (self._select, 0.0),
+            # Nothing but the host's time, which the profile says per unit.
+            Bookkeep: (lambda op: [], 0.0),
         }
 
     def __call__(self, op: Op) -> list[Work]:
@@ -93,15 +106,34 @@ class Arithmetic:
         return [self._blocks(op.active_blocks), ("gemm", flop, self._layer_bytes - self._projection_bytes)]
 
     def _prefill(self, op: Prefill) -> list[Work]:
-        pairs = op.tokens * op.context_tokens + op.tokens * (op.tokens + 1) / 2
-        # Every block of queries reads the keys before it.
-        query_blocks = -(-op.tokens // QUERY_BLOCK)
-        kv_tokens = query_blocks * (op.context_tokens + (op.tokens + 1) / 2)
+        attended, dense = self._layer(1, op.tokens, op.context_tokens)
         return [
-            ("attention", self._layers * pairs * self._pair_flop, self._layers * kv_tokens * self._kv_bytes),
-            ("gemm", self._layers * op.tokens * self._layer_flop, self._layers * self._layer_bytes),
+            (attended[0], self._layers * attended[1], self._layers * attended[2]),
+            (dense[0], self._layers * dense[1], self._layers * dense[2]),
             ("gemv", self._head_flop, self._head_bytes),
         ]
+
+    def _prefill_layer(self, op: PrefillLayer) -> list[Work]:
+        return self._layer(op.batch, op.tokens, 0)
+
+    def _layer(self, batch: Number, tokens: Number, context_tokens: Number) -> list[Work]:
+        pairs = tokens * context_tokens + tokens * (tokens + 1) / 2
+        # Every block of queries reads the keys before it.
+        query_blocks = -(-tokens // QUERY_BLOCK)
+        kv_tokens = query_blocks * (context_tokens + (tokens + 1) / 2)
+        return [
+            ("attention", batch * pairs * self._pair_flop, batch * kv_tokens * self._kv_bytes),
+            ("gemm", batch * tokens * self._layer_flop, self._layer_bytes),
+        ]
+
+    def _decompose(self, op: Decompose) -> list[Work]:
+        # R-SVD of a tall matrix (Golub and Van Loan): about 6 m n^2 + 20 n^3 for the factors.
+        flop = 6 * op.tokens * self._key_width**2 + 20 * self._key_width**3
+        return [("svd", op.batch * flop, op.batch * op.tokens * self._score_bytes)]
+
+    def _reconstruct(self, op: Reconstruct) -> list[Work]:
+        keys = op.batch * op.tokens
+        return [("gemm", 2 * keys * op.rank * self._key_width, keys * self._score_bytes)]
 
     def _decode_step(self, op: DecodeStep) -> list[Work]:
         kernel, flop, n_bytes = self._attend(op.batch, op.context_tokens)
@@ -115,15 +147,23 @@ class Arithmetic:
         return "decode_attention", batch * tokens * self._pair_flop, batch * tokens * self._kv_bytes
 
     def _decode_attention(self, op: DecodeAttention) -> list[Work]:
-        return [self._attend(op.batch, op.attended_tokens)]
+        attend = self._attend(op.batch, op.attended_tokens)
+        # Gathering reads every key and value once and writes it once.
+        return [("gather", 0, 2 * attend[2]), attend] if op.gathered else [attend]
+
+    def _output_head(self, op: OutputHead) -> list[Work]:
+        return [("gemv", op.batch * self._head_flop, self._head_bytes)]
 
     def _feed_forward(self, op: FeedForward) -> list[Work]:
         return [("gemv", op.batch * self._layer_flop, self._layer_bytes)]
 
     def _select(self, op: Select) -> list[Work]:
-        # One representative key per group and KV head, scored by every query head.
-        groups = op.batch * op.groups
-        return [("scoring", groups * self._score_flop, groups * self._score_bytes)]
+        # Every key is scored by every query head: by default one representative key per group and KV head.
+        keys = op.batch * (op.groups if op.keys is None else op.keys)
+        if op.rank is None:
+            return [("scoring", keys * self._score_flop, keys * self._score_bytes)]
+        share = op.rank / self._key_width
+        return [("scoring", keys * share * self._score_flop, keys * op.rank * self._value_bytes)]
 
 
 @lru_cache(maxsize=64)

@@ -1,0 +1,1 @@
+"""Decoding with the KV cache on storage: what is selected, where it lies, what is kept, how it is tuned."""

@@ -1,0 +1,79 @@
+"""Grouped prediction of critical KV entries: its four parameters, and the memory that they take."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grouping:
+    """KVSwap's parameters (Sections 3.2 to 3.5). ValueError for any that cannot be.
+
+    ``group_tokens`` G: consecutive tokens that are selected, read and kept together. ``compression`` sigma: full key
+    width over the width of the key cache that is scored. ``groups`` M: how many each layer selects per sequence.
+    ``slots`` C: how many a layer's reuse buffer holds per sequence; 0: nothing is reused.
+    """
+
+    group_tokens: int
+    compression: float
+    groups: int
+    slots: int = 0
+
+    def __post_init__(self) -> None:
+        if self.group_tokens < 1 or self.groups < 1:
+            raise ValueError(f"a selection has 1 group of 1 token at least, got {self.groups} of {self.group_tokens}")
+        if not self.compression >= 1:
+            raise ValueError(f"compression is 1 or more, got {self.compression}")
+        if self.slots and self.slots < self.groups:
+            what = f"{self.slots} slots cannot hold the {self.groups} groups of one selection"
+            raise ValueError(f"{what}; give {self.groups} or more, or 0 for no reuse")
+
+    @property
+    def selected_tokens(self) -> int:
+        return self.groups * self.group_tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class KvShape:
+    """What a model's KV cache is made of; sizes are bytes of one sequence."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    value_bytes: float = 2.0
+
+    @property
+    def key_width(self) -> int:
+        """Numbers in a token's key, all KV heads side by side."""
+        return self.kv_heads * self.head_dim
+
+    @property
+    def entry_bytes(self) -> int:
+        """Key and value of one token in one layer, all KV heads."""
+        return round(2 * self.key_width * self.value_bytes)
+
+    def full_bytes(self, tokens: int) -> int:
+        return self.layers * tokens * self.entry_bytes
+
+
+def rank_of(compression: float, shape: KvShape) -> int:
+    """Width of the compressed key cache: at least 1."""
+    return max(1, round(shape.key_width / compression))
+
+
+def metadata_bytes(compression: float, tokens: int, shape: KvShape) -> int:
+    """The compressed key cache of one sequence, all layers."""
+    return round(shape.layers * tokens * rank_of(compression, shape) * shape.value_bytes)
+
+
+def buffer_bytes(grouping: Grouping, shape: KvShape) -> int:
+    """Reuse buffers and rolling buffers of one sequence, all layers.
+
+    Without reuse, one preload buffer for the layer that computes and one for the next serve all layers (A.2).
+    """
+    group_bytes = grouping.group_tokens * shape.entry_bytes
+    kept = shape.layers * grouping.slots if grouping.slots else 2 * grouping.groups
+    return (kept + shape.layers) * group_bytes
+
+
+def memory_bytes(grouping: Grouping, tokens: int, shape: KvShape) -> int:
+    """All that managing one sequence's KV takes in memory."""
+    return metadata_bytes(grouping.compression, tokens, shape) + buffer_bytes(grouping, shape)

@@ -1,0 +1,52 @@
+"""Where KV lies in the storage file: one layout for the modelled file and the real one."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+# Offset and length of byte ranges, int64 arrays.
+Ranges = tuple[np.ndarray, np.ndarray]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """Layer by layer, sequence by sequence, unit by unit: [layers, sequences, heads, units].
+
+    A unit is what is selected and read as a whole: a group of tokens with all KV heads (``heads`` 1), or of one head.
+    ``unit_bytes`` of it are used; it begins at a multiple of ``block_bytes``, as direct I/O needs. ``units`` per
+    sequence and head there is room for: the context's, and those written while decoding.
+    """
+
+    layers: int
+    sequences: int
+    units: int
+    unit_bytes: int
+    heads: int = 1
+    block_bytes: int = 512
+
+    def __post_init__(self) -> None:
+        if min(self.layers, self.sequences, self.heads, self.units, self.unit_bytes) < 1:
+            raise ValueError("a layout needs at least one layer, sequence, head and unit of one byte")
+        if self.block_bytes < 1 or self.block_bytes & (self.block_bytes - 1):
+            raise ValueError(f"block size {self.block_bytes} B is no power of two; 512 or 4096 would do")
+
+    @property
+    def stride_bytes(self) -> int:
+        """From one unit to the next: its bytes, rounded up to whole blocks."""
+        return -(-self.unit_bytes // self.block_bytes) * self.block_bytes
+
+    @property
+    def file_bytes(self) -> int:
+        return self.layers * self.sequences * self.heads * self.units * self.stride_bytes
+
+    def ranges(self, layer: int, sequences: np.ndarray, units: np.ndarray, heads: np.ndarray | int = 0) -> Ranges:
+        """A byte range for each (sequence, head, unit), in the order given."""
+        row = (layer * self.sequences + np.asarray(sequences, np.int64)) * self.heads + heads
+        offsets = (row * self.units + units) * self.stride_bytes
+        return offsets, np.full(offsets.shape, self.stride_bytes, np.int64)
+
+    def stretches(self, layer: int, units: int, first: int = 0) -> Ranges:
+        """`units` consecutive units of every sequence and head, as one range each."""
+        rows = np.arange(layer * self.sequences * self.heads, (layer + 1) * self.sequences * self.heads)
+        offsets = (rows * self.units + first) * self.stride_bytes
+        return offsets, np.full(offsets.shape, units * self.stride_bytes, np.int64)
