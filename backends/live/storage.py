@@ -1,46 +1,34 @@
 """A storage file, read and written past the page cache, with many commands under way at once."""
 
-import errno
-import mmap
-import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from queue import SimpleQueue
-from threading import Lock, Thread, local
+from threading import Condition, Lock
 from typing import Any
 
 import numpy as np
 
+from kvferry.backends.live.storage_file import (
+    BLOCK_BYTES,
+    Commands,
+    Engine,
+    StorageError,
+    StorageFile,
+    StorageFull,
+    make_room,
+)
+from kvferry.backends.live.storage_memory import Buffers, address, aligned_memory
+from kvferry.backends.live.storage_threads import Threads
+from kvferry.backends.live.storage_uring import Uring
 from kvferry.machine.ops import Extents
-from kvferry.specs.errors import InputError, KvferryError
+from kvferry.specs.errors import InputError, pick
 
-# What direct I/O must be aligned to, in the file and in memory: a multiple of every common device's own block.
-BLOCK_BYTES = 4096
-# Free buffers that are kept, so that reading need not fault in new pages each time.
-_KEPT_BYTES = 256 << 20
+__all__ = ["BLOCK_BYTES", "ENGINES", "Data", "Storage", "StorageError", "StorageFull", "aligned_memory"]
 
-# One command: where in the file, where in the memory that is filled or written, and how many bytes.
-Command = tuple[int, int, int]
-# What does one.
-Do = Callable[[memoryview, Command], None]
-
-
-class StorageError(KvferryError):
-    """The file could not be read or written: which, where, and why."""
-
-
-class StorageFull(StorageError):
-    """There is no room left for what was to be written."""
-
-
-def aligned_memory(n_bytes: int) -> memoryview:
-    """New memory that direct I/O takes as it is: what is written from elsewhere has to be copied first."""
-    memory = mmap.mmap(-1, n_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    # Large pages are pinned in fewer steps: half as much again for large commands, where the system has them.
-    with suppress(AttributeError, OSError):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return memoryview(memory)
+ENGINES: dict[str, Callable[[StorageFile, int], Engine]] = {Uring.name: Uring, Threads.name: Threads}
+# What is written and lies askew in memory is copied in portions of this size.
+_COPIED_BYTES = 32 << 20
+_MOST_COMMAND_BYTES = 1 << 30
 
 
 class Data:
@@ -50,15 +38,17 @@ class Data:
     goes when nobody looks at it any more.
     """
 
-    def __init__(self, whole: memoryview, places: list[tuple[int, int]], give_back: Callable[[], None]) -> None:
+    def __init__(self, whole: memoryview, ats: np.ndarray, lengths: np.ndarray, give_back: Callable[[], None]) -> None:
         self._whole = whole
-        self._places = places
+        self._ats, self._lengths = ats, lengths
         self._give_back: Callable[[], None] | None = give_back
 
     @property
     def views(self) -> list[memoryview]:
         """Each extent's bytes, in order, as they lie in memory."""
-        return [self._whole[at : at + length] for at, length in self._places]
+        return [
+            self._whole[at : at + length] for at, length in zip(self._ats.tolist(), self._lengths.tolist(), strict=True)
+        ]
 
     def __bytes__(self) -> bytes:
         return b"".join(self.views)
@@ -66,7 +56,7 @@ class Data:
     def release(self) -> None:
         """Have the memory used again: nobody may look at it any more. Releasing twice is harmless."""
         give_back, self._give_back = self._give_back, None
-        self._places = []
+        self._ats = self._lengths = np.empty(0, np.int64)
         if give_back is not None:
             give_back()
 
@@ -74,11 +64,12 @@ class Data:
 class Storage:
     """One file of fixed size. Every extent is a command of its own, or several where it exceeds `command_bytes`.
 
-    `depth` commands are under way at once. `note` says why the page cache is in the way, where the file system does not
+    `depth` commands are under way at once. `engine` says what keeps them so: io_uring, or threads where the system has
+    no io_uring or does not allow it. `note` says why the page cache is in the way, where the file system does not
     allow direct I/O: what is measured then is not the device; None otherwise.
 
     Extents need no alignment: reading, whole blocks around them are read; writing, the blocks at their edges are read,
-    changed and written. Errors are StorageError, and name the file and the offset.
+    changed and written. Threads may share it. Errors are StorageError, and name the file and the offset.
     """
 
     def __init__(
@@ -89,33 +80,33 @@ class Storage:
         depth: int = 8,
         command_bytes: int = 1 << 20,
         direct: bool = True,
+        engine: str | None = None,
     ) -> None:
-        """Open a file. Raises InputError when there is none, or the settings make no sense."""
-        if depth < 1 or command_bytes < BLOCK_BYTES or command_bytes % BLOCK_BYTES:
+        """Open a file. Raises InputError when there is none, the settings make no sense, or the engine is not to be
+        had; without one named, the fastest that is."""
+        if depth < 1 or not BLOCK_BYTES <= command_bytes <= _MOST_COMMAND_BYTES or command_bytes % BLOCK_BYTES:
             raise InputError(
-                f"storage needs a depth of at least 1 and commands of a multiple of {BLOCK_BYTES} bytes, "
+                f"storage needs a depth of at least 1 and commands of a multiple of {BLOCK_BYTES} bytes, up to 1 GiB, "
                 f"not {depth} and {command_bytes}"
             )
         self.path = Path(path)
         self._command_bytes = command_bytes
-        fd, self.note = _open(self.path, writable, direct)
-        self._fd: int | None = fd
-        self._block = 1 if self.note else BLOCK_BYTES
-        self.size_bytes = os.fstat(fd).st_size
-        if writable and self.size_bytes % self._block:
-            os.close(fd)
-            raise InputError(f"{path} has {self.size_bytes} bytes; to be written it needs a multiple of {self._block}")
+        self._file = StorageFile(self.path, writable, direct)
+        self.note, self.size_bytes, self._block = self._file.note, self._file.size_bytes, self._file.block_bytes
+        try:
+            if writable and self.size_bytes % self._block:
+                raise InputError(
+                    f"{path} has {self.size_bytes} bytes; to be written it needs a multiple of {self._block}"
+                )
+            self._engine = _engine(engine, self._file, depth)
+        except BaseException:
+            self._file.close()
+            raise
+        self._buffers = Buffers()
         # Held while blocks at the edges of extents are read, changed and written.
         self._edges = Lock()
-        self._free: dict[int, list[memoryview]] = {}
-        self._kept_bytes = 0
-        self._free_lock = Lock()
-        self._own = local()
-        # The caller's thread is one of them.
-        self._helpers = [Thread(target=self._help, name="kvferry storage", daemon=True) for _ in range(depth - 1)]
-        self._batches: SimpleQueue[_Batch | None] = SimpleQueue()
-        for helper in self._helpers:
-            helper.start()
+        self._under_way, self._closed = 0, False
+        self._ended = Condition()
 
     @classmethod
     def create(cls, path: Path | str, n_bytes: int, **settings: Any) -> "Storage":
@@ -123,37 +114,25 @@ class Storage:
 
         The file is there under its name only once it has all its room. Raises StorageFull when there is none.
         """
-        path = Path(path)
-        partial = path.with_name(path.name + ".partial")
-        n_bytes = max(BLOCK_BYTES, -(-n_bytes // BLOCK_BYTES) * BLOCK_BYTES)
-        try:
-            fd = os.open(partial, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600)
-            try:
-                os.posix_fallocate(fd, 0, n_bytes)
-            finally:
-                os.close(fd)
-            partial.replace(path)
-        except OSError as error:
-            raise _failed("make", path, 0, n_bytes, error) from error
-        finally:
-            partial.unlink(missing_ok=True)
+        make_room(Path(path), max(BLOCK_BYTES, -(-n_bytes // BLOCK_BYTES) * BLOCK_BYTES))
         return cls(path, writable=True, **settings)
+
+    @property
+    def engine(self) -> str:
+        return self._engine.name
 
     def read(self, extents: Extents) -> Data:
         """The bytes of these extents. Raises StorageError when the file ends before they do."""
-        block = self._block
-        commands: list[Command] = []
-        places: list[tuple[int, int]] = []
-        at = 0
-        for offset, length in self._inside(extents):
-            before = offset % block
-            n_bytes = -(-(before + length) // block) * block if length else 0
-            places.append((at + before, length))
-            self._command(commands, offset - before, at, n_bytes)
-            at += n_bytes
-        memory = self._take(at)
-        self._run(self._fill, memory, commands)
-        return Data(memory, places, lambda: self._give_back(memory))
+        offsets, lengths = self._inside(extents)
+        before = offsets % self._block
+        sizes = np.where(lengths, -(-(before + lengths) // self._block) * self._block, 0)
+        ends = np.cumsum(sizes)
+        ats = ends - sizes
+        with self._request():
+            memory = self._buffers.take(int(ends[-1]) if len(ends) else 0)
+            commands = Commands.of(offsets - before, ats, sizes, self._command_bytes)
+            self._engine.run(commands, memory, writing=False)
+        return Data(memory, ats + before, lengths, lambda: self._buffers.give_back(memory))
 
     def write(self, extents: Extents, data: bytes | bytearray | memoryview) -> None:
         """Write the extents, whose bytes lie in `data` one after the other.
@@ -163,38 +142,32 @@ class Storage:
         source = memoryview(data).cast("B")
         if len(source) != extents.n_bytes:
             raise InputError(f"{extents.n_bytes} bytes are to be written to {self.path}, and {len(source)} were given")
-        block = self._block
-        base = _address(source)
-        whole: list[Command] = []
-        edges: list[Command] = []
-        aligned = True
-        at = 0
-        for offset, length in self._inside(extents):
-            head = min(-offset % block, length)
-            body = (length - head) // block * block
-            tail = length - head - body
-            if head:
-                edges.append((offset, at, head))
-            if tail:
-                edges.append((offset + head + body, at + head + body, tail))
-            self._command(whole, offset + head, at + head, body)
-            aligned = aligned and not (body and (base + at + head) % block)
-            at += length
-        self._run(self._put if aligned else self._put_copy, source, whole)
-        with self._edges:
-            for edge in edges:
-                self._put_edge(source, edge)
+        offsets, lengths = self._inside(extents)
+        ats = np.cumsum(lengths) - lengths
+        heads = np.minimum(-offsets % self._block, lengths)
+        bodies = (lengths - heads) // self._block * self._block
+        tails = lengths - heads - bodies
+        with self._request():
+            whole = Commands.of(offsets + heads, ats + heads, bodies, self._command_bytes)
+            if whole.sizes.size and ((whole.ats + address(source)) % self._block).any():
+                self._write_copied(whole, source)
+            else:
+                self._engine.run(whole, source, writing=True)
+            edges = [Commands.of(offsets, ats, heads, self._block)]
+            edges += [Commands.of(offsets + heads + bodies, ats + heads + bodies, tails, self._block)]
+            for each in edges:
+                for offset, at, n_bytes in each.one_by_one():
+                    self._write_edge(offset, source[at : at + n_bytes])
 
     def close(self) -> None:
         """Wait for what is under way, and close the file; closing twice is harmless."""
-        for _ in self._helpers:
-            self._batches.put(None)
-        for helper in self._helpers:
-            helper.join()
-        self._helpers = []
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
+        with self._ended:
+            if self._closed:
+                return
+            self._closed = True
+            self._ended.wait_for(lambda: not self._under_way)
+        self._engine.close()
+        self._file.close()
 
     def __enter__(self) -> "Storage":
         return self
@@ -202,189 +175,72 @@ class Storage:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # --- commands ------------------------------------------------------------------------------------------------
+    # --- requests ------------------------------------------------------------------------------------------------
 
-    def _inside(self, extents: Extents) -> Iterator[tuple[int, int]]:
-        for offset, length in zip(extents.offsets, extents.lengths, strict=True):
-            if offset < 0 or length < 0 or offset + length > self.size_bytes:
+    @contextmanager
+    def _request(self) -> Iterator[None]:
+        with self._ended:
+            if self._closed:
+                raise StorageError(f"{self.path} has been closed")
+            self._under_way += 1
+        try:
+            yield
+        finally:
+            with self._ended:
+                self._under_way -= 1
+                self._ended.notify_all()
+
+    def _inside(self, extents: Extents) -> tuple[np.ndarray, np.ndarray]:
+        offsets, lengths = extents.arrays
+        if len(offsets):
+            # Seen as unsigned, negative numbers are too large.
+            outside = (lengths.view(np.uint64) > self.size_bytes) | (
+                offsets.view(np.uint64) > (self.size_bytes - lengths).view(np.uint64)
+            )
+            first = int(outside.argmax())
+            if outside[first]:
                 raise StorageError(
-                    f"{self.path} has {self.size_bytes} bytes; {length} at offset {offset} do not lie inside"
+                    f"{self.path} has {self.size_bytes} bytes; "
+                    f"{lengths[first]} at offset {offsets[first]} do not lie inside"
                 )
-            yield offset, length
+        return offsets, lengths
 
-    def _command(self, commands: list[Command], offset: int, at: int, n_bytes: int) -> None:
-        step = self._command_bytes
-        while n_bytes > step:
-            commands.append((offset, at, step))
-            offset, at, n_bytes = offset + step, at + step, n_bytes - step
-        if n_bytes:
-            commands.append((offset, at, n_bytes))
-
-    def _run(self, do: Do, memory: memoryview, commands: Sequence[Command]) -> None:
-        """Do all commands, as many at once as there are threads. Raises the first error, when none is under way."""
-        batch = _Batch(do, memory, commands, threads=max(1, min(len(commands), 1 + len(self._helpers))))
-        for _ in range(batch.threads - 1):
-            self._batches.put(batch)
-        batch.work()
-        batch.finish()
-
-    def _help(self) -> None:
-        while (batch := self._batches.get()) is not None:
-            batch.work()
-            del batch
-
-    def _fill(self, memory: memoryview, command: Command) -> None:
-        """Read until the memory is full, or the file ends where it always did."""
-        assert self._fd is not None
-        offset, at, n_bytes = command
-        wanted = min(n_bytes, self.size_bytes - offset)
-        got = 0
-        while got < wanted:
-            try:
-                n = os.preadv(self._fd, (memory[at + got : at + n_bytes],), offset + got)
-            except OSError as error:
-                raise _failed("read", self.path, offset + got, wanted - got, error) from error
-            got += n
-            # Direct reads stop inside a block only at the end of the file.
-            if got < wanted and (n == 0 or n % self._block):
-                raise StorageError(
-                    f"{self.path} ends at byte {offset + got}, {wanted - got} bytes before what was to be read at "
-                    f"offset {offset}; it had {self.size_bytes} bytes when it was opened and has been cut since"
-                )
-
-    def _put(self, memory: memoryview, command: Command) -> None:
-        assert self._fd is not None
-        offset, at, n_bytes = command
-        done = 0
-        while done < n_bytes:
-            try:
-                done += os.pwritev(self._fd, (memory[at + done : at + n_bytes],), offset + done)
-            except OSError as error:
-                raise _failed("write", self.path, offset + done, n_bytes - done, error) from error
-
-    def _put_copy(self, memory: memoryview, command: Command) -> None:
+    def _write_copied(self, whole: Commands, source: memoryview) -> None:
         """Write what does not lie on whole blocks in memory."""
-        offset, at, n_bytes = command
-        copy = self._own_buffer()
-        copy[:n_bytes] = memory[at : at + n_bytes]
-        self._put(copy, (offset, 0, n_bytes))
+        copy = self._buffers.take(max(_COPIED_BYTES, self._command_bytes))
+        try:
+            portions = np.cumsum(whole.sizes) // (len(copy) - self._command_bytes + 1)
+            for portion in np.unique(portions):
+                part = Commands(*(column[portions == portion] for column in whole))
+                ats = np.cumsum(part.sizes) - part.sizes
+                for to, (_, at, n_bytes) in zip(ats.tolist(), part.one_by_one(), strict=True):
+                    copy[to : to + n_bytes] = source[at : at + n_bytes]
+                self._engine.run(part._replace(ats=ats), copy, writing=True)
+        finally:
+            self._buffers.give_back(copy)
 
-    def _put_edge(self, memory: memoryview, command: Command) -> None:
+    def _write_edge(self, offset: int, data: memoryview) -> None:
         """Write a part of one block."""
-        offset, at, n_bytes = command
         inside = offset % self._block
-        block = self._own_buffer()
-        self._fill(block, (offset - inside, 0, self._block))
-        block[inside : inside + n_bytes] = memory[at : at + n_bytes]
-        self._put(block, (offset - inside, 0, self._block))
-
-    # --- memory --------------------------------------------------------------------------------------------------
-
-    def _own_buffer(self) -> memoryview:
-        """Aligned memory of this thread, for one command."""
-        if not hasattr(self._own, "buffer"):
-            self._own.buffer = aligned_memory(self._command_bytes)
-        buffer: memoryview = self._own.buffer
-        return buffer
-
-    def _take(self, n_bytes: int) -> memoryview:
-        # Few sizes, so that what is given back fits again.
-        size = max(1 << 16, 1 << max(0, n_bytes - 1).bit_length())
-        with self._free_lock:
-            if self._free.get(size):
-                self._kept_bytes -= size
-                return self._free[size].pop()
-        return aligned_memory(size)
-
-    def _give_back(self, memory: memoryview) -> None:
-        with self._free_lock:
-            if self._kept_bytes + len(memory) <= _KEPT_BYTES:
-                self._kept_bytes += len(memory)
-                self._free.setdefault(len(memory), []).append(memory)
+        with self._edges:
+            block = self._buffers.take(self._block)
+            try:
+                self._file.fill(block, offset - inside, 0, self._block)
+                block[inside : inside + len(data)] = data
+                self._file.put(block, offset - inside, 0, self._block)
+            finally:
+                self._buffers.give_back(block)
 
 
-class _Batch:
-    """Commands that several threads take from one list."""
-
-    def __init__(self, do: Do, memory: memoryview, commands: Sequence[Command], threads: int) -> None:
-        self.threads = threads
-        self._do = do
-        self._memory = memory
-        # Threads share it: a list's iterator hands out every item once.
-        self._todo = iter(commands)
-        self._error: BaseException | None = None
-        self._working = threads
-        self._lock, self._done = Lock(), Lock()
-        self._done.acquire()
-
-    def work(self) -> None:
+def _engine(name: str | None, file: StorageFile, depth: int) -> Engine:
+    if name is not None:
         try:
-            for command in self._todo:
-                if self._error is not None:
-                    break
-                self._do(self._memory, command)
-        except BaseException as error:
-            self._error = self._error or error
-        with self._lock:
-            self._working -= 1
-            if not self._working:
-                self._done.release()
-
-    def finish(self) -> None:
-        """Wait for every thread; raise what one of them met."""
-        self._done.acquire()
-        if self._error is not None:
-            raise self._error
-
-
-def _open(path: Path, writable: bool, direct: bool) -> tuple[int, str | None]:
-    """A descriptor, and why it goes through memory rather than to a device, if it does."""
-    if not path.is_file():
-        raise InputError(f"there is no storage file {path}")
-    flags = os.O_RDWR if writable else os.O_RDONLY
+            return pick("storage engine", ENGINES, name)(file, depth)
+        except OSError as error:
+            raise InputError(
+                f"storage engine {name} is not to be had here: {error.strerror}; leave it out, and threads are used"
+            ) from error
     try:
-        fd = os.open(path, flags)
-    except OSError as error:
-        raise InputError(f"cannot open {path}: {error.strerror}") from error
-    if not direct:
-        return fd, "the page cache is used, as was asked for"
-    try:
-        direct_fd = os.open(path, flags | os.O_DIRECT)
-        try:
-            os.preadv(direct_fd, (aligned_memory(BLOCK_BYTES),), 0)
-        except OSError:
-            os.close(direct_fd)
-            raise
-    except (OSError, AttributeError):  # AttributeError: systems that know no direct I/O
-        return fd, f"the file system of {path} refuses direct I/O: what is measured includes the page cache"
-    os.close(fd)
-    kind = _file_system(os.fstat(direct_fd).st_dev)
-    in_memory = kind in ("tmpfs", "ramfs")
-    return direct_fd, f"{path} lies in memory ({kind}): what is measured is no storage device" if in_memory else None
-
-
-def _file_system(device: int) -> str | None:
-    """What kind of file system is mounted from a device number, where the system tells."""
-    try:
-        mounts = Path("/proc/self/mountinfo").read_text()
+        return Uring(file, depth)
     except OSError:
-        return None
-    number = f"{os.major(device)}:{os.minor(device)}"
-    for line in mounts.splitlines():
-        # id, parent, device, root, mount point, options ..., "-", type, source
-        fields, _, kind = line.partition(" - ")
-        if fields.split()[2] == number:
-            return kind.split()[0]
-    return None
-
-
-def _address(memory: memoryview) -> int:
-    address: int = np.frombuffer(memory, np.uint8).__array_interface__["data"][0]
-    return address
-
-
-def _failed(action: str, path: Path, offset: int, n_bytes: int, error: OSError) -> StorageError:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        why = "no file may be as large" if error.errno == errno.EFBIG else "the device is full"
-        return StorageFull(f"cannot {action} {n_bytes} bytes of {path} at offset {offset}: {why}")
-    return StorageError(f"cannot {action} {n_bytes} bytes of {path} at offset {offset}: {error.strerror}")
+        return Threads(file, depth)

@@ -1,0 +1,50 @@
+"""Memory that direct I/O takes as it is, and that is used again."""
+
+import mmap
+from contextlib import suppress
+from threading import Lock
+
+import numpy as np
+
+# Free memory that is kept, so that reading need not fault in new pages each time.
+_KEPT_BYTES = 256 << 20
+
+
+def aligned_memory(n_bytes: int) -> memoryview:
+    """New memory that direct I/O takes as it is: what is written from elsewhere has to be copied first."""
+    memory = mmap.mmap(-1, n_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    # Large pages are pinned in fewer steps: half as much again for large commands, where the system has them.
+    with suppress(AttributeError, OSError):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return memoryview(memory)
+
+
+def address(memory: memoryview) -> int:
+    """Where it lies."""
+    where: int = np.frombuffer(memory, np.uint8).__array_interface__["data"][0]
+    return where
+
+
+class Buffers:
+    """Aligned memory, lent and given back, in few sizes, so that what is given back fits again."""
+
+    def __init__(self) -> None:
+        self._free: dict[int, list[memoryview]] = {}
+        self._kept_bytes = 0
+        self._lock = Lock()
+
+    def take(self, n_bytes: int) -> memoryview:
+        """At least so many bytes."""
+        size = max(1 << 16, 1 << max(0, n_bytes - 1).bit_length())
+        with self._lock:
+            if self._free.get(size):
+                self._kept_bytes -= size
+                return self._free[size].pop()
+        return aligned_memory(size)
+
+    def give_back(self, memory: memoryview) -> None:
+        """What `take` lent, whole, when nobody looks at it any more."""
+        with self._lock:
+            if self._kept_bytes + len(memory) <= _KEPT_BYTES:
+                self._kept_bytes += len(memory)
+                self._free.setdefault(len(memory), []).append(memory)
