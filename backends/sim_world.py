@@ -1,6 +1,6 @@
 """The modelled world of a scenario."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -22,10 +22,12 @@ from kvferry.traces.stored import StoredContext
 class SimWorld:
     """A SimMachine as the scenario describes it, and contexts of generated or recorded chunks.
 
-    Raises InputError for traces and cost models that do not exist.
+    `stored` gives other contexts. Raises InputError for traces and cost models that do not exist.
     """
 
-    def __init__(self, scenario: Scenario, codec: str, tell: Tell) -> None:
+    def __init__(
+        self, scenario: Scenario, codec: str, tell: Tell, stored: Callable[[int], StoredContext] | None = None
+    ) -> None:
         load = load_trace(scenario.load) if scenario.load else None
         loaded = (scenario.load.processor if scenario.load else None) or scenario.device.main
         self.machine = SimMachine(
@@ -38,7 +40,7 @@ class SimWorld:
             memory_bytes=scenario.budget.memory_bytes,
             tell=tell,
         )
-        self.contexts = ModelledContexts(scenario, codec)
+        self._stored = stored or ModelledContexts(scenario, codec).stored
         self._main = scenario.device.main
 
     @property
@@ -54,7 +56,7 @@ class SimWorld:
         return self.machine.weights_refused
 
     def stored(self, sequence: int) -> StoredContext:
-        return self.contexts.stored(sequence)
+        return self._stored(sequence)
 
     def energy_j(self, until_s: float) -> dict[str, float]:
         return self.machine.energy.energy_j(until_s)

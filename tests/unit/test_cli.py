@@ -66,7 +66,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What stands in for a run: by system, a Run or something to raise."""
     outcomes: dict[str, Any] = {"stream-only": result(2.0), "local-prefill": result(3.0)}
 
-    def run_scenario(scenario: Scenario, progress: Callable[[int, int], None]) -> Run:
+    def run_scenario(scenario: Scenario, progress: Callable[[int, int], None], **_: Any) -> Run:
         progress(1, 1)
         outcome = outcomes[scenario.system]
         if isinstance(outcome, BaseException):

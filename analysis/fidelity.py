@@ -1,0 +1,195 @@
+"""How far the simulator is off: one scenario in both worlds, the real one several times, figure by figure.
+
+Both worlds hold the same contexts: the simulator is given the sizes that lie in the store and the attention blocks
+that the model runs, which planners know beforehand too. What is compared is what happens then.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from statistics import median, stdev
+from typing import Any
+
+import numpy as np
+
+from kvferry.analysis.metrics import metrics_of
+from kvferry.analysis.occupancy import union
+from kvferry.backends.sim_world import SimWorld
+from kvferry.backends.world import OpenWorld, Say, World
+from kvferry.machine.span import Span, Tell
+from kvferry.pipelines.record import Run
+from kvferry.pipelines.run import BACKENDS, run_scenario
+from kvferry.specs.errors import KvferryError
+from kvferry.specs.scenario import Scenario
+from kvferry.traces.stored import StoredContext
+
+# Compared end to end, of the metrics of a run; those that neither world has are left out.
+COMPARED = ("ttft_s", "load_s", "tpot_s", "link_bytes", "streamed_share", "link_utilisation", "compute_utilisation")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TwoWorlds:
+    """A scenario simulated once and carried out several times."""
+
+    scenario: Scenario
+    simulated: Run
+    measured: tuple[Run, ...]
+
+    @property
+    def typical(self) -> Run:
+        """The measured run with the median TTFT (the lower one of two)."""
+        by_ttft = sorted(self.measured, key=lambda run: _metrics(self.scenario, run).get("ttft_s", 0.0))
+        return by_ttft[(len(by_ttft) - 1) // 2]
+
+
+def in_both_worlds(
+    scenario: Scenario, runs: int, *, say: Say = lambda what: None, live: OpenWorld | None = None
+) -> TwoWorlds:
+    """Carry a scenario out `runs` times (the torch backend's world, or the one that `live` opens), simulate it once.
+
+    Raises InputError as ``run_scenario`` does, KvferryError when a run does not finish.
+    """
+    seen = _Seen(live or BACKENDS["torch"])
+    measured = []
+    for n in range(runs):
+        run = run_scenario(scenario, say=say, open_world=seen.open)
+        if run.interrupted:
+            raise KeyboardInterrupt
+        if run.outcome != "done":
+            raise KvferryError(f"{scenario.name}: run {n + 1} ended {run.outcome.replace('_', ' ')}: {run.why}")
+        measured.append(run)
+    simulated = run_scenario(scenario, open_world=seen.simulate)
+    if simulated.outcome != "done":
+        raise KvferryError(f"{scenario.name}: simulated, it ends {simulated.outcome}: {simulated.why}")
+    return TwoWorlds(scenario=scenario, simulated=simulated, measured=tuple(measured))
+
+
+class _Seen:
+    """Remembers what contexts weigh in the real world, for the modelled one."""
+
+    def __init__(self, live: OpenWorld) -> None:
+        self._live = live
+        self._stored: list[StoredContext] = []
+
+    @contextmanager
+    def open(self, scenario: Scenario, codec: str, tell: Tell, say: Say) -> Iterator[World]:
+        with self._live(scenario, codec, tell, say) as world:
+            self._stored = [world.stored(n) for n in range(scenario.workload.requests)]
+            yield world
+
+    @contextmanager
+    def simulate(self, scenario: Scenario, codec: str, tell: Tell, say: Say) -> Iterator[World]:
+        yield SimWorld(scenario, codec, tell, stored=self._stored.__getitem__)
+
+
+def figures_of(worlds: TwoWorlds) -> dict[str, Any]:
+    """What to write down of a scenario in both worlds.
+
+    ``metrics``: per key of COMPARED, and ``overlap`` (share of the load time when link and processor both work), the
+    simulated figure, the median of the measured ones, ``error`` = simulated / measured - 1, and ``spread``, the
+    standard deviation of the measured ones over their median (None for a single run). ``ops``: per resource and
+    label, how many spans, their mean duration and its error. ``runs``: every measured TTFT.
+    """
+    scenario = worlds.scenario
+    simulated = _metrics(scenario, worlds.simulated)
+    measured = [_metrics(scenario, run) for run in worlds.measured]
+    metrics = {
+        key: _beside(simulated[key], [figures[key] for figures in measured])
+        for key in (*COMPARED, "overlap")
+        if key in simulated and all(key in figures for figures in measured)
+    }
+    return {
+        "metrics": metrics,
+        "ops": _ops(worlds),
+        "runs": [figures.get("ttft_s") for figures in measured],
+    }
+
+
+def summary_of(rows: Sequence[dict[str, Any]], allowed: float = 0.15) -> dict[str, Any]:
+    """Over scenarios: the median and the largest absolute TTFT error, and which lie beyond what is allowed.
+
+    That is `allowed`, or twice the hardware's own spread where that is larger.
+    """
+    found = [row["metrics"]["ttft_s"] for row in rows if "ttft_s" in row["metrics"]]
+    if not found:
+        return {"scenarios": len(rows)}
+    errors = np.abs([one["error"] for one in found])
+    limits = np.maximum(allowed, [2 * (one["spread"] or 0.0) for one in found])
+    return {
+        "scenarios": len(rows),
+        "ttft_error_median": float(np.median(errors)),
+        "ttft_error_p90": float(np.percentile(errors, 90)),
+        "ttft_error_largest": float(errors.max()),
+        "ttft_spread_median": float(np.median([one["spread"] or 0.0 for one in found])),
+        "beyond": int((errors > limits).sum()),
+    }
+
+
+def _metrics(scenario: Scenario, run: Run) -> dict[str, float]:
+    found = metrics_of(run, main_processor=scenario.device.main, measure=scenario.measure)
+    return found | {"overlap": _overlap(run, scenario.device.main)}
+
+
+def _overlap(run: Run, processor: str) -> float:
+    """Share of the loads' time in which bytes arrive while the processor works."""
+    link, compute = (
+        [span for span in run.spans if span.resource == resource and _of_a_load(span, run)]
+        for resource in ("link", processor)
+    )
+    loads_s = sum(record.loaded_s - record.arrival_s for record in run.requests if record.loaded_s is not None)
+    both_s = _length(union(link)) + _length(union(compute)) - _length(union([*link, *compute]))
+    return both_s / loads_s if loads_s else 0.0
+
+
+def _of_a_load(span: Span, run: Run) -> bool:
+    return any(
+        record.loaded_s is not None and span.end_s <= record.loaded_s + 1e-9
+        for record in run.requests
+        if record.request == span.request
+    )
+
+
+def _length(intervals: tuple[np.ndarray, np.ndarray]) -> float:
+    starts, ends = intervals
+    return float((ends - starts).sum())
+
+
+def _beside(simulated: float, measured: Sequence[float]) -> dict[str, float | None]:
+    middle = median(measured)
+    return {
+        "simulated": simulated,
+        "measured": middle,
+        "error": simulated / middle - 1 if middle else (0.0 if simulated == middle else None),
+        "spread": stdev(measured) / middle if len(measured) > 1 and middle else None,
+    }
+
+
+def _ops(worlds: TwoWorlds) -> list[dict[str, Any]]:
+    """Spans by resource and label. A link's transfers follow each other: their rate is the link's, not theirs."""
+    simulated = _durations(worlds.simulated.spans)
+    measured = [_durations(run.spans) for run in worlds.measured]
+    rows = []
+    for key in sorted({key for found in (simulated, *measured) for key in found}):
+        ours, theirs = simulated.get(key, []), [found.get(key, []) for found in measured]
+        means = [float(np.mean(durations)) for durations in theirs if durations]
+        ours_s, theirs_s = float(np.mean(ours)) if ours else None, median(means) if means else None
+        rows.append(
+            {
+                "resource": key[0],
+                "op": key[1],
+                "simulated": len(ours),
+                "measured": median(map(len, theirs)),
+                "simulated_mean_s": ours_s,
+                "measured_mean_s": theirs_s,
+                "error": ours_s / theirs_s - 1 if ours_s and theirs_s else None,
+            }
+        )
+    return rows
+
+
+def _durations(spans: Sequence[Span]) -> dict[tuple[str, str], list[float]]:
+    found: dict[tuple[str, str], list[float]] = {}
+    for span in spans:
+        if span.end_s > span.start_s:
+            found.setdefault((span.resource, span.label), []).append(span.end_s - span.start_s)
+    return found

@@ -1,0 +1,150 @@
+"""Fidelity over many scenarios: one after the other, each kept when it is done, a report and pictures at the end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvferry.analysis import style
+from kvferry.analysis.compare import compare_gantt
+from kvferry.analysis.envelope import provenance_of, to_json, versions
+from kvferry.analysis.fidelity import TwoWorlds, figures_of, in_both_worlds, summary_of
+from kvferry.analysis.folder import folder_name, write_file, write_pictures
+from kvferry.analysis.settings import column_of, settings_of
+from kvferry.analysis.style import BLACK, FAINT, GREY, MARKERS, SERIES, render
+from kvferry.backends.world import Say
+from kvferry.scenarios.loader import scenario_hash
+from kvferry.specs.errors import InputError
+from kvferry.specs.scenario import Scenario
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_ROWS = "rows.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FidelityStudy:
+    """Scenarios to be had in both worlds; `varied` names the settings by which they differ."""
+
+    name: str
+    scenarios: Sequence[Scenario]
+    varied: Sequence[str]
+    runs: int
+
+
+def measure(
+    study: FidelityStudy,
+    folder: Path | None,
+    *,
+    progress: Callable[[int, int], None] = lambda done, of: None,
+    say: Say = lambda what: None,
+) -> dict[str, Any]:
+    """The report: a row per scenario as ``figures_of`` has it, with what it was; and their ``summary``.
+
+    With a folder, rows are kept there as they come, with a picture of both timelines each: interrupted, the same call
+    goes on. Raises InputError, KvferryError.
+    """
+    kept = _kept(folder)
+    rows: list[dict[str, Any]] = []
+    for done, scenario in enumerate(study.scenarios):
+        progress(done, len(study.scenarios))
+        key = f"{scenario_hash(scenario)} x {study.runs}"
+        if key not in kept:
+            worlds = in_both_worlds(scenario, study.runs, say=say)
+            kept[key] = _row(study, scenario) | figures_of(worlds)
+            if folder is not None:
+                write_file(folder / _ROWS, to_json(kept).encode())
+                _draw(folder, kept[key]["name"], worlds)
+        rows.append(kept[key])
+    progress(len(study.scenarios), len(study.scenarios))
+    first = study.scenarios[0]
+    report = {
+        "study": study.name,
+        "runs": study.runs,
+        "rows": rows,
+        "summary": summary_of(rows),
+        "by_system": {
+            system: summary_of([row for row in rows if row["system"] == system])
+            for system in dict.fromkeys(row["system"] for row in rows)
+        },
+        "versions": versions(),
+        "provenance": provenance_of(first.device, first.model),
+    }
+    if folder is not None:
+        write_file(folder / "fidelity.json", to_json(report).encode())
+        if any("ttft_s" in row["metrics"] for row in rows):
+            write_pictures(folder / "plots" / "ttft", render(lambda: scatter(rows, title=study.name)))
+    return report
+
+
+def scatter(rows: Sequence[Mapping[str, Any]], *, title: str = "") -> Figure:
+    """Simulated over measured TTFT, a mark per scenario and a kind of mark per system, with the 5 and 15 % lines."""
+    figure = style.new_figure(6.2, 5.6)
+    axis = figure.subplots()
+    points = {
+        system: [
+            (row["metrics"]["ttft_s"]["measured"], row["metrics"]["ttft_s"]["simulated"])
+            for row in rows
+            if row["system"] == system and "ttft_s" in row["metrics"]
+        ]
+        for system in dict.fromkeys(row["system"] for row in rows)
+    }
+    values = [value for found in points.values() for point in found for value in point]
+    ends = [min(values) / 1.2, max(values) * 1.2]
+    axis.plot(ends, ends, color=BLACK, linewidth=1.0)
+    for share, line in ((0.05, "--"), (0.15, ":")):
+        for factor in (1 + share, 1 / (1 + share)):
+            label = f"{100 * share:.0f} % off" if factor > 1 else None
+            axis.plot(ends, [factor * end for end in ends], color=GREY, linewidth=0.9, linestyle=line, label=label)
+    for n, (system, found) in enumerate(points.items()):
+        if found:
+            colour, marker = SERIES[n % len(SERIES)], MARKERS[n % len(MARKERS)]
+            axis.plot(*zip(*found, strict=True), linestyle="none", marker=marker, color=colour, label=system, alpha=0.8)
+    axis.set_xscale("log")
+    axis.set_yscale("log")
+    axis.set_xlim(*ends)
+    axis.set_ylim(*ends)
+    axis.grid(color=FAINT, which="both")
+    axis.set_xlabel("measured time to first token (s), median of the runs")
+    axis.set_ylabel("simulated (s)")
+    axis.set_title(title)
+    axis.legend(loc="upper left")
+    return figure
+
+
+def _row(study: FidelityStudy, scenario: Scenario) -> dict[str, Any]:
+    settings = settings_of(scenario)
+    columns = {key: column_of(key, settings) for key in study.varied if key != "system"}
+    varied = {key: settings[column] for key, column in columns.items() if column is not None}
+    told = [f"{value:g}" if isinstance(value, float) else str(value) for value in varied.values()]
+    return {
+        "name": folder_name("-".join([scenario.name, scenario.system, *told])),
+        "system": scenario.system,
+        "varied": varied,
+    }
+
+
+def _draw(folder: Path, name: str, worlds: TwoWorlds) -> None:
+    both = {"simulated": worlds.simulated, "measured": worlds.typical}
+    if any(run.spans for run in both.values()):
+        title = f"{worlds.scenario.name}: {worlds.scenario.system} in both worlds"
+        write_pictures(folder / "plots" / name, render(lambda: compare_gantt(both, title=title)))
+
+
+def _kept(folder: Path | None) -> dict[str, dict[str, Any]]:
+    path = None if folder is None else folder / _ROWS
+    if path is None or not path.is_file():
+        return {}
+    try:
+        kept = json.loads(path.read_text())
+    except ValueError as error:
+        raise InputError(
+            f"{path}: not the rows of an earlier run ({error}); remove it, or name another folder"
+        ) from None
+    if not isinstance(kept, dict):
+        raise InputError(f"{path}: not the rows of an earlier run; remove it, or name another folder")
+    return kept

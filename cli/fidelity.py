@@ -1,0 +1,113 @@
+"""``kvferry fidelity``: how far the simulator is off, measured on this device."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kvferry.cli.options import JsonOption, OutputOption, SeedOption, SetOption, overrides
+
+if TYPE_CHECKING:
+    from kvferry.analysis.fidelity_study import FidelityStudy
+
+
+def fidelity(
+    source: Annotated[str, typer.Argument(metavar="SCENARIO", help="A scenario or a study, by name or file.")],
+    systems: Annotated[str | None, typer.Option("--systems", help="Comma-separated; the scenario's own.")] = None,
+    runs: Annotated[int, typer.Option("--runs", min=1, max=1000, help="How often each is carried out.")] = 5,
+    settings: SetOption = None,
+    seed: SeedOption = None,
+    output: OutputOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Run scenarios in both worlds, the real one several times, and show how far the simulator is off.
+
+    Beside each error stands the hardware's own spread from run to run. With --output both timelines are drawn, one
+    above the other; interrupted, the same command goes on from there.
+    """
+    from kvferry.analysis.envelope import to_json
+    from kvferry.analysis.fidelity_study import measure
+    from kvferry.cli.progress import counted, say
+
+    study = _study(source, overrides(settings, seed), systems, runs)
+    with counted(study.name) as progress:
+        report = measure(study, output, progress=progress, say=say)
+    if output is not None:
+        say(f"written to {output}")
+    if json:
+        print(to_json(report), end="")
+        return
+    _show(report)
+
+
+def _study(source: str, changes: list[str], systems: str | None, runs: int) -> FidelityStudy:
+    from pathlib import Path
+
+    from kvferry.analysis.fidelity_study import FidelityStudy
+    from kvferry.analysis.study import load_study, study_names
+    from kvferry.cli.checks import scenario_for_run, scenarios_under
+    from kvferry.pipelines.checks import names_in_use
+    from kvferry.scenarios.document import read_document, regular_file
+
+    is_file = regular_file(Path(source)) is None
+    if source in study_names() or (is_file and read_document(Path(source)).child("base")):
+        loaded = load_study(source, changes, check=names_in_use)
+        scenarios = [
+            under
+            for point in loaded.points
+            for under in (scenarios_under(point, systems).values() if systems else [point])
+        ]
+        return FidelityStudy(name=loaded.name, scenarios=scenarios, varied=loaded.axes, runs=runs)
+    scenario = scenario_for_run(source, changes)
+    chosen = list(scenarios_under(scenario, systems or scenario.system).values())
+    return FidelityStudy(name=scenario.name, scenarios=chosen, varied=(), runs=runs)
+
+
+def _show(report: dict[str, Any]) -> None:
+    from kvferry.analysis import human
+    from kvferry.cli.table import print_table
+
+    def percent(share: float | None) -> str | None:
+        return None if share is None else f"{100 * share:.1f} %"
+
+    rows = []
+    for row in report["rows"]:
+        for key, found in row["metrics"].items():
+            if key in ("ttft_s", "link_bytes", "overlap") or len(report["rows"]) == 1:
+                shown = human.of_unit(key)
+                rows.append(
+                    (
+                        row["name"],
+                        key,
+                        shown(found["simulated"]),
+                        shown(found["measured"]),
+                        percent(found["error"]),
+                        percent(found["spread"]),
+                    )
+                )
+    columns = ("scenario", "metric", "simulated", "measured", "error", "spread")
+    print_table(columns, rows, title=f"{report['study']}: {report['runs']} runs each")
+    if len(report["rows"]) == 1:
+        ops = [
+            (
+                op["resource"],
+                op["op"],
+                op["simulated"],
+                op["measured"],
+                *(
+                    None if op[key] is None else human.seconds(op[key])
+                    for key in ("simulated_mean_s", "measured_mean_s")
+                ),
+                percent(op["error"]),
+            )
+            for op in report["rows"][0]["ops"]
+        ]
+        print_table(("resource", "op", "simulated", "measured", "mean, simulated", "measured", "error"), ops)
+    summary = report["summary"]
+    if "ttft_error_median" in summary:
+        print(
+            f"TTFT of {summary['scenarios']} scenarios: median error {percent(summary['ttft_error_median'])}, largest "
+            f"{percent(summary['ttft_error_largest'])}; spread between runs {percent(summary['ttft_spread_median'])}; "
+            f"{summary['beyond']} beyond 15 % and twice their spread"
+        )
