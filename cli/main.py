@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 from typer.core import TyperGroup
 
+from kvferry.cli.calibrate import calibrate
 from kvferry.cli.compare import compare
 from kvferry.cli.devices import devices
 from kvferry.cli.encode import encode
@@ -72,7 +73,7 @@ def kvferry(
 
 _COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
     "Simulate": (run, compare, schedule, sweep, reproduce),
-    "Measure": (encode, serve),
+    "Measure": (calibrate, encode, serve),
     "Look up": (scenarios, systems, devices, models, schema),
 }
 for panel, commands in _COMMANDS.items():

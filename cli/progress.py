@@ -25,6 +25,31 @@ def counted(doing: str) -> Iterator[Progress]:
 
 
 @contextmanager
+def steps() -> Iterator[Callable[[str, int, int], None]]:
+    """The same for steps with names, told as "part: what exactly"; a line for each part when nobody watches."""
+    if sys.stderr.isatty():
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+        from rich.progress import Progress as Bar
+
+        columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+        with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task("", total=None)
+            yield lambda name, done, of: bar.update(task, description=name, completed=done, total=of)
+        return
+    said = ""
+
+    def line(name: str, done: int, of: int) -> None:
+        nonlocal said
+        part = name.partition(":")[0]
+        if part != said:
+            said = part
+            say(f"{done} of {of}: {part}")
+
+    yield line
+
+
+@contextmanager
 def spinner(doing: str) -> Iterator[None]:
     """A sign of life where nothing can be counted."""
     if not sys.stderr.isatty():

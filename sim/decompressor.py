@@ -25,7 +25,7 @@ class Decompressor(WorkQueue):
         self, env: simpy.Environment, spec: DecompressorSpec, tell: Tell, contention: Contention | None = None
     ) -> None:
         super().__init__(env, "decompress", tell, spec.workers)
-        self._values_per_s = spec.values_per_s
+        self._values_per_s, self._piece_s = spec.values_per_s, spec.piece_s
         self._contention = contention if contention and contention.tell("decompress", self._beside) else None
         # What is being decoded beside others, in the order it began.
         self._paces: dict[TimedWork, Pace] = {}
@@ -41,7 +41,7 @@ class Decompressor(WorkQueue):
     ) -> Ticket:
         """Decode so many key and value numbers; fires with `result`."""
         work = TimedWork(self.env, self, 0.0, label, request, result)
-        return self.hand_over(work, values / self._values_per_s, after, priority)
+        return self.hand_over(work, self._piece_s + values / self._values_per_s, after, priority)
 
     def _begin(self, work: TimedWork) -> None:
         if self._contention is None:

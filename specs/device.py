@@ -54,6 +54,8 @@ class ProcessorSpec(Spec):
     block_sparse: BlockSparseSpec | None = None
     # Folder with a folder per model of measured tables: see sim/costs/table.py.
     measured: str | None = Field(default=None, min_length=1, max_length=1000)
+    # CPU threads of one op when it was measured; None: not known. The model does not depend on it.
+    threads: Annotated[Count, Field(ge=1, le=1024)] | None = None
     # An NPU runs shapes compiled beforehand: token counts are rounded up to one of these.
     compiled_tokens: tuple[Annotated[Count, Field(ge=1)], ...] = ()
     # Time to load the compiled graph, paid before the first op of a run.
@@ -94,6 +96,8 @@ class DecompressorSpec(Spec):
     """Entropy decoding: values per second of one worker, and how many workers."""
 
     values_per_s: ValuesPerS
+    # Fixed time of a piece: handing it to a worker, and back.
+    piece_s: Seconds = 0.0
     workers: Count = Field(default=1, ge=1, le=1024)
     active_w: Watts = 0.0
 

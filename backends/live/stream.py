@@ -93,7 +93,7 @@ class CudaStream:
         except ImportError as error:
             raise MissingExtra("CUDA streams need torch: install the [torch] extra") from error
         self._cuda = torch.cuda
-        self.device = ("cuda", index)
+        self.device: object = ("cuda", index)
         self._stream = torch.cuda.Stream(device=index, priority=priority)
 
     def launch(self, call: Callable[[], Any], behind: Sequence[_CudaMark]) -> tuple[Any, _CudaMark]:

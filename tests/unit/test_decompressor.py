@@ -27,6 +27,15 @@ def test_one_worker_decodes_one_piece_after_the_other() -> None:
     assert spans == [Span("decompress", "100", 0.0, 1.0, 0.0, 1), Span("decompress", "50", 1.0, 1.5, 0.0, 1)]
 
 
+def test_a_piece_has_a_fixed_time_besides() -> None:
+    # 0.25 + 1, then 0.25 + 0.5
+    env = simpy.Environment()
+    decompressor = Decompressor(env, DecompressorSpec(values_per_s=100, piece_s=0.25), lambda _: None)
+    tickets = [decompressor.decompress(values) for values in (100, 50)]
+    env.run()
+    assert ends(*tickets) == [1.25, 2.0]
+
+
 def test_two_workers_take_pieces_in_order() -> None:
     # 300 and 100 begin at 0; 100 more at 1, on the worker that is free; 100 more at 2
     env, decompressor, _ = world(2)

@@ -1,0 +1,1 @@
+"""What this device can do, measured: a device profile with the cost tables of one model."""

@@ -1,0 +1,67 @@
+"""One thing measured, with all its repetitions."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from kvferry.specs.errors import InputError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """`at` says at which point, by feature (context, tokens, block_bytes ...); `values` has every repetition."""
+
+    # What was measured: advance, decode_step, dispatch, random_read ...
+    what: str
+    unit: str
+    values: tuple[float, ...]
+    at: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def median(self) -> float:
+        return float(np.median(self.values))
+
+    @property
+    def spread(self) -> float:
+        """Between the quartiles, relative to the median."""
+        low, high = np.quantile(self.values, [0.25, 0.75])
+        return float((high - low) / self.median) if self.median else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        return {"what": self.what, "at": self.at, "unit": self.unit, "values": list(self.values)}
+
+    @classmethod
+    def from_json(cls, told: Any) -> "Measurement":
+        """Raises InputError for what is no measurement."""
+        try:
+            values = tuple(float(value) for value in told["values"])
+            at = {str(feature): float(value) for feature, value in told["at"].items()}
+            if not values or not np.isfinite(values).all():
+                raise ValueError("no finite values")
+            return cls(what=str(told["what"]), unit=str(told["unit"]), values=values, at=at)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise InputError(f"not a measurement: {error}") from None
+
+
+def only(measurements: Sequence[Measurement], what: str) -> list[Measurement]:
+    """Those of one kind, by the point that they belong to."""
+    return sorted((m for m in measurements if m.what == what), key=lambda m: tuple(m.at.values()))
+
+
+def repeated(
+    sample: Callable[[], Sequence[float]], *, least: int, seconds: float, clock: Callable[[], float] = perf_counter
+) -> tuple[float, ...]:
+    """What `sample` gives, again and again: after one call to warm up, until there are `least` values, and for as many
+    more as fit into `seconds` in all. The warm-up counts when it alone takes longer."""
+    began_s = clock()
+    values = list(sample())
+    if clock() - began_s < seconds / 2:
+        values = []
+    while len(values) < least or clock() - began_s < seconds / 2:
+        values += sample()
+        if clock() - began_s > seconds and values:
+            break
+    return tuple(values)

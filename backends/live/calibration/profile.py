@@ -1,0 +1,194 @@
+"""From what was measured to a device profile: each number with where it comes from."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kvferry.backends.live.calibration.draft import Draft
+from kvferry.backends.live.calibration.fit import RooflineFit, fit_roofline, fixed_and_rate
+from kvferry.backends.live.calibration.measurement import Measurement, only
+from kvferry.backends.live.calibration.settings import Settings
+from kvferry.backends.live.calibration.tables import timed_ops
+from kvferry.specs.device import DeviceSpec
+from kvferry.specs.model import ModelSpec
+from kvferry.specs.units import with_unit
+
+
+def profile(
+    name: str,
+    settings: Settings,
+    model: ModelSpec,
+    measured: Sequence[Measurement],
+    surroundings: Mapping[str, Any],
+    base: DeviceSpec,
+) -> tuple[Draft, RooflineFit | None]:
+    """What was not measured is the base profile's, and says so. `surroundings` are `environment()` and the memory."""
+    draft = Draft(name, base)
+    main = "gpu" if settings.device.startswith("cuda") else "cpu"
+    draft.profile["main"] = main
+    fit = _processor(draft, f"processors.{main}", main, settings, model, measured, base)
+    _memory(draft, settings, measured, surroundings)
+    _decompressor(draft, settings, measured)
+    _network(draft, measured)
+    _storage(draft, [m for m in measured if m.what == "random_read"])
+    _contention(draft, main, settings, measured)
+    _power(draft, main, measured)
+    return draft, fit
+
+
+def told(measurement: Measurement, what: str) -> str:
+    return f"measured: {what}; median of {len(measurement.values)}, spread {measurement.spread:.0%}"
+
+
+def _processor(
+    draft: Draft,
+    key: str,
+    main: str,
+    settings: Settings,
+    model: ModelSpec,
+    measured: Sequence[Measurement],
+    base: DeviceSpec,
+) -> RooflineFit | None:
+    draft.put(f"{key}.kind", main, "what torch ran on")
+    draft.put(f"{key}.threads", settings.threads, "as asked for: CPU threads of one op")
+    products, copies = only(measured, "matrix_product"), only(measured, "memory_copy")
+    if not products or not copies:
+        rates = base.processors[base.main]
+        draft.put(f"{key}.flop_per_s", with_unit(rates.flop_per_s, "compute rate"), f"not measured; {base.name}")
+        draft.put(f"{key}.bytes_per_s", with_unit(rates.bytes_per_s, "rate"), f"not measured; {base.name}")
+        _dispatch(draft, key, measured)
+        return None
+    flop_per_s, bytes_per_s = products[0].median, copies[0].median
+    fit = fit_roofline(model, timed_ops(measured, model), flop_per_s, bytes_per_s)
+    raised = f"; raised by {fit.raised:.2f}, as some ops are faster" if fit.raised > 1 else ""
+    size, copied = int(products[0].at["rows"]), int(copies[0].at["bytes"]) >> 20
+    flops = f"a product of two {size} x {size} matrices{raised}"
+    draft.put(f"{key}.flop_per_s", with_unit(_short(flop_per_s * fit.raised), "compute rate"), told(products[0], flops))
+    moved = f"reads and writes of a copy of {copied} MiB{raised}"
+    draft.put(f"{key}.bytes_per_s", with_unit(_short(bytes_per_s * fit.raised), "rate"), told(copies[0], moved))
+    fitted = f"fitted, with layer_s, to the measured ops of {model.name}; |fitted / measured - 1|, median: {fit.told}"
+    if settings.attention == "dense":
+        fitted += ". sparse_attention is dense attention here: blocks that do not matter are computed all the same"
+    draft.put(f"{key}.efficiency", {kernel: _short(share) for kernel, share in fit.efficiency.items()}, fitted)
+    draft.put(f"{key}.layer_s", with_unit(_short(fit.layer_s), "time"), "fitted with efficiency")
+    _dispatch(draft, key, measured)
+    draft.put(
+        f"{key}.measured",
+        "measured",
+        f"seconds of {model.name}'s ops on the idle device, {settings.attention} attention, "
+        f"{settings.threads} threads, {8 * model.kv_value_bytes:g} bits; medians: see calibration.json",
+    )
+    return fit
+
+
+def _dispatch(draft: Draft, key: str, measured: Sequence[Measurement]) -> None:
+    for dispatch in only(measured, "dispatch"):
+        source = told(dispatch, "round trip of an empty op through the live machine")
+        draft.put(f"{key}.dispatch_s", with_unit(_short(dispatch.median), "time"), source)
+
+
+def _memory(draft: Draft, settings: Settings, measured: Sequence[Measurement], surroundings: Mapping[str, Any]) -> None:
+    host, free = surroundings.get("memory_bytes"), surroundings.get("free_memory_bytes")
+    device = surroundings.get("device_memory_bytes")
+    on_cuda = settings.device.startswith("cuda")
+    draft.put("memory.unified", not on_cuda, "a GPU with memory of its own" if on_cuda else "a CPU's")
+    if device:
+        draft.put("memory.capacity_bytes", with_unit(device, "size"), "as the driver says")
+        draft.put("memory.reserved_bytes", "0 B", "nothing else was on the GPU")
+    elif host:
+        draft.put("memory.capacity_bytes", with_unit(host, "size"), "as the system says")
+        reserved = f"{(host - (free or host)) / host:.0%} were taken when the calibration began"
+        draft.put("memory.reserved_bytes", with_unit(_short(host - (free or host)), "size"), reserved)
+    if host and on_cuda:
+        draft.put("memory.host_capacity_bytes", with_unit(host, "size"), "as the system says")
+    for copy in only(measured, "memory_copy"):
+        rate = draft.profile["processors"]["gpu" if on_cuda else "cpu"].get("bytes_per_s")
+        draft.put("memory.bytes_per_s", rate, told(copy, "as the processor's"))
+    placing = only(measured, "placing")
+    if placing:
+        fixed_s, rate = fixed_and_rate([(m.at["bytes"], m.median) for m in placing])
+        what = (
+            f"decoded KV put where the session keeps it, layer by layer of a token chunk, by size: {_points(placing)}"
+        )
+        draft.put("memory.copy_bytes_per_s", with_unit(_short(rate), "rate"), what)
+        draft.put("memory.copy_latency_s", with_unit(_short(fixed_s), "time"), "fitted with copy_bytes_per_s")
+
+
+def _decompressor(draft: Draft, settings: Settings, measured: Sequence[Measurement]) -> None:
+    pieces = only(measured, "decode")
+    if not pieces:
+        return
+    fixed_s, rate = fixed_and_rate([(m.at["values"], m.median) for m in pieces])
+    what = f"measured: {settings.codec} pieces by a pool of {settings.workers} workers, all at work: {_points(pieces)}"
+    draft.put("decompressor.values_per_s", with_unit(_short(rate), "value rate"), what)
+    draft.put("decompressor.piece_s", with_unit(_short(fixed_s), "time"), "fitted with values_per_s")
+    draft.put("decompressor.workers", settings.workers, "as asked for")
+
+
+def _network(draft: Draft, measured: Sequence[Measurement]) -> None:
+    for rate in only(measured, "receive"):
+        source = told(rate, "chunks from the server on loopback, two fetches ahead, each checked")
+        draft.put("network.bytes_per_s", with_unit(_short(rate.median), "rate"), source)
+    for request in only(measured, "request"):
+        source = told(request, "a fetch of a few bytes from the server on loopback")
+        draft.put("network.request_s", with_unit(_short(request.median), "time"), source)
+
+
+def _storage(draft: Draft, reads: Sequence[Measurement]) -> None:
+    by_depth: dict[int, list[Measurement]] = {}
+    for read in sorted(reads, key=lambda read: (read.at["depth"], read.at["block_bytes"])):
+        by_depth.setdefault(int(read.at["depth"]), []).append(read)
+    if by_depth:
+        rows = [
+            {
+                "depth": depth,
+                "block_bytes": [with_unit(read.at["block_bytes"], "size") for read in row],
+                "bytes_per_s": [with_unit(_short(read.median), "rate") for read in row],
+            }
+            for depth, row in by_depth.items()
+        ]
+        spread = max(read.spread for read in reads)
+        source = f"measured: random reads past the page cache, medians; largest spread {spread:.0%}: see storage.csv"
+        draft.put("storage", {"model": "curve", "read": rows, "queue_depth": max(by_depth)}, source)
+
+
+def _contention(draft: Draft, main: str, settings: Settings, measured: Sequence[Measurement]) -> None:
+    slowdown: dict[str, dict[str, float]] = {}
+    names = {"compute": main, "decompress": "decompress", "link": "link"}
+    rates = []
+    for path in ("compute", "decompress"):
+        for other in names:
+            for ratio in only(measured, f"{path} beside {other}"):
+                rates.append(ratio.at["link_bytes_per_s"])
+                # What is not slower beside others was measured while others were slower by chance.
+                if ratio.median > 1:
+                    slowdown.setdefault(names[path], {})[names[other]] = _short(ratio.median)
+    if rates:
+        both = only(measured, "compute beside decompress and link")
+        together = f"; compute beside both was {both[0].median:.3g} times as long" if both else ""
+        source = f"measured in turns, alone and beside the other at work{together}; the link at the rate told"
+        value = {"slowdown": slowdown, "link_bytes_per_s": with_unit(rates[0], "rate")}
+        draft.put("contention", value, source)
+
+
+def _power(draft: Draft, main: str, measured: Sequence[Measurement]) -> None:
+    watts = [m for m in measured if m.what.startswith("power ")]
+    if not watts:
+        why = "nothing on this device tells what it draws" if only(measured, "no_power_meter") else "not measured"
+        for key in (f"processors.{main}.idle_w", f"processors.{main}.active_w"):
+            draft.put(key, "0 W", f"{why}: energy of this processor is not counted")
+        return
+    for measurement in watts:
+        _, state, component, _, source = measurement.what.split(maxsplit=4)
+        if component == main:
+            key = f"processors.{main}.{state}_w"
+            draft.put(key, with_unit(_short(measurement.median), "power"), f"measured: {source}, two seconds")
+
+
+def _points(measurements: Sequence[Measurement]) -> str:
+    parts = (f"{next(iter(m.at.values())):,.0f} in {m.median * 1e3:.3g} ms" for m in measurements)
+    return ", ".join(parts)
+
+
+def _short(number: float) -> float:
+    """What a measurement can tell: four digits."""
+    return float(f"{number:.4g}")

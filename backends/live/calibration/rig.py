@@ -1,0 +1,109 @@
+"""The model on its device, inside the live machine: every op is measured where loads run it."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import simpy
+import torch
+from transformers import PreTrainedModel
+
+from kvferry.backends.live.attention import Attention, BlockSparse, dense
+from kvferry.backends.live.calibration.masks import drawn_masks
+from kvferry.backends.live.calibration.settings import Settings
+from kvferry.backends.live.machine import LiveMachine
+from kvferry.backends.live.models import load_model, random_model, spec_of
+from kvferry.backends.live.runner import Prompt, SessionRunner
+from kvferry.backends.live.session import Session
+from kvferry.backends.live.stream import CudaStream, Stream
+from kvferry.machine.ops import Op
+from kvferry.machine.ticket import Ticket
+from kvferry.scenarios import loader
+from kvferry.specs.model import ModelSpec
+from kvferry.traces.chunks import CHUNK_TOKENS
+
+
+class Rig:
+    """Loads the model when it is first needed."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+
+    @cached_property
+    def model(self) -> PreTrainedModel:
+        """Raises InputError when it is not to be had, or does not fit."""
+        settings = self.settings
+        torch.set_num_threads(settings.threads)
+        if not settings.random_weights:
+            return load_model(settings.model, settings.dtype, settings.device)
+        described = loader.load_model(settings.model)
+        dtype = settings.dtype or "float32"
+        return random_model(settings.family, described, seed=0, dtype=dtype, device=settings.device)
+
+    @cached_property
+    def spec(self) -> ModelSpec:
+        """The model's dimensions, under the name that its tables have: without the folders on the way to it."""
+        if self.settings.random_weights:
+            return spec_of(self.model, loader.load_model(self.settings.model).name)
+        return spec_of(self.model, Path(self.settings.model).name)
+
+    @property
+    def on_cuda(self) -> bool:
+        return self.settings.device.startswith("cuda")
+
+    def context(self, tokens: int, seed: int = 0) -> tuple[int, ...]:
+        """Token ids drawn at random: what an op takes does not depend on them."""
+        return tuple(np.random.default_rng(seed).integers(0, self.spec.vocabulary, tokens).tolist())
+
+    @contextmanager
+    def running(
+        self, context: int, *, question: int = 1, output: int = 1, attention: Attention = dense
+    ) -> Iterator["Running"]:
+        """A live machine with requests over a context of so many tokens."""
+        prompt = Prompt(self.context(context), self.context(question, 1), output, attention)
+        runner = SessionRunner(self.model, lambda request: prompt, chunk_tokens=CHUNK_TOKENS)
+        with LiveMachine("device", runner, capacity_bytes=1.0, stream=self._stream) as machine:
+            yield Running(machine, runner)
+
+    @property
+    def _stream(self) -> Callable[[str], Stream] | None:
+        index = torch.device(self.settings.device).index or 0
+        return (lambda resource: CudaStream(index)) if self.on_cuda else None
+
+
+class Running:
+    """Sessions under way on a live machine."""
+
+    def __init__(self, machine: LiveMachine, runner: SessionRunner) -> None:
+        self.machine, self.runner = machine, runner
+        self._last = 0
+
+    def loaded(self, chunks: int | None = None) -> tuple[int, Session]:
+        """A new request whose first `chunks` token chunks (None: all) are there, with all layers: noise."""
+        self.runner.close(self._last)
+        self._last += 1
+        session = self.runner.session(self._last)
+        kv = session.kv
+        for t in range(len(kv.tokens) if chunks is None else chunks):
+            side = torch.randn(kv.heads, kv.tokens[t], kv.head_dim, dtype=torch.float32).to(kv.dtype)
+            for l in range(kv.layers):
+                session.load(t, l, None, side, side)
+        return self._last, session
+
+    def seconds(self, ops: Sequence[Op], request: int) -> list[float]:
+        """Of each op, handed over all at once: what its worker was at it, from start to end."""
+        tickets = [self.machine.submit(op, request=request) for op in ops]
+        env = self.machine.env
+        env.run(until=env.process(_until(tickets)))
+        return [(ticket.end_s or 0.0) - (ticket.start_s or 0.0) for ticket in tickets]
+
+
+def _until(tickets: list[Ticket]) -> simpy.events.ProcessGenerator:
+    yield from tickets
+
+
+def block_sparse(rig: Rig, context: int, tokens: int, density: float) -> BlockSparse:
+    """Attention of the last chunk over that share of its causal blocks, drawn at random, the diagonal always in."""
+    return BlockSparse(drawn_masks(rig.spec, context, tokens, density))

@@ -1,0 +1,63 @@
+"""What is measured, and under which circumstances: what a journal belongs to."""
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from kvferry.traces.chunks import CHUNK_TOKENS
+
+PARTS = ("compute", "dispatch", "codec", "storage", "link", "contention", "power")
+Attention = Literal["dense", "block-sparse"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """`model` is what `load_model` takes, or with `random_weights` a model's description (see scenarios/models)."""
+
+    model: str
+    random_weights: bool = False
+    family: str = "qwen3"
+    dtype: str | None = None
+    device: str = "cpu"
+    # CPU threads of one op.
+    threads: int = 1
+    attention: Attention = "dense"
+    codec: str = "huffman"
+    # Of the decompressor.
+    workers: int = 1
+    # The longest context; grid points halve from there down to one token chunk.
+    context: int = 8 * CHUNK_TOKENS
+    # Fewer repetitions and points: for tests, and to see whether it works.
+    quick: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @property
+    def contexts(self) -> tuple[int, ...]:
+        """Tokens before a chunk: whole token chunks, and none."""
+        points, tokens = {0}, self.context // CHUNK_TOKENS * CHUNK_TOKENS
+        while tokens >= CHUNK_TOKENS:
+            points.add(tokens)
+            tokens = tokens // 2 // CHUNK_TOKENS * CHUNK_TOKENS
+        return tuple(sorted(points))
+
+    @property
+    def chunk_tokens(self) -> tuple[int, ...]:
+        """Tokens of a chunk: a whole one, and the shorter ones that contexts end with."""
+        return (256, CHUNK_TOKENS) if self.quick else (64, 128, 256, 512, 768, CHUNK_TOKENS)
+
+    @property
+    def question_tokens(self) -> tuple[int, ...]:
+        return (16, 64) if self.quick else (1, 16, 64, 256)
+
+    @property
+    def densities(self) -> tuple[float, ...]:
+        """Shares of the causal attention blocks that are attended."""
+        if self.attention == "dense":
+            return (1.0,)
+        return (0.1, 1.0) if self.quick else (0.05, 0.1, 0.25, 0.5, 1.0)
+
+    @property
+    def point_s(self) -> float:
+        """How long one point may take, where one repetition does not take longer."""
+        return 0.1 if self.quick else 1.0

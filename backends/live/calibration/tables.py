@@ -1,0 +1,62 @@
+"""Measured ops as the tables that `sim/costs/table.py` reads: the median of each grid point."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from kvferry.backends.live.calibration.fit import Timed
+from kvferry.backends.live.calibration.measurement import Measurement
+from kvferry.machine.ops import Advance, DecodeStep, Op, Prefill, Project
+from kvferry.specs.model import ModelSpec
+from kvferry.traces.chunks import causal_blocks
+
+# The features that a table has; others of a measurement do not matter to the op, and are pooled.
+AXES = {
+    "project": ("tokens",),
+    "advance": ("context", "density", "tokens"),
+    "prefill": ("context", "tokens"),
+    "decode_step": ("context",),
+}
+
+
+def tables(measured: Sequence[Measurement]) -> dict[str, bytes]:
+    """File name -> CSV. An op without a whole grid has no table."""
+    found = {}
+    for what, axes in AXES.items():
+        points = pooled(measured, what, axes)
+        # One density is no axis: dense attention takes what it takes.
+        if what == "advance" and len({point[1] for point in points}) == 1:
+            axes = ("context", "tokens")
+            points = {(context, tokens): seconds for (context, _, tokens), seconds in points.items()}
+        size = np.prod([len({point[axis] for point in points}) for axis in range(len(axes))])
+        if points and size == len(points):
+            rows = (",".join(map(repr, (*point, seconds))) for point, seconds in sorted(points.items()))
+            found[f"{what}.csv"] = "\n".join([",".join((*axes, "seconds")), *rows, ""]).encode()
+    return found
+
+
+def pooled(measured: Sequence[Measurement], what: str, axes: tuple[str, ...]) -> dict[tuple[float, ...], float]:
+    """Per grid point the median of all repetitions there."""
+    values: defaultdict[tuple[float, ...], list[float]] = defaultdict(list)
+    for measurement in measured:
+        if measurement.what == what:
+            values[tuple(measurement.at[axis] for axis in axes)] += measurement.values
+    return {point: float(np.median(seconds)) for point, seconds in values.items()}
+
+
+def timed_ops(measured: Sequence[Measurement], model: ModelSpec) -> list[Timed]:
+    """The same points as ops, for a fit."""
+    return [Timed(op, seconds) for op, seconds in _timed(measured, model)]
+
+
+def _timed(measured: Sequence[Measurement], model: ModelSpec) -> Iterator[tuple[Op, float]]:
+    for (tokens,), seconds in pooled(measured, "project", ("tokens",)).items():
+        yield Project(int(tokens)), seconds
+    for (context, density, tokens), seconds in pooled(measured, "advance", AXES["advance"]).items():
+        blocks = density * causal_blocks(int(tokens), int(context)) * model.kv_heads
+        yield Advance(int(tokens), blocks, int(context)), seconds
+    for (context, tokens), seconds in pooled(measured, "prefill", AXES["prefill"]).items():
+        yield Prefill(int(tokens), int(context)), seconds
+    for (context,), seconds in pooled(measured, "decode_step", AXES["decode_step"]).items():
+        yield DecodeStep(1, int(context)), seconds

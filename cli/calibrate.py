@@ -1,0 +1,120 @@
+"""``kvferry calibrate``: a device profile, measured."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kvferry.cli.output import results_folder
+
+if TYPE_CHECKING:
+    from kvferry.specs.device import DeviceSpec
+
+_PARTS = "compute,dispatch,codec,storage,link,contention,power"
+
+
+def calibrate(
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="DIR", parser=results_folder, help="Folder of the profile."),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", help="A folder with a model, or a name; see kvferry models.")
+    ] = None,
+    random_weights: Annotated[
+        bool, typer.Option("--random-weights", help="--model is a description; its weights are drawn.")
+    ] = False,
+    threads: Annotated[int, typer.Option("--threads", min=1, max=1024, help="CPU threads of one op.")] = 1,
+    device: Annotated[str, typer.Option("--device", help="A torch device: cpu, cuda, cuda:1.")] = "cpu",
+    dtype: Annotated[str | None, typer.Option("--dtype", help="float32, bfloat16 or float16; else as stored.")] = None,
+    attention: Annotated[str, typer.Option("--attention", help="dense or block-sparse.")] = "dense",
+    context: Annotated[str, typer.Option("--context", help="The longest context to measure.")] = "8Ki",
+    codec: Annotated[str, typer.Option("--codec", help="What is decoded.")] = "huffman",
+    workers: Annotated[
+        int | None, typer.Option("--workers", min=1, max=1024, help="Of the decompressor; else the cores left.")
+    ] = None,
+    parts: Annotated[str, typer.Option("--parts", help="Comma-separated; the others come from --base.")] = _PARTS,
+    base: Annotated[
+        str, typer.Option("--base", metavar="DEVICE", help="The profile that says what is not measured.")
+    ] = "laptop-cpu",
+    name: Annotated[str | None, typer.Option("--name", help="Of the device; else the folder's.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer points and repetitions: to see that it works.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Measure again what the folder's journal has.")] = False,
+) -> None:
+    """Measure this device with a model, and write a profile that `device: DIR/profile.yaml` uses.
+
+    Interrupted or killed, it goes on where it was when it is called again.
+    """
+    from kvferry.scenarios.loader import load_device
+    from kvferry.specs.errors import InputError
+
+    based = load_device(base)
+    if model is None:
+        raise InputError("--model: names what to measure with, as in --model Qwen/Qwen3-0.6B")
+    asked = {
+        "model": model,
+        "random_weights": random_weights,
+        "threads": threads,
+        "device": device,
+        "dtype": dtype,
+        "attention": attention,
+        "codec": codec,
+        "quick": quick,
+    }
+    _measure(asked, context, workers, parts, output or Path("calibration"), based, name, fresh)
+
+
+@contextmanager
+def _kept(output: Path) -> Iterator[None]:
+    from kvferry.cli.progress import say
+
+    try:
+        yield
+    except KeyboardInterrupt:
+        say(f"interrupted; what was measured is kept in {output}, and the same command goes on from there")
+        raise
+
+
+def _measure(
+    asked: dict[str, Any],
+    context: str,
+    workers: int | None,
+    parts: str,
+    output: Path,
+    base: "DeviceSpec",
+    name: str | None,
+    fresh: bool,
+) -> None:
+    from kvferry.cli.progress import say, steps
+    from kvferry.policies.codecs import CODECS
+    from kvferry.specs.errors import InputError, MissingExtra, pick
+    from kvferry.specs.units import count
+
+    try:
+        from kvferry.backends.live.calibration.calibrate import calibrate as measure
+        from kvferry.backends.live.calibration.environment import usable_cores
+        from kvferry.backends.live.calibration.settings import Settings
+    except ImportError as error:
+        raise MissingExtra(f"calibrating needs {error.name}: pip install 'kvferry[torch]'") from None
+    try:
+        asked["context"] = count(context)
+    except ValueError as error:
+        raise InputError(f"--context: {error}") from None
+    if asked["attention"] not in ("dense", "block-sparse"):
+        raise InputError(f"--attention {asked['attention']!r}: it can be dense or block-sparse")
+    pick("codec", CODECS, asked["codec"])
+    asked["workers"] = workers or max(1, usable_cores() - asked["threads"])
+    with _kept(output), steps() as progress:
+        written = measure(
+            Settings(**asked),
+            output,
+            base,
+            parts=[part.strip() for part in parts.split(",") if part.strip()],
+            name=name,
+            fresh=fresh,
+            progress=progress,
+        )
+    say("a scenario uses it with `device: PROFILE` and `costs: table`")
+    print(written)
