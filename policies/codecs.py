@@ -28,7 +28,7 @@ _FLUSH_BITS = 32
 _CACHEGEN_LEVELS = 5
 # Shares of the layers, from the first on, whose keys and values keep 32 levels; the others get 16. CacheGen's
 # published configuration (LMCache, CacheGenConfig: 10 and 2 of 32 layers), as SparKV prints none.
-_FINE_KEYS, _FINE_VALUES = 10 / 32, 2 / 32
+FINE_KEYS, FINE_VALUES = 10 / 32, 2 / 32
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def layerwise(entropy_bits: np.ndarray, values: np.ndarray | int) -> Encoding:
     fine = huffman(entropy_bits, values).encoded_bytes
     coarse = huffman(np.maximum(entropy_bits - 1, entropy_bits / 2), values).encoded_bytes
     depth = np.arange(entropy_bits.shape[1]) / entropy_bits.shape[1]
-    share = ((depth < _FINE_KEYS) + 1.0 * (depth < _FINE_VALUES))[None, :, None] / 2
+    share = ((depth < FINE_KEYS) + 1.0 * (depth < FINE_VALUES))[None, :, None] / 2
     return Encoding(share * fine + (1 - share) * coarse)
 
 

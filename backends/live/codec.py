@@ -4,7 +4,9 @@ The codecs are those whose sizes ``policies.codecs`` models, under the same name
 
 - ``huffman`` (SparKV III-B): 32 symbols, in uniform steps per channel, then a Huffman code made for the chunk.
   SparKV V speaks of a non-uniform quantisation instead and does not say which; III-B is what its figures are from.
-- ``cachegen``: the same at five levels, each step sqrt(2) wider than the level's before, then a range coder with
+- ``layerwise`` (SparKV V): as huffman, with steps twice as wide in deeper layers, for keys and for values from a depth
+  of their own on.
+- ``cachegen``: the same as huffman at five levels, each step sqrt(2) wider than the level's before, then a range coder with
   frequencies of keys and values. Left out: CacheGen's differences between tokens, and its frequencies per channel,
   which it learns beforehand and does not send.
 - ``kivi``: 2 bits in groups of 32, keys along tokens and values along channels; no entropy coding. Left out: the last
@@ -27,6 +29,7 @@ from numpy.typing import DTypeLike
 from kvferry.backends.live import huffman, range_coder
 from kvferry.backends.live.quantise import (
     GROUP,
+    Quantised,
     check_range,
     from_groups,
     from_minimum,
@@ -35,6 +38,7 @@ from kvferry.backends.live.quantise import (
     restore,
     scales,
 )
+from kvferry.policies.codecs import FINE_KEYS, FINE_VALUES
 from kvferry.specs.errors import InputError, KvferryError, pick
 
 VERSION = 1
@@ -73,17 +77,19 @@ class Shape(NamedTuple):
 
 @dataclass(frozen=True)
 class Codec:
-    """How a payload is made of keys and values float32[tokens, head_dim] at a level, and several of equal shape are
-    read back into float32[chunks, tokens, 2 x head_dim]. `code` stands for its name in the bytes."""
+    """How a payload is made of keys and values float32[tokens, head_dim] at a level and depth, and several of equal
+    shape are read back into float32[chunks, tokens, 2 x head_dim]. `code` stands for its name in the bytes."""
 
     code: int
     levels: int
-    encode: Callable[[np.ndarray, np.ndarray, int], bytes]
+    encode: Callable[[np.ndarray, np.ndarray, int, float], bytes]
     decode: Callable[[Sequence[Buffer], Shape], np.ndarray]
 
 
-def encode(codec: str, k: np.ndarray, v: np.ndarray, level: int = 0) -> bytes:
+def encode(codec: str, k: np.ndarray, v: np.ndarray, level: int = 0, depth: float = 0.0) -> bytes:
     """One chunk's keys and values, [tokens, head_dim] each of any float type, at a level (0: the best).
+
+    `depth` is the share of the layers that lie below the chunk's own.
 
     Raises InputError for an unknown codec or level, and for numbers that are not finite or too large for 16 bits.
     """
@@ -93,7 +99,7 @@ def encode(codec: str, k: np.ndarray, v: np.ndarray, level: int = 0) -> bytes:
     if k.ndim != 2 or k.shape != v.shape or not 0 < 2 * k.size <= MOST_VALUES or k.shape[1] >= 2**16:
         raise ValueError(f"keys {k.shape} and values {v.shape} are no chunk [tokens, head_dim]")
     try:
-        payload = chosen.encode(np.asarray(k, np.float32), np.asarray(v, np.float32), level)
+        payload = chosen.encode(np.asarray(k, np.float32), np.asarray(v, np.float32), level, depth)
     except ValueError as error:
         raise InputError(f"cannot be encoded: {error}") from None
     header = _HEADER.pack(_MAGIC, VERSION, chosen.code, level, *k.shape, len(payload), 0)
@@ -191,7 +197,7 @@ def _split(payloads: Sequence[Buffer], scale_bytes: int) -> tuple[list[Buffer], 
     return [payload[:scale_bytes] for payload in payloads], [payload[scale_bytes:] for payload in payloads]
 
 
-def _encode_huffman(k: np.ndarray, v: np.ndarray, level: int) -> bytes:
+def _encode_huffman(k: np.ndarray, v: np.ndarray, level: int, depth: float) -> bytes:
     symbols, of_channels = _quantised(k, v, level)
     return of_channels + huffman.encode(symbols.ravel())
 
@@ -201,7 +207,23 @@ def _decode_huffman(payloads: Sequence[Buffer], shape: Shape) -> np.ndarray:
     return _restored(huffman.decode(coded, shape.values), of_channels, shape)
 
 
-def _encode_cachegen(k: np.ndarray, v: np.ndarray, level: int) -> bytes:
+def _encode_layerwise(k: np.ndarray, v: np.ndarray, level: int, depth: float) -> bytes:
+    parts = [_fine_or_coarse(values, depth < fine) for values, fine in ((k, FINE_KEYS), (v, FINE_VALUES))]
+    symbols, offset, step = (np.concatenate(of_both, axis=-1) for of_both in zip(*parts, strict=True))
+    return scales(offset, step) + huffman.encode(symbols.ravel())
+
+
+def _fine_or_coarse(values: np.ndarray, fine: bool) -> Quantised:
+    if fine:
+        return per_channel(values, _STEPS[0], _LEAST_STEP)
+    # A step twice as wide: half as many symbols. Moved up by a quarter of 32, their middle is that of the fine ones:
+    # keys and values share one code.
+    symbols, offset, step = per_channel(values, _STEPS[2], 2 * _LEAST_STEP)
+    moved = (_STEPS[0] + 1) // 4
+    return symbols + moved, offset - moved * step, step
+
+
+def _encode_cachegen(k: np.ndarray, v: np.ndarray, level: int, depth: float) -> bytes:
     symbols, of_channels = _quantised(k, v, level)
     keys, values = np.split(symbols, 2, axis=1)
     return of_channels + range_coder.encode([keys.ravel(), values.ravel()], _STEPS[level] + 1)
@@ -220,7 +242,7 @@ def _decode_cachegen(payloads: Sequence[Buffer], shape: Shape) -> np.ndarray:
 # --- kivi, fp16 ----------------------------------------------------------------------------------------------------
 
 
-def _encode_kivi(k: np.ndarray, v: np.ndarray, level: int) -> bytes:
+def _encode_kivi(k: np.ndarray, v: np.ndarray, level: int, depth: float) -> bytes:
     parts = []
     for values, axis in ((k, 0), (v, 1)):
         symbols, offset, step = from_minimum(groups_along(values, axis), 3)
@@ -249,7 +271,7 @@ def _kivi_part(part: Buffer, groups: int, shape: tuple[int, int], axis: int) -> 
     return from_groups(restore(symbols.reshape(GROUP, groups), part[: 4 * groups]), shape, axis)
 
 
-def _encode_fp16(k: np.ndarray, v: np.ndarray, level: int) -> bytes:
+def _encode_fp16(k: np.ndarray, v: np.ndarray, level: int, depth: float) -> bytes:
     both = np.concatenate([k, v], axis=1)
     check_range(both)
     return both.astype("<f2").tobytes()
@@ -267,4 +289,5 @@ CODECS: dict[str, Codec] = {
     "cachegen": Codec(2, len(_STEPS), _encode_cachegen, _decode_cachegen),
     "kivi": Codec(3, 1, _encode_kivi, _decode_kivi),
     "fp16": Codec(4, 1, _encode_fp16, _decode_fp16),
+    "layerwise": Codec(5, 1, _encode_layerwise, _decode_huffman),
 }

@@ -58,9 +58,9 @@ class CodecPool:
         """(keys, values) of each chunk, [tokens, head_dim], decoded together by one worker."""
         return self._threads.submit(self._with_a_worker, lambda worker: worker.decode(chunks, np.dtype(dtype)))
 
-    def encode(self, name: str, k: np.ndarray, v: np.ndarray, level: int = 0) -> Future[bytes]:
+    def encode(self, name: str, k: np.ndarray, v: np.ndarray, level: int = 0, depth: float = 0.0) -> Future[bytes]:
         """One chunk's keys and values, [tokens, head_dim] each."""
-        return self._threads.submit(self._with_a_worker, lambda worker: worker.encode(name, k, v, level))
+        return self._threads.submit(self._with_a_worker, lambda worker: worker.encode(name, k, v, level, depth))
 
     @property
     def process_ids(self) -> list[int]:
@@ -122,13 +122,13 @@ class _Worker:
             at += both.nbytes
         return decoded
 
-    def encode(self, name: str, k: np.ndarray, v: np.ndarray, level: int) -> bytes:
+    def encode(self, name: str, k: np.ndarray, v: np.ndarray, level: int, depth: float) -> bytes:
         both = np.stack([k, v]).astype(np.float32, copy=False)
         self._source = _at_least(self._source, both.nbytes)
         # No codec takes more than 4 bytes per number, but for headers and tables.
         self._target = _at_least(self._target, both.nbytes + 2**16)
         np.ndarray(both.shape, np.float32, _bytes_of(self._source))[:] = both
-        reply = self._ask(do="encode", codec=name, shape=both.shape, level=level)
+        reply = self._ask(do="encode", codec=name, shape=both.shape, level=level, depth=depth)
         return bytes(_bytes_of(self._target)[: reply["length"]])
 
     @property
@@ -246,7 +246,7 @@ def _decode(task: dict[str, Any], source: memoryview, target: memoryview) -> dic
 
 def _encode(task: dict[str, Any], source: memoryview, target: memoryview) -> dict[str, Any]:
     k, v = np.ndarray(task["shape"], np.float32, source)
-    data = codec.encode(task["codec"], k, v, task["level"])
+    data = codec.encode(task["codec"], k, v, task["level"], task["depth"])
     target[: len(data)] = data
     return {"length": len(data)}
 

@@ -110,8 +110,9 @@ class Library:
                 writer.put(*place, data.result(), level)
 
             for place, keys, values in _chunks(session):
+                depth = place[1] / self._scenario.model.layers
                 for level in range(header.levels):
-                    waiting.append((place, level, pool.encode(codec_name, keys, values, level)))
+                    waiting.append((place, level, pool.encode(codec_name, keys, values, level, depth)))
                 while len(waiting) > _AHEAD:
                     put()
             while waiting:

@@ -220,6 +220,23 @@ def test_sizes_are_what_the_simulator_reckons_with(name: str) -> None:
         assert size == pytest.approx(encoding.encoded_bytes.item() * scale, rel=0.03 if level == 0 else 0.06)
 
 
+@pytest.mark.parametrize(("layer", "steps"), [(0, (1, 1)), (2, (1, 2)), (9, (1, 2)), (10, (2, 2)), (31, (2, 2))])
+def test_deeper_layers_get_wider_steps(layer: int, steps: tuple[int, int]) -> None:
+    """Of 32 layers the first 10 keep fine keys, the first 2 fine values; sizes as modelled, but for the shared code."""
+    k, v = chunk(1024, 128)
+    data = encode("layerwise", k, v, depth=layer / 32)
+    for values, restored, width in zip((k, v), decode(data), steps, strict=True):
+        finest = np.maximum(np.ptp(values, axis=0) / 31, values.std(axis=0) / 4)
+        off = np.abs(restored - values).max(axis=0) / finest
+        assert off.max() < 0.55 * width + 0.02 * np.abs(values).max() / finest.min()
+        assert np.median(off) > 0.45 * width
+    symbols, _, _ = per_channel(np.concatenate([k, v], axis=1), 31, 0.25)
+    shares = np.bincount(symbols.ravel(), minlength=32) / symbols.size
+    entropy = -float((shares[shares > 0] * np.log2(shares[shares > 0])).sum())
+    modelled_bytes = modelled.CODECS["layerwise"](np.full((1, 32, 1), entropy), symbols.size).encoded_bytes[0, layer, 0]
+    assert len(data) == pytest.approx(modelled_bytes, rel=0.08)
+
+
 def test_a_chunk_of_one_number_weighs_next_to_nothing() -> None:
     k = np.full((1024, 128), 2.5, np.float32)
     # Header, 256 scales of 4 bytes, code, lanes: of 262,144 numbers.

@@ -124,7 +124,6 @@ def test_a_hopeless_link_leaves_the_work_to_the_processor() -> None:
     [
         ({"coupling": "per_head"}, "coupling: all_heads"),
         ({"load": {"share": 0.5}}, "leave load out"),
-        ({"policies": {"codec": "layerwise"}}, "backend torch knows"),
         ({"live": {"weights": None}}, "`random` draws weights"),
         ({"live": {"text": "/nonexistent.txt"}}, "live.text"),
         ({"live": {"cloud": "http://127.0.0.1:9"}}, "127.0.0.1:9"),
