@@ -6,7 +6,7 @@ The codecs are those whose sizes ``policies.codecs`` models, under the same name
   SparKV V speaks of a non-uniform quantisation instead and does not say which; III-B is what its figures are from.
 - ``layerwise`` (SparKV V): as huffman, with steps twice as wide in deeper layers, for keys and for values from a depth
   of their own on.
-- ``cachegen``: the same as huffman at five levels, each step sqrt(2) wider than the level's before, then a range coder with
+- ``cachegen``: the same as huffman at five levels, each step sqrt(2) wider than the one before, then a range coder with
   frequencies of keys and values. Left out: CacheGen's differences between tokens, and its frequencies per channel,
   which it learns beforehand and does not send.
 - ``kivi``: 2 bits in groups of 32, keys along tokens and values along channels; no entropy coding. Left out: the last
