@@ -43,8 +43,8 @@ def run_points(
 
     Columns: key (the scenario's hash), outcome, why, settings (as ``settings_of`` names them), metrics (as
     ``metrics_of`` does), version. The folder is a ``Dataset``: its bytes depend neither on the number of workers
-    (None: all cores) nor on the order in which points finish. Points of another version of KVFerry run again and
-    replace their rows. A point that raises, or whose process dies, has the outcome "failed" and runs again next
+    (None: all cores; real runs: one) nor on the order in which points finish. Points of another version of KVFerry
+    run again and replace their rows. A point that raises, or whose process dies, has the outcome "failed" and runs again next
     time; the others go on. Interrupted (KeyboardInterrupt), the folder keeps what was finished.
 
     Raises KvferryError when the folder cannot be used.
@@ -56,7 +56,9 @@ def run_points(
         done, of = len(set(keys) & known), len(set(keys))
         progress(done, of)
         try:
-            with closing(_rows(missing, workers, run)) as rows:
+            # Real runs have the machine to themselves, one after the other.
+            alone = any(point.backend != "sim" for point in missing.values())
+            with closing(_rows(missing, 1 if alone else workers, run)) as rows:
                 for row in rows:
                     data.add(row)
                     done += 1
