@@ -6,7 +6,6 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-import simpy
 import torch
 from transformers import PreTrainedModel
 
@@ -19,7 +18,6 @@ from kvferry.backends.live.runner import Prompt, SessionRunner
 from kvferry.backends.live.session import Session
 from kvferry.backends.live.stream import CudaStream, Stream
 from kvferry.machine.ops import Op
-from kvferry.machine.ticket import Ticket
 from kvferry.scenarios import loader
 from kvferry.specs.model import ModelSpec
 from kvferry.traces.chunks import CHUNK_TOKENS
@@ -96,12 +94,8 @@ class Running:
         """Of each op, handed over all at once: what its worker was at it, from start to end."""
         tickets = [self.machine.submit(op, request=request) for op in ops]
         env = self.machine.env
-        env.run(until=env.process(_until(tickets)))
+        env.run(until=env.all_of(tickets))
         return [(ticket.end_s or 0.0) - (ticket.start_s or 0.0) for ticket in tickets]
-
-
-def _until(tickets: list[Ticket]) -> simpy.events.ProcessGenerator:
-    yield from tickets
 
 
 def block_sparse(rig: Rig, context: int, tokens: int, density: float) -> BlockSparse:
