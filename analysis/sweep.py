@@ -44,8 +44,8 @@ def run_points(
     Columns: key (the scenario's hash), outcome, why, settings (as ``settings_of`` names them), metrics (as
     ``metrics_of`` does), version. The folder is a ``Dataset``: its bytes depend neither on the number of workers
     (None: all cores; real runs: one) nor on the order in which points finish. Points of another version of KVFerry
-    run again and replace their rows. A point that raises, or whose process dies, has the outcome "failed" and runs again
-    next time; the others go on. Interrupted (KeyboardInterrupt), the folder keeps what was finished.
+    run again and replace their rows. A point that raises, or whose process dies, has the outcome "failed" and runs
+    again next time; the others go on. Interrupted (KeyboardInterrupt), the folder keeps what was finished.
 
     Raises KvferryError when the folder cannot be used.
     """
