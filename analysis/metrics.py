@@ -45,6 +45,7 @@ def metrics_of(
         if run.energy_j:
             found["energy_j"] = sum(run.energy_j.values()) / len(run.requests)
     found |= _machine_metrics(run, main_processor)
+    found |= run.figures
     return {key: float(value) for key, value in found.items() if value is not None and np.isfinite(value)}
 
 

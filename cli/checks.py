@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from kvferry.pipelines.checks import names_in_use
-from kvferry.pipelines.systems import SYSTEMS
+from kvferry.pipelines.checks import SYSTEMS_BY_KIND, names_in_use
 from kvferry.scenarios.loader import load_scenario
 from kvferry.specs.errors import InputError, pick
 from kvferry.specs.scenario import Scenario
@@ -19,12 +18,13 @@ def scenarios_under(scenario: Scenario, systems: str | None) -> dict[str, Scenar
 
     Raises InputError for a system that is not known, or an empty list.
     """
-    names = list(SYSTEMS) if systems is None else [name.strip() for name in systems.split(",") if name.strip()]
+    table = SYSTEMS_BY_KIND[scenario.workload.kind]
+    names = list(table) if systems is None else [name.strip() for name in systems.split(",") if name.strip()]
     if not names:
-        raise InputError(f"--systems: {systems!r} names none; known: {', '.join(SYSTEMS)}")
+        raise InputError(f"--systems: {systems!r} names none; known: {', '.join(table)}")
     for name in names:
         try:
-            pick("system", SYSTEMS, name)
+            pick("system", table, name)
         except InputError as error:
             raise InputError(f"--systems: {error}") from None
     return {name: scenario.under(name) for name in names}

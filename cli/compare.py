@@ -54,7 +54,9 @@ def compare(
     elif results:
         outcomes = {name: result.outcome for name, result in results.items()}
         metrics = {name: envelope["metrics"] for name, envelope in envelopes.items()}
-        codecs = {name: SYSTEMS[name].with_policies(under[name].policy_values).codec for name in results}
+        codecs = {
+            name: SYSTEMS[name].with_policies(under[name].policy_values).codec for name in results if name in SYSTEMS
+        }
         show(compare_table(metrics, title=loaded.name, outcomes=outcomes, notes=_notes(codecs), width=terminal_width()))
     if output is not None and results:
         say(f"written to {output}; pictures in {output / 'plots'}")

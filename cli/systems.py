@@ -5,9 +5,17 @@ from kvferry.cli.options import JsonOption
 
 def systems(json: JsonOption = False) -> None:
     """List the systems: named compositions of a pipeline and its policies."""
+    from kvferry.pipelines.offload_systems import DECODE_SYSTEMS
     from kvferry.pipelines.systems import SYSTEMS
 
-    rows = [{"name": name, "about": system.about, "codec": system.codec} for name, system in SYSTEMS.items()]
+    rows: list[dict[str, str | None]] = [
+        {"name": name, "workload": "context-reuse", "about": system.about, "codec": system.codec}
+        for name, system in SYSTEMS.items()
+    ]
+    rows += [
+        {"name": name, "workload": "offload-decode", "about": system.about, "codec": None}
+        for name, system in DECODE_SYSTEMS.items()
+    ]
     if json:
         from kvferry.analysis.envelope import to_json
 
@@ -15,4 +23,5 @@ def systems(json: JsonOption = False) -> None:
         return
     from kvferry.cli.table import print_table
 
-    print_table(("system", "codec", "about"), [(row["name"], row["codec"], row["about"]) for row in rows])
+    shown = [(row["name"], row["workload"], row["codec"], row["about"]) for row in rows]
+    print_table(("system", "workload", "codec", "about"), shown)

@@ -49,5 +49,7 @@ class Run:
     link_bytes_per_s: tuple[float, ...] = ()
     # Stopped by the user: the requests are those that had finished by then.
     interrupted: bool = False
+    # Further metrics under the project's keys, SI units, that the run itself knows best: they go before derived ones.
+    figures: dict[str, float] = field(default_factory=dict)
     # Wall-clock seconds this run took to simulate, to plan: the only entries that differ between equal runs.
     measured: dict[str, Any] = field(default_factory=dict)

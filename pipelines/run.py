@@ -4,6 +4,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from kvferry.machine.span import Span, Tell
 from kvferry.pipelines.checks import check_names
 from kvferry.pipelines.clairvoyant import load_bound_s
 from kvferry.pipelines.context_reuse import OutOfMemory
+from kvferry.pipelines.offload_run import run_offload
 from kvferry.pipelines.record import Outcome, RequestRecord, Run
 from kvferry.pipelines.systems import SYSTEMS, System
 from kvferry.pipelines.workload import Workload
@@ -56,6 +58,8 @@ def run_scenario(
     """
     began_s = perf_counter()
     check_names(scenario)
+    if scenario.workload.kind == "offload-decode":
+        return run_offload(scenario, progress)
     system = system or SYSTEMS[scenario.system].with_policies(scenario.policy_values)
     open_world = open_world or pick("backend", BACKENDS, scenario.backend)
     spans: list[Span] = []
@@ -130,6 +134,6 @@ def _with_bounds(
     ]
 
 
-def _link_over(trace: RateTrace, until_s: float) -> dict[str, tuple[float, ...]]:
+def _link_over(trace: RateTrace, until_s: float) -> dict[str, Any]:
     edges, rates = trace.segments(0.0, until_s) if until_s > 0 else (np.zeros(1), np.zeros(0))
     return {"link_times_s": tuple(edges.tolist()), "link_bytes_per_s": tuple(rates.tolist())}

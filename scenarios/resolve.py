@@ -114,7 +114,14 @@ def path_keys(scenario: Any) -> list[tuple[str, ...]]:
     device = scenario.get("device")
     processors = device.get("processors") if isinstance(device, dict) else None
     measured = [("device", "processors", name, "measured") for name in processors or () if isinstance(processors, dict)]
-    named = [("link", "trace"), ("load", "trace"), ("workload", "chunks"), ("live", "weights"), ("live", "text")]
+    named = [
+        ("link", "trace"),
+        ("load", "trace"),
+        ("workload", "chunks"),
+        ("workload", "selections"),
+        ("live", "weights"),
+        ("live", "text"),
+    ]
     return [*named, *measured]
 
 

@@ -65,6 +65,18 @@ class BudgetSpec(Part):
     """Less than the device has. None: all that it leaves free."""
 
     memory_bytes: Bytes | None = Field(default=None, gt=0)
+    # For the KV of all sequences when it lies on storage: what is kept of it in memory, its metadata and buffers. As
+    # bytes, or as a share of the full cache of the context.
+    kv_bytes: Bytes | None = Field(default=None, gt=0)
+    kv_share: float | None = Field(default=None, gt=0, le=1, strict=True)
+    # For the KV of systems that keep it all in memory.
+    in_memory_kv_bytes: Bytes | None = Field(default=None, gt=0)
+
+    @model_validator(mode="after")
+    def _one_budget(self) -> "BudgetSpec":
+        if self.kv_bytes is not None and self.kv_share is not None:
+            raise BadKey("kv_share", "stands beside kv; keep one of them and set the other to null")
+        return self
 
 
 class Scenario(Part):
@@ -93,6 +105,8 @@ class Scenario(Part):
 
     @model_validator(mode="after")
     def _bounded(self) -> "Scenario":
+        if self.workload.kind == "offload-decode":
+            return self
         chunks = self.workload.token_chunks * self.model.layers * self.model.kv_heads
         per_head = self.coupling == "per_head"
         units = chunks if per_head else chunks // self.model.kv_heads
@@ -130,6 +144,12 @@ class Scenario(Part):
             role: {"name": policy.name, **policy.parameters} if policy.parameters else policy.name
             for role, policy in self.policies.items()
         }
+
+    def kv_budget_bytes(self, full_bytes: float) -> float:
+        """Per sequence, of a full cache of so many bytes; 1/13 of it (KVSwap 4.3) when nothing is said."""
+        if self.budget.kv_bytes is not None:
+            return self.budget.kv_bytes / self.workload.batch
+        return full_bytes * (self.budget.kv_share or 1 / 13)
 
     def under(self, system: str) -> "Scenario":
         """The same scenario under another system, with that system's own policies."""

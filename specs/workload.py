@@ -1,11 +1,11 @@
-"""What the user asks of the device: requests over a reusable context."""
+"""What the user asks of the device: requests over a reusable context, or a batch decoded from a long one."""
 
 from typing import Literal
 
 from pydantic import Field, model_validator
 
 from kvferry.specs.base import Part
-from kvferry.specs.units import Hertz, Requests, Seconds, Tokens
+from kvferry.specs.units import Count, Hertz, Requests, Seconds, Tokens
 
 
 class ArrivalsSpec(Part):
@@ -22,9 +22,13 @@ class ArrivalsSpec(Part):
 
 
 class WorkloadSpec(Part):
-    """Requests, each over its own reusable context whose KV lies encoded in the cloud. All sizes in tokens."""
+    """All sizes in tokens.
 
-    kind: Literal["context-reuse"]
+    ``context-reuse``: requests, each over its own context whose KV lies encoded in the cloud. ``offload-decode``: one
+    batch of prompts, prefilled here, that decodes in lock step with its KV on storage.
+    """
+
+    kind: Literal["context-reuse", "offload-decode"]
     # Visual tokens vary more in size and sparsity than text.
     content: Literal["text", "vlm"] = "text"
     context: Tokens = Field(ge=1, le=10_000_000)
@@ -36,6 +40,14 @@ class WorkloadSpec(Part):
     # Recorded sizes and sparsities instead of generated ones: a trace's name or path.
     chunks: str | None = Field(default=None, min_length=1)
     chunk_tokens: Tokens = Field(default=1024, ge=1, le=1_000_000)
+    # What follows belongs to offload-decode. Sequences that decode together.
+    batch: Count = Field(default=1, ge=1, le=64)
+    # Tokens per sequence that are really decoded; the others follow at the pace of their second half. None: all.
+    decoded: Tokens | None = Field(default=None, ge=2, le=1_000_000)
+    # Which groups each step finds critical: a recorded stream's path, or generated with these properties.
+    selections: str | None = Field(default=None, min_length=1)
+    overlap: float = Field(default=0.76, ge=0, le=1, strict=True)
+    skew: float = Field(default=1.3, ge=0, le=10, strict=True)
 
     @property
     def token_chunks(self) -> int:

@@ -54,7 +54,7 @@ def test_every_number_of_a_device_has_a_source(name: str) -> None:
     tree = yaml.safe_load((ROOT / f"scenarios/devices/{name}.yaml").read_text())
     sources = tree.pop("sources")
     leaves = list(numbers(tree))
-    assert len(leaves) > 10
+    assert len(leaves) > (0 if "extends" in tree else 10)
     assert [leaf for leaf in leaves if not any(f"{leaf}.".startswith(f"{key}.") for key in sources)] == []
     assert [key for key in sources if not any(f"{leaf}.".startswith(f"{key}.") for leaf in leaves)] == []
 

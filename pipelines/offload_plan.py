@@ -1,0 +1,164 @@
+"""From a named way of decoding with KV on storage to its sizes on one model, context, batch and budget."""
+
+from dataclasses import dataclass, field
+
+from kvferry.policies.offload.grouping import Grouping, KvShape, buffer_bytes, metadata_bytes, rank_of
+from kvferry.policies.offload.layout import Layout
+from kvferry.specs.errors import InputError
+from kvferry.specs.model import ModelSpec
+
+# What one unit read from storage is read for.
+MOST_COMPRESSION = 32.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodePolicy:
+    """How a system decodes with its KV on storage. What is None follows from the budget.
+
+    ``group_tokens``: consecutive tokens read as one unit. ``per_head``: every KV head selects and reads for itself.
+    ``values_only``: keys stay in memory, compressed, and are reconstructed. ``selected_tokens``: None reads them all.
+    ``ahead``: the next layer's units are predicted and read while this one computes. ``reuse``: units read are kept in
+    ``slots``. ``compression``: of the keys that are scored; None: as little as ``metadata_share`` of the budget allows.
+    ``landmarks``: one mean key per group is scored instead of all keys.
+    """
+
+    group_tokens: int = 4
+    selected_tokens: int | None = 400
+    per_head: bool = False
+    values_only: bool = False
+    ahead: bool = True
+    reuse: bool = True
+    slots: int | None = None
+    compression: float | None = MOST_COMPRESSION
+    metadata_share: float = 1.0
+    landmarks: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodePlan:
+    """The sizes of one run, per sequence unless said otherwise."""
+
+    policy: DecodePolicy
+    shape: KvShape
+    sequences: int
+    context: int
+    output: int
+    # Units: a group's tokens, of one head or of all.
+    heads: int
+    units: int
+    selected: int | None
+    slots: int
+    # Width of the scored keys over all heads; how many are scored.
+    rank: int
+    keys: int
+    metadata_bytes: float
+    buffer_bytes: float
+    layout: Layout = field(compare=False)
+
+    @property
+    def memory_bytes(self) -> float:
+        return self.metadata_bytes + self.buffer_bytes
+
+    @property
+    def units_per_selection(self) -> int:
+        """Units that one sequence selects in one layer, over all heads."""
+        return self.heads * (self.units if self.selected is None else self.selected)
+
+
+def shape_of(model: ModelSpec) -> KvShape:
+    return KvShape(
+        layers=model.layers, kv_heads=model.kv_heads, head_dim=model.head_dim, value_bytes=model.kv_value_bytes
+    )
+
+
+def plan_of(
+    policy: DecodePolicy,
+    model: ModelSpec,
+    *,
+    sequences: int,
+    context: int,
+    output: int,
+    budget_bytes: float,
+    block_bytes: int = 512,
+) -> DecodePlan:
+    """Raises InputError when a group is longer than the context, or the budget (bytes per sequence) is too small for
+    anything; it says the smallest that works."""
+    shape = shape_of(model)
+    group = policy.group_tokens
+    if group > context:
+        raise InputError(
+            f"policies.group_tokens: a group of {group:,} tokens is longer than the context of {context:,}"
+        )
+    heads = shape.kv_heads if policy.per_head else 1
+    units = -(-(context + output) // group)
+    in_context = context // group
+    # A context shorter than what would be selected is read whole.
+    selected = None if policy.selected_tokens is None else min(-(-policy.selected_tokens // group), in_context)
+    # Of one unit, all its heads; what is read of it, per head.
+    unit_bytes = group * shape.entry_bytes // (2 if policy.values_only else 1)
+    compression, landmark_bytes = _compression(policy, shape, context, in_context, budget_bytes)
+    metadata = 0.0 if selected is None else landmark_bytes + metadata_bytes(compression, context, shape)
+    slots, buffers = 0, 2.0 * context * shape.entry_bytes
+    if selected is not None:
+        base = Grouping(group_tokens=group, compression=compression, groups=selected)
+        slots = _slots(policy, base, shape, budget_bytes - metadata)
+        held = Grouping(group_tokens=group, compression=compression, groups=selected, slots=slots)
+        buffers = buffer_bytes(held, shape)
+        smallest = metadata_bytes(max(compression, MOST_COMPRESSION), context, shape) + buffer_bytes(base, shape)
+        if metadata + buffers > budget_bytes:
+            raise InputError(
+                f"budget: {budget_bytes / 2**20:,.1f} MiB per sequence hold no selection of {selected:,} groups of"
+                f" {group:,} tokens; {(max(smallest, metadata + buffers)) / 2**20:,.1f} MiB would"
+            )
+    rank = rank_of(compression, shape)
+    return DecodePlan(
+        policy=policy,
+        shape=shape,
+        sequences=sequences,
+        context=context,
+        output=output,
+        heads=heads,
+        units=in_context,
+        selected=selected,
+        slots=slots,
+        rank=shape.key_width if policy.landmarks else rank,
+        keys=in_context if policy.landmarks else context,
+        metadata_bytes=metadata,
+        buffer_bytes=buffers,
+        layout=Layout(
+            layers=shape.layers,
+            sequences=sequences,
+            units=units,
+            unit_bytes=unit_bytes // heads,
+            heads=heads,
+            block_bytes=block_bytes,
+        ),
+    )
+
+
+def _compression(
+    policy: DecodePolicy, shape: KvShape, context: int, groups: int, budget_bytes: float
+) -> tuple[float, float]:
+    """Of the scored or kept keys, and the bytes of landmarks beside them."""
+    landmark_bytes = shape.layers * groups * shape.key_width * shape.value_bytes if policy.landmarks else 0.0
+    if policy.compression is not None:
+        return policy.compression, landmark_bytes
+    for_keys = budget_bytes * policy.metadata_share - landmark_bytes
+    if policy.selected_tokens is not None and not policy.reuse:
+        least = Grouping(
+            group_tokens=policy.group_tokens, compression=1, groups=-(-policy.selected_tokens // policy.group_tokens)
+        )
+        for_keys -= buffer_bytes(least, shape)
+    rank = int(for_keys / (shape.layers * context * shape.value_bytes))
+    return shape.key_width / max(1, min(rank, shape.key_width)), landmark_bytes
+
+
+def _slots(policy: DecodePolicy, base: Grouping, shape: KvShape, left_bytes: float) -> int:
+    """Slots of a layer's reuse buffer: what the budget leaves, if that holds a selection."""
+    if not policy.reuse:
+        return 0
+    if policy.slots is not None:
+        return policy.slots
+    per_slot = shape.layers * base.group_tokens * shape.entry_bytes
+    slots = int(left_bytes / per_slot) - 1
+    return slots if slots >= base.groups else 0
