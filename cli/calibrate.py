@@ -1,4 +1,4 @@
-"""``kvferry calibrate``: a device profile, measured."""
+"""``kvferry calibrate``: a device profile from measurements, this machine's or other programs'."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +16,7 @@ _PARTS = "compute,dispatch,codec,storage,link,contention,power"
 
 
 def calibrate(
+    files: Annotated[list[Path] | None, typer.Argument(metavar="[FILE]...", help="More files after --from.")] = None,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", metavar="DIR", parser=results_folder, help="Folder of the profile."),
@@ -42,17 +43,27 @@ def calibrate(
     name: Annotated[str | None, typer.Option("--name", help="Of the device; else the folder's.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer points and repetitions: to see that it works.")] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Measure again what the folder's journal has.")] = False,
+    from_files: Annotated[
+        list[Path] | None,
+        typer.Option("--from", metavar="FILE...", help="JSON of llama-bench, fio or iperf3, instead of measuring."),
+    ] = None,
 ) -> None:
     """Measure this device with a model, and write a profile that `device: DIR/profile.yaml` uses.
 
-    Interrupted or killed, it goes on where it was when it is called again.
+    Interrupted or killed, it goes on where it was when it is called again. With --from nothing is measured here: the
+    profile is made from what llama-bench, fio and iperf3 said, on whatever device.
     """
     from kvferry.scenarios.loader import load_device
     from kvferry.specs.errors import InputError
 
+    if files and not from_files:
+        raise InputError(f"{files[0]}: files come after --from; to measure this device, give none")
     based = load_device(base)
+    if from_files:
+        _from_files([*from_files, *(files or [])], output, model, based, name)
+        return
     if model is None:
-        raise InputError("--model: names what to measure with, as in --model Qwen/Qwen3-0.6B")
+        raise InputError("--model: names what to measure with, as in --model Qwen/Qwen3-0.6B; or --from FILE...")
     asked = {
         "model": model,
         "random_weights": random_weights,
@@ -64,6 +75,15 @@ def calibrate(
         "quick": quick,
     }
     _measure(asked, context, workers, parts, output or Path("calibration"), based, name, fresh)
+
+
+def _from_files(
+    files: list[Path], output: Path | None, model: str | None, base: "DeviceSpec", name: str | None
+) -> None:
+    from kvferry.backends.live.calibration.from_files import profile_from
+    from kvferry.cli.progress import say
+
+    print(profile_from(files, output or Path("calibration"), base, model=model, name=name, say=say))
 
 
 @contextmanager
@@ -91,17 +111,20 @@ def _measure(
     from kvferry.policies.codecs import CODECS
     from kvferry.specs.errors import InputError, MissingExtra, pick
     from kvferry.specs.units import count
+    from kvferry.traces.chunks import CHUNK_TOKENS
 
     try:
         from kvferry.backends.live.calibration.calibrate import calibrate as measure
         from kvferry.backends.live.calibration.environment import usable_cores
         from kvferry.backends.live.calibration.settings import Settings
     except ImportError as error:
-        raise MissingExtra(f"calibrating needs {error.name}: pip install 'kvferry[torch]'") from None
+        raise MissingExtra(f"calibrating needs {error.name}: pip install 'kvferry[torch]'; --from needs none") from None
     try:
         asked["context"] = count(context)
     except ValueError as error:
         raise InputError(f"--context: {error}") from None
+    if not CHUNK_TOKENS <= asked["context"] <= 2**20:
+        raise InputError(f"--context {context}: from one token chunk on, {CHUNK_TOKENS}, to 1Mi")
     if asked["attention"] not in ("dense", "block-sparse"):
         raise InputError(f"--attention {asked['attention']!r}: it can be dense or block-sparse")
     pick("codec", CODECS, asked["codec"])

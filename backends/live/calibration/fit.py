@@ -1,9 +1,10 @@
 """A roofline's efficiencies from measured ops. Needs no torch: what others measured is fitted just so."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 
@@ -30,6 +31,14 @@ class RooflineFit:
     # By op: the median and the largest |fitted / measured - 1|, and how many were fitted.
     errors: dict[str, tuple[float, float, int]]
 
+    def to_json(self) -> dict[str, Any]:
+        errors = {
+            op: {"median": median, "worst": worst, "points": count}
+            for op, (median, worst, count) in self.errors.items()
+        }
+        fitted = {"efficiency": self.efficiency, "layer_s": self.layer_s, "peaks_raised_by": self.raised}
+        return {**fitted, "relative_error": errors}
+
     @property
     def told(self) -> str:
         """The errors in a line."""
@@ -40,14 +49,26 @@ class RooflineFit:
         return ", ".join(parts)
 
 
-def fit_roofline(model: ModelSpec, timed: Sequence[Timed], flop_per_s: float, bytes_per_s: float) -> RooflineFit:
+def fit_roofline(
+    model: ModelSpec,
+    timed: Sequence[Timed],
+    flop_per_s: float,
+    bytes_per_s: float,
+    alike: Mapping[str, str] | None = None,
+    fixed: bool = True,
+) -> RooflineFit:
     """Least squares of the relative error, each kind of op counting as much as any other.
+
+    `alike` gives a kernel the efficiency of another, where the ops cannot tell them apart; without `fixed`, layers
+    have no fixed cost.
 
     A roofline is linear in the inverse of its efficiencies: a work takes max(flop / peak, bytes / bandwidth) over the
     efficiency of its kernel. So the best one is found, not searched for; none of the inverses may be negative.
     """
     arithmetic = Arithmetic(model)
-    kernels = sorted({kernel for each in timed for kernel, _, _ in arithmetic(each.op)})
+    kind_of = dict(alike or {})
+    everything: set[str] = {kernel for each in timed for kernel, _, _ in arithmetic(each.op)}
+    kernels = sorted({kind_of.get(kernel, kernel) for kernel in everything})
     counts: defaultdict[str, int] = defaultdict(int)
     for each in timed:
         counts[type(each.op).__name__] += 1
@@ -55,8 +76,8 @@ def fit_roofline(model: ModelSpec, timed: Sequence[Timed], flop_per_s: float, by
     for each in timed:
         row = dict.fromkeys(kernels, 0.0)
         for kernel, flop, n_bytes in arithmetic(each.op):
-            row[kernel] += max(flop / flop_per_s, n_bytes / bytes_per_s)
-        rows.append([arithmetic.layer_passes(each.op), *row.values()])
+            row[kind_of.get(kernel, kernel)] += max(flop / flop_per_s, n_bytes / bytes_per_s)
+        rows.append([fixed * arithmetic.layer_passes(each.op), *row.values()])
         weights.append(counts[type(each.op).__name__] ** -0.5)
     relative = np.array(rows) / np.array([each.seconds for each in timed])[:, None]
     found = non_negative(relative, np.ones(len(timed)), np.array(weights))
@@ -68,6 +89,7 @@ def fit_roofline(model: ModelSpec, timed: Sequence[Timed], flop_per_s: float, by
         kernel: min(1.0, 1 / (inverse * raised)) if inverse > 0 else 1.0
         for kernel, inverse in zip(kernels, inverses.tolist(), strict=True)
     }
+    efficiency |= {kernel: efficiency[kind_of[kernel]] for kernel in sorted(everything & kind_of.keys())}
     return RooflineFit(
         efficiency=efficiency, layer_s=layer_s, raised=raised, errors=_errors(timed, relative @ found - 1)
     )

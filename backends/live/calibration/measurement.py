@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from kvferry.specs.errors import InputError
-
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
@@ -35,15 +33,12 @@ class Measurement:
 
     @classmethod
     def from_json(cls, told: Any) -> "Measurement":
-        """Raises InputError for what is no measurement."""
-        try:
-            values = tuple(float(value) for value in told["values"])
-            at = {str(feature): float(value) for feature, value in told["at"].items()}
-            if not values or not np.isfinite(values).all():
-                raise ValueError("no finite values")
-            return cls(what=str(told["what"]), unit=str(told["unit"]), values=values, at=at)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise InputError(f"not a measurement: {error}") from None
+        """Raises ValueError, TypeError, KeyError or AttributeError for what is no measurement."""
+        values = tuple(float(value) for value in told["values"])
+        at = {str(feature): float(value) for feature, value in told["at"].items()}
+        if not values or not np.isfinite(values).all():
+            raise ValueError("no finite values")
+        return cls(what=str(told["what"]), unit=str(told["unit"]), values=values, at=at)
 
 
 def only(measurements: Sequence[Measurement], what: str) -> list[Measurement]:

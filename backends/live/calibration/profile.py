@@ -62,14 +62,14 @@ def _processor(
     raised = f"; raised by {fit.raised:.2f}, as some ops are faster" if fit.raised > 1 else ""
     size, copied = int(products[0].at["rows"]), int(copies[0].at["bytes"]) >> 20
     flops = f"a product of two {size} x {size} matrices{raised}"
-    draft.put(f"{key}.flop_per_s", with_unit(_short(flop_per_s * fit.raised), "compute rate"), told(products[0], flops))
+    draft.put(f"{key}.flop_per_s", with_unit(short(flop_per_s * fit.raised), "compute rate"), told(products[0], flops))
     moved = f"reads and writes of a copy of {copied} MiB{raised}"
-    draft.put(f"{key}.bytes_per_s", with_unit(_short(bytes_per_s * fit.raised), "rate"), told(copies[0], moved))
+    draft.put(f"{key}.bytes_per_s", with_unit(short(bytes_per_s * fit.raised), "rate"), told(copies[0], moved))
     fitted = f"fitted, with layer_s, to the measured ops of {model.name}; |fitted / measured - 1|, median: {fit.told}"
     if settings.attention == "dense":
         fitted += ". sparse_attention is dense attention here: blocks that do not matter are computed all the same"
-    draft.put(f"{key}.efficiency", {kernel: _short(share) for kernel, share in fit.efficiency.items()}, fitted)
-    draft.put(f"{key}.layer_s", with_unit(_short(fit.layer_s), "time"), "fitted with efficiency")
+    draft.put(f"{key}.efficiency", {kernel: short(share) for kernel, share in fit.efficiency.items()}, fitted)
+    draft.put(f"{key}.layer_s", with_unit(short(fit.layer_s), "time"), "fitted with efficiency")
     _dispatch(draft, key, measured)
     draft.put(
         f"{key}.measured",
@@ -83,7 +83,7 @@ def _processor(
 def _dispatch(draft: Draft, key: str, measured: Sequence[Measurement]) -> None:
     for dispatch in only(measured, "dispatch"):
         source = told(dispatch, "round trip of an empty op through the live machine")
-        draft.put(f"{key}.dispatch_s", with_unit(_short(dispatch.median), "time"), source)
+        draft.put(f"{key}.dispatch_s", with_unit(short(dispatch.median), "time"), source)
 
 
 def _memory(draft: Draft, settings: Settings, measured: Sequence[Measurement], surroundings: Mapping[str, Any]) -> None:
@@ -97,7 +97,7 @@ def _memory(draft: Draft, settings: Settings, measured: Sequence[Measurement], s
     elif host:
         draft.put("memory.capacity_bytes", with_unit(host, "size"), "as the system says")
         reserved = f"{(host - (free or host)) / host:.0%} were taken when the calibration began"
-        draft.put("memory.reserved_bytes", with_unit(_short(host - (free or host)), "size"), reserved)
+        draft.put("memory.reserved_bytes", with_unit(short(host - (free or host)), "size"), reserved)
     if host and on_cuda:
         draft.put("memory.host_capacity_bytes", with_unit(host, "size"), "as the system says")
     for copy in only(measured, "memory_copy"):
@@ -109,8 +109,8 @@ def _memory(draft: Draft, settings: Settings, measured: Sequence[Measurement], s
         what = (
             f"decoded KV put where the session keeps it, layer by layer of a token chunk, by size: {_points(placing)}"
         )
-        draft.put("memory.copy_bytes_per_s", with_unit(_short(rate), "rate"), what)
-        draft.put("memory.copy_latency_s", with_unit(_short(fixed_s), "time"), "fitted with copy_bytes_per_s")
+        draft.put("memory.copy_bytes_per_s", with_unit(short(rate), "rate"), what)
+        draft.put("memory.copy_latency_s", with_unit(short(fixed_s), "time"), "fitted with copy_bytes_per_s")
 
 
 def _decompressor(draft: Draft, settings: Settings, measured: Sequence[Measurement]) -> None:
@@ -119,36 +119,42 @@ def _decompressor(draft: Draft, settings: Settings, measured: Sequence[Measureme
         return
     fixed_s, rate = fixed_and_rate([(m.at["values"], m.median) for m in pieces])
     what = f"measured: {settings.codec} pieces by a pool of {settings.workers} workers, all at work: {_points(pieces)}"
-    draft.put("decompressor.values_per_s", with_unit(_short(rate), "value rate"), what)
-    draft.put("decompressor.piece_s", with_unit(_short(fixed_s), "time"), "fitted with values_per_s")
+    draft.put("decompressor.values_per_s", with_unit(short(rate), "value rate"), what)
+    draft.put("decompressor.piece_s", with_unit(short(fixed_s), "time"), "fitted with values_per_s")
     draft.put("decompressor.workers", settings.workers, "as asked for")
 
 
 def _network(draft: Draft, measured: Sequence[Measurement]) -> None:
     for rate in only(measured, "receive"):
         source = told(rate, "chunks from the server on loopback, two fetches ahead, each checked")
-        draft.put("network.bytes_per_s", with_unit(_short(rate.median), "rate"), source)
+        draft.put("network.bytes_per_s", with_unit(short(rate.median), "rate"), source)
     for request in only(measured, "request"):
         source = told(request, "a fetch of a few bytes from the server on loopback")
-        draft.put("network.request_s", with_unit(_short(request.median), "time"), source)
+        draft.put("network.request_s", with_unit(short(request.median), "time"), source)
 
 
-def _storage(draft: Draft, reads: Sequence[Measurement]) -> None:
+def storage_rows(reads: Sequence[Measurement]) -> tuple[list[dict[str, Any]], list[int]]:
+    """The rows of a curve, and their depths, ascending."""
     by_depth: dict[int, list[Measurement]] = {}
     for read in sorted(reads, key=lambda read: (read.at["depth"], read.at["block_bytes"])):
         by_depth.setdefault(int(read.at["depth"]), []).append(read)
-    if by_depth:
-        rows = [
-            {
-                "depth": depth,
-                "block_bytes": [with_unit(read.at["block_bytes"], "size") for read in row],
-                "bytes_per_s": [with_unit(_short(read.median), "rate") for read in row],
-            }
-            for depth, row in by_depth.items()
-        ]
+    rows = [
+        {
+            "depth": depth,
+            "block_bytes": [with_unit(read.at["block_bytes"], "size") for read in row],
+            "bytes_per_s": [with_unit(short(read.median), "rate") for read in row],
+        }
+        for depth, row in by_depth.items()
+    ]
+    return rows, list(by_depth)
+
+
+def _storage(draft: Draft, reads: Sequence[Measurement]) -> None:
+    if reads:
+        rows, depths = storage_rows(reads)
         spread = max(read.spread for read in reads)
         source = f"measured: random reads past the page cache, medians; largest spread {spread:.0%}: see storage.csv"
-        draft.put("storage", {"model": "curve", "read": rows, "queue_depth": max(by_depth)}, source)
+        draft.put("storage", {"model": "curve", "read": rows, "queue_depth": max(depths)}, source)
 
 
 def _contention(draft: Draft, main: str, settings: Settings, measured: Sequence[Measurement]) -> None:
@@ -161,7 +167,7 @@ def _contention(draft: Draft, main: str, settings: Settings, measured: Sequence[
                 rates.append(ratio.at["link_bytes_per_s"])
                 # What is not slower beside others was measured while others were slower by chance.
                 if ratio.median > 1:
-                    slowdown.setdefault(names[path], {})[names[other]] = _short(ratio.median)
+                    slowdown.setdefault(names[path], {})[names[other]] = short(ratio.median)
     if rates:
         both = only(measured, "compute beside decompress and link")
         together = f"; compute beside both was {both[0].median:.3g} times as long" if both else ""
@@ -181,7 +187,7 @@ def _power(draft: Draft, main: str, measured: Sequence[Measurement]) -> None:
         _, state, component, _, source = measurement.what.split(maxsplit=4)
         if component == main:
             key = f"processors.{main}.{state}_w"
-            draft.put(key, with_unit(_short(measurement.median), "power"), f"measured: {source}, two seconds")
+            draft.put(key, with_unit(short(measurement.median), "power"), f"measured: {source}, two seconds")
 
 
 def _points(measurements: Sequence[Measurement]) -> str:
@@ -189,6 +195,6 @@ def _points(measurements: Sequence[Measurement]) -> str:
     return ", ".join(parts)
 
 
-def _short(number: float) -> float:
+def short(number: float) -> float:
     """What a measurement can tell: four digits."""
     return float(f"{number:.4g}")

@@ -21,7 +21,8 @@ AXES = {
 
 
 def tables(measured: Sequence[Measurement]) -> dict[str, bytes]:
-    """File name -> CSV. An op without a whole grid has no table."""
+    """File name -> CSV. An op without a whole grid has no table, nor has one with an axis of a single point: nothing
+    could be told between points and beyond."""
     found = {}
     for what, axes in AXES.items():
         points = pooled(measured, what, axes)
@@ -29,8 +30,8 @@ def tables(measured: Sequence[Measurement]) -> dict[str, bytes]:
         if what == "advance" and len({point[1] for point in points}) == 1:
             axes = ("context", "tokens")
             points = {(context, tokens): seconds for (context, _, tokens), seconds in points.items()}
-        size = np.prod([len({point[axis] for point in points}) for axis in range(len(axes))])
-        if points and size == len(points):
+        sizes = [len({point[axis] for point in points}) for axis in range(len(axes))]
+        if min(sizes) > 1 and np.prod(sizes) == len(points):
             rows = (",".join(map(repr, (*point, seconds))) for point, seconds in sorted(points.items()))
             found[f"{what}.csv"] = "\n".join([",".join((*axes, "seconds")), *rows, ""]).encode()
     return found

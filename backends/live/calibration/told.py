@@ -58,6 +58,9 @@ def read_json(path: Path) -> Any:
         raise InputError(f"{path}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise InputError(f"{path}: is not text; JSON is needed") from None
+    # fio says first, in the same place, what it does not like.
+    if text.lstrip()[:1] not in ("{", "[") and "\n{" in text:
+        text = text[text.index("\n{") :]
     try:
         return json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
