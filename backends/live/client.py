@@ -9,16 +9,17 @@ is the model's. Neither proxies nor passwords come from the environment.
 
 import threading
 import time
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
-from itertools import accumulate, count
+from itertools import count
 from socket import SHUT_RDWR, socket
 from typing import Protocol
 from urllib.parse import quote, urlsplit
 
+from kvferry.backends.live.checksum import crc32
 from kvferry.backends.live.chunk_ids import write_ids
+from kvferry.backends.live.storage_memory import aligned_memory
 from kvferry.backends.live.store import MOST_TABLE_BYTES, DamagedStore, Index, StoredModel
 from kvferry.machine.ops import Chunks
 from kvferry.specs.errors import InputError, LinkDown
@@ -26,7 +27,10 @@ from kvferry.specs.errors import InputError, LinkDown
 # The least that must come in within `timeout_s`; less is a peer that feeds us drop by drop.
 _LEAST_BYTES = 1024
 _FIRST_PAUSE_S = 0.05
+# What one reading takes at most of a body whose length is not known, or that came along with the head.
 _PIECE_BYTES = 2**18
+# A piece of memory for what comes in: several large pages, and not more than a moment of a fast link.
+_ROOM_BYTES = 2**24
 # How soon a transfer ends that nobody wants any more.
 _LOOK_S = 0.005
 
@@ -79,6 +83,7 @@ class CloudClient:
         self._opened: dict[str, tuple[Index, str]] = {}
         self._lock = threading.Lock()
         self._wanted = _Wanted()
+        self._room = _Room()
 
     def contexts(self) -> list[str]:
         """The names of what is there. Raises LinkDown, InputError."""
@@ -98,7 +103,7 @@ class CloudClient:
         """The server's link plays its trace from the beginning, now. Raises LinkDown, InputError."""
         self._get("/replay", "POST")
 
-    def fetch(self, chunks: Chunks, request: int | None, moving: Moving) -> bytes:
+    def fetch(self, chunks: Chunks, request: int | None, moving: Moving) -> memoryview:
         """The encoded chunks, one after the other, each of them checked.
 
         Tells `moving` of bytes as they come in; when that is set, returns nothing within some milliseconds. Raises
@@ -106,28 +111,23 @@ class CloudClient:
         """
         name = self._names(chunks.sequence)
         index, tag = self._open(name)
-        lengths = [length for _, length in index.extents(chunks.ids, chunks.level)]
-        checksums = index.checksums_of(chunks.ids, chunks.level)
-
-        def download(some: range) -> bytes:
-            ids = write_ids([chunks.ids[n] for n in some])
-            path = f"/contexts/{quote(name, safe='')}/chunks?ids={ids}&level={chunks.level}"
-            return self._download(path, tag, sum(lengths[some.start : some.stop]), request, moving)
-
-        payload = download(range(len(lengths)))
-        for n, (end, length, checksum) in enumerate(zip(accumulate(lengths), lengths, checksums, strict=True)):
-            chunk = memoryview(payload)[end - length : end]
+        ids, lengths = chunks.ids, index.lengths_of(chunks.ids, chunks.level)
+        context = f"/contexts/{quote(name, safe='')}/chunks?level={chunks.level}&ids="
+        payload = self._room.take(sum(lengths))
+        self._download(context + write_ids(ids), tag, payload, request, moving)
+        end = 0
+        for i, length, checksum in zip(ids, lengths, index.checksums_of(ids, chunks.level), strict=True):
+            chunk = payload[end : end + length]
+            end += length
             for _ in range(self._attempts):
                 if moving.is_set():
-                    return b""
-                if zlib.crc32(chunk) == checksum:
+                    return payload[:0]
+                if crc32(chunk) == checksum:
                     break
-                chunk = memoryview(download(range(n, n + 1)))
+                self._download(f"{context}{i}", tag, chunk, request, moving)
             else:
-                raise LinkDown(f"{self.url}: chunk {chunks.ids[n]} of context {name!r} keeps coming in damaged")
-            if chunk.obj is not payload:
-                payload = payload[: end - length] + chunk + payload[end:]
-        return payload
+                raise LinkDown(f"{self.url}: chunk {i} of context {name!r} keeps coming in damaged")
+        return payload.toreadonly()
 
     def close(self) -> None:
         self._wanted.close()
@@ -155,16 +155,15 @@ class CloudClient:
         for failures in count(1):
             try:
                 with self._answer(method, path, {}) as (response, _):
-                    body = b"".join(self._steady(response, MOST_TABLE_BYTES))
-                    return body, response.headers.get("etag", "*")
+                    return self._whole(response, MOST_TABLE_BYTES), response.headers.get("etag", "*")
             except _MAY_PASS as error:
                 self._pause(failures, error, threading.Event().wait)
         raise AssertionError
 
-    def _download(self, path: str, tag: str, n_bytes: int, request: int | None, moving: Moving) -> bytes:
-        """So many bytes, over as many connections as it takes; fewer once `moving` is set."""
+    def _download(self, path: str, tag: str, into: memoryview, request: int | None, moving: Moving) -> None:
+        """Fill this memory, over as many connections as it takes; not all of it once `moving` is set."""
         headers = {"if-match": tag} | ({} if request is None else {"kvferry-flow": str(request)})
-        pieces: list[bytes] = []
+        n_bytes = len(into)
         have = failures = silences = 0
         while have < n_bytes and not moving.is_set():
             before = have
@@ -172,18 +171,18 @@ class CloudClient:
                 with self._answer("GET", path, headers | {"range": f"bytes={have}-"}) as (response, connected):
                     if response.headers.get("content-range") != f"bytes {have}-{n_bytes - 1}/{n_bytes}":
                         raise _Unusable("its answer is another part than was asked for")
+                    if response.length != n_bytes - have:
+                        raise _Unusable("its answer has another length than was asked for")
                     with self._wanted.while_(moving, connected):
-                        for piece in self._steady(response, n_bytes - have):
-                            pieces.append(piece)
-                            have += len(piece)
-                            moving.moved(len(piece))
+                        for came in self._filling(into[have:], response, connected):
+                            have += came
+                            moving.moved(came)
             except _MAY_PASS as error:
                 # Whoever brought something may drop the connection as often as he likes, but not keep us waiting.
                 failures = 0 if have >= before + _LEAST_BYTES else failures + 1
                 silences += isinstance(error, TimeoutError)
                 if not moving.is_set():
                     self._pause(max(failures, silences), error, moving.wait)
-        return b"".join(pieces)
 
     @contextmanager
     def _answer(self, method: str, path: str, headers: dict[str, str]) -> Iterator[tuple[HTTPResponse, socket]]:
@@ -207,22 +206,36 @@ class CloudClient:
             raise
         connection.close()
 
-    def _steady(self, response: HTTPResponse, most_bytes: int) -> Iterator[bytes]:
-        """The body in pieces as they come in, as long as they are more than drops, and to its end."""
-        since_s, came, left = time.monotonic(), 0, most_bytes
+    def _whole(self, response: HTTPResponse, most_bytes: int) -> bytes:
+        """The body, to its end."""
+        pieces, have, steady = list[bytes](), 0, _Steady(self._timeout_s)
         while piece := response.read1(_PIECE_BYTES):
-            left -= len(piece)
-            if left < 0:
+            have += len(piece)
+            if have > most_bytes:
                 raise _Unusable(f"more than {most_bytes:,} bytes came")
-            yield piece
-            came += len(piece)
-            if time.monotonic() > since_s + self._timeout_s:
-                if came < _LEAST_BYTES:
-                    raise TimeoutError(f"{came} bytes came in {self._timeout_s:g} s")
-                since_s, came = time.monotonic(), 0
+            pieces.append(piece)
+            steady.came(len(piece))
         if response.length:
             raise _Unusable(f"the connection broke off with {response.length:,} bytes to come")
         response.read()  # nothing: it notices that this was the end, and the connection can be used again
+        return b"".join(pieces)
+
+    def _filling(self, into: memoryview, response: HTTPResponse, connected: socket) -> Iterator[int]:
+        """Receive a body of known length where it is to lie; how many bytes came, each time some did."""
+        steady = _Steady(self._timeout_s)
+        # What came along with the head has been received already; the rest is not copied another time.
+        first = response.read1(_PIECE_BYTES)
+        have = came = len(first)
+        into[:have] = first
+        while came:
+            yield came
+            if have == len(into):
+                response.close()  # and the connection can be used again
+                return
+            steady.came(came)
+            came = connected.recv_into(into[have:])
+            have += came
+        raise _Unusable(f"the connection broke off with {len(into) - have:,} bytes to come")
 
     def _check(self, response: HTTPResponse) -> None:
         if response.status < 300:
@@ -242,6 +255,39 @@ class CloudClient:
             raise LinkDown(f"the cloud at {self.url} gives nothing, after {failures} attempts: {why}") from None
         if failures:
             wait(_FIRST_PAUSE_S * 2 ** (failures - 1))
+
+
+class _Room:
+    """Memory for what comes in, cut from large pieces: new pages cost as much time as receiving into them, unless they
+    are large ones. A piece goes when nobody looks at any part of it any more."""
+
+    def __init__(self) -> None:
+        self._left = memoryview(b"")
+        self._lock = threading.Lock()
+
+    def take(self, n_bytes: int) -> memoryview:
+        """New memory, used by nobody else."""
+        with self._lock:
+            if n_bytes > len(self._left):
+                self._left = aligned_memory(max(n_bytes, _ROOM_BYTES))
+            taken, self._left = self._left[:n_bytes], self._left[n_bytes:]
+        return taken
+
+
+class _Steady:
+    """Tells a peer that feeds us drop by drop, as a silent one is told: by TimeoutError."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._since_s, self._came_bytes = time.monotonic(), 0
+
+    def came(self, n_bytes: int) -> None:
+        self._came_bytes += n_bytes
+        now_s = time.monotonic()
+        if now_s > self._since_s + self._timeout_s:
+            if self._came_bytes < _LEAST_BYTES:
+                raise TimeoutError(f"{self._came_bytes} bytes came in {self._timeout_s:g} s")
+            self._since_s, self._came_bytes = now_s, 0
 
 
 class _Wanted:

@@ -18,7 +18,6 @@ accidents and not against an adversary) over all else.
 """
 
 import struct
-import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -27,6 +26,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from kvferry.backends.live import huffman, range_coder
+from kvferry.backends.live.checksum import crc32
 from kvferry.backends.live.quantise import (
     GROUP,
     Quantised,
@@ -173,7 +173,7 @@ def _length(data: Buffer) -> int:
 
 
 def _checksum(header: Buffer, payload: Buffer) -> int:
-    return zlib.crc32(payload, zlib.crc32(header[: _HEADER.size - _CHECKSUM.size]))
+    return crc32(payload, crc32(header[: _HEADER.size - _CHECKSUM.size]))
 
 
 # --- per channel: huffman, cachegen --------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from kvferry.backends.live.environment import WallClockEnvironment
-from kvferry.backends.live.link import Fetcher, LiveLink
+from kvferry.backends.live.link import FETCHES_AHEAD, Fetcher, LiveLink
 from kvferry.backends.live.memory import LiveMemory
 from kvferry.backends.live.storage import Storage
 from kvferry.backends.live.stream import Stream, StreamWorker
@@ -60,7 +60,7 @@ class LiveMachine:
         *,
         capacity_bytes: float,
         fetcher: Fetcher | None = None,
-        fetches_ahead: int = 2,
+        fetches_ahead: int = FETCHES_AHEAD,
         decode: Decode | None = None,
         decompress_workers: int = 1,
         place: Place = passed_on,

@@ -17,9 +17,9 @@ import re
 import selectors
 import socket
 import sys
-import zlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
+from functools import lru_cache
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -47,8 +47,8 @@ STALL_S = 10.0
 IDLE_S = 120
 # Running answers get so long to finish when the server is told to stop.
 GOODBYE_S = 1
-# An unpaced answer is sent in pieces of this size.
-_PIECE_BYTES = 2**18
+# Of an unpaced answer, what lies in a row over so many bytes is copied by the system; the rest is sent in such pieces.
+_PASSED_BYTES = 2**16
 _RANGE = re.compile(r"bytes=(\d{1,15})-(\d{0,15})", re.ASCII)
 
 Scope = dict[str, Any]
@@ -64,7 +64,7 @@ def application(folder: StoreFolder, link: PacedLink | None, token: str | None) 
 
     async def index(request: Request) -> Response:
         store = folder.open(request.path_params["name"])
-        return Response(store.table, media_type="application/octet-stream", headers={"etag": _tag(store)})
+        return Response(store.table, media_type="application/octet-stream", headers={"etag": store.tag})
 
     async def chunks(request: Request) -> Response:
         store = folder.open(request.path_params["name"])
@@ -84,9 +84,9 @@ def application(folder: StoreFolder, link: PacedLink | None, token: str | None) 
         return Response(status_code=204)
 
     routes = [
+        Route("/contexts/{name}/chunks", chunks),  # they are asked in this order, and it by far the most often
         Route("/contexts", contexts),
         Route("/contexts/{name}/index", index),
-        Route("/contexts/{name}/chunks", chunks),
         Route("/contexts/{name}/file", file),
         Route("/replay", replay, methods=["POST"]),
     ]
@@ -105,17 +105,13 @@ async def _refuse(request: Request, error: Exception) -> Response:
 _REFUSALS: dict[type[Exception], int] = {NoContext: 404, InputError: 400, LinkDown: 503, DamagedStore: 500}
 
 
-def _tag(store: Store) -> str:
-    return f'"{zlib.crc32(store.table):08x}"'
-
-
 def _answer(request: Request, store: Store, extents: Sequence[tuple[int, int]], link: PacedLink | None) -> Response:
     """These parts of the store, or the range of them that is asked for."""
     wanted = request.headers.get("if-match", "*")
-    if wanted not in ("*", _tag(store)):
+    if wanted not in ("*", store.tag):
         return PlainTextResponse("this context was stored anew", 412)
     total = sum(length for _, length in extents)
-    headers = {"accept-ranges": "bytes", "content-type": "application/octet-stream", "etag": _tag(store)}
+    headers = {"accept-ranges": "bytes", "content-type": "application/octet-stream", "etag": store.tag}
     first, last, status = 0, total - 1, 200
     if "range" in request.headers:
         match = _RANGE.fullmatch(request.headers["range"])
@@ -126,10 +122,12 @@ def _answer(request: Request, store: Store, extents: Sequence[tuple[int, int]], 
     headers["content-length"] = str(last + 1 - first)
     if request.method == "HEAD":
         return Response(status_code=status, headers=headers)
-    if link is not None:
-        link.check()
+    reader, n_bytes = _Reader(store, extents, first), last + 1 - first
+    if link is None:
+        return _Straight(reader, n_bytes, status, headers)
+    link.check()
     flow = request.headers.get("kvferry-flow", "")[:100] or request.scope["state"]["connection"]
-    return _Streamed(_Reader(store, extents, first), last + 1 - first, link, flow, status, headers)
+    return _Paced(reader, n_bytes, link, flow, status, headers)
 
 
 class _Reader:
@@ -147,15 +145,33 @@ class _Reader:
     def take(self, n_bytes: int) -> bytes:
         parts = []
         while n_bytes:
-            if not self._left:
-                self._offset, self._left = next(self._extents)
-            part = self._store.bytes_at(self._offset, min(n_bytes, self._left))
-            if not part:
-                raise DamagedStore(f"{self._store.path}: was cut short while it was served")
+            most = min(n_bytes, self.in_a_row_bytes())
+            part = self._store.bytes_at(self._offset, most)
+            self._passed(len(part))
             parts.append(part)
             n_bytes -= len(part)
-            self._offset, self._left = self._offset + len(part), self._left - len(part)
         return b"".join(parts)
+
+    def in_a_row_bytes(self) -> int:
+        """How many bytes lie in a row in the file from here."""
+        if not self._left:
+            self._offset, self._left = next(self._extents)
+        return self._left
+
+    def pass_to(self, connected: int, n_bytes: int) -> int:
+        """Have the system copy what lies in a row to this socket, as much of it as fits in there now."""
+        most = min(n_bytes, self.in_a_row_bytes())
+        try:
+            sent = self._store.pass_to(connected, self._offset, most)
+        except BlockingIOError:
+            return 0
+        self._passed(sent)
+        return sent
+
+    def _passed(self, n_bytes: int) -> None:
+        if not n_bytes:
+            raise DamagedStore(f"{self._store.path}: was cut short while it was served")
+        self._offset, self._left = self._offset + n_bytes, self._left - n_bytes
 
 
 def _joined(extents: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -169,16 +185,62 @@ def _joined(extents: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     return joined
 
 
-class _Streamed(Response):
+class _Body(Response):
+    """A body that is sent by and by, and told to be of so many bytes."""
+
+    def __init__(self, reader: _Reader, n_bytes: int, status: int, headers: dict[str, str]) -> None:
+        self._reader, self._n_bytes = reader, n_bytes
+        self.status_code, self.background = status, None
+        self.init_headers(headers)
+
+    async def _head(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+
+
+class _Straight(_Body):
+    """A body that goes out as fast as it is taken. The system copies it from the file to the connection, where enough
+    of it lies in a row; what is passed through here instead makes the loop wait until there is room again."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        connection = scope["state"]["connection"]
+        transport = connection.transport
+        # Paused as long as anything waits to be sent: it would be overtaken by what the system copies.
+        transport.set_write_buffer_limits(high=0)
+        connection_socket = transport.get_extra_info("socket")
+        connected = connection_socket.fileno()
+        connection_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)
+        try:
+            await self._head(send)
+            left = self._n_bytes
+            while left and not transport.is_closing():
+                sent = 0
+                if self._reader.in_a_row_bytes() >= _PASSED_BYTES and not transport.get_write_buffer_size():
+                    sent = self._reader.pass_to(connected, left)
+                    # h11 counts what it does not see; all it wants is the length.
+                    connection.conn.send_with_data_passthrough(h11.Data(data=range(sent)))
+                if not sent:
+                    piece = self._reader.take(min(left, _PASSED_BYTES))
+                    async with asyncio.timeout(STALL_S):
+                        await send({"type": "http.response.body", "body": piece, "more_body": True})
+                    sent = len(piece)
+                left -= sent
+            connection_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 0)
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except (DamagedStore, OSError) as error:  # TimeoutError is one
+            if isinstance(error, DamagedStore):
+                print(f"kvferry: {error}", file=sys.stderr)
+            transport.abort()
+
+
+class _Paced(_Body):
     """A body that goes out at the link's pace. A client that goes away, or does not take what is sent, gives up its
     place at once."""
 
     def __init__(
-        self, reader: _Reader, n_bytes: int, link: PacedLink | None, flow: object, status: int, headers: dict[str, str]
+        self, reader: _Reader, n_bytes: int, link: PacedLink, flow: object, status: int, headers: dict[str, str]
     ) -> None:
-        self._reader, self._n_bytes, self._link, self._flow = reader, n_bytes, link, flow
-        self.status_code, self.background = status, None
-        self.init_headers(headers)
+        super().__init__(reader, n_bytes, status, headers)
+        self._link, self._flow = link, flow
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sending = asyncio.ensure_future(self._send(send))
@@ -195,23 +257,14 @@ class _Streamed(Response):
             await asyncio.gather(sending, leaving, return_exceptions=True)
 
     async def _send(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await self._head(send)
         clock, left = asyncio.get_running_loop().time, self._n_bytes
-        async with asyncio.timeout(None) as stall, aclosing(self._portions()) as portions:
+        async with asyncio.timeout(None) as stall, aclosing(self._link.portions(self._flow, left)) as portions:
             async for portion in portions:
                 left -= portion
                 stall.reschedule(clock() + STALL_S)
                 await send({"type": "http.response.body", "body": self._reader.take(portion), "more_body": left > 0})
                 stall.reschedule(None)
-
-    async def _portions(self) -> AsyncGenerator[int, None]:
-        if self._link is not None:
-            async with aclosing(self._link.portions(self._flow, self._n_bytes)) as portions:
-                async for portion in portions:
-                    yield portion
-            return
-        for at in range(0, self._n_bytes, _PIECE_BYTES):
-            yield min(_PIECE_BYTES, self._n_bytes - at)
 
 
 async def _disconnect(receive: Receive) -> None:
@@ -282,6 +335,7 @@ class _Connection(H11Protocol):
             self._patience = self.loop.call_later(HEAD_S, self.transport.abort)
 
 
+@lru_cache(maxsize=64)
 def _is_loopback(host: str) -> bool:
     try:
         return host == "localhost" or ip_address(host).is_loopback

@@ -12,7 +12,6 @@ its trailer and is refused.
 import os
 import struct
 import tempfile
-import zlib
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from typing import Literal
 import numpy as np
 from pydantic import Field, ValidationError, model_validator
 
+from kvferry.backends.live.checksum import crc32
 from kvferry.backends.live.codec import CODECS, DamagedChunk
 from kvferry.specs.base import Spec
 from kvferry.specs.errors import InputError, KvferryError, pick
@@ -109,6 +109,9 @@ class Index:
         there."""
         where = self._where(ids, level)
         return list(zip(self.offsets.ravel()[where].tolist(), self.lengths.ravel()[where].tolist(), strict=True))
+
+    def lengths_of(self, ids: Sequence[int], level: int) -> list[int]:
+        return self.lengths.ravel()[self._where(ids, level)].tolist()
 
     def checksums_of(self, ids: Sequence[int], level: int) -> list[int]:
         return self.checksums.ravel()[self._where(ids, level)].tolist()
@@ -202,6 +205,8 @@ class Store:
         try:
             self.n_bytes = os.fstat(self._file.fileno()).st_size
             self.table = self._read_table()
+            # What it is called over HTTP: another one when anything in the index differs.
+            self.tag = f'"{crc32(self.table):08x}"'
             self.index = Index.from_bytes(self.table)
             ends = self.index.offsets + self.index.lengths
             if self.index.offsets.min() < len(_BEGIN) or ends.max() > self.n_bytes - _TRAILER.size - len(self.table):
@@ -214,13 +219,17 @@ class Store:
         """Encoded chunks by their flat indices into (t, l, h), checked. Raises InputError, DamagedChunk."""
         chunks = [self.bytes_at(offset, length) for offset, length in self.index.extents(ids, level)]
         for i, chunk, checksum in zip(ids, chunks, self.index.checksums_of(ids, level), strict=True):
-            if zlib.crc32(chunk) != checksum:
+            if crc32(chunk) != checksum:
                 raise DamagedChunk(f"{self.path}: chunk {i} at level {level} was damaged in its file")
         return chunks
 
     def bytes_at(self, offset: int, length: int) -> bytes:
         """Any range of the file, as it is."""
         return os.pread(self._file.fileno(), length, offset)
+
+    def pass_to(self, connected: int, offset: int, length: int) -> int:
+        """Any range of the file to a socket, as much as there is room for; how much that was. Raises OSError."""
+        return os.sendfile(connected, self._file.fileno(), offset, length)
 
     def close(self) -> None:
         self._file.close()
@@ -242,7 +251,7 @@ class Store:
         if length > min(MOST_TABLE_BYTES, at - len(_BEGIN)):
             raise DamagedStore(f"no store: an index of {length:,} bytes")
         table = self.bytes_at(at - length, length)
-        if zlib.crc32(table) != checksum:
+        if crc32(table) != checksum:
             raise DamagedStore("a damaged store: the checksum of its index does not fit")
         return table
 
@@ -281,7 +290,7 @@ class StoreWriter:
         if self._index.lengths[place]:
             raise ValueError(f"chunk {place} was put before")
         self._index.offsets[place], self._index.lengths[place] = self._at, len(data)
-        self._index.checksums[place] = zlib.crc32(data)
+        self._index.checksums[place] = crc32(data)
         self._write(data)
 
     def __enter__(self) -> "StoreWriter":
@@ -309,7 +318,7 @@ class StoreWriter:
         if missing:
             raise ValueError(f"{missing} chunks of {self._index.lengths.size} were never put")
         table = self._index.to_bytes()
-        self._write(table + _TRAILER.pack(len(table), zlib.crc32(table), _END))
+        self._write(table + _TRAILER.pack(len(table), crc32(table), _END))
         assert self._unfinished is not None
         try:
             self._file.flush()

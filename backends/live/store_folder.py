@@ -1,6 +1,7 @@
 """A folder of stores, one file NAME.kvs for each context; nothing outside it can be reached."""
 
 import re
+import stat
 from pathlib import Path
 from threading import Lock
 
@@ -56,6 +57,13 @@ class StoreFolder:
     def _path(self, name: str) -> Path | None:
         if not _NAME.fullmatch(name) or (self._only is not None and name != self._only):
             return None
-        # Where a link leads counts, not where it lies.
-        path = (self._folder / f"{name}{SUFFIX}").resolve()
-        return path if path.parent == self._folder and path.is_file() else None
+        path = self._folder / f"{name}{SUFFIX}"
+        try:
+            kind = path.lstat().st_mode
+        except OSError:
+            return None
+        if stat.S_ISLNK(kind):
+            # Where a link leads counts, not where it lies.
+            path = path.resolve()
+            return path if path.parent == self._folder and path.is_file() else None
+        return path if stat.S_ISREG(kind) else None
