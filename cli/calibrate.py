@@ -108,7 +108,6 @@ def _measure(
     fresh: bool,
 ) -> None:
     from kvferry.cli.progress import say, steps
-    from kvferry.policies.codecs import CODECS
     from kvferry.specs.errors import InputError, MissingExtra, pick
     from kvferry.specs.units import count
     from kvferry.traces.chunks import CHUNK_TOKENS
@@ -117,6 +116,7 @@ def _measure(
         from kvferry.backends.live.calibration.calibrate import calibrate as measure
         from kvferry.backends.live.calibration.environment import usable_cores
         from kvferry.backends.live.calibration.settings import Settings
+        from kvferry.backends.live.codec import CODECS
     except ImportError as error:
         raise MissingExtra(f"calibrating needs {error.name}: pip install 'kvferry[torch]'; --from needs none") from None
     try:

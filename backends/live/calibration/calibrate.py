@@ -40,8 +40,8 @@ def calibrate(
         if part not in PARTS:
             raise unknown_name("part", part, PARTS)
     rig = Rig(settings)
-    _ = rig.spec  # a model that is not to be had ends it here
     begun_with = surroundings(rig)
+    _ = rig.spec  # a model that is not to be had ends it here
     journal = Journal(folder, settings.to_json() | identity(), fresh=fresh)
     probe = folder / "probe"
     probe.mkdir(exist_ok=True)

@@ -6,7 +6,7 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from kvferry.backends.live.attention import dense
+from kvferry.backends.live.attention import BlockSparse, dense
 from kvferry.backends.live.calibration.measurement import Measurement, repeated
 from kvferry.backends.live.calibration.rig import Rig, Running, block_sparse
 from kvferry.backends.live.calibration.task import Task
@@ -37,11 +37,11 @@ def tasks(rig: Rig) -> Iterator[Task]:
 
 
 def column(rig: Rig, before: int, tokens: int, density: float) -> list[Measurement]:
-    """Project and Advance of a chunk of `tokens` after `before` others, through all layers but the last one's advance.
+    """Project and Advance of a chunk of `tokens` after `before` others, layer by layer; the last is only projected.
 
     All that comes before is there, as if it had been streamed.
     """
-    layers = rig.spec.layers
+    layers = min(rig.spec.layers, rig.settings.layers)
     attention = dense if rig.settings.attention == "dense" else block_sparse(rig, before, tokens, density)
     ops: list[Op] = []
     t = before // CHUNK_TOKENS
@@ -56,10 +56,14 @@ def column(rig: Rig, before: int, tokens: int, density: float) -> list[Measureme
             request, _ = running.loaded(before // CHUNK_TOKENS)
             return running.seconds(ops, request)
 
+        if isinstance(attention, BlockSparse):
+            once()  # is compiled, which takes longer than all repetitions
         rows = np.array(repeated(once, least=2 * len(ops), seconds=rig.settings.point_s)).reshape(-1, len(ops))
     kinds = np.array([type(op).__name__ for op in ops])
     at = {"context": float(before), "density": density, "tokens": float(tokens)}
+    written_out = isinstance(attention, BlockSparse) and not attention.compiled
     return [
+        *([Measurement(what="mask_written_out", unit="", values=(1.0,), at=at)] if written_out else []),
         Measurement(what="project", unit="s", values=_flat(rows[:, kinds == "Project"]), at=at),
         Measurement(what="advance", unit="s", values=_flat(rows[:, kinds == "Advance"]), at=at),
     ]

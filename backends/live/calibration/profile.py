@@ -68,6 +68,8 @@ def _processor(
     fitted = f"fitted, with layer_s, to the measured ops of {model.name}; |fitted / measured - 1|, median: {fit.told}"
     if settings.attention == "dense":
         fitted += ". sparse_attention is dense attention here: blocks that do not matter are computed all the same"
+    if only(measured, "mask_written_out"):
+        fitted += ". FlexAttention did not compile here: masks were written out for dense attention, and save nothing"
     draft.put(f"{key}.efficiency", {kernel: short(share) for kernel, share in fit.efficiency.items()}, fitted)
     draft.put(f"{key}.layer_s", with_unit(short(fit.layer_s), "time"), "fitted with efficiency")
     _dispatch(draft, key, measured)

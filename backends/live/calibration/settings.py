@@ -44,7 +44,8 @@ class Settings:
     @property
     def chunk_tokens(self) -> tuple[int, ...]:
         """Tokens of a chunk: a whole one, and the shorter ones that contexts end with."""
-        return (256, CHUNK_TOKENS) if self.quick else (64, 128, 256, 512, 768, CHUNK_TOKENS)
+        few = self.quick or self.attention == "block-sparse"
+        return (256, CHUNK_TOKENS) if few else (64, 128, 256, 512, 768, CHUNK_TOKENS)
 
     @property
     def question_tokens(self) -> tuple[int, ...]:
@@ -55,7 +56,12 @@ class Settings:
         """Shares of the causal attention blocks that are attended."""
         if self.attention == "dense":
             return (1.0,)
-        return (0.1, 1.0) if self.quick else (0.05, 0.1, 0.25, 0.5, 1.0)
+        return (0.1, 1.0) if self.quick else (0.05, 0.25, 1.0)
+
+    @property
+    def layers(self) -> int:
+        """So many layers of a column are run at most: they are alike."""
+        return 8 if self.attention == "dense" else 4
 
     @property
     def point_s(self) -> float:

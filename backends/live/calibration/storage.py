@@ -21,6 +21,8 @@ from kvferry.specs.errors import KvferryError
 BLOCKS = tuple(2**n for n in (12, 14, 16, 18, 20))
 DEPTHS = (1, 2, 4, 8, 16, 32)
 FILE = "storage-probe.bin"
+# Where fio looks too: it takes a second for each.
+_FIO_BLOCKS, _FIO_DEPTHS = BLOCKS[::2], (1, 8, 32)
 _FIO_S = 60.0
 
 
@@ -38,7 +40,7 @@ def reads(settings: Settings, folder: Path, block_bytes: int, depth: int) -> lis
     at = {"block_bytes": float(block_bytes), "depth": float(depth)}
     ours = own_rates(settings, path, block_bytes, depth)
     told = [] if ours is None else [Measurement(what="random_read", unit="byte/s", values=ours, at=at)]
-    if shutil.which("fio") and not settings.quick:
+    if block_bytes in _FIO_BLOCKS and depth in _FIO_DEPTHS and shutil.which("fio") and not settings.quick:
         fio = fio_rate(path, block_bytes, depth)
         told.append(Measurement(what="random_read_fio", unit="byte/s", values=(fio,), at=at))
     return told or [Measurement(what="no_direct_io", unit="", values=(1.0,), at=at)]
