@@ -7,9 +7,13 @@ import simpy
 from kvferry.machine.span import Tell
 from kvferry.sim.storage import Storage
 from kvferry.sim.storage_curve import CurveStorage
+from kvferry.sim.storage_queue import QueueStorage
 from kvferry.specs.storage import StorageSpec
 
-STORAGE_MODELS: dict[str, Callable[[simpy.Environment, StorageSpec, Tell], Storage]] = {"curve": CurveStorage}
+STORAGE_MODELS: dict[str, Callable[[simpy.Environment, StorageSpec, Tell], Storage]] = {
+    "curve": CurveStorage,
+    "queue": QueueStorage,
+}
 
 
 def storage_of(env: simpy.Environment, spec: StorageSpec, tell: Tell) -> Storage:

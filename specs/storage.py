@@ -36,25 +36,66 @@ class MapSpec(Spec):
     miss_s: Seconds
 
 
+class FlashSpec(Spec):
+    """What a command meets on its way: see sim/flash.py for the model."""
+
+    # Of the host, for a command alone: it holds its place in the queue and nothing else. Its pages are pinned and
+    # mapped at host_bytes_per_s; None: in no time.
+    host_s: Seconds = 0.0
+    host_bytes_per_s: BytesPerS | None = None
+    # Of the controller for each command; None: a write takes it as long as a read. On top of that for one that does
+    # not begin and end between sectors.
+    command_s: Seconds
+    write_command_s: Seconds | None = None
+    partial_s: Seconds = 0.0
+    # What is protected together, and leaves a die together.
+    sector_bytes: Bytes = Field(default=4096, ge=1)
+    # What a die senses at once, however little of it is wanted.
+    page_bytes: Bytes = Field(default=16384, ge=1)
+    page_read_s: Seconds
+    page_program_s: Seconds
+    # How long before its pages are programmed a write has ended: what the write buffer holds, in seconds.
+    buffer_s: Seconds = 0.0
+    channels: Count = Field(ge=1, le=256)
+    # On each channel.
+    dies: Count = Field(ge=1, le=256)
+    channel_bytes_per_s: BytesPerS
+    # Between device and host. With half duplex both directions share it, and commands hold it, too.
+    bus_bytes_per_s: BytesPerS
+
+    @model_validator(mode="after")
+    def _whole_sectors(self) -> "FlashSpec":
+        if self.sector_bytes % 1 or self.page_bytes % self.sector_bytes:
+            sectors = f"{self.sector_bytes:g} B"
+            raise BadKey("page_bytes", f"is no whole number of sectors of {sectors}; 4 KiB sectors in 16 KiB pages are")
+        return self
+
+
 class StorageSpec(Spec):
-    """Storage as `curve`, which interpolates measured bandwidth. See docs/storage.md.
+    """Storage as a `curve`, which interpolates measured bandwidth, or a `queue`, which follows commands on their way.
+    See docs/storage.md. A profile may describe both, and `model` says which is meant.
 
     The simplest curve is `bytes_per_s` with `latency_s`: every command takes latency + size / rate, one after the
-    other.
+    other. Without rows either, the curve is what the queue model reaches.
     """
 
     name: str = ""
-    model: Literal["curve"] = "curve"
+    model: Literal["curve", "queue"] = "curve"
     bytes_per_s: BytesPerS | None = None
     latency_s: Seconds = 0.0
     # One row for every depth that was measured, ascending; without rows for writes, they take what reads do.
     read: tuple[CurveRow, ...] = Field(default=(), max_length=64)
     write: tuple[CurveRow, ...] = Field(default=(), max_length=64)
+    queue: FlashSpec | None = None
     # Commands under way at once, at most.
     queue_depth: Count = Field(default=32, ge=1, le=1024)
     # half: one direction at a time.
     duplex: Literal["half", "full"] = "half"
     map: MapSpec | None = None
+    # What it holds; None: more than anybody writes.
+    capacity_bytes: Bytes | None = Field(default=None, gt=0)
+    # The shortest read that uses it well: what is read as one is made as long, where nobody says otherwise.
+    good_read_bytes: Bytes = Field(default=16384, ge=1)
     idle_w: Watts = 0.0
     # None: its energy is not counted.
     active_w: Watts | None = None
@@ -62,7 +103,9 @@ class StorageSpec(Spec):
 
     @model_validator(mode="after")
     def _one_description(self) -> "StorageSpec":
-        if self.bytes_per_s is None and not self.read:
+        if self.model == "queue" and self.queue is None:
+            raise BadKey("queue", "is missing: model: queue needs to know controller, dies, channels and bus")
+        if self.bytes_per_s is None and not self.read and self.queue is None:
             raise BadKey("read", "is missing: rows of measured bandwidth, or a single bytes_per_s with a latency_s")
         if self.bytes_per_s is not None and (self.read or self.write):
             raise BadKey("bytes_per_s", "stands beside measured rows; keep one of them and set the other to null")
