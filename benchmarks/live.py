@@ -45,7 +45,7 @@ DEPTHS = (1, 4, 16)
 class Nothing:
     """Ops that take no time, but for a Prefill: that keeps the interpreter busy for a second."""
 
-    def run(self, op: Op, request: int | None) -> None:
+    def run(self, op: Op, request: int | None, inputs: Any = ()) -> None:
         until_s = perf_counter() + isinstance(op, Prefill)
         while perf_counter() < until_s:
             pass

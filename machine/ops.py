@@ -39,6 +39,22 @@ class Chunks:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Attended:
+    """What one layer's attention takes in while the KV lies on storage: a handle for a machine that really does it.
+
+    The read that attention comes after brings the ``missing`` units (bool[rows, k]; a row is a sequence, or a head of
+    it that chooses for itself), row by row; None: whole stretches of units, one per row. ``slots`` int[rows, k] of
+    the layer's reuse buffer are where all k of a row are then; None: nothing is kept. ``recent`` tokens that are in
+    memory besides are attended too, and the new one.
+    """
+
+    layer: int
+    missing: np.ndarray | None
+    slots: np.ndarray | None
+    recent: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Extents:
     """Byte ranges of a storage file: parallel offsets and lengths, thousands of them if need be.
 
@@ -142,6 +158,7 @@ class DecodeAttention:
     batch: Number
     attended_tokens: Number
     gathered: bool = False
+    kv: Attended | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,21 +166,28 @@ class FeedForward:
     """The dense operators of one layer for one new token per sequence."""
 
     batch: Number
+    layer: int | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class OutputHead:
-    """From the last layer's hidden state to one new token per sequence."""
+    """From the last layer's hidden state to one new token per sequence.
+
+    `complete` is the group whose last token has passed the layers: a machine that really does it gives its KV, to be
+    written.
+    """
 
     batch: Number
+    complete: int | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillLayer:
-    """One layer for `batch` whole prompts of `tokens` each."""
+    """One layer for `batch` whole prompts of `tokens` each; gives its KV, to be written."""
 
     batch: Number
     tokens: Number
+    layer: int | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

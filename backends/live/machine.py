@@ -19,8 +19,8 @@ from kvferry.specs.errors import InputError, pick
 class OpRunner(Protocol):
     """A model session: what ops are done on. One thread calls it."""
 
-    def run(self, op: Op, request: int | None) -> Any:
-        """Do an op; what its ticket fires with."""
+    def run(self, op: Op, request: int | None, inputs: Sequence[Any]) -> Any:
+        """Do an op; what its ticket fires with. `inputs` is what the tickets of `after` fired with, in that order."""
         ...
 
 
@@ -113,7 +113,7 @@ class LiveMachine:
         processor = self._main if on == "compute" else on
         runner = pick("processor", self._runners, processor)
         return self._processors[processor].do(
-            lambda _: runner.run(op, request),
+            lambda inputs: runner.run(op, request, inputs),
             after,
             priority,
             label=label,

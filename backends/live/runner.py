@@ -1,6 +1,6 @@
 """Ops of the protocol carried out on a real model: which session, which chunk, and what comes back."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any
@@ -47,7 +47,7 @@ class SessionRunner:
         # Token ids answered so far, by request.
         self.answers: dict[int, list[int]] = {}
 
-    def run(self, op: Op, request: int | None) -> Any:
+    def run(self, op: Op, request: int | None, inputs: Sequence[Any] = ()) -> Any:
         """Carry out one op. Prefill and DecodeStep give the id of the next token, greedily chosen.
 
         Raises InputError for ops that a real model does not have, NotReady when their KV is not there.

@@ -93,7 +93,7 @@ def live() -> World:
     op_s, n_bytes, capacity_bytes = 20e-3, 100_000, 1e6
 
     class Runner:
-        def run(self, op: Op, request: int | None) -> Selection | None:
+        def run(self, op: Op, request: int | None, inputs: object = ()) -> Selection | None:
             time.sleep(op_s)
             return Selection(shuffled(op)) if isinstance(op, Select) else None
 

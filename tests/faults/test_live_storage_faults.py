@@ -28,7 +28,7 @@ FIRST = Extents((0,), (BLOCK_BYTES,))
 
 
 class Idle:
-    def run(self, op: Op, request: int | None) -> None:
+    def run(self, op: Op, request: int | None, inputs: Any = ()) -> None:
         return None
 
 

@@ -510,7 +510,7 @@ def test_a_server_does_not_outlive_its_owner(folder: Path) -> None:
 class _NoModel:
     """These machines compute nothing."""
 
-    def run(self, op: Op, request: int | None) -> None:
+    def run(self, op: Op, request: int | None, inputs: Any = ()) -> None:
         raise AssertionError(op)
 
 

@@ -40,7 +40,7 @@ class Script:
         self.does = {int(name.removeprefix("op")): do for name, do in does.items()}
         self.log: list[int | None] = []
 
-    def run(self, op: Op, request: int | None) -> Any:
+    def run(self, op: Op, request: int | None, inputs: Any = ()) -> Any:
         result = self.does.get(request if request is not None else -1, lambda: None)()
         self.log.append(request)
         return result
@@ -406,7 +406,7 @@ def test_whatever_is_called_off_every_ticket_fires_and_nothing_runs_too_early(ma
             return b"0123456789"
 
     class Runner:
-        def run(self, op: Op, request: int | None) -> None:
+        def run(self, op: Op, request: int | None, inputs: Any = ()) -> None:
             assert at_work.acquire(blocking=False), "one processor does one op at a time"
             assert gate.wait(20)
             began_s = machine.env.now
@@ -547,7 +547,7 @@ def test_ctrl_c_ends_a_run_though_an_op_never_does() -> None:
         from kvferry.machine.ops import FeedForward
 
         class Stuck:
-            def run(self, op, request):
+            def run(self, op, request, inputs):
                 print("running", flush=True)
                 time.sleep(1000)
 

@@ -33,7 +33,7 @@ class Model:
         self.complete_when_read: list[bool] = []
         self._lock = threading.Lock()
 
-    def run(self, op: Op, request: int | None) -> None:
+    def run(self, op: Op, request: int | None, inputs: Any = ()) -> None:
         time.sleep(OP_S)
         if isinstance(op, Project):
             assert op.kv is not None

@@ -1,0 +1,251 @@
+"""A cloud that dies, stalls, lies or keeps its door shut, in the middle of a load through the unchanged pipeline.
+
+The first token always comes, soon; what was computed and what was streamed make up the context; and every chunk that
+is put in place is the very one that was stored.
+"""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from harmful_proxy import Proxy
+
+from kvferry.backends.live.client import CloudClient
+from kvferry.backends.live.codec import encode, split
+from kvferry.backends.live.link import Fetched
+from kvferry.backends.live.machine import LiveMachine
+from kvferry.backends.live.server_process import ServerProcess
+from kvferry.backends.live.store import Store, StoredModel, StoreHeader, StoreWriter
+from kvferry.machine.ops import Advance, Decompress, KvRef, Op, Project
+from kvferry.pipelines.context import Context
+from kvferry.pipelines.context_load import Pace
+from kvferry.pipelines.context_reuse import Admission, ContextRequest, context_reuse
+from kvferry.pipelines.record import RequestRecord
+from kvferry.pipelines.systems import SYSTEMS
+from kvferry.scenarios.loader import load_model
+from kvferry.specs.link import LinkSpec
+
+pytest.importorskip("uvicorn")
+pytestmark = pytest.mark.torch
+
+MODEL = load_model("tiny")
+T, L, H, TOKENS = 8, MODEL.layers, MODEL.kv_heads, 64
+STORED = StoredModel(name="tiny", fingerprint="f", tokenizer="bytes", layers=L, kv_heads=H, head_dim=MODEL.head_dim)
+# A unit, all heads of a layer, takes some 8 ms on the link, and computing one takes longer.
+BYTES_PER_S, OP_S = 1e6, 5e-3
+# By then the first token is there, or it hangs; on a busy machine too.
+PATIENCE_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("stores")
+    header = StoreHeader.at_all_levels(STORED, (TOKENS,) * T, "fp16")
+    rng = np.random.default_rng(5)
+    with StoreWriter(folder / "0.kvs", header, range(T * TOKENS)) as writer:
+        for t, l, h in np.ndindex(T, L, H):
+            writer.put(t, l, h, encode("fp16", *rng.standard_normal((2, TOKENS, MODEL.head_dim))))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def stored(folder: Path) -> Iterator[list[bytes]]:
+    with Store(folder / "0.kvs") as store:
+        yield store.read(range(T * L * H))
+
+
+class Device:
+    """Computes slowly, keeps what KV it has, and looks at every chunk that it is given."""
+
+    def __init__(self, stored: list[bytes], placed: Callable[[int], None]) -> None:
+        self.kv: set[tuple[int, int, int]] = set()
+        self.complete_when_read: list[bool] = []
+        self.wrong: list[int] = []
+        self.chunks_placed = 0
+        self._stored, self._placed = stored, placed
+        self._lock = threading.Lock()
+
+    def run(self, op: Op, request: int | None, inputs: Any = ()) -> None:
+        time.sleep(OP_S)
+        if isinstance(op, Project):
+            assert op.kv is not None
+            with self._lock:
+                self.kv.update((op.kv.token_chunk, op.kv.layer, h) for h in range(H))
+        elif not isinstance(op, Advance):
+            self.complete_when_read.append(len(self.kv) == T * L * H)
+
+    def decode(self, op: Decompress, request: int | None, inputs: Sequence[Any]) -> tuple[int, ...]:
+        fetched = inputs[0]
+        assert isinstance(fetched, Fetched)
+        came = split(fetched.payload)
+        # Told later: the load would take an error for one more fault, and compute what is missing.
+        self.wrong += [i for i, chunk in zip(fetched.chunks.ids, came, strict=True) if chunk != self._stored[i]]
+        return fetched.chunks.ids
+
+    def place(self, kv: KvRef, to: str, request: int | None, inputs: Sequence[Any]) -> None:
+        with self._lock:
+            for t, l, h in zip(*np.unravel_index(inputs[0], (T, L, H)), strict=True):
+                self.kv.add((int(t), int(l), int(h)))
+            self.chunks_placed += len(inputs[0])
+        self._placed(self.chunks_placed)
+
+
+def load(
+    system: str, client: CloudClient, stored: list[bytes], placed: Callable[[int], None] = lambda chunks: None
+) -> tuple[RequestRecord, Device]:
+    """One request over the context; fails when there is no first token in time."""
+    context = Context(
+        sequence=0,
+        model=MODEL,
+        coupling="all_heads",
+        tokens=np.full(T, TOKENS),
+        active_blocks=np.ones((T, L, H), dtype=int),
+        encoded_bytes=np.array([len(chunk) for chunk in stored], float).reshape(T, L, H),
+    )
+    request = ContextRequest(
+        request=0,
+        context=context,
+        problem=context.problem(lambda op: np.full(np.shape(op.tokens), OP_S)),
+        question_tokens=1,
+        output_tokens=1,
+        planned_bytes_per_s=BYTES_PER_S,
+        rtt_s=0.0,
+    )
+    device = Device(stored, placed)
+    with LiveMachine(
+        "device", device, capacity_bytes=1e9, fetcher=client, decode=device.decode, place=device.place
+    ) as machine:
+        env = machine.env
+        story = env.process(context_reuse(machine, request, SYSTEMS[system].new_loader(), Admission(machine), Pace()))
+        env.run(until=env.any_of([story, env.timeout(PATIENCE_S)]))
+        assert story.triggered, "it hangs"
+    record = story.value
+    assert record.units_computed + record.units_streamed == T * L
+    assert device.complete_when_read == [True]
+    assert device.wrong == []
+    return record, device
+
+
+SYSTEMS_THAT_STREAM = pytest.mark.parametrize("system", ["ferry", "stream-only"])
+
+
+@SYSTEMS_THAT_STREAM
+def test_the_server_is_killed_in_the_middle(folder: Path, stored: list[bytes], system: str) -> None:
+    with ServerProcess(folder, LinkSpec(rate_bytes_per_s=BYTES_PER_S)) as server, CloudClient(server.url) as client:
+
+        def kill(chunks: int) -> None:
+            if chunks >= 3 * H:
+                os.kill(server.process_id, signal.SIGKILL)
+
+        record, device = load(system, client, stored, kill)
+    assert record.units_streamed >= 3
+    assert record.units_computed > 0
+    assert device.chunks_placed < T * L * H
+
+
+@SYSTEMS_THAT_STREAM
+def test_the_server_falls_silent_in_the_middle(folder: Path, stored: list[bytes], system: str) -> None:
+    with ServerProcess(folder, LinkSpec(rate_bytes_per_s=BYTES_PER_S)) as server:
+
+        def stop(chunks: int) -> None:
+            if chunks >= 3 * H:
+                os.kill(server.process_id, signal.SIGSTOP)
+
+        try:
+            with CloudClient(server.url, timeout_s=0.5, attempts=2) as client:
+                record, _ = load(system, client, stored, stop)
+        finally:
+            os.kill(server.process_id, signal.SIGCONT)
+    assert record.units_streamed >= 3
+    assert record.units_computed > 0
+
+
+@SYSTEMS_THAT_STREAM
+@pytest.mark.parametrize("every_chunks", [1.5, 7])
+def test_the_connection_is_cut_every_so_many_chunks(
+    folder: Path, stored: list[bytes], system: str, every_chunks: float
+) -> None:
+    every_bytes = every_chunks * len(stored[0])
+
+    def cut(number: int, so_far: int, data: bytes) -> bytes | None:
+        return data if so_far + len(data) < every_bytes else None
+
+    with (
+        ServerProcess(folder, LinkSpec(rate_bytes_per_s=BYTES_PER_S)) as server,
+        CloudClient(server.url) as direct,
+        Proxy(server.url, cut) as proxy,
+        CloudClient(proxy.url, timeout_s=1) as client,
+    ):
+        client._opened["0"] = direct._open("0")  # the index is longer than what comes through in one go
+        record, device = load(system, client, stored)
+    assert proxy.connections > device.chunks_placed / every_chunks
+    # It is taken up again: the link is slow, and not down.
+    assert record.units_streamed >= (T * L if system == "stream-only" else 3)
+
+
+@SYSTEMS_THAT_STREAM
+def test_a_chunk_is_damaged_on_the_way(folder: Path, stored: list[bytes], system: str) -> None:
+    harmed: list[int] = []
+
+    def flip(number: int, so_far: int, data: bytes) -> bytes:
+        if so_far > 4 * len(stored[0]) and len(harmed) < 3:
+            harmed.append(so_far)
+            return data[:-1] + bytes([data[-1] ^ 1])
+        return data
+
+    with (
+        ServerProcess(folder, LinkSpec(rate_bytes_per_s=BYTES_PER_S)) as server,
+        CloudClient(server.url) as direct,
+        Proxy(server.url, flip) as proxy,
+        CloudClient(proxy.url, timeout_s=1) as client,
+    ):
+        client._opened["0"] = direct._open("0")
+        record, _ = load(system, client, stored)
+    assert harmed
+    assert record.units_streamed > 0
+
+
+@SYSTEMS_THAT_STREAM
+def test_a_chunk_stays_damaged(folder: Path, stored: list[bytes], system: str, tmp_path: Path) -> None:
+    """In the file: whoever asks gets it damaged. It is never put in place, and the context is there all the same."""
+    with Store(folder / "0.kvs") as store:
+        offset, length = store.index.extents(range(T * L * H), 0)[(T - 2) * L * H]
+    data = bytearray((folder / "0.kvs").read_bytes())
+    data[offset + length // 2] ^= 1
+    (tmp_path / "0.kvs").write_bytes(data)
+    with ServerProcess(tmp_path, LinkSpec(rate_bytes_per_s=BYTES_PER_S)) as server, CloudClient(server.url) as client:
+        record, _ = load(system, client, stored)
+    assert record.units_computed > 0
+
+
+@SYSTEMS_THAT_STREAM
+def test_the_token_is_wrong_from_some_time_on(folder: Path, stored: list[bytes], system: str) -> None:
+    with ServerProcess(folder, LinkSpec(rate_bytes_per_s=BYTES_PER_S), token="open-sesame-42") as server:
+        with CloudClient(server.url, token="open-sesame-42") as client:
+
+            def forget(chunks: int) -> None:
+                if chunks >= 3 * H:
+                    client._headers["authorization"] = "Bearer open-sesame-43"
+
+            record, _ = load(system, client, stored, forget)
+        assert record.units_streamed >= 3
+        assert record.units_computed > 0
+        with CloudClient(server.url, token="open-sesame-43") as client:
+            record, device = load(system, client, stored)
+        assert record.units_streamed == device.chunks_placed == 0
+
+
+@SYSTEMS_THAT_STREAM
+def test_nobody_was_ever_there(folder: Path, stored: list[bytes], system: str) -> None:
+    server = ServerProcess(folder)
+    server.stop()
+    with CloudClient(server.url) as client:
+        record, device = load(system, client, stored)
+    assert record.units_streamed == device.chunks_placed == 0
+    assert record.units_computed == T * L
