@@ -30,8 +30,9 @@ class SimWorld:
     ) -> None:
         load = load_trace(scenario.load) if scenario.load else None
         loaded = (scenario.load.processor if scenario.load else None) or scenario.device.main
+        device = scenario.device
         self.machine = SimMachine(
-            scenario.device,
+            device.model_copy(update={"decompressor": device.decompressor.of(codec)}),
             scenario.model,
             link_trace(scenario.link),
             rtt_s=scenario.link.rtt_s,

@@ -32,7 +32,6 @@ def calibrate(
     dtype: Annotated[str | None, typer.Option("--dtype", help="float32, bfloat16 or float16; else as stored.")] = None,
     attention: Annotated[str, typer.Option("--attention", help="dense or block-sparse.")] = "dense",
     context: Annotated[str, typer.Option("--context", help="The longest context to measure.")] = "8Ki",
-    codec: Annotated[str, typer.Option("--codec", help="What is decoded.")] = "huffman",
     workers: Annotated[
         int | None, typer.Option("--workers", min=1, max=1024, help="Of the decompressor; else the cores left.")
     ] = None,
@@ -71,7 +70,6 @@ def calibrate(
         "device": device,
         "dtype": dtype,
         "attention": attention,
-        "codec": codec,
         "quick": quick,
     }
     _measure(asked, context, workers, parts, output or Path("calibration"), based, name, fresh)
@@ -108,7 +106,7 @@ def _measure(
     fresh: bool,
 ) -> None:
     from kvferry.cli.progress import say, steps
-    from kvferry.specs.errors import InputError, MissingExtra, pick
+    from kvferry.specs.errors import InputError, MissingExtra
     from kvferry.specs.units import count
     from kvferry.traces.chunks import CHUNK_TOKENS
 
@@ -116,7 +114,6 @@ def _measure(
         from kvferry.backends.live.calibration.calibrate import calibrate as measure
         from kvferry.backends.live.calibration.environment import usable_cores
         from kvferry.backends.live.calibration.settings import Settings
-        from kvferry.backends.live.codec import CODECS
     except ImportError as error:
         raise MissingExtra(f"calibrating needs {error.name}: pip install 'kvferry[torch]'; --from needs none") from None
     try:
@@ -127,7 +124,6 @@ def _measure(
         raise InputError(f"--context {context}: from one token chunk on, {CHUNK_TOKENS}, to 1Mi")
     if asked["attention"] not in ("dense", "block-sparse"):
         raise InputError(f"--attention {asked['attention']!r}: it can be dense or block-sparse")
-    pick("codec", CODECS, asked["codec"])
     asked["workers"] = workers or max(1, usable_cores() - asked["threads"])
     with _kept(output), steps() as progress:
         written = measure(

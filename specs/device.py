@@ -92,14 +92,26 @@ class MemorySpec(Spec):
         return self.capacity_bytes - self.reserved_bytes
 
 
-class DecompressorSpec(Spec):
-    """Entropy decoding: values per second of one worker, and how many workers."""
+class DecodingSpec(Spec):
+    """How fast one worker decodes."""
 
     values_per_s: ValuesPerS
     # Fixed time of a piece: handing it to a worker, and back.
     piece_s: Seconds = 0.0
+
+
+class DecompressorSpec(DecodingSpec):
+    """Entropy decoding: values per second of one worker, and how many workers."""
+
     workers: Count = Field(default=1, ge=1, le=1024)
     active_w: Watts = 0.0
+    # Codecs that decode at a rate of their own, by name.
+    codecs: dict[str, DecodingSpec] = Field(default_factory=dict)
+
+    def of(self, codec: str) -> "DecompressorSpec":
+        """As it is while that codec is decoded."""
+        own = self.codecs.get(codec, self)
+        return self.model_copy(update={"values_per_s": own.values_per_s, "piece_s": own.piece_s})
 
 
 class NetworkInterfaceSpec(Spec):

@@ -4,9 +4,11 @@ import simpy
 
 from kvferry.machine.span import Span
 from kvferry.machine.ticket import Ticket
+from kvferry.pipelines.run import run_scenario
+from kvferry.scenarios.loader import load_device, load_scenario
 from kvferry.sim.decompressor import Decompressor
 from kvferry.sim.link import Link
-from kvferry.specs.device import DecompressorSpec
+from kvferry.specs.device import DecodingSpec, DecompressorSpec
 from kvferry.traces.rate import RateTrace
 
 
@@ -34,6 +36,31 @@ def test_a_piece_has_a_fixed_time_besides() -> None:
     tickets = [decompressor.decompress(values) for values in (100, 50)]
     env.run()
     assert ends(*tickets) == [1.25, 2.0]
+
+
+def test_a_codec_may_have_a_rate_of_its_own() -> None:
+    spec = DecompressorSpec(
+        values_per_s=100, workers=3, codecs={"cachegen": DecodingSpec(values_per_s=40, piece_s=0.5)}
+    )
+    assert (spec.of("huffman").values_per_s, spec.of("huffman").piece_s) == (100, 0.0)
+    assert (spec.of("cachegen").values_per_s, spec.of("cachegen").piece_s, spec.of("cachegen").workers) == (40, 0.5, 3)
+
+
+def test_a_world_decodes_as_its_codec_does() -> None:
+    # 10,000 tokens of 4 layers and 2 heads of 2 x 16 numbers, all streamed: 2.56 M values on two workers
+    tiny = load_device("tiny").model_dump(mode="json")
+    tiny["decompressor"]["codecs"] = {"cachegen": {"values_per_s": "1 Mvalue/s"}}
+    whole = {
+        "name": "decode",
+        "system": "stream-only",
+        "device": tiny,
+        "model": "tiny",
+        "link": {"rate": "1 GB/s"},
+        "workload": {"kind": "context-reuse", "context": 10_000},
+    }
+    slow = run_scenario(load_scenario({**whole, "policies": {"codec": "cachegen"}})).requests[0].loaded_s or 0.0
+    quick = run_scenario(load_scenario({**whole, "policies": {"codec": "huffman"}})).requests[0].loaded_s or 0.0
+    assert slow > 2.56 / 2 > 10 * quick
 
 
 def test_two_workers_take_pieces_in_order() -> None:

@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from time import perf_counter
 
-from kvferry.backends.live.calibration.codec import piece, piece_seconds
+from kvferry.backends.live.calibration.codec import CODECS, piece, piece_seconds
 from kvferry.backends.live.calibration.link import LAYERS, Anyone, client_of, probe_store, unit
 from kvferry.backends.live.calibration.measurement import Measurement
 from kvferry.backends.live.calibration.rig import Rig
@@ -101,7 +101,7 @@ def computing(rig: Rig) -> Iterator[Sample]:
 
 @contextmanager
 def decompressing(rig: Rig) -> Iterator[Sample]:
-    chunks = piece(rig, CHUNK_TOKENS // (4 if rig.settings.quick else 1))
+    chunks = piece(rig, CODECS[0], CHUNK_TOKENS // (4 if rig.settings.quick else 1))
     with CodecPool(rig.settings.workers) as pool:
         yield lambda: sum(piece_seconds(pool, chunks, rig.settings.workers))
 

@@ -116,14 +116,14 @@ def _memory(draft: Draft, settings: Settings, measured: Sequence[Measurement], s
 
 
 def _decompressor(draft: Draft, settings: Settings, measured: Sequence[Measurement]) -> None:
-    pieces = only(measured, "decode")
-    if not pieces:
-        return
-    fixed_s, rate = fixed_and_rate([(m.at["values"], m.median) for m in pieces])
-    what = f"measured: {settings.codec} pieces by a pool of {settings.workers} workers, all at work: {_points(pieces)}"
-    draft.put("decompressor.values_per_s", with_unit(short(rate), "value rate"), what)
-    draft.put("decompressor.piece_s", with_unit(short(fixed_s), "time"), "fitted with values_per_s")
-    draft.put("decompressor.workers", settings.workers, "as asked for")
+    for key, codec in (("decompressor", "huffman"), ("decompressor.codecs.cachegen", "cachegen")):
+        pieces = only(measured, f"decode {codec}")
+        if pieces:
+            fixed_s, rate = fixed_and_rate([(m.at["values"], m.median) for m in pieces])
+            what = f"measured: {codec} pieces by a pool of {settings.workers} workers, all at work: {_points(pieces)}"
+            draft.put(f"{key}.values_per_s", with_unit(short(rate), "value rate"), what)
+            draft.put(f"{key}.piece_s", with_unit(short(fixed_s), "time"), "fitted with values_per_s")
+            draft.put("decompressor.workers", settings.workers, "as asked for")
 
 
 def _network(draft: Draft, measured: Sequence[Measurement]) -> None:

@@ -21,7 +21,6 @@ class Settings:
     # CPU threads of one op.
     threads: int = 1
     attention: Attention = "dense"
-    codec: str = "huffman"
     # Of the decompressor.
     workers: int = 1
     # The longest context; grid points halve from there down to one token chunk.
