@@ -3,4 +3,5 @@
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent / "contract"))
+for folder in ("contract", "faults"):
+    sys.path.insert(0, str(Path(__file__).parent / folder))

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from harmful_proxy import Proxy
 
 from kvferry.backends.live.client import CloudClient
 from kvferry.backends.live.codec import KeysValues, decode, encode, split
@@ -58,53 +59,6 @@ class Watch(threading.Event):
     def moved(self, n_bytes: float) -> None:
         self.bytes_done += n_bytes
         self._then(self)
-
-
-class Proxy:
-    """A small TCP proxy in front of a server, on which things go wrong: each connection's bytes to the client go
-    through `harm(connection number, bytes so far, bytes)`, which returns what arrives of them; None: cut it off."""
-
-    def __init__(self, url: str, harm: Callable[[int, int, bytes], bytes | None]) -> None:
-        self.target, self._harm = url, harm
-        self.connections = 0
-        self._listening = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
-        self._closed = threading.Event()
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def __enter__(self) -> "Proxy":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._closed.set()
-        self._listening.close()
-
-    def _accept(self) -> None:
-        with suppress(OSError):
-            while True:
-                near, _ = self._listening.accept()
-                self.connections += 1
-                threading.Thread(target=self._carry, args=(near, self.connections), daemon=True).start()
-
-    def _carry(self, near: socket.socket, number: int) -> None:
-        host, port = self.target.removeprefix("http://").split(":")
-        with near, suppress(OSError), socket.create_connection((host, int(port)), timeout=30) as far:
-            threading.Thread(target=self._ask, args=(near, far), daemon=True).start()
-            so_far = 0
-            while data := far.recv(4096):
-                arrives = self._harm(number, so_far, data)
-                so_far += len(data)
-                if arrives is None:
-                    break
-                near.sendall(arrives)
-            # Closing alone would do nothing: another thread waits for more from there.
-            near.shutdown(socket.SHUT_RDWR)
-
-    def _ask(self, near: socket.socket, far: socket.socket) -> None:
-        with suppress(OSError):
-            while data := near.recv(4096):
-                far.sendall(data)
-            far.shutdown(socket.SHUT_WR)
 
 
 @pytest.fixture(scope="module")
