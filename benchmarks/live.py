@@ -3,10 +3,10 @@
 python benchmarks/live.py [FOLDER]
 
 Round trips: work is handed to a thread and its result awaited. The ceiling is two threads that pass a token through
-queues and do nothing else. Storage: random reads and writes in FOLDER (default: the system's folder for temporary
-files) beside bare loops of preadv and pwritev with the same block size, as many threads, and no more than that; and
-beside fio, where it is installed. Both swing with whatever else the machine does: the best of some interleaved rounds
-is printed.
+queues and do nothing else; the best of some interleaved rounds. Storage: random reads and writes in FOLDER (default:
+the system's folder for temporary files) with both engines, beside bare loops of preadv and pwritev with the same block
+size, as many threads, and no more than that; and beside fio, where it is installed, with io_uring and with threads.
+All of them swing with whatever else the machine does: medians of some interleaved rounds.
 """
 
 import json
@@ -18,6 +18,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from time import perf_counter
@@ -30,6 +31,7 @@ from kvferry.backends.live.environment import WallClockEnvironment
 from kvferry.backends.live.machine import LiveMachine
 from kvferry.backends.live.storage import Storage, aligned_memory
 from kvferry.machine.ops import Extents, FeedForward, Op, Prefill
+from kvferry.specs.errors import InputError
 
 TRIPS = 20_000
 ROUNDS = 5
@@ -162,13 +164,18 @@ def offsets(n_bytes: int, block_bytes: int, rng: np.random.Generator) -> list[in
     return [int(i) * block_bytes for i in picked]
 
 
-def ours(path: Path, depth: int, block_bytes: int, places: list[int], writing: bool) -> float:
-    """In requests of 16 commands per thread, or what they allow: a request ends before the next begins."""
-    each = min(16 * depth, len(places))
-    requests = [Extents(tuple(places[at : at + each]), (block_bytes,) * each) for at in range(0, len(places), each)]
+def ours(path: Path, engine: str, depth: int, block_bytes: int, places: list[int], writing: bool) -> float | None:
+    """In requests of 64 commands per place in the queue, or what they allow: a request ends before the next begins."""
+    each = min(64 * depth, len(places))
+    lengths = np.full(each, block_bytes)
+    requests = [Extents(np.array(places[at : at + each]), lengths) for at in range(0, len(places), each)]
     data = aligned_memory(block_bytes * each)
     data[:] = bytes(len(data))  # nor shall its pages be new when they are written
-    with Storage(path, writable=writing, depth=depth) as store:
+    try:
+        store = Storage(path, writable=writing, depth=depth, engine=engine)
+    except InputError:
+        return None  # no io_uring here
+    with store:
         store.read(requests[0]).release()  # new memory costs, and is used again
         began_s = perf_counter()
         for extents in requests:
@@ -202,12 +209,16 @@ def bare(path: Path, depth: int, block_bytes: int, places: list[int], writing: b
     return len(places) * block_bytes / took_s
 
 
-def fio(path: Path, depth: int, block_bytes: int, places: list[int], writing: bool) -> float | None:
+def fio(path: Path, engine: str, depth: int, block_bytes: int, places: list[int], writing: bool) -> float | None:
     if shutil.which("fio") is None:
         return None
+    n_bytes = len(places) * block_bytes
     command = ["fio", "--name=kvferry", f"--filename={path}", f"--size={FILE_BYTES}", f"--bs={block_bytes}"]
-    command += [f"--rw={'randwrite' if writing else 'randread'}", "--direct=1", "--ioengine=psync", "--thread"]
-    command += [f"--numjobs={depth}", f"--io_size={len(places) * block_bytes // depth}", "--group_reporting"]
+    command += [f"--rw={'randwrite' if writing else 'randread'}", "--direct=1", "--thread", "--group_reporting"]
+    if engine == "threads":
+        command += ["--ioengine=psync", f"--numjobs={depth}", f"--io_size={n_bytes // depth}"]
+    else:
+        command += [f"--ioengine={engine}", f"--iodepth={depth}", f"--io_size={n_bytes}"]
     command += ["--randrepeat=0", "--output-format=json"]
     ran = subprocess.run(command, capture_output=True, text=True, check=True)
     bytes_per_s: float = json.loads(ran.stdout)["jobs"][0]["write" if writing else "read"]["bw_bytes"]
@@ -217,6 +228,13 @@ def fio(path: Path, depth: int, block_bytes: int, places: list[int], writing: bo
 def storage(folder: Path) -> None:
     rng = np.random.default_rng(7)
     path = folder / f"kvferry-benchmark-{os.getpid()}"
+    ways = {
+        "io_uring": partial(ours, path, "io_uring"),
+        "threads": partial(ours, path, "threads"),
+        "bare": partial(bare, path),
+        "fio io_uring": partial(fio, path, "io_uring"),
+        "fio threads": partial(fio, path, "threads"),
+    }
     try:
         with Storage.create(path, FILE_BYTES) as store:
             if store.note:
@@ -225,25 +243,23 @@ def storage(folder: Path) -> None:
             chunk = rng.bytes(1 << 24)
             for at in range(0, FILE_BYTES, len(chunk)):
                 store.write(Extents((at,), (len(chunk),)), chunk)
-        print(f"\n{'storage, MB/s':16} {'block':>8} {'depth':>5} {'ours':>8} {'bare':>8} {'fio':>8}   of bare   of fio")
-        shares: list[tuple[float, float]] = []
+        print(f"\n{'storage, MB/s':16} {'block':>8} {'depth':>5}" + "".join(f"{way:>14}" for way in ways), end="")
+        print("   of fio: io_uring  threads")
         for writing in (False, True):
             for block_bytes, n_bytes in BLOCKS.items():
                 for depth in DEPTHS:
-                    best = [0.0, 0.0, 0.0]
+                    seen: dict[str, list[float]] = {way: [] for way in ways}
                     for _ in range(ROUNDS):
-                        for i, way in enumerate((ours, bare, fio)):
+                        for way, move in ways.items():
                             places = offsets(n_bytes, block_bytes, rng)
-                            best[i] = max(best[i], way(path, depth, block_bytes, places, writing) or 0.0)
-                    us, loop, other = best
-                    shares.append((us / loop, us / other if other else math.nan))
-                    of_fio = f"{us / other:6.0%}" if other else "     -"
+                            seen[way].append(move(depth, block_bytes, places, writing) or math.nan)
+                    rates = {way: float(np.median(of_way)) for way, of_way in seen.items()}
                     print(
-                        f"{'random write' if writing else 'random read':16} {block_bytes >> 10:4d} KiB {depth:5d} "
-                        f"{us / 1e6:8.0f} {loop / 1e6:8.0f} {other / 1e6:8.0f}   {us / loop:6.0%}    {of_fio}"
+                        f"{'random write' if writing else 'random read':16} {block_bytes >> 10:4d} KiB {depth:5d}"
+                        + "".join(f"{rate / 1e6:14.0f}" for rate in rates.values())
+                        + f"{rates['io_uring'] / rates['fio io_uring']:20.0%}"
+                        + f"{rates['threads'] / rates['fio threads']:9.0%}"
                     )
-        of_bare, of_fio = np.median(shares, axis=0)
-        print(f"{'median':16} {'':41}{of_bare:6.0%}    {of_fio:6.0%}")
     finally:
         path.unlink(missing_ok=True)
 
