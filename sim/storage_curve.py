@@ -1,6 +1,7 @@
 """Storage by its measured bandwidth: one event per batch."""
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import cast
 
 import numpy as np
@@ -8,6 +9,7 @@ import simpy
 
 from kvferry.machine.span import Tell
 from kvferry.sim.alarm import Alarm
+from kvferry.sim.flash_curve import curve_rows
 from kvferry.sim.storage import Batch, Storage
 from kvferry.sim.work_queue import TimedWork
 from kvferry.specs.storage import CurveRow, StorageSpec
@@ -53,9 +55,15 @@ class StorageCurves:
     """What batches take by a profile's curves, with nothing else on the device."""
 
     def __init__(self, spec: StorageSpec) -> None:
-        self._depth = spec.queue_depth
-        self.read = _curve(spec, spec.read)
-        self.write = _curve(spec, spec.write or spec.read)
+        self._spec, self._depth = spec, spec.queue_depth
+
+    @cached_property
+    def read(self) -> "Curve | LatencyCurve":
+        return _curve(self._spec, writes=False)
+
+    @cached_property
+    def write(self) -> "Curve | LatencyCurve":
+        return _curve(self._spec, writes=True)
 
     def batch_s(self, lengths: np.ndarray, writes: bool = False, extra_s: float = 0.0) -> float:
         """Seconds for commands of these lengths (merged already), each delayed by `extra_s`.
@@ -130,8 +138,13 @@ class _Direction:
         self.alarm = Alarm(env, lambda _: done(self))
 
 
-def _curve(spec: StorageSpec, rows: Sequence[CurveRow]) -> Curve | LatencyCurve:
-    return LatencyCurve(spec.bytes_per_s, spec.latency_s) if spec.bytes_per_s is not None else Curve(rows)
+def _curve(spec: StorageSpec, writes: bool) -> Curve | LatencyCurve:
+    if spec.bytes_per_s is not None:
+        return LatencyCurve(spec.bytes_per_s, spec.latency_s)
+    if spec.read:
+        return Curve(spec.write if writes and spec.write else spec.read)
+    assert spec.queue is not None
+    return Curve(curve_rows(spec.queue, spec.queue_depth, spec.duplex == "half", writes))
 
 
 def _log_costs(row: CurveRow, log_sizes: np.ndarray) -> np.ndarray:
