@@ -6,6 +6,8 @@ from typing import Any, Protocol
 
 from kvferry.machine.machine import Machine, Refused
 from kvferry.machine.span import Tell
+from kvferry.policies.offload.grouping import KvShape
+from kvferry.policies.offload.layout import Layout
 from kvferry.specs.scenario import Scenario
 from kvferry.traces.rate import RateTrace
 from kvferry.traces.stored import StoredContext
@@ -45,6 +47,65 @@ class World(Protocol):
 
     def measured(self) -> dict[str, Any]:
         """What else was seen, that two equal runs need not share."""
+        ...
+
+
+class DecodeSizes(Protocol):
+    """What a world needs to know of a plan for decoding with KV on storage; sizes are per sequence."""
+
+    @property
+    def layout(self) -> Layout: ...
+    @property
+    def shape(self) -> KvShape: ...
+    @property
+    def group_tokens(self) -> int: ...
+    @property
+    def heads(self) -> int:
+        """Parts of the KV heads that choose for themselves."""
+        ...
+
+    @property
+    def units(self) -> int:
+        """Groups of the context."""
+        ...
+
+    @property
+    def selected(self) -> int | None:
+        """Of them, each layer's selection; None: all."""
+        ...
+
+    @property
+    def slots(self) -> int: ...
+    @property
+    def rank(self) -> int:
+        """Width of the compressed keys over all heads."""
+        ...
+
+
+class DecodeWorld(Protocol):
+    """Where a batch is decoded. Its machine's clock begins at 0."""
+
+    @property
+    def machine(self) -> Machine: ...
+
+    @property
+    def weights_refused(self) -> Refused | None: ...
+
+    def energy_j(self, until_s: float) -> dict[str, float]: ...
+
+    def storage_utilisation(self, until_s: float) -> float:
+        """The share of the time in which storage was at work."""
+        ...
+
+    def measured(self) -> dict[str, Any]: ...
+
+
+class OpenDecodeWorld(Protocol):
+    def __call__(
+        self, scenario: Scenario, sizes: DecodeSizes | None, tell: Tell, say: Say
+    ) -> AbstractContextManager[DecodeWorld]:
+        """The scenario's world for as long as the block lasts; `sizes` are None where no KV lies on storage. Raises
+        InputError."""
         ...
 
 

@@ -27,3 +27,12 @@ class LiveSpec(Part):
     text: str | None = Field(default=None, min_length=1, max_length=1000)
     # A running `kvferry serve` whose real link is used. None: a server beside the run replays `link`.
     cloud: str | None = Field(default=None, pattern=r"^https?://[^\s]+$", max_length=1000)
+    # What follows belongs to offload-decode. The folder for the file with the KV, on the device that is to be used.
+    # None: the system's folder for temporary files.
+    kv_folder: str | None = Field(default=None, min_length=1, max_length=1000)
+    # The file is read and written as slowly as `device.storage` says; false: as fast as it is.
+    paced: bool = Field(default=True, strict=True)
+    # How a head's predicted scores enter the sum over heads: as they are, or softmaxed over the tokens before.
+    scores: Literal["sum", "by_head"] = "sum"
+    # A file for the first sequence's selections, which workload.selections can replay.
+    record_selections: str | None = Field(default=None, min_length=1, max_length=1000)

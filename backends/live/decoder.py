@@ -61,6 +61,11 @@ class Decoder:
         hidden = hidden + layer.self_attn.o_proj(attended.transpose(1, 2).flatten(2))
         return hidden + layer.mlp(layer.post_attention_layernorm(hidden))
 
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Of the next token, [..., vocabulary], from the hidden state above the last layer."""
+        scores: torch.Tensor = self.model.lm_head(self.model.model.norm(hidden))
+        return scores
+
     def _heads(self, projected: torch.Tensor, norm: torch.nn.Module | None = None) -> torch.Tensor:
         by_head = projected.unflatten(-1, (-1, self.head_dim))
         return (norm(by_head) if norm is not None else by_head).transpose(1, 2)

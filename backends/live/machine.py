@@ -13,6 +13,7 @@ from kvferry.machine.machine import Channel, Facts
 from kvferry.machine.ops import Chunks, Decompress, Extents, KvRef, Op
 from kvferry.machine.span import Tell
 from kvferry.machine.ticket import Ticket
+from kvferry.sim.busy import Busy
 from kvferry.specs.errors import InputError, pick
 
 
@@ -94,6 +95,11 @@ class LiveMachine:
         self._decompressor = Worker(self.env, "decompress", tell, decompress_workers)
         self._storing = Worker(self.env, "storage", tell)
         self._link = LiveLink(self.env, fetcher, tell, fetches_ahead) if fetcher else None
+
+    @property
+    def storage_busy(self) -> Busy:
+        """When storage was at work."""
+        return self._storing.busy
 
     def submit(
         self,

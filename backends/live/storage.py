@@ -50,6 +50,19 @@ class Data:
             self._whole[at : at + length] for at, length in zip(self._ats.tolist(), self._lengths.tolist(), strict=True)
         ]
 
+    def rows(self) -> np.ndarray:
+        """Extents of equal length as uint8[extents, length]; a view of the memory where they lie evenly in it."""
+        n = len(self._ats)
+        if not n:
+            return np.empty((0, 0), np.uint8)
+        length, whole = int(self._lengths[0]), np.frombuffer(self._whole, np.uint8)
+        assert (self._lengths == length).all(), "extents of different lengths are no rows"
+        apart = int(self._ats[1] - self._ats[0]) if n > 1 else length
+        if (np.diff(self._ats) == apart).all():
+            begin = int(self._ats[0])
+            return np.lib.stride_tricks.as_strided(whole[begin:], (n, length), (apart, 1))
+        return whole[self._ats[:, None] + np.arange(length)]
+
     def __bytes__(self) -> bytes:
         return b"".join(self.views)
 

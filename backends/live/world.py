@@ -174,7 +174,7 @@ def encode_contexts(scenario: Scenario, codec_name: str, folder: Path, say: Say)
 
 def _library(scenario: Scenario, folder: Path) -> tuple[PreTrainedModel, Library]:
     torch.set_num_threads(scenario.live.threads)
-    model, model_folder = _model_of(scenario)
+    model, model_folder = model_of(scenario)
     text = None if scenario.live.text is None else Path(scenario.live.text)
     prompts = Prompts(model_folder, scenario.model.vocabulary, text, scenario.seed)
     return model, Library(scenario, model, prompts, scenario.model.name, folder)
@@ -216,7 +216,7 @@ def _check(scenario: Scenario, codec_name: str) -> None:
         raise InputError("workload.chunks: backend torch makes its chunks with the model itself; leave chunks out")
 
 
-def _model_of(scenario: Scenario) -> tuple[PreTrainedModel, Path | None]:
+def model_of(scenario: Scenario) -> tuple[PreTrainedModel, Path | None]:
     """The model, and its folder if it has one. Raises InputError when it is not the scenario's."""
     live, spec = scenario.live, scenario.model
     if live.weights == "random":
