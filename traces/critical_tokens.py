@@ -146,7 +146,8 @@ class RecordedSelections:
 
     def __call__(self, op: Select) -> np.ndarray:
         steps, layers, heads, k = self._stream.ids.shape
-        if (op.heads, op.k, op.groups) != (heads, k, self._stream.groups) or op.layer >= layers:
+        # Recorded streams may know groups that were written while decoding, besides those of the context.
+        if (op.heads, op.k) != (heads, k) or op.groups > self._stream.groups or op.layer >= layers:
             recorded = f"{layers} layers, {heads} heads, {k} of {self._stream.groups} groups"
             raise InputError(
                 f"workload.selections: recorded with {recorded}; layer {op.layer} of this run wants {op.k} of"
