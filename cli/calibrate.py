@@ -12,6 +12,8 @@ from kvferry.cli.output import results_folder
 if TYPE_CHECKING:
     from kvferry.specs.device import DeviceSpec
 
+# Of the cores: a higher load average is worth a word.
+_QUIET_SHARE = 0.3
 _PARTS = "compute,dispatch,codec,storage,link,contention,power"
 
 
@@ -112,7 +114,7 @@ def _measure(
 
     try:
         from kvferry.backends.live.calibration.calibrate import calibrate as measure
-        from kvferry.backends.live.calibration.environment import usable_cores
+        from kvferry.backends.live.calibration.environment import environment, usable_cores
         from kvferry.backends.live.calibration.settings import Settings
     except ImportError as error:
         raise MissingExtra(f"calibrating needs {error.name}: pip install 'kvferry[torch]'; --from needs none") from None
@@ -124,6 +126,9 @@ def _measure(
         raise InputError(f"--context {context}: from one token chunk on, {CHUNK_TOKENS}, to 1Mi")
     if asked["attention"] not in ("dense", "block-sparse"):
         raise InputError(f"--attention {asked['attention']!r}: it can be dense or block-sparse")
+    busy = environment()["load_average_1min"] or 0.0
+    if busy > _QUIET_SHARE * usable_cores():
+        say(f"others are at work here (load average {busy:g}): they will be part of what is measured")
     asked["workers"] = workers or max(1, usable_cores() - asked["threads"])
     with _kept(output), steps() as progress:
         written = measure(

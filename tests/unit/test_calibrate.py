@@ -291,6 +291,7 @@ def test_without_a_meter_it_is_said_plainly() -> None:
     ("arguments", "said"),
     [
         (["--model", "./nowhere"], "nowhere"),
+        (["--model", "tiny"], "--random-weights draws weights for it"),
         (["--model", "tny", "--random-weights"], "Did you mean 'tiny'"),
         (["--model", "tiny", "--random-weights", "--parts", "compute,disk"], "unknown part 'disk'"),
         (["--model", "tiny", "--random-weights", "--attention", "sparse"], "dense or block-sparse"),

@@ -1,6 +1,7 @@
 """What ops of a model session take on the idle device: seconds per op, by context, tokens and attended blocks."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from time import perf_counter
 
 import numpy as np
@@ -27,6 +28,10 @@ def tasks(rig: Rig) -> Iterator[Task]:
             for before in settings.contexts:
                 name = f"compute: column of {tokens} tokens after {before}, {density:.0%} of the blocks"
                 yield Task(name, lambda b=before, n=tokens, d=density: column(rig, b, n, d))  # type: ignore[misc]
+    for before, tokens in settings.checks:
+        for density in settings.densities:
+            name = f"compute: check of {tokens} tokens after {before}, {density:.0%} of the blocks"
+            yield Task(name, lambda b=before, n=tokens, d=density: check(rig, b, n, d))  # type: ignore[misc]
     contexts = [max(before, _LEAST_CONTEXT) for before in settings.contexts]
     for question in settings.question_tokens:
         for before in contexts:
@@ -67,6 +72,11 @@ def column(rig: Rig, before: int, tokens: int, density: float) -> list[Measureme
         Measurement(what="project", unit="s", values=_flat(rows[:, kinds == "Project"]), at=at),
         Measurement(what="advance", unit="s", values=_flat(rows[:, kinds == "Advance"]), at=at),
     ]
+
+
+def check(rig: Rig, before: int, tokens: int, density: float) -> list[Measurement]:
+    """A column off the grid, which no table has."""
+    return [replace(m, what=f"check {m.what}") for m in column(rig, before, tokens, density)]
 
 
 def questions(rig: Rig, before: int, question: int) -> list[Measurement]:

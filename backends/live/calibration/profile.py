@@ -3,12 +3,14 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from kvferry.backends.live.calibration.draft import Draft
 from kvferry.backends.live.calibration.fit import RooflineFit, fit_roofline, fixed_and_rate
 from kvferry.backends.live.calibration.measurement import Measurement, only
 from kvferry.backends.live.calibration.settings import Settings
-from kvferry.backends.live.calibration.tables import timed_ops
-from kvferry.specs.device import DeviceSpec
+from kvferry.backends.live.calibration.tables import errors_off_grid, timed_ops
+from kvferry.specs.device import DeviceSpec, ProcessorSpec
 from kvferry.specs.model import ModelSpec
 from kvferry.specs.units import with_unit
 
@@ -73,12 +75,16 @@ def _processor(
     draft.put(f"{key}.efficiency", {kernel: short(share) for kernel, share in fit.efficiency.items()}, fitted)
     draft.put(f"{key}.layer_s", with_unit(short(fit.layer_s), "time"), "fitted with efficiency")
     _dispatch(draft, key, measured)
-    draft.put(
-        f"{key}.measured",
-        "measured",
+    table = (
         f"seconds of {model.name}'s ops on the idle device, {settings.attention} attention, "
-        f"{settings.threads} threads, {8 * model.kv_value_bytes:g} bits; medians: see calibration.json",
+        f"{settings.threads} threads, {8 * model.kv_value_bytes:g} bits; medians, see calibration.json"
     )
+    draft.put(f"{key}.measured", "measured", table)
+    processor = ProcessorSpec.model_validate(draft.profile["processors"][main], context={"from_file": True})
+    off = errors_off_grid(measured, model, processor)
+    if off:
+        between = f"between grid points off by {np.median(off):.0%} (median of {len(off)}; worst {max(off):.0%})"
+        draft.tell(f"{key}.measured", f"{table}; {between}")
     return fit
 
 

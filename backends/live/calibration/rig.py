@@ -19,6 +19,8 @@ from kvferry.backends.live.session import Session
 from kvferry.backends.live.stream import CudaStream, Stream
 from kvferry.machine.ops import Op
 from kvferry.scenarios import loader
+from kvferry.scenarios.library import names
+from kvferry.specs.errors import InputError
 from kvferry.specs.model import ModelSpec
 from kvferry.traces.chunks import CHUNK_TOKENS
 
@@ -35,7 +37,12 @@ class Rig:
         settings = self.settings
         torch.set_num_threads(settings.threads)
         if not settings.random_weights:
-            return load_model(settings.model, settings.dtype, settings.device)
+            try:
+                return load_model(settings.model, settings.dtype, settings.device)
+            except InputError as error:
+                if settings.model not in names("model"):
+                    raise
+                raise InputError(f"{error}; its description is there: --random-weights draws weights for it") from None
         described = loader.load_model(settings.model)
         dtype = settings.dtype or "float32"
         return random_model(settings.family, described, seed=0, dtype=dtype, device=settings.device)

@@ -47,6 +47,13 @@ class Settings:
         return (256, CHUNK_TOKENS) if few else (64, 128, 256, 512, 768, CHUNK_TOKENS)
 
     @property
+    def checks(self) -> tuple[tuple[int, int], ...]:
+        """(context, tokens) between grid points, to see how far the tables are off there."""
+        between = zip(self.contexts, self.contexts[1:], strict=False)
+        middles = [(low + high) // 2 for low, high in between if (low + high) // 2 % CHUNK_TOKENS == 0]
+        return tuple((context, tokens) for context in middles for tokens in (384, 896))
+
+    @property
     def question_tokens(self) -> tuple[int, ...]:
         return (16, 64) if self.quick else (1, 16, 64, 256)
 

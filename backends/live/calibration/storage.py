@@ -14,13 +14,14 @@ from kvferry.backends.live.calibration.fio import rates_of
 from kvferry.backends.live.calibration.measurement import Measurement, repeated
 from kvferry.backends.live.calibration.settings import Settings
 from kvferry.backends.live.calibration.task import Task
-from kvferry.backends.live.storage import Storage
+from kvferry.backends.live.storage import Storage, StorageFull
 from kvferry.machine.ops import Extents
 from kvferry.specs.errors import KvferryError
 
 BLOCKS = tuple(2**n for n in (12, 14, 16, 18, 20))
 DEPTHS = (1, 2, 4, 8, 16, 32)
 FILE = "storage-probe.bin"
+_PROBE_BYTES, _QUICK_BYTES = 256 << 20, 4 << 20
 # Where fio looks too: it takes a second for each.
 _FIO_BLOCKS, _FIO_DEPTHS = BLOCKS[::2], (1, 8, 32)
 _FIO_S = 60.0
@@ -84,7 +85,7 @@ def fio_rate(path: Path, block_bytes: int, depth: int) -> float:
 def probe_file(settings: Settings, folder: Path) -> Path:
     """A file of numbers drawn at random, made once: zeros are too easy for some devices."""
     path = folder / FILE
-    n_bytes = 4 << 20 if settings.quick else 256 << 20
+    n_bytes = _QUICK_BYTES if settings.quick else _PROBE_BYTES
     if path.exists() and path.stat().st_size == n_bytes:
         return path
     partial = folder / f".{FILE}.{os.getpid()}"
@@ -94,6 +95,11 @@ def probe_file(settings: Settings, folder: Path) -> Path:
             for at in range(0, n_bytes, 4 << 20):
                 store.write(Extents((at,), (4 << 20,)), rng.bytes(4 << 20))
         partial.replace(path)
+    except StorageFull as error:
+        raise KvferryError(
+            f"measuring storage takes {n_bytes >> 20} MiB for a while, and there is no room for them; "
+            f"--parts without storage does without ({error})"
+        ) from None
     finally:
         partial.unlink(missing_ok=True)
     return path

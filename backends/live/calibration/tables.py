@@ -2,12 +2,18 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 
 from kvferry.backends.live.calibration.fit import Timed
 from kvferry.backends.live.calibration.measurement import Measurement
 from kvferry.machine.ops import Advance, DecodeStep, Op, Prefill, Project
+from kvferry.sim.costs.roofline import Roofline
+from kvferry.sim.costs.table import MeasuredTable
+from kvferry.specs.device import ProcessorSpec
 from kvferry.specs.model import ModelSpec
 from kvferry.traces.chunks import causal_blocks
 
@@ -44,6 +50,19 @@ def pooled(measured: Sequence[Measurement], what: str, axes: tuple[str, ...]) ->
         if measurement.what == what:
             values[tuple(measurement.at[axis] for axis in axes)] += measurement.values
     return {point: float(np.median(seconds)) for point, seconds in values.items()}
+
+
+def errors_off_grid(measured: Sequence[Measurement], model: ModelSpec, processor: ProcessorSpec) -> list[float]:
+    """|predicted / measured - 1| of the tables, where columns were measured that no table has."""
+    checks = [replace(m, what=m.what.removeprefix("check ")) for m in measured if m.what.startswith("check ")]
+    found = tables(measured)
+    if not found:
+        return []
+    with TemporaryDirectory() as name:
+        for file, content in found.items():
+            (Path(name) / file).write_bytes(content)
+        costs = MeasuredTable.read(Path(name), Roofline(processor, model))
+    return [abs(costs.cost(each.op).duration_s / each.seconds - 1) for each in timed_ops(checks, model)]
 
 
 def timed_ops(measured: Sequence[Measurement], model: ModelSpec) -> list[Timed]:
