@@ -5,6 +5,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
+
 from kvferry.analysis.envelope import to_json
 from kvferry.analysis.folder import write_file, write_pictures
 from kvferry.analysis.reproduction.evidence import conditions_of, figure_of
@@ -13,8 +15,6 @@ from kvferry.analysis.reproduction.results import Key, Progress, Results, carry_
 from kvferry.analysis.reproduction.verdict import verdict_of
 
 Report = dict[str, Any]
-# What a cell shows of a run.
-_CELL_METRICS = ("ttft_s", "energy_j")
 
 
 def reproduce_paper(
@@ -26,7 +26,8 @@ def reproduce_paper(
 ) -> Report:
     """Run a paper's experiments and judge its claims.
 
-    {"paper", "claims": [{"id", "what", "paper_low", "paper_high", "ours", "ours_low", "ours_high", "verdict", "fitted",
+    {"paper", "agreement": as ``agreement_of`` has it,
+    "claims": [{"id", "what", "paper_low", "paper_high", "ours", "ours_low", "ours_high", "verdict", "fitted",
     "why"}], "cells": [{"experiment", "case", "system", ..., "metric", "paper", "ours", "relative_error"}], "tables":
     [{"name", "status", "why"}]}. What does not exist is None.
 
@@ -49,11 +50,14 @@ def reproduce_paper(
 def report_of(paper: Paper, results: Results) -> Report:
     claims = [_claim(paper, number, results) for number in range(len(paper.claims))]
     verdicts = {claim["id"]: claim["verdict"] for claim in claims}
+    cells = [cell for key in results.rows for cell in _cells(paper, key, results)]
+    agreement = agreement_of(cells)
     return {
         "paper": paper.name,
         "claims": claims,
-        "cells": [cell for key in results.rows for cell in _cells(paper, key, results)],
+        "cells": cells,
         "tables": [_exhibit(exhibit, verdicts, results) for exhibit in paper.exhibits],
+        **({"agreement": agreement} if agreement else {}),
     }
 
 
@@ -76,13 +80,17 @@ def _claim(paper: Paper, number: int, results: Results) -> Report:
 
 
 def _cells(paper: Paper, key: Key, results: Results) -> Iterable[Report]:
-    """A run's figures. The paper prints none of its cells, so nothing stands beside them."""
+    """A run's figures, beside what the paper prints of them, if it prints any."""
     scenario, row = results.scenarios[key], results.rows[key]
     simulated = paper.experiments[key.experiment].by == "simulation"
-    metrics = _CELL_METRICS if simulated else [name for name in row if name != "outcome"]
-    sparkv = results.rows.get(key._replace(system=paper.name), {}).get("ttft_s")
+    metrics = paper.cell_metrics if simulated else [name for name in row if name != "outcome"]
+    printed = {cell.metric: cell for cell in paper.cells if (cell.experiment, cell.case, cell.system) == key}
+    paper_s = results.rows.get(key._replace(system=paper.name), {}).get("ttft_s")
     for metric in metrics:
         ours = results.figure(key, metric)
+        cell = printed.get(metric)
+        if cell is not None and ours is not None:
+            ours *= cell.scale
         yield {
             **key._asdict(),
             "device": scenario.device.name,
@@ -90,11 +98,44 @@ def _cells(paper: Paper, key: Key, results: Results) -> Iterable[Report]:
             "context": scenario.workload.context,
             "outcome": row["outcome"],
             "metric": metric,
-            "paper": None,
+            "paper": None if cell is None else float(cell.printed),
             "ours": ours,
-            "relative_error": None,
-            **({f"over_{paper.name}": ours / sparkv} if metric == "ttft_s" and ours and sparkv else {}),
+            "relative_error": None if cell is None or ours is None else cell.error(ours),
+            **({f"over_{paper.name}": ours / paper_s} if metric == "ttft_s" and ours and paper_s else {}),
         }
+
+
+def agreement_of(cells: list[Report]) -> Report | None:
+    """How near the cells are that the paper prints: the median and 90th percentile of their errors, and how many pairs
+    in one place (everything but the system the same, or the experiment too where one of both needs no storage) come
+    in the printed order, ties in print left out. None: it prints none."""
+    printed = [cell for cell in cells if cell["paper"] is not None]
+    if not printed:
+        return None
+    errors = sorted(abs(cell["relative_error"]) if cell["relative_error"] is not None else 1.0 for cell in printed)
+    right = pairs = 0
+    for n, one in enumerate(printed):
+        for other in printed[:n]:
+            if _comparable(one, other) and one["paper"] != other["paper"] and one["ours"] and other["ours"]:
+                pairs += 1
+                right += (one["paper"] > other["paper"]) == (one["ours"] > other["ours"])
+    return {
+        "cells": len(printed),
+        "median_error": float(np.median(errors)),
+        "p90_error": float(np.quantile(errors, 0.9)),
+        "orderings": pairs,
+        "orderings_right": right,
+    }
+
+
+def _comparable(one: Report, other: Report) -> bool:
+    same_place = (one["case"], one["metric"]) == (other["case"], other["metric"])
+    same_experiment = one["experiment"] == other["experiment"]
+    return (
+        same_place
+        and one["system"] != other["system"]
+        and (same_experiment or "vllm" in (one["system"], other["system"]))
+    )
 
 
 def _exhibit(exhibit: ExhibitSpec, verdicts: dict[str, str], results: Results) -> Report:
@@ -148,6 +189,7 @@ def _lines(report: Report) -> Iterable[str]:
     for cell in report["cells"]:
         if cell["ours"] is not None:
             where = "  ".join(str(cell[key]) for key in ("experiment", "case", "system"))
-            over = "".join(f"  x{value:.2f}" for key, value in cell.items() if key.startswith("over_"))
+            over = "" if cell["paper"] is None else f"  paper {cell['paper']:g} ({cell['relative_error']:+.1%})"
+            over += "".join(f"  x{value:.2f}" for key, value in cell.items() if key.startswith("over_"))
             yield f"{where}  {cell['metric']}  {cell['ours']:.4g}{over}"
     yield ""

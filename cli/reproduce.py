@@ -14,7 +14,7 @@ _LINE_EVERY_S = 10.0
 
 
 def reproduce(
-    paper: Annotated[str, typer.Argument(metavar="PAPER", help="As in sparkv.")],
+    paper: Annotated[str, typer.Argument(metavar="PAPER", help="sparkv or kvswap.")],
     output: OutputOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -40,6 +40,12 @@ def reproduce(
     print_table(("table or figure", "status", "why"), [(t["name"], t["status"], t["why"]) for t in tables])
     hits = sum(claim["verdict"] == "hit" for claim in claims)
     misses = sum(claim["verdict"] == "miss" for claim in claims)
+    if agreement := report.get("agreement"):
+        print(
+            f"{agreement['cells']} printed cells: error {agreement['median_error']:.1%} in the median,"
+            f" {agreement['p90_error']:.1%} at the 90th percentile; {agreement['orderings_right']} of"
+            f" {agreement['orderings']} orderings"
+        )
     print(f"{hits} hits, {misses} misses, {len(claims) - hits - misses} without a verdict")
 
 

@@ -9,6 +9,7 @@ import simpy
 
 from kvferry.machine.machine import Machine
 from kvferry.machine.ops import (
+    Attended,
     Bookkeep,
     DecodeAttention,
     Decompose,
@@ -28,6 +29,8 @@ from kvferry.policies.offload.rolling_buffer import RollingBuffer
 # Told after every token: how many there are.
 Told = Callable[[int], None]
 Process = Generator[simpy.Event, Any, None]
+# A read, and what attention takes in once it has arrived.
+Reading = tuple[Ticket, Attended]
 
 
 @dataclass
@@ -46,14 +49,13 @@ class OffloadedDecode:
     def __init__(self, machine: Machine, plan: DecodePlan, told: Told = lambda tokens: None) -> None:
         self.machine, self.plan, self._told = machine, plan, told
         self.record = DecodeRecord()
-        self.rolling = RollingBuffer(plan.context, plan.policy.group_tokens)
+        self.rolling = RollingBuffer(plan.context, plan.policy.tokens_per_group)
         layers, rows = plan.shape.layers, plan.sequences * plan.heads
         units = plan.layout.units
         self.buffers = [ReuseBuffer(rows, units, plan.slots) for _ in range(layers)] if plan.slots else None
-        # Sequence and head of every unit of a selection, flat.
-        k = plan.selected or 1
-        self._sequence = np.repeat(np.arange(plan.sequences), plan.heads * k)
-        self._head = np.tile(np.repeat(np.arange(plan.heads), k), plan.sequences)
+        # Sequence and head of every row of a selection.
+        self._sequence = np.repeat(np.arange(plan.sequences), plan.heads)
+        self._head = np.tile(np.arange(plan.heads), plan.sequences)
         self._gathered = plan.selected is not None
 
     def run(self, steps: int) -> Process:
@@ -67,11 +69,11 @@ class OffloadedDecode:
     def _prefill(self) -> Process:
         """Layer by layer: compute, and write the layer's KV out while the next is computed."""
         plan, machine = self.plan, self.machine
-        full = plan.context // plan.policy.group_tokens
+        full = plan.context // plan.policy.tokens_per_group
         under_way: list[Ticket] = []
         done: tuple[Ticket, ...] = ()
         for layer in range(plan.shape.layers):
-            computed = machine.submit(PrefillLayer(plan.sequences, plan.context), after=done)
+            computed = machine.submit(PrefillLayer(plan.sequences, plan.context, layer), after=done)
             done = (computed,)
             under_way.append(machine.write(Extents(*plan.layout.stretches(layer, full)), after=done))
             if plan.policy.values_only:
@@ -91,51 +93,58 @@ class OffloadedDecode:
         for layer in range(layers):
             reading = arriving
             if plan.policy.ahead and layer + 1 < layers:
-                arriving = yield from self._fetch(step, layer + 1, ())
-            done = self._compute(reading)
+                # FlexGen's loop, on which these systems are built, begins a layer when what it reads has arrived.
+                arriving = yield from self._fetch(step, layer + 1, (reading[0],))
+            done = self._compute(layer, *reading)
             if not plan.policy.ahead and layer + 1 < layers:
                 arriving = yield from self._fetch(step, layer + 1, (done,))
-        last = machine.submit(OutputHead(plan.sequences), after=(done,))
         complete = self.rolling.append()
+        last = machine.submit(OutputHead(plan.sequences, complete), after=(done,))
         if complete is not None:
             self._write_out(complete, last)
         yield last
 
-    def _fetch(self, step: int, layer: int, after: tuple[Ticket, ...]) -> Generator[simpy.Event, Any, Ticket]:
-        """Choose a layer's units and have what is not in memory read; the ticket of the read."""
+    def _fetch(self, step: int, layer: int, after: tuple[Ticket, ...]) -> Generator[simpy.Event, Any, Reading]:
+        """Choose a layer's units and have what is not in memory read: the read, and what attention finds then."""
         plan, machine = self.plan, self.machine
+        recent = self.rolling.tokens if plan.policy.rolling else 0
         if plan.selected is None:
-            return machine.read(Extents(*plan.layout.stretches(layer, plan.units)), after=after)
+            # What was written while decoding, too.
+            extents = Extents(*plan.layout.stretches(layer, self.rolling.first_unit))
+            return machine.read(extents, after=after), Attended(layer, None, None, recent)
         select = Select(
             plan.sequences,
             plan.units,
-            plan.selected,
+            plan.selected_of(self.rolling.first_unit),
             step,
             layer,
             heads=plan.heads,
             keys=plan.keys,
-            rank=plan.rank,
+            rank=plan.scored_rank,
         )
         chosen: Selection = yield machine.submit(select, after=after)
-        ids = chosen.ids.reshape(-1, plan.selected)
+        ids = chosen.ids.reshape(self._sequence.size, -1)
         self.record.units_wanted += ids.size
-        units, sequence, head = ids.ravel(), self._sequence, self._head
+        missing, slots = np.ones(ids.shape, bool), None
         if self.buffers is not None:
-            missing = self.buffers[layer].look_up(ids).missing.ravel()
-            units, sequence, head = units[missing], sequence[missing], head[missing]
-            self.record.units_reused += ids.size - units.size
+            found = self.buffers[layer].look_up(ids)
+            missing, slots = found.missing, found.slots
+            self.record.units_reused += found.hits
+        per_row = missing.sum(axis=1)
+        sequence, head = np.repeat(self._sequence, per_row), np.repeat(self._head, per_row)
         kept = machine.submit(Bookkeep(plan.sequences * plan.units_per_selection, plan.slots))
-        return machine.read(Extents(*plan.layout.ranges(layer, sequence, units, head)), after=(kept,))
+        extents = Extents(*plan.layout.ranges(layer, sequence, ids[missing], head))
+        return machine.read(extents, after=(kept,)), Attended(layer, missing, slots, recent)
 
-    def _compute(self, reading: Ticket) -> Ticket:
+    def _compute(self, layer: int, reading: Ticket, kv: Attended) -> Ticket:
         """Attention over what was selected and what the rolling buffer holds, and the rest of the layer."""
         plan, machine = self.plan, self.machine
-        selected = plan.context if plan.selected is None else plan.selected * plan.policy.group_tokens
+        selected = plan.context if plan.selected is None else plan.selected * plan.policy.tokens_per_group
         if plan.policy.values_only:
             machine.submit(Reconstruct(plan.sequences, selected, plan.rank), after=(reading,))
-        tokens = selected + self.rolling.tokens + 1
-        machine.submit(DecodeAttention(plan.sequences, tokens, self._gathered), after=(reading,))
-        return machine.submit(FeedForward(plan.sequences))
+        tokens = selected + kv.recent + 1
+        machine.submit(DecodeAttention(plan.sequences, tokens, self._gathered, kv), after=(reading,))
+        return machine.submit(FeedForward(plan.sequences, layer))
 
     def _write_out(self, unit: int, after: Ticket) -> None:
         """A group that became complete, of every sequence and layer, goes to storage behind the reads."""

@@ -1,28 +1,29 @@
 """From a named way of decoding with KV on storage to its sizes on one model, context, batch and budget."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kvferry.policies.offload.grouping import Grouping, KvShape, buffer_bytes, metadata_bytes, rank_of
 from kvferry.policies.offload.layout import Layout
 from kvferry.specs.errors import InputError
 from kvferry.specs.model import ModelSpec
 
-# What one unit read from storage is read for.
+# KVSwap 4.3: the most that keys are compressed.
 MOST_COMPRESSION = 32.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecodePolicy:
-    """How a system decodes with its KV on storage. What is None follows from the budget.
+    """How a system decodes with its KV on storage. What is None follows from budget and storage.
 
-    ``group_tokens``: consecutive tokens read as one unit. ``per_head``: every KV head selects and reads for itself.
-    ``values_only``: keys stay in memory, compressed, and are reconstructed. ``selected_tokens``: None reads them all.
-    ``ahead``: the next layer's units are predicted and read while this one computes. ``reuse``: units read are kept in
-    ``slots``. ``compression``: of the keys that are scored; None: as little as ``metadata_share`` of the budget allows.
-    ``landmarks``: one mean key per group is scored instead of all keys.
+    ``group_tokens``: consecutive tokens read as one unit; None: as many as make a good read of the storage.
+    ``selected_tokens``: None reads them all. ``per_head``: every KV head selects and reads for itself.
+    ``values_only``: keys stay in memory, compressed, and are rebuilt. ``ahead``: the next layer's units are predicted
+    and read while this one computes. ``reuse``: units read are kept in ``slots``. ``compression``: of the keys that are
+    scored; None: as little as ``metadata_share`` of the budget allows. ``landmarks``: one mean key per group is scored
+    instead of all keys.
     """
 
-    group_tokens: int = 4
+    group_tokens: int | None = None
     selected_tokens: int | None = 400
     per_head: bool = False
     values_only: bool = False
@@ -32,6 +33,18 @@ class DecodePolicy:
     compression: float | None = MOST_COMPRESSION
     metadata_share: float = 1.0
     landmarks: bool = False
+    rolling: bool = True
+
+    @property
+    def tokens_per_group(self) -> int:
+        """Of a plan's policy, which is settled."""
+        assert self.group_tokens is not None
+        return self.group_tokens
+
+    @property
+    def fixed(self) -> bool:
+        """Takes the memory that it takes, whatever the budget."""
+        return self.compression is not None and not (self.reuse and self.slots is None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,16 +61,26 @@ class DecodePlan:
     units: int
     selected: int | None
     slots: int
-    # Width of the scored keys over all heads; how many are scored.
+    # Width of the compressed keys over all heads; of those that are scored, and how many these are.
     rank: int
+    scored_rank: int
     keys: int
     metadata_bytes: float
     buffer_bytes: float
     layout: Layout = field(compare=False)
 
     @property
+    def group_tokens(self) -> int:
+        return self.policy.tokens_per_group
+
+    @property
     def memory_bytes(self) -> float:
         return self.metadata_bytes + self.buffer_bytes
+
+    def selected_of(self, stored: int) -> int:
+        """How many units are selected once so many are stored: more than at first where a selection takes all."""
+        assert self.policy.selected_tokens is not None
+        return min(-(-self.policy.selected_tokens // self.policy.tokens_per_group), stored)
 
     @property
     def units_per_selection(self) -> int:
@@ -79,12 +102,16 @@ def plan_of(
     context: int,
     output: int,
     budget_bytes: float,
+    good_read_bytes: float = 16384,
     block_bytes: int = 512,
 ) -> DecodePlan:
     """Raises InputError when a group is longer than the context, or the budget (bytes per sequence) is too small for
     anything; it says the smallest that works."""
     shape = shape_of(model)
-    group = policy.group_tokens
+    if policy.group_tokens is None:
+        fitting = min(context, max(1, int(good_read_bytes // shape.entry_bytes)))
+        policy = replace(policy, group_tokens=1 << fitting.bit_length() - 1)
+    group = policy.tokens_per_group
     if group > context:
         raise InputError(
             f"policies.group_tokens: a group of {group:,} tokens is longer than the context of {context:,}"
@@ -100,9 +127,11 @@ def plan_of(
     metadata = 0.0 if selected is None else landmark_bytes + metadata_bytes(compression, context, shape)
     slots, buffers = 0, 2.0 * context * shape.entry_bytes
     if selected is not None:
-        base = Grouping(group_tokens=group, compression=compression, groups=selected)
+        # Where a selection takes all, it grows with what is decoded.
+        most = min(-(-policy.selected_tokens // group), units) if policy.selected_tokens else selected
+        base = Grouping(group_tokens=group, compression=compression, groups=most)
         slots = _slots(policy, base, shape, budget_bytes - metadata)
-        held = Grouping(group_tokens=group, compression=compression, groups=selected, slots=slots)
+        held = Grouping(group_tokens=group, compression=compression, groups=most, slots=slots)
         buffers = buffer_bytes(held, shape)
         smallest = metadata_bytes(max(compression, MOST_COMPRESSION), context, shape) + buffer_bytes(base, shape)
         if metadata + buffers > budget_bytes:
@@ -121,7 +150,8 @@ def plan_of(
         units=in_context,
         selected=selected,
         slots=slots,
-        rank=shape.key_width if policy.landmarks else rank,
+        rank=rank,
+        scored_rank=shape.key_width if policy.landmarks else rank,
         keys=in_context if policy.landmarks else context,
         metadata_bytes=metadata,
         buffer_bytes=buffers,
@@ -146,7 +176,9 @@ def _compression(
     for_keys = budget_bytes * policy.metadata_share - landmark_bytes
     if policy.selected_tokens is not None and not policy.reuse:
         least = Grouping(
-            group_tokens=policy.group_tokens, compression=1, groups=-(-policy.selected_tokens // policy.group_tokens)
+            group_tokens=policy.tokens_per_group,
+            compression=1,
+            groups=-(-policy.selected_tokens // policy.tokens_per_group),
         )
         for_keys -= buffer_bytes(least, shape)
     rank = int(for_keys / (shape.layers * context * shape.value_bytes))

@@ -1,31 +1,51 @@
 """Run a scenario that decodes one long-context batch: the story around the pipelines, and what they leave behind."""
 
+import math
 from collections import defaultdict
 from collections.abc import Callable
-from pathlib import Path
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from time import perf_counter
 
 import numpy as np
 
-from kvferry.backends.simulated import SimMachine
-from kvferry.machine.machine import Refused
-from kvferry.machine.ops import Select
-from kvferry.machine.span import Span
+from kvferry.backends.sim_decode_world import sim_decode_world
+from kvferry.backends.world import DecodeSizes, DecodeWorld, OpenDecodeWorld, Say
+from kvferry.machine.machine import Machine, Refused
+from kvferry.machine.span import Span, Tell
 from kvferry.pipelines.context_reuse import OutOfMemory
 from kvferry.pipelines.memory_decode import InMemoryDecode
 from kvferry.pipelines.offload_decode import OffloadedDecode
 from kvferry.pipelines.offload_plan import DecodePlan, plan_of, shape_of
 from kvferry.pipelines.offload_systems import DECODE_SYSTEMS, DecodeSystem
 from kvferry.pipelines.record import Outcome, RequestRecord, Run
-from kvferry.sim.costs.cost_model import COST_MODELS
-from kvferry.specs.errors import InputError, pick
+from kvferry.specs.errors import InputError, MissingExtra, pick
 from kvferry.specs.scenario import Scenario
-from kvferry.traces.critical_tokens import CriticalTokens, RecordedSelections
-from kvferry.traces.resolve import link_trace
 
 # Spans of a run that are kept, for pictures: some hundred tokens of 32 layers. All are counted.
 MOST_SPANS = 20_000
+# Steps that are decoded where the rest may follow at their pace, and no buffer fills over the first ones.
+ALIKE_STEPS = 8
+# Without storage nothing is read, and groups are as good as any.
+GOOD_READ_BYTES = 16384
+# Ops of a block while decoding.
+DECODING = ("Select", "Bookkeep", "Reconstruct", "DecodeAttention", "FeedForward")
 Progress = Callable[[int, int], None]
+
+
+def _torch_world(
+    scenario: Scenario, sizes: DecodeSizes | None, tell: Tell, say: Say
+) -> AbstractContextManager[DecodeWorld]:
+    # Imported when asked for: torch is an extra, and takes seconds to load.
+    try:
+        from kvferry.backends.live.offload_world import live_decode_world
+    except ImportError as error:
+        raise MissingExtra(f"backend torch needs {error.name}: pip install 'kvferry[torch]'") from None
+
+    return live_decode_world(scenario, sizes, tell, say)
+
+
+DECODE_BACKENDS: dict[str, OpenDecodeWorld] = {"sim": sim_decode_world, "torch": _torch_world}
 
 
 class Tally:
@@ -47,20 +67,40 @@ class Tally:
 
 def plan_for(scenario: Scenario, system: DecodeSystem) -> DecodePlan:
     """What a system would do in a scenario. Raises InputError."""
-    workload = scenario.workload
+    workload, budget, policy = scenario.workload, scenario.budget, system.policy
+    storage = scenario.device.storage
     full_bytes = float(shape_of(scenario.model).full_bytes(workload.context))
-    return plan_of(
-        system.policy,
+    largest = budget.kv_bytes is not None and budget.kv_share is not None
+    plan = plan_of(
+        policy,
         scenario.model,
         sequences=workload.batch,
         context=workload.context,
         output=workload.output,
-        budget_bytes=scenario.kv_budget_bytes(full_bytes),
+        budget_bytes=math.inf if largest and policy.fixed else scenario.kv_budget_bytes(full_bytes),
+        good_read_bytes=GOOD_READ_BYTES if storage is None else storage.good_read_bytes,
     )
+    if not largest:
+        return plan
+    assert budget.kv_bytes is not None
+    together = min(workload.batch, int(budget.kv_bytes // plan.memory_bytes))
+    if not together:
+        raise InputError(
+            f"budget.kv: {budget.kv_bytes / 2**20:,.0f} MiB hold no sequence;"
+            f" one needs {plan.memory_bytes / 2**20:,.0f} MiB"
+        )
+    return replace(plan, sequences=together, layout=replace(plan.layout, sequences=together))
 
 
-def run_offload(scenario: Scenario, progress: Progress = lambda done, of: None) -> Run:
-    """Decode the scenario's batch in the modelled world; `progress` is told the tokens per sequence.
+def run_offload(
+    scenario: Scenario,
+    progress: Progress = lambda done, of: None,
+    *,
+    say: Say = lambda what: None,
+    open_world: OpenDecodeWorld | None = None,
+) -> Run:
+    """Decode the scenario's batch in its backend's world; `progress` is told the tokens per sequence, `say` what is
+    made ready before. `open_world` opens another world.
 
     Raises InputError for names and settings that do not exist or fit. Memory or storage that does not suffice is an
     outcome, told in the Run.
@@ -71,73 +111,82 @@ def run_offload(scenario: Scenario, progress: Progress = lambda done, of: None) 
     if plan is not None and system.keeps == "swapped" and _fits(scenario):
         plan = None
     tally = Tally()
-    machine = SimMachine(
-        scenario.device,
-        scenario.model,
-        link_trace(scenario.link),
-        costs=pick("cost model", COST_MODELS, scenario.costs.truth),
-        memory_bytes=scenario.budget.memory_bytes,
-        selections=None if plan is None else _selections(scenario, plan),
-        tell=tally,
-    )
-    output = scenario.workload.output
+    open_world = open_world or pick("backend", DECODE_BACKENDS, scenario.backend)
+    with open_world(scenario, plan, tally, say) as world:
+        machine, output = world.machine, scenario.workload.output
 
-    def told(tokens: int) -> None:
-        if tokens % 16 == 0 or tokens == output:
-            progress(tokens, output)
+        def told(tokens: int) -> None:
+            if tokens % 16 == 0 or tokens == output:
+                progress(tokens, output)
 
-    outcome: Outcome = "done"
-    why, interrupted = "", False
-    flow: InMemoryDecode | OffloadedDecode
-    if plan is None:
-        pool_bytes = scenario.budget.in_memory_kv_bytes
-        flow = InMemoryDecode(
-            machine,
-            scenario.model,
-            sequences=scenario.workload.batch,
-            context=scenario.workload.context,
-            output=output,
-            pool_bytes=pool_bytes,
-            told=told,
-        )
-    else:
-        flow = OffloadedDecode(machine, plan, told)
-    try:
-        if machine.weights_refused is not None:
-            raise OutOfMemory(str(machine.weights_refused))
-        if isinstance(flow, InMemoryDecode):
-            machine.env.run(until=machine.env.process(flow.run()))
+        flow: InMemoryDecode | OffloadedDecode
+        if plan is None:
+            flow = InMemoryDecode(
+                machine,
+                scenario.model,
+                sequences=scenario.workload.batch,
+                context=scenario.workload.context,
+                output=output,
+                pool_bytes=scenario.budget.in_memory_kv_bytes,
+                told=told,
+            )
         else:
-            assert plan is not None
-            _reserve(machine, plan)
-            steps = min(output, scenario.workload.decoded or output)
-            machine.env.run(until=machine.env.process(flow.run(steps)))
-    except OutOfMemory as error:
-        outcome, why = "out_of_memory", str(error)
-    except KeyboardInterrupt:
-        why, interrupted = "interrupted", True
-    figures = _figures(scenario, flow, tally, plan, machine) if outcome == "done" else {}
-    times_s = tuple(flow.record.token_times_s)
-    requests = tuple(
-        RequestRecord(
-            request=n, arrival_s=0.0, loaded_s=flow.record.prefill_s, first_token_s=times_s[0], token_times_s=times_s
+            flow = OffloadedDecode(machine, plan, told)
+        outcome, why, interrupted = _drive(scenario, world, flow)
+        until_s = machine.env.now
+        figures = _figures(scenario, flow, tally, plan, world, until_s) if outcome == "done" else {}
+        times_s = tuple(flow.record.token_times_s)
+        requests = tuple(
+            RequestRecord(
+                request=n,
+                arrival_s=0.0,
+                loaded_s=flow.record.prefill_s,
+                first_token_s=times_s[0],
+                token_times_s=times_s,
+            )
+            for n in range((scenario.workload.batch if plan is None else plan.sequences) if times_s else 0)
         )
-        for n in range(scenario.workload.batch if times_s else 0)
-    )
-    return Run(
-        outcome=outcome,
-        why=why,
-        requests=requests,
-        spans=tuple(tally.spans),
-        duration_s=machine.env.now,
-        energy_j=machine.energy.energy_j(machine.env.now),
-        memory_capacity_bytes=machine.memory.capacity_bytes,
-        memory_peak_bytes=machine.memory.peak_bytes,
-        kv_memory_peak_bytes=machine.memory.peak_of("kv") + machine.memory.peak_of("metadata"),
-        interrupted=interrupted,
-        measured={"simulation_s": perf_counter() - began_s},
-        figures=figures,
-    )
+        return Run(
+            outcome=outcome,
+            why=why,
+            requests=requests,
+            spans=tuple(tally.spans),
+            duration_s=until_s,
+            energy_j=world.energy_j(until_s),
+            memory_capacity_bytes=machine.memory.capacity_bytes,
+            memory_peak_bytes=machine.memory.peak_bytes,
+            kv_memory_peak_bytes=machine.memory.peak_of("kv") + machine.memory.peak_of("metadata"),
+            interrupted=interrupted,
+            measured={"simulation_s": perf_counter() - began_s} | world.measured(),
+            figures=figures,
+        )
+
+
+def _drive(scenario: Scenario, world: DecodeWorld, flow: InMemoryDecode | OffloadedDecode) -> tuple[Outcome, str, bool]:
+    """Outcome, why, and whether the user stopped it."""
+    if world.weights_refused is not None:
+        return "out_of_memory", str(world.weights_refused), False
+    env = world.machine.env
+    try:
+        if isinstance(flow, InMemoryDecode):
+            env.run(until=env.process(flow.run()))
+        else:
+            _reserve(world.machine, flow.plan)
+            env.run(until=env.process(flow.run(_steps(scenario, flow.plan))))
+    except OutOfMemory as error:
+        return "out_of_memory", str(error), False
+    except KeyboardInterrupt:
+        return "done", "interrupted", True
+    return "done", "", False
+
+
+def _steps(scenario: Scenario, plan: DecodePlan) -> int:
+    """Tokens per sequence that are really decoded."""
+    output, decoded = scenario.workload.output, scenario.workload.decoded
+    if decoded is None:
+        return output
+    alike = scenario.backend == "sim" and not plan.slots
+    return min(output, decoded, ALIKE_STEPS) if alike else min(output, decoded)
 
 
 def _fits(scenario: Scenario) -> bool:
@@ -147,29 +196,7 @@ def _fits(scenario: Scenario) -> bool:
     return all_bytes <= workload.batch * scenario.kv_budget_bytes(full_bytes)
 
 
-def _selections(scenario: Scenario, plan: DecodePlan) -> Callable[[Select], np.ndarray] | None:
-    workload = scenario.workload
-    if plan.selected is None:
-        return None
-    if workload.selections is not None:
-        return RecordedSelections.load(Path(workload.selections), plan.sequences)
-    try:
-        return CriticalTokens(
-            layers=plan.shape.layers,
-            sequences=plan.sequences,
-            heads=plan.heads,
-            context=plan.context,
-            selected=plan.selected * plan.policy.group_tokens,
-            group_tokens=plan.policy.group_tokens,
-            overlap=workload.overlap,
-            skew=workload.skew,
-            seed=scenario.seed,
-        )
-    except ValueError as error:
-        raise InputError(f"workload: {error}") from None
-
-
-def _reserve(machine: SimMachine, plan: DecodePlan) -> None:
+def _reserve(machine: Machine, plan: DecodePlan) -> None:
     """Hold what managing the KV takes for the whole run. Raises OutOfMemory."""
     for tag, each_bytes in (("metadata", plan.metadata_bytes), ("kv", plan.buffer_bytes)):
         if isinstance(refused := machine.memory.reserve(plan.sequences * each_bytes, tag), Refused):
@@ -181,17 +208,20 @@ def _figures(
     flow: InMemoryDecode | OffloadedDecode,
     tally: Tally,
     plan: DecodePlan | None,
-    machine: SimMachine,
+    world: DecodeWorld,
+    until_s: float,
 ) -> dict[str, float]:
-    """Throughput counts all sequences' tokens, over the time spent decoding (``measure: decode``) or all of it."""
+    """``block_s``: TPOT over layers. ``io_to_compute``: time in reads over time in a block's ops, both while decoding.
+    Throughput counts all sequences' tokens, over the time spent decoding (``measure: decode``) or all of it."""
     record, workload = flow.record, scenario.workload
     if len(record.token_times_s) < 2:
         return {}
     steps = workload.output - 1
+    batch = workload.batch if plan is None else plan.sequences
     if isinstance(flow, InMemoryDecode):
         decoding_s = sum(sum(steps_s) for _, steps_s in flow.waves)
-        tpot_s = sum(n * sum(steps_s) for n, steps_s in flow.waves) / workload.batch / max(1, steps)
-        prefill_s = machine.env.now - decoding_s
+        tpot_s = sum(n * sum(steps_s) for n, steps_s in flow.waves) / batch / max(1, steps)
+        prefill_s = until_s - decoding_s
     else:
         steps_s = np.diff(record.token_times_s)
         rest = steps - len(steps_s)
@@ -199,16 +229,22 @@ def _figures(
         tpot_s = decoding_s / steps
         prefill_s = record.token_times_s[0]
     total_s = decoding_s if scenario.measure == "decode" else decoding_s + prefill_s
-    tokens = workload.batch * (steps if scenario.measure == "decode" else workload.output)
+    tokens = batch * (steps if scenario.measure == "decode" else workload.output)
     figures = {
         "throughput_tokens_per_s": tokens / total_s,
+        "seconds_per_token": total_s / tokens,
         "tpot_s": tpot_s,
-        "batch": float(workload.batch),
+        "block_s": tpot_s / scenario.model.layers,
+        "batch": float(batch),
         "tokens_decoded": float(len(record.token_times_s)),
         "read_bytes": tally.n_bytes["storage", "Read"],
         "write_bytes": tally.n_bytes["storage", "Write"],
-        "storage_utilisation": machine.storage.busy.utilisation(0.0, machine.env.now) if machine.storage else 0.0,
+        "storage_utilisation": world.storage_utilisation(until_s),
     }
+    reading_s = tally.busy_s["storage", "Read"]
+    computing_s = sum(tally.busy_s[scenario.device.main, label] for label in DECODING)
+    if reading_s and computing_s:
+        figures["io_to_compute"] = reading_s / computing_s
     if record.units_wanted and plan is not None and plan.slots:
         figures["reuse_rate"] = record.units_reused / record.units_wanted
     return figures

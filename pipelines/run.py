@@ -59,7 +59,7 @@ def run_scenario(
     began_s = perf_counter()
     check_names(scenario)
     if scenario.workload.kind == "offload-decode":
-        return run_offload(scenario, progress)
+        return run_offload(scenario, progress, say=say)
     system = system or SYSTEMS[scenario.system].with_policies(scenario.policy_values)
     open_world = open_world or pick("backend", BACKENDS, scenario.backend)
     spans: list[Span] = []

@@ -65,18 +65,12 @@ class BudgetSpec(Part):
     """Less than the device has. None: all that it leaves free."""
 
     memory_bytes: Bytes | None = Field(default=None, gt=0)
-    # For the KV of all sequences when it lies on storage: what is kept of it in memory, its metadata and buffers. As
-    # bytes, or as a share of the full cache of the context.
+    # What KV on storage takes of memory for metadata and buffers: of the batch in bytes, or of every sequence as a
+    # share of its context's full cache. Both: as many sequences decode as fit, each with its share.
     kv_bytes: Bytes | None = Field(default=None, gt=0)
     kv_share: float | None = Field(default=None, gt=0, le=1, strict=True)
     # For the KV of systems that keep it all in memory.
     in_memory_kv_bytes: Bytes | None = Field(default=None, gt=0)
-
-    @model_validator(mode="after")
-    def _one_budget(self) -> "BudgetSpec":
-        if self.kv_bytes is not None and self.kv_share is not None:
-            raise BadKey("kv_share", "stands beside kv; keep one of them and set the other to null")
-        return self
 
 
 class Scenario(Part):
@@ -147,7 +141,7 @@ class Scenario(Part):
 
     def kv_budget_bytes(self, full_bytes: float) -> float:
         """Per sequence, of a full cache of so many bytes; 1/13 of it (KVSwap 4.3) when nothing is said."""
-        if self.budget.kv_bytes is not None:
+        if self.budget.kv_bytes is not None and self.budget.kv_share is None:
             return self.budget.kv_bytes / self.workload.batch
         return full_bytes * (self.budget.kv_share or 1 / 13)
 

@@ -16,6 +16,8 @@ from kvferry.traces.selections import SelectionStream
 
 # What a stream of chance is for; in front, as numpy pads seeds with zeros at their end.
 _PLACES, _STEPS = 8, 9
+# How finely popularity is told.
+_DRAWS = 1 << 14
 
 
 class CriticalTokens:
@@ -57,12 +59,14 @@ class CriticalTokens:
         # Half of what a place has, or less: so that hot tokens of a place lie apart.
         self._block = 1 << max(0, (context // (2 * selected)).bit_length() - 1)
         blocks = context // self._block
-        self._units = context // group_tokens
+        self.context_groups = context // group_tokens
         own, self._longer = divmod(blocks, selected)
         self._own = own
-        self._short, self._long = _cumulated(own * self._block, skew), _cumulated((own + 1) * self._block, skew)
+        short, long = _popularity(own * self._block, skew), _popularity((own + 1) * self._block, skew)
         longer = self._longer / selected
-        again = (1 - longer) * _again(self._short) + longer * _again(self._long)
+        again = (1 - longer) * float((short**2).sum()) + longer * float((long**2).sum())
+        # A rank is looked up by an even draw.
+        self._rank_of = np.stack([_ranks(short), _ranks(long)]).ravel()
         if not again <= overlap <= 1:
             raise ValueError(f"overlap must lie in {again:.3g}..1 for this skew, got {overlap}")
         self._stay = (overlap - again) / (1 - again) if again < 1 else 1.0
@@ -103,18 +107,18 @@ class CriticalTokens:
 
     def _choose(self, who: np.ndarray) -> None:
         """New tokens for these places."""
-        row, place = np.divmod(who, self._places)
-        uniform = self._rng.random(who.size)
+        row = who // self._places
+        place = who - row * self._places
         longer = place < self._longer
-        rank = self._short.searchsorted(uniform, "right")
-        if self._longer:
-            rank = np.where(longer, self._long.searchsorted(uniform, "right"), rank)
+        rank = self._rank_of[self._rng.integers(0, _DRAWS, who.size) + _DRAWS * longer]
         # Neighbours in rank lie in different blocks.
-        turn, block = np.divmod(rank, self._own + longer)
-        block = self._dealt[row * self._blocks + place + block * self._places]
-        self._tokens[who] = block * self._block + (5 * turn + block) % self._block
+        own = self._own + longer
+        turn = rank // own
+        block = self._dealt[row * self._blocks + place + (rank - turn * own) * self._places]
+        self._tokens[who] = block * self._block + ((5 * turn + block) & (self._block - 1))
         if self.group_tokens > 1:
-            sub, group = np.divmod(place, self.groups)
+            sub = place // self.groups
+            group = place - sub * self.groups
             sets = row * self.groups + group
             sets = sets[self._strongest[sets] == sub]
             self._strongest[sets] = self._rng.integers(0, self.group_tokens, sets.size)
@@ -124,9 +128,9 @@ class CriticalTokens:
         if self.group_tokens == 1:
             return self._tokens.reshape(shape).copy()
         tokens = self._tokens[self._first_place + self._strongest * self.groups]
-        units = np.minimum(tokens // self.group_tokens, self._units - 1).astype(np.int32)
+        units = np.minimum(tokens // self.group_tokens, self.context_groups - 1).astype(np.int32)
         if self._block % self.group_tokens:
-            _make_distinct(units.reshape(-1, self.groups), self._units)
+            _make_distinct(units.reshape(-1, self.groups), self.context_groups)
         return units.reshape(shape)
 
 
@@ -156,15 +160,15 @@ class RecordedSelections:
         return self._stream.ids[(op.step + self._apart) % steps, op.layer]
 
 
-def _cumulated(size: int, skew: float) -> np.ndarray:
-    """Cumulated popularity of `size` ranks; without the last sum, which may round to below 1."""
+def _popularity(size: int, skew: float) -> np.ndarray:
     weights = np.arange(1, size + 1, dtype=float) ** -skew
-    return np.cumsum(weights / weights.sum())[:-1]
+    return weights / weights.sum()
 
 
-def _again(cumulated: np.ndarray) -> float:
-    """The chance that a fresh choice falls on the same token."""
-    return float((np.diff(cumulated, prepend=0.0, append=1.0) ** 2).sum())
+def _ranks(popularity: np.ndarray) -> np.ndarray:
+    """The rank that each of the draws stands for."""
+    draws = (np.arange(_DRAWS) + 0.5) / _DRAWS
+    return np.minimum(np.cumsum(popularity).searchsorted(draws), popularity.size - 1).astype(np.int32)
 
 
 def _make_distinct(units: np.ndarray, groups: int) -> None:
@@ -175,13 +179,7 @@ def _make_distinct(units: np.ndarray, groups: int) -> None:
         _, first = np.unique(units[row], return_index=True)
         later = np.setdiff1d(np.arange(units.shape[1]), first)
         free = np.setdiff1d(np.arange(groups), units[row])
-        after = np.searchsorted(free, units[row, later])
-        chosen: set[int] = set()
-        for place, start in zip(later.tolist(), after.tolist(), strict=True):
-            unit = next(
-                int(free[(start + n) % free.size])
-                for n in range(free.size)
-                if int(free[(start + n) % free.size]) not in chosen
-            )
-            chosen.add(unit)
-            units[row, place] = unit
+        # Each at the next free one, or at the one after when that is taken too.
+        at = np.searchsorted(free, np.sort(units[row, later]))
+        at = np.maximum.accumulate(at - np.arange(at.size)) + np.arange(at.size)
+        units[row, later] = free[np.minimum(at, free.size - at.size + np.arange(at.size))]

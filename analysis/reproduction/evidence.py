@@ -28,6 +28,7 @@ def _figure(evidence: EvidenceSpec, case: str, results: Results) -> float | None
     ours = of(evidence.system, evidence.metric)
     if ours is None:
         return None
+    ours *= evidence.scale
     if evidence.less_case is not None:
         before = of(evidence.system, evidence.metric, evidence.less_case)
         return None if before is None else ours - before
@@ -42,8 +43,9 @@ def conditions_of(paper: Paper, evidence: EvidenceSpec, results: Results) -> str
     """What the paper leaves open and we had to choose: contexts, models, devices, links, bits, variants."""
     experiment = paper.experiments[evidence.experiment]
     scenarios = {key.case: results.scenarios[key] for key in _keys(paper, evidence)}
+    decoding = next(iter(scenarios.values())).workload.kind == "offload-decode"
     words = [experiment.title, _contexts(scenarios)]
-    for describe in (_model, _device, _link):
+    for describe in (_model, _device, _storage if decoding else _link):
         words.append(" or ".join(dict.fromkeys(describe(scenario) for scenario in scenarios.values())))
     words += _variants(paper, evidence, results)
     remarks = [experiment.remark, evidence.remark, f"Fitted: {evidence.fitted}" if evidence.fitted else ""]
@@ -67,6 +69,11 @@ def _device(scenario: Scenario) -> str:
 def _link(scenario: Scenario) -> str:
     mean_mbit_per_s = link_trace(scenario.link).mean() * 8 / 1e6
     return f"link {scenario.link.trace or 'constant'} ({mean_mbit_per_s:.0f} Mbit/s)"
+
+
+def _storage(scenario: Scenario) -> str:
+    storage = scenario.device.storage
+    return f"batch {scenario.workload.batch}, storage {storage.name if storage else 'none'}"
 
 
 def _variants(paper: Paper, evidence: EvidenceSpec, results: Results) -> Iterator[str]:

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from kvferry.backends.sim_world import ModelledContexts
-from kvferry.machine.ops import PrefillHead
+from kvferry.machine.ops import PrefillHead, Select
 from kvferry.pipelines.context import Context
+from kvferry.pipelines.offload_plan import DecodePolicy
 from kvferry.pipelines.run import price_s
 from kvferry.pipelines.systems import SYSTEMS
 from kvferry.pipelines.workload import Workload
@@ -25,7 +26,9 @@ from kvferry.sim.costs.samples import Samples, measure
 from kvferry.specs.errors import pick
 from kvferry.specs.scenario import Scenario
 from kvferry.traces.chunks import generate_chunks
+from kvferry.traces.critical_tokens import CriticalTokens
 from kvferry.traces.resolve import link_trace
+from kvferry.traces.selections import SelectionStream
 
 Figures = dict[str, float]
 _MILP_TIME_LIMIT_S = 20.0
@@ -118,11 +121,33 @@ def chunk_spread(scenario: Scenario) -> Figures:
     }
 
 
+def group_share(scenario: Scenario) -> Figures:
+    """Of generated selections over 300 steps: the smallest share of groups with 80 % of the accesses, and what
+    neighbouring steps share (KVSwap Fig. 8)."""
+    workload, steps = scenario.workload, 300
+    selected = DecodePolicy().selected_tokens or 0
+    group_tokens = int(scenario.policy_values.get("group_tokens", 4))
+    stream = CriticalTokens(
+        layers=3,
+        sequences=1,
+        context=workload.context,
+        selected=selected,
+        group_tokens=group_tokens,
+        overlap=workload.overlap,
+        skew=workload.skew,
+        seed=scenario.seed,
+    )
+    ids = np.stack([stream(Select(1, stream.context_groups, stream.groups, step, 0)) for step in range(steps)])
+    found = SelectionStream(np.sort(ids, axis=-1), stream.context_groups)
+    return {"hot_share": found.hot_share(0.8), "overlap": float(found.overlaps().mean())}
+
+
 MEASUREMENTS: dict[str, Callable[[Scenario], Figures]] = {
     "solver_times": solver_times,
     "path_shares": path_shares,
     "predictor_error": predictor_error,
     "chunk_spread": chunk_spread,
+    "group_share": group_share,
 }
 
 

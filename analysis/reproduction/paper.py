@@ -3,13 +3,14 @@
 claims.csv        the figures as the paper prints them, and where
 experiments.yaml  systems, experiments, and which of their figures answers which claim
 exhibits.yaml     its numbered tables and figures
+cells.csv         cells of its tables, where it prints any that are run
 """
 
 import csv
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import Field, ValidationError
 
@@ -19,6 +20,7 @@ from kvferry.specs.base import Spec
 from kvferry.specs.errors import InputError, pick
 
 PAPERS = Path(__file__).resolve().parents[1] / "papers"
+AnySpec = TypeVar("AnySpec", bound=Spec)
 Statistic = Literal["value", "mean", "sweep", "bound", "measured"]
 
 
@@ -76,6 +78,8 @@ class EvidenceSpec(Spec):
     against_metric: str | None = None
     less_case: str | None = None
     take: Literal["mean", "max", "range"]
+    # Our figure times this is in the claim's unit.
+    scale: float = 1.0
     # What was fitted to this very claim, so that hitting it proves little.
     fitted: str = ""
     # What a reader of the verdict should know.
@@ -101,7 +105,7 @@ class ExhibitSpec(Spec):
 
 
 class PanelSpec(Spec):
-    """TTFT of some systems, case by case, or over a setting `x` of the cases (as ``settings_of`` names it)."""
+    """A metric of some systems, case by case, or over a setting `x` of the cases (as ``settings_of`` names it)."""
 
     title: str
     experiment: str
@@ -109,6 +113,8 @@ class PanelSpec(Spec):
     # Empty: all.
     cases: tuple[str, ...] = ()
     x: str | None = None
+    metric: str = "ttft_s"
+    label: str = "TTFT (s)"
 
 
 class PictureSpec(Spec):
@@ -119,11 +125,36 @@ class PictureSpec(Spec):
     columns: int = Field(default=3, ge=1)
 
 
+class PrintedCell(Spec):
+    """A cell as the paper prints it, `printed` digit by digit, and which figure of which run it is, times `scale`."""
+
+    experiment: str
+    case: str
+    system: str
+    metric: str
+    printed: str = Field(pattern=r"^\d+(\.\d+)?$")
+    scale: float = 1.0
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """What is rounded to what is printed."""
+        _, _, decimals = self.printed.partition(".")
+        half = 0.5 * 10.0 ** -len(decimals)
+        return float(self.printed) - half, float(self.printed) + half
+
+    def error(self, ours: float) -> float:
+        """The distance to that interval, over its nearer end."""
+        low, high = self.interval
+        return ours / low - 1 if ours < low else ours / high - 1 if ours > high else 0.0
+
+
 class _Experiments(Spec):
     settings: Mapping[str, Any] = Field(default_factory=dict)
     systems: Mapping[str, SystemSpec]
     experiments: Mapping[str, ExperimentSpec]
     evidence: Mapping[str, EvidenceSpec]
+    # What the cells of simulated runs show.
+    cell_metrics: tuple[str, ...] = ("ttft_s", "energy_j")
 
 
 class _Exhibits(Spec):
@@ -143,6 +174,8 @@ class Paper:
     evidence: Mapping[str, EvidenceSpec]
     exhibits: tuple[ExhibitSpec, ...]
     pictures: tuple[PictureSpec, ...]
+    cells: tuple[PrintedCell, ...] = ()
+    cell_metrics: tuple[str, ...] = ("ttft_s", "energy_j")
 
 
 def load_paper(name: str, papers: Path = PAPERS) -> Paper:
@@ -152,23 +185,25 @@ def load_paper(name: str, papers: Path = PAPERS) -> Paper:
     shown = _read(folder / "exhibits.yaml", _Exhibits)
     paper = Paper(
         name=name,
-        claims=_read_claims(folder / "claims.csv"),
+        claims=_read_rows(folder / "claims.csv", Claim),
         settings=told.settings,
         systems=told.systems,
         experiments=told.experiments,
         evidence=told.evidence,
         exhibits=shown.exhibits,
         pictures=shown.pictures,
+        cells=_read_rows(folder / "cells.csv", PrintedCell) if (folder / "cells.csv").is_file() else (),
+        cell_metrics=told.cell_metrics,
     )
     _check(paper)
     return paper
 
 
-def _read_claims(path: Path) -> tuple[Claim, ...]:
+def _read_rows(path: Path, spec: type[AnySpec]) -> tuple[AnySpec, ...]:
     with open(path, newline="") as file:
         rows = list(csv.DictReader(file))
     try:
-        return tuple(Claim.model_validate(row) for row in rows)
+        return tuple(spec.model_validate(row) for row in rows)
     except ValidationError as error:
         raise InputError(f"{path.name}: {error}") from None
 
@@ -195,6 +230,10 @@ def _check(paper: Paper) -> None:
             pick("case", experiment.cases, case)
         for system in (evidence.system, *evidence.against):
             pick("system of the experiment", dict.fromkeys(experiment.systems), system)
+    for cell in paper.cells:
+        experiment = pick("experiment", paper.experiments, cell.experiment)
+        pick("case", experiment.cases, cell.case)
+        pick("system of the experiment", dict.fromkeys(experiment.systems), cell.system)
     for exhibit in paper.exhibits:
         for name in exhibit.experiments:
             pick("experiment", paper.experiments, name)

@@ -50,7 +50,7 @@ def _draw_panel(axis: Axes, panel: PanelSpec, systems: list[str], results: Resul
     cases = [case for case in every if not panel.cases or case in panel.cases]
     for place, system in enumerate(panel.systems):
         n = systems.index(system)
-        heights = [results.figure(Key(panel.experiment, case, system), "ttft_s") or np.nan for case in cases]
+        heights = [results.figure(Key(panel.experiment, case, system), panel.metric) or np.nan for case in cases]
         how: dict[str, Any] = {"label": system, "color": SERIES[n], "marker": MARKERS[n], "markersize": 5}
         if panel.x is None:
             # Nothing lies between two cases: no line, and the systems beside each other.
@@ -67,7 +67,7 @@ def _draw_panel(axis: Axes, panel: PanelSpec, systems: list[str], results: Resul
     axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axis.yaxis.set_major_formatter("{x:g}")
     axis.set_title(panel.title)
-    axis.set_ylabel("TTFT (s)")
+    axis.set_ylabel(panel.label)
     axis.grid(axis="y")
 
 

@@ -78,8 +78,8 @@ def carry_out(
 
 def _scenario(paper: Paper, experiment: ExperimentSpec, key: Key) -> Scenario:
     system = paper.systems[key.system]
-    settings = {**paper.settings, **experiment.settings, **experiment.cases[key.case]}
-    settings |= {"system": system.system, "policies": dict(system.policies)}
+    settings = {"system": system.system, "policies": dict(system.policies)}
+    settings |= {**paper.settings, **experiment.settings, **experiment.cases[key.case]}
     # JSON is YAML: a setting's value reaches the scenario as the paper's file has it.
     overrides = [f"{name}={json.dumps(value)}" for name, value in settings.items()]
     return load_scenario(experiment.base, overrides)

@@ -31,6 +31,7 @@ PRINTED_BILLIONS = {
     "qwen3-14b": 14.8,
     "llama-3.1-8b": 8.03,
     "llama-3.2-1b": 1.24,
+    "llama-3.2-3b": 3.21,
     "mistral-7b": 7.25,
     "qwen2.5-vl-7b": 7.62,
     "internvl2-8b": 7.74,
