@@ -160,7 +160,8 @@ class OffloadRunner:
             raise KvferryError(f"{op.k} groups are to be selected, {groups} are on storage")
         queries = self.decoder.queries(op.layer, self._hidden, self._rotary_at(self._position, self._position + 1))
         scores = self._keys.scores(op.layer, queries, op.heads)
-        ids = scores.topk(op.k, dim=-1).indices.to(torch.int32).cpu()
+        # In the order of the file, which is the order of reading and of entering the reuse buffer.
+        ids = scores.topk(op.k, dim=-1).indices.sort(-1).values.to(torch.int32).cpu()
         self.chosen.append(ids)
         return Selection(ids.numpy())
 
