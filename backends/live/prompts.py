@@ -6,14 +6,12 @@ from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
-from tokenizers import Tokenizer
 
+from kvferry.backends.live.tokens import BYTE_VOCABULARY, ByteTokens, FileTokens
 from kvferry.specs.errors import InputError
 
 # Of a text; a context of 100K tokens takes well under 1 MB.
 MOST_TEXT_BYTES = 2**26
-# A vocabulary that is no larger is taken for one of bytes, with a few specials behind them.
-_BYTE_VOCABULARY = 288
 
 
 class Prompts:
@@ -29,10 +27,10 @@ class Prompts:
         self._ids: np.ndarray | None = None
         if described is not None and described.is_file():
             self.tokenizer = f"tokenizer.json {hashlib.sha256(described.read_bytes()).hexdigest()[:16]}"
-            self._ids = np.array(_tokenizer(described).encode(_text(text), add_special_tokens=False).ids)
-        elif folder is not None and vocabulary <= _BYTE_VOCABULARY:
+            self._ids = np.array(FileTokens(described).encode(_text(text)))
+        elif folder is not None and vocabulary == BYTE_VOCABULARY:
             self.tokenizer = "bytes"
-            self._ids = np.frombuffer(_text(text).encode(), np.uint8).astype(np.int64)
+            self._ids = np.array(ByteTokens().encode(_text(text)))
         else:
             self.tokenizer = "drawn token ids"
             if text is not None:
@@ -48,13 +46,6 @@ class Prompts:
             drawn = np.take(self._ids, np.arange(sequence * n, (sequence + 1) * n), mode="wrap")
         ids = tuple(drawn.tolist())
         return ids[:context], ids[context:]
-
-
-def _tokenizer(path: Path) -> Tokenizer:
-    try:
-        return Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises bare Exceptions
-        raise InputError(f"{path}: no tokenizer: {error}") from None
 
 
 def _text(path: Path | None) -> str:

@@ -109,3 +109,9 @@ class CudaStream:
     def wait(self, mark: _CudaMark) -> float:
         mark.end.synchronize()
         return mark.start.elapsed_time(mark.end) / 1e3
+
+
+def streams_of(processor: str) -> Callable[[str], Stream] | None:
+    """A stream for each resource of a torch device that keeps order by itself; None where threads do."""
+    kind, _, index = processor.partition(":")
+    return (lambda resource: CudaStream(int(index or 0))) if kind == "cuda" else None

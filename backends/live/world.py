@@ -22,6 +22,7 @@ from kvferry.backends.live.models import load_model, random_model, spec_of
 from kvferry.backends.live.prompts import Prompts
 from kvferry.backends.live.runner import SessionRunner
 from kvferry.backends.live.server_process import ServerProcess
+from kvferry.backends.live.stream import streams_of
 from kvferry.backends.world import Say
 from kvferry.machine.machine import Refused
 from kvferry.machine.ops import Decompress, KvRef
@@ -67,12 +68,12 @@ class LiveWorld:
             self._runner,
             capacity_bytes=scenario.budget.memory_bytes or scenario.device.memory.free_bytes,
             fetcher=self.client,
-            fetches_ahead=8,
             decode=self._decode,
             decompress_workers=scenario.device.decompressor.workers,
             place=self._place,
             main=scenario.device.main,
             nominal_s=lambda op: costs.cost(op).duration_s + dispatch_s,
+            stream=streams_of(scenario.live.processor),
             tell=tell,
         )
         stack.enter_context(self.machine)
