@@ -1,0 +1,175 @@
+"""Decoding with KV on storage that fails: a clear error each time, and no token after it."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvferry.backends.live.storage import Storage, StorageError, StorageFull
+from kvferry.pipelines.offload_run import run_offload
+from kvferry.scenarios.loader import load_scenario
+from kvferry.specs.scenario import Scenario
+
+pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+SCENARIO: dict[str, Any] = {
+    "name": "live",
+    "backend": "torch",
+    "system": "kvswap",
+    "device": {"extends": "laptop-cpu", "storage": "nvme"},
+    "model": {
+        "name": "small",
+        "layers": 3,
+        "hidden": 64,
+        "query_heads": 4,
+        "kv_heads": 2,
+        "head_dim": 16,
+        "ffn": 96,
+        "vocabulary": 256,
+        "tied_embeddings": True,
+        "weight_bits": 32,
+        "kv_value_bytes": 4,
+        "source": "made up",
+    },
+    "link": {"rate": "100 Mbit/s"},
+    "workload": {"kind": "offload-decode", "context": 512, "output": 40},
+    "policies": {"group_tokens": 4, "selected_tokens": 32, "compression": 4},
+    "budget": {"kv": "10 MiB"},
+    "live": {"weights": "random", "paced": False},
+}
+
+
+def scenario(folder: Path) -> Scenario:
+    return load_scenario(SCENARIO | {"live": SCENARIO["live"] | {"kv_folder": str(folder)}})
+
+
+def told_until_it_failed(wanted: Scenario, harm: Callable[[int], None]) -> tuple[list[int], BaseException]:
+    """How many tokens had been told each time, and what ended it; `harm` is called after every one."""
+    from kvferry.pipelines import offload_run
+
+    told: list[int] = []
+    really = offload_run.OffloadedDecode
+
+    class Harmed(really):  # type: ignore[valid-type, misc]
+        def __init__(self, machine: Any, plan: Any, say: Any) -> None:
+            def after(tokens: int) -> None:
+                told.append(tokens)
+                harm(tokens)
+
+            super().__init__(machine, plan, after)
+
+    offload_run.OffloadedDecode = Harmed  # type: ignore[misc]
+    try:
+        with pytest.raises(StorageError) as caught:
+            run_offload(wanted)
+    finally:
+        offload_run.OffloadedDecode = really  # type: ignore[misc]
+    return told, caught.value
+
+
+def test_a_file_cut_while_decoding(tmp_path: Path) -> None:
+    def cut(tokens: int) -> None:
+        if tokens == 5:
+            (path,) = tmp_path.glob("*/kv.bin")
+            os.truncate(path, 0)
+
+    told, error = told_until_it_failed(scenario(tmp_path), cut)
+    # The next group that is not in a reuse buffer ends it, some tokens later at most, and the file goes with the run.
+    assert 5 <= told[-1] < 40
+    assert "kv.bin ends at byte" in str(error)
+    assert "has been cut since" in str(error)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_device_that_fails_while_decoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = Storage.read
+    failing = False
+
+    def fail(storage: Storage, extents: Any) -> Any:
+        if failing and len(extents):
+            raise StorageError("cannot read: Input/output error")
+        return read(storage, extents)
+
+    def harm(tokens: int) -> None:
+        nonlocal failing
+        failing = tokens == 3
+
+    monkeypatch.setattr(Storage, "read", fail)
+    told, error = told_until_it_failed(scenario(tmp_path), harm)
+    assert told[-1] == 3
+    assert "Input/output error" in str(error)
+
+
+def test_no_room_for_the_group_that_became_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = Storage.write
+    full = False
+
+    def fail(storage: Storage, extents: Any, data: Any) -> None:
+        if full:
+            raise StorageFull("cannot write: the device is full")
+        write(storage, extents, data)
+
+    def harm(tokens: int) -> None:
+        nonlocal full
+        full = True
+
+    monkeypatch.setattr(Storage, "write", fail)
+    told, error = told_until_it_failed(scenario(tmp_path), harm)
+    # Four tokens make a group; nobody selects it before its write has failed.
+    assert told[-1] <= 6
+    assert "the device is full" in str(error)
+
+
+ON_A_SMALL_DEVICE = """
+    import json, os, subprocess, sys
+    from pathlib import Path
+    from kvferry.backends.live import storage_file
+    from kvferry.backends.live.storage import StorageError
+    from kvferry.pipelines.run import run_scenario
+    from kvferry.scenarios.loader import load_scenario
+
+    folder = Path(sys.argv[1])
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "small", folder], check=True)
+    described = json.loads(sys.argv[2])
+    described["live"]["kv_folder"] = str(folder)
+
+    def attempt():
+        try:
+            run_scenario(load_scenario(described))
+        except StorageError as error:
+            print(type(error).__name__, error)
+        print(sorted(os.listdir(folder)))
+
+    attempt()
+
+    def sparse(path, n_bytes):
+        path.touch()
+        os.truncate(path, n_bytes)
+
+    # A file system that promises room and has none, as thinly provisioned ones do: it is full in the middle of prefill.
+    from kvferry.backends.live import storage
+    storage.make_room = sparse
+    attempt()
+"""
+
+
+def test_a_full_device(tmp_path: Path) -> None:
+    alone = ["unshare", "--user", "--map-root-user", "--mount"]
+    try:
+        subprocess.run([*alone, "mount", "-t", "tmpfs", "small", str(tmp_path)], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("mounting a small file system is not allowed here")
+    command = [*alone, sys.executable, "-c", textwrap.dedent(ON_A_SMALL_DEVICE), str(tmp_path), json.dumps(SCENARIO)]
+    made, after, written, after_writing = subprocess.check_output(command, text=True, timeout=100).splitlines()
+    assert made.startswith("StorageFull cannot make ")
+    assert made.endswith("the device is full")
+    assert written.startswith("StorageFull cannot write ")
+    assert written.endswith("the device is full")
+    assert (after, after_writing) == ("[]", "[]")
