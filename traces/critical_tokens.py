@@ -15,7 +15,7 @@ from kvferry.specs.errors import InputError
 from kvferry.traces.selections import SelectionStream
 
 # What a stream of chance is for; in front, as numpy pads seeds with zeros at their end.
-_PLACES, _STEPS = 8, 9
+_PLACES, _STEPS, _STRONGEST = 8, 9, 10
 # How finely popularity is told.
 _DRAWS = 1 << 14
 
@@ -25,12 +25,14 @@ class CriticalTokens:
 
     The context is cut into short blocks, dealt at random to as many places as tokens are selected. A place holds a
     token of its own blocks, chosen in proportion to 1 / rank^skew; it keeps it from one step to the next with a chance
-    that makes neighbouring steps share `overlap` of their tokens, and chooses anew otherwise. Places are bound into
+    that makes neighbouring steps share `overlap` of their tokens (more where chance alone does), and chooses anew
+    otherwise. Places are bound into
     sets of `group_tokens`; of every set one place is the strongest, and the group around its token is selected; when
     that place chooses anew, another may become the strongest. So every selected group is that of a selected token,
-    and the tokens do not depend on how they are grouped.
+    and the tokens do not depend on how they are grouped. Only where a place's blocks are shorter than a group can two
+    groups be the same; the next free one then stands in.
 
-    ValueError when fewer tokens would be shared than chance alone shares, or there are not enough to select.
+    ValueError when there are not enough to select.
     """
 
     def __init__(
@@ -67,15 +69,16 @@ class CriticalTokens:
         again = (1 - longer) * float((short**2).sum()) + longer * float((long**2).sum())
         # A rank is looked up by an even draw.
         self._rank_of = np.stack([_ranks(short), _ranks(long)]).ravel()
-        if not again <= overlap <= 1:
-            raise ValueError(f"overlap must lie in {again:.3g}..1 for this skew, got {overlap}")
-        self._stay = (overlap - again) / (1 - again) if again < 1 else 1.0
+        if not 0 <= overlap <= 1:
+            raise ValueError(f"overlap must lie in 0..1, got {overlap}")
+        self._stay = max(0.0, (overlap - again) / (1 - again)) if again < 1 else 1.0
         places = np.random.default_rng([_PLACES, seed])
         self._dealt = places.permuted(np.tile(np.arange(blocks, dtype=np.int32), (rows, 1)), axis=1).ravel()
         self._blocks = blocks
         self._rng = np.random.default_rng([_STEPS, seed])
         self._tokens = np.zeros(rows * selected, np.int32)
-        self._strongest = self._rng.integers(0, group_tokens, rows * self.groups)
+        self._strong = np.random.default_rng([_STRONGEST, seed])
+        self._strongest = self._strong.integers(0, group_tokens, rows * self.groups)
         # Positions in _tokens of the strongest places: row, place within the set's, set.
         sets = np.arange(rows * self.groups)
         self._first_place = sets // self.groups * selected + sets % self.groups
@@ -121,7 +124,7 @@ class CriticalTokens:
             group = place - sub * self.groups
             sets = row * self.groups + group
             sets = sets[self._strongest[sets] == sub]
-            self._strongest[sets] = self._rng.integers(0, self.group_tokens, sets.size)
+            self._strongest[sets] = self._strong.integers(0, self.group_tokens, sets.size)
 
     def _find_units(self) -> np.ndarray:
         shape = self.layers, self.sequences, self.heads, self.groups

@@ -5,6 +5,7 @@ computing. Quality is kept by taking compression and groups no larger than that 
 """
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
@@ -164,8 +165,8 @@ def _too_small(context: int, shape: KvShape, limits: TuningLimits, allowed: Sequ
         for g in groups
     )
     return (
-        f"budget: {limits.budget_bytes / 2**20:,.1f} MiB for {limits.most_batch} sequences hold no selection in a"
-        f" context of {context:,} tokens; {limits.most_batch * least / 2**20:,.1f} MiB would"
+        f"budget: {limits.budget_bytes / 1024:,.1f} KiB for {limits.most_batch} sequences hold no selection in a"
+        f" context of {context:,} tokens; {math.ceil(limits.most_batch * least / 1024):,} KiB would"
     )
 
 
