@@ -13,11 +13,13 @@ import numpy as np
 
 from kvferry.machine.ops import (
     Advance,
+    Bookkeep,
     DecodeAttention,
     DecodeStep,
     FeedForward,
     Number,
     Op,
+    OutputHead,
     Prefill,
     PrefillHead,
     Project,
@@ -38,7 +40,9 @@ FEATURES: dict[str, tuple[type, tuple[str, ...]]] = {
     "decode_step": (DecodeStep, ("context", "batch")),
     "decode_attention": (DecodeAttention, ("context", "batch")),
     "feed_forward": (FeedForward, ("batch",)),
-    "select": (Select, ("groups", "batch")),
+    "output_head": (OutputHead, ("batch",)),
+    "select": (Select, ("groups", "keys", "batch")),
+    "bookkeep": (Bookkeep, ("units", "slots")),
 }
 
 
@@ -95,5 +99,7 @@ _FEATURES_OF: dict[type, Callable[[Any], dict[str, Number]]] = {
     DecodeStep: lambda op: {"context": op.context_tokens, "batch": op.batch},
     DecodeAttention: lambda op: {"context": op.attended_tokens, "batch": op.batch},
     FeedForward: lambda op: {"batch": op.batch},
-    Select: lambda op: {"groups": op.groups, "batch": op.batch},
+    OutputHead: lambda op: {"batch": op.batch},
+    Select: lambda op: {"groups": op.groups, "keys": op.groups if op.keys is None else op.keys, "batch": op.batch},
+    Bookkeep: lambda op: {"units": op.units, "slots": op.slots},
 }
