@@ -48,14 +48,17 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 _ROPE_BY_LENGTH = ("dynamic", "longrope")
 _HUB_FILES = ("*.json", "*.safetensors", "*.txt", "tokenizer.model")
 _MAX_JSON_BYTES = 64 * 2**20
+# Small trained models that come with the project, one folder each; see training/.
+BUNDLED = Path(__file__).resolve().with_name("bundled")
 
 
 def load_model(
     reference: str | Path, dtype: str | None = None, device: str = "cpu", *, allow_download: bool = False
 ) -> PreTrainedModel:
-    """A model ready for inference, from a folder or by its name on the hub ("Qwen/Qwen3-0.6B").
+    """A model ready for inference: a bundled one ("byte-large"), from a folder, or by its name on the hub
+    ("Qwen/Qwen3-0.6B").
 
-    A name is looked up in the local cache, and fetched only with `allow_download`. `dtype` is a key of DTYPES;
+    A hub's name is looked up in the local cache, and fetched only with `allow_download`. `dtype` is a key of DTYPES;
     None: as stored. Raises InputError for what is missing, damaged, of another family, or does not fit.
     """
     folder = _folder(str(reference), allow_download)
@@ -146,12 +149,22 @@ def check_config(config: PreTrainedConfig, where: str) -> None:
         raise InputError(f"{where}: has quantised weights; float32, bfloat16 and float16 are supported")
 
 
+def bundled() -> tuple[str, ...]:
+    """Names of the models that come with the project."""
+    return tuple(sorted(path.parent.name for path in BUNDLED.glob("*/config.json")))
+
+
 def _folder(reference: str, allow_download: bool) -> Path:
+    if reference in bundled():
+        return BUNDLED / reference
     folder = Path(reference).expanduser()
     if folder.is_dir():
         return folder
     if folder.exists() or reference.startswith((".", "/", "~")) or reference.count("/") != 1:
-        raise InputError(f"{reference}: not a folder with a model, nor a name on the hub like Qwen/Qwen3-0.6B")
+        known = ", ".join(bundled())
+        raise InputError(
+            f"{reference}: not a folder with a model, nor bundled ({known}), nor a name on the hub like Qwen/Qwen3-0.6B"
+        )
     from huggingface_hub import snapshot_download
 
     try:

@@ -1,0 +1,121 @@
+"""docs/models.md: the figures of the bundled models in words and tables."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+WAYS = ("full", "top blocks", "random blocks", "window")
+
+_HEAD = """# The bundled models
+
+Two small Transformers come with the project, so that the real backend and its tests have real attention without a
+download: `byte-large` and `byte-small`, siblings of the Qwen3 kind (8 layers, 8 query heads and 4 KV heads of 32
+dimensions, QK-norm, YaRN by 4 to 8,192 tokens). A token is a byte; ids 256 to 259 are specials. They lie in
+`backends/live/bundled/` as bfloat16 safetensors; what they were trained on, and under which licence, is in
+`SOURCES.md` beside the weights. This page was written by `training/evaluate.py`, and its figures are of the stored
+bfloat16 weights.
+
+They are no language models to talk to. **Their attention is more diffuse than a large model's**: a byte carries less
+than a token, so the same mass is spread over more keys, and eight layers leave little room for heads that specialise.
+What sparse attention, eviction or selection saves on them does not carry over to a large model, in either direction;
+compare methods on them, not percentages with a paper's.
+"""
+
+_NEEDLES = """## Needles
+
+Ten facts, one per template, strewn at random into held-out text, all before its last 256 bytes (in 512 bytes five at
+a time: there is no room for more), each asked for behind the text; a hit is an answer right to its last byte when
+decoded greedily. Six templates ask in the words of the fact ("The secret code of KEY is "), four in other words
+("Question: which code has KEY? Answer: "). Keys, values and places are drawn anew for every trial, from a seed that
+training did not use. The context is prefilled with dense attention; then the steps of question and answer see all of
+it, or 256 tokens: the four 64-token blocks with most attention mass of that step, layer and KV head, four random ones,
+or the last four.
+"""
+
+_ATTENTION = """## Attention
+
+On held-out text. *Blocks for 98 %*: the share of causal blocks (128 queries x 64 keys, per KV head) that holds this
+much of the attention mass; median over the 32 KV heads of all layers, and the least and the most.
+"""
+
+
+def write_page(path: Path, models: list[dict[str, Any]]) -> None:
+    if not models:
+        raise SystemExit("no figures to write a page from: measure the models first")
+    parts = [_HEAD, _sizes(models), _loss(models), _NEEDLES, *(_needles(m) for m in models), _ATTENTION]
+    parts += [_attention(models)]
+    notes = Path(__file__).with_name("notes.md")
+    if notes.is_file():
+        parts.append(notes.read_text())
+    path.write_text("\n".join(part.rstrip("\n") + "\n" for part in parts))
+
+
+def _table(head: list[str], rows: list[list[str]]) -> str:
+    return "\n".join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *rows]) + "\n"
+
+
+def _sizes(models: list[dict[str, Any]]) -> str:
+    rows = [
+        [m["name"], f"{m['spec']['hidden']}", f"{m['spec']['ffn']}", f"{m['parameters'] / 1e6:.2f} M"] for m in models
+    ]
+    return _table(["model", "hidden", "FFN", "parameters"], rows)
+
+
+def _loss(models: list[dict[str, Any]]) -> str:
+    lengths = list(models[0]["bits_per_byte"])
+    loss = [[m["name"], *(f"{m['bits_per_byte'][n]:.2f}" for n in lengths)] for m in models]
+    sizes = list(models[0]["repeats"])
+    copies = [[m["name"], *(f"{m['repeats'][n]:.2f}" for n in sizes)] for m in models]
+    return (
+        "## Loss and copying\n\nBits per byte of held-out files, in windows of so many bytes:\n\n"
+        + _table(["model", *lengths], loss)
+        + "\nRandom bytes said twice: the share of the second copy that is guessed right, by the length of one.\n\n"
+        + _table(["model", *sizes], copies)
+    )
+
+
+def _needles(model: dict[str, Any]) -> str:
+    rows = []
+    for length, found in model["needles"].items():
+        cells = [f"{found['same words'][way]:.2f} / {found['other words'][way]:.2f}" for way in WAYS]
+        rows.append([length, str(found["trials"]), *cells])
+    last = model["needles"]["2048"]["templates"]
+    by_template = ", ".join(f"{name} {share:.2f}" for name, share in last.items())
+    return (
+        f"`{model['name']}`, shares of hits, same words / other words:\n\n"
+        + _table(["context", "trials", *WAYS], rows)
+        + f"\nBy template at 2,048, all of the context seen: {by_template}.\n"
+    )
+
+
+def _attention(models: list[dict[str, Any]]) -> str:
+    rows = []
+    for m in models:
+        for length, by_mass in m["block_shares"].items():
+            rows.append([m["name"], length, *(_spread(by_mass[mass]) for mass in ("0.98", "0.9"))])
+    text = _table(["model", "context", "blocks for 98 %", "blocks for 90 %"], rows)
+    for m in models:
+        mass = np.array(m["retrieving"])
+        entropy = np.array(m["entropy_bits"])
+        text += (
+            f"\n`{m['name']}`: {int((mass > 0.2).sum())} of {mass.size} query heads put over a fifth of their mass on "
+            f"a needle's value 1K back while it is asked for (the best one {mass.max():.2f}). Neighbouring steps share "
+            f"{m['overlap']:.2f} of their four top blocks. KV entropy after 5-bit quantisation: "
+            f"{entropy.mean():.2f} bits per number (heads from {entropy.min():.2f} to {entropy.max():.2f}).\n"
+        )
+        text += "\nKV entropy and blocks for 98 % at 2,048 bytes, per KV head of each layer:\n\n"
+        shares = np.array(m["block_shares"]["2048"]["0.98"])
+        text += _table(
+            ["layer", "entropy (bits)", "blocks for 98 %"],
+            [
+                [str(l), " ".join(f"{x:.2f}" for x in entropy[l]), " ".join(f"{x:.0%}" for x in shares[l])]
+                for l in range(len(entropy))
+            ],
+        )
+    return text
+
+
+def _spread(shares: list[list[float]]) -> str:
+    flat = np.array(shares)
+    return f"{np.median(flat):.0%} ({flat.min():.0%} to {flat.max():.0%})"

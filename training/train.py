@@ -1,0 +1,208 @@
+"""Train one of the two bundled models from Python's own sources and documentation, in CPU minutes.
+
+    python training/train.py byte-large --documentation html/_sources --output out/byte-large --minutes 60
+
+The documentation is that of Debian's package python3.11-doc (`apt-get download python3.11-doc`, unpacked with
+`dpkg -x`, folder usr/share/doc/python3.11/html/_sources). A run that stops goes on from its last checkpoint. The
+learning rate follows the minutes spent, not steps, so that a run ends when it has to, on any machine.
+"""
+
+import argparse
+import json
+import sysconfig
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from corpus import Corpus, corpus
+from model import CONFIGS, CONTEXT_TOKENS, loss, new_model
+from safetensors.torch import load_file, save_file
+from tasks import needles, recall, repeats
+
+BATCH_TOKENS = 4096
+CHECKPOINT_S = 120.0
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Until a share of the minutes: how probable each length is, and each task; the rest is plain text."""
+
+    until: float
+    lengths: dict[int, float]
+    tasks: dict[str, float]
+
+
+MIXED = {"repeats": 0.12, "recall": 0.2, "needles": 0.28}
+# Short sequences and many tasks first: copying is found there soonest. Real lengths up to 8K come last.
+STAGES = (
+    Stage(0.35, {256: 0.6, 512: 0.4}, {"repeats": 0.5, "recall": 0.25, "needles": 0.1}),
+    Stage(0.7, {256: 0.1, 512: 0.35, 1024: 0.35, 2048: 0.2}, MIXED),
+    Stage(1.0, {1024: 0.2, 2048: 0.3, 4096: 0.3, 8192: 0.2}, MIXED),
+)
+LONG_RATE = 0.25  # of the peak learning rate, at the start of the last stage, which has real lengths up to 8K
+
+
+class Batches:
+    """Sequences drawn anew each time: text and tasks, some with positions that skip ahead (PoSE)."""
+
+    def __init__(self, text: np.ndarray, seed: int) -> None:
+        self.text, self.random = text, np.random.default_rng(seed)
+
+    def draw(self, length: int, tasks: dict[str, float]) -> tuple[torch.Tensor, ...]:
+        """ids, targets, weights and positions, each [batch, length]."""
+        rows = [self._sequence(length + 1, tasks) for _ in range(max(1, BATCH_TOKENS // length))]
+        ids = torch.from_numpy(np.stack([ids for ids, _ in rows]))
+        weights = torch.from_numpy(np.stack([weights for _, weights in rows]))[:, 1:].contiguous()
+        positions = np.stack([self._positions(length) for _ in rows])
+        return ids[:, :-1].contiguous(), ids[:, 1:].contiguous(), weights, torch.from_numpy(positions)
+
+    def _sequence(self, size: int, tasks: dict[str, float]) -> tuple[np.ndarray, np.ndarray]:
+        u = self.random.random()
+        if u < tasks["repeats"]:
+            return repeats(self.random, size)
+        if u < tasks["repeats"] + tasks["recall"]:
+            return recall(self.random, size)
+        if u < sum(tasks.values()):
+            return needles(self.random, size, lambda length: self._excerpt(length).tobytes())
+        return self._excerpt(size).astype(np.int64), np.ones(size, np.float32)
+
+    def _excerpt(self, length: int) -> np.ndarray:
+        begin = int(self.random.integers(len(self.text) - length))
+        return self.text[begin : begin + length]
+
+    def _positions(self, length: int) -> np.ndarray:
+        positions = np.arange(length)
+        if length >= 512 and self.random.random() < 0.5:
+            cuts = np.sort(self.random.integers(1, length, size=int(self.random.integers(1, 4))))
+            room = int(self.random.integers(0, CONTEXT_TOKENS - length + 1))
+            skips = np.diff(np.sort(self.random.integers(0, room + 1, size=len(cuts))), prepend=0)
+            for cut, skip in zip(cuts, skips):
+                positions[cut:] += skip
+        return positions
+
+
+class Run:
+    """Weights, optimiser and how far they are, kept in a folder."""
+
+    def __init__(self, name: str, folder: Path, peak: float, seed: int) -> None:
+        self.folder, self.peak = folder, peak
+        self.model = new_model(name, seed)
+        matrices = [w for w in self.model.model.layers.parameters() if w.ndim == 2]
+        others = [w for w in self.model.parameters() if not any(w is m for m in matrices)]
+        # Muon's steps are scaled to the size of AdamW's, so that both take the same rate.
+        muon = torch.optim.Muon(matrices, lr=peak, weight_decay=0.1, momentum=0.95, adjust_lr_fn="match_rms_adamw")
+        adamw = torch.optim.AdamW(others, lr=peak, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
+        self.optimisers: list[torch.optim.Optimizer] = [muon, adamw]
+        self.steps, self.seconds = 0, 0.0
+        if (folder / "progress.json").exists():
+            self._resume()
+
+    def step(self, batch: tuple[torch.Tensor, ...], rate: float) -> float:
+        value = loss(self.model, *batch)
+        value.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        for optimiser in self.optimisers:
+            for group in optimiser.param_groups:
+                group["lr"] = rate
+            optimiser.step()
+            optimiser.zero_grad(set_to_none=True)
+        self.steps += 1
+        return float(value.detach())
+
+    def save(self) -> None:
+        """Weights for use in bfloat16, and all that is needed to go on in float32; each file whole or not there."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        weights = {name: w.detach() for name, w in self.model.named_parameters()}
+        self.model.config.save_pretrained(self.folder)
+        halves = {name: w.to(torch.bfloat16).contiguous() for name, w in weights.items()}
+        _write(halves, self.folder / "model.safetensors")
+        names = {id(w): name for name, w in self.model.named_parameters()}
+        state = {f"weight {name}": w for name, w in weights.items()}
+        for optimiser in self.optimisers:
+            for weight, values in optimiser.state.items():
+                for key, value in values.items():
+                    state[f"{key} {names[id(weight)]}"] = torch.as_tensor(value).detach()
+        _write(state, self.folder / "training.safetensors")
+        progress = self.folder / "progress.part"
+        progress.write_text(json.dumps({"steps": self.steps, "seconds": self.seconds}))
+        progress.replace(self.folder / "progress.json")
+
+    def _resume(self) -> None:
+        progress = json.loads((self.folder / "progress.json").read_text())
+        self.steps, self.seconds = progress["steps"], progress["seconds"]
+        kept = load_file(self.folder / "training.safetensors")
+        named = dict(self.model.named_parameters())
+        owners = {id(w): o for o in self.optimisers for group in o.param_groups for w in group["params"]}
+        with torch.no_grad():
+            for key, value in kept.items():
+                kind, name = key.split(" ")
+                weight = named[name]
+                if kind == "weight":
+                    weight.copy_(value)
+                else:
+                    owners[id(weight)].state[weight][kind] = value
+
+
+def rate(peak: float, done: float, steps: int) -> float:
+    """Warm-up, a cosine to the start of the last stage, and from there linearly to zero."""
+    last = STAGES[-2].until
+    if done >= last:
+        return peak * LONG_RATE * max(0.01, (1 - done) / (1 - last))
+    falling = LONG_RATE + (1 - LONG_RATE) * 0.5 * (1 + float(np.cos(np.pi * done / last)))
+    return peak * min(1.0, (steps + 1) / 100) * falling
+
+
+def train(run: Run, text: Corpus, minutes: float, seed: int) -> None:
+    batches = Batches(text.learnt, seed + run.steps)
+    began_s = saved_s = time.monotonic()
+    before_s = run.seconds
+    seen: dict[int, list[float]] = {}
+    while (done := run.seconds / (60 * minutes)) < 1:
+        stage = next(stage for stage in STAGES if done < stage.until)
+        length = int(batches.random.choice(list(stage.lengths), p=list(stage.lengths.values())))
+        value = run.step(batches.draw(length, stage.tasks), rate(run.peak, done, run.steps))
+        seen.setdefault(length, []).append(value / np.log(2))
+        run.seconds = before_s + time.monotonic() - began_s
+        if run.steps % 50 == 0:
+            means = "  ".join(f"{length}: {np.mean(values):.3f}" for length, values in sorted(seen.items()))
+            print(f"step {run.steps}  {run.seconds / 60:.1f} min  bits/byte over all targets  {means}", flush=True)
+            seen = {}
+        if time.monotonic() - saved_s > CHECKPOINT_S:
+            run.save()
+            saved_s = time.monotonic()
+    run.save()
+
+
+def _write(tensors: dict[str, torch.Tensor], path: Path) -> None:
+    part = path.with_suffix(".part")
+    save_file(tensors, part, metadata={"format": "pt"})
+    part.replace(path)
+
+
+def arguments() -> Any:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name", choices=sorted(CONFIGS))
+    parser.add_argument("--stdlib", type=Path, default=Path(sysconfig.get_path("stdlib")))
+    parser.add_argument("--documentation", type=Path, required=True)
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument("--rate", type=float, default=2e-3)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=1)
+    return parser.parse_args()
+
+
+def main() -> None:
+    given = arguments()
+    torch.set_num_threads(given.threads)
+    text = corpus(given.stdlib, given.documentation)
+    run = Run(given.name, given.output, given.rate, given.seed)
+    print(f"{len(text.learnt):,} bytes of {len(text.learnt_files)} files; from step {run.steps}", flush=True)
+    train(run, text, given.minutes, given.seed)
+
+
+if __name__ == "__main__":
+    main()
