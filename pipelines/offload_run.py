@@ -166,6 +166,12 @@ def _drive(scenario: Scenario, world: DecodeWorld, flow: InMemoryDecode | Offloa
     """Outcome, why, and whether the user stopped it."""
     if world.weights_refused is not None:
         return "out_of_memory", str(world.weights_refused), False
+    storage = scenario.device.storage
+    if isinstance(flow, OffloadedDecode) and storage is not None and storage.capacity_bytes is not None:
+        file_bytes = flow.plan.layout.file_bytes
+        if file_bytes > storage.capacity_bytes:
+            what = f"the KV takes {file_bytes / 2**30:,.2f} GiB of storage"
+            return "infeasible", f"{what}, {storage.name} holds {storage.capacity_bytes / 2**30:,.2f} GiB", False
     env = world.machine.env
     try:
         if isinstance(flow, InMemoryDecode):

@@ -46,8 +46,8 @@ class WorkloadSpec(Part):
     decoded: Tokens | None = Field(default=None, ge=2, le=1_000_000)
     # Which groups each step finds critical: a recorded stream's path, or generated with these properties.
     selections: str | None = Field(default=None, min_length=1)
-    overlap: float = Field(default=0.77, ge=0, le=1, strict=True)
-    skew: float = Field(default=1.2, ge=0, le=10, strict=True)
+    overlap: float = Field(default=0.72, ge=0, le=1, strict=True)
+    skew: float = Field(default=1.6, ge=0, le=10, strict=True)
 
     @property
     def token_chunks(self) -> int:

@@ -118,8 +118,11 @@ class CriticalTokens:
         own = self._own + longer
         turn = rank // own
         block = self._dealt[row * self._blocks + place + (rank - turn * own) * self._places]
-        self._tokens[who] = block * self._block + ((5 * turn + block) & (self._block - 1))
+        tokens = block * self._block + ((5 * turn + block) & (self._block - 1))
+        another = tokens != self._tokens[who]
+        self._tokens[who] = tokens
         if self.group_tokens > 1:
+            place, row = place[another], row[another]
             sub = place // self.groups
             group = place - sub * self.groups
             sets = row * self.groups + group

@@ -38,8 +38,8 @@ def test_selections_are_distinct_and_overlap_as_asked(group_tokens: int) -> None
         if before is not None:
             overlaps.append(shared(before, units))
         before = units
-    # Groups change a little more often: another token of a set may become the strongest.
-    assert np.mean(overlaps) == pytest.approx(0.77 if group_tokens == 1 else 0.75, abs=0.03)
+    # A new token may lie in the group of the old one.
+    assert np.mean(overlaps) == pytest.approx(0.77, abs=0.03)
 
 
 @pytest.mark.parametrize("group_tokens", [2, 4, 8])
@@ -57,7 +57,7 @@ def test_groups_are_those_of_selected_tokens(group_tokens: int) -> None:
 def test_reuse_and_skew_come_about() -> None:
     # KVSwap Tab. 5 and 3.4.2: some 77 % reuse, under 22 % of the groups for 80 % of the accesses.
     stream = CriticalTokens(
-        layers=1, sequences=4, context=32768, selected=400, group_tokens=4, overlap=0.77, skew=1.2, seed=1
+        layers=1, sequences=4, context=32768, selected=400, group_tokens=4, overlap=0.72, skew=1.6, seed=1
     )
     buffer, seen, hits = ReuseBuffer(4, 8192, 490), [], 0
     for step in range(300):
