@@ -112,6 +112,11 @@ def plan_of(
         fitting = min(context, max(1, int(good_read_bytes // shape.entry_bytes)))
         policy = replace(policy, group_tokens=1 << fitting.bit_length() - 1)
     group = policy.tokens_per_group
+    if group < 1 or (policy.selected_tokens is not None and policy.selected_tokens < 1):
+        raise InputError(
+            f"policies: a selection has 1 group of 1 token at least, not {policy.selected_tokens} tokens in groups of"
+            f" {group}"
+        )
     if group > context:
         raise InputError(
             f"policies.group_tokens: a group of {group:,} tokens is longer than the context of {context:,}"
@@ -129,9 +134,12 @@ def plan_of(
     if selected is not None:
         # Where a selection takes all, it grows with what is decoded.
         most = min(-(-policy.selected_tokens // group), units) if policy.selected_tokens else selected
-        base = Grouping(group_tokens=group, compression=compression, groups=most)
-        slots = _slots(policy, base, shape, budget_bytes - metadata)
-        held = Grouping(group_tokens=group, compression=compression, groups=most, slots=slots)
+        try:
+            base = Grouping(group_tokens=group, compression=compression, groups=most)
+            slots = _slots(policy, base, shape, budget_bytes - metadata)
+            held = Grouping(group_tokens=group, compression=compression, groups=most, slots=slots)
+        except ValueError as error:
+            raise InputError(f"policies: {error}") from None
         buffers = buffer_bytes(held, shape)
         smallest = metadata_bytes(max(compression, MOST_COMPRESSION), context, shape) + buffer_bytes(base, shape)
         if metadata + buffers > budget_bytes:
