@@ -17,6 +17,7 @@ from kvferry.cli.calibrate import calibrate
 from kvferry.cli.compare import compare
 from kvferry.cli.devices import devices
 from kvferry.cli.encode import encode
+from kvferry.cli.fidelity import fidelity
 from kvferry.cli.models import models
 from kvferry.cli.reproduce import reproduce
 from kvferry.cli.run import run
@@ -26,6 +27,7 @@ from kvferry.cli.schema import schema
 from kvferry.cli.serve import serve
 from kvferry.cli.sweep import sweep
 from kvferry.cli.systems import systems
+from kvferry.cli.tune import tune
 from kvferry.specs.errors import InputError, KvferryError
 from kvferry.specs.version import VERSION
 
@@ -72,8 +74,8 @@ def kvferry(
 
 
 _COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
-    "Simulate": (run, compare, schedule, sweep, reproduce),
-    "Measure": (calibrate, encode, serve),
+    "Simulate": (run, compare, schedule, sweep, tune, reproduce),
+    "Measure": (calibrate, fidelity, encode, serve),
     "Look up": (scenarios, systems, devices, models, schema),
 }
 for panel, commands in _COMMANDS.items():

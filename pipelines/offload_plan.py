@@ -20,7 +20,7 @@ class DecodePolicy:
     ``values_only``: keys stay in memory, compressed, and are rebuilt. ``ahead``: the next layer's units are predicted
     and read while this one computes. ``reuse``: units read are kept in ``slots``. ``compression``: of the keys that are
     scored; None: as little as ``metadata_share`` of the budget allows. ``landmarks``: one mean key per group is scored
-    instead of all keys.
+    instead of all keys. ``tuned``: a file of ``kvferry tune``, whose nearest solution replaces what it holds.
     """
 
     group_tokens: int | None = None
@@ -34,6 +34,7 @@ class DecodePolicy:
     metadata_share: float = 1.0
     landmarks: bool = False
     rolling: bool = True
+    tuned: str | None = None
 
     @property
     def tokens_per_group(self) -> int:

@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from pathlib import Path
 from time import perf_counter
 
 import numpy as np
@@ -16,9 +17,10 @@ from kvferry.machine.span import Span, Tell
 from kvferry.pipelines.context_reuse import OutOfMemory
 from kvferry.pipelines.memory_decode import InMemoryDecode
 from kvferry.pipelines.offload_decode import OffloadedDecode
-from kvferry.pipelines.offload_plan import DecodePlan, plan_of, shape_of
+from kvferry.pipelines.offload_plan import DecodePlan, DecodePolicy, plan_of, shape_of
 from kvferry.pipelines.offload_systems import DECODE_SYSTEMS, DecodeSystem
 from kvferry.pipelines.record import Outcome, RequestRecord, Run
+from kvferry.policies.offload.tuner import Solutions
 from kvferry.specs.errors import InputError, MissingExtra, pick
 from kvferry.specs.scenario import Scenario
 
@@ -67,7 +69,7 @@ class Tally:
 
 def plan_for(scenario: Scenario, system: DecodeSystem) -> DecodePlan:
     """What a system would do in a scenario. Raises InputError."""
-    workload, budget, policy = scenario.workload, scenario.budget, system.policy
+    workload, budget, policy = scenario.workload, scenario.budget, tuned(system.policy, scenario)
     storage = scenario.device.storage
     full_bytes = float(shape_of(scenario.model).full_bytes(workload.context))
     largest = budget.kv_bytes is not None and budget.kv_share is not None
@@ -90,6 +92,25 @@ def plan_for(scenario: Scenario, system: DecodeSystem) -> DecodePlan:
             f" one needs {plan.memory_bytes / 2**20:,.0f} MiB"
         )
     return replace(plan, sequences=together, layout=replace(plan.layout, sequences=together))
+
+
+def tuned(policy: DecodePolicy, scenario: Scenario) -> DecodePolicy:
+    """The policy with what a tuning found for this batch and context, if it names one. Raises InputError."""
+    if policy.tuned is None:
+        return policy
+    try:
+        text = Path(policy.tuned).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise InputError(f"policies.tuned: {policy.tuned!r:.200} cannot be read: {error}") from None
+    found = Solutions.from_json(text, policy.tuned).nearest(scenario.workload.batch, scenario.workload.context).grouping
+    return replace(
+        policy,
+        group_tokens=found.group_tokens,
+        selected_tokens=found.selected_tokens,
+        compression=found.compression,
+        slots=found.slots or None,
+        reuse=found.slots > 0,
+    )
 
 
 def run_offload(

@@ -81,9 +81,9 @@ def test_everything_read_back_by_hand() -> None:
 def test_a_full_buffer_reads_nothing_by_hand() -> None:
     # All four groups are selected: the first step reads 8 B per layer, the second none.
     chosen = plan(selected_tokens=4, reuse=True, slots=4)
-    # Select 18, book 19, read 27; select 28, book 29, read 37; attention 30, rest 31; attention 38, 39; head 40; 4 B
-    # are written until 44, and an empty read waits for it: select 41, book 42, read 44; select 45, book 46; attention 47,
-    # rest 48; attention 49, 50; head 51.
+    # Select 18, book 19, read 27; select 28, book 29, read 37; attention 30, rest 31; attention 38, rest 39; head 40.
+    # 4 B are written until 44, and an empty read waits for it: select 41, book 42, read 44; select 45, book 46;
+    # attention 47, rest 48; attention 49, rest 50; head 51.
     assert token_times_s(chosen, 3) == [17.0, 40.0, 51.0]
 
 

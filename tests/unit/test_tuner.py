@@ -7,9 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvferry.pipelines.offload_tuning import reuse_table, tune_scenario
+from kvferry.pipelines.run import run_scenario
 from kvferry.policies.offload.grouping import Grouping, KvShape, memory_bytes
 from kvferry.policies.offload.tuner import ReuseTable, Solutions, TuningLimits, solve, tune
+from kvferry.scenarios.loader import load_scenario
 from kvferry.specs.errors import InputError
+from kvferry.specs.scenario import PolicySpec
 
 SHAPE = KvShape(layers=4, kv_heads=2, head_dim=16)
 REUSE = ReuseTable((32.0, 64.0, 128.0), (0.5, 0.7, 0.8))
@@ -131,3 +135,27 @@ def test_reuse_by_capacity() -> None:
     assert REUSE(0) == 0.0
     assert REUSE(48) == pytest.approx(0.6)
     assert REUSE(1000) == 0.8
+
+
+def test_a_scenario_is_tuned_and_run_with_it(tmp_path: Path) -> None:
+    budget = ("budget.kv_share=null", "budget.kv=200 MiB")
+    scenario = load_scenario(
+        "kvswap/throughput", ["workload.batch=2", "workload.context=4Ki", "workload.decoded=8", *budget]
+    )
+    allowed = TuningLimits(budget_bytes=2 * 100 * 2**20, most_context=8192, most_batch=2)
+    found = tune_scenario(scenario, allowed)
+    assert sorted(found.solved) == [(b, s) for b in (1, 2) for s in (4096, 6144, 8192)]
+    assert all(solution.memory_bytes <= solution.batch * 100 * 2**20 for solution in found.solved.values())
+    (tmp_path / "tuned.json").write_text(found.to_json())
+    named = scenario.model_copy(update={"policies": {"tuned": PolicySpec(name=str(tmp_path / "tuned.json"))}})
+    run = run_scenario(named)
+    assert run.kv_memory_peak_bytes <= 2 * 100 * 2**20
+    with pytest.raises(InputError, match="cannot be read"):
+        run_scenario(scenario.model_copy(update={"policies": {"tuned": PolicySpec(name="not-there.json")}}))
+
+
+def test_reuse_table_ascends() -> None:
+    scenario = load_scenario("kvswap/throughput")
+    table = reuse_table(scenario, TuningLimits(budget_bytes=1e9, most_context=8192, most_batch=1))
+    assert list(table.rate) == sorted(table.rate)
+    assert 0.6 < table.rate[0] < table.rate[-1] < 1
