@@ -21,7 +21,7 @@ from kvferry.specs.scenario import Scenario
 from kvferry.traces.resolve import link_trace
 
 HYBRIDS = ("ferry", "sparkv", "strong-hybrid-two-pointer")
-BASELINES = ("strong-hybrid", "cachegen", "kivi", "stream-only", "local-prefill")
+BASELINES = ("strong-hybrid", "cachegen", "stream-only", "local-prefill")
 # From a link that is hopeless to one that nothing computed can keep up with.
 LINKS = ("2 Mbit/s", "10 Mbit/s", "30 Mbit/s", "100 Mbit/s", "1 Gbit/s")
 

@@ -49,10 +49,13 @@ def _study(source: str, changes: list[str], systems: str | None, runs: int) -> F
     from kvferry.cli.checks import scenario_for_run, scenarios_under
     from kvferry.pipelines.checks import names_in_use
     from kvferry.scenarios.document import read_document, regular_file
+    from kvferry.specs.errors import InputError
 
     is_file = regular_file(Path(source)) is None
     if source in study_names() or (is_file and read_document(Path(source)).child("base")):
         loaded = load_study(source, changes, check=names_in_use)
+        if systems is not None and "system" in loaded.axes:
+            raise InputError("--systems: system is an axis of this study; change it there")
         scenarios = [
             under
             for point in loaded.points

@@ -34,6 +34,11 @@ class WallClockEnvironment(simpy.Environment):
     # Within one step SimPy's own clock `_now` stands still at the time the event was due, which keeps SimPy's order
     # among all that happens at once: interrupts and new processes first, then as scheduled.
 
+    def restart(self) -> None:
+        """The clock begins at 0 again: for whoever had to make something ready. Nothing may have happened yet."""
+        assert not self._queue and not self._expected
+        self._origin_s, self._now = perf_counter(), 0.0
+
     @property
     def now(self) -> float:
         return perf_counter() - self._origin_s

@@ -54,6 +54,11 @@ class SessionKv:
     def n_bytes(self) -> int:
         return 2 * self.keys.nbytes
 
+    def touch(self) -> None:
+        """Have the system give the buffers their memory now, and not when they are first written to."""
+        self.keys.zero_()
+        self.values.zero_()
+
     @property
     def complete(self) -> bool:
         return bool(self._present.all())

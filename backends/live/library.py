@@ -50,6 +50,7 @@ class Library:
         whole, rest = divmod(workload.context, workload.chunk_tokens)
         self._tokens = [workload.chunk_tokens] * whole + ([rest] if rest else [])
         self._recordings: dict[int, Recording] = {}
+        self._cut: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
 
     def name(self, sequence: int, codec_name: str) -> str:
         """Of a context's store: the same for the same model, tokens, chunks and codec."""
@@ -120,7 +121,9 @@ class Library:
 
     def _ids(self, sequence: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         workload = self._scenario.workload
-        return self._prompts.tokens(sequence, workload.context, workload.question)
+        if sequence not in self._cut:
+            self._cut[sequence] = self._prompts.tokens(sequence, workload.context, workload.question)
+        return self._cut[sequence]
 
 
 def _chunks(session: Session) -> Iterator[tuple[tuple[int, int, int], np.ndarray, np.ndarray]]:

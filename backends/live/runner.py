@@ -102,8 +102,10 @@ class SessionRunner:
 
     def reserve(self, context_tokens: int, room: int) -> None:
         """Have buffers ready for one session of this size, so that none is waited for while a request runs."""
+        kv = new_kv(Decoder(self.model), self._chunks(context_tokens), room)
+        kv.touch()
         with self._lock:
-            self._spare.append(new_kv(Decoder(self.model), self._chunks(context_tokens), room))
+            self._spare.append(kv)
 
     def close(self, request: int) -> None:
         """Give up a request's session; harmless when there is none."""

@@ -5,7 +5,7 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from queue import SimpleQueue
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 from kvferry.backends.live.environment import WallClockEnvironment
@@ -57,6 +57,22 @@ class Worker(WorkQueue):
         if ended_already:
             fire([work])
         return work
+
+    def warm(self, call: Callable[[], None]) -> None:
+        """Start a thread, and have it do this before any work: first times are slow. Leaves no span. Raises what the
+        call raises."""
+        failed: list[BaseException | None] = []
+        done = Event()
+
+        def first() -> None:
+            failed.append(outcome(call)[1])
+            done.set()
+            self._serve_jobs()
+
+        self._start(first)
+        done.wait()
+        if failed[0] is not None:
+            raise failed[0]
 
     def stop(self) -> None:
         """Begin nothing more, and let the threads end. What has not begun never fires."""

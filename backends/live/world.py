@@ -22,6 +22,7 @@ from kvferry.backends.live.models import load_model, random_model, spec_of
 from kvferry.backends.live.prompts import Prompts
 from kvferry.backends.live.runner import SessionRunner
 from kvferry.backends.live.server_process import ServerProcess
+from kvferry.backends.live.session import Session
 from kvferry.backends.live.stream import streams_of
 from kvferry.backends.world import Say
 from kvferry.machine.machine import Refused
@@ -58,7 +59,6 @@ class LiveWorld:
         self.client = stack.enter_context(CloudClient(url, token=os.environ.get(TOKEN), names=names.__getitem__))
         self._stored = [self._library.stored(n, self._index(n, names[n])) for n in sequences]
         self._runner = SessionRunner(model, self._library.prompt, chunk_tokens=scenario.workload.chunk_tokens)
-        self._warm_up(model)
         self._pool = stack.enter_context(CodecPool(scenario.device.decompressor.workers))
         self._pool.decode(self._first_chunks(codec_name)).result()
         costs = main_costs(scenario.costs.truth, scenario.device, scenario.model)
@@ -79,6 +79,7 @@ class LiveWorld:
         stack.enter_context(self.machine)
         weights = self.machine.memory.reserve(scenario.model.weight_bytes, "weights")
         self._weights_refused = weights if isinstance(weights, Refused) else None
+        self.machine.warm(lambda: self._warm_up(model))
         if scenario.live.cloud is None:
             self.client.restart_replay()
 
@@ -125,15 +126,20 @@ class LiveWorld:
             ) from None
 
     def _warm_up(self, model: PreTrainedModel) -> None:
-        """First times are slow: kernels are chosen, buffers get their pages. None of it belongs to a request."""
+        """First times are slow: kernels are chosen, threads get theirs, buffers their pages. None of it belongs to a
+        request."""
         workload = self._scenario.workload
         requests = 1 if workload.arrivals is None else min(workload.requests, 8)
         for _ in range(requests):
             self._runner.reserve(workload.context, workload.question + workload.output)
-        with torch.no_grad():
-            ids = torch.zeros((1, min(workload.context, workload.chunk_tokens)), dtype=torch.long, device=model.device)
-            for _ in range(2):
-                model(ids, logits_to_keep=1)
+        prompt = self._library.prompt(0)
+        few = prompt.context[: 2 * workload.chunk_tokens]
+        for _ in range(2):
+            session = Session(model, few, chunk_tokens=workload.chunk_tokens, room=len(prompt.question) + 1)
+            session.prefill()
+            session.read(prompt.question)
+            session.read(prompt.question[:1])
+        self._runner.session(0)
 
     def _first_chunks(self, codec_name: str) -> list[bytes]:
         heads = np.zeros((self._scenario.workload.chunk_tokens, self._scenario.model.head_dim), np.float32)

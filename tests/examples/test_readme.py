@@ -5,6 +5,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,14 +22,33 @@ COMMANDS = [
 ]
 # Whole studies: minutes.
 LONG = ("sweep", "reproduce")
+# What is measured here, and what goes on from that.
+MEASURED = ("calibrate", "fidelity")
 
 
-@pytest.mark.parametrize(
-    "command", [pytest.param(c, marks=pytest.mark.long) if c[1] in LONG else c for c in COMMANDS], ids=" ".join
-)
+def _marked(command: list[str]) -> Any:
+    marks = [pytest.mark.long] if command[1] in LONG else []
+    return pytest.param(command, marks=[*marks, pytest.mark.torch] if "live/quickstart" in command else marks)
+
+
+@pytest.mark.parametrize("command", [_marked(c) for c in COMMANDS if c[1] not in MEASURED], ids=" ".join)
 def test_a_command_of_the_readme(command: list[str], tmp_path: Path) -> None:
+    if "live/quickstart" in command:
+        pytest.importorskip("torch")
+    _run(command, tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.torch
+def test_what_the_readme_measures(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    for command in (c for c in COMMANDS if c[1] in MEASURED):
+        _run([*command, "--quick"] if command[1] == "calibrate" else [*command, "--runs", "1"], tmp_path)
+
+
+def _run(command: list[str], folder: Path) -> None:
     program = "from kvferry.cli.main import main; main()"
-    done = subprocess.run([sys.executable, "-c", program, *command[1:]], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", program, *command[1:]], cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout
 

@@ -675,3 +675,24 @@ def test_a_device_error_comes_when_the_device_is_waited_for(make: Make) -> None:
 def test_a_workers_queue_is_the_simulators() -> None:
     """What lanes and priorities mean is written once, in sim/work_queue.py."""
     assert Worker._serve is Worker.__mro__[1]._serve  # type: ignore[attr-defined]
+
+
+def test_the_main_thread_is_warmed_and_the_clock_begins_then() -> None:
+    threads: list[str] = []
+    ran = Script(op1=lambda: threads.append(threading.current_thread().name))
+    spans: list[Span] = []
+    with LiveMachine("device", ran, capacity_bytes=1.0, tell=spans.append) as machine:
+        machine.warm(lambda: (time.sleep(0.05), threads.append(threading.current_thread().name))[0])
+        assert machine.env.now < 0.05
+        machine.env.run(until=machine.submit(OP, request=1))
+    assert len(set(threads)) == 1
+    assert len(threads) == 2
+    assert [span.request for span in spans] == [1]
+
+
+def test_a_warm_up_that_fails_is_told() -> None:
+    def fails() -> None:
+        raise InputError("no such kernel")
+
+    with LiveMachine("device", Script(), capacity_bytes=1.0) as machine, pytest.raises(InputError, match="no such"):
+        machine.warm(fails)

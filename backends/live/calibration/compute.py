@@ -21,8 +21,16 @@ _LEAST_CONTEXT = 64
 
 
 def tasks(rig: Rig) -> Iterator[Task]:
-    settings = rig.settings
+    """The whole grid several times over: a machine is slower for minutes now and then, and no point should have all
+    its repetitions then."""
     yield Task("compute: peaks", lambda: peaks(rig))
+    for n in range(rig.settings.passes):
+        for task in _grid(rig):
+            yield Task(f"{task.name}, pass {n + 1}", task.measure)
+
+
+def _grid(rig: Rig) -> Iterator[Task]:
+    settings = rig.settings
     for density in settings.densities:
         for tokens in settings.chunk_tokens:
             for before in settings.contexts:
@@ -63,7 +71,9 @@ def column(rig: Rig, before: int, tokens: int, density: float) -> list[Measureme
 
         if isinstance(attention, BlockSparse):
             once()  # is compiled, which takes longer than all repetitions
-        rows = np.array(repeated(once, least=2 * len(ops), seconds=rig.settings.point_s)).reshape(-1, len(ops))
+        rows = np.array(repeated(once, least=len(ops), seconds=rig.settings.point_s / rig.settings.passes)).reshape(
+            -1, len(ops)
+        )
     kinds = np.array([type(op).__name__ for op in ops])
     at = {"context": float(before), "density": density, "tokens": float(tokens)}
     written_out = isinstance(attention, BlockSparse) and not attention.compiled
@@ -87,7 +97,7 @@ def questions(rig: Rig, before: int, question: int) -> list[Measurement]:
             request, _ = running.loaded()
             return running.seconds([Prefill(question, before)], request)
 
-        values = repeated(once, least=3, seconds=rig.settings.point_s)
+        values = repeated(once, least=3, seconds=rig.settings.point_s / rig.settings.passes)
     return [Measurement(what="prefill", unit="s", values=values, at={"context": before, "tokens": question})]
 
 
@@ -103,7 +113,7 @@ def answers(rig: Rig, before: int) -> list[Measurement]:
             # One after the other, as nobody knows the next token before.
             return [seconds for step in steps for seconds in running.seconds([step], request)]
 
-        values = repeated(once, least=2 * _ANSWERED, seconds=rig.settings.point_s)
+        values = repeated(once, least=_ANSWERED, seconds=rig.settings.point_s / rig.settings.passes)
     return [Measurement(what="decode_step", unit="s", values=values, at={"context": before})]
 
 

@@ -7,10 +7,11 @@ from pathlib import Path
 from time import perf_counter, sleep
 from typing import NamedTuple
 
-from kvferry.backends.live.calibration.contention import Sample, computing
 from kvferry.backends.live.calibration.measurement import Measurement
-from kvferry.backends.live.calibration.rig import Rig
+from kvferry.backends.live.calibration.rig import Rig, Running
 from kvferry.backends.live.calibration.task import Task
+from kvferry.machine.ops import Advance, KvRef, Project
+from kvferry.traces.chunks import CHUNK_TOKENS, causal_blocks
 
 POWERCAP = Path("/sys/class/powercap")
 _WINDOW_S = 2.0
@@ -32,11 +33,11 @@ def power(rig: Rig) -> list[Measurement]:
     meter = meter_here()
     if meter is None:
         return [Measurement(what="no_power_meter", unit="", values=(1.0,))]
-    with computing(rig) as sample:
-        sample()
+    with rig.running(CHUNK_TOKENS) as running:
+        _compute(running)
         return [
             Measurement(what=f"power {state} {component} by {meter.source}", unit="W", values=(watts,))
-            for state, work in (("idle", lambda: sleep(_WINDOW_S)), ("active", lambda: _keep_at_it(sample)))
+            for state, work in (("idle", lambda: sleep(_WINDOW_S)), ("active", lambda: _keep_at_it(running)))
             for component, watts in _watts(meter, work).items()
         ]
 
@@ -103,10 +104,19 @@ def _watts(meter: Meter, work: Callable[[], None]) -> dict[str, float]:
     return {component: used / took_s for component, used in joules.items()}
 
 
-def _keep_at_it(sample: Sample) -> None:
+def _keep_at_it(running: Running) -> None:
     until_s = perf_counter() + _WINDOW_S
     while perf_counter() < until_s:
-        sample()
+        _compute(running)
+
+
+def _compute(running: Running) -> None:
+    """The whole of a context's prefill."""
+    request, session = running.loaded(0)
+    tokens = session.kv.tokens[0]
+    blocks = causal_blocks(tokens, 0) * session.kv.heads
+    places = [KvRef(0, 0, l, None, 0.0) for l in range(session.kv.layers)]
+    running.seconds([op for kv in places for op in (Project(tokens, kv), Advance(tokens, blocks, 0, kv))], request)
 
 
 def _microjoules(zone: Path) -> int:

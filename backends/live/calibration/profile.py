@@ -177,9 +177,9 @@ def _contention(draft: Draft, main: str, settings: Settings, measured: Sequence[
                 if ratio.median > 1:
                     slowdown.setdefault(names[path], {})[names[other]] = short(ratio.median)
     if rates:
-        both = only(measured, "compute beside decompress and link")
-        together = f"; compute beside both was {both[0].median:.3g} times as long" if both else ""
-        source = f"measured in turns, alone and beside the other at work{together}; the link at the rate told"
+        source = (
+            "measured in turns, alone and beside the other at work, in a load without a plan; the link at the rate told"
+        )
         value = {"slowdown": slowdown, "link_bytes_per_s": with_unit(rates[0], "rate")}
         draft.put("contention", value, source)
 

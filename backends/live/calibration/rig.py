@@ -16,7 +16,7 @@ from kvferry.backends.live.machine import LiveMachine
 from kvferry.backends.live.models import load_model, random_model, spec_of
 from kvferry.backends.live.runner import Prompt, SessionRunner
 from kvferry.backends.live.session import Session
-from kvferry.backends.live.stream import CudaStream, Stream
+from kvferry.backends.live.stream import Stream, streams_of
 from kvferry.machine.ops import Op
 from kvferry.scenarios import loader
 from kvferry.scenarios.library import names
@@ -69,13 +69,12 @@ class Rig:
         """A live machine with requests over a context of so many tokens."""
         prompt = Prompt(self.context(context), self.context(question, 1), output, attention)
         runner = SessionRunner(self.model, lambda request: prompt, chunk_tokens=CHUNK_TOKENS)
-        with LiveMachine("device", runner, capacity_bytes=1.0, stream=self._stream) as machine:
+        with LiveMachine("device", runner, capacity_bytes=1.0, stream=self.streams) as machine:
             yield Running(machine, runner)
 
     @property
-    def _stream(self) -> Callable[[str], Stream] | None:
-        index = torch.device(self.settings.device).index or 0
-        return (lambda resource: CudaStream(index)) if self.on_cuda else None
+    def streams(self) -> Callable[[str], Stream] | None:
+        return streams_of(self.settings.device)
 
 
 class Running:
@@ -90,11 +89,7 @@ class Running:
         self.runner.close(self._last)
         self._last += 1
         session = self.runner.session(self._last)
-        kv = session.kv
-        for t in range(len(kv.tokens) if chunks is None else chunks):
-            side = torch.randn(kv.heads, kv.tokens[t], kv.head_dim, dtype=torch.float32).to(kv.dtype)
-            for l in range(kv.layers):
-                session.load(t, l, None, side, side)
+        fill(session, chunks)
         return self._last, session
 
     def seconds(self, ops: Sequence[Op], request: int) -> list[float]:
@@ -103,6 +98,15 @@ class Running:
         env = self.machine.env
         env.run(until=env.all_of(tickets))
         return [(ticket.end_s or 0.0) - (ticket.start_s or 0.0) for ticket in tickets]
+
+
+def fill(session: Session, chunks: int | None = None) -> None:
+    """Put noise where the KV of the first `chunks` token chunks (None: all) belongs, in all layers."""
+    kv = session.kv
+    for t in range(len(kv.tokens) if chunks is None else chunks):
+        side = torch.randn(kv.heads, kv.tokens[t], kv.head_dim, dtype=torch.float32).to(kv.dtype)
+        for l in range(kv.layers):
+            session.load(t, l, None, side, side)
 
 
 def block_sparse(rig: Rig, context: int, tokens: int, density: float) -> BlockSparse:

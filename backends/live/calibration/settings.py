@@ -70,6 +70,11 @@ class Settings:
         return 8 if self.attention == "dense" else 4
 
     @property
+    def passes(self) -> int:
+        """How often the grid of ops is gone through."""
+        return 1 if self.quick else 4
+
+    @property
     def point_s(self) -> float:
         """How long one point may take, where one repetition does not take longer."""
         return 0.1 if self.quick else 1.0

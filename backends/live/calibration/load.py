@@ -1,0 +1,194 @@
+"""A load without a plan, for measuring: a processor that computes and KV that streams in, either or both."""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import simpy
+
+from kvferry.backends.live import codec
+from kvferry.backends.live.calibration.codec import piece
+from kvferry.backends.live.calibration.rig import Rig, fill
+from kvferry.backends.live.client import CloudClient
+from kvferry.backends.live.codec_pool import CodecPool
+from kvferry.backends.live.link import Fetched
+from kvferry.backends.live.machine import LiveMachine
+from kvferry.backends.live.runner import Prompt, SessionRunner
+from kvferry.backends.live.server_process import ServerProcess
+from kvferry.backends.live.store import StoredModel, StoreHeader, StoreWriter
+from kvferry.machine.ops import Advance, Chunks, Decompress, KvRef, Op, Project
+from kvferry.machine.span import Span
+from kvferry.machine.ticket import Ticket
+from kvferry.specs.link import LinkSpec
+from kvferry.traces.chunks import CHUNK_TOKENS, causal_blocks
+
+# Tokens of the chunk that is computed, and of those that stream in; a token chunk comes before either.
+_TOKENS = CHUNK_TOKENS // 2
+# Units of streamed KV on their way at once, and seconds of streaming alone.
+_AHEAD, _WINDOW_S = 4, 0.5
+# The session that streamed KV goes to.
+_STREAMED = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase:
+    """Seconds of the computed column (0: none), mean seconds of a decoded piece (0: none), and the shares of the phase
+    in which decoder and link were busy."""
+
+    compute_s: float
+    piece_s: float
+    decompress_busy: float
+    link_busy: float
+
+
+class Load:
+    """Use ``loading``, which opens and closes what it needs."""
+
+    def __init__(self, machine: LiveMachine, runner: SessionRunner, rig: Rig, spans: list[Span], decodes: bool) -> None:
+        self._machine, self._runner, self._rig, self._spans = machine, runner, rig, spans
+        self._decodes = decodes
+        self._request = _STREAMED
+        self._enough = False
+
+    def phase(self, compute: bool = False, stream: bool = False) -> Phase:
+        """Compute a column of the model, or wait a while; KV streams in all the time, or not at all."""
+        ops, request = self._column() if compute else ([], 0)
+        env = self._machine.env
+        began_s, ended_s = env.run(until=env.process(self._phase(ops, request, stream)))
+        spans = [span for span in self._spans if span.end_s > began_s and span.start_s < ended_s]
+        self._spans.clear()
+        labels = {label: [span for span in spans if span.label == label] for label in ("Decompress", "Fetch")}
+        pieces = [span.end_s - span.start_s for span in labels["Decompress"]]
+        return Phase(
+            compute_s=sum(s.end_s - s.start_s for s in spans if s.request == request) if compute else 0.0,
+            piece_s=fmean(pieces) if pieces else 0.0,
+            decompress_busy=_covered(labels["Decompress"], began_s, ended_s),
+            link_busy=_covered(labels["Fetch"], began_s, ended_s),
+        )
+
+    def _phase(self, ops: Sequence[Op], request: int, stream: bool) -> simpy.events.ProcessGenerator:
+        env = self._machine.env
+        self._enough = False
+        streaming = env.process(self._stream()) if stream else None
+        yield env.timeout(_WINDOW_S / 10)  # in full swing
+        began_s = env.now
+        if ops:
+            yield [self._machine.submit(op, request=request) for op in ops][-1]
+        else:
+            yield env.timeout(_WINDOW_S)
+        ended_s = env.now
+        self._enough = True
+        if streaming is not None:
+            yield streaming
+        return began_s, ended_s
+
+    def _stream(self) -> simpy.events.ProcessGenerator:
+        machine, spec = self._machine, self._rig.spec
+        values = 2 * _TOKENS * spec.head_dim * spec.kv_heads
+        under_way: deque[Ticket] = deque()
+        layer = 0
+        while not self._enough:
+            first = layer * spec.kv_heads
+            chunks = Chunks(0, tuple(range(first, first + spec.kv_heads)), 0.0)
+            done = machine.fetch(chunks, request=_STREAMED)
+            if self._decodes:
+                done = machine.submit(Decompress(values), after=(done,), on="decompress", request=_STREAMED)
+                kv = KvRef(0, 0, layer, None, values * spec.kv_value_bytes)
+                done = machine.copy(kv, "device", after=(done,), request=_STREAMED)
+            under_way.append(done)
+            if len(under_way) >= _AHEAD:
+                yield under_way.popleft()
+            layer = (layer + 1) % spec.layers
+        yield machine.env.all_of(under_way)
+
+    def _column(self) -> tuple[list[Op], int]:
+        """Ops of a chunk behind one that is there, in a session of their own."""
+        rig, layers = self._rig, self._rig.spec.layers
+        self._runner.close(self._request)
+        self._request += 1
+        session = self._runner.session(self._request)
+        fill(session, 1)
+        blocks = causal_blocks(_TOKENS, _TOKENS) * rig.spec.kv_heads
+        ops: list[Op] = []
+        for l in range(layers):
+            kv = KvRef(0, 1, l, None, 0.0)
+            ops += [Project(_TOKENS, kv), Advance(_TOKENS, blocks, _TOKENS, kv)]
+        return ops, self._request
+
+
+@contextmanager
+def loading(rig: Rig, folder: Path, codec_name: str | None, bytes_per_s: float) -> Iterator[Load]:
+    """A load over the chunk server beside it, as fast as it goes or at a rate. Without a codec nothing is decoded."""
+    prompt = Prompt(rig.context(2 * _TOKENS), rig.context(1, 1), 1)
+    runner = SessionRunner(rig.model, lambda request: prompt, chunk_tokens=_TOKENS)
+    spans: list[Span] = []
+    link = LinkSpec(rate_bytes_per_s=bytes_per_s)
+    path = _store(rig, folder, codec_name or "fp16")
+    with ExitStack() as stack:
+        server = stack.enter_context(ServerProcess(path, link))
+        client = stack.enter_context(CloudClient(server.url, names=lambda sequence: path.stem))
+        client.index(path.stem)
+        pool = stack.enter_context(CodecPool(rig.settings.workers))
+
+        def decode(op: Decompress, request: int | None, inputs: Sequence[Any]) -> Any:
+            fetched: Fetched = inputs[0]
+            return fetched, pool.decode(codec.split(fetched.payload)).result()
+
+        def place(kv: KvRef, to: str, request: int | None, inputs: Sequence[Any]) -> None:
+            fetched, decoded = inputs[0]
+            session = runner.session(_STREAMED)
+            session.drop(kv.token_chunk, kv.layer)
+            for chunk, (keys, values) in zip(fetched.chunks.ids, decoded, strict=True):
+                runner.load(_STREAMED, chunk, keys, values)
+
+        machine = stack.enter_context(
+            LiveMachine(
+                "device",
+                runner,
+                capacity_bytes=1.0,
+                fetcher=client,
+                decode=decode,
+                decompress_workers=rig.settings.workers,
+                place=place,
+                stream=rig.streams,
+                tell=spans.append,
+            )
+        )
+        load = Load(machine, runner, rig, spans, codec_name is not None)
+        load.phase(True, True)  # warm
+        yield load
+
+
+def _store(rig: Rig, folder: Path, codec_name: str) -> Path:
+    """One token chunk of KV, every layer with that of the model's first."""
+    spec = rig.spec
+    path = folder / f"load-{codec_name}.kvs"
+    model = StoredModel(
+        name="probe",
+        fingerprint="none",
+        tokenizer="none",
+        layers=spec.layers,
+        kv_heads=spec.kv_heads,
+        head_dim=spec.head_dim,
+    )
+    header = StoreHeader.at_all_levels(model, [_TOKENS], codec_name)
+    chunks = piece(rig, codec_name, _TOKENS)
+    with StoreWriter(path, header, [0] * _TOKENS) as writer:
+        for l in range(spec.layers):
+            for h, data in enumerate(chunks):
+                for level in range(header.levels):
+                    writer.put(0, l, h, data, level)
+    return path
+
+
+def _covered(spans: Sequence[Span], began_s: float, ended_s: float) -> float:
+    """The share of the time between in which at least one span ran."""
+    covered_s, reach_s = 0.0, began_s
+    for span in sorted(spans, key=lambda span: span.start_s):
+        covered_s += max(0.0, min(span.end_s, ended_s) - max(span.start_s, reach_s))
+        reach_s = max(reach_s, span.end_s)
+    return covered_s / (ended_s - began_s)
