@@ -34,7 +34,7 @@ def names_in_use(scenario: Scenario) -> Iterator[Complaint]:
     """What a valid scenario names that nothing knows or that does not fit it."""
     table: Mapping[str, System | DecodeSystem] = SYSTEMS_BY_KIND[scenario.workload.kind]
     try:
-        system = pick(f"system for {scenario.workload.kind}", table, scenario.system)
+        system = pick("system", table, scenario.system)
     except InputError as error:
         yield Complaint(("system",), str(error))
         return

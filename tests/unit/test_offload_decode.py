@@ -148,7 +148,7 @@ def test_delays_without_events_are_those_with(system: str, storage: str) -> None
         ({"policies": {"group_tokens": 2000}}, "a group of 2,000 tokens is longer than the context of 1,024"),
         ({"budget": {"kv_share": 0.001}}, "MiB per sequence hold no selection"),
         ({"budget": {"kv": "1 kB"}}, "MiB per sequence hold no selection"),
-        ({"system": "sparkv"}, "unknown system for offload-decode 'sparkv'"),
+        ({"system": "sparkv"}, "unknown system 'sparkv'"),
         ({"policies": {"sigma": 3}}, "sigma"),
     ],
 )
