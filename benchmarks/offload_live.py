@@ -25,8 +25,8 @@ from kvferry.specs.scenario import Scenario
 
 SCENARIO = "kvswap/live"
 # (context, selected tokens): what is measured, and what is predicted from it.
-GRID = [(context, selected) for context in (2048, 6144) for selected in (160, 480)]
-CHECKS = [(3072, 400), (4096, 240), (8192, 400), (8192, 160)]
+GRID = [(context, selected) for context in (1024, 3584) for selected in (160, 480)]
+CHECKS = [(2048, 400), (3072, 240), (4096, 400), (4096, 160)]
 WAYS = {
     "both": (),
     "no reuse": ("reuse=false",),
@@ -81,14 +81,15 @@ def op_seconds(spans: Sequence[Span]) -> dict[str, float]:
 def fidelity(settings: Sequence[str], folder: Path) -> None:
     measured = []
     for context, selected in GRID:
-        at = scenario(settings, workload__context=context, policies__selected_tokens=selected, workload__output=48)
+        at = scenario(settings, workload__context=context, policies__selected_tokens=selected, workload__output=24)
         seconds = op_seconds(run_scenario(at).spans)
         print(f"{context}, {selected}: " + ", ".join(f"{op} {1e6 * s:.0f} us" for op, s in sorted(seconds.items())))
         measured.append((context, selected, seconds))
-    write_tables(folder / "measured" / scenario(settings).model.name, measured, group=8)
+    base = scenario(settings)
+    write_tables(folder / "measured" / base.model.name, measured, group=8, batch=base.workload.batch)
     errors = []
     for context, selected in CHECKS:
-        sizes = {"workload__context": context, "policies__selected_tokens": selected, "workload__output": 64}
+        sizes = {"workload__context": context, "policies__selected_tokens": selected, "workload__output": 32}
         recorded = folder / f"selections-{context}-{selected}.npz"
         live = run_scenario(scenario(settings, live__record_selections=recorded, **sizes))
         simulated = run_scenario(
@@ -116,15 +117,15 @@ def rate(run: Run) -> float:
     return run.figures["throughput_tokens_per_s"]
 
 
-def write_tables(folder: Path, measured: Sequence[tuple[int, int, dict[str, float]]], group: int) -> None:
+def write_tables(folder: Path, measured: Sequence[tuple[int, int, dict[str, float]]], group: int, batch: int) -> None:
     """Grids that ``sim/costs/table.py`` reads; what an op does not depend on is pooled."""
     folder.mkdir(parents=True, exist_ok=True)
     axes: dict[str, tuple[str, str, Any]] = {
         "select": ("Select", "keys", lambda context, selected: context),
         "decode_attention": ("DecodeAttention", "context", lambda context, selected: selected + (group + 1) / 2),
-        "bookkeep": ("Bookkeep", "units", lambda context, selected: selected // group),
-        "feed_forward": ("FeedForward", "batch", lambda context, selected: 1),
-        "output_head": ("OutputHead", "batch", lambda context, selected: 1),
+        "bookkeep": ("Bookkeep", "units", lambda context, selected: batch * selected // group),
+        "feed_forward": ("FeedForward", "batch", lambda context, selected: batch),
+        "output_head": ("OutputHead", "batch", lambda context, selected: batch),
     }
     for file, (op, axis, at) in axes.items():
         points: defaultdict[float, list[float]] = defaultdict(list)

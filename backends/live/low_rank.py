@@ -68,8 +68,9 @@ class LowRankKeys:
         if not self._by_head:
             # The sum over heads of products with the same keys is the product with the sum.
             by_choice = by_choice.sum(2, keepdim=True)
-        keys = self._keys[layer, :, : self._tokens[layer]]
-        scores = torch.einsum("bcqr,btr->bcqt", by_choice, keys).float()
+        # Small products of 16-bit numbers are slow on CPUs.
+        keys = self._keys[layer, :, : self._tokens[layer]].float()
+        scores = torch.einsum("bcqr,btr->bcqt", by_choice.float(), keys)
         if self._by_head:
             scores = (scores * self._scale).softmax(-1)
         return scores.sum(2).unflatten(-1, (-1, self._group_tokens)).amax(-1)

@@ -178,8 +178,10 @@ class OffloadRunner:
         recent = self._rolling[layer, :, :, :, self._recent - kv.recent : self._recent + 1]
         keys, values = (torch.cat(pair, dim=2) for pair in zip(stored, recent, strict=True))
         read.release()
-        queries = self.decoder.queries(layer, self._hidden, rotary)
-        self._attended = F.scaled_dot_product_attention(queries, keys, values, enable_gqa=True)
+        # Query heads that share a key head are the queries of one: nothing has to be repeated for each.
+        queries = self.decoder.queries(layer, self._hidden, rotary)[:, :, 0].unflatten(1, (keys.shape[1], -1))
+        attended = F.scaled_dot_product_attention(queries, keys, values)
+        self._attended = attended.flatten(1, 2)[:, :, None]
 
     def _brought(self, kv: Attended, read: Data) -> torch.Tensor:
         """Units [rows, k, *shape]: those that were read, put into their slots where there are any, and those that lay
