@@ -18,8 +18,8 @@ from kvferry.pipelines.record import RequestRecord, Run
 from kvferry.scenarios.loader import load_device, load_model
 from kvferry.sim.costs.roofline import Roofline
 from kvferry.specs.device import DecompressorSpec, DeviceSpec, MemorySpec, ProcessorSpec
-from kvferry.specs.storage import StorageSpec
 from kvferry.specs.model import ModelSpec
+from kvferry.specs.storage import StorageSpec
 from kvferry.traces.rate import RateTrace
 
 
