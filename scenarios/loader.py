@@ -24,7 +24,7 @@ Check = Callable[[Scenario], Iterable[Complaint]]
 
 
 # What a folder that a scenario names is read for.
-_HASHED = (".csv", ".json", ".safetensors")
+_HASHED = (".csv", ".json", ".npz", ".safetensors")
 
 
 def load_scenario(

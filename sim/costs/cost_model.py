@@ -10,6 +10,7 @@ from kvferry.machine.ops import Number, Op
 from kvferry.sim.cost import Cost
 from kvferry.sim.costs.attention import AttentionCosts
 from kvferry.sim.costs.block_sparse import BlockSparseKernel
+from kvferry.sim.costs.fitted import PREDICTOR, FittedCosts
 from kvferry.sim.costs.predictor import Predictor
 from kvferry.sim.costs.roofline import Roofline
 from kvferry.sim.costs.samples import measure
@@ -44,8 +45,17 @@ def block_sparse(processor: ProcessorSpec, model: ModelSpec) -> CostModel:
 
 
 def predictor(processor: ProcessorSpec, model: ModelSpec) -> CostModel:
-    """Block-sparse attention by SparKV's predictor, trained on the modelled kernel. Raises InputError as above."""
-    BlockSparseKernel(processor, model)
+    """Block-sparse attention by SparKV's predictor: as fitted when the profile was measured, else trained on the
+    modelled kernel. Raises InputError when the profile has neither."""
+    folder = None if processor.measured is None else Path(processor.measured) / model.name
+    if folder is not None and (folder / PREDICTOR).is_file():
+        return FittedCosts.read(folder, Roofline(processor, model))
+    if processor.block_sparse is None:
+        fitted = "no `measured` folder" if folder is None else f"no {folder.name}/{PREDICTOR} in its `measured` folder"
+        raise InputError(
+            f"its profile has {fitted}, which `kvferry calibrate` fits to measured attention, and no block_sparse part "
+            "to train a predictor on"
+        )
     return AttentionCosts(Roofline(processor, model), _Predictors(processor, model))
 
 

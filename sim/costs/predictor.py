@@ -1,6 +1,6 @@
 """SparKV's latency predictor (IV-C): a perceptron from <t, s, U_edge> to the seconds of sparse attention."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,8 @@ from kvferry.traces.arrays import load_arrays, save_arrays
 from kvferry.traces.chunks import CHUNK_TOKENS
 
 HIDDEN = (48, 24)
+# Lowest and highest value of each feature in training: none known.
+_UNBOUNDED = np.array([[-np.inf] * 3, [np.inf] * 3])
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,13 +23,17 @@ class Predictor:
 
     ``centre`` and ``spread`` (float[4]) standardise the three features and the target, which is the logarithm
     of the seconds: chunks differ by more than ten times, and a squared error of seconds would see only the
-    longest. Trained on one head's chunks it adds up heads; trained on whole layers it prices those.
+    longest. Trained on one head's chunks it adds up heads; trained on whole layers it prices those. ``bounds``
+    (float[2, 3]): the lowest and highest features in training. An exponential of what was never seen is no guess:
+    ``seconds`` takes features beyond at their bound, and more blocks than any in proportion. So a load that was 0
+    throughout does not matter.
     """
 
     network: Mlp
     centre: np.ndarray
     spread: np.ndarray
     kv_heads: int = 1
+    bounds: np.ndarray = field(default_factory=_UNBOUNDED.copy)
 
     @classmethod
     def trained(
@@ -45,6 +51,7 @@ class Predictor:
         rng = np.random.default_rng(seed)
         table = np.column_stack([samples.token_chunk, samples.active_blocks, samples.load, np.log(samples.seconds)])
         centre, spread = table.mean(axis=0), table.std(axis=0)
+        bounds = np.array([table[:, :3].min(axis=0), table[:, :3].max(axis=0)])
         # A feature that never varies tells nothing, and must not divide by zero.
         spread[spread == 0] = 1
         table = (table - centre) / spread
@@ -58,7 +65,7 @@ class Predictor:
             for number, start in enumerate(starts, epoch * len(starts)):
                 rows = order[start : start + batch]
                 descent.step(inputs[rows], targets[rows], rate * 0.5 * (1 + np.cos(np.pi * number / steps)))
-        return cls(network, centre, spread, kv_heads)
+        return cls(network, centre, spread, kv_heads, bounds)
 
     def predict_s(self, token_chunk: Number, active_blocks: Number, load: Number) -> np.ndarray:
         """Seconds of each chunk, the arguments broadcast; `token_chunk` counts from 1."""
@@ -79,24 +86,32 @@ class Predictor:
         """As AttentionModel."""
         launches = kv_heads / self.kv_heads
         share = tokens / CHUNK_TOKENS
-        predicted = self.predict_s(context_tokens // CHUNK_TOKENS + 1, active_blocks / launches / share, load)
-        return (np.asarray(active_blocks) > 0) * (launches * share) * predicted
+        blocks = np.asarray(active_blocks / launches / share)
+        low, high = self.bounds
+        known = np.clip(blocks, low[1], high[1])
+        token_chunk = np.clip(context_tokens // CHUNK_TOKENS + 1, low[0], high[0])
+        predicted = self.predict_s(token_chunk, known, np.clip(load, low[2], high[2]))
+        beyond = np.maximum(1.0, blocks / np.maximum(known, 1.0))
+        return (blocks > 0) * (launches * share) * beyond * predicted
 
     def save(self, path: Path) -> None:
         arrays = {f"weights_{n}": weights for n, weights in enumerate(self.network.weights)}
         arrays |= {f"biases_{n}": biases for n, biases in enumerate(self.network.biases)}
         heads = np.array(self.kv_heads)
-        save_arrays(path, "predictor", centre=self.centre, spread=self.spread, kv_heads=heads, **arrays)
+        scales = {"centre": self.centre, "spread": self.spread, "bounds": self.bounds}
+        save_arrays(path, "predictor", **scales, kv_heads=heads, **arrays)
 
     @classmethod
     def load(cls, path: Path) -> "Predictor":
         """Raises InputError when the file holds no predictor."""
         layers = range(len(HIDDEN) + 1)
         names = [f"weights_{n}" for n in layers] + [f"biases_{n}" for n in layers]
-        return load_arrays(path, "predictor", ["centre", "spread", "kv_heads", *names], cls._restored)
+        return load_arrays(path, "predictor", ["centre", "spread", "kv_heads", "bounds", *names], cls._restored)
 
     @classmethod
-    def _restored(cls, centre: np.ndarray, spread: np.ndarray, kv_heads: np.ndarray, *parts: np.ndarray) -> "Predictor":
+    def _restored(
+        cls, centre: np.ndarray, spread: np.ndarray, kv_heads: np.ndarray, bounds: np.ndarray, *parts: np.ndarray
+    ) -> "Predictor":
         widths = (3, *HIDDEN, 1)
         weights, biases = parts[: len(widths) - 1], parts[len(widths) - 1 :]
         shapes = [part.shape for part in (*weights, *biases)]
@@ -106,4 +121,6 @@ class Predictor:
             raise ValueError("needs four centres and four spreads above 0")
         if not all(np.isfinite(part).all() for part in (centre, *parts)):
             raise ValueError("a weight is not a finite number")
-        return cls(Mlp(weights, biases), centre, spread, int(kv_heads))
+        if bounds.shape != (2, 3) or not (bounds[0] <= bounds[1]).all():
+            raise ValueError("needs a lower and an upper bound of each feature")
+        return cls(Mlp(weights, biases), centre, spread, int(kv_heads), bounds)
