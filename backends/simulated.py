@@ -83,7 +83,7 @@ class SimMachine:
         self._copies = (
             CopyQueue(self.env, math.inf, 0.0, lambda span: None)
             if memory.copy_bytes_per_s is None
-            else CopyQueue(self.env, memory.copy_bytes_per_s, memory.copy_latency_s, tell)
+            else CopyQueue(self.env, memory.copy_bytes_per_s, memory.copy_latency_s, tell, contention=contention)
         )
         self.storage = None if device.storage is None else storage_of(self.env, device.storage, tell)
         if contention is not None:

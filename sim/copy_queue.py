@@ -7,16 +7,24 @@ import simpy
 
 from kvferry.machine.span import Tell
 from kvferry.machine.ticket import Ticket
-from kvferry.sim.work_queue import TimedWork, WorkQueue
+from kvferry.sim.contention import Contention
+from kvferry.sim.slowed_queue import SlowedQueue
+from kvferry.sim.work_queue import TimedWork
 
 
-class CopyQueue(WorkQueue):
+class CopyQueue(SlowedQueue):
     """Copies one after the other, each taking `latency_s` and its bytes over `bytes_per_s`."""
 
     def __init__(
-        self, env: simpy.Environment, bytes_per_s: float, latency_s: float, tell: Tell, resource: str = "copy"
+        self,
+        env: simpy.Environment,
+        bytes_per_s: float,
+        latency_s: float,
+        tell: Tell,
+        resource: str = "copy",
+        contention: Contention | None = None,
     ) -> None:
-        super().__init__(env, resource, tell)
+        super().__init__(env, resource, tell, contention=contention)
         self._bytes_per_s = bytes_per_s
         self._latency_s = latency_s
 

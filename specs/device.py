@@ -129,7 +129,7 @@ class ContentionSpec(Spec):
     """How much paths of a device slow each other, as on cores that they share: see sim/contention.py.
 
     `slowdown[path][other]`: how many times as long work on `path` takes while `other` is busy. Paths that can be
-    slowed are processors and decompress; others are those, link, storage and copy.
+    slowed are processors, decompress and copy; others are those, link and storage.
     """
 
     slowdown: dict[str, dict[str, Slowdown]]
@@ -165,8 +165,8 @@ class DeviceSpec(Spec):
 
     @model_validator(mode="after")
     def _contention_of_its_paths(self) -> "DeviceSpec":
-        slowed = {*self.processors, "decompress"}
-        others = {*slowed, "link", "storage", "copy"}
+        slowed = {*self.processors, "decompress", "copy"}
+        others = {*slowed, "link", "storage"}
         for path, slowdowns in (self.contention.slowdown if self.contention else {}).items():
             if path not in slowed:
                 raise BadKey("contention", f"{path!r} is no path that can be slowed; there are {_listed(slowed)}")

@@ -23,7 +23,7 @@ from kvferry.backends.live.calibration.calibrate import calibrate
 from kvferry.backends.live.calibration.environment import environment
 from kvferry.backends.live.calibration.journal import NAME, Journal
 from kvferry.backends.live.calibration.masks import drawn_masks
-from kvferry.backends.live.calibration.measurement import Measurement
+from kvferry.backends.live.calibration.measurement import Measurement, merged
 from kvferry.backends.live.calibration.power import rapl
 from kvferry.backends.live.calibration.profile import profile
 from kvferry.backends.live.calibration.settings import PARTS, Settings
@@ -76,7 +76,7 @@ def test_a_scenario_runs_on_the_profile(folder: Path) -> None:
     assert {"cpu", "link", "decompress"} <= {span.resource for span in run.spans}
 
 
-def test_predictions_at_grid_points_are_the_measured_medians(folder: Path) -> None:
+def test_predictions_at_grid_points_are_what_was_measured(folder: Path) -> None:
     whole, found = scenario(folder), measured(folder)
     costs = main_costs("table", whole.device, whole.model)
     for (tokens,), seconds in pooled(found, "project", AXES["project"]).items():
@@ -237,6 +237,18 @@ def given(what: str, *values: float, unit: str = "s", **at: float) -> Measuremen
     return Measurement(what=what, unit=unit, values=values, at=at)
 
 
+def test_what_is_typical_lies_between_two_speeds() -> None:
+    # 7 at one speed and 4 at the other, one of each left out: (6 x 1 + 3 x 2) / 9
+    assert given("advance", *[1.0] * 7, *[2.0] * 4).typical == pytest.approx(4 / 3)
+    assert given("advance", 1.0, 2.0, 6.0).typical == 3.0  # too few to leave any out
+
+
+def test_passes_are_merged_by_what_and_where() -> None:
+    passes = [given("advance", 1.0, context=5.0), given("project", 9.0), given("advance", 3.0, context=5.0)]
+    other = given("advance", 4.0, context=6.0)
+    assert merged([*passes, other]) == [given("advance", 1.0, 3.0, context=5.0), given("project", 9.0), other]
+
+
 def test_numbers_of_a_profile_by_hand() -> None:
     found = [
         given("dispatch", 4e-5, 5e-5, 6e-5),
@@ -251,9 +263,10 @@ def test_numbers_of_a_profile_by_hand() -> None:
         given("receive", 5e8, unit="byte/s"),
         given("random_read", 1e8, unit="byte/s", block_bytes=4096.0, depth=1.0),
         given("random_read_fio", 9e8, unit="byte/s", block_bytes=4096.0, depth=1.0),
-        given("compute beside decompress", 1.2, 1.3, 1.6, unit="times", link_bytes_per_s=4e7),
+        given("compute beside decompress", 1.2, 1.3, 1.4, unit="times", link_bytes_per_s=4e7),
         given("compute beside link", 0.97, unit="times", link_bytes_per_s=4e7),
         given("decompress beside compute", 1.5, unit="times", link_bytes_per_s=4e7),
+        given("copy beside compute", 1.25, unit="times", link_bytes_per_s=4e7),
         given("power idle cpu by RAPL", 3.0, unit="W"),
         given("power active cpu by RAPL", 12.0, unit="W"),
         given("power active dram by RAPL", 2.0, unit="W"),
@@ -275,7 +288,11 @@ def test_numbers_of_a_profile_by_hand() -> None:
     assert device.storage is not None and device.storage.read[0].bytes_per_s == (1e8,)
     assert device.contention is not None and device.contention.link_bytes_per_s == 4e7
     # what was not slower beside the other is left out
-    assert device.contention.slowdown == {"cpu": {"decompress": 1.3}, "decompress": {"cpu": 1.5}}
+    assert device.contention.slowdown == {
+        "cpu": {"decompress": 1.3},
+        "decompress": {"cpu": 1.5},
+        "copy": {"cpu": 1.25},
+    }
 
 
 def test_without_a_meter_it_is_said_plainly() -> None:

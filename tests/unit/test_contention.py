@@ -12,6 +12,7 @@ from kvferry.machine.ticket import Ticket
 from kvferry.scenarios.loader import load_device, load_model
 from kvferry.sim.bus import MemoryBus
 from kvferry.sim.contention import Contention
+from kvferry.sim.copy_queue import CopyQueue
 from kvferry.sim.cost import Cost
 from kvferry.sim.decompressor import Decompressor
 from kvferry.sim.link import Link
@@ -39,8 +40,10 @@ class World:
         self.cpu = Processor(self.env, "cpu", spec, self.cost, load, bus, tell, self.contention)
         decompressor = DecompressorSpec(values_per_s=1, workers=workers)
         self.decompressor = Decompressor(self.env, decompressor, tell, self.contention)
+        self.copies = CopyQueue(self.env, 1.0, 0.0, tell, contention=self.contention)
         self.link = Link(self.env, RateTrace.constant(1.0), 0.0, tell)
-        for part, path in ((self.cpu, "cpu"), (self.decompressor, "decompress"), (self.link, "link")):
+        parts = (self.cpu, "cpu"), (self.decompressor, "decompress"), (self.copies, "copy"), (self.link, "link")
+        for part, path in parts:
             self.contention.watch(path, part.busy)
 
     @staticmethod
@@ -61,6 +64,12 @@ def test_both_slow_each_other_while_both_are_at_work() -> None:
     # Beside it the op runs at 1/2, the decoder at 1/4. Until 4 s: 1 of 1 decoded, 2 of 3 computed; then alone.
     world = World(cpu={"decompress": 2.0}, decompress={"cpu": 4.0})
     assert world.ends(world.compute(3), world.decompressor.decompress(1)) == [5.0, 4.0]
+
+
+def test_copies_are_slowed_by_compute_and_slow_others() -> None:
+    # the copy at 1/2 until the op ends at 1 s, then alone; the decoder at 1/3 while the copy lasts, 1.5 s
+    world = World(copy={"cpu": 2.0}, decompress={"copy": 3.0})
+    assert world.ends(world.compute(1), world.copies.copy(1), world.decompressor.decompress(1)) == [1.0, 1.5, 2.0]
 
 
 def test_slowdowns_of_several_multiply() -> None:
@@ -182,7 +191,7 @@ def test_the_network_interface_bounds_the_link_and_adds_to_a_request() -> None:
 @pytest.mark.parametrize(
     ("slowdown", "said"),
     [
-        ({"npu": {"link": 2.0}}, "'npu' is no path that can be slowed; there are decompress, gpu"),
+        ({"npu": {"link": 2.0}}, "'npu' is no path that can be slowed; there are copy, decompress, gpu"),
         ({"link": {"gpu": 2.0}}, "'link' is no path"),
         ({"gpu": {"gpu": 2.0}}, "gpu beside 'gpu'"),
         ({"gpu": {"disk": 2.0}}, "gpu beside 'disk'"),

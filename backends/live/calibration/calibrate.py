@@ -11,6 +11,7 @@ from kvferry.backends.live.calibration import codec, compute, contention, dispat
 from kvferry.backends.live.calibration.environment import environment, identity, memory_bytes
 from kvferry.backends.live.calibration.folder import write
 from kvferry.backends.live.calibration.journal import Journal
+from kvferry.backends.live.calibration.measurement import merged
 from kvferry.backends.live.calibration.profile import profile
 from kvferry.backends.live.calibration.rig import Rig
 from kvferry.backends.live.calibration.settings import PARTS, Settings
@@ -18,6 +19,8 @@ from kvferry.backends.live.calibration.task import Task
 from kvferry.specs.device import DeviceSpec
 from kvferry.specs.errors import unknown_name
 
+# What the processor's speed hardly touches.
+ONCE = ("storage", "power")
 # Told a task's name, how many are done, and of how many.
 Progress = Callable[[str, int, int], None]
 
@@ -45,7 +48,7 @@ def calibrate(
     journal = Journal(folder, settings.to_json() | identity(), fresh=fresh)
     probe = folder / "probe"
     probe.mkdir(exist_ok=True)
-    wanted = list(tasks(rig, probe, parts))
+    wanted = list(passes(rig, probe, parts))
     try:
         for done, task in enumerate(wanted):
             progress(task.name, done, len(wanted))
@@ -54,7 +57,7 @@ def calibrate(
         progress("writing the profile", len(wanted), len(wanted))
     finally:
         shutil.rmtree(probe, ignore_errors=True)
-    measured = [m for task in wanted for m in journal.done[task.name]]
+    measured = merged(m for task in wanted for m in journal.done[task.name])
     draft, fit = profile(name or folder.resolve().name, settings, rig.spec, measured, begun_with, base)
     return write(
         folder,
@@ -70,12 +73,23 @@ def calibrate(
     )
 
 
+def passes(rig: Rig, probe: Path, parts: Sequence[str]) -> Iterator[Task]:
+    """Everything several times over, storage and power once: a machine is slower for minutes now and then, and
+    nothing should have all its repetitions then."""
+    often = [part for part in parts if part not in ONCE]
+    for n in range(rig.settings.passes):
+        for task in tasks(rig, probe, often):
+            yield Task(f"{task.name}, pass {n + 1}", task.measure)
+    yield from tasks(rig, probe, [part for part in parts if part in ONCE])
+
+
 def tasks(rig: Rig, probe: Path, parts: Sequence[str]) -> Iterator[Task]:
+    """What is to be measured, once."""
     settings = rig.settings
     by_part: dict[str, Callable[[], Iterator[Task]]] = {
         "compute": lambda: compute.tasks(rig),
         "dispatch": lambda: dispatch.tasks(settings),
-        "codec": lambda: codec.tasks(rig),
+        "codec": lambda: codec.tasks(rig, probe),
         "storage": lambda: storage.tasks(settings, probe),
         "link": lambda: link.tasks(settings, probe),
         "contention": lambda: contention.tasks(rig, probe),

@@ -9,7 +9,7 @@ import torch
 
 from kvferry.backends.live.attention import BlockSparse, dense
 from kvferry.backends.live.calibration.measurement import Measurement, repeated
-from kvferry.backends.live.calibration.rig import Rig, Running, block_sparse
+from kvferry.backends.live.calibration.rig import Rig, block_sparse
 from kvferry.backends.live.calibration.task import Task
 from kvferry.machine.ops import Advance, DecodeStep, KvRef, Op, Prefill, Project
 from kvferry.traces.chunks import CHUNK_TOKENS, causal_blocks
@@ -21,15 +21,7 @@ _LEAST_CONTEXT = 64
 
 
 def tasks(rig: Rig) -> Iterator[Task]:
-    """The whole grid several times over: a machine is slower for minutes now and then, and no point should have all
-    its repetitions then."""
     yield Task("compute: peaks", lambda: peaks(rig))
-    for n in range(rig.settings.passes):
-        for task in _grid(rig):
-            yield Task(f"{task.name}, pass {n + 1}", task.measure)
-
-
-def _grid(rig: Rig) -> Iterator[Task]:
     settings = rig.settings
     for density in settings.densities:
         for tokens in settings.chunk_tokens:
@@ -118,7 +110,7 @@ def answers(rig: Rig, before: int) -> list[Measurement]:
 
 
 def peaks(rig: Rig) -> list[Measurement]:
-    """The device's largest rates: a large matrix product, a large copy, and placing KV into a session."""
+    """The device's largest rates: a large matrix product and a large copy."""
     device, dtype = rig.model.device, rig.model.dtype
     size = 512 if rig.settings.quick else 2048 if not rig.on_cuda else 8192
     left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
@@ -129,33 +121,7 @@ def peaks(rig: Rig) -> list[Measurement]:
     return [
         Measurement(what="matrix_product", unit="flop/s", values=tuple(flop), at={"rows": float(size)}),
         Measurement(what="memory_copy", unit="byte/s", values=tuple(moved), at={"bytes": float(copied.nbytes)}),
-        *placing(rig),
     ]
-
-
-def placing(rig: Rig) -> list[Measurement]:
-    """Seconds to put one layer's decoded KV of a token chunk, all heads, where the session keeps it."""
-    told = []
-    for tokens in (rig.settings.chunk_tokens[0], CHUNK_TOKENS):
-        shape = (rig.spec.kv_heads, tokens, rig.spec.head_dim)
-        decoded = np.random.default_rng(0).standard_normal((2, *shape)).astype(np.float32)
-        with rig.running(tokens) as running:
-
-            def once(running: Running = running, decoded: np.ndarray = decoded) -> list[float]:
-                request, session = running.loaded(0)
-                seconds = []
-                for l in range(rig.spec.layers):
-                    began_s = perf_counter()
-                    for h in range(rig.spec.kv_heads):
-                        running.runner.load(request, l * rig.spec.kv_heads + h, decoded[0, h], decoded[1, h])
-                    _wait(rig)
-                    seconds.append(perf_counter() - began_s)
-                return seconds
-
-            values = repeated(once, least=8, seconds=rig.settings.point_s / 4)
-        n_bytes = decoded.size * rig.spec.kv_value_bytes
-        told.append(Measurement(what="placing", unit="s", values=values, at={"bytes": n_bytes}))
-    return told
 
 
 def _timed(rig: Rig, work: Callable[[], object]) -> tuple[float, ...]:
@@ -165,7 +131,7 @@ def _timed(rig: Rig, work: Callable[[], object]) -> tuple[float, ...]:
         _wait(rig)
         return [perf_counter() - began_s]
 
-    return repeated(once, least=3, seconds=rig.settings.point_s)
+    return repeated(once, least=3, seconds=rig.settings.point_s / rig.settings.passes)
 
 
 def _wait(rig: Rig) -> None:

@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import fmean
 
 from kvferry.backends.live.calibration.codec import CODECS
 from kvferry.backends.live.calibration.load import loading
 from kvferry.backends.live.calibration.measurement import Measurement
 from kvferry.backends.live.calibration.rig import Rig
 from kvferry.backends.live.calibration.task import Task
+from kvferry.traces.chunks import CHUNK_TOKENS
 
 # The rate at which the link's share of the cores is taken; a profile says it, as slowdowns go in proportion.
 LINK_BYTES_PER_S = 40e6
@@ -26,19 +28,24 @@ def beside_decoding(rig: Rig, folder: Path) -> list[Measurement]:
     KV comes in as in a load, as fast as it goes: fetched, decoded, put into a session. What all of that takes from the
     processor is put down to the decoder, per second that it is busy.
     """
-    compute, decompress = [], []
-    with loading(rig, folder, CODECS[0], LINK_BYTES_PER_S) as load:
+    compute, decompress, copy = [], [], []
+    with loading(rig, folder, CODECS[0], CHUNK_TOKENS, LINK_BYTES_PER_S) as load:
         for _ in range(_rounds(rig)):
             computed, streamed, both = load.phase(compute=True), load.phase(stream=True), load.phase(True, True)
             compute.append(_slowdown(both.compute_s / computed.compute_s, both.decompress_busy))
-            decompress.append(both.piece_s / streamed.piece_s)
-    return [_ratio("compute beside decompress", compute), _ratio("decompress beside compute", decompress)]
+            decompress.append(fmean(both.pieces_s) / fmean(streamed.pieces_s))
+            copy.append(fmean(both.copies_s) / fmean(streamed.copies_s))
+    return [
+        _ratio("compute beside decompress", compute),
+        _ratio("decompress beside compute", decompress),
+        _ratio("copy beside compute", copy),
+    ]
 
 
 def beside_the_link(rig: Rig, folder: Path) -> list[Measurement]:
     """The same of a link at a rate, whose bytes need no decoding and are thrown away."""
     compute = []
-    with loading(rig, folder, None, LINK_BYTES_PER_S) as load:
+    with loading(rig, folder, None, CHUNK_TOKENS, LINK_BYTES_PER_S) as load:
         for _ in range(_rounds(rig)):
             computed, both = load.phase(compute=True), load.phase(True, True)
             compute.append(_slowdown(both.compute_s / computed.compute_s, both.link_busy))
@@ -46,7 +53,7 @@ def beside_the_link(rig: Rig, folder: Path) -> list[Measurement]:
 
 
 def _rounds(rig: Rig) -> int:
-    return 1 if rig.settings.quick else 5
+    return 1 if rig.settings.quick else 2
 
 
 def _slowdown(ratio: float, busy: float) -> float:

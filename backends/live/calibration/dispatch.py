@@ -39,5 +39,5 @@ def dispatch(settings: Settings) -> Measurement:
             machine.env.run(until=machine.env.process(trips()))
             return [(perf_counter() - began_s) / _TRIPS]
 
-        values = repeated(once, least=5, seconds=settings.point_s)
+        values = repeated(once, least=5, seconds=settings.point_s / settings.passes)
     return Measurement(what="dispatch", unit="s", values=values)

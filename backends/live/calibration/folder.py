@@ -45,7 +45,7 @@ def write(
         "date": now,
         **circumstances,
         "fit": None if fit is None else fit.to_json(),
-        "measurements": [{**m.to_json(), "median": m.median, "spread": m.spread} for m in measured],
+        "measurements": [{**m.to_json(), "typical": m.typical, "spread": m.spread} for m in measured],
     }
     if model:
         for file, table in found.items():
@@ -68,5 +68,5 @@ def storage_csv(reads: Sequence[Measurement]) -> bytes:
     rows.writerow(("block_bytes", "depth", "bytes_per_s", "spread", "by"))
     for m in reads:
         by = "fio" if m.what.endswith("fio") else "kvferry"
-        rows.writerow((int(m.at["block_bytes"]), int(m.at["depth"]), f"{m.median:.4g}", f"{m.spread:.3f}", by))
+        rows.writerow((int(m.at["block_bytes"]), int(m.at["depth"]), f"{m.typical:.4g}", f"{m.spread:.3f}", by))
     return text.getvalue().encode()

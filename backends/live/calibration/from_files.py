@@ -192,7 +192,7 @@ def _processor(draft: Draft, bench: LlamaBench, model: ModelSpec, base: DeviceSp
     for state in ("idle_w", "active_w"):
         watts = with_unit(getattr(rates, state), "power")
         draft.put(f"{key}.{state}", watts, f"not measured; {base.name}")
-    table = f"llama-bench of {bench.model_type}: prompts and generation by depth, medians; see calibration.json"
+    table = f"llama-bench of {bench.model_type}: prompts and generation by depth, means; see calibration.json"
     draft.put(f"{key}.measured", "measured", table)
     return fit
 

@@ -50,8 +50,8 @@ def fetches(settings: Settings, folder: Path) -> list[Measurement]:
                 list(threads.map(lambda l: client.fetch(unit(l), None, Anyone()), range(LAYERS)))
             return [LAYERS * HEADS * CHUNK_BYTES / (perf_counter() - began_s)]
 
-        requests = repeated(small, least=40, seconds=settings.point_s)
-        rates = repeated(large, least=3, seconds=settings.point_s)
+        requests = repeated(small, least=40, seconds=settings.point_s / settings.passes)
+        rates = repeated(large, least=3, seconds=settings.point_s / settings.passes)
     return [
         Measurement(what="request", unit="s", values=requests, at={"bytes": float(HEADS * SMALL_BYTES)}),
         Measurement(what="receive", unit="byte/s", values=rates, at={"bytes": float(HEADS * CHUNK_BYTES)}),

@@ -5,13 +5,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import simpy
 
 from kvferry.backends.live import codec
-from kvferry.backends.live.calibration.codec import piece
 from kvferry.backends.live.calibration.rig import Rig, fill
 from kvferry.backends.live.client import CloudClient
 from kvferry.backends.live.codec_pool import CodecPool
@@ -19,15 +17,14 @@ from kvferry.backends.live.link import Fetched
 from kvferry.backends.live.machine import LiveMachine
 from kvferry.backends.live.runner import Prompt, SessionRunner
 from kvferry.backends.live.server_process import ServerProcess
+from kvferry.backends.live.session import Session
 from kvferry.backends.live.store import StoredModel, StoreHeader, StoreWriter
 from kvferry.machine.ops import Advance, Chunks, Decompress, KvRef, Op, Project
 from kvferry.machine.span import Span
 from kvferry.machine.ticket import Ticket
 from kvferry.specs.link import LinkSpec
-from kvferry.traces.chunks import CHUNK_TOKENS, causal_blocks
+from kvferry.traces.chunks import causal_blocks
 
-# Tokens of the chunk that is computed, and of those that stream in; a token chunk comes before either.
-_TOKENS = CHUNK_TOKENS // 2
 # Units of streamed KV on their way at once, and seconds of streaming alone.
 _AHEAD, _WINDOW_S = 4, 0.5
 # The session that streamed KV goes to.
@@ -36,11 +33,12 @@ _STREAMED = 0
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """Seconds of the computed column (0: none), mean seconds of a decoded piece (0: none), and the shares of the phase
-    in which decoder and link were busy."""
+    """Seconds of the computed column (0: none), of every piece decoded and of every one put into the session, and the
+    shares of the phase in which decoder and link were busy."""
 
     compute_s: float
-    piece_s: float
+    pieces_s: tuple[float, ...]
+    copies_s: tuple[float, ...]
     decompress_busy: float
     link_busy: float
 
@@ -48,10 +46,13 @@ class Phase:
 class Load:
     """Use ``loading``, which opens and closes what it needs."""
 
-    def __init__(self, machine: LiveMachine, runner: SessionRunner, rig: Rig, spans: list[Span], decodes: bool) -> None:
+    def __init__(
+        self, machine: LiveMachine, runner: SessionRunner, rig: Rig, spans: list[Span], tokens: int, decodes: bool
+    ) -> None:
         self._machine, self._runner, self._rig, self._spans = machine, runner, rig, spans
-        self._decodes = decodes
-        self._request = _STREAMED
+        self._tokens, self._decodes = tokens, decodes
+        # The one whose column is computed: another each time.
+        self._request = _STREAMED + 1
         self._enough = False
 
     def phase(self, compute: bool = False, stream: bool = False) -> Phase:
@@ -61,11 +62,11 @@ class Load:
         began_s, ended_s = env.run(until=env.process(self._phase(ops, request, stream)))
         spans = [span for span in self._spans if span.end_s > began_s and span.start_s < ended_s]
         self._spans.clear()
-        labels = {label: [span for span in spans if span.label == label] for label in ("Decompress", "Fetch")}
-        pieces = [span.end_s - span.start_s for span in labels["Decompress"]]
+        labels = {label: [span for span in spans if span.label == label] for label in ("Decompress", "Copy", "Fetch")}
         return Phase(
             compute_s=sum(s.end_s - s.start_s for s in spans if s.request == request) if compute else 0.0,
-            piece_s=fmean(pieces) if pieces else 0.0,
+            pieces_s=tuple(span.end_s - span.start_s for span in labels["Decompress"]),
+            copies_s=tuple(span.end_s - span.start_s for span in labels["Copy"]),
             decompress_busy=_covered(labels["Decompress"], began_s, ended_s),
             link_busy=_covered(labels["Fetch"], began_s, ended_s),
         )
@@ -88,7 +89,7 @@ class Load:
 
     def _stream(self) -> simpy.events.ProcessGenerator:
         machine, spec = self._machine, self._rig.spec
-        values = 2 * _TOKENS * spec.head_dim * spec.kv_heads
+        values = 2 * self._tokens * spec.head_dim * spec.kv_heads
         under_way: deque[Ticket] = deque()
         layer = 0
         while not self._enough:
@@ -112,22 +113,24 @@ class Load:
         self._request += 1
         session = self._runner.session(self._request)
         fill(session, 1)
-        blocks = causal_blocks(_TOKENS, _TOKENS) * rig.spec.kv_heads
+        tokens = self._tokens
+        blocks = causal_blocks(tokens, tokens) * rig.spec.kv_heads
         ops: list[Op] = []
         for l in range(layers):
             kv = KvRef(0, 1, l, None, 0.0)
-            ops += [Project(_TOKENS, kv), Advance(_TOKENS, blocks, _TOKENS, kv)]
+            ops += [Project(tokens, kv), Advance(tokens, blocks, tokens, kv)]
         return ops, self._request
 
 
 @contextmanager
-def loading(rig: Rig, folder: Path, codec_name: str | None, bytes_per_s: float) -> Iterator[Load]:
-    """A load over the chunk server beside it, as fast as it goes or at a rate. Without a codec nothing is decoded."""
-    prompt = Prompt(rig.context(2 * _TOKENS), rig.context(1, 1), 1)
-    runner = SessionRunner(rig.model, lambda request: prompt, chunk_tokens=_TOKENS)
+def loading(rig: Rig, folder: Path, codec_name: str | None, tokens: int, bytes_per_s: float) -> Iterator[Load]:
+    """A load over the chunk server beside it, in token chunks of `tokens`: one that streams in, one that is computed
+    after it. Without a codec nothing is decoded."""
+    prompt = Prompt(rig.context(2 * tokens), rig.context(1, 1), 1)
+    runner = SessionRunner(rig.model, lambda request: prompt, chunk_tokens=tokens)
     spans: list[Span] = []
     link = LinkSpec(rate_bytes_per_s=bytes_per_s)
-    path = _store(rig, folder, codec_name or "fp16")
+    path = _store(rig, folder, codec_name or "fp16", tokens)
     with ExitStack() as stack:
         server = stack.enter_context(ServerProcess(path, link))
         client = stack.enter_context(CloudClient(server.url, names=lambda sequence: path.stem))
@@ -158,15 +161,15 @@ def loading(rig: Rig, folder: Path, codec_name: str | None, bytes_per_s: float) 
                 tell=spans.append,
             )
         )
-        load = Load(machine, runner, rig, spans, codec_name is not None)
-        load.phase(True, True)  # warm
+        load = Load(machine, runner, rig, spans, tokens, codec_name is not None)
+        load.phase(compute=True, stream=True)  # warm
         yield load
 
 
-def _store(rig: Rig, folder: Path, codec_name: str) -> Path:
+def _store(rig: Rig, folder: Path, codec_name: str, tokens: int) -> Path:
     """One token chunk of KV, every layer with that of the model's first."""
     spec = rig.spec
-    path = folder / f"load-{codec_name}.kvs"
+    path = folder / f"load-{codec_name}-{tokens}.kvs"
     model = StoredModel(
         name="probe",
         fingerprint="none",
@@ -175,14 +178,22 @@ def _store(rig: Rig, folder: Path, codec_name: str) -> Path:
         kv_heads=spec.kv_heads,
         head_dim=spec.head_dim,
     )
-    header = StoreHeader.at_all_levels(model, [_TOKENS], codec_name)
-    chunks = piece(rig, codec_name, _TOKENS)
-    with StoreWriter(path, header, [0] * _TOKENS) as writer:
+    header = StoreHeader.at_all_levels(model, [tokens], codec_name)
+    chunks = piece(rig, codec_name, tokens)
+    with StoreWriter(path, header, [0] * tokens) as writer:
         for l in range(spec.layers):
             for h, data in enumerate(chunks):
                 for level in range(header.levels):
                     writer.put(0, l, h, data, level)
     return path
+
+
+def piece(rig: Rig, name: str, tokens: int) -> list[bytes]:
+    """Encoded chunks of all heads of the model's first layer, of one token chunk: keys and values that it computed."""
+    session = Session(rig.model, rig.context(tokens), chunk_tokens=tokens)
+    session.project(0, 0)
+    sides = (session.kv.chunk(0, 0, h) for h in range(session.kv.heads))
+    return [codec.encode(name, keys.float().cpu().numpy(), values.float().cpu().numpy()) for keys, values in sides]
 
 
 def _covered(spans: Sequence[Span], began_s: float, ended_s: float) -> float:

@@ -1,6 +1,6 @@
 """One thing measured, with all its repetitions."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
@@ -19,14 +19,14 @@ class Measurement:
     at: dict[str, float] = field(default_factory=dict)
 
     @property
-    def median(self) -> float:
-        return float(np.median(self.values))
+    def typical(self) -> float:
+        return typical(self.values)
 
     @property
     def spread(self) -> float:
-        """Between the quartiles, relative to the median."""
+        """Between the quartiles, relative to what is typical."""
         low, high = np.quantile(self.values, [0.25, 0.75])
-        return float((high - low) / self.median) if self.median else 0.0
+        return float((high - low) / self.typical) if self.typical else 0.0
 
     def to_json(self) -> dict[str, Any]:
         return {"what": self.what, "at": self.at, "unit": self.unit, "values": list(self.values)}
@@ -39,6 +39,27 @@ class Measurement:
         if not values or not np.isfinite(values).all():
             raise ValueError("no finite values")
         return cls(what=str(told["what"]), unit=str(told["unit"]), values=values, at=at)
+
+
+def typical(values: Sequence[float]) -> float:
+    """The mean without the tenth at either end.
+
+    No median: many a machine is at one of two speeds at a time, and a load, which takes both, takes their mean.
+    """
+    ordered = np.sort(np.asarray(values, dtype=float))
+    left_out = len(ordered) // 10
+    return float(ordered[left_out : len(ordered) - left_out].mean())
+
+
+def merged(measurements: Iterable[Measurement]) -> list[Measurement]:
+    """What was measured in several passes, with all its repetitions as one: the same thing, unit and point."""
+    found: dict[tuple[str, str, tuple[tuple[str, float], ...]], list[float]] = {}
+    for m in measurements:
+        found.setdefault((m.what, m.unit, tuple(sorted(m.at.items()))), []).extend(m.values)
+    return [
+        Measurement(what=what, unit=unit, values=tuple(values), at=dict(at))
+        for (what, unit, at), values in found.items()
+    ]
 
 
 def only(measurements: Sequence[Measurement], what: str) -> list[Measurement]:

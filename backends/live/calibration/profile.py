@@ -38,7 +38,7 @@ def profile(
 
 
 def told(measurement: Measurement, what: str) -> str:
-    return f"measured: {what}; median of {len(measurement.values)}, spread {measurement.spread:.0%}"
+    return f"measured: {what}; mean of {len(measurement.values)}, spread {measurement.spread:.0%}"
 
 
 def _processor(
@@ -59,7 +59,7 @@ def _processor(
         draft.put(f"{key}.bytes_per_s", with_unit(rates.bytes_per_s, "rate"), f"not measured; {base.name}")
         _dispatch(draft, key, measured)
         return None
-    flop_per_s, bytes_per_s = products[0].median, copies[0].median
+    flop_per_s, bytes_per_s = products[0].typical, copies[0].typical
     fit = fit_roofline(model, timed_ops(measured, model), flop_per_s, bytes_per_s)
     raised = f"; raised by {fit.raised:.2f}, as some ops are faster" if fit.raised > 1 else ""
     size, copied = int(products[0].at["rows"]), int(copies[0].at["bytes"]) >> 20
@@ -77,7 +77,7 @@ def _processor(
     _dispatch(draft, key, measured)
     table = (
         f"seconds of {model.name}'s ops on the idle device, {settings.attention} attention, "
-        f"{settings.threads} threads, {8 * model.kv_value_bytes:g} bits; medians, see calibration.json"
+        f"{settings.threads} threads, {8 * model.kv_value_bytes:g} bits; means, see calibration.json"
     )
     draft.put(f"{key}.measured", "measured", table)
     processor = ProcessorSpec.model_validate(draft.profile["processors"][main], context={"from_file": True})
@@ -91,7 +91,7 @@ def _processor(
 def _dispatch(draft: Draft, key: str, measured: Sequence[Measurement]) -> None:
     for dispatch in only(measured, "dispatch"):
         source = told(dispatch, "round trip of an empty op through the live machine")
-        draft.put(f"{key}.dispatch_s", with_unit(short(dispatch.median), "time"), source)
+        draft.put(f"{key}.dispatch_s", with_unit(short(dispatch.typical), "time"), source)
 
 
 def _memory(draft: Draft, settings: Settings, measured: Sequence[Measurement], surroundings: Mapping[str, Any]) -> None:
@@ -113,10 +113,8 @@ def _memory(draft: Draft, settings: Settings, measured: Sequence[Measurement], s
         draft.put("memory.bytes_per_s", rate, told(copy, "as the processor's"))
     placing = only(measured, "placing")
     if placing:
-        fixed_s, rate = fixed_and_rate([(m.at["bytes"], m.median) for m in placing])
-        what = (
-            f"decoded KV put where the session keeps it, layer by layer of a token chunk, by size: {_points(placing)}"
-        )
+        fixed_s, rate = fixed_and_rate([(m.at["bytes"], m.typical) for m in placing])
+        what = f"measured in the same streams: decoded KV put where the session keeps it, by size: {_points(placing)}"
         draft.put("memory.copy_bytes_per_s", with_unit(short(rate), "rate"), what)
         draft.put("memory.copy_latency_s", with_unit(short(fixed_s), "time"), "fitted with copy_bytes_per_s")
 
@@ -125,8 +123,8 @@ def _decompressor(draft: Draft, settings: Settings, measured: Sequence[Measureme
     for key, codec in (("decompressor", "huffman"), ("decompressor.codecs.cachegen", "cachegen")):
         pieces = only(measured, f"decode {codec}")
         if pieces:
-            fixed_s, rate = fixed_and_rate([(m.at["values"], m.median) for m in pieces])
-            what = f"measured: {codec} pieces by a pool of {settings.workers} workers, all at work: {_points(pieces)}"
+            fixed_s, rate = fixed_and_rate([(m.at["values"], m.typical) for m in pieces])
+            what = f"measured: {codec} pieces in a stream, decoded by {settings.workers} workers: {_points(pieces)}"
             draft.put(f"{key}.values_per_s", with_unit(short(rate), "value rate"), what)
             draft.put(f"{key}.piece_s", with_unit(short(fixed_s), "time"), "fitted with values_per_s")
             draft.put("decompressor.workers", settings.workers, "as asked for")
@@ -135,10 +133,10 @@ def _decompressor(draft: Draft, settings: Settings, measured: Sequence[Measureme
 def _network(draft: Draft, measured: Sequence[Measurement]) -> None:
     for rate in only(measured, "receive"):
         source = told(rate, "chunks from the server on loopback, two fetches ahead, each checked")
-        draft.put("network.bytes_per_s", with_unit(short(rate.median), "rate"), source)
+        draft.put("network.bytes_per_s", with_unit(short(rate.typical), "rate"), source)
     for request in only(measured, "request"):
         source = told(request, "a fetch of a few bytes from the server on loopback")
-        draft.put("network.request_s", with_unit(short(request.median), "time"), source)
+        draft.put("network.request_s", with_unit(short(request.typical), "time"), source)
 
 
 def storage_rows(reads: Sequence[Measurement]) -> tuple[list[dict[str, Any]], list[int]]:
@@ -150,7 +148,7 @@ def storage_rows(reads: Sequence[Measurement]) -> tuple[list[dict[str, Any]], li
         {
             "depth": depth,
             "block_bytes": [with_unit(read.at["block_bytes"], "size") for read in row],
-            "bytes_per_s": [with_unit(short(read.median), "rate") for read in row],
+            "bytes_per_s": [with_unit(short(read.typical), "rate") for read in row],
         }
         for depth, row in by_depth.items()
     ]
@@ -161,21 +159,21 @@ def _storage(draft: Draft, reads: Sequence[Measurement]) -> None:
     if reads:
         rows, depths = storage_rows(reads)
         spread = max(read.spread for read in reads)
-        source = f"measured: random reads past the page cache, medians; largest spread {spread:.0%}: see storage.csv"
+        source = f"measured: random reads past the page cache, means; largest spread {spread:.0%}: see storage.csv"
         draft.put("storage", {"model": "curve", "read": rows, "queue_depth": max(depths)}, source)
 
 
 def _contention(draft: Draft, main: str, settings: Settings, measured: Sequence[Measurement]) -> None:
     slowdown: dict[str, dict[str, float]] = {}
-    names = {"compute": main, "decompress": "decompress", "link": "link"}
+    names = {"compute": main, "decompress": "decompress", "copy": "copy", "link": "link"}
     rates = []
-    for path in ("compute", "decompress"):
+    for path in ("compute", "decompress", "copy"):
         for other in names:
             for ratio in only(measured, f"{path} beside {other}"):
                 rates.append(ratio.at["link_bytes_per_s"])
                 # What is not slower beside others was measured while others were slower by chance.
-                if ratio.median > 1:
-                    slowdown.setdefault(names[path], {})[names[other]] = short(ratio.median)
+                if ratio.typical > 1:
+                    slowdown.setdefault(names[path], {})[names[other]] = short(ratio.typical)
     if rates:
         source = (
             "measured in turns, alone and beside the other at work, in a load without a plan; the link at the rate told"
@@ -195,11 +193,11 @@ def _power(draft: Draft, main: str, measured: Sequence[Measurement]) -> None:
         _, state, component, _, source = measurement.what.split(maxsplit=4)
         if component == main:
             key = f"processors.{main}.{state}_w"
-            draft.put(key, with_unit(short(measurement.median), "power"), f"measured: {source}, two seconds")
+            draft.put(key, with_unit(short(measurement.typical), "power"), f"measured: {source}, two seconds")
 
 
 def _points(measurements: Sequence[Measurement]) -> str:
-    parts = (f"{next(iter(m.at.values())):,.0f} in {m.median * 1e3:.3g} ms" for m in measurements)
+    parts = (f"{next(iter(m.at.values())):,.0f} in {m.typical * 1e3:.3g} ms" for m in measurements)
     return ", ".join(parts)
 
 

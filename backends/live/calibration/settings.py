@@ -71,10 +71,10 @@ class Settings:
 
     @property
     def passes(self) -> int:
-        """How often the grid of ops is gone through."""
+        """How often all is gone through that the processor does."""
         return 1 if self.quick else 4
 
     @property
     def point_s(self) -> float:
-        """How long one point may take, where one repetition does not take longer."""
+        """How long one point may take in all passes, where one repetition does not take longer."""
         return 0.1 if self.quick else 1.0

@@ -1,4 +1,4 @@
-"""Measured ops as the tables that `sim/costs/table.py` reads: the median of each grid point."""
+"""Measured ops as the tables that `sim/costs/table.py` reads: what is typical of each grid point."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from kvferry.backends.live.calibration.fit import Timed
-from kvferry.backends.live.calibration.measurement import Measurement
+from kvferry.backends.live.calibration.measurement import Measurement, typical
 from kvferry.machine.ops import Advance, DecodeStep, Op, Prefill, Project
 from kvferry.sim.costs.roofline import Roofline
 from kvferry.sim.costs.table import MeasuredTable
@@ -44,12 +44,12 @@ def tables(measured: Sequence[Measurement]) -> dict[str, bytes]:
 
 
 def pooled(measured: Sequence[Measurement], what: str, axes: tuple[str, ...]) -> dict[tuple[float, ...], float]:
-    """Per grid point the median of all repetitions there."""
+    """Per grid point what is typical of all repetitions there."""
     values: defaultdict[tuple[float, ...], list[float]] = defaultdict(list)
     for measurement in measured:
         if measurement.what == what:
             values[tuple(measurement.at[axis] for axis in axes)] += measurement.values
-    return {point: float(np.median(seconds)) for point, seconds in values.items()}
+    return {point: typical(seconds) for point, seconds in values.items()}
 
 
 def errors_off_grid(measured: Sequence[Measurement], model: ModelSpec, processor: ProcessorSpec) -> list[float]:
