@@ -1,38 +1,59 @@
 """KVSwap for real on a paced file: what overlap and reuse gain, and how far the simulator is off.
 
     python benchmarks/offload_live.py gains [--runs 3] [--set KEY=VALUE ...]
-    python benchmarks/offload_live.py fidelity [--runs 3] [--set KEY=VALUE ...] --output FOLDER
+    python benchmarks/offload_live.py fidelity --device PROFILE --output FOLDER [--runs 1] [--set KEY=VALUE ...]
 
-``gains`` decodes the scenario with reading ahead and the reuse buffer, and without either, in turns. ``fidelity``
-measures what ops take inside the pipeline on a grid of contexts and selections, writes them as a profile's tables, and
-compares throughput on other contexts and selections: live, against the simulator with these tables and the selections
-that the live run made. An op's seconds run from when it could have begun, so handing it over is in them.
+``gains`` decodes the scenario with reading ahead and the reuse buffer, and without either, in turns.
+
+``fidelity`` compares throughput on batches, contexts and selections that no calibration has as its points: live,
+against the simulator on the profile that `kvferry calibrate` wrote (`costs: table`), both with storage as slow as the
+scenario's, and with the selections that the live run made. Every cell is carried out once per run, in turns, and what
+was measured is kept in the folder: called again, it goes on there. So a machine that is faster at some times than at
+others is met at several. Per cell, ops of both worlds are listed side by side, from when an op could have begun until
+its end.
 """
 
 import argparse
-from collections import defaultdict
+import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvferry.machine.span import Span
+from kvferry.backends.live.calibration.decoding import OPS, step_seconds
 from kvferry.pipelines.record import Run
 from kvferry.pipelines.run import run_scenario
 from kvferry.scenarios.loader import load_scenario
 from kvferry.specs.scenario import Scenario
 
 SCENARIO = "kvswap/live"
-# (context, selected tokens): what is measured, and what is predicted from it.
-GRID = [(context, selected) for context in (1024, 3584) for selected in (160, 480)]
-CHECKS = [(2048, 400), (3072, 240), (4096, 400), (4096, 160)]
 WAYS = {
     "both": (),
     "no reuse": ("reuse=false",),
     "no overlap": ("ahead=false",),
     "neither": ("reuse=false", "ahead=false"),
 }
+
+
+class Cell(NamedTuple):
+    batch: int
+    context: int
+    selected: int
+
+
+# None of these numbers is one of a calibration's.
+CELLS = [
+    Cell(8, 2048, 400),
+    Cell(8, 3072, 240),
+    Cell(8, 6144, 400),
+    Cell(8, 6144, 160),
+    Cell(2, 2048, 240),
+    Cell(2, 6144, 400),
+    Cell(12, 1536, 240),
+    Cell(12, 3072, 560),
+]
+TOKENS = 97
 
 
 def scenario(settings: Sequence[str], **changes: Any) -> Scenario:
@@ -46,7 +67,7 @@ def gains(settings: Sequence[str], runs: int) -> None:
     for _ in range(runs):
         for name, policies in WAYS.items():
             run = run_scenario(scenario([*settings, *(f"policies.{policy}" for policy in policies)]))
-            rates[name].append(run.figures["throughput_tokens_per_s"])
+            rates[name].append(rate(run))
             reuse, late = run.figures.get("reuse_rate", 0.0), run.measured.get("storage_batches_late")
             print(f"{name}: {rates[name][-1]:.1f} tokens/s, reuse {reuse:.1%}, late batches {late}", flush=True)
     both = np.median(rates["both"])
@@ -55,105 +76,90 @@ def gains(settings: Sequence[str], runs: int) -> None:
         print(f"| {name} | {middle:.1f} tokens/s | {both / middle:.2f}x | {np.ptp(values) / middle:.0%} |")
 
 
-def op_seconds(spans: Sequence[Span]) -> dict[str, float]:
-    """Mean seconds of each op of decoding, from when it could have begun until its end: means add up to a step."""
-    computed = sorted((span for span in spans if span.resource != "storage"), key=lambda span: span.start_s)
-    reads = sorted(span.end_s for span in spans if span.label == "Read")
-    writes = [span.start_s for span in spans if span.label == "OutputHead"]
-    seconds: defaultdict[str, list[float]] = defaultdict(list)
-    for before, span in zip(computed, computed[1:], strict=False):
-        if before.start_s < writes[0]:
-            continue
-        could_s = before.end_s
-        if span.label in ("Select", "DecodeAttention"):
-            # The last read that had arrived when it began.
-            arrived = np.searchsorted(reads, span.start_s) - 1
-            could_s = max(could_s, reads[arrived] if arrived >= 0 else 0.0)
-        seconds[span.label].append(span.end_s - could_s)
-    # Handing over a read is the host's work, as is looking up.
-    kept = [span.end_s for span in computed if span.label == "Bookkeep"]
-    begun = sorted(span.start_s for span in spans if span.label == "Read")
-    handed = [start - end for end, start in zip(kept, begun, strict=False)]
-    seconds["Bookkeep"] = [a + b for a, b in zip(seconds["Bookkeep"], handed, strict=False)]
-    return {label: float(np.mean(values)) for label, values in seconds.items()}
-
-
-def fidelity(settings: Sequence[str], folder: Path, runs: int) -> None:
+def fidelity(settings: Sequence[str], device: Path, folder: Path, runs: int) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
     # The slots are given; short contexts need them as long ones do.
-    settings = ["budget.kv_share=null", "budget.kv=64 MiB", *settings]
-    base = scenario(settings)
-    measured: dict[tuple[int, int], list[dict[str, float]]] = {point: [] for point in GRID}
-    for point in [*GRID] * runs:
-        context, selected = point
-        at = scenario(settings, workload__context=context, policies__selected_tokens=selected, workload__output=24)
-        measured[point].append(op_seconds(run_scenario(at).spans))
-    middle = {
-        point: {op: float(np.median([one[op] for one in several])) for op in several[0]}
-        for point, several in measured.items()
-    }
-    for (context, selected), seconds in middle.items():
-        print(f"{context}, {selected}: " + ", ".join(f"{op} {1e6 * s:.0f} us" for op, s in sorted(seconds.items())))
-    write_tables(folder / "measured" / base.model.name, middle, group=8, batch=base.workload.batch)
+    here = [f"device={device.resolve()}", "device.storage=emmc"]
+    settings = ["budget.kv_share=null", "budget.kv=64 MiB", *here, *settings]
+    kept = folder / "runs.json"
+    measured: list[dict[str, Any]] = json.loads(kept.read_text()) if kept.exists() else []
+    for _ in range(runs):
+        for cell in CELLS:
+            measured.append(both_worlds(settings, folder, cell))
+            kept.write_text(json.dumps(measured, indent=1))
+    print("| batch | context | selected | live, tokens/s | spread | simulated | error | reuse | late batches |")
+    print("|---|---|---|---|---|---|---|---|---|")
     errors = []
-    for context, selected in CHECKS:
-        sizes = {"workload__context": context, "policies__selected_tokens": selected, "workload__output": 32}
-        recorded = folder / f"selections-{context}-{selected}.npz"
-        live = [run_scenario(scenario(settings, live__record_selections=recorded, **sizes)) for _ in range(runs)]
-        simulated = run_scenario(
-            scenario(
-                settings,
-                backend="sim",
-                costs="table",
-                device__processors__cpu__measured=(folder / "measured").resolve(),
-                device__processors__cpu__dispatch_s="0 s",
-                workload__selections=recorded.resolve(),
-                **sizes,
-            )
-        )
-        rates = [rate(run) for run in live]
-        errors.append(rate(simulated) / float(np.median(rates)) - 1)
-        late = live[-1].measured["storage_batches_late"]
+    for cell in CELLS:
+        of = [one for one in measured if tuple(one["cell"]) == cell]
+        # Of all tokens over all seconds.
+        live, simulated = (float(1 / np.mean([1 / one[world]["rate"] for one in of])) for world in ("live", "sim"))
+        spread = np.ptp([one["live"]["rate"] for one in of]) / live
+        errors.append(simulated / live - 1)
+        late = sum(one["late"] for one in of) / sum(one["batches"] for one in of)
         print(
-            f"| {context} | {selected} | {np.median(rates):.1f} | {np.ptp(rates) / np.median(rates):.0%} |"
-            f" {rate(simulated):.1f} | {errors[-1]:+.1%} | {live[-1].figures['reuse_rate']:.1%} | {late} |",
-            flush=True,
+            f"| {cell.batch} | {cell.context:,} | {cell.selected} | {live:.1f} | {spread:.0%} | {simulated:.1f} |"
+            f" {errors[-1]:+.1%} | {np.mean([one['live']['reuse'] for one in of]):.0%} | {late:.1%} |"
         )
-    print(f"median |error| {np.median(np.abs(errors)):.1%}, worst {np.max(np.abs(errors)):.1%}")
+    print(f"\nmedian |error| {np.median(np.abs(errors)):.1%}, worst {np.max(np.abs(errors)):.1%}\n")
+    names = [*OPS.values(), "waiting"]
+    print("| microseconds, simulated / live |", " | ".join(names), "|\n|---|", "---|" * len(names), sep="")
+    for cell in CELLS:
+        of = [one for one in measured if tuple(one["cell"]) == cell]
+        told = (
+            " / ".join(f"{1e6 * np.mean([one[world]['ops'][op] for one in of]):,.0f}" for world in ("sim", "live"))
+            for op in names
+        )
+        print(f"| {cell.batch}, {cell.context:,}, {cell.selected} |", " | ".join(told), "|")
+
+
+def both_worlds(settings: Sequence[str], folder: Path, cell: Cell) -> dict[str, Any]:
+    recorded = folder / "selections-{}-{}-{}.npz".format(*cell)
+    sizes = {
+        "workload__batch": cell.batch,
+        "workload__context": cell.context,
+        "policies__selected_tokens": cell.selected,
+        "workload__output": TOKENS,
+    }
+    live = run_scenario(scenario(settings, live__record_selections=recorded, **sizes))
+    simulated = run_scenario(
+        scenario(settings, backend="sim", costs="table", workload__selections=recorded.resolve(), **sizes)
+    )
+    late, batches = (live.measured[key] for key in ("storage_batches_late", "storage_batches"))
+    told = {"cell": cell, "live": figures(live), "sim": figures(simulated), "late": late, "batches": batches}
+    print(f"{cell}: live {told['live']['rate']:.1f}, simulated {told['sim']['rate']:.1f} tokens/s", flush=True)
+    return told
+
+
+def figures(run: Run) -> dict[str, Any]:
+    """Throughput, reuse, and mean seconds per op; what steps wait for reads besides, as if it were an op of a layer."""
+    steps = step_seconds(run.spans)
+    ops = {op: float(np.mean([step[op] for step in steps])) for op in OPS.values()}
+    layers = sum(span.label == "FeedForward" for span in run.spans) / len(steps)
+    times_s = run.requests[0].token_times_s
+    whole_s = (times_s[-1] - times_s[0]) / (len(times_s) - 1)
+    rest_s = whole_s - ops["OutputHead"] - layers * sum(s for op, s in ops.items() if op != "OutputHead")
+    return {"rate": rate(run), "reuse": run.figures["reuse_rate"], "ops": ops | {"waiting": rest_s / layers}}
 
 
 def rate(run: Run) -> float:
     return run.figures["throughput_tokens_per_s"]
 
 
-def write_tables(folder: Path, measured: dict[tuple[int, int], dict[str, float]], group: int, batch: int) -> None:
-    """Grids that ``sim/costs/table.py`` reads; what an op does not depend on is pooled."""
-    folder.mkdir(parents=True, exist_ok=True)
-    axes: dict[str, tuple[str, str, Any]] = {
-        "select": ("Select", "keys", lambda context, selected: context),
-        "decode_attention": ("DecodeAttention", "context", lambda context, selected: selected + (group + 1) / 2),
-        "bookkeep": ("Bookkeep", "units", lambda context, selected: batch * selected // group),
-        "feed_forward": ("FeedForward", "batch", lambda context, selected: batch),
-        "output_head": ("OutputHead", "batch", lambda context, selected: batch),
-    }
-    for file, (op, axis, at) in axes.items():
-        points: defaultdict[float, list[float]] = defaultdict(list)
-        for (context, selected), seconds in measured.items():
-            points[at(context, selected)].append(seconds[op])
-        rows = "".join(f"{point},{float(np.mean(values))!r}\n" for point, values in sorted(points.items()))
-        (folder / f"{file}.csv").write_text(f"{axis},seconds\n{rows}")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("gains", "fidelity"))
     parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE")
-    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--runs", type=int, default=1)
+    parser.add_argument("--device", type=Path, help="a profile that kvferry calibrate wrote")
     parser.add_argument("--output", type=Path, default=Path("runs/offload-live"))
     arguments = parser.parse_args()
     if arguments.what == "gains":
         gains(arguments.settings, arguments.runs)
+    elif arguments.device is None:
+        parser.error("fidelity needs --device PROFILE, from kvferry calibrate")
     else:
-        fidelity(arguments.settings, arguments.output, arguments.runs)
+        fidelity(arguments.settings, arguments.device, arguments.output, arguments.runs)
 
 
 if __name__ == "__main__":

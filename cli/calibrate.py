@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 # Of the cores: a higher load average is worth a word.
 _QUIET_SHARE = 0.3
-_PARTS = "compute,dispatch,codec,storage,link,contention,power"
+_PARTS = "compute,decode,dispatch,codec,storage,link,contention,power"
 
 
 def calibrate(
@@ -108,6 +108,7 @@ def _measure(
     fresh: bool,
 ) -> None:
     from kvferry.cli.progress import say, steps
+    from kvferry.pipelines.offload_probe import decode_probe
     from kvferry.specs.errors import InputError, MissingExtra
     from kvferry.specs.units import count
     from kvferry.traces.chunks import CHUNK_TOKENS
@@ -138,6 +139,7 @@ def _measure(
             parts=[part.strip() for part in parts.split(",") if part.strip()],
             name=name,
             fresh=fresh,
+            decode=decode_probe,
             progress=progress,
         )
     say("a scenario uses it with `device: PROFILE` and `costs: table`")

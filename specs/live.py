@@ -34,5 +34,5 @@ class LiveSpec(Part):
     paced: bool = Field(default=True, strict=True)
     # How a head's predicted scores enter the sum over heads: as they are, or softmaxed over the tokens before.
     scores: Literal["sum", "by_head"] = "sum"
-    # A file for the first sequence's selections, which workload.selections can replay.
+    # A file for what was selected, sequence after sequence, which workload.selections can replay.
     record_selections: str | None = Field(default=None, min_length=1, max_length=1000)

@@ -142,7 +142,7 @@ class OffloadRunner:
     # --- ops -----------------------------------------------------------------------------------------------------
 
     def _prefill(self, layer: int) -> Written:
-        self._hidden, keys, values = prefill_layer(self.decoder, layer, self._hidden, self._rotary_at(0, self._context))
+        keys, values = self._prefilled(layer)
         self._depth += 1
         whole = self._context - self._recent
         if self._keys is not None:
@@ -150,6 +150,11 @@ class OffloadRunner:
         self._rolling[layer, 0, :, :, : self._recent] = keys[:, :, whole:]
         self._rolling[layer, 1, :, :, : self._recent] = values[:, :, whole:]
         return Written(self._units.packed([self._units.units(keys[:, :, :whole], values[:, :, :whole])]))
+
+    def _prefilled(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of the prompts in a layer, each [sequences, KV heads, tokens, head_dim]."""
+        self._hidden, keys, values = prefill_layer(self.decoder, layer, self._hidden, self._rotary_at(0, self._context))
+        return keys, values
 
     def _select(self, op: Select) -> Selection:
         """The hidden state below some layer stands in for the one below `op.layer`, of which it is the input."""

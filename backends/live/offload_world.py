@@ -101,17 +101,18 @@ class LiveDecodeWorld:
         return told if resident is None else told | {"resident_bytes": resident}
 
     def _selections(self) -> SelectionStream:
-        """What the first sequence selected, step by step. Raises InputError when there is nothing of one length."""
-        layers, chosen = self._sizes.shape.layers, [ids[0] for ids in self.runner.chosen]
+        """What was selected, step by step, sequence after sequence: as many sequences find each its own when it is
+        replayed. Raises InputError when there is nothing of one length."""
+        layers, chosen = self._sizes.shape.layers, self.runner.chosen
         steps = len(chosen) // layers
         if not steps or len({ids.shape for ids in chosen[: steps * layers]}) != 1:
             raise InputError(
                 "live.record_selections: no step selected, or later steps more groups than earlier ones; "
                 "select fewer tokens than the context has"
             )
-        ids = torch.stack(chosen[: steps * layers]).numpy()
-        by_step = np.sort(ids.reshape(steps, layers, *ids.shape[1:]), axis=-1)
-        return SelectionStream(by_step, self._sizes.layout.units)
+        ids = torch.stack(chosen[: steps * layers]).unflatten(0, (steps, layers))  # steps layers sequences heads k
+        by_sequence = ids.permute(2, 0, 1, 3, 4).flatten(0, 1).numpy()
+        return SelectionStream(np.sort(by_sequence, axis=-1), self._sizes.layout.units)
 
 
 @contextmanager

@@ -297,7 +297,7 @@ def test_a_scenario_is_carried_out_and_told() -> None:
 
 def test_recorded_selections_make_the_simulator_read_the_same(tmp_path: Path) -> None:
     path = tmp_path / "selections.npz"
-    small = {"policies": {"selected_tokens": 32, "slots": 12}, "workload": {"batch": 1, "output": 20}}
+    small = {"policies": {"selected_tokens": 32, "slots": 12}, "workload": {"batch": 3, "output": 20}}
     live = run_scenario(scenario(live={"record_selections": str(path)}, **small))
     small["workload"] |= {"selections": str(path)}
     simulated = run_scenario(scenario(backend="sim", **small))

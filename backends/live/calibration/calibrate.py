@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from kvferry.backends.live.calibration import codec, compute, contention, dispatch, link, power, storage
+from kvferry.backends.live.calibration import codec, compute, contention, decoding, dispatch, link, power, storage
+from kvferry.backends.live.calibration.decoding import DecodeFlow
 from kvferry.backends.live.calibration.environment import environment, identity, memory_bytes
 from kvferry.backends.live.calibration.folder import write
 from kvferry.backends.live.calibration.journal import Journal
@@ -33,9 +34,12 @@ def calibrate(
     parts: Sequence[str] = PARTS,
     name: str | None = None,
     fresh: bool = False,
+    decode: DecodeFlow | None = None,
     progress: Progress = lambda name, done, of: None,
 ) -> Path:
     """Measure this device with one model; returns the profile. What `folder`'s journal has is not measured again.
+
+    Decoding with KV on storage is measured with `decode`, and not without it.
 
     Raises InputError for parts and models that do not exist, and for a journal of other settings.
     """
@@ -48,7 +52,7 @@ def calibrate(
     journal = Journal(folder, settings.to_json() | identity(), fresh=fresh)
     probe = folder / "probe"
     probe.mkdir(exist_ok=True)
-    wanted = list(passes(rig, probe, parts))
+    wanted = list(passes(rig, probe, parts, decode))
     try:
         for done, task in enumerate(wanted):
             progress(task.name, done, len(wanted))
@@ -73,21 +77,22 @@ def calibrate(
     )
 
 
-def passes(rig: Rig, probe: Path, parts: Sequence[str]) -> Iterator[Task]:
+def passes(rig: Rig, probe: Path, parts: Sequence[str], decode: DecodeFlow | None = None) -> Iterator[Task]:
     """Everything several times over, storage and power once: a machine is slower for minutes now and then, and
     nothing should have all its repetitions then."""
     often = [part for part in parts if part not in ONCE]
     for n in range(rig.settings.passes):
-        for task in tasks(rig, probe, often):
+        for task in tasks(rig, probe, often, decode):
             yield Task(f"{task.name}, pass {n + 1}", task.measure)
     yield from tasks(rig, probe, [part for part in parts if part in ONCE])
 
 
-def tasks(rig: Rig, probe: Path, parts: Sequence[str]) -> Iterator[Task]:
+def tasks(rig: Rig, probe: Path, parts: Sequence[str], decode: DecodeFlow | None = None) -> Iterator[Task]:
     """What is to be measured, once."""
     settings = rig.settings
     by_part: dict[str, Callable[[], Iterator[Task]]] = {
         "compute": lambda: compute.tasks(rig),
+        "decode": lambda: iter(()) if decode is None else decoding.tasks(rig, probe, decode),
         "dispatch": lambda: dispatch.tasks(settings),
         "codec": lambda: codec.tasks(rig, probe),
         "storage": lambda: storage.tasks(settings, probe),

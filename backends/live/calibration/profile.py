@@ -9,7 +9,9 @@ from kvferry.backends.live.calibration.draft import Draft
 from kvferry.backends.live.calibration.fit import RooflineFit, fit_roofline, fixed_and_rate
 from kvferry.backends.live.calibration.measurement import Measurement, only
 from kvferry.backends.live.calibration.settings import Settings
-from kvferry.backends.live.calibration.tables import errors_off_grid, timed_ops
+from kvferry.backends.live.calibration.tables import errors_off_grid, pooled, timed_ops
+from kvferry.machine.ops import FeedForward
+from kvferry.sim.costs.roofline import Roofline
 from kvferry.specs.device import DeviceSpec, ProcessorSpec
 from kvferry.specs.model import ModelSpec
 from kvferry.specs.units import with_unit
@@ -52,12 +54,17 @@ def _processor(
 ) -> RooflineFit | None:
     draft.put(f"{key}.kind", main, "what torch ran on")
     draft.put(f"{key}.threads", settings.threads, "as asked for: CPU threads of one op")
+    table = (
+        f"seconds of {model.name}'s ops on the idle device, {settings.attention} attention, "
+        f"{settings.threads} threads, {8 * model.kv_value_bytes:g} bits; means, see calibration.json"
+    )
     products, copies = only(measured, "matrix_product"), only(measured, "memory_copy")
     if not products or not copies:
         rates = base.processors[base.main]
         draft.put(f"{key}.flop_per_s", with_unit(rates.flop_per_s, "compute rate"), f"not measured; {base.name}")
         draft.put(f"{key}.bytes_per_s", with_unit(rates.bytes_per_s, "rate"), f"not measured; {base.name}")
         _dispatch(draft, key, measured)
+        draft.put(f"{key}.measured", "measured", table)
         return None
     flop_per_s, bytes_per_s = products[0].typical, copies[0].typical
     fit = fit_roofline(model, timed_ops(measured, model), flop_per_s, bytes_per_s)
@@ -75,17 +82,27 @@ def _processor(
     draft.put(f"{key}.efficiency", {kernel: short(share) for kernel, share in fit.efficiency.items()}, fitted)
     draft.put(f"{key}.layer_s", with_unit(short(fit.layer_s), "time"), "fitted with efficiency")
     _dispatch(draft, key, measured)
-    table = (
-        f"seconds of {model.name}'s ops on the idle device, {settings.attention} attention, "
-        f"{settings.threads} threads, {8 * model.kv_value_bytes:g} bits; means, see calibration.json"
-    )
     draft.put(f"{key}.measured", "measured", table)
     processor = ProcessorSpec.model_validate(draft.profile["processors"][main], context={"from_file": True})
+    _layer_of_decoding(draft, key, Roofline(processor, model), measured)
     off = errors_off_grid(measured, model, processor)
     if off:
         between = f"between grid points off by {np.median(off):.0%} (median of {len(off)}; worst {max(off):.0%})"
         draft.tell(f"{key}.measured", f"{table}; {between}")
     return fit
+
+
+def _layer_of_decoding(draft: Draft, key: str, roofline: Roofline, measured: Sequence[Measurement]) -> None:
+    """What the roofline says of a layer that is decoded with its KV on storage; the tables have it all."""
+    layers, kept = only(measured, "feed_forward"), pooled(measured, "bookkeep", ("units",))
+    if not layers or len(kept) < 2:
+        return
+    fixed_s, units_per_s = fixed_and_rate([(units, seconds) for (units,), seconds in kept.items()])
+    more_s = [m.typical - roofline.cost(FeedForward(m.at["batch"])).duration_s for m in layers]
+    eager_s = max(0.0, float(np.mean(more_s)) + fixed_s)
+    what = "decoding with KV on storage, measured in place: FeedForward over its roofline, Bookkeep without its units"
+    draft.put(f"{key}.eager_layer_s", with_unit(short(eager_s), "time"), what)
+    draft.put(f"{key}.unit_s", with_unit(short(1 / units_per_s), "time"), "measured in place: Bookkeep, by units")
 
 
 def _dispatch(draft: Draft, key: str, measured: Sequence[Measurement]) -> None:
@@ -132,7 +149,7 @@ def _decompressor(draft: Draft, settings: Settings, measured: Sequence[Measureme
 
 def _network(draft: Draft, measured: Sequence[Measurement]) -> None:
     for rate in only(measured, "receive"):
-        source = told(rate, "chunks from the server on loopback, two fetches ahead, each checked")
+        source = told(rate, "chunks from the server on loopback, eight fetches under way, each checked")
         draft.put("network.bytes_per_s", with_unit(short(rate.typical), "rate"), source)
     for request in only(measured, "request"):
         source = told(request, "a fetch of a few bytes from the server on loopback")

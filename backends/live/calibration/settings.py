@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from kvferry.traces.chunks import CHUNK_TOKENS
 
-PARTS = ("compute", "dispatch", "codec", "storage", "link", "contention", "power")
+PARTS = ("compute", "decode", "dispatch", "codec", "storage", "link", "contention", "power")
 Attention = Literal["dense", "block-sparse"]
 
 
@@ -56,6 +56,25 @@ class Settings:
     @property
     def question_tokens(self) -> tuple[int, ...]:
         return (16, 64) if self.quick else (1, 16, 64, 256)
+
+    @property
+    def decode_contexts(self) -> tuple[int, ...]:
+        """Tokens with their KV on storage, before decoding."""
+        return (CHUNK_TOKENS, 2 * CHUNK_TOKENS) if self.quick else (CHUNK_TOKENS, 4 * CHUNK_TOKENS, 8 * CHUNK_TOKENS)
+
+    @property
+    def decode_batches(self) -> tuple[int, ...]:
+        return (1, 2) if self.quick else (1, 4, 16)
+
+    @property
+    def decode_selected(self) -> tuple[int, ...]:
+        """Tokens that decoding selects; the second with every context, the others with the middle one."""
+        return (64, 128) if self.quick else (128, 384, 896)
+
+    @property
+    def decode_file_bytes(self) -> float:
+        """The largest file of KV."""
+        return 2**30
 
     @property
     def densities(self) -> tuple[float, ...]:

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from kvferry.backends.live.calibration.fit import Timed
-from kvferry.backends.live.calibration.measurement import Measurement, typical
+from kvferry.backends.live.calibration.measurement import Measurement, only, typical
 from kvferry.machine.ops import Advance, DecodeStep, Op, Prefill, Project
 from kvferry.sim.costs.roofline import Roofline
 from kvferry.sim.costs.table import MeasuredTable
@@ -23,6 +23,14 @@ AXES = {
     "advance": ("context", "density", "tokens"),
     "prefill": ("context", "tokens"),
     "decode_step": ("context",),
+}
+# Of ops that were measured in place, handing over included.
+IN_PLACE = {
+    "select": ("keys", "batch"),
+    "bookkeep": ("units",),
+    "decode_attention": ("context", "batch"),
+    "feed_forward": ("batch",),
+    "output_head": ("batch",),
 }
 
 
@@ -38,9 +46,26 @@ def tables(measured: Sequence[Measurement]) -> dict[str, bytes]:
             points = {(context, tokens): seconds for (context, _, tokens), seconds in points.items()}
         sizes = [len({point[axis] for point in points}) for axis in range(len(axes))]
         if min(sizes) > 1 and np.prod(sizes) == len(points):
-            rows = (",".join(map(repr, (*point, seconds))) for point, seconds in sorted(points.items()))
-            found[f"{what}.csv"] = "\n".join([",".join((*axes, "seconds")), *rows, ""]).encode()
+            found[f"{what}.csv"] = _csv(axes, points)
+    return found | _in_place(measured)
+
+
+def _in_place(measured: Sequence[Measurement]) -> dict[str, bytes]:
+    """Dispatch, which a profile has for every op, is taken from these. An axis of a single point is left out."""
+    dispatch_s = sum(m.typical for m in only(measured, "dispatch"))
+    found = {}
+    for what, axes in IN_PLACE.items():
+        points = pooled(measured, what, axes)
+        kept = [n for n in range(len(axes)) if len({point[n] for point in points}) > 1]
+        if kept:
+            points = {tuple(point[n] for n in kept): max(0.0, s - dispatch_s) for point, s in points.items()}
+            found[f"{what}.csv"] = _csv(tuple(axes[n] for n in kept), points)
     return found
+
+
+def _csv(axes: tuple[str, ...], points: dict[tuple[float, ...], float]) -> bytes:
+    rows = (",".join(map(repr, (*point, seconds))) for point, seconds in sorted(points.items()))
+    return "\n".join([",".join((*axes, "seconds")), *rows, ""]).encode()
 
 
 def pooled(measured: Sequence[Measurement], what: str, axes: tuple[str, ...]) -> dict[tuple[float, ...], float]:
