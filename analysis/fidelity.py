@@ -1,10 +1,10 @@
-"""How far the simulator is off: one scenario in both worlds, the real one several times, figure by figure.
+"""How far the simulator is off: a scenario in both worlds, figure by figure.
 
 Both worlds hold the same contexts: the simulator is given the sizes that lie in the store and the attention blocks
 that the model runs, which planners know beforehand too. What is compared is what happens then.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median, stdev
@@ -29,39 +29,28 @@ COMPARED = ("ttft_s", "load_s", "tpot_s", "link_bytes", "streamed_share", "link_
 
 @dataclass(frozen=True, kw_only=True)
 class TwoWorlds:
-    """A scenario simulated once and carried out several times."""
+    """A scenario simulated and carried out, once each."""
 
     scenario: Scenario
     simulated: Run
-    measured: tuple[Run, ...]
-
-    @property
-    def typical(self) -> Run:
-        """The measured run with the median TTFT (the lower one of two)."""
-        by_ttft = sorted(self.measured, key=lambda run: _metrics(self.scenario, run).get("ttft_s", 0.0))
-        return by_ttft[(len(by_ttft) - 1) // 2]
+    measured: Run
 
 
-def in_both_worlds(
-    scenario: Scenario, runs: int, *, say: Say = lambda what: None, live: OpenWorld | None = None
-) -> TwoWorlds:
-    """Carry a scenario out `runs` times (the torch backend's world, or the one that `live` opens), simulate it once.
+def in_both_worlds(scenario: Scenario, *, say: Say = lambda what: None, live: OpenWorld | None = None) -> TwoWorlds:
+    """Carry a scenario out (in the torch backend's world, or the one that `live` opens), and simulate it.
 
     Raises InputError as ``run_scenario`` does, KvferryError when a run does not finish.
     """
     seen = _Seen(live or BACKENDS["torch"])
-    measured = []
-    for n in range(runs):
-        run = run_scenario(scenario, say=say, open_world=seen.open)
-        if run.interrupted:
-            raise KeyboardInterrupt
-        if run.outcome != "done":
-            raise KvferryError(f"{scenario.name}: run {n + 1} ended {run.outcome.replace('_', ' ')}: {run.why}")
-        measured.append(run)
+    measured = run_scenario(scenario, say=say, open_world=seen.open)
+    if measured.interrupted:
+        raise KeyboardInterrupt
+    if measured.outcome != "done":
+        raise KvferryError(f"{scenario.name}: it ended {measured.outcome.replace('_', ' ')}: {measured.why}")
     simulated = run_scenario(scenario, open_world=seen.simulate)
     if simulated.outcome != "done":
         raise KvferryError(f"{scenario.name}: simulated, it ends {simulated.outcome}: {simulated.why}")
-    return TwoWorlds(scenario=scenario, simulated=simulated, measured=tuple(measured))
+    return TwoWorlds(scenario=scenario, simulated=simulated, measured=measured)
 
 
 class _Seen:
@@ -82,27 +71,29 @@ class _Seen:
         yield SimWorld(scenario, codec, tell, stored=self._stored.__getitem__)
 
 
-def figures_of(worlds: TwoWorlds) -> dict[str, Any]:
-    """What to write down of a scenario in both worlds.
+def figures_of(scenario: Scenario, run: Run) -> dict[str, Any]:
+    """What is kept of a run: ``metrics``, those of COMPARED that it has and ``overlap`` (share of the load time when
+    link and processor both work), and ``ops``, [resource, label, how many spans, their mean seconds]."""
+    metrics = metrics_of(run, main_processor=scenario.device.main, measure=scenario.measure)
+    metrics["overlap"] = _overlap(run, scenario.device.main)
+    return {"metrics": {key: metrics[key] for key in (*COMPARED, "overlap") if key in metrics}, "ops": _ops(run.spans)}
 
-    ``metrics``: per key of COMPARED, and ``overlap`` (share of the load time when link and processor both work), the
-    simulated figure, the median of the measured ones, ``error`` = simulated / measured - 1, and ``spread``, the
-    standard deviation of the measured ones over their median (None for a single run). ``ops``: per resource and
-    label, how many spans, their mean duration and its error. ``runs``: every measured TTFT.
+
+def beside(simulated: Mapping[str, Any], measured: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """A simulated run's figures beside those of measured ones.
+
+    ``metrics``: per figure the simulated one, the median of the measured ones, ``error`` = simulated / measured - 1,
+    and ``spread``, the standard deviation of the measured ones over their median (None for a single run). ``ops``:
+    per resource and label, how many spans, their mean duration and its error. ``runs``: every measured TTFT.
     """
-    scenario = worlds.scenario
-    simulated = _metrics(scenario, worlds.simulated)
-    measured = [_metrics(scenario, run) for run in worlds.measured]
+    runs = [figures["metrics"] for figures in measured]
     metrics = {
-        key: _beside(simulated[key], [figures[key] for figures in measured])
-        for key in (*COMPARED, "overlap")
-        if key in simulated and all(key in figures for figures in measured)
+        key: _beside(value, [figures[key] for figures in runs])
+        for key, value in simulated["metrics"].items()
+        if all(key in figures for figures in runs)
     }
-    return {
-        "metrics": metrics,
-        "ops": _ops(worlds),
-        "runs": [figures.get("ttft_s") for figures in measured],
-    }
+    ops = _ops_beside(simulated["ops"], [figures["ops"] for figures in measured])
+    return {"metrics": metrics, "ops": ops, "runs": [figures.get("ttft_s") for figures in runs]}
 
 
 def summary_of(rows: Sequence[dict[str, Any]], allowed: float = 0.15) -> dict[str, Any]:
@@ -123,11 +114,6 @@ def summary_of(rows: Sequence[dict[str, Any]], allowed: float = 0.15) -> dict[st
         "ttft_spread_median": float(np.median([one["spread"] or 0.0 for one in found])),
         "beyond": int((errors > limits).sum()),
     }
-
-
-def _metrics(scenario: Scenario, run: Run) -> dict[str, float]:
-    found = metrics_of(run, main_processor=scenario.device.main, measure=scenario.measure)
-    return found | {"overlap": _overlap(run, scenario.device.main)}
 
 
 def _overlap(run: Run, processor: str) -> float:
@@ -164,32 +150,33 @@ def _beside(simulated: float, measured: Sequence[float]) -> dict[str, float | No
     }
 
 
-def _ops(worlds: TwoWorlds) -> list[dict[str, Any]]:
-    """Spans by resource and label. A link's transfers follow each other: their rate is the link's, not theirs."""
-    simulated = _durations(worlds.simulated.spans)
-    measured = [_durations(run.spans) for run in worlds.measured]
-    rows = []
-    for key in sorted({key for found in (simulated, *measured) for key in found}):
-        ours, theirs = simulated.get(key, []), [found.get(key, []) for found in measured]
-        means = [float(np.mean(durations)) for durations in theirs if durations]
-        ours_s, theirs_s = float(np.mean(ours)) if ours else None, median(means) if means else None
-        rows.append(
-            {
-                "resource": key[0],
-                "op": key[1],
-                "simulated": len(ours),
-                "measured": median(map(len, theirs)),
-                "simulated_mean_s": ours_s,
-                "measured_mean_s": theirs_s,
-                "error": ours_s / theirs_s - 1 if ours_s and theirs_s else None,
-            }
-        )
-    return rows
-
-
-def _durations(spans: Sequence[Span]) -> dict[tuple[str, str], list[float]]:
+def _ops(spans: Sequence[Span]) -> list[list[Any]]:
     found: dict[tuple[str, str], list[float]] = {}
     for span in spans:
         if span.end_s > span.start_s:
             found.setdefault((span.resource, span.label), []).append(span.end_s - span.start_s)
-    return found
+    return [[*key, len(seconds), float(np.mean(seconds))] for key, seconds in sorted(found.items())]
+
+
+def _ops_beside(
+    simulated: Sequence[Sequence[Any]], measured: Sequence[Sequence[Sequence[Any]]]
+) -> list[dict[str, Any]]:
+    """By resource and label. A link's transfers follow each other: their rate is the link's, not theirs."""
+    ours, *theirs = ({(op[0], op[1]): (op[2], op[3]) for op in ops} for ops in (simulated, *measured))
+    rows = []
+    for key in sorted({key for found in (ours, *theirs) for key in found}):
+        count, mean_s = ours.get(key, (0, None))
+        means = [found[key][1] for found in theirs if key in found]
+        theirs_s = median(means) if means else None
+        rows.append(
+            {
+                "resource": key[0],
+                "op": key[1],
+                "simulated": count,
+                "measured": median(found.get(key, (0, None))[0] for found in theirs),
+                "simulated_mean_s": mean_s,
+                "measured_mean_s": theirs_s,
+                "error": mean_s / theirs_s - 1 if mean_s and theirs_s else None,
+            }
+        )
+    return rows

@@ -1,4 +1,4 @@
-"""Fidelity over many scenarios: one after the other, each kept when it is done, a report and pictures at the end."""
+"""Fidelity over many scenarios: run by run, each kept when it is done, a report and pictures at the end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from kvferry.analysis import style
 from kvferry.analysis.compare import compare_gantt
 from kvferry.analysis.envelope import provenance_of, to_json, versions
-from kvferry.analysis.fidelity import TwoWorlds, figures_of, in_both_worlds, summary_of
+from kvferry.analysis.fidelity import TwoWorlds, beside, figures_of, in_both_worlds, summary_of
 from kvferry.analysis.folder import folder_name, write_file, write_pictures
 from kvferry.analysis.settings import column_of, settings_of
 from kvferry.analysis.style import BLACK, FAINT, GREY, MARKERS, SERIES, render
@@ -23,7 +23,7 @@ from kvferry.specs.scenario import Scenario
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_ROWS = "rows.json"
+_RUNS = "runs.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,24 +43,32 @@ def measure(
     progress: Callable[[int, int], None] = lambda done, of: None,
     say: Say = lambda what: None,
 ) -> dict[str, Any]:
-    """The report: a row per scenario as ``figures_of`` has it, with what it was; and their ``summary``.
+    """The report: a row per scenario as ``beside`` has it, with what it was; and their ``summary``.
 
-    With a folder, rows are kept there as they come, with a picture of both timelines each: interrupted, the same call
-    goes on. Raises InputError, KvferryError.
+    Round by round, every scenario once in each: a machine is slower for minutes now and then, and no scenario should
+    have all its runs then. With a folder, runs are kept there as they come, with a picture of the first one in both
+    worlds: interrupted, the same call goes on. Raises InputError, KvferryError.
     """
     kept = _kept(folder)
-    rows: list[dict[str, Any]] = []
-    for done, scenario in enumerate(study.scenarios):
-        progress(done, len(study.scenarios))
-        key = f"{scenario_hash(scenario)} x {study.runs}"
-        if key not in kept:
-            worlds = in_both_worlds(scenario, study.runs, say=say)
-            kept[key] = _row(study, scenario) | figures_of(worlds)
+    of = study.runs * len(study.scenarios)
+    for n in range(study.runs):
+        for place, scenario in enumerate(study.scenarios):
+            progress(n * len(study.scenarios) + place, of)
+            found = kept.setdefault(scenario_hash(scenario), {"measured": []})
+            if len(found["measured"]) > n:
+                continue
+            worlds = in_both_worlds(scenario, say=say)
+            found["simulated"] = figures_of(scenario, worlds.simulated)
+            found["measured"].append(figures_of(scenario, worlds.measured))
             if folder is not None:
-                write_file(folder / _ROWS, to_json(kept).encode())
-                _draw(folder, kept[key]["name"], worlds)
-        rows.append(kept[key])
-    progress(len(study.scenarios), len(study.scenarios))
+                write_file(folder / _RUNS, to_json(kept).encode())
+                if n == 0:
+                    _draw(folder, _row(study, scenario)["name"], worlds)
+    progress(of, of)
+    rows = []
+    for scenario in study.scenarios:
+        found = kept[scenario_hash(scenario)]
+        rows.append(_row(study, scenario) | beside(found["simulated"], found["measured"][: study.runs]))
     first = study.scenarios[0]
     report = {
         "study": study.name,
@@ -129,22 +137,22 @@ def _row(study: FidelityStudy, scenario: Scenario) -> dict[str, Any]:
 
 
 def _draw(folder: Path, name: str, worlds: TwoWorlds) -> None:
-    both = {"simulated": worlds.simulated, "measured": worlds.typical}
+    both = {"simulated": worlds.simulated, "measured": worlds.measured}
     if any(run.spans for run in both.values()):
         title = f"{worlds.scenario.name}: {worlds.scenario.system} in both worlds"
         write_pictures(folder / "plots" / name, render(lambda: compare_gantt(both, title=title)))
 
 
 def _kept(folder: Path | None) -> dict[str, dict[str, Any]]:
-    path = None if folder is None else folder / _ROWS
+    path = None if folder is None else folder / _RUNS
     if path is None or not path.is_file():
         return {}
     try:
         kept = json.loads(path.read_text())
     except ValueError as error:
         raise InputError(
-            f"{path}: not the rows of an earlier run ({error}); remove it, or name another folder"
+            f"{path}: not the runs of an earlier call ({error}); remove it, or name another folder"
         ) from None
     if not isinstance(kept, dict):
-        raise InputError(f"{path}: not the rows of an earlier run; remove it, or name another folder")
+        raise InputError(f"{path}: not the runs of an earlier call; remove it, or name another folder")
     return kept

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvferry.analysis import fidelity_study
-from kvferry.analysis.fidelity import TwoWorlds, figures_of, in_both_worlds, summary_of
+from kvferry.analysis.fidelity import TwoWorlds, beside, figures_of, in_both_worlds, summary_of
 from kvferry.analysis.fidelity_study import FidelityStudy, measure
 from kvferry.backends.sim_world import SimWorld
 from kvferry.backends.world import Say, World
@@ -44,9 +44,10 @@ def half_as_fast(described: Scenario, codec: str, tell: Tell, say: Say) -> Itera
 
 
 def test_a_world_that_is_as_simulated_shows_no_error() -> None:
-    worlds = in_both_worlds(scenario(), 3, live=faithful)
-    assert len(worlds.measured) == 3
-    figures = figures_of(worlds)
+    worlds = [in_both_worlds(scenario(), live=faithful) for _ in range(3)]
+    simulated = figures_of(scenario(), worlds[0].simulated)
+    figures = beside(simulated, [figures_of(scenario(), each.measured) for each in worlds])
+    assert len(figures["runs"]) == 3
     assert {key: found["error"] for key, found in figures["metrics"].items()}.keys() >= {"ttft_s", "overlap"}
     assert all(found["error"] == 0 for found in figures["metrics"].values())
     assert all(not found["spread"] for found in figures["metrics"].values())
@@ -55,7 +56,9 @@ def test_a_world_that_is_as_simulated_shows_no_error() -> None:
 
 def test_the_error_is_signed_and_relative_to_what_was_measured() -> None:
     # Streaming takes twice as long as simulated: the simulator is 50 % too fast, all but question and decompression.
-    found = figures_of(in_both_worlds(scenario(), 1, live=half_as_fast))["metrics"]["ttft_s"]
+    worlds = in_both_worlds(scenario(), live=half_as_fast)
+    figures = [figures_of(scenario(), run) for run in (worlds.simulated, worlds.measured)]
+    found = beside(figures[0], figures[1:])["metrics"]["ttft_s"]
     assert found["error"] == pytest.approx(-0.5, abs=0.01)
     assert found["error"] == found["simulated"] / found["measured"] - 1
     assert found["spread"] is None
@@ -71,18 +74,20 @@ def test_overlap_by_hand() -> None:
     )
     record = RequestRecord(request=0, arrival_s=0.0, loaded_s=4.0, first_token_s=5.0)
     run = Run(outcome="done", requests=(record,), spans=spans)
-    worlds = TwoWorlds(scenario=scenario(), simulated=run, measured=(run,))
-    assert figures_of(worlds)["metrics"]["overlap"]["simulated"] == pytest.approx(0.5)
+    assert figures_of(scenario(), run)["metrics"]["overlap"] == pytest.approx(0.5)
 
 
-def test_the_typical_run_is_the_median_one() -> None:
-    def run(ttft_s: float) -> Run:
-        return Run(outcome="done", requests=(RequestRecord(request=0, arrival_s=0.0, first_token_s=ttft_s),))
+def test_measured_is_the_median_of_the_runs() -> None:
+    def figures(ttft_s: float, steps: int) -> dict[str, Any]:
+        return {"metrics": {"ttft_s": ttft_s}, "ops": [["gpu", "Advance", steps, ttft_s / steps]] if steps else []}
 
-    worlds = TwoWorlds(scenario=scenario(), simulated=run(1), measured=(run(5), run(1), run(3)))
-    assert worlds.typical.requests[0].first_token_s == 3
-    found = figures_of(worlds)["metrics"]["ttft_s"]
-    assert (found["measured"], found["spread"]) == (3, pytest.approx(2 / 3))  # deviation of 5, 1, 3 is 2
+    row = beside(figures(2, 4), [figures(5, 5), figures(1, 0), figures(3, 1)])
+    found = row["metrics"]["ttft_s"]
+    assert (found["measured"], found["error"]) == (3, pytest.approx(-1 / 3))
+    assert found["spread"] == pytest.approx(2 / 3)  # deviation of 5, 1, 3 is 2
+    # one run had no such op: its mean is that of the others, 1 and 3 s
+    (op,) = row["ops"]
+    assert (op["simulated"], op["measured"], op["measured_mean_s"], op["error"]) == (4, 1, 2, pytest.approx(-0.75))
 
 
 def test_the_summary_allows_twice_the_spread() -> None:
@@ -96,25 +101,25 @@ def test_the_summary_allows_twice_the_spread() -> None:
     assert summary_of([]) == {"scenarios": 0}
 
 
-def test_rows_are_kept_and_gone_on_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_come_round_by_round_and_are_gone_on_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs: list[str] = []
 
-    def counted(described: Scenario, n: int, *, say: Say) -> TwoWorlds:
+    def counted(described: Scenario, *, say: Say) -> TwoWorlds:
         runs.append(described.system)
-        if len(runs) == 2:
+        if len(runs) == 4:
             raise KeyboardInterrupt
-        return in_both_worlds(described, n, live=faithful)
+        return in_both_worlds(described, live=faithful)
 
     monkeypatch.setattr(fidelity_study, "in_both_worlds", counted)
     both = [scenario(), scenario(system="local-prefill")]
     study = FidelityStudy(name="both", scenarios=both, varied=(), runs=2)
     with pytest.raises(KeyboardInterrupt):
         measure(study, tmp_path)
-    assert runs == ["stream-only", "local-prefill"]
+    assert runs == ["stream-only", "local-prefill"] * 2
     report = measure(study, tmp_path)
-    assert runs == ["stream-only", "local-prefill", "local-prefill"]
+    assert runs == ["stream-only", "local-prefill"] * 2 + ["local-prefill"]
     assert report == json.loads((tmp_path / "fidelity.json").read_text())
-    assert [row["system"] for row in report["rows"]] == ["stream-only", "local-prefill"]
+    assert [(row["system"], len(row["runs"])) for row in report["rows"]] == [("stream-only", 2), ("local-prefill", 2)]
     assert report["summary"]["ttft_error_largest"] == 0
     assert {path.name for path in (tmp_path / "plots").glob("*.png")} == {
         "ttft.png",
@@ -123,8 +128,8 @@ def test_rows_are_kept_and_gone_on_from(tmp_path: Path, monkeypatch: pytest.Monk
     }
 
 
-def test_rows_of_something_else(tmp_path: Path) -> None:
-    (tmp_path / "rows.json").write_text("[1")
+def test_runs_of_something_else(tmp_path: Path) -> None:
+    (tmp_path / "runs.json").write_text("[1")
     study = FidelityStudy(name="both", scenarios=[scenario()], varied=(), runs=1)
     with pytest.raises(InputError, match="remove it"):
         measure(study, tmp_path)
@@ -132,5 +137,5 @@ def test_rows_of_something_else(tmp_path: Path) -> None:
 
 def test_a_run_that_fails_is_told() -> None:
     big = scenario(budget={"memory": "0.1 MB"})
-    with pytest.raises(KvferryError, match="run 1 ended out of memory"):
-        in_both_worlds(big, 1, live=faithful)
+    with pytest.raises(KvferryError, match="it ended out of memory"):
+        in_both_worlds(big, live=faithful)

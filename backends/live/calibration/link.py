@@ -11,6 +11,7 @@ from kvferry.backends.live.calibration.measurement import Measurement, repeated
 from kvferry.backends.live.calibration.settings import Settings
 from kvferry.backends.live.calibration.task import Task
 from kvferry.backends.live.client import CloudClient
+from kvferry.backends.live.link import FETCHES_AHEAD
 from kvferry.backends.live.server_process import ServerProcess
 from kvferry.backends.live.store import StoredModel, StoreHeader, StoreWriter
 from kvferry.machine.ops import Chunks
@@ -19,7 +20,7 @@ STORE = "link-probe"
 HEADS, LAYERS = 4, 16
 CHUNK_BYTES, SMALL_BYTES = 2**17, 64
 # Fetches under way at once, as in the live machine.
-_AHEAD = 2
+_AHEAD = FETCHES_AHEAD
 
 
 class Anyone(threading.Event):
