@@ -35,6 +35,10 @@ class SimDecodeWorld:
         )
 
     @property
+    def equal_steps(self) -> bool:
+        return True
+
+    @property
     def weights_refused(self) -> Refused | None:
         return self.machine.weights_refused
 

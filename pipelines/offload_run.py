@@ -199,7 +199,7 @@ def _drive(scenario: Scenario, world: DecodeWorld, flow: InMemoryDecode | Offloa
             env.run(until=env.process(flow.run()))
         else:
             _reserve(world.machine, flow.plan)
-            env.run(until=env.process(flow.run(_steps(scenario, flow.plan))))
+            env.run(until=env.process(flow.run(_steps(scenario, flow.plan, world))))
     except OutOfMemory as error:
         return "out_of_memory", str(error), False
     except KeyboardInterrupt:
@@ -207,12 +207,12 @@ def _drive(scenario: Scenario, world: DecodeWorld, flow: InMemoryDecode | Offloa
     return "done", "", False
 
 
-def _steps(scenario: Scenario, plan: DecodePlan) -> int:
+def _steps(scenario: Scenario, plan: DecodePlan, world: DecodeWorld) -> int:
     """Tokens per sequence that are really decoded."""
     output, decoded = scenario.workload.output, scenario.workload.decoded
     if decoded is None:
         return output
-    alike = scenario.backend == "sim" and not plan.slots
+    alike = world.equal_steps and not plan.slots
     return min(output, decoded, ALIKE_STEPS) if alike else min(output, decoded)
 
 

@@ -75,6 +75,10 @@ class LiveDecodeWorld:
         self._busy = self.machine.storage_busy
 
     @property
+    def equal_steps(self) -> bool:
+        return False
+
+    @property
     def weights_refused(self) -> Refused | None:
         return self._weights_refused
 

@@ -6,13 +6,14 @@ import pytest
 
 from kvferry.analysis.metrics import metrics_of
 from kvferry.backends.fake import FakeMachine
+from kvferry.backends.sim_decode_world import SimDecodeWorld
 from kvferry.machine.machine import Machine
 from kvferry.pipelines.checks import SYSTEMS_BY_KIND
 from kvferry.pipelines.memory_decode import InMemoryDecode
 from kvferry.pipelines.offload_decode import OffloadedDecode
 from kvferry.pipelines.offload_delays import Delays
 from kvferry.pipelines.offload_plan import DecodePlan, DecodePolicy, plan_of
-from kvferry.pipelines.offload_run import plan_for
+from kvferry.pipelines.offload_run import plan_for, run_offload
 from kvferry.pipelines.offload_systems import DECODE_SYSTEMS
 from kvferry.pipelines.run import run_scenario
 from kvferry.scenarios.loader import load_scenario
@@ -131,6 +132,16 @@ def test_a_part_of_the_steps_tells_of_all() -> None:
     assert short["throughput_tokens_per_s"] == pytest.approx(full["throughput_tokens_per_s"], rel=0.05)
 
 
+@pytest.mark.parametrize(("equal_steps", "decoded"), [(True, 8.0), (False, 20.0)])
+def test_the_world_says_whether_a_few_steps_tell_of_all(
+    equal_steps: bool, decoded: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SimDecodeWorld, "equal_steps", equal_steps)
+    workload = {**TINY["workload"], "output": 40, "decoded": 20}
+    scenario = load_scenario({**TINY, "policies": {"reuse": False}, "workload": workload})
+    assert run_offload(scenario).figures["tokens_decoded"] == decoded
+
+
 @pytest.mark.parametrize("system", ["kvswap", "infinigen-star", "shadowkv", "flexgen"])
 @pytest.mark.parametrize("storage", ["nvme", "emmc"])
 def test_delays_without_events_are_those_with(system: str, storage: str) -> None:
@@ -164,6 +175,24 @@ def test_the_smallest_budget_that_works_works() -> None:
     # Told to a tenth of a MiB, for one of two sequences.
     enough = run_scenario(load_scenario({**TINY, "budget": {"kv": f"{2 * (least + 0.1)} MiB"}}))
     assert enough.outcome == "done"
+
+
+def test_units_lie_on_whole_blocks_of_the_storage() -> None:
+    device = {**TINY["device"], "storage": {**TINY["device"]["storage"], "block_bytes": "4 KiB"}}
+    policies = {"group_tokens": 1, "selected_tokens": 16}
+    plans = [
+        plan_for(load_scenario({**TINY, "policies": policies, "device": each}), DECODE_SYSTEMS["kvswap"])
+        for each in (TINY["device"], device)
+    ]
+    assert plans[0].layout.stride_bytes == -(-plans[0].layout.unit_bytes // 512) * 512 < 4096
+    assert plans[1].layout.stride_bytes == 4096
+
+
+@pytest.mark.parametrize("size", ["1000 B", "1.5 KiB", "513 B"])
+def test_a_misaligned_block_size_is_told(size: str) -> None:
+    device = {**TINY["device"], "storage": {**TINY["device"]["storage"], "block_bytes": size}}
+    with pytest.raises(InputError, match=r"block_bytes: block size .* no power of two; 512 B or 4 KiB would do"):
+        load_scenario({**TINY, "device": device})
 
 
 def test_a_full_storage_is_an_outcome() -> None:
