@@ -9,6 +9,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from kvferry.backends.live.calibration.fio import rates_of
 from kvferry.backends.live.calibration.from_files import profile_from, recognised
 from kvferry.backends.live.calibration.llama_bench import read_llama_bench
 from kvferry.backends.live.calibration.told import MOST_BYTES, Told, read_json
@@ -98,6 +99,29 @@ def test_fio_becomes_a_curve(tmp_path: Path) -> None:
     ]
     assert storage.queue_depth == 8
     assert (tmp_path / "storage.csv").read_text().splitlines()[1] == "4096,1,6e+07,0.000,fio"
+
+
+def clones(count: int) -> Any:
+    """As fio tells of 8 jobs without --group_reporting: each is an entry, with its own rate."""
+    entry = {
+        "jobname": "k4",
+        "groupid": 0,
+        "job options": {"numjobs": "8", "iodepth": "2", "bs": "4k"},
+        "read": {"bw_bytes": 10_000_000},
+    }
+    return {"global options": {"rw": "randread"}, "jobs": [entry] * count}
+
+
+def test_jobs_that_fio_reports_one_by_one_are_added_up() -> None:
+    (one_by_one,) = rates_of(clones(8), "f")
+    assert (one_by_one.depth, one_by_one.bytes_per_s) == (16, 80e6)
+    (grouped,) = rates_of(clones(1), "f")
+    assert (grouped.depth, grouped.bytes_per_s) == (16, 10e6)
+    again = clones(8)
+    again["jobs"] = [*again["jobs"], *(dict(job, groupid=1) for job in again["jobs"])]
+    assert [rate.bytes_per_s for rate in rates_of(again, "f")] == [80e6, 80e6]
+    with pytest.raises(InputError, match=r"f: jobs\[0\]: numjobs is 8, and 3 entries .*--group_reporting"):
+        rates_of(clones(3), "f")
 
 
 def test_what_fio_measured_twice_counts_as_repetitions(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """What fio says in JSON, with --output-format=json."""
 
 import re
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from kvferry.backends.live.calibration.told import Told
@@ -22,28 +23,42 @@ def rates_of(content: Any, source: str) -> list[ReadRate]:
     """The reads of all jobs, as many as read anything. Raises InputError, with the key, for what is no such file."""
     whole = Told(content, source)
     common = whole.get("global options", {})
-    rates = []
-    for job in whole.key("jobs").items():
-        options = job.get("job options", {})
-        bytes_per_s = job.key("read").key("bw_bytes").number()
-        if not bytes_per_s:
-            continue
-
-        def option(name: str, otherwise: str, own: Told = options) -> str:
-            return str(own.get(name, common.get(name, otherwise).value).value)
-
-        rates.append(
-            ReadRate(
-                block_bytes=_bytes(option("bs", "4k"), f"{options.place}.bs"),
-                # Jobs reported as a group are one entry.
-                depth=_count(option("iodepth", "1"), options.place) * _count(option("numjobs", "1"), options.place),
-                bytes_per_s=bytes_per_s,
-                random="rand" in option("rw", "read"),
-            )
-        )
+    entries: dict[tuple[Any, ...], list[Told]] = {}
+    for n, job in enumerate(whole.key("jobs").items()):
+        group = tuple(str(job.get(key, "").value) for key in ("jobname", "groupid"))
+        clones = _count(*_option(job, common, "numjobs", "1"))
+        entries.setdefault((*group, clones) if clones > 1 else (n,), []).append(job)
+    rates = [rate for alike in entries.values() if (rate := _rate(alike, common)) is not None]
     if not rates:
         raise InputError(f"{source}: jobs: none of them reads anything; fio --rw=randread would")
     return rates
+
+
+def _rate(alike: Sequence[Told], common: Told) -> ReadRate | None:
+    """Of one job, if it reads anything. With --group_reporting its clones (numjobs) are one entry, whose rate is theirs
+    together; without it each is an entry with a rate of its own."""
+    job = alike[0]
+    bytes_per_s = sum(each.key("read").key("bw_bytes").number() for each in alike)
+    if not bytes_per_s:
+        return None
+    clones = _count(*_option(job, common, "numjobs", "1"))
+    if len(alike) not in (1, clones):
+        raise InputError(
+            f"{job.place}: numjobs is {clones}, and {len(alike)} entries are named alike; "
+            f"fio --group_reporting makes one of a job's"
+        )
+    return ReadRate(
+        block_bytes=_bytes(*_option(job, common, "bs", "4k")),
+        depth=_count(*_option(job, common, "iodepth", "1")) * clones,
+        bytes_per_s=bytes_per_s,
+        random="rand" in _option(job, common, "rw", "read")[0],
+    )
+
+
+def _option(job: Told, common: Told, name: str, otherwise: str) -> tuple[str, str]:
+    """What the job was asked for, and where that stands."""
+    own = job.get("job options", {})
+    return str(own.get(name, common.get(name, otherwise).value).value), f"{own.place}.{name}"
 
 
 def _bytes(text: str, place: str) -> int:
