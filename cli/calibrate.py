@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 # Of the cores: a higher load average is worth a word.
 _QUIET_SHARE = 0.3
-_PARTS = "compute,decode,dispatch,codec,storage,link,contention,power"
+_PARTS = "compute,sparsity,decode,dispatch,codec,storage,link,contention,power"
 
 
 def calibrate(

@@ -1,11 +1,12 @@
 """Traces made of arrays: one .npz file with a JSON tag that says what it holds. No pickle."""
 
+import io
 import json
 import zipfile
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 import numpy as np
 
@@ -37,12 +38,23 @@ _UNREADABLE = (
 
 def save_arrays(path: Path, kind: str, **arrays: np.ndarray) -> None:
     """Write arrays under their names, with the tag {"format", "version", "kind"}; same arrays, same bytes."""
-    tag = json.dumps({"format": FORMAT, "version": VERSION, "kind": kind})
-    members: dict[str, Any] = {"tag": np.array(tag), **arrays}
     unfinished = path.with_name(path.name + ".part")
     with unfinished.open("wb") as file:
-        np.savez_compressed(file, allow_pickle=False, **members)
+        _write(file, kind, arrays)
     unfinished.replace(path)
+
+
+def packed_arrays(kind: str, **arrays: np.ndarray) -> bytes:
+    """What ``save_arrays`` writes."""
+    content = io.BytesIO()
+    _write(content, kind, arrays)
+    return content.getvalue()
+
+
+def _write(file: IO[bytes], kind: str, arrays: dict[str, np.ndarray]) -> None:
+    tag = json.dumps({"format": FORMAT, "version": VERSION, "kind": kind})
+    members: dict[str, Any] = {"tag": np.array(tag), **arrays}
+    np.savez_compressed(file, allow_pickle=False, **members)
 
 
 def load_arrays(path: Path, kind: str, names: Sequence[str], make: Callable[..., Trace]) -> Trace:

@@ -9,7 +9,7 @@ import numpy as np
 from kvferry.machine.ops import Number
 from kvferry.sim.costs.mlp import Descent, Mlp
 from kvferry.sim.costs.samples import Samples
-from kvferry.traces.arrays import load_arrays, save_arrays
+from kvferry.traces.arrays import load_arrays, packed_arrays, save_arrays
 from kvferry.traces.chunks import CHUNK_TOKENS
 
 HIDDEN = (48, 24)
@@ -95,11 +95,18 @@ class Predictor:
         return (blocks > 0) * (launches * share) * beyond * predicted
 
     def save(self, path: Path) -> None:
+        save_arrays(path, "predictor", **self._arrays)
+
+    def to_bytes(self) -> bytes:
+        """What ``save`` writes."""
+        return packed_arrays("predictor", **self._arrays)
+
+    @property
+    def _arrays(self) -> dict[str, np.ndarray]:
         arrays = {f"weights_{n}": weights for n, weights in enumerate(self.network.weights)}
         arrays |= {f"biases_{n}": biases for n, biases in enumerate(self.network.biases)}
-        heads = np.array(self.kv_heads)
         scales = {"centre": self.centre, "spread": self.spread, "bounds": self.bounds}
-        save_arrays(path, "predictor", **scales, kv_heads=heads, **arrays)
+        return arrays | scales | {"kv_heads": np.array(self.kv_heads)}
 
     @classmethod
     def load(cls, path: Path) -> "Predictor":

@@ -18,7 +18,7 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from kvferry.backends.live.attention import BlockSparse
-from kvferry.backends.live.calibration import rig
+from kvferry.backends.live.calibration import rig, sparsity
 from kvferry.backends.live.calibration.calibrate import calibrate
 from kvferry.backends.live.calibration.environment import environment
 from kvferry.backends.live.calibration.journal import NAME, Journal
@@ -41,13 +41,17 @@ pytestmark = pytest.mark.torch
 
 BASE = load_device("laptop-cpu")
 QUICK = Settings(model="tiny", random_weights=True, context=CHUNK_TOKENS, quick=True)
+# It is right and saves nothing, which does not matter here.
+NOT_COMPILED = partial(BlockSparse, compiled=False)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A whole calibration of the tiny model."""
     folder = tmp_path_factory.mktemp("device")
-    calibrate(QUICK, folder, BASE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sparsity, "BlockSparse", NOT_COMPILED)
+        calibrate(QUICK, folder, BASE)
     return folder
 
 
@@ -179,8 +183,7 @@ def test_interrupted_it_keeps_what_is_done(tmp_path: Path) -> None:
 
 
 def test_block_sparse_attention_has_densities(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Not compiled it is right and saves nothing, which does not matter here.
-    monkeypatch.setattr(rig, "BlockSparse", partial(BlockSparse, compiled=False))
+    monkeypatch.setattr(rig, "BlockSparse", NOT_COMPILED)
     calibrate(replace(QUICK, attention="block-sparse"), tmp_path, BASE, parts=["compute"])
     header, *rows = (tmp_path / "measured" / "tiny" / "advance.csv").read_text().splitlines()
     assert header == "context,density,tokens,seconds"
@@ -299,6 +302,28 @@ def test_without_a_meter_it_is_said_plainly() -> None:
     draft, _ = profile("d", QUICK, load_model("tiny"), [given("no_power_meter", 1.0, unit="")], {}, BASE)
     assert draft.checked().processors["cpu"].active_w == 0.0
     assert "nothing on this device tells" in draft.sources["processors.cpu.active_w"]
+
+
+CUDA = replace(QUICK, device="cuda")
+ON_GPU = {"memory_bytes": 64e9, "device_memory_bytes": 16e9}
+
+
+def test_a_meter_of_something_else_is_no_meter() -> None:
+    found = [given("power idle cpu by RAPL", 3.0, unit="W"), given("power active cpu by RAPL", 12.0, unit="W")]
+    draft, _ = profile("d", CUDA, load_model("tiny"), found, ON_GPU, BASE)
+    gpu = draft.checked().processors["gpu"]
+    assert (gpu.idle_w, gpu.active_w) == (0.0, 0.0)
+    for state in ("idle_w", "active_w"):
+        told = draft.sources[f"processors.gpu.{state}"]
+        assert told == "RAPL does not tell what it draws: energy of this processor is not counted"
+
+
+def test_a_copy_path_that_was_not_measured_is_the_base_profiles() -> None:
+    # a base without one moves bytes as fast as its memory does
+    for name, bytes_per_s in (("rtx-5080-laptop", 25e9), ("laptop-cpu", BASE.memory.bytes_per_s)):
+        draft, _ = profile("d", CUDA, load_model("tiny"), [], ON_GPU, load_device(name))
+        assert draft.checked().memory.copy_bytes_per_s == pytest.approx(bytes_per_s)
+        assert draft.sources["memory.copy_bytes_per_s"].startswith(f"not measured; {name}")
 
 
 # --- mistakes ------------------------------------------------------------------------------------------------------

@@ -2,17 +2,29 @@
 
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from kvferry.backends.live.calibration import codec, compute, contention, decoding, dispatch, link, power, storage
+from kvferry.backends.live.calibration import (
+    codec,
+    compute,
+    contention,
+    decoding,
+    dispatch,
+    link,
+    power,
+    sparsity,
+    storage,
+)
 from kvferry.backends.live.calibration.decoding import DecodeFlow
 from kvferry.backends.live.calibration.environment import environment, identity, memory_bytes
 from kvferry.backends.live.calibration.folder import write
 from kvferry.backends.live.calibration.journal import Journal
 from kvferry.backends.live.calibration.measurement import merged
+from kvferry.backends.live.calibration.perceptron import put_perceptron
 from kvferry.backends.live.calibration.profile import profile
 from kvferry.backends.live.calibration.rig import Rig
 from kvferry.backends.live.calibration.settings import PARTS, Settings
@@ -63,12 +75,15 @@ def calibrate(
         shutil.rmtree(probe, ignore_errors=True)
     measured = merged(m for task in wanted for m in journal.done[task.name])
     draft, fit = profile(name or folder.resolve().name, settings, rig.spec, measured, begun_with, base)
+    made_with = {name: version for name, version in identity().items() if name in ("kvferry", "torch", "numpy")}
+    today = datetime.now(UTC).date().isoformat()
     return write(
         folder,
         draft,
         fit,
         rig.spec,
         measured,
+        perceptron=put_perceptron(draft, rig.spec, measured, date=today, versions=made_with),
         heading=f"Measured by kvferry calibrate with {rig.spec.name} on {begun_with['cpu']}",
         circumstances={
             "settings": settings.to_json() | {"model": rig.spec.name},
@@ -92,6 +107,7 @@ def tasks(rig: Rig, probe: Path, parts: Sequence[str], decode: DecodeFlow | None
     settings = rig.settings
     by_part: dict[str, Callable[[], Iterator[Task]]] = {
         "compute": lambda: compute.tasks(rig),
+        "sparsity": lambda: sparsity.tasks(rig),
         "decode": lambda: iter(()) if decode is None else decoding.tasks(rig, probe, decode),
         "dispatch": lambda: dispatch.tasks(settings),
         "codec": lambda: codec.tasks(rig, probe),

@@ -13,7 +13,9 @@ import yaml
 from kvferry.backends.live.calibration.draft import Draft
 from kvferry.backends.live.calibration.fit import RooflineFit
 from kvferry.backends.live.calibration.measurement import Measurement
+from kvferry.backends.live.calibration.perceptron import PerceptronFit, files_of
 from kvferry.backends.live.calibration.tables import tables
+from kvferry.sim.costs.fitted import DENSE, PREDICTOR
 from kvferry.specs.model import ModelSpec
 from kvferry.traces.format import write_whole
 
@@ -29,13 +31,15 @@ def write(
     *,
     heading: str,
     circumstances: Mapping[str, Any],
+    perceptron: PerceptronFit | None = None,
 ) -> Path:
-    """profile.yaml, measured/MODEL/*.csv, model.yaml, storage.csv and calibration.json; returns the first.
+    """profile.yaml, measured/MODEL/*, model.yaml, storage.csv and calibration.json; returns the first.
 
     Raises InputError when they cannot be written.
     """
     now = datetime.now(UTC).replace(microsecond=0).isoformat()
     found = tables(measured) if model else {}
+    found |= files_of(perceptron) if perceptron else {}
     if not found:
         main = f"processors.{draft.profile['main']}"
         draft.profile["processors"][draft.profile["main"]].pop("measured", None)
@@ -45,11 +49,15 @@ def write(
         "date": now,
         **circumstances,
         "fit": None if fit is None else fit.to_json(),
+        "perceptron": None if perceptron is None else perceptron.to_json(),
         "measurements": [{**m.to_json(), "typical": m.typical, "spread": m.spread} for m in measured],
     }
     if model:
-        for file, table in found.items():
-            write_whole(folder / "measured" / model.name / file, table)
+        for file in (PREDICTOR, DENSE):  # not another calibration's
+            if file not in found:
+                (folder / "measured" / model.name / file).unlink(missing_ok=True)
+        for file, data in found.items():
+            write_whole(folder / "measured" / model.name / file, data)
         description = yaml.safe_dump(model.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
         write_whole(folder / "model.yaml", description.encode())
     reads = [m for m in measured if m.what in ("random_read", "random_read_fio")]

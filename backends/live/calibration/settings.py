@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from kvferry.traces.chunks import CHUNK_TOKENS
 
-PARTS = ("compute", "decode", "dispatch", "codec", "storage", "link", "contention", "power")
+PARTS = ("compute", "sparsity", "decode", "dispatch", "codec", "storage", "link", "contention", "power")
 Attention = Literal["dense", "block-sparse"]
 
 
