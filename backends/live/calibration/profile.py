@@ -134,6 +134,9 @@ def _memory(draft: Draft, settings: Settings, measured: Sequence[Measurement], s
         what = f"measured in the same streams: decoded KV put where the session keeps it, by size: {_points(placing)}"
         draft.put("memory.copy_bytes_per_s", with_unit(short(rate), "rate"), what)
         draft.put("memory.copy_latency_s", with_unit(short(fixed_s), "time"), "fitted with copy_bytes_per_s")
+    elif on_cuda and draft.base.memory.copy_bytes_per_s is None:
+        why = f"not measured; {draft.base.name} has no copy path: the rate of its memory"
+        draft.put("memory.copy_bytes_per_s", with_unit(draft.base.memory.bytes_per_s, "rate"), why)
 
 
 def _decompressor(draft: Draft, settings: Settings, measured: Sequence[Measurement]) -> None:
@@ -200,17 +203,17 @@ def _contention(draft: Draft, main: str, settings: Settings, measured: Sequence[
 
 
 def _power(draft: Draft, main: str, measured: Sequence[Measurement]) -> None:
-    watts = [m for m in measured if m.what.startswith("power ")]
-    if not watts:
-        why = "nothing on this device tells what it draws" if only(measured, "no_power_meter") else "not measured"
-        for key in (f"processors.{main}.idle_w", f"processors.{main}.active_w"):
-            draft.put(key, "0 W", f"{why}: energy of this processor is not counted")
-        return
-    for measurement in watts:
-        _, state, component, _, source = measurement.what.split(maxsplit=4)
-        if component == main:
-            key = f"processors.{main}.{state}_w"
-            draft.put(key, with_unit(short(measurement.typical), "power"), f"measured: {source}, two seconds")
+    why = "nothing on this device tells what it draws" if only(measured, "no_power_meter") else "not measured"
+    watts = {}
+    for measurement in measured:
+        if measurement.what.startswith("power "):
+            _, state, component, _, source = measurement.what.split(maxsplit=4)
+            why = f"{source} does not tell what it draws"
+            if component == main:
+                watts[state] = with_unit(short(measurement.typical), "power"), f"measured: {source}, two seconds"
+    for state in ("idle", "active"):
+        not_counted = "0 W", f"{why}: energy of this processor is not counted"
+        draft.put(f"processors.{main}.{state}_w", *watts.get(state, not_counted))
 
 
 def _points(measurements: Sequence[Measurement]) -> str:
