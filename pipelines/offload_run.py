@@ -29,7 +29,7 @@ MOST_SPANS = 20_000
 # Steps that are decoded where the rest may follow at their pace, and no buffer fills over the first ones.
 ALIKE_STEPS = 8
 # Without storage nothing is read, and groups are as good as any.
-GOOD_READ_BYTES = 16384
+GOOD_READ_BYTES, BLOCK_BYTES = 16384, 512
 # Ops of a block while decoding.
 DECODING = ("Select", "Bookkeep", "Reconstruct", "DecodeAttention", "FeedForward")
 Progress = Callable[[int, int], None]
@@ -81,6 +81,7 @@ def plan_for(scenario: Scenario, system: DecodeSystem) -> DecodePlan:
         output=workload.output,
         budget_bytes=math.inf if largest and policy.fixed else scenario.kv_budget_bytes(full_bytes),
         good_read_bytes=GOOD_READ_BYTES if storage is None else storage.good_read_bytes,
+        block_bytes=BLOCK_BYTES if storage is None else int(storage.block_bytes),
     )
     if not largest:
         return plan

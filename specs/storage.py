@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from kvferry.specs.base import BadKey, Spec
 from kvferry.specs.units import Bytes, BytesPerS, Count, Seconds, Watts
@@ -87,6 +87,8 @@ class StorageSpec(Spec):
     read: tuple[CurveRow, ...] = Field(default=(), max_length=64)
     write: tuple[CurveRow, ...] = Field(default=(), max_length=64)
     queue: FlashSpec | None = None
+    # Direct reads begin and end at a multiple of it: what is read as one lies on whole blocks.
+    block_bytes: Bytes = Field(default=512, ge=1, le=2**20)
     # Commands under way at once, at most.
     queue_depth: Count = Field(default=32, ge=1, le=1024)
     # half: one direction at a time.
@@ -112,6 +114,13 @@ class StorageSpec(Spec):
         if self.latency_s and self.bytes_per_s is None:
             raise BadKey("latency_s", "goes with bytes_per_s; measured rows have it inside")
         return self
+
+    @field_validator("block_bytes")
+    @classmethod
+    def _whole_block(cls, n_bytes: float) -> float:
+        if n_bytes % 1 or int(n_bytes) & (int(n_bytes) - 1):
+            raise ValueError(f"block size {n_bytes:g} B is no power of two; 512 B or 4 KiB would do")
+        return n_bytes
 
     @model_validator(mode="after")
     def _rows_by_depth(self) -> "StorageSpec":

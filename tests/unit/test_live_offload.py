@@ -295,6 +295,15 @@ def test_a_scenario_is_carried_out_and_told() -> None:
     assert [len(answer) for answer in run.measured["answers"].values()] == [6, 6]
 
 
+def test_larger_blocks_hold_the_same_tokens() -> None:
+    device = {"extends": "laptop-cpu", "storage": {"bytes_per_s": "1 GB/s", "block_bytes": "4 KiB"}}
+    small = {"workload": {"output": 10}, "policies": {"selected_tokens": 32}}
+    narrow, wide = (run_scenario(scenario(**small, **changes)) for changes in ({}, {"device": device}))
+    assert wide.measured["answers"] == narrow.measured["answers"]
+    # Groups of 1 KiB are read 4 KiB at a time.
+    assert wide.figures["read_bytes"] == 4 * narrow.figures["read_bytes"]
+
+
 def test_recorded_selections_make_the_simulator_read_the_same(tmp_path: Path) -> None:
     path = tmp_path / "selections.npz"
     small = {"policies": {"selected_tokens": 32, "slots": 12}, "workload": {"batch": 3, "output": 20}}

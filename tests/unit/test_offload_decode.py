@@ -195,6 +195,22 @@ def test_a_misaligned_block_size_is_told(size: str) -> None:
         load_scenario({**TINY, "device": device})
 
 
+def test_units_lie_on_whole_blocks_of_the_storage() -> None:
+    device = {**TINY["device"], "storage": {**TINY["device"]["storage"], "block_bytes": "4 KiB"}}
+    system = DECODE_SYSTEMS["kvswap"].with_policies({"group_tokens": 12})
+    usual, large = (plan_for(load_scenario({**TINY, "device": each}), system) for each in (TINY["device"], device))
+    # Twelve entries of 128 B.
+    assert (usual.layout.unit_bytes, usual.layout.stride_bytes) == (1536, 1536)
+    assert large.layout.stride_bytes == 4096
+
+
+@pytest.mark.parametrize("size", ["1000 B", "1.5 KiB", "513 B"])
+def test_a_misaligned_block_size_is_told(size: str) -> None:
+    device = {**TINY["device"], "storage": {**TINY["device"]["storage"], "block_bytes": size}}
+    with pytest.raises(InputError, match=r"block_bytes: block size .* no power of two; 512 B or 4 KiB would do"):
+        load_scenario({**TINY, "device": device})
+
+
 def test_a_full_storage_is_an_outcome() -> None:
     device = {**TINY["device"], "storage": {**TINY["device"]["storage"], "capacity_bytes": "100 kB"}}
     run = run_scenario(load_scenario({**TINY, "device": device}))

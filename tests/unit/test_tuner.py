@@ -150,6 +150,9 @@ def test_a_scenario_is_tuned_and_run_with_it(tmp_path: Path) -> None:
     named = scenario.model_copy(update={"policies": {"tuned": PolicySpec(name=str(tmp_path / "tuned.json"))}})
     run = run_scenario(named)
     assert run.kv_memory_peak_bytes <= 2 * 100 * 2**20
+    grown = named.model_copy(update={"workload": named.workload.model_copy(update={"batch": 3})})
+    with pytest.raises(InputError, match=r"a batch of 3 with 4,096 tokens each is more than was tuned for: at most 2"):
+        run_scenario(grown)
     with pytest.raises(InputError, match="cannot be read"):
         run_scenario(scenario.model_copy(update={"policies": {"tuned": PolicySpec(name="not-there.json")}}))
 
