@@ -1,9 +1,9 @@
 """Streamed KV as loads have it: decoded by the workers of a CodecPool and put into the session, a layer at a time."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from kvferry.backends.live.calibration.load import loading
+from kvferry.backends.live.calibration.load import Phase, loading
 from kvferry.backends.live.calibration.measurement import Measurement
 from kvferry.backends.live.calibration.rig import Rig
 from kvferry.backends.live.calibration.task import Task
@@ -29,11 +29,17 @@ def streaming(rig: Rig, folder: Path, name: str, tokens: int) -> list[Measuremen
     the others left there.
     """
     with loading(rig, folder, name, tokens, _LINK_BYTES_PER_S) as load:
-        phase = load.phase(stream=True)
+        return pieces(rig, name, tokens, [load.phase(stream=True)])
+
+
+def pieces(rig: Rig, name: str, tokens: int, phases: Sequence[Phase]) -> list[Measurement]:
+    """What phases of nothing but streaming tell of pieces."""
     values = float(2 * tokens * rig.spec.head_dim * rig.spec.kv_heads)
     at = {"values": values, "workers": float(rig.settings.workers)}
     placed = {"bytes": values * rig.spec.kv_value_bytes}
     return [
-        Measurement(what=f"decode {name}", unit="s", values=phase.pieces_s, at=at),
-        Measurement(what="placing", unit="s", values=phase.copies_s, at=placed),
+        Measurement(
+            what=f"decode {name}", unit="s", values=tuple(s for phase in phases for s in phase.pieces_s), at=at
+        ),
+        Measurement(what="placing", unit="s", values=tuple(s for phase in phases for s in phase.copies_s), at=placed),
     ]

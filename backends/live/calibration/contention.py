@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
 
-from kvferry.backends.live.calibration.codec import CODECS
+from kvferry.backends.live.calibration.codec import CODECS, pieces
 from kvferry.backends.live.calibration.load import loading
 from kvferry.backends.live.calibration.measurement import Measurement
 from kvferry.backends.live.calibration.rig import Rig
@@ -13,6 +13,8 @@ from kvferry.traces.chunks import CHUNK_TOKENS
 
 # The rate at which the link's share of the cores is taken; a profile says it, as slowdowns go in proportion.
 LINK_BYTES_PER_S = 40e6
+# Of a chunk: the size in the middle of those whose decoding is measured.
+_TOKENS = CHUNK_TOKENS // 2
 # A path that was hardly busy says nothing of what it does while it is.
 _LEAST_BUSY = 0.05
 
@@ -28,10 +30,11 @@ def beside_decoding(rig: Rig, folder: Path) -> list[Measurement]:
     KV comes in as in a load, as fast as it goes: fetched, decoded, put into a session. What all of that takes from the
     processor is put down to the decoder, per second that it is busy.
     """
-    compute, decompress, copy = [], [], []
-    with loading(rig, folder, CODECS[0], CHUNK_TOKENS, LINK_BYTES_PER_S) as load:
+    compute, decompress, copy, alone = [], [], [], []
+    with loading(rig, folder, CODECS[0], _TOKENS, LINK_BYTES_PER_S) as load:
         for _ in range(_rounds(rig)):
             computed, streamed, both = load.phase(compute=True), load.phase(stream=True), load.phase(True, True)
+            alone.append(streamed)
             compute.append(_slowdown(both.compute_s / computed.compute_s, both.decompress_busy))
             decompress.append(fmean(both.pieces_s) / fmean(streamed.pieces_s))
             copy.append(fmean(both.copies_s) / fmean(streamed.copies_s))
@@ -39,13 +42,14 @@ def beside_decoding(rig: Rig, folder: Path) -> list[Measurement]:
         _ratio("compute beside decompress", compute),
         _ratio("decompress beside compute", decompress),
         _ratio("copy beside compute", copy),
+        *pieces(rig, CODECS[0], _TOKENS, alone),
     ]
 
 
 def beside_the_link(rig: Rig, folder: Path) -> list[Measurement]:
     """The same of a link at a rate, whose bytes need no decoding and are thrown away."""
     compute = []
-    with loading(rig, folder, None, CHUNK_TOKENS, LINK_BYTES_PER_S) as load:
+    with loading(rig, folder, None, _TOKENS, LINK_BYTES_PER_S) as load:
         for _ in range(_rounds(rig)):
             computed, both = load.phase(compute=True), load.phase(True, True)
             compute.append(_slowdown(both.compute_s / computed.compute_s, both.link_busy))
@@ -53,7 +57,7 @@ def beside_the_link(rig: Rig, folder: Path) -> list[Measurement]:
 
 
 def _rounds(rig: Rig) -> int:
-    return 1 if rig.settings.quick else 2
+    return 1 if rig.settings.quick else 3
 
 
 def _slowdown(ratio: float, busy: float) -> float:

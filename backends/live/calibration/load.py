@@ -13,7 +13,7 @@ from kvferry.backends.live import codec
 from kvferry.backends.live.calibration.rig import Rig, fill
 from kvferry.backends.live.client import CloudClient
 from kvferry.backends.live.codec_pool import CodecPool
-from kvferry.backends.live.link import Fetched
+from kvferry.backends.live.link import FETCHES_AHEAD, Fetched
 from kvferry.backends.live.machine import LiveMachine
 from kvferry.backends.live.runner import Prompt, SessionRunner
 from kvferry.backends.live.server_process import ServerProcess
@@ -25,8 +25,8 @@ from kvferry.machine.ticket import Ticket
 from kvferry.specs.link import LinkSpec
 from kvferry.traces.chunks import causal_blocks
 
-# Units of streamed KV on their way at once, and seconds of streaming alone.
-_AHEAD, _WINDOW_S = 4, 0.5
+# Seconds of streaming alone.
+_WINDOW_S = 0.5
 # The session that streamed KV goes to.
 _STREAMED = 0
 
@@ -78,7 +78,9 @@ class Load:
         yield env.timeout(_WINDOW_S / 10)  # in full swing
         began_s = env.now
         if ops:
-            yield [self._machine.submit(op, request=request) for op in ops][-1]
+            # One after the other, as loads decide what to compute: who has waited gets a core sooner than who ran on.
+            for op in ops:
+                yield self._machine.submit(op, request=request)
         else:
             yield env.timeout(_WINDOW_S)
         ended_s = env.now
@@ -101,7 +103,7 @@ class Load:
                 kv = KvRef(0, 0, layer, None, values * spec.kv_value_bytes)
                 done = machine.copy(kv, "device", after=(done,), request=_STREAMED)
             under_way.append(done)
-            if len(under_way) >= _AHEAD:
+            if len(under_way) >= FETCHES_AHEAD:
                 yield under_way.popleft()
             layer = (layer + 1) % spec.layers
         yield machine.env.all_of(under_way)
