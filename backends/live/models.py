@@ -64,7 +64,7 @@ def load_model(
     folder = _folder(str(reference), allow_download)
     config = _config(folder)
     chosen = pick("dtype", DTYPES, dtype) if dtype else _stored_dtype(config)
-    target = _device(device)
+    target = check_device(device)
     _check_weights(folder)
     spec = _spec(config, chosen, str(reference))
     _check_fits(spec, target)
@@ -104,7 +104,7 @@ def random_model(
     does not allow, and for a model that does not fit.
     """
     kind = pick("model family", FAMILIES, family)
-    chosen, target = pick("dtype", DTYPES, dtype), _device(device)
+    chosen, target = pick("dtype", DTYPES, dtype), check_device(device)
     try:
         config = kind.config(
             num_hidden_layers=spec.layers,
@@ -232,7 +232,8 @@ def _stored_dtype(config: PreTrainedConfig) -> torch.dtype:
     return stored
 
 
-def _device(name: str) -> torch.device:
+def check_device(name: str) -> torch.device:
+    """The torch device of that name. Raises InputError when there is none here."""
     try:
         device = torch.device(name)
         torch.empty(0, device=device)

@@ -362,6 +362,7 @@ def test_a_copy_path_that_was_not_measured_is_the_base_profiles() -> None:
         (["--model", "tiny", "--random-weights", "--context", "100"], "from one token chunk on"),
         (["--model", "tiny", "--random-weights", "--context", "much"], "--context"),
         (["--model", "tiny", "--random-weights", "--device", "abacus"], "device 'abacus' is not available"),
+        (["--model", "tiny", "--random-weights", "--device", "cuda:15"], "device 'cuda:15' is not available"),
         (["--model", "tiny", "--random-weights", "--dtype", "int3"], "unknown dtype 'int3'"),
     ],
 )

@@ -29,6 +29,7 @@ from kvferry.backends.live.calibration.profile import profile
 from kvferry.backends.live.calibration.rig import Rig
 from kvferry.backends.live.calibration.settings import PARTS, Settings
 from kvferry.backends.live.calibration.task import Task
+from kvferry.backends.live.models import check_device
 from kvferry.specs.device import DeviceSpec
 from kvferry.specs.errors import unknown_name
 
@@ -59,7 +60,8 @@ def calibrate(
         if part not in PARTS:
             raise unknown_name("part", part, PARTS)
     rig = Rig(settings)
-    begun_with = surroundings(rig)
+    check_device(settings.device)
+    begun_with = surroundings(rig)  # before the model takes its part of the memory
     _ = rig.spec  # a model that is not to be had ends it here
     journal = Journal(folder, settings.to_json() | identity(), fresh=fresh)
     probe = folder / "probe"

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from kvferry.backends.live.calibration.draft import Draft
 from kvferry.backends.live.calibration.fio import rates_of
 from kvferry.backends.live.calibration.fit import RooflineFit, fit_roofline
@@ -14,6 +16,7 @@ from kvferry.backends.live.calibration.measurement import Measurement
 from kvferry.backends.live.calibration.profile import short, storage_rows
 from kvferry.backends.live.calibration.tables import timed_ops
 from kvferry.backends.live.calibration.told import Told, read_json
+from kvferry.scenarios.faults import complaints_of
 from kvferry.scenarios.library import names
 from kvferry.scenarios.loader import load_model
 from kvferry.specs.device import DeviceSpec
@@ -73,17 +76,19 @@ def profile_from(
         draft.put("storage", {"model": "curve", "read": rows, "queue_depth": max(depths)}, told)
         measured += reads
     link = _link(sources, folder, say)
-    written = write(
-        folder,
-        draft,
-        fit,
-        spec,
-        measured,
-        heading=f"Made by kvferry calibrate --from {', '.join(path.name for path in files)}",
-        circumstances={"files": [path.name for path in files], "link": link},
-    )
-    draft.checked()
-    return written
+    try:
+        return write(
+            folder,
+            draft,
+            fit,
+            spec,
+            measured,
+            heading=f"Made by kvferry calibrate --from {', '.join(path.name for path in files)}",
+            circumstances={"files": [path.name for path in files], "link": link},
+        )
+    except ValidationError as error:
+        wrong = "; ".join(f"{'.'.join(map(str, c.key))}: {c.what}" for c in complaints_of(error, DeviceSpec))
+        raise InputError(f"{', '.join(map(str, files))}: no device is like that: {wrong}") from None
 
 
 def recognised(files: Sequence[Path]) -> Sources:

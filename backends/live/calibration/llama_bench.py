@@ -11,6 +11,8 @@ from kvferry.specs.errors import InputError
 # What the numbers must have in common to be of one profile.
 _CONFIGURATION = ("model_type", "model_n_params", "backends", "n_threads", "n_gpu_layers", "type_k", "type_v")
 _KV_BYTES = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "q5_1": 24 / 32, "q5_0": 22 / 32}
+# A weight is hardly wider than 64 bits.
+_MOST_WEIGHT_BYTES = 8.0
 _KV_BYTES |= {"q4_1": 20 / 32, "q4_0": 18 / 32, "iq4_nl": 18 / 32}
 
 
@@ -49,11 +51,12 @@ def read_llama_bench(contents: Sequence[Told]) -> LlamaBench:
     backend = str(first.get("backends", "CPU").value)
     layers = first.get("n_gpu_layers", 0)
     on_gpu = backend not in ("CPU", "BLAS", "") and layers.number(least=-1e6) != 0
+    parameters = first.key("model_n_params").number(least=1)
     return LlamaBench(
         measured=_merged(measured),
         model_type=str(first.key("model_type").value)[:100],
-        parameters=first.key("model_n_params").number(least=1),
-        weight_bytes=first.key("model_size").number(least=1),
+        parameters=parameters,
+        weight_bytes=first.key("model_size").number(least=1, most=_MOST_WEIGHT_BYTES * parameters),
         kv_value_bytes=(_kv_bytes(first, "type_k") + _kv_bytes(first, "type_v")) / 2,
         on_gpu=on_gpu,
         threads=int(first.get("n_threads", 1).number(least=1, most=1024)),
