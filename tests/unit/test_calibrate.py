@@ -326,28 +326,6 @@ def test_a_copy_path_that_was_not_measured_is_the_base_profiles() -> None:
         assert draft.sources["memory.copy_bytes_per_s"].startswith(f"not measured; {name}")
 
 
-CUDA = replace(QUICK, device="cuda")
-ON_GPU = {"memory_bytes": 64e9, "device_memory_bytes": 16e9}
-
-
-def test_a_meter_of_something_else_is_no_meter() -> None:
-    found = [given("power idle cpu by RAPL", 3.0, unit="W"), given("power active cpu by RAPL", 12.0, unit="W")]
-    draft, _ = profile("d", CUDA, load_model("tiny"), found, ON_GPU, BASE)
-    gpu = draft.checked().processors["gpu"]
-    assert (gpu.idle_w, gpu.active_w) == (0.0, 0.0)
-    for state in ("idle_w", "active_w"):
-        told = draft.sources[f"processors.gpu.{state}"]
-        assert told == "RAPL does not tell what it draws: energy of this processor is not counted"
-
-
-def test_a_copy_path_that_was_not_measured_is_the_base_profiles() -> None:
-    # a base without one moves bytes as fast as its memory does
-    for name, bytes_per_s in (("rtx-5080-laptop", 25e9), ("laptop-cpu", BASE.memory.bytes_per_s)):
-        draft, _ = profile("d", CUDA, load_model("tiny"), [], ON_GPU, load_device(name))
-        assert draft.checked().memory.copy_bytes_per_s == pytest.approx(bytes_per_s)
-        assert draft.sources["memory.copy_bytes_per_s"].startswith(f"not measured; {name}")
-
-
 # --- mistakes ------------------------------------------------------------------------------------------------------
 
 
