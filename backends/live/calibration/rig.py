@@ -93,11 +93,13 @@ class Running:
         return self._last, session
 
     def seconds(self, ops: Sequence[Op], request: int) -> list[float]:
-        """Of each op, handed over all at once: what its worker was at it, from start to end."""
-        tickets = [self.machine.submit(op, request=request) for op in ops]
-        env = self.machine.env
-        env.run(until=env.all_of(tickets))
-        return [(ticket.end_s or 0.0) - (ticket.start_s or 0.0) for ticket in tickets]
+        """Of each op, handed over one after the other as loads do: what its worker was at it, from start to end."""
+        seconds = []
+        for op in ops:
+            ticket = self.machine.submit(op, request=request)
+            self.machine.env.run(until=ticket)
+            seconds.append((ticket.end_s or 0.0) - (ticket.start_s or 0.0))
+        return seconds
 
 
 def fill(session: Session, chunks: int | None = None) -> None:
