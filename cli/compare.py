@@ -41,7 +41,8 @@ def compare(
         for name in under:
             with counted(f"{loaded.name}: {name}") as progress:
                 result = run_scenario(under[name], progress, say=say)
-            if result.interrupted and len(result.requests) < under[name].workload.requests:
+            unfinished = len(result.requests) < under[name].workload.requests or result.outcome == "interrupted"
+            if result.interrupted and unfinished:
                 raise KeyboardInterrupt
             results[name] = result
     except KeyboardInterrupt:

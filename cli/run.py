@@ -46,9 +46,10 @@ def run(
             sys.stdout.write(to_json(envelope))
         else:
             show(run_table(envelope["metrics"], title=f"{loaded.name}: {loaded.system}"))
-            if result.outcome != "done":
+            if result.outcome not in ("done", "interrupted"):
                 print(f"{result.outcome.replace('_', ' ')}: {result.why}")
             say(f"written to {output}")
     if result.interrupted:
-        say(f"interrupted; kept {len(result.requests):,} of {loaded.workload.requests:,} requests")
+        requests = f"{len(result.requests):,} of {loaded.workload.requests:,} requests"
+        say(f"interrupted; kept {result.why if result.outcome == 'interrupted' else requests}")
         raise typer.Exit(130)

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from kvferry.machine.span import Span
 
-Outcome = Literal["done", "out_of_memory", "infeasible"]
+Outcome = Literal["done", "interrupted", "out_of_memory", "infeasible"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,8 @@ class Run:
     requests: tuple[RequestRecord, ...] = ()
     spans: tuple[Span, ...] = ()
     duration_s: float = 0.0
-    # Energy by component (base, gpu, cpu, npu, decompress, network, ...), over the run.
+    # Energy by component (base, gpu, cpu, npu, decompress, network, ...), over the run; where a part of the tokens tells
+    # of all, over all of them.
     energy_j: dict[str, float] = field(default_factory=dict)
     memory_capacity_bytes: float = 0.0
     memory_peak_bytes: float = 0.0
@@ -47,7 +48,8 @@ class Run:
     # The replayed link: edges (n + 1) and rates (n) over the run, for drawing.
     link_times_s: tuple[float, ...] = ()
     link_bytes_per_s: tuple[float, ...] = ()
-    # Stopped by the user: the requests are those that had finished by then.
+    # Stopped by the user: the requests are those that had finished by then; the outcome is "interrupted" where they are
+    # a batch that had tokens to go.
     interrupted: bool = False
     # Further metrics under the project's keys, SI units, that the run itself knows best: they go before derived ones.
     figures: dict[str, float] = field(default_factory=dict)
