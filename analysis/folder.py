@@ -18,6 +18,8 @@ from kvferry.specs.errors import KvferryError
 def write_run(folder: Path, scenario_yaml: str, run: Run, envelope: Envelope) -> list[Path]:
     """Write scenario.yaml, metrics.json, spans.parquet, trace.json and plots/; returns the files written.
 
+    Where a real model said something, answers.json has its token ids by sequence.
+
     Equal runs give equal bytes. Files of the same names are replaced, others are left alone; each appears under
     its name only when complete. Raises KvferryError, naming the file, when it cannot be written.
     """
@@ -31,6 +33,8 @@ def write_run(folder: Path, scenario_yaml: str, run: Run, envelope: Envelope) ->
         write_file(folder / "spans.parquet", spans_parquet(run.spans)),
         write_file(folder / "trace.json", chrome_trace(run, title=title).encode()),
     ]
+    if "answers" in run.measured:
+        written.append(write_file(folder / "answers.json", to_json(run.measured["answers"]).encode()))
     if run.spans:
         written += write_pictures(folder / "plots" / "gantt", render(lambda: gantt(run, title=title)))
     return written

@@ -40,6 +40,8 @@ FIGURES: dict[str, Figure] = {
     "energy_j": Figure("energy/request", "low"),
     "memory_peak_bytes": Figure("memory peak", "low"),
     "kv_memory_peak_bytes": Figure("KV memory peak", "low"),
+    "kv_metadata_bytes": Figure("KV metadata", "low"),
+    "kv_buffer_bytes": Figure("KV buffers", "low"),
     "streamed_share": Figure("units streamed"),
     "streamed_bits_per_value": Figure("bits per value"),
     "link_bytes": Figure("link traffic"),

@@ -29,8 +29,8 @@ from kvferry.policies.offload.rolling_buffer import RollingBuffer
 # Told after every token: how many there are.
 Told = Callable[[int], None]
 Process = Generator[simpy.Event, Any, None]
-# A read, and what attention takes in once it has arrived.
-Reading = tuple[Ticket, Attended]
+# A read, what attention takes in once it has arrived, and how many tokens of a sequence these are, the new one too.
+Reading = tuple[Ticket, Attended, int]
 
 
 @dataclass
@@ -108,18 +108,20 @@ class OffloadedDecode:
         """Choose a layer's units and have what is not in memory read: the read, and what attention finds then."""
         plan, machine = self.plan, self.machine
         recent = self.rolling.tokens if plan.policy.rolling else 0
+        # What was written while decoding, too.
+        stored, group = self.rolling.first_unit, plan.group_tokens
         if plan.selected is None:
-            # What was written while decoding, too.
-            extents = Extents(*plan.layout.stretches(layer, self.rolling.first_unit))
-            return machine.read(extents, after=after), Attended(layer, None, None, recent)
+            self._rebuild_keys(stored * group, after)
+            read = machine.read(Extents(*plan.layout.stretches(layer, stored)), after=after)
+            return read, Attended(layer, None, None, recent), stored * group + recent + 1
         select = Select(
             plan.sequences,
-            plan.units,
-            plan.selected_of(self.rolling.first_unit),
+            stored,
+            plan.selected_of(stored),
             step,
             layer,
             heads=plan.heads,
-            keys=plan.keys,
+            keys=plan.keys_of(stored),
             rank=plan.scored_rank,
         )
         chosen: Selection = yield machine.submit(select, after=after)
@@ -134,15 +136,19 @@ class OffloadedDecode:
         sequence, head = np.repeat(self._sequence, per_row), np.repeat(self._head, per_row)
         kept = machine.submit(Bookkeep(plan.sequences * plan.units_per_selection, plan.slots))
         extents = Extents(*plan.layout.ranges(layer, sequence, ids[missing], head))
-        return machine.read(extents, after=(kept,)), Attended(layer, missing, slots, recent)
+        read = machine.read(extents, after=(kept,))
+        selected = ids.shape[1] * group
+        self._rebuild_keys(selected, (kept,))
+        return read, Attended(layer, missing, slots, recent), selected + recent + 1
 
-    def _compute(self, layer: int, reading: Ticket, kv: Attended) -> Ticket:
+    def _rebuild_keys(self, tokens: int, after: tuple[Ticket, ...]) -> None:
+        """Those of a choice of tokens, while their values are read (ShadowKV's second stream)."""
+        if self.plan.policy.values_only:
+            self.machine.submit(Reconstruct(self.plan.sequences, tokens, self.plan.rank), after=after)
+
+    def _compute(self, layer: int, reading: Ticket, kv: Attended, tokens: int) -> Ticket:
         """Attention over what was selected and what the rolling buffer holds, and the rest of the layer."""
         plan, machine = self.plan, self.machine
-        selected = plan.context if plan.selected is None else plan.selected * plan.policy.tokens_per_group
-        if plan.policy.values_only:
-            machine.submit(Reconstruct(plan.sequences, selected, plan.rank), after=(reading,))
-        tokens = selected + kv.recent + 1
         machine.submit(DecodeAttention(plan.sequences, tokens, self._gathered, kv), after=(reading,))
         return machine.submit(FeedForward(plan.sequences, layer))
 

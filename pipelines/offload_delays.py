@@ -56,20 +56,17 @@ class Delays:
         tokens = plan.context
         if plan.selected is not None:
             tokens = plan.selected * policy.tokens_per_group
-            select = Select(
-                batch, plan.units, plan.selected, 0, 0, heads=plan.heads, keys=plan.keys, rank=plan.scored_rank
-            )
+            keys = plan.keys_of(plan.units)
+            select = Select(batch, plan.units, plan.selected, 0, 0, heads=plan.heads, keys=keys, rank=plan.scored_rank)
             before_s = self.op_s(select) + self.op_s(Bookkeep(batch * plan.units_per_selection, plan.slots))
         attended = tokens + (policy.tokens_per_group - 1) / 2 + 1
         compute_s = self.op_s(DecodeAttention(batch, attended, plan.selected is not None))
         compute_s += self.op_s(FeedForward(batch))
-        if policy.values_only:
-            compute_s += self.op_s(Reconstruct(batch, tokens, plan.rank))
-        if policy.ahead:
-            block_s = before_s + max(io_s, compute_s + io_s * (1 - self._beside))
-        else:
-            block_s = before_s + io_s + compute_s
-        return BlockDelays(before_s=before_s, io_s=io_s, compute_s=compute_s, block_s=block_s)
+        # Keys are rebuilt while their values are read; all the rest, where the next layer's are read meanwhile.
+        rebuild_s = self.op_s(Reconstruct(batch, tokens, plan.rank)) if policy.values_only else 0.0
+        beside_s, after_s = (rebuild_s + compute_s, 0.0) if policy.ahead else (rebuild_s, compute_s)
+        block_s = before_s + max(io_s, beside_s + io_s * (1 - self._beside) if beside_s else 0.0) + after_s
+        return BlockDelays(before_s=before_s, io_s=io_s, compute_s=rebuild_s + compute_s, block_s=block_s)
 
     def io_s(self, plan: DecodePlan, reuse_rate: float = 0.0) -> float:
         """Reading what one block of the whole batch lacks."""

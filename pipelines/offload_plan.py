@@ -1,8 +1,9 @@
 """From a named way of decoding with KV on storage to its sizes on one model, context, batch and budget."""
 
+import math
 from dataclasses import dataclass, field, replace
 
-from kvferry.policies.offload.grouping import Grouping, KvShape, buffer_bytes, metadata_bytes, rank_of
+from kvferry.policies.offload.grouping import Grouping, KvShape, buffer_bytes, metadata_bytes, rank_of, room_tokens
 from kvferry.policies.offload.layout import Layout
 from kvferry.specs.errors import InputError
 from kvferry.specs.model import ModelSpec
@@ -62,10 +63,9 @@ class DecodePlan:
     units: int
     selected: int | None
     slots: int
-    # Width of the compressed keys over all heads; of those that are scored, and how many these are.
+    # Width of the compressed keys over all heads, and of those that are scored.
     rank: int
     scored_rank: int
-    keys: int
     metadata_bytes: float
     buffer_bytes: float
     layout: Layout = field(compare=False)
@@ -82,6 +82,10 @@ class DecodePlan:
         """How many units are selected once so many are stored: more than at first where a selection takes all."""
         assert self.policy.selected_tokens is not None
         return min(-(-self.policy.selected_tokens // self.policy.tokens_per_group), stored)
+
+    def keys_of(self, stored: int) -> int:
+        """How many keys are scored once so many units are stored."""
+        return stored if self.policy.landmarks else stored * self.policy.tokens_per_group
 
     @property
     def units_per_selection(self) -> int:
@@ -105,9 +109,10 @@ def plan_of(
     budget_bytes: float,
     good_read_bytes: float = 16384,
     block_bytes: int = 512,
+    budget_key: str = "budget",
 ) -> DecodePlan:
-    """Raises InputError when a group is longer than the context, or the budget (bytes per sequence) is too small for
-    anything; it says the smallest that works."""
+    """Raises InputError when a group is longer than the context, or the budget (bytes per sequence, said by
+    `budget_key`) is too small for anything; it says the smallest that works."""
     shape = shape_of(model)
     if policy.group_tokens is None:
         fitting = min(context, max(1, int(good_read_bytes // shape.entry_bytes)))
@@ -123,15 +128,16 @@ def plan_of(
             f"policies.group_tokens: a group of {group:,} tokens is longer than the context of {context:,}"
         )
     heads = shape.kv_heads if policy.per_head else 1
-    units = -(-(context + output) // group)
+    tokens = room_tokens(context, output, group)
+    units = tokens // group
     in_context = context // group
     # A context shorter than what would be selected is read whole.
     selected = None if policy.selected_tokens is None else min(-(-policy.selected_tokens // group), in_context)
     # Of one unit, all its heads; what is read of it, per head.
     unit_bytes = group * shape.entry_bytes // (2 if policy.values_only else 1)
-    compression, landmark_bytes = _compression(policy, shape, context, in_context, budget_bytes)
-    metadata = 0.0 if selected is None else landmark_bytes + metadata_bytes(compression, context, shape)
-    slots, buffers = 0, 2.0 * context * shape.entry_bytes
+    compression, landmark_bytes = _compression(policy, shape, tokens, units, budget_bytes)
+    metadata = 0.0 if selected is None else landmark_bytes + metadata_bytes(compression, tokens, shape)
+    slots, buffers = 0, 2.0 * tokens * shape.entry_bytes
     if selected is not None:
         # Where a selection takes all, it grows with what is decoded.
         most = min(-(-policy.selected_tokens // group), units) if policy.selected_tokens else selected
@@ -142,12 +148,12 @@ def plan_of(
         except ValueError as error:
             raise InputError(f"policies: {error}") from None
         buffers = buffer_bytes(held, shape)
-        smallest = metadata_bytes(max(compression, MOST_COMPRESSION), context, shape) + buffer_bytes(base, shape)
+        smallest = metadata_bytes(max(compression, MOST_COMPRESSION), tokens, shape) + buffer_bytes(base, shape)
         if metadata + buffers > budget_bytes:
-            raise InputError(
-                f"budget: {budget_bytes / 2**20:,.1f} MiB per sequence hold no selection of {selected:,} groups of"
-                f" {group:,} tokens; {(max(smallest, metadata + buffers)) / 2**20:,.1f} MiB would"
-            )
+            least = max(smallest, metadata + buffers)
+            what = f"{_counted(selected, 'group')} of {_counted(group, 'token')}"
+            would = f"{_size(least, up=True)} would (a full cache takes {_size(shape.full_bytes(context))})"
+            raise InputError(f"{budget_key}: {_size(budget_bytes)} per sequence hold no selection of {what}; {would}")
     rank = rank_of(compression, shape)
     return DecodePlan(
         policy=policy,
@@ -161,7 +167,6 @@ def plan_of(
         slots=slots,
         rank=rank,
         scored_rank=shape.key_width if policy.landmarks else rank,
-        keys=in_context if policy.landmarks else context,
         metadata_bytes=metadata,
         buffer_bytes=buffers,
         layout=Layout(
@@ -175,8 +180,19 @@ def plan_of(
     )
 
 
+def _size(n_bytes: float, up: bool = False) -> str:
+    """In the largest unit of which there is one; to a tenth, or the next tenth."""
+    unit, of = next(((unit, of) for unit, of in (("MiB", 2**20), ("KiB", 2**10)) if n_bytes >= of), ("B", 1))
+    tenths = math.ceil(10 * n_bytes / of) if up else round(10 * n_bytes / of)
+    return f"{tenths / 10:,.{1 if of > 1 else 0}f} {unit}"
+
+
+def _counted(n: int, what: str) -> str:
+    return f"{n:,} {what}{'' if n == 1 else 's'}"
+
+
 def _compression(
-    policy: DecodePolicy, shape: KvShape, context: int, groups: int, budget_bytes: float
+    policy: DecodePolicy, shape: KvShape, tokens: int, groups: int, budget_bytes: float
 ) -> tuple[float, float]:
     """Of the scored or kept keys, and the bytes of landmarks beside them."""
     landmark_bytes = shape.layers * groups * shape.key_width * shape.value_bytes if policy.landmarks else 0.0
@@ -190,7 +206,7 @@ def _compression(
             groups=-(-policy.selected_tokens // policy.tokens_per_group),
         )
         for_keys -= buffer_bytes(least, shape)
-    rank = int(for_keys / (shape.layers * context * shape.value_bytes))
+    rank = int(for_keys / (shape.layers * tokens * shape.value_bytes))
     return shape.key_width / max(1, min(rank, shape.key_width)), landmark_bytes
 
 

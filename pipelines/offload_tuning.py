@@ -1,5 +1,7 @@
 """Tune KVSwap's parameters for a scenario's device and model: lookup tables and delays from their models (A.1, A.3)."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from kvferry.pipelines.offload_delays import Delays
@@ -22,6 +24,7 @@ def tune_scenario(scenario: Scenario, limits: TuningLimits) -> Solutions:
     """Solutions for every batch and context within the limits. Raises InputError when the budget holds nothing, or the
     device has no storage."""
     delays = Delays(scenario.device, scenario.model, scenario.costs.truth)
+    limits = replace(limits, output=scenario.workload.output)
 
     def delay(batch: int, context: int, grouping: Grouping, reuse_rate: float) -> tuple[float, float]:
         policy = DecodePolicy(

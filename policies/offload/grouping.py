@@ -22,6 +22,8 @@ class Grouping:
             raise ValueError(f"a selection has 1 group of 1 token at least, got {self.groups} of {self.group_tokens}")
         if not self.compression >= 1:
             raise ValueError(f"compression is 1 or more, got {self.compression}")
+        if self.slots < 0:
+            raise ValueError(f"a reuse buffer has {self.groups} slots or more, or 0 for no reuse, not {self.slots}")
         if self.slots and self.slots < self.groups:
             what = f"{self.slots} slots cannot hold the {self.groups} groups of one selection"
             raise ValueError(f"{what}; give {self.groups} or more, or 0 for no reuse")
@@ -59,6 +61,11 @@ def rank_of(compression: float, shape: KvShape) -> int:
     return max(1, round(shape.key_width / compression))
 
 
+def room_tokens(context: int, output: int, group_tokens: int) -> int:
+    """What a sequence has room for once `output` tokens are decoded: whole groups."""
+    return -(-(context + output) // group_tokens) * group_tokens
+
+
 def metadata_bytes(compression: float, tokens: int, shape: KvShape) -> int:
     """The compressed key cache of one sequence, all layers."""
     return round(shape.layers * tokens * rank_of(compression, shape) * shape.value_bytes)
@@ -75,5 +82,5 @@ def buffer_bytes(grouping: Grouping, shape: KvShape) -> int:
 
 
 def memory_bytes(grouping: Grouping, tokens: int, shape: KvShape) -> int:
-    """All that managing one sequence's KV takes in memory."""
+    """All that managing one sequence's KV takes in memory, of a context and what is decoded behind it."""
     return metadata_bytes(grouping.compression, tokens, shape) + buffer_bytes(grouping, shape)

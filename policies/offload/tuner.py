@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from kvferry.policies.offload.grouping import Grouping, KvShape, memory_bytes
+from kvferry.policies.offload.grouping import Grouping, KvShape, memory_bytes, room_tokens
 from kvferry.specs.errors import InputError
 
 FORMAT, VERSION = "kvferry-tuned", 1
@@ -23,7 +23,8 @@ class TuningLimits:
     """What a user allows. The budget is for ``most_batch`` sequences: each has an equal part of it (A.4).
 
     ``selected_tokens`` MG is constant (A.2); ``relaxation`` alpha is how much longer than computing alone a block may
-    take; ``slots_step_tokens`` delta is what the reuse buffer grows by.
+    take; ``slots_step_tokens`` delta is what the reuse buffer grows by; ``output`` tokens are decoded, whose compressed
+    keys the budget holds too.
     """
 
     budget_bytes: float
@@ -36,6 +37,7 @@ class TuningLimits:
     relaxation: float = 0.05
     slots_step_tokens: int = 200
     context_step: int = 2048
+    output: int = 0
 
     def __post_init__(self) -> None:
         if self.most_batch < 1 or self.most_context < 1:
@@ -48,6 +50,10 @@ class TuningLimits:
     def each_bytes(self) -> float:
         """For one sequence."""
         return self.budget_bytes / self.most_batch
+
+    def bytes_of(self, grouping: Grouping, context: int, shape: KvShape) -> int:
+        """For one sequence, at the end of its output."""
+        return memory_bytes(grouping, room_tokens(context, self.output, grouping.group_tokens), shape)
 
     def contexts(self) -> list[int]:
         """Those that are solved for: from the least in steps to the most, the most included."""
@@ -110,13 +116,13 @@ def solve(
             return None
         for compression in allowed:
             grouping = Grouping(group_tokens=group_tokens, compression=compression, groups=selected, slots=slots)
-            if memory_bytes(grouping, context, shape) <= limits.each_bytes:
+            if limits.bytes_of(grouping, context, shape) <= limits.each_bytes:
                 return grouping
         return None
 
     def solution(grouping: Grouping, capacity: int, hidden: bool) -> Solution:
         block_s, io_s = delay(batch, context, grouping, reuse(capacity))
-        taken = batch * memory_bytes(grouping, context, shape)
+        taken = batch * limits.bytes_of(grouping, context, shape)
         return Solution(
             batch=batch,
             context=context,
@@ -157,7 +163,7 @@ def _computing_s(batch: int, context: int, limits: TuningLimits, delay: BlockDel
 
 def _too_small(context: int, shape: KvShape, limits: TuningLimits, allowed: Sequence[float], groups: list[int]) -> str:
     least = min(
-        memory_bytes(
+        limits.bytes_of(
             Grouping(group_tokens=g, compression=allowed[-1], groups=max(1, min(limits.selected_tokens, context) // g)),
             context,
             shape,

@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -166,6 +167,16 @@ def test_an_interrupted_run_keeps_what_is_done(call: Call, runs: dict[str, Any])
     code, out, err = call("run", "small.yaml", "--output", "none")
     assert (code, out, err) == (130, "", "interrupted; kept 0 of 1 requests\n")
     assert not Path("none").exists()
+    # A batch that had tokens to go.
+    runs["stream-only"] = replace(
+        result(2.0, interrupted=True), outcome="interrupted", why="3 of 9 tokens of 2 sequences"
+    )
+    code, out, err = call("run", "small.yaml", "--output", "kept")
+    assert (code, err.splitlines()[-1]) == (130, "interrupted; kept 3 of 9 tokens of 2 sequences")
+    code, out, _ = call("run", "small.yaml", "--json")
+    assert json.loads(out)["outcome"] == "interrupted"
+    code, _, err = call("compare", "small.yaml", "--systems", "local-prefill,stream-only")
+    assert (code, "kept 1 of 2 systems" in err) == (130, True)
 
 
 def test_a_part_of_a_run_is_not_compared(call: Call, runs: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ from kvferry.analysis.metrics import metrics_of
 from kvferry.backends.fake import FakeMachine
 from kvferry.backends.sim_decode_world import SimDecodeWorld
 from kvferry.machine.machine import Machine
+from kvferry.machine.ops import DecodeAttention, Select
 from kvferry.pipelines.checks import SYSTEMS_BY_KIND
 from kvferry.pipelines.memory_decode import InMemoryDecode
 from kvferry.pipelines.offload_decode import OffloadedDecode
@@ -80,12 +81,63 @@ def test_everything_read_back_by_hand() -> None:
 
 
 def test_a_full_buffer_reads_nothing_by_hand() -> None:
-    # All four groups are selected: the first step reads 8 B per layer, the second none.
-    chosen = plan(selected_tokens=4, reuse=True, slots=4)
+    # Both groups are selected: the first step reads 8 B per layer, the second none.
+    chosen = plan(group_tokens=2, selected_tokens=4, reuse=True, slots=2)
     # Select 18, book 19, read 27; select 28, book 29, read 37; attention 30, rest 31; attention 38, rest 39; head 40.
-    # 4 B are written until 44, and an empty read waits for it: select 41, book 42, read 44; select 45, book 46;
-    # attention 47, rest 48; attention 49, rest 50; head 51.
-    assert token_times_s(chosen, 3) == [17.0, 40.0, 51.0]
+    # Select 41, book 42, nothing to read; select 43, book 44; attention 45, rest 46; attention 47, rest 48; head 49.
+    assert token_times_s(chosen, 3) == [17.0, 40.0, 49.0]
+
+
+def test_keys_are_rebuilt_while_values_are_read_by_hand() -> None:
+    # Prefill: layer 1, decomposed 2, layer 3, decomposed 4, head 5; written from 1 to 9 and 17.
+    # Select 18, book 19; 4 B read until 23, keys rebuilt until 20; attention 24, rest 25. Select 26, book 27, read 31,
+    # attention 32, rest 33, head 34.
+    assert token_times_s(plan(values_only=True, ahead=False), 2) == [17.0, 34.0]
+
+
+class Noting(FakeMachine):
+    """Notes what it is asked to do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ops: list[Any] = []
+
+    def submit(self, op: Any, **how: Any) -> Any:
+        self.ops.append(op)
+        return super().submit(op, **how)
+
+
+def noted(chosen: DecodePlan, steps: int, kind: type) -> list[Any]:
+    machine = Noting()
+    machine.env.run(until=machine.env.process(OffloadedDecode(machine, chosen).run(steps)))
+    return [op for op in machine.ops if isinstance(op, kind)]
+
+
+def test_what_was_decoded_is_attended_by_hand() -> None:
+    # Four tokens in two groups, of which both are read. Step 0: they and the new one. Step 1: one waits in memory.
+    # Step 2: it is stored with the next as a third group. Step 3: one waits again.
+    steps = noted(plan(group_tokens=2, selected_tokens=None), 5, DecodeAttention)[::2]
+    assert [op.attended_tokens for op in steps] == [5, 6, 7, 8]
+
+
+def test_what_was_decoded_is_scored_by_hand() -> None:
+    # One group of two is selected, of two groups and then of three.
+    chosen = plan(group_tokens=2, selected_tokens=2)
+    steps = noted(chosen, 4, Select)[::2]
+    assert [(op.groups, op.keys) for op in steps] == [(2, 4), (2, 4), (3, 6)]
+    assert [op.attended_tokens for op in noted(chosen, 4, DecodeAttention)[::2]] == [3, 4, 3]
+    landmarks = noted(plan(group_tokens=2, selected_tokens=2, landmarks=True), 4, Select)[::2]
+    assert [op.keys for op in landmarks] == [2, 2, 3]
+
+
+def test_memory_counts_the_output_by_hand() -> None:
+    # Room for 4 + 4 tokens of two layers; compressed keys of one byte.
+    assert plan().metadata_bytes == 2 * 8
+    # Two layers' keys and values of all tokens, 2 B each.
+    assert plan(selected_tokens=None).buffer_bytes == 2 * 8 * 2
+    # 4 + 4 tokens in groups of 3 are 9. Landmarks: a key per group, beside the keys.
+    assert plan(group_tokens=3).metadata_bytes == 2 * 9
+    assert plan(group_tokens=3, landmarks=True).metadata_bytes == 2 * 9 + 2 * 3
 
 
 def test_memory_in_waves_by_hand() -> None:
@@ -157,8 +209,17 @@ def test_delays_without_events_are_those_with(system: str, storage: str) -> None
     ("changes", "what"),
     [
         ({"policies": {"group_tokens": 2000}}, "a group of 2,000 tokens is longer than the context of 1,024"),
-        ({"budget": {"kv_share": 0.001}}, "MiB per sequence hold no selection"),
-        ({"budget": {"kv": "1 kB"}}, "MiB per sequence hold no selection"),
+        (
+            {"budget": {"kv_share": 0.001}},
+            r"budget.kv_share: 524 B per sequence hold no selection of 4 groups of 128 tokens; 201.0 KiB would \(a full"
+            r" cache takes 512.0 KiB\)",
+        ),
+        ({"budget": {"kv": "1 kB"}}, "budget.kv: 500 B per sequence hold no selection"),
+        (
+            {"workload": {**TINY["workload"], "context": 1}, "budget": {"kv_share": 0.001}},
+            "hold no selection of 1 group of 1 token; ",
+        ),
+        ({"policies": {"slots": -5}}, "a reuse buffer has 4 slots or more, or 0 for no reuse, not -5"),
         ({"system": "sparkv"}, "unknown system 'sparkv'"),
         ({"policies": {"sigma": 3}}, "sigma"),
     ],
@@ -171,28 +232,11 @@ def test_what_cannot_be_run_is_said(changes: dict[str, Any], what: str) -> None:
 def test_the_smallest_budget_that_works_works() -> None:
     with pytest.raises(InputError) as error:
         run_scenario(load_scenario({**TINY, "budget": {"kv": "1 kB"}}))
-    least = float(str(error.value).split(";")[1].split(" MiB")[0])
-    # Told to a tenth of a MiB, for one of two sequences.
-    enough = run_scenario(load_scenario({**TINY, "budget": {"kv": f"{2 * (least + 0.1)} MiB"}}))
-    assert enough.outcome == "done"
-
-
-def test_units_lie_on_whole_blocks_of_the_storage() -> None:
-    device = {**TINY["device"], "storage": {**TINY["device"]["storage"], "block_bytes": "4 KiB"}}
-    policies = {"group_tokens": 1, "selected_tokens": 16}
-    plans = [
-        plan_for(load_scenario({**TINY, "policies": policies, "device": each}), DECODE_SYSTEMS["kvswap"])
-        for each in (TINY["device"], device)
-    ]
-    assert plans[0].layout.stride_bytes == -(-plans[0].layout.unit_bytes // 512) * 512 < 4096
-    assert plans[1].layout.stride_bytes == 4096
-
-
-@pytest.mark.parametrize("size", ["1000 B", "1.5 KiB", "513 B"])
-def test_a_misaligned_block_size_is_told(size: str) -> None:
-    device = {**TINY["device"], "storage": {**TINY["device"]["storage"], "block_bytes": size}}
-    with pytest.raises(InputError, match=r"block_bytes: block size .* no power of two; 512 B or 4 KiB would do"):
-        load_scenario({**TINY, "device": device})
+    least = float(str(error.value).split(";")[1].split(" KiB would")[0])
+    # Told to a tenth of a KiB, for one of two sequences.
+    assert run_scenario(load_scenario({**TINY, "budget": {"kv": f"{2 * least} KiB"}})).outcome == "done"
+    with pytest.raises(InputError, match="hold no selection"):
+        run_scenario(load_scenario({**TINY, "budget": {"kv": f"{2 * (least - 0.1)} KiB"}}))
 
 
 def test_units_lie_on_whole_blocks_of_the_storage() -> None:

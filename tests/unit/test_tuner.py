@@ -76,13 +76,13 @@ def test_within_the_budget_and_near_the_best(
         return
     found = solve(batch, context, SHAPE, allowed, REUSE, delay)
     assert found.memory_bytes <= batch * budget / 4
-    assert found.memory_bytes == batch * memory_bytes(found.grouping, context, SHAPE)
+    assert found.memory_bytes == batch * allowed.bytes_of(found.grouping, context, SHAPE)
     best_s = min(
         delay(batch, context, grouping, REUSE(slots * group))[0]
         for group, compression, slots in itertools.product((1, 2, 4, 8), (1, 2, 4, 8, 16, 32), range(0, 257, 4))
         if (slots == 0 or slots >= 32 // group)
         and slots * group <= context
-        and memory_bytes(
+        and allowed.bytes_of(
             grouping := Grouping(group_tokens=group, compression=compression, groups=32 // group, slots=slots),
             context,
             SHAPE,
@@ -104,6 +104,11 @@ def test_a_budget_too_small_for_anything_says_what_would_do() -> None:
         solve(1, 1024, SHAPE, limits(4 * 16_000), REUSE, FAST)
     least = 4 * memory_bytes(Grouping(group_tokens=1, compression=32, groups=32), 1024, SHAPE)
     assert solve(1, 1024, SHAPE, limits(least), REUSE, FAST).memory_bytes == least / 4
+    # 100 decoded tokens of 4 layers x 2 B each.
+    with pytest.raises(InputError, match="hold no selection"):
+        solve(1, 1024, SHAPE, limits(least, output=100), REUSE, FAST)
+    more = limits(least + 4 * 100 * 4 * 2, output=100)
+    assert solve(1, 1024, SHAPE, more, REUSE, FAST).memory_bytes == least / 4 + 800
 
 
 def test_solutions_come_back_from_json_and_the_nearest_is_found() -> None:
