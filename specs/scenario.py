@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, WithJsonSchema, field_validator, model_validator
 
 from kvferry.specs.base import BadKey, Part
 from kvferry.specs.device import DeviceSpec
@@ -96,6 +96,14 @@ class Scenario(Part):
     budget: BudgetSpec = BudgetSpec()
     live: LiveSpec = LiveSpec()
     seed: int = Field(default=0, ge=0, lt=2**63, strict=True)
+
+    @field_validator("policies", mode="before")
+    @classmethod
+    def _without_null(cls, policies: Any) -> Any:
+        """null: as the system has it. So an override takes back what the file says."""
+        if not isinstance(policies, dict):
+            return policies
+        return {role: policy for role, policy in policies.items() if policy is not None}
 
     @model_validator(mode="after")
     def _bounded(self) -> "Scenario":

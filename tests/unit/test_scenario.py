@@ -150,6 +150,13 @@ def test_null_takes_a_value_away(small: Path) -> None:
     assert (scenario.link.rate_bytes_per_s, scenario.link.trace) == (None, "wifi-campus")
 
 
+def test_null_leaves_a_policy_to_the_system() -> None:
+    given = load_scenario("kvswap/live").policies
+    assert load_scenario("kvswap/live", ["policies.slots=null"]).policies == {
+        k: v for k, v in given.items() if k != "slots"
+    }
+
+
 def test_a_trace_path_becomes_absolute_and_a_name_stays(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (small.parent / "walk.csv").write_text("time_s,rate\n")
     monkeypatch.chdir("/")
