@@ -8,6 +8,7 @@ import json
 import multiprocessing
 import os
 import queue
+import resource
 import signal
 import weakref
 from collections.abc import Callable, Sequence
@@ -191,12 +192,16 @@ def _at_least(segment: SharedMemory | None, n_bytes: int) -> SharedMemory:
         return segment
     if n_bytes > _MOST_TASK_BYTES:
         raise InputError(f"{n_bytes:,} bytes at once; a codec worker takes at most {_MOST_TASK_BYTES:,}")
-    _free(segment)
     # Small in most containers; writing where there is none would end the process without a word.
     shared = os.statvfs("/dev/shm") if os.path.isdir("/dev/shm") else None
     if shared is not None and shared.f_bavail * shared.f_frsize < n_bytes:
         raise KvferryError(f"/dev/shm has no room for the {n_bytes:,} bytes that a codec worker needs; enlarge it")
-    return SharedMemory(create=True, size=max(n_bytes, 2**16))
+    size = max(n_bytes, 2**16)
+    most = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    if resource.RLIM_INFINITY != most < size:
+        raise KvferryError(f"files have at most {most:,} bytes (ulimit -f); a codec worker's memory needs {size:,}")
+    _free(segment)
+    return SharedMemory(create=True, size=size)
 
 
 def _bytes_of(segment: SharedMemory) -> memoryview:

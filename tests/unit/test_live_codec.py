@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import resource
 import signal
 import struct
 import threading
@@ -17,7 +18,7 @@ from kvferry.backends.live.codec import CODECS, DamagedChunk, check, decode, dec
 from kvferry.backends.live.codec_pool import CodecPool, CodecWorkerDied
 from kvferry.backends.live.quantise import from_groups, from_minimum, groups_along, per_channel, restore, scales
 from kvferry.policies import codecs as modelled
-from kvferry.specs.errors import InputError
+from kvferry.specs.errors import InputError, KvferryError
 
 HEADER_BYTES = 24
 
@@ -408,6 +409,20 @@ def test_a_piece_that_kills_every_worker_ends_with_a_clear_error() -> None:
             over.set()
             hunter.join()
         assert pool.decode([encode("fp16", *chunk(4, 4))]).result(30)
+
+
+def test_shared_memory_that_is_not_to_be_had_is_told_and_the_pool_goes_on() -> None:
+    few, many = np.zeros((16, 64), np.float32), np.zeros((1024, 128), np.float32)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with CodecPool() as pool:
+        pool.encode("fp16", few, few).result()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, before[1]))
+        try:
+            with pytest.raises(KvferryError, match=r"at most 200,000 bytes \(ulimit -f\); .* needs 1,048,576"):
+                pool.encode("fp16", many, many).result()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        assert len(pool.encode("fp16", many, many).result()) > 2 * many.size
 
 
 def test_a_closed_pool_leaves_nothing_behind() -> None:
