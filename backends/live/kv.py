@@ -46,6 +46,7 @@ class SessionKv:
         self.keys = torch.zeros(shape, dtype=dtype, device=device)
         self.values = torch.zeros(shape, dtype=dtype, device=device)
         self._present = np.zeros((len(self.tokens), layers, heads), dtype=bool)
+        self._use = 0
         self._lock = Lock()
         # Which cache may write into the room behind the context: see cache.py.
         self.tenant: object = None
@@ -78,10 +79,11 @@ class SessionKv:
             self._slot(self.values, t, l).copy_(values)
             self._present[t, l] = True
 
-    def load(self, t: int, l: int, h: int | None, keys: Any, values: Any) -> bool:
+    def load(self, t: int, l: int, h: int | None, keys: Any, values: Any, use: int | None = None) -> bool:
         """KV that came from elsewhere, of one head [tokens, head_dim] or of all [heads, tokens, head_dim].
 
-        Tensors or arrays, of any float type and device. False when it was there already: nothing is changed.
+        Tensors or arrays, of any float type and device. False when it was there already, or when the buffers are not
+        in the `use` any more that it is meant for (None: whichever it is): nothing is changed.
         Raises InputError when the shape is not this chunk's.
         """
         heads = slice(None) if h is None else slice(h, h + 1)
@@ -94,7 +96,7 @@ class SessionKv:
                     f"{wanted}; was it stored for them?"
                 )
         with self._lock:
-            if self._present[t, l, heads].all():
+            if use not in (None, self._use) or self._present[t, l, heads].all():
                 return False
             for buffer, side in zip((self.keys, self.values), sides, strict=True):
                 self._slot(buffer, t, l)[0, heads].copy_(side if h is None else side[None])
@@ -123,10 +125,12 @@ class SessionKv:
         end = self.starts[t] + self.tokens[t]
         return self.keys[l, :, :, :end], self.values[l, :, :, :end]
 
-    def clear(self) -> None:
-        """Nothing is present any more."""
+    def clear(self) -> int:
+        """Nothing is present any more, and a new use begins: the buffers are the next sequence's. Its number."""
         with self._lock:
             self._present[:] = False
+            self._use += 1
+            return self._use
 
     def _slot(self, buffer: torch.Tensor, t: int, l: int) -> torch.Tensor:
         return buffer[l, :, :, self.starts[t] : self.starts[t] + self.tokens[t]]

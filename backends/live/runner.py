@@ -86,7 +86,8 @@ class SessionRunner:
         with self._lock:
             if request in self._closed:
                 return False
-        session = self.session(request)
+            session = self._opened(request)
+        # From here on the request may be over any time; its session knows when its buffers are another's.
         rest, h = divmod(chunk, session.kv.heads)
         t, l = divmod(rest, session.kv.layers)
         if not 0 <= t < len(session.kv.tokens):
@@ -96,9 +97,12 @@ class SessionRunner:
     def session(self, request: int) -> Session:
         """The session of a request, opened if need be."""
         with self._lock:
-            if request not in self._sessions:
-                self._sessions[request] = self._open(self._prompt(request))
-            return self._sessions[request]
+            return self._opened(request)
+
+    def _opened(self, request: int) -> Session:
+        if request not in self._sessions:
+            self._sessions[request] = self._open(self._prompt(request))
+        return self._sessions[request]
 
     def reserve(self, context_tokens: int, room: int) -> None:
         """Have buffers ready for one session of this size, so that none is waited for while a request runs."""

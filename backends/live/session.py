@@ -50,7 +50,7 @@ class Session:
         self.kv = kv or new_kv(self.decoder, tokens, room)
         if self.kv.tokens != tuple(tokens):
             raise InputError("the buffers to use again are those of another context")
-        self.kv.clear()
+        self._use = self.kv.clear()
         self._attention = attention
         # depth[t]: the layer below which chunk t's hidden state stands; None: it was not begun.
         self.depth: list[int] = [0] * len(tokens)
@@ -84,8 +84,9 @@ class Session:
         self.depth[t] = l + 1
 
     def load(self, t: int, l: int, h: int | None, keys: Any, values: Any) -> bool:
-        """Take in a streamed chunk (h None: of all heads); see SessionKv.load."""
-        return self.kv.load(t, l, h, keys, values)
+        """Take in a streamed chunk (h None: of all heads); see SessionKv.load. False too once another session has these
+        buffers."""
+        return self.kv.load(t, l, h, keys, values, self._use)
 
     def drop(self, t: int, l: int, h: int | None = None) -> None:
         """Forget a chunk. It can be loaded again, and computed while the column has not passed it."""

@@ -105,6 +105,29 @@ def test_chunks_are_found_by_their_flat_index(runner: SessionRunner) -> None:
         runner.load(0, 0, torch.ones(4, 8), torch.zeros(4, 8))
 
 
+def test_a_chunk_that_comes_late_does_not_go_to_the_next_request(
+    runner: SessionRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its request ends, and the next one has the buffers, just as it is about to be put in place."""
+    late = runner.session(0)
+    put = late.load
+
+    def between(*chunk: Any) -> bool:
+        runner.close(0)
+        assert runner.session(1).kv is late.kv
+        return put(*chunk)
+
+    monkeypatch.setattr(late, "load", between)
+    assert not runner.load(0, 5, torch.ones(4, 8), torch.zeros(4, 8))
+    assert runner.session(1).kv.missing(0, 2) == [0, 1]
+    assert not runner.session(1).kv.keys.any()
+    # Its own chunk is still taken.
+    assert runner.load(1, 5, torch.ones(4, 8), torch.zeros(4, 8))
+    # And one for a request that is over opens nothing.
+    assert not runner.load(0, 5, torch.ones(4, 8), torch.zeros(4, 8))
+    assert set(runner._sessions) == {1}
+
+
 @pytest.mark.parametrize(
     ("op", "request_", "error", "match"),
     [
