@@ -23,7 +23,9 @@ def envelope_of(
     seed: int,
     provenance: Mapping[str, Any] | None = None,
 ) -> Envelope:
-    """{"outcome", "metrics", "scenario", "system", "seed", "versions", "provenance"} and, unless done, "why".
+    """{"outcome", "metrics", "scenario", "system", "seed", "versions", "provenance"}, and "why" unless done.
+
+    "link_down" and "unusable" are there where a request met such a fault and went on without (see `Run.faults`).
 
     Holds nothing that differs between equal runs: wall times stay in `run.measured`.
     """
@@ -38,6 +40,10 @@ def envelope_of(
     }
     if run.why:
         envelope["why"] = run.why
+    if run.link_down:
+        envelope["link_down"] = run.link_down
+    if run.unusable:
+        envelope["unusable"] = run.unusable
     return envelope
 
 

@@ -39,7 +39,8 @@ class TwoWorlds:
 def in_both_worlds(scenario: Scenario, *, say: Say = lambda what: None, live: OpenWorld | None = None) -> TwoWorlds:
     """Carry a scenario out (in the torch backend's world, or the one that `live` opens), and simulate it.
 
-    Raises InputError as ``run_scenario`` does, KvferryError when a run does not finish.
+    Raises InputError as ``run_scenario`` does, KvferryError when a run does not finish, or finishes only by
+    computing what the link should have brought.
     """
     seen = _Seen(live or BACKENDS["torch"])
     measured = run_scenario(scenario, say=say, open_world=seen.open)
@@ -47,6 +48,8 @@ def in_both_worlds(scenario: Scenario, *, say: Say = lambda what: None, live: Op
         raise KeyboardInterrupt
     if measured.outcome != "done":
         raise KvferryError(f"{scenario.name}: it ended {measured.outcome.replace('_', ' ')}: {measured.why}")
+    if measured.faults:
+        raise KvferryError(f"{scenario.name}: a run that measures nothing: {'; '.join(measured.faults)}")
     simulated = run_scenario(scenario, open_world=seen.simulate)
     if simulated.outcome != "done":
         raise KvferryError(f"{scenario.name}: simulated, it ends {simulated.outcome}: {simulated.why}")

@@ -30,7 +30,7 @@ def metrics_of(
       optimum lies between the bound and the load time, so these are upper estimates of the true regret; the
       bound gives each request the device and link for itself, so under concurrency they hold queueing too.
       ``streamed_share``: units fetched of all units; ``streamed_bits_per_value``: over what was fetched;
-      ``wasted_bytes``: fetched for units that the processor finished first, over the run.
+      ``wasted_bytes``: fetched for nothing over the run: the processor was first, not all came, or it was unusable.
     Energy:
       ``energy_j``: the run's energy, idle time between requests included, over its requests; and the parts
       that it sums, ``energy_<component>_j``.

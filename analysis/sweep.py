@@ -184,7 +184,7 @@ def _row(key: str, point: Scenario, run: Callable[[Scenario], Run], version: str
         if result.interrupted:
             raise KeyboardInterrupt  # a part of a run is no result
         metrics = metrics_of(result, main_processor=point.device.main, measure=point.measure)
-        found = {"outcome": result.outcome, "why": result.why or None, **metrics}
+        found = {"outcome": result.outcome, "why": result.why or "; ".join(result.faults) or None, **metrics}
         found |= {MEASURED + name: value for name, value in result.measured.items() if isinstance(value, int | float)}
     except Exception as error:
         why = str(error) if isinstance(error, KvferryError) else f"{type(error).__name__}: {error}"

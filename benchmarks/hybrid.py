@@ -45,6 +45,8 @@ def measured(overrides: list[str], runs: int) -> dict[str, Any]:
     ratios, ttfts_s, shares = [], [], []
     for _ in range(runs):
         run = run_scenario(scenario)
+        if run.faults:
+            raise SystemExit(f"{scenario.system}: measures nothing: {'; '.join(run.faults)}")
         (record,) = run.requests
         assert record.loaded_s is not None
         ratios.append((record.loaded_s - record.arrival_s) / max(ceilings_s(scenario, run)))

@@ -58,7 +58,8 @@ def compare(
         codecs = {
             name: SYSTEMS[name].with_policies(under[name].policy_values).codec for name in results if name in SYSTEMS
         }
-        show(compare_table(metrics, title=loaded.name, outcomes=outcomes, notes=_notes(codecs), width=terminal_width()))
+        notes = _notes(codecs) + [f"{name}: {fault}" for name, result in results.items() for fault in result.faults]
+        show(compare_table(metrics, title=loaded.name, outcomes=outcomes, notes=notes, width=terminal_width()))
     if output is not None and results:
         say(f"written to {output}; pictures in {output / 'plots'}")
     if interrupted:

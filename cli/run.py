@@ -48,6 +48,8 @@ def run(
             show(run_table(envelope["metrics"], title=f"{loaded.name}: {loaded.system}"))
             if result.outcome not in ("done", "interrupted"):
                 print(f"{result.outcome.replace('_', ' ')}: {result.why}")
+            for fault in result.faults:
+                print(fault)
             say(f"written to {output}")
     if result.interrupted:
         requests = f"{len(result.requests):,} of {loaded.workload.requests:,} requests"

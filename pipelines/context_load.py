@@ -15,7 +15,7 @@ from kvferry.policies.loading.fallback import compute_without_link
 from kvferry.policies.loading.loader import Loader, LoadFacts
 from kvferry.policies.loading.problem import LoadProblem
 from kvferry.policies.loading.progress import LoadProgress
-from kvferry.specs.errors import KvferryError
+from kvferry.specs.errors import KvferryError, LinkDown
 
 
 class LoaderStuck(KvferryError):
@@ -34,7 +34,11 @@ class Pace:
 
 
 class ContextLoad:
-    """A load under way. `done` fires when every unit is present; the counters then tell the story."""
+    """A load under way. `done` fires when every unit is present; the counters then tell the story.
+
+    When the link is down for good, what is missing is computed; and so is what came whole and cannot be used, as it
+    does not decode, say. `link_down`, `units_unusable` and `unusable` tell of it. Any other error ends the load.
+    """
 
     def __init__(
         self,
@@ -58,7 +62,12 @@ class ContextLoad:
         self.wasted_bytes = 0.0
         self.done = machine.env.event()
         # Why the link carries nothing any more; None while it does.
-        self._link_down: BaseException | None = None
+        self.link_down: LinkDown | None = None
+        # How many units arrived and could not be decoded or put in place, and why the first of them.
+        self.units_unusable = 0
+        self.unusable: KvferryError | None = None
+        # Of those, the ones that nobody had computed meanwhile. Asking for them again would bring the same.
+        self._lost: set[int] = set()
         self._to_compute: deque[int] = deque()
         self._computing: dict[int, list[Ticket]] = {}
         # The transfer that each unit is in, and its bytes.
@@ -83,7 +92,9 @@ class ContextLoad:
             idle_windows = 0 if under_way else idle_windows + 1
             if idle_windows > 20 and not self.done.triggered:
                 left = self.progress.remaining
-                self.done.fail(LoaderStuck(f"{type(self.loader).__name__} asks for nothing with {left} units left"))
+                why = f"; what came could not be used: {self.unusable}" if self.unusable else ""
+                stuck = f"{type(self.loader).__name__} asks for nothing with {left} units left{why}"
+                self.done.fail(LoaderStuck(stuck))
 
     def _look(self) -> LoadFacts:
         """The facts, renewed ten times a window: looking costs more than deciding."""
@@ -107,18 +118,20 @@ class ContextLoad:
         self._pumping = True
         while len(self._computing) < self.pace.compute_ahead and self._compute_next():
             pass
-        while self._link_down is None and self._link_has_room() and self._stream_next():
+        while self.link_down is None and self._link_has_room() and self._stream_next():
             pass
         self._pumping = False
-        if self._link_down is not None and not self._computing and not self._fetches:
-            self.done.fail(self._link_down)
+        if self.link_down is not None and not self._computing and not self._fetches:
+            self.done.fail(self.link_down)
 
     def _compute_next(self) -> bool:
         while True:
             if not self._to_compute:
                 wanted = self.loader.next_compute(self.progress, self._look())
-                if wanted is None and self._link_down is not None:
+                if wanted is None and self.link_down is not None:
                     wanted = compute_without_link(self.progress)
+                elif wanted is None and self._lost:
+                    wanted = compute_without_link(self.progress, self._lost)
                 if wanted is None:
                     return False
                 self._to_compute.extend(wanted.units)
@@ -166,7 +179,7 @@ class ContextLoad:
 
     def _stream_next(self) -> bool:
         wanted = self.loader.next_stream(self.progress, self._look())
-        if wanted is None:
+        if wanted is None or not self._lost.isdisjoint(wanted.units):
             return False
         chunks = self.context.chunks_of(wanted.units, wanted.level)
         share = chunks.n_bytes / len(wanted.units)
@@ -192,10 +205,14 @@ class ContextLoad:
     def _left_link(self, n_bytes: float, event: simpy.Event) -> None:
         self._on_link -= 1
         self._on_link_bytes -= n_bytes
-        if not event.ok:
+        if isinstance(event.value, LinkDown):
             # No byte will come any more: compute the rest, if the loader or the coupling leaves a way.
             event.defused = True
-            self._link_down = event.value
+            self.wasted_bytes += event.value.bytes_done
+            if not self.done.triggered:
+                self.link_down = self.link_down or event.value
+        elif not event.ok:
+            self._fail(event)
         elif _cancelled(event):
             self.wasted_bytes += event.value.bytes_done
         self._pump()
@@ -204,14 +221,20 @@ class ContextLoad:
         self._transfers -= 1
         for unit in units:
             self._fetches.pop(unit, None)
-        if not event.ok or _cancelled(event):
-            event.defused = True
+        event.defused = True
+        if isinstance(event.value, LinkDown) or _cancelled(event):
             for unit in units:
                 self.progress.stream_cancelled(unit, share_bytes)
             self._pump()
             return
         if self.done.triggered:
             return  # booked as wasted when the load was done
+        if isinstance(event.value, KvferryError):
+            self._compute_instead(units, share_bytes, event.value)
+            return
+        if not event.ok:
+            self._fail(event)
+            return
         for unit in units:
             if self.progress.present[unit]:
                 self.wasted_bytes += share_bytes
@@ -221,6 +244,23 @@ class ContextLoad:
                 self.streamed_bytes += share_bytes
             self.progress.streamed(unit, share_bytes)
         self._settle()
+
+    def _compute_instead(self, units: tuple[int, ...], share_bytes: float, error: KvferryError) -> None:
+        """These came whole, and are of no use."""
+        self.unusable = self.unusable or error
+        self.units_unusable += len(units)
+        self.wasted_bytes += share_bytes * len(units)
+        for unit in units:
+            self.progress.stream_cancelled(unit, share_bytes)
+            if not self.progress.present[unit]:
+                self._lost.add(unit)
+        self._pump()
+
+    def _fail(self, event: simpy.Event) -> None:
+        """Not the link's fault, nor that of what it brought: somebody's mistake, to be told."""
+        event.defused = True
+        if not self.done.triggered:
+            self.done.fail(event.value)
 
     def _settle(self) -> None:
         """After a unit arrived: finish, calling off what is still under way, or go on."""

@@ -107,4 +107,7 @@ def context_reuse(
         streamed_bytes=load.streamed_bytes,
         wasted_bytes=load.wasted_bytes,
         streamed_bits_per_value=8 * load.streamed_bytes / values if values else None,
+        link_down=None if load.link_down is None else str(load.link_down),
+        units_unusable=load.units_unusable,
+        unusable=None if load.unusable is None else str(load.unusable),
     )

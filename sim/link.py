@@ -239,10 +239,12 @@ class Link:
 
     def _down(self, transfer: _Transfer, done: float) -> LinkDown:
         # One argument: SimPy builds the error anew from its args as it crosses processes.
-        return LinkDown(
+        down = LinkDown(
             f"the link's trace ends at {self.trace.duration_s:g} s, with {transfer.n_bytes - done:,.0f} bytes "
             f"of {transfer.label or 'a transfer'} still to come; a looping trace would go on"
         )
+        down.bytes_done = done
+        return down
 
     def _window(self, window_s: float) -> tuple[float, float]:
         now = self.env.now

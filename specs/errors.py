@@ -24,7 +24,10 @@ class MissingExtra(KvferryError):
 
 
 class LinkDown(KvferryError):
-    """A transfer cannot finish: the link's trace ended, or is down for ever."""
+    """A transfer cannot finish: the link's trace ended, or is down for ever, or nobody answers."""
+
+    # Of the transfer that failed with it: what had arrived by then, for nothing. The machine says so.
+    bytes_done: float = 0.0
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> InputError:

@@ -14,6 +14,7 @@ from kvferry.machine.ops import Chunks
 from kvferry.machine.span import Tell
 from kvferry.machine.ticket import Ticket
 from kvferry.sim.busy import Busy
+from kvferry.specs.errors import LinkDown
 
 # Fetches under way at once, of all flows: each has a thread and, most likely, a connection.
 _FETCHES = 64
@@ -123,6 +124,8 @@ class LiveLink(Worker):
         moving = work.moving
         assert moving is not None
         self._dry(moving)
+        if isinstance(error, LinkDown):
+            error.bytes_done = moving.bytes_done
         work.end_s = self.env.now
         if moving.first_s is not None and moving.last_s is not None and moving.first_s < moving.last_s:
             work.start_s, work.end_s = moving.first_s, moving.last_s

@@ -1,12 +1,15 @@
-"""What can still be done when the link is gone for good."""
+"""What can still be done about units that the link brings no more."""
+
+from collections.abc import Container
 
 from kvferry.policies.loading.loader import Compute
 from kvferry.policies.loading.progress import LoadProgress
 
 
-def compute_without_link(progress: LoadProgress) -> Compute | None:
-    """The next unit on the way to one that is missing, earliest token chunk first; None: no way is left.
+def compute_without_link(progress: LoadProgress, lost: Container[int] | None = None) -> Compute | None:
+    """The next unit on the way to one that is missing, earliest token chunk first; None: no way is left, or none yet.
 
+    `lost`: the units that the link, which goes on, does not bring; None: it is gone for good, and brings none.
     Under all_heads there always is one: a column is computed on from where it was left, through what the link
     had brought. Under per_head a column that was streamed anywhere ends there (Eq. 2).
     """
@@ -14,7 +17,8 @@ def compute_without_link(progress: LoadProgress) -> Compute | None:
     for t in range(problem.token_chunks):
         for c in range(problem.columns_per_chunk):
             above = range(progress.depth[t][c], problem.layers)
-            if all(progress.present[problem.unit(t, l, c)] for l in above):
+            missing = (unit for l in above if not progress.present[unit := problem.unit(t, l, c)])
+            if not any(lost is None or unit in lost for unit in missing):
                 continue
             unit = problem.unit(t, above[0], c)
             if progress.computable(unit):

@@ -22,13 +22,14 @@ from kvferry.backends.live.link import Fetched
 from kvferry.backends.live.machine import LiveMachine
 from kvferry.backends.live.server_process import ServerProcess
 from kvferry.backends.live.store import Store, StoredModel, StoreHeader, StoreWriter
-from kvferry.machine.ops import Advance, Decompress, KvRef, Op, Project
+from kvferry.machine.ops import Advance, Chunks, Decompress, KvRef, Op, Project
 from kvferry.pipelines.context import Context
 from kvferry.pipelines.context_load import Pace
 from kvferry.pipelines.context_reuse import Admission, ContextRequest, context_reuse
 from kvferry.pipelines.record import RequestRecord
 from kvferry.pipelines.systems import SYSTEMS
 from kvferry.scenarios.loader import load_model
+from kvferry.specs.errors import InputError
 from kvferry.specs.link import LinkSpec
 
 pytest.importorskip("uvicorn")
@@ -146,6 +147,33 @@ def test_the_server_is_killed_in_the_middle(folder: Path, stored: list[bytes], s
         record, device = load(system, client, stored, kill)
     assert H <= device.chunks_placed < T * L * H
     assert record.units_computed > 0
+    assert record.link_down is not None and "gives nothing, after 4 attempts" in record.link_down
+
+
+def test_bytes_of_a_unit_that_breaks_off_are_booked(
+    folder: Path, stored: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    had: list[float] = []
+    with ServerProcess(folder, LinkSpec(rate_bytes_per_s=1e5)) as server, CloudClient(server.url) as client:
+        whole = client.fetch
+
+        def fetch(chunks: Chunks, request: int | None, moving: Any) -> memoryview:
+            moved = moving.moved
+
+            def kill(n_bytes: float) -> None:
+                moved(n_bytes)
+                if chunks.ids[0] and 0 < moving.bytes_done < chunks.n_bytes and not had:
+                    had.append(moving.bytes_done)
+                    os.kill(server.process_id, signal.SIGKILL)
+
+            moving.moved = kill
+            return whole(chunks, request, moving)
+
+        monkeypatch.setattr(client, "fetch", fetch)
+        record, device = load("stream-only", client, stored)
+    assert record.link_down is not None
+    assert record.streamed_bytes == device.chunks_placed * len(stored[0])
+    assert record.wasted_bytes >= had[0]
 
 
 @SYSTEMS_THAT_STREAM
@@ -185,6 +213,7 @@ def test_the_connection_is_cut_every_so_many_chunks(
         record, device = load(system, client, stored)
     assert proxy.connections > device.chunks_placed / every_chunks
     # It is taken up again: the link is slow, and not down.
+    assert record.link_down is None
     assert record.units_streamed == T * L if system == "stream-only" else device.chunks_placed
 
 
@@ -231,12 +260,14 @@ def test_the_token_is_wrong_from_some_time_on(folder: Path, stored: list[bytes],
                 if chunks >= H:
                     client._headers["authorization"] = "Bearer open-sesame-43"
 
-            record, device = load(system, client, stored, forget)
-        assert device.chunks_placed >= H
-        assert record.units_computed > 0
-        with CloudClient(server.url, token="open-sesame-43") as client:
-            record, device = load(system, client, stored)
-        assert record.units_streamed == device.chunks_placed == 0
+            # A mistake of the user's, and not the link's: told, and not covered up by computing.
+            with pytest.raises(InputError, match="needs the right token"):
+                load(system, client, stored, forget)
+        with (
+            CloudClient(server.url, token="open-sesame-43") as client,
+            pytest.raises(InputError, match="needs the right token"),
+        ):
+            load(system, client, stored)
 
 
 @SYSTEMS_THAT_STREAM
@@ -247,3 +278,4 @@ def test_nobody_was_ever_there(folder: Path, stored: list[bytes], system: str) -
         record, device = load(system, client, stored)
     assert record.units_streamed == device.chunks_placed == 0
     assert record.units_computed == T * L
+    assert record.link_down is not None and "refused" in record.link_down

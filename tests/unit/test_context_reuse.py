@@ -1,10 +1,13 @@
 """A request over a stored context, followed by hand on the fake machine: 1 s per op, 1 byte/s on every path."""
 
+from collections.abc import Iterable
+
 import numpy as np
 import pytest
 
 from kvferry.backends.fake import FakeMachine
 from kvferry.machine.ops import Advance, KvRef, Project
+from kvferry.machine.ticket import Ticket
 from kvferry.pipelines.context import Context
 from kvferry.pipelines.context_load import LoaderStuck, Pace
 from kvferry.pipelines.context_reuse import Admission, ContextRequest, OutOfMemory, context_reuse
@@ -43,9 +46,14 @@ def context(coupling: Coupling = "all_heads") -> Context:
 
 
 def run(
-    loader: Loader, *, coupling: Coupling = "all_heads", capacity_bytes: float = 100.0, requests: int = 1
+    loader: Loader,
+    *,
+    coupling: Coupling = "all_heads",
+    capacity_bytes: float = 100.0,
+    requests: int = 1,
+    machine: FakeMachine | None = None,
 ) -> list[RequestRecord]:
-    machine = FakeMachine(capacity_bytes=capacity_bytes)
+    machine = machine or FakeMachine(capacity_bytes=capacity_bytes)
     admission = Admission(machine)
     stored = context(coupling)
     processes = []
@@ -138,6 +146,47 @@ def test_the_processor_wins_a_race_and_the_transfer_stops() -> None:
     assert record.loaded_s == 6.0
     assert record.wasted_bytes == 1.0  # one of two bytes had crossed after a second
     assert record.streamed_bytes == 0.0
+
+
+class Undecodable(FakeMachine):
+    """Of the transfers in their order, the `bad`-th arrives whole, is taken for decoded, and fails to be placed."""
+
+    def __init__(self, bad: int, error: Exception) -> None:
+        super().__init__(capacity_bytes=100.0)
+        self._left, self._error = bad, error
+
+    def copy(self, kv: KvRef, to: str, *, after: Iterable[Ticket] = (), request: int | None = None) -> Ticket:
+        self._left -= 1
+        if self._left != 0:
+            return super().copy(kv, to, after=after, request=request)
+        (opened,) = after
+        failing = Ticket(self.env)
+        opened.callbacks.append(lambda _: failing.fail(self._error))
+        return failing
+
+
+def test_what_arrives_and_is_of_no_use_is_computed() -> None:
+    # Unit 2 (chunk 1, layer 0) is the second to arrive, at 4 s, and fails at 5: projected 5-6.
+    (record,) = run(StreamOnly(), machine=Undecodable(2, KvferryError("no chunk")))
+    assert record.loaded_s == 10.0
+    assert (record.units_computed, record.units_streamed) == (1, 3)
+    assert (record.streamed_bytes, record.wasted_bytes) == (6.0, 2.0)
+    assert (record.units_unusable, record.unusable, record.link_down) == (1, "no chunk", None)
+    # Unit 3 is the last to arrive, at 8 s, and fails at 9: its column is computed from below, 1 + 2 ops.
+    (record,) = run(StreamOnly(), machine=Undecodable(4, KvferryError("no chunk")))
+    assert record.loaded_s == 12.0
+    assert (record.units_computed, record.units_streamed) == (1, 3)
+
+
+def test_where_what_came_cannot_be_computed_it_is_told() -> None:
+    # Per head, a column that was streamed below cannot be computed on.
+    with pytest.raises(LoaderStuck, match="1 units left; what came could not be used: no chunk"):
+        run(StreamOnly(), coupling="per_head", machine=Undecodable(4, KvferryError("no chunk")))
+
+
+def test_a_bug_in_placing_ends_the_load() -> None:
+    with pytest.raises(TypeError, match="a bug"):
+        run(StreamOnly(), machine=Undecodable(2, TypeError("a bug")))
 
 
 class Mute(StreamOnly):

@@ -135,6 +135,12 @@ def test_runs_of_something_else(tmp_path: Path) -> None:
         measure(study, tmp_path)
 
 
+def test_a_run_whose_link_went_down_measures_nothing() -> None:
+    dying = scenario(link={"trace": "wifi-campus", "on_end": "end", "offset": "100000 s"})
+    with pytest.raises(KvferryError, match="measures nothing: the link went down, .*trace ends"):
+        in_both_worlds(dying, live=faithful)
+
+
 def test_a_run_that_fails_is_told() -> None:
     big = scenario(budget={"memory": "0.1 MB"})
     with pytest.raises(KvferryError, match="it ended out of memory"):

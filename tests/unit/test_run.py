@@ -144,6 +144,20 @@ def test_when_the_link_dies_the_device_computes_the_rest() -> None:
         assert record.units_computed > 0
 
 
+def test_a_link_that_dies_is_told_and_what_came_of_a_unit_booked() -> None:
+    ends_s = bandwidth_trace("wifi-campus").duration_s
+    dying = f"link={{trace: wifi-campus, on_end: end, scale: 0.02, offset: {ends_s - 0.1} s}}"
+    run = run_scenario(small("system=stream-only", dying, "workload.requests=1"))
+    (record,) = run.requests
+    assert record.link_down is not None and "trace ends" in record.link_down
+    assert run.faults == (f"the link went down, and what was missing was computed: {record.link_down}",)
+    assert record.units_streamed > 0
+    assert record.wasted_bytes > 0
+    moved = sum(span.n_bytes for span in run.spans if span.resource == "link")
+    assert moved == pytest.approx(record.streamed_bytes + record.wasted_bytes, rel=1e-9)
+    assert run_scenario(small("workload.requests=1")).faults == ()
+
+
 def test_a_dead_link_from_the_start_leaves_local_compute_in_both_couplings() -> None:
     dead = "link={trace: wifi-campus, on_end: end, offset: 100000 s}"
     for coupling in ("per_head", "all_heads"):
