@@ -142,5 +142,7 @@ def _measure(
             decode=decode_probe,
             progress=progress,
         )
-    say("a scenario uses it with `device: PROFILE` and `costs: table`")
+    say(
+        "a scenario uses it with `device: PROFILE` and `costs: table`, or `costs: predictor` for block-sparse attention"
+    )
     print(written)
