@@ -129,6 +129,9 @@ def live_decode_world(scenario: Scenario, sizes: DecodeSizes | None, tell: Tell,
         raise InputError(f"system: backend torch decodes with {' or '.join(SYSTEMS)}, not yet with {scenario.system}")
     if scenario.load is not None:
         raise InputError("load: backend torch runs beside whatever this machine does; leave load out")
+    for policy in ("landmarks", "values_only"):
+        if scenario.policy_values.get(policy):
+            raise InputError(f"policies.{policy}: backend torch scores compressed keys of all tokens; leave it out")
     if scenario.workload.selections is not None:
         raise InputError("workload.selections: backend torch selects with the model itself; leave selections out")
     with ExitStack() as stack:
@@ -160,8 +163,13 @@ def _storage(scenario: Scenario, sizes: DecodeSizes, stack: ExitStack) -> Storag
     path = Path(stack.enter_context(made)) / "kv.bin"
     n_bytes = sizes.layout.file_bytes
     if like is None or not live.paced:
-        return Storage.create(path, n_bytes, depth=32 if like is None else like.queue_depth)
-    return PacedStorage.create(path, n_bytes, depth=like.queue_depth, like=like)
+        storage: Storage = Storage.create(path, n_bytes, depth=32 if like is None else like.queue_depth)
+    else:
+        storage = PacedStorage.create(path, n_bytes, depth=like.queue_depth, like=like)
+    # It has no name from now on: however this process ends, its room is given back.
+    path.unlink()
+    path.parent.rmdir()
+    return storage
 
 
 def _warm_up(model: PreTrainedModel) -> None:

@@ -295,6 +295,22 @@ def test_a_scenario_is_carried_out_and_told() -> None:
     assert [len(answer) for answer in run.measured["answers"].values()] == [6, 6]
 
 
+@pytest.mark.parametrize("reuse", [True, False])
+def test_what_memory_takes_is_within_the_budget(reuse: bool) -> None:
+    """As many slots as the budget holds, compressed keys of an output a third as long as the context."""
+    policies = {"selected_tokens": 32, "compression": 2, "reuse": reuse}
+    wanted = scenario(workload={"output": 50}, policies=policies, budget={"kv": "340 KiB"})
+    figures = run_scenario(wanted).figures
+    # Three layers of two sequences with room for 200 tokens: rank 16 of 4 B.
+    assert figures["kv_metadata_bytes"] == 3 * 2 * 200 * 16 * 4
+    assert figures["kv_memory_peak_bytes"] == figures["kv_metadata_bytes"] + figures["kv_buffer_bytes"]
+    assert figures["kv_memory_peak_bytes"] <= 340 * 1024
+    if reuse:
+        # One more slot of 1 KiB in every layer and sequence would be too much.
+        assert figures["kv_memory_peak_bytes"] > 340 * 1024 - 6 * 1024
+        assert figures["reuse_rate"] > 0
+
+
 def test_larger_blocks_hold_the_same_tokens() -> None:
     device = {"extends": "laptop-cpu", "storage": {"bytes_per_s": "1 GB/s", "block_bytes": "4 KiB"}}
     small = {"workload": {"output": 10}, "policies": {"selected_tokens": 32}}
@@ -355,7 +371,12 @@ def test_the_file_takes_as_long_as_another_device_would(tmp_path: Path, monkeypa
         ({"system": "shadowkv"}, "not yet with shadowkv"),
         ({"load": {"share": 0.5}}, "leave load out"),
         ({"live": {"kv_folder": "/nonexistent"}}, "live.kv_folder: /nonexistent: no file can be made there"),
-        ({"budget": {"kv": "1 KiB"}}, "MiB would"),
+        (
+            {"budget": {"kv": "1 KiB"}},
+            "budget.kv: 512 B per sequence hold no selection of 37 groups of 4 tokens; .* would",
+        ),
+        ({"policies": {"landmarks": True}}, "policies.landmarks: backend torch scores compressed keys of all tokens"),
+        ({"policies": {"values_only": True}}, "policies.values_only: backend torch"),
     ],
 )
 def test_what_cannot_be_had_is_told(changes: dict[str, Any], told: str) -> None:
