@@ -36,9 +36,10 @@ def metrics_of(
       that it sums, ``energy_<component>_j``.
     Machine:
       ``memory_peak_bytes``, ``kv_memory_peak_bytes`` (and its parts ``kv_metadata_bytes`` and ``kv_buffer_bytes`` of a
-      batch whose KV is on storage: reserved where it is simulated, measured where not); ``link_bytes``, ``read_bytes``, ``write_bytes``: moved over
-      the run; ``link_utilisation``, ``compute_utilisation`` (`main_processor`), ``storage_utilisation``: share of
-      the time from the first arrival to the last token (or load) in which the resource was busy.
+      batch whose KV is on storage: reserved where it is simulated, measured where not); ``link_bytes``,
+      ``read_bytes``, ``write_bytes``: moved over the run; ``link_utilisation``, ``compute_utilisation``
+      (`main_processor`), ``storage_utilisation``: share of the time from the first arrival to the last token (or
+      load) in which the resource was busy.
     """
     found = _request_metrics(run.requests, measure) | _loading_metrics(run.requests)
     if run.requests:
