@@ -15,9 +15,23 @@ if TYPE_CHECKING:
 # Of the cores: a higher load average is worth a word.
 _QUIET_SHARE = 0.3
 _PARTS = "compute,sparsity,decode,dispatch,codec,storage,link,contention,power"
+# What only a measurement asks for.
+_ONLY_HERE = (
+    "random_weights",
+    "threads",
+    "device",
+    "dtype",
+    "attention",
+    "context",
+    "workers",
+    "parts",
+    "quick",
+    "fresh",
+)
 
 
 def calibrate(
+    command: typer.Context,
     files: Annotated[list[Path] | None, typer.Argument(metavar="[FILE]...", help="More files after --from.")] = None,
     output: Annotated[
         Path | None,
@@ -61,6 +75,10 @@ def calibrate(
         raise InputError(f"{files[0]}: files come after --from; to measure this device, give none")
     based = load_device(base)
     if from_files:
+        useless = [key for key in _ONLY_HERE if _given(command, key)]
+        if useless:
+            told = ", ".join(f"--{key.replace('_', '-')}" for key in useless)
+            raise InputError(f"{told}: nothing is measured here with --from; leave it out")
         _from_files([*from_files, *(files or [])], output, model, based, name)
         return
     if model is None:
@@ -75,6 +93,11 @@ def calibrate(
         "quick": quick,
     }
     _measure(asked, context, workers, parts, output or Path("calibration"), based, name, fresh)
+
+
+def _given(command: typer.Context, key: str) -> bool:
+    source = command.get_parameter_source(key)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def _from_files(

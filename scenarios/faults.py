@@ -29,7 +29,12 @@ _WANTED = {
     "model_attributes_type": "a mapping (key: value)",
     "tuple_type": "a list",
     "list_type": "a list",
-    "string_pattern_mismatch": "a name of at most 100 letters, digits, blanks and . _ + -, a letter or digit first",
+}
+# What a text should look like, by the key that it belongs to; a name otherwise.
+_NAME = "a name of at most 100 letters, digits, blanks and . _ + -, a letter or digit first"
+_PATTERNS = {
+    "cloud": "the address of a server, like http://127.0.0.1:8100",
+    "processor": "a torch device, like cpu or cuda:0",
 }
 _BOUNDS = {
     "greater_than": ("gt", "must be above"),
@@ -96,6 +101,8 @@ def _complaint(detail: dict[str, Any], model: type[BaseModel]) -> Complaint:
         name, words = _BOUNDS[kind]
         return Complaint(key, f"{brief(detail['input'])}: {words} {context[name]:,.12g}")
     came = brief(detail["input"])
+    if kind == "string_pattern_mismatch":
+        return Complaint(key, f"{came} is not {_PATTERNS.get(str(key[-1]), _NAME)}")
     return Complaint(key, f"{came} is not {_WANTED[kind]}" if kind in _WANTED else f"{came}: {detail['msg']}")
 
 

@@ -18,7 +18,7 @@ from kvferry.backends.live.codec_pool import CodecPool
 from kvferry.backends.live.library import Library
 from kvferry.backends.live.link import Fetched
 from kvferry.backends.live.machine import LiveMachine
-from kvferry.backends.live.models import load_model, random_model, spec_of
+from kvferry.backends.live.models import check_device, load_model, random_model, spec_of
 from kvferry.backends.live.prompts import Prompts
 from kvferry.backends.live.runner import SessionRunner
 from kvferry.backends.live.server_process import ServerProcess
@@ -226,6 +226,10 @@ def _check(scenario: Scenario, codec_name: str) -> None:
 def model_of(scenario: Scenario) -> tuple[PreTrainedModel, Path | None]:
     """The model, and its folder if it has one. Raises InputError when it is not the scenario's."""
     live, spec = scenario.live, scenario.model
+    try:
+        check_device(live.processor)
+    except InputError as error:
+        raise InputError(f"live.processor: {error}") from None
     if live.weights == "random":
         dtype = live.dtype or {2.0: "bfloat16", 4.0: "float32"}.get(spec.kv_value_bytes, "float32")
         return _random(live.family, spec.model_dump_json(), scenario.seed, dtype, live.processor), None

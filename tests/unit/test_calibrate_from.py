@@ -275,6 +275,7 @@ def test_from_takes_all_the_files_that_follow(tmp_path: Path) -> None:
     [
         ([], "--model"),
         (["a.json"], "files come after --from"),
+        (["--from", str(BENCH), "--threads", "4", "--parts", "codec"], "--threads, --parts: nothing is measured here"),
         (["--from", "none.json"], "none.json: no such file"),
         (["--from", str(BENCH), "--base", "oneplus-13"], "Did you mean 'oneplus-12'"),
     ],

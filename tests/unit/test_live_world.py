@@ -126,6 +126,8 @@ def test_a_hopeless_link_leaves_the_work_to_the_processor() -> None:
         ({"load": {"share": 0.5}}, "leave load out"),
         ({"live": {"weights": None}}, "`random` draws weights"),
         ({"live": {"text": "/nonexistent.txt"}}, "live.text"),
+        ({"live": {"processor": "abacus"}}, "^live.processor: device 'abacus' is not available"),
+        ({"live": {"processor": "abacus", "weights": "byte-small"}}, "^live.processor: device 'abacus'"),
         ({"live": {"cloud": "http://127.0.0.1:9"}}, "127.0.0.1:9"),
     ],
 )
@@ -133,6 +135,13 @@ def test_what_cannot_be_had_is_told(changes: dict[str, Any], told: str) -> None:
     with pytest.raises(Exception, match=told) as caught:
         run_scenario(scenario(**changes))
     assert type(caught.value).__module__.startswith("kvferry")
+
+
+def test_texts_of_another_kind_are_told_apart() -> None:
+    with pytest.raises(InputError, match="'ftp://x' is not the address of a server, like http://127.0.0.1:8100"):
+        scenario(live={"cloud": "ftp://x"})
+    with pytest.raises(InputError, match="'CUDA' is not a torch device, like cpu or cuda:0"):
+        scenario(live={"processor": "CUDA"})
 
 
 def test_another_model_than_the_scenario_says(tmp_path: Path) -> None:

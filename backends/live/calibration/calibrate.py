@@ -29,9 +29,9 @@ from kvferry.backends.live.calibration.profile import profile
 from kvferry.backends.live.calibration.rig import Rig
 from kvferry.backends.live.calibration.settings import PARTS, Settings
 from kvferry.backends.live.calibration.task import Task
-from kvferry.backends.live.models import check_device
+from kvferry.backends.live.models import DTYPES, check_device
 from kvferry.specs.device import DeviceSpec
-from kvferry.specs.errors import unknown_name
+from kvferry.specs.errors import InputError, pick, unknown_name
 
 # What the processor's speed hardly touches.
 ONCE = ("storage", "power")
@@ -56,6 +56,9 @@ def calibrate(
 
     Raises InputError for parts and models that do not exist, and for a journal of other settings.
     """
+    if not parts:
+        raise InputError(f"--parts: names nothing to measure; known: {', '.join(PARTS)}")
+    pick("dtype", DTYPES, settings.dtype or "float32")
     for part in parts:
         if part not in PARTS:
             raise unknown_name("part", part, PARTS)
