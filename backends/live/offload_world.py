@@ -97,6 +97,7 @@ class LiveDecodeWorld:
             "answers": {str(sequence): answer for sequence, answer in enumerate(runner.answers)},
             "kv_metadata_bytes": runner.metadata_bytes,
             "kv_buffer_bytes": runner.buffer_bytes,
+            "kv_read_bytes": storage.peak_buffer_bytes,
             "storage_engine": storage.engine,
         }
         if isinstance(storage, PacedStorage):

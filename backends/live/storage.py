@@ -115,7 +115,8 @@ class Storage:
         except BaseException:
             self._file.close()
             raise
-        self._buffers = Buffers()
+        # For reads, and for what is copied to be written.
+        self._buffers, self._copies = Buffers(), Buffers()
         # Held while blocks at the edges of extents are read, changed and written.
         self._edges = Lock()
         self._under_way, self._closed = 0, False
@@ -133,6 +134,11 @@ class Storage:
     @property
     def engine(self) -> str:
         return self._engine.name
+
+    @property
+    def peak_buffer_bytes(self) -> int:
+        """The most memory that reads lay in at once, until they were released."""
+        return self._buffers.peak_bytes
 
     def read(self, extents: Extents) -> Data:
         """The bytes of these extents. Raises StorageError when the file ends before they do."""
@@ -220,7 +226,7 @@ class Storage:
 
     def _write_copied(self, whole: Commands, source: memoryview) -> None:
         """Write what does not lie on whole blocks in memory."""
-        copy = self._buffers.take(max(_COPIED_BYTES, self._command_bytes))
+        copy = self._copies.take(max(_COPIED_BYTES, self._command_bytes))
         try:
             portions = np.cumsum(whole.sizes) // (len(copy) - self._command_bytes + 1)
             for portion in np.unique(portions):
@@ -230,19 +236,19 @@ class Storage:
                     copy[to : to + n_bytes] = source[at : at + n_bytes]
                 self._engine.run(part._replace(ats=ats), copy, writing=True)
         finally:
-            self._buffers.give_back(copy)
+            self._copies.give_back(copy)
 
     def _write_edge(self, offset: int, data: memoryview) -> None:
         """Write a part of one block."""
         inside = offset % self._block
         with self._edges:
-            block = self._buffers.take(self._block)
+            block = self._copies.take(self._block)
             try:
                 self._file.fill(block, offset - inside, 0, self._block)
                 block[inside : inside + len(data)] = data
                 self._file.put(block, offset - inside, 0, self._block)
             finally:
-                self._buffers.give_back(block)
+                self._copies.give_back(block)
 
 
 def _engine(name: str | None, file: StorageFile, depth: int) -> Engine:

@@ -30,13 +30,17 @@ class Buffers:
 
     def __init__(self) -> None:
         self._free: dict[int, list[memoryview]] = {}
-        self._kept_bytes = 0
+        self._kept_bytes = self._lent_bytes = 0
+        # The most that was lent at once.
+        self.peak_bytes = 0
         self._lock = Lock()
 
     def take(self, n_bytes: int) -> memoryview:
         """At least so many bytes."""
         size = max(1 << 16, 1 << max(0, n_bytes - 1).bit_length())
         with self._lock:
+            self._lent_bytes += size
+            self.peak_bytes = max(self.peak_bytes, self._lent_bytes)
             if self._free.get(size):
                 self._kept_bytes -= size
                 return self._free[size].pop()
@@ -45,6 +49,7 @@ class Buffers:
     def give_back(self, memory: memoryview) -> None:
         """What `take` lent, whole, when nobody looks at it any more."""
         with self._lock:
+            self._lent_bytes -= len(memory)
             if self._kept_bytes + len(memory) <= _KEPT_BYTES:
                 self._kept_bytes += len(memory)
                 self._free.setdefault(len(memory), []).append(memory)

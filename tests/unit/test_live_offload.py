@@ -292,6 +292,8 @@ def test_a_scenario_is_carried_out_and_told() -> None:
     assert 0 < run.figures["reuse_rate"] < 1
     held = run.measured["kv_metadata_bytes"] + run.measured["kv_buffer_bytes"]
     assert 0 < held <= 10 * 2**20
+    # Two layers' reads lie in memory at once, at most.
+    assert 0 < run.measured["kv_read_bytes"] <= 2 * 65536
     assert [len(answer) for answer in run.measured["answers"].values()] == [6, 6]
 
 
