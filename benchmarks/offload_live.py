@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kvferry.backends.live.calibration.decoding import OPS, step_seconds
+from kvferry.pipelines.offload_plan import shape_of
 from kvferry.pipelines.record import Run
 from kvferry.pipelines.run import run_scenario
 from kvferry.scenarios.loader import load_scenario
@@ -66,14 +67,27 @@ def gains(settings: Sequence[str], runs: int) -> None:
     rates: dict[str, list[float]] = {name: [] for name in WAYS}
     for _ in range(runs):
         for name, policies in WAYS.items():
-            run = run_scenario(scenario([*settings, *(f"policies.{policy}" for policy in policies)]))
+            run_of = scenario([*settings, *(f"policies.{policy}" for policy in policies)])
+            run = run_scenario(run_of)
             rates[name].append(rate(run))
             reuse, late = run.figures.get("reuse_rate", 0.0), run.measured.get("storage_batches_late")
             print(f"{name}: {rates[name][-1]:.1f} tokens/s, reuse {reuse:.1%}, late batches {late}", flush=True)
+            memory = [run.measured[f"kv_{what}_bytes"] for what in ("metadata", "buffer", "read")]
+            memory.append(budget_bytes(run_of))
+            told = "metadata {:.2f} MiB, buffers {:.2f}, read {:.2f}; budget {:.2f}".format(
+                *(n / 2**20 for n in memory)
+            )
+            print(f"{name}: {told}", flush=True)
     both = np.median(rates["both"])
     for name, values in rates.items():
         middle = np.median(values)
         print(f"| {name} | {middle:.1f} tokens/s | {both / middle:.2f}x | {np.ptp(values) / middle:.0%} |")
+
+
+def budget_bytes(run_of: Scenario) -> float:
+    """What metadata and buffers of the whole batch may take."""
+    full_bytes = float(shape_of(run_of.model).full_bytes(run_of.workload.context))
+    return run_of.workload.batch * run_of.kv_budget_bytes(full_bytes)
 
 
 def fidelity(settings: Sequence[str], device: Path, folder: Path, runs: int) -> None:

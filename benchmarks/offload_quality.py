@@ -15,7 +15,7 @@ needles    answers of which every byte was most likely
 import argparse
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -54,10 +54,23 @@ class Told:
 @dataclass(frozen=True)
 class Exact:
     """Full attention over a Told: logits float[said, vocabulary] before each said token, and by layer the attention
-    mass float[layers, steps, tokens], summed over heads, of the steps that decode (all said tokens but the last)."""
+    mass float[layers, steps, tokens], summed over heads, of the steps that decode (all said tokens but the last), and
+    the context's keys and values, each [1, KV heads, tokens, head_dim]."""
 
     logits: torch.Tensor
     mass: torch.Tensor
+    kv: tuple[tuple[torch.Tensor, torch.Tensor], ...]
+
+
+class Prefilled(OffloadRunner):
+    """A context that full attention has been over: no way of decoding changes its KV."""
+
+    def __init__(self, *arguments: Any, kv: Sequence[tuple[torch.Tensor, torch.Tensor]], **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self._kv = kv
+
+    def _prefilled(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._kv[layer]
 
 
 @dataclass(frozen=True)
@@ -73,19 +86,20 @@ def exact(model: PreTrainedModel, told: Told) -> Exact:
     ids = torch.tensor([told.context + told.said])
     n, begin = ids.shape[1], len(told.context)
     rotary, hidden = decoder.rotary(n), decoder.embed(ids)
-    masses = []
+    masses, kv = [], []
     for layer in range(decoder.layers):
         queries = decoder.queries(layer, hidden, rotary)[0, :, begin : n - 1]
-        hidden, keys, _ = prefill_layer(decoder, layer, hidden, rotary)
+        hidden, keys, values = prefill_layer(decoder, layer, hidden, rotary)
+        kv.append((keys[:, :, :begin].clone(), values[:, :, :begin].clone()))
         by_kv_head = queries.unflatten(0, (decoder.heads, -1)).float() * decoder.head_dim**-0.5
         scores = torch.einsum("kqsd,ktd->kqst", by_kv_head, keys[0].float())
         later = torch.arange(n) > torch.arange(begin, n - 1)[:, None]
         masses.append(scores.masked_fill(later, -torch.inf).softmax(-1).sum((0, 1)))
-    return Exact(decoder.logits(hidden[0, begin - 1 : -1]).float(), torch.stack(masses))
+    return Exact(decoder.logits(hidden[0, begin - 1 : -1]).float(), torch.stack(masses), tuple(kv))
 
 
 def decoded(
-    model: PreTrainedModel, told: Told, way: Way, adapters: torch.Tensor, folder: Path
+    model: PreTrainedModel, told: Told, true: Exact, way: Way, adapters: torch.Tensor, folder: Path
 ) -> tuple[torch.Tensor, list[np.ndarray], OffloadedDecode]:
     """Logits before each said token, the groups chosen step by step and layer by layer, and the pipeline."""
     spec = spec_of(model)
@@ -105,10 +119,11 @@ def decoded(
         by_head=way.by_head,
     )
     logits: list[torch.Tensor] = []
-    runner = OffloadRunner(
+    runner = Prefilled(
         model,
         [told.context],
         units,
+        kv=true.kv,
         output=len(told.said),
         slots=plan.slots,
         keys=keys,
@@ -243,7 +258,7 @@ def main() -> None:
                 continue
             began_s = perf_counter()
             each = [
-                (told, compared(told, one, way, decoded(model, told, way, adapters, Path(folder))))
+                (told, compared(told, one, way, decoded(model, told, one, way, adapters, Path(folder))))
                 for told, one in zip(tasks, true, strict=True)
             ]
             # Text tells of distributions, needles of retrieval.
