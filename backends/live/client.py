@@ -43,11 +43,17 @@ class Moving(Protocol):
     def wait(self, timeout: float | None = None) -> bool: ...
 
 
+class WrongToken(InputError):
+    """The server wants a token, or another one."""
+
+
 class _Unusable(Exception):
     """An answer that is no use, and may be better next time."""
 
 
 _MAY_PASS = (OSError, HTTPException, _Unusable)
+# A connection, the socket that its answer comes over, and the answer as far as its head.
+_Asked = tuple[HTTPConnection, socket, HTTPResponse]
 
 
 class CloudClient:
@@ -131,8 +137,7 @@ class CloudClient:
 
     def close(self) -> None:
         self._wanted.close()
-        while self._idle:
-            self._idle.pop().close()
+        self._drop_kept()
 
     def __enter__(self) -> "CloudClient":
         return self
@@ -187,14 +192,8 @@ class CloudClient:
     @contextmanager
     def _answer(self, method: str, path: str, headers: dict[str, str]) -> Iterator[tuple[HTTPResponse, socket]]:
         """What the server says to this, and the socket that it comes over. Raises what a refusal means."""
+        connection, connected, response = self._asked(method, self._path + path, self._headers | headers)
         try:
-            connection = self._idle.pop()
-        except IndexError:
-            connection = self._kind(self._host, self._port, timeout=self._timeout_s)
-        try:
-            connection.request(method, self._path + path, headers=self._headers | headers)
-            connected = connection.sock
-            response = connection.getresponse()
             self._check(response)
             yield response, connected
             # A response not read to its end would be taken for the next one's beginning.
@@ -205,6 +204,38 @@ class CloudClient:
             connection.close()
             raise
         connection.close()
+
+    def _asked(self, method: str, path: str, headers: dict[str, str]) -> _Asked:
+        """Ask over a connection that was kept, if there is one. When that turns out to be dead, so are the others: the
+        server hung up on all of them, or began anew. That is no failure of its, and another one is asked over."""
+        try:
+            kept = self._idle.pop()
+        except IndexError:
+            return self._asked_over(self._new(), method, path, headers)
+        try:
+            return self._asked_over(kept, method, path, headers)
+        except (OSError, HTTPException) as error:
+            self._drop_kept()
+            if isinstance(error, TimeoutError):  # it may be there, and slow: waiting as long again is another attempt
+                raise
+        return self._asked_over(self._new(), method, path, headers)
+
+    def _new(self) -> HTTPConnection:
+        return self._kind(self._host, self._port, timeout=self._timeout_s)
+
+    def _asked_over(self, connection: HTTPConnection, method: str, path: str, headers: dict[str, str]) -> _Asked:
+        try:
+            connection.request(method, path, headers=headers)
+            connected = connection.sock  # gone from there when the answer is to be the last
+            return connection, connected, connection.getresponse()
+        except BaseException:
+            connection.close()
+            raise
+
+    def _drop_kept(self) -> None:
+        with suppress(IndexError):
+            while True:
+                self._idle.pop().close()
 
     def _whole(self, response: HTTPResponse, most_bytes: int) -> bytes:
         """The body, to its end."""
@@ -244,6 +275,8 @@ class CloudClient:
         text = f"{self.url}: {said or f'{response.status} {response.reason}'}"
         if response.status == 412:
             raise LinkDown(text)
+        if response.status == 401:
+            raise WrongToken(text)
         if response.status < 500:
             raise InputError(text)
         raise _Unusable(text)
@@ -255,6 +288,18 @@ class CloudClient:
             raise LinkDown(f"the cloud at {self.url} gives nothing, after {failures} attempts: {why}") from None
         if failures:
             wait(_FIRST_PAUSE_S * 2 ** (failures - 1))
+
+
+class CloudGone:
+    """A `Fetcher` of a cloud that could not be reached, or gave no index, before anything was fetched from it: what its
+    chunks are is not known, and none will be taken."""
+
+    def __init__(self, why: str) -> None:
+        self._why = why
+
+    def fetch(self, chunks: Chunks, request: int | None, moving: Moving) -> memoryview:
+        """Raises LinkDown."""
+        raise LinkDown(self._why)
 
 
 class _Room:

@@ -13,6 +13,7 @@ import signal
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.shared_memory import SharedMemory
 from typing import Any, TypeVar
@@ -21,6 +22,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from kvferry.backends.live import codec
+from kvferry.backends.live.child import sheltered
 from kvferry.backends.live.codec import Buffer, DamagedChunk, KeysValues
 from kvferry.specs.errors import InputError, KvferryError, MissingExtra
 
@@ -151,7 +153,11 @@ class _Worker:
         spawn = multiprocessing.get_context("spawn")
         self._connection, theirs = spawn.Pipe()
         self._process = spawn.Process(target=_work, args=(theirs,), name="kvferry-codec", daemon=True)
-        self._process.start()
+        with sheltered():
+            # First, and by itself: as it starts, it lets Ctrl-C in again.
+            resource_tracker.ensure_running()
+        with sheltered():
+            self._process.start()
         theirs.close()
 
     def _stop(self) -> None:
@@ -219,7 +225,6 @@ def _free(segment: SharedMemory | None) -> None:
 
 
 def _work(connection: Connection) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all; the parent decides
     segments: dict[str, SharedMemory] = {}
     while True:
         try:

@@ -36,6 +36,7 @@ from kvferry.backends.live.chunk_ids import read_ids
 from kvferry.backends.live.pacing import PacedLink
 from kvferry.backends.live.store import DamagedStore, Store
 from kvferry.backends.live.store_folder import NoContext, StoreFolder
+from kvferry.backends.live.store_reader import StoreReader
 from kvferry.specs.errors import InputError, LinkDown
 from kvferry.traces.rate import RateTrace
 
@@ -122,7 +123,7 @@ def _answer(request: Request, store: Store, extents: Sequence[tuple[int, int]], 
     headers["content-length"] = str(last + 1 - first)
     if request.method == "HEAD":
         return Response(status_code=status, headers=headers)
-    reader, n_bytes = _Reader(store, extents, first), last + 1 - first
+    reader, n_bytes = StoreReader(store, extents, first), last + 1 - first
     if link is None:
         return _Straight(reader, n_bytes, status, headers)
     link.check()
@@ -130,65 +131,10 @@ def _answer(request: Request, store: Store, extents: Sequence[tuple[int, int]], 
     return _Paced(reader, n_bytes, link, flow, status, headers)
 
 
-class _Reader:
-    """Reads through parts of a store as if they were one file."""
-
-    def __init__(self, store: Store, extents: Sequence[tuple[int, int]], skip: int) -> None:
-        self._store = store
-        self._extents = iter(_joined(extents))
-        self._offset, self._left = 0, 0
-        while skip >= self._left:
-            skip -= self._left
-            self._offset, self._left = next(self._extents)
-        self._offset, self._left = self._offset + skip, self._left - skip
-
-    def take(self, n_bytes: int) -> bytes:
-        parts = []
-        while n_bytes:
-            most = min(n_bytes, self.in_a_row_bytes())
-            part = self._store.bytes_at(self._offset, most)
-            self._passed(len(part))
-            parts.append(part)
-            n_bytes -= len(part)
-        return b"".join(parts)
-
-    def in_a_row_bytes(self) -> int:
-        """How many bytes lie in a row in the file from here."""
-        if not self._left:
-            self._offset, self._left = next(self._extents)
-        return self._left
-
-    def pass_to(self, connected: int, n_bytes: int) -> int:
-        """Have the system copy what lies in a row to this socket, as much of it as fits in there now."""
-        most = min(n_bytes, self.in_a_row_bytes())
-        try:
-            sent = self._store.pass_to(connected, self._offset, most)
-        except BlockingIOError:
-            return 0
-        self._passed(sent)
-        return sent
-
-    def _passed(self, n_bytes: int) -> None:
-        if not n_bytes:
-            raise DamagedStore(f"{self._store.path}: was cut short while it was served")
-        self._offset, self._left = self._offset + n_bytes, self._left - n_bytes
-
-
-def _joined(extents: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The same bytes in fewer pieces, where one begins as the other ends."""
-    joined: list[tuple[int, int]] = []
-    for offset, length in extents:
-        if joined and sum(joined[-1]) == offset:
-            joined[-1] = joined[-1][0], joined[-1][1] + length
-        else:
-            joined.append((offset, length))
-    return joined
-
-
 class _Body(Response):
     """A body that is sent by and by, and told to be of so many bytes."""
 
-    def __init__(self, reader: _Reader, n_bytes: int, status: int, headers: dict[str, str]) -> None:
+    def __init__(self, reader: StoreReader, n_bytes: int, status: int, headers: dict[str, str]) -> None:
         self._reader, self._n_bytes = reader, n_bytes
         self.status_code, self.background = status, None
         self.init_headers(headers)
@@ -237,7 +183,7 @@ class _Paced(_Body):
     place at once."""
 
     def __init__(
-        self, reader: _Reader, n_bytes: int, link: PacedLink, flow: object, status: int, headers: dict[str, str]
+        self, reader: StoreReader, n_bytes: int, link: PacedLink, flow: object, status: int, headers: dict[str, str]
     ) -> None:
         super().__init__(reader, n_bytes, status, headers)
         self._link, self._flow = link, flow

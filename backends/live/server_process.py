@@ -6,15 +6,19 @@ import signal
 import subprocess
 import sys
 import threading
+from collections import deque
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from kvferry.backends.live.child import sheltered
 from kvferry.specs.errors import KvferryError, MissingExtra
 from kvferry.specs.link import LinkSpec
 
 _START_S = 30.0
 _STOP_S = 3.0
+# What is kept of what the server says: the last is why it does not come up.
+_LAST_LINES = 20
 
 
 class ServerProcess:
@@ -34,13 +38,18 @@ class ServerProcess:
             "token": token,
         }
         # What it is to do comes on its standard input, whose end is also how it learns that nobody needs it any more.
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "kvferry.backends.live.server_process"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        with sheltered():
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "kvferry.backends.live.server_process"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        # A pipe that nobody empties is full some day, and the server would wait there instead of serving.
+        self._said = deque[str](maxlen=_LAST_LINES)
+        self._listening = threading.Thread(target=self._listen, name="kvferry server's words", daemon=True)
+        self._listening.start()
         try:
             self.url = self._begin(json.dumps(told))
         except BaseException:
@@ -60,6 +69,7 @@ class ServerProcess:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        self._listening.join()
         for pipe in (process.stdin, process.stdout, process.stderr):
             if pipe is not None:
                 pipe.close()
@@ -72,7 +82,7 @@ class ServerProcess:
 
     def _begin(self, told: str) -> str:
         process = self._process
-        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+        assert process.stdin is not None and process.stdout is not None
         late = threading.Timer(_START_S, process.kill)
         late.start()
         try:
@@ -85,9 +95,15 @@ class ServerProcess:
             late.cancel()
         if not url:
             process.kill()
-            said = process.stderr.read().strip().splitlines()
-            raise KvferryError(f"the server did not come up: {said[-1] if said else 'it said nothing'}")
+            self._listening.join()
+            raise KvferryError(f"the server did not come up: {self._said[-1] if self._said else 'it said nothing'}")
         return url
+
+    def _listen(self) -> None:
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            if line.strip():
+                self._said.append(line.strip())
 
 
 def main() -> None:

@@ -5,6 +5,8 @@ import os
 import selectors
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -116,6 +118,36 @@ def test_a_server_killed_on_the_way_and_back_again(folder: Path, whole: bytes) -
                 os.kill(first.process_id, signal.SIGKILL)
 
         assert client.fetch(ALL, 0, Watch(kill)) == whole
+
+
+def test_a_server_begun_anew_behind_connections_that_were_kept(folder: Path, whole: bytes) -> None:
+    with (
+        ServerProcess(folder) as first,
+        ServerProcess(folder) as second,
+        Proxy(first.url, lambda number, so_far, data: data) as proxy,
+        CloudClient(proxy.url) as client,
+    ):
+        client.index("0")
+        all_under_way = threading.Barrier(8)
+
+        class Meeting(Watch):
+            def moved(self, n_bytes: float) -> None:
+                if not self.bytes_done:
+                    all_under_way.wait(30)
+                super().moved(n_bytes)
+
+        threads = [threading.Thread(target=client.fetch, args=(ALL, n, Meeting())) for n in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(client._idle) == 8
+        proxy.target = second.url
+        os.kill(first.process_id, signal.SIGKILL)
+        time.sleep(0.3)
+        # None of the eight says anything any more, which is no failure of the server's that is there now.
+        assert client.fetch(ALL, 0, Watch()) == whole
+        assert len(client._idle) == 1
 
 
 def test_a_damaged_chunk_is_asked_for_again(server: ServerProcess, whole: bytes) -> None:
@@ -447,6 +479,70 @@ def test_stopping_does_not_wait_for_the_slow(folder: Path) -> None:
             client.fetch(ALL, 0, Watch())
         server._process.wait(10)
         assert time.monotonic() - start_s < 8
+
+
+def test_a_server_that_says_much_goes_on_serving(folder: Path, tmp_path: Path) -> None:
+    """Beyond what a pipe holds: it says a line of some 250 bytes to every request for a damaged store."""
+    stores = tmp_path / ("s" * 200)
+    stores.mkdir()
+    data = (folder / "0.kvs").read_bytes()
+    (stores / "half.kvs").write_bytes(data[: len(data) // 2])
+    (stores / "0.kvs").write_bytes(data)
+    with ServerProcess(stores) as server, CloudClient(server.url, attempts=1, timeout_s=10) as client:
+        for _ in range(600):
+            with pytest.raises(LinkDown, match="store is damaged"):
+                client.index("half")
+        assert client.index("0")
+        assert len(server._said) == 20
+
+
+_INTERRUPTED = """
+import os, signal, sys, threading, time
+from pathlib import Path
+from kvferry.backends.live.codec_pool import CodecPool
+from kvferry.backends.live.server_process import ServerProcess
+
+signal.signal(signal.SIGINT, lambda *_: None)  # this one goes on; in a child it would be Python's own, which raises
+done = threading.Event()
+
+def interrupt():
+    while not done.wait(0.02):
+        os.killpg(0, signal.SIGINT)
+
+threading.Thread(target=interrupt, daemon=True).start()
+if __name__ == "__main__":
+    with ServerProcess(Path(sys.argv[1])) as server, CodecPool(2) as pool:
+        pool.decode([Path(sys.argv[2]).read_bytes()]).result()
+        print(server.url, len(pool.process_ids))
+        done.set()
+"""
+
+
+def test_ctrl_c_is_the_parents_alone(folder: Path, tmp_path: Path) -> None:
+    """To all of the group, as a terminal sends it, all the time while the children begin and import."""
+    program, chunk = tmp_path / "program.py", tmp_path / "chunk"
+    program.write_text(_INTERRUPTED)
+    chunk.write_bytes(encode("fp16", *np.zeros((2, 4, 8))))
+    told = subprocess.run(
+        [sys.executable, str(program), str(folder), str(chunk)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        start_new_session=True,
+    )
+    assert (told.returncode, told.stderr) == (0, "")
+    assert told.stdout.startswith("http://127.0.0.1:")
+
+
+def test_files_where_the_user_is_are_not_run(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("random", "socket", "pickle", "json", "struct"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('a file of the user')\n")
+    monkeypatch.chdir(tmp_path)
+    with ServerProcess(folder) as server, CloudClient(server.url) as client:
+        assert client.contexts() == ["0"]
+    with CodecPool(1) as pool:
+        assert len(pool.decode([encode("fp16", *np.zeros((2, 4, 8)))]).result()) == 1
+    assert "PYTHONSAFEPATH" not in os.environ
 
 
 def test_a_server_does_not_outlive_its_owner(folder: Path) -> None:
