@@ -19,6 +19,7 @@ from kvferry.backends.live.runner import Prompt
 from kvferry.backends.live.session import Session
 from kvferry.backends.live.store import DamagedStore, Index, Store, StoredModel, StoreHeader, StoreWriter
 from kvferry.backends.live.store_folder import SUFFIX
+from kvferry.backends.sim_world import ModelledContexts
 from kvferry.backends.world import Say
 from kvferry.policies.codecs import CODECS, Encoding
 from kvferry.specs.errors import InputError, pick
@@ -78,14 +79,21 @@ class Library:
 
     def stored(self, sequence: int, index: Index) -> StoredContext:
         """What a context weighs: sizes as they lie in its store, blocks as this scenario's attention runs them."""
+        coded = pick("codec", CODECS, index.header.codec)(np.ones((1, 1, 1)), 1).entropy_coded
+        return self._stored(sequence, Encoding(index.encoded_bytes(), index.level_scale, coded))
+
+    def estimated(self, sequence: int, codec_name: str) -> StoredContext:
+        """The same without its store: sizes as the simulator models them."""
+        return self._stored(sequence, ModelledContexts(self._scenario, codec_name).stored(sequence).encoding)
+
+    def _stored(self, sequence: int, encoding: Encoding) -> StoredContext:
         tokens = np.array(self._tokens)
         if self._scenario.live.attention == "dense":
             blocks = causal_blocks(tokens, np.cumsum(tokens) - tokens)
-            active = np.broadcast_to(blocks[:, None, None], index.header.shape)
+            active = np.broadcast_to(blocks[:, None, None], encoding.encoded_bytes.shape)
         else:
             active = self._recording(sequence).chunks.active_blocks
-        coded = pick("codec", CODECS, index.header.codec)(np.ones((1, 1, 1)), 1).entropy_coded
-        return StoredContext(tokens, active, Encoding(index.encoded_bytes(), index.level_scale, coded))
+        return StoredContext(tokens, active, encoding)
 
     def _attention(self, sequence: int) -> Attention:
         return dense if self._scenario.live.attention == "dense" else BlockSparse(self._recording(sequence).masks)

@@ -3,7 +3,7 @@
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from kvferry.backends.live import codec
-from kvferry.backends.live.client import CloudClient
+from kvferry.backends.live.client import CloudClient, CloudGone, WrongToken
 from kvferry.backends.live.codec_pool import CodecPool
 from kvferry.backends.live.library import Library
 from kvferry.backends.live.link import Fetched
@@ -23,13 +23,14 @@ from kvferry.backends.live.prompts import Prompts
 from kvferry.backends.live.runner import SessionRunner
 from kvferry.backends.live.server_process import ServerProcess
 from kvferry.backends.live.session import Session
+from kvferry.backends.live.store import DamagedStore, Index
 from kvferry.backends.live.stream import streams_of
 from kvferry.backends.world import Say
 from kvferry.machine.machine import Refused
 from kvferry.machine.ops import Decompress, KvRef
 from kvferry.machine.span import Tell
 from kvferry.sim.costs.cost_model import main_costs
-from kvferry.specs.errors import InputError
+from kvferry.specs.errors import InputError, LinkDown
 from kvferry.specs.model import ModelSpec
 from kvferry.specs.scenario import Scenario
 from kvferry.traces.rate import RateTrace
@@ -57,7 +58,7 @@ class LiveWorld:
             server = ServerProcess(self._library.folder, scenario.link, token=None)
             url = stack.enter_context(server).url
         self.client = stack.enter_context(CloudClient(url, token=os.environ.get(TOKEN), names=names.__getitem__))
-        self._stored = [self._library.stored(n, self._index(n, names[n])) for n in sequences]
+        self._stored, gone = self._weighed(names, codec_name, say)
         self._runner = SessionRunner(model, self._library.prompt, chunk_tokens=scenario.workload.chunk_tokens)
         self._pool = stack.enter_context(CodecPool(scenario.device.decompressor.workers))
         self._pool.decode(self._first_chunks(codec_name)).result()
@@ -67,7 +68,7 @@ class LiveWorld:
             scenario.device.name,
             self._runner,
             capacity_bytes=scenario.budget.memory_bytes or scenario.device.memory.free_bytes,
-            fetcher=self.client,
+            fetcher=gone or self.client,
             decode=self._decode,
             decompress_workers=scenario.device.decompressor.workers,
             place=self._place,
@@ -80,8 +81,9 @@ class LiveWorld:
         weights = self.machine.memory.reserve(scenario.model.weight_bytes, "weights")
         self._weights_refused = weights if isinstance(weights, Refused) else None
         self.machine.warm(lambda: self._warm_up(model))
-        if scenario.live.cloud is None:
-            self.client.restart_replay()
+        if scenario.live.cloud is None and gone is None:
+            with suppress(LinkDown):  # the fetches will tell
+                self.client.restart_replay()
 
     @property
     def link(self) -> RateTrace:
@@ -114,9 +116,21 @@ class LiveWorld:
         }
         return {key: value for key, value in held.items() if value is not None}
 
-    def _index(self, sequence: int, name: str) -> Any:
+    def _weighed(self, names: Sequence[str], codec_name: str, say: Say) -> tuple[list[StoredContext], CloudGone | None]:
+        """What the contexts weigh, by their indices; and in whose stead to fetch when not all of these can be had. Who
+        has no cloud can still compute, and is told."""
+        try:
+            return [self._library.stored(n, self._index(n, name)) for n, name in enumerate(names)], None
+        except (LinkDown, DamagedStore) as error:
+            say(f"nothing can be fetched: {error}")
+            return [self._library.estimated(n, codec_name) for n in range(len(names))], CloudGone(str(error))
+
+    def _index(self, sequence: int, name: str) -> Index:
         try:
             return self.client.index(name, self._library.stored_model)
+        except WrongToken as error:
+            has = "holds another" if os.environ.get(TOKEN) else "is not set"
+            raise InputError(f"live.cloud: {error}; it is taken from {TOKEN}, which {has}") from None
         except InputError as error:
             if self._scenario.live.cloud is None:
                 raise

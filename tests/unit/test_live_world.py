@@ -3,12 +3,14 @@
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from kvferry.backends.live.store import Store, StoreWriter
 from kvferry.pipelines.run import run_scenario
 from kvferry.policies.codecs import CODECS
 from kvferry.scenarios.loader import load_scenario
@@ -128,13 +130,59 @@ def test_a_hopeless_link_leaves_the_work_to_the_processor() -> None:
         ({"live": {"text": "/nonexistent.txt"}}, "live.text"),
         ({"live": {"processor": "abacus"}}, "^live.processor: device 'abacus' is not available"),
         ({"live": {"processor": "abacus", "weights": "byte-small"}}, "^live.processor: device 'abacus'"),
-        ({"live": {"cloud": "http://127.0.0.1:9"}}, "127.0.0.1:9"),
     ],
 )
 def test_what_cannot_be_had_is_told(changes: dict[str, Any], told: str) -> None:
     with pytest.raises(Exception, match=told) as caught:
         run_scenario(scenario(**changes))
     assert type(caught.value).__module__.startswith("kvferry")
+
+
+@pytest.mark.parametrize("system", ["ferry", "stream-only"])
+def test_a_cloud_that_is_gone_before_the_start(system: str) -> None:
+    said: list[str] = []
+    run = run_scenario(scenario(system=system, live={"cloud": "http://127.0.0.1:9"}), say=said.append)
+    assert run.outcome == "done", run.why
+    (record,) = run.requests
+    assert (record.units_computed, record.units_streamed) == (9, 0)
+    assert record.link_down is not None and "127.0.0.1:9 gives nothing" in record.link_down
+    assert any("127.0.0.1:9 gives nothing" in line for line in said)
+    alone = run_scenario(scenario(system="local-prefill"))
+    assert run.measured["answers"] == alone.measured["answers"]
+
+
+def _chunks_that_do_not_decode(path: Path, bad: Callable[[int], bool]) -> None:
+    """Write a store anew with other bytes in some chunks, and checksums that fit: they come through as stored."""
+    with Store(path) as store:
+        header, tokens = store.index.header, store.index.token_ids
+        chunks = store.read(range(int(np.prod(header.shape))))
+    with StoreWriter(path, header, tokens) as writer:
+        for i, (place, data) in enumerate(zip(np.ndindex(header.shape), chunks, strict=True)):
+            at = len(data) // 2
+            writer.put(*place, data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :] if bad(i) else data)
+
+
+@pytest.mark.parametrize("system", ["ferry", "stream-only", "sparkv"])
+@pytest.mark.parametrize("which", ["one", "all"])
+def test_chunks_that_arrive_whole_and_do_not_decode(tmp_path: Path, system: str, which: str) -> None:
+    exact: dict[str, Any] = {"model": {"kv_value_bytes": 2}, "live": {"dtype": "float16"}}
+    described = scenario(system=system, policies={"codec": "fp16"}, **exact)
+    alone = run_scenario(scenario(system="local-prefill", policies={"codec": "fp16"}, **exact))
+    run_scenario(described)
+    (path,) = (tmp_path / "stores").glob("fp16*")
+    _chunks_that_do_not_decode(path, (lambda i: i == 15) if which == "one" else (lambda i: True))
+    run = run_scenario(described)
+    assert run.outcome == "done", run.why
+    (record,) = run.requests
+    assert record.units_computed + record.units_streamed == 3 * 3
+    assert run.measured["answers"] == alone.measured["answers"]
+    if system == "stream-only":
+        assert record.units_computed == record.units_unusable == (1 if which == "one" else 9)
+        assert record.wasted_bytes > 0
+    if record.units_unusable:
+        assert "checksum" in (record.unusable or "")
+        assert run.faults
+    assert record.link_down is None
 
 
 def test_texts_of_another_kind_are_told_apart() -> None:
@@ -177,6 +225,19 @@ def test_the_command_and_a_cloud_of_its_own(tmp_path: Path) -> None:
         other = command("run", "live.yaml", "--set", f"live.cloud={server.url}", "--set", "workload.context=512")
         assert other.returncode == 2
         assert "kvferry encode" in other.stderr
+
+
+def test_a_token_that_the_server_does_not_know(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from kvferry.backends.live.server_process import ServerProcess
+
+    run_scenario(scenario(system="local-prefill"))
+    with ServerProcess(tmp_path / "stores", token="open-sesame-42") as server:
+        asked = scenario(live={"cloud": server.url})
+        with pytest.raises(InputError, match="needs the right token; it is taken from KVFERRY_TOKEN, which is not set"):
+            run_scenario(asked)
+        monkeypatch.setenv("KVFERRY_TOKEN", "open-sesame-43")
+        with pytest.raises(InputError, match="KVFERRY_TOKEN, which holds another"):
+            run_scenario(asked)
 
 
 def test_sizes_of_a_store_are_what_the_model_of_the_codec_says() -> None:
