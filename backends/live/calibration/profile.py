@@ -54,8 +54,9 @@ def _processor(
 ) -> RooflineFit | None:
     draft.put(f"{key}.kind", main, "what torch ran on")
     draft.put(f"{key}.threads", settings.threads, "as asked for: CPU threads of one op")
+    in_place = "; those of decoding with KV on storage beside their reads" if only(measured, "select") else ""
     table = (
-        f"seconds of {model.name}'s ops on the idle device, {settings.attention} attention, "
+        f"seconds of {model.name}'s ops on the idle device{in_place}, {settings.attention} attention, "
         f"{settings.threads} threads, {8 * model.kv_value_bytes:g} bits; means, see calibration.json"
     )
     products, copies = only(measured, "matrix_product"), only(measured, "memory_copy")
