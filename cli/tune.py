@@ -11,33 +11,82 @@ from kvferry.cli.options import JsonOption, ScenarioArgument, SeedOption, SetOpt
 
 def tune(
     scenario: ScenarioArgument,
-    kv_memory: Annotated[str, typer.Option("--kv-memory", help="For all sequences together, as in '2200 MiB'.")],
-    most_context: Annotated[str, typer.Option("--most-context", help="As in 32Ki.")] = "32Ki",
-    most_batch: Annotated[int, typer.Option("--most-batch", min=1, max=64)] = 8,
+    kv_memory: Annotated[
+        str | None,
+        typer.Option("--kv-memory", help="For all sequences together, as in '2200 MiB'; else the scenario's budget."),
+    ] = None,
+    most_context: Annotated[
+        str | None, typer.Option("--most-context", help="As in 32Ki; else the scenario's context.")
+    ] = None,
+    most_batch: Annotated[int | None, typer.Option("--most-batch", help="Else the scenario's batch.")] = None,
+    selected: Annotated[
+        int | None, typer.Option("--selected-tokens", help="MG; else the scenario's policies.selected_tokens.")
+    ] = None,
+    most_group: Annotated[int | None, typer.Option("--most-group", help="Longest group to try (G_max).  [8]")] = None,
+    most_compression: Annotated[
+        float | None, typer.Option("--most-compression", help="Of the keys that are scored (sigma_max).  [32]")
+    ] = None,
+    relaxation: Annotated[
+        float | None, typer.Option("--relaxation", help="Share of I/O that need not be hidden (alpha).  [0.05]")
+    ] = None,
+    tolerance: Annotated[
+        float | None,
+        typer.Option("--tolerance", help="How much longer than the fastest a block may take, as a share.  [0.04]"),
+    ] = None,
+    buffer_step: Annotated[
+        int | None, typer.Option("--buffer-step", help="Tokens that the reuse buffer grows by (delta).  [400]")
+    ] = None,
+    least_context: Annotated[
+        str | None, typer.Option("--least-context", help="Shortest context to solve for (S_min).  [4Ki]")
+    ] = None,
+    context_step: Annotated[
+        str | None, typer.Option("--context-step", help="Between contexts; else 2Ki, or more of many.")
+    ] = None,
+    batch_step: Annotated[
+        int | None, typer.Option("--batch-step", help="Between batches; else 1, or more of many.")
+    ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Where to write JSON.")] = None,
     settings: SetOption = None,
     seed: SeedOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Tune decoding with KV on storage, offline, as KVSwap does (its Section 3.5).
+    """Tune decoding with KV on storage, offline, as KVSwap does (its Section 3.5 and appendix A).
 
-    The file serves later runs: kvferry run SCENARIO --set policies.tuned=FILE takes the nearest batch and context.
+    The file serves later runs: kvferry run SCENARIO --set policies.tuned=FILE takes the nearest batch and context, and
+    gives every sequence the memory that it was tuned for.
     """
+    from pydantic import ValidationError
+
     from kvferry.analysis.folder import write_file
     from kvferry.cli.checks import scenario_for_run
     from kvferry.cli.progress import say
     from kvferry.cli.table import print_table
-    from kvferry.pipelines.offload_tuning import tune_scenario
-    from kvferry.policies.offload.tuner import TuningLimits
+    from kvferry.pipelines.offload_tuning import limits_of, tune_scenario
+    from kvferry.policies.offload.tuning_limits import TuningLimits
+    from kvferry.scenarios.faults import complaints_of
     from kvferry.specs.errors import InputError
-    from kvferry.specs.units import count, quantity
 
     loaded = scenario_for_run(scenario, overrides(settings, seed))
     try:
-        budget_bytes, context = quantity(kv_memory, "size"), count(most_context)
-    except ValueError as error:
-        raise InputError(f"kvferry tune: {error}") from None
-    limits = TuningLimits(budget_bytes=budget_bytes, most_context=context, most_batch=most_batch)
+        limits = limits_of(
+            loaded,
+            budget_bytes=_read("--kv-memory", kv_memory, size=True),
+            most_context=_read("--most-context", most_context),
+            most_batch=most_batch,
+            least_context=_read("--least-context", least_context),
+            context_step=_read("--context-step", context_step),
+            batch_step=batch_step,
+            selected_tokens=selected,
+            most_group_tokens=most_group,
+            most_compression=most_compression,
+            relaxation=relaxation,
+            tolerance=tolerance,
+            slots_step_tokens=buffer_step,
+        )
+    except ValidationError as error:
+        faults = complaints_of(error, TuningLimits)
+        told = (f"{_OPTIONS.get('.'.join(map(str, fault.key)), 'limits')}: {fault.what}" for fault in faults)
+        raise InputError("\n".join(told)) from None
     found = tune_scenario(loaded, limits)
     if output is not None:
         write_file(output, found.to_json().encode())
@@ -55,8 +104,37 @@ def tune(
             s.grouping.slots,
             f"{s.memory_bytes / 2**20:,.0f}",
             f"{1e3 * s.block_s:.2f}",
-            "yes" if s.hidden else "no",
+            f"{s.overlap:.0%}" if s.hidden else f"{s.overlap:.0%}, not enough",
         )
         for s in found.solved.values()
     ]
     print_table(("batch", "context", "G", "sigma", "M", "C", "MiB", "block, ms", "I/O hidden"), rows)
+
+
+# What a user calls a limit.
+_OPTIONS = {
+    "budget_bytes": "--kv-memory",
+    "most_context": "--most-context",
+    "most_batch": "--most-batch",
+    "least_context": "--least-context",
+    "context_step": "--context-step",
+    "batch_step": "--batch-step",
+    "selected_tokens": "--selected-tokens",
+    "most_group_tokens": "--most-group",
+    "most_compression": "--most-compression",
+    "relaxation": "--relaxation",
+    "tolerance": "--tolerance",
+    "slots_step_tokens": "--buffer-step",
+}
+
+
+def _read(option: str, text: str | None, size: bool = False) -> float | int | None:
+    from kvferry.specs.errors import InputError
+    from kvferry.specs.units import count, quantity
+
+    if text is None:
+        return None
+    try:
+        return quantity(text, "size") if size else count(text)
+    except ValueError as error:
+        raise InputError(f"{option}: {error}") from None

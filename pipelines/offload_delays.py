@@ -4,6 +4,7 @@ For planning: no events, the mean of everything. The modelled world, with its ev
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -22,13 +23,15 @@ class BlockDelays:
     """Seconds of one Transformer block for a whole batch.
 
     ``before_s``: choosing and bookkeeping, before the block's reads can begin. ``io_s``: the reads. ``compute_s``: the
-    block itself. ``block_s``: all of it, reads beside computing where the system reads ahead.
+    block itself. ``block_s``: all of it, reads beside computing where the system reads ahead. ``overlapped_s``: of the
+    reads, what passes while the block computes.
     """
 
     before_s: float
     io_s: float
     compute_s: float
     block_s: float
+    overlapped_s: float
 
 
 class Delays:
@@ -44,8 +47,11 @@ class Delays:
         slowdown = device.contention.slowdown.get(device.main, {}) if device.contention else {}
         # Of compute that runs beside reads, the share that is not lost.
         self._beside = 1 / slowdown.get("storage", 1.0)
+        # Tuning asks again and again for the same.
+        self.op_s = lru_cache(maxsize=1 << 14)(self._op_s)
+        self._units_s = lru_cache(maxsize=1 << 14)(self._read_units_s)
 
-    def op_s(self, op: Op) -> float:
+    def _op_s(self, op: Op) -> float:
         return self._spec.dispatch_s + self._costs.cost(op).duration_s
 
     def block(self, plan: DecodePlan, reuse_rate: float = 0.0) -> BlockDelays:
@@ -65,8 +71,14 @@ class Delays:
         # Keys are rebuilt while their values are read; all the rest, where the next layer's are read meanwhile.
         rebuild_s = self.op_s(Reconstruct(batch, tokens, plan.rank)) if policy.values_only else 0.0
         beside_s, after_s = (rebuild_s + compute_s, 0.0) if policy.ahead else (rebuild_s, compute_s)
-        block_s = before_s + max(io_s, beside_s + io_s * (1 - self._beside) if beside_s else 0.0) + after_s
-        return BlockDelays(before_s=before_s, io_s=io_s, compute_s=rebuild_s + compute_s, block_s=block_s)
+        slowed_s = beside_s + io_s * (1 - self._beside) if beside_s else 0.0
+        return BlockDelays(
+            before_s=before_s,
+            io_s=io_s,
+            compute_s=rebuild_s + compute_s,
+            block_s=before_s + max(io_s, slowed_s) + after_s,
+            overlapped_s=min(io_s, slowed_s),
+        )
 
     def io_s(self, plan: DecodePlan, reuse_rate: float = 0.0) -> float:
         """Reading what one block of the whole batch lacks."""
@@ -77,7 +89,10 @@ class Delays:
             return self._curves.batch_s(lengths, extra_s=miss_s)
         missing = plan.sequences * plan.units_per_selection * (1 - reuse_rate)
         whole = max(1, round(missing))
-        return self._curves.batch_s(np.full(whole, layout.stride_bytes), extra_s=miss_s) * missing / whole
+        return self._units_s(whole, layout.stride_bytes, miss_s) * missing / whole
+
+    def _read_units_s(self, units: int, stride_bytes: int, miss_s: float) -> float:
+        return self._curves.batch_s(np.full(units, stride_bytes), extra_s=miss_s)
 
     def step_s(self, plan: DecodePlan, reuse_rate: float = 0.0) -> float:
         """One token per sequence: all blocks, the first of which has nothing to be read beside, and the head."""

@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -16,10 +15,10 @@ from kvferry.pipelines.context_reuse import OutOfMemory
 from kvferry.pipelines.memory_decode import InMemoryDecode
 from kvferry.pipelines.offload_decode import OffloadedDecode
 from kvferry.pipelines.offload_figures import Decoding, Tally, Totals, decoded_of, figures_of, half_of, paces_of
-from kvferry.pipelines.offload_plan import DecodePlan, DecodePolicy, plan_of, shape_of
+from kvferry.pipelines.offload_plan import DecodePlan, plan_of, shape_of
 from kvferry.pipelines.offload_systems import DECODE_SYSTEMS, DecodeSystem
+from kvferry.pipelines.offload_tuned import tuned
 from kvferry.pipelines.record import Outcome, RequestRecord, Run
-from kvferry.policies.offload.tuner import Solutions
 from kvferry.specs.errors import InputError, MissingExtra, pick
 from kvferry.specs.scenario import Scenario
 
@@ -47,20 +46,23 @@ DECODE_BACKENDS: dict[str, OpenDecodeWorld] = {"sim": sim_decode_world, "torch":
 
 def plan_for(scenario: Scenario, system: DecodeSystem) -> DecodePlan:
     """What a system would do in a scenario. Raises InputError."""
-    workload, budget, policy = scenario.workload, scenario.budget, tuned(system.policy, scenario)
+    workload, budget = scenario.workload, scenario.budget
+    policy, tuned_bytes = tuned(system.policy, scenario)
     storage = scenario.device.storage
     full_bytes = float(shape_of(scenario.model).full_bytes(workload.context))
     largest = budget.kv_bytes is not None and budget.kv_share is not None
+    each_bytes = math.inf if largest and policy.fixed else tuned_bytes or scenario.kv_budget_bytes(full_bytes)
+    budget_key = "budget.kv_share" if budget.kv_share is not None or budget.kv_bytes is None else "budget.kv"
     plan = plan_of(
         policy,
         scenario.model,
         sequences=workload.batch,
         context=workload.context,
         output=workload.output,
-        budget_bytes=math.inf if largest and policy.fixed else scenario.kv_budget_bytes(full_bytes),
+        budget_bytes=each_bytes,
         good_read_bytes=GOOD_READ_BYTES if storage is None else storage.good_read_bytes,
         block_bytes=BLOCK_BYTES if storage is None else int(storage.block_bytes),
-        budget_key="budget.kv_share" if budget.kv_share is not None or budget.kv_bytes is None else "budget.kv",
+        budget_key="policies.tuned" if tuned_bytes else budget_key,
     )
     if not largest:
         return plan
@@ -72,25 +74,6 @@ def plan_for(scenario: Scenario, system: DecodeSystem) -> DecodePlan:
             f" one needs {plan.memory_bytes / 2**20:,.0f} MiB"
         )
     return replace(plan, sequences=together, layout=replace(plan.layout, sequences=together))
-
-
-def tuned(policy: DecodePolicy, scenario: Scenario) -> DecodePolicy:
-    """The policy with what a tuning found for this batch and context, if it names one. Raises InputError."""
-    if policy.tuned is None:
-        return policy
-    try:
-        text = Path(policy.tuned).read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise InputError(f"policies.tuned: {policy.tuned!r:.200} cannot be read: {error}") from None
-    found = Solutions.from_json(text, policy.tuned).nearest(scenario.workload.batch, scenario.workload.context).grouping
-    return replace(
-        policy,
-        group_tokens=found.group_tokens,
-        selected_tokens=found.selected_tokens,
-        compression=found.compression,
-        slots=found.slots or None,
-        reuse=found.slots > 0,
-    )
 
 
 def run_offload(

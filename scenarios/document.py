@@ -31,7 +31,7 @@ _WORDS = {"": None, "~": None} | {
 
 def read_document(path: Path) -> Node:
     """The file as nodes. Raises InputError when it is missing, no regular file, too large, or no good YAML."""
-    return parse_document(_read(path), shown(path), path.resolve().parent)
+    return parse_document(read_text(path), shown(path), path.resolve().parent)
 
 
 def shown(path: Path) -> str:
@@ -72,7 +72,8 @@ def parse_document(text: str, source: str, folder: Path) -> Node:
     return _Builder(source, folder).build(root, Place(source, 1, folder))
 
 
-def _read(path: Path) -> str:
+def read_text(path: Path, most_bytes: int = MOST_BYTES, kind: str = "scenario") -> str:
+    """A regular file's text, of so many bytes at most. Raises InputError."""
     name = shown(path)
     problem = regular_file(path)
     if problem:
@@ -82,11 +83,11 @@ def _read(path: Path) -> str:
         with os.fdopen(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise InputError(f"{name} is a pipe or a device, not a regular file")
-            data = file.read(MOST_BYTES + 1)
+            data = file.read(most_bytes + 1)
     except OSError as error:
         raise InputError(f"{name} cannot be read: {error.strerror}") from None
-    if len(data) > MOST_BYTES:
-        raise InputError(f"{name} has more than {MOST_BYTES:,} bytes, which no scenario needs")
+    if len(data) > most_bytes:
+        raise InputError(f"{name} has more than {most_bytes:,} bytes, which no {kind} needs")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
