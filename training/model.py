@@ -25,6 +25,7 @@ def config(hidden: int, ffn: int) -> Qwen3Config:
             "rope_theta": 1e5,
             "factor": CONTEXT_TOKENS / TRAINED_TOKENS,
             "original_max_position_embeddings": TRAINED_TOKENS,
+            "attention_factor": 1.26,
         },
         tie_word_embeddings=True,
         initializer_range=0.02,
