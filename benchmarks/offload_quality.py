@@ -227,7 +227,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--context", type=int, default=4096)
     parser.add_argument("--texts", type=int, default=2)
-    parser.add_argument("--ways", help="only those whose name begins so")
+    parser.add_argument("--ways", nargs="+", help="only those whose name begins with one of these")
     parser.add_argument("--output", type=Path, help="folder for quality.json")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -254,7 +254,7 @@ def main() -> None:
     print("| |", " | ".join(columns), "|\n|---|", "---|" * len(columns), sep="")
     with TemporaryDirectory() as folder:
         for way in ways(arguments.context):
-            if arguments.ways and not way.name.startswith(arguments.ways):
+            if arguments.ways and not way.name.startswith(tuple(arguments.ways)):
                 continue
             began_s = perf_counter()
             each = [
