@@ -24,7 +24,7 @@ class Decompressor(SlowedQueue):
         self, env: simpy.Environment, spec: DecompressorSpec, tell: Tell, contention: Contention | None = None
     ) -> None:
         super().__init__(env, "decompress", tell, spec.workers, contention)
-        self._values_per_s, self._piece_s = spec.values_per_s, spec.piece_s
+        self._spec = spec
 
     def decompress(
         self,
@@ -37,4 +37,4 @@ class Decompressor(SlowedQueue):
     ) -> Ticket:
         """Decode so many key and value numbers; fires with `result`."""
         work = TimedWork(self.env, self, 0.0, label, request, result)
-        return self.hand_over(work, self._piece_s + values / self._values_per_s, after, priority)
+        return self.hand_over(work, self._spec.seconds(values), after, priority)

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from kvferry.specs.base import BadKey, Spec
 from kvferry.specs.storage import StorageSpec
@@ -92,12 +92,41 @@ class MemorySpec(Spec):
         return self.capacity_bytes - self.reserved_bytes
 
 
+class PieceSpec(Spec):
+    """A piece whose decoding was measured."""
+
+    values: float = Field(gt=0)
+    seconds: Seconds = Field(gt=0)
+
+
 class DecodingSpec(Spec):
     """How fast one worker decodes."""
 
     values_per_s: ValuesPerS
     # Fixed time of a piece: handing it to a worker, and back.
     piece_s: Seconds = 0.0
+    # Pieces that were measured, ascending. None: what a piece takes is the line that the two numbers above say.
+    pieces: tuple[PieceSpec, ...] = Field(default=(), max_length=64)
+
+    @field_validator("pieces")
+    @classmethod
+    def _ascending(cls, pieces: tuple[PieceSpec, ...]) -> tuple[PieceSpec, ...]:
+        if any(b.values <= a.values for a, b in zip(pieces, pieces[1:], strict=False)):
+            raise ValueError("values must ascend, each size once")
+        return pieces
+
+    def seconds(self, values: float) -> float:
+        """What one piece of so many values takes: between measured ones by a straight line, beyond the largest by
+        `values_per_s`; a smaller one takes no less than the smallest, which is hardly more than handing it over."""
+        if not self.pieces:
+            return self.piece_s + values / self.values_per_s
+        below = self.pieces[0]
+        for above in self.pieces:
+            if values <= above.values:
+                share = (values - below.values) / (above.values - below.values) if above is not below else 0.0
+                return below.seconds + share * (above.seconds - below.seconds)
+            below = above
+        return below.seconds + (values - below.values) / self.values_per_s
 
 
 class DecompressorSpec(DecodingSpec):
@@ -111,7 +140,8 @@ class DecompressorSpec(DecodingSpec):
     def of(self, codec: str) -> "DecompressorSpec":
         """As it is while that codec is decoded."""
         own = self.codecs.get(codec, self)
-        return self.model_copy(update={"values_per_s": own.values_per_s, "piece_s": own.piece_s})
+        decoding = {"values_per_s": own.values_per_s, "piece_s": own.piece_s, "pieces": own.pieces}
+        return self.model_copy(update=decoding)
 
 
 class NetworkInterfaceSpec(Spec):

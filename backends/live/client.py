@@ -105,6 +105,15 @@ class CloudClient:
             index.check_model(model)
         return index
 
+    def connect(self, connections: int) -> None:
+        """Have so many connections open, so that fetches which begin together wait for none. One that cannot be opened
+        is not missed: whoever fetches tries again, and tells."""
+        with suppress(OSError, HTTPException):
+            while len(self._idle) < connections:
+                connection = self._new()
+                connection.connect()
+                self._idle.append(connection)
+
     def restart_replay(self) -> None:
         """The server's link plays its trace from the beginning, now. Raises LinkDown, InputError."""
         self._get("/replay", "POST")

@@ -16,7 +16,7 @@ from kvferry.backends.live import codec
 from kvferry.backends.live.client import CloudClient, CloudGone, WrongToken
 from kvferry.backends.live.codec_pool import CodecPool
 from kvferry.backends.live.library import Library
-from kvferry.backends.live.link import Fetched
+from kvferry.backends.live.link import FETCHES_AHEAD, Fetched
 from kvferry.backends.live.machine import LiveMachine
 from kvferry.backends.live.models import check_device, load_model, random_model, spec_of
 from kvferry.backends.live.prompts import Prompts
@@ -81,6 +81,8 @@ class LiveWorld:
         weights = self.machine.memory.reserve(scenario.model.weight_bytes, "weights")
         self._weights_refused = weights if isinstance(weights, Refused) else None
         self.machine.warm(lambda: self._warm_up(model))
+        if gone is None:
+            self.client.connect(FETCHES_AHEAD)
         if scenario.live.cloud is None and gone is None:
             with suppress(LinkDown):  # the fetches will tell
                 self.client.restart_replay()
@@ -149,7 +151,13 @@ class LiveWorld:
         prompt = self._library.prompt(0)
         few = prompt.context[: 2 * workload.chunk_tokens]
         for _ in range(2):
-            session = Session(model, few, chunk_tokens=workload.chunk_tokens, room=len(prompt.question) + 1)
+            session = Session(
+                model,
+                few,
+                chunk_tokens=workload.chunk_tokens,
+                room=len(prompt.question) + 1,
+                attention=prompt.attention,  # masks of the first chunks are those of the few as well
+            )
             session.prefill()
             session.read(prompt.question)
             session.read(prompt.question[:1])

@@ -474,7 +474,7 @@ def test_a_crowd_is_turned_away_and_the_rest_served(
 def test_stopping_does_not_wait_for_the_slow(folder: Path) -> None:
     with ServerProcess(folder, LinkSpec(rate_bytes_per_s=1e3)) as server, CloudClient(server.url, attempts=1) as client:
         start_s = time.monotonic()
-        threading.Timer(0.5, os.kill, (server.process_id, signal.SIGINT)).start()
+        threading.Timer(0.5, os.kill, (server.process_id, signal.SIGTERM)).start()
         with pytest.raises(LinkDown):
             client.fetch(ALL, 0, Watch())
         server._process.wait(10)

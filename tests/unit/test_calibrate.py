@@ -299,6 +299,15 @@ def test_numbers_of_a_profile_by_hand() -> None:
     }
 
 
+def test_three_sizes_of_pieces_are_a_table() -> None:
+    sizes = {1e4: 2e-3, 5e4: 7e-3, 1e5: 8e-3}
+    found = [given("decode huffman", seconds, values=values, workers=1.0) for values, seconds in sizes.items()]
+    draft, _ = profile("d", Settings(model="tiny"), load_model("tiny"), found, {}, BASE)
+    decoding = draft.checked().decompressor
+    assert [decoding.seconds(values) for values in sizes] == pytest.approx(list(sizes.values()))
+    assert "decompressor.pieces" in draft.sources
+
+
 def test_without_a_meter_it_is_said_plainly() -> None:
     draft, _ = profile("d", QUICK, load_model("tiny"), [given("no_power_meter", 1.0, unit="")], {}, BASE)
     assert draft.checked().processors["cpu"].active_w == 0.0

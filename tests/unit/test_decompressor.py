@@ -1,6 +1,8 @@
 """Decompression: workers with a rate, in the order of hand-over."""
 
+import pytest
 import simpy
+from pydantic import ValidationError
 
 from kvferry.machine.span import Span
 from kvferry.machine.ticket import Ticket
@@ -95,3 +97,15 @@ def test_what_never_came_is_not_decoded() -> None:
     assert decoded.cancelled
     # held up behind it until 0.5 s
     assert (other.end_s, len(spans)) == (1.5, 1)
+
+
+def test_measured_pieces_are_interpolated() -> None:
+    pieces = [{"values": 10.0, "seconds": 1.0}, {"values": 30.0, "seconds": 2.0}]
+    spec = DecompressorSpec.model_validate(
+        {"values_per_s": 5.0, "piece_s": 9.0, "pieces": pieces, "codecs": {"plain": {"values_per_s": 4.0}}}
+    )
+    # flat below, half way between, and 10 more at 5 a second beyond
+    assert [spec.seconds(values) for values in (5, 10, 20, 30, 40)] == [1.0, 1.0, 1.5, 2.0, 4.0]
+    assert spec.of("plain").seconds(8) == 2.0
+    with pytest.raises(ValidationError, match="must ascend"):
+        DecompressorSpec.model_validate({"values_per_s": 5.0, "pieces": pieces[::-1]})

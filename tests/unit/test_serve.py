@@ -246,6 +246,19 @@ def test_chunks_come_as_they_lie_in_the_store(client: CloudClient, folder: Path,
 
 
 @pytest.mark.torch
+def test_connections_are_opened_ahead(server: ServerProcess) -> None:
+    with CloudClient(server.url) as client:
+        client.connect(3)
+        ahead = list(client._idle)
+        client.connect(2)
+        assert client._idle == ahead and all(connection.sock for connection in ahead)
+        client.contexts()
+        assert client._idle[-1] is ahead[-1]  # it was asked over, and given back
+    with CloudClient("http://127.0.0.1:1") as nobody:
+        nobody.connect(3)
+        assert nobody._idle == []
+
+
 def test_connections_are_kept(client: CloudClient) -> None:
     client.contexts()
     (kept,) = client._idle

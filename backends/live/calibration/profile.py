@@ -148,6 +148,9 @@ def _decompressor(draft: Draft, settings: Settings, measured: Sequence[Measureme
             what = f"measured: {codec} pieces in a stream, decoded by {settings.workers} workers: {_points(pieces)}"
             draft.put(f"{key}.values_per_s", with_unit(short(rate), "value rate"), what)
             draft.put(f"{key}.piece_s", with_unit(short(fixed_s), "time"), "fitted with values_per_s")
+            if len(pieces) > 2:  # what a line through them leaves out
+                sizes = [{"values": m.at["values"], "seconds": with_unit(short(m.typical), "time")} for m in pieces]
+                draft.put(f"{key}.pieces", sizes, "as measured: see values_per_s")
             draft.put("decompressor.workers", settings.workers, "as asked for")
 
 
