@@ -139,17 +139,21 @@ def _comparable(one: Report, other: Report) -> bool:
 
 
 def _exhibit(exhibit: ExhibitSpec, verdicts: dict[str, str], results: Results) -> Report:
-    """reproduced: run, and all claims made of it hit; shape: run, but it prints nothing here or something missed."""
+    """reproduced: run, all that it states compared, and all claims made of it hit; shape: run, but something missed, or
+    is not compared, or nothing is printed."""
     told = [exhibit.why.strip().rstrip(".")]
     judged = [verdicts[id] for id in exhibit.claims]
     if exhibit.claims:
         told.append(", ".join(f"{id} {verdicts[id]}" for id in exhibit.claims))
     if exhibit.order:
         told.append(_order(exhibit.order, results))
+    if exhibit.not_compared:
+        told.append(f"Not compared: {exhibit.not_compared.strip().rstrip('.')}")
     if not exhibit.experiments:
         status = "not_applicable"
     else:
-        status = "reproduced" if judged and all(verdict == "hit" for verdict in judged) else "shape"
+        whole = bool(judged) and not exhibit.not_compared
+        status = "reproduced" if whole and all(verdict == "hit" for verdict in judged) else "shape"
     return {"name": exhibit.name, "status": status, "why": ". ".join(told)}
 
 

@@ -95,13 +95,17 @@ class OrderSpec(Spec):
 
 
 class ExhibitSpec(Spec):
-    """A numbered table or figure: what was run for it; nothing: it cannot be judged here, `why` says so."""
+    """A numbered table or figure: what was run for it; nothing: it cannot be judged here, `why` says so.
+
+    `not_compared`: what it states besides and nothing here is compared with.
+    """
 
     name: str
     experiments: tuple[str, ...] = ()
     claims: tuple[str, ...] = ()
     order: OrderSpec | None = None
     why: str
+    not_compared: str = ""
 
 
 class PanelSpec(Spec):
