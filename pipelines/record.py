@@ -45,8 +45,8 @@ class Run:
     requests: tuple[RequestRecord, ...] = ()
     spans: tuple[Span, ...] = ()
     duration_s: float = 0.0
-    # Energy by component (base, gpu, cpu, npu, decompress, network, ...), over the run; where a part of the tokens tells
-    # of all, over all of them.
+    # Energy by component (base, gpu, cpu, npu, decompress, network, ...), over the run; where a part of the tokens
+    # tells of all, over all of them.
     energy_j: dict[str, float] = field(default_factory=dict)
     memory_capacity_bytes: float = 0.0
     memory_peak_bytes: float = 0.0
