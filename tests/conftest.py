@@ -1,7 +1,28 @@
-"""Test folders import their neighbours by bare name."""
+"""Test folders import their neighbours by bare name; the command can be called by every test."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
+
+import pytest
+
+from kvferry.cli import main as command
 
 for folder in ("contract", "faults"):
     sys.path.insert(0, str(Path(__file__).parent / folder))
+
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+    """Run the command in this process: exit code, standard output, standard error."""
+
+    def calling(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["kvferry", *arguments])
+        with pytest.raises(SystemExit) as leave:
+            command.main()
+        out, err = capsys.readouterr()
+        return int(leave.value.code or 0), out, err
+
+    return calling

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from kvferry.cli import main as command
 from kvferry.machine.span import Span
 from kvferry.pipelines.checks import check_names
 from kvferry.pipelines.record import RequestRecord, Run
@@ -46,20 +45,6 @@ def result(ttft_s: float, **more: Any) -> Run:
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("small.yaml").write_text(SMALL)
-
-
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
-    """Run the command in this process: exit code, standard output, standard error."""
-
-    def calling(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["kvferry", *arguments])
-        with pytest.raises(SystemExit) as leave:
-            command.main()
-        out, err = capsys.readouterr()
-        return int(leave.value.code or 0), out, err
-
-    return calling
 
 
 @pytest.fixture

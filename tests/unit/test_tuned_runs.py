@@ -1,7 +1,6 @@
 """Tuning a scenario, the file that keeps what was found, and runs that take it: what the user meets."""
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvferry.cli import main as command
 from kvferry.pipelines.offload_run import plan_for
 from kvferry.pipelines.offload_systems import DECODE_SYSTEMS
 from kvferry.pipelines.offload_tuned import MOST_FILE_BYTES
@@ -220,18 +218,10 @@ Call = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Call:
-    """Run the command in this process: exit code, standard output, standard error."""
+def call(call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Call:
+    """In a folder of its own."""
     monkeypatch.chdir(tmp_path)
-
-    def calling(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["kvferry", *arguments])
-        with pytest.raises(SystemExit) as leave:
-            command.main()
-        out, err = capsys.readouterr()
-        return int(leave.value.code or 0), out, err
-
-    return calling
+    return call
 
 
 TUNE = (
