@@ -14,7 +14,7 @@ import numpy as np
 
 from kvferry.analysis.metrics import metrics_of
 from kvferry.analysis.occupancy import union
-from kvferry.backends.sim_world import SimWorld
+from kvferry.backends.sim.world import SimWorld
 from kvferry.backends.world import OpenWorld, Say, World
 from kvferry.machine.span import Span, Tell
 from kvferry.pipelines.record import Run

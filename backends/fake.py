@@ -11,10 +11,10 @@ import numpy as np
 import simpy
 
 from kvferry.machine.machine import Channel, Facts
+from kvferry.machine.memory import BudgetedPool
 from kvferry.machine.ops import Chunks, Extents, KvRef, Op, Select, Selection
 from kvferry.machine.ticket import Cancelled, Ticket
 from kvferry.sim.channel import Switchboard
-from kvferry.sim.memory import BudgetedPool
 
 
 @dataclass(eq=False)

@@ -6,8 +6,8 @@ from typing import Any, Protocol
 
 from kvferry.machine.machine import Machine, Refused
 from kvferry.machine.span import Tell
-from kvferry.policies.offload.grouping import KvShape
-from kvferry.policies.offload.layout import Layout
+from kvferry.policies.decode.grouping import KvShape
+from kvferry.policies.decode.layout import Layout
 from kvferry.specs.scenario import Scenario
 from kvferry.traces.rate import RateTrace
 from kvferry.traces.stored import StoredContext

@@ -18,10 +18,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from kvferry.backends.live import codec
-from kvferry.backends.live.codec_pool import CodecPool
-from kvferry.backends.live.quantise import per_channel
-from kvferry.policies import codecs as modelled
+from kvferry.codecs import codec
+from kvferry.codecs import sizes as modelled
+from kvferry.codecs.pool import CodecPool
+from kvferry.codecs.quantise import per_channel
 
 TOKENS, HEAD_DIM, HEADS = 1024, 128, 8
 VALUES = 2 * TOKENS * HEAD_DIM

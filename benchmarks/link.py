@@ -20,9 +20,9 @@ from pathlib import Path
 
 import numpy as np
 
-from kvferry.backends.live.client import CloudClient
-from kvferry.backends.live.server_process import ServerProcess
-from kvferry.backends.live.store import StoredModel, StoreHeader, StoreWriter
+from kvferry.cloud.client import CloudClient
+from kvferry.cloud.server_process import ServerProcess
+from kvferry.cloud.store import StoredModel, StoreHeader, StoreWriter
 from kvferry.machine.ops import Chunks
 from kvferry.specs.link import LinkSpec
 from kvferry.traces.rate import RateTrace

@@ -27,9 +27,9 @@ from typing import Any
 import numpy as np
 import simpy
 
-from kvferry.backends.live.environment import WallClockEnvironment
-from kvferry.backends.live.machine import LiveMachine
-from kvferry.backends.live.storage import Storage, aligned_memory
+from kvferry.backends.live.engine.environment import WallClockEnvironment
+from kvferry.backends.live.engine.machine import LiveMachine
+from kvferry.backends.live.storage.direct_storage import Storage, aligned_memory
 from kvferry.machine.ops import Extents, FeedForward, Op, Prefill
 from kvferry.specs.errors import InputError
 

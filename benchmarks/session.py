@@ -18,11 +18,11 @@ import numpy as np
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from kvferry.backends.live.attention import BlockSparse, Recorder, dense, masked
-from kvferry.backends.live.block_masks import BlockMasks
-from kvferry.backends.live.models import load_model, random_model
-from kvferry.backends.live.recording import record
-from kvferry.backends.live.session import Session
+from kvferry.backends.live.model.attention import BlockSparse, Recorder, dense, masked
+from kvferry.backends.live.model.block_masks import BlockMasks
+from kvferry.backends.live.model.models import load_model, random_model
+from kvferry.backends.live.model.recording import record
+from kvferry.backends.live.model.session import Session
 from kvferry.specs.model import ModelSpec
 from kvferry.traces.chunks import KEY_BLOCK, QUERY_BLOCK
 

@@ -103,7 +103,7 @@ def _given(command: typer.Context, key: str) -> bool:
 def _from_files(
     files: list[Path], output: Path | None, model: str | None, base: "DeviceSpec", name: str | None
 ) -> None:
-    from kvferry.backends.live.calibration.from_files import profile_from
+    from kvferry.calibration.from_files import profile_from
     from kvferry.cli.progress import say
 
     print(profile_from(files, output or Path("calibration"), base, model=model, name=name, say=say))
@@ -131,15 +131,15 @@ def _measure(
     fresh: bool,
 ) -> None:
     from kvferry.cli.progress import say, steps
-    from kvferry.pipelines.offload_probe import decode_probe
+    from kvferry.pipelines.decoding.probe import decode_probe
     from kvferry.specs.errors import InputError, MissingExtra
     from kvferry.specs.units import count
     from kvferry.traces.chunks import CHUNK_TOKENS
 
     try:
-        from kvferry.backends.live.calibration.calibrate import calibrate as measure
-        from kvferry.backends.live.calibration.environment import environment, usable_cores
-        from kvferry.backends.live.calibration.settings import Settings
+        from kvferry.calibration.calibrate import calibrate as measure
+        from kvferry.calibration.environment import environment, usable_cores
+        from kvferry.calibration.settings import Settings
     except ImportError as error:
         raise MissingExtra(f"calibrating needs {error.name}: pip install 'kvferry[torch]'; --from needs none") from None
     try:

@@ -30,8 +30,8 @@ def compare(
     from kvferry.cli.checks import scenario_for_run, scenarios_under
     from kvferry.cli.progress import counted, say
     from kvferry.cli.result import envelope_for
+    from kvferry.pipelines.loading.systems import SYSTEMS
     from kvferry.pipelines.run import run_scenario
-    from kvferry.pipelines.systems import SYSTEMS
     from kvferry.scenarios.loader import dump_yaml
 
     loaded = scenario_for_run(scenario, overrides(settings, seed))
@@ -71,7 +71,7 @@ def _notes(codecs: Mapping[str, str]) -> list[str]:
     """What figures of systems (here with their codecs) do not say by themselves."""
     import numpy as np
 
-    from kvferry.policies.codecs import CODECS
+    from kvferry.codecs.sizes import CODECS
 
     one_chunk = np.ones((1, 1, 1))
     several = ", ".join(name for name, codec in codecs.items() if len(CODECS[codec](one_chunk, 1).level_scale) > 1)

@@ -23,13 +23,13 @@ def encode(
     """
     from kvferry.cli.checks import scenario_for_run, scenarios_under
     from kvferry.cli.progress import say
-    from kvferry.pipelines.systems import SYSTEMS
+    from kvferry.pipelines.loading.systems import SYSTEMS
     from kvferry.specs.errors import MissingExtra
 
     loaded = scenario_for_run(scenario, overrides(settings, seed))
     under = scenarios_under(loaded, systems or loaded.system)
     try:
-        from kvferry.backends.live.world import encode_contexts
+        from kvferry.backends.live.loading.world import encode_contexts
     except ImportError as error:
         raise MissingExtra(f"encoding needs {error.name}: pip install 'kvferry[torch]'") from None
     codecs = {SYSTEMS[name].with_policies(one.policy_values).codec for name, one in under.items()}

@@ -21,7 +21,7 @@ def schedule(
     from kvferry.cli.checks import scenario_for_run
     from kvferry.cli.progress import spinner
     from kvferry.cli.table import print_metrics
-    from kvferry.pipelines.schedules import compare_schedules
+    from kvferry.pipelines.loading.schedules import compare_schedules
 
     loaded = scenario_for_run(scenario, overrides(settings, seed))
     with spinner(f"{loaded.name}: scheduling"):

@@ -42,7 +42,7 @@ def serve(
     link = _link(asked | {"rtt": rtt, "scale": scale, "offset": offset, "on_end": on_end})
     replayed = link_trace(link) if paced or link.rtt_s else None
     try:
-        from kvferry.backends.live import server
+        from kvferry.cloud import server
     except ImportError as error:
         raise MissingExtra(f"serving needs {error.name}: pip install 'kvferry[torch]'") from None
 

@@ -5,8 +5,8 @@ from kvferry.cli.options import JsonOption
 
 def systems(json: JsonOption = False) -> None:
     """List the systems: named compositions of a pipeline and its policies."""
-    from kvferry.pipelines.offload_systems import DECODE_SYSTEMS
-    from kvferry.pipelines.systems import SYSTEMS
+    from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS
+    from kvferry.pipelines.loading.systems import SYSTEMS
 
     rows: list[dict[str, str | None]] = [
         {"name": name, "workload": "context-reuse", "about": system.about, "codec": system.codec}

@@ -61,8 +61,8 @@ def tune(
     from kvferry.cli.checks import scenario_for_run
     from kvferry.cli.progress import say
     from kvferry.cli.table import print_table
-    from kvferry.pipelines.offload_tuning import limits_of, tune_scenario
-    from kvferry.policies.offload.tuning_limits import TuningLimits
+    from kvferry.pipelines.decoding.tuning import limits_of, tune_scenario
+    from kvferry.policies.decode.tuning_limits import TuningLimits
     from kvferry.scenarios.faults import complaints_of
     from kvferry.specs.errors import InputError
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from kvferry.pipelines.offload_systems import DECODE_SYSTEMS, DecodeSystem
+from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS, DecodeSystem
+from kvferry.pipelines.loading.systems import SYSTEMS, System
 from kvferry.pipelines.parameters import BadParameters
-from kvferry.pipelines.systems import SYSTEMS, System
 from kvferry.scenarios.resolve import Complaint
 from kvferry.sim.costs.cost_model import main_costs
 from kvferry.specs.errors import InputError, pick

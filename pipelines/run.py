@@ -8,17 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from kvferry.backends.sim_world import sim_world
+from kvferry.backends.sim.world import sim_world
 from kvferry.backends.world import OpenWorld, Say, World
 from kvferry.machine.ops import Op
 from kvferry.machine.span import Span, Tell
 from kvferry.pipelines.checks import check_names
-from kvferry.pipelines.clairvoyant import load_bound_s
-from kvferry.pipelines.context_reuse import OutOfMemory
-from kvferry.pipelines.offload_run import run_offload
+from kvferry.pipelines.decoding.run import run_offload
+from kvferry.pipelines.loading.clairvoyant import load_bound_s
+from kvferry.pipelines.loading.reuse import OutOfMemory
+from kvferry.pipelines.loading.systems import SYSTEMS, System
+from kvferry.pipelines.loading.workload import Workload
 from kvferry.pipelines.record import Outcome, RequestRecord, Run
-from kvferry.pipelines.systems import SYSTEMS, System
-from kvferry.pipelines.workload import Workload
 from kvferry.sim.costs.cost_model import main_costs
 from kvferry.specs.errors import LinkDown, MissingExtra, pick
 from kvferry.specs.scenario import Scenario
@@ -30,7 +30,7 @@ Progress = Callable[[int, int], None]
 def _torch_world(scenario: Scenario, codec: str, tell: Tell, say: Say) -> AbstractContextManager[World]:
     # Imported when asked for: torch is an extra, and takes seconds to load.
     try:
-        from kvferry.backends.live.world import live_world
+        from kvferry.backends.live.loading.world import live_world
     except ImportError as error:
         raise MissingExtra(f"backend torch needs {error.name}: pip install 'kvferry[torch]'") from None
 

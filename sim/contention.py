@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from math import prod
 
-from kvferry.sim.busy import Busy
+from kvferry.machine.busy import Busy
 
 
 class Contention:

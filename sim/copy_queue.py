@@ -7,9 +7,9 @@ import simpy
 
 from kvferry.machine.span import Tell
 from kvferry.machine.ticket import Ticket
+from kvferry.machine.work_queue import TimedWork
 from kvferry.sim.contention import Contention
 from kvferry.sim.slowed_queue import SlowedQueue
-from kvferry.sim.work_queue import TimedWork
 
 
 class CopyQueue(SlowedQueue):

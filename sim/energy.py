@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from kvferry.sim.busy import Busy
+from kvferry.machine.busy import Busy
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,11 @@ from typing import Any
 
 import simpy
 
+from kvferry.machine.busy import Busy
 from kvferry.machine.span import Span, Tell
 from kvferry.machine.ticket import Ticket
+from kvferry.machine.work import Work
 from kvferry.sim.alarm import Alarm
-from kvferry.sim.busy import Busy
-from kvferry.sim.work import Work
 from kvferry.specs.errors import LinkDown
 from kvferry.traces.rate import RateTrace
 

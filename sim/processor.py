@@ -12,11 +12,11 @@ import simpy
 from kvferry.machine.ops import Op
 from kvferry.machine.span import Span, Tell
 from kvferry.machine.ticket import Ticket
+from kvferry.machine.work_queue import TimedWork, WorkQueue
 from kvferry.sim.bus import MemoryBus, Share
 from kvferry.sim.contention import Contention
 from kvferry.sim.cost import Cost
 from kvferry.sim.pace import Pace
-from kvferry.sim.work_queue import TimedWork, WorkQueue
 from kvferry.specs.device import ProcessorSpec
 from kvferry.specs.errors import InputError
 from kvferry.traces.rate import RateTrace

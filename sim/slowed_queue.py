@@ -5,9 +5,9 @@ from functools import partial
 import simpy
 
 from kvferry.machine.span import Tell
+from kvferry.machine.work_queue import TimedWork, WorkQueue
 from kvferry.sim.contention import Contention
 from kvferry.sim.pace import Pace
-from kvferry.sim.work_queue import TimedWork, WorkQueue
 
 
 class SlowedQueue(WorkQueue):

@@ -9,7 +9,7 @@ import simpy
 from kvferry.machine.ops import Extents
 from kvferry.machine.span import Tell
 from kvferry.machine.ticket import Ticket
-from kvferry.sim.work_queue import TimedWork, WorkQueue
+from kvferry.machine.work_queue import TimedWork, WorkQueue
 from kvferry.specs.storage import MapSpec, StorageSpec
 
 

@@ -8,10 +8,10 @@ import numpy as np
 import simpy
 
 from kvferry.machine.span import Tell
+from kvferry.machine.work_queue import TimedWork
 from kvferry.sim.alarm import Alarm
 from kvferry.sim.flash_curve import curve_rows
 from kvferry.sim.storage import Batch, Storage
-from kvferry.sim.work_queue import TimedWork
 from kvferry.specs.storage import CurveRow, StorageSpec
 
 

@@ -5,10 +5,10 @@ from typing import cast
 import simpy
 
 from kvferry.machine.span import Tell
+from kvferry.machine.work_queue import TimedWork
 from kvferry.sim.alarm import Alarm
 from kvferry.sim.flash import Flash
 from kvferry.sim.storage import Batch, Storage
-from kvferry.sim.work_queue import TimedWork
 from kvferry.specs.storage import StorageSpec
 
 

@@ -79,7 +79,7 @@ class Scenario(Part):
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+ -]{0,99}$")
     # The modelled world, or the real one.
     backend: Literal["sim", "torch"] = "sim"
-    # A named composition of a pipeline and its policies; the table stands in kvferry.pipelines.systems.
+    # A named composition of a pipeline and its policies; the table stands in kvferry.pipelines.loading.systems.
     system: str = Field(min_length=1, max_length=100)
     device: DeviceSpec
     model: ModelSpec

@@ -1,4 +1,4 @@
-"""Test folders import their neighbours by bare name; the command can be called by every test."""
+"""Tests import what tests/support holds by bare name; the command can be called by every test."""
 
 import sys
 from collections.abc import Callable
@@ -8,8 +8,7 @@ import pytest
 
 from kvferry.cli import main as command
 
-for folder in ("contract", "faults"):
-    sys.path.insert(0, str(Path(__file__).parent / folder))
+sys.path.insert(0, str(Path(__file__).parent / "support"))
 
 Call = Callable[..., tuple[int, str, str]]
 

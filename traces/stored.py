@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvferry.policies.codecs import CODECS, Encoding
+from kvferry.codecs.sizes import CODECS, Encoding
 from kvferry.specs.errors import pick
 from kvferry.traces.chunks import ChunkTrace
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from kvferry.backends.sim_world import ModelledContexts
+from kvferry.backends.sim.world import ModelledContexts
 from kvferry.machine.ops import PrefillHead, Select
-from kvferry.pipelines.context import Context
-from kvferry.pipelines.offload_plan import DecodePolicy
+from kvferry.pipelines.decoding.plan import DecodePolicy
+from kvferry.pipelines.loading.context import Context
+from kvferry.pipelines.loading.systems import SYSTEMS
+from kvferry.pipelines.loading.workload import Workload
 from kvferry.pipelines.run import price_s
-from kvferry.pipelines.systems import SYSTEMS
-from kvferry.pipelines.workload import Workload
 from kvferry.policies.loading.greedy import greedy_plan
 from kvferry.policies.loading.milp import milp_plan
 from kvferry.sim.costs.block_sparse import BlockSparseKernel

@@ -20,7 +20,7 @@ _PROCESSOR_MEMORY_S = 1.0
 # A plan is made again when the exchange rate between the paths has changed by this factor.
 _REPLAN_FACTOR = 1.1
 # Plans are made for a link somewhat slower than seen: what is needed even then is surely needed. Where token chunks
-# differ, this takes up to a quarter off the 95th percentile of regret and leaves the median (benchmarks/regret.py).
+# differ, this takes up to a quarter off the 95th percentile of regret and leaves the median (studies/regret.py).
 _CAUTION = 0.85
 # Slower than any path that is worth planning with: an outage is not planned to be for ever.
 _LEAST_SHARE = 1e-4

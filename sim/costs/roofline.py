@@ -7,7 +7,7 @@ import numpy as np
 
 from kvferry.machine.ops import Advance, Bookkeep, FeedForward, Number, Op, Prefill, PrefillHead, Project
 from kvferry.sim.cost import Cost
-from kvferry.sim.costs.work import Arithmetic, Work
+from kvferry.sim.costs.demand import Arithmetic, Work
 from kvferry.specs.device import Kernel, ProcessorSpec
 from kvferry.specs.model import ModelSpec
 

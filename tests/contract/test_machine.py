@@ -3,11 +3,9 @@
 Times are compared with each other and never with constants, so that a wall-clock backend can keep them too.
 """
 
-from collections.abc import Iterator
-
 import pytest
 import simpy
-from worlds import WORLDS, World
+from worlds import World, finish
 
 from kvferry.machine.machine import Refused
 from kvferry.machine.ops import Chunks, Decompress, Extents, FeedForward, KvRef, Prefill, Select
@@ -16,23 +14,12 @@ from kvferry.machine.ticket import Cancelled, Ticket
 OP = FeedForward(batch=1)
 
 
-@pytest.fixture(params=sorted(WORLDS))
-def world(request: pytest.FixtureRequest) -> Iterator[World]:
-    world = WORLDS[request.param]()
-    yield world
-    world.close()
-
-
 def chunks(world: World, *ids: int) -> Chunks:
     return Chunks(sequence=0, ids=ids, n_bytes=world.n_bytes * len(ids))
 
 
 def extents(world: World) -> Extents:
     return Extents(offsets=(0,), lengths=(world.n_bytes,))
-
-
-def finish(world: World, *tickets: simpy.Event) -> None:
-    world.machine.env.run(until=world.machine.env.all_of(tickets))
 
 
 def overlap(a: Ticket, b: Ticket) -> bool:

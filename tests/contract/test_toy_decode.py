@@ -1,8 +1,7 @@
 """The contract carries decoding too: a toy pipeline that keeps its KV on disk, on every backend."""
 
 import simpy
-from test_machine import finish, world  # noqa: F401 - the fixture
-from worlds import World
+from worlds import World, finish
 
 from kvferry.machine.machine import Machine, Refused
 from kvferry.machine.ops import DecodeAttention, Extents, FeedForward, Select
@@ -34,7 +33,7 @@ def decode(machine: Machine, steps: int, sizes: list[int]) -> simpy.events.Proce
     lease.release()
 
 
-def test_a_toy_decode_runs_to_its_end(world: World) -> None:  # noqa: F811
+def test_a_toy_decode_runs_to_its_end(world: World) -> None:
     sizes: list[int] = []
     env = world.machine.env
     finish(world, env.process(decode(world.machine, 3, sizes)))

@@ -16,18 +16,18 @@ import numpy as np
 import pytest
 from harmful_proxy import Proxy
 
-from kvferry.backends.live.client import CloudClient
-from kvferry.backends.live.codec import encode, split
-from kvferry.backends.live.link import Fetched
-from kvferry.backends.live.machine import LiveMachine
-from kvferry.backends.live.server_process import ServerProcess
-from kvferry.backends.live.store import Store, StoredModel, StoreHeader, StoreWriter
+from kvferry.backends.live.engine.link import Fetched
+from kvferry.backends.live.engine.machine import LiveMachine
+from kvferry.cloud.client import CloudClient
+from kvferry.cloud.server_process import ServerProcess
+from kvferry.cloud.store import Store, StoredModel, StoreHeader, StoreWriter
+from kvferry.codecs.codec import encode, split
 from kvferry.machine.ops import Advance, Chunks, Decompress, KvRef, Op, Project
-from kvferry.pipelines.context import Context
-from kvferry.pipelines.context_load import Pace
-from kvferry.pipelines.context_reuse import Admission, ContextRequest, context_reuse
+from kvferry.pipelines.loading.context import Context
+from kvferry.pipelines.loading.load import Pace
+from kvferry.pipelines.loading.reuse import Admission, ContextRequest, context_reuse
+from kvferry.pipelines.loading.systems import SYSTEMS
 from kvferry.pipelines.record import RequestRecord
-from kvferry.pipelines.systems import SYSTEMS
 from kvferry.scenarios.loader import load_model
 from kvferry.specs.errors import InputError
 from kvferry.specs.link import LinkSpec

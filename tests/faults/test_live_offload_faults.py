@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from kvferry.backends.live.storage import Storage, StorageError, StorageFull
-from kvferry.pipelines.offload_run import run_offload
+from kvferry.backends.live.storage.direct_storage import Storage, StorageError, StorageFull
+from kvferry.pipelines.decoding.run import run_offload
 from kvferry.scenarios.loader import load_scenario
 from kvferry.specs.scenario import Scenario
 
@@ -52,7 +52,7 @@ def scenario(folder: Path) -> Scenario:
 
 def told_until_it_failed(wanted: Scenario, harm: Callable[[int], None]) -> tuple[list[int], BaseException]:
     """How many tokens had been told each time, and what ended it; `harm` is called after every one."""
-    from kvferry.pipelines import offload_run
+    from kvferry.pipelines.decoding import run as offload_run
 
     told: list[int] = []
     really = offload_run.OffloadedDecode
@@ -132,8 +132,8 @@ def test_no_room_for_the_group_that_became_complete(tmp_path: Path, monkeypatch:
 ON_A_SMALL_DEVICE = """
     import json, os, subprocess, sys
     from pathlib import Path
-    from kvferry.backends.live import storage_file
-    from kvferry.backends.live.storage import StorageError
+    from kvferry.backends.live.storage import opened_file as storage_file
+    from kvferry.backends.live.storage.direct_storage import StorageError
     from kvferry.pipelines.run import run_scenario
     from kvferry.scenarios.loader import load_scenario
 
@@ -156,7 +156,7 @@ ON_A_SMALL_DEVICE = """
         os.truncate(path, n_bytes)
 
     # A file system that promises room and has none, as thinly provisioned ones do: it is full in the middle of prefill.
-    from kvferry.backends.live import storage
+    from kvferry.backends.live.storage import direct_storage as storage
     storage.make_room = sparse
     attempt()
 """

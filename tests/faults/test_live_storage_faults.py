@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvferry.backends.live import uring
-from kvferry.backends.live.machine import LiveMachine
-from kvferry.backends.live.storage import BLOCK_BYTES, ENGINES, Storage, StorageError, aligned_memory
-from kvferry.backends.live.storage_uring import Uring
-from kvferry.backends.live.uring import Ring
+from kvferry.backends.live.engine.machine import LiveMachine
+from kvferry.backends.live.storage import uring
+from kvferry.backends.live.storage.direct_storage import BLOCK_BYTES, ENGINES, Storage, StorageError, aligned_memory
+from kvferry.backends.live.storage.ring import Uring
+from kvferry.backends.live.storage.uring import Ring
 from kvferry.machine.ops import Extents, FeedForward, Op
 from kvferry.specs.errors import InputError
 
@@ -204,7 +204,7 @@ def test_closing_waits_for_what_is_under_way(tmp_path: Path, engine: str) -> Non
 ON_A_SMALL_DEVICE = """
     import os, subprocess, sys
     from pathlib import Path
-    from kvferry.backends.live.storage import BLOCK_BYTES, Storage, StorageFull
+    from kvferry.backends.live.storage.direct_storage import BLOCK_BYTES, Storage, StorageFull
     from kvferry.machine.ops import Extents
 
     folder = Path(sys.argv[1])
@@ -251,7 +251,7 @@ def test_a_limit_on_file_sizes_is_told_likewise(tmp_path: Path, engine: str) -> 
     script = """
         import resource, sys
         from pathlib import Path
-        from kvferry.backends.live.storage import Storage, StorageFull
+        from kvferry.backends.live.storage.direct_storage import Storage, StorageFull
         from kvferry.machine.ops import Extents
         folder = Path(sys.argv[1])
         Storage.create(folder / "there.bin", 1 << 20).close()

@@ -18,13 +18,13 @@ import numpy as np
 import pytest
 from harmful_proxy import Proxy
 
-from kvferry.backends.live.client import CloudClient
-from kvferry.backends.live.codec import KeysValues, decode, encode, split
-from kvferry.backends.live.codec_pool import CodecPool
-from kvferry.backends.live.machine import LiveMachine
-from kvferry.backends.live.server_process import ServerProcess
-from kvferry.backends.live.store import DamagedStore, Store, StoredModel, StoreHeader, StoreWriter
-from kvferry.backends.live.store_folder import StoreFolder
+from kvferry.backends.live.engine.machine import LiveMachine
+from kvferry.cloud.client import CloudClient
+from kvferry.cloud.server_process import ServerProcess
+from kvferry.cloud.store import DamagedStore, Store, StoredModel, StoreHeader, StoreWriter
+from kvferry.cloud.store_folder import StoreFolder
+from kvferry.codecs.codec import KeysValues, decode, encode, split
+from kvferry.codecs.pool import CodecPool
 from kvferry.machine.ops import Chunks, Decompress, Op
 from kvferry.specs.errors import InputError, LinkDown
 from kvferry.specs.link import LinkSpec
@@ -395,7 +395,7 @@ def test_a_wrong_token_gets_nothing_but_a_word(folder: Path) -> None:
 @contextmanager
 def answering(folder: Path, monkeypatch: pytest.MonkeyPatch, **bounds: float) -> Iterator[str]:
     """The server in a thread of this process, with other bounds than its own."""
-    from kvferry.backends.live import server as module
+    from kvferry.cloud import server as module
 
     for name, value in bounds.items():
         monkeypatch.setattr(module, name, value)
@@ -499,8 +499,8 @@ def test_a_server_that_says_much_goes_on_serving(folder: Path, tmp_path: Path) -
 _INTERRUPTED = """
 import os, signal, sys, threading, time
 from pathlib import Path
-from kvferry.backends.live.codec_pool import CodecPool
-from kvferry.backends.live.server_process import ServerProcess
+from kvferry.codecs.pool import CodecPool
+from kvferry.cloud.server_process import ServerProcess
 
 signal.signal(signal.SIGINT, lambda *_: None)  # this one goes on; in a child it would be Python's own, which raises
 done = threading.Event()

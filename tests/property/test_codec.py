@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from kvferry.backends.live import huffman
-from kvferry.backends.live.codec import CODECS, DamagedChunk, decode, encode
-from kvferry.backends.live.quantise import per_channel, restore, scales
+from kvferry.codecs import huffman
+from kvferry.codecs.codec import CODECS, DamagedChunk, decode, encode
+from kvferry.codecs.quantise import per_channel, restore, scales
 
 try:
     import constriction  # noqa: F401

@@ -17,8 +17,8 @@ from kvferry.backends.fake import FakeMachine
 from kvferry.machine.machine import Facts
 from kvferry.machine.ops import Chunks, KvRef, Op
 from kvferry.machine.ticket import Ticket
-from kvferry.pipelines.context import Context
-from kvferry.pipelines.context_load import ContextLoad, Pace
+from kvferry.pipelines.loading.context import Context
+from kvferry.pipelines.loading.load import ContextLoad, Pace
 from kvferry.policies.loading.bound import bound_s, frontier
 from kvferry.policies.loading.cachegen import CacheGen
 from kvferry.policies.loading.ferry import Ferry

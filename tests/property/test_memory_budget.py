@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvferry.machine.machine import Refused
-from kvferry.sim.memory import BudgetedLease, BudgetedPool
+from kvferry.machine.memory import BudgetedLease, BudgetedPool
 
 TAGS = ("weights", "kv", "metadata", "workspace")
 # Reserve (tag, bytes), or release the n-th lease so far, perhaps once more.

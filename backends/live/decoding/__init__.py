@@ -1,0 +1,1 @@
+"""Decoding with KV on storage for real: ops on a model, the file, what selects, the world."""

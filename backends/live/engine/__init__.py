@@ -1,0 +1,1 @@
+"""The wall-clock machine: its environment, worker threads, queues, link and channels."""

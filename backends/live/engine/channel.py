@@ -1,0 +1,251 @@
+"""Conversations between processes on one machine, over a local socket. Messages are JSON and bytes, never code."""
+
+import contextlib
+import json
+import re
+import socket
+import struct
+import time
+from collections.abc import Callable
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from kvferry.backends.live.engine.environment import WallClockEnvironment
+from kvferry.backends.live.engine.thread_work import LiveWork
+from kvferry.backends.live.engine.worker import Worker
+from kvferry.specs.errors import InputError, KvferryError
+
+# Before every message: the lengths of its JSON text and of the bytes behind that. No text: goodbye.
+_HEAD = struct.Struct("!IQ")
+# No message of ours comes near; a length beyond says that the peer speaks something else.
+_LONGEST_TEXT, _LONGEST_BYTES = 1 << 28, 1 << 34
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._]*")
+# How often a peer that is not there yet is tried again.
+_RETRY_S = 0.01
+
+
+class ChannelBroken(KvferryError):
+    """The peer never came, went without saying goodbye, or does not speak our language."""
+
+
+class SocketSwitchboard:
+    """Channels between machines by name; the machines may live in different processes that share a folder.
+
+    The folder should be private to its user: who can reach it can speak. Of two names the first in the alphabet
+    listens and the other calls, for at most `patience_s`.
+    """
+
+    def __init__(self, env: WallClockEnvironment, folder: Path | str, patience_s: float = 30.0) -> None:
+        self._env = env
+        self._folder = Path(folder)
+        self._patience_s = patience_s
+        self._ends: dict[tuple[str, str], LiveChannel] = {}
+
+    def open(self, name: str, peer: str) -> "LiveChannel":
+        """The end that `name` holds of its channel with `peer`; always the same. Does not wait for the peer."""
+        if (name, peer) not in self._ends:
+            self._ends[name, peer] = LiveChannel(self._env, peer, self._way(name, peer))
+        return self._ends[name, peer]
+
+    def close(self) -> None:
+        """Hang up every channel, said goodbye or not."""
+        for end in self._ends.values():
+            end.hang_up()
+
+    def _way(self, name: str, peer: str) -> Callable[[], socket.socket]:
+        for each in (name, peer):
+            if not _NAME.fullmatch(each):
+                raise InputError(f"a machine in a conversation needs a name of letters, digits, . and _, not {each!r}")
+        if name == peer:
+            raise InputError(f"{name} cannot open a channel with itself")
+        first, second = sorted((name, peer))
+        path = self._folder / f"{first}-{second}.sock"
+        if len(str(path).encode()) > 100:
+            raise InputError(f"{path} is too long for the address of a socket: choose a folder with a shorter path")
+        meet = _accept if name == first else _call
+        return lambda: meet(path, peer, self._patience_s)
+
+
+class LiveChannel:
+    """One end: a machine.Channel. Connects when first used; meanwhile and always, nothing waits in the caller's thread.
+
+    Messages are None's neighbours in JSON: booleans, numbers, text, lists, dicts with text keys; and tuples and bytes.
+    """
+
+    def __init__(self, env: WallClockEnvironment, peer: str, connect: Callable[[], socket.socket]) -> None:
+        self._env = env
+        self._peer = peer
+        self._connect = connect
+        self._socket: socket.socket | None = None
+        self._connecting = Lock()
+        self._sender = Worker(env, "channel", lambda span: None)
+        self._receiver = Worker(env, "channel", lambda span: None)
+        self._closed = False
+        self._peer_closed = False
+
+    def send(self, message: Any, n_bytes: float) -> LiveWork:
+        """Fires when the operating system has taken the whole message; its length is what it is, not `n_bytes`.
+
+        Raises RuntimeError on a closed channel and TypeError for what no message can hold.
+        """
+        if self._closed:
+            raise RuntimeError("this end of the channel is closed")
+        if message is None:
+            raise TypeError("None says that a channel has ended; it cannot be sent")
+        text, blobs = _packed(message)
+        return self._sender.do(lambda _: self._send(text, blobs))
+
+    def receive(self) -> LiveWork:
+        """Fires with the next message, or None once the peer has closed; fails with ChannelBroken when it is gone."""
+        return self._receiver.do(lambda _: self._receive())
+
+    def close(self) -> None:
+        """Say goodbye after what was sent; closing twice is harmless. What the peer still says can be received."""
+        if not self._closed:
+            self._closed = True
+            goodbye = self._sender.do(lambda _: self._send(b"", []))
+            # A peer that is gone already need not be told.
+            goodbye.defused = True
+
+    def hang_up(self) -> None:
+        """End the conversation at once: what waits for the peer fails."""
+        self._closed = True
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+        for worker in (self._sender, self._receiver):
+            worker.stop()
+            worker.join(self._env.now + 1.0)
+        if self._socket is not None:
+            self._socket.close()
+
+    # --- in the threads ------------------------------------------------------------------------------------------
+
+    def _wire(self) -> socket.socket:
+        with self._connecting:
+            if self._socket is None:
+                self._socket = self._connect()
+            return self._socket
+
+    def _send(self, text: bytes, blobs: list[memoryview]) -> None:
+        wire = self._wire()
+        try:
+            wire.sendall(_HEAD.pack(len(text), sum(len(blob) for blob in blobs)) + text)
+            for blob in blobs:
+                wire.sendall(blob)
+        except OSError as error:
+            raise ChannelBroken(f"cannot send to {self._peer}: it is gone ({error.strerror})") from error
+
+    def _receive(self) -> Any:
+        if self._peer_closed:
+            return None
+        text_bytes, blob_bytes = _HEAD.unpack(self._exactly(_HEAD.size))
+        if not text_bytes:
+            self._peer_closed = True
+            return None
+        if text_bytes > _LONGEST_TEXT or blob_bytes > _LONGEST_BYTES:
+            raise ChannelBroken(f"what {self._peer} sends is no message of ours")
+        text, blobs = self._exactly(text_bytes), self._exactly(blob_bytes)
+        try:
+            return _unpacked(text, blobs)
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+            raise ChannelBroken(f"what {self._peer} sends is no message of ours: {error}") from error
+
+    def _exactly(self, n_bytes: int) -> bytearray:
+        wire, got = self._wire(), 0
+        message = bytearray(n_bytes)
+        with memoryview(message) as view:
+            while got < n_bytes:
+                try:
+                    n = wire.recv_into(view[got:])
+                except OSError:
+                    n = 0
+                if not n:
+                    raise ChannelBroken(f"{self._peer} went away without saying goodbye")
+                got += n
+        return message
+
+
+# --- messages ----------------------------------------------------------------------------------------------------
+
+
+def _packed(message: Any) -> tuple[bytes, list[memoryview]]:
+    """A message as JSON text, and the bytes in it."""
+    blobs: list[memoryview] = []
+
+    def plain(value: Any) -> Any:
+        if value is None or isinstance(value, bool | int | float | str):
+            return value
+        if isinstance(value, list):
+            return [plain(each) for each in value]
+        # Everything else has a tag, so that nothing can be taken for it.
+        if isinstance(value, tuple):
+            return {"tuple": [plain(each) for each in value]}
+        if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+            return {"dict": {key: plain(each) for key, each in value.items()}}
+        if isinstance(value, bytes | bytearray | memoryview):
+            blobs.append(memoryview(value).cast("B"))
+            return {"bytes": len(blobs[-1])}
+        raise TypeError(f"a message cannot hold {type(value).__name__}: send numbers, text, lists, tuples, bytes")
+
+    return json.dumps(plain(message)).encode(), blobs
+
+
+def _unpacked(text: bytearray, blobs: bytearray) -> Any:
+    at = 0
+
+    def whole(value: Any) -> Any:
+        nonlocal at
+        if isinstance(value, list):
+            return [whole(each) for each in value]
+        if not isinstance(value, dict):
+            return value
+        ((tag, content),) = value.items()
+        if tag == "tuple":
+            return tuple(whole(each) for each in content)
+        if tag == "dict":
+            return {key: whole(each) for key, each in content.items()}
+        if tag == "bytes" and 0 <= content <= len(blobs) - at:
+            at += content
+            return bytes(blobs[at - content : at])
+        raise ValueError(f"unknown tag {tag!r}")
+
+    return whole(json.loads(text.decode()))
+
+
+# --- how two ends meet -------------------------------------------------------------------------------------------
+
+
+def _accept(path: Path, peer: str, patience_s: float) -> socket.socket:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        try:
+            listener.bind(str(path))
+        except OSError as error:
+            raise InputError(
+                f"cannot listen at {path}: {error.strerror}. If no other run uses this folder, remove the file"
+            ) from error
+        try:
+            listener.listen(1)
+            listener.settimeout(patience_s)
+            wire, _ = listener.accept()
+        except TimeoutError as error:
+            raise ChannelBroken(f"{peer} did not call within {patience_s:g} s at {path}") from error
+        finally:
+            path.unlink(missing_ok=True)
+    wire.settimeout(None)
+    return wire
+
+
+def _call(path: Path, peer: str, patience_s: float) -> socket.socket:
+    until_s = time.monotonic() + patience_s
+    while True:
+        wire = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            wire.connect(str(path))
+            return wire
+        except OSError as error:
+            wire.close()
+            if time.monotonic() > until_s:
+                raise ChannelBroken(f"{peer} did not listen within {patience_s:g} s at {path}") from error
+        time.sleep(_RETRY_S)

@@ -1,0 +1,216 @@
+"""The real world as a Machine: ops on a real model, fetches from a real cloud, reads of a real disk."""
+
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from kvferry.backends.live.engine.environment import WallClockEnvironment
+from kvferry.backends.live.engine.link import FETCHES_AHEAD, Fetcher, LiveLink
+from kvferry.backends.live.engine.memory import LiveMemory
+from kvferry.backends.live.engine.stream import Stream, StreamWorker
+from kvferry.backends.live.engine.worker import Worker
+from kvferry.backends.live.storage.direct_storage import Storage
+from kvferry.machine.busy import Busy
+from kvferry.machine.machine import Channel, Facts
+from kvferry.machine.ops import Chunks, Decompress, Extents, KvRef, Op
+from kvferry.machine.span import Tell
+from kvferry.machine.ticket import Ticket
+from kvferry.specs.errors import InputError, pick
+
+# A thread that comes back from a kernel waits this long for the interpreter while another one has it. Python's own 5 ms
+# are as much as an op takes.
+_SWITCH_INTERVAL_S = 1e-4
+
+
+class OpRunner(Protocol):
+    """A model session: what ops are done on. One thread calls it."""
+
+    def run(self, op: Op, request: int | None, inputs: Sequence[Any]) -> Any:
+        """Do an op; what its ticket fires with. `inputs` is what the tickets of `after` fired with, in that order."""
+        ...
+
+
+class Switchboard(Protocol):
+    def open(self, name: str, peer: str) -> Channel: ...
+
+
+# The next three are given what the tickets of `after` fired with, in that order.
+# Entropy-decodes what was fetched.
+Decode = Callable[[Decompress, int | None, Sequence[Any]], Any]
+# Puts KV where its tier says: what was decoded into the session, say.
+Place = Callable[[KvRef, str, int | None, Sequence[Any]], Any]
+# What is to be written.
+Source = Callable[[Extents, int | None, Sequence[Any]], bytes | bytearray | memoryview]
+
+
+def passed_on(_what: object, _to: object, _request: int | None, inputs: Sequence[Any]) -> Any:
+    """The first of what the work came after: nothing has to be done to it."""
+    return inputs[0] if inputs else None
+
+
+class LiveMachine:
+    """A device at work, in wall-clock time. Each path has threads of its own; work goes from one to the next there.
+
+    What a path lacks (`fetcher`, `decode`, `storage`, `source`) is told, as an InputError, when it is asked for.
+    `main` is the processor's name in spans; `others` are further processors by name. `nominal_s` says how long an op
+    takes on the idle device, and makes `compute_speed` known. `stream` makes a processor's or the copy path's stream
+    on a device that keeps order by itself (CUDA), by name; None: threads do the work.
+
+    Use it in a `with` block: leaving it stops transfers and ends the threads.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        runner: OpRunner,
+        *,
+        capacity_bytes: float,
+        fetcher: Fetcher | None = None,
+        fetches_ahead: int = FETCHES_AHEAD,
+        decode: Decode | None = None,
+        decompress_workers: int = 1,
+        place: Place = passed_on,
+        storage: Storage | None = None,
+        source: Source | None = None,
+        main: str = "cpu",
+        others: Mapping[str, OpRunner] | None = None,
+        nominal_s: Callable[[Op], float] | None = None,
+        stream: Callable[[str], Stream] | None = None,
+        switchboard: Switchboard | None = None,
+        tell: Tell = lambda span: None,
+        env: WallClockEnvironment | None = None,
+    ) -> None:
+        self.env = env or WallClockEnvironment()
+        self.name = name
+        self.memory = LiveMemory(capacity_bytes)
+        self.storage = storage
+        self._runners = {main: runner, **(others or {})}
+        self._main = main
+        self._decode, self._place, self._source = decode, place, source
+        self._nominal_s = nominal_s
+        self._switchboard = switchboard
+
+        def queue(resource: str) -> Worker:
+            if stream is None:
+                return Worker(self.env, resource, tell)
+            return StreamWorker(self.env, resource, tell, stream(resource))
+
+        self._processors = {processor: queue(processor) for processor in self._runners}
+        self._copies = queue("copy")
+        self._decompressor = Worker(self.env, "decompress", tell, decompress_workers)
+        self._storing = Worker(self.env, "storage", tell)
+        self._link = LiveLink(self.env, fetcher, tell, fetches_ahead) if fetcher else None
+
+    @property
+    def storage_busy(self) -> Busy:
+        """When storage was at work."""
+        return self._storing.busy
+
+    def submit(
+        self,
+        op: Op,
+        *,
+        after: Iterable[Ticket] = (),
+        on: str = "compute",
+        priority: int = 0,
+        request: int | None = None,
+    ) -> Ticket:
+        label = type(op).__name__
+        if isinstance(op, Decompress):
+            decode = _needed(self._decode, "a decoder, to decompress what was fetched")
+            return self._decompressor.do(
+                lambda inputs: decode(op, request, inputs), after, priority, label=label, request=request
+            )
+        processor = self._main if on == "compute" else on
+        runner = pick("processor", self._runners, processor)
+        return self._processors[processor].do(
+            lambda inputs: runner.run(op, request, inputs),
+            after,
+            priority,
+            label=label,
+            request=request,
+            nominal_s=self._nominal_s(op) if self._nominal_s else None,
+        )
+
+    def fetch(self, chunks: Chunks, *, after: Iterable[Ticket] = (), request: int | None = None) -> Ticket:
+        """Fires with `Fetched`."""
+        return _needed(self._link, "a fetcher, to fetch from the cloud").fetch(chunks, after, request)
+
+    def read(self, extents: Extents, *, after: Iterable[Ticket] = (), request: int | None = None) -> Ticket:
+        """Fires with storage's `Data`."""
+        storage = _needed(self.storage, "a storage file")
+        return self._store(lambda _: storage.read(extents), "Read", extents, after, request)
+
+    def write(self, extents: Extents, *, after: Iterable[Ticket] = (), request: int | None = None) -> Ticket:
+        storage = _needed(self.storage, "a storage file")
+        source = _needed(self._source, "a source, of what is to be written")
+
+        def call(inputs: Sequence[Any]) -> None:
+            storage.write(extents, source(extents, request, inputs))
+
+        return self._store(call, "Write", extents, after, request)
+
+    def _store(
+        self,
+        call: Callable[[Sequence[Any]], Any],
+        label: str,
+        extents: Extents,
+        after: Iterable[Ticket],
+        request: int | None,
+    ) -> Ticket:
+        return self._storing.do(call, after, n_bytes=extents.n_bytes, label=label, request=request)
+
+    def copy(self, kv: KvRef, to: str, *, after: Iterable[Ticket] = (), request: int | None = None) -> Ticket:
+        place = self._place
+        return self._copies.do(
+            lambda inputs: place(kv, to, request, inputs), after, n_bytes=kv.n_bytes, label="Copy", request=request
+        )
+
+    def open(self, peer: str) -> Channel:
+        return _needed(self._switchboard, "a switchboard, to open channels").open(self.name, peer)
+
+    def observe(self, window_s: float) -> Facts:
+        main, link = self._processors[self._main], self._link
+        with self.env.lock:
+            return Facts(
+                now_s=self.env.now,
+                window_s=window_s,
+                goodput_bytes_per_s=link.goodput_bytes_per_s(window_s) if link else None,
+                link_utilisation=link.utilisation(window_s) if link else 0.0,
+                compute_utilisation=main.utilisation(window_s),
+                compute_speed=main.speed(window_s),
+                compute_queue=main.queued,
+                link_queue=link.queued if link else 0,
+                free_bytes=self.memory.free_bytes,
+            )
+
+    def warm(self, call: Callable[[], None]) -> None:
+        """Have the main processor's thread do this first, and begin the clock at 0 then. Nothing may have been asked
+        of the machine yet. Raises what the call raises."""
+        self._processors[self._main].warm(call)
+        self.env.restart()
+
+    def close(self) -> None:
+        """Stop transfers, begin nothing more, and wait a moment for what runs. The storage stays its owner's."""
+        workers = [*self._processors.values(), self._copies, self._decompressor, self._storing]
+        workers += [self._link] if self._link else []
+        for worker in workers:
+            worker.stop()
+        until_s = self.env.now + 1.0
+        for worker in workers:
+            worker.join(until_s)
+
+    def __enter__(self) -> "LiveMachine":
+        self._switch_interval_s = sys.getswitchinterval()
+        sys.setswitchinterval(_SWITCH_INTERVAL_S)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+        sys.setswitchinterval(self._switch_interval_s)
+
+
+def _needed(part: Any, what: str) -> Any:
+    if part is None:
+        raise InputError(f"this machine was made without {what}")
+    return part

@@ -1,0 +1,117 @@
+"""Queues of a device that keeps order by itself: work is launched behind other work, without waiting for it."""
+
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from typing import Any, NamedTuple, Protocol
+
+from kvferry.backends.live.engine.environment import WallClockEnvironment
+from kvferry.backends.live.engine.thread_work import Call, LiveWork, fire
+from kvferry.backends.live.engine.worker import Worker, outcome
+from kvferry.machine.span import Tell
+from kvferry.specs.errors import MissingExtra
+
+
+class Stream(Protocol):
+    """An ordered queue on a device. Streams of one device have equal `device`."""
+
+    device: object
+
+    def launch(self, call: Callable[[], Any], behind: Sequence[Any]) -> tuple[Any, Any]:
+        """Have the device do what `call` launches once it has passed the marks `behind`; without waiting for it.
+
+        Returns what `call` returned, and the mark that the device passes when it has done all that.
+        """
+        ...
+
+    def wait(self, mark: Any) -> float:
+        """Wait until the device has passed a mark of this stream; the seconds it worked on what led there."""
+        ...
+
+
+class StreamWorker(Worker):
+    """A queue whose work is launched on a stream: one piece runs, and up to `ahead` are on the device behind it.
+
+    Work that comes after work on the same device begins (is launched) when that was launched. Then the two need no
+    thread between them, and nothing can call them off any more.
+    """
+
+    def __init__(self, env: WallClockEnvironment, resource: str, tell: Tell, stream: Stream, ahead: int = 2) -> None:
+        super().__init__(env, resource, tell, servers=1 + ahead)
+        self.device = stream.device
+        self._stream = stream
+        self._launched: SimpleQueue[tuple[LiveWork, Any] | None] = SimpleQueue()
+        self._last_end_s = 0.0
+
+    def _start(self, target: Callable[[], None]) -> None:
+        """One thread launches, another waits for the device: whatever else is ahead, these two are enough."""
+        if not self._threads:
+            super()._start(self._serve_jobs)
+            super()._start(self._await_device)
+
+    def _serve_jobs(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            work, call, inputs = job
+            launched, error = outcome(self._launch, work, call, inputs)
+            with self.env.lock:
+                if error is None:
+                    result, mark = launched
+                    work.launch(mark, result)
+                    self._launched.put((work, mark))
+                    continue
+                ended = self._finished(work, None, error)
+            self.env.post(fire, ended)
+        self._launched.put(None)
+
+    def _launch(self, work: LiveWork, call: Call, inputs: tuple[Any, ...]) -> tuple[Any, Any]:
+        behind = [t.mark for t in work.after if isinstance(t, LiveWork) and t.launched_for(work)]
+        return self._stream.launch(lambda: call(inputs), behind)
+
+    def _await_device(self) -> None:
+        while (launched := self._launched.get()) is not None:
+            work, mark = launched
+            worked_s, error = outcome(self._stream.wait, mark)
+            with self.env.lock:
+                work.end_s = self.env.now
+                # The device's clock drifts from ours: durations are its own, ends are when we learn of them.
+                work.start_s = max(self._last_end_s, work.end_s - (worked_s or 0.0))
+                self._last_end_s = work.end_s
+                ended = self._finished(work, work.result, error)
+            self.env.post(fire, ended)
+
+
+class _CudaMark(NamedTuple):
+    start: Any
+    end: Any
+
+
+class CudaStream:
+    """A CUDA stream as a Stream. What `call` allocates belongs to this stream: see torch's `record_stream`."""
+
+    def __init__(self, index: int = 0, priority: int = 0) -> None:
+        try:
+            import torch
+        except ImportError as error:
+            raise MissingExtra("CUDA streams need torch: install the [torch] extra") from error
+        self._cuda = torch.cuda
+        self.device: object = ("cuda", index)
+        self._stream = torch.cuda.Stream(device=index, priority=priority)
+
+    def launch(self, call: Callable[[], Any], behind: Sequence[_CudaMark]) -> tuple[Any, _CudaMark]:
+        mark = _CudaMark(self._cuda.Event(enable_timing=True), self._cuda.Event(enable_timing=True))
+        with self._cuda.stream(self._stream):
+            for other in behind:
+                self._stream.wait_event(other.end)
+            mark.start.record(self._stream)
+            result = call()
+            mark.end.record(self._stream)
+        return result, mark
+
+    def wait(self, mark: _CudaMark) -> float:
+        mark.end.synchronize()
+        return mark.start.elapsed_time(mark.end) / 1e3
+
+
+def streams_of(processor: str) -> Callable[[str], Stream] | None:
+    """A stream for each resource of a torch device that keeps order by itself; None where threads do."""
+    kind, _, index = processor.partition(":")
+    return (lambda resource: CudaStream(int(index or 0))) if kind == "cuda" else None

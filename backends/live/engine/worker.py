@@ -1,0 +1,172 @@
+"""Threads that serve a queue in wall-clock time."""
+
+import math
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable, Iterable
+from queue import SimpleQueue
+from threading import Event, Thread
+from typing import Any
+
+from kvferry.backends.live.engine.environment import WallClockEnvironment
+from kvferry.backends.live.engine.thread_work import Call, LiveWork, Moving, WorkFailed, fire
+from kvferry.machine.span import Span, Tell
+from kvferry.machine.ticket import Ticket
+from kvferry.machine.work_queue import WorkQueue
+
+
+class Worker(WorkQueue):
+    """Serves work as the simulator's queues do, in lanes by priority, with up to `servers` threads.
+
+    A thread that has ended a piece of work begins the next itself. What a call raises fails its ticket.
+    """
+
+    env: WallClockEnvironment
+    # Of a queue that launches work on a device: all queues of that device name the same.
+    device: object | None = None
+
+    def __init__(self, env: WallClockEnvironment, resource: str, tell: Tell, servers: int = 1) -> None:
+        super().__init__(env, resource, tell, servers)
+        self._jobs: SimpleQueue[tuple[LiveWork, Call, tuple[Any, ...]] | None] = SimpleQueue()
+        self._threads: list[Thread] = []
+        self._closed = False
+        # Work that ended and whose nominal duration is known, by end: for `speed`.
+        self._ends_s, self._nominals_s, self._actuals_s = array("d"), array("d"), array("d")
+
+    def do(
+        self,
+        call: Call,
+        after: Iterable[Ticket] = (),
+        priority: int = 0,
+        *,
+        n_bytes: float = 0.0,
+        label: str = "",
+        request: int | None = None,
+        nominal_s: float | None = None,
+        moving: Moving | None = None,
+    ) -> LiveWork:
+        """Have a thread call `call` with the results of `after`; the ticket fires with what it returns.
+
+        `nominal_s`: how long it takes on an idle device, where that is known. `moving`: what makes it possible to
+        stop the call on its way.
+        """
+        work = LiveWork(self.env, self, call, n_bytes, label, request, moving)
+        with self.env.lock:
+            self.hand_over(work, math.nan if nominal_s is None else nominal_s, after, priority)
+            ended_already = work.ended
+        if ended_already:
+            fire([work])
+        return work
+
+    def warm(self, call: Callable[[], None]) -> None:
+        """Start a thread, and have it do this before any work: first times are slow. Leaves no span. Raises what the
+        call raises."""
+        failed: list[BaseException | None] = []
+        done = Event()
+
+        def first() -> None:
+            failed.append(outcome(call)[1])
+            done.set()
+            self._serve_jobs()
+
+        self._start(first)
+        done.wait()
+        if failed[0] is not None:
+            raise failed[0]
+
+    def stop(self) -> None:
+        """Begin nothing more, and let the threads end. What has not begun never fires."""
+        with self.env.lock:
+            self._closed = True
+            for _ in self._threads:
+                self._jobs.put(None)
+
+    def join(self, until_s: float) -> None:
+        """Wait for what runs, at most until the environment's clock says so."""
+        for thread in self._threads:
+            thread.join(max(0.0, until_s - self.env.now))
+
+    # --- holding the lock ----------------------------------------------------------------------------------------
+
+    def speed(self, window_s: float) -> float | None:
+        """Nominal over actual duration of the work that ended in the last `window_s`; None when unknown."""
+        first = bisect_left(self._ends_s, self.env.now - window_s)
+        actual_s = math.fsum(self._actuals_s[first:])
+        return math.fsum(self._nominals_s[first:]) / actual_s if actual_s else None
+
+    def left(self, work: LiveWork) -> list[LiveWork]:
+        """Work under way was called off. Returns what ends by that besides."""
+        return []
+
+    def _next(self) -> LiveWork | None:
+        return None if self._closed else super()._next()
+
+    def _begin(self, work: LiveWork) -> None:
+        assert work.call is not None
+        work.begun = True
+        self.env.expect()
+        self._jobs.put((work, work.call, work.inputs()))
+        if len(self._threads) < self._servers - self._free:
+            self._start(self._serve_jobs)
+
+    def _start(self, target: Callable[[], None]) -> None:
+        thread = Thread(target=target, name=f"kvferry {self.resource}", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _finished(self, work: LiveWork, result: Any, error: BaseException | None) -> list[LiveWork]:
+        """A thread is done with its work, and free for other. Returns what has ended by that."""
+        # What was called off meanwhile has ended before.
+        ended = [] if work.ended else self._conclude(work, result, error)
+        self._free += 1
+        self._serve()
+        if self._free == self._servers:
+            self.busy.end(self.env.now)
+        return ended
+
+    def _conclude(self, work: LiveWork, result: Any, error: BaseException | None) -> list[LiveWork]:
+        ended = work.end(result, error)
+        assert work.start_s is not None and work.end_s is not None
+        if not math.isnan(work.nominal_s):
+            self._ends_s.append(work.end_s)
+            self._nominals_s.append(work.nominal_s)
+            self._actuals_s.append(work.end_s - work.start_s)
+        return ended
+
+    # --- the threads ---------------------------------------------------------------------------------------------
+
+    def _serve_jobs(self) -> None:
+        env = self.env
+        while (job := self._jobs.get()) is not None:
+            work, call, inputs = job
+            work.start_s = env.now
+            result, error = outcome(call, inputs)
+            with env.lock:
+                ended = self._finished(work, result, error)
+            env.post(fire, ended)
+            del job, work, call, inputs, result, error, ended
+
+    def tell(self, work: LiveWork) -> None:
+        """In the environment's thread: work that had begun has ended."""
+        assert work.start_s is not None and work.end_s is not None
+        self._tell(Span(self.resource, work.label, work.start_s, work.end_s, work.n_bytes, work.request))
+
+
+def outcome(call: Callable[..., Any], *arguments: Any) -> tuple[Any, BaseException | None]:
+    """What a call returns, or raises."""
+    try:
+        return call(*arguments), None
+    except BaseException as error:
+        return None, _tellable(error)
+
+
+def _tellable(error: BaseException) -> BaseException:
+    """An error that SimPy can tell: as it crosses into a process, SimPy makes it anew from its arguments."""
+    try:
+        if str(type(error)(*error.args)) == str(error):
+            return error
+    except Exception:
+        pass
+    told = WorkFailed(f"{type(error).__name__}: {error}")
+    told.__cause__ = error
+    return told

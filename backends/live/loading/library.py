@@ -1,0 +1,152 @@
+"""Contexts of a scenario, made by its real model and encoded into stores: what the cloud of a live run serves."""
+
+import hashlib
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from kvferry.backends.live.loading.runner import Prompt
+from kvferry.backends.live.model.attention import Attention, BlockSparse, dense
+from kvferry.backends.live.model.prompts import Prompts
+from kvferry.backends.live.model.recording import Recording, record
+from kvferry.backends.live.model.session import Session
+from kvferry.backends.sim.world import ModelledContexts
+from kvferry.backends.world import Say
+from kvferry.cloud.store import DamagedStore, Index, Store, StoredModel, StoreHeader, StoreWriter
+from kvferry.cloud.store_folder import SUFFIX
+from kvferry.codecs import codec
+from kvferry.codecs.pool import CodecPool
+from kvferry.codecs.sizes import CODECS, Encoding
+from kvferry.specs.errors import InputError, pick
+from kvferry.specs.scenario import Scenario
+from kvferry.traces.chunks import causal_blocks
+from kvferry.traces.stored import StoredContext
+
+# Pieces handed to the encoders beyond those that are at work.
+_AHEAD = 8
+
+
+class Library:
+    """The contexts of a scenario's requests by sequence: their prompts, their stores in `folder`, what these weigh.
+
+    A store is named after all that it is made from; one that is there already is used again.
+    """
+
+    def __init__(self, scenario: Scenario, model: PreTrainedModel, prompts: Prompts, name: str, folder: Path) -> None:
+        self._scenario, self._model, self._prompts, self.folder = scenario, model, prompts, folder
+        spec, workload = scenario.model, scenario.workload
+        self.stored_model = StoredModel(
+            name=name,
+            fingerprint=fingerprint(model),
+            tokenizer=prompts.tokenizer,
+            layers=spec.layers,
+            kv_heads=spec.kv_heads,
+            head_dim=spec.head_dim,
+        )
+        whole, rest = divmod(workload.context, workload.chunk_tokens)
+        self._tokens = [workload.chunk_tokens] * whole + ([rest] if rest else [])
+        self._recordings: dict[int, Recording] = {}
+        self._cut: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
+
+    def name(self, sequence: int, codec_name: str) -> str:
+        """Of a context's store: the same for the same model, tokens, chunks and codec."""
+        made_from = hashlib.sha256()
+        context, _ = self._ids(sequence)
+        parts = (self.stored_model.model_dump_json(exclude={"name"}), codec_name, codec.VERSION, self._tokens, context)
+        for part in parts:
+            made_from.update(repr(part).encode() + b"\0")
+        return f"{codec_name}-{made_from.hexdigest()[:20]}"
+
+    def prompt(self, sequence: int) -> Prompt:
+        return Prompt(*self._ids(sequence), self._scenario.workload.output, self._attention(sequence))
+
+    def ensure(self, sequence: int, codec_name: str, say: Say) -> Path:
+        """The path of a context's store, written if it is not there. Raises InputError."""
+        path = self.folder / f"{self.name(sequence, codec_name)}{SUFFIX}"
+        try:
+            with Store(path) as store:
+                store.index.check_model(self.stored_model)
+                return path
+        except (InputError, DamagedStore):
+            say(f"encoding context {sequence} ({self._scenario.workload.context:,} tokens, {codec_name})")
+            self._write(path, sequence, codec_name)
+        return path
+
+    def stored(self, sequence: int, index: Index) -> StoredContext:
+        """What a context weighs: sizes as they lie in its store, blocks as this scenario's attention runs them."""
+        coded = pick("codec", CODECS, index.header.codec)(np.ones((1, 1, 1)), 1).entropy_coded
+        return self._stored(sequence, Encoding(index.encoded_bytes(), index.level_scale, coded))
+
+    def estimated(self, sequence: int, codec_name: str) -> StoredContext:
+        """The same without its store: sizes as the simulator models them."""
+        return self._stored(sequence, ModelledContexts(self._scenario, codec_name).stored(sequence).encoding)
+
+    def _stored(self, sequence: int, encoding: Encoding) -> StoredContext:
+        tokens = np.array(self._tokens)
+        if self._scenario.live.attention == "dense":
+            blocks = causal_blocks(tokens, np.cumsum(tokens) - tokens)
+            active = np.broadcast_to(blocks[:, None, None], encoding.encoded_bytes.shape)
+        else:
+            active = self._recording(sequence).chunks.active_blocks
+        return StoredContext(tokens, active, encoding)
+
+    def _attention(self, sequence: int) -> Attention:
+        return dense if self._scenario.live.attention == "dense" else BlockSparse(self._recording(sequence).masks)
+
+    def _recording(self, sequence: int) -> Recording:
+        """Block masks are found from real attention: a dense prefill, once."""
+        if sequence not in self._recordings:
+            context, _ = self._ids(sequence)
+            chunk_tokens = self._scenario.workload.chunk_tokens
+            self._recordings[sequence] = record(self._model, context, chunk_tokens=chunk_tokens, room=1)
+        return self._recordings[sequence]
+
+    def _write(self, path: Path, sequence: int, codec_name: str) -> None:
+        context, _ = self._ids(sequence)
+        header = StoreHeader.at_all_levels(self.stored_model, self._tokens, codec_name)
+        session = Session(self._model, context, chunk_tokens=self._scenario.workload.chunk_tokens, room=1)
+        session.prefill()
+        waiting: deque[tuple[tuple[int, int, int], int, Future[bytes]]] = deque()
+        with CodecPool(2) as pool, StoreWriter(path, header, context) as writer:
+
+            def put() -> None:
+                place, level, data = waiting.popleft()
+                writer.put(*place, data.result(), level)
+
+            for place, keys, values in _chunks(session):
+                depth = place[1] / self._scenario.model.layers
+                for level in range(header.levels):
+                    waiting.append((place, level, pool.encode(codec_name, keys, values, level, depth)))
+                while len(waiting) > _AHEAD:
+                    put()
+            while waiting:
+                put()
+
+    def _ids(self, sequence: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        workload = self._scenario.workload
+        if sequence not in self._cut:
+            self._cut[sequence] = self._prompts.tokens(sequence, workload.context, workload.question)
+        return self._cut[sequence]
+
+
+def _chunks(session: Session) -> Iterator[tuple[tuple[int, int, int], np.ndarray, np.ndarray]]:
+    """Every chunk (t, l, h) with its keys and values as float32[tokens, head_dim]."""
+    kv = session.kv
+    for place in np.ndindex(len(kv.tokens), kv.layers, kv.heads):
+        keys, values = (part.float().cpu().numpy() for part in kv.chunk(*place))
+        yield place, keys, values
+
+
+def fingerprint(model: PreTrainedModel) -> str:
+    """Text that differs when the weights do: a hash over samples of every tensor, which for large ones is not all."""
+    found = hashlib.sha256()
+    for name, weights in sorted(model.state_dict().items()):
+        sample = weights.flatten()[:: max(1, weights.numel() // 65_536)]
+        found.update(f"{name} {tuple(weights.shape)} {weights.dtype}\0".encode())
+        found.update(sample.contiguous().view(torch.uint8).cpu().numpy().tobytes())
+    return found.hexdigest()[:32]

@@ -1,0 +1,166 @@
+"""Ops of the protocol carried out on a real model: which session, which chunk, and what comes back."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from kvferry.backends.live.model.attention import Attention, dense
+from kvferry.backends.live.model.decoder import Decoder
+from kvferry.backends.live.model.kv import NotReady, SessionKv
+from kvferry.backends.live.model.session import Session, new_kv
+from kvferry.machine.ops import Advance, DecodeStep, KvRef, Op, Prefill, PrefillHead, Project
+from kvferry.specs.errors import InputError, KvferryError
+from kvferry.traces.chunks import CHUNK_TOKENS
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What a request reads: a stored context, then a question; `output_tokens` are answered."""
+
+    context: tuple[int, ...]
+    question: tuple[int, ...]
+    output_tokens: int
+    attention: Attention = dense
+
+
+class SessionRunner:
+    """One session per request, opened by its first op or chunk and closed by its last token.
+
+    Sessions are told apart by request and not by sequence: two requests over one context load it twice. The
+    buffers of a closed session are used again. `run` belongs to the compute thread, `load` may be another's.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, prompt_of: Callable[[int], Prompt], *, chunk_tokens: int = CHUNK_TOKENS
+    ) -> None:
+        self.model = model
+        self._prompt_of = prompt_of
+        self._chunk_tokens = chunk_tokens
+        self._prompts: dict[int, Prompt] = {}
+        self._sessions: dict[int, Session] = {}
+        self._spare: list[SessionKv] = []
+        self._closed: set[int] = set()
+        self._lock = Lock()
+        # Token ids answered so far, by request.
+        self.answers: dict[int, list[int]] = {}
+
+    def run(self, op: Op, request: int | None, inputs: Sequence[Any] = ()) -> Any:
+        """Carry out one op. Prefill and DecodeStep give the id of the next token, greedily chosen.
+
+        Raises InputError for ops that a real model does not have, NotReady when their KV is not there.
+        """
+        if isinstance(op, PrefillHead):
+            raise InputError(
+                "a real model cannot compute one KV head of a layer by itself: the heads meet in its output "
+                "projection; set `coupling: all_heads`"
+            )
+        if request is None:
+            raise KvferryError(f"{type(op).__name__} needs a request: it names the session")
+        if isinstance(op, Project | Advance):
+            session = self.session(request)
+            kv = _unit(op, session)
+            step = session.project if isinstance(op, Project) else session.advance
+            return step(kv.token_chunk, kv.layer)
+        if isinstance(op, Prefill):
+            question = self._prompt(request).question
+            if op.tokens != len(question):
+                raise InputError(f"request {request}: Prefill of {op.tokens} tokens, its question has {len(question)}")
+            self.answers[request] = []
+            return self._answer(request, question)
+        if isinstance(op, DecodeStep):
+            if op.batch != 1:
+                raise InputError(f"a session decodes one sequence, not a batch of {op.batch}")
+            if not self._sessions.get(request) or not self.answers.get(request):
+                raise NotReady(f"request {request} cannot go on decoding before its question was read")
+            return self._answer(request, self.answers[request][-1:])
+        raise InputError(f"{type(op).__name__} is no op of a model session")
+
+    def load(self, request: int, chunk: int, keys: Any, values: Any) -> bool:
+        """Take in one decoded chunk, by its flat index in (token chunk, layer, KV head); see SessionKv.load.
+
+        False too for a request that is over: what lost a race may arrive after the answer.
+        """
+        with self._lock:
+            if request in self._closed:
+                return False
+            session = self._opened(request)
+        # From here on the request may be over any time; its session knows when its buffers are another's.
+        rest, h = divmod(chunk, session.kv.heads)
+        t, l = divmod(rest, session.kv.layers)
+        if not 0 <= t < len(session.kv.tokens):
+            raise InputError(f"chunk {chunk} is not of this context: it has {len(session.kv.tokens)} token chunks")
+        return session.load(t, l, h, keys, values)
+
+    def session(self, request: int) -> Session:
+        """The session of a request, opened if need be."""
+        with self._lock:
+            return self._opened(request)
+
+    def _opened(self, request: int) -> Session:
+        if request not in self._sessions:
+            self._sessions[request] = self._open(self._prompt(request))
+        return self._sessions[request]
+
+    def reserve(self, context_tokens: int, room: int) -> None:
+        """Have buffers ready for one session of this size, so that none is waited for while a request runs."""
+        kv = new_kv(Decoder(self.model), self._chunks(context_tokens), room)
+        kv.touch()
+        with self._lock:
+            self._spare.append(kv)
+
+    def close(self, request: int) -> None:
+        """Give up a request's session; harmless when there is none."""
+        with self._lock:
+            session = self._sessions.pop(request, None)
+            self._prompts.pop(request, None)
+            self._closed.add(request)
+            if session is not None:
+                self._spare.append(session.kv)
+
+    def _prompt(self, request: int) -> Prompt:
+        if request not in self._prompts:
+            self._prompts[request] = self._prompt_of(request)
+        return self._prompts[request]
+
+    def _open(self, prompt: Prompt) -> Session:
+        room = len(prompt.question) + prompt.output_tokens
+        chunks = tuple(self._chunks(len(prompt.context)))
+        fitting = (kv for kv in self._spare if kv.tokens == chunks and kv.capacity >= kv.total_tokens + room)
+        kv = next(fitting, None)
+        if kv is not None:
+            self._spare.remove(kv)
+        return Session(
+            self.model,
+            prompt.context,
+            chunk_tokens=self._chunk_tokens,
+            room=room,
+            attention=prompt.attention,
+            kv=kv,
+        )
+
+    def _chunks(self, tokens: int) -> list[int]:
+        return [min(self._chunk_tokens, tokens - start) for start in range(0, tokens, self._chunk_tokens)]
+
+    def _answer(self, request: int, tokens: Any) -> int:
+        token = int(self.session(request).read(tokens).argmax())
+        answer = self.answers[request]
+        answer.append(token)
+        if len(answer) == self._prompt(request).output_tokens:
+            self.close(request)
+        return token
+
+
+def _unit(op: Project | Advance, session: Session) -> KvRef:
+    """Which KV an op means. Raises when it does not say, or when its context is cut otherwise than the session's."""
+    if op.kv is None:
+        raise KvferryError(f"{type(op).__name__} does not say which KV it works on")
+    tokens = session.kv.tokens
+    if op.kv.token_chunk >= len(tokens) or op.tokens != tokens[op.kv.token_chunk]:
+        raise InputError(
+            f"{type(op).__name__} of {op.tokens} tokens in token chunk {op.kv.token_chunk}: "
+            f"the session's chunks have {', '.join(map(str, tokens[:4]))} ... tokens; context and prompt differ"
+        )
+    return op.kv

@@ -1,0 +1,282 @@
+"""The real world of a scenario: its model on this device, its contexts in a cloud that a server plays."""
+
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from kvferry.backends.live.engine.link import FETCHES_AHEAD, Fetched
+from kvferry.backends.live.engine.machine import LiveMachine
+from kvferry.backends.live.engine.stream import streams_of
+from kvferry.backends.live.loading.library import Library
+from kvferry.backends.live.loading.runner import SessionRunner
+from kvferry.backends.live.model.models import check_device, load_model, random_model, spec_of
+from kvferry.backends.live.model.prompts import Prompts
+from kvferry.backends.live.model.session import Session
+from kvferry.backends.world import Say
+from kvferry.cloud.client import CloudClient, CloudGone, WrongToken
+from kvferry.cloud.server_process import ServerProcess
+from kvferry.cloud.store import DamagedStore, Index
+from kvferry.codecs import codec
+from kvferry.codecs.pool import CodecPool
+from kvferry.machine.machine import Refused
+from kvferry.machine.ops import Decompress, KvRef
+from kvferry.machine.span import Tell
+from kvferry.sim.costs.cost_model import main_costs
+from kvferry.specs.errors import InputError, LinkDown
+from kvferry.specs.model import ModelSpec
+from kvferry.specs.scenario import Scenario
+from kvferry.traces.rate import RateTrace
+from kvferry.traces.resolve import link_trace
+from kvferry.traces.stored import StoredContext
+
+# Names the folder in which encoded contexts are kept from run to run; without it they go with the process.
+STORES = "KVFERRY_STORES"
+TOKEN = "KVFERRY_TOKEN"
+_SAME = ("layers", "hidden", "query_heads", "kv_heads", "head_dim", "ffn", "vocabulary", "kv_value_bytes")
+
+
+class LiveWorld:
+    """A LiveMachine on a model session, a client, decoders. Use ``live_world``, which opens and closes all of it."""
+
+    def __init__(self, scenario: Scenario, codec_name: str, tell: Tell, say: Say, stack: ExitStack) -> None:
+        model, self._library = _library(scenario, stores_folder())
+        self._link, self._scenario = link_trace(scenario.link), scenario
+        sequences = range(scenario.workload.requests)
+        names = [self._library.name(n, codec_name) for n in sequences]
+        url = scenario.live.cloud
+        if url is None:
+            for n in sequences:
+                self._library.ensure(n, codec_name, say)
+            server = ServerProcess(self._library.folder, scenario.link, token=None)
+            url = stack.enter_context(server).url
+        self.client = stack.enter_context(CloudClient(url, token=os.environ.get(TOKEN), names=names.__getitem__))
+        self._stored, gone = self._weighed(names, codec_name, say)
+        self._runner = SessionRunner(model, self._library.prompt, chunk_tokens=scenario.workload.chunk_tokens)
+        self._pool = stack.enter_context(CodecPool(scenario.device.decompressor.workers))
+        self._pool.decode(self._first_chunks(codec_name)).result()
+        costs = main_costs(scenario.costs.truth, scenario.device, scenario.model)
+        dispatch_s = scenario.device.processors[scenario.device.main].dispatch_s
+        self.machine = LiveMachine(
+            scenario.device.name,
+            self._runner,
+            capacity_bytes=scenario.budget.memory_bytes or scenario.device.memory.free_bytes,
+            fetcher=gone or self.client,
+            decode=self._decode,
+            decompress_workers=scenario.device.decompressor.workers,
+            place=self._place,
+            main=scenario.device.main,
+            nominal_s=lambda op: costs.cost(op).duration_s + dispatch_s,
+            stream=streams_of(scenario.live.processor),
+            tell=tell,
+        )
+        stack.enter_context(self.machine)
+        weights = self.machine.memory.reserve(scenario.model.weight_bytes, "weights")
+        self._weights_refused = weights if isinstance(weights, Refused) else None
+        self.machine.warm(lambda: self._warm_up(model))
+        if gone is None:
+            self.client.connect(FETCHES_AHEAD)
+        if scenario.live.cloud is None and gone is None:
+            with suppress(LinkDown):  # the fetches will tell
+                self.client.restart_replay()
+
+    @property
+    def link(self) -> RateTrace:
+        return self._link
+
+    @property
+    def available(self) -> RateTrace:
+        return RateTrace.constant(1.0)
+
+    @property
+    def weights_refused(self) -> Refused | None:
+        return self._weights_refused
+
+    def stored(self, sequence: int) -> StoredContext:
+        return self._stored[sequence]
+
+    @property
+    def answers(self) -> dict[int, list[int]]:
+        """Token ids that were answered, by request."""
+        return self._runner.answers
+
+    def energy_j(self, until_s: float) -> dict[str, float]:
+        return {}
+
+    def measured(self) -> dict[str, Any]:
+        held = {
+            "resident_bytes": self.machine.memory.resident_bytes(),
+            "device_bytes": self.machine.memory.device_bytes(),
+            "answers": {str(request): answer for request, answer in sorted(self.answers.items())},
+        }
+        return {key: value for key, value in held.items() if value is not None}
+
+    def _weighed(self, names: Sequence[str], codec_name: str, say: Say) -> tuple[list[StoredContext], CloudGone | None]:
+        """What the contexts weigh, by their indices; and in whose stead to fetch when not all of these can be had. Who
+        has no cloud can still compute, and is told."""
+        try:
+            return [self._library.stored(n, self._index(n, name)) for n, name in enumerate(names)], None
+        except (LinkDown, DamagedStore) as error:
+            say(f"nothing can be fetched: {error}")
+            return [self._library.estimated(n, codec_name) for n in range(len(names))], CloudGone(str(error))
+
+    def _index(self, sequence: int, name: str) -> Index:
+        try:
+            return self.client.index(name, self._library.stored_model)
+        except WrongToken as error:
+            has = "holds another" if os.environ.get(TOKEN) else "is not set"
+            raise InputError(f"live.cloud: {error}; it is taken from {TOKEN}, which {has}") from None
+        except InputError as error:
+            if self._scenario.live.cloud is None:
+                raise
+            raise InputError(
+                f"live.cloud: context {sequence} of this scenario is not there: {error}; "
+                f"`kvferry encode` makes its store for the server's folder"
+            ) from None
+
+    def _warm_up(self, model: PreTrainedModel) -> None:
+        """First times are slow: kernels are chosen, threads get theirs, buffers their pages. None of it belongs to a
+        request."""
+        workload = self._scenario.workload
+        requests = 1 if workload.arrivals is None else min(workload.requests, 8)
+        for _ in range(requests):
+            self._runner.reserve(workload.context, workload.question + workload.output)
+        prompt = self._library.prompt(0)
+        few = prompt.context[: 2 * workload.chunk_tokens]
+        for _ in range(2):
+            session = Session(
+                model,
+                few,
+                chunk_tokens=workload.chunk_tokens,
+                room=len(prompt.question) + 1,
+                attention=prompt.attention,  # masks of the first chunks are those of the few as well
+            )
+            session.prefill()
+            session.read(prompt.question)
+            session.read(prompt.question[:1])
+        self._runner.session(0)
+
+    def _first_chunks(self, codec_name: str) -> list[bytes]:
+        heads = np.zeros((self._scenario.workload.chunk_tokens, self._scenario.model.head_dim), np.float32)
+        return [codec.encode(codec_name, heads, heads)]
+
+    def _decode(self, op: Decompress, request: int | None, inputs: Sequence[Any]) -> "tuple[Fetched, Any]":
+        fetched: Fetched = inputs[0]
+        return fetched, self._pool.decode(codec.split(fetched.payload)).result()
+
+    def _place(self, kv: KvRef, to: str, request: int | None, inputs: Sequence[Any]) -> None:
+        if isinstance(inputs[0], Fetched):  # nothing is entropy-coded: numbers are restored where they are used
+            fetched, decoded = inputs[0], codec.decode_many(codec.split(inputs[0].payload))
+        else:
+            fetched, decoded = inputs[0]
+        assert request is not None
+        for chunk, (keys, values) in zip(fetched.chunks.ids, decoded, strict=True):
+            self._runner.load(request, chunk, keys, values)
+
+
+@contextmanager
+def live_world(scenario: Scenario, codec_name: str, tell: Tell, say: Say) -> Iterator[LiveWorld]:
+    """The scenario's real world for as long as the block lasts.
+
+    Raises InputError for what is wanted and cannot be had here: a model that is not there or differs from the
+    scenario's, heads that cannot be computed alone, background load, a codec that does not run.
+    """
+    _check(scenario, codec_name)
+    with ExitStack() as stack:
+        yield LiveWorld(scenario, codec_name, tell, say, stack)
+
+
+def encode_contexts(scenario: Scenario, codec_name: str, folder: Path, say: Say) -> Iterator[Path]:
+    """Write the stores of a scenario's contexts that are not there yet; the paths of all. Raises InputError."""
+    _check(scenario, codec_name)
+    _, library = _library(scenario, _made(folder, "--output"))
+    for n in range(scenario.workload.requests):
+        yield library.ensure(n, codec_name, say)
+
+
+def _library(scenario: Scenario, folder: Path) -> tuple[PreTrainedModel, Library]:
+    torch.set_num_threads(scenario.live.threads)
+    model, model_folder = model_of(scenario)
+    text = None if scenario.live.text is None else Path(scenario.live.text)
+    prompts = Prompts(model_folder, scenario.model.vocabulary, text, scenario.seed)
+    return model, Library(scenario, model, prompts, scenario.model.name, folder)
+
+
+def stores_folder() -> Path:
+    """Where encoded contexts lie."""
+    kept = os.environ.get(STORES)
+    return _made(Path(kept).expanduser(), STORES) if kept else _temporary()
+
+
+def _made(folder: Path, asked_by: str) -> Path:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{asked_by}: {folder}: cannot be made: {error.strerror}") from None
+    return folder
+
+
+def _temporary() -> Path:
+    return Path(_temporary_folder().name)
+
+
+@cache
+def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
+    """Held by the cache, and gone with the process."""
+    return tempfile.TemporaryDirectory(prefix="kvferry-stores-")
+
+
+def _check(scenario: Scenario, codec_name: str) -> None:
+    if scenario.coupling != "all_heads":
+        raise InputError("coupling: a real model computes all heads of a layer together; set coupling: all_heads")
+    if scenario.load is not None:
+        raise InputError("load: backend torch runs beside whatever this machine does; leave load out")
+    if codec_name not in codec.CODECS:
+        known = ", ".join(codec.CODECS)
+        raise InputError(f"policies.codec: {codec_name!r} has sizes but no real encoder; backend torch knows {known}")
+    if scenario.workload.chunks is not None:
+        raise InputError("workload.chunks: backend torch makes its chunks with the model itself; leave chunks out")
+
+
+def model_of(scenario: Scenario) -> tuple[PreTrainedModel, Path | None]:
+    """The model, and its folder if it has one. Raises InputError when it is not the scenario's."""
+    live, spec = scenario.live, scenario.model
+    try:
+        check_device(live.processor)
+    except InputError as error:
+        raise InputError(f"live.processor: {error}") from None
+    if live.weights == "random":
+        dtype = live.dtype or {2.0: "bfloat16", 4.0: "float32"}.get(spec.kv_value_bytes, "float32")
+        return _random(live.family, spec.model_dump_json(), scenario.seed, dtype, live.processor), None
+    reference = live.weights or spec.name
+    model = _loaded(reference, live.dtype, live.processor)
+    _check_same(spec, spec_of(model), reference)
+    return model, Path(model.config.name_or_path)
+
+
+def _check_same(wanted: ModelSpec, found: ModelSpec, reference: str) -> None:
+    differ = [key for key in _SAME if getattr(wanted, key) != getattr(found, key)]
+    if differ:
+        shown = ", ".join(f"{key} {getattr(found, key):g} instead of {getattr(wanted, key):g}" for key in differ)
+        raise InputError(f"live.weights: {reference} is not the scenario's model {wanted.name}: {shown}")
+
+
+# Worlds come one after the other, most of them on the same model.
+@lru_cache(maxsize=1)
+def _loaded(reference: str, dtype: str | None, device: str) -> PreTrainedModel:
+    try:
+        return load_model(reference, dtype, device)
+    except InputError as error:
+        raise InputError(f"live.weights: {error}; `random` draws weights") from None
+
+
+@lru_cache(maxsize=1)
+def _random(family: str, spec_json: str, seed: int, dtype: str, device: str) -> PreTrainedModel:
+    return random_model(family, ModelSpec.model_validate_json(spec_json), seed=seed, dtype=dtype, device=device)

@@ -1,0 +1,1 @@
+"""A real Transformer: loaded, taken apart by layers, and run chunk by chunk."""

@@ -1,0 +1,76 @@
+"""A Hugging Face decoder taken apart into what a chunked prefill does with one layer at a time.
+
+The three families differ in norms of queries and keys and in biases only, which their own modules carry.
+"""
+
+import torch
+from transformers import PreTrainedModel
+from transformers.models.llama.modeling_llama import rotate_half
+
+from kvferry.backends.live.model.models import FAMILIES, check_config
+from kvferry.specs.errors import pick
+
+# Cosines and sines of the rotary embedding at some positions, each [1, 1, tokens, head_dim].
+Rotary = tuple[torch.Tensor, torch.Tensor]
+
+
+class Decoder:
+    """Hidden states are [1, tokens, hidden], queries, keys and values [1, heads, tokens, head_dim].
+
+    Raises InputError for a model that cannot be prefilled chunk by chunk.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        pick("model family", FAMILIES, model.config.model_type)
+        check_config(model.config, model.config.name_or_path or model.config.model_type)
+        self.model = model
+        self.dtype, self.device = model.dtype, model.device
+        config = model.config
+        self.layers = config.num_hidden_layers
+        self.heads = config.num_key_value_heads
+        self.vocabulary = config.vocab_size
+        self.head_dim = model.model.layers[0].self_attn.head_dim
+        self._layers = model.model.layers
+
+    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Token ids [1, tokens] to the hidden state below the first layer."""
+        return self.model.model.embed_tokens(tokens)
+
+    def rotary(self, tokens: int) -> Rotary:
+        """For the positions from 0 to `tokens`."""
+        positions = torch.arange(tokens, device=self.device)[None]
+        like = torch.empty(0, dtype=self.dtype, device=self.device)
+        cos, sin = self.model.model.rotary_emb(like, position_ids=positions)
+        return cos[:, None], sin[:, None]
+
+    def keys_values(self, l: int, hidden: torch.Tensor, rotary: Rotary) -> tuple[torch.Tensor, torch.Tensor]:
+        """What layer l caches of the hidden state below it."""
+        attention = self._layers[l].self_attn
+        normed = self._layers[l].input_layernorm(hidden)
+        keys = self._heads(attention.k_proj(normed), getattr(attention, "k_norm", None))
+        return _rotated(keys, rotary), self._heads(attention.v_proj(normed))
+
+    def queries(self, l: int, hidden: torch.Tensor, rotary: Rotary) -> torch.Tensor:
+        attention = self._layers[l].self_attn
+        normed = self._layers[l].input_layernorm(hidden)
+        return _rotated(self._heads(attention.q_proj(normed), getattr(attention, "q_norm", None)), rotary)
+
+    def above(self, l: int, hidden: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+        """The hidden state above layer l, from the one below it and what its queries attended."""
+        layer = self._layers[l]
+        hidden = hidden + layer.self_attn.o_proj(attended.transpose(1, 2).flatten(2))
+        return hidden + layer.mlp(layer.post_attention_layernorm(hidden))
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Of the next token, [..., vocabulary], from the hidden state above the last layer."""
+        scores: torch.Tensor = self.model.lm_head(self.model.model.norm(hidden))
+        return scores
+
+    def _heads(self, projected: torch.Tensor, norm: torch.nn.Module | None = None) -> torch.Tensor:
+        by_head = projected.unflatten(-1, (-1, self.head_dim))
+        return (norm(by_head) if norm is not None else by_head).transpose(1, 2)
+
+
+def _rotated(heads: torch.Tensor, rotary: Rotary) -> torch.Tensor:
+    cos, sin = rotary
+    return heads * cos + rotate_half(heads) * sin

@@ -1,0 +1,71 @@
+"""What requests read on a real model: token ids of text, or drawn ones where there is no tokenizer."""
+
+import hashlib
+import sysconfig
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from kvferry.backends.live.model.tokens import BYTE_VOCABULARY, ByteTokens, FileTokens
+from kvferry.specs.errors import InputError
+
+# Of a text; a context of 100K tokens takes well under 1 MB.
+MOST_TEXT_BYTES = 2**26
+
+
+class Prompts:
+    """Contexts and questions, cut one after the other from a text; from its beginning again where it ends.
+
+    `tokenizer` names how text becomes tokens: another name, other tokens. Raises InputError for a text that cannot be
+    read, or given where nothing makes tokens of it.
+    """
+
+    def __init__(self, folder: Path | None, vocabulary: int, text: Path | None, seed: int) -> None:
+        self._vocabulary, self._seed = vocabulary, seed
+        described = None if folder is None else folder / "tokenizer.json"
+        self._ids: np.ndarray | None = None
+        if described is not None and described.is_file():
+            self.tokenizer = f"tokenizer.json {hashlib.sha256(described.read_bytes()).hexdigest()[:16]}"
+            self._ids = np.array(FileTokens(described).encode(_text(text)))
+        elif folder is not None and vocabulary == BYTE_VOCABULARY:
+            self.tokenizer = "bytes"
+            self._ids = np.array(ByteTokens().encode(_text(text)))
+        else:
+            self.tokenizer = "drawn token ids"
+            if text is not None:
+                what = "this model has no tokenizer.json" if folder else "random weights have no tokenizer"
+                raise InputError(f"live.text: {what}; leave it out, and token ids are drawn")
+
+    def tokens(self, sequence: int, context: int, question: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Token ids of a sequence's context and of the question behind it."""
+        n = context + question
+        if self._ids is None:
+            drawn = np.random.default_rng([self._seed, sequence]).integers(0, self._vocabulary, n)
+        else:
+            drawn = np.take(self._ids, np.arange(sequence * n, (sequence + 1) * n), mode="wrap")
+        ids = tuple(drawn.tolist())
+        return ids[:context], ids[context:]
+
+
+def _text(path: Path | None) -> str:
+    if path is None:
+        return _library_text()
+    try:
+        if path.stat().st_size > MOST_TEXT_BYTES:
+            raise InputError(f"{path}: {path.stat().st_size:,} bytes of text; {MOST_TEXT_BYTES:,} will do")
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: not UTF-8 text: {error}") from None
+    if not text:
+        raise InputError(f"{path}: is empty; contexts need text")
+    return text
+
+
+@lru_cache(maxsize=1)
+def _library_text() -> str:
+    """Some megabytes that every Python has: the modules of its standard library."""
+    folder = Path(sysconfig.get_paths()["stdlib"])
+    return "".join(path.read_text(encoding="utf-8", errors="ignore") for path in sorted(folder.glob("*.py")))

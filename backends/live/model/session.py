@@ -1,0 +1,178 @@
+"""One context on a real model: its KV comes in chunk by chunk, loaded or computed in any mix, then it answers.
+
+For token chunk t and layer l, counted from 0: `project` emits K and V of the layer from the hidden state below
+it; `advance` carries that state through the layer, which takes KV of all earlier chunks there, all heads, from
+either path. A chunk (t, l, h) can be loaded at any time. A column that is computed goes project 0, advance 0,
+project 1, ... to the last layer, where projecting suffices.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import DynamicCache, PreTrainedModel
+
+from kvferry.backends.live.model.attention import Attention, dense
+from kvferry.backends.live.model.cache import cache_of
+from kvferry.backends.live.model.decoder import Decoder, Rotary
+from kvferry.backends.live.model.kv import NotReady, SessionKv
+from kvferry.specs.errors import InputError
+from kvferry.traces.chunks import CHUNK_TOKENS
+
+# Largest difference from the next-token logits of a plain forward pass, in standard deviations of those logits.
+# Chunks change the order in which sums are rounded, as does another kernel. Measured over 28 layers: 2e-6, 4e-3, 5e-2
+# (weights of deviation 0.02), 1e-5, 1e-2, 8e-2 (0.06); the plain pass itself is off float32 by as much and more.
+LOGIT_TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1.5e-1}
+
+
+class Session:
+    """The story of one sequence, batch 1. Computing and answering belong to one thread, loading may be another's.
+
+    `room` tokens of questions and answers are decoded without moving the context. `kv` gives buffers to use again:
+    those of a finished session with the same model, context length and room.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        context: Sequence[int],
+        *,
+        chunk_tokens: int = CHUNK_TOKENS,
+        room: int = 256,
+        attention: Attention = dense,
+        kv: SessionKv | None = None,
+    ) -> None:
+        self.decoder = Decoder(model)
+        self.context = self._ids(context)
+        if chunk_tokens < 1:
+            raise InputError(f"chunks need at least one token each, not {chunk_tokens}")
+        tokens = [min(chunk_tokens, len(context) - start) for start in range(0, len(context), chunk_tokens)]
+        self.kv = kv or new_kv(self.decoder, tokens, room)
+        if self.kv.tokens != tuple(tokens):
+            raise InputError("the buffers to use again are those of another context")
+        self._use = self.kv.clear()
+        self._attention = attention
+        # depth[t]: the layer below which chunk t's hidden state stands; None: it was not begun.
+        self.depth: list[int] = [0] * len(tokens)
+        self._hidden: list[torch.Tensor | None] = [None] * len(tokens)
+        self._rotary: Rotary = self.decoder.rotary(len(context))
+        self._cache: DynamicCache | None = None
+
+    @property
+    def complete(self) -> bool:
+        """Whether all KV is there."""
+        return self.kv.complete
+
+    @torch.no_grad()
+    def project(self, t: int, l: int) -> None:
+        """Make sure that chunk t has its KV of layer l, computed from the hidden state below that layer.
+
+        Raises NotReady unless the column stands there, or has passed with the KV still in place.
+        """
+        if self.depth[t] > l and self.kv.present(t, l):
+            return
+        self.kv.put(t, l, *self.decoder.keys_values(l, self._below(t, l), self._rotary_of(t)))
+
+    @torch.no_grad()
+    def advance(self, t: int, l: int) -> None:
+        """Make sure that chunk t has passed layer l. Raises NotReady when KV of the layer is missing up to t."""
+        if self.depth[t] > l:
+            return
+        hidden = self._below(t, l)
+        queries = self.decoder.queries(l, hidden, self._rotary_of(t))
+        self._hidden[t] = self.decoder.above(l, hidden, self._attention(queries, self.kv, t, l))
+        self.depth[t] = l + 1
+
+    def load(self, t: int, l: int, h: int | None, keys: Any, values: Any) -> bool:
+        """Take in a streamed chunk (h None: of all heads); see SessionKv.load. False too once another session has these
+        buffers."""
+        return self.kv.load(t, l, h, keys, values, self._use)
+
+    def drop(self, t: int, l: int, h: int | None = None) -> None:
+        """Forget a chunk. It can be loaded again, and computed while the column has not passed it."""
+        self.kv.drop(t, l, h)
+
+    def prefill(self) -> None:
+        """Compute all that is missing, as a local prefill does: one token chunk after the other, layer by layer."""
+        for t in range(len(self.kv.tokens)):
+            missing = [l for l in range(self.kv.layers) if not self.kv.present(t, l)]
+            for l in missing:
+                for below in range(self.depth[t], l):
+                    self.advance(t, below)
+                self.project(t, l)
+
+    def cache(self) -> DynamicCache:
+        """The context as `past_key_values`, once it is complete. A newer cache of this session ends an older one."""
+        if not self.complete:
+            lacking = [l for l in range(self.kv.layers) if self.kv.missing(l, len(self.kv.tokens))]
+            raise NotReady(f"the context cannot be used yet: KV is missing in layers {lacking[:5]}")
+        self._hidden = [None] * len(self._hidden)
+        return cache_of(self.kv)
+
+    @torch.no_grad()
+    def read(self, tokens: Sequence[int]) -> torch.Tensor:
+        """Logits [vocabulary] of the token that follows the context and all that was read, these tokens included.
+
+        The question first, then token by token what is decoded. Raises NotReady while the context is incomplete.
+        """
+        ids = self._ids(tokens)
+        if self._cache is None:
+            self._cache = self.cache()
+        logits: torch.Tensor = self.decoder.model(ids, past_key_values=self._cache, logits_to_keep=1).logits
+        return logits[0, -1]
+
+    def generate(self, question: Sequence[int], **settings: Any) -> list[int]:
+        """The answer that transformers' generate() gives, with its settings (max_new_tokens, do_sample, ...).
+
+        It begins from the context, whatever was read before; so does what is read afterwards. One answer: no beams.
+        """
+        for setting in ("num_beams", "num_return_sequences"):
+            if settings.get(setting, 1) != 1:
+                raise InputError(f"{setting}={settings[setting]}: a session decodes one sequence")
+        self._cache = None
+        ids = torch.cat([self.context, self._ids(question)], dim=1)
+        answered = self.decoder.model.generate(
+            ids, attention_mask=torch.ones_like(ids), past_key_values=self.cache(), **settings
+        )
+        answer: list[int] = answered[0, ids.shape[1] :].tolist()
+        return answer
+
+    def _below(self, t: int, l: int) -> torch.Tensor:
+        """The hidden state of chunk t below layer l."""
+        if self.depth[t] != l:
+            where = "has passed it" if self.depth[t] > l else f"stands below layer {self.depth[t]}"
+            raise NotReady(f"token chunk {t} has no hidden state below layer {l}: its column {where}")
+        hidden = self._hidden[t]
+        if hidden is None:
+            if l > 0:
+                raise NotReady(f"the hidden state of token chunk {t} was given up when the context was complete")
+            start = self.kv.starts[t]
+            hidden = self._hidden[t] = self.decoder.embed(self.context[:, start : start + self.kv.tokens[t]])
+        return hidden
+
+    def _rotary_of(self, t: int) -> Rotary:
+        start = self.kv.starts[t]
+        cos, sin = self._rotary
+        return cos[:, :, start : start + self.kv.tokens[t]], sin[:, :, start : start + self.kv.tokens[t]]
+
+    def _ids(self, tokens: Sequence[int]) -> torch.Tensor:
+        ids = torch.tensor([list(tokens)], dtype=torch.long)
+        if not ids.numel() or ids.min() < 0 or ids.max() >= self.decoder.vocabulary:
+            raise InputError(f"token ids must be at least one, and lie in 0..{self.decoder.vocabulary - 1}")
+        return ids.to(self.decoder.device)
+
+
+def new_kv(decoder: Decoder, tokens: Sequence[int], room: int) -> SessionKv:
+    """Empty buffers for a context of these token chunks. Raises InputError when they do not fit into memory."""
+    try:
+        return SessionKv(
+            tokens,
+            layers=decoder.layers,
+            heads=decoder.heads,
+            head_dim=decoder.head_dim,
+            room=room,
+            dtype=decoder.dtype,
+            device=decoder.device,
+        )
+    except (torch.OutOfMemoryError, RuntimeError) as error:
+        raise InputError(f"the KV of {sum(tokens)} tokens does not fit into the memory of {decoder.device}") from error

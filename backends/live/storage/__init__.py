@@ -1,0 +1,1 @@
+"""Real storage: a file read and written past the page cache."""

@@ -1,0 +1,265 @@
+"""A storage file, read and written past the page cache, with many commands under way at once."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Condition, Lock
+from typing import Any
+
+import numpy as np
+
+from kvferry.backends.live.storage.opened_file import (
+    BLOCK_BYTES,
+    Commands,
+    Engine,
+    StorageError,
+    StorageFile,
+    StorageFull,
+    make_room,
+)
+from kvferry.backends.live.storage.ring import Uring
+from kvferry.backends.live.storage.threads import Threads
+from kvferry.machine.ops import Extents
+from kvferry.specs.errors import InputError, pick
+from kvferry.system.aligned_memory import Buffers, address, aligned_memory
+
+__all__ = ["BLOCK_BYTES", "ENGINES", "Data", "Storage", "StorageError", "StorageFull", "aligned_memory"]
+
+ENGINES: dict[str, Callable[[StorageFile, int], Engine]] = {Uring.name: Uring, Threads.name: Threads}
+# What is written and lies askew in memory is copied in portions of this size.
+_COPIED_BYTES = 32 << 20
+_MOST_COMMAND_BYTES = 1 << 30
+
+
+class Data:
+    """What was read, until `release`.
+
+    Released memory spares the next read new pages, which cost as much as a fast device does; what is not released
+    goes when nobody looks at it any more.
+    """
+
+    def __init__(self, whole: memoryview, ats: np.ndarray, lengths: np.ndarray, give_back: Callable[[], None]) -> None:
+        self._whole = whole
+        self._ats, self._lengths = ats, lengths
+        self._give_back: Callable[[], None] | None = give_back
+
+    @property
+    def views(self) -> list[memoryview]:
+        """Each extent's bytes, in order, as they lie in memory."""
+        return [
+            self._whole[at : at + length] for at, length in zip(self._ats.tolist(), self._lengths.tolist(), strict=True)
+        ]
+
+    def rows(self) -> np.ndarray:
+        """Extents of equal length as uint8[extents, length]; a view of the memory where they lie evenly in it."""
+        n = len(self._ats)
+        if not n:
+            return np.empty((0, 0), np.uint8)
+        length, whole = int(self._lengths[0]), np.frombuffer(self._whole, np.uint8)
+        assert (self._lengths == length).all(), "extents of different lengths are no rows"
+        apart = int(self._ats[1] - self._ats[0]) if n > 1 else length
+        if (np.diff(self._ats) == apart).all():
+            begin = int(self._ats[0])
+            return np.lib.stride_tricks.as_strided(whole[begin:], (n, length), (apart, 1))
+        return whole[self._ats[:, None] + np.arange(length)]
+
+    def __bytes__(self) -> bytes:
+        return b"".join(self.views)
+
+    def release(self) -> None:
+        """Have the memory used again: nobody may look at it any more. Releasing twice is harmless."""
+        give_back, self._give_back = self._give_back, None
+        self._ats = self._lengths = np.empty(0, np.int64)
+        if give_back is not None:
+            give_back()
+
+
+class Storage:
+    """One file of fixed size. Every extent is a command of its own, or several where it exceeds `command_bytes`.
+
+    `depth` commands are under way at once. `engine` says what keeps them so: io_uring, or threads where the system has
+    no io_uring or does not allow it. `note` says why the page cache is in the way, where the file system does not
+    allow direct I/O: what is measured then is not the device; None otherwise.
+
+    Extents need no alignment: reading, whole blocks around them are read; writing, the blocks at their edges are read,
+    changed and written. Threads may share it. Errors are StorageError, and name the file and the offset.
+    """
+
+    def __init__(
+        self,
+        path: Path | str,
+        *,
+        writable: bool = False,
+        depth: int = 8,
+        command_bytes: int = 1 << 20,
+        direct: bool = True,
+        engine: str | None = None,
+    ) -> None:
+        """Open a file. Raises InputError when there is none, the settings make no sense, or the engine is not to be
+        had; without one named, the fastest that is."""
+        if depth < 1 or not BLOCK_BYTES <= command_bytes <= _MOST_COMMAND_BYTES or command_bytes % BLOCK_BYTES:
+            raise InputError(
+                f"storage needs a depth of at least 1 and commands of a multiple of {BLOCK_BYTES} bytes, up to 1 GiB, "
+                f"not {depth} and {command_bytes}"
+            )
+        self.path = Path(path)
+        self._command_bytes = command_bytes
+        self._file = StorageFile(self.path, writable, direct)
+        self.note, self.size_bytes, self._block = self._file.note, self._file.size_bytes, self._file.block_bytes
+        try:
+            if writable and self.size_bytes % self._block:
+                raise InputError(
+                    f"{path} has {self.size_bytes} bytes; to be written it needs a multiple of {self._block}"
+                )
+            self._engine = _engine(engine, self._file, depth)
+        except BaseException:
+            self._file.close()
+            raise
+        # For reads, and for what is copied to be written.
+        self._buffers, self._copies = Buffers(), Buffers()
+        # Held while blocks at the edges of extents are read, changed and written.
+        self._edges = Lock()
+        self._under_way, self._closed = 0, False
+        self._ended = Condition()
+
+    @classmethod
+    def create(cls, path: Path | str, n_bytes: int, **settings: Any) -> "Storage":
+        """Make a file of at least so many zero bytes, and open it for writing; settings as for opening.
+
+        The file is there under its name only once it has all its room. Raises StorageFull when there is none.
+        """
+        make_room(Path(path), max(BLOCK_BYTES, -(-n_bytes // BLOCK_BYTES) * BLOCK_BYTES))
+        return cls(path, writable=True, **settings)
+
+    @property
+    def engine(self) -> str:
+        return self._engine.name
+
+    @property
+    def peak_buffer_bytes(self) -> int:
+        """The most memory that reads lay in at once, until they were released."""
+        return self._buffers.peak_bytes
+
+    def read(self, extents: Extents) -> Data:
+        """The bytes of these extents. Raises StorageError when the file ends before they do."""
+        offsets, lengths = self._inside(extents)
+        before = offsets % self._block
+        sizes = np.where(lengths, -(-(before + lengths) // self._block) * self._block, 0)
+        ends = np.cumsum(sizes)
+        ats = ends - sizes
+        with self._request():
+            memory = self._buffers.take(int(ends[-1]) if len(ends) else 0)
+            commands = Commands.of(offsets - before, ats, sizes, self._command_bytes)
+            self._engine.run(commands, memory, writing=False)
+        return Data(memory, ats + before, lengths, lambda: self._buffers.give_back(memory))
+
+    def write(self, extents: Extents, data: bytes | bytearray | memoryview) -> None:
+        """Write the extents, whose bytes lie in `data` one after the other.
+
+        Raises StorageFull when the device is, and other StorageErrors; some of the extents may be written by then.
+        """
+        source = memoryview(data).cast("B")
+        if len(source) != extents.n_bytes:
+            raise InputError(f"{extents.n_bytes} bytes are to be written to {self.path}, and {len(source)} were given")
+        offsets, lengths = self._inside(extents)
+        ats = np.cumsum(lengths) - lengths
+        heads = np.minimum(-offsets % self._block, lengths)
+        bodies = (lengths - heads) // self._block * self._block
+        tails = lengths - heads - bodies
+        with self._request():
+            whole = Commands.of(offsets + heads, ats + heads, bodies, self._command_bytes)
+            if whole.sizes.size and ((whole.ats + address(source)) % self._block).any():
+                self._write_copied(whole, source)
+            else:
+                self._engine.run(whole, source, writing=True)
+            edges = [Commands.of(offsets, ats, heads, self._block)]
+            edges += [Commands.of(offsets + heads + bodies, ats + heads + bodies, tails, self._block)]
+            for each in edges:
+                for offset, at, n_bytes in each.one_by_one():
+                    self._write_edge(offset, source[at : at + n_bytes])
+
+    def close(self) -> None:
+        """Wait for what is under way, and close the file; closing twice is harmless."""
+        with self._ended:
+            if self._closed:
+                return
+            self._closed = True
+            self._ended.wait_for(lambda: not self._under_way)
+        self._engine.close()
+        self._file.close()
+
+    def __enter__(self) -> "Storage":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- requests ------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _request(self) -> Iterator[None]:
+        with self._ended:
+            if self._closed:
+                raise StorageError(f"{self.path} has been closed")
+            self._under_way += 1
+        try:
+            yield
+        finally:
+            with self._ended:
+                self._under_way -= 1
+                self._ended.notify_all()
+
+    def _inside(self, extents: Extents) -> tuple[np.ndarray, np.ndarray]:
+        offsets, lengths = extents.arrays
+        if len(offsets):
+            # Seen as unsigned, negative numbers are too large.
+            outside = (lengths.view(np.uint64) > self.size_bytes) | (
+                offsets.view(np.uint64) > (self.size_bytes - lengths).view(np.uint64)
+            )
+            first = int(outside.argmax())
+            if outside[first]:
+                raise StorageError(
+                    f"{self.path} has {self.size_bytes} bytes; "
+                    f"{lengths[first]} at offset {offsets[first]} do not lie inside"
+                )
+        return offsets, lengths
+
+    def _write_copied(self, whole: Commands, source: memoryview) -> None:
+        """Write what does not lie on whole blocks in memory."""
+        copy = self._copies.take(max(_COPIED_BYTES, self._command_bytes))
+        try:
+            portions = np.cumsum(whole.sizes) // (len(copy) - self._command_bytes + 1)
+            for portion in np.unique(portions):
+                part = Commands(*(column[portions == portion] for column in whole))
+                ats = np.cumsum(part.sizes) - part.sizes
+                for to, (_, at, n_bytes) in zip(ats.tolist(), part.one_by_one(), strict=True):
+                    copy[to : to + n_bytes] = source[at : at + n_bytes]
+                self._engine.run(part._replace(ats=ats), copy, writing=True)
+        finally:
+            self._copies.give_back(copy)
+
+    def _write_edge(self, offset: int, data: memoryview) -> None:
+        """Write a part of one block."""
+        inside = offset % self._block
+        with self._edges:
+            block = self._copies.take(self._block)
+            try:
+                self._file.fill(block, offset - inside, 0, self._block)
+                block[inside : inside + len(data)] = data
+                self._file.put(block, offset - inside, 0, self._block)
+            finally:
+                self._copies.give_back(block)
+
+
+def _engine(name: str | None, file: StorageFile, depth: int) -> Engine:
+    if name is not None:
+        try:
+            return pick("storage engine", ENGINES, name)(file, depth)
+        except OSError as error:
+            raise InputError(
+                f"storage engine {name} is not to be had here: {error.strerror}; leave it out, and threads are used"
+            ) from error
+    try:
+        return Uring(file, depth)
+    except OSError:
+        return Threads(file, depth)

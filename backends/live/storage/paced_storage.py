@@ -1,0 +1,50 @@
+"""A storage file that takes as long as another device would: what was measured of that one, on a faster disk."""
+
+from pathlib import Path
+from time import perf_counter, sleep
+from typing import Any
+
+from kvferry.backends.live.storage.direct_storage import Data, Storage
+from kvferry.machine.ops import Extents
+from kvferry.sim.storage import map_miss_s, merged
+from kvferry.sim.storage_curve import StorageCurves
+from kvferry.specs.storage import StorageSpec
+
+
+class PacedStorage(Storage):
+    """Reads and writes really, then waits for the rest of what the profile `like` says; other settings as Storage's.
+
+    The profile's curve model gives the seconds of a batch, with what the mapping table costs. A batch that the real
+    device needs longer for takes as long as it takes: `late` counts those. One batch at a time, as a LiveMachine asks.
+    """
+
+    def __init__(self, path: Path | str, *, like: StorageSpec, **settings: Any) -> None:
+        super().__init__(path, **settings)
+        self._map = like.map
+        self._curves = StorageCurves(like)
+        self._lowest, self._highest = self.size_bytes, 0
+        self.batches = self.late = 0
+
+    def read(self, extents: Extents) -> Data:
+        began_s = perf_counter()
+        data = super().read(extents)
+        self._wait(began_s, extents, writes=False)
+        return data
+
+    def write(self, extents: Extents, data: bytes | bytearray | memoryview) -> None:
+        began_s = perf_counter()
+        super().write(extents, data)
+        self._wait(began_s, extents, writes=True)
+
+    def _wait(self, began_s: float, extents: Extents, writes: bool) -> None:
+        offsets, lengths = merged(*extents.arrays)
+        if not len(offsets):
+            return
+        self._lowest = min(self._lowest, int(offsets[0]))
+        self._highest = max(self._highest, int(offsets[-1] + lengths[-1]))
+        miss_s = map_miss_s(self._map, self._highest - self._lowest) if self._map else 0.0
+        left_s = began_s + self._curves.batch_s(lengths, writes, miss_s) - perf_counter()
+        self.batches += 1
+        self.late += left_s < 0
+        if left_s > 0:
+            sleep(left_s)

@@ -1,0 +1,78 @@
+"""Storage commands done by threads: one command of the queue depth each, on any system."""
+
+from queue import SimpleQueue
+from threading import Lock, Thread
+
+from kvferry.backends.live.storage.opened_file import Commands, StorageFile
+
+
+class Threads:
+    """An `Engine` of `depth` threads, of which the caller's is one."""
+
+    name = "threads"
+
+    def __init__(self, file: StorageFile, depth: int) -> None:
+        self._file = file
+        self._batches: SimpleQueue[_Batch | None] = SimpleQueue()
+        self._helpers = [Thread(target=self._help, name="kvferry storage", daemon=True) for _ in range(depth - 1)]
+        for helper in self._helpers:
+            helper.start()
+
+    def run(self, commands: Commands, memory: memoryview, writing: bool) -> None:
+        threads = max(1, min(len(commands.sizes), 1 + len(self._helpers)))
+        batch = _Batch(self._file, commands, memory, writing, threads)
+        for _ in range(threads - 1):
+            self._batches.put(batch)
+        batch.work()
+        batch.finish()
+
+    def close(self) -> None:
+        for _ in self._helpers:
+            self._batches.put(None)
+        for helper in self._helpers:
+            helper.join()
+        self._helpers = []
+
+    def _help(self) -> None:
+        while (batch := self._batches.get()) is not None:
+            batch.work()
+            del batch
+
+
+class _Batch:
+    """Commands that several threads take from one list."""
+
+    def __init__(self, file: StorageFile, commands: Commands, memory: memoryview, writing: bool, threads: int) -> None:
+        self._do = file.put if writing else file.fill
+        self._memory = memory
+        # Threads share it: a list's iterator hands out every item once.
+        self._todo = iter(list(commands.one_by_one()))
+        self._error: BaseException | None = None
+        self._working = threads
+        self._lock, self._done = Lock(), Lock()
+        self._done.acquire()
+
+    def work(self) -> None:
+        try:
+            for offset, at, n_bytes in self._todo:
+                if self._error is not None:
+                    break
+                self._do(self._memory, offset, at, n_bytes)
+        except BaseException as error:
+            self._error = self._error or error
+        with self._lock:
+            self._working -= 1
+            if not self._working:
+                self._done.release()
+
+    def finish(self) -> None:
+        """Wait for every thread; raise what one of them met."""
+        while True:
+            try:
+                self._done.acquire()
+                break
+            except KeyboardInterrupt as interrupt:
+                # Not before all are done: they still move bytes to and from memory that its owner may use again.
+                self._error = self._error or interrupt
+        if self._error is not None:
+            raise self._error

@@ -1,0 +1,1 @@
+"""The modelled world: a Machine in virtual time."""

@@ -1,0 +1,164 @@
+"""The modelled world as a Machine: virtual time, modelled costs, a replayed link."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+
+import numpy as np
+import simpy
+
+from kvferry.machine.machine import Channel, Facts, Refused
+from kvferry.machine.memory import BudgetedPool
+from kvferry.machine.ops import Chunks, Decompress, Extents, KvRef, Op, Select, Selection
+from kvferry.machine.span import Tell
+from kvferry.machine.ticket import Ticket
+from kvferry.sim.bus import MemoryBus
+from kvferry.sim.channel import Switchboard
+from kvferry.sim.contention import Contention
+from kvferry.sim.copy_queue import CopyQueue
+from kvferry.sim.costs.cost_model import Builder
+from kvferry.sim.costs.roofline import Roofline
+from kvferry.sim.decompressor import Decompressor
+from kvferry.sim.energy import EnergyMeter
+from kvferry.sim.link import Link
+from kvferry.sim.processor import Processor
+from kvferry.sim.storage import Storage
+from kvferry.sim.storage_models import storage_of
+from kvferry.specs.device import DeviceSpec
+from kvferry.specs.errors import InputError
+from kvferry.specs.model import ModelSpec
+from kvferry.traces.rate import RateTrace
+
+
+class SimMachine:
+    """A device with its link, in virtual time. Weights are in memory from the start.
+
+    `weights_refused` says why they are not, when the model does not fit: nothing should be run then. `load` is the
+    background load of processors by name. `selections` answers Select ops with int32[batch, head or 1, k], from a
+    recorded or generated stream; the op's time is the processor's business.
+    """
+
+    def __init__(
+        self,
+        device: DeviceSpec,
+        model: ModelSpec,
+        link: RateTrace,
+        *,
+        rtt_s: float = 0.0,
+        costs: Builder,
+        load: Mapping[str, RateTrace] | None = None,
+        memory_bytes: float | None = None,
+        selections: Callable[[Select], np.ndarray] | None = None,
+        tell: Tell = lambda span: None,
+        env: simpy.Environment | None = None,
+        switchboard: Switchboard | None = None,
+    ) -> None:
+        self.env = env or simpy.Environment()
+        self.device, self.model = device, model
+        memory = device.memory
+        self.memory = BudgetedPool(memory_bytes or memory.capacity_bytes - memory.reserved_bytes)
+        weights = self.memory.reserve(model.weight_bytes, "weights")
+        self.weights_refused = weights if isinstance(weights, Refused) else None
+        network = device.network
+        if network.bytes_per_s is not None:
+            link = link.capped(network.bytes_per_s)
+        self.link = Link(self.env, link, rtt_s + network.request_s, tell)
+        contention = Contention(device.contention.at(link.mean())) if device.contention else None
+        bus = MemoryBus(memory.bytes_per_s) if memory.unified else None
+        self.processors = {
+            name: Processor(
+                self.env,
+                name,
+                spec,
+                # A cost model may need what only the main processor's profile describes.
+                (costs if name == device.main else Roofline)(spec, model).cost,
+                (load or {}).get(name),
+                bus,
+                tell,
+                contention,
+            )
+            for name, spec in device.processors.items()
+        }
+        self.decompressor = Decompressor(self.env, device.decompressor, tell, contention)
+        # On unified memory there is nothing to copy: a queue that takes no time and tells nothing.
+        self._copies = (
+            CopyQueue(self.env, math.inf, 0.0, lambda span: None)
+            if memory.copy_bytes_per_s is None
+            else CopyQueue(self.env, memory.copy_bytes_per_s, memory.copy_latency_s, tell, contention=contention)
+        )
+        self.storage = None if device.storage is None else storage_of(self.env, device.storage, tell)
+        if contention is not None:
+            for path in (*self.processors.values(), self.decompressor, self._copies, self.storage):
+                if path is not None:
+                    contention.watch(path.resource, path.busy)
+            contention.watch("link", self.link.busy)
+        self._switchboard = switchboard or Switchboard(self.env)
+        self._selections = selections
+        self.energy = self._energy_meter()
+
+    def _energy_meter(self) -> EnergyMeter:
+        meter = EnergyMeter(self.device.base_w)
+        for name, spec in self.device.processors.items():
+            meter.add(name, spec.idle_w, spec.active_w, self.processors[name].busy)
+        meter.add("decompress", 0.0, self.device.decompressor.active_w, self.decompressor.busy)
+        if self.storage is not None and self.storage.spec.active_w is not None:
+            meter.add("storage", self.storage.spec.idle_w, self.storage.spec.active_w, self.storage.busy)
+        meter.add("network", self.device.network.idle_w, self.device.network.active_w, self.link.busy)
+        return meter
+
+    @property
+    def _main(self) -> Processor:
+        return self.processors[self.device.main]
+
+    def submit(
+        self,
+        op: Op,
+        *,
+        after: Iterable[Ticket] = (),
+        on: str = "compute",
+        priority: int = 0,
+        request: int | None = None,
+    ) -> Ticket:
+        if isinstance(op, Decompress):
+            return self.decompressor.decompress(op.values, after, priority, "Decompress", request)
+        processor = self._main if on == "compute" else self.processors[on]
+        result = self._selection(op) if isinstance(op, Select) else None
+        return processor.submit(op, after, priority, type(op).__name__, request, result)
+
+    def _selection(self, op: Select) -> Selection:
+        if self._selections is None:
+            raise InputError("a Select op needs a stream of selections, recorded or generated; this run has none")
+        return Selection(self._selections(op))
+
+    def fetch(self, chunks: Chunks, *, after: Iterable[Ticket] = (), request: int | None = None) -> Ticket:
+        return self.link.transfer(request, chunks.n_bytes, after, "Fetch", request)
+
+    def read(self, extents: Extents, *, after: Iterable[Ticket] = (), request: int | None = None) -> Ticket:
+        return self._needed_storage().read(extents, after, request)
+
+    def write(self, extents: Extents, *, after: Iterable[Ticket] = (), request: int | None = None) -> Ticket:
+        return self._needed_storage().write(extents, after, request)
+
+    def _needed_storage(self) -> Storage:
+        if self.storage is None:
+            raise InputError(f"device {self.device.name} has no storage; its profile needs a `storage`")
+        return self.storage
+
+    def copy(self, kv: KvRef, to: str, *, after: Iterable[Ticket] = (), request: int | None = None) -> Ticket:
+        return self._copies.copy(kv.n_bytes, after, label="Copy", request=request)
+
+    def open(self, peer: str) -> Channel:
+        return self._switchboard.open(self.device.name, peer)
+
+    def observe(self, window_s: float) -> Facts:
+        main = self._main
+        return Facts(
+            now_s=self.env.now,
+            window_s=window_s,
+            goodput_bytes_per_s=self.link.goodput_bytes_per_s(window_s),
+            link_utilisation=self.link.utilisation(window_s),
+            compute_utilisation=main.utilisation(window_s),
+            compute_speed=main.speed(window_s),
+            compute_queue=main.queued,
+            link_queue=self.link.queued,
+            free_bytes=self.memory.free_bytes,
+        )

@@ -1,0 +1,143 @@
+"""The whole calibration: measure what is not yet in the journal, then write the profile's folder."""
+
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kvferry.backends.live.model.models import DTYPES, check_device
+from kvferry.calibration import (
+    compute,
+    contention,
+    decoding,
+    dispatch,
+    power,
+    sparsity,
+)
+from kvferry.calibration import (
+    fetches as link,
+)
+from kvferry.calibration import (
+    storage_reads as storage,
+)
+from kvferry.calibration import (
+    streamed_kv as codec,
+)
+from kvferry.calibration.decoding import DecodeFlow
+from kvferry.calibration.environment import environment, identity, memory_bytes
+from kvferry.calibration.folder import write
+from kvferry.calibration.journal import Journal
+from kvferry.calibration.measured_model import Rig
+from kvferry.calibration.measurement import merged
+from kvferry.calibration.perceptron import put_perceptron
+from kvferry.calibration.profile import profile
+from kvferry.calibration.settings import PARTS, Settings
+from kvferry.calibration.task import Task
+from kvferry.specs.device import DeviceSpec
+from kvferry.specs.errors import InputError, pick, unknown_name
+
+# What the processor's speed hardly touches.
+ONCE = ("storage", "power")
+# Told a task's name, how many are done, and of how many.
+Progress = Callable[[str, int, int], None]
+
+
+def calibrate(
+    settings: Settings,
+    folder: Path,
+    base: DeviceSpec,
+    *,
+    parts: Sequence[str] = PARTS,
+    name: str | None = None,
+    fresh: bool = False,
+    decode: DecodeFlow | None = None,
+    progress: Progress = lambda name, done, of: None,
+) -> Path:
+    """Measure this device with one model; returns the profile. What `folder`'s journal has is not measured again.
+
+    Decoding with KV on storage is measured with `decode`, and not without it.
+
+    Raises InputError for parts and models that do not exist, and for a journal of other settings.
+    """
+    if not parts:
+        raise InputError(f"--parts: names nothing to measure; known: {', '.join(PARTS)}")
+    pick("dtype", DTYPES, settings.dtype or "float32")
+    for part in parts:
+        if part not in PARTS:
+            raise unknown_name("part", part, PARTS)
+    rig = Rig(settings)
+    check_device(settings.device)
+    begun_with = surroundings(rig)  # before the model takes its part of the memory
+    _ = rig.spec  # a model that is not to be had ends it here
+    journal = Journal(folder, settings.to_json() | identity(), fresh=fresh)
+    probe = folder / "probe"
+    probe.mkdir(exist_ok=True)
+    wanted = list(passes(rig, probe, parts, decode))
+    try:
+        for done, task in enumerate(wanted):
+            progress(task.name, done, len(wanted))
+            if task.name not in journal.done:
+                journal.add(task.name, task.measure())
+        progress("writing the profile", len(wanted), len(wanted))
+    finally:
+        shutil.rmtree(probe, ignore_errors=True)
+    measured = merged(m for task in wanted for m in journal.done[task.name])
+    draft, fit = profile(name or folder.resolve().name, settings, rig.spec, measured, begun_with, base)
+    made_with = {name: version for name, version in identity().items() if name in ("kvferry", "torch", "numpy")}
+    today = datetime.now(UTC).date().isoformat()
+    return write(
+        folder,
+        draft,
+        fit,
+        rig.spec,
+        measured,
+        perceptron=put_perceptron(draft, rig.spec, measured, date=today, versions=made_with),
+        heading=f"Measured by kvferry calibrate with {rig.spec.name} on {begun_with['cpu']}",
+        circumstances={
+            "settings": settings.to_json() | {"model": rig.spec.name},
+            "environment": {"at the beginning": begun_with, "at the end": environment()},
+        },
+    )
+
+
+def passes(rig: Rig, probe: Path, parts: Sequence[str], decode: DecodeFlow | None = None) -> Iterator[Task]:
+    """Everything several times over, storage and power once: a machine is slower for minutes now and then, and
+    nothing should have all its repetitions then."""
+    often = [part for part in parts if part not in ONCE]
+    for n in range(rig.settings.passes):
+        for task in tasks(rig, probe, often, decode):
+            yield Task(f"{task.name}, pass {n + 1}", task.measure)
+    yield from tasks(rig, probe, [part for part in parts if part in ONCE])
+
+
+def tasks(rig: Rig, probe: Path, parts: Sequence[str], decode: DecodeFlow | None = None) -> Iterator[Task]:
+    """What is to be measured, once."""
+    settings = rig.settings
+    by_part: dict[str, Callable[[], Iterator[Task]]] = {
+        "compute": lambda: compute.tasks(rig),
+        "sparsity": lambda: sparsity.tasks(rig),
+        "decode": lambda: iter(()) if decode is None else decoding.tasks(rig, probe, decode),
+        "dispatch": lambda: dispatch.tasks(settings),
+        "codec": lambda: codec.tasks(rig, probe),
+        "storage": lambda: storage.tasks(settings, probe),
+        "link": lambda: link.tasks(settings, probe),
+        "contention": lambda: contention.tasks(rig, probe),
+        "power": lambda: power.tasks(rig),
+    }
+    for part in PARTS:
+        if part in parts:
+            yield from by_part[part]()
+
+
+def surroundings(rig: Rig) -> dict[str, Any]:
+    """What the profile says of memory, and the circumstances."""
+    told = environment() | {"free_memory_bytes": memory_bytes("MemAvailable")}
+    if rig.on_cuda:
+        index = torch.device(rig.settings.device).index or 0
+        told["device"] = torch.cuda.get_device_name(index)
+        told["device_memory_bytes"] = float(torch.cuda.mem_get_info(index)[1])
+        told["cuda"] = torch.version.cuda
+    return told

@@ -1,0 +1,116 @@
+"""The model on its device, inside the live machine: every op is measured where loads run it."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from kvferry.backends.live.engine.machine import LiveMachine
+from kvferry.backends.live.engine.stream import Stream, streams_of
+from kvferry.backends.live.loading.runner import Prompt, SessionRunner
+from kvferry.backends.live.model.attention import Attention, BlockSparse, dense
+from kvferry.backends.live.model.models import load_model, random_model, spec_of
+from kvferry.backends.live.model.session import Session
+from kvferry.calibration.masks import drawn_masks
+from kvferry.calibration.settings import Settings
+from kvferry.machine.ops import Op
+from kvferry.scenarios import loader
+from kvferry.scenarios.library import names
+from kvferry.specs.errors import InputError
+from kvferry.specs.model import ModelSpec
+from kvferry.traces.chunks import CHUNK_TOKENS
+
+
+class Rig:
+    """Loads the model when it is first needed."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+
+    @cached_property
+    def model(self) -> PreTrainedModel:
+        """Raises InputError when it is not to be had, or does not fit."""
+        settings = self.settings
+        torch.set_num_threads(settings.threads)
+        if not settings.random_weights:
+            try:
+                return load_model(settings.model, settings.dtype, settings.device)
+            except InputError as error:
+                if settings.model not in names("model"):
+                    raise
+                raise InputError(f"{error}; its description is there: --random-weights draws weights for it") from None
+        described = loader.load_model(settings.model)
+        dtype = settings.dtype or "float32"
+        return random_model(settings.family, described, seed=0, dtype=dtype, device=settings.device)
+
+    @cached_property
+    def spec(self) -> ModelSpec:
+        """The model's dimensions, under the name that its tables have: without the folders on the way to it."""
+        if self.settings.random_weights:
+            return spec_of(self.model, loader.load_model(self.settings.model).name)
+        return spec_of(self.model, Path(self.settings.model).name)
+
+    @property
+    def on_cuda(self) -> bool:
+        return self.settings.device.startswith("cuda")
+
+    def context(self, tokens: int, seed: int = 0) -> tuple[int, ...]:
+        """Token ids drawn at random: what an op takes does not depend on them."""
+        return tuple(np.random.default_rng(seed).integers(0, self.spec.vocabulary, tokens).tolist())
+
+    @contextmanager
+    def running(
+        self, context: int, *, question: int = 1, output: int = 1, attention: Attention = dense
+    ) -> Iterator["Running"]:
+        """A live machine with requests over a context of so many tokens."""
+        prompt = Prompt(self.context(context), self.context(question, 1), output, attention)
+        runner = SessionRunner(self.model, lambda request: prompt, chunk_tokens=CHUNK_TOKENS)
+        with LiveMachine("device", runner, capacity_bytes=1.0, stream=self.streams) as machine:
+            yield Running(machine, runner)
+
+    @property
+    def streams(self) -> Callable[[str], Stream] | None:
+        return streams_of(self.settings.device)
+
+
+class Running:
+    """Sessions under way on a live machine."""
+
+    def __init__(self, machine: LiveMachine, runner: SessionRunner) -> None:
+        self.machine, self.runner = machine, runner
+        self._last = 0
+
+    def loaded(self, chunks: int | None = None) -> tuple[int, Session]:
+        """A new request whose first `chunks` token chunks (None: all) are there, with all layers: noise."""
+        self.runner.close(self._last)
+        self._last += 1
+        session = self.runner.session(self._last)
+        fill(session, chunks)
+        return self._last, session
+
+    def seconds(self, ops: Sequence[Op], request: int) -> list[float]:
+        """Of each op, handed over one after the other as loads do: what its worker was at it, from start to end."""
+        seconds = []
+        for op in ops:
+            ticket = self.machine.submit(op, request=request)
+            self.machine.env.run(until=ticket)
+            seconds.append((ticket.end_s or 0.0) - (ticket.start_s or 0.0))
+        return seconds
+
+
+def fill(session: Session, chunks: int | None = None) -> None:
+    """Put noise where the KV of the first `chunks` token chunks (None: all) belongs, in all layers."""
+    kv = session.kv
+    for t in range(len(kv.tokens) if chunks is None else chunks):
+        side = torch.randn(kv.heads, kv.tokens[t], kv.head_dim, dtype=torch.float32).to(kv.dtype)
+        for l in range(kv.layers):
+            session.load(t, l, None, side, side)
+
+
+def block_sparse(rig: Rig, context: int, tokens: int, density: float) -> BlockSparse:
+    """Attention of the last chunk over that share of its causal blocks, drawn at random, the diagonal always in."""
+    return BlockSparse(drawn_masks(rig.spec, context, tokens, density))

@@ -1,0 +1,1 @@
+"""How KV is encoded: sizes as modelled, and codecs as they are."""

@@ -1,0 +1,342 @@
+"""Fit the AGX Orin profile of KVSwap's prototype on the throughput cells that the paper prints, and cross-validate.
+
+python fits/kvswap.py fit [--rounds 2]       # prints the fitted numbers and every cell
+python fits/kvswap.py leave-out [--rows]     # fits without some batches or methods, errors on those left out
+
+Free are numbers of the device alone: see FREE; with --rows those of its storage, too, that rest on the same cells: see
+ROWS. The fit prices layers without events (pipelines/decoding/delays.py);
+after each round the cells are simulated, and the ratio of both corrects the next round.
+"""
+
+import argparse
+import csv
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from joblib import Parallel, delayed
+
+from kvferry.machine.ops import DecodeStep
+from kvferry.pipelines.decoding.delays import Delays
+from kvferry.pipelines.decoding.plan import DecodePlan
+from kvferry.pipelines.decoding.run import plan_for, run_offload
+from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS
+from kvferry.scenarios.loader import load_scenario
+from kvferry.specs.device import ContentionSpec, DeviceSpec
+from kvferry.specs.scenario import Scenario
+from kvferry.specs.storage import StorageSpec
+
+PRINTED = Path(__file__).resolve().parents[1] / "analysis/papers/kvswap"
+WITHOUT_REUSE = "KVSWAP without reuse"
+SYSTEMS = {
+    "FlexGen": "flexgen",
+    "Loki/InfiniGen": "infinigen",
+    "InfiniGen*": "infinigen-star",
+    "InfiniGen*+ru": "infinigen-star-ru",
+    "ShadowKV": "shadowkv",
+    "KVSWAP": "kvswap",
+    WITHOUT_REUSE: "kvswap",
+    "vLLM": "vllm",
+}
+HALF_DIGIT = 0.05
+# Of a reuse buffer, before the first simulation tells.
+USUAL_REUSE = 0.77
+# Name, where the search begins, and the bounds that keep a number physical.
+FREE: dict[str, tuple[float, float, float]] = {
+    "gemv": (0.82, 0.5, 1.0),
+    "eager_layer_s": (1.5e-3, 1e-4, 5e-3),
+    "unit_s": (1e-6, 1e-9, 1e-5),
+    "slot_s": (1.7e-9, 1e-11, 1e-7),
+    "slowdown": (1.85, 1.0, 4.0),
+}
+# Bandwidth of small reads, 32 of them under way: storage, size, and where the search begins, which no cell told.
+# 512 B: KVSwap 2.3, 6 % of the peak; 4 KiB: as many commands a second; 32 KiB: on the line from there to the peak.
+ROWS: dict[str, tuple[str, int, float]] = {
+    "nvme_512_b": ("nvme", 512, 108e6),
+    "nvme_4_kib": ("nvme", 4096, 864e6),
+    "emmc_512_b": ("emmc", 512, 15e6),
+    "emmc_4_kib": ("emmc", 4096, 120e6),
+    "emmc_32_kib": ("emmc", 32768, 164e6),
+}
+ROW_DEPTH = 32
+BOUNDS = {
+    **{name: (low, high) for name, (_, low, high) in FREE.items()},
+    **{name: (start / 10, start * 2) for name, (_, _, start) in ROWS.items()},
+}
+Numbers = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Cell:
+    disk: str
+    method: str
+    context: int
+    batch: int
+    printed: float
+
+    @property
+    def system(self) -> str:
+        return SYSTEMS[self.method]
+
+
+def cells() -> list[Cell]:
+    """Tab. 4, and of Tab. 5 the column without reuse (32K, batch 8)."""
+    with (PRINTED / "throughput.csv").open() as file:
+        found = [
+            Cell(row["disk"], row["method"], int(row["context"]), int(row["batch"]), float(row["tokens_per_s"]))
+            for row in csv.DictReader(file)
+        ]
+    with (PRINTED / "reuse.csv").open() as file:
+        for row in csv.DictReader(file):
+            found.append(Cell(row["disk"], WITHOUT_REUSE, 32768, 8, float(row["tokens_per_s_without_reuse"])))
+    return found
+
+
+def scenario_of(cell: Cell, numbers: Numbers | None = None, decoded: int = 40) -> Scenario:
+    storage = "emmc" if cell.disk == "eMMC" else "nvme"
+    settings = {
+        "system": cell.system,
+        "device.storage": storage,
+        "workload.context": cell.context,
+        "workload.batch": cell.batch,
+        "workload.decoded": decoded,
+    }
+    if cell.method == WITHOUT_REUSE:
+        settings["policies.reuse"] = "false"
+    scenario = load_scenario("kvswap/throughput", [f"{key}={value}" for key, value in settings.items()])
+    if numbers is None:
+        return scenario
+    return scenario.model_copy(update={"device": device_with(scenario.device, numbers)})
+
+
+def device_with(device: DeviceSpec, numbers: Numbers) -> DeviceSpec:
+    """The device with other numbers."""
+    gpu = device.processors["gpu"]
+    # All three do nothing but stream memory.
+    efficiency = {**gpu.efficiency, **dict.fromkeys(("gemv", "decode_attention", "gather"), numbers["gemv"])}
+    changed = {name: numbers[name] for name in ("eager_layer_s", "unit_s", "slot_s")}
+    gpu = gpu.model_copy(update={"efficiency": efficiency, **changed})
+    slowdown = {"gpu": {"storage": numbers["slowdown"]}}
+    changes: dict[str, object] = {"processors": {**device.processors, "gpu": gpu}}
+    changes["contention"] = ContentionSpec(slowdown=slowdown)
+    if device.storage is not None:
+        changes["storage"] = storage_with(device.storage, numbers)
+    return device.model_copy(update=changes)
+
+
+def storage_with(storage: StorageSpec, numbers: Numbers) -> StorageSpec:
+    """The storage with those of its rows for small reads that `numbers` has."""
+    rates = {
+        size: numbers[name] for name, (whose, size, _) in ROWS.items() if whose == storage.name and name in numbers
+    }
+    rows = []
+    for row in storage.read:
+        if row.depth == ROW_DEPTH:
+            found = [rates.get(int(size), rate) for size, rate in zip(row.block_bytes, row.bytes_per_s, strict=True)]
+            row = row.model_copy(update={"bytes_per_s": tuple(found)})
+        rows.append(row)
+    return storage.model_copy(update={"read": tuple(rows)})
+
+
+@dataclass(frozen=True)
+class Known:
+    """A cell with what does not change while its device's numbers are tried."""
+
+    cell: Cell
+    scenario: Scenario
+    plan: DecodePlan | None
+    reuse_rate: float
+    # Simulated over predicted tokens/s.
+    factor: float = 1.0
+
+    @classmethod
+    def of(cls, cell: Cell, reuse_rate: float) -> "Known":
+        scenario = scenario_of(cell)
+        system = DECODE_SYSTEMS[cell.system].with_policies(scenario.policy_values)
+        plan = None if cell.system == "vllm" else plan_for(scenario, system)
+        return cls(cell, scenario, plan, reuse_rate if plan is not None and plan.slots else 0.0)
+
+
+def predicted(known: Sequence[Known], numbers: Numbers) -> np.ndarray:
+    """Tokens/s of every cell without events."""
+    delays: dict[str, Delays] = {}
+    found = []
+    for one in known:
+        disk = "emmc" if one.cell.disk == "eMMC" else "nvme"
+        if disk not in delays:
+            delays[disk] = Delays(device_with(one.scenario.device, numbers), one.scenario.model)
+        if one.plan is None:
+            tokens_per_s = _in_memory(one.scenario, delays[disk])
+        else:
+            tokens_per_s = one.cell.batch / delays[disk].step_s(one.plan, one.reuse_rate)
+        found.append(tokens_per_s * one.factor)
+    return np.array(found)
+
+
+def _in_memory(scenario: Scenario, delays: Delays) -> float:
+    workload, model = scenario.workload, scenario.model
+    each = (workload.context + workload.output) * model.kv_bytes_per_token
+    together = int((scenario.budget.in_memory_kv_bytes or 0) // each)
+    left, seconds = workload.batch, 0.0
+    while left:
+        wave = min(left, together)
+        left -= wave
+        seconds += delays.op_s(DecodeStep(wave, workload.context + workload.output / 2))
+    return workload.batch / seconds
+
+
+def simulated(scenario: Scenario) -> tuple[float, float]:
+    figures = run_offload(scenario).figures
+    return figures["throughput_tokens_per_s"], figures.get("reuse_rate", 0.0)
+
+
+def simulate(
+    cells: Sequence[Cell], numbers: Numbers | None, decoded: int, workers: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens/s and reuse of every cell, by events."""
+    scenarios = [scenario_of(cell, numbers, decoded) for cell in cells]
+    rows = Parallel(n_jobs=workers)(delayed(simulated)(scenario) for scenario in scenarios)
+    throughput, reuse = zip(*rows, strict=True)
+    return np.array(throughput), np.array(reuse)
+
+
+def errors(printed: np.ndarray, ours: np.ndarray) -> np.ndarray:
+    """Distance to the interval that one printed decimal allows, over its nearer end."""
+    low, high = printed - HALF_DIGIT, printed + HALF_DIGIT
+    return np.where(ours < low, ours / low - 1, np.where(ours > high, ours / high - 1, 0.0))
+
+
+def residuals(printed: np.ndarray, ours: np.ndarray) -> np.ndarray:
+    low, high = np.log(printed - HALF_DIGIT), np.log(printed + HALF_DIGIT)
+    logs = np.log(ours)
+    outside: np.ndarray = np.where(logs < low, logs - low, np.where(logs > high, logs - high, 0.0))
+    # Inside the interval the middle is a little better.
+    return outside + 1e-3 * (logs - np.log(printed))
+
+
+def least(function: Callable[[np.ndarray], np.ndarray], x: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """Levenberg-Marquardt on a loss that is quadratic to about 5 % and linear beyond, so that cells which nothing here
+    explains pull little."""
+    scale, damping, step = 0.05, 1e-2, 1e-4
+
+    def loss(r: np.ndarray) -> float:
+        return float((2 * (np.sqrt(1 + (r / scale) ** 2) - 1)).sum())
+
+    r = function(x)
+    for _ in range(40):
+        jacobian = np.stack([(function(x + step * unit) - r) / step for unit in np.eye(x.size)], axis=1)
+        weights = 1 / np.sqrt(1 + (r / scale) ** 2)
+        normal = (jacobian * weights[:, None]).T @ jacobian
+        slope = (jacobian * weights[:, None]).T @ r
+        before = loss(r)
+        for _ in range(8):
+            change = -np.linalg.solve(normal + damping * np.diag(np.diag(normal) + 1e-9), slope)
+            there = np.clip(x + np.clip(change, -0.3, 0.3), low, high)
+            r_there = function(there)
+            if loss(r_there) < before:
+                break
+            damping *= 4
+        else:
+            return x
+        x, r, damping = there, r_there, max(damping / 5, 1e-7)
+        if before - loss(r) < 1e-5 * before:
+            break
+    return x
+
+
+def fitted(known: Sequence[Known], start: Numbers) -> Numbers:
+    printed = np.array([one.cell.printed for one in known])
+    low, high = (np.log([BOUNDS[name][end] for name in start]) for end in (0, 1))
+
+    def function(x: np.ndarray) -> np.ndarray:
+        return residuals(printed, predicted(known, dict(zip(start, np.exp(x), strict=True))))
+
+    x = least(function, np.log([*start.values()]), low, high)
+    return dict(zip(start, np.exp(x).tolist(), strict=True))
+
+
+def orderings(cells: Sequence[Cell], ours: np.ndarray) -> tuple[int, int]:
+    """Pairs of methods in the same place (disk, context, batch; no disk goes with both) in the printed order, of all
+    that are not tied in print."""
+    right = pairs = 0
+    for i, one in enumerate(cells):
+        for j, other in enumerate(cells[:i]):
+            here = (one.context, one.batch) == (other.context, other.batch)
+            if not here or one.printed == other.printed or {one.disk, other.disk} == {"eMMC", "NVMe"}:
+                continue
+            pairs += 1
+            right += (one.printed > other.printed) == (ours[i] > ours[j])
+    return right, pairs
+
+
+def tell(cells: Sequence[Cell], ours: np.ndarray, numbers: Numbers | None = None) -> None:
+    found = errors(np.array([cell.printed for cell in cells]), ours)
+    for cell, value, error in zip(cells, ours, found, strict=True):
+        place = f"{cell.disk:5s} {cell.method:20s} {cell.context:6d} {cell.batch:3d}"
+        print(f"{place} {cell.printed:6.1f} {value:7.2f} {error:+.1%}")
+    for name, value in (numbers or {}).items():
+        print(f"{name:14s} {value:.4g}")
+    right, pairs = orderings(cells, ours)
+    print(
+        f"median {np.median(abs(found)):.1%}, 90th percentile {np.quantile(abs(found), 0.9):.1%}, order {right}/{pairs}"
+    )
+
+
+def corrected(known: Sequence[Known], numbers: Numbers, ours: np.ndarray, reuse: np.ndarray) -> list[Known]:
+    """The cells with what a simulation under these numbers taught."""
+    plain = [replace(one, reuse_rate=float(rate), factor=1.0) for one, rate in zip(known, reuse, strict=True)]
+    factors = ours / predicted(plain, numbers)
+    return [replace(one, factor=float(factor)) for one, factor in zip(plain, factors, strict=True)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("what", choices=("fit", "leave-out", "cells"))
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--rows", action="store_true", help="fit the storage's rows for small reads, too")
+    parser.add_argument("--decoded", type=int, default=60)
+    parser.add_argument("--workers", type=int, default=2)
+    chosen = parser.parse_args()
+    everything = cells()
+    simulate_all = partial(simulate, decoded=chosen.decoded, workers=chosen.workers)
+    if chosen.what == "cells":
+        tell(everything, simulate_all(everything, None)[0])
+        return
+    start = {name: begin for name, (begin, _, _) in FREE.items()}
+    if chosen.rows:
+        start |= {name: begin for name, (_, _, begin) in ROWS.items()}
+    numbers = start
+    known = [Known.of(cell, USUAL_REUSE) for cell in everything]
+    for _ in range(chosen.rounds):
+        numbers = fitted(known, numbers)
+        tell(everything, predicted(known, numbers), numbers)
+        ours, reuse = simulate_all(everything, numbers)
+        known = corrected(known, numbers, ours, reuse)
+        tell(everything, ours, numbers)
+    if chosen.what == "leave-out":
+        leave_out(known, start)
+
+
+def leave_out(known: Sequence[Known], start: Numbers) -> None:
+    """Fits on a part of the cells, and the errors on both parts. They begin at `start`, which has seen no cell, and not
+    at the fit on all: a number that the rest says nothing about would stay what the cells left out made it."""
+    for what, left_out in LEFT_OUT.items():
+        kept = np.array([not left_out(one.cell) for one in known])
+        found = fitted([one for one, keep in zip(known, kept, strict=True) if keep], start)
+        error = abs(errors(np.array([one.cell.printed for one in known]), predicted(known, found)))
+        parts = [f"{np.median(part):.1%}, {np.quantile(part, 0.9):.1%}" for part in (error[~kept], error[kept])]
+        print(
+            f"without {what} ({(~kept).sum()} cells): median and p90 there {parts[0]}; elsewhere {parts[1]}", flush=True
+        )
+
+
+LEFT_OUT: dict[str, Callable[[Cell], bool]] = {
+    **{f"batch {batch}": lambda cell, batch=batch: cell.batch == batch for batch in (1, 2, 4, 8, 16)},
+    "32K": lambda cell: cell.context == 32768,
+    **{method: lambda cell, method=method: cell.method == method for method in SYSTEMS},
+}
+
+if __name__ == "__main__":
+    main()

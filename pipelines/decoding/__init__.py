@@ -1,0 +1,1 @@
+"""Decoding from long contexts with the KV on storage or in memory."""

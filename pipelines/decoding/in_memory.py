@@ -1,0 +1,74 @@
+"""Decoding with all KV in memory: what fits decodes together, the rest waits for its turn (vLLM)."""
+
+from kvferry.machine.machine import Machine, Refused
+from kvferry.machine.ops import DecodeStep, OutputHead, PrefillLayer
+from kvferry.machine.ticket import Ticket
+from kvferry.pipelines.decoding.decode import DecodeRecord, Process, Told
+from kvferry.pipelines.loading.reuse import OutOfMemory
+from kvferry.specs.model import ModelSpec
+
+# Tokens per page, as vLLM has it by default.
+PAGE_TOKENS = 16
+
+
+class InMemoryDecode:
+    """A batch decoded in waves: as many sequences at once as the pool has pages for, to their last token.
+
+    Left out: that a waiting sequence takes over pages in the middle of a wave, which lock-step sequences of one length
+    never allow; and preemption, as pages for all tokens are set aside at the start.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        model: ModelSpec,
+        *,
+        sequences: int,
+        context: int,
+        output: int,
+        pool_bytes: float | None,
+        told: Told = lambda tokens: None,
+    ) -> None:
+        self.machine, self._model, self._told = machine, model, told
+        self._sequences, self._context, self._output = sequences, context, output
+        self._pool_bytes = pool_bytes
+        self.record = DecodeRecord()
+        # Sequences that decoded together, and seconds of every step, wave after wave.
+        self.waves: list[tuple[int, list[float]]] = []
+
+    def run(self) -> Process:
+        """Raises OutOfMemory when not even one sequence fits."""
+        machine, left = self.machine, self._sequences
+        pages = -(-(self._context + self._output) // PAGE_TOKENS)
+        each_bytes = pages * PAGE_TOKENS * self._model.kv_bytes_per_token
+        pool_bytes = machine.observe(1.0).free_bytes if self._pool_bytes is None else self._pool_bytes
+        together = int(pool_bytes // each_bytes)
+        if not together:
+            what = f"the KV of one sequence takes {each_bytes / 2**20:,.0f} MiB"
+            raise OutOfMemory(f"{what}, {pool_bytes / 2**20:,.0f} MiB are there for it")
+        lease = machine.memory.reserve(min(left, together) * each_bytes, "kv")
+        if isinstance(lease, Refused):
+            raise OutOfMemory(str(lease))
+        while left:
+            wave = min(left, together)
+            left -= wave
+            yield from self._wave(wave)
+        lease.release()
+
+    def _wave(self, sequences: int) -> Process:
+        machine = self.machine
+        done: tuple[Ticket, ...] = ()
+        for _ in range(self._model.layers):
+            done = (machine.submit(PrefillLayer(sequences, self._context), after=done),)
+        yield machine.submit(OutputHead(sequences), after=done)
+        if self.record.prefill_s is None:
+            self.record.prefill_s = machine.env.now
+        steps_s: list[float] = []
+        self.waves.append((sequences, steps_s))
+        self.record.token_times_s.append(machine.env.now)
+        for step in range(1, self._output):
+            began_s = machine.env.now
+            yield machine.submit(DecodeStep(sequences, self._context + step))
+            steps_s.append(machine.env.now - began_s)
+            self.record.token_times_s.append(machine.env.now)
+            self._told(len(self.record.token_times_s))

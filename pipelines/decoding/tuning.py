@@ -1,0 +1,159 @@
+"""Tune KVSwap's parameters for a scenario's device and model: limits, lookup table and delays (A.1, A.3)."""
+
+from dataclasses import replace
+from functools import lru_cache
+
+import numpy as np
+
+from kvferry.pipelines.decoding.delays import Delays
+from kvferry.pipelines.decoding.plan import DecodePlan, DecodePolicy, plan_of, shape_of
+from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS
+from kvferry.pipelines.decoding.tuned import TUNED_SYSTEM, TUNED_VALUES
+from kvferry.policies.decode.grouping import Grouping, rank_of
+from kvferry.policies.decode.reuse_buffer import ReuseBuffer
+from kvferry.policies.decode.reuse_table import ReuseTable
+from kvferry.policies.decode.solutions import Solutions
+from kvferry.policies.decode.tuner import BlockTimes, check_budget, tune
+from kvferry.policies.decode.tuning_limits import TuningLimits
+from kvferry.specs.errors import InputError
+from kvferry.specs.scenario import Scenario
+from kvferry.traces.critical_tokens import CriticalTokens
+
+# What the reuse table is made from: layers, sequences, and steps, of which the first fill the buffer.
+_LAYERS, _SEQUENCES, _STEPS, _FILLING = 2, 2, 160, 60
+# In selections: what a buffer may hold.
+_CAPACITIES = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0)
+# Where the rates of longer contexts are hardly lower, and the tables of who is where grow large.
+_LONGEST = 1 << 17
+# Besides these group sizes, only the largest allowed is in the table.
+_GROUP_TOKENS = (1, 2, 4, 8, 16, 32, 64)
+
+
+def tune_scenario(scenario: Scenario, limits: TuningLimits) -> Solutions:
+    """Solutions for every batch and context within the limits. Raises InputError when the budget holds nothing, the
+    device has no storage, or the scenario says what is to be found."""
+    policy = _policy(scenario)
+    shape = shape_of(scenario.model)
+    check_budget(shape, limits)
+    times = _ModelledTimes(scenario, policy)
+    return Solutions(limits, tune(shape, limits, reuse_table(scenario, limits), times))
+
+
+class _ModelledTimes:
+    """Times of one block by the cost model that planners believe, instead of A.3's measured ones."""
+
+    def __init__(self, scenario: Scenario, policy: DecodePolicy) -> None:
+        self._delays = Delays(scenario.device, scenario.model, scenario.costs.estimate)
+        self._scenario, self._policy = scenario, policy
+        self._plan = lru_cache(maxsize=1024)(self._plan_without_buffer)
+
+    def __call__(self, batch: int, context: int, grouping: Grouping, reuse_rate: float) -> BlockTimes:
+        plan = self._plan(batch, context, grouping.group_tokens, grouping.selected_tokens)
+        rank = rank_of(grouping.compression, plan.shape)
+        block = self._delays.block(replace(plan, slots=grouping.slots, rank=rank, scored_rank=rank), reuse_rate)
+        return BlockTimes(block.block_s, block.io_s, block.overlapped_s)
+
+    def _plan_without_buffer(self, batch: int, context: int, group_tokens: int, selected_tokens: int) -> DecodePlan:
+        policy = replace(
+            self._policy, group_tokens=group_tokens, selected_tokens=selected_tokens, compression=1.0, reuse=False
+        )
+        storage = self._scenario.device.storage
+        assert storage is not None
+        return plan_of(
+            policy,
+            self._scenario.model,
+            sequences=batch,
+            context=context,
+            output=self._scenario.workload.output,
+            budget_bytes=float("inf"),
+            block_bytes=int(storage.block_bytes),
+        )
+
+
+def limits_of(scenario: Scenario, **given: float | int | None) -> TuningLimits:
+    """Limits as given, by their names; for those that are None, what the scenario says: its budget, batch, context and
+    selected tokens. Steps are so long that some three hundred pairs are solved at most. Raises InputError where the
+    scenario has no such thing; pydantic's ValidationError for limits that cannot be."""
+    workload = scenario.workload
+    values: dict[str, float | int | None] = {name: value for name, value in given.items() if value is not None}
+    selected = _policy(scenario).selected_tokens
+    if "selected_tokens" not in values:
+        values["selected_tokens"] = selected
+    elif "selected_tokens" in scenario.policies and values["selected_tokens"] != selected:
+        raise InputError(
+            f"policies.selected_tokens: {selected}, and {values['selected_tokens']} asked for; say it once"
+        )
+    batch = int(given.get("most_batch") or workload.batch)
+    context = int(given.get("most_context") or workload.context)
+    least = int(given.get("least_context") or TuningLimits.model_fields["least_context"].default)
+    full_bytes = float(shape_of(scenario.model).full_bytes(context))
+    whole_bytes = scenario.budget.kv_bytes if scenario.budget.kv_share is None else None
+    said = {
+        "most_batch": batch,
+        "most_context": context,
+        "budget_bytes": whole_bytes or scenario.kv_budget_bytes(full_bytes) * batch,
+        "batch_step": max(1, -(-batch // 16)),
+        "context_step": 2048 * max(1, -(-(context - least) // (16 * 2048))),
+        "output": workload.output,
+    }
+    return TuningLimits.model_validate(said | values)
+
+
+def _policy(scenario: Scenario) -> DecodePolicy:
+    """What is tuned. Raises InputError for systems and settings that leave nothing to tune, or would be ignored."""
+    if scenario.system != TUNED_SYSTEM:
+        raise InputError(
+            f"system: {scenario.system} has not the parameters that kvferry tune finds;"
+            f" give --set system={TUNED_SYSTEM}"
+        )
+    for name in (*TUNED_VALUES, "tuned"):
+        if name in scenario.policies and name != "selected_tokens":
+            raise InputError(f"policies.{name}: is what kvferry tune finds; take it away")
+    for name in ("per_head", "values_only", "landmarks"):
+        if name in scenario.policies:
+            raise InputError(f"policies.{name}: kvferry tune knows kvswap's own way alone; take it away")
+    if scenario.workload.selections is not None:
+        raise InputError(
+            "workload.selections: recorded for one group size, kvferry tune needs many: generated ones; take it away"
+        )
+    return DECODE_SYSTEMS[TUNED_SYSTEM].with_policies(scenario.policy_values).policy
+
+
+def reuse_table(scenario: Scenario, limits: TuningLimits) -> ReuseTable:
+    """Mean reuse rates of the scenario's generated selections, by context, group size and capacity."""
+    contexts = limits.contexts()
+    shortest, longest = (min(context, _LONGEST) for context in (contexts[0], contexts[-1]))
+    doubled = [shortest << n for n in range((longest // shortest).bit_length())]
+    contexts = sorted({*doubled, longest})
+    most = min(limits.most_group_tokens, shortest)
+    sizes = sorted({*(size for size in _GROUP_TOKENS if size < most), most})
+    rates = np.array([[_reuse_rates(scenario, limits, context, size) for size in sizes] for context in contexts])
+    capacities = [c * limits.selected_tokens for c in _CAPACITIES]
+    return ReuseTable(contexts=contexts, group_tokens=sizes, capacity_tokens=capacities, rates=rates)
+
+
+def _reuse_rates(scenario: Scenario, limits: TuningLimits, context: int, group_tokens: int) -> np.ndarray:
+    """By capacity."""
+    workload, groups = scenario.workload, limits.groups_of(group_tokens, context)
+    stream = CriticalTokens(
+        layers=_LAYERS,
+        sequences=_SEQUENCES,
+        context=context,
+        selected=groups * group_tokens,
+        group_tokens=group_tokens,
+        overlap=workload.overlap,
+        skew=workload.skew,
+        seed=scenario.seed,
+    )
+    rows = _LAYERS * _SEQUENCES
+    slots = [max(groups, round(c * limits.selected_tokens / group_tokens)) for c in _CAPACITIES]
+    buffers = [ReuseBuffer(rows, stream.context_groups, min(n, stream.context_groups)) for n in slots]
+    hits = np.zeros(len(buffers))
+    for step in range(_STEPS):
+        stream.advance(step)
+        ids = stream.units().reshape(rows, groups)
+        found = [buffer.look_up(ids).hits for buffer in buffers]
+        if step >= _FILLING:
+            hits += found
+    rates: np.ndarray = hits / ((_STEPS - _FILLING) * rows * groups)
+    return rates

@@ -1,0 +1,1 @@
+"""Loading a stored context and answering over it."""

@@ -1,0 +1,286 @@
+"""Bring one context's KV in over two paths at once, as a loader says: fetch from the cloud, compute here."""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import simpy
+
+from kvferry.machine.machine import Machine
+from kvferry.machine.ops import Decompress, KvRef
+from kvferry.machine.ticket import Cancelled, Ticket
+from kvferry.pipelines.loading.context import Context
+from kvferry.policies.loading.fallback import compute_without_link
+from kvferry.policies.loading.loader import Loader, LoadFacts
+from kvferry.policies.loading.problem import LoadProblem
+from kvferry.policies.loading.progress import LoadProgress
+from kvferry.specs.errors import KvferryError, LinkDown
+
+
+class LoaderStuck(KvferryError):
+    """Nothing is under way, the load is not complete, and the loader asks for nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pace:
+    """How far ahead of the world the pipeline hands work over, and over what window it looks back."""
+
+    # Ops waiting behind the running one, so that the processor never idles between two.
+    compute_ahead: int = 2
+    # What is on the link beyond the round trip. 50 ms of bytes in flight already cost 1 % of TTFT.
+    link_ahead_s: float = 0.008
+    window_s: float = 0.1
+
+
+class ContextLoad:
+    """A load under way. `done` fires when every unit is present; the counters then tell the story.
+
+    When the link is down for good, what is missing is computed; and so is what came whole and cannot be used, as it
+    does not decode, say. `link_down`, `units_unusable` and `unusable` tell of it. Any other error ends the load.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        context: Context,
+        problem: LoadProblem,
+        loader: Loader,
+        *,
+        request: int,
+        planned_bytes_per_s: float,
+        rtt_s: float,
+        pace: Pace,
+    ) -> None:
+        self.machine, self.context, self.loader, self.pace = machine, context, loader, pace
+        self.request = request
+        self.progress = LoadProgress(problem)
+        self.units_computed = 0
+        self.units_streamed = 0
+        self.streamed_values = 0
+        self.streamed_bytes = 0.0
+        self.wasted_bytes = 0.0
+        self.done = machine.env.event()
+        # Why the link carries nothing any more; None while it does.
+        self.link_down: LinkDown | None = None
+        # How many units arrived and could not be decoded or put in place, and why the first of them.
+        self.units_unusable = 0
+        self.unusable: KvferryError | None = None
+        # Of those, the ones that nobody had computed meanwhile. Asking for them again would bring the same.
+        self._lost: set[int] = set()
+        self._to_compute: deque[int] = deque()
+        self._computing: dict[int, list[Ticket]] = {}
+        # The transfer that each unit is in, and its bytes.
+        self._fetches: dict[int, tuple[Ticket, float]] = {}
+        self._on_link_bytes = 0.0
+        self._on_link = 0
+        self._transfers = 0
+        self._facts = LoadFacts(machine.env.now, planned_bytes_per_s, rtt_s)
+        self._facts_until_s = machine.env.now + pace.window_s / 10
+        self._pumping = False
+        loader.start(problem, self._facts)
+        machine.env.process(self._watch())
+
+    def _watch(self) -> simpy.events.ProcessGenerator:
+        """Ask again after every window: a loader may wait for time to pass; a stuck one is told so."""
+        idle_windows = 0
+        self._pump()
+        while not self.done.triggered:
+            yield self.machine.env.timeout(self.pace.window_s)
+            self._pump()
+            under_way = self._computing or self._fetches
+            idle_windows = 0 if under_way else idle_windows + 1
+            if idle_windows > 20 and not self.done.triggered:
+                left = self.progress.remaining
+                why = f"; what came could not be used: {self.unusable}" if self.unusable else ""
+                stuck = f"{type(self.loader).__name__} asks for nothing with {left} units left{why}"
+                self.done.fail(LoaderStuck(stuck))
+
+    def _look(self) -> LoadFacts:
+        """The facts, renewed ten times a window: looking costs more than deciding."""
+        now_s = self.machine.env.now
+        if now_s >= self._facts_until_s:
+            seen = self.machine.observe(self.pace.window_s)
+            self._facts = LoadFacts(
+                now_s,
+                self._facts.planned_bytes_per_s,
+                self._facts.rtt_s,
+                seen.goodput_bytes_per_s,
+                seen.compute_speed,
+            )
+            self._facts_until_s = now_s + self.pace.window_s / 10
+        return self._facts
+
+    def _pump(self) -> None:
+        """Fill both paths as far as the pace allows and the loader wants."""
+        if self._pumping or self.done.triggered:
+            return
+        self._pumping = True
+        while len(self._computing) < self.pace.compute_ahead and self._compute_next():
+            pass
+        while self.link_down is None and self._link_has_room() and self._stream_next():
+            pass
+        self._pumping = False
+        if self.link_down is not None and not self._computing and not self._fetches:
+            self.done.fail(self.link_down)
+
+    def _compute_next(self) -> bool:
+        while True:
+            if not self._to_compute:
+                wanted = self.loader.next_compute(self.progress, self._look())
+                if wanted is None and self.link_down is not None:
+                    wanted = compute_without_link(self.progress)
+                elif wanted is None and self._lost:
+                    wanted = compute_without_link(self.progress, self._lost)
+                if wanted is None:
+                    return False
+                self._to_compute.extend(wanted.units)
+            unit = self._to_compute.popleft()
+            if self.progress.computable(unit):
+                break
+            if not (self.progress.present[unit] or self.progress.computing[unit]):
+                raise KvferryError(f"{type(self.loader).__name__} wants unit {unit} computed before it can be")
+        self.progress.hand_over_compute(unit)
+        place = self.progress.problem.place(unit)
+        tickets = [self.machine.submit(op, request=self.request) for op in self.context.ops_of(*place)]
+        self._computing[unit] = tickets
+        _then(tickets[-1], partial(self._computed, unit))
+        return True
+
+    def _computed(self, unit: int, event: simpy.Event) -> None:
+        del self._computing[unit]
+        if _cancelled(event):
+            self.progress.compute_cancelled(unit)
+            return
+        if not self.progress.present[unit]:
+            self.units_computed += 1
+        self.progress.computed(unit)
+        if self.progress.streaming[unit]:
+            self._drop_fetch(unit)
+        self._settle()
+
+    def _drop_fetch(self, unit: int) -> None:
+        """The processor won this race: stop the transfer if nothing else in it is wanted."""
+        if unit not in self._fetches:
+            return
+        ticket, _ = self._fetches[unit]
+        others = (u for u, (t, _) in self._fetches.items() if t is ticket and u != unit)
+        if all(self.progress.present[u] for u in others):
+            ticket.cancel()
+
+    def _link_has_room(self) -> bool:
+        facts = self._facts
+        rate = facts.goodput_bytes_per_s or facts.planned_bytes_per_s
+        ahead_bytes = rate * (facts.rtt_s + self.pace.link_ahead_s)
+        if self._on_link >= 2 and self._on_link_bytes >= ahead_bytes:
+            return False
+        # A slow decompressor must hold the link back, or a race could not be called off any more.
+        return self._transfers < 4 or self.progress.streaming_bytes < 4 * ahead_bytes
+
+    def _stream_next(self) -> bool:
+        wanted = self.loader.next_stream(self.progress, self._look())
+        if wanted is None or not self._lost.isdisjoint(wanted.units):
+            return False
+        chunks = self.context.chunks_of(wanted.units, wanted.level)
+        share = chunks.n_bytes / len(wanted.units)
+        for unit in wanted.units:
+            self.progress.hand_over_stream(unit, share)
+        self._on_link += 1
+        self._transfers += 1
+        self._on_link_bytes += chunks.n_bytes
+        fetched = self.machine.fetch(chunks, request=self.request)
+        values = self.context.values_of(wanted.units)
+        opened = fetched
+        if self.context.entropy_coded:
+            opened = self.machine.submit(Decompress(values), after=(fetched,), on="decompress", request=self.request)
+        t, l, _ = self.progress.problem.place(wanted.units[0])
+        kv = KvRef(self.context.sequence, t, l, None, values * self.context.model.kv_value_bytes)
+        placed = self.machine.copy(kv, to="device", after=(opened,), request=self.request)
+        for unit in wanted.units:
+            self._fetches[unit] = (fetched, chunks.n_bytes)
+        _then(fetched, partial(self._left_link, chunks.n_bytes))
+        _then(placed, partial(self._streamed, wanted.units, share, values))
+        return True
+
+    def _left_link(self, n_bytes: float, event: simpy.Event) -> None:
+        self._on_link -= 1
+        self._on_link_bytes -= n_bytes
+        if isinstance(event.value, LinkDown):
+            # No byte will come any more: compute the rest, if the loader or the coupling leaves a way.
+            event.defused = True
+            self.wasted_bytes += event.value.bytes_done
+            if not self.done.triggered:
+                self.link_down = self.link_down or event.value
+        elif not event.ok:
+            self._fail(event)
+        elif _cancelled(event):
+            self.wasted_bytes += event.value.bytes_done
+        self._pump()
+
+    def _streamed(self, units: tuple[int, ...], share_bytes: float, values: int, event: simpy.Event) -> None:
+        self._transfers -= 1
+        for unit in units:
+            self._fetches.pop(unit, None)
+        event.defused = True
+        if isinstance(event.value, LinkDown) or _cancelled(event):
+            for unit in units:
+                self.progress.stream_cancelled(unit, share_bytes)
+            self._pump()
+            return
+        if self.done.triggered:
+            return  # booked as wasted when the load was done
+        if isinstance(event.value, KvferryError):
+            self._compute_instead(units, share_bytes, event.value)
+            return
+        if not event.ok:
+            self._fail(event)
+            return
+        for unit in units:
+            if self.progress.present[unit]:
+                self.wasted_bytes += share_bytes
+            else:
+                self.units_streamed += 1
+                self.streamed_values += values // len(units)
+                self.streamed_bytes += share_bytes
+            self.progress.streamed(unit, share_bytes)
+        self._settle()
+
+    def _compute_instead(self, units: tuple[int, ...], share_bytes: float, error: KvferryError) -> None:
+        """These came whole, and are of no use."""
+        self.unusable = self.unusable or error
+        self.units_unusable += len(units)
+        self.wasted_bytes += share_bytes * len(units)
+        for unit in units:
+            self.progress.stream_cancelled(unit, share_bytes)
+            if not self.progress.present[unit]:
+                self._lost.add(unit)
+        self._pump()
+
+    def _fail(self, event: simpy.Event) -> None:
+        """Not the link's fault, nor that of what it brought: somebody's mistake, to be told."""
+        event.defused = True
+        if not self.done.triggered:
+            self.done.fail(event.value)
+
+    def _settle(self) -> None:
+        """After a unit arrived: finish, calling off what is still under way, or go on."""
+        if not self.progress.complete:
+            self._pump()
+        elif not self.done.triggered:
+            self.done.succeed()
+            for ticket, n_bytes in dict(self._fetches.values()).items():
+                ticket.cancel()
+                if not ticket.cancelled:  # past the bottleneck: it arrives, and nobody needs it
+                    self.wasted_bytes += n_bytes
+            for tickets in reversed(list(self._computing.values())):
+                for ticket in reversed(tickets):
+                    ticket.cancel()
+
+
+def _then(event: simpy.Event, callback: Callable[[simpy.Event], None]) -> None:
+    assert event.callbacks is not None  # None once an event is processed: no ticket is, when it is handed out
+    event.callbacks.append(callback)
+
+
+def _cancelled(event: simpy.Event) -> bool:
+    return isinstance(event.value, Cancelled)

@@ -1,0 +1,113 @@
+"""The story of one request over a stored context: admit, load the KV, read the question, answer."""
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any
+
+import simpy
+
+from kvferry.machine.machine import Lease, Machine, Refused
+from kvferry.machine.ops import DecodeStep, Prefill
+from kvferry.pipelines.loading.context import Context
+from kvferry.pipelines.loading.load import ContextLoad, Pace
+from kvferry.pipelines.record import RequestRecord
+from kvferry.policies.loading.loader import Loader
+from kvferry.policies.loading.problem import LoadProblem
+from kvferry.specs.errors import KvferryError
+
+
+class OutOfMemory(KvferryError):
+    """A request needs more memory than is left when no other request holds any."""
+
+
+class Admission:
+    """Who may begin: a request waits while others hold the memory that it needs, first come first served."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._turn = simpy.Resource(machine.env)
+        self._inside = 0
+        self._released = machine.env.event()
+
+    def enter(self, n_bytes: float) -> Generator[simpy.Event, Any, Lease]:
+        with self._turn.request() as turn:
+            yield turn
+            while isinstance(lease := self._machine.memory.reserve(n_bytes, "kv"), Refused):
+                if self._inside == 0:
+                    raise OutOfMemory(str(lease))
+                yield self._released
+        self._inside += 1
+        return lease
+
+    def leave(self, lease: Lease) -> None:
+        lease.release()
+        self._inside -= 1
+        self._released.succeed()
+        self._released = self._machine.env.event()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContextRequest:
+    """One question about one stored context."""
+
+    request: int
+    context: Context
+    # The loading problem with estimated costs: what loaders plan on.
+    problem: LoadProblem
+    question_tokens: int
+    output_tokens: int
+    planned_bytes_per_s: float
+    rtt_s: float
+
+    @property
+    def kv_bytes(self) -> float:
+        tokens = self.context.total_tokens + self.question_tokens + self.output_tokens
+        return tokens * self.context.model.kv_bytes_per_token
+
+
+def context_reuse(
+    machine: Machine, request: ContextRequest, loader: Loader, admission: Admission, pace: Pace
+) -> Generator[simpy.Event, Any, RequestRecord]:
+    """A SimPy process; returns the request's record.
+
+    Decoding reads the whole KV for every token: nothing is evicted. Raises OutOfMemory.
+    """
+    env, context = machine.env, request.context
+    arrival_s = env.now
+    lease = yield from admission.enter(request.kv_bytes)
+    load = ContextLoad(
+        machine,
+        context,
+        request.problem,
+        loader,
+        request=request.request,
+        planned_bytes_per_s=request.planned_bytes_per_s,
+        rtt_s=request.rtt_s,
+        pace=pace,
+    )
+    yield load.done
+    loaded_s = env.now
+    token_times_s = []
+    step: Any = Prefill(tokens=request.question_tokens, context_tokens=context.total_tokens)
+    for n in range(request.output_tokens):
+        # A waiting question goes before other requests' context: it is short and somebody waits for it.
+        yield machine.submit(step, priority=-1, request=request.request)
+        token_times_s.append(env.now)
+        step = DecodeStep(batch=1, context_tokens=context.total_tokens + request.question_tokens + n)
+    admission.leave(lease)
+    values = load.streamed_values
+    return RequestRecord(
+        request=request.request,
+        arrival_s=arrival_s,
+        loaded_s=loaded_s,
+        first_token_s=token_times_s[0],
+        token_times_s=tuple(token_times_s),
+        units_computed=load.units_computed,
+        units_streamed=load.units_streamed,
+        streamed_bytes=load.streamed_bytes,
+        wasted_bytes=load.wasted_bytes,
+        streamed_bits_per_value=8 * load.streamed_bytes / values if values else None,
+        link_down=None if load.link_down is None else str(load.link_down),
+        units_unusable=load.units_unusable,
+        unusable=None if load.unusable is None else str(load.unusable),
+    )

@@ -1,0 +1,78 @@
+"""Systems by name: which loader with which settings, over which encoding of the stored context."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from kvferry.codecs.sizes import CODECS
+from kvferry.pipelines.parameters import BadParameters, arguments_of
+from kvferry.policies.loading.cachegen import CacheGen
+from kvferry.policies.loading.ferry import Ferry
+from kvferry.policies.loading.hybrid import Hybrid
+from kvferry.policies.loading.loader import Loader
+from kvferry.policies.loading.single_path import LocalPrefill, StreamOnly
+from kvferry.policies.loading.staged import Staged
+from kvferry.scenarios.resolve import Complaint
+
+
+@dataclass(frozen=True, kw_only=True)
+class System:
+    """A composition: everything a published system is, as far as loading a context goes."""
+
+    loader: Callable[..., Loader]
+    codec: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    about: str
+
+    def with_policies(self, policies: Mapping[str, Any]) -> "System":
+        """The same system with some of its policies replaced, as ``Scenario.policy_values`` asks.
+
+        Roles are `codec` and the loader's own parameters, a physical one without its unit (`objective: 1 s`); what a
+        function does by name may be a mapping, {"name": ..., its parameters}. Raises BadParameters, an InputError, for
+        any other role, and for values that its role does not take.
+        """
+        system = self
+        for role, value in policies.items():
+            system = system._with(role, value)
+        return system
+
+    def _with(self, role: str, value: Any) -> "System":
+        settings = arguments_of(self.loader, {role: value}, codec=Literal[tuple(CODECS)])
+        system = replace(self, codec=settings.pop("codec", self.codec), settings={**self.settings, **settings})
+        try:
+            system.new_loader()
+        except ValueError as error:
+            raise BadParameters([Complaint((role,), str(error))]) from None
+        return system
+
+    def new_loader(self) -> Loader:
+        """A loader for one request."""
+        return self.loader(**self.settings)
+
+
+SYSTEMS: dict[str, System] = {
+    "sparkv": System(loader=Staged, codec="huffman", about="the paper's: greedy schedule, adapted by its controller"),
+    "ferry": System(
+        loader=Ferry,
+        codec="huffman",
+        about="ours: paths meet in the bound's own order; what computing waits for comes first; races the last",
+    ),
+    "strong-hybrid": System(
+        loader=Hybrid, codec="huffman", about="compute early token chunks, stream late ones; static split by mean rates"
+    ),
+    "strong-hybrid-true-costs": System(
+        loader=Hybrid,
+        settings={"variant": "true-costs"},
+        codec="huffman",
+        about="the same, split by every chunk's cost",
+    ),
+    "strong-hybrid-two-pointer": System(
+        loader=Hybrid, settings={"variant": "two-pointer"}, codec="huffman", about="the same, meeting unit by unit"
+    ),
+    "cachegen": System(
+        loader=CacheGen, codec="cachegen", about="stream all, at the best of five levels that meets 2 s"
+    ),
+    "kivi": System(loader=StreamOnly, codec="kivi", about="stream all at a fixed 2-bit quantisation"),
+    "stream-only": System(loader=StreamOnly, codec="huffman", about="stream all in SparKV's encoding"),
+    "local-prefill": System(loader=LocalPrefill, codec="huffman", about="compute all, fetch nothing"),
+}

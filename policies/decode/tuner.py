@@ -1,0 +1,194 @@
+"""The offline tuner (KVSwap 3.5, appendix A): grouping, compression and reuse buffer for a budget, batch and context.
+
+A greedy search: reuse buffers from none to the largest, and for each the groups from one token on. It ends where I/O
+hides behind computing and nothing that is left to try could be much faster. Quality is kept by taking groups and
+compression no larger than that needs.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from pydantic import ConfigDict, Field
+
+from kvferry.policies.decode.grouping import Grouping, KvShape, metadata_bytes, room_tokens
+from kvferry.policies.decode.reuse_table import ReuseTable
+from kvferry.policies.decode.tuning_limits import TuningLimits
+from kvferry.specs.base import Spec
+from kvferry.specs.errors import InputError
+
+# A.1: what there are low-rank adapters for, besides the most that is allowed.
+COMPRESSIONS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockTimes:
+    """Seconds of one block, of its I/O alone, and of the I/O that passes while the block computes."""
+
+    block_s: float
+    io_s: float
+    overlapped_s: float
+
+    @property
+    def overlap(self) -> float:
+        return self.overlapped_s / self.io_s if self.io_s else 1.0
+
+
+class BlockDelay(Protocol):
+    def __call__(self, batch: int, context: int, grouping: Grouping, reuse_rate: float) -> BlockTimes:
+        """What a block takes, measured or modelled (A.3)."""
+        ...
+
+
+class Solution(Spec):
+    """The best-found parameters for a pair. ``memory_bytes``: of the whole batch. ``overlap``: the share of I/O that
+    passes while the block computes; ``hidden``: as much of it as the relaxation asks."""
+
+    model_config = ConfigDict(strict=True)
+
+    batch: int = Field(ge=1, le=64)
+    context: int = Field(ge=1, le=10_000_000)
+    grouping: Grouping
+    memory_bytes: int = Field(ge=0)
+    block_s: float = Field(ge=0)
+    io_s: float = Field(ge=0)
+    overlap: float = Field(ge=0, le=1)
+    hidden: bool
+
+
+def tune(shape: KvShape, limits: TuningLimits, reuse: ReuseTable, delay: BlockDelay) -> list[Solution]:
+    """A solution for every batch and context of the limits. Raises InputError, with the smallest budget that works,
+    when the budget does not hold the longest context."""
+    check_budget(shape, limits)
+    return [solve(b, s, shape, limits, reuse, delay) for b in limits.batches() for s in limits.contexts()]
+
+
+def solve(
+    batch: int, context: int, shape: KvShape, limits: TuningLimits, reuse: ReuseTable, delay: BlockDelay
+) -> Solution:
+    """Parameters for one pair of batch and context, within limits.each_bytes per sequence.
+
+    The search stops at the first candidate that hides (1 - relaxation) of its I/O behind computing, and takes at most
+    the tolerance longer than anything that the limits allow. Without the second condition, which is not in A.4, it
+    would stop where reads, though hidden, slow computing. Where the search does not stop, the solution is, of all
+    that come within the tolerance of the fastest, the first that hides its I/O, or else the one with the smallest
+    groups and the least compression. Raises InputError when no selection fits.
+    """
+    slower = 1 + limits.tolerance
+
+    def rate(group_tokens: int, slots: int) -> float:
+        return reuse(context, group_tokens, slots * group_tokens)
+
+    def hidden(times: BlockTimes) -> bool:
+        return times.overlapped_s >= (1 - limits.relaxation) * times.io_s
+
+    def solution(grouping: Grouping, times: BlockTimes) -> Solution:
+        return Solution(
+            batch=batch,
+            context=context,
+            grouping=grouping,
+            memory_bytes=batch * limits.bytes_of(grouping, context, shape),
+            block_s=times.block_s,
+            io_s=times.io_s,
+            overlap=min(1.0, times.overlap),
+            hidden=hidden(times),
+        )
+
+    rooms = _rooms(context, shape, limits)
+    if not rooms:
+        raise InputError(_too_small(context, shape, limits))
+    # Nothing is faster: a buffer as large as can be, with the least computing and nothing to look through.
+    least_s = min(
+        delay(
+            batch,
+            context,
+            Grouping(group_tokens=room.group_tokens, compression=limits.most_compression, groups=room.groups),
+            rate(room.group_tokens, room.most_slots),
+        ).block_s
+        for room in rooms
+        if room.compression == limits.most_compression
+    )
+    tried: list[tuple[Grouping, BlockTimes]] = []
+    for grouping in _candidates(rooms, context, limits, reuse.most_tokens):
+        times = delay(batch, context, grouping, rate(grouping.group_tokens, grouping.slots))
+        if hidden(times) and times.block_s <= slower * least_s:
+            return solution(grouping, times)
+        tried.append((grouping, times))
+    enough_s = slower * min(times.block_s for _, times in tried)
+    near = [(grouping, times) for grouping, times in tried if times.block_s <= enough_s]
+    for grouping, times in near:
+        if hidden(times):
+            return solution(grouping, times)
+    return solution(*min(near, key=lambda one: (one[0].group_tokens, one[0].compression, one[1].block_s)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """What fits beside keys of a compression: ``most_slots`` of a reuse buffer, 0 where a selection finds no place;
+    ``preload``: whether a selection does without one."""
+
+    group_tokens: int
+    compression: float
+    groups: int
+    most_slots: int
+    preload: bool
+
+    def grouping(self, slots: int) -> Grouping:
+        return Grouping(group_tokens=self.group_tokens, compression=self.compression, groups=self.groups, slots=slots)
+
+
+def _rooms(context: int, shape: KvShape, limits: TuningLimits) -> list[_Room]:
+    """By group size, then compression; those only that hold a selection."""
+    rooms = []
+    for group_tokens in range(1, min(limits.most_group_tokens, context) + 1):
+        groups = limits.groups_of(group_tokens, context)
+        tokens = room_tokens(context, limits.output, group_tokens)
+        for compression in (*(c for c in COMPRESSIONS if c < limits.most_compression), limits.most_compression):
+            bare = Grouping(group_tokens=group_tokens, compression=compression, groups=groups)
+            left_bytes = limits.each_bytes - metadata_bytes(compression, tokens, shape)
+            # The rolling buffer takes a group of every layer, as a slot does.
+            slots = int(left_bytes // (shape.layers * group_tokens * shape.entry_bytes)) - 1
+            slots = min(slots, context // group_tokens) if slots >= groups else 0
+            preload = limits.bytes_of(bare, context, shape) <= limits.each_bytes
+            if slots or preload:
+                rooms.append(_Room(group_tokens, compression, groups, slots, preload))
+    return rooms
+
+
+def _candidates(rooms: list[_Room], context: int, limits: TuningLimits, most_tokens: float) -> Iterator[Grouping]:
+    """In the order of A.4: no reuse buffer, one for a selection, then delta tokens more each as long as more is known
+    to bring anything; at last as large as fits. For each the smallest groups first, and the least compression."""
+    yield from (room.grouping(0) for room in rooms if room.preload)
+    largest = max(room.most_slots * room.group_tokens for room in rooms)
+    capacity = min(limits.selected_tokens, context)
+    while capacity <= largest:
+        for room in rooms:
+            slots = max(room.groups, math.ceil(capacity / room.group_tokens))
+            if slots <= room.most_slots:
+                yield room.grouping(slots)
+        if capacity >= most_tokens:
+            return
+        capacity += limits.slots_step_tokens
+    yield from (room.grouping(room.most_slots) for room in rooms if room.most_slots)
+
+
+def check_budget(shape: KvShape, limits: TuningLimits) -> None:
+    """Raises InputError, with the smallest that works, when the budget does not hold the longest context."""
+    if not _rooms(limits.most_context, shape, limits):
+        raise InputError(_too_small(limits.most_context, shape, limits))
+
+
+def _too_small(context: int, shape: KvShape, limits: TuningLimits) -> str:
+    least = math.inf
+    for group_tokens in range(1, min(limits.most_group_tokens, context) + 1):
+        groups = limits.groups_of(group_tokens, context)
+        for slots in (0, groups):
+            grouping = Grouping(
+                group_tokens=group_tokens, compression=limits.most_compression, groups=groups, slots=slots
+            )
+            least = min(least, limits.bytes_of(grouping, context, shape))
+    return (
+        f"budget: {limits.budget_bytes / 1024:,.1f} KiB for {limits.most_batch} sequences hold no selection in a"
+        f" context of {context:,} tokens; {math.ceil(limits.most_batch * least / 1024):,} KiB would"
+    )

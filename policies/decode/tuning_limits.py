@@ -1,0 +1,67 @@
+"""What a tuning may use and where it looks: the user's constraints and the settings of KVSwap's appendix A."""
+
+import math
+
+from pydantic import ConfigDict, Field, model_validator
+
+from kvferry.policies.decode.grouping import Grouping, KvShape, memory_bytes, room_tokens
+from kvferry.specs.base import BadKey, Spec
+
+# Each is solved for: a few milliseconds.
+MOST_PAIRS = 4096
+
+
+class TuningLimits(Spec):
+    """The budget B_max is for ``most_batch`` sequences: each has an equal part of it (A.4).
+
+    ``output`` tokens are decoded, whose compressed keys the budget holds too. ``selected_tokens`` MG is constant (A.2).
+    ``most_group_tokens`` G_max and ``most_compression`` sigma_max keep quality. ``relaxation`` alpha is the share of
+    I/O that need not be hidden; ``slots_step_tokens`` delta what the reuse buffer grows by. ``tolerance`` is no number
+    of the paper's: how much longer than the fastest a solution's block may take.
+    """
+
+    model_config = ConfigDict(strict=True)
+
+    budget_bytes: float = Field(gt=0, le=1e16)
+    most_context: int = Field(ge=1, le=10_000_000)
+    most_batch: int = Field(ge=1, le=64)
+    output: int = Field(default=0, ge=0, le=1_000_000)
+    least_context: int = Field(default=4096, ge=1, le=10_000_000)
+    context_step: int = Field(default=2048, ge=1, le=10_000_000)
+    batch_step: int = Field(default=1, ge=1, le=64)
+    selected_tokens: int = Field(default=400, ge=1, le=10_000_000)
+    most_group_tokens: int = Field(default=8, ge=1, le=1024)
+    most_compression: float = Field(default=32.0, ge=1, le=1e6)
+    relaxation: float = Field(default=0.05, ge=0, le=1)
+    tolerance: float = Field(default=0.04, ge=0, le=1)
+    slots_step_tokens: int = Field(default=400, ge=1, le=10_000_000)
+
+    @model_validator(mode="after")
+    def _bounded(self) -> "TuningLimits":
+        batches = -(-self.most_batch // self.batch_step) + 1
+        contexts = max(0, self.most_context - self.least_context) // self.context_step + 2
+        if batches * contexts > MOST_PAIRS:
+            what = f"makes {batches * contexts:,} pairs of batch and context, at most {MOST_PAIRS:,} will do"
+            raise BadKey("context_step", f"{what}; take longer steps")
+        return self
+
+    @property
+    def each_bytes(self) -> float:
+        """For one sequence."""
+        return self.budget_bytes / self.most_batch
+
+    def bytes_of(self, grouping: Grouping, context: int, shape: KvShape) -> int:
+        """For one sequence, at the end of its output."""
+        return memory_bytes(grouping, room_tokens(context, self.output, grouping.group_tokens), shape)
+
+    def contexts(self) -> list[int]:
+        """Those that are solved for: from the least in steps to the most, the most included."""
+        least = min(self.least_context, self.most_context)
+        return sorted({*range(least, self.most_context + 1, self.context_step), self.most_context})
+
+    def batches(self) -> list[int]:
+        return sorted({*range(1, self.most_batch + 1, self.batch_step), self.most_batch})
+
+    def groups_of(self, group_tokens: int, context: int) -> int:
+        """M: as many groups as hold what is selected, as a run has them; all of a context that is shorter."""
+        return min(math.ceil(self.selected_tokens / group_tokens), context // group_tokens)

@@ -1,0 +1,288 @@
+"""What selecting groups costs in quality, measured: python studies/offload_quality.py [--output FOLDER]
+
+A real model decodes with its KV in a file, through the pipeline that scenarios run, and is told what to say: a text's
+own continuation, or questions about needles in it with their answers. Its next-token distributions are compared with
+those of full attention over the same tokens. Prefill is always with full attention. Columns:
+
+agree      share of steps with the same most likely next token
+KL         mean divergence of the distribution from full attention's, in nats
+perplexity of the text, over that of full attention (1: nothing lost)
+recall     share of the groups with most true attention mass, in the mean over layers and steps, that were selected
+mass       share of attention mass on what was attended
+needles    answers of which every byte was most likely
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from kvferry.backends.live.decoding.kv_file import UnitFormat
+from kvferry.backends.live.decoding.low_rank import LowRankKeys, low_rank_adapters
+from kvferry.backends.live.decoding.runner import OffloadRunner, source
+from kvferry.backends.live.engine.machine import LiveMachine
+from kvferry.backends.live.model.decoder import Decoder
+from kvferry.backends.live.model.models import load_model, spec_of
+from kvferry.backends.live.model.prompts import Prompts
+from kvferry.backends.live.model.whole_prefill import prefill_layer
+from kvferry.backends.live.storage.direct_storage import Storage
+from kvferry.pipelines.decoding.decode import OffloadedDecode
+from kvferry.pipelines.decoding.plan import DecodePolicy, plan_of
+
+NEEDLES, SAID = 8, 128
+FACT, QUESTION = "The secret code of {} is {}.\n", "The secret code of {} is "
+
+
+@dataclass(frozen=True)
+class Told:
+    """A context, what is said after it, and which of these tokens answer needles: [begin, end) each."""
+
+    context: list[int]
+    said: list[int]
+    answers: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class Exact:
+    """Full attention over a Told: logits float[said, vocabulary] before each said token, and by layer the attention
+    mass float[layers, steps, tokens], summed over heads, of the steps that decode (all said tokens but the last), and
+    the context's keys and values, each [1, KV heads, tokens, head_dim]."""
+
+    logits: torch.Tensor
+    mass: torch.Tensor
+    kv: tuple[tuple[torch.Tensor, torch.Tensor], ...]
+
+
+class Prefilled(OffloadRunner):
+    """A context that full attention has been over: no way of decoding changes its KV."""
+
+    def __init__(self, *arguments: Any, kv: Sequence[tuple[torch.Tensor, torch.Tensor]], **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self._kv = kv
+
+    def _prefilled(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._kv[layer]
+
+
+@dataclass(frozen=True)
+class Way:
+    name: str
+    policy: DecodePolicy
+    by_head: bool = False
+
+
+@torch.no_grad()
+def exact(model: PreTrainedModel, told: Told) -> Exact:
+    decoder = Decoder(model)
+    ids = torch.tensor([told.context + told.said])
+    n, begin = ids.shape[1], len(told.context)
+    rotary, hidden = decoder.rotary(n), decoder.embed(ids)
+    masses, kv = [], []
+    for layer in range(decoder.layers):
+        queries = decoder.queries(layer, hidden, rotary)[0, :, begin : n - 1]
+        hidden, keys, values = prefill_layer(decoder, layer, hidden, rotary)
+        kv.append((keys[:, :, :begin].clone(), values[:, :, :begin].clone()))
+        by_kv_head = queries.unflatten(0, (decoder.heads, -1)).float() * decoder.head_dim**-0.5
+        scores = torch.einsum("kqsd,ktd->kqst", by_kv_head, keys[0].float())
+        later = torch.arange(n) > torch.arange(begin, n - 1)[:, None]
+        masses.append(scores.masked_fill(later, -torch.inf).softmax(-1).sum((0, 1)))
+    return Exact(decoder.logits(hidden[0, begin - 1 : -1]).float(), torch.stack(masses), tuple(kv))
+
+
+def decoded(
+    model: PreTrainedModel, told: Told, true: Exact, way: Way, adapters: torch.Tensor, folder: Path
+) -> tuple[torch.Tensor, list[np.ndarray], OffloadedDecode]:
+    """Logits before each said token, the groups chosen step by step and layer by layer, and the pipeline."""
+    spec = spec_of(model)
+    plan = plan_of(way.policy, spec, sequences=1, context=len(told.context), output=len(told.said), budget_bytes=1e12)
+    units = UnitFormat(
+        plan.layout,
+        group_tokens=plan.group_tokens,
+        kv_heads=spec.kv_heads,
+        head_dim=spec.head_dim,
+        dtype=model.dtype,
+    )
+    keys = LowRankKeys(
+        adapters[..., : plan.rank],
+        sequences=1,
+        room=plan.layout.units * plan.group_tokens,
+        group_tokens=plan.group_tokens,
+        by_head=way.by_head,
+    )
+    logits: list[torch.Tensor] = []
+    runner = Prefilled(
+        model,
+        [told.context],
+        units,
+        kv=true.kv,
+        output=len(told.said),
+        slots=plan.slots,
+        keys=keys,
+        follow=[told.said],
+        listen=logits.append,
+    )
+    path = folder / "kv.bin"
+    with (
+        Storage.create(path, plan.layout.file_bytes, direct=False) as storage,
+        LiveMachine("here", runner, capacity_bytes=1e12, storage=storage, source=source) as machine,
+    ):
+        flow = OffloadedDecode(machine, plan)
+        machine.env.run(until=machine.env.process(flow.run(len(told.said))))
+    path.unlink()
+    return torch.cat(logits).float(), [ids[0, 0].numpy() for ids in runner.chosen], flow
+
+
+def compared(
+    told: Told, true: Exact, way: Way, found: tuple[Any, list[np.ndarray], OffloadedDecode]
+) -> dict[str, float]:
+    logits, chosen, flow = found
+    group, layers = flow.plan.group_tokens, flow.plan.shape.layers
+    said = torch.tensor(told.said)
+    # The first token comes from prefill.
+    own, full = logits[1:].log_softmax(-1), true.logits[1:].log_softmax(-1)
+    steps = torch.arange(len(own))
+    recall, mass = [], []
+    for n, ids in enumerate(chosen):
+        step, layer = divmod(n, layers)
+        by_token = true.mass[layer, step]
+        known = len(told.context) + step + 1
+        stored = (known - 1) // group
+        by_group = by_token[: stored * group].unflatten(0, (stored, group)).sum(-1)
+        best = by_group.topk(len(ids)).indices.numpy()
+        recall.append(np.isin(best, ids).mean())
+        recent = by_token[stored * group : known] if way.policy.rolling else by_token[known - 1 : known]
+        mass.append(float((by_group[torch.from_numpy(ids).long()].sum() + recent.sum()) / by_token[:known].sum()))
+    right = own.argmax(-1) == said[1:]
+    needles = [bool(right[begin - 1 : end - 1].all()) for begin, end in told.answers]
+    nats = [-each[steps, said[1:]].mean() for each in (own, full)]
+    figures = {
+        "agree": float((own.argmax(-1) == full.argmax(-1)).float().mean()),
+        "KL": float((full.exp() * (full - own)).sum(-1).mean()),
+        "perplexity": float((nats[0] - nats[1]).exp()),
+        "recall": float(np.mean(recall)),
+        "mass": float(np.mean(mass)),
+    }
+    if flow.plan.slots:
+        figures["reuse"] = flow.record.units_reused / flow.record.units_wanted
+    return figures | ({"needles": float(np.mean(needles))} if needles else {})
+
+
+def texts(prompts: Prompts, context: int, how_many: int) -> Iterator[Told]:
+    for n in range(how_many):
+        ids, rest = prompts.tokens(n, context, SAID)
+        yield Told(list(ids), list(rest))
+
+
+def needles(prompts: Prompts, context: int, how_many: int) -> Iterator[Told]:
+    """Facts strewn evenly into text, asked for in another order."""
+    for n in range(how_many):
+        random = np.random.default_rng([7, n])
+        letters = np.array(list("abcdefghijklmnopqrstuvwxyz"))
+        facts = [("".join(random.choice(letters, 7)), str(random.integers(10**5, 10**6))) for _ in range(NEEDLES)]
+        told = [FACT.format(*fact).encode() for fact in facts]
+        text = bytes(prompts.tokens(100 + n, context, 0)[0])
+        room = context - sum(map(len, told))
+        cuts = np.linspace(0, room, NEEDLES + 2).astype(int)
+        parts = [text[a:b] for a, b in zip(cuts, cuts[1:], strict=False)]
+        whole = b"".join(part + fact for part, fact in zip(parts, [*told, b""], strict=True))
+        said, answers = b"\n", []
+        for asked in random.permutation(NEEDLES):
+            key, value = facts[asked]
+            said += QUESTION.format(key).encode()
+            answers.append((len(said), len(said) + len(value)))
+            said += value.encode() + b".\n"
+        yield Told(list(whole), list(said), tuple(answers))
+
+
+BASE = DecodePolicy(group_tokens=8, selected_tokens=400, compression=8, reuse=False)
+
+
+def ways(context: int) -> list[Way]:
+    everything = replace(BASE, selected_tokens=2 * context, compression=1)
+    return [
+        Way("all groups", everything),
+        Way("base", BASE),
+        Way("base, softmax by head", BASE, by_head=True),
+        *(Way(f"G={g}", replace(BASE, group_tokens=g)) for g in (1, 2, 4, 16, 32)),
+        *(Way(f"sigma={s}", replace(BASE, compression=s)) for s in (1, 2, 4, 16, 32)),
+        *(Way(f"MG={m}", replace(BASE, selected_tokens=m)) for m in (64, 128, 200, 800, 1600)),
+        *(Way(f"C={c}", replace(BASE, reuse=True, slots=c)) for c in (50, 100, 200)),
+        *(Way(f"G={g}, no rolling buffer", replace(BASE, group_tokens=g, rolling=False)) for g in (2, 4, 8, 12)),
+        Way("G=12", replace(BASE, group_tokens=12)),
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="byte-large", help="as live.weights; reads bytes")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--context", type=int, default=4096)
+    parser.add_argument("--texts", type=int, default=2)
+    parser.add_argument("--ways", nargs="+", help="only those whose name begins with one of these")
+    parser.add_argument("--output", type=Path, help="folder for quality.json")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    model = load_model(arguments.model, arguments.dtype)
+    prompts = Prompts(Path(model.config.name_or_path), model.config.vocab_size, None, 0)
+    sample, _ = prompts.tokens(1000, min(arguments.context, 8192), 0)
+    adapters = low_rank_adapters(model, torch.tensor([sample]), spec_of(model).kv_heads * spec_of(model).head_dim)
+    tasks = [
+        *texts(prompts, arguments.context, arguments.texts),
+        *needles(prompts, arguments.context, arguments.texts),
+    ]
+    true = [exact(model, told) for told in tasks]
+    full = [
+        (each.logits[begin:end].argmax(-1) == torch.tensor(told.said[begin:end])).all().item()
+        for told, each in zip(tasks, true, strict=True)
+        for begin, end in told.answers
+    ]
+    print(
+        f"{arguments.model}, {arguments.context} tokens;"
+        f" full attention finds {np.mean(full):.0%} of {len(full)} needles"
+    )
+    rows: dict[str, Any] = {"full attention": {"needles": float(np.mean(full))}}
+    columns = ("agree", "KL", "perplexity", "recall", "mass", "needles", "reuse")
+    print("| |", " | ".join(columns), "|\n|---|", "---|" * len(columns), sep="")
+    with TemporaryDirectory() as folder:
+        for way in ways(arguments.context):
+            if arguments.ways and not way.name.startswith(tuple(arguments.ways)):
+                continue
+            began_s = perf_counter()
+            each = [
+                (told, compared(told, one, way, decoded(model, told, one, way, adapters, Path(folder))))
+                for told, one in zip(tasks, true, strict=True)
+            ]
+            # Text tells of distributions, needles of retrieval.
+            row = {
+                key: float(
+                    np.mean([f[key] for told, f in each if key in f and bool(told.answers) == (key == "needles")])
+                )
+                for key in columns
+                if any(key in f for _, f in each)
+            }
+            rows[way.name] = row
+            print(
+                f"| {way.name} |",
+                " | ".join(f"{row[key]:.3f}" if key in row else "" for key in columns),
+                "|",
+                flush=True,
+            )
+            print(f"{way.name}: {perf_counter() - began_s:.0f} s", file=sys.stderr)
+    if arguments.output is not None:
+        arguments.output.mkdir(parents=True, exist_ok=True)
+        circumstances = {"model": arguments.model, "dtype": arguments.dtype, "context": arguments.context}
+        content = {**circumstances, "texts": arguments.texts, "ways": rows}
+        (arguments.output / "quality.json").write_text(json.dumps(content, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What the operating system is asked for: aligned memory, checksums, child processes."""

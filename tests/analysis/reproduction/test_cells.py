@@ -1,0 +1,80 @@
+"""Cells that a paper prints: how far ours are from what rounding allows, and whether systems come in its order."""
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvferry.analysis.reproduce import agreement_of
+from kvferry.analysis.reproduction.paper import PAPERS, PrintedCell, load_paper
+from kvferry.analysis.reproduction.results import scenarios_of
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.mark.parametrize(
+    ("printed", "ours", "error"),
+    [
+        # 0.1 may be anything from 0.05 to 0.15.
+        ("0.1", 0.06, 0.0),
+        ("0.1", 0.3, 1.0),
+        ("0.1", 0.04, -0.2),
+        ("35.6", 35.64, 0.0),
+        ("100", 111.555, 0.11),
+        ("2.00", 1.796, 1.796 / 1.995 - 1),
+    ],
+)
+def test_error_is_the_distance_to_what_is_rounded_to_it(printed: str, ours: float, error: float) -> None:
+    cell = PrintedCell(experiment="e", case="c", system="s", metric="m", printed=printed)
+    assert cell.error(ours) == pytest.approx(error)
+
+
+def cell(system: str, paper: float | None, ours: float | None, **more: Any) -> dict[str, Any]:
+    error = None if paper is None or ours is None else ours / paper - 1
+    given = {"experiment": "e", "case": "c", "metric": "m", **more}
+    return {**given, "system": system, "paper": paper, "ours": ours, "relative_error": error}
+
+
+def test_agreement_by_hand() -> None:
+    cells = [
+        cell("a", 1.0, 1.1),
+        cell("b", 2.0, 1.0),  # wrong against a
+        cell("c", 2.0, 2.0),  # tied with b in print; right against a
+        cell("a", 1.0, 1.0, case="d"),  # alone in its case
+        cell("vllm", 3.0, 3.0, experiment="f"),  # stands beside every experiment's
+        cell("d", None, 5.0),  # not printed
+        cell("e", 4.0, None),  # did not come about: an error of 100 %
+    ]
+    found = agreement_of(cells)
+    assert found is not None
+    assert (found["cells"], found["orderings"], found["orderings_right"]) == (6, 5, 4)
+    # Errors 0, 0, 0, 0.1, 0.5, 1.
+    assert found["median_error"] == pytest.approx(0.05)
+    assert found["p90_error"] == pytest.approx(0.75)
+    assert agreement_of([cell("d", None, 5.0)]) is None
+
+
+def test_every_printed_cell_of_kvswap_is_run() -> None:
+    paper = load_paper("kvswap")
+    scenarios = scenarios_of(paper)
+    assert len(paper.cells) == 91 + 12
+    for printed in paper.cells:
+        assert (printed.experiment, printed.case, printed.system) in scenarios
+    with (PAPERS / "kvswap/throughput.csv").open() as file:
+        table = sorted(row["tokens_per_s"] for row in csv.DictReader(file))
+    assert sorted(c.printed for c in paper.cells if c.experiment.startswith("table 4")) == table
+    storages = {key.experiment: s.device.storage and s.device.storage.name for key, s in scenarios.items()}
+    assert storages["table 4 eMMC"] == "emmc"
+    assert storages["table 4 NVMe"] == "nvme"
+
+
+def test_what_kvswaps_claims_rest_on() -> None:
+    paper = load_paper("kvswap")
+    assert [claim.id for claim in paper.claims] == [f"K{n}" for n in range(1, 23)]
+    # The bound on hot groups is asked of short contexts too, where the share is larger.
+    contexts = [case.get("workload.context", "32Ki") for case in paper.experiments["locality"].cases.values()]
+    assert contexts == ["32Ki", "16Ki", "12Ki", "8Ki"]
+    assert not paper.evidence["K13"].cases
+    # Figures are drawn: of none is all compared that it states.
+    assert all(e.not_compared for e in paper.exhibits if e.name.startswith("Fig.") and e.experiments)

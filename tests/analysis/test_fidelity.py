@@ -1,0 +1,147 @@
+"""Two worlds beside each other. Here both are modelled ones, so that every error is known by hand."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvferry.analysis import fidelity_study
+from kvferry.analysis.fidelity import TwoWorlds, beside, figures_of, in_both_worlds, summary_of
+from kvferry.analysis.fidelity_study import FidelityStudy, measure
+from kvferry.backends.sim.world import SimWorld
+from kvferry.backends.world import Say, World
+from kvferry.machine.span import Span, Tell
+from kvferry.pipelines.record import RequestRecord, Run
+from kvferry.scenarios.loader import load_scenario
+from kvferry.specs.errors import InputError, KvferryError
+from kvferry.specs.scenario import Scenario
+
+
+def scenario(**changes: Any) -> Scenario:
+    described = {
+        "name": "both",
+        "system": "stream-only",
+        "device": "tiny",
+        "model": "tiny",
+        "link": {"rate": "8 Mbit/s"},
+        "workload": {"kind": "context-reuse", "context": 4096},
+    }
+    return load_scenario(described | changes)
+
+
+@contextmanager
+def faithful(described: Scenario, codec: str, tell: Tell, say: Say) -> Iterator[World]:
+    yield SimWorld(described, codec, tell)
+
+
+@contextmanager
+def half_as_fast(described: Scenario, codec: str, tell: Tell, say: Say) -> Iterator[World]:
+    slow = described.model_copy(update={"link": described.link.model_copy(update={"rate_bytes_per_s": 0.5e6})})
+    yield SimWorld(slow, codec, tell)
+
+
+def test_a_world_that_is_as_simulated_shows_no_error() -> None:
+    worlds = [in_both_worlds(scenario(), live=faithful) for _ in range(3)]
+    simulated = figures_of(scenario(), worlds[0].simulated)
+    figures = beside(simulated, [figures_of(scenario(), each.measured) for each in worlds])
+    assert len(figures["runs"]) == 3
+    assert {key: found["error"] for key, found in figures["metrics"].items()}.keys() >= {"ttft_s", "overlap"}
+    assert all(found["error"] == 0 for found in figures["metrics"].values())
+    assert all(not found["spread"] for found in figures["metrics"].values())
+    assert all(op["error"] == 0 and op["simulated"] == op["measured"] for op in figures["ops"])
+
+
+def test_the_error_is_signed_and_relative_to_what_was_measured() -> None:
+    # Streaming takes twice as long as simulated: the simulator is 50 % too fast, all but question and decompression.
+    worlds = in_both_worlds(scenario(), live=half_as_fast)
+    figures = [figures_of(scenario(), run) for run in (worlds.simulated, worlds.measured)]
+    found = beside(figures[0], figures[1:])["metrics"]["ttft_s"]
+    assert found["error"] == pytest.approx(-0.5, abs=0.01)
+    assert found["error"] == found["simulated"] / found["measured"] - 1
+    assert found["spread"] is None
+
+
+def test_overlap_by_hand() -> None:
+    # Of a load of 4 s, link and processor both work in [1, 2] and [3, 4]; what comes after the load does not count.
+    spans = (
+        Span("link", "Fetch", 0.0, 2.0, 1.0, 0),
+        Span("link", "Fetch", 3.0, 4.0, 1.0, 0),
+        Span("gpu", "Advance", 1.0, 4.0, 0.0, 0),
+        Span("gpu", "Prefill", 4.0, 5.0, 0.0, 0),
+    )
+    record = RequestRecord(request=0, arrival_s=0.0, loaded_s=4.0, first_token_s=5.0)
+    run = Run(outcome="done", requests=(record,), spans=spans)
+    assert figures_of(scenario(), run)["metrics"]["overlap"] == pytest.approx(0.5)
+
+
+def test_measured_is_the_median_of_the_runs() -> None:
+    def figures(ttft_s: float, steps: int) -> dict[str, Any]:
+        return {"metrics": {"ttft_s": ttft_s}, "ops": [["gpu", "Advance", steps, ttft_s / steps]] if steps else []}
+
+    row = beside(figures(2, 4), [figures(5, 5), figures(1, 0), figures(3, 1)])
+    found = row["metrics"]["ttft_s"]
+    assert (found["measured"], found["error"]) == (3, pytest.approx(-1 / 3))
+    assert found["spread"] == pytest.approx(2 / 3)  # deviation of 5, 1, 3 is 2
+    # one run had no such op: its mean is that of the others, 1 and 3 s
+    (op,) = row["ops"]
+    assert (op["simulated"], op["measured"], op["measured_mean_s"], op["error"]) == (4, 1, 2, pytest.approx(-0.75))
+
+
+def test_the_summary_allows_twice_the_spread() -> None:
+    def row(error: float, spread: float | None) -> dict[str, Any]:
+        return {"metrics": {"ttft_s": {"error": error, "spread": spread}}}
+
+    found = summary_of([row(0.01, 0.0), row(-0.2, 0.11), row(0.2, 0.05), row(-0.04, None)])
+    assert found["ttft_error_median"] == pytest.approx(0.12)
+    assert found["ttft_error_largest"] == 0.2
+    assert found["beyond"] == 1
+    assert summary_of([]) == {"scenarios": 0}
+
+
+def test_runs_come_round_by_round_and_are_gone_on_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[str] = []
+
+    def counted(described: Scenario, *, say: Say) -> TwoWorlds:
+        runs.append(described.system)
+        if len(runs) == 4:
+            raise KeyboardInterrupt
+        return in_both_worlds(described, live=faithful)
+
+    monkeypatch.setattr(fidelity_study, "in_both_worlds", counted)
+    both = [scenario(), scenario(system="local-prefill")]
+    study = FidelityStudy(name="both", scenarios=both, varied=(), runs=2)
+    with pytest.raises(KeyboardInterrupt):
+        measure(study, tmp_path)
+    assert runs == ["stream-only", "local-prefill"] * 2
+    report = measure(study, tmp_path)
+    assert runs == ["stream-only", "local-prefill"] * 2 + ["local-prefill"]
+    assert report == json.loads((tmp_path / "fidelity.json").read_text())
+    assert [(row["system"], len(row["runs"])) for row in report["rows"]] == [("stream-only", 2), ("local-prefill", 2)]
+    assert report["summary"]["ttft_error_largest"] == 0
+    assert {path.name for path in (tmp_path / "plots").glob("*.png")} == {
+        "ttft.png",
+        "both-stream-only.png",
+        "both-local-prefill.png",
+    }
+
+
+def test_runs_of_something_else(tmp_path: Path) -> None:
+    (tmp_path / "runs.json").write_text("[1")
+    study = FidelityStudy(name="both", scenarios=[scenario()], varied=(), runs=1)
+    with pytest.raises(InputError, match="remove it"):
+        measure(study, tmp_path)
+
+
+def test_a_run_whose_link_went_down_measures_nothing() -> None:
+    dying = scenario(link={"trace": "wifi-campus", "on_end": "end", "offset": "100000 s"})
+    with pytest.raises(KvferryError, match="measures nothing: the link went down, .*trace ends"):
+        in_both_worlds(dying, live=faithful)
+
+
+def test_a_run_that_fails_is_told() -> None:
+    big = scenario(budget={"memory": "0.1 MB"})
+    with pytest.raises(KvferryError, match="it ended out of memory"):
+        in_both_worlds(big, live=faithful)

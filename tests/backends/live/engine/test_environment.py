@@ -1,0 +1,212 @@
+"""Wall-clock SimPy: the same order and the same events, with answers from threads in between."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import simpy
+
+from kvferry.backends.live.engine.environment import WallClockEnvironment
+
+
+def outside(env: WallClockEnvironment, work: Callable[[], Any], after_s: float = 0.0) -> simpy.Event:
+    """An event that a thread of its own answers with what `work` returns, or raises."""
+    event = env.event()
+    with env.lock:
+        env.expect()
+
+    def run() -> None:
+        time.sleep(after_s)
+        try:
+            env.post(event.succeed, work())
+        except Exception as error:
+            env.post(event.fail, error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return event
+
+
+def test_what_happens_at_once_happens_in_the_order_of_the_simulator() -> None:
+    def story(env: simpy.Environment) -> list[object]:
+        log: list[object] = []
+        slot = simpy.PriorityResource(env)
+        store = simpy.Store(env)
+
+        def worker(name: str, priority: int) -> simpy.events.ProcessGenerator:
+            try:
+                with slot.request(priority) as turn:
+                    yield turn
+                    log.append((name, "in"))
+                    yield env.timeout(0)
+                    yield store.put(name)
+                    log.append((name, "out"))
+            except simpy.Interrupt as interrupt:
+                log.append((name, interrupt.cause))
+
+        def reader() -> simpy.events.ProcessGenerator:
+            while len(log) < 9:
+                log.append(("read", (yield store.get())))
+
+        workers = [env.process(worker(f"w{i}", priority=-i)) for i in range(4)]
+        env.process(reader())
+        both = env.all_of([workers[1], workers[2]])
+        both.callbacks.append(lambda _: log.append("both"))
+
+        def interrupter() -> simpy.events.ProcessGenerator:
+            yield env.timeout(0)
+            workers[3].interrupt("enough")
+            log.append("interrupted")
+            # What begins, begins before what was told earlier at the same time.
+            told = env.event()
+            told.callbacks.append(lambda _: log.append("told"))
+            told.succeed()
+            env.process(newborn())
+
+        def newborn() -> simpy.events.ProcessGenerator:
+            log.append("born")
+            yield env.timeout(0)
+
+        env.process(interrupter())
+        env.run()
+        return log
+
+    assert story(WallClockEnvironment()) == story(simpy.Environment())
+
+
+def test_time_outs_never_fire_early_and_in_their_order() -> None:
+    env = WallClockEnvironment()
+    woken: list[float] = []
+
+    def sleeper(delay_s: float) -> simpy.events.ProcessGenerator:
+        asked_s = env.now
+        yield env.timeout(delay_s)
+        assert env.now >= asked_s + delay_s
+        woken.append(delay_s)
+
+    delays_s = [0.03, 0.01, 0.02, 0.0]
+    env.run(until=env.all_of([env.process(sleeper(delay_s)) for delay_s in delays_s]))
+    assert woken == sorted(delays_s)
+    env.run(until=env.now + 0.01)
+    with pytest.raises(ValueError):
+        env.run(until=env.now - 1)
+
+
+def test_a_time_out_counts_from_when_it_was_asked_for_however_long_the_process_took_before() -> None:
+    env = WallClockEnvironment()
+
+    def busy() -> simpy.events.ProcessGenerator:
+        yield env.timeout(0)
+        time.sleep(0.02)
+        asked_s = env.now
+        yield env.timeout(0.01)
+        assert env.now >= asked_s + 0.01
+
+    env.run(until=env.process(busy()))
+
+
+def test_answers_from_outside_come_as_events() -> None:
+    env = WallClockEnvironment()
+
+    def story() -> simpy.events.ProcessGenerator:
+        answer = yield outside(env, lambda: 7)
+        late, soon = outside(env, lambda: "late", after_s=0.03), env.timeout(0.001, "soon")
+        first = yield env.any_of([late, soon])
+        assert list(first.values()) == ["soon"]
+        both = yield env.all_of([late, soon])
+        assert sorted(both.values()) == ["late", "soon"]
+        return answer
+
+    assert env.run(until=env.process(story())) == 7
+
+
+def test_errors_from_outside_fail_the_event() -> None:
+    env = WallClockEnvironment()
+
+    def broken() -> None:
+        raise ValueError("no such luck")
+
+    def heedful() -> simpy.events.ProcessGenerator:
+        with pytest.raises(ValueError, match="no such luck"):
+            yield outside(env, broken)
+
+    env.run(until=env.process(heedful()))
+    outside(env, broken)  # nobody looks at it: the run must not go on as if nothing had been
+    with pytest.raises(ValueError, match="no such luck"):
+        env.run()
+
+
+def test_a_process_can_be_interrupted_while_it_waits_for_the_outside() -> None:
+    env = WallClockEnvironment()
+    done = threading.Event()
+
+    def waiting() -> simpy.events.ProcessGenerator:
+        try:
+            yield outside(env, done.wait)
+        except simpy.Interrupt as interrupt:
+            return interrupt.cause
+
+    waiter = env.process(waiting())
+
+    def interrupter() -> simpy.events.ProcessGenerator:
+        yield env.timeout(0.001)
+        waiter.interrupt("now")
+        done.set()
+
+    env.process(interrupter())
+    assert env.run(until=waiter) == "now"
+
+
+def test_a_run_ends_when_nothing_can_happen_any_more_and_no_sooner() -> None:
+    env = WallClockEnvironment()
+    env.run()
+    answered = outside(env, lambda: 1, after_s=0.01)
+    env.run()
+    assert answered.processed
+    with pytest.raises(RuntimeError, match="No scheduled events left"):
+        env.run(until=env.event())  # in virtual time as in real time: it would never end
+
+
+def test_answers_of_many_threads_all_arrive_once() -> None:
+    env = WallClockEnvironment()
+    got: list[int] = []
+
+    def asker(i: int) -> simpy.events.ProcessGenerator:
+        for k in range(20):
+            got.append((yield outside(env, lambda k=k: 20 * i + k)))
+
+    env.run(until=env.all_of([env.process(asker(i)) for i in range(10)]))
+    assert sorted(got) == list(range(200))
+
+
+@pytest.mark.parametrize("waits_for", ["a time-out", "the outside"])
+def test_ctrl_c_ends_a_waiting_run_at_once(waits_for: str) -> None:
+    script = f"""
+        import threading
+        from kvferry.backends.live.engine.environment import WallClockEnvironment
+        env = WallClockEnvironment()
+        if {waits_for!r} == "the outside":
+            with env.lock:
+                env.expect()
+        else:
+            env.timeout(1e12)
+        threading.Timer(0.05, print, ["waiting"], {{"flush": True}}).start()
+        try:
+            env.run()
+        except KeyboardInterrupt:
+            print("interrupted")
+    """
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None
+        assert run.stdout.readline() == "waiting\n"
+        os.kill(run.pid, signal.SIGINT)
+        out, _ = run.communicate(timeout=20)
+    assert out == "interrupted\n"
+    assert run.returncode == 0

@@ -1,0 +1,437 @@
+"""The command: exit codes, what goes to which stream, and what becomes of errors. Runs are stood in for here."""
+
+import errno
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kvferry.machine.span import Span
+from kvferry.pipelines.checks import check_names
+from kvferry.pipelines.record import RequestRecord, Run
+from kvferry.scenarios.library import names
+from kvferry.scenarios.loader import load_scenario
+from kvferry.specs.errors import InputError, KvferryError
+from kvferry.specs.scenario import Scenario
+from kvferry.traces.chunks import generate_chunks
+
+SMALL = """\
+name: small
+system: stream-only
+device: rtx-5080-laptop
+model: tiny
+link: {rate: 850 Mbit/s, rtt: 4 ms}
+workload: {kind: context-reuse, context: 4Ki tokens}
+"""
+
+Call = Callable[..., tuple[int, str, str]]
+
+
+def result(ttft_s: float, **more: Any) -> Run:
+    request = RequestRecord(
+        request=0, arrival_s=0.0, loaded_s=ttft_s / 2, first_token_s=ttft_s, token_times_s=(ttft_s,)
+    )
+    spans = (Span("link", "fetch", 0.0, ttft_s / 2, n_bytes=1e6, request=0),)
+    return Run(**{"outcome": "done", "requests": (request,), "spans": spans, "duration_s": ttft_s, **more})
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("small.yaml").write_text(SMALL)
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What stands in for a run: by system, a Run or something to raise."""
+    outcomes: dict[str, Any] = {"stream-only": result(2.0), "local-prefill": result(3.0)}
+
+    def run_scenario(scenario: Scenario, progress: Callable[[int, int], None], **_: Any) -> Run:
+        progress(1, 1)
+        outcome = outcomes[scenario.system]
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+    monkeypatch.setitem(sys.modules, "kvferry.pipelines.run", SimpleNamespace(run_scenario=run_scenario))
+    return outcomes
+
+
+def test_run_prints_a_table_and_leaves_a_folder(call: Call, runs: dict[str, Any]) -> None:
+    code, out, err = call("run", "small.yaml")
+    assert code == 0
+    assert "small: stream-only" in out
+    assert "2.00 s" in out
+    assert err == "written to runs/small-stream-only\n"
+    kept = Path("runs/small-stream-only")
+    assert load_scenario(kept / "scenario.yaml") == load_scenario("small.yaml")
+    assert json.loads((kept / "metrics.json").read_text())["metrics"]["ttft_s"] == 2.0
+
+
+def test_json_is_one_object_and_nothing_else(call: Call, runs: dict[str, Any]) -> None:
+    code, out, err = call("run", "small.yaml", "--json", "--seed", "5")
+    found = json.loads(out)
+    assert (code, err) == (0, "")
+    assert (found["outcome"], found["scenario"], found["system"], found["seed"]) == ("done", "small", "stream-only", 5)
+    assert found["metrics"]["ttft_s"] == 2.0
+    assert found["versions"]["kvferry"]
+    assert found["provenance"]["link"] == "106250000 B/s"
+    assert not Path("runs").exists()
+
+
+def test_json_with_a_folder(call: Call, runs: dict[str, Any]) -> None:
+    code, out, _ = call("run", "small.yaml", "--json", "--output", "here")
+    assert code == 0
+    assert json.loads(out) == json.loads(Path("here/metrics.json").read_text())
+
+
+def test_the_system_is_the_last_word(call: Call, runs: dict[str, Any]) -> None:
+    _, out, _ = call("run", "small.yaml", "--json", "--set", "system=stream-only", "--system", "local-prefill")
+    assert json.loads(out)["system"] == "local-prefill"
+
+
+def test_out_of_memory_is_a_result(call: Call, runs: dict[str, Any]) -> None:
+    runs["stream-only"] = Run(outcome="out_of_memory", why="weights need 9 GiB")
+    code, out, _ = call("run", "small.yaml", "--json")
+    assert code == 0
+    assert (json.loads(out)["outcome"], json.loads(out)["why"]) == ("out_of_memory", "weights need 9 GiB")
+    code, out, _ = call("run", "small.yaml")
+    assert code == 0
+    assert "out of memory: weights need 9 GiB" in out
+
+
+def test_compare_shows_the_best_first(call: Call, runs: dict[str, Any]) -> None:
+    code, out, err = call("compare", "small.yaml", "--systems", "local-prefill, stream-only", "--output", "both")
+    assert code == 0
+    assert out.index("stream-only") < out.index("local-prefill")
+    assert "1.50x" in out
+    assert err == "written to both; pictures in both/plots\n"
+    assert json.loads(Path("both/comparison.json").read_text())["systems"].keys() == {"stream-only", "local-prefill"}
+    assert load_scenario("both/local-prefill/scenario.yaml").system == "local-prefill"
+
+
+def test_compare_as_json(call: Call, runs: dict[str, Any]) -> None:
+    code, out, err = call("compare", "small.yaml", "--systems", "local-prefill,stream-only", "--json")
+    assert (code, err) == (0, "")
+    assert {name: one["metrics"]["ttft_s"] for name, one in json.loads(out)["systems"].items()} == {
+        "local-prefill": 3.0,
+        "stream-only": 2.0,
+    }
+
+
+def test_an_interrupted_compare_keeps_what_is_done(call: Call, runs: dict[str, Any]) -> None:
+    runs["local-prefill"] = KeyboardInterrupt()
+    code, out, err = call("compare", "small.yaml", "--systems", "stream-only,local-prefill", "--output", "both")
+    assert code == 130
+    assert "stream-only" in out
+    assert "interrupted; kept 1 of 2 systems" in err
+    assert Path("both/stream-only/metrics.json").exists()
+
+
+def test_an_interrupted_run(call: Call, runs: dict[str, Any]) -> None:
+    runs["stream-only"] = KeyboardInterrupt()
+    assert call("run", "small.yaml") == (130, "", "")
+
+
+def test_an_interrupted_run_keeps_what_is_done(call: Call, runs: dict[str, Any]) -> None:
+    runs["stream-only"] = result(2.0, interrupted=True)
+    code, out, err = call("run", "small.yaml", "--set", "workload.requests=3", "--output", "kept")
+    assert code == 130
+    assert "2.00 s" in out
+    assert err.endswith("interrupted; kept 1 of 3 requests\n")
+    assert Path("kept/metrics.json").exists()
+    code, out, _ = call("run", "small.yaml", "--set", "workload.requests=3", "--json")
+    assert (code, json.loads(out)["metrics"]["requests"]) == (130, 1)
+    runs["stream-only"] = Run(outcome="done", interrupted=True)
+    code, out, err = call("run", "small.yaml", "--output", "none")
+    assert (code, out, err) == (130, "", "interrupted; kept 0 of 1 requests\n")
+    assert not Path("none").exists()
+    # A batch that had tokens to go.
+    runs["stream-only"] = replace(
+        result(2.0, interrupted=True), outcome="interrupted", why="3 of 9 tokens of 2 sequences"
+    )
+    code, out, err = call("run", "small.yaml", "--output", "kept")
+    assert (code, err.splitlines()[-1]) == (130, "interrupted; kept 3 of 9 tokens of 2 sequences")
+    code, out, _ = call("run", "small.yaml", "--json")
+    assert json.loads(out)["outcome"] == "interrupted"
+    code, _, err = call("compare", "small.yaml", "--systems", "local-prefill,stream-only")
+    assert (code, "kept 1 of 2 systems" in err) == (130, True)
+
+
+def test_a_part_of_a_run_is_not_compared(call: Call, runs: dict[str, Any]) -> None:
+    runs["local-prefill"] = result(1.0, interrupted=True)
+    both = ("compare", "small.yaml", "--systems", "stream-only,local-prefill")
+    code, out, err = call(*both, "--set", "workload.requests=2")
+    assert (code, "local-prefill" in out) == (130, False)
+    assert "interrupted; kept 1 of 2 systems" in err
+    assert "local-prefill" in call(*both)[1]  # interrupted with its last request done
+
+
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        ("small.yaml", "--output small.yaml: small.yaml is a file, not a folder\n"),
+        ("small.yaml/below", "is a file, not a folder\n"),
+        ("", "--output '': names no folder"),
+        ("/proc/nothing", "/proc"),
+    ],
+)
+@pytest.mark.parametrize("command", ["run", "compare"])
+def test_a_folder_that_cannot_be_is_told_first(
+    call: Call, runs: dict[str, Any], monkeypatch: pytest.MonkeyPatch, command: str, output: str, message: str
+) -> None:
+    monkeypatch.setattr("os.access", lambda path, mode: Path(path) != Path("/proc"))  # for root too
+    runs.clear()  # nothing is run: it would be a KeyError
+    code, out, err = call(command, "small.yaml", "-o", output)
+    assert (code, out) == (2, "")
+    assert message in err
+
+
+def test_the_folder_that_is_not_named_is_looked_at_too(call: Call, runs: dict[str, Any]) -> None:
+    Path("runs").write_text("a file")
+    runs.clear()
+    assert call("run", "small.yaml")[0] == 2
+
+
+def test_a_scenario_without_a_name(call: Call, runs: dict[str, Any]) -> None:
+    code, _, err = call("run", "")
+    assert code == 2
+    assert err.startswith("kvferry: unknown scenario ''; known: ")
+
+
+def test_what_a_regret_is_against(call: Call, runs: dict[str, Any]) -> None:
+    runs["cachegen"] = result(4.0)
+    told = "regret of cachegen: against the bound at the smallest encoding"
+    assert told in call("compare", "small.yaml", "--systems", "stream-only,cachegen")[1]
+    assert told not in call("compare", "small.yaml", "--systems", "stream-only,local-prefill")[1]
+
+
+def test_a_cost_model_that_the_device_lacks(call: Call, runs: dict[str, Any]) -> None:
+    code, _, err = call("run", "small.yaml", "--set", "device=jetson-orin-nx-16gb", "--set", "costs.truth=table")
+    assert code == 2
+    assert err == (
+        "kvferry: --set costs.truth=table: costs.truth: table cannot price processor gpu of jetson-orin-nx-16gb: "
+        "its profile has no `measured` folder\n"
+    )
+
+
+def test_recorded_chunks_must_fit(call: Call, runs: dict[str, Any]) -> None:
+    generate_chunks("text", 4096, 4, 2, seed=1).save(Path("ok.npz"))
+    generate_chunks("text", 4096, 3, 2, seed=1).save(Path("thin.npz"))
+    generate_chunks("text", 4096, 4, 2, seed=1, chunk_tokens=512).save(Path("fine.npz"))
+    Path("own.yaml").write_text(SMALL.replace("4Ki tokens}", "4Ki tokens, chunks: ok.npz}"))
+    assert call("run", "own.yaml")[0] == 0
+    for change, message in {
+        "workload.context=10Ki": "own.yaml:6: workload.chunks: holds 4,096 tokens, workload.context says 10,240",
+        "workload.chunks=thin.npz": "workload.chunks: recorded with 3 layers and 2 KV heads, tiny has 4 and 2",
+        "workload.chunks=fine.npz": "token chunks hold up to 512 tokens, workload.chunk_tokens says 1,024",
+    }.items():
+        code, _, err = call("run", "own.yaml", "--set", change)
+        assert code == 2
+        assert message in err
+    scenario = load_scenario("own.yaml", ["workload.context=10Ki"])
+    with pytest.raises(InputError, match="^workload.chunks: holds 4,096 tokens"):
+        check_names(scenario)
+
+
+def test_a_picture_names_itself(call: Call) -> None:
+    assert call("traces", "plot", "wifi-850") == (0, "", "wifi-850.png\n")
+    assert Path("wifi-850.png").exists()
+
+
+def test_a_run_that_failed(call: Call, runs: dict[str, Any]) -> None:
+    runs["stream-only"] = KvferryError("the link is down for ever")
+    assert call("run", "small.yaml") == (1, "", "kvferry: the link is down for ever\n")
+
+
+def test_a_fault_of_its_own_is_written_down(call: Call, runs: dict[str, Any]) -> None:
+    runs["stream-only"] = ZeroDivisionError("float division by zero")
+    code, out, err = call("run", "small.yaml")
+    assert (code, out) == (1, "")
+    assert err.startswith("kvferry: a fault of its own, ZeroDivisionError: float division by zero\nthe details are in ")
+    assert "Traceback" not in err
+    log = Path(err.partition("the details are in ")[2].partition(",")[0])
+    assert "ZeroDivisionError" in log.read_text()
+    log.unlink()
+
+
+def test_debug_shows_the_trace(call: Call, runs: dict[str, Any]) -> None:
+    runs["stream-only"] = ZeroDivisionError("float division by zero")
+    code, _, err = call("--debug", "run", "small.yaml")
+    assert code == 1
+    assert "Traceback" in err
+    assert "the details are in" not in err
+
+
+def test_a_reader_that_left_is_no_fault(call: Call, runs: dict[str, Any]) -> None:
+    runs["stream-only"] = BrokenPipeError(errno.EPIPE, "Broken pipe")
+    assert call("run", "small.yaml") == (1, "", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ("--set", "system=stream-onl"),
+            "kvferry: --set system=stream-onl: system: unknown system 'stream-onl'; known: ",
+        ),
+        (("--set", "link.rtt=4"), "kvferry: --set link.rtt=4: link.rtt: 4 has no unit; write it like '4 ms'\n"),
+        (
+            ("--set", "policies.cdec=kivi"),
+            "kvferry: --set policies.cdec=kivi: policies.cdec: unknown key; known here: codec; did you mean 'codec'?",
+        ),
+        (
+            ("--set", "costs.truth=rooflin"),
+            "kvferry: --set costs.truth=rooflin: costs.truth: unknown cost model 'rooflin'; ",
+        ),
+        (
+            ("--set", "load.trace=wifi-campos"),
+            "kvferry: --set load.trace=wifi-campos: load.trace: no trace is called 'wifi-c",
+        ),
+        (("--set", "a=1", "--set", "b=1"), "kvferry:\n--set a=1: a: unknown key; known here: "),
+    ],
+)
+def test_wrong_input_is_two(call: Call, runs: dict[str, Any], arguments: tuple[str, ...], message: str) -> None:
+    code, out, err = call("run", "small.yaml", *arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith(message)
+
+
+def test_systems_that_are_none(call: Call, runs: dict[str, Any]) -> None:
+    code, _, err = call("compare", "small.yaml", "--systems", "stream-only,streem")
+    assert code == 2
+    assert err.startswith("kvferry: --systems: unknown system 'streem'; known: ")
+    assert call("compare", "small.yaml", "--systems", ",")[2].startswith("kvferry: --systems: ',' names none; known: ")
+
+
+@pytest.mark.parametrize(
+    "arguments", [("nonsense",), ("run",), ("run", "small.yaml", "--nonsense"), ("run", "x", "--seed", "-1")]
+)
+def test_wrong_usage_is_two(call: Call, arguments: tuple[str, ...]) -> None:
+    code, out, err = call(*arguments)
+    assert (code, out) == (2, "")
+    assert "Usage: kvferry" in err
+
+
+def test_schedule_shows_its_rows(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"scheduler": "chain", "makespan_s": 1.5, "bound_gap": 0.01, "solve_s": 0.02}]
+    schedules = SimpleNamespace(compare_schedules=lambda scenario, solver: rows)
+    monkeypatch.setitem(sys.modules, "kvferry.pipelines.loading.schedules", schedules)
+    code, out, _ = call("schedule", "small.yaml")
+    assert code == 0
+    assert out.split()[:5] == ["small", "scheduler", "makespan", "bound", "gap"]
+    assert "chain" in out
+    assert "1.50 s" in out
+    assert json.loads(call("schedule", "small.yaml", "--json")[1])["schedules"] == rows
+
+
+def test_reproduce_shows_claims_and_counts_them(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    claim = {"id": "S1", "paper_low": 1.3, "paper_high": 1.6, "ours": 1.4, "ours_low": 1.4, "ours_high": 1.4}
+    report = {
+        "paper": "sparkv",
+        "claims": [
+            claim | {"verdict": "hit", "why": ""},
+            claim | {"id": "S2", "verdict": "miss", "why": "too slow", "paper_high": None},
+            claim | {"id": "S3", "verdict": "not_applicable", "why": "no GPU", "ours_low": None, "ours_high": None},
+        ],
+        "cells": [],
+        "tables": [{"name": "Table I", "status": "shape", "why": "not printed"}],
+    }
+    module = SimpleNamespace(reproduce_paper=lambda paper, output, progress: report)
+    monkeypatch.setitem(sys.modules, "kvferry.analysis.reproduce", module)
+    code, out, _ = call("reproduce", "sparkv")
+    assert code == 0
+    lines = [line.split() for line in out.splitlines() if line.strip()]
+    assert ["S1", "1.3-1.6", "1.4", "hit"] in lines
+    assert ["S2", "1.3", "1.4", "miss", "too", "slow"] in lines
+    assert ["S3", "1.3-1.6", "-", "not_applicable", "no", "GPU"] in lines
+    assert lines[-1] == ["1", "hits,", "1", "misses,", "1", "without", "a", "verdict"]
+    assert json.loads(call("reproduce", "sparkv", "--json")[1]) == report
+
+
+@pytest.mark.parametrize("kind", ["device", "model", "scenario", "system"])
+def test_lists(call: Call, kind: str) -> None:
+    code, out, err = call(f"{kind}s", "--json")
+    assert (code, err) == (0, "")
+    listed = [entry["name"] for entry in json.loads(out)[f"{kind}s"]]
+    assert listed if kind == "system" else listed == names(kind)
+    code, out, _ = call(f"{kind}s")
+    assert code == 0
+    assert all(name in out for name in listed)
+
+
+def test_one_device_shows_its_sources(call: Call) -> None:
+    _, out, _ = call("devices", "rtx-5080-laptop")
+    assert "processors.gpu.flop_per_s" in out
+    assert "NVIDIA data sheet" in out
+    assert call("devices", "rtx-5080-lapto")[0] == 2
+
+
+def test_one_model_shows_its_source(call: Call) -> None:
+    assert "source: Hugging Face" in call("models", "llama-3.1-8b")[1]
+
+
+def test_schema_is_json(call: Call) -> None:
+    assert json.loads(call("schema")[1])["title"] == "KVFerry scenario"
+
+
+# --- as a process of its own -----------------------------------------------------------------------------
+
+
+def process(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    program = [sys.executable, "-c", "from kvferry.cli.main import main; main()", *arguments]
+    return subprocess.run(program, capture_output=True, text=True, timeout=60)
+
+
+def test_help_imports_nothing_heavy() -> None:
+    heavy = "{'numpy', 'pandas', 'pint', 'pydantic', 'yaml', 'simpy', 'matplotlib', 'pulp'}"
+    program = (
+        "import sys; sys.argv = ['kvferry', '--help']\n"
+        "from kvferry.cli.main import main\n"
+        "try: main()\n"
+        f"except SystemExit: print(sorted({heavy} & sys.modules.keys()), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.stderr == "[]\n"
+    assert all(name in done.stdout for name in ("run", "compare", "schedule", "sweep", "reproduce", "traces", "schema"))
+
+
+def test_exit_codes_of_the_process() -> None:
+    assert process("--version").returncode == 0
+    missing = process("run", "nowhere.yaml")
+    assert (missing.returncode, missing.stdout, missing.stderr) == (2, "", "kvferry: 'nowhere.yaml' is not there\n")
+    Path("bad.yaml").write_text("a: [1, 2\nb: 3\n")
+    bad = process("run", "bad.yaml")
+    assert bad.returncode == 2
+    assert bad.stderr.startswith("kvferry: bad.yaml:2: not valid YAML: ")
+    assert "Traceback" not in bad.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has such a device")
+@pytest.mark.parametrize("argument", ["schema", "models"])
+def test_output_that_is_full_or_closed_is_said_once(argument: str) -> None:
+    program = [sys.executable, "-c", "from kvferry.cli.main import main; main()", argument]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(program, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (1, "kvferry: cannot write to standard output: No space left on device\n")
+    closed = [sys.executable, "-c", "import os, sys; os.close(1); os.execv(sys.argv[1], sys.argv[1:])", *program]
+    done = subprocess.run(closed, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr == "kvferry: standard output is closed; results need somewhere to go\n"
+
+
+@pytest.mark.parametrize("argument", ["schema", "--version"])  # more than a buffer holds, and less
+def test_a_closed_pipe_is_quiet(argument: str) -> None:
+    program = [sys.executable, "-c", "from kvferry.cli.main import main; main()", argument]
+    with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        assert running.stderr is not None
+        running.stdout.close()
+        assert running.stderr.read() == ""
+    assert running.returncode == 1

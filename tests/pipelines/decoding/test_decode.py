@@ -1,0 +1,289 @@
+"""Decoding with KV on storage: a few steps followed by hand, every system, what cannot be done."""
+
+from typing import Any
+
+import pytest
+
+from kvferry.analysis.metrics import metrics_of
+from kvferry.backends.fake import FakeMachine
+from kvferry.backends.sim.decode_world import SimDecodeWorld
+from kvferry.machine.machine import Machine
+from kvferry.machine.ops import DecodeAttention, Select
+from kvferry.pipelines.checks import SYSTEMS_BY_KIND
+from kvferry.pipelines.decoding.decode import OffloadedDecode
+from kvferry.pipelines.decoding.delays import Delays
+from kvferry.pipelines.decoding.in_memory import InMemoryDecode
+from kvferry.pipelines.decoding.plan import DecodePlan, DecodePolicy, plan_of
+from kvferry.pipelines.decoding.run import plan_for, run_offload
+from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS
+from kvferry.pipelines.run import run_scenario
+from kvferry.scenarios.loader import load_scenario
+from kvferry.specs.errors import InputError
+from kvferry.specs.model import ModelSpec
+
+# One byte per number: an entry is 2 B, and so is a block.
+MODEL = ModelSpec(
+    name="two",
+    layers=2,
+    hidden=1,
+    query_heads=1,
+    kv_heads=1,
+    head_dim=1,
+    ffn=1,
+    vocabulary=1,
+    kv_value_bytes=1.0,
+    source="made up",
+)
+TINY: dict[str, Any] = {
+    "name": "tiny",
+    "system": "kvswap",
+    "device": {"extends": "tiny", "storage": {"bytes_per_s": "100 MB/s", "latency_s": "50 us"}},
+    "model": "tiny",
+    "link": {"rate": "1 MB/s"},
+    "workload": {"kind": "offload-decode", "context": 1024, "batch": 2, "output": 12},
+    "measure": "decode",
+    "budget": {"kv_share": 0.9},
+    "policies": {},
+}
+
+
+def plan(**policy: Any) -> DecodePlan:
+    given = {"group_tokens": 1, "selected_tokens": 2, "reuse": False, **policy}
+    return plan_of(DecodePolicy(**given), MODEL, sequences=1, context=4, output=4, budget_bytes=1e9, block_bytes=2)
+
+
+def token_times_s(chosen: DecodePlan, steps: int) -> list[float]:
+    """Every op takes a second, storage moves a byte per second."""
+    machine: Machine = FakeMachine()
+    decode = OffloadedDecode(machine, chosen)
+    machine.env.run(until=machine.env.process(decode.run(steps)))
+    return decode.record.token_times_s
+
+
+def test_two_steps_by_hand() -> None:
+    # Prefill: layers end at 1 and 2; their 8 B each are written from 1 to 9 and 17; the head ends at 3.
+    # First token at 17. Step: select 18, book 19, read 4 B 23; select 24 and book 25 of layer 1, read 29;
+    # attention 26, rest 27; attention 30, rest 31; head 32. Then 4 B of the new token are written until 36.
+    # Next step: select 33, book 34, read behind the write 40; select 41, book 42, read 46; attention 43, rest 44;
+    # attention 47, rest 48, head 49.
+    assert token_times_s(plan(), 3) == [17.0, 32.0, 49.0]
+
+
+def test_reads_that_wait_for_their_own_query_by_hand() -> None:
+    # Select 18, book 19, read 23, attention 24, rest 25; select 26, book 27, read 31, attention 32, rest 33, head 34.
+    assert token_times_s(plan(ahead=False), 2) == [17.0, 34.0]
+
+
+def test_everything_read_back_by_hand() -> None:
+    # No selection: 8 B per layer, the next layer's behind the first's: 25 and 33; layer 0 26 and 27; layer 1 34 and 35,
+    # head 36.
+    assert token_times_s(plan(selected_tokens=None), 2) == [17.0, 36.0]
+
+
+def test_a_full_buffer_reads_nothing_by_hand() -> None:
+    # Both groups are selected: the first step reads 8 B per layer, the second none.
+    chosen = plan(group_tokens=2, selected_tokens=4, reuse=True, slots=2)
+    # Select 18, book 19, read 27; select 28, book 29, read 37; attention 30, rest 31; attention 38, rest 39; head 40.
+    # Select 41, book 42, nothing to read; select 43, book 44; attention 45, rest 46; attention 47, rest 48; head 49.
+    assert token_times_s(chosen, 3) == [17.0, 40.0, 49.0]
+
+
+def test_keys_are_rebuilt_while_values_are_read_by_hand() -> None:
+    # Prefill: layer 1, decomposed 2, layer 3, decomposed 4, head 5; written from 1 to 9 and 17.
+    # Select 18, book 19; 4 B read until 23, keys rebuilt until 20; attention 24, rest 25. Select 26, book 27, read 31,
+    # attention 32, rest 33, head 34.
+    assert token_times_s(plan(values_only=True, ahead=False), 2) == [17.0, 34.0]
+
+
+class Noting(FakeMachine):
+    """Notes what it is asked to do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ops: list[Any] = []
+
+    def submit(self, op: Any, **how: Any) -> Any:
+        self.ops.append(op)
+        return super().submit(op, **how)
+
+
+def noted(chosen: DecodePlan, steps: int, kind: type) -> list[Any]:
+    machine = Noting()
+    machine.env.run(until=machine.env.process(OffloadedDecode(machine, chosen).run(steps)))
+    return [op for op in machine.ops if isinstance(op, kind)]
+
+
+def test_what_was_decoded_is_attended_by_hand() -> None:
+    # Four tokens in two groups, of which both are read. Step 0: they and the new one. Step 1: one waits in memory.
+    # Step 2: it is stored with the next as a third group. Step 3: one waits again.
+    steps = noted(plan(group_tokens=2, selected_tokens=None), 5, DecodeAttention)[::2]
+    assert [op.attended_tokens for op in steps] == [5, 6, 7, 8]
+
+
+def test_what_was_decoded_is_scored_by_hand() -> None:
+    # One group of two is selected, of two groups and then of three.
+    chosen = plan(group_tokens=2, selected_tokens=2)
+    steps = noted(chosen, 4, Select)[::2]
+    assert [(op.groups, op.keys) for op in steps] == [(2, 4), (2, 4), (3, 6)]
+    assert [op.attended_tokens for op in noted(chosen, 4, DecodeAttention)[::2]] == [3, 4, 3]
+    landmarks = noted(plan(group_tokens=2, selected_tokens=2, landmarks=True), 4, Select)[::2]
+    assert [op.keys for op in landmarks] == [2, 2, 3]
+
+
+def test_memory_counts_the_output_by_hand() -> None:
+    # Room for 4 + 4 tokens of two layers; compressed keys of one byte.
+    assert plan().metadata_bytes == 2 * 8
+    # Two layers' keys and values of all tokens, 2 B each.
+    assert plan(selected_tokens=None).buffer_bytes == 2 * 8 * 2
+    # 4 + 4 tokens in groups of 3 are 9. Landmarks: a key per group, beside the keys.
+    assert plan(group_tokens=3).metadata_bytes == 2 * 9
+    assert plan(group_tokens=3, landmarks=True).metadata_bytes == 2 * 9 + 2 * 3
+
+
+def test_memory_in_waves_by_hand() -> None:
+    # 4 + 3 tokens fill one page of 16 x 4 B = 64 B: two of three sequences at once. A wave: two layers and head, then
+    # two steps: tokens at 3, 4, 5 and 8, 9, 10.
+    machine = FakeMachine()
+    decode = InMemoryDecode(machine, MODEL, sequences=3, context=4, output=3, pool_bytes=130.0)
+    machine.env.run(until=machine.env.process(decode.run()))
+    assert decode.record.token_times_s == [3.0, 4.0, 5.0, 8.0, 9.0, 10.0]
+    assert [(n, len(steps_s)) for n, steps_s in decode.waves] == [(2, 2), (1, 2)]
+    assert machine.memory.peak_of("kv") == 128
+    assert machine.memory.used_bytes == 0
+
+
+@pytest.mark.parametrize("system", DECODE_SYSTEMS)
+def test_every_system_decodes(system: str) -> None:
+    scenario = load_scenario({**TINY, "system": system})
+    run = run_scenario(scenario)
+    assert run.outcome == "done", run.why
+    metrics = metrics_of(run, main_processor="gpu", measure="decode")
+    assert metrics["throughput_tokens_per_s"] == pytest.approx(2 / metrics["tpot_s"], rel=1e-9)
+    assert metrics["requests_finished"] == 2
+    if system != "vllm":
+        # The whole context is written, and read from.
+        written = 2 * 1024 * scenario.model.kv_bytes_per_token / (2 if system == "shadowkv" else 1)
+        assert metrics["write_bytes"] >= written
+        assert metrics["read_bytes"] > 0
+    assert ("reuse_rate" in metrics) == (system in ("kvswap", "infinigen-star-ru"))
+
+
+def test_equal_scenarios_give_equal_runs() -> None:
+    first, second = (run_scenario(load_scenario(TINY)) for _ in range(2))
+    assert first.figures == second.figures
+    assert first.spans == second.spans
+
+
+def test_a_part_of_the_steps_tells_of_all() -> None:
+    # 20 of 256 groups and 100 slots: the buffer is full after some twenty steps.
+    policies = {"group_tokens": 4, "selected_tokens": 80, "slots": 100}
+    whole = {**TINY, "policies": policies, "workload": {**TINY["workload"], "output": 200}}
+    part = {**whole, "workload": {**whole["workload"], "decoded": 60}}
+    full, short = (run_scenario(load_scenario(scenario)).figures for scenario in (whole, part))
+    assert short["tokens_decoded"] == 60
+    assert short["throughput_tokens_per_s"] == pytest.approx(full["throughput_tokens_per_s"], rel=0.05)
+
+
+@pytest.mark.parametrize(("equal_steps", "decoded"), [(True, 8.0), (False, 20.0)])
+def test_the_world_says_whether_a_few_steps_tell_of_all(
+    equal_steps: bool, decoded: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SimDecodeWorld, "equal_steps", equal_steps)
+    workload = {**TINY["workload"], "output": 40, "decoded": 20}
+    scenario = load_scenario({**TINY, "policies": {"reuse": False}, "workload": workload})
+    assert run_offload(scenario).figures["tokens_decoded"] == decoded
+
+
+@pytest.mark.parametrize("system", ["kvswap", "infinigen-star", "shadowkv", "flexgen"])
+@pytest.mark.parametrize("storage", ["nvme", "emmc"])
+def test_delays_without_events_are_those_with(system: str, storage: str) -> None:
+    settings = [f"system={system}", f"device.storage={storage}", "workload.batch=2", "workload.decoded=30"]
+    scenario = load_scenario("kvswap/throughput", [*settings, "workload.context=8Ki", "workload.output=31"])
+    figures = run_scenario(scenario).figures
+    chosen = plan_for(scenario, DECODE_SYSTEMS[system])
+    told_s = Delays(scenario.device, scenario.model).step_s(chosen, figures.get("reuse_rate", 0.0))
+    assert figures["tpot_s"] == pytest.approx(told_s, rel=0.12)
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"policies": {"group_tokens": 2000}}, "a group of 2,000 tokens is longer than the context of 1,024"),
+        (
+            {"budget": {"kv_share": 0.001}},
+            r"budget.kv_share: 524 B per sequence hold no selection of 4 groups of 128 tokens; 201.0 KiB would \(a full"
+            r" cache takes 512.0 KiB\)",
+        ),
+        ({"budget": {"kv": "1 kB"}}, "budget.kv: 500 B per sequence hold no selection"),
+        (
+            {"workload": {**TINY["workload"], "context": 1}, "budget": {"kv_share": 0.001}},
+            "hold no selection of 1 group of 1 token; ",
+        ),
+        ({"policies": {"slots": -5}}, "a reuse buffer has 4 slots or more, or 0 for no reuse, not -5"),
+        ({"system": "sparkv"}, "unknown system 'sparkv'"),
+        ({"policies": {"sigma": 3}}, "sigma"),
+    ],
+)
+def test_what_cannot_be_run_is_said(changes: dict[str, Any], what: str) -> None:
+    with pytest.raises(InputError, match=what):
+        run_scenario(load_scenario({**TINY, **changes}))
+
+
+def test_the_smallest_budget_that_works_works() -> None:
+    with pytest.raises(InputError) as error:
+        run_scenario(load_scenario({**TINY, "budget": {"kv": "1 kB"}}))
+    least = float(str(error.value).split(";")[1].split(" KiB would")[0])
+    # Told to a tenth of a KiB, for one of two sequences.
+    assert run_scenario(load_scenario({**TINY, "budget": {"kv": f"{2 * least} KiB"}})).outcome == "done"
+    with pytest.raises(InputError, match="hold no selection"):
+        run_scenario(load_scenario({**TINY, "budget": {"kv": f"{2 * (least - 0.1)} KiB"}}))
+
+
+def test_units_lie_on_whole_blocks_of_the_storage() -> None:
+    device = {**TINY["device"], "storage": {**TINY["device"]["storage"], "block_bytes": "4 KiB"}}
+    system = DECODE_SYSTEMS["kvswap"].with_policies({"group_tokens": 12})
+    usual, large = (plan_for(load_scenario({**TINY, "device": each}), system) for each in (TINY["device"], device))
+    # Twelve entries of 128 B.
+    assert (usual.layout.unit_bytes, usual.layout.stride_bytes) == (1536, 1536)
+    assert large.layout.stride_bytes == 4096
+
+
+@pytest.mark.parametrize("size", ["1000 B", "1.5 KiB", "513 B"])
+def test_a_misaligned_block_size_is_told(size: str) -> None:
+    device = {**TINY["device"], "storage": {**TINY["device"]["storage"], "block_bytes": size}}
+    with pytest.raises(InputError, match=r"block_bytes: block size .* no power of two; 512 B or 4 KiB would do"):
+        load_scenario({**TINY, "device": device})
+
+
+def test_a_full_storage_is_an_outcome() -> None:
+    device = {**TINY["device"], "storage": {**TINY["device"]["storage"], "capacity_bytes": "100 kB"}}
+    run = run_scenario(load_scenario({**TINY, "device": device}))
+    assert (run.outcome, run.requests) == ("infeasible", ())
+    assert "of storage" in run.why
+
+
+def test_memory_too_small_for_one_sequence_is_an_outcome() -> None:
+    run = run_scenario(load_scenario({**TINY, "system": "vllm", "budget": {"in_memory_kv": "100 kB"}}))
+    assert run.outcome == "out_of_memory"
+
+
+def test_as_many_sequences_as_a_total_budget_holds() -> None:
+    share = load_scenario({**TINY, "budget": {"kv_share": 0.5}})
+    each = plan_for(share, DECODE_SYSTEMS["kvswap"]).memory_bytes
+    both = load_scenario(
+        {**TINY, "workload": {**TINY["workload"], "batch": 9}, "budget": {"kv_share": 0.5, "kv": f"{3.5 * each} B"}}
+    )
+    assert plan_for(both, DECODE_SYSTEMS["kvswap"]).sequences == 3
+    assert run_scenario(both).figures["batch"] == 3
+
+
+def test_metadata_and_buffers_are_reserved() -> None:
+    scenario = load_scenario(TINY)
+    run = run_scenario(scenario)
+    chosen = plan_for(scenario, DECODE_SYSTEMS["kvswap"])
+    assert run.kv_memory_peak_bytes == pytest.approx(2 * chosen.memory_bytes, abs=2)
+    assert chosen.memory_bytes <= 0.9 * 1024 * scenario.model.kv_bytes_per_token
+
+
+def test_every_system_has_one_kind() -> None:
+    assert not set(SYSTEMS_BY_KIND["context-reuse"]) & set(SYSTEMS_BY_KIND["offload-decode"])

@@ -1,0 +1,342 @@
+"""Scenarios: names, paths, extension and overrides; the dump, the hash and the schema."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from kvferry.pipelines.loading.systems import SYSTEMS
+from kvferry.scenarios.library import names
+from kvferry.scenarios.loader import (
+    dump_scenario,
+    dump_yaml,
+    load_device,
+    load_model,
+    load_scenario,
+    scenario_hash,
+    scenario_schema,
+)
+from kvferry.scenarios.resolve import Complaint
+from kvferry.specs.errors import InputError
+from kvferry.specs.link import LinkSpec
+from kvferry.specs.live import LiveSpec
+from kvferry.specs.scenario import BudgetSpec, Scenario
+from kvferry.specs.workload import WorkloadSpec
+
+SMALL = """\
+name: small
+system: ferry
+device: board.yaml
+model: tiny
+link: {rate: 850 Mbit/s, rtt: 4 ms}
+workload: {kind: context-reuse, context: 4Ki tokens}
+"""
+BOARD = """\
+name: board
+main: gpu
+processors:
+  gpu: {kind: gpu, flop_per_s: 30 Tflop/s, bytes_per_s: 200 GB/s}
+  cpu: {kind: cpu, flop_per_s: 1 Tflop/s, bytes_per_s: 100 GB/s}
+memory: {unified: true, capacity_bytes: 64 GiB, bytes_per_s: 200 GB/s}
+decompressor: {values_per_s: 50 Mvalue/s}
+sources: {}
+"""
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    (tmp_path / "board.yaml").write_text(BOARD)
+    (tmp_path / "small.yaml").write_text(SMALL)
+    return tmp_path / "small.yaml"
+
+
+def test_units_become_si_and_defaults_are_there(small: Path) -> None:
+    scenario = load_scenario(small)
+    assert scenario.link.rate_bytes_per_s == 850e6 / 8
+    assert scenario.link.rtt_s == 0.004
+    assert scenario.workload.context == 4096
+    assert scenario.workload.token_chunks == 4
+    assert (scenario.workload.question, scenario.workload.output, scenario.workload.requests) == (64, 1, 1)
+    assert scenario.workload.arrivals is None
+    assert scenario.load is None
+    assert scenario.budget.memory_bytes is None
+    assert (scenario.coupling, scenario.measure, scenario.backend, scenario.seed) == (
+        "all_heads",
+        "end_to_end",
+        "sim",
+        0,
+    )
+    assert (scenario.costs.truth, scenario.costs.estimate) == ("roofline", "roofline")
+    assert scenario.device.processors["gpu"].flop_per_s == 30e12
+    assert scenario.model.name == "tiny"
+
+
+@pytest.mark.parametrize("name", names("scenario"))
+def test_bundled_scenarios_load(name: str) -> None:
+    assert load_scenario(name).name
+
+
+@pytest.mark.parametrize("name", names("device"))
+def test_bundled_devices_load(name: str) -> None:
+    assert load_device(name).name == name
+
+
+@pytest.mark.parametrize("name", names("model"))
+def test_bundled_models_load(name: str) -> None:
+    assert load_model(name).name == name
+
+
+def test_a_device_may_stand_inline_and_extend_another(small: Path) -> None:
+    small.write_text(SMALL.replace("board.yaml", "{extends: board.yaml, name: hot, processors: {gpu: {idle_w: 9 W}}}"))
+    device = load_scenario(small).device
+    assert device.name == "hot"
+    assert device.processors["gpu"].idle_w == 9.0
+    assert device.processors["gpu"].flop_per_s == 30e12
+    assert list(device.processors) == ["gpu", "cpu"]
+
+
+def test_paths_are_relative_to_the_file_that_names_them(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = small.parent / "studies"
+    folder.mkdir()
+    (folder / "far.yaml").write_text("extends: ../small.yaml\nname: far\nlink: {rtt: 40 ms}\n")
+    monkeypatch.chdir("/")
+    scenario = load_scenario(folder / "far.yaml")
+    assert scenario.name == "far"
+    assert scenario.link.rtt_s == 0.04
+    assert scenario.link.rate_bytes_per_s == 850e6 / 8
+    assert scenario.device.name == "board"
+
+
+def test_overrides_apply_in_order_to_the_resolved_scenario(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(small.parent)
+    changes = [
+        "link.rtt=9 ms",
+        "link.rtt=5 ms",
+        "device.memory.capacity_bytes=8 GiB",
+        "model=qwen3-0.6b",
+        "model.layers=4",
+        "load.share=0.5",
+        "policies.schedule={name: greedy, stage: 5 ms}",
+        "policies.codec=kivi",
+        "costs=measured",
+        "link.outages=[{start: 1 s, duration: 2 s}, {start: 5 s, duration: 1 s}]",
+        "link.outages.1.start=6 s",
+    ]
+    scenario = load_scenario("small.yaml", changes)
+    assert scenario.link.rtt_s == 0.005
+    assert scenario.device.memory.capacity_bytes == 8 * 2**30
+    assert (scenario.model.name, scenario.model.layers) == ("qwen3-0.6b", 4)
+    assert scenario.load is not None
+    assert (scenario.load.share, scenario.load.processor) == (0.5, None)
+    assert scenario.policies["schedule"].name == "greedy"
+    assert scenario.policies["schedule"].parameters == {"stage": "5 ms"}
+    assert scenario.policy_values == {"schedule": {"name": "greedy", "stage": "5 ms"}, "codec": "kivi"}
+    assert (scenario.costs.truth, scenario.costs.estimate) == ("measured", "measured")
+    assert [outage.start_s for outage in scenario.link.outages] == [1.0, 6.0]
+
+
+def test_an_override_replaces_a_name_that_is_not_known(small: Path) -> None:
+    small.write_text(SMALL.replace("tiny", "tinny"))
+    assert load_scenario(small, ["model=tiny"]).model.name == "tiny"
+
+
+def test_null_takes_a_value_away(small: Path) -> None:
+    scenario = load_scenario(small, ["link.rate=null", "link.trace=wifi-campus"])
+    assert (scenario.link.rate_bytes_per_s, scenario.link.trace) == (None, "wifi-campus")
+
+
+def test_null_leaves_a_policy_to_the_system() -> None:
+    given = load_scenario("kvswap/live").policies
+    assert load_scenario("kvswap/live", ["policies.slots=null"]).policies == {
+        k: v for k, v in given.items() if k != "slots"
+    }
+
+
+def test_a_trace_path_becomes_absolute_and_a_name_stays(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (small.parent / "walk.csv").write_text("time_s,rate\n")
+    monkeypatch.chdir("/")
+    small.write_text(SMALL.replace("rate: 850 Mbit/s", "trace: walk.csv"))
+    assert load_scenario(small).link.trace == str(small.parent / "walk.csv")
+    monkeypatch.chdir(small.parent)
+    assert load_scenario(small, ["link.trace=./walk.csv"]).link.trace == str(small.parent / "walk.csv")
+    assert load_scenario(small, ["link.trace=wifi-campus"]).link.trace == "wifi-campus"
+
+
+def test_aliases_stand_for_what_they_name(small: Path) -> None:
+    text = SMALL.replace("{rate: 850 Mbit/s, rtt: 4 ms}", "{rate: 850 Mbit/s, rtt: &four 4 ms, offset: *four}")
+    small.write_text(text)
+    assert load_scenario(small).link.offset_s == 0.004
+
+
+def test_yaml_words_mean_what_they_look_like(small: Path) -> None:
+    # YAML 1.1 would read no as false, 1e1 as text and 010 as eight.
+    small.write_text(SMALL + "policies: {a: no, b: 1e1, c: 010, d: 1:30, e: '5', f: true, g: 2001-01-01}\n")
+    assert load_scenario(small).policy_values == {
+        "a": "no",
+        "b": 10.0,
+        "c": 10,
+        "d": "1:30",
+        "e": "5",
+        "f": True,
+        "g": "2001-01-01",
+    }
+
+
+def test_under_another_system_policies_are_that_systems_own(small: Path) -> None:
+    scenario = load_scenario(small, ["policies.codec=kivi"])
+    assert scenario.under("ferry") is scenario
+    assert (scenario.under("sparkv").system, scenario.under("sparkv").policies) == ("sparkv", {})
+
+
+def test_a_check_points_into_the_file(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(small.parent)
+    with pytest.raises(InputError) as caught:
+        load_scenario("small.yaml", check=lambda scenario: [Complaint(("system",), "never heard of it")])
+    assert str(caught.value) == "small.yaml:2: system: never heard of it"
+
+
+def full(small: Path) -> Scenario:
+    changes = [
+        "policies.schedule={name: greedy, stage: 5 ms, weights: [1, 0.5]}",
+        "policies.race=true",
+        "load={share: 0.25, processor: cpu}",
+        "workload.arrivals.rate=0.19 requests/s",
+        "budget.memory=6 GiB",
+        "link.outages=[{start: 0.1 s, duration: 33 ms}]",
+        "link.scale=0.7",
+    ]
+    return load_scenario(small, changes)
+
+
+def test_the_dump_reads_back_to_an_equal_scenario(small: Path, tmp_path: Path) -> None:
+    scenario = full(small)
+    assert load_scenario(dump_scenario(scenario)) == scenario
+    (tmp_path / "resolved.yaml").write_text(dump_yaml(scenario))
+    again = load_scenario(tmp_path / "resolved.yaml")
+    assert again == scenario
+    assert dump_yaml(again) == dump_yaml(scenario)
+    assert dump_scenario(scenario)["link"]["rtt"] == "0.004 s"
+    assert dump_scenario(scenario)["budget"]["memory"] == "6442450944 B"
+
+
+@pytest.mark.parametrize("name", names("scenario"))
+def test_bundled_scenarios_read_back(name: str) -> None:
+    assert load_scenario(dump_scenario(load_scenario(name))) == load_scenario(name)
+
+
+def test_the_hash_is_the_same_in_every_process(small: Path) -> None:
+    program = (
+        "import sys; from kvferry.scenarios.loader import load_scenario, scenario_hash;"
+        "print(scenario_hash(load_scenario(sys.argv[1], ['policies.a={name: x, c: 1, b: 2}'])))"
+    )
+    hashes = {
+        subprocess.run(
+            [sys.executable, "-c", program, str(small)],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("0", "1", "77")
+    }
+    assert len(hashes) == 1
+
+
+def test_the_hash_tells_scenarios_apart_and_not_spellings(small: Path) -> None:
+    scenario = load_scenario(small)
+    assert scenario_hash(scenario) == scenario_hash(load_scenario(small, ["link.rtt=0.004 s", "workload.context=4096"]))
+    assert scenario_hash(scenario) == scenario_hash(load_scenario(dump_scenario(scenario)))
+    assert scenario_hash(scenario) != scenario_hash(load_scenario(small, ["seed=1"]))
+    assert scenario_hash(scenario) != scenario_hash(load_scenario(small, ["link.rtt=4.000000001 ms"]))
+    a, b = "policies.a={name: x, c: 1, b: 2}", "policies.a={name: x, b: 2, c: 1}"
+    assert scenario_hash(load_scenario(small, [a])) == scenario_hash(load_scenario(small, [b]))
+
+
+def test_the_hash_follows_a_files_content_and_not_its_place(small: Path) -> None:
+    first, second = small.parent / "first.csv", small.parent / "second.csv"
+    first.write_text("1\n")
+    second.write_text("1\n")
+    of = [scenario_hash(load_scenario(small, ["link.rate=null", f"link.trace={path}"])) for path in (first, second)]
+    assert of[0] == of[1]
+    second.write_text("2\n")
+    assert scenario_hash(load_scenario(small, ["link.rate=null", f"link.trace={second}"])) != of[0]
+
+
+def test_a_measured_folder_is_found_beside_its_device_and_hashed(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir("/")
+    tables = small.parent / "tables" / "tiny"
+    (small.parent / "board.yaml").write_text(BOARD.replace("{kind: gpu,", "{kind: gpu, measured: tables,"))
+    with pytest.raises(InputError, match=r"board.yaml:4: device.processors.gpu.measured: 'tables' is no folder$"):
+        load_scenario(small)
+    tables.mkdir(parents=True)
+    (tables / "prefill.csv").write_text("1\n")
+    scenario = load_scenario(small)
+    assert scenario.device.processors["gpu"].measured == str(small.parent / "tables")
+    before = scenario_hash(scenario)
+    assert load_scenario(dump_scenario(scenario)) == scenario
+    (tables / "prefill.csv").write_text("2\n")
+    assert scenario_hash(scenario) != before
+
+
+def test_the_schema_allows_what_the_loader_allows() -> None:
+    schema = scenario_schema()
+    assert schema["title"] == "KVFerry scenario"
+    assert set(schema["properties"]) >= {"name", "link", "extends"}
+    assert schema["additionalProperties"] is False
+    assert schema["properties"]["device"]["anyOf"][0]["examples"] == names("device")
+    link = schema["$defs"]["LinkSpec"]["properties"]
+    assert link["rtt"]["type"] == "string"
+    assert "rtt_s" not in link
+    _resolves(schema, schema)
+
+
+def _resolves(part: Any, schema: dict[str, Any]) -> None:
+    """Every $ref leads somewhere."""
+    if isinstance(part, dict):
+        if "$ref" in part:
+            assert part["$ref"].removeprefix("#/$defs/") in schema["$defs"]
+        for below in part.values():
+            _resolves(below, schema)
+    elif isinstance(part, list):
+        for below in part:
+            _resolves(below, schema)
+
+
+def test_the_bundled_folder_holds_only_names_that_resolve() -> None:
+    assert "quickstart" in names("scenario")
+    assert not any(name.startswith(("devices/", "models/", "studies/")) for name in names("scenario"))
+
+
+def test_a_dump_is_plain_yaml(small: Path) -> None:
+    assert yaml.safe_load(dump_yaml(full(small))) == dump_scenario(full(small))
+
+
+def test_what_the_docs_show_is_read(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (Path(__file__).parents[2] / "docs/scenarios.md").read_text()
+    monkeypatch.chdir(small.parent)
+    shown = re.findall(r"```yaml\n(.*?)```", text, re.S)
+    whole = [example for example in shown if "name:" in example.split("policies:")[0]]
+    assert len(whole) == 2
+    for example in whole:
+        Path("shown.yaml").write_text(example)
+        assert load_scenario("shown.yaml").link.rtt_s == 0.004
+    (part,) = (yaml.safe_load(example) for example in shown if example not in whole)
+    assert SYSTEMS[part["system"]].with_policies(part["policies"])
+    changes = re.findall(r"--set (\S+?)='(.*?)'", text)
+    assert len(changes) == 3
+    assert load_scenario("quickstart", [f"{key}={value}" for key, value in changes]).link.rtt_s == 0.02
+
+
+def test_the_docs_tell_every_key() -> None:
+    text = (Path(__file__).parents[2] / "docs/scenarios.md").read_text()
+    told = {word for row in re.findall(r"^\| (`.*?) \|", text, re.M) for word in re.findall(r"`([\w.]+)`", row)}
+    keys = set()
+    for name, field in Scenario.model_fields.items():
+        part = {"link": LinkSpec, "workload": WorkloadSpec, "budget": BudgetSpec, "live": LiveSpec}.get(name)
+        keys |= {f"{name}.{below.alias}" for below in part.model_fields.values()} if part else {field.alias}
+    assert told == keys

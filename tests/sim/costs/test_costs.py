@@ -1,0 +1,156 @@
+"""Ops as arithmetic, and the roofline on top: by hand on a model small enough for it."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from kvferry.machine.ops import (
+    Advance,
+    DecodeAttention,
+    DecodeStep,
+    FeedForward,
+    Prefill,
+    PrefillHead,
+    Project,
+    Select,
+)
+from kvferry.sim.costs.demand import work_of
+from kvferry.sim.costs.roofline import Roofline, round_up
+from kvferry.specs.device import ProcessorSpec
+from kvferry.specs.model import ModelSpec
+
+MODEL = ModelSpec(
+    name="by-hand",
+    layers=3,
+    hidden=10,
+    query_heads=4,
+    kv_heads=2,
+    head_dim=5,
+    ffn=20,
+    vocabulary=100,
+    weight_bits=8,
+    embedding_bits=16,
+    kv_value_bytes=2,
+    source="made up",
+)
+# K and V projections: 2 x 10 x (2 x 5) = 200 weights. Q and output: 2 x 10 x (4 x 5) = 400. FFN: 3 x 10 x 20 = 600.
+PROJECTION, LAYER = 200, 1200
+# A block: 128 x 64 pairs x 2 query heads of the group x (2 + 2) x 5 flop; 64 keys and values x 5 x 2 bytes.
+BLOCK_FLOP, BLOCK_BYTES = 128 * 64 * 2 * 4 * 5, 64 * 2 * 5 * 2
+
+
+def processor(**changes: object) -> ProcessorSpec:
+    fields: dict[str, object] = {
+        "kind": "gpu",
+        "flop_per_s": 1e6,
+        "bytes_per_s": 1e3,
+        "efficiency": {"gemm": 0.5, "gemv": 0.25, "sparse_attention": 0.1},
+        "default_efficiency": 1.0,
+    }
+    return ProcessorSpec.model_validate(fields | changes)
+
+
+def test_a_head_does_its_blocks_and_its_share_of_the_layer() -> None:
+    attention, dense = work_of(PrefillHead(tokens=8, active_blocks=3), MODEL)
+    assert attention == ("sparse_attention", 3 * BLOCK_FLOP, 3 * BLOCK_BYTES)
+    assert dense == ("gemm", 2 * 8 * LAYER / 2, LAYER / 2)
+
+
+def test_at_the_last_layer_a_head_is_only_projected() -> None:
+    attention, dense = work_of(PrefillHead(tokens=8, active_blocks=3, final_layer=True), MODEL)
+    assert attention == ("sparse_attention", 0, 0)
+    assert dense == ("gemm", 2 * 8 * PROJECTION / 2, PROJECTION / 2)
+
+
+def test_project_and_advance_make_a_layer_of_all_heads() -> None:
+    heads = [work for blocks in (3, 5) for work in work_of(PrefillHead(8, blocks), MODEL)]
+    whole = work_of(Project(8), MODEL) + work_of(Advance(8, 3 + 5), MODEL)
+    assert sum(flop for _, flop, _ in whole) == pytest.approx(sum(flop for _, flop, _ in heads))
+    assert sum(n_bytes for _, _, n_bytes in whole) == pytest.approx(sum(n_bytes for _, _, n_bytes in heads))
+
+
+def test_dense_prefill_counts_every_causal_pair_once() -> None:
+    # 2 new tokens after 3: the first sees 4, the second 5, that is 9 pairs of 4 heads x 4 x 5 flop in 3 layers.
+    # One block of queries reads 3 + (2 + 1) / 2 = 4.5 tokens of 40 bytes per layer.
+    attention, dense, head = work_of(Prefill(tokens=2, context_tokens=3), MODEL)
+    assert attention == ("attention", 3 * 9 * 4 * 4 * 5, 3 * 4.5 * 40)
+    assert dense == ("gemm", 3 * 2 * 2 * LAYER, 3 * LAYER)
+    assert head == ("gemv", 2 * 1000, 2000)
+
+
+def test_a_prompt_in_two_parts_computes_the_pairs_of_the_whole() -> None:
+    def pairs(tokens: int, context: int) -> float:
+        return work_of(Prefill(tokens, context), MODEL)[0][1]
+
+    assert pairs(700, 0) + pairs(324, 700) == pytest.approx(pairs(1024, 0))
+
+
+def test_a_decoding_step_is_its_layers_and_the_output_head() -> None:
+    costs = Roofline(processor(layer_s=0.5), MODEL)
+    layer = costs.cost(DecodeAttention(2, 7)).duration_s + costs.cost(FeedForward(2)).duration_s
+    # The head reads 1000 weights of 2 bytes at 250 B/s.
+    assert costs.cost(DecodeStep(2, 7)).duration_s == pytest.approx(3 * layer + 8)
+
+
+def test_decoding_reads_keys_values_and_weights() -> None:
+    assert work_of(DecodeAttention(2, 7), MODEL) == [("decode_attention", 2 * 7 * 4 * 4 * 5, 2 * 7 * 40)]
+    assert work_of(FeedForward(2), MODEL) == [("gemv", 2 * 2 * LAYER, LAYER)]
+
+
+def test_select_scores_one_key_per_group_and_head() -> None:
+    op = Select(batch=2, groups=6, k=3, step=0, layer=0)
+    assert work_of(op, MODEL) == [("scoring", 2 * 6 * 2 * 4 * 5, 2 * 6 * 20)]
+
+
+def test_each_work_takes_the_longer_of_flop_and_bytes() -> None:
+    costs = Roofline(processor(layer_s=2.0), MODEL)
+    # Blocks: 3 x 327,680 flop at 100,000 flop/s = 9.8304 s, against 3 x 1,280 bytes at 100 B/s = 38.4 s.
+    # Dense: 9,600 flop at 500,000 flop/s = 0.0192 s, against 600 bytes at 500 B/s = 1.2 s. Half a layer: 1 s.
+    head = costs.cost(PrefillHead(tokens=8, active_blocks=3))
+    assert head.duration_s == pytest.approx(38.4 + 1.2 + 1.0)
+    assert head.n_bytes == 3 * 1280 + 600
+    fast_memory = Roofline(processor(bytes_per_s=1e9), MODEL)
+    assert fast_memory.cost(PrefillHead(8, 3)).duration_s == pytest.approx(9.8304 + 0.0192)
+
+
+def test_compiled_shapes_round_tokens_up() -> None:
+    shapes = np.array([32, 128])
+    assert [int(round_up(tokens, shapes)) for tokens in (0, 1, 32, 33, 128, 129, 161, 300)] == [
+        0,
+        32,
+        32,
+        128,
+        128,
+        160,
+        256,
+        384,
+    ]
+    fixed = Roofline(processor(kind="npu", compiled_tokens=(128, 32)), MODEL)
+    free = Roofline(processor(), MODEL)
+    assert fixed.cost(Project(33)) == free.cost(Project(128))
+    assert fixed.cost(DecodeStep(1, 33)) == free.cost(DecodeStep(1, 33))
+
+
+OPS = [
+    PrefillHead(np.array([[1024], [100]]), np.array([[40, 900], [3, 7]]), np.array([False, True])),
+    Project(np.array([1, 1024])),
+    Advance(np.array([1024, 7]), np.array([4000, 12])),
+    Prefill(np.array([1, 129, 5000]), np.array([0, 64, 10])),
+    DecodeStep(np.array([1, 64]), np.array([10, 32768])),
+    DecodeAttention(np.array([1, 64]), np.array([10, 32768])),
+    FeedForward(np.array([1, 64])),
+]
+
+
+@pytest.mark.parametrize("op", OPS, ids=lambda op: type(op).__name__)
+@pytest.mark.parametrize("compiled", [(), (128, 512)])
+def test_arrays_are_priced_as_their_elements(op: object, compiled: tuple[int, ...]) -> None:
+    costs = Roofline(processor(layer_s=0.1, compiled_tokens=compiled), MODEL)
+    counts = [name for name, kept in op.__dataclass_fields__.items() if kept.compare]  # type: ignore[attr-defined]
+    fields = {name: np.asarray(getattr(op, name)) for name in counts}
+    together = costs.durations_s(op)  # type: ignore[arg-type]
+    for index, duration_s in np.ndenumerate(together):
+        element = {name: np.broadcast_to(value, together.shape)[index].item() for name, value in fields.items()}
+        one = replace(op, **element)  # type: ignore[type-var]
+        assert costs.cost(one).duration_s == pytest.approx(duration_s, rel=1e-12)  # type: ignore[arg-type]
