@@ -40,6 +40,7 @@ check: $(VENV)/dev
 	@mkdir -p build/typing && ln -sfn ../.. build/typing/kvferry
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/lint-imports --no-logo
 	$(BIN)/mypy $(addprefix -p kvferry.,$(PACKAGES))
 
 clean:

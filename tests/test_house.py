@@ -1,0 +1,34 @@
+"""What the rooms are called and what lies in them is written in four places, which agree."""
+
+import configparser
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent.parent
+TOOLS = tomllib.loads((HERE / "pyproject.toml").read_text())["tool"]
+SETUP = configparser.ConfigParser()
+SETUP.read(HERE / "setup.cfg")
+PACKAGES = SETUP["options"]["packages"].split()
+ROOMS = [name.split(".")[1] for name in PACKAGES if name.count(".") == 1]
+
+
+def test_lint_types_and_packages_know_the_same_rooms_in_the_same_order() -> None:
+    (makes,) = re.findall(r"^PACKAGES := (.*)$", (HERE / "Makefile").read_text(), re.MULTILINE)
+    assert makes.split() == ROOMS
+    floors = next(contract["layers"] for contract in TOOLS["importlinter"]["contracts"] if contract["type"] == "layers")
+    assert floors == [f"kvferry.{room}" for room in reversed(ROOMS)] == TOOLS["importlinter"]["root_packages"]
+    assert set(TOOLS["ruff"]["lint"]["flake8-tidy-imports"]["banned-api"]) == set(ROOMS)
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_each_folder_with_code_is_installed(room: str) -> None:
+    folders = {file.parent.relative_to(HERE) for file in (HERE / room).rglob("*.py")}
+    assert {"kvferry." + ".".join(folder.parts) for folder in folders} <= set(PACKAGES)
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_no_file_is_longer_than_400_lines(room: str) -> None:
+    assert [file for file in (HERE / room).rglob("*.py") if file.read_text().count("\n") > 400] == []
