@@ -28,3 +28,12 @@ def scenarios_under(scenario: Scenario, systems: str | None) -> dict[str, Scenar
         except InputError as error:
             raise InputError(f"--systems: {error}") from None
     return {name: scenario.under(name) for name in names}
+
+
+def check_workload(scenario: Scenario, kind: str, command: str, example: str) -> None:
+    """Raises InputError where `command` works on workloads of another kind than the scenario's; names an `example`."""
+    if scenario.workload.kind != kind:
+        raise InputError(
+            f"workload.kind: {command} works on {kind}, and {scenario.name} is {scenario.workload.kind};"
+            f" a scenario that it works on is {example}"
+        )

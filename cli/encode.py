@@ -21,12 +21,13 @@ def encode(
 
     Prints the stores' paths. What is there already is kept.
     """
-    from kvferry.cli.checks import scenario_for_run, scenarios_under
+    from kvferry.cli.checks import check_workload, scenario_for_run, scenarios_under
     from kvferry.cli.progress import say
     from kvferry.pipelines.loading.systems import SYSTEMS
     from kvferry.specs.errors import MissingExtra
 
     loaded = scenario_for_run(scenario, overrides(settings, seed))
+    check_workload(loaded, "context-reuse", "kvferry encode", "live/quickstart")
     under = scenarios_under(loaded, systems or loaded.system)
     try:
         from kvferry.backends.live.loading.world import encode_contexts

@@ -18,12 +18,13 @@ def schedule(
 ) -> None:
     """Compare schedulers on a scenario's first request: makespan, gap to the bound, regret, time to solve."""
     from kvferry.analysis.envelope import to_json, versions
-    from kvferry.cli.checks import scenario_for_run
+    from kvferry.cli.checks import check_workload, scenario_for_run
     from kvferry.cli.progress import spinner
     from kvferry.cli.table import print_metrics
     from kvferry.pipelines.loading.schedules import compare_schedules
 
     loaded = scenario_for_run(scenario, overrides(settings, seed))
+    check_workload(loaded, "context-reuse", "kvferry schedule", "quickstart")
     with spinner(f"{loaded.name}: scheduling"):
         rows = compare_schedules(loaded, solver)
     if json:

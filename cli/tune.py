@@ -58,7 +58,7 @@ def tune(
     from pydantic import ValidationError
 
     from kvferry.analysis.folder import write_file
-    from kvferry.cli.checks import scenario_for_run
+    from kvferry.cli.checks import check_workload, scenario_for_run
     from kvferry.cli.progress import say
     from kvferry.cli.table import print_table
     from kvferry.pipelines.decoding.tuning import limits_of, tune_scenario
@@ -67,6 +67,7 @@ def tune(
     from kvferry.specs.errors import InputError
 
     loaded = scenario_for_run(scenario, overrides(settings, seed))
+    check_workload(loaded, "offload-decode", "kvferry tune", "kvswap/throughput")
     try:
         limits = limits_of(
             loaded,

@@ -1,0 +1,90 @@
+"""Every command meets every workload: it gives a result (0) or says what is wrong with the input (2), never more."""
+
+import inspect
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tiny import LIVE, TINY
+
+from kvferry.cli import main as command
+from kvferry.pipelines.checks import SYSTEMS_BY_KIND
+
+Call = Callable[..., tuple[int, str, str]]
+
+# What each command is called with. A scenario is JSON, which is YAML.
+SIMULATED = {
+    "run": ("run", "tiny.yaml", "--output", "run"),
+    "run --json": ("run", "tiny.yaml", "--json"),
+    "compare": ("compare", "tiny.yaml", "--systems", "FEW", "--output", "compared"),
+    "compare --json": ("compare", "tiny.yaml", "--json"),  # every system
+    "schedule": ("schedule", "tiny.yaml"),
+    "schedule --solver": ("schedule", "tiny.yaml", "--solver", "highs", "--json"),
+    "tune": ("tune", "tiny.yaml", "--least-context", "512"),
+    "sweep": ("sweep", "study.yaml", "--jobs", "1", "--output", "swept"),
+}
+LIVE_TOO = {
+    "run": ("run", "live.yaml", "--output", "run"),
+    "encode": ("encode", "live.yaml", "--output", "stores"),
+    "fidelity": ("fidelity", "live.yaml", "--runs", "1", "--output", "both"),
+}
+# They take no scenario: a paper, a device, a store.
+OTHERS = {"reproduce", "calibrate", "serve", "scenarios", "systems", "devices", "models", "schema"}
+# Who has nothing to do for a workload says so.
+REFUSED = {
+    ("schedule", "offload-decode"),
+    ("schedule --solver", "offload-decode"),
+    ("encode", "offload-decode"),
+    ("tune", "context-reuse"),
+}
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KVFERRY_STORES", str(tmp_path / "kept"))
+
+
+def met(call: Call, name: str, kind: str, arguments: tuple[str, ...]) -> None:
+    few = ",".join(list(SYSTEMS_BY_KIND[kind])[:2])
+    code, out, err = call(*(few if argument == "FEW" else argument for argument in arguments))
+    assert code == (2 if (name, kind) in REFUSED else 0), err
+    assert "Traceback" not in err
+    if code == 2:
+        assert out == ""
+        assert err.startswith("kvferry: ")
+        assert kind in err, "names the workload that it cannot do"
+    elif "--json" in arguments:
+        json.loads(out)
+
+
+def test_every_command_is_here() -> None:
+    known = {each.name or inspect.unwrap(each.callback).__name__ for each in command.app.registered_commands}
+    assert {name.split()[0] for name in (*SIMULATED, *LIVE_TOO)} | OTHERS == known
+
+
+def test_every_workload_is_here() -> None:
+    assert set(TINY) == set(LIVE) == set(SYSTEMS_BY_KIND)
+
+
+@pytest.mark.parametrize("kind", SYSTEMS_BY_KIND)
+@pytest.mark.parametrize("name", SIMULATED)
+def test_simulated(call: Call, name: str, kind: str) -> None:
+    Path("tiny.yaml").write_text(json.dumps(TINY[kind]))
+    study = {
+        "base": TINY[kind],
+        "axes": {"system": list(SYSTEMS_BY_KIND[kind])[:2], "workload.context": [1024, 2048]},
+        "plots": [{"kind": "line", "x": "workload.context", "y": "energy_j", "by": "system"}],
+    }
+    Path("study.yaml").write_text(json.dumps(study))
+    met(call, name, kind, SIMULATED[name])
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("kind", SYSTEMS_BY_KIND)
+@pytest.mark.parametrize("name", LIVE_TOO)
+def test_for_real(call: Call, name: str, kind: str) -> None:
+    pytest.importorskip("torch")
+    Path("live.yaml").write_text(json.dumps(LIVE[kind]))
+    met(call, name, kind, LIVE_TOO[name])

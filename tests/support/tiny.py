@@ -1,0 +1,81 @@
+"""Scenarios and models small enough to run many times in a second, one of each workload, built in one place."""
+
+from typing import Any
+
+from kvferry.scenarios.loader import load_scenario
+from kvferry.specs.scenario import Scenario
+
+# What `load_scenario` reads; a test changes what it is about.
+LOADING: dict[str, Any] = {
+    "name": "tiny",
+    "system": "ferry",
+    "device": "tiny",
+    "model": "tiny",
+    "link": {"rate": "50 Mbit/s", "rtt": "4 ms"},
+    "workload": {"kind": "context-reuse", "context": 4096},
+}
+DECODING: dict[str, Any] = {
+    "name": "tiny",
+    "system": "kvswap",
+    "device": {"extends": "tiny", "storage": {"bytes_per_s": "100 MB/s", "latency_s": "50 us"}},
+    "model": "tiny",
+    "link": {"rate": "1 MB/s"},
+    "workload": {"kind": "offload-decode", "context": 1024, "batch": 2, "output": 12},
+    "measure": "decode",
+    "budget": {"kv_share": 0.9},
+}
+# The tiny scenario of each workload, by kind.
+TINY: dict[str, dict[str, Any]] = {"context-reuse": LOADING, "offload-decode": DECODING}
+
+# A model that a CPU runs in milliseconds, and scenarios that run it for real.
+LIVE_MODEL: dict[str, Any] = {
+    "name": "small",
+    "layers": 3,
+    "hidden": 64,
+    "query_heads": 4,
+    "kv_heads": 2,
+    "head_dim": 16,
+    "ffn": 96,
+    "vocabulary": 256,
+    "tied_embeddings": True,
+    "weight_bits": 32,
+    "kv_value_bytes": 4,
+    "source": "made up",
+}
+LIVE_LOADING: dict[str, Any] = {
+    "name": "live",
+    "backend": "torch",
+    "system": "ferry",
+    "device": "laptop-cpu",
+    "model": LIVE_MODEL,
+    "link": {"rate": "100 Mbit/s", "rtt": "2 ms"},
+    "workload": {"kind": "context-reuse", "context": 640, "question": 16, "output": 3, "chunk_tokens": 256},
+    "live": {"weights": "random"},
+}
+LIVE_DECODING: dict[str, Any] = {
+    "name": "live",
+    "backend": "torch",
+    "system": "kvswap",
+    "device": {"extends": "laptop-cpu", "storage": "nvme"},
+    "model": LIVE_MODEL,
+    "link": {"rate": "100 Mbit/s"},
+    "workload": {"kind": "offload-decode", "context": 150, "batch": 2, "output": 14},
+    "policies": {"group_tokens": 4, "selected_tokens": 1000, "compression": 4},
+    "budget": {"kv": "10 MiB"},
+    "live": {"weights": "random", "paced": False},
+}
+LIVE: dict[str, dict[str, Any]] = {"context-reuse": LIVE_LOADING, "offload-decode": LIVE_DECODING}
+
+
+def changed(described: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """A description with some of its values changed; a mapping changes what it names and keeps the rest."""
+    whole = dict(described)
+    for key, value in changes.items():
+        both = isinstance(whole.get(key), dict) and isinstance(value, dict)
+        whole[key] = {**whole[key], **value} if both else value
+    return whole
+
+
+def tiny(described: dict[str, Any], *overrides: str, **changes: Any) -> Scenario:
+    """The scenario of a changed description, `overrides` as ``--set`` writes them."""
+    return load_scenario(changed(described, **changes), overrides)
