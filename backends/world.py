@@ -7,6 +7,7 @@ from typing import Any, Protocol
 from kvferry.machine.machine import Machine, Refused
 from kvferry.machine.span import Tell
 from kvferry.policies.decode.grouping import KvShape
+from kvferry.policies.decode.index import IndexSpec
 from kvferry.policies.decode.layout import Layout
 from kvferry.specs.scenario import Scenario
 from kvferry.traces.rate import RateTrace
@@ -79,6 +80,21 @@ class DecodeSizes(Protocol):
     @property
     def rank(self) -> int:
         """Width of the compressed keys over all heads."""
+        ...
+
+    @property
+    def index(self) -> IndexSpec | None:
+        """What KV blocks are chosen with; None: all are read."""
+        ...
+
+    @property
+    def rebuilt_rank(self) -> int | None:
+        """Numbers per token from which keys are rebuilt; None: keys lie in the file too."""
+        ...
+
+    @property
+    def mapped_bytes(self) -> float | None:
+        """What a file that is mapped into memory may take there; None: it is read past the page cache."""
         ...
 
 

@@ -55,6 +55,26 @@ class Attended:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Rebuilt:
+    """Whose keys are rebuilt, before the layer's attention: a handle for a machine that really does it.
+
+    ``ids`` int[rows, k] are the KV blocks of each row, as a Selection has them; None: all that are stored.
+    """
+
+    layer: int
+    ids: np.ndarray | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """Which sequences of a run an op is for, where not all of them decode at once: a handle for a machine that really
+    does it. ``released`` are sequences that have ended: their KV is given up first."""
+
+    sequences: tuple[int, ...]
+    released: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Extents:
     """Byte ranges of a storage file: parallel offsets and lengths, thousands of them if need be.
 
@@ -142,10 +162,11 @@ class Prefill:
 
 @dataclass(frozen=True, slots=True)
 class DecodeStep:
-    """One new token per sequence through all layers: `context_tokens` of KV are read for each."""
+    """One new token per sequence through all layers: `context_tokens` of KV are read for each, in the mean."""
 
     batch: Number
     context_tokens: Number
+    of: Batch | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +200,7 @@ class OutputHead:
 
     batch: Number
     complete: int | None = field(default=None, compare=False)
+    of: Batch | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,14 +210,18 @@ class PrefillLayer:
     batch: Number
     tokens: Number
     layer: int | None = field(default=None, compare=False)
+    of: Batch | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Decompose:
-    """Singular value decomposition of one layer's keys of `tokens` tokens, all KV heads side by side, per sequence."""
+    """Singular value decomposition of one layer's keys of `tokens` tokens, all KV heads side by side, per sequence.
+
+    A machine that really does it keeps them in memory from then on, at a low rank."""
 
     batch: Number
     tokens: Number
+    layer: int | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +231,7 @@ class Reconstruct:
     batch: Number
     tokens: Number
     rank: Number
+    kv: Rebuilt | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,10 @@
 """How a scenario is made real: what `backend: torch` needs beyond the description of the world."""
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from kvferry.specs.base import Part
+from kvferry.specs.base import BadKey, Part
 from kvferry.specs.units import Count
 
 
@@ -32,7 +32,12 @@ class LiveSpec(Part):
     kv_folder: str | None = Field(default=None, min_length=1, max_length=1000)
     # The file is read and written as slowly as `device.storage` says; false: as fast as it is.
     paced: bool = Field(default=True, strict=True)
-    # How a head's predicted scores enter the sum over heads: as they are, or softmaxed over the tokens before.
-    scores: Literal["sum", "by_head"] = "sum"
     # A file for what was selected, sequence after sequence, which workload.selections can replay.
     record_selections: str | None = Field(default=None, min_length=1, max_length=1000)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _scores_are_a_policy(cls, value: Any) -> Any:
+        if isinstance(value, dict) and "scores" in value:
+            raise BadKey("scores", "is a policy now: say policies.scores, which is summed, by_head or best_head")
+        return value

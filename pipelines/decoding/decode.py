@@ -17,6 +17,7 @@ from kvferry.machine.ops import (
     FeedForward,
     OutputHead,
     PrefillLayer,
+    Rebuilt,
     Reconstruct,
     Select,
     Selection,
@@ -77,7 +78,7 @@ class OffloadedDecode:
             done = (computed,)
             under_way.append(machine.write(Extents(*plan.layout.stretches(layer, full)), after=done))
             if plan.policy.values_only:
-                done = (machine.submit(Decompose(plan.sequences, plan.context), after=done),)
+                done = (machine.submit(Decompose(plan.sequences, plan.context, layer), after=done),)
         under_way.append(machine.submit(OutputHead(plan.sequences), after=done))
         yield machine.env.all_of(under_way)
         self.record.prefill_s = machine.env.now
@@ -111,7 +112,7 @@ class OffloadedDecode:
         # What was written while decoding, too.
         stored, group = self.rolling.first_unit, plan.group_tokens
         if plan.selected is None:
-            self._rebuild_keys(stored * group, after)
+            self._rebuild_keys(layer, stored * group, None, after)
             read = machine.read(Extents(*plan.layout.stretches(layer, stored)), after=after)
             return read, Attended(layer, None, None, recent), stored * group + recent + 1
         select = Select(
@@ -138,13 +139,14 @@ class OffloadedDecode:
         extents = Extents(*plan.layout.ranges(layer, sequence, ids[missing], head))
         read = machine.read(extents, after=(kept,))
         selected = ids.shape[1] * group
-        self._rebuild_keys(selected, (kept,))
+        self._rebuild_keys(layer, selected, ids, (kept,))
         return read, Attended(layer, missing, slots, recent), selected + recent + 1
 
-    def _rebuild_keys(self, tokens: int, after: tuple[Ticket, ...]) -> None:
+    def _rebuild_keys(self, layer: int, tokens: int, ids: np.ndarray | None, after: tuple[Ticket, ...]) -> None:
         """Those of a choice of tokens, while their values are read (ShadowKV's second stream)."""
         if self.plan.policy.values_only:
-            self.machine.submit(Reconstruct(self.plan.sequences, tokens, self.plan.rank), after=after)
+            rebuilt = Rebuilt(layer, ids)
+            self.machine.submit(Reconstruct(self.plan.sequences, tokens, self.plan.rank, rebuilt), after=after)
 
     def _compute(self, layer: int, reading: Ticket, kv: Attended, tokens: int) -> Ticket:
         """Attention over what was selected and what the rolling buffer holds, and the rest of the layer."""

@@ -1,7 +1,7 @@
 """Decoding with all KV in memory: what fits decodes together, the rest waits for its turn (vLLM)."""
 
 from kvferry.machine.machine import Machine, Refused
-from kvferry.machine.ops import DecodeStep, OutputHead, PrefillLayer
+from kvferry.machine.ops import Batch, DecodeStep, OutputHead, PrefillLayer
 from kvferry.machine.ticket import Ticket
 from kvferry.pipelines.decoding.decode import DecodeRecord, Process, Told
 from kvferry.pipelines.loading.reuse import OutOfMemory
@@ -51,16 +51,20 @@ class InMemoryDecode:
             raise OutOfMemory(str(lease))
         while left:
             wave = min(left, together)
+            first = self._sequences - left
             left -= wave
-            yield from self._wave(wave)
+            yield from self._wave(range(first, first + wave))
         lease.release()
 
-    def _wave(self, sequences: int) -> Process:
-        machine = self.machine
+    def _wave(self, wave: range) -> Process:
+        """The wave before has ended: its pages are free."""
+        machine, sequences, of = self.machine, len(wave), Batch(tuple(wave))
+        admitted = Batch(of.sequences, released=tuple(range(wave.start)))
         done: tuple[Ticket, ...] = ()
-        for _ in range(self._model.layers):
-            done = (machine.submit(PrefillLayer(sequences, self._context), after=done),)
-        yield machine.submit(OutputHead(sequences), after=done)
+        for layer in range(self._model.layers):
+            prefill = PrefillLayer(sequences, self._context, layer, admitted if not layer else of)
+            done = (machine.submit(prefill, after=done),)
+        yield machine.submit(OutputHead(sequences, of=of), after=done)
         if self.record.prefill_s is None:
             self.record.prefill_s = machine.env.now
         steps_s: list[float] = []
@@ -68,7 +72,7 @@ class InMemoryDecode:
         self.record.token_times_s.append(machine.env.now)
         for step in range(1, self._output):
             began_s = machine.env.now
-            yield machine.submit(DecodeStep(sequences, self._context + step))
+            yield machine.submit(DecodeStep(sequences, self._context + step, of))
             steps_s.append(machine.env.now - began_s)
             self.record.token_times_s.append(machine.env.now)
             self._told(len(self.record.token_times_s))

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, field, replace
 
 from kvferry.policies.decode.grouping import Grouping, KvShape, buffer_bytes, metadata_bytes, rank_of, room_tokens
+from kvferry.policies.decode.index import IndexSpec, Scores
 from kvferry.policies.decode.layout import Layout
 from kvferry.specs.errors import InputError
 from kvferry.specs.model import ModelSpec
@@ -21,7 +22,8 @@ class DecodePolicy:
     ``values_only``: keys stay in memory, compressed, and are rebuilt. ``ahead``: the next layer's units are predicted
     and read while this one computes. ``reuse``: units read are kept in ``slots``. ``compression``: of the keys that are
     scored; None: as little as ``metadata_share`` of the budget allows. ``landmarks``: one mean key per group is scored
-    instead of all keys. ``tuned``: a file of ``kvferry tune``, whose nearest solution replaces what it holds.
+    instead of all keys. ``index`` and ``scores``: what is scored, and how heads that choose together
+    agree, as IndexSpec has them. ``tuned``: a file of ``kvferry tune``, whose nearest solution replaces what it holds.
     """
 
     group_tokens: int | None = None
@@ -34,6 +36,8 @@ class DecodePolicy:
     compression: float | None = MOST_COMPRESSION
     metadata_share: float = 1.0
     landmarks: bool = False
+    index: str = "low-rank-keys"
+    scores: Scores = "summed"
     rolling: bool = True
     tuned: str | None = None
 
@@ -69,6 +73,25 @@ class DecodePlan:
     metadata_bytes: float
     buffer_bytes: float
     layout: Layout = field(compare=False)
+    # The KV lies in a file that is mapped into memory, of which so many bytes may be in memory, of the whole batch;
+    # None: the file is read past the page cache.
+    mapped_bytes: float | None = None
+
+    @property
+    def index(self) -> IndexSpec | None:
+        """What is kept to choose KV blocks with; None: everything is read."""
+        if self.selected is None:
+            return None
+        policy = self.policy
+        kind = "landmarks" if policy.landmarks else policy.index
+        return IndexSpec(
+            kind=kind, heads=self.heads, rank=self.scored_rank, block_tokens=self.group_tokens, scores=policy.scores
+        )
+
+    @property
+    def rebuilt_rank(self) -> int | None:
+        """Numbers per token from which keys are rebuilt, all heads together; None: keys lie in the file too."""
+        return self.rank if self.policy.values_only else None
 
     @property
     def group_tokens(self) -> int:

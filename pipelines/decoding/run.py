@@ -94,6 +94,9 @@ def run_offload(
     plan = plan_for(scenario, system) if system.keeps != "memory" else None
     if plan is not None and system.keeps == "swapped" and _fits(scenario):
         plan = None
+    if plan is not None and system.keeps == "swapped":
+        full_bytes = plan.shape.full_bytes(plan.context)
+        plan = replace(plan, mapped_bytes=plan.sequences * scenario.kv_budget_bytes(full_bytes))
     tally = Tally()
     open_world = open_world or pick("backend", DECODE_BACKENDS, scenario.backend)
     with open_world(scenario, plan, tally, say) as world:

@@ -22,7 +22,7 @@ class DecodeSystem:
         return replace(self, policy=replace(self.policy, **arguments_of(DecodePolicy, policies)))
 
 
-_PER_TOKEN = DecodePolicy(group_tokens=1, reuse=False, compression=None)
+_PER_TOKEN = DecodePolicy(group_tokens=1, reuse=False, compression=None, index="partial-keys")
 
 DECODE_SYSTEMS: dict[str, DecodeSystem] = {
     "kvswap": DecodeSystem(about="groups predicted from a low-rank key cache, read ahead, kept in a reuse buffer"),
@@ -46,11 +46,13 @@ DECODE_SYSTEMS: dict[str, DecodeSystem] = {
             reuse=False,
             compression=None,
             landmarks=True,
+            scores="best_head",
         ),
         about="chunks chosen by their mean key; values read, keys rebuilt from a low-rank cache made at prefill",
     ),
     "loki": DecodeSystem(
-        policy=replace(_PER_TOKEN, per_head=True), about="as infinigen, from keys in their principal components"
+        policy=replace(_PER_TOKEN, per_head=True, index="principal-keys"),
+        about="as infinigen, from keys in their principal components",
     ),
     "vllm": DecodeSystem(keeps="memory", about="all KV in memory, in pages; what does not fit waits for its turn"),
     "os-paging": DecodeSystem(

@@ -150,7 +150,7 @@ def _keys(scenario: Scenario, model: PreTrainedModel, prompts: Prompts, sizes: D
         sequences=workload.batch,
         room=sizes.layout.units * sizes.group_tokens,
         group_tokens=sizes.group_tokens,
-        by_head=scenario.live.scores == "by_head",
+        by_head=sizes.index is not None and sizes.index.scores == "by_head",
     )
 
 

@@ -334,7 +334,7 @@ def test_recorded_selections_make_the_simulator_read_the_same(tmp_path: Path) ->
 
 
 def test_the_file_takes_as_long_as_another_device_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from kvferry.backends.live.storage.direct_storage import paced_storage
+    from kvferry.backends.live.storage import paced_storage
     from kvferry.machine.ops import Extents
     from kvferry.specs.storage import StorageSpec
 
@@ -379,6 +379,8 @@ def test_the_file_takes_as_long_as_another_device_would(tmp_path: Path, monkeypa
         ),
         ({"policies": {"landmarks": True}}, "policies.landmarks: backend torch scores compressed keys of all tokens"),
         ({"policies": {"values_only": True}}, "policies.values_only: backend torch"),
+        ({"policies": {"scores": "sum"}}, "policies.scores: 'sum' is none of summed, by_head, best_head"),
+        ({"live": {"scores": "by_head"}}, "live.scores: is a policy now: say policies.scores"),
     ],
 )
 def test_what_cannot_be_had_is_told(changes: dict[str, Any], told: str) -> None:

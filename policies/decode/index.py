@@ -1,0 +1,24 @@
+"""What a selector keeps in memory to score KV blocks with: said once, kept by the modelled machine and the real one."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+# How the scores of the query heads that choose together become one. `summed`: they are added as they are. `by_head`:
+# each head's scores are softmaxed over what it scores, then added. `best_head`: softmaxed, and the largest counts.
+Scores = Literal["summed", "by_head", "best_head"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndexSpec:
+    """What a selector needs the machine to keep in memory, so as to score KV blocks.
+
+    ``kind``: "low-rank-keys" (KVSwap), "partial-keys" (InfiniGen), "principal-keys" (Loki), "landmarks" (ShadowKV) or
+    "page-bounds" (Quest). ``heads``: parts of the KV heads that choose for themselves; 1: one choice for all.
+    ``rank``: numbers per scored vector, all heads together. ``block_tokens``: tokens per KV block.
+    """
+
+    kind: str
+    heads: int
+    rank: int
+    block_tokens: int
+    scores: Scores = "summed"
