@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny import LIVE_DECODING, changed
 
 from kvferry.backends.live.storage.direct_storage import Storage, StorageError, StorageFull
 from kvferry.pipelines.decoding.run import run_offload
@@ -19,31 +20,11 @@ from kvferry.specs.scenario import Scenario
 pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
-SCENARIO: dict[str, Any] = {
-    "name": "live",
-    "backend": "torch",
-    "system": "kvswap",
-    "device": {"extends": "laptop-cpu", "storage": "nvme"},
-    "model": {
-        "name": "small",
-        "layers": 3,
-        "hidden": 64,
-        "query_heads": 4,
-        "kv_heads": 2,
-        "head_dim": 16,
-        "ffn": 96,
-        "vocabulary": 256,
-        "tied_embeddings": True,
-        "weight_bits": 32,
-        "kv_value_bytes": 4,
-        "source": "made up",
-    },
-    "link": {"rate": "100 Mbit/s"},
-    "workload": {"kind": "offload-decode", "context": 512, "output": 40},
-    "policies": {"group_tokens": 4, "selected_tokens": 32, "compression": 4},
-    "budget": {"kv": "10 MiB"},
-    "live": {"weights": "random", "paced": False},
-}
+SCENARIO = changed(
+    LIVE_DECODING,
+    workload={"context": 512, "batch": 1, "output": 40},
+    policies={"selected_tokens": 32},
+)
 
 
 def scenario(folder: Path) -> Scenario:

@@ -4,7 +4,7 @@ The pipeline itself refuses a unit that cannot be computed yet (KvferryError) an
 nothing while units are missing (LoaderStuck).
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from machines import TimedMachine
 
-from kvferry.backends.fake import FakeMachine
 from kvferry.machine.machine import Facts
 from kvferry.machine.ops import Chunks, KvRef, Op
-from kvferry.machine.ticket import Ticket
 from kvferry.pipelines.loading.context import Context
 from kvferry.pipelines.loading.load import ContextLoad, Pace
 from kvferry.policies.loading.bound import bound_s, frontier
@@ -51,7 +50,7 @@ LOADERS: dict[str, Callable[[], Loader]] = {
 }
 
 
-class UnsteadyMachine(FakeMachine):
+class UnsteadyMachine(TimedMachine):
     """Ops and transfers take what the costs say times a new draw each; the link and the processor may stall."""
 
     def __init__(self, seed: int, spread: float, byte_s: float) -> None:
@@ -59,20 +58,12 @@ class UnsteadyMachine(FakeMachine):
         self._rng = np.random.default_rng(seed)
         self._spread, self._byte_s = spread, byte_s
 
-    def submit(
-        self,
-        op: Op,
-        *,
-        after: Iterable[Ticket] = (),
-        on: str = "compute",
-        priority: int = 0,
-        request: int | None = None,
-    ) -> Ticket:
-        nominal_s = 1e-6 if on == "decompress" else 1.0
-        return self._put(on, nominal_s * self._draw(), 0.0, after, None, priority)
-
-    def fetch(self, chunks: Chunks, *, after: Iterable[Ticket] = (), request: int | None = None) -> Ticket:
-        return self._put("link", chunks.n_bytes * self._byte_s * self._draw() + 1e-9, chunks.n_bytes, after, None, 0)
+    def seconds(self, on: str, asked: Op | Chunks | KvRef) -> float:
+        if isinstance(asked, Chunks):
+            return asked.n_bytes * self._byte_s * self._draw() + 1e-9
+        if isinstance(asked, KvRef):
+            return asked.n_bytes
+        return self._draw() * (1e-6 if on == "decompress" else 1.0)
 
     def observe(self, window_s: float) -> Facts:
         seen = super().observe(window_s)
@@ -209,25 +200,16 @@ def test_the_same_load_twice_takes_the_same_decisions(name: str, case: Case) -> 
     assert (first.computed, first.streamed) == (second.computed, second.streamed)
 
 
-class SteadyMachine(FakeMachine):
+class SteadyMachine(TimedMachine):
     """Everything takes exactly what planners believe."""
 
     def __init__(self, bytes_per_s: float) -> None:
         super().__init__(bytes_per_s=bytes_per_s)
 
-    def submit(
-        self,
-        op: Op,
-        *,
-        after: Iterable[Ticket] = (),
-        on: str = "compute",
-        priority: int = 0,
-        request: int | None = None,
-    ) -> Ticket:
-        return self._put(on, 0.0 if on == "decompress" else float(seconds(op)), 0.0, after, None, priority)
-
-    def copy(self, kv: KvRef, to: str, *, after: Iterable[Ticket] = (), request: int | None = None) -> Ticket:
-        return self._put("copy", 0.0, 0.0, after, None, 0)
+    def seconds(self, on: str, asked: Op | Chunks | KvRef) -> float:
+        if isinstance(asked, Chunks):
+            return asked.n_bytes / self._bytes_per_s
+        return float(seconds(asked)) if on == "compute" else 0.0
 
 
 def seconds(op: Any) -> np.ndarray:

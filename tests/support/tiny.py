@@ -3,6 +3,7 @@
 from typing import Any
 
 from kvferry.scenarios.loader import load_scenario
+from kvferry.specs.model import ModelSpec
 from kvferry.specs.scenario import Scenario
 
 # What `load_scenario` reads; a test changes what it is about.
@@ -79,3 +80,25 @@ def changed(described: dict[str, Any], **changes: Any) -> dict[str, Any]:
 def tiny(described: dict[str, Any], *overrides: str, **changes: Any) -> Scenario:
     """The scenario of a changed description, `overrides` as ``--set`` writes them."""
     return load_scenario(changed(described, **changes), overrides)
+
+
+def tiny_model(**changes: Any) -> ModelSpec:
+    """A model with two query heads to each of two KV heads, whose weights are drawn in no time."""
+    described: dict[str, Any] = {
+        "name": "tiny",
+        "layers": 2,
+        "hidden": 32,
+        "query_heads": 4,
+        "kv_heads": 2,
+        "head_dim": 8,
+        "ffn": 48,
+        "vocabulary": 61,
+        "source": "made up: two query heads to each of two KV heads",
+    }
+    return ModelSpec(**described | changes)
+
+
+def unit_model(kv_value_bytes: float) -> ModelSpec:
+    """Two layers in which every dimension is 1, to calculate with by hand: a token's KV is two values per layer."""
+    ones = dict.fromkeys(("hidden", "query_heads", "kv_heads", "head_dim", "ffn", "vocabulary"), 1)
+    return ModelSpec(name="unit", layers=2, **ones, kv_value_bytes=kv_value_bytes, source="made up")

@@ -3,6 +3,8 @@
 from typing import Any
 
 import pytest
+from tiny import DECODING as TINY
+from tiny import unit_model
 
 from kvferry.analysis.metrics import metrics_of
 from kvferry.backends.fake import FakeMachine
@@ -19,32 +21,9 @@ from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS
 from kvferry.pipelines.run import run_scenario
 from kvferry.scenarios.loader import load_scenario
 from kvferry.specs.errors import InputError
-from kvferry.specs.model import ModelSpec
 
 # One byte per number: an entry is 2 B, and so is a block.
-MODEL = ModelSpec(
-    name="two",
-    layers=2,
-    hidden=1,
-    query_heads=1,
-    kv_heads=1,
-    head_dim=1,
-    ffn=1,
-    vocabulary=1,
-    kv_value_bytes=1.0,
-    source="made up",
-)
-TINY: dict[str, Any] = {
-    "name": "tiny",
-    "system": "kvswap",
-    "device": {"extends": "tiny", "storage": {"bytes_per_s": "100 MB/s", "latency_s": "50 us"}},
-    "model": "tiny",
-    "link": {"rate": "1 MB/s"},
-    "workload": {"kind": "offload-decode", "context": 1024, "batch": 2, "output": 12},
-    "measure": "decode",
-    "budget": {"kv_share": 0.9},
-    "policies": {},
-}
+MODEL = unit_model(kv_value_bytes=1.0)
 
 
 def plan(**policy: Any) -> DecodePlan:

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 import numpy as np
 import pytest
+from tiny import unit_model
 
 from kvferry.backends.fake import FakeMachine
 from kvferry.machine.ops import Advance, KvRef, Project
@@ -17,20 +18,9 @@ from kvferry.policies.loading.problem import Coupling, LoadProblem
 from kvferry.policies.loading.progress import LoadProgress
 from kvferry.policies.loading.single_path import LocalPrefill, StreamOnly
 from kvferry.specs.errors import KvferryError
-from kvferry.specs.model import ModelSpec
 
-MODEL = ModelSpec(
-    name="two-layers",
-    layers=2,
-    hidden=1,
-    query_heads=1,
-    kv_heads=1,
-    head_dim=1,
-    ffn=1,
-    vocabulary=1,
-    kv_value_bytes=0.5,
-    source="made up: one token weighs 2 values x 0.5 bytes per layer",
-)
+# A token weighs 2 values x 0.5 bytes per layer.
+MODEL = unit_model(kv_value_bytes=0.5)
 
 
 def context(coupling: Coupling = "all_heads") -> Context:

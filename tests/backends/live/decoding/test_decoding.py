@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tiny import LIVE_DECODING, LIVE_MODEL, tiny
 
 from kvferry.pipelines.decoding.decode import OffloadedDecode
 from kvferry.pipelines.decoding.plan import DecodePlan, DecodePolicy, plan_of
 from kvferry.pipelines.run import run_scenario
-from kvferry.scenarios.loader import load_scenario
 from kvferry.specs.errors import InputError, KvferryError
 from kvferry.specs.model import ModelSpec
 from kvferry.specs.scenario import Scenario
@@ -19,40 +19,12 @@ from kvferry.specs.scenario import Scenario
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
-MODEL = {
-    "name": "small",
-    "layers": 3,
-    "hidden": 64,
-    "query_heads": 4,
-    "kv_heads": 2,
-    "head_dim": 16,
-    "ffn": 96,
-    "vocabulary": 256,
-    "tied_embeddings": True,
-    "weight_bits": 32,
-    "kv_value_bytes": 4,
-    "source": "made up",
-}
-
 
 def scenario(**changes: Any) -> Scenario:
-    described: dict[str, Any] = {
-        "name": "live",
-        "backend": "torch",
-        "system": "kvswap",
-        "device": {"extends": "laptop-cpu", "storage": "nvme"},
-        "model": MODEL,
-        "link": {"rate": "100 Mbit/s"},
-        "workload": {"kind": "offload-decode", "context": 150, "batch": 2, "output": 14},
-        "policies": {"group_tokens": 4, "selected_tokens": 1000, "compression": 4},
-        "budget": {"kv": "10 MiB"},
-        "live": {"weights": "random", "paced": False},
-    }
+    described = dict(LIVE_DECODING)
     if changes.get("system", "kvswap") != "kvswap":
         del described["policies"]
-    for key, value in changes.items():
-        described[key] = {**described[key], **value} if isinstance(described.get(key), dict) else value
-    return load_scenario(described)
+    return tiny(described, **changes)
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +32,7 @@ def model() -> Any:
     """Weights so large that attention has something to choose."""
     from kvferry.backends.live.model.models import random_model
 
-    return random_model("qwen3", ModelSpec.model_validate(MODEL), seed=0, spread=0.2)
+    return random_model("qwen3", ModelSpec.model_validate(LIVE_MODEL), seed=0, spread=0.2)
 
 
 class Decoding:
@@ -75,7 +47,7 @@ class Decoding:
         from kvferry.backends.live.engine.machine import LiveMachine
         from kvferry.backends.live.storage.direct_storage import Storage
 
-        spec = ModelSpec.model_validate(MODEL)
+        spec = ModelSpec.model_validate(LIVE_MODEL)
         self.plan: DecodePlan = plan_of(policy, spec, sequences=batch, context=context, output=output, budget_bytes=1e7)
         self.ids = np.random.default_rng(3).integers(0, 256, (batch, context)).tolist()
         layout = self.plan.layout

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tiny import tiny_model
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -26,21 +27,10 @@ from kvferry.machine.ops import (
     Project,
 )
 from kvferry.specs.errors import InputError, KvferryError
-from kvferry.specs.model import ModelSpec
 
 pytestmark = pytest.mark.torch
 
-SPEC = ModelSpec(
-    name="tiny",
-    layers=2,
-    hidden=32,
-    query_heads=4,
-    kv_heads=2,
-    head_dim=8,
-    ffn=48,
-    vocabulary=61,
-    source="made up: two query heads to each of two KV heads",
-)
+SPEC = tiny_model()
 CONTEXT = tuple(np.random.default_rng(1).integers(0, 61, 20).tolist())
 QUESTION = (3, 1, 4)
 

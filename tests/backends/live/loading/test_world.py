@@ -9,31 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tiny import LIVE_LOADING, tiny
 
 from kvferry.cloud.store import Store, StoreWriter
 from kvferry.codecs.sizes import CODECS
 from kvferry.pipelines.run import run_scenario
-from kvferry.scenarios.loader import load_scenario
 from kvferry.specs.errors import InputError
 from kvferry.specs.scenario import Scenario
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
-
-MODEL = {
-    "name": "small",
-    "layers": 3,
-    "hidden": 64,
-    "query_heads": 4,
-    "kv_heads": 2,
-    "head_dim": 16,
-    "ffn": 96,
-    "vocabulary": 256,
-    "tied_embeddings": True,
-    "weight_bits": 32,
-    "kv_value_bytes": 4,
-    "source": "made up",
-}
 
 
 @pytest.fixture(autouse=True)
@@ -42,26 +27,7 @@ def _stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def scenario(**changes: Any) -> Scenario:
-    described = {
-        "name": "live",
-        "backend": "torch",
-        "system": "ferry",
-        "device": "laptop-cpu",
-        "model": MODEL,
-        "link": {"rate": "100 Mbit/s", "rtt": "2 ms"},
-        "workload": {
-            "kind": "context-reuse",
-            "context": 640,
-            "question": 16,
-            "output": 3,
-            "requests": 1,
-            "chunk_tokens": 256,
-        },
-        "live": {"weights": "random"},
-    }
-    for key, value in changes.items():
-        described[key] = {**described[key], **value} if isinstance(described.get(key), dict) else value
-    return load_scenario(described)
+    return tiny(LIVE_LOADING, **changes)
 
 
 @pytest.mark.parametrize(

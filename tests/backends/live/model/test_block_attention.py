@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tiny import tiny_model
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -28,22 +29,11 @@ from kvferry.backends.live.model.models import random_model
 from kvferry.backends.live.model.recording import Recording, entropy_bits, record
 from kvferry.backends.live.model.session import LOGIT_TOLERANCE, Session
 from kvferry.specs.errors import InputError
-from kvferry.specs.model import ModelSpec
 from kvferry.traces.chunks import ChunkTrace
 
 pytestmark = pytest.mark.torch
 
-SPEC = ModelSpec(
-    name="tiny",
-    layers=2,
-    hidden=64,
-    query_heads=4,
-    kv_heads=2,
-    head_dim=16,
-    ffn=64,
-    vocabulary=50,
-    source="made up: two query heads to each of two KV heads",
-)
+SPEC = tiny_model(hidden=64, head_dim=16, ffn=64, vocabulary=50)
 CHUNK = 256
 # Two whole chunks, and one that ends inside a query block and inside a key block. Tokens come in runs, so that blocks
 # differ: random weights find some tokens more alike than others.

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from tiny import tiny_model
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -11,13 +12,10 @@ import torch
 from kvferry.backends.live.model.models import random_model
 from kvferry.backends.live.model.recording import record_keys, record_selections
 from kvferry.specs.errors import InputError
-from kvferry.specs.model import ModelSpec
 
 pytestmark = pytest.mark.torch
 
-SPEC = ModelSpec(
-    name="tiny", layers=2, hidden=32, query_heads=4, kv_heads=2, head_dim=8, ffn=48, vocabulary=61, source="made up"
-)
+SPEC = tiny_model()
 IDS = np.random.default_rng(3).integers(61, size=90).tolist()
 
 

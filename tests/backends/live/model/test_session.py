@@ -5,6 +5,7 @@ from threading import Thread
 
 import numpy as np
 import pytest
+from tiny import tiny_model
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -16,21 +17,10 @@ from kvferry.backends.live.model.kv import NotReady, SessionKv
 from kvferry.backends.live.model.models import FAMILIES, random_model
 from kvferry.backends.live.model.session import LOGIT_TOLERANCE, Session
 from kvferry.specs.errors import InputError, KvferryError
-from kvferry.specs.model import ModelSpec
 
 pytestmark = pytest.mark.torch
 
-SPEC = ModelSpec(
-    name="tiny",
-    layers=3,
-    hidden=64,
-    query_heads=4,
-    kv_heads=2,
-    head_dim=16,
-    ffn=96,
-    vocabulary=97,
-    source="made up: two query heads to each of two KV heads",
-)
+SPEC = tiny_model(layers=3, hidden=64, head_dim=16, ffn=96, vocabulary=97)
 # Three whole chunks and a partial one.
 CHUNK, CHUNKS = 24, 4
 CONTEXT = np.random.default_rng(1).integers(0, SPEC.vocabulary, 24 * 3 + 7).tolist()

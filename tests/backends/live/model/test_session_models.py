@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny import tiny_model
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -14,24 +15,10 @@ import torch
 
 from kvferry.backends.live.model.models import FAMILIES, load_model, random_model, spec_of
 from kvferry.specs.errors import InputError
-from kvferry.specs.model import ModelSpec
 
 pytestmark = pytest.mark.torch
 
-SPEC = ModelSpec(
-    name="tiny",
-    layers=2,
-    hidden=32,
-    query_heads=4,
-    kv_heads=2,
-    head_dim=8,
-    ffn=48,
-    vocabulary=61,
-    weight_bits=32,
-    embedding_bits=32,
-    kv_value_bytes=4,
-    source="made up",
-)
+SPEC = tiny_model(weight_bits=32, embedding_bits=32, kv_value_bytes=4)
 
 
 def saved(folder: Path, family: str = "qwen3", **settings: Any) -> Path:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tiny import tiny_model
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -27,22 +28,11 @@ from kvferry.pipelines.record import RequestRecord
 from kvferry.policies.loading.loader import Compute, Loader, LoadFacts, Stream
 from kvferry.policies.loading.problem import LoadProblem
 from kvferry.policies.loading.progress import LoadProgress
-from kvferry.specs.model import ModelSpec
 
 pytestmark = pytest.mark.torch
 
-SPEC = ModelSpec(
-    name="tiny",
-    layers=4,
-    hidden=32,
-    query_heads=4,
-    kv_heads=2,
-    head_dim=8,
-    ffn=48,
-    vocabulary=61,
-    kv_value_bytes=1e-3,
-    source="made up: two query heads to each of two KV heads, and copies that take the fake machine no time",
-)
+# Copies take the fake machine no time.
+SPEC = tiny_model(layers=4, kv_value_bytes=1e-3)
 # Five whole chunks and a partial one.
 CHUNK = 12
 TOKENS = np.array([12, 12, 12, 12, 12, 5])
@@ -80,16 +70,8 @@ class ModelMachine(FakeMachine):
         self._runner, self._store = runner, store
         self._moved: dict[Ticket, Chunks] = {}
 
-    def submit(
-        self,
-        op: Op,
-        *,
-        after: Iterable[Ticket] = (),
-        on: str = "compute",
-        priority: int = 0,
-        request: int | None = None,
-    ) -> Ticket:
-        ticket = super().submit(op, after=after, on=on, priority=priority, request=request)
+    def submit(self, op: Op, *, after: Iterable[Ticket] = (), request: int | None = None, **how: Any) -> Ticket:
+        ticket = super().submit(op, after=after, request=request, **how)
         if isinstance(op, Decompress):
             (fetched,) = after
             self._moved[ticket] = self._moved[fetched]
