@@ -6,6 +6,7 @@ Round trips: work is handed to a thread and its result awaited. The ceiling is t
 queues and do nothing else; the best of some interleaved rounds. Storage: random reads and writes in FOLDER (default:
 the system's folder for temporary files) with both engines, beside bare loops of preadv and pwritev with the same block
 size, as many threads, and no more than that; and beside fio, where it is installed, with io_uring and with threads.
+Checksums: sums of all blocks of a request, beside a CRC-32 of each block and a copy.
 All of them swing with whatever else the machine does: medians of some interleaved rounds.
 """
 
@@ -29,9 +30,11 @@ import simpy
 
 from kvferry.backends.live.engine.environment import WallClockEnvironment
 from kvferry.backends.live.engine.machine import LiveMachine
-from kvferry.backends.live.storage.direct_storage import Storage, aligned_memory
+from kvferry.backends.live.storage.block_sums import sums_of
+from kvferry.backends.live.storage.direct_storage import BLOCK_BYTES, Storage, aligned_memory
 from kvferry.machine.ops import Extents, FeedForward, Op, Prefill
 from kvferry.specs.errors import InputError
+from kvferry.system.checksum import crc32
 
 TRIPS = 20_000
 ROUNDS = 5
@@ -264,6 +267,26 @@ def storage(folder: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def checksums() -> None:
+    print(f"\n{'checksums, GB/s':16}" + "".join(f"{way:>16}" for way in ("sums of blocks", "crc32 of each", "copy")))
+    for n_bytes in (256 << 10, 4 << 20, 64 << 20):
+        memory, to = aligned_memory(n_bytes), np.zeros(n_bytes, np.uint8)
+        memory[:] = np.random.default_rng(7).bytes(n_bytes)
+        ways: list[Callable[[], object]] = [
+            partial(sums_of, memory),
+            lambda of=memory: [crc32(of[at : at + BLOCK_BYTES]) for at in range(0, len(of), BLOCK_BYTES)],
+            partial(np.copyto, to, np.frombuffer(memory, np.uint8)),
+        ]
+        took_s: list[list[float]] = [[] for _ in ways]
+        for _ in range(ROUNDS):
+            for times_s, way in zip(took_s, ways, strict=True):
+                began_s = perf_counter()
+                way()
+                times_s.append(perf_counter() - began_s)
+        print(f"{n_bytes >> 10:12d} KiB" + "".join(f"{n_bytes / np.median(s) / 1e9:16.1f}" for s in took_s))
+
+
 if __name__ == "__main__":
     round_trips()
+    checksums()
     storage(Path(sys.argv[1] if len(sys.argv) > 1 else tempfile.gettempdir()))

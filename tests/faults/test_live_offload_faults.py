@@ -1,5 +1,6 @@
 """Decoding with KV on storage that fails: a clear error each time, and no token after it."""
 
+import ctypes
 import json
 import os
 import subprocess
@@ -18,6 +19,7 @@ from kvferry.scenarios.loader import load_scenario
 from kvferry.specs.scenario import Scenario
 
 pytest.importorskip("torch")
+Call = Callable[..., tuple[int, str, str]]
 pytestmark = pytest.mark.torch
 
 SCENARIO = changed(
@@ -27,8 +29,18 @@ SCENARIO = changed(
 )
 
 
+def kvswap(folder: Path) -> dict[str, Any]:
+    return SCENARIO | {"live": SCENARIO["live"] | {"kv_folder": str(folder)}}
+
+
 def scenario(folder: Path) -> Scenario:
-    return load_scenario(SCENARIO | {"live": SCENARIO["live"] | {"kv_folder": str(folder)}})
+    return load_scenario(kvswap(folder))
+
+
+def flexgen(folder: Path) -> dict[str, Any]:
+    """Reads all that is stored in every step."""
+    changed = {"system": "flexgen", "policies": {"group_tokens": 4}}
+    return kvswap(folder) | changed
 
 
 def told_until_it_failed(wanted: Scenario, harm: Callable[[int], None]) -> tuple[list[int], BaseException]:
@@ -55,19 +67,103 @@ def told_until_it_failed(wanted: Scenario, harm: Callable[[int], None]) -> tuple
     return told, caught.value
 
 
-def test_a_file_cut_while_decoding(tmp_path: Path) -> None:
-    def cut(tokens: int) -> None:
-        if tokens == 5:
-            assert list(tmp_path.iterdir()) == []
-            opened = (Path(path) for path in os.scandir("/proc/self/fd"))
-            (path,) = (path for path in opened if path.exists() and str(tmp_path) in os.readlink(path))
-            os.truncate(path, 0)
+def opened(folder: Path) -> Path:
+    """The file that this process has open in there: it has no name of its own any more."""
+    assert list(folder.iterdir()) == []
+    descriptors = (Path(path) for path in os.scandir("/proc/self/fd"))
+    (path,) = (path for path in descriptors if path.exists() and str(folder) in os.readlink(path))
+    return path
 
-    told, error = told_until_it_failed(scenario(tmp_path), cut)
+
+def cut(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+def cut_in_half(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def cut_and_stretch(path: Path) -> None:
+    n_bytes = path.stat().st_size
+    os.truncate(path, 0)
+    os.truncate(path, n_bytes)
+
+
+def punch_hole(path: Path) -> None:
+    """In what prefill wrote of the first layer."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    keep_size_and_punch = 1 | 2
+    with open(path, "r+b") as file:
+        if libc.fallocate(file.fileno(), keep_size_and_punch, ctypes.c_long(0), ctypes.c_long(1 << 16)):
+            pytest.skip(f"no holes are punched here: {os.strerror(ctypes.get_errno())}")
+
+
+def flip_a_bit(path: Path) -> None:
+    with open(path, "r+b") as file:
+        byte = file.read(1)
+        file.seek(0)
+        file.write(bytes([byte[0] ^ 1]))
+
+
+@pytest.mark.parametrize(
+    ("system", "harm"),
+    [("kvswap", cut), ("kvswap", cut_in_half)]
+    + [("flexgen", harm) for harm in (cut, cut_in_half, cut_and_stretch, punch_hole, flip_a_bit)],
+)
+@pytest.mark.parametrize("writes", [1, 2, 3], ids="after layer {}".format)
+def test_a_file_harmed_during_prefill(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    call: Call,
+    system: str,
+    harm: Callable[[Path], None],
+    writes: int,
+) -> None:
+    write, written = Storage.write, 0
+
+    def then_harm(storage: Storage, extents: Any, data: Any) -> None:
+        nonlocal written
+        write(storage, extents, data)
+        written += 1
+        if written == writes:
+            harm(opened(tmp_path))
+
+    monkeypatch.setattr(Storage, "write", then_harm)
+    described = kvswap(tmp_path) if system == "kvswap" else flexgen(tmp_path)
+    # Units fill blocks, and no group becomes complete: no later write meets the end of the file.
+    described["workload"] = SCENARIO["workload"] | {"output": 3}
+    described["policies"] = described["policies"] | {"group_tokens": 16}
+    (described_in := tmp_path.with_suffix(".yaml")).write_text(json.dumps(described))
+    code, out, err = call("run", str(described_in), "--json")
+    assert (code, out) == (1, "")
+    assert "has been cut since" in err or "the file has been changed from outside" in err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("harm", [cut, cut_in_half, cut_and_stretch, punch_hole, flip_a_bit])
+@pytest.mark.parametrize("tokens", [1, 5], ids="after {} tokens".format)
+def test_a_file_harmed_while_decoding(tmp_path: Path, harm: Callable[[Path], None], tokens: int) -> None:
+    def then(said: int) -> None:
+        if said == tokens:
+            harm(opened(tmp_path))
+
+    told, error = told_until_it_failed(load_scenario(flexgen(tmp_path)), then)
+    # All that is stored is read in every step. A step may have been under way, beyond what was harmed.
+    assert tokens <= told[-1] <= tokens + 1
+    assert "has been cut since" in str(error) or "the file has been changed from outside" in str(error)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("harm", [cut, cut_and_stretch])
+def test_a_file_cut_while_groups_are_reused(tmp_path: Path, harm: Callable[[Path], None]) -> None:
+    def then(said: int) -> None:
+        if said == 5:
+            harm(opened(tmp_path))
+
+    told, error = told_until_it_failed(scenario(tmp_path), then)
     # The next group that is not in a reuse buffer ends it, some tokens later at most, and the file goes with the run.
     assert 5 <= told[-1] < 40
-    assert "kv.bin ends at byte" in str(error)
-    assert "has been cut since" in str(error)
+    assert "kv.bin" in str(error)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -65,20 +65,93 @@ def answers(monkeypatch: pytest.MonkeyPatch, change: Callable[[np.ndarray, np.nd
     monkeypatch.setattr(Ring, "run", changed)
 
 
-@pytest.mark.parametrize("left_bytes", [0, BLOCK_BYTES, 20 * BLOCK_BYTES, 20 * BLOCK_BYTES + 100])
-def test_a_file_cut_under_us_is_told_with_its_end(store: Storage, left_bytes: int) -> None:
+@pytest.mark.parametrize("left_bytes", [0, BLOCK_BYTES, 20 * BLOCK_BYTES + 100])
+def test_a_file_that_was_cut_is_neither_read_nor_written(store: Storage, left_bytes: int) -> None:
     os.truncate(store.path, left_bytes)
-    with pytest.raises(StorageError, match=r"kv\.bin ends at byte \d+, .* it had 131072 bytes .* cut since") as caught:
+    for request in (lambda: store.read(FIRST), lambda: store.write(FIRST, bytes(BLOCK_BYTES))):
+        with pytest.raises(StorageError, match=rf"kv\.bin ends at byte {left_bytes}; it had 131072 bytes .* cut since"):
+            request()
+
+
+@pytest.mark.parametrize("left_bytes", [0, 100, 20 * BLOCK_BYTES, 20 * BLOCK_BYTES + 100])
+def test_a_file_cut_in_the_middle_of_a_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left_bytes: int) -> None:
+    preadv = os.preadv
+
+    def cut_before(fd: int, buffers: Any, offset: int) -> int:
+        os.truncate(tmp_path / "kv.bin", left_bytes)
+        return preadv(fd, buffers, offset)
+
+    with Storage.create(tmp_path / "kv.bin", 32 * BLOCK_BYTES, depth=1, command_bytes=BLOCK_BYTES) as store:
+        monkeypatch.setattr(os, "preadv", cut_before)
+        with pytest.raises(StorageError, match=rf"kv\.bin ends at byte {left_bytes}, .* it had 131072 bytes"):
+            store.read(WHOLE)
+
+
+def test_a_file_cut_in_the_middle_of_a_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rest of the write makes it longer again: as long as it was, or nearly."""
+    pwritev = os.pwritev
+
+    def cut_before(fd: int, buffers: Any, offset: int) -> int:
+        if offset == 20 * BLOCK_BYTES:
+            os.truncate(tmp_path / "kv.bin", 0)
+        return pwritev(fd, buffers, offset)
+
+    with Storage.create(tmp_path / "kv.bin", 32 * BLOCK_BYTES, depth=1, command_bytes=BLOCK_BYTES) as store:
+        monkeypatch.setattr(os, "pwritev", cut_before)
+        with pytest.raises(StorageError, match=rf"kv\.bin ends at byte {31 * BLOCK_BYTES}; it had 131072 bytes"):
+            store.write(Extents((0,), (31 * BLOCK_BYTES,)), aligned_memory(31 * BLOCK_BYTES))
+        data = os.urandom(32 * BLOCK_BYTES)
+        os.truncate(store.path, 32 * BLOCK_BYTES)
+        store.write(WHOLE, data)
+        with pytest.raises(StorageError, match=r"holds zeros where something else was written, .* at offset 0: "):
+            store.read(WHOLE)
+
+
+@pytest.mark.parametrize(("offset", "n_bytes"), [(0, 1), (31 * BLOCK_BYTES + 4095, 1), (5 * BLOCK_BYTES - 3, 10)])
+def test_bytes_that_others_changed_are_not_read(store: Storage, offset: int, n_bytes: int) -> None:
+    data = os.urandom(32 * BLOCK_BYTES)
+    store.write(WHOLE, data)
+    with open(store.path, "r+b") as other:
+        other.seek(offset)
+        other.write(bytes(byte ^ 1 for byte in data[offset : offset + n_bytes]))
+    block = offset // BLOCK_BYTES * BLOCK_BYTES
+    with pytest.raises(
+        StorageError, match=rf"holds other bytes than were written there, .* at offset {block}: .* from"
+    ):
         store.read(WHOLE)
-    # One of the commands beyond the end; several were under way.
-    assert int(str(caught.value).split("byte ")[1].split(",")[0]) >= left_bytes
-    if left_bytes >= BLOCK_BYTES:
-        assert bytes(store.read(FIRST)) == bytes(BLOCK_BYTES)
+    with pytest.raises(StorageError, match=rf"at offset {block}: "):
+        store.read(Extents((block + 100,), (1,)))
+    with pytest.raises(StorageError, match=rf"at offset {block}: "):
+        store.write(Extents((block + 100,), (1,)), b"x")
+    elsewhere = 10 * BLOCK_BYTES
+    assert bytes(store.read(Extents((elsewhere,), (4,)))) == data[elsewhere : elsewhere + 4]
+    # What is written anew is known again.
+    store.write(WHOLE, data)
+    assert bytes(store.read(WHOLE)) == data
 
 
-def test_the_end_is_told_to_the_byte(store: Storage) -> None:
-    os.truncate(store.path, 100)
-    with pytest.raises(StorageError, match="ends at byte 100, 3996 bytes before what was to be read at offset 0"):
+def test_words_that_changed_places_are_noticed(store: Storage) -> None:
+    data = bytes(range(8)) + bytes(BLOCK_BYTES - 8)
+    store.write(FIRST, data)
+    with open(store.path, "r+b") as other:
+        other.write(data[8:16] + data[:8])
+    with pytest.raises(StorageError, match="other bytes than were written"):
+        store.read(FIRST)
+
+
+def test_a_write_that_fails_leaves_nothing_that_can_be_read_as_written(
+    store: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.write(WHOLE, b"a" * 32 * BLOCK_BYTES)
+
+    def failing(*_: object, **__: object) -> None:
+        raise StorageError("cannot write: Input/output error")
+
+    monkeypatch.setattr(store._engine, "run", failing)
+    with pytest.raises(StorageError, match="Input/output"):
+        store.write(FIRST, b"b" * BLOCK_BYTES)
+    monkeypatch.undo()
+    with pytest.raises(StorageError, match="other bytes than were written"):
         store.read(FIRST)
 
 

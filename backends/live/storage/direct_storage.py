@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from kvferry.backends.live.storage.block_sums import BlockSums, blocks_of
 from kvferry.backends.live.storage.opened_file import (
     BLOCK_BYTES,
     Commands,
@@ -83,6 +84,10 @@ class Storage:
 
     Extents need no alignment: reading, whole blocks around them are read; writing, the blocks at their edges are read,
     changed and written. Threads may share it. Errors are StorageError, and name the file and the offset.
+
+    Every request checks that the file is as long as it was when it was opened. With `sums`, which `create` makes, it
+    also checks that every block that it reads holds what was written there last: a block that was cut off, punched out
+    or overwritten by others, and one whose write the device lost, raises StorageError.
     """
 
     def __init__(
@@ -94,6 +99,7 @@ class Storage:
         command_bytes: int = 1 << 20,
         direct: bool = True,
         engine: str | None = None,
+        sums: BlockSums | None = None,
     ) -> None:
         """Open a file. Raises InputError when there is none, the settings make no sense, or the engine is not to be
         had; without one named, the fastest that is."""
@@ -106,6 +112,10 @@ class Storage:
         self._command_bytes = command_bytes
         self._file = StorageFile(self.path, writable, direct)
         self.note, self.size_bytes, self._block = self._file.note, self._file.size_bytes, self._file.block_bytes
+        self._sums = sums
+        if sums is not None:
+            # Only of whole blocks a sum is known.
+            self._block = BLOCK_BYTES
         try:
             if writable and self.size_bytes % self._block:
                 raise InputError(
@@ -128,8 +138,9 @@ class Storage:
 
         The file is there under its name only once it has all its room. Raises StorageFull when there is none.
         """
-        make_room(Path(path), max(BLOCK_BYTES, -(-n_bytes // BLOCK_BYTES) * BLOCK_BYTES))
-        return cls(path, writable=True, **settings)
+        size_bytes = max(BLOCK_BYTES, -(-n_bytes // BLOCK_BYTES) * BLOCK_BYTES)
+        make_room(Path(path), size_bytes)
+        return cls(path, writable=True, sums=BlockSums(size_bytes), **settings)
 
     @property
     def engine(self) -> str:
@@ -141,7 +152,7 @@ class Storage:
         return self._buffers.peak_bytes
 
     def read(self, extents: Extents) -> Data:
-        """The bytes of these extents. Raises StorageError when the file ends before they do."""
+        """The bytes of these extents. Raises StorageError when the file was cut, or does not hold what was written."""
         offsets, lengths = self._inside(extents)
         before = offsets % self._block
         sizes = np.where(lengths, -(-(before + lengths) // self._block) * self._block, 0)
@@ -151,6 +162,8 @@ class Storage:
             memory = self._buffers.take(int(ends[-1]) if len(ends) else 0)
             commands = Commands.of(offsets - before, ats, sizes, self._command_bytes)
             self._engine.run(commands, memory, writing=False)
+            if self._sums is not None:
+                self._check(self._sums, blocks_of(offsets - before, sizes), memory)
         return Data(memory, ats + before, lengths, lambda: self._buffers.give_back(memory))
 
     def write(self, extents: Extents, data: bytes | bytearray | memoryview) -> None:
@@ -167,6 +180,8 @@ class Storage:
         bodies = (lengths - heads) // self._block * self._block
         tails = lengths - heads - bodies
         with self._request():
+            if self._sums is not None:
+                _record(self._sums, offsets + heads, ats + heads, bodies, source)
             whole = Commands.of(offsets + heads, ats + heads, bodies, self._command_bytes)
             if whole.sizes.size and ((whole.ats + address(source)) % self._block).any():
                 self._write_copied(whole, source)
@@ -177,6 +192,8 @@ class Storage:
             for each in edges:
                 for offset, at, n_bytes in each.one_by_one():
                     self._write_edge(offset, source[at : at + n_bytes])
+            # A write behind a cut makes the file longer again, with zeros between.
+            self._file.check_size()
 
     def close(self) -> None:
         """Wait for what is under way, and close the file; closing twice is harmless."""
@@ -203,6 +220,7 @@ class Storage:
                 raise StorageError(f"{self.path} has been closed")
             self._under_way += 1
         try:
+            self._file.check_size()
             yield
         finally:
             with self._ended:
@@ -224,6 +242,24 @@ class Storage:
                 )
         return offsets, lengths
 
+    def _check(self, sums: BlockSums, blocks: np.ndarray, memory: memoryview) -> None:
+        """Raise StorageError unless these blocks, which lie in memory one after the other, are as they were written."""
+        for place in sums.changed(blocks, memory[: len(blocks) * BLOCK_BYTES]).tolist():
+            block, there = blocks[place : place + 1], memory[place * BLOCK_BYTES :][:BLOCK_BYTES]
+            offset = int(block[0]) * BLOCK_BYTES
+            # Another thread may just have been writing a part of this block that was not asked for.
+            with self._edges:
+                self._file.fill(there, offset, 0, BLOCK_BYTES)
+                if sums.changed(block, there).size:
+                    raise self._changed(offset, there)
+
+    def _changed(self, offset: int, there: memoryview) -> StorageError:
+        what = "other bytes than were written there" if any(there) else "zeros where something else was written"
+        return StorageError(
+            f"{self.path} holds {what}, in the {BLOCK_BYTES} bytes at offset {offset}: "
+            "the file has been changed from outside, or the device has lost a write"
+        )
+
     def _write_copied(self, whole: Commands, source: memoryview) -> None:
         """Write what does not lie on whole blocks in memory."""
         copy = self._copies.take(max(_COPIED_BYTES, self._command_bytes))
@@ -244,11 +280,26 @@ class Storage:
         with self._edges:
             block = self._copies.take(self._block)
             try:
+                whole, number = block[: self._block], np.array([offset // self._block])
                 self._file.fill(block, offset - inside, 0, self._block)
+                if self._sums is not None and self._sums.changed(number, whole).size:
+                    raise self._changed(offset - inside, whole)
                 block[inside : inside + len(data)] = data
+                if self._sums is not None:
+                    self._sums.record(number, whole)
                 self._file.put(block, offset - inside, 0, self._block)
             finally:
                 self._copies.give_back(block)
+
+
+def _record(sums: BlockSums, offsets: np.ndarray, ats: np.ndarray, sizes: np.ndarray, source: memoryview) -> None:
+    """Note the sums of whole blocks that are about to be written, from places in `source`."""
+    if sizes.sum() == len(source):
+        sums.record(blocks_of(offsets, sizes), source)
+        return
+    for offset, at, size in zip(offsets.tolist(), ats.tolist(), sizes.tolist(), strict=True):
+        blocks = np.arange(offset, offset + size, BLOCK_BYTES) // BLOCK_BYTES
+        sums.record(blocks, source[at : at + size])
 
 
 def _engine(name: str | None, file: StorageFile, depth: int) -> Engine:

@@ -70,6 +70,15 @@ class StorageFile:
         self.block_bytes = 1 if self.note else BLOCK_BYTES
         self.size_bytes = os.fstat(self.fd).st_size
 
+    def check_size(self) -> None:
+        """Raise StorageError when the file was cut since it was opened."""
+        n_bytes = os.fstat(self.fd).st_size
+        if n_bytes < self.size_bytes:
+            raise StorageError(
+                f"{self.path} ends at byte {n_bytes}; "
+                f"it had {self.size_bytes} bytes when it was opened and has been cut since"
+            )
+
     def fill(self, memory: memoryview, offset: int, at: int, n_bytes: int) -> None:
         """Read until the memory is full, or the file ends where it always did. Raises StorageError."""
         wanted = min(n_bytes, self.size_bytes - offset)

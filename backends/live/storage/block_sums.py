@@ -1,0 +1,44 @@
+"""Checksums of a file's blocks: what was written there, as far as 64 bits per block tell."""
+
+import numpy as np
+
+from kvferry.backends.live.storage.opened_file import BLOCK_BYTES
+
+_WORDS = BLOCK_BYTES // 8
+# An odd factor for every place in a block, modulo 2**64: one changed word always changes the sum, and any other change
+# does but for a chance of about one in 2**63.
+_FACTORS = np.random.default_rng(4096).integers(1 << 63, size=_WORDS, dtype=np.uint64) * 2 + 1
+
+
+class BlockSums:
+    """One sum per block of a file that began as zeros; a block of zeros has the sum 0.
+
+    A sum is taken in one pass of numpy over all blocks of a request, twice as fast as a CRC-32 block by block
+    (`benchmarks/live.py` measures both).
+    """
+
+    def __init__(self, size_bytes: int) -> None:
+        self._sums = np.zeros(size_bytes // BLOCK_BYTES, np.uint64)
+
+    def record(self, blocks: np.ndarray, memory: memoryview) -> None:
+        """Blocks, by number, hold what lies in `memory`, one block after the other."""
+        self._sums[blocks] = sums_of(memory)
+
+    def changed(self, blocks: np.ndarray, memory: memoryview) -> np.ndarray:
+        """Which of these blocks, as they lie in `memory`, do not hold what was recorded: their places in `blocks`."""
+        return np.flatnonzero(sums_of(memory) != self._sums[blocks])
+
+
+def sums_of(memory: memoryview) -> np.ndarray:
+    """uint64[blocks]."""
+    words = np.frombuffer(memory, np.uint64).reshape(-1, _WORDS)
+    sums: np.ndarray = np.einsum("ij,j->i", words, _FACTORS)
+    return sums
+
+
+def blocks_of(offsets: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """int64[blocks]: the numbers of all blocks of pieces that begin and end between blocks, in order."""
+    counts = sizes // BLOCK_BYTES
+    ends = np.cumsum(counts)
+    n = int(ends[-1]) if len(ends) else 0
+    return np.repeat(offsets // BLOCK_BYTES - (ends - counts), counts) + np.arange(n)
