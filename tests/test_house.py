@@ -32,3 +32,8 @@ def test_each_folder_with_code_is_installed(room: str) -> None:
 @pytest.mark.parametrize("room", ROOMS)
 def test_no_file_is_longer_than_400_lines(room: str) -> None:
     assert [file for file in (HERE / room).rglob("*.py") if file.read_text().count("\n") > 400] == []
+
+
+def test_the_architecture_page_lists_them_from_the_lowest_floor_up() -> None:
+    page = (HERE / "docs" / "architecture.md").read_text()
+    assert re.findall(r"^\| `(\w+)/` \|", page, re.MULTILINE) == ROOMS
