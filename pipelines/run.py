@@ -25,6 +25,8 @@ from kvferry.specs.scenario import Scenario
 from kvferry.traces.rate import RateTrace
 
 Progress = Callable[[int, int], None]
+# Of the link's course that a run keeps for pictures; a longer run keeps means over time.
+MOST_LINK_PIECES = 100_000
 
 
 def _torch_world(scenario: Scenario, codec: str, tell: Tell, say: Say) -> AbstractContextManager[World]:
@@ -135,5 +137,5 @@ def _with_bounds(
 
 
 def _link_over(trace: RateTrace, until_s: float) -> dict[str, Any]:
-    edges, rates = trace.segments(0.0, until_s) if until_s > 0 else (np.zeros(1), np.zeros(0))
+    edges, rates = trace.course(0.0, until_s, MOST_LINK_PIECES) if until_s > 0 else (np.zeros(1), np.zeros(0))
     return {"link_times_s": tuple(edges.tolist()), "link_bytes_per_s": tuple(rates.tolist())}
