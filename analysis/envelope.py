@@ -25,7 +25,8 @@ def envelope_of(
 ) -> Envelope:
     """{"outcome", "metrics", "scenario", "system", "seed", "versions", "provenance"}, and "why" unless done.
 
-    "link_down" and "unusable" are there where a request met such a fault and went on without (see `Run.faults`).
+    "link_down" and "unusable" are there where a request met such a fault and went on without (see `Run.faults`),
+    "not_recorded" where the selections of a run could not be written.
 
     Holds nothing that differs between equal runs: wall times stay in `run.measured`.
     """
@@ -44,6 +45,8 @@ def envelope_of(
         envelope["link_down"] = run.link_down
     if run.unusable:
         envelope["unusable"] = run.unusable
+    if "not_recorded" in run.measured:
+        envelope["not_recorded"] = run.measured["not_recorded"]
     return envelope
 
 

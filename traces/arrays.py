@@ -37,11 +37,29 @@ _UNREADABLE = (
 
 
 def save_arrays(path: Path, kind: str, **arrays: np.ndarray) -> None:
-    """Write arrays under their names, with the tag {"format", "version", "kind"}; same arrays, same bytes."""
+    """Write arrays under their names, with the tag {"format", "version", "kind"}; same arrays, same bytes.
+
+    Raises OSError, and leaves nothing of the file then.
+    """
     unfinished = path.with_name(path.name + ".part")
-    with unfinished.open("wb") as file:
-        _write(file, kind, arrays)
-    unfinished.replace(path)
+    try:
+        with unfinished.open("wb") as file:
+            _write(file, kind, arrays)
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def check_writable(path: Path, key: str) -> None:
+    """Raise InputError, which names `key`, where ``save_arrays`` could not write this file."""
+    if path.is_dir():
+        raise InputError(f"{key}: {path} is a folder; name a file")
+    unfinished = path.with_name(path.name + ".part")
+    try:
+        unfinished.open("wb").close()
+        unfinished.unlink()
+    except OSError as error:
+        raise InputError(f"{key}: {path} cannot be written: {error.strerror}") from None
 
 
 def packed_arrays(kind: str, **arrays: np.ndarray) -> bytes:

@@ -16,6 +16,7 @@ from tiny import LIVE_DECODING, changed
 from kvferry.backends.live.storage.direct_storage import Storage, StorageError, StorageFull
 from kvferry.pipelines.decoding.run import run_offload
 from kvferry.scenarios.loader import load_scenario
+from kvferry.specs.errors import InputError
 from kvferry.specs.scenario import Scenario
 
 pytest.importorskip("torch")
@@ -35,6 +36,12 @@ def kvswap(folder: Path) -> dict[str, Any]:
 
 def scenario(folder: Path) -> Scenario:
     return load_scenario(kvswap(folder))
+
+
+def recording(folder: Path, path: Path, output: int = 2) -> Scenario:
+    described = kvswap(folder)
+    described["workload"] = SCENARIO["workload"] | {"output": output}
+    return load_scenario(described | {"live": described["live"] | {"record_selections": str(path)}})
 
 
 def flexgen(folder: Path) -> dict[str, Any]:
@@ -204,6 +211,51 @@ def test_no_room_for_the_group_that_became_complete(tmp_path: Path, monkeypatch:
     # Four tokens make a group; nobody selects it before its write has failed.
     assert told[-1] <= 6
     assert "the device is full" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("where", "why"),
+    [
+        ("missing/selections.npz", "cannot be written: No such file or directory"),
+        ("", "is a folder; name a file"),
+        ("file/selections.npz", "cannot be written: Not a directory"),
+    ],
+)
+def test_selections_that_cannot_be_recorded_are_refused_before_the_model_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, why: str
+) -> None:
+    from kvferry.backends.live.decoding import world
+
+    def loaded(scenario: Scenario) -> None:
+        pytest.fail("the model was loaded")
+
+    monkeypatch.setattr(world, "model_of", loaded)
+    (tmp_path / "file").write_text("")
+    path = tmp_path / where
+    with pytest.raises(InputError, match=f"live.record_selections: {path} {why}"):
+        run_offload(recording(tmp_path, path))
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("output", [2, 1], ids=["full device", "nothing selected"])
+def test_a_run_whose_selections_cannot_be_written_is_kept(tmp_path: Path, output: int) -> None:
+    """/dev/full is a device that is always full."""
+    path = tmp_path / "selections.npz"
+    said: list[str] = []
+
+    def say(what: str) -> None:
+        # First before the model is loaded.
+        if output == 2 and not said:
+            (tmp_path / "selections.npz.part").symlink_to("/dev/full")
+        said.append(what)
+
+    run = run_offload(recording(tmp_path, path, output=output), say=say)
+    assert run.outcome == "done"
+    assert len(run.measured["answers"]["0"]) == output
+    why = "selections.npz: No space left on device" if output == 2 else "no step selected"
+    assert why in run.measured["not_recorded"]
+    assert said[-1] == f"the selections are not recorded: {run.measured['not_recorded']}"
+    assert list(tmp_path.iterdir()) == []
 
 
 ON_A_SMALL_DEVICE = """

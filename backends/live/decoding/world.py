@@ -23,6 +23,7 @@ from kvferry.machine.machine import Refused
 from kvferry.machine.span import Tell
 from kvferry.specs.errors import InputError
 from kvferry.specs.scenario import Scenario
+from kvferry.traces.arrays import check_writable
 from kvferry.traces.selections import SelectionStream
 
 # Systems whose choices are made here from real tensors. The others are told apart by how they choose.
@@ -47,7 +48,7 @@ class LiveDecodeWorld:
             head_dim=scenario.model.head_dim,
             dtype=model.dtype,
         )
-        self._scenario, self._sizes = scenario, sizes
+        self._scenario, self._sizes, self._say = scenario, sizes, say
         self.runner = OffloadRunner(
             model,
             [prompts.tokens(n, workload.context, 0)[0] for n in range(workload.batch)],
@@ -89,10 +90,9 @@ class LiveDecodeWorld:
         return self._busy.utilisation(0.0, until_s)
 
     def measured(self) -> dict[str, Any]:
-        """Answers, memory and storage as they were. Writes the selections where the scenario wants them."""
+        """Answers, memory and storage as they were. Writes the selections where the scenario wants them; "not_recorded"
+        says why they could not be written."""
         runner, storage = self.runner, self._storage
-        if self._scenario.live.record_selections is not None:
-            self._selections().save(Path(self._scenario.live.record_selections))
         told: dict[str, Any] = {
             "answers": {str(sequence): answer for sequence, answer in enumerate(runner.answers)},
             "kv_metadata_bytes": runner.metadata_bytes,
@@ -102,8 +102,20 @@ class LiveDecodeWorld:
         }
         if isinstance(storage, PacedStorage):
             told |= {"storage_batches": storage.batches, "storage_batches_late": storage.late}
+        if self._scenario.live.record_selections is not None:
+            told |= self._record(Path(self._scenario.live.record_selections))
         resident = self.machine.memory.resident_bytes()
         return told if resident is None else told | {"resident_bytes": resident}
+
+    def _record(self, path: Path) -> dict[str, str]:
+        """Write the selections. A failure does not lose the run: it is said, and returned under its key."""
+        try:
+            self._selections().save(path)
+        except (OSError, InputError) as error:
+            why = str(error) if isinstance(error, InputError) else f"live.record_selections: {path}: {error.strerror}"
+            self._say(f"the selections are not recorded: {why}")
+            return {"not_recorded": why}
+        return {}
 
     def _selections(self) -> SelectionStream:
         """What was selected, step by step, sequence after sequence: as many sequences find each its own when it is
@@ -135,6 +147,8 @@ def live_decode_world(scenario: Scenario, sizes: DecodeSizes | None, tell: Tell,
             raise InputError(f"policies.{policy}: backend torch scores compressed keys of all tokens; leave it out")
     if scenario.workload.selections is not None:
         raise InputError("workload.selections: backend torch selects with the model itself; leave selections out")
+    if scenario.live.record_selections is not None:
+        check_writable(Path(scenario.live.record_selections), "live.record_selections")
     with ExitStack() as stack:
         yield LiveDecodeWorld(scenario, sizes, tell, say, stack)
 
