@@ -1,4 +1,4 @@
-"""Codecs: size, error and speed, beside what constriction does by itself: python benchmarks/codec.py
+"""Codecs: size, error and speed, beside what constriction does by itself.
 
 Numbers are made up to be like keys and values: channels of keys with a mean and a spread of their own, values with
 heavy tails. Sizes stand beside those that the simulator reckons with, from the entropy of the same symbols. Errors are
@@ -10,14 +10,14 @@ hands out Huffman codes symbol by symbol only. Speeds of the pool are in wall-cl
 processor time: their ratio is how many cores it got.
 """
 
-import gc
 import os
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from benchmarks.row import Row, best_s, higher, lower
 from kvferry.codecs import codec
 from kvferry.codecs import sizes as modelled
 from kvferry.codecs.pool import CodecPool
@@ -37,13 +37,7 @@ def chunk(seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def processor_s(work: Callable[[], object]) -> float:
-    best_s = float("inf")
-    for _ in range(REPEATS):
-        gc.collect()
-        start_s = time.thread_time()
-        work()
-        best_s = min(best_s, time.thread_time() - start_s)
-    return best_s
+    return best_s(work, rounds=REPEATS, clock=time.thread_time)
 
 
 def error(before: np.ndarray, after: np.ndarray) -> float:
@@ -59,36 +53,32 @@ def entropy_of(symbols: np.ndarray) -> float:
     return -float((shares[shares > 0] * np.log2(shares[shares > 0])).sum())
 
 
-def one_core() -> None:
+def one_core() -> Iterator[Row]:
     k, v = chunk(0)
     entropy = entropy_of(symbols_of(k, v))
-    print(f"A chunk of {TOKENS} tokens, head_dim {HEAD_DIM}; its symbols have {entropy:.2f} bits\n")
-    print("codec     level  bits/value  modelled  error of k  of v   encode  decode  decode 8 heads   Mvalues/s")
     for name, kind in codec.CODECS.items():
         encoding = modelled.CODECS[name](np.array([[[entropy]]]), VALUES)
         for level, scale in enumerate(encoding.level_scale):
             data = codec.encode(name, k, v, level)
             heads = [codec.encode(name, *chunk(head), level) for head in range(HEADS)]
             decoded = codec.decode(data)
-            rates = (
-                VALUES / processor_s(lambda name=name, level=level: codec.encode(name, k, v, level)),
-                VALUES / processor_s(lambda data=data: codec.decode(data)),
-                HEADS * VALUES / processor_s(lambda heads=heads: codec.decode_many(heads)),
-            )
-            print(
-                f"{name:9} {level} of {kind.levels} {8 * len(data) / VALUES:11.3f}"
-                f" {8 * encoding.encoded_bytes.item() * scale / VALUES:9.3f}"
-                f" {error(k, decoded[0]):11.4f} {error(v, decoded[1]):6.4f}"
-                f" {rates[0] / 1e6:7.0f} {rates[1] / 1e6:7.0f} {rates[2] / 1e6:15.0f}"
-            )
+            what = f"{name} {level} of {kind.levels}"
+            model_bits = 8 * encoding.encoded_bytes.item() * scale / VALUES
+            yield lower(f"{what}: size (modelled)", 8 * len(data) / VALUES, "bits/value", model_bits)
+            yield lower(f"{what}: error of keys", error(k, decoded[0]), "deviation")
+            yield lower(f"{what}: error of values", error(v, decoded[1]), "deviation")
+            for way, n_values, work in (
+                ("encode", VALUES, lambda name=name, level=level: codec.encode(name, k, v, level)),
+                ("decode", VALUES, lambda data=data: codec.decode(data)),
+                ("decode 8 heads", HEADS * VALUES, lambda heads=heads: codec.decode_many(heads)),
+            ):
+                yield higher(f"{what}: {way}", n_values / processor_s(work) / 1e6, "Mvalues/s")
 
 
-def constrictions_own() -> None:
-    try:
-        import constriction
-    except ImportError:
-        print("\nconstriction is not installed")
-        return
+def constrictions_own() -> Iterator[Row]:
+    """The ceiling of cachegen, and what Huffman codes are beside."""
+    import constriction
+
     symbols = symbols_of(*chunk(0)).astype(np.int32)
     shares = (np.bincount(symbols, minlength=32) / symbols.size).astype(np.float32)
     model = constriction.stream.model.Categorical(shares, perfect=False)
@@ -116,29 +106,28 @@ def constrictions_own() -> None:
         for _ in few:
             queue.decode_symbol(tree)
 
-    rows = {
-        "range coder, bare symbols": (
-            symbols.size / processor_s(encode),
-            symbols.size
-            / processor_s(lambda: constriction.stream.queue.RangeDecoder(words).decode(model, symbols.size)),
-        ),
-        "Huffman, symbol by symbol": (len(few) / processor_s(encode_each), len(few) / processor_s(decode_each)),
-    }
-    print("\nconstriction's own           encode  decode   Msymbols/s")
-    for label, (encoded, decoded) in rows.items():
-        print(f"{label:28} {encoded / 1e6:6.1f} {decoded / 1e6:7.1f}")
+    def decode() -> None:
+        constriction.stream.queue.RangeDecoder(words).decode(model, symbols.size)
+
+    for what, count, work in (
+        ("range coder, bare symbols: encode", symbols.size, encode),
+        ("range coder, bare symbols: decode", symbols.size, decode),
+        ("Huffman, symbol by symbol: encode", len(few), encode_each),
+        ("Huffman, symbol by symbol: decode", len(few), decode_each),
+    ):
+        yield higher(f"constriction's {what}", count / processor_s(work) / 1e6, "Msymbols/s")
 
 
-def pools() -> None:
-    print(f"\n{HEADS} heads a piece, {PIECES} pieces           decode: wall  per processor second   Mvalues/s")
+def pools() -> Iterator[Row]:
     for workers in (1, 2):
         for name in codec.CODECS:
             pieces = [[codec.encode(name, *chunk(head)) for head in range(HEADS)]] * PIECES
             with CodecPool(workers) as pool:
                 wall_s, used_s = min(decoding_s(pool, pieces) for _ in range(ROUNDS))
-            values = PIECES * HEADS * VALUES
-            label, cores = f"{workers} worker{'s' * (workers > 1)}, {name}", used_s / wall_s
-            print(f"{label:32} {values / wall_s / 1e6:12.0f} {values / used_s / 1e6:21.0f}   ({cores:.1f} cores)")
+            millions = PIECES * HEADS * VALUES / 1e6
+            # What the workers' processor time alone would allow, times the workers.
+            ceiling = workers * millions / used_s if used_s else None
+            yield higher(f"pool, {workers} workers: decode {name}", millions / wall_s, "Mvalues/s", ceiling)
 
 
 def decoding_s(pool: CodecPool, pieces: list[list[bytes]]) -> tuple[float, float]:
@@ -162,7 +151,7 @@ def used_s(pool: CodecPool) -> float:
     return total / ticks
 
 
-if __name__ == "__main__":
-    one_core()
-    constrictions_own()
-    pools()
+def rows() -> Iterator[Row]:
+    yield from one_core()
+    yield from constrictions_own()
+    yield from pools()

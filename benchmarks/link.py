@@ -1,4 +1,4 @@
-"""The way from the cloud, beside a plain HTTP download of the same bytes: python benchmarks/link.py [ROUNDS]
+"""The way from the cloud, beside a plain HTTP download of the same bytes.
 
 The same server hands out the same 71 MB over the same link, once as one file to one plain connection, and once chunk by
 chunk, all heads of a layer at a time, each checked, to the client that pipelines use. The plain download keeps what
@@ -9,17 +9,17 @@ client's own reading. Medians of some interleaved rounds, since other work on th
 """
 
 import os
-import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection
 from pathlib import Path
 
 import numpy as np
 
+from benchmarks.row import Row, higher, lower
 from kvferry.cloud.client import CloudClient
 from kvferry.cloud.server_process import ServerProcess
 from kvferry.cloud.store import StoredModel, StoreHeader, StoreWriter
@@ -101,35 +101,30 @@ def lateness_s(arrivals: Arrivals, began_s: float, trace: RateTrace, rtt_s: floa
     return np.array([at_s for at_s, _ in arrivals]) - began_s - due
 
 
-def main() -> None:
-    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else ROUNDS
+def rows() -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_store(folder)
-        print(f"{TOTAL_BYTES / 1e6:.0f} MB; medians of {rounds}; load of this machine {os.getloadavg()[0]:.1f}")
-        print(f"{'':24}{'':20}    MB/s  of plain  of link   late: mean  p95  end, ms    processor ms/MB: here  server")
         for label, link in LINKS.items():
             seen = {way: list[tuple[float, ...]]() for way in WAYS}
-            for _ in range(rounds):
+            for _ in range(ROUNDS):
                 for way, ahead in WAYS.items():
                     seen[way].append(run(folder, link, ahead))
-            of_plain = TOTAL_BYTES / np.median([took_s for took_s, *_ in seen["one plain download"]])
+            plain_mb_per_s = TOTAL_BYTES / np.median([took_s for took_s, *_ in seen["one plain download"]]) / 1e6
             for way, runs in seen.items():
-                took_s, *late, here_s, there_s = np.median(runs, axis=0).tolist()
-                rate = TOTAL_BYTES / took_s
-                share = f"{link_share(link, took_s):8.1%}" if link else " " * 8
+                took_s, late_s, here_s, there_s = np.median(runs, axis=0).tolist()
+                yield higher(f"{label}, {way} (plain)", TOTAL_BYTES / took_s / 1e6, "MB/s", float(plain_mb_per_s))
+                if link:
+                    yield higher(f"{label}, {way}: of the link", link_share(link, took_s), "share", 1.0)
                 # Kept as one, it is all there at the end.
-                told = link is not None and way != "one plain download"
-                lates = "".join(f"{1e3 * seconds:7.2f}" for seconds in late) if told else " " * 21
-                print(
-                    f"{label:24}{way:20}{rate / 1e6:8.1f} {rate / of_plain:8.1%} {share} {lates}"
-                    f" {1e9 * here_s / TOTAL_BYTES:20.2f} {1e9 * there_s / TOTAL_BYTES:7.2f}"
-                )
-                label = ""
+                if link and way != "one plain download":
+                    yield lower(f"{label}, {way}: late, p95", 1e3 * late_s, "ms")
+                yield lower(f"{label}, {way}: processor here", 1e9 * here_s / TOTAL_BYTES, "ms/MB")
+                yield lower(f"{label}, {way}: processor of the server", 1e9 * there_s / TOTAL_BYTES, "ms/MB")
 
 
 def run(folder: Path, link: LinkSpec | None, ahead: int) -> tuple[float, ...]:
-    """Seconds; lateness in mean, 95th percentile and of the last byte; processor seconds here and of the server."""
+    """Seconds; 95th percentile of lateness; processor seconds here and of the server."""
     with ServerProcess(folder, link) as server, CloudClient(server.url) as client:
         client.index("0")
         used_there_s, used_here_s, began_s = used_s(server.process_id), time.process_time(), time.perf_counter()
@@ -137,13 +132,9 @@ def run(folder: Path, link: LinkSpec | None, ahead: int) -> tuple[float, ...]:
         took_s, here_s = time.perf_counter() - began_s, time.process_time() - used_here_s
         there_s = used_s(server.process_id) - used_there_s
     late = lateness_s(arrivals, began_s, link_trace(link), link.rtt_s) if link else np.zeros(1)
-    return took_s, float(late.mean()), float(np.quantile(late, 0.95)), float(late[-1]), here_s, there_s
+    return took_s, float(np.quantile(late, 0.95)), here_s, there_s
 
 
 def link_share(link: LinkSpec, took_s: float) -> float:
     """Time that the link alone would have taken, over the time taken."""
     return (link_trace(link).finish_s(0.0, TOTAL_BYTES) + link.rtt_s) / took_s
-
-
-if __name__ == "__main__":
-    main()

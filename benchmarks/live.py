@@ -1,21 +1,17 @@
 """Speeds of the live machine, each beside its ceiling.
 
-python benchmarks/live.py [FOLDER]
-
 Round trips: work is handed to a thread and its result awaited. The ceiling is two threads that pass a token through
-queues and do nothing else; the best of some interleaved rounds. Storage: random reads and writes in FOLDER (default:
-the system's folder for temporary files) with both engines, beside bare loops of preadv and pwritev with the same block
+queues and do nothing else; the best of some interleaved rounds. Storage: random reads and writes in the
+folder for temporary files (`TMPDIR`) with both engines, beside bare loops of preadv and pwritev with the same block
 size, as many threads, and no more than that; and beside fio, where it is installed, with io_uring and with threads.
 Checksums: sums of all blocks of a request, beside a CRC-32 of each block and a copy.
 All of them swing with whatever else the machine does: medians of some interleaved rounds.
 """
 
 import json
-import math
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -28,6 +24,7 @@ from typing import Any
 import numpy as np
 import simpy
 
+from benchmarks.row import Row, best_s, higher, lower
 from kvferry.backends.live.engine.environment import WallClockEnvironment
 from kvferry.backends.live.engine.machine import LiveMachine
 from kvferry.backends.live.storage.block_sums import sums_of
@@ -145,17 +142,18 @@ def timed(env: simpy.Environment, story: simpy.events.ProcessGenerator) -> float
     return perf_counter() - began_s
 
 
-def round_trips() -> None:
+def round_trips() -> Iterator[Row]:
     ways = {"queues alone": ping_pong, "environment": environment, "machine": machine, "machine, one chain": chain}
     best = dict.fromkeys(ways, 0.0)
     for _ in range(ROUNDS):
         for name, way in ways.items():
             best[name] = max(best[name], way())
-    print(f"{'round trips':24} {'per second':>12}   of queues alone")
+    ceiling = best["queues alone"]
     for name, rate in best.items():
-        print(f"{name:24} {rate:12,.0f}   {rate / best['queues alone']:6.0%}")
+        yield higher(f"round trips, {name}", rate, "per second", ceiling)
     rate, longest_s = beside_busy_python()
-    print(f"{'beside busy Python':24} {rate:12,.0f}   {rate / best['queues alone']:6.0%}   longest {longest_s:.1e} s")
+    yield higher("round trips, beside busy Python", rate, "per second", ceiling)
+    yield lower("the longest of them", 1e3 * longest_s, "ms")
 
 
 # --- storage -----------------------------------------------------------------------------------------------------
@@ -228,7 +226,8 @@ def fio(path: Path, engine: str, depth: int, block_bytes: int, places: list[int]
     return bytes_per_s
 
 
-def storage(folder: Path) -> None:
+def storage(folder: Path) -> Iterator[Row]:
+    """Nothing where the folder's file system has no direct reads and writes."""
     rng = np.random.default_rng(7)
     path = folder / f"kvferry-benchmark-{os.getpid()}"
     ways = {
@@ -241,13 +240,10 @@ def storage(folder: Path) -> None:
     try:
         with Storage.create(path, FILE_BYTES) as store:
             if store.note:
-                print(f"storage: {store.note}")
                 return
             chunk = rng.bytes(1 << 24)
             for at in range(0, FILE_BYTES, len(chunk)):
                 store.write(Extents((at,), (len(chunk),)), chunk)
-        print(f"\n{'storage, MB/s':16} {'block':>8} {'depth':>5}" + "".join(f"{way:>14}" for way in ways), end="")
-        print("   of fio: io_uring  threads")
         for writing in (False, True):
             for block_bytes, n_bytes in BLOCKS.items():
                 for depth in DEPTHS:
@@ -255,38 +251,36 @@ def storage(folder: Path) -> None:
                     for _ in range(ROUNDS):
                         for way, move in ways.items():
                             places = offsets(n_bytes, block_bytes, rng)
-                            seen[way].append(move(depth, block_bytes, places, writing) or math.nan)
-                    rates = {way: float(np.median(of_way)) for way, of_way in seen.items()}
-                    print(
-                        f"{'random write' if writing else 'random read':16} {block_bytes >> 10:4d} KiB {depth:5d}"
-                        + "".join(f"{rate / 1e6:14.0f}" for rate in rates.values())
-                        + f"{rates['io_uring'] / rates['fio io_uring']:20.0%}"
-                        + f"{rates['threads'] / rates['fio threads']:9.0%}"
-                    )
+                            rate = move(depth, block_bytes, places, writing)
+                            seen[way] += [] if rate is None else [rate / 1e6]
+                    what = f"{'write' if writing else 'read'} {block_bytes >> 10} KiB, depth {depth}"
+                    rates = {way: float(np.median(of_way)) for way, of_way in seen.items() if of_way}
+                    for way, rate in rates.items():
+                        ceiling = rates.get(f"fio {way}") or rates["bare"]
+                        yield higher(
+                            f"{what}: {way}", rate, "MB/s", ceiling if way in ("io_uring", "threads") else None
+                        )
     finally:
         path.unlink(missing_ok=True)
 
 
-def checksums() -> None:
-    print(f"\n{'checksums, GB/s':16}" + "".join(f"{way:>16}" for way in ("sums of blocks", "crc32 of each", "copy")))
+def checksums() -> Iterator[Row]:
     for n_bytes in (256 << 10, 4 << 20, 64 << 20):
         memory, to = aligned_memory(n_bytes), np.zeros(n_bytes, np.uint8)
         memory[:] = np.random.default_rng(7).bytes(n_bytes)
-        ways: list[Callable[[], object]] = [
-            partial(sums_of, memory),
-            lambda of=memory: [crc32(of[at : at + BLOCK_BYTES]) for at in range(0, len(of), BLOCK_BYTES)],
-            partial(np.copyto, to, np.frombuffer(memory, np.uint8)),
-        ]
-        took_s: list[list[float]] = [[] for _ in ways]
-        for _ in range(ROUNDS):
-            for times_s, way in zip(took_s, ways, strict=True):
-                began_s = perf_counter()
-                way()
-                times_s.append(perf_counter() - began_s)
-        print(f"{n_bytes >> 10:12d} KiB" + "".join(f"{n_bytes / np.median(s) / 1e9:16.1f}" for s in took_s))
+        ways: dict[str, Callable[[], object]] = {
+            "a copy": partial(np.copyto, to, np.frombuffer(memory, np.uint8)),
+            "sums of blocks": partial(sums_of, memory),
+            "crc32 of each": lambda of=memory: [
+                crc32(of[at : at + BLOCK_BYTES]) for at in range(0, len(of), BLOCK_BYTES)
+            ],
+        }
+        rates = {name: n_bytes / best_s(way) / 1e9 for name, way in ways.items()}
+        for name, rate in rates.items():
+            yield higher(f"{n_bytes >> 10:,} KiB: {name}", rate, "GB/s", rates["a copy"])
 
 
-if __name__ == "__main__":
-    round_trips()
-    checksums()
-    storage(Path(sys.argv[1] if len(sys.argv) > 1 else tempfile.gettempdir()))
+def rows() -> Iterator[Row]:
+    yield from round_trips()
+    yield from checksums()
+    yield from storage(Path(tempfile.gettempdir()))

@@ -1,20 +1,19 @@
-"""How fast a world of nothing but transfers runs, beside bare SimPy: python benchmarks/transfers.py
+"""How fast a world of nothing but transfers runs, beside bare SimPy.
 
 The ceiling is a loop of time-outs: the most events that SimPy processes, and nothing done. A link as one writes
 it in bare SimPy, with a resource that processes request, hold and release (one rate, in order, no sharing, no
 cancelling, no records), spends five events on a transfer; ours spends two, its end of service and its ticket.
-So two shares of the ceiling are shown: of events as they are counted, and of the events that the bare link
-would have needed for as many transfers.
+So there are two rows a link: events beside the ceiling, and transfers beside those of the bare link.
 """
 
-import gc
 import itertools
-import time
 from collections.abc import Callable, Iterator
+from time import process_time
 
 import numpy as np
 import simpy
 
+from benchmarks.row import Row, best_s, higher
 from kvferry.machine.span import Span
 from kvferry.sim.link import Link
 from kvferry.traces.rate import RateTrace
@@ -77,36 +76,25 @@ def link(flows: int, trace: RateTrace, rtt_s: float) -> Callable[[simpy.Environm
 
 def measure(work: Callable[[simpy.Environment], None]) -> Rates:
     """The best of some runs, in CPU time: other work on the machine counts less."""
-    best_s, events = float("inf"), 0
-    for _ in range(REPEATS):
-        env = simpy.Environment()
-        gc.collect()
-        start_s = time.process_time()
-        work(env)
-        best_s = min(best_s, time.process_time() - start_s)
-        # SimPy numbers its events, and all of them have happened.
-        events = next(env._eid)
-    return events / best_s, TRANSFERS / best_s
+    env = simpy.Environment()
+    work(env)
+    # SimPy numbers its events, and all of them have happened.
+    events = next(env._eid)
+    took_s = best_s(lambda: work(simpy.Environment()), rounds=REPEATS, clock=process_time)
+    return events / took_s, TRANSFERS / took_s
 
 
-def main() -> None:
+def rows() -> Iterator[Row]:
     steady = RateTrace.constant(RATE)
     replayed = RateTrace.from_samples(np.random.default_rng(7).uniform(20e6, 140e6, 600), 0.1)
     ceiling, by_resource = measure(time_outs), measure(resource)
-    print(f"{'':34}   events/s  share   transfers/s  events each  share at the bare link's events")
-    rows = {"bare SimPy: time-outs": ceiling, "bare SimPy: a resource": by_resource}
+    yield higher("bare SimPy: time-outs", ceiling[0], "events/s")
+    yield higher("bare SimPy: a resource, events", by_resource[0], "events/s", ceiling[0])
+    yield higher("bare SimPy: a resource, transfers", by_resource[1], "transfers/s")
     for flows, (name, trace, rtt_s) in itertools.product(
         (1, 8), (("steady", steady, 0.0), ("replayed", replayed, 4e-3))
     ):
         label = f"link: {flows} flow{'s' * (flows > 1)}, {name}, RTT {rtt_s * 1e3:g} ms"
-        rows[label] = measure(link(flows, trace, rtt_s))
-    each = by_resource[0] / by_resource[1]
-    for label, (events_per_s, transfers_per_s) in rows.items():
-        print(
-            f"{label:34} {events_per_s:10,.0f} {events_per_s / ceiling[0]:6.0%}  {transfers_per_s:12,.0f}"
-            f"  {events_per_s / transfers_per_s:11.1f}  {min(1.0, transfers_per_s * each / ceiling[0]):6.0%}"
-        )
-
-
-if __name__ == "__main__":
-    main()
+        events_per_s, transfers_per_s = measure(link(flows, trace, rtt_s))
+        yield higher(f"{label}, events", events_per_s, "events/s", ceiling[0])
+        yield higher(f"{label}, transfers (the resource's)", transfers_per_s, "transfers/s", by_resource[1])

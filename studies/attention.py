@@ -1,6 +1,6 @@
 """Block-sparse attention over the masks of real text, beside what a calibrated profile says that it takes.
 
-python benchmarks/attention.py PROFILE_FOLDER [--model byte-large] [--tokens 9216] [--repeats 8]
+python studies/attention.py PROFILE_FOLDER [--model byte-large] [--tokens 9216] [--repeats 8]
 
 Calibration draws masks at random, alike in all heads; here a model's own attention to a text (Python's standard
 library) says which blocks hold 98 % of the mass. Attention is timed inside the session's ops; the profile must be of
