@@ -1,30 +1,31 @@
 """How far the simulator is off: a scenario in both worlds, figure by figure.
 
-Both worlds hold the same contexts: the simulator is given the sizes that lie in the store and the attention blocks
-that the model runs, which planners know beforehand too. What is compared is what happens then.
+Both worlds have the same inputs: what the real one recorded (the sizes that lie in the store and the attention blocks
+that the model runs, the KV blocks that every step selected) is what the simulator replays. What is compared is what
+happens then.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median, stdev
 from typing import Any
 
 import numpy as np
 
-from kvferry.analysis.metrics import metrics_of
+from kvferry.analysis.metrics import metrics_for
 from kvferry.analysis.occupancy import union
-from kvferry.backends.sim.world import SimWorld
-from kvferry.backends.world import OpenWorld, Say, World
-from kvferry.machine.span import Span, Tell
+from kvferry.backends.world import OpenWorld, Say
+from kvferry.machine.span import Span
 from kvferry.pipelines.record import Run
 from kvferry.pipelines.run import BACKENDS, run_scenario
 from kvferry.specs.errors import KvferryError
 from kvferry.specs.scenario import Scenario
-from kvferry.traces.stored import StoredContext
 
 # Compared end to end, of the metrics of a run; those that neither world has are left out.
-COMPARED = ("ttft_s", "load_s", "tpot_s", "link_bytes", "streamed_share", "link_utilisation", "compute_utilisation")
+COMPARED = (
+    *("ttft_s", "load_s", "tpot_s", "link_bytes", "streamed_share", "link_utilisation", "compute_utilisation"),
+    *("throughput_tokens_per_s", "reuse_rate", "read_bytes", "storage_utilisation", "io_to_compute"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,52 +43,45 @@ def in_both_worlds(scenario: Scenario, *, say: Say = lambda what: None, live: Op
     Raises InputError as ``run_scenario`` does, KvferryError when a run does not finish, or finishes only by
     computing what the link should have brought.
     """
-    seen = _Seen(live or BACKENDS["torch"])
-    measured = run_scenario(scenario, say=say, open_world=seen.open)
+    measured = run_scenario(scenario, say=say, open_world=live or BACKENDS["torch"])
     if measured.interrupted:
         raise KeyboardInterrupt
     if measured.outcome != "done":
         raise KvferryError(f"{scenario.name}: it ended {measured.outcome.replace('_', ' ')}: {measured.why}")
     if measured.faults:
         raise KvferryError(f"{scenario.name}: a run that measures nothing: {'; '.join(measured.faults)}")
-    simulated = run_scenario(scenario, open_world=seen.simulate)
+    simulated = run_scenario(scenario, open_world=BACKENDS["sim"], inputs=measured.inputs)
     if simulated.outcome != "done":
         raise KvferryError(f"{scenario.name}: simulated, it ends {simulated.outcome}: {simulated.why}")
     return TwoWorlds(scenario=scenario, simulated=simulated, measured=measured)
 
 
-class _Seen:
-    """Remembers what contexts weigh in the real world, for the modelled one."""
-
-    def __init__(self, live: OpenWorld) -> None:
-        self._live = live
-        self._stored: list[StoredContext] = []
-
-    @contextmanager
-    def open(self, scenario: Scenario, codec: str, tell: Tell, say: Say) -> Iterator[World]:
-        with self._live(scenario, codec, tell, say) as world:
-            self._stored = [world.stored(n) for n in range(scenario.workload.requests)]
-            yield world
-
-    @contextmanager
-    def simulate(self, scenario: Scenario, codec: str, tell: Tell, say: Say) -> Iterator[World]:
-        yield SimWorld(scenario, codec, tell, stored=self._stored.__getitem__)
+def remark_of(scenario: Scenario) -> str | None:
+    """What a figure of this scenario does not prove; None where nothing has to be said."""
+    paced = scenario.workload.kind == "offload-decode" and scenario.live.paced and scenario.device.storage is not None
+    if not paced:
+        return None
+    return "storage is paced by the simulator's own curve: its error is not in this figure (live.paced: false has it)"
 
 
 def figures_of(scenario: Scenario, run: Run) -> dict[str, Any]:
     """What is kept of a run: ``metrics``, those of COMPARED that it has and ``overlap`` (share of the load time when
     link and processor both work), and ``ops``, [resource, label, how many spans, their mean seconds]."""
-    metrics = metrics_of(run, main_processor=scenario.device.main, measure=scenario.measure)
-    metrics["overlap"] = _overlap(run, scenario.device.main)
+    metrics = metrics_for(scenario, run)
+    if run.tally.bytes_of("link"):
+        metrics["overlap"] = _overlap(run, scenario.device.main)
     return {"metrics": {key: metrics[key] for key in (*COMPARED, "overlap") if key in metrics}, "ops": _ops(run.spans)}
 
 
-def beside(simulated: Mapping[str, Any], measured: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def beside(
+    simulated: Mapping[str, Any], measured: Sequence[Mapping[str, Any]], headline: str = "ttft_s"
+) -> dict[str, Any]:
     """A simulated run's figures beside those of measured ones.
 
     ``metrics``: per figure the simulated one, the median of the measured ones, ``error`` = simulated / measured - 1,
     and ``spread``, the standard deviation of the measured ones over their median (None for a single run). ``ops``:
-    per resource and label, how many spans, their mean duration and its error. ``runs``: every measured TTFT.
+    per resource and label, how many spans, their mean duration and its error. ``runs``: every measured `headline`, the
+    metric that the workload is about.
     """
     runs = [figures["metrics"] for figures in measured]
     metrics = {
@@ -96,25 +90,26 @@ def beside(simulated: Mapping[str, Any], measured: Sequence[Mapping[str, Any]]) 
         if all(key in figures for figures in runs)
     }
     ops = _ops_beside(simulated["ops"], [figures["ops"] for figures in measured])
-    return {"metrics": metrics, "ops": ops, "runs": [figures.get("ttft_s") for figures in runs]}
+    return {"metrics": metrics, "ops": ops, "headline": headline, "runs": [figures.get(headline) for figures in runs]}
 
 
 def summary_of(rows: Sequence[dict[str, Any]], allowed: float = 0.15) -> dict[str, Any]:
-    """Over scenarios: the median and the largest absolute TTFT error, and which lie beyond what is allowed.
+    """Over scenarios: the absolute error of their headline metrics, and which lie beyond what is allowed.
 
     That is `allowed`, or twice the hardware's own spread where that is larger.
     """
-    found = [row["metrics"]["ttft_s"] for row in rows if "ttft_s" in row["metrics"]]
+    found = [row["metrics"][row["headline"]] for row in rows if row.get("headline") in row["metrics"]]
     if not found:
         return {"scenarios": len(rows)}
     errors = np.abs([one["error"] for one in found])
     limits = np.maximum(allowed, [2 * (one["spread"] or 0.0) for one in found])
     return {
         "scenarios": len(rows),
-        "ttft_error_median": float(np.median(errors)),
-        "ttft_error_p90": float(np.percentile(errors, 90)),
-        "ttft_error_largest": float(errors.max()),
-        "ttft_spread_median": float(np.median([one["spread"] or 0.0 for one in found])),
+        "headline": " and ".join(dict.fromkeys(row["headline"] for row in rows)),
+        "error_median": float(np.median(errors)),
+        "error_p90": float(np.percentile(errors, 90)),
+        "error_largest": float(errors.max()),
+        "spread_median": float(np.median([one["spread"] or 0.0 for one in found])),
         "beyond": int((errors > limits).sum()),
     }
 

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 from kvferry.analysis import style
 from kvferry.analysis.compare import compare_gantt
 from kvferry.analysis.envelope import provenance_of, to_json, versions
-from kvferry.analysis.fidelity import TwoWorlds, beside, figures_of, in_both_worlds, summary_of
+from kvferry.analysis.fidelity import TwoWorlds, beside, figures_of, in_both_worlds, remark_of, summary_of
 from kvferry.analysis.folder import folder_name, write_file, write_pictures
 from kvferry.analysis.settings import column_of, settings_of
 from kvferry.analysis.style import BLACK, FAINT, GREY, MARKERS, SERIES, render
 from kvferry.backends.world import Say
+from kvferry.pipelines.workloads import WORKLOADS
 from kvferry.scenarios.loader import scenario_hash
 from kvferry.specs.errors import InputError
 from kvferry.specs.scenario import Scenario
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _RUNS = "runs.json"
+# What axes are called.
+AXES = {"ttft_s": "time to first token (s)", "throughput_tokens_per_s": "throughput (tokens/s)"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +71,8 @@ def measure(
     rows = []
     for scenario in study.scenarios:
         found = kept[scenario_hash(scenario)]
-        rows.append(_row(study, scenario) | beside(found["simulated"], found["measured"][: study.runs]))
+        headline = WORKLOADS[scenario.workload.kind].headline
+        rows.append(_row(study, scenario) | beside(found["simulated"], found["measured"][: study.runs], headline))
     first = study.scenarios[0]
     report = {
         "study": study.name,
@@ -84,20 +88,25 @@ def measure(
     }
     if folder is not None:
         write_file(folder / "fidelity.json", to_json(report).encode())
-        if any("ttft_s" in row["metrics"] for row in rows):
-            write_pictures(folder / "plots" / "ttft", render(lambda: scatter(rows, title=study.name)))
+        for headline in dict.fromkeys(row["headline"] for row in rows):
+            drawn = [row for row in rows if row["headline"] == headline and headline in row["metrics"]]
+            if drawn:
+                stem = folder / "plots" / headline.split("_")[0]
+                write_pictures(stem, render(lambda: scatter(drawn, title=study.name)))  # noqa: B023
     return report
 
 
 def scatter(rows: Sequence[Mapping[str, Any]], *, title: str = "") -> Figure:
-    """Simulated over measured TTFT, a mark per scenario and a kind of mark per system, with the 5 and 15 % lines."""
+    """Simulated over measured headline metric, the same for all rows: a mark per scenario and a kind of mark per
+    system, with the 5 and 15 % lines."""
+    headline = rows[0]["headline"]
     figure = style.new_figure(6.2, 5.6)
     axis = figure.subplots()
     points = {
         system: [
-            (row["metrics"]["ttft_s"]["measured"], row["metrics"]["ttft_s"]["simulated"])
+            (row["metrics"][headline]["measured"], row["metrics"][headline]["simulated"])
             for row in rows
-            if row["system"] == system and "ttft_s" in row["metrics"]
+            if row["system"] == system
         ]
         for system in dict.fromkeys(row["system"] for row in rows)
     }
@@ -117,8 +126,8 @@ def scatter(rows: Sequence[Mapping[str, Any]], *, title: str = "") -> Figure:
     axis.set_xlim(*ends)
     axis.set_ylim(*ends)
     axis.grid(color=FAINT, which="both")
-    axis.set_xlabel("measured time to first token (s), median of the runs")
-    axis.set_ylabel("simulated (s)")
+    axis.set_xlabel(f"measured {AXES[headline]}, median of the runs")
+    axis.set_ylabel(f"simulated {AXES[headline]}")
     axis.set_title(title)
     axis.legend(loc="upper left")
     return figure
@@ -133,6 +142,7 @@ def _row(study: FidelityStudy, scenario: Scenario) -> dict[str, Any]:
         "name": folder_name("-".join([scenario.name, scenario.system, *told])),
         "system": scenario.system,
         "varied": varied,
+        "remark": remark_of(scenario),
     }
 
 

@@ -1,14 +1,19 @@
 """The figures of a run, under the project's metric keys."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Literal
 
 import numpy as np
 
-from kvferry.analysis.occupancy import busy_share
-from kvferry.machine.span import Span
+from kvferry.analysis.decoding import decoding_metrics
 from kvferry.pipelines.record import RequestRecord, Run
+from kvferry.specs.scenario import Scenario
+
+
+def metrics_for(scenario: Scenario, run: Run) -> dict[str, float]:
+    """``metrics_of`` a run of this scenario."""
+    return metrics_of(run, main_processor=scenario.device.main, measure=scenario.measure)
 
 
 def metrics_of(
@@ -47,7 +52,8 @@ def metrics_of(
         if run.energy_j:
             found["energy_j"] = sum(run.energy_j.values()) / len(run.requests)
     found |= _machine_metrics(run, main_processor)
-    found |= run.figures
+    if run.decoded is not None:
+        found |= decoding_metrics(run, run.decoded, main_processor=main_processor, measure=measure)
     return {key: float(value) for key, value in found.items() if value is not None and np.isfinite(value)}
 
 
@@ -126,21 +132,17 @@ def _machine_metrics(run: Run, main_processor: str) -> dict[str, float | None]:
     if not ends_s:
         return found
     first_s, last_s = min(r.arrival_s for r in run.requests), max(ends_s)
+    tally = run.tally
 
-    def tell(name: str, resource: str, moved: dict[str, Callable[[Span], bool]]) -> None:
-        spans = [span for span in run.spans if span.resource == resource]
-        if spans:
-            found[f"{name}_utilisation"] = busy_share(spans, first_s, last_s)
-            for key, counts in moved.items():
-                found[key] = sum(span.n_bytes for span in spans if counts(span))
+    def tell(name: str, resource: str, moved: dict[str, str | None]) -> None:
+        if resource in tally.occupied:
+            found[f"{name}_utilisation"] = tally.occupied[resource].share(first_s, last_s)
+            for key, label in moved.items():
+                found[key] = tally.bytes_of(resource, label)
 
-    tell("link", "link", {"link_bytes": lambda span: True})
+    tell("link", "link", {"link_bytes": None})
     tell("compute", main_processor, {})
-    tell(
-        "storage",
-        "storage",
-        {"read_bytes": lambda span: span.label == "Read", "write_bytes": lambda span: span.label == "Write"},
-    )
+    tell("storage", "storage", {"read_bytes": "Read", "write_bytes": "Write"})
     if run.link_times_s:
         # A replayed link that nobody used was idle: zero is its figure.
         found.setdefault("link_bytes", 0.0)

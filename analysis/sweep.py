@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvferry.analysis.code_version import code_version
 from kvferry.analysis.dataset import MEASURED, Dataset, Row, read_points
-from kvferry.analysis.metrics import metrics_of
+from kvferry.analysis.metrics import metrics_for
 from kvferry.analysis.settings import column_of, settings_of
 from kvferry.analysis.study import Study
 from kvferry.analysis.study_plots import draw_plots
@@ -183,7 +183,7 @@ def _row(key: str, point: Scenario, run: Callable[[Scenario], Run], version: str
         result = run(point)
         if result.interrupted:
             raise KeyboardInterrupt  # a part of a run is no result
-        metrics = metrics_of(result, main_processor=point.device.main, measure=point.measure)
+        metrics = metrics_for(point, result)
         found = {"outcome": result.outcome, "why": result.why or "; ".join(result.faults) or None, **metrics}
         found |= {MEASURED + name: value for name, value in result.measured.items() if isinstance(value, int | float)}
     except Exception as error:

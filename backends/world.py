@@ -1,7 +1,12 @@
-"""Where a scenario takes place: a machine, the cloud's contexts and the link between them, modelled or real."""
+"""Where a scenario takes place: machines, what they need to be given, and what can be recorded of a run.
 
-from collections.abc import Callable
+One protocol, one modelled world (backends/sim/world.py), one real one (backends/live/world.py). Workloads differ in
+what they need and in their inputs, never in their worlds.
+"""
+
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from kvferry.machine.machine import Machine, Refused
@@ -11,44 +16,13 @@ from kvferry.policies.decode.index import IndexSpec
 from kvferry.policies.decode.layout import Layout
 from kvferry.specs.scenario import Scenario
 from kvferry.traces.rate import RateTrace
+from kvferry.traces.selections import SelectionStream
 from kvferry.traces.stored import StoredContext
 
-# Told what is being made ready, where that takes a while.
+# Called with what is being made ready, where that takes a while.
 Say = Callable[[str], None]
-
-
-class World(Protocol):
-    """Everything that a run touches. Its machine's clock begins at 0, as do the link's rates."""
-
-    @property
-    def machine(self) -> Machine: ...
-
-    @property
-    def link(self) -> RateTrace:
-        """Bytes per second over the run."""
-        ...
-
-    @property
-    def available(self) -> RateTrace:
-        """The share of the main processor that others leave."""
-        ...
-
-    @property
-    def weights_refused(self) -> Refused | None:
-        """Why the model is not in memory; nothing can be run then."""
-        ...
-
-    def stored(self, sequence: int) -> StoredContext:
-        """One of the contexts in the cloud."""
-        ...
-
-    def energy_j(self, until_s: float) -> dict[str, float]:
-        """By component, since the beginning; empty where nothing tells."""
-        ...
-
-    def measured(self) -> dict[str, Any]:
-        """What else was seen, that two equal runs need not share."""
-        ...
+# The machine that a scenario's device is.
+DEVICE = "device"
 
 
 class DecodeSizes(Protocol):
@@ -98,39 +72,83 @@ class DecodeSizes(Protocol):
         ...
 
 
-class DecodeWorld(Protocol):
-    """Where a batch is decoded. Its machine's clock begins at 0."""
+@dataclass(frozen=True, kw_only=True)
+class Needs:
+    """What a flow needs of the world that it runs in.
+
+    ``codec``: contexts lie in the cloud, encoded so; None: there are none. ``kv``: sizes of the KV that lies on storage
+    while decoding; None: it is all in memory.
+    """
+
+    codec: str | None = None
+    kv: DecodeSizes | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inputs:
+    """What varies from run to run by content: recorded in one world, given to another.
+
+    None: a modelled world generates it from the scenario's seed, or reads the file that the scenario names.
+    ``stored``: sizes and attention blocks of each request's context. ``selections``: the KV blocks that each step
+    selects, sequence after sequence.
+    """
+
+    stored: tuple[StoredContext, ...] | None = None
+    selections: SelectionStream | None = None
+
+
+class World(Protocol):
+    """Everything that a run touches. The clock of its machines begins at 0, as do the link's rates."""
 
     @property
-    def machine(self) -> Machine: ...
-
-    @property
-    def equal_steps(self) -> bool:
-        """Steps with equal work take equal time: a few of them tell of all."""
+    def machines(self) -> Mapping[str, Machine]:
+        """By instance name, all in one environment; DEVICE is the scenario's device."""
         ...
 
     @property
-    def weights_refused(self) -> Refused | None: ...
+    def machine(self) -> Machine:
+        """The scenario's device."""
+        ...
 
-    def energy_j(self, until_s: float) -> dict[str, float]: ...
+    @property
+    def link(self) -> RateTrace:
+        """Bytes per second over the run."""
+        ...
+
+    @property
+    def available(self) -> RateTrace:
+        """The share of the main processor that others leave."""
+        ...
+
+    @property
+    def weights_refused(self) -> Refused | None:
+        """Why the model is not in memory; nothing can run then."""
+        ...
+
+    def stored(self, sequence: int) -> StoredContext:
+        """The context of a request in the cloud, where ``Needs.codec`` asks for contexts."""
+        ...
+
+    def inputs(self) -> Inputs:
+        """What the run so far was given or found, for another world to replay."""
+        ...
+
+    def energy_j(self, until_s: float) -> dict[str, float]:
+        """By component, since the beginning; empty where no meter counts it."""
+        ...
 
     def storage_utilisation(self, until_s: float) -> float:
         """The share of the time in which storage was at work."""
         ...
 
-    def measured(self) -> dict[str, Any]: ...
-
-
-class OpenDecodeWorld(Protocol):
-    def __call__(
-        self, scenario: Scenario, sizes: DecodeSizes | None, tell: Tell, say: Say
-    ) -> AbstractContextManager[DecodeWorld]:
-        """The scenario's world for as long as the block lasts; `sizes` are None where no KV lies on storage. Raises
-        InputError."""
+    def measured(self) -> dict[str, Any]:
+        """What else was observed and need not be the same in two equal runs."""
         ...
 
 
 class OpenWorld(Protocol):
-    def __call__(self, scenario: Scenario, codec: str, tell: Tell, say: Say) -> AbstractContextManager[World]:
-        """The scenario's world, its contexts encoded by a codec, for as long as the block lasts. Raises InputError."""
+    def __call__(
+        self, scenario: Scenario, needs: Needs, inputs: Inputs, tell: Tell, say: Say
+    ) -> AbstractContextManager[World]:
+        """The scenario's world for as long as the block lasts. Raises InputError."""
         ...

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from kvferry.pipelines.checks import SYSTEMS_BY_KIND, names_in_use
+from kvferry.pipelines.checks import names_in_use
+from kvferry.pipelines.workloads import WORKLOADS
 from kvferry.scenarios.loader import load_scenario
 from kvferry.specs.errors import InputError, pick
 from kvferry.specs.scenario import Scenario
@@ -18,7 +19,7 @@ def scenarios_under(scenario: Scenario, systems: str | None) -> dict[str, Scenar
 
     Raises InputError for a system that is not known, or an empty list.
     """
-    table = SYSTEMS_BY_KIND[scenario.workload.kind]
+    table = WORKLOADS[scenario.workload.kind].systems
     names = list(table) if systems is None else [name.strip() for name in systems.split(",") if name.strip()]
     if not names:
         raise InputError(f"--systems: {systems!r} names none; known: {', '.join(table)}")

@@ -2,11 +2,14 @@
 
 import sys
 from collections.abc import Mapping
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kvferry.cli.options import JsonOption, OutputOption, ScenarioArgument, SeedOption, SetOption, overrides
+
+if TYPE_CHECKING:
+    from kvferry.pipelines.workload import System
 
 
 def compare(
@@ -30,8 +33,8 @@ def compare(
     from kvferry.cli.checks import scenario_for_run, scenarios_under
     from kvferry.cli.progress import counted, say
     from kvferry.cli.result import envelope_for
-    from kvferry.pipelines.loading.systems import SYSTEMS
     from kvferry.pipelines.run import run_scenario
+    from kvferry.pipelines.workloads import WORKLOADS
     from kvferry.scenarios.loader import dump_yaml
 
     loaded = scenario_for_run(scenario, overrides(settings, seed))
@@ -41,8 +44,7 @@ def compare(
         for name in under:
             with counted(f"{loaded.name}: {name}") as progress:
                 result = run_scenario(under[name], progress, say=say)
-            unfinished = len(result.requests) < under[name].workload.requests or result.outcome == "interrupted"
-            if result.interrupted and unfinished:
+            if result.interrupted:
                 raise KeyboardInterrupt
             results[name] = result
     except KeyboardInterrupt:
@@ -55,10 +57,9 @@ def compare(
     elif results:
         outcomes = {name: result.outcome for name, result in results.items()}
         metrics = {name: envelope["metrics"] for name, envelope in envelopes.items()}
-        codecs = {
-            name: SYSTEMS[name].with_policies(under[name].policy_values).codec for name in results if name in SYSTEMS
-        }
-        notes = _notes(codecs) + [f"{name}: {fault}" for name, result in results.items() for fault in result.faults]
+        known = WORKLOADS[loaded.workload.kind].systems
+        chosen = {name: known[name].with_policies(under[name].policy_values) for name in results}
+        notes = _notes(chosen) + [f"{name}: {fault}" for name, result in results.items() for fault in result.faults]
         show(compare_table(metrics, title=loaded.name, outcomes=outcomes, notes=notes, width=terminal_width()))
     if output is not None and results:
         say(f"written to {output}; pictures in {output / 'plots'}")
@@ -67,12 +68,13 @@ def compare(
         raise typer.Exit(130)
 
 
-def _notes(codecs: Mapping[str, str]) -> list[str]:
-    """What figures of systems (here with their codecs) do not say by themselves."""
+def _notes(systems: Mapping[str, "System"]) -> list[str]:
+    """What figures of systems do not say by themselves."""
     import numpy as np
 
     from kvferry.codecs.sizes import CODECS
 
     one_chunk = np.ones((1, 1, 1))
+    codecs = {name: system.codec for name, system in systems.items() if system.codec is not None}
     several = ", ".join(name for name, codec in codecs.items() if len(CODECS[codec](one_chunk, 1).level_scale) > 1)
     return [f"regret of {several}: against the bound at the smallest encoding"] if several else []

@@ -30,7 +30,7 @@ def encode(
     check_workload(loaded, "context-reuse", "kvferry encode", "live/quickstart")
     under = scenarios_under(loaded, systems or loaded.system)
     try:
-        from kvferry.backends.live.loading.world import encode_contexts
+        from kvferry.backends.live.loading.cloud_parts import encode_contexts
     except ImportError as error:
         raise MissingExtra(f"encoding needs {error.name}: pip install 'kvferry[torch]'") from None
     codecs = {SYSTEMS[name].with_policies(one.policy_values).codec for name, one in under.items()}

@@ -77,7 +77,7 @@ def _show(report: dict[str, Any]) -> None:
     rows = []
     for row in report["rows"]:
         for key, found in row["metrics"].items():
-            if key in ("ttft_s", "link_bytes", "overlap") or len(report["rows"]) == 1:
+            if key in (row["headline"], "link_bytes", "overlap", "reuse_rate") or len(report["rows"]) == 1:
                 shown = human.of_unit(key)
                 rows.append(
                     (
@@ -108,9 +108,11 @@ def _show(report: dict[str, Any]) -> None:
         ]
         print_table(("resource", "op", "simulated", "measured", "mean, simulated", "measured", "error"), ops)
     summary = report["summary"]
-    if "ttft_error_median" in summary:
+    if "error_median" in summary:
         print(
-            f"TTFT of {summary['scenarios']} scenarios: median error {percent(summary['ttft_error_median'])}, largest "
-            f"{percent(summary['ttft_error_largest'])}; spread between runs {percent(summary['ttft_spread_median'])}; "
-            f"{summary['beyond']} beyond 15 % and twice their spread"
+            f"{summary['headline']} of {summary['scenarios']} scenarios: median error"
+            f" {percent(summary['error_median'])}, largest {percent(summary['error_largest'])}; spread between runs"
+            f" {percent(summary['spread_median'])}; {summary['beyond']} beyond 15 % and twice their spread"
         )
+    for remark in dict.fromkeys(row["remark"] for row in report["rows"] if row["remark"]):
+        print(remark)

@@ -1,7 +1,7 @@
 """What a finished run is reported as, on the command line and in its folder."""
 
 from kvferry.analysis.envelope import Envelope, envelope_of, provenance_of
-from kvferry.analysis.metrics import metrics_of
+from kvferry.analysis.metrics import metrics_for
 from kvferry.pipelines.record import Run
 from kvferry.specs.scenario import Scenario
 from kvferry.specs.units import with_unit
@@ -13,7 +13,7 @@ def envelope_for(scenario: Scenario, run: Run) -> Envelope:
     source = link.trace if link.rate_bytes_per_s is None else with_unit(link.rate_bytes_per_s, "rate")
     return envelope_of(
         run,
-        metrics_of(run, main_processor=scenario.device.main, measure=scenario.measure),
+        metrics_for(scenario, run),
         scenario=scenario.name,
         system=scenario.system,
         seed=scenario.seed,

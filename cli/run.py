@@ -52,6 +52,5 @@ def run(
                 print(fault)
             say(f"written to {output}")
     if result.interrupted:
-        requests = f"{len(result.requests):,} of {loaded.workload.requests:,} requests"
-        say(f"interrupted; kept {result.why if result.outcome == 'interrupted' else requests}")
+        say(f"interrupted; kept {result.why}")
         raise typer.Exit(130)

@@ -5,16 +5,12 @@ from kvferry.cli.options import JsonOption
 
 def systems(json: JsonOption = False) -> None:
     """List the systems: named compositions of a pipeline and its policies."""
-    from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS
-    from kvferry.pipelines.loading.systems import SYSTEMS
+    from kvferry.pipelines.workloads import WORKLOADS
 
     rows: list[dict[str, str | None]] = [
-        {"name": name, "workload": "context-reuse", "about": system.about, "codec": system.codec}
-        for name, system in SYSTEMS.items()
-    ]
-    rows += [
-        {"name": name, "workload": "offload-decode", "about": system.about, "codec": None}
-        for name, system in DECODE_SYSTEMS.items()
+        {"name": name, "workload": workload, "about": system.about, "codec": system.codec}
+        for workload, kind in WORKLOADS.items()
+        for name, system in kind.systems.items()
     ]
     if json:
         from kvferry.analysis.envelope import to_json

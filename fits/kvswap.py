@@ -18,11 +18,13 @@ from pathlib import Path
 import numpy as np
 from joblib import Parallel, delayed
 
+from kvferry.analysis.metrics import metrics_for
 from kvferry.machine.ops import DecodeStep
 from kvferry.pipelines.decoding.delays import Delays
 from kvferry.pipelines.decoding.plan import DecodePlan
-from kvferry.pipelines.decoding.run import plan_for, run_offload
 from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS
+from kvferry.pipelines.decoding.workload import plan_for
+from kvferry.pipelines.run import run_scenario
 from kvferry.scenarios.loader import load_scenario
 from kvferry.specs.device import ContentionSpec, DeviceSpec
 from kvferry.specs.scenario import Scenario
@@ -188,7 +190,7 @@ def _in_memory(scenario: Scenario, delays: Delays) -> float:
 
 
 def simulated(scenario: Scenario) -> tuple[float, float]:
-    figures = run_offload(scenario).figures
+    figures = metrics_for(scenario, run_scenario(scenario))
     return figures["throughput_tokens_per_s"], figures.get("reuse_rate", 0.0)
 
 

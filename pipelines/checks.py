@@ -1,26 +1,19 @@
 """All that a valid scenario names, held against what there is: systems, policies, cost models, traces."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS, DecodeSystem
-from kvferry.pipelines.loading.systems import SYSTEMS, System
 from kvferry.pipelines.parameters import BadParameters
+from kvferry.pipelines.workloads import WORKLOADS
 from kvferry.scenarios.resolve import Complaint
 from kvferry.sim.costs.cost_model import main_costs
 from kvferry.specs.errors import InputError, pick
 from kvferry.specs.scenario import Scenario
 from kvferry.traces.chunks import ChunkTrace
 from kvferry.traces.resolve import link_trace, load_trace
-
-# Which systems can be run, by the workload's kind.
-SYSTEMS_BY_KIND: dict[str, Mapping[str, System | DecodeSystem]] = {
-    "context-reuse": SYSTEMS,
-    "offload-decode": DECODE_SYSTEMS,
-}
 
 
 def check_names(scenario: Scenario) -> None:
@@ -32,9 +25,8 @@ def check_names(scenario: Scenario) -> None:
 
 def names_in_use(scenario: Scenario) -> Iterator[Complaint]:
     """What a valid scenario names that nothing knows or that does not fit it."""
-    table: Mapping[str, System | DecodeSystem] = SYSTEMS_BY_KIND[scenario.workload.kind]
     try:
-        system = pick("system", table, scenario.system)
+        system = pick("system", WORKLOADS[scenario.workload.kind].systems, scenario.system)
     except InputError as error:
         yield Complaint(("system",), str(error))
         return

@@ -1,9 +1,13 @@
 """What a run leaves behind: the raw material of every metric, table and picture."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
+from kvferry.backends.world import Inputs
 from kvferry.machine.span import Span
+from kvferry.pipelines.tally import Tally, Totals
 
 Outcome = Literal["done", "interrupted", "out_of_memory", "infeasible"]
 
@@ -36,17 +40,48 @@ class RequestRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Decoded:
+    """What decoding a batch came to, of which the analysis makes figures over the whole output.
+
+    ``output`` tokens per sequence are wanted; ``token_times_s`` are those of a sequence that were really decoded, on
+    the run's clock. ``waves``: sequences that decoded together and the seconds of each of their steps, where the batch
+    decoded wave after wave; empty: all together. ``half``: what had added up as the second half of the decoded steps
+    began, after ``half_step`` steps; None where every token was decoded. ``half_counts`` and ``end_counts``: KV blocks
+    ``wanted`` and ``reused`` until then, and over the run.
+    """
+
+    batch: int
+    layers: int
+    output: int
+    token_times_s: tuple[float, ...]
+    waves: tuple[tuple[int, tuple[float, ...]], ...] = ()
+    half: Totals | None = None
+    half_step: int = 0
+    end: Totals
+    half_counts: Mapping[str, float] = field(default_factory=dict)
+    end_counts: Mapping[str, float] = field(default_factory=dict)
+    # Reserved for the whole batch; None: no KV lies on storage.
+    metadata_bytes: float | None = None
+    buffer_bytes: float | None = None
+    # Whether KV blocks that were read are kept for later steps.
+    reuses: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class Run:
     """One scenario run once."""
 
     outcome: Outcome
-    # For the user: why the outcome is not "done".
+    # For the user: why the outcome is not "done"; what is finished where it is "interrupted".
     why: str = ""
     requests: tuple[RequestRecord, ...] = ()
+    # Of a workload that decodes a batch.
+    decoded: Decoded | None = None
+    # The first spans, for pictures and tables, and the tally of all; None: these spans are all.
     spans: tuple[Span, ...] = ()
+    counted: Tally | None = None
     duration_s: float = 0.0
-    # Energy by component (base, gpu, cpu, npu, decompress, network, ...), over the run; where a part of the tokens
-    # tells of all, over all of them.
+    # Energy by component (base, gpu, cpu, npu, decompress, network, ...), over the run.
     energy_j: dict[str, float] = field(default_factory=dict)
     memory_capacity_bytes: float = 0.0
     memory_peak_bytes: float = 0.0
@@ -54,13 +89,26 @@ class Run:
     # The replayed link: edges (n + 1) and rates (n) over the run, for drawing.
     link_times_s: tuple[float, ...] = ()
     link_bytes_per_s: tuple[float, ...] = ()
-    # Stopped by the user: the requests are those that had finished by then; the outcome is "interrupted" where they are
-    # a batch that had tokens to go.
-    interrupted: bool = False
-    # Further metrics under the project's keys, SI units, that the run itself knows best: they go before derived ones.
-    figures: dict[str, float] = field(default_factory=dict)
-    # Wall-clock seconds this run took to simulate, to plan: the only entries that differ between equal runs.
+    # What the other world needs to replay this run.
+    inputs: Inputs = Inputs()
+    # Wall-clock seconds this run took to simulate, to plan, and what a real world observed: the only entries that
+    # differ between equal runs.
     measured: dict[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def tally(self) -> Tally:
+        """Every span, by resource and label."""
+        if self.counted is not None:
+            return self.counted
+        tally = Tally()
+        for span in sorted(self.spans, key=lambda span: span.end_s):
+            tally(span)
+        return tally
+
+    @property
+    def interrupted(self) -> bool:
+        """Stopped by the user: the requests are those that had finished by then."""
+        return self.outcome == "interrupted"
 
     @property
     def link_down(self) -> str | None:

@@ -2,41 +2,32 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 
 from kvferry.backends.sim.world import sim_world
-from kvferry.backends.world import OpenWorld, Say, World
-from kvferry.machine.ops import Op
-from kvferry.machine.span import Span, Tell
+from kvferry.backends.world import Inputs, Needs, OpenWorld, Say, World
+from kvferry.machine.span import Tell
 from kvferry.pipelines.checks import check_names
-from kvferry.pipelines.decoding.run import run_offload
-from kvferry.pipelines.loading.clairvoyant import load_bound_s
-from kvferry.pipelines.loading.reuse import OutOfMemory
-from kvferry.pipelines.loading.systems import SYSTEMS, System
-from kvferry.pipelines.loading.workload import Workload
-from kvferry.pipelines.record import Outcome, RequestRecord, Run
-from kvferry.sim.costs.cost_model import main_costs
+from kvferry.pipelines.record import Outcome, Run
+from kvferry.pipelines.tally import Tally, Totals
+from kvferry.pipelines.workload import Flow, Infeasible, OutOfMemory, Progress, System
+from kvferry.pipelines.workloads import WORKLOADS
 from kvferry.specs.errors import LinkDown, MissingExtra, pick
 from kvferry.specs.scenario import Scenario
-from kvferry.traces.rate import RateTrace
-
-Progress = Callable[[int, int], None]
-# Of the link's course that a run keeps for pictures; a longer run keeps means over time.
-MOST_LINK_PIECES = 100_000
 
 
-def _torch_world(scenario: Scenario, codec: str, tell: Tell, say: Say) -> AbstractContextManager[World]:
+def _torch_world(
+    scenario: Scenario, needs: Needs, inputs: Inputs, tell: Tell, say: Say
+) -> AbstractContextManager[World]:
     # Imported when asked for: torch is an extra, and takes seconds to load.
     try:
-        from kvferry.backends.live.loading.world import live_world
+        from kvferry.backends.live.world import live_world
     except ImportError as error:
         raise MissingExtra(f"backend torch needs {error.name}: pip install 'kvferry[torch]'") from None
 
-    return live_world(scenario, codec, tell, say)
+    return live_world(scenario, needs, inputs, tell, say)
 
 
 BACKENDS: dict[str, OpenWorld] = {"sim": sim_world, "torch": _torch_world}
@@ -47,95 +38,78 @@ def run_scenario(
     progress: Progress = lambda done, of: None,
     system: System | None = None,
     *,
+    inputs: Inputs | None = None,
     say: Say = lambda what: None,
     open_world: OpenWorld | None = None,
 ) -> Run:
-    """Carry out every request of a scenario in its backend's world. `progress` is told how many are done, of how many,
-    `say` what is made ready before.
+    """Carry out every request of a scenario in its backend's world.
 
-    `system` is run instead of the one that the scenario names, in the world that `open_world` opens.
+    Calls `progress` with how much is done, of how much, and `say` with what is made ready before. Runs `system` instead
+    of the one that the scenario names, if given, in the world that `open_world` opens, on the recorded `inputs`.
 
-    Raises InputError for names and settings that do not exist. A model or context that does not fit and a
-    link that ends are outcomes, told in the Run with what was finished by then; so it is after Ctrl-C.
+    Raises InputError for names and settings that do not exist or fit. A model or context that does not fit, a link that
+    ends and Ctrl-C are outcomes of the Run, which holds what was finished by then.
     """
     began_s = perf_counter()
     check_names(scenario)
-    if scenario.workload.kind == "offload-decode":
-        return run_offload(scenario, progress, say=say)
-    system = system or SYSTEMS[scenario.system].with_policies(scenario.policy_values)
+    kind = WORKLOADS[scenario.workload.kind]
+    system = system or kind.systems[scenario.system].with_policies(scenario.policy_values)
+    flow = kind.flow(scenario, system, progress)
     open_world = open_world or pick("backend", BACKENDS, scenario.backend)
-    spans: list[Span] = []
-    records: list[RequestRecord] = []
+    tally = Tally()
+    with open_world(scenario, flow.needs, inputs or Inputs(), tally, say) as world:
 
-    def finished(record: RequestRecord) -> None:
-        records.append(record)
-        progress(len(records), scenario.workload.requests)
+        def totals() -> Totals:
+            now_s = world.machine.env.now
+            return Totals(
+                now_s=now_s,
+                busy_s=dict(tally.busy_s),
+                n_bytes=dict(tally.n_bytes),
+                energy_j=world.energy_j(now_s),
+                storage_utilisation=world.storage_utilisation(now_s),
+            )
 
-    with open_world(scenario, system.codec, spans.append, say) as world:
-        estimate_s = price_s(scenario, scenario.costs.estimate)
-        workload = Workload(scenario, system, world.link.mean(), estimate_s, world.stored)
-        outcome, why, interrupted = _drive(world, workload, finished)
-        until_s, ran_s = world.machine.env.now, perf_counter() - began_s
+        outcome, why = _drive(world, flow, totals)
+        ran_s, end = perf_counter() - began_s, totals()
+        left = flow.left(world, end, interrupted=outcome == "interrupted")
         memory = world.machine.memory
+        times_s, rates = _link_over(world, end.now_s) if flow.needs.codec is not None else ((), ())
         return Run(
             outcome=outcome,
             why=why,
-            requests=tuple(sorted(_with_bounds(scenario, world, workload, records), key=lambda r: r.request)),
-            spans=tuple(spans),
-            duration_s=until_s,
-            energy_j=world.energy_j(until_s),
+            requests=tuple(left.requests),
+            decoded=left.decoded,
+            spans=tuple(tally.spans),
+            counted=tally,
+            duration_s=end.now_s,
+            energy_j=dict(end.energy_j),
             memory_capacity_bytes=memory.capacity_bytes,
             memory_peak_bytes=memory.peak_bytes,
-            kv_memory_peak_bytes=memory.peak_of("kv"),
-            **_link_over(world.link, until_s),
-            interrupted=interrupted,
+            kv_memory_peak_bytes=memory.peak_of("kv") + memory.peak_of("metadata"),
+            link_times_s=times_s,
+            link_bytes_per_s=rates,
+            inputs=world.inputs(),
             measured={"simulation_s": ran_s, "bounds_s": perf_counter() - began_s - ran_s} | world.measured(),
         )
 
 
-def price_s(scenario: Scenario, cost_model: str) -> Callable[[Op], np.ndarray]:
-    """What prices ops on the idle main processor, dispatch included, by a named cost model."""
-    spec = scenario.device.processors[scenario.device.main]
-    costs = main_costs(cost_model, scenario.device, scenario.model)
-    return lambda op: costs.durations_s(op) + spec.dispatch_s
-
-
-def _drive(world: World, workload: Workload, finished: Callable[[RequestRecord], None]) -> tuple[Outcome, str, bool]:
-    """Outcome, why, and whether the user stopped it."""
+def _drive(world: World, flow: Flow, totals: Callable[[], Totals]) -> tuple[Outcome, str]:
+    """Outcome, and why it is not "done"."""
     if world.weights_refused:
-        return "out_of_memory", str(world.weights_refused), False
+        return "out_of_memory", str(world.weights_refused)
     env = world.machine.env
     try:
-        env.run(until=env.process(workload.run(world.machine, finished)))
+        env.run(until=env.process(flow.run(world, totals)))
     except OutOfMemory as error:
-        return "out_of_memory", str(error), False
-    except LinkDown as error:
-        return "infeasible", str(error), False
+        return "out_of_memory", str(error)
+    except (Infeasible, LinkDown) as error:
+        return "infeasible", str(error)
     except KeyboardInterrupt:
-        return "done", "interrupted", True
-    return "done", "", False
+        return "interrupted", flow.kept()
+    return "done", ""
 
 
-def _with_bounds(
-    scenario: Scenario, world: World, workload: Workload, records: list[RequestRecord]
-) -> list[RequestRecord]:
-    """Each record with what nobody could have beaten, under the costs that the world obeyed."""
-    truth_s = price_s(scenario, scenario.costs.truth)
-    return [
-        replace(
-            record,
-            bound_s=load_bound_s(
-                workload.context(record.request).problem(truth_s),
-                world.link,
-                scenario.link.rtt_s,
-                world.available,
-                record.arrival_s,
-            ),
-        )
-        for record in records
-    ]
-
-
-def _link_over(trace: RateTrace, until_s: float) -> dict[str, Any]:
-    edges, rates = trace.course(0.0, until_s, MOST_LINK_PIECES) if until_s > 0 else (np.zeros(1), np.zeros(0))
-    return {"link_times_s": tuple(edges.tolist()), "link_bytes_per_s": tuple(rates.tolist())}
+def _link_over(world: World, until_s: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Edges (n + 1) and rates (n) of the replayed link."""
+    edges, rates = world.link.segments(0.0, until_s) if until_s > 0 else (np.zeros(1), np.zeros(0))
+    return tuple(edges.tolist()), tuple(rates.tolist())

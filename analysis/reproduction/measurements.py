@@ -15,8 +15,7 @@ from kvferry.machine.ops import PrefillHead, Select
 from kvferry.pipelines.decoding.plan import DecodePolicy
 from kvferry.pipelines.loading.context import Context
 from kvferry.pipelines.loading.systems import SYSTEMS
-from kvferry.pipelines.loading.workload import Workload
-from kvferry.pipelines.run import price_s
+from kvferry.pipelines.loading.workload import Requests, price_s
 from kvferry.policies.loading.greedy import greedy_plan
 from kvferry.policies.loading.milp import milp_plan
 from kvferry.sim.costs.block_sparse import BlockSparseKernel
@@ -159,7 +158,7 @@ def _compute_s(scenario: Scenario, context: Context) -> float:
     return float(context.problem(_estimate(scenario)).compute_s.sum())
 
 
-def _workload(scenario: Scenario) -> Workload:
+def _workload(scenario: Scenario) -> Requests:
     system = pick("system", SYSTEMS, scenario.system).with_policies(scenario.policy_values)
     stored = ModelledContexts(scenario, system.codec).stored
-    return Workload(scenario, system, link_trace(scenario.link).mean(), _estimate(scenario), stored)
+    return Requests(scenario, system, link_trace(scenario.link).mean(), _estimate(scenario), stored)

@@ -32,6 +32,8 @@ from kvferry.traces.rate import RateTrace
 class SimMachine:
     """A device with its link, in virtual time. Weights are in memory from the start.
 
+    `name` is this instance's, by which peers open channels to it; devices of one profile have different ones.
+
     `weights_refused` says why they are not, when the model does not fit: nothing should be run then. `load` is the
     background load of processors by name. `selections` answers Select ops with int32[batch, head or 1, k], from a
     recorded or generated stream; the op's time is the processor's business.
@@ -43,6 +45,7 @@ class SimMachine:
         model: ModelSpec,
         link: RateTrace,
         *,
+        name: str | None = None,
         rtt_s: float = 0.0,
         costs: Builder,
         load: Mapping[str, RateTrace] | None = None,
@@ -53,6 +56,7 @@ class SimMachine:
         switchboard: Switchboard | None = None,
     ) -> None:
         self.env = env or simpy.Environment()
+        self.name = name or device.name
         self.device, self.model = device, model
         memory = device.memory
         self.memory = BudgetedPool(memory_bytes or memory.capacity_bytes - memory.reserved_bytes)
@@ -147,7 +151,7 @@ class SimMachine:
         return self._copies.copy(kv.n_bytes, after, label="Copy", request=request)
 
     def open(self, peer: str) -> Channel:
-        return self._switchboard.open(self.device.name, peer)
+        return self._switchboard.open(self.name, peer)
 
     def observe(self, window_s: float) -> Facts:
         main = self._main

@@ -1,48 +1,57 @@
-"""The modelled world of a scenario."""
+"""The modelled world of a scenario: machines in one virtual time, their inputs generated, recorded or given."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from kvferry.backends.sim.machine import SimMachine
-from kvferry.backends.world import Say
-from kvferry.machine.machine import Refused
+from kvferry.backends.world import DEVICE, DecodeSizes, Inputs, Needs, Say
+from kvferry.machine.machine import Machine, Refused
+from kvferry.machine.ops import Select
 from kvferry.machine.span import Tell
 from kvferry.sim.costs.cost_model import COST_MODELS
-from kvferry.specs.errors import pick
+from kvferry.specs.errors import InputError, pick
 from kvferry.specs.scenario import Scenario
 from kvferry.traces.chunks import ChunkTrace, generate_chunks
+from kvferry.traces.critical_tokens import CriticalTokens, RecordedSelections
 from kvferry.traces.rate import RateTrace
 from kvferry.traces.resolve import link_trace, load_trace
+from kvferry.traces.selections import SelectionStream
 from kvferry.traces.stored import StoredContext
 
 
 class SimWorld:
-    """A SimMachine as the scenario describes it, and contexts of generated or recorded chunks.
+    """SimMachines as the scenario describes them. Raises InputError for traces and cost models that do not exist."""
 
-    `stored` gives other contexts. Raises InputError for traces and cost models that do not exist.
-    """
-
-    def __init__(
-        self, scenario: Scenario, codec: str, tell: Tell, stored: Callable[[int], StoredContext] | None = None
-    ) -> None:
+    def __init__(self, scenario: Scenario, needs: Needs, inputs: Inputs, tell: Tell) -> None:
         load = load_trace(scenario.load) if scenario.load else None
         loaded = (scenario.load.processor if scenario.load else None) or scenario.device.main
         device = scenario.device
+        if needs.codec is not None:
+            device = device.model_copy(update={"decompressor": device.decompressor.of(needs.codec)})
+        self._given = inputs
         self.machine = SimMachine(
-            device.model_copy(update={"decompressor": device.decompressor.of(codec)}),
+            device,
             scenario.model,
             link_trace(scenario.link),
+            name=DEVICE,
             rtt_s=scenario.link.rtt_s,
             costs=pick("cost model", COST_MODELS, scenario.costs.truth),
             load={loaded: load} if load else {},
             memory_bytes=scenario.budget.memory_bytes,
+            selections=None if needs.kv is None else selections(scenario, needs.kv, inputs.selections),
             tell=tell,
         )
-        self._stored = stored or ModelledContexts(scenario, codec).stored
-        self._main = scenario.device.main
+        self._modelled = None if needs.codec is None else ModelledContexts(scenario, needs.codec)
+        self._main = device.main
+
+    @property
+    def machines(self) -> Mapping[str, Machine]:
+        return {DEVICE: self.machine}
 
     @property
     def link(self) -> RateTrace:
@@ -57,10 +66,20 @@ class SimWorld:
         return self.machine.weights_refused
 
     def stored(self, sequence: int) -> StoredContext:
-        return self._stored(sequence)
+        if self._given.stored is not None:
+            return self._given.stored[sequence]
+        assert self._modelled is not None
+        return self._modelled.stored(sequence)
+
+    def inputs(self) -> Inputs:
+        """Those that it was given: what it generates follows from the seed."""
+        return self._given
 
     def energy_j(self, until_s: float) -> dict[str, float]:
         return self.machine.energy.energy_j(until_s)
+
+    def storage_utilisation(self, until_s: float) -> float:
+        return self.machine.storage.busy.utilisation(0.0, until_s) if self.machine.storage else 0.0
 
     def measured(self) -> dict[str, Any]:
         return {}
@@ -92,6 +111,40 @@ class ModelledContexts:
         return None if path is None else ChunkTrace.load(Path(path))
 
 
+def selections(
+    scenario: Scenario, sizes: DecodeSizes, given: SelectionStream | None
+) -> Callable[[Select], np.ndarray] | None:
+    """Answers the Select ops of a run, from `given` or the scenario's recording or generated; None where all is read.
+
+    Raises InputError for a recording of another context.
+    """
+    workload = scenario.workload
+    if sizes.selected is None:
+        return None
+    if given is None and workload.selections is not None:
+        given = SelectionStream.load(Path(workload.selections))
+    if given is not None:
+        if given.groups > sizes.layout.units:
+            raise InputError(
+                f"workload.selections: recorded over {given.groups:,} groups, this run has {sizes.layout.units:,}"
+            )
+        return RecordedSelections(given, sizes.layout.sequences)
+    try:
+        return CriticalTokens(
+            layers=sizes.shape.layers,
+            sequences=sizes.layout.sequences,
+            heads=sizes.heads,
+            context=workload.context,
+            selected=sizes.selected * sizes.group_tokens,
+            group_tokens=sizes.group_tokens,
+            overlap=workload.overlap,
+            skew=workload.skew,
+            seed=scenario.seed,
+        )
+    except ValueError as error:
+        raise InputError(f"workload: {error}") from None
+
+
 @contextmanager
-def sim_world(scenario: Scenario, codec: str, tell: Tell, say: Say) -> Iterator[SimWorld]:
-    yield SimWorld(scenario, codec, tell)
+def sim_world(scenario: Scenario, needs: Needs, inputs: Inputs, tell: Tell, say: Say) -> Iterator[SimWorld]:
+    yield SimWorld(scenario, needs, inputs, tell)

@@ -4,7 +4,7 @@ from kvferry.machine.machine import Machine, Refused
 from kvferry.machine.ops import Batch, DecodeStep, OutputHead, PrefillLayer
 from kvferry.machine.ticket import Ticket
 from kvferry.pipelines.decoding.decode import DecodeRecord, Process, Told
-from kvferry.pipelines.loading.reuse import OutOfMemory
+from kvferry.pipelines.workload import OutOfMemory
 from kvferry.specs.model import ModelSpec
 
 # Tokens per page, as vLLM has it by default.

@@ -17,6 +17,11 @@ class DecodeSystem:
     keeps: Literal["storage", "memory", "swapped"] = "storage"
     policy: DecodePolicy = DecodePolicy()
 
+    @property
+    def codec(self) -> None:
+        """No contexts of this workload lie in a cloud."""
+        return None
+
     def with_policies(self, policies: Mapping[str, Any]) -> "DecodeSystem":
         """The same system with some parameters of its policy replaced. Raises BadParameters, an InputError."""
         return replace(self, policy=replace(self.policy, **arguments_of(DecodePolicy, policies)))

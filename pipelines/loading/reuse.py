@@ -11,13 +11,9 @@ from kvferry.machine.ops import DecodeStep, Prefill
 from kvferry.pipelines.loading.context import Context
 from kvferry.pipelines.loading.load import ContextLoad, Pace
 from kvferry.pipelines.record import RequestRecord
+from kvferry.pipelines.workload import OutOfMemory
 from kvferry.policies.loading.loader import Loader
 from kvferry.policies.loading.problem import LoadProblem
-from kvferry.specs.errors import KvferryError
-
-
-class OutOfMemory(KvferryError):
-    """A request needs more memory than is left when no other request holds any."""
 
 
 class Admission:

@@ -7,8 +7,8 @@ from typing import Any
 
 from kvferry.backends.sim.world import ModelledContexts
 from kvferry.pipelines.loading.systems import SYSTEMS
-from kvferry.pipelines.loading.workload import Workload
-from kvferry.pipelines.run import price_s, run_scenario
+from kvferry.pipelines.loading.workload import Requests, price_s
+from kvferry.pipelines.run import run_scenario
 from kvferry.policies.loading.bound import bound_s, frontier
 from kvferry.policies.loading.milp import milp_plan
 from kvferry.policies.loading.plan import Plan
@@ -34,7 +34,7 @@ def compare_schedules(scenario: Scenario, solver: str | None = None) -> list[dic
     single = scenario.model_copy(update={"workload": scenario.workload.model_copy(update={"requests": 1})})
     system = replace(SYSTEMS["sparkv"], settings={"adapt": False})
     stored = ModelledContexts(single, system.codec).stored
-    request = Workload(single, system, link.mean(), price_s(scenario, scenario.costs.estimate), stored).request(0)
+    request = Requests(single, system, link.mean(), price_s(scenario, scenario.costs.estimate), stored).request(0)
     problem, bytes_per_s = request.problem, request.planned_bytes_per_s
     planners = {name: planner for name, planner in SCHEDULES.items() if name != "milp"}
     if solver is not None:

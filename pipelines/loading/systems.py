@@ -16,7 +16,7 @@ from kvferry.scenarios.resolve import Complaint
 
 
 @dataclass(frozen=True, kw_only=True)
-class System:
+class LoadingSystem:
     """A composition: everything a published system is, as far as loading a context goes."""
 
     loader: Callable[..., Loader]
@@ -24,7 +24,7 @@ class System:
     settings: Mapping[str, Any] = field(default_factory=dict)
     about: str
 
-    def with_policies(self, policies: Mapping[str, Any]) -> "System":
+    def with_policies(self, policies: Mapping[str, Any]) -> "LoadingSystem":
         """The same system with some of its policies replaced, as ``Scenario.policy_values`` asks.
 
         Roles are `codec` and the loader's own parameters, a physical one without its unit (`objective: 1 s`); what a
@@ -36,7 +36,7 @@ class System:
             system = system._with(role, value)
         return system
 
-    def _with(self, role: str, value: Any) -> "System":
+    def _with(self, role: str, value: Any) -> "LoadingSystem":
         settings = arguments_of(self.loader, {role: value}, codec=Literal[tuple(CODECS)])
         system = replace(self, codec=settings.pop("codec", self.codec), settings={**self.settings, **settings})
         try:
@@ -50,29 +50,31 @@ class System:
         return self.loader(**self.settings)
 
 
-SYSTEMS: dict[str, System] = {
-    "sparkv": System(loader=Staged, codec="huffman", about="the paper's: greedy schedule, adapted by its controller"),
-    "ferry": System(
+SYSTEMS: dict[str, LoadingSystem] = {
+    "sparkv": LoadingSystem(
+        loader=Staged, codec="huffman", about="the paper's: greedy schedule, adapted by its controller"
+    ),
+    "ferry": LoadingSystem(
         loader=Ferry,
         codec="huffman",
         about="ours: paths meet in the bound's own order; what computing waits for comes first; races the last",
     ),
-    "strong-hybrid": System(
+    "strong-hybrid": LoadingSystem(
         loader=Hybrid, codec="huffman", about="compute early token chunks, stream late ones; static split by mean rates"
     ),
-    "strong-hybrid-true-costs": System(
+    "strong-hybrid-true-costs": LoadingSystem(
         loader=Hybrid,
         settings={"variant": "true-costs"},
         codec="huffman",
         about="the same, split by every chunk's cost",
     ),
-    "strong-hybrid-two-pointer": System(
+    "strong-hybrid-two-pointer": LoadingSystem(
         loader=Hybrid, settings={"variant": "two-pointer"}, codec="huffman", about="the same, meeting unit by unit"
     ),
-    "cachegen": System(
+    "cachegen": LoadingSystem(
         loader=CacheGen, codec="cachegen", about="stream all, at the best of five levels that meets 2 s"
     ),
-    "kivi": System(loader=StreamOnly, codec="kivi", about="stream all at a fixed 2-bit quantisation"),
-    "stream-only": System(loader=StreamOnly, codec="huffman", about="stream all in SparKV's encoding"),
-    "local-prefill": System(loader=LocalPrefill, codec="huffman", about="compute all, fetch nothing"),
+    "kivi": LoadingSystem(loader=StreamOnly, codec="kivi", about="stream all at a fixed 2-bit quantisation"),
+    "stream-only": LoadingSystem(loader=StreamOnly, codec="huffman", about="stream all in SparKV's encoding"),
+    "local-prefill": LoadingSystem(loader=LocalPrefill, codec="huffman", about="compute all, fetch nothing"),
 }

@@ -1,18 +1,24 @@
-"""From a scenario to its requests: what each one's context weighs, and when it arrives."""
+"""The context-reuse workload: requests, each over a stored context; what each weighs, and when it arrives."""
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import simpy
 
+from kvferry.backends.world import Needs, World
 from kvferry.machine.machine import Machine
 from kvferry.machine.ops import Op
+from kvferry.pipelines.loading.clairvoyant import load_bound_s
 from kvferry.pipelines.loading.context import Context
 from kvferry.pipelines.loading.load import Pace
 from kvferry.pipelines.loading.reuse import Admission, ContextRequest, context_reuse
-from kvferry.pipelines.loading.systems import System
+from kvferry.pipelines.loading.systems import SYSTEMS, LoadingSystem
 from kvferry.pipelines.record import RequestRecord
+from kvferry.pipelines.tally import Totals
+from kvferry.pipelines.workload import Flow, Left, Process, Progress, System
+from kvferry.sim.costs.cost_model import main_costs
 from kvferry.specs.scenario import Scenario
 from kvferry.traces.stored import StoredContext
 
@@ -20,16 +26,84 @@ from kvferry.traces.stored import StoredContext
 _ARRIVALS = 1
 
 
-class Workload:
+class ContextReuse:
+    """A WorkloadKind."""
+
+    headline = "ttft_s"
+
+    @property
+    def systems(self) -> Mapping[str, System]:
+        return SYSTEMS
+
+    def flow(self, scenario: Scenario, system: System, progress: Progress) -> Flow:
+        assert isinstance(system, LoadingSystem)
+        return ContextReuseFlow(scenario, system, progress)
+
+
+class ContextReuseFlow:
+    """A Flow of requests over stored contexts."""
+
+    def __init__(self, scenario: Scenario, system: LoadingSystem, progress: Progress) -> None:
+        self._scenario, self._system, self._progress = scenario, system, progress
+        self._requests: Requests | None = None
+        self._records: list[RequestRecord] = []
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(codec=self._system.codec)
+
+    def run(self, world: World, totals: Callable[[], Totals]) -> Process:
+        estimate_s = price_s(self._scenario, self._scenario.costs.estimate)
+        self._requests = Requests(self._scenario, self._system, world.link.mean(), estimate_s, world.stored)
+        yield from self._requests.run(world.machine, self._finished)
+
+    def left(self, world: World, end: Totals, interrupted: bool) -> Left:
+        return Left(requests=sorted(self._with_bounds(world), key=lambda record: record.request))
+
+    def kept(self) -> str:
+        return f"{len(self._records):,} of {self._scenario.workload.requests:,} requests"
+
+    def _finished(self, record: RequestRecord) -> None:
+        self._records.append(record)
+        self._progress(len(self._records), self._scenario.workload.requests)
+
+    def _with_bounds(self, world: World) -> list[RequestRecord]:
+        """Each record with the bound that no schedule beats, under the costs that the world obeyed."""
+        if self._requests is None:
+            return []
+        truth_s = price_s(self._scenario, self._scenario.costs.truth)
+        return [
+            replace(
+                record,
+                bound_s=load_bound_s(
+                    self._requests.context(record.request).problem(truth_s),
+                    world.link,
+                    self._scenario.link.rtt_s,
+                    world.available,
+                    record.arrival_s,
+                ),
+            )
+            for record in self._records
+        ]
+
+
+def price_s(scenario: Scenario, cost_model: str) -> Callable[[Op], np.ndarray]:
+    """Prices ops on the idle main processor, dispatch included, by a named cost model."""
+    spec = scenario.device.processors[scenario.device.main]
+    costs = main_costs(cost_model, scenario.device, scenario.model)
+    return lambda op: costs.durations_s(op) + spec.dispatch_s
+
+
+class Requests:
     """A scenario's requests, made when they arrive: thousands of contexts need not be held at once.
 
-    `stored` tells what the context of each lies in the cloud as; `estimate_s` prices ops for planners.
+    `stored` gives each request's context as it lies in the cloud; `estimate_s` prices ops for planners.
     """
 
     def __init__(
         self,
         scenario: Scenario,
-        system: System,
+        system: LoadingSystem,
         planned_bytes_per_s: float,
         estimate_s: Callable[[Op], Any],
         stored: Callable[[int], StoredContext],
@@ -67,8 +141,8 @@ class Workload:
             rtt_s=self._scenario.link.rtt_s,
         )
 
-    def run(self, machine: Machine, finished: Callable[[RequestRecord], None]) -> Generator[simpy.Event, Any, None]:
-        """A SimPy process: start every request at its time, tell each one that finishes."""
+    def run(self, machine: Machine, finished: Callable[[RequestRecord], None]) -> Process:
+        """A SimPy process: starts every request at its time, and calls `finished` with each one that ends."""
         env = machine.env
         admission = Admission(machine)
 

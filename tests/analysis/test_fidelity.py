@@ -12,7 +12,7 @@ from kvferry.analysis import fidelity_study
 from kvferry.analysis.fidelity import TwoWorlds, beside, figures_of, in_both_worlds, summary_of
 from kvferry.analysis.fidelity_study import FidelityStudy, measure
 from kvferry.backends.sim.world import SimWorld
-from kvferry.backends.world import Say, World
+from kvferry.backends.world import Inputs, Needs, Say, World
 from kvferry.machine.span import Span, Tell
 from kvferry.pipelines.record import RequestRecord, Run
 from kvferry.scenarios.loader import load_scenario
@@ -33,14 +33,14 @@ def scenario(**changes: Any) -> Scenario:
 
 
 @contextmanager
-def faithful(described: Scenario, codec: str, tell: Tell, say: Say) -> Iterator[World]:
-    yield SimWorld(described, codec, tell)
+def faithful(described: Scenario, needs: Needs, inputs: Inputs, tell: Tell, say: Say) -> Iterator[World]:
+    yield SimWorld(described, needs, inputs, tell)
 
 
 @contextmanager
-def half_as_fast(described: Scenario, codec: str, tell: Tell, say: Say) -> Iterator[World]:
+def half_as_fast(described: Scenario, needs: Needs, inputs: Inputs, tell: Tell, say: Say) -> Iterator[World]:
     slow = described.model_copy(update={"link": described.link.model_copy(update={"rate_bytes_per_s": 0.5e6})})
-    yield SimWorld(slow, codec, tell)
+    yield SimWorld(slow, needs, inputs, tell)
 
 
 def test_a_world_that_is_as_simulated_shows_no_error() -> None:
@@ -92,11 +92,11 @@ def test_measured_is_the_median_of_the_runs() -> None:
 
 def test_the_summary_allows_twice_the_spread() -> None:
     def row(error: float, spread: float | None) -> dict[str, Any]:
-        return {"metrics": {"ttft_s": {"error": error, "spread": spread}}}
+        return {"headline": "ttft_s", "metrics": {"ttft_s": {"error": error, "spread": spread}}}
 
     found = summary_of([row(0.01, 0.0), row(-0.2, 0.11), row(0.2, 0.05), row(-0.04, None)])
-    assert found["ttft_error_median"] == pytest.approx(0.12)
-    assert found["ttft_error_largest"] == 0.2
+    assert found["error_median"] == pytest.approx(0.12)
+    assert found["error_largest"] == 0.2
     assert found["beyond"] == 1
     assert summary_of([]) == {"scenarios": 0}
 
@@ -120,7 +120,7 @@ def test_runs_come_round_by_round_and_are_gone_on_from(tmp_path: Path, monkeypat
     assert runs == ["stream-only", "local-prefill"] * 2 + ["local-prefill"]
     assert report == json.loads((tmp_path / "fidelity.json").read_text())
     assert [(row["system"], len(row["runs"])) for row in report["rows"]] == [("stream-only", 2), ("local-prefill", 2)]
-    assert report["summary"]["ttft_error_largest"] == 0
+    assert report["summary"]["error_largest"] == 0
     assert {path.name for path in (tmp_path / "plots").glob("*.png")} == {
         "ttft.png",
         "both-stream-only.png",

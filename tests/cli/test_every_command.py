@@ -9,7 +9,7 @@ import pytest
 from tiny import LIVE, TINY
 
 from kvferry.cli import main as command
-from kvferry.pipelines.checks import SYSTEMS_BY_KIND
+from kvferry.pipelines.workloads import WORKLOADS
 
 Call = Callable[..., tuple[int, str, str]]
 
@@ -47,7 +47,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def met(call: Call, name: str, kind: str, arguments: tuple[str, ...]) -> None:
-    few = ",".join(list(SYSTEMS_BY_KIND[kind])[:2])
+    few = ",".join(list(WORKLOADS[kind].systems)[:2])
     code, out, err = call(*(few if argument == "FEW" else argument for argument in arguments))
     assert code == (2 if (name, kind) in REFUSED else 0), err
     assert "Traceback" not in err
@@ -65,16 +65,16 @@ def test_every_command_is_here() -> None:
 
 
 def test_every_workload_is_here() -> None:
-    assert set(TINY) == set(LIVE) == set(SYSTEMS_BY_KIND)
+    assert set(TINY) == set(LIVE) == set(WORKLOADS)
 
 
-@pytest.mark.parametrize("kind", SYSTEMS_BY_KIND)
+@pytest.mark.parametrize("kind", WORKLOADS)
 @pytest.mark.parametrize("name", SIMULATED)
 def test_simulated(call: Call, name: str, kind: str) -> None:
     Path("tiny.yaml").write_text(json.dumps(TINY[kind]))
     study = {
         "base": TINY[kind],
-        "axes": {"system": list(SYSTEMS_BY_KIND[kind])[:2], "workload.context": [1024, 2048]},
+        "axes": {"system": list(WORKLOADS[kind].systems)[:2], "workload.context": [1024, 2048]},
         "plots": [{"kind": "line", "x": "workload.context", "y": "energy_j", "by": "system"}],
     }
     Path("study.yaml").write_text(json.dumps(study))
@@ -82,7 +82,7 @@ def test_simulated(call: Call, name: str, kind: str) -> None:
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("kind", SYSTEMS_BY_KIND)
+@pytest.mark.parametrize("kind", WORKLOADS)
 @pytest.mark.parametrize("name", LIVE_TOO)
 def test_for_real(call: Call, name: str, kind: str) -> None:
     pytest.importorskip("torch")

@@ -14,7 +14,7 @@ import pytest
 from tiny import LIVE_DECODING, changed
 
 from kvferry.backends.live.storage.direct_storage import Storage, StorageError, StorageFull
-from kvferry.pipelines.decoding.run import run_offload
+from kvferry.pipelines.run import run_scenario
 from kvferry.scenarios.loader import load_scenario
 from kvferry.specs.errors import InputError
 from kvferry.specs.scenario import Scenario
@@ -52,10 +52,10 @@ def flexgen(folder: Path) -> dict[str, Any]:
 
 def told_until_it_failed(wanted: Scenario, harm: Callable[[int], None]) -> tuple[list[int], BaseException]:
     """How many tokens had been told each time, and what ended it; `harm` is called after every one."""
-    from kvferry.pipelines.decoding import run as offload_run
+    from kvferry.pipelines.decoding import workload as decoding
 
     told: list[int] = []
-    really = offload_run.OffloadedDecode
+    really = decoding.OffloadedDecode
 
     class Harmed(really):  # type: ignore[valid-type, misc]
         def __init__(self, machine: Any, plan: Any, say: Any) -> None:
@@ -65,12 +65,12 @@ def told_until_it_failed(wanted: Scenario, harm: Callable[[int], None]) -> tuple
 
             super().__init__(machine, plan, after)
 
-    offload_run.OffloadedDecode = Harmed  # type: ignore[misc]
+    decoding.OffloadedDecode = Harmed  # type: ignore[misc]
     try:
         with pytest.raises(StorageError) as caught:
-            run_offload(wanted)
+            run_scenario(wanted)
     finally:
-        offload_run.OffloadedDecode = really  # type: ignore[misc]
+        decoding.OffloadedDecode = really  # type: ignore[misc]
     return told, caught.value
 
 
@@ -233,7 +233,7 @@ def test_selections_that_cannot_be_recorded_are_refused_before_the_model_is_load
     (tmp_path / "file").write_text("")
     path = tmp_path / where
     with pytest.raises(InputError, match=f"live.record_selections: {path} {why}"):
-        run_offload(recording(tmp_path, path))
+        run_scenario(recording(tmp_path, path))
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
@@ -249,7 +249,7 @@ def test_a_run_whose_selections_cannot_be_written_is_kept(tmp_path: Path, output
             (tmp_path / "selections.npz.part").symlink_to("/dev/full")
         said.append(what)
 
-    run = run_offload(recording(tmp_path, path, output=output), say=say)
+    run = run_scenario(recording(tmp_path, path, output=output), say=say)
     assert run.outcome == "done"
     assert len(run.measured["answers"]["0"]) == output
     why = "selections.npz: No space left on device" if output == 2 else "no step selected"

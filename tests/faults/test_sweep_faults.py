@@ -203,7 +203,7 @@ run.BACKENDS["sim"] = no_world
 def test_an_interrupted_run_is_no_result(tmp_path: Path) -> None:
     point = load_scenario("quickstart")
     with pytest.raises(KeyboardInterrupt):
-        run_points([point], tmp_path, workers=1, run=lambda _: Run(outcome="done", interrupted=True))
+        run_points([point], tmp_path, workers=1, run=lambda _: Run(outcome="interrupted"))
     assert read_points(tmp_path).empty
 
 

@@ -6,24 +6,28 @@ import pytest
 from tiny import DECODING as TINY
 from tiny import unit_model
 
-from kvferry.analysis.metrics import metrics_of
+from kvferry.analysis.metrics import metrics_for, metrics_of
 from kvferry.backends.fake import FakeMachine
-from kvferry.backends.sim.decode_world import SimDecodeWorld
 from kvferry.machine.machine import Machine
 from kvferry.machine.ops import DecodeAttention, Select
-from kvferry.pipelines.checks import SYSTEMS_BY_KIND
 from kvferry.pipelines.decoding.decode import OffloadedDecode
 from kvferry.pipelines.decoding.delays import Delays
 from kvferry.pipelines.decoding.in_memory import InMemoryDecode
 from kvferry.pipelines.decoding.plan import DecodePlan, DecodePolicy, plan_of
-from kvferry.pipelines.decoding.run import plan_for, run_offload
 from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS
+from kvferry.pipelines.decoding.workload import plan_for
 from kvferry.pipelines.run import run_scenario
+from kvferry.pipelines.workloads import WORKLOADS
 from kvferry.scenarios.loader import load_scenario
 from kvferry.specs.errors import InputError
+from kvferry.specs.scenario import Scenario
 
 # One byte per number: an entry is 2 B, and so is a block.
 MODEL = unit_model(kv_value_bytes=1.0)
+
+
+def figures_of(scenario: Scenario) -> dict[str, float]:
+    return metrics_for(scenario, run_scenario(scenario))
 
 
 def plan(**policy: Any) -> DecodePlan:
@@ -149,7 +153,7 @@ def test_every_system_decodes(system: str) -> None:
 
 def test_equal_scenarios_give_equal_runs() -> None:
     first, second = (run_scenario(load_scenario(TINY)) for _ in range(2))
-    assert first.figures == second.figures
+    assert metrics_for(load_scenario(TINY), first) == metrics_for(load_scenario(TINY), second)
     assert first.spans == second.spans
 
 
@@ -158,19 +162,15 @@ def test_a_part_of_the_steps_tells_of_all() -> None:
     policies = {"group_tokens": 4, "selected_tokens": 80, "slots": 100}
     whole = {**TINY, "policies": policies, "workload": {**TINY["workload"], "output": 200}}
     part = {**whole, "workload": {**whole["workload"], "decoded": 60}}
-    full, short = (run_scenario(load_scenario(scenario)).figures for scenario in (whole, part))
+    full, short = (figures_of(load_scenario(scenario)) for scenario in (whole, part))
     assert short["tokens_decoded"] == 60
     assert short["throughput_tokens_per_s"] == pytest.approx(full["throughput_tokens_per_s"], rel=0.05)
 
 
-@pytest.mark.parametrize(("equal_steps", "decoded"), [(True, 8.0), (False, 20.0)])
-def test_the_world_says_whether_a_few_steps_tell_of_all(
-    equal_steps: bool, decoded: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(SimDecodeWorld, "equal_steps", equal_steps)
+def test_as_many_tokens_are_decoded_as_the_scenario_says() -> None:
     workload = {**TINY["workload"], "output": 40, "decoded": 20}
     scenario = load_scenario({**TINY, "policies": {"reuse": False}, "workload": workload})
-    assert run_offload(scenario).figures["tokens_decoded"] == decoded
+    assert figures_of(scenario)["tokens_decoded"] == 20
 
 
 @pytest.mark.parametrize("system", ["kvswap", "infinigen-star", "shadowkv", "flexgen"])
@@ -178,7 +178,7 @@ def test_the_world_says_whether_a_few_steps_tell_of_all(
 def test_delays_without_events_are_those_with(system: str, storage: str) -> None:
     settings = [f"system={system}", f"device.storage={storage}", "workload.batch=2", "workload.decoded=30"]
     scenario = load_scenario("kvswap/throughput", [*settings, "workload.context=8Ki", "workload.output=31"])
-    figures = run_scenario(scenario).figures
+    figures = figures_of(scenario)
     chosen = plan_for(scenario, DECODE_SYSTEMS[system])
     told_s = Delays(scenario.device, scenario.model).step_s(chosen, figures.get("reuse_rate", 0.0))
     assert figures["tpot_s"] == pytest.approx(told_s, rel=0.12)
@@ -253,7 +253,7 @@ def test_as_many_sequences_as_a_total_budget_holds() -> None:
         {**TINY, "workload": {**TINY["workload"], "batch": 9}, "budget": {"kv_share": 0.5, "kv": f"{3.5 * each} B"}}
     )
     assert plan_for(both, DECODE_SYSTEMS["kvswap"]).sequences == 3
-    assert run_scenario(both).figures["batch"] == 3
+    assert figures_of(both)["batch"] == 3
 
 
 def test_metadata_and_buffers_are_reserved() -> None:
@@ -265,4 +265,4 @@ def test_metadata_and_buffers_are_reserved() -> None:
 
 
 def test_every_system_has_one_kind() -> None:
-    assert not set(SYSTEMS_BY_KIND["context-reuse"]) & set(SYSTEMS_BY_KIND["offload-decode"])
+    assert not set(WORKLOADS["context-reuse"].systems) & set(WORKLOADS["offload-decode"].systems)

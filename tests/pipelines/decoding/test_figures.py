@@ -2,18 +2,18 @@
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
+from kvferry.analysis.decoding import paces_of
 from kvferry.analysis.envelope import envelope_of
 from kvferry.analysis.folder import write_run
 from kvferry.analysis.metrics import metrics_of
-from kvferry.pipelines.decoding.decode import DecodeRecord
-from kvferry.pipelines.decoding.figures import Totals, half_of, paces_of
-from kvferry.pipelines.decoding.run import run_offload
-from kvferry.pipelines.record import Run
+from kvferry.pipelines.decoding.workload import half_of
+from kvferry.pipelines.record import Decoded, RequestRecord, Run
+from kvferry.pipelines.run import run_scenario
+from kvferry.pipelines.tally import Totals
 from kvferry.scenarios.loader import load_scenario
 from kvferry.specs.scenario import Scenario
 
@@ -34,33 +34,45 @@ def scenario(**workload: Any) -> Scenario:
     return load_scenario({**DESCRIBED, "workload": {**DESCRIBED["workload"], **workload}})
 
 
-def test_totals_go_on_as_they_did_since_then() -> None:
-    half, end = Totals({"read_bytes": 4.0}, {"gpu": 1.0}), Totals({"read_bytes": 10.0}, {"gpu": 3.0})
-    whole = end.extended(half, 2.0)
-    assert (whole.sums, whole.energy_j) == ({"read_bytes": 22.0}, {"gpu": 7.0})
+def figures(run: Run, measure: Literal["decode", "end_to_end"] = "decode") -> dict[str, float]:
+    return metrics_of(run, main_processor="gpu", measure=measure)
+
+
+def totals(now_s: float, read_bytes: float, energy_j: float) -> Totals:
+    reads = {("storage", "Read"): read_bytes}
+    return Totals(now_s=now_s, busy_s={}, n_bytes=reads, energy_j={"gpu": energy_j}, storage_utilisation=0.0)
 
 
 def test_the_rest_follows_the_second_half_by_hand() -> None:
     # Steps of 1, 2, 1, 2 s: the second half begins with the third. Of nine tokens one comes from prefill, four
-    # steps are left, at 1.5 s and 3 B each.
+    # steps are left, at 1.5 s, 3 B and 1 J each.
     assert half_of(5) == 2
-    flow: Any = SimpleNamespace(record=DecodeRecord(token_times_s=[2.0, 3.0, 5.0, 6.0, 8.0]))
-    half, end = Totals({"read_bytes": 10.0}, {}), Totals({"read_bytes": 16.0}, {})
-    found = paces_of(scenario(output=9), flow, 3, half, end, interrupted=False)
+    decoded = Decoded(
+        batch=3,
+        layers=2,
+        output=9,
+        token_times_s=(2.0, 3.0, 5.0, 6.0, 8.0),
+        half=totals(5.0, 10.0, 1.0),
+        half_step=2,
+        end=totals(8.0, 16.0, 3.0),
+    )
+    found = paces_of(decoded)
     assert found is not None
-    assert (found.tokens, found.decoding_s, found.tpot_s) == (24, 12.0, 1.5)
-    assert found.totals.sums["read_bytes"] == 28.0
+    assert (found.tokens, found.decoding_s, found.tpot_s, found.times) == (24, 12.0, 1.5, 2.0)
+    request = RequestRecord(request=0, arrival_s=0.0, token_times_s=decoded.token_times_s)
+    figures = metrics_of(Run(outcome="done", requests=(request,), decoded=decoded), main_processor="gpu")
+    assert (figures["read_bytes"], figures["energy_j"], figures["block_s"]) == (28.0, 7.0, 0.75)
     # Interrupted, what there is counts: four steps in 6 s.
-    found = paces_of(scenario(output=9), flow, 3, half, end, interrupted=True)
+    found = paces_of(decoded, interrupted=True)
     assert found is not None
-    assert (found.tokens, found.decoding_s, found.totals) == (12, 6.0, end)
+    assert (found.tokens, found.decoding_s, found.times) == (12, 6.0, 0.0)
 
 
 @pytest.mark.parametrize("measure", ["decode", "end_to_end"])
-def test_a_part_of_the_steps_tells_every_figure_of_all(measure: str) -> None:
+def test_a_part_of_the_steps_tells_every_figure_of_all(measure: Literal["decode", "end_to_end"]) -> None:
     # 20 of 256 groups and 100 slots: the buffer is full after some twenty steps.
     full, part = (
-        metrics_of(run_offload(scenario(decoded=decoded).model_copy(update={"measure": measure})), main_processor="gpu")
+        figures(run_scenario(scenario(decoded=decoded).model_copy(update={"measure": measure})), measure)
         for decoded in (None, 60)
     )
     assert (part.pop("tokens_decoded"), full.pop("tokens_decoded")) == (60, 200)
@@ -79,13 +91,14 @@ def test_a_part_of_the_steps_tells_every_figure_of_all(measure: str) -> None:
 
 
 def test_every_span_counts_for_how_busy_the_processor_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = run_offload(scenario(output=20))
-    monkeypatch.setattr("kvferry.pipelines.decoding.figures.MOST_SPANS", 10)
-    few = run_offload(scenario(output=20))
+    known = run_scenario(scenario(output=20))
+    monkeypatch.setattr("kvferry.pipelines.tally.MOST_SPANS", 10)
+    few = run_scenario(scenario(output=20))
     assert len(few.spans) == 10
-    assert few.figures == known.figures
+    assert few.tally.count == len(known.spans)
+    assert figures(few) == figures(known)
     busy_s = sum(span.end_s - span.start_s for span in known.spans if span.resource == "gpu")
-    assert known.figures["compute_utilisation"] == pytest.approx(busy_s / known.duration_s)
+    assert figures(known)["compute_utilisation"] == pytest.approx(busy_s / known.duration_s)
 
 
 def stop(tokens: int, of: int) -> None:
@@ -93,22 +106,22 @@ def stop(tokens: int, of: int) -> None:
 
 
 def test_interrupted_it_tells_what_was_decoded() -> None:
-    run = run_offload(scenario(decoded=60), stop)
+    run = run_scenario(scenario(decoded=60), stop)
     assert (run.outcome, run.why, run.interrupted) == ("interrupted", "16 of 200 tokens of 2 sequences each", True)
     times_s = run.requests[0].token_times_s
     assert len(times_s) == 16
-    assert run.figures["throughput_tokens_per_s"] == pytest.approx(2 * 15 / (times_s[-1] - times_s[0]))
-    assert run.figures["read_bytes"] == sum(span.n_bytes for span in run.spans if span.label == "Read")
+    assert figures(run)["throughput_tokens_per_s"] == pytest.approx(2 * 15 / (times_s[-1] - times_s[0]))
+    assert figures(run)["read_bytes"] == sum(span.n_bytes for span in run.spans if span.label == "Read")
 
 
 def test_interrupted_in_memory_it_counts_all_tokens() -> None:
-    run = run_offload(scenario().under("vllm"), stop)
+    run = run_scenario(scenario().under("vllm"), stop)
     assert (run.outcome, run.why) == ("interrupted", "32 of 400 tokens of 2 sequences")
 
 
 def test_memory_is_told_in_its_parts() -> None:
-    run = run_offload(scenario(output=4))
-    parts = run.figures["kv_metadata_bytes"], run.figures["kv_buffer_bytes"]
+    run = run_scenario(scenario(output=4))
+    parts = figures(run)["kv_metadata_bytes"], figures(run)["kv_buffer_bytes"]
     assert min(parts) > 0
     assert sum(parts) == pytest.approx(run.kv_memory_peak_bytes, abs=2)
 

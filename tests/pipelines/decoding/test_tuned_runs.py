@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvferry.pipelines.decoding.run import plan_for
 from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS
 from kvferry.pipelines.decoding.tuned import MOST_FILE_BYTES
 from kvferry.pipelines.decoding.tuning import _reuse_rates, limits_of, reuse_table, tune_scenario
+from kvferry.pipelines.decoding.workload import plan_for
 from kvferry.pipelines.run import run_scenario
 from kvferry.policies.decode.solutions import Solutions
 from kvferry.scenarios.loader import load_scenario

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from tiny import LIVE_LOADING, tiny
 
+from kvferry.backends.world import Inputs, Needs
 from kvferry.cloud.store import Store, StoreWriter
 from kvferry.codecs.sizes import CODECS
 from kvferry.pipelines.run import run_scenario
@@ -208,13 +209,16 @@ def test_a_token_that_the_server_does_not_know(tmp_path: Path, monkeypatch: pyte
 
 def test_sizes_of_a_store_are_what_the_model_of_the_codec_says() -> None:
     """Real sizes of real KV against policies.codecs at its recorded entropy."""
-    from kvferry.backends.live.loading.world import live_world
+    from kvferry.backends.live.loading.cloud_parts import LoadingParts
     from kvferry.backends.live.model.recording import record
+    from kvferry.backends.live.world import live_world
 
     described = scenario()
-    with live_world(described, "huffman", lambda span: None, lambda what: None) as world:
+    needs = Needs(codec="huffman")
+    with live_world(described, needs, Inputs(), lambda span: None, lambda what: None) as world:
         stored = world.stored(0)
-        context, _ = world._library._ids(0)
-        chunks = record(world._runner.model, context, chunk_tokens=256).chunks
+        assert isinstance(world.parts, LoadingParts)
+        context, _ = world.parts._library._ids(0)
+        chunks = record(world.parts.model, context, chunk_tokens=256).chunks
     modelled = CODECS["huffman"](chunks.entropy_bits, chunks.tokens * 2 * 16).encoded_bytes
     np.testing.assert_allclose(stored.encoding.encoded_bytes, modelled, rtol=0.1)

@@ -1,10 +1,10 @@
-"""The real world of a scenario: its model on this device, its contexts in a cloud that a server plays."""
+"""What loading stored contexts needs of a real world: contexts in a cloud that a server plays, a client, decoders."""
 
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from functools import cache, lru_cache
+from contextlib import ExitStack, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,38 +17,33 @@ from kvferry.backends.live.engine.machine import LiveMachine
 from kvferry.backends.live.engine.stream import streams_of
 from kvferry.backends.live.loading.library import Library
 from kvferry.backends.live.loading.runner import SessionRunner
-from kvferry.backends.live.model.models import check_device, load_model, random_model, spec_of
 from kvferry.backends.live.model.prompts import Prompts
+from kvferry.backends.live.model.scenario_model import model_of
 from kvferry.backends.live.model.session import Session
-from kvferry.backends.world import Say
+from kvferry.backends.world import Inputs, Say
 from kvferry.cloud.client import CloudClient, CloudGone, WrongToken
 from kvferry.cloud.server_process import ServerProcess
 from kvferry.cloud.store import DamagedStore, Index
 from kvferry.codecs import codec
 from kvferry.codecs.pool import CodecPool
-from kvferry.machine.machine import Refused
 from kvferry.machine.ops import Decompress, KvRef
-from kvferry.machine.span import Tell
 from kvferry.sim.costs.cost_model import main_costs
 from kvferry.specs.errors import InputError, LinkDown
-from kvferry.specs.model import ModelSpec
 from kvferry.specs.scenario import Scenario
-from kvferry.traces.rate import RateTrace
-from kvferry.traces.resolve import link_trace
 from kvferry.traces.stored import StoredContext
 
 # Names the folder in which encoded contexts are kept from run to run; without it they go with the process.
 STORES = "KVFERRY_STORES"
 TOKEN = "KVFERRY_TOKEN"
-_SAME = ("layers", "hidden", "query_heads", "kv_heads", "head_dim", "ffn", "vocabulary", "kv_value_bytes")
 
 
-class LiveWorld:
-    """A LiveMachine on a model session, a client, decoders. Use ``live_world``, which opens and closes all of it."""
+class LoadingParts:
+    """A session runner, a client, decoders, for a LiveMachine; `stack` closes them."""
 
-    def __init__(self, scenario: Scenario, codec_name: str, tell: Tell, say: Say, stack: ExitStack) -> None:
-        model, self._library = _library(scenario, stores_folder())
-        self._link, self._scenario = link_trace(scenario.link), scenario
+    def __init__(self, scenario: Scenario, codec_name: str, say: Say, stack: ExitStack) -> None:
+        check(scenario, codec_name)
+        self.model, self._library = _library(scenario, stores_folder())
+        self._scenario, self._codec_name = scenario, codec_name
         sequences = range(scenario.workload.requests)
         names = [self._library.name(n, codec_name) for n in sequences]
         url = scenario.live.cloud
@@ -58,65 +53,40 @@ class LiveWorld:
             server = ServerProcess(self._library.folder, scenario.link, token=None)
             url = stack.enter_context(server).url
         self.client = stack.enter_context(CloudClient(url, token=os.environ.get(TOKEN), names=names.__getitem__))
-        self._stored, gone = self._weighed(names, codec_name, say)
-        self._runner = SessionRunner(model, self._library.prompt, chunk_tokens=scenario.workload.chunk_tokens)
+        self._stored, self._gone = self._weighed(names, codec_name, say)
+        self.runner = SessionRunner(self.model, self._library.prompt, chunk_tokens=scenario.workload.chunk_tokens)
         self._pool = stack.enter_context(CodecPool(scenario.device.decompressor.workers))
         self._pool.decode(self._first_chunks(codec_name)).result()
-        costs = main_costs(scenario.costs.truth, scenario.device, scenario.model)
-        dispatch_s = scenario.device.processors[scenario.device.main].dispatch_s
-        self.machine = LiveMachine(
-            scenario.device.name,
-            self._runner,
-            capacity_bytes=scenario.budget.memory_bytes or scenario.device.memory.free_bytes,
-            fetcher=gone or self.client,
-            decode=self._decode,
-            decompress_workers=scenario.device.decompressor.workers,
-            place=self._place,
-            main=scenario.device.main,
-            nominal_s=lambda op: costs.cost(op).duration_s + dispatch_s,
-            stream=streams_of(scenario.live.processor),
-            tell=tell,
-        )
-        stack.enter_context(self.machine)
-        weights = self.machine.memory.reserve(scenario.model.weight_bytes, "weights")
-        self._weights_refused = weights if isinstance(weights, Refused) else None
-        self.machine.warm(lambda: self._warm_up(model))
-        if gone is None:
+
+    def machine_options(self) -> dict[str, Any]:
+        device = self._scenario.device
+        costs = main_costs(self._scenario.costs.truth, device, self._scenario.model)
+        dispatch_s = device.processors[device.main].dispatch_s
+        return {
+            "fetcher": self._gone or self.client,
+            "decode": self._decode,
+            "decompress_workers": device.decompressor.workers,
+            "place": self._place,
+            "nominal_s": lambda op: costs.cost(op).duration_s + dispatch_s,
+            "stream": streams_of(self._scenario.live.processor),
+        }
+
+    def warm_up(self, machine: LiveMachine) -> None:
+        machine.warm(self._warm_up)
+        if self._gone is None:
             self.client.connect(FETCHES_AHEAD)
-        if scenario.live.cloud is None and gone is None:
+        if self._scenario.live.cloud is None and self._gone is None:
             with suppress(LinkDown):  # the fetches will tell
                 self.client.restart_replay()
-
-    @property
-    def link(self) -> RateTrace:
-        return self._link
-
-    @property
-    def available(self) -> RateTrace:
-        return RateTrace.constant(1.0)
-
-    @property
-    def weights_refused(self) -> Refused | None:
-        return self._weights_refused
 
     def stored(self, sequence: int) -> StoredContext:
         return self._stored[sequence]
 
-    @property
-    def answers(self) -> dict[int, list[int]]:
-        """Token ids that were answered, by request."""
-        return self._runner.answers
-
-    def energy_j(self, until_s: float) -> dict[str, float]:
-        return {}
+    def inputs(self) -> Inputs:
+        return Inputs(stored=tuple(self._stored))
 
     def measured(self) -> dict[str, Any]:
-        held = {
-            "resident_bytes": self.machine.memory.resident_bytes(),
-            "device_bytes": self.machine.memory.device_bytes(),
-            "answers": {str(request): answer for request, answer in sorted(self.answers.items())},
-        }
-        return {key: value for key, value in held.items() if value is not None}
+        return {"answers": {str(request): answer for request, answer in sorted(self.runner.answers.items())}}
 
     def _weighed(self, names: Sequence[str], codec_name: str, say: Say) -> tuple[list[StoredContext], CloudGone | None]:
         """What the contexts weigh, by their indices; and in whose stead to fetch when not all of these can be had. Who
@@ -141,18 +111,18 @@ class LiveWorld:
                 f"`kvferry encode` makes its store for the server's folder"
             ) from None
 
-    def _warm_up(self, model: PreTrainedModel) -> None:
+    def _warm_up(self) -> None:
         """First times are slow: kernels are chosen, threads get theirs, buffers their pages. None of it belongs to a
         request."""
         workload = self._scenario.workload
         requests = 1 if workload.arrivals is None else min(workload.requests, 8)
         for _ in range(requests):
-            self._runner.reserve(workload.context, workload.question + workload.output)
+            self.runner.reserve(workload.context, workload.question + workload.output)
         prompt = self._library.prompt(0)
         few = prompt.context[: 2 * workload.chunk_tokens]
         for _ in range(2):
             session = Session(
-                model,
+                self.model,
                 few,
                 chunk_tokens=workload.chunk_tokens,
                 room=len(prompt.question) + 1,
@@ -161,7 +131,7 @@ class LiveWorld:
             session.prefill()
             session.read(prompt.question)
             session.read(prompt.question[:1])
-        self._runner.session(0)
+        self.runner.session(0)
 
     def _first_chunks(self, codec_name: str) -> list[bytes]:
         heads = np.zeros((self._scenario.workload.chunk_tokens, self._scenario.model.head_dim), np.float32)
@@ -178,24 +148,12 @@ class LiveWorld:
             fetched, decoded = inputs[0]
         assert request is not None
         for chunk, (keys, values) in zip(fetched.chunks.ids, decoded, strict=True):
-            self._runner.load(request, chunk, keys, values)
-
-
-@contextmanager
-def live_world(scenario: Scenario, codec_name: str, tell: Tell, say: Say) -> Iterator[LiveWorld]:
-    """The scenario's real world for as long as the block lasts.
-
-    Raises InputError for what is wanted and cannot be had here: a model that is not there or differs from the
-    scenario's, heads that cannot be computed alone, background load, a codec that does not run.
-    """
-    _check(scenario, codec_name)
-    with ExitStack() as stack:
-        yield LiveWorld(scenario, codec_name, tell, say, stack)
+            self.runner.load(request, chunk, keys, values)
 
 
 def encode_contexts(scenario: Scenario, codec_name: str, folder: Path, say: Say) -> Iterator[Path]:
     """Write the stores of a scenario's contexts that are not there yet; the paths of all. Raises InputError."""
-    _check(scenario, codec_name)
+    check(scenario, codec_name)
     _, library = _library(scenario, _made(folder, "--output"))
     for n in range(scenario.workload.requests):
         yield library.ensure(n, codec_name, say)
@@ -233,7 +191,9 @@ def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="kvferry-stores-")
 
 
-def _check(scenario: Scenario, codec_name: str) -> None:
+def check(scenario: Scenario, codec_name: str) -> None:
+    """Raises InputError for what a real world cannot do: heads computed alone, background load, a codec that only has
+    sizes, recorded chunks."""
     if scenario.coupling != "all_heads":
         raise InputError("coupling: a real model computes all heads of a layer together; set coupling: all_heads")
     if scenario.load is not None:
@@ -243,40 +203,3 @@ def _check(scenario: Scenario, codec_name: str) -> None:
         raise InputError(f"policies.codec: {codec_name!r} has sizes but no real encoder; backend torch knows {known}")
     if scenario.workload.chunks is not None:
         raise InputError("workload.chunks: backend torch makes its chunks with the model itself; leave chunks out")
-
-
-def model_of(scenario: Scenario) -> tuple[PreTrainedModel, Path | None]:
-    """The model, and its folder if it has one. Raises InputError when it is not the scenario's."""
-    live, spec = scenario.live, scenario.model
-    try:
-        check_device(live.processor)
-    except InputError as error:
-        raise InputError(f"live.processor: {error}") from None
-    if live.weights == "random":
-        dtype = live.dtype or {2.0: "bfloat16", 4.0: "float32"}.get(spec.kv_value_bytes, "float32")
-        return _random(live.family, spec.model_dump_json(), scenario.seed, dtype, live.processor), None
-    reference = live.weights or spec.name
-    model = _loaded(reference, live.dtype, live.processor)
-    _check_same(spec, spec_of(model), reference)
-    return model, Path(model.config.name_or_path)
-
-
-def _check_same(wanted: ModelSpec, found: ModelSpec, reference: str) -> None:
-    differ = [key for key in _SAME if getattr(wanted, key) != getattr(found, key)]
-    if differ:
-        shown = ", ".join(f"{key} {getattr(found, key):g} instead of {getattr(wanted, key):g}" for key in differ)
-        raise InputError(f"live.weights: {reference} is not the scenario's model {wanted.name}: {shown}")
-
-
-# Worlds come one after the other, most of them on the same model.
-@lru_cache(maxsize=1)
-def _loaded(reference: str, dtype: str | None, device: str) -> PreTrainedModel:
-    try:
-        return load_model(reference, dtype, device)
-    except InputError as error:
-        raise InputError(f"live.weights: {error}; `random` draws weights") from None
-
-
-@lru_cache(maxsize=1)
-def _random(family: str, spec_json: str, seed: int, dtype: str, device: str) -> PreTrainedModel:
-    return random_model(family, ModelSpec.model_validate_json(spec_json), seed=seed, dtype=dtype, device=device)

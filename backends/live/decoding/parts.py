@@ -1,8 +1,7 @@
-"""The real world of a batch that decodes with its KV on storage: a real model, and a real file that may be paced."""
+"""What decoding with KV on storage needs of a real world: a real model, and a real file that may be paced."""
 
 import tempfile
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +13,16 @@ from kvferry.backends.live.decoding.kv_file import UnitFormat
 from kvferry.backends.live.decoding.low_rank import LowRankKeys, low_rank_adapters
 from kvferry.backends.live.decoding.runner import OffloadRunner, source
 from kvferry.backends.live.engine.machine import LiveMachine
-from kvferry.backends.live.loading.world import model_of
 from kvferry.backends.live.model.prompts import Prompts
+from kvferry.backends.live.model.scenario_model import model_of
 from kvferry.backends.live.storage.direct_storage import Storage
 from kvferry.backends.live.storage.paced_storage import PacedStorage
-from kvferry.backends.world import DecodeSizes, Say
-from kvferry.machine.machine import Refused
-from kvferry.machine.span import Tell
-from kvferry.specs.errors import InputError
+from kvferry.backends.world import DecodeSizes, Inputs, Say
+from kvferry.specs.errors import InputError, KvferryError
 from kvferry.specs.scenario import Scenario
 from kvferry.traces.arrays import check_writable
 from kvferry.traces.selections import SelectionStream
+from kvferry.traces.stored import StoredContext
 
 # Systems whose choices are made here from real tensors. The others are told apart by how they choose.
 SYSTEMS = ("kvswap", "flexgen")
@@ -32,13 +30,14 @@ SYSTEMS = ("kvswap", "flexgen")
 _SAMPLE_TOKENS = 8192
 
 
-class LiveDecodeWorld:
-    """A LiveMachine on a runner and a storage file. Use ``live_decode_world``, which opens and closes all of it."""
+class DecodingParts:
+    """A runner and a storage file, for a LiveMachine; `stack` closes them."""
 
-    def __init__(self, scenario: Scenario, sizes: DecodeSizes, tell: Tell, say: Say, stack: ExitStack) -> None:
+    def __init__(self, scenario: Scenario, sizes: DecodeSizes | None, say: Say, stack: ExitStack) -> None:
+        sizes = checked(scenario, sizes)
         workload, live = scenario.workload, scenario.live
         torch.set_num_threads(live.threads)
-        model, folder = model_of(scenario)
+        self.model, folder = model_of(scenario)
         text = None if live.text is None else Path(live.text)
         prompts = Prompts(folder, scenario.model.vocabulary, text, scenario.seed)
         units = UnitFormat(
@@ -46,48 +45,34 @@ class LiveDecodeWorld:
             group_tokens=sizes.group_tokens,
             kv_heads=scenario.model.kv_heads,
             head_dim=scenario.model.head_dim,
-            dtype=model.dtype,
+            dtype=self.model.dtype,
         )
         self._scenario, self._sizes, self._say = scenario, sizes, say
         self.runner = OffloadRunner(
-            model,
+            self.model,
             [prompts.tokens(n, workload.context, 0)[0] for n in range(workload.batch)],
             units,
             output=workload.output,
             slots=sizes.slots,
-            keys=None if sizes.selected is None else _keys(scenario, model, prompts, sizes, say),
+            keys=None if sizes.selected is None else _keys(scenario, self.model, prompts, sizes, say),
         )
-        _warm_up(model)
+        _warm_up(self.model)
         self._storage = stack.enter_context(_storage(scenario, sizes, stack))
         if self._storage.note is not None:
             say(self._storage.note)
-        self.machine = LiveMachine(
-            scenario.device.name,
-            self.runner,
-            capacity_bytes=scenario.budget.memory_bytes or scenario.device.memory.free_bytes,
-            storage=self._storage,
-            source=source,
-            main=scenario.device.main,
-            tell=tell,
-        )
-        stack.enter_context(self.machine)
-        weights = self.machine.memory.reserve(scenario.model.weight_bytes, "weights")
-        self._weights_refused = weights if isinstance(weights, Refused) else None
-        self._busy = self.machine.storage_busy
 
-    @property
-    def equal_steps(self) -> bool:
-        return False
+    def machine_options(self) -> dict[str, Any]:
+        return {"storage": self._storage, "source": source}
 
-    @property
-    def weights_refused(self) -> Refused | None:
-        return self._weights_refused
+    def warm_up(self, machine: LiveMachine) -> None:
+        """The model was warmed before it was handed to the machine."""
 
-    def energy_j(self, until_s: float) -> dict[str, float]:
-        return {}
+    def stored(self, sequence: int) -> StoredContext:
+        raise KvferryError("this workload has no contexts in a cloud")
 
-    def storage_utilisation(self, until_s: float) -> float:
-        return self._busy.utilisation(0.0, until_s)
+    def inputs(self) -> Inputs:
+        """What was selected, where every step selected as many KV blocks."""
+        return Inputs(selections=self._selections())
 
     def measured(self) -> dict[str, Any]:
         """Answers, memory and storage as they were. Writes the selections where the scenario wants them; "not_recorded"
@@ -104,40 +89,38 @@ class LiveDecodeWorld:
             told |= {"storage_batches": storage.batches, "storage_batches_late": storage.late}
         if self._scenario.live.record_selections is not None:
             told |= self._record(Path(self._scenario.live.record_selections))
-        resident = self.machine.memory.resident_bytes()
-        return told if resident is None else told | {"resident_bytes": resident}
+        return told
 
     def _record(self, path: Path) -> dict[str, str]:
         """Write the selections. A failure does not lose the run: it is said, and returned under its key."""
+        selections = self._selections()
         try:
-            self._selections().save(path)
+            if selections is None:
+                raise InputError(
+                    "live.record_selections: no step selected, or later steps more groups than earlier ones; "
+                    "select fewer tokens than the context has"
+                )
+            selections.save(path)
         except (OSError, InputError) as error:
             why = str(error) if isinstance(error, InputError) else f"live.record_selections: {path}: {error.strerror}"
             self._say(f"the selections are not recorded: {why}")
             return {"not_recorded": why}
         return {}
 
-    def _selections(self) -> SelectionStream:
+    def _selections(self) -> SelectionStream | None:
         """What was selected, step by step, sequence after sequence: as many sequences find each its own when it is
-        replayed. Raises InputError when there is nothing of one length."""
+        replayed. None where there is nothing of one length."""
         layers, chosen = self._sizes.shape.layers, self.runner.chosen
         steps = len(chosen) // layers
         if not steps or len({ids.shape for ids in chosen[: steps * layers]}) != 1:
-            raise InputError(
-                "live.record_selections: no step selected, or later steps more groups than earlier ones; "
-                "select fewer tokens than the context has"
-            )
+            return None
         ids = torch.stack(chosen[: steps * layers]).unflatten(0, (steps, layers))  # steps layers sequences heads k
         by_sequence = ids.permute(2, 0, 1, 3, 4).flatten(0, 1).numpy()
         return SelectionStream(np.sort(by_sequence, axis=-1), self._sizes.layout.units)
 
 
-@contextmanager
-def live_decode_world(scenario: Scenario, sizes: DecodeSizes | None, tell: Tell, say: Say) -> Iterator[LiveDecodeWorld]:
-    """The scenario's real world for as long as the block lasts.
-
-    Raises InputError for what is wanted and cannot be had here, StorageFull when the file has no room.
-    """
+def checked(scenario: Scenario, sizes: DecodeSizes | None) -> DecodeSizes:
+    """The sizes, where a real world can carry them out. Raises InputError where not."""
     if sizes is None or scenario.system not in SYSTEMS:
         raise InputError(f"system: backend torch decodes with {' or '.join(SYSTEMS)}, not yet with {scenario.system}")
     if scenario.load is not None:
@@ -149,8 +132,7 @@ def live_decode_world(scenario: Scenario, sizes: DecodeSizes | None, tell: Tell,
         raise InputError("workload.selections: backend torch selects with the model itself; leave selections out")
     if scenario.live.record_selections is not None:
         check_writable(Path(scenario.live.record_selections), "live.record_selections")
-    with ExitStack() as stack:
-        yield LiveDecodeWorld(scenario, sizes, tell, say, stack)
+    return sizes
 
 
 def _keys(scenario: Scenario, model: PreTrainedModel, prompts: Prompts, sizes: DecodeSizes, say: Say) -> LowRankKeys:

@@ -1,0 +1,125 @@
+"""What decoding a batch came to: figures over its whole output, of which only a part may have been carried out."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from kvferry.pipelines.record import Decoded, Run
+from kvferry.pipelines.tally import Totals
+
+# Ops of a block while decoding.
+DECODING = ("Select", "Bookkeep", "Reconstruct", "DecodeAttention", "FeedForward")
+# Observed in a real world; what managing the KV really took goes before what was reserved for it.
+_OBSERVED = ("kv_metadata_bytes", "kv_buffer_bytes", "kv_read_bytes", "resident_bytes")
+_BATCHES = ("storage_batches", "storage_batches_late")
+
+
+@dataclass(frozen=True)
+class Paces:
+    """Steps that were carried out, over all sequences, and what a whole output comes to.
+
+    ``times``: how often the second half of what was carried out follows again. ``tokens`` after each sequence's first,
+    and the seconds in which they were decoded.
+    """
+
+    times: float
+    tokens: float
+    decoding_s: float
+    tpot_s: float
+
+
+def paces_of(decoded: Decoded, *, interrupted: bool = False) -> Paces | None:
+    """The whole output's: tokens that were not decoded follow at the pace of the second half of those that were, and
+    take as much of everything (left out: what reads all of a growing cache reads and attends more towards the end).
+    Interrupted, only what was decoded. None where no sequence has two tokens."""
+    if decoded.waves:
+        tokens = sum(n * len(steps_s) for n, steps_s in decoded.waves)
+        if not tokens:
+            return None
+        decoding_s = sum(sum(steps_s) for _, steps_s in decoded.waves)
+        tpot_s = sum(n * sum(steps_s) for n, steps_s in decoded.waves) / tokens
+        return Paces(0.0, tokens, decoding_s, tpot_s)
+    times_s, batch = decoded.token_times_s, decoded.batch
+    done = len(times_s) - 1
+    if done < 1:
+        return None
+    decoding_s, rest = times_s[-1] - times_s[0], decoded.output - 1 - done
+    if interrupted or decoded.half is None or rest <= 0:
+        return Paces(0.0, batch * done, decoding_s, decoding_s / done)
+    late = done - decoded.half_step
+    decoding_s += rest / late * (times_s[-1] - times_s[-1 - late])
+    return Paces(rest / late, batch * (done + rest), decoding_s, decoding_s / (done + rest))
+
+
+def decoding_metrics(
+    run: Run, decoded: Decoded, *, main_processor: str, measure: Literal["end_to_end", "decode"]
+) -> dict[str, float]:
+    """``block_s``: TPOT over layers. ``io_to_compute``: time in reads over time in a block's ops, both while decoding.
+    Throughput counts all sequences' tokens, over the time spent decoding (measure "decode") or all of it. All but
+    ``tokens_decoded``, which were really decoded, is of the whole output; energy is per sequence."""
+    paces = paces_of(decoded, interrupted=run.interrupted)
+    if paces is None or run.outcome not in ("done", "interrupted"):
+        return {}
+    end = _sums(decoded.end, decoded.end_counts, main_processor)
+    half = {} if decoded.half is None else _sums(decoded.half, decoded.half_counts, main_processor)
+    sums, energy_j = _extended(end, half, paces.times), dict(decoded.end.energy_j)
+    if decoded.half is not None:
+        energy_j = _extended(energy_j, decoded.half.energy_j, paces.times)
+    total_s, tokens = paces.decoding_s, paces.tokens
+    if measure != "decode":
+        # The first tokens come from prefill.
+        total_s, tokens = sums["duration_s"], tokens + (sum(n for n, _ in decoded.waves) or decoded.batch)
+    figures = {
+        "throughput_tokens_per_s": tokens / total_s,
+        "seconds_per_token": total_s / tokens,
+        "tpot_s": paces.tpot_s,
+        "block_s": paces.tpot_s / decoded.layers,
+        "batch": float(decoded.batch),
+        "tokens_decoded": float(len(decoded.token_times_s)),
+        "read_bytes": sums["read_bytes"],
+        "write_bytes": sums["write_bytes"],
+        "storage_utilisation": sums["storing_s"] / sums["duration_s"],
+        "compute_utilisation": sums["computing_s"] / sums["duration_s"],
+    }
+    if sums["reading_s"] and sums["block_ops_s"]:
+        figures["io_to_compute"] = sums["reading_s"] / sums["block_ops_s"]
+    if decoded.metadata_bytes is not None and decoded.buffer_bytes is not None:
+        figures["kv_metadata_bytes"] = decoded.metadata_bytes
+        figures["kv_buffer_bytes"] = decoded.buffer_bytes
+    if decoded.reuses and sums["wanted"]:
+        figures["reuse_rate"] = sums["reused"] / sums["wanted"]
+    if run.requests:
+        figures |= {f"energy_{part}_j": total_j / len(run.requests) for part, total_j in sorted(energy_j.items())}
+        if energy_j:
+            figures["energy_j"] = sum(energy_j.values()) / len(run.requests)
+    return figures | _observed(run)
+
+
+def _sums(totals: Totals, counts: Mapping[str, float], main_processor: str) -> dict[str, float]:
+    busy_s, n_bytes = totals.busy_s, totals.n_bytes
+    return {
+        "duration_s": totals.now_s,
+        "read_bytes": n_bytes.get(("storage", "Read"), 0.0),
+        "write_bytes": n_bytes.get(("storage", "Write"), 0.0),
+        "reading_s": busy_s.get(("storage", "Read"), 0.0),
+        "block_ops_s": sum(busy_s.get((main_processor, label), 0.0) for label in DECODING),
+        "computing_s": sum(seconds for (resource, _), seconds in busy_s.items() if resource == main_processor),
+        "storing_s": totals.now_s * totals.storage_utilisation,
+        "wanted": 0.0,
+        "reused": 0.0,
+        **counts,
+    }
+
+
+def _extended(now: Mapping[str, float], before: Mapping[str, float], times: float) -> dict[str, float]:
+    """What adds up, with what came since `before` so many times more."""
+    if not times:
+        return dict(now)
+    return {name: value + times * (value - before.get(name, 0.0)) for name, value in now.items()}
+
+
+def _observed(run: Run) -> dict[str, float]:
+    found = {name: float(run.measured[name]) for name in (*_OBSERVED, *_BATCHES) if name in run.measured}
+    if "kv_metadata_bytes" in found:
+        found["kv_memory_peak_bytes"] = found["kv_metadata_bytes"] + found["kv_buffer_bytes"]
+    return found

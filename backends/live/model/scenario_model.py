@@ -1,0 +1,50 @@
+"""The model that a scenario names, on its device: checked against the scenario's dimensions, and kept for the next."""
+
+from functools import lru_cache
+from pathlib import Path
+
+from transformers import PreTrainedModel
+
+from kvferry.backends.live.model.models import check_device, load_model, random_model, spec_of
+from kvferry.specs.errors import InputError
+from kvferry.specs.model import ModelSpec
+from kvferry.specs.scenario import Scenario
+
+_SAME = ("layers", "hidden", "query_heads", "kv_heads", "head_dim", "ffn", "vocabulary", "kv_value_bytes")
+
+
+def model_of(scenario: Scenario) -> tuple[PreTrainedModel, Path | None]:
+    """The model, and its folder if it has one. Raises InputError when it is not the scenario's."""
+    live, spec = scenario.live, scenario.model
+    try:
+        check_device(live.processor)
+    except InputError as error:
+        raise InputError(f"live.processor: {error}") from None
+    if live.weights == "random":
+        dtype = live.dtype or {2.0: "bfloat16", 4.0: "float32"}.get(spec.kv_value_bytes, "float32")
+        return _random(live.family, spec.model_dump_json(), scenario.seed, dtype, live.processor), None
+    reference = live.weights or spec.name
+    model = _loaded(reference, live.dtype, live.processor)
+    _check_same(spec, spec_of(model), reference)
+    return model, Path(model.config.name_or_path)
+
+
+def _check_same(wanted: ModelSpec, found: ModelSpec, reference: str) -> None:
+    differ = [key for key in _SAME if getattr(wanted, key) != getattr(found, key)]
+    if differ:
+        shown = ", ".join(f"{key} {getattr(found, key):g} instead of {getattr(wanted, key):g}" for key in differ)
+        raise InputError(f"live.weights: {reference} is not the scenario's model {wanted.name}: {shown}")
+
+
+# Worlds come one after the other, most of them on the same model.
+@lru_cache(maxsize=1)
+def _loaded(reference: str, dtype: str | None, device: str) -> PreTrainedModel:
+    try:
+        return load_model(reference, dtype, device)
+    except InputError as error:
+        raise InputError(f"live.weights: {error}; `random` draws weights") from None
+
+
+@lru_cache(maxsize=1)
+def _random(family: str, spec_json: str, seed: int, dtype: str, device: str) -> PreTrainedModel:
+    return random_model(family, ModelSpec.model_validate_json(spec_json), seed=seed, dtype=dtype, device=device)

@@ -1,0 +1,226 @@
+"""The decode workload: one long-context batch, its KV on storage or in memory, and what it leaves behind."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from kvferry.backends.world import Needs, World
+from kvferry.machine.machine import Machine, Refused
+from kvferry.pipelines.decoding.decode import OffloadedDecode
+from kvferry.pipelines.decoding.in_memory import InMemoryDecode
+from kvferry.pipelines.decoding.plan import DecodePlan, plan_of, shape_of
+from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS, DecodeSystem
+from kvferry.pipelines.decoding.tuned import tuned
+from kvferry.pipelines.record import Decoded, RequestRecord
+from kvferry.pipelines.tally import Totals
+from kvferry.pipelines.workload import Flow, Infeasible, Left, OutOfMemory, Process, Progress, System
+from kvferry.specs.errors import InputError
+from kvferry.specs.scenario import Scenario
+
+# Without storage nothing is read, and groups are as good as any.
+GOOD_READ_BYTES, BLOCK_BYTES = 16384, 512
+# Progress is reported every so many tokens.
+_PROGRESS_TOKENS = 16
+
+
+class Decode:
+    """A WorkloadKind."""
+
+    headline = "throughput_tokens_per_s"
+
+    @property
+    def systems(self) -> Mapping[str, System]:
+        return DECODE_SYSTEMS
+
+    def flow(self, scenario: Scenario, system: System, progress: Progress) -> Flow:
+        assert isinstance(system, DecodeSystem)
+        in_memory = system.keeps == "memory" or (system.keeps == "swapped" and _fits(scenario))
+        if in_memory:
+            return InMemoryFlow(scenario, progress)
+        plan = plan_for(scenario, system)
+        if system.keeps == "swapped":
+            full_bytes = plan.shape.full_bytes(plan.context)
+            plan = replace(plan, mapped_bytes=plan.sequences * scenario.kv_budget_bytes(full_bytes))
+        return OffloadedFlow(scenario, plan, progress)
+
+
+class OffloadedFlow:
+    """A Flow of a batch whose KV lies on storage."""
+
+    def __init__(self, scenario: Scenario, plan: DecodePlan, progress: Progress) -> None:
+        self._scenario, self._plan, self._progress = scenario, plan, progress
+        output, decoded = scenario.workload.output, scenario.workload.decoded
+        # Tokens per sequence that are really decoded.
+        self._steps = output if decoded is None else min(output, decoded)
+        self._decode: OffloadedDecode | None = None
+        self._half: Totals | None = None
+        self._half_counts: dict[str, float] = {}
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(kv=self._plan)
+
+    def run(self, world: World, totals: Callable[[], Totals]) -> Process:
+        self._check_room()
+        _reserve(world.machine, self._plan)
+        output = self._scenario.workload.output
+
+        def on_token(tokens: int) -> None:
+            if self._steps < output and tokens == half_of(self._steps) + 1:
+                self._half, self._half_counts = totals(), self._counts()
+            if tokens % _PROGRESS_TOKENS == 0 or tokens == output:
+                self._progress(tokens, output)
+
+        self._decode = OffloadedDecode(world.machine, self._plan, on_token)
+        yield from self._decode.run(self._steps)
+
+    def left(self, world: World, end: Totals, interrupted: bool) -> Left:
+        plan, times_s = self._plan, self._times_s
+        decoded = Decoded(
+            batch=plan.sequences,
+            layers=self._scenario.model.layers,
+            output=self._scenario.workload.output,
+            token_times_s=times_s,
+            half=self._half,
+            half_step=half_of(self._steps),
+            end=end,
+            half_counts=self._half_counts,
+            end_counts=self._counts(),
+            metadata_bytes=plan.sequences * plan.metadata_bytes,
+            buffer_bytes=plan.sequences * plan.buffer_bytes,
+            reuses=bool(plan.slots),
+        )
+        prefill_s = None if self._decode is None else self._decode.record.prefill_s
+        return Left(requests=_records(plan.sequences, prefill_s, times_s), decoded=decoded)
+
+    def kept(self) -> str:
+        batch = self._plan.sequences
+        tokens = f"{len(self._times_s):,} of {self._scenario.workload.output:,} tokens"
+        return f"{tokens} of {_sequences(batch)}{' each' if self._scenario.workload.batch > 1 else ''}"
+
+    @property
+    def _times_s(self) -> tuple[float, ...]:
+        return () if self._decode is None else tuple(self._decode.record.token_times_s)
+
+    def _counts(self) -> dict[str, float]:
+        if self._decode is None:
+            return {}
+        return {"wanted": self._decode.record.units_wanted, "reused": self._decode.record.units_reused}
+
+    def _check_room(self) -> None:
+        storage, file_bytes = self._scenario.device.storage, self._plan.layout.file_bytes
+        if storage is not None and storage.capacity_bytes is not None and file_bytes > storage.capacity_bytes:
+            what = f"the KV takes {file_bytes / 2**30:,.2f} GiB of storage"
+            raise Infeasible(f"{what}, {storage.name} holds {storage.capacity_bytes / 2**30:,.2f} GiB")
+
+
+class InMemoryFlow:
+    """A Flow of a batch whose KV is all in memory."""
+
+    def __init__(self, scenario: Scenario, progress: Progress) -> None:
+        self._scenario, self._progress = scenario, progress
+        self._decode: InMemoryDecode | None = None
+
+    @property
+    def needs(self) -> Needs:
+        return Needs()
+
+    def run(self, world: World, totals: Callable[[], Totals]) -> Process:
+        workload = self._scenario.workload
+
+        def on_token(tokens: int) -> None:
+            if tokens % _PROGRESS_TOKENS == 0 or tokens == workload.output:
+                self._progress(tokens, workload.output)
+
+        self._decode = InMemoryDecode(
+            world.machine,
+            self._scenario.model,
+            sequences=workload.batch,
+            context=workload.context,
+            output=workload.output,
+            pool_bytes=self._scenario.budget.in_memory_kv_bytes,
+            told=on_token,
+        )
+        yield from self._decode.run()
+
+    def left(self, world: World, end: Totals, interrupted: bool) -> Left:
+        workload, decode = self._scenario.workload, self._decode
+        times_s = () if decode is None else tuple(decode.record.token_times_s)
+        decoded = Decoded(
+            batch=workload.batch,
+            layers=self._scenario.model.layers,
+            output=workload.output,
+            token_times_s=times_s,
+            waves=() if decode is None else tuple((n, tuple(steps_s)) for n, steps_s in decode.waves),
+            end=end,
+        )
+        prefill_s = None if decode is None else decode.record.prefill_s
+        return Left(requests=_records(workload.batch, prefill_s, times_s), decoded=decoded)
+
+    def kept(self) -> str:
+        batch, output = self._scenario.workload.batch, self._scenario.workload.output
+        tokens = 0 if self._decode is None else sum(n * (1 + len(steps_s)) for n, steps_s in self._decode.waves)
+        return f"{tokens:,} of {batch * output:,} tokens of {_sequences(batch)}"
+
+
+def half_of(tokens: int) -> int:
+    """The step with which the second half of so many tokens' steps begins."""
+    return (tokens - 1) // 2
+
+
+def plan_for(scenario: Scenario, system: DecodeSystem) -> DecodePlan:
+    """What a system would do in a scenario. Raises InputError."""
+    workload, budget = scenario.workload, scenario.budget
+    policy, tuned_bytes = tuned(system.policy, scenario)
+    storage = scenario.device.storage
+    full_bytes = float(shape_of(scenario.model).full_bytes(workload.context))
+    largest = budget.kv_bytes is not None and budget.kv_share is not None
+    each_bytes = math.inf if largest and policy.fixed else tuned_bytes or scenario.kv_budget_bytes(full_bytes)
+    budget_key = "budget.kv_share" if budget.kv_share is not None or budget.kv_bytes is None else "budget.kv"
+    plan = plan_of(
+        policy,
+        scenario.model,
+        sequences=workload.batch,
+        context=workload.context,
+        output=workload.output,
+        budget_bytes=each_bytes,
+        good_read_bytes=GOOD_READ_BYTES if storage is None else storage.good_read_bytes,
+        block_bytes=BLOCK_BYTES if storage is None else int(storage.block_bytes),
+        budget_key="policies.tuned" if tuned_bytes else budget_key,
+    )
+    if not largest:
+        return plan
+    assert budget.kv_bytes is not None
+    together = min(workload.batch, int(budget.kv_bytes // plan.memory_bytes))
+    if not together:
+        raise InputError(
+            f"budget.kv: {budget.kv_bytes / 2**20:,.0f} MiB hold no sequence;"
+            f" one needs {plan.memory_bytes / 2**20:,.0f} MiB"
+        )
+    return replace(plan, sequences=together, layout=replace(plan.layout, sequences=together))
+
+
+def _records(batch: int, prefill_s: float | None, times_s: tuple[float, ...]) -> list[RequestRecord]:
+    """Of a lock-step batch: all sequences have their tokens at the same times."""
+    if not times_s:
+        return []
+    shared = {"arrival_s": 0.0, "loaded_s": prefill_s, "first_token_s": times_s[0], "token_times_s": times_s}
+    return [RequestRecord(request=n, **shared) for n in range(batch)]  # type: ignore[arg-type]
+
+
+def _sequences(n: int) -> str:
+    return f"{n} sequence{'s' if n > 1 else ''}"
+
+
+def _fits(scenario: Scenario) -> bool:
+    workload, model = scenario.workload, scenario.model
+    all_bytes = workload.batch * (workload.context + workload.output) * model.kv_bytes_per_token
+    full_bytes = workload.context * model.kv_bytes_per_token
+    return all_bytes <= workload.batch * scenario.kv_budget_bytes(full_bytes)
+
+
+def _reserve(machine: Machine, plan: DecodePlan) -> None:
+    """Hold what managing the KV takes for the whole run. Raises OutOfMemory."""
+    for tag, each_bytes in (("metadata", plan.metadata_bytes), ("kv", plan.buffer_bytes)):
+        if isinstance(refused := machine.memory.reserve(plan.sequences * each_bytes, tag), Refused):
+            raise OutOfMemory(str(refused))

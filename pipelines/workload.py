@@ -1,0 +1,85 @@
+"""What a kind of workload is: the systems that can serve it, and a flow of requests through a world."""
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import simpy
+
+from kvferry.backends.world import Needs, World
+from kvferry.pipelines.record import Decoded, RequestRecord
+from kvferry.pipelines.tally import Totals
+from kvferry.specs.errors import KvferryError
+from kvferry.specs.scenario import Scenario
+
+Process = Generator[simpy.Event, Any, None]
+# Called with how much is done, of how much: requests, or tokens.
+Progress = Callable[[int, int], None]
+
+
+class OutOfMemory(KvferryError):
+    """Something needs more memory than is left when nothing else holds any."""
+
+
+class Infeasible(KvferryError):
+    """The scenario cannot be carried out on this device at all."""
+
+
+class System(Protocol):
+    """A named composition of policies."""
+
+    @property
+    def about(self) -> str: ...
+
+    @property
+    def codec(self) -> str | None:
+        """What its stored contexts are encoded with; None: it has none."""
+        ...
+
+    def with_policies(self, policies: Mapping[str, Any]) -> "System":
+        """The same system with some of its policies replaced. Raises BadParameters, an InputError."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Left:
+    """What a flow leaves behind, finished or interrupted."""
+
+    requests: Sequence[RequestRecord]
+    decoded: Decoded | None = None
+
+
+class Flow(Protocol):
+    """A scenario's requests under one system. It is made before its world, whose needs it knows."""
+
+    @property
+    def needs(self) -> Needs: ...
+
+    def run(self, world: World, totals: Callable[[], Totals]) -> Process:
+        """A SimPy process; `totals` gives what has added up by now.
+
+        Raises OutOfMemory, Infeasible, LinkDown.
+        """
+        ...
+
+    def left(self, world: World, end: Totals, interrupted: bool) -> Left: ...
+
+    def kept(self) -> str:
+        """For the user: how much is finished, of how much."""
+        ...
+
+
+class WorkloadKind(Protocol):
+    """One kind of workload; the kinds by name are in kvferry.pipelines.workloads."""
+
+    @property
+    def systems(self) -> Mapping[str, System]: ...
+
+    @property
+    def headline(self) -> str:
+        """The metric that this workload is about, by which systems are ranked and worlds compared."""
+        ...
+
+    def flow(self, scenario: Scenario, system: System, progress: Progress) -> Flow:
+        """Raises InputError for settings that do not fit."""
+        ...
