@@ -17,6 +17,9 @@ from kvferry.pipelines.workloads import WORKLOADS
 from kvferry.specs.errors import LinkDown, MissingExtra, pick
 from kvferry.specs.scenario import Scenario
 
+# Of the link's course that a run keeps for pictures; a longer run keeps means over time.
+MOST_LINK_PIECES = 100_000
+
 
 def _torch_world(
     scenario: Scenario, needs: Needs, inputs: Inputs, tell: Tell, say: Say
@@ -111,5 +114,5 @@ def _drive(world: World, flow: Flow, totals: Callable[[], Totals]) -> tuple[Outc
 
 def _link_over(world: World, until_s: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Edges (n + 1) and rates (n) of the replayed link."""
-    edges, rates = world.link.segments(0.0, until_s) if until_s > 0 else (np.zeros(1), np.zeros(0))
+    edges, rates = world.link.course(0.0, until_s, MOST_LINK_PIECES) if until_s > 0 else (np.zeros(1), np.zeros(0))
     return tuple(edges.tolist()), tuple(rates.tolist())

@@ -30,6 +30,14 @@ class ModelSpec(Spec):
             raise BadKey("kv_heads", f"{self.kv_heads} cannot share {self.query_heads} query heads evenly")
         return self
 
+    @model_validator(mode="after")
+    def _at_least_a_byte(self) -> "ModelSpec":
+        """Storage is read in bytes, hence one head's KV of one token takes one at least."""
+        if 2 * self.head_dim * self.kv_value_bytes < 1:
+            what = f"{self.kv_value_bytes:g} bytes for each of {2 * self.head_dim} numbers are less than a byte"
+            raise BadKey("kv_value_bytes", f"{what} per token and head; at least {0.5 / self.head_dim:g} will do")
+        return self
+
     @property
     def projection_parameters(self) -> int:
         """Weights of one layer's K and V projections: all that emitting a layer's KV costs."""

@@ -18,6 +18,10 @@ from kvferry.specs.workload import WorkloadSpec
 # unit from becoming a run that ends next year.
 MOST_UNITS_PER_REQUEST = 500_000
 MOST_CHUNKS_PER_RUN = 100_000_000
+# Answer tokens of a whole run; and where KV lies on storage, tokens that are decoded times layers, as every layer reads
+# for itself. Either takes minutes of simulation, with progress shown.
+MOST_TOKENS_PER_RUN = 2_000_000
+MOST_LAYER_STEPS_PER_RUN = 2_000_000
 
 
 def _is_setting(value: Any) -> Any:
@@ -108,6 +112,7 @@ class Scenario(Part):
     @model_validator(mode="after")
     def _bounded(self) -> "Scenario":
         if self.workload.kind == "offload-decode":
+            self._bound_steps()
             return self
         chunks = self.workload.token_chunks * self.model.layers * self.model.kv_heads
         per_head = self.coupling == "per_head"
@@ -119,7 +124,20 @@ class Scenario(Part):
         total = chunks * self.workload.requests
         if total > MOST_CHUNKS_PER_RUN:
             raise BadKey("workload.requests", f"make {total:,} chunks, at most {MOST_CHUNKS_PER_RUN:,} will do")
+        tokens = self.workload.output * self.workload.requests
+        if tokens > MOST_TOKENS_PER_RUN:
+            what = f"{self.workload.output:,} tokens for each of {self.workload.requests:,} requests make {tokens:,}"
+            raise BadKey("workload.output", f"{what}; at most {MOST_TOKENS_PER_RUN:,} will do")
         return self
+
+    def _bound_steps(self) -> None:
+        """Raises BadKey when decoding would take more steps than a run may have."""
+        steps, layers = min(self.workload.output, self.workload.decoded or self.workload.output), self.model.layers
+        if steps * layers > MOST_LAYER_STEPS_PER_RUN:
+            most = MOST_LAYER_STEPS_PER_RUN // layers
+            what = f"{steps:,} tokens through {layers:,} layers take longer than a run may; at most {most:,} will do"
+            key = "output" if self.workload.decoded is None else "decoded"
+            raise BadKey(f"workload.{key}", f"{what}, and workload.decoded cuts what is decoded of workload.output")
 
     @model_validator(mode="after")
     def _names_of_the_device(self) -> "Scenario":

@@ -1,5 +1,6 @@
 """A rate that changes over time in steps, integrated exactly: what links and loaded processors replay."""
 
+import itertools
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
@@ -180,7 +181,7 @@ class RateTrace:
             looped = starts >= self._loop_start
             first, last = (max(1.0, self._fold(t_s)[0]) for t_s in (start_s, end_s))
             if (last - first + 1) * looped.sum() > MAX_PIECES:
-                raise ValueError(f"{end_s - start_s} s of this trace are more than {MAX_PIECES} pieces")
+                raise ValueError(f"{end_s - start_s:,.6g} s of this trace are more than {MAX_PIECES:,} pieces")
             cycles = np.arange(first, last + 1)
             period_s = self._edges[-1] - self._loop_start
             starts = np.append(starts, np.add.outer(cycles * period_s, starts[looped]))
@@ -188,6 +189,22 @@ class RateTrace:
         begin = int(np.searchsorted(starts, start_s, side="right")) - 1
         stop = int(np.searchsorted(starts, end_s, side="left"))
         return _without_empty(np.concatenate([[start_s], starts[begin + 1 : stop], [end_s]]), rates[begin:stop])
+
+    def course(self, start_s: float, end_s: float, most_pieces: int) -> tuple[np.ndarray, np.ndarray]:
+        """For drawing: ``segments``, or the means of `most_pieces` equal steps where there are more segments."""
+        if self._pieces_within(start_s, end_s) <= most_pieces:
+            return self.segments(start_s, end_s)
+        edges = np.linspace(start_s, end_s, most_pieces + 1)
+        moved = np.array([self.amount(a, b) for a, b in itertools.pairwise(edges.tolist())])
+        return edges, moved / np.diff(edges)
+
+    def _pieces_within(self, start_s: float, end_s: float) -> float:
+        """How many pieces ``segments`` unrolls at most."""
+        if end_s <= self._edges[-1]:
+            return len(self._rates)
+        first, last = (max(1.0, self._fold(t_s)[0]) for t_s in (start_s, end_s))
+        looped = len(self._rates) - bisect_left(self._edges, self._loop_start)
+        return len(self._rates) + (last - first + 1) * looped
 
     def scaled(self, factor: float) -> "RateTrace":
         """The same course with every rate multiplied by `factor`."""
@@ -219,19 +236,29 @@ class RateTrace:
         return RateTrace(*_without_empty(edges - offset_s, rates), self.on_end, loop_from_s)
 
     def with_outages(self, outages: Iterable[tuple[float, float]]) -> "RateTrace":
-        """Rate 0 between each (start_s, end_s) of the replay, once: a loop goes on undisturbed afterwards."""
-        bounds, shares = [0.0], []
+        """Rate 0 between each (start_s, end_s) of the replay, once: a loop goes on undisturbed afterwards.
+
+        However long an outage is, it is one piece. ValueError when what plays before and between the outages takes
+        more than `MAX_PIECES` pieces.
+        """
+        pieces: list[tuple[np.ndarray, np.ndarray]] = []
+        at_s = 0.0
         for start_s, end_s in sorted(outages):
             if not 0 <= start_s < end_s:
                 raise ValueError(f"an outage from {start_s} to {end_s} is no span of the replay")
-            if start_s > bounds[-1]:
-                bounds.append(start_s)
-                shares.append(1.0)
-            if end_s > bounds[-1]:
-                bounds.append(end_s)
-                shares.append(0.0)
-        mask = RateTrace(np.array([*bounds, bounds[-1] + 1]), np.array([*shares, 1.0]), "hold")
-        return self.times(mask) if shares else self
+            if start_s > at_s:
+                pieces.append(self.segments(at_s, start_s))
+            if end_s > at_s:
+                pieces.append((np.array([max(start_s, at_s), end_s]), np.zeros(1)))
+                at_s = end_s
+        if not pieces:
+            return self
+        loops = self.on_end == "loop"
+        settled_s = max(at_s, self._loop_start)
+        pieces.append(self.segments(at_s, settled_s + (_joint_period_s([self]) if loops else 1.0)))
+        edges = np.concatenate([*(edges[:-1] for edges, _ in pieces), pieces[-1][0][-1:]])
+        rates = np.concatenate([rates for _, rates in pieces])
+        return RateTrace(edges, rates, "loop" if loops else "hold", settled_s if loops else 0.0)
 
     def times(self, other: "RateTrace") -> "RateTrace":
         """The product of two replays: a link and the share of it that others leave over.

@@ -9,6 +9,8 @@ from kvferry.policies.decode.layout import Layout
 from kvferry.specs.errors import InputError
 from kvferry.specs.model import ModelSpec
 
+# KV blocks of a run, over all layers, sequences and heads: their places are kept in memory, some bytes each.
+MOST_UNITS = 200_000_000
 # KVSwap 4.3: the most that keys are compressed.
 MOST_COMPRESSION = 32.0
 
@@ -154,10 +156,18 @@ def plan_of(
     tokens = room_tokens(context, output, group)
     units = tokens // group
     in_context = context // group
+    all_units = shape.layers * sequences * heads * units
+    if all_units > MOST_UNITS:
+        what = f"{all_units:,} groups of {group:,} tokens over layers, sequences and heads"
+        raise InputError(f"workload.context: makes {what}; at most {MOST_UNITS:,} will do")
     # A context shorter than what would be selected is read whole.
     selected = None if policy.selected_tokens is None else min(-(-policy.selected_tokens // group), in_context)
     # Of one unit, all its heads; what is read of it, per head.
     unit_bytes = group * shape.entry_bytes // (2 if policy.values_only else 1)
+    if unit_bytes < heads:
+        raise InputError(
+            f"policies.group_tokens: the values of {group:,} tokens take less than a byte; more tokens would"
+        )
     compression, landmark_bytes = _compression(policy, shape, tokens, units, budget_bytes)
     metadata = 0.0 if selected is None else landmark_bytes + metadata_bytes(compression, tokens, shape)
     slots, buffers = 0, 2.0 * tokens * shape.entry_bytes

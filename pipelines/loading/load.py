@@ -31,6 +31,10 @@ class Pace:
     # What is on the link beyond the round trip. 50 ms of bytes in flight already cost 1 % of TTFT.
     link_ahead_s: float = 0.008
     window_s: float = 0.1
+    # A loader that has something under way is asked after every window until nothing has moved for `patience_s`: by
+    # then even a rate that it remembers has faded. After that, the waits grow with the time, so that an outage of a
+    # day costs hardly more questions than one of a minute.
+    patience_s: float = 5.0
 
 
 class ContextLoad:
@@ -78,15 +82,18 @@ class ContextLoad:
         self._facts = LoadFacts(machine.env.now, planned_bytes_per_s, rtt_s)
         self._facts_until_s = machine.env.now + pace.window_s / 10
         self._pumping = False
+        # When a unit was last handed over or arrived, and what wakes a watch that sleeps longer than a window then.
+        self._moved_s = machine.env.now
+        self._awaited: simpy.Event | None = None
         loader.start(problem, self._facts)
         machine.env.process(self._watch())
 
     def _watch(self) -> simpy.events.ProcessGenerator:
-        """Ask again after every window: a loader may wait for time to pass; a stuck one is told so."""
+        """Ask the loader again after every window, as it may wait for time to pass; fail the load when it is stuck."""
         idle_windows = 0
         self._pump()
         while not self.done.triggered:
-            yield self.machine.env.timeout(self.pace.window_s)
+            yield self._next_look()
             self._pump()
             under_way = self._computing or self._fetches
             idle_windows = 0 if under_way else idle_windows + 1
@@ -95,6 +102,24 @@ class ContextLoad:
                 why = f"; what came could not be used: {self.unusable}" if self.unusable else ""
                 stuck = f"{type(self.loader).__name__} asks for nothing with {left} units left{why}"
                 self.done.fail(LoaderStuck(stuck))
+
+    def _next_look(self) -> simpy.Event:
+        """After a window; or later when nothing has moved for long, unless something does."""
+        env = self.machine.env
+        idle_s = env.now - self._moved_s if self._computing or self._fetches else 0.0
+        # Late in a run of centuries, a clock of 53 bits does not move by a window.
+        wait_s = max((idle_s - self.pace.patience_s) / 2, 1e-9 * env.now)
+        if wait_s <= self.pace.window_s:
+            return env.timeout(self.pace.window_s)
+        self._awaited = env.event()
+        return env.timeout(wait_s) | self._awaited
+
+    def _moved(self) -> None:
+        """A unit was handed over or has arrived."""
+        self._moved_s = self.machine.env.now
+        if self._awaited is not None:
+            self._awaited.succeed()
+            self._awaited = None
 
     def _look(self) -> LoadFacts:
         """The facts, renewed ten times a window: looking costs more than deciding."""
@@ -140,6 +165,7 @@ class ContextLoad:
                 break
             if not (self.progress.present[unit] or self.progress.computing[unit]):
                 raise KvferryError(f"{type(self.loader).__name__} wants unit {unit} computed before it can be")
+        self._moved()
         self.progress.hand_over_compute(unit)
         place = self.progress.problem.place(unit)
         tickets = [self.machine.submit(op, request=self.request) for op in self.context.ops_of(*place)]
@@ -148,6 +174,7 @@ class ContextLoad:
         return True
 
     def _computed(self, unit: int, event: simpy.Event) -> None:
+        self._moved()
         del self._computing[unit]
         if _cancelled(event):
             self.progress.compute_cancelled(unit)
@@ -181,6 +208,7 @@ class ContextLoad:
         wanted = self.loader.next_stream(self.progress, self._look())
         if wanted is None or not self._lost.isdisjoint(wanted.units):
             return False
+        self._moved()
         chunks = self.context.chunks_of(wanted.units, wanted.level)
         share = chunks.n_bytes / len(wanted.units)
         for unit in wanted.units:
@@ -203,6 +231,7 @@ class ContextLoad:
         return True
 
     def _left_link(self, n_bytes: float, event: simpy.Event) -> None:
+        self._moved()
         self._on_link -= 1
         self._on_link_bytes -= n_bytes
         if isinstance(event.value, LinkDown):
@@ -218,6 +247,7 @@ class ContextLoad:
         self._pump()
 
     def _streamed(self, units: tuple[int, ...], share_bytes: float, values: int, event: simpy.Event) -> None:
+        self._moved()
         self._transfers -= 1
         for unit in units:
             self._fetches.pop(unit, None)

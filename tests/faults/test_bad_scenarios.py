@@ -117,6 +117,18 @@ def test_the_good_one_is_good() -> None:
             "s.yaml:10: workload.context: makes 524,288 units (token chunks x layers x KV heads), at most 500,000 will "
             "do, about a minute of simulation; shorten it, or enlarge chunk_tokens",
         ),
+        (
+            "  context: 4Ki tokens",
+            "  context: 4Ki tokens\n  output: 1M tokens\n  requests: 3",
+            "s.yaml:11: workload.output: 1,000,000 tokens for each of 3 requests make 3,000,000; "
+            "at most 2,000,000 will do",
+        ),
+        (
+            "context-reuse\n  context: 4Ki tokens",
+            "offload-decode\n  context: 4Ki tokens\n  output: 1M tokens",
+            "s.yaml:11: workload.output: 1,000,000 tokens through 4 layers take longer than a run may; at most 500,000 "
+            "will do, and workload.decoded cuts what is decoded of workload.output",
+        ),
         # Names.
         (
             "board.yaml",
@@ -297,6 +309,15 @@ def test_a_device_that_cannot_be(good: str, bad: str, message: str) -> None:
 def test_heads_that_cannot_share() -> None:
     assert complaint("s.yaml", "model.kv_heads=3") == (
         "--set model.kv_heads=3: model.kv_heads: 3 cannot share 4 query heads evenly"
+    )
+
+
+def test_keys_and_values_of_less_than_a_byte() -> None:
+    with pytest.raises(InputError) as caught:
+        load_scenario("s.yaml", ["model.head_dim=1", "model.kv_value_bytes=0.1"])
+    assert str(caught.value) == (
+        "--set model.kv_value_bytes=0.1: model.kv_value_bytes: 0.1 bytes for each of 2 numbers are less than a byte "
+        "per token and head; at least 0.5 will do"
     )
 
 

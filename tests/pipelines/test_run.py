@@ -48,6 +48,15 @@ def test_every_system_loads_every_unit_and_never_beats_the_bound(system: str, co
         assert record.loaded_s < record.first_token_s
 
 
+def test_a_run_may_last_longer_than_its_trace_has_pieces_for() -> None:
+    # Twelve days, of a trace in steps of 0.1 s.
+    run = run_scenario(small("system=stream-only", "link={trace: wifi-campus, scale: 1.0e-8}", "workload.requests=1"))
+    assert run.outcome == "done"
+    assert run.duration_s > 1_000_000
+    assert run.link_times_s[-1] == run.duration_s
+    assert len(run.link_bytes_per_s) == 100_000
+
+
 @pytest.mark.parametrize("rtt", ["4 ms", "300 ms", "3 s"])
 @pytest.mark.parametrize("values", ["100 Mvalue/s", "1 Mvalue/s"])
 def test_bytes_on_the_link_are_used_or_wasted(rtt: str, values: str) -> None:

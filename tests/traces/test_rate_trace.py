@@ -140,6 +140,30 @@ def test_an_outage_happens_once():
         trace().with_outages([(3, 2)])
 
 
+def test_a_long_outage_is_one_piece():
+    broken = RateTrace.from_samples([1.0, 3.0], 0.1).with_outages([(1.0, 1e7)])
+    assert len(broken.rates) < 20
+    assert broken.amount(0, 1e7) == pytest.approx(2.0)
+    assert broken.amount(1e7, 1e7 + 1) == pytest.approx(2.0)
+
+
+def test_outages_are_a_product_with_what_is_up():
+    # Loops, holds and ends; before, within and after the trace.
+    up = RateTrace(np.array([0.0, 0.5, 1.5, 6.0, 7.5, 8.5]), np.array([1.0, 0.0, 1.0, 0.0, 1.0]), "hold")
+    for on_end in ("loop", "hold", "end"):
+        broken, product = trace(on_end).with_outages([(0.5, 1.5), (6.0, 7.5)]), trace(on_end).times(up)
+        for t_s in np.arange(0, 30, 0.25).tolist():
+            assert broken.rate_at(t_s) == product.rate_at(t_s)
+
+
+def test_a_course_for_drawing_has_so_many_pieces_at_most():
+    exact, course = trace().segments(1, 9), trace().course(1, 9, 100)
+    assert [part.tolist() for part in course] == [part.tolist() for part in exact]
+    edges, rates = trace().course(0, 1e9, 1000)
+    assert (len(edges), len(rates)) == (1001, 1000)
+    assert (rates * np.diff(edges)).sum() == pytest.approx(trace().amount(0, 1e9))
+
+
 def test_the_product_of_two_loops_has_their_joint_period():
     # Rates 1 and 2 for 1 s each, times 1 and 0 for 3 s each. Period 2 times period 6: 6 s.
     a = RateTrace.from_samples([1, 2], 1)
