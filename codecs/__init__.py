@@ -1,1 +1,1 @@
-"""How KV is encoded: sizes as modelled, and codecs as they are."""
+"""How KV is encoded: models of encoded sizes, and the codecs themselves."""

@@ -13,8 +13,8 @@ The codecs are those whose sizes ``policies.codecs`` models, under the same name
   tokens at full precision, which belong to decoding.
 - ``fp16``: the numbers as they are.
 
-Every chunk says what it is: a header with version, codec, level, shape, length and a checksum (CRC-32, against
-accidents and not against an adversary) over all else.
+Every chunk has a header with version, codec, level, shape, length and a checksum of everything else (CRC-32: it
+detects accidents, not an adversary).
 """
 
 import struct
@@ -59,11 +59,11 @@ KeysValues = tuple[np.ndarray, np.ndarray]
 
 
 class DamagedChunk(KvferryError):
-    """Bytes that are not, or no longer, an encoded chunk."""
+    """Raised for bytes that are not an encoded chunk, or no longer an intact one."""
 
 
 class Shape(NamedTuple):
-    """What a chunk says of itself."""
+    """A chunk's header."""
 
     codec: str
     level: int
@@ -130,7 +130,7 @@ def decode_many(chunks: Sequence[Buffer], dtype: DTypeLike = np.float32) -> list
 
 
 def check(data: Buffer) -> Shape:
-    """What a chunk says of itself, its checksum verified. Raises DamagedChunk."""
+    """A chunk's header, after its checksum was verified. Raises DamagedChunk."""
     shape = shape_of(data)
     if len(data) != _length(data):
         raise DamagedChunk(f"an encoded chunk of {_length(data):,} bytes, of which {len(data):,} are there")
@@ -140,7 +140,7 @@ def check(data: Buffer) -> Shape:
 
 
 def split(data: Buffer) -> list[memoryview]:
-    """The chunks that lie one after the other in these bytes, by what their headers say. Raises DamagedChunk."""
+    """Cuts bytes into the chunks that follow each other in them, by their headers. Raises DamagedChunk."""
     rest, chunks = memoryview(data), []
     while rest:
         shape_of(rest)
@@ -153,7 +153,7 @@ def split(data: Buffer) -> list[memoryview]:
 
 
 def shape_of(data: Buffer) -> Shape:
-    """What the header says, before anything else is looked at. Raises DamagedChunk when that cannot be."""
+    """The header alone, nothing else verified. Raises DamagedChunk if its values are impossible."""
     if len(data) < _HEADER.size:
         raise DamagedChunk(f"{len(data)} bytes are no encoded chunk: its header alone takes {_HEADER.size}")
     magic, version, code, level, tokens, head_dim, _, _ = _HEADER.unpack_from(data)

@@ -48,7 +48,7 @@ def encode(symbols: np.ndarray) -> bytes:
 def decode(payloads: Sequence[Buffer], n: int) -> np.ndarray:
     """uint8[payloads, n]: the symbols of payloads that hold n each, decoded together (more lanes, faster).
 
-    A payload that cannot have come from `encode` is a ValueError.
+    Raises ValueError for a payload that `encode` cannot have made.
     """
     lanes, steps = _layout(n)
     parsed = [_parse(payload, lanes) for payload in payloads]

@@ -1,7 +1,7 @@
-"""Worker processes that encode and decode: constriction holds the interpreter's lock, and numpy does for small steps.
+"""Worker processes that encode and decode, since constriction and short numpy calls hold the interpreter's lock.
 
 Bytes and arrays go through shared memory, two segments per worker; a pipe carries a line of JSON each way. A worker
-that is killed is replaced, and what it was at is tried once more.
+that is killed is replaced, and its piece is tried once more.
 """
 
 import json
@@ -26,7 +26,7 @@ from kvferry.codecs.codec import Buffer, DamagedChunk, KeysValues
 from kvferry.specs.errors import InputError, KvferryError, MissingExtra
 from kvferry.system.child_process import sheltered
 
-# No piece takes longer, even on a slow phone: a worker that is silent for so long hangs.
+# No piece takes longer, even on a slow phone: a worker that is silent for this long hangs.
 SILENCE_S = 60.0
 _MOST_MESSAGE_BYTES = 2**20
 _MOST_TASK_BYTES = 2**30
@@ -36,14 +36,14 @@ Result = TypeVar("Result")
 
 
 class CodecWorkerDied(KvferryError):
-    """A worker process ended, or was silent for a minute, and so did the one after it, at the same piece."""
+    """Raised when a worker process ended or hung for a minute, and its replacement did so at the same piece."""
 
 
 class CodecPool:
     """`workers` processes, started at once; pieces begin in the order in which they are handed over.
 
-    Futures fail as `codec.encode` and `codec.decode_many` would, or with CodecWorkerDied. Close it, or use it as a
-    context manager; what is not begun by then is cancelled.
+    Futures raise what `codec.encode` and `codec.decode_many` raise, or CodecWorkerDied. Use it as a context manager, or
+    close it: pieces that have not begun are then cancelled.
     """
 
     def __init__(self, workers: int = 1) -> None:
@@ -149,12 +149,12 @@ class _Worker:
         self._source = self._target = None
 
     def _start(self) -> None:
-        # Not forked: the parent has threads, and perhaps a device. Nor is what the parent holds inherited.
+        # Spawned, not forked: the parent has threads, perhaps a GPU context, and files that a child must not inherit.
         spawn = multiprocessing.get_context("spawn")
         self._connection, theirs = spawn.Pipe()
         self._process = spawn.Process(target=_work, args=(theirs,), name="kvferry-codec", daemon=True)
         with sheltered():
-            # First, and by itself: as it starts, it lets Ctrl-C in again.
+            # In a block of its own and first: starting the resource tracker lets Ctrl-C through again.
             resource_tracker.ensure_running()
         with sheltered():
             self._process.start()
@@ -193,12 +193,12 @@ class _Worker:
 
 
 def _at_least(segment: SharedMemory | None, n_bytes: int) -> SharedMemory:
-    """That segment where it is large enough, else a new one in its place."""
+    """The segment if it is large enough, else a new one that replaces it."""
     if segment is not None and segment.size >= n_bytes:
         return segment
     if n_bytes > _MOST_TASK_BYTES:
         raise InputError(f"{n_bytes:,} bytes at once; a codec worker takes at most {_MOST_TASK_BYTES:,}")
-    # Small in most containers; writing where there is none would end the process without a word.
+    # /dev/shm is small in most containers; writing beyond its end would kill the process without a message.
     shared = os.statvfs("/dev/shm") if os.path.isdir("/dev/shm") else None
     if shared is not None and shared.f_bavail * shared.f_frsize < n_bytes:
         raise KvferryError(f"/dev/shm has no room for the {n_bytes:,} bytes that a codec worker needs; enlarge it")

@@ -1,13 +1,13 @@
-"""Numbers as small whole steps, and back: per channel (SparKV, CacheGen), and in groups of 32 (KIVI).
+"""Quantises numbers to small integers, and back: per channel (SparKV, CacheGen), and in groups of 32 (KIVI).
 
-Everything is affine, ``offset + step * symbol``, with offset and step as 16-bit floats: what comes back is half a step
-away at most, and what the offset's rounding adds.
+Everything is affine, ``offset + step * symbol``, with offset and step as 16-bit floats: the error is at most half a
+step plus the rounding of the offset.
 """
 
 import numpy as np
 
 GROUP = 32
-# Half of what float16 can hold, so that nothing comes back as infinite that was finite.
+# Half of float16's range, so that no finite value becomes infinite.
 LARGEST = 32_000.0
 _HALF = np.float16
 
@@ -37,7 +37,7 @@ def per_channel(values: np.ndarray, steps: int, least_step: float = 0.0) -> Quan
 
 
 def from_minimum(values: np.ndarray, steps: int) -> Quantised:
-    """The same with symbol 0 for the least of a channel and the last one for the greatest, as KIVI has it."""
+    """The same, with symbol 0 for a channel's minimum and the last symbol for its maximum, as in KIVI."""
     values = np.asarray(values, dtype=np.float32)
     low, high, _ = _bounds(values)
     offset = low.astype(_HALF)

@@ -25,7 +25,7 @@ def encode(parts: Sequence[np.ndarray], symbols: int) -> bytes:
 
 
 def decode(payload: Buffer, sizes: Sequence[int], symbols: int) -> list[np.ndarray]:
-    """uint8[n] for each n of `sizes`: the parts. A payload that cannot have come from `encode` is a ValueError."""
+    """uint8[n] for each n of `sizes`: the parts. Raises ValueError for a payload that `encode` cannot have made."""
     table_bytes = 2 * symbols * len(sizes)
     if len(payload) < table_bytes or (len(payload) - table_bytes) % 4:
         raise ValueError("no room for its frequencies, or half a word at the end")
@@ -48,12 +48,12 @@ def decode(payload: Buffer, sizes: Sequence[int], symbols: int) -> list[np.ndarr
 
 def _frequencies(part: np.ndarray, symbols: int) -> np.ndarray:
     counts = np.bincount(part, minlength=symbols)
-    # None that occurs may fall to 0.
+    # No symbol that occurs may get the frequency 0.
     return -(-counts * _MOST_FREQUENT // max(counts.max(), _MOST_FREQUENT))
 
 
 def _model(frequencies: np.ndarray) -> Any:
-    # Whole numbers divided: the same bits on every machine, without which nothing could be decoded.
+    # Integer division gives the same bits on every machine; otherwise another machine could not decode.
     shares = (frequencies / frequencies.sum()).astype(np.float32)
     return _constriction().stream.model.Categorical(shares, perfect=False)
 

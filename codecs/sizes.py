@@ -1,4 +1,4 @@
-"""What a stored context weighs, by codec: bytes of every KV chunk (t, l, h) and of every quality level.
+"""Modelled size of a stored context, by codec: bytes of every KV chunk (t, l, h) and of every quality level.
 
 All start from ``entropy_bits[T, L, H]``: bits per key or value number after uniform 5-bit quantisation
 (SparKV III-B, Fig. 4), and from ``values``: how many such numbers a chunk holds, [T] or anything that
@@ -23,7 +23,7 @@ _SYMBOLS = 32
 _SCALE_BITS = 32 / 1024
 # A canonical Huffman code is sent as one 5-bit length per symbol.
 _TABLE_BITS = 5 * _SYMBOLS
-# What a range coder's last state takes. Its model is trained offline, per layer and channel, and not sent.
+# The bytes of a range coder's last state. Its model is trained offline, per layer and channel, and not sent.
 _FLUSH_BITS = 32
 _CACHEGEN_LEVELS = 5
 # Shares of the layers, from the first on, whose keys and values keep 32 levels; the others get 16. CacheGen's
@@ -34,8 +34,8 @@ FINE_KEYS, FINE_VALUES = 10 / 32, 2 / 32
 @dataclass(frozen=True)
 class Encoding:
     """Sizes in the store: ``encoded_bytes[T, L, H]`` at level 0, the best quality, and every level's total
-    relative to that, descending. Without entropy coding nothing has to be decompressed: what is left to do,
-    scales and offsets, is done where the numbers are used."""
+    relative to that, descending. Without entropy coding nothing has to be decompressed: scales and offsets
+    are applied where the numbers are used."""
 
     encoded_bytes: np.ndarray
     level_scale: tuple[float, ...] = (1.0,)

@@ -13,11 +13,11 @@ class Busy:
         self._starts_s = array("d")
         self._ends_s = array("d")
         self._open_s: float | None = None
-        # Told when work begins (True) and ends.
+        # Called with True when work begins, and with False when it ends.
         self.listener: Callable[[bool], None] | None = None
 
     def begin(self, now_s: float) -> None:
-        """Busy from now on; what is busy already stays so."""
+        """Busy from now on; nothing changes if it is busy already."""
         if self._open_s is None:
             self._open_s = now_s
             if self.listener is not None:
@@ -33,7 +33,7 @@ class Busy:
             self.listener(False)
 
     def intervals(self, from_s: float, until_s: float) -> Iterator[tuple[float, float]]:
-        """(start, end) of every busy interval, cut to what lies between the two times."""
+        """(start, end) of every busy interval, clipped to the two times."""
         for i in range(bisect_right(self._ends_s, from_s), len(self._ends_s)):
             if self._starts_s[i] >= until_s:
                 return
@@ -45,5 +45,5 @@ class Busy:
         return math.fsum(end_s - start_s for start_s, end_s in self.intervals(from_s, until_s))
 
     def utilisation(self, from_s: float, until_s: float) -> float:
-        """Share of the time between that was busy; 0 for no time at all."""
+        """The busy fraction of the time between; 0 if that time is empty."""
         return self.busy_s(from_s, until_s) / (until_s - from_s) if until_s > from_s else 0.0

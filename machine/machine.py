@@ -12,7 +12,7 @@ from kvferry.machine.ticket import Ticket
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a machine knows of itself, as seen over the last `window_s` seconds."""
+    """What a machine observed of itself over the last `window_s` seconds."""
 
     now_s: float
     window_s: float
@@ -21,7 +21,7 @@ class Facts:
     link_utilisation: float
     compute_utilisation: float
     # Nominal over actual duration of the ops that ended in the window: 1 on an idle device, less under
-    # background load; None when none ended.
+    # background load; None if no op ended.
     compute_speed: float | None
     compute_queue: int
     link_queue: int
@@ -66,7 +66,7 @@ class MemoryPool(Protocol):
 
 
 class Channel(Protocol):
-    """A two-way conversation with a peer, in order. `receive` fires with the message; None: the peer closed."""
+    """An ordered two-way channel to a peer. `receive` fires with the message, or with None once the peer has closed."""
 
     def send(self, message: Any, n_bytes: float) -> simpy.Event: ...
 
@@ -76,11 +76,11 @@ class Channel(Protocol):
 
 
 class Machine(Protocol):
-    """One device, in virtual or wall time. Everything asked for comes back as a Ticket at once.
+    """One device, in virtual or wall time. Every request returns a Ticket at once.
 
     `after` names the tickets that must have fired before the work starts. `request` marks the spans.
-    Work on one queue runs in the order it was handed over unless a lower `priority` number overtakes it;
-    the compute and copy queues, the decompressor, each link flow and storage run beside each other.
+    Work on one queue runs in the order in which it was submitted, unless a lower `priority` number overtakes it.
+    The compute and copy queues, the decompressor, each link flow and storage run in parallel.
     """
 
     env: simpy.Environment

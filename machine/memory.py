@@ -1,4 +1,4 @@
-"""A memory with a budget: the one owner of what may be held."""
+"""A memory budget: the only place that decides whether memory may be held."""
 
 import math
 from collections import Counter
@@ -53,7 +53,7 @@ class BudgetedPool:
         return self._peak_by_tag[tag]
 
     def reserve(self, n_bytes: float, tag: str) -> BudgetedLease | Refused:
-        """Hold memory, or learn why not. ValueError when the size is negative or no number."""
+        """Returns a lease, or a refusal that says why. Raises ValueError for a negative size or NaN."""
         if not n_bytes >= 0:
             raise ValueError(f"cannot reserve {n_bytes} bytes for {tag}")
         if n_bytes > self.free_bytes:
@@ -64,7 +64,7 @@ class BudgetedPool:
         return lease
 
     def check(self) -> None:
-        """What is used is what the leases hold, by tag and in all, and fits."""
+        """Asserts that the used bytes are those of the leases, by tag and in total, and within the capacity."""
         by_tag: Counter[str] = Counter()
         for lease in self._held.values():
             by_tag[lease.tag] += int(lease.n_bytes)

@@ -1,4 +1,4 @@
-"""What happened: one record per piece of work, told to whoever listens."""
+"""One record per finished piece of work; machines call `tell` with it."""
 
 from collections.abc import Callable
 from typing import NamedTuple

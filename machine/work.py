@@ -1,4 +1,4 @@
-"""A ticket that carries what its queue must know: one object per piece of simulated work."""
+"""A ticket with what its queue needs to know, so that simulated work is one object per piece."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
@@ -12,11 +12,11 @@ class Owner(Protocol):
     """The queue that a piece of work was handed to."""
 
     def ready(self, work: Any) -> None:
-        """All that this work waited for has fired."""
+        """Called when every ticket that this work waited for has fired."""
         ...
 
     def withdraw(self, work: Any) -> float | None:
-        """Take the work back and go on with the rest; the bytes done, or None when it cannot be stopped."""
+        """Remove the work and go on with the rest. Returns the bytes done, or None if it cannot be stopped."""
         ...
 
 
@@ -26,7 +26,7 @@ class Work(Ticket):
     def __init__(
         self, env: simpy.Environment, owner: Owner, n_bytes: float, label: str, request: int | None, result: Any
     ) -> None:
-        # As Ticket and simpy.Event would, on the way down two calls: many thousands of these are made.
+        # Inlined from Ticket and simpy.Event, which would be two more calls: many thousands of these are made.
         self.env = env
         self.callbacks: list[Callable[[Any], None]] = []
         self.start_s = self.end_s = None
@@ -35,13 +35,13 @@ class Work(Ticket):
         self.label = label
         self.request = request
         self.result = result
-        # Handed over, neither begun nor withdrawn.
+        # Submitted, and neither begun nor withdrawn.
         self.queued = True
         # Tickets that it still waits for.
         self.awaited = 0
 
     def wait_for(self, after: Iterable[Ticket]) -> None:
-        """Report to the owner once all of `after` have fired.
+        """Call the owner's `ready` once all of `after` have fired.
 
         The first of them that was cancelled cancels this work, the first that failed fails it.
         """
@@ -63,7 +63,7 @@ class Work(Ticket):
         return bytes_done
 
     def fire_in(self, delay_s: float, then: "Callable[[Any], None] | None" = None) -> None:
-        """Fire after a delay; nothing can stop it now. `then` is called first, before anyone else learns of it.
+        """Fire after a delay, which cannot be stopped. `then` is called before any other callback.
 
         The ticket itself is the scheduled event, and `triggered` stays False until it happens.
         """
@@ -73,7 +73,7 @@ class Work(Ticket):
 
     def _fired(self, ticket: Ticket) -> None:
         if self.triggered:
-            # Having failed already, it speaks for this failure too; having been cancelled, it speaks for none.
+            # If this work already failed, its error covers the predecessor's failure as well. If cancelled, it has none.
             if not ticket.ok and not self.ok:
                 ticket.defused = True
         elif self._ended_well(ticket):
@@ -94,7 +94,7 @@ class Work(Ticket):
 
 
 def _fire(work: Work) -> None:
-    # As simpy.Timeout sets its own: the event has been scheduled already, so succeed() would be once too often.
+    # Set as simpy.Timeout does: the event is already scheduled, so succeed() would schedule it twice.
     work._ok = True
     work._value = work.result
     work.end_s = work.env.now

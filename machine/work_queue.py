@@ -1,4 +1,4 @@
-"""Work served in order: what processors, copy engines and decompressors have in common."""
+"""A queue that serves work in order: the base of processors, copy engines and decompressors."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -12,18 +12,18 @@ from kvferry.machine.work import Work
 
 
 class TimedWork(Work):
-    """Work with a nominal duration: alone, on an idle device."""
+    """Work with a nominal duration, which is the one on an idle device."""
 
     nominal_s: float
 
 
 class WorkQueue:
-    """Serves work one by one, or `servers` at once. What has begun runs to its end.
+    """Serves one piece of work at a time, or `servers` at once. Work that has begun runs to its end.
 
-    Each priority is a lane of its own, like a CUDA stream: in it, work begins in the order it was handed over,
-    and what still waits for other tickets holds up what is behind it. Among the lanes whose first work can
-    begin, the lowest priority number goes first; a lane that waits holds up no other. So two pieces of work
-    can never wait for each other.
+    Each priority is a lane of its own, like a CUDA stream: in a lane, work begins in the order of submission, and
+    work that still waits for other tickets blocks the work behind it. Among the lanes whose first work can begin,
+    the lowest priority number goes first; a waiting lane does not block the others. Two pieces of work can
+    therefore never wait for each other.
 
     One event per piece of work: the ticket itself, scheduled when the work begins.
     """
@@ -32,7 +32,7 @@ class WorkQueue:
         self.env = env
         self.resource = resource
         self.busy = Busy()
-        # Handed over and not begun.
+        # Submitted and not begun.
         self.queued = 0
         self._tell = tell
         self._born_s = env.now
@@ -43,7 +43,7 @@ class WorkQueue:
     def hand_over(
         self, work: TimedWork, nominal_s: float, after: Iterable[Ticket] = (), priority: int = 0
     ) -> TimedWork:
-        """Queue work that takes `nominal_s` on an idle device."""
+        """Submit work that takes `nominal_s` on an idle device."""
         work.nominal_s = nominal_s
         if priority not in self._lanes:
             self._lanes[priority] = deque()
@@ -58,7 +58,7 @@ class WorkQueue:
         now = self.env.now
         return self.busy.utilisation(max(self._born_s, now - window_s), now)
 
-    # --- asked by work -----------------------------------------------------------------------------------------
+    # --- called by work ----------------------------------------------------------------------------------------
 
     def ready(self, work: TimedWork) -> None:
         self._serve()
@@ -91,7 +91,7 @@ class WorkQueue:
         return None
 
     def _begin(self, work: TimedWork) -> None:
-        """Have `_end` called when the work is done, and the ticket fire."""
+        """Schedule the end of the work: `_end` is called, then the ticket fires."""
         work.fire_in(work.nominal_s, self._end)
 
     def _end(self, work: TimedWork) -> None:

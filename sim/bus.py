@@ -1,10 +1,10 @@
-"""The bandwidth of a unified memory, shared by all that run on it at the same time."""
+"""The bandwidth of a unified memory, shared by all ops that run at the same time."""
 
 from collections.abc import Callable
 
 
 class Share:
-    """What one op is given: it advances at `speed` (0..1] of what it would alone."""
+    """One op's share of the bandwidth: the op advances at `speed`, a fraction (0..1] of its speed alone."""
 
     __slots__ = ("changed", "demand_bytes_per_s", "speed")
 
@@ -15,12 +15,11 @@ class Share:
 
 
 class MemoryBus:
-    """Max-min fair: whoever wants less than an equal share gets it all, the others share the rest equally.
+    """Max-min fair: an op that wants less than an equal share gets all it wants; the others share the rest equally.
 
     An op's demand is its bytes over its duration alone, and counts from dispatch to end; so an op on its own
-    is never slowed. A processor's background load does not lower the demand: what the op leaves of the
-    processor is used by others with the same appetite. Nothing happens here, and no event is scheduled, while
-    the demands fit.
+    is never slowed. A processor's background load does not lower the demand: the background work is assumed to
+    use its part of the processor with the same demand. No event is scheduled while the demands fit.
     """
 
     def __init__(self, bytes_per_s: float) -> None:
@@ -28,7 +27,7 @@ class MemoryBus:
         self._shares: list[Share] = []  # in the order they joined
 
     def join(self, demand_bytes_per_s: float, changed: Callable[[float], None]) -> Share:
-        """Take part until `leave`; `changed` is told each new speed, the first is in the share."""
+        """Take part until `leave`. The returned share has the first speed; `changed` is called with each later one."""
         assert demand_bytes_per_s > 0
         share = Share(min(demand_bytes_per_s, self.bytes_per_s), changed)
         self._shares.append(share)

@@ -10,7 +10,7 @@ Carry = Callable[[str, str, float], simpy.Event]
 
 
 class Switchboard:
-    """Connects machines by name: what one opens towards the other is one channel with two ends.
+    """Connects machines by name. When two machines open towards each other, they hold the two ends of one channel.
 
     Without ``carry`` messages arrive at once; with it, when its event fires. Messages of one direction must
     arrive in the order in which they were sent: `carry` keeps it.
@@ -39,17 +39,17 @@ class ChannelEnd:
         self._closed = False
 
     def send(self, message: Any, n_bytes: float) -> simpy.Event:
-        """Fires when the message has arrived. Raises RuntimeError on a closed channel."""
+        """Send a message. The event fires when it has arrived. Raises RuntimeError on a closed channel."""
         if self._closed:
             raise RuntimeError("this end of the channel is closed")
         return self._deliver(message, n_bytes)
 
     def receive(self) -> simpy.Event:
-        """Fires with the next message, or None once the peer has closed and everything was received."""
+        """The event fires with the next message, or with None once the peer has closed and all were received."""
         return self._incoming.get()
 
     def close(self) -> None:
-        """Say goodbye after what was sent; closing twice is harmless."""
+        """Close this end, after all messages that were sent. Closing twice is harmless."""
         if not self._closed:
             self._closed = True
             self._deliver(None, 0.0)

@@ -1,4 +1,4 @@
-"""Paths of a device that get in each other's way: a decoder on the cores that compute, a link that must be served."""
+"""Paths of a device that slow each other: the decompressor uses cores that also compute, receiving takes cores too."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -8,11 +8,11 @@ from kvferry.machine.busy import Busy
 
 
 class Contention:
-    """Who is at work, and how much that slows whom.
+    """Which paths are busy, and how much they slow each other.
 
     `slowdown[path][other]`: how many times as long the work of `path` takes while `other` is busy. Several others
-    multiply: each leaves its share of what the ones before left. Left out: how busy the other is (one worker of the
-    decompressor counts as much as all), what it works on, and the time until it makes itself felt.
+    multiply. Left out: how busy the other path is (one worker of the decompressor counts as much as all), what it
+    works on, and the time until the slowdown sets in.
     """
 
     def __init__(self, slowdown: Mapping[str, Mapping[str, float]]) -> None:
@@ -21,19 +21,19 @@ class Contention:
         self._working: dict[str, bool] = {}
 
     def watch(self, path: str, busy: Busy) -> None:
-        """Learn from `busy` when this path works."""
+        """Follow `busy`, which records when this path works."""
         self._working[path] = False
         busy.listener = partial(self._set, path)
 
     def tell(self, path: str, changed: Callable[[], None]) -> bool:
-        """Call `changed` whenever this path's speed may be another; False: nothing slows it."""
+        """Call `changed` whenever this path's speed may have changed. Returns False if no other path slows this one."""
         if not self._slowdown.get(path):
             return False
         self._changed[path] = changed
         return True
 
     def speed(self, path: str) -> float:
-        """The path's speed now (0..1] over that when it is alone."""
+        """The path's speed now, as a fraction (0..1] of its speed when it is the only busy path."""
         slowdown = self._slowdown.get(path, {})
         return 1 / prod(factor for other, factor in slowdown.items() if self._working.get(other))
 

@@ -1,11 +1,11 @@
-"""What an op costs: the answer of a cost model."""
+"""The answer of a cost model: what one op costs."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """`duration_s` alone on an idle device, dispatch apart; `n_bytes` moved to and from memory meanwhile."""
+    """`duration_s` on an idle device, without dispatch; `n_bytes` that the op moves to and from memory."""
 
     duration_s: float
     n_bytes: float = 0.0

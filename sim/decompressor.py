@@ -14,7 +14,7 @@ from kvferry.specs.device import DecompressorSpec
 
 
 class Decompressor(SlowedQueue):
-    """`workers` alike workers, each decoding one piece at a time; pieces begin in the order of hand-over.
+    """`workers` equal workers, each decoding one piece at a time; pieces begin in the order of submission.
 
     With several workers a small piece may be ready before a large one that began earlier. Other paths at work slow
     all workers alike (`contention`).
@@ -35,6 +35,6 @@ class Decompressor(SlowedQueue):
         request: int | None = None,
         result: Any = None,
     ) -> Ticket:
-        """Decode so many key and value numbers; fires with `result`."""
+        """Decode this number of key and value numbers; the ticket fires with `result`."""
         work = TimedWork(self.env, self, 0.0, label, request, result)
         return self.hand_over(work, self._spec.seconds(values), after, priority)

@@ -23,12 +23,12 @@ class EnergyMeter:
         self._components = {"base": _Component(base_w, base_w, ())}
 
     def add(self, name: str, idle_w: float, active_w: float, *resources: Busy) -> None:
-        """Count a component in; with no resources it is idle throughout."""
+        """Add a component; one without resources is idle throughout."""
         assert name not in self._components, name
         self._components[name] = _Component(idle_w, active_w, resources)
 
     def energy_j(self, until_s: float, from_s: float = 0.0) -> dict[str, float]:
-        """Joules by component, from `from_s` to `until_s`; work still under way counts as far as it came."""
+        """Joules by component, from `from_s` to `until_s`; unfinished work counts up to `until_s`."""
         energy_j = {}
         for name, component in self._components.items():
             active_s = active_within_s(component.resources, from_s, until_s)
@@ -38,7 +38,7 @@ class EnergyMeter:
 
 
 def active_within_s(resources: tuple[Busy, ...], from_s: float, until_s: float) -> float:
-    """Seconds during which at least one of the resources was busy: where they overlap counts once."""
+    """Seconds during which at least one of the resources was busy; overlaps count once."""
     active_s, covered_to_s = 0.0, from_s
     for start_s, end_s in sorted(span for busy in resources for span in busy.intervals(from_s, until_s)):
         active_s += max(0.0, end_s - max(start_s, covered_to_s))

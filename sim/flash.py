@@ -7,8 +7,8 @@ from heapq import heappop, heappush
 
 from kvferry.specs.storage import FlashSpec
 
-# A command of more pages than this for every die is worked through in groups of one die's pages: it begins to move
-# later by less than one part in so many, and a gigabyte is not a million events.
+# A command with more pages per die than this is simulated in groups of one die's pages: its first byte moves later by
+# less than one part in this number, and a gigabyte does not become a million events.
 _GROUPS_PER_DIE = 16
 # What happens next to a command, or to some of its pages.
 _ARRIVES, _ON_CHANNEL, _ON_BUS, _ENDS = range(4)
@@ -23,7 +23,7 @@ _NO_PIECE: _Piece = 0, 0.0, 0.0, 0.0
 
 
 class Flash:
-    """Commands on their way through a device, in order of time; nothing happens but by `advance`.
+    """Commands on their way through a device. Simulated time moves only when `advance` is called.
 
     A command takes a place in the queue as soon as one is free, and gives it back when its last byte is through. The
     host takes `host_s` for it, and the time of its bytes at `host_bytes_per_s`; the controller, which handles one
@@ -60,7 +60,7 @@ class Flash:
         self._groups: dict[int, tuple[int, float]] = {}
         self._events: list[_Event] = []
         self._order = 0
-        # Batches that have ended and were not told yet: (end, batch, start).
+        # Batches that have ended and were not returned yet: (end, batch, start).
         self._ended: list[tuple[float, int, float]] = []
         # When each is free again.
         self._controller_s = 0.0
@@ -69,14 +69,14 @@ class Flash:
         self._buses_s = [0.0, 0.0]
 
     def copy(self) -> "Flash":
-        """The same device in the same state, which goes its own way."""
+        """An independent copy of the device in its present state."""
         other = object.__new__(Flash)
         for name, value in self.__dict__.items():
             other.__dict__[name] = value.copy() if isinstance(value, list | dict | deque) else value
         return other
 
     def feed(self, batch: int, writes: bool, offsets: Sequence[int], lengths: Sequence[int], extra_s: float) -> None:
-        """Line a batch up behind all others; each of its commands takes `extra_s` more of the controller."""
+        """Queue a batch behind all others; each of its commands takes `extra_s` more of the controller's time."""
         if not offsets:
             self._ended.append((self.now_s, batch, self.now_s))
             return
@@ -86,9 +86,9 @@ class Flash:
         self._admit(self.now_s)
 
     def withdraw(self, batch: int) -> int:
-        """Take back what of a batch has no place in the queue yet; the bytes of its commands that have ended.
+        """Drop the commands of a batch that have no place in the queue yet; returns the bytes of those that have ended.
 
-        What is under way goes on and occupies the device, and nothing more is told of it.
+        Commands under way still occupy the device, but their end is not reported.
         """
         if self._line and self._line[0][0] == batch:
             self._placed = 0
@@ -98,19 +98,19 @@ class Flash:
         return self._bytes_done.pop(batch)
 
     def advance(self, until_s: float) -> list[tuple[float, int, float]]:
-        """Go on until a time; (end, batch, start) of every batch that has ended."""
+        """Simulate up to a time; returns (end, batch, start) of every batch that has ended."""
         self._work(until_s)
         self.now_s = until_s
         ended, self._ended = self._ended, []
         return ended
 
     def first_end_s(self) -> float | None:
-        """Go on until a batch has ended, and say when; None when there is none."""
+        """Simulate until a batch ends; returns when, or None if there is no batch."""
         self._work(math.inf, to_first_end=True)
         return self._ended[0][0] if self._ended else None
 
     def _admit(self, now_s: float) -> None:
-        """Places in the queue for commands in the line, as long as there are both."""
+        """Give waiting commands a place in the queue while there are free places."""
         spec, line = self.spec, self._line
         while self._free and line:
             batch, writes, offsets, lengths, extra_s = line[0]
@@ -129,7 +129,7 @@ class Flash:
             heappush(self._events, (now_s + host_s, command, _ARRIVES, command, _NO_PIECE))
 
     def _work(self, until_s: float, to_first_end: bool = False) -> None:
-        """What happens until a time, or until a batch has ended. A loop without calls: this is where the time goes."""
+        """Process events up to a time, or until a batch has ended. One loop without calls: most time is spent here."""
         events, commands, ended, groups = self._events, self._commands, self._ended, self._groups
         dies_s, channels_s, buses_s = self._dies_s, self._channels_s, self._buses_s
         channels, buffer_s = len(channels_s), self.spec.buffer_s
@@ -242,7 +242,7 @@ class Flash:
         self._admit(time_s)
 
     def check(self) -> None:
-        """Every place in the queue is free or taken by one command, which has a way to go."""
+        """Asserts that every place in the queue is free or taken by exactly one unfinished command."""
         assert self._free >= 0
         assert math.isfinite(self._controller_s)
         assert {event[3] for event in self._events} <= self._commands.keys()

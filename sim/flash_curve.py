@@ -23,7 +23,7 @@ def curve_rows(
 ) -> tuple[CurveRow, ...]:
     """Bandwidth of random commands over block size and queue depth, up to that of the device.
 
-    Takes the better part of a second, once in a process.
+    Takes most of a second; the result is cached for the process.
     """
     depths = sorted({min(depth, queue_depth) for depth in (*DEPTHS, queue_depth)})
     return tuple(
@@ -45,7 +45,7 @@ def random_rate(spec: FlashSpec, block_bytes: int, depth: int, half_duplex: bool
     # A write buffer fills only slowly, as programming keeps up with most of what comes.
     before = depth + (max(counted, (16 << 20) // block_bytes) if writes and spec.buffer_s else counted // 4)
     blocks = rng.integers(0, FILE_BYTES // block_bytes, before + counted + depth)
-    # Each a batch of its own, whose end is told.
+    # Each is a batch of its own, so that its end is reported.
     for number, offset in enumerate((blocks * block_bytes).tolist()):
         flash.feed(number, writes, (offset,), (block_bytes,), 0.0)
     ends_s = [end_s for end_s, _, _ in flash.advance(np.inf)]

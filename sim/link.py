@@ -30,7 +30,7 @@ class _Flow:
 
 class _Transfer(Work):
     flow: _Flow
-    # When it comes to the bottleneck; unknown, hence never, while it waits for other tickets.
+    # When it reaches the bottleneck; infinite while it waits for other tickets.
     enters_s: float
     # The link's `_share` at which its last byte is served; set when its service starts.
     until_share: float
@@ -39,8 +39,8 @@ class _Transfer(Work):
 class Link:
     """One bottleneck with half the RTT before and behind it.
 
-    A transfer asked for at x comes to the bottleneck at x + RTT/2, is served after the transfers before it in
-    its flow, and is there RTT/2 after its last byte was served: transfers in a row pay the RTT once. At every
+    A transfer requested at x reaches the bottleneck at x + RTT/2, is served after the earlier transfers of its flow,
+    and has arrived RTT/2 after its last byte was served: back-to-back transfers pay the RTT once. At every
     instant the flows that have something to send share the trace's rate equally. Left out: slow start, losses
     and header bytes (a trace of goodput has them inside).
 
@@ -50,9 +50,9 @@ class Link:
     Transfers that can never finish, because the trace has ended, fail with LinkDown when it does.
     """
 
-    # The exact method, without an event per sample of the trace or per change of the share: `_share` counts the
-    # bytes that any one flow was served if it was active throughout. A transfer of n bytes that starts at share
-    # s ends at share s + n, whatever joins or leaves; only the time when that is reached moves.
+    # Exact, without an event per sample of the trace or per change of the share: `_share` counts the bytes that a
+    # flow would have been served had it been active throughout. A transfer of n bytes that starts at share s ends
+    # at share s + n, whichever flows join or leave; only the time at which that share is reached changes.
 
     def __init__(self, env: simpy.Environment, trace: RateTrace, rtt_s: float, tell: Tell) -> None:
         self.env = env
@@ -82,9 +82,9 @@ class Link:
         request: int | None = None,
         result: Any = None,
     ) -> Ticket:
-        """Move bytes behind everything that was handed over for this flow before; fires with `result`.
+        """Transfer bytes after all earlier transfers of this flow; the ticket fires with `result`.
 
-        Cancelling it takes effect at the bottleneck at once, and leaves alone what has passed there.
+        Cancelling takes effect at the bottleneck at once; bytes that have passed it still arrive.
         """
         assert 0 <= n_bytes < math.inf, n_bytes
         flow = self._flows.get(flow_id)
@@ -160,7 +160,7 @@ class Link:
                 self._plan(now)
 
     def _begin(self, flow: _Flow, now: float) -> bool:
-        """Serve the flow's next transfer, if it is there; whether it is."""
+        """Start to serve the flow's next transfer if it has reached the bottleneck; returns whether it has."""
         waiting = flow.waiting
         while waiting and not waiting[0].queued:
             waiting.popleft()
@@ -183,7 +183,7 @@ class Link:
         return True
 
     def _ring(self, _: simpy.Event) -> None:
-        """The first of those in service is done; or all in service are given up."""
+        """The first transfer in service is done, or all of them fail because the trace has ended."""
         serving = self._serving
         if self._never:
             now = self._advance()
@@ -231,7 +231,7 @@ class Link:
         return min(max(0.0, transfer.n_bytes - left), transfer.n_bytes)
 
     def _leave(self, transfer: _Transfer, n_bytes: float, now: float) -> None:
-        """The transfer's service is over, after so many bytes."""
+        """End the transfer's service after this number of bytes."""
         assert transfer.start_s is not None
         transfer.flow.serving = None
         self._served_bytes += n_bytes

@@ -52,7 +52,7 @@ class LatencyCurve:
 
 
 class StorageCurves:
-    """What batches take by a profile's curves, with nothing else on the device."""
+    """How long batches take on an idle device, by the profile's curves."""
 
     def __init__(self, spec: StorageSpec) -> None:
         self._spec, self._depth = spec, spec.queue_depth
@@ -68,8 +68,8 @@ class StorageCurves:
     def batch_s(self, lengths: np.ndarray, writes: bool = False, extra_s: float = 0.0) -> float:
         """Seconds for commands of these lengths (merged already), each delayed by `extra_s`.
 
-        As many are under way as there are, up to the queue depth; each takes its share of a steady stream of its
-        like at that depth. So all together never move faster than the highest bandwidth of the curve.
+        Up to the queue depth are under way at once; each takes its share of a steady stream of commands like it at that
+        depth. Together they never move faster than the highest bandwidth of the curve.
         """
         n = len(lengths)
         if not n:
@@ -77,7 +77,7 @@ class StorageCurves:
         curve = self.write if writes else self.read
         depth = min(n, self._depth)
         least, most = lengths.min(), lengths.max()
-        # Mostly they are alike, and then one look-up will do.
+        # Usually all lengths are equal, and one look-up is enough.
         total_s = n * curve.command_s(lengths[:1], depth)[0] if least == most else curve.command_s(lengths, depth).sum()
         return float(total_s + n * extra_s)
 
@@ -114,7 +114,7 @@ class CurveStorage(Storage):
         assert batch.start_s is not None
         direction.batch = None
         direction.alarm.clear()
-        # The rest is not moved, and not told as moved.
+        # The rest is not moved, and the span does not count it.
         batch.n_bytes *= (self.env.now - batch.start_s) / batch.nominal_s if batch.nominal_s else 1.0
         self._end(batch)
         return batch.n_bytes
@@ -131,7 +131,7 @@ class CurveStorage(Storage):
 
 
 class _Direction:
-    """What can have one batch under way; with half duplex there is only one for reads and writes."""
+    """A direction, with at most one batch under way; with half duplex, reads and writes share one."""
 
     def __init__(self, env: simpy.Environment, done: "Callable[[_Direction], None]") -> None:
         self.batch: Batch | None = None

@@ -1,4 +1,4 @@
-"""Storage as commands through a flash device: one event per batch that ends, whatever it is made of."""
+"""Storage that simulates every command in a flash device, with one SimPy event per batch."""
 
 from typing import cast
 
@@ -18,8 +18,8 @@ class QueueStorage(Storage):
     A batch has begun when its first command has a place in that queue.
     """
 
-    # The device is worked through up to the next end of a batch, in a copy. If something is handed over before that
-    # time, the copy is dropped, and the original brought up to then; otherwise it is the device from then on.
+    # A copy of the device is simulated up to the next end of a batch. If another batch is submitted before that
+    # time, the copy is dropped and the original is simulated up to now; otherwise the copy replaces it.
 
     def __init__(self, env: simpy.Environment, spec: StorageSpec, tell: Tell) -> None:
         # Its own queue is bounded; how many batches are in it is not.
@@ -56,7 +56,7 @@ class QueueStorage(Storage):
         return batch.n_bytes
 
     def _catch_up(self) -> None:
-        """Bring the device up to now."""
+        """Simulate the device up to now."""
         self._ahead = None
         self._tell_ended(self.flash.advance(self.env.now))
 

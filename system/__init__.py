@@ -1,1 +1,1 @@
-"""What the operating system is asked for: aligned memory, checksums, child processes."""
+"""Services of the operating system: aligned memory, checksums, child processes."""

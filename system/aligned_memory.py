@@ -1,4 +1,4 @@
-"""Memory that direct I/O takes as it is, and that is used again."""
+"""Memory aligned for direct I/O, kept for reuse."""
 
 import mmap
 from contextlib import suppress
@@ -11,22 +11,22 @@ _KEPT_BYTES = 256 << 20
 
 
 def aligned_memory(n_bytes: int) -> memoryview:
-    """New memory that direct I/O takes as it is: what is written from elsewhere has to be copied first."""
+    """New memory that is aligned for direct I/O; data from elsewhere is copied into it before it is written."""
     memory = mmap.mmap(-1, n_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    # Large pages are pinned in fewer steps: half as much again for large commands, where the system has them.
+    # Large pages are pinned in fewer steps: 1.5 times the speed for large commands, where the system has them.
     with suppress(AttributeError, OSError):
         memory.madvise(mmap.MADV_HUGEPAGE)
     return memoryview(memory)
 
 
 def address(memory: memoryview) -> int:
-    """Where it lies."""
+    """The address of its first byte."""
     where: int = np.frombuffer(memory, np.uint8).__array_interface__["data"][0]
     return where
 
 
 class Buffers:
-    """Aligned memory, lent and given back, in few sizes, so that what is given back fits again."""
+    """A pool of aligned memory in a few sizes, so that returned memory fits the next request."""
 
     def __init__(self) -> None:
         self._free: dict[int, list[memoryview]] = {}
@@ -36,7 +36,7 @@ class Buffers:
         self._lock = Lock()
 
     def take(self, n_bytes: int) -> memoryview:
-        """At least so many bytes."""
+        """Memory of at least this many bytes."""
         size = max(1 << 16, 1 << max(0, n_bytes - 1).bit_length())
         with self._lock:
             self._lent_bytes += size
@@ -47,7 +47,7 @@ class Buffers:
         return aligned_memory(size)
 
     def give_back(self, memory: memoryview) -> None:
-        """What `take` lent, whole, when nobody looks at it any more."""
+        """Return memory that `take` gave, whole, once it is no longer used."""
         with self._lock:
             self._lent_bytes -= len(memory)
             if self._kept_bytes + len(memory) <= _KEPT_BYTES:

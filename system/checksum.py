@@ -1,4 +1,4 @@
-"""CRC-32 as zlib has it, of everything that is stored or fetched."""
+"""CRC-32, equal to zlib's, for everything that is stored or fetched."""
 
 import zlib
 
@@ -7,7 +7,7 @@ try:
 except ImportError:
     crc32 = zlib.crc32
 else:
-    # The same numbers in a tenth of the time and less, where the processor can multiply without carries.
+    # isal gives the same numbers in a tenth of the time, on processors with carry-less multiplication.
     crc32 = isal_zlib.crc32
 
 __all__ = ["crc32"]

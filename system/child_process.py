@@ -1,4 +1,4 @@
-"""What processes begun here do not inherit."""
+"""What child processes must not inherit."""
 
 import os
 import signal
@@ -12,8 +12,8 @@ _lock = Lock()
 
 @contextmanager
 def sheltered() -> Iterator[None]:
-    """Processes begun in this block leave Ctrl-C, which a terminal sends to all, to the one who began them, from their
-    first moment on; and their Python imports nothing from the folder that the user happens to be in."""
+    """Processes started in this block ignore Ctrl-C from their first moment on: the terminal sends it to all, and the
+    parent handles it. Their Python does not import modules from the user's current folder."""
     with _lock:
         before = os.environ.get(_SAFE_PATH)
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

@@ -1,4 +1,4 @@
-"""A roofline whose block-sparse attention is priced by a model of its own."""
+"""A roofline in which block-sparse attention has a model of its own."""
 
 from typing import Any, Protocol
 

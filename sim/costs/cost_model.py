@@ -1,4 +1,4 @@
-"""What every cost model can be asked, and the cost models by name."""
+"""The protocol of cost models, and the cost models by name."""
 
 from functools import lru_cache
 from pathlib import Path
@@ -60,7 +60,7 @@ def predictor(processor: ProcessorSpec, model: ModelSpec) -> CostModel:
 
 
 def table(processor: ProcessorSpec, model: ModelSpec) -> CostModel:
-    """What was measured, from the profile's folder. Raises InputError when it names none, or has no such model."""
+    """The measured costs in the profile's folder. Raises InputError if there is no folder, or no such model in it."""
     if processor.measured is None:
         raise InputError("its profile has no `measured` folder")
     return MeasuredTable.read(Path(processor.measured) / model.name, Roofline(processor, model))

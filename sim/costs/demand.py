@@ -1,6 +1,6 @@
 """The one place where an op becomes arithmetic: floating-point operations and bytes, by kernel kind.
 
-Left out everywhere: activations (prefill tiles are bound by compute, decoding by weights and KV), norms,
+Left out of all ops: activations (prefill tiles are bound by compute, decoding by weights and KV), norms,
 rotary embedding and sampling (their time is the profile's ``layer_s``), top-k inside a Select.
 """
 
@@ -72,7 +72,7 @@ class Arithmetic:
             Decompose: (self._decompose, 0.0),
             Reconstruct: (self._reconstruct, 0.0),
             Select: (self._select, 0.0),
-            # Nothing but the host's time, which the profile says per unit.
+            # Only the host's time, which the profile gives per unit.
             Bookkeep: (lambda op: [], 0.0),
         }
 

@@ -1,5 +1,5 @@
-"""Costs of a device whose block-sparse attention was measured: SparKV's perceptron (IV-C) as fitted to it, and all
-else as measured.
+"""Costs of a device whose block-sparse attention was measured: SparKV's perceptron (IV-C), fitted to those
+measurements, prices it; everything else is priced from the measured tables.
 
 A profile folder holds `predictor.npz`, the perceptron of whole layers, and `dense.csv` (tokens, seconds): what a layer
 takes besides attention and the projection of its K and V. Other ops are priced by the tables of that folder
@@ -29,7 +29,7 @@ class FittedCosts:
     def __init__(
         self, roofline: Roofline, predictor: Predictor, rest: MeasuredTable | Roofline, dense: Grid | None
     ) -> None:
-        """`rest` prices all but attention and, with `dense`, the dense operators above it."""
+        """`rest` prices everything except attention and, if `dense` is given, the dense operators that follow it."""
         self.predictor = predictor
         self._roofline, self._rest, self._dense = roofline, rest, dense
         self._kv_heads = roofline.arithmetic.model.kv_heads

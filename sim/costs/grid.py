@@ -1,4 +1,4 @@
-"""Measured seconds on a grid of features, and what lies between."""
+"""Seconds measured on a grid of features, interpolated between its points."""
 
 import csv
 import itertools
@@ -17,7 +17,7 @@ MOST_ROWS = 1_000_000
 class Grid:
     """Multilinear between grid points, linear beyond its edges (never below 0).
 
-    ``warnings`` says which features have been asked for outside what was measured, and how far.
+    ``warnings`` lists the features that were requested outside the measured range, and how far outside.
     """
 
     def __init__(self, name: str, axes: tuple[str, ...], points: tuple[np.ndarray, ...], seconds: np.ndarray) -> None:
@@ -66,8 +66,8 @@ class Grid:
 def read_grid(path: Path, known: tuple[str, ...]) -> Grid:
     """A CSV with a header of feature names and `seconds`; a row for every point of the grid, in any order.
 
-    Raises InputError with the line when a column is not one of `known`, a number is none, or a point is
-    missing or there twice.
+    Raises InputError with the line number when a column is not in `known`, a cell is not a number, or a point is
+    missing or given twice.
     """
     try:
         with path.open(newline="", encoding="utf-8") as file:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-# Rows predicted at a time: what they become stays in the cache, and is too little for BLAS to wake more threads.
+# Rows per prediction: their intermediate values fit in the cache, and are too few for BLAS to start more threads.
 BATCH_ROWS = 512
 
 

@@ -24,9 +24,9 @@ class Predictor:
     ``centre`` and ``spread`` (float[4]) standardise the three features and the target, which is the logarithm
     of the seconds: chunks differ by more than ten times, and a squared error of seconds would see only the
     longest. Trained on one head's chunks it adds up heads; trained on whole layers it prices those. ``bounds``
-    (float[2, 3]): the lowest and highest features in training. An exponential of what was never seen is no guess:
-    ``seconds`` takes features beyond at their bound, and more blocks than any in proportion. So a load that was 0
-    throughout does not matter.
+    (float[2, 3]): the lowest and highest features in training. An exponential does not extrapolate: ``seconds``
+    clips features to these bounds, and scales in proportion when there are more blocks than in training. A load that
+    was 0 in all of training therefore has no effect.
     """
 
     network: Mlp
@@ -52,7 +52,7 @@ class Predictor:
         table = np.column_stack([samples.token_chunk, samples.active_blocks, samples.load, np.log(samples.seconds)])
         centre, spread = table.mean(axis=0), table.std(axis=0)
         bounds = np.array([table[:, :3].min(axis=0), table[:, :3].max(axis=0)])
-        # A feature that never varies tells nothing, and must not divide by zero.
+        # A feature that never varies has no spread: do not divide by zero.
         spread[spread == 0] = 1
         table = (table - centre) / spread
         inputs, targets = table[:, :3], table[:, 3]

@@ -17,8 +17,8 @@ PREFILL_OPS = (PrefillHead, Project, Advance, Prefill)
 class Roofline:
     """Duration = fixed cost of the layers + sum over works of max(flop / rate, bytes / bandwidth).
 
-    Rates are the processor's peaks times the efficiency of the work's kernel kind. The op's ``dispatch_s`` is
-    the queue's business and not in here, nor is background load. On a processor with compiled shapes, prefill
+    Rates are the processor's peaks times the efficiency of the work's kernel kind. The queue, not the roofline, adds
+    ``dispatch_s`` and the effect of background load. On a processor with compiled shapes, prefill
     runs the next larger shape, or several of the largest.
     """
 
@@ -50,7 +50,7 @@ class Roofline:
         return np.asarray(self.fixed_s(op) + self.price_arrays(self.arithmetic(op)))
 
     def fixed_s(self, op: Op) -> Any:
-        """What no kernel accounts for: the fixed cost of the layers that the op runs through, bookkeeping."""
+        """Time outside of kernels: the fixed cost of each layer that the op runs through, and bookkeeping."""
         if isinstance(op, Bookkeep):
             return op.units * (self._unit_s + op.slots * self._slot_s)
         # A layer of decoding that is handed over by itself is launched kernel by kernel.
@@ -76,7 +76,7 @@ class Roofline:
         return seconds
 
     def compiled(self, op: Op) -> Op:
-        """The op as compiled shapes run it: itself on a processor without them."""
+        """The op with its tokens rounded up to compiled shapes; the op itself on a processor that has none."""
         if not self._shapes.size or not isinstance(op, PREFILL_OPS):
             return op
         changed: Any = replace(op, tokens=round_up(op.tokens, self._shapes))
@@ -84,7 +84,7 @@ class Roofline:
 
 
 def round_up(tokens: Number, shapes: np.ndarray) -> Number:
-    """The tokens that compiled shapes (ascending) make of `tokens`: whole largest shapes, then the next that fits."""
+    """`tokens` rounded up to compiled shapes (ascending): full ones of the largest, then one that fits the rest."""
     whole, rest = np.divmod(tokens, shapes[-1])
     rounded = whole * shapes[-1] + np.where(rest > 0, shapes[np.searchsorted(shapes, rest)], 0)
     return rounded if rounded.ndim else int(rounded)

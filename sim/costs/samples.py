@@ -1,4 +1,4 @@
-"""Measurements of block-sparse attention, as a predictor is trained on: features of a chunk and seconds."""
+"""Measurements of block-sparse attention to train a predictor on: features of a chunk, and seconds."""
 
 from dataclasses import dataclass
 

@@ -2,7 +2,7 @@
 
 A profile folder holds `OP.csv` files named after the ops (``prefill_head.csv``, ``decode_step.csv``, see
 ``FEATURES``). The header names the features measured, of those that FEATURES lists for the op, and `seconds`;
-features left out do not matter then. Seconds are those of one op on an idle processor, dispatch apart.
+a feature that the header leaves out has no effect. Seconds are those of one op on an idle processor, without dispatch.
 """
 
 from collections.abc import Callable
@@ -47,7 +47,7 @@ FEATURES: dict[str, tuple[type, tuple[str, ...]]] = {
 
 
 class MeasuredTable:
-    """A cost model from grids by op type; ``warnings`` tells where it had to extrapolate."""
+    """A cost model from one grid per op type; ``warnings`` lists where it extrapolated."""
 
     def __init__(self, roofline: Roofline, grids: dict[type, Grid]) -> None:
         self._roofline = roofline
@@ -56,7 +56,7 @@ class MeasuredTable:
 
     @classmethod
     def read(cls, folder: Path, roofline: Roofline) -> "MeasuredTable":
-        """All tables of a profile folder. Raises InputError when there are none, or one is not in order."""
+        """All tables of a profile folder. Raises InputError if there are none, or one of them is malformed."""
         grids = {
             op: read_grid(folder / f"{name}.csv", known)
             for name, (op, known) in FEATURES.items()
