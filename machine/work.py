@@ -73,7 +73,7 @@ class Work(Ticket):
 
     def _fired(self, ticket: Ticket) -> None:
         if self.triggered:
-            # If this work already failed, its error covers the predecessor's failure as well. If cancelled, it has none.
+            # If this work already failed, its error covers the predecessor's failure as well.
             if not ticket.ok and not self.ok:
                 ticket.defused = True
         elif self._ended_well(ticket):

@@ -1,1 +1,1 @@
-"""Records, units and errors that every other package speaks in."""
+"""Records, units and errors that all other packages use."""

@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Spec(BaseModel):
-    """An inert, frozen record: unknown keys and NaN are errors, nothing is written to it later.
+    """A frozen record. Unknown keys and NaN are errors.
 
     Fields that hold a physical quantity are typed with the aliases of ``specs.units``: from a file they need
     a unit ("4 ms"), from Python they take SI numbers.
@@ -27,7 +27,7 @@ class Part(Spec):
 
 
 class BadKey(ValueError):
-    """Raised by a validator of a whole Spec when the fault lies with one of its keys."""
+    """Raised by a validator of a whole Spec when one of its keys is at fault."""
 
     def __init__(self, key: str, what: str) -> None:
         super().__init__(key, what)

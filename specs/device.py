@@ -69,9 +69,9 @@ class MemorySpec(Spec):
 
     unified: bool = Field(strict=True)
     capacity_bytes: Bytes = Field(gt=0)
-    # Taken by the operating system and others.
+    # In use by the operating system and other programs.
     reserved_bytes: Bytes = 0.0
-    # What all processors and DMA share when the memory is unified.
+    # The bandwidth that all processors and DMA share if the memory is unified.
     bytes_per_s: BytesPerS
     # Host memory and copy path of a discrete GPU.
     host_capacity_bytes: Bytes | None = None
@@ -88,7 +88,7 @@ class MemorySpec(Spec):
 
     @property
     def free_bytes(self) -> float:
-        """For weights, KV and workspace: what the operating system and others leave."""
+        """Memory for weights, KV and workspace: all that the operating system and other programs do not use."""
         return self.capacity_bytes - self.reserved_bytes
 
 
@@ -105,7 +105,7 @@ class DecodingSpec(Spec):
     values_per_s: ValuesPerS
     # Fixed time of a piece: handing it to a worker, and back.
     piece_s: Seconds = 0.0
-    # Pieces that were measured, ascending. None: what a piece takes is the line that the two numbers above say.
+    # Measured pieces, ascending. None: a piece takes the time of the line given by the two numbers above.
     pieces: tuple[PieceSpec, ...] = Field(default=(), max_length=64)
 
     @field_validator("pieces")
@@ -116,8 +116,8 @@ class DecodingSpec(Spec):
         return pieces
 
     def seconds(self, values: float) -> float:
-        """What one piece of so many values takes: between measured ones by a straight line, beyond the largest by
-        `values_per_s`; a smaller one takes no less than the smallest, which is hardly more than handing it over."""
+        """How long one piece of this many values takes: linear between measured pieces, at `values_per_s` beyond the
+        largest. A smaller piece takes as long as the smallest, which is hardly more than the fixed time."""
         if not self.pieces:
             return self.piece_s + values / self.values_per_s
         below = self.pieces[0]
@@ -138,7 +138,7 @@ class DecompressorSpec(DecodingSpec):
     codecs: dict[str, DecodingSpec] = Field(default_factory=dict)
 
     def of(self, codec: str) -> "DecompressorSpec":
-        """As it is while that codec is decoded."""
+        """This decompressor at the rate of that codec."""
         own = self.codecs.get(codec, self)
         decoding = {"values_per_s": own.values_per_s, "piece_s": own.piece_s, "pieces": own.pieces}
         return self.model_copy(update=decoding)
@@ -147,9 +147,9 @@ class DecompressorSpec(DecodingSpec):
 class NetworkInterfaceSpec(Spec):
     """What the device adds to a link; the link itself belongs to the scenario."""
 
-    # The most that it takes in, whatever the link offers. None: no bound.
+    # The highest rate at which it receives, however fast the link is. None: no limit.
     bytes_per_s: BytesPerS | None = None
-    # Of one fetch, on top of the link's round trip: asking for it, and handing it on.
+    # Added to the link's round trip of each fetch: the time to request it and to pass it on.
     request_s: Seconds = 0.0
     idle_w: Watts = 0.0
     active_w: Watts = 0.0
@@ -185,11 +185,11 @@ class DeviceSpec(Spec):
     memory: MemorySpec
     decompressor: DecompressorSpec
     network: NetworkInterfaceSpec = NetworkInterfaceSpec()
-    # None: nothing can be read or written.
+    # None: the device has no storage to read or write.
     storage: StorageSpec | None = None
     # None: every path works as if it were alone, but for a unified memory's bandwidth.
     contention: ContentionSpec | None = None
-    # Drawn whatever happens: board, display, DRAM refresh.
+    # Drawn at all times: board, display, DRAM refresh.
     base_w: Watts = 0.0
     sources: dict[str, str]
 

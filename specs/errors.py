@@ -1,7 +1,7 @@
-"""Every error that KVFerry raises on purpose: one hierarchy.
+"""The hierarchy of all errors that KVFerry raises on purpose.
 
-``InputError`` is the user's to mend (exit code 2, no stack trace); any other ``KvferryError`` is a run that
-failed (exit code 1). An out-of-memory run is a result and not an error.
+An ``InputError`` can be mended by the user (exit code 2, no stack trace); any other ``KvferryError`` means that a run
+failed (exit code 1). Running out of memory is an outcome of a run, not an error.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,17 +16,17 @@ class KvferryError(Exception):
 
 
 class InputError(KvferryError):
-    """What the user gave cannot be used: names the place, what came, and what would do."""
+    """The user's input cannot be used. The text names the place, the value, and what would be valid."""
 
 
 class MissingExtra(KvferryError):
-    """An optional part is asked for that is not installed; says how to get it."""
+    """An optional part is needed that is not installed. The text says how to install it."""
 
 
 class LinkDown(KvferryError):
-    """A transfer cannot finish: the link's trace ended, or is down for ever, or nobody answers."""
+    """A transfer cannot finish: the link's trace ended or stays at rate 0, or the cloud does not answer."""
 
-    # Of the transfer that failed with it: what had arrived by then, for nothing. The machine says so.
+    # How many bytes of the failed transfer had arrived, and are of no use. The machine sets it.
     bytes_done: float = 0.0
 
 

@@ -1,4 +1,4 @@
-"""The link between device and cloud: what it replays, and how it fails."""
+"""The link between device and cloud: the rates that it replays, and its outages."""
 
 from typing import Literal
 
@@ -9,7 +9,7 @@ from kvferry.specs.units import BytesPerS, Seconds
 
 
 class OutageSpec(Part):
-    """Nothing moves from start until start + duration, on the run's clock."""
+    """The link carries nothing from start until start + duration, on the run's clock."""
 
     start_s: Seconds
     duration_s: Seconds = Field(gt=0)

@@ -9,7 +9,7 @@ from kvferry.specs.units import Count
 
 
 class LiveSpec(Part):
-    """The real model, what it reads, and where the cloud is. The modelled world has no use for it."""
+    """The real model, the text that it reads, and the cloud's address. The modelled world ignores it."""
 
     # A folder with a model, a name on the hub (in the local cache), or `random`: weights drawn from the scenario's
     # seed. None: the model of that name that comes with the project.

@@ -1,4 +1,4 @@
-"""Background load: what others take of a processor while a request runs."""
+"""Background load: the share of a processor that other programs use during a run."""
 
 from pydantic import Field, model_validator
 
@@ -9,7 +9,7 @@ class LoadSpec(Part):
     """A replayed load trace, or a constant share of the processor; exactly one of the two."""
 
     trace: str | None = Field(default=None, min_length=1)
-    # Of the processor's time, taken by others: 0.3 leaves 70 %.
+    # The share of the processor's time that other programs use: 0.3 leaves 70 %.
     share: float | None = Field(default=None, ge=0, lt=1, strict=True)
     # A processor of the device by name; None: its main one.
     processor: str | None = None

@@ -37,7 +37,7 @@ class MapSpec(Spec):
 
 
 class FlashSpec(Spec):
-    """What a command meets on its way: see sim/flash.py for the model."""
+    """The parts of a flash device that a command passes: see sim/flash.py for the model."""
 
     # Of the host, for a command alone: it holds its place in the queue and nothing else. Its pages are pinned and
     # mapped at host_bytes_per_s; None: in no time.
@@ -48,9 +48,9 @@ class FlashSpec(Spec):
     command_s: Seconds
     write_command_s: Seconds | None = None
     partial_s: Seconds = 0.0
-    # What is protected together, and leaves a die together.
+    # Bytes protected by one error-correcting code, which leave a die together.
     sector_bytes: Bytes = Field(default=4096, ge=1)
-    # What a die senses at once, however little of it is wanted.
+    # Bytes that a die senses at once, however few of them are needed.
     page_bytes: Bytes = Field(default=16384, ge=1)
     page_read_s: Seconds
     page_program_s: Seconds
@@ -94,9 +94,9 @@ class StorageSpec(Spec):
     # half: one direction at a time.
     duplex: Literal["half", "full"] = "half"
     map: MapSpec | None = None
-    # What it holds; None: more than anybody writes.
+    # Its capacity; None: never full.
     capacity_bytes: Bytes | None = Field(default=None, gt=0)
-    # The shortest read that uses it well: what is read as one is made as long, where nobody says otherwise.
+    # The shortest read that reaches most of its bandwidth: the length of KV blocks unless a policy sets it.
     good_read_bytes: Bytes = Field(default=16384, ge=1)
     idle_w: Watts = 0.0
     # None: its energy is not counted.

@@ -43,8 +43,8 @@ KINDS: dict[str, Kind] = {
     "value rate": Kind("value/s", "50 Mvalue/s", 1e13, zero=False),
 }
 
-# Only what a scenario can mean. Bits and operations have dimensions of their own here (in pint's default
-# registry a bit is a plain number, so that "850 MHz" would pass as a rate); nobody's link runs in furlongs.
+# Only units that a scenario needs. Bits and operations are dimensions of their own here: in pint's default registry
+# a bit is a plain number, and "850 MHz" would pass as a rate.
 _DEFINITIONS = """
 nano- = 1e-9 = n-
 micro- = 1e-6 = u- = µ- = μ-
@@ -78,7 +78,7 @@ _COUNT_FACTOR = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "k": 10**3, "K": 10**3, 
 
 @lru_cache(maxsize=1)
 def _registry() -> Any:
-    import pint  # a fifth of a second: only when a file is read
+    import pint  # takes 0.2 s, so only when a file is read
 
     registry = pint.UnitRegistry(None, cache_folder=None)
     for line in _DEFINITIONS.split("\n"):
@@ -174,7 +174,7 @@ count = _count_of(None)
 
 
 def _physical(kind: str) -> Any:
-    """What the types below share, as one piece of ``Annotated`` metadata each."""
+    """The validator and serialiser of the types below, as one piece of ``Annotated`` metadata each."""
     schema = {"type": "string", "description": f"a {kind} with its unit", "examples": [KINDS[kind].example]}
     return (
         BeforeValidator(_reader(kind)),

@@ -1,4 +1,4 @@
-"""What nobody could beat: the lower bound on a request's load, with the whole trace and all true costs known."""
+"""The clairvoyant lower bound on a request's load time, which knows the whole trace and the true costs."""
 
 from kvferry.policies.loading.bound import clairvoyant_bound_s, frontier
 from kvferry.policies.loading.problem import LoadProblem
@@ -8,10 +8,10 @@ from kvferry.traces.rate import RateTrace
 def load_bound_s(
     true_problem: LoadProblem, link: RateTrace, rtt_s: float, processor: RateTrace, arrival_s: float
 ) -> float:
-    """Seconds after arrival before which no schedule can have the KV complete.
+    """A lower bound, in seconds after arrival, on when any schedule has the KV complete.
 
-    The link alone, the processor alone, seeing the future; at the smallest encoding that the system has.
-    Left out, so that it stays a lower bound: other requests, decompression, copies, token dependencies.
+    The request has link and processor for itself, knows the future, and uses the system's smallest encoding. Left out,
+    so that it stays a lower bound: other requests, decompression, copies, token dependencies.
     """
 
     def delivered_bytes(elapsed_s: float) -> float:

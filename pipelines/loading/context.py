@@ -14,7 +14,7 @@ from kvferry.specs.model import ModelSpec
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """The KV of one context: what each chunk (t, l, h) weighs on either path.
+    """The KV of one context: the size and the compute work of each chunk (t, l, h).
 
     ``tokens[t]``: tokens of each token chunk. ``active_blocks[t, l, h]``: 128 x 64 attention blocks that hold
     98 % of the mass (SparKV IV-C). ``encoded_bytes[t, l, h]``: size in the store at level 0, with the other
@@ -28,7 +28,7 @@ class Context:
     active_blocks: np.ndarray
     encoded_bytes: np.ndarray
     level_scale: tuple[float, ...] = (1.0,)
-    # False: what arrives can be used as it is, and takes no decompression.
+    # False: fetched chunks are usable as they are, without decompression.
     entropy_coded: bool = True
 
     @property
@@ -44,7 +44,7 @@ class Context:
 
     @cached_property
     def _ops(self) -> tuple[Op, ...]:
-        """The ops of all units as arrays [T, L, C]: what a planner prices, and what single ops are cut from."""
+        """The ops of all units, with arrays [T, L, C] as counts: planners price them at once, single ops are slices."""
         layers = self.model.layers
         tokens = np.broadcast_to(self.tokens[:, None, None], self.stream_bytes.shape)
         before = np.broadcast_to(self._context_tokens[:, None, None], tokens.shape)
@@ -70,7 +70,7 @@ class Context:
         )
 
     def ops_of(self, t: int, l: int, c: int) -> tuple[Op, ...]:
-        """What the processor must run, in order, to emit the KV of unit (t, l, c)."""
+        """The ops, in order, that compute the KV of unit (t, l, c)."""
         tokens, before = self._token_list[t], self._context_token_list[t]
         if self.coupling == "per_head":
             return (PrefillHead(tokens, int(self.active_blocks[t, l, c]), l == self.model.layers - 1, before),)
@@ -83,7 +83,7 @@ class Context:
 
     @cached_property
     def _layer_kv_bytes(self) -> list[float]:
-        """What one layer's KV of each token chunk takes in memory."""
+        """Memory bytes of one layer's KV, for each token chunk."""
         per_token = self.model.kv_bytes_per_token / self.model.layers
         return [tokens * per_token for tokens in self._token_list]
 
@@ -101,7 +101,7 @@ class Context:
         return Chunks(self.sequence, units, n_bytes, level)
 
     def values_of(self, units: tuple[int, ...]) -> int:
-        """Key and value numbers in these units: what decompression has to produce."""
+        """How many key and value numbers these units hold, which decompression must produce."""
         heads = 1 if self.coupling == "per_head" else self.model.kv_heads
         per_token = 2 * self.model.head_dim * heads
         per_chunk = self.stream_bytes.shape[1] * self.stream_bytes.shape[2]

@@ -1,4 +1,4 @@
-"""The story of one request over a stored context: admit, load the KV, read the question, answer."""
+"""One request over a stored context: admit it, load the KV, read the question, answer."""
 
 from collections.abc import Generator
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from kvferry.policies.loading.problem import LoadProblem
 
 
 class Admission:
-    """Who may begin: a request waits while others hold the memory that it needs, first come first served."""
+    """Admits requests, first come first served: a request waits while others hold the memory that it needs."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
@@ -86,7 +86,7 @@ def context_reuse(
     token_times_s = []
     step: Any = Prefill(tokens=request.question_tokens, context_tokens=context.total_tokens)
     for n in range(request.output_tokens):
-        # A waiting question goes before other requests' context: it is short and somebody waits for it.
+        # A question overtakes other requests' contexts: it is short, and a user waits for the answer.
         yield machine.submit(step, priority=-1, request=request.request)
         token_times_s.append(env.now)
         step = DecodeStep(batch=1, context_tokens=context.total_tokens + request.question_tokens + n)

@@ -1,4 +1,4 @@
-"""Who does what, stage by stage: a plan while it is carried out, and changed."""
+"""A plan while it is carried out and changed: which path gets which unit, stage by stage."""
 
 from collections import deque
 
@@ -7,10 +7,10 @@ from kvferry.policies.loading.problem import LoadProblem
 
 
 class Assignment:
-    """The units of a plan that have not been handed over, by stage and path.
+    """The units of a plan that no path has taken yet, by stage and path.
 
-    A unit handed over, or given to the other path, stays in its old list and is skipped there: `computes` and
-    `streams` tell whose it is.
+    A unit that was taken or moved to the other path stays in its old list and is skipped there; `computes` and
+    `streams` say which path has it.
     """
 
     def __init__(self, plan: Plan, problem: LoadProblem) -> None:
@@ -23,7 +23,7 @@ class Assignment:
         self.stage_of = [0] * problem.units
         # A unit's place in its path's order, over all stages.
         self.place_of = [0] * problem.units
-        # Per stage, in order; the link takes from the left, what is taken from the other path comes from the right.
+        # Per stage, in order. A path takes its own units from the left; units moved to the other path leave at the right.
         self.to_stream = [deque(stage.stream) for stage in plan.stages]
         self.to_compute = [deque(stage.compute) for stage in plan.stages]
         self.units_of = [len(stage.compute) + len(stage.stream) for stage in plan.stages]
@@ -50,7 +50,7 @@ class Assignment:
             self.left_stream_bytes[k] += self.stream_bytes[unit]
 
     def take(self, unit: int) -> None:
-        """The unit is handed over, or needs nobody any more."""
+        """The unit was taken by a path, or is no longer needed."""
         k = self.stage_of[unit]
         self.left[k] -= 1
         if self.computes[unit]:
@@ -61,8 +61,8 @@ class Assignment:
             self.left_stream_bytes[k] -= self.stream_bytes[unit]
 
     def give_to_link(self, unit: int) -> None:
-        """Move a unit from the processor to the link, and with it all above it in its column: they could not be
-        computed any more. Each stays in its stage, streamed last."""
+        """Move a unit from the processor to the link, with all units above it in its column, which can no longer be
+        computed. Each stays in its stage and is streamed last."""
         t, l, c = self._problem.place(unit)
         for above in range(unit, self._problem.unit(t, self._problem.layers, c), self._problem.columns_per_chunk):
             if self.computes[above]:

@@ -13,7 +13,7 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Frontier:
-    """The fewest bytes that must be streamed for the compute work that is spent, as a convex polyline.
+    """The fewest bytes that must be streamed, as a function of the compute work spent: a convex polyline.
 
     Vertices: ``work_s`` ascends from 0 to all work, ``n_bytes`` descends from all bytes to 0. It depends on
     the problem alone, not on any rate. No set of units that a load may compute lies below the line.
@@ -23,12 +23,12 @@ class Frontier:
     n_bytes: np.ndarray
 
     def least_bytes(self, work_s: float) -> float:
-        """What the link must carry at least when the processor spends at most ``work_s`` nominal seconds."""
+        """The fewest bytes that the link must carry if the processor spends at most ``work_s`` nominal seconds."""
         return float(np.interp(work_s, self.work_s, self.n_bytes))
 
 
 def column_labels(problem: LoadProblem) -> np.ndarray:
-    """For each unit the multiplier above which computing it pays when its column stood alone; shape [T, L, C].
+    """For each unit, the multiplier above which computing it pays, its column taken alone; shape [T, L, C].
 
     With multiplier x in 0..1 a column's best depth minimises (1 - x) work - x bytes saved, work and bytes as
     shares of the whole problem's. The best depths are nested in x, so each unit has one label; labels never
@@ -84,9 +84,9 @@ def bound_s(frontier: Frontier, bytes_per_s: float) -> float:
     the sum over columns of convex polylines is their segments in order of slope. F never rises, so
     R M >= F(work(S)) >= F(M), and M is at least the smallest solution of R M >= F(M), returned here.
 
-    Nothing was said about token dependencies, stages, idling, order, or doing a unit on both paths: a unit
-    raced or streamed in vain counts once, where it was finished, and other costs (round trips, decompression,
-    dispatch) only add. So the bound holds for all of them, under both couplings.
+    The proof assumes nothing about token dependencies, stages, idling, order, or units done on both paths: a unit
+    that was raced or streamed in vain counts once, where it was finished, and other costs (round trips,
+    decompression, dispatch) only add. So the bound holds for every schedule, under both couplings.
     """
     shortfall = frontier.n_bytes - bytes_per_s * frontier.work_s
     k = int(np.argmax(shortfall <= 0.0))

@@ -7,10 +7,10 @@ from kvferry.policies.loading.progress import LoadProgress
 
 class CacheGen:
     """Streams token chunk by token chunk, one transfer per layer, and chooses a quality level for each chunk:
-    the best with which all that is left would come within `objective_s` of the start, else the lowest.
+    the best one at which everything left arrives within `objective_s` of the start, else the lowest.
 
-    The rate is the goodput last seen, at first the planned one. Left out: CacheGen's way out of sending text
-    and computing it, which would make it a hybrid.
+    The rate is the last observed goodput, and before that the planned rate. Left out: CacheGen's fallback of sending
+    text and computing its KV, which would make it a hybrid.
     """
 
     def __init__(self, objective_s: float = 2.0) -> None:

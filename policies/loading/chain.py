@@ -1,8 +1,8 @@
-"""The chain: one order of all units that serves every rate. Compute takes from its front, the link from its back.
+"""The chain: one order of all units for every rate. The processor takes from its front, the link from its back.
 
-Which sets of units are worth computing depends on how many bytes a second of compute must save to pay, and on
-nothing else. So the best sets for all exchange rates are found at once, and because they are nested, they are
-the prefixes of one order: however fast either path turns out to be, meeting in this order is (nearly) best.
+Which set of units is worth computing depends only on the exchange rate: how many streamed bytes a second of compute
+must save. The best sets for all exchange rates are nested, so they are the prefixes of one order: however fast either
+path turns out to be, letting both meet in this order is (nearly) best.
 """
 
 import numpy as np
@@ -11,12 +11,12 @@ from kvferry.policies.loading.bound import column_labels
 from kvferry.policies.loading.plan import Plan, Stage
 from kvferry.policies.loading.problem import LoadProblem
 
-# Exchange rates tried; each prefix between two of them is ordered by place instead of by worth.
+# How many exchange rates are tried; units between two of them are ordered by place.
 _MULTIPLIERS = 128
 
 
 def chain_labels(problem: LoadProblem) -> np.ndarray:
-    """For each unit, how many of the multipliers tried leave it to the link; shape [T, L, C], int.
+    """For each unit, how many of the tried multipliers leave it to the link; shape [T, L, C], int.
 
     For multiplier x the depths m_t, non-increasing in t, minimise (1 - x) work - x bytes saved in each c.
     Such a set is closed: whatever a unit of it depends on, under either coupling, lies in it. A union of
@@ -65,7 +65,7 @@ def _nested_depths(problem: LoadProblem, multipliers: np.ndarray) -> np.ndarray:
 
 
 def _least_from_here_on(values: np.ndarray) -> None:
-    """Replace each entry by the least of it and those after it along axis 0 (faster than ``accumulate``)."""
+    """Replace each entry by the minimum of itself and all later entries of axis 0 (faster than ``accumulate``)."""
     for row in range(len(values) - 2, -1, -1):
         np.minimum(values[row], values[row + 1], out=values[row])
 

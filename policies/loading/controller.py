@@ -1,4 +1,4 @@
-"""SparKV's runtime controller (IV-D): moves work to the path that would otherwise run dry."""
+"""SparKV's runtime controller (IV-D): moves work to the path that would otherwise be idle."""
 
 from kvferry.policies.loading.assignment import Assignment
 from kvferry.policies.loading.loader import LoadFacts
@@ -6,11 +6,11 @@ from kvferry.policies.loading.progress import LoadProgress
 
 
 class Controller:
-    """Asked when a path has nothing left of the current stage; looks at that stage and the next.
+    """Decides what a path does that has nothing left in the current stage; considers that stage and the next.
 
     Both decisions compare when the two paths would have a unit, at the goodput and the compute speed seen in
-    the last window (at first the planned ones). `migration_limit` is the share of a stage's units that may
-    change sides while it is the current one: IV-D limits the number against oscillation, and names none.
+    the last window (before that, the planned ones). `migration_limit` is the share of a stage's units that may
+    change paths while the stage is current: IV-D limits the number to avoid oscillation, but gives no value.
     """
 
     def __init__(self, migration_limit: float = 0.25) -> None:
@@ -22,7 +22,7 @@ class Controller:
         self.migrations = 0
 
     def stream_instead(self, work: Assignment, k: int, progress: LoadProgress, facts: LoadFacts) -> int | None:
-        """The last unit in stage k's computation order, if the link would have it before the processor does."""
+        """The last unit in stage k's computation order, if the link would bring it before the processor computes it."""
         order = work.to_compute[k]
         while order and not (work.computes[order[-1]] and progress.absent(order[-1])):
             order.pop()
@@ -48,7 +48,7 @@ class Controller:
 
     def _stream_s(self, n_bytes: float, facts: LoadFacts) -> float:
         rate = facts.goodput_bytes_per_s
-        # An outage is not for ever, but nothing here knows for how long.
+        # An outage ends some time, but when is unknown here.
         return facts.rtt_s + n_bytes / max(facts.planned_bytes_per_s if rate is None else rate, 1e-9)
 
     def _may_migrate(self, work: Assignment, k: int) -> bool:

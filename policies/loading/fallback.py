@@ -1,4 +1,4 @@
-"""What can still be done about units that the link brings no more."""
+"""How a load goes on when the link no longer brings some units."""
 
 from collections.abc import Container
 
@@ -9,9 +9,9 @@ from kvferry.policies.loading.progress import LoadProgress
 def compute_without_link(progress: LoadProgress, lost: Container[int] | None = None) -> Compute | None:
     """The next unit on the way to one that is missing, earliest token chunk first; None: no way is left, or none yet.
 
-    `lost`: the units that the link, which goes on, does not bring; None: it is gone for good, and brings none.
-    Under all_heads there always is one: a column is computed on from where it was left, through what the link
-    had brought. Under per_head a column that was streamed anywhere ends there (Eq. 2).
+    `lost` are the units that a working link does not bring; None means that the link is down for good and brings no
+    unit. Under all_heads there always is a next unit: a column is computed further, through what the link had
+    brought. Under per_head a column ends at its first streamed unit (Eq. 2).
     """
     problem = progress.problem
     for t in range(problem.token_chunks):

@@ -1,4 +1,4 @@
-"""Ferry: the paths work towards each other from the two ends of one order, which serves every rate."""
+"""Ferry: both paths work towards each other from the two ends of one order, which is used at every rate."""
 
 from heapq import heappop, heappush
 from math import log
@@ -14,30 +14,30 @@ from kvferry.policies.loading.progress import LoadProgress
 from kvferry.policies.loading.ready import Ready
 from kvferry.policies.loading.throughput import Throughput
 
-# How long a past rate is remembered: about the time over which wireless links keep theirs.
+# Time constant of the observed rate: about as long as a wireless link keeps its rate.
 _LINK_MEMORY_S = 0.5
 _PROCESSOR_MEMORY_S = 1.0
 # A plan is made again when the exchange rate between the paths has changed by this factor.
 _REPLAN_FACTOR = 1.1
-# Plans are made for a link somewhat slower than seen: what is needed even then is surely needed. Where token chunks
-# differ, this takes up to a quarter off the 95th percentile of regret and leaves the median (studies/regret.py).
+# Plans assume a link slower than observed by this factor: a unit needed even then is needed in any case. Where token
+# chunks differ, this lowers the 95th percentile of regret by up to a quarter, at the same median (studies/regret.py).
 _CAUTION = 0.85
-# Slower than any path that is worth planning with: an outage is not planned to be for ever.
+# The slowest rate to plan with: an outage is assumed to end.
 _LEAST_SHARE = 1e-4
 
 
 class Ferry:
-    """Takes units in the order in which computing them pays: the processor from the front, the first that can be
-    computed; the link from the back. They meet where they meet, whatever either rate does. When nothing else is
-    left for a path, it races the other one for what that took last.
+    """Orders units by how much computing them pays. The processor takes the first computable unit from the front, the
+    link takes from the back, and they meet wherever their rates let them. A path that has nothing else left races
+    the other path for the unit that it took last.
 
     The order is that of the bound's frontier (``column_labels``), where columns ignore each other. Its price:
     a unit near the front may wait for KV of earlier tokens that lies near the back. So the link first brings
-    what is needed by units before the point where the paths will meet, by the rates seen so far. This guess is
-    made again as rates change; if it is wrong, some streams came too early, and that is all.
+    what units before the expected meeting point need. The expectation follows the observed rates; if it is wrong,
+    some units were streamed earlier than necessary, and nothing else happens.
 
-    With `needed_first` False, the order is the chain instead, whose every prefix is closed under dependencies:
-    no guess, but dear where token chunks differ strongly. `plans` counts how often the guess was made.
+    With `needed_first` False the order is the chain's, whose every prefix is closed under dependencies: it needs no
+    expectation, but is slow where token chunks differ strongly. `plans` counts the expectations made.
     """
 
     def __init__(self, needed_first: bool = True) -> None:
@@ -58,10 +58,10 @@ class Ferry:
         # Computable units by rank; some may have gone to the link since.
         self._ready = Ready(problem)
         self._computable: list[tuple[int, int]] = []
-        # What the link takes: first these, the next one last; then the order before `_back`.
+        # What the link takes: first these, from the end of the list; then the order before `_back`.
         self._needed: list[int] = []
         self._back = problem.units
-        # Handed over, the last one last.
+        # Taken so far, in order.
         self._sent: list[int] = []
         self._last_computed: int | None = None
         if self.needed_first:
@@ -111,7 +111,7 @@ class Ferry:
     # --- the guess --------------------------------------------------------------------------------------------------
 
     def _look(self, progress: LoadProgress, facts: LoadFacts) -> None:
-        """See what became computable and how fast the paths are; guess again if their exchange rate changed."""
+        """Update the computable units and observed rates; plan again if the exchange rate changed."""
         for unit in self._ready.news(progress):
             heappush(self._computable, (self._rank[unit], unit))
         self._link.look(facts.now_s, progress.streamed_bytes, progress.streaming_bytes > 0)
@@ -121,11 +121,11 @@ class Ferry:
 
     @property
     def _exchange(self) -> float:
-        """Bytes that the link carries while the processor does a nominal second's work."""
+        """Bytes that the link carries while the processor does one nominal second of work."""
         return self._bytes_per_s / self._speed
 
     def _plan(self, progress: LoadProgress) -> None:
-        """Guess where the paths will meet; find what the units before that point need from behind it."""
+        """Estimate where the paths will meet, and find what units before that point need from behind it."""
         self.plans += 1
         self._planned_exchange = self._exchange
         shape = self._problem.compute_s.shape
@@ -152,7 +152,7 @@ class Ferry:
     # --- races ------------------------------------------------------------------------------------------------------
 
     def _streamed_too_late(self, progress: LoadProgress, facts: LoadFacts) -> int | None:
-        """A unit on its way that can be computed, if it would be there sooner: the last to arrive of those."""
+        """Of the units being streamed, the last to arrive that would be computed sooner; None if there is none."""
         self._sent = [unit for unit in self._sent if progress.streaming[unit]]
         arrives_bytes = progress.streaming_bytes
         for unit in reversed(self._sent):

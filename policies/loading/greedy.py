@@ -22,7 +22,7 @@ from kvferry.policies.loading.plan import Plan, Stage
 from kvferry.policies.loading.problem import LoadProblem
 from kvferry.specs.errors import InputError, unknown_name
 
-# Chunks that cost nothing go first, at a score that can still be added up.
+# The score of chunks that cost nothing: they go first, and sums stay finite.
 _LEAST_S = 1e-12
 
 
@@ -35,7 +35,7 @@ def greedy_plan(
     own_weight: float = 1.0,
     unlock_weight: float = 1.0,
 ) -> Plan:
-    """The greedy's plan in one of ``READINGS``; ``stage_budget_s`` matters to those with many stages.
+    """The greedy's plan in one of ``READINGS``; ``stage_budget_s`` is used by readings with many stages.
 
     A path takes chunks until its budget is used up: the last one may exceed it. The weights are those of a
     score's first and second term. Raises ``InputError`` for an unknown reading or a budget that is not positive.
@@ -64,7 +64,7 @@ def _top_down(queues: "_Queues", problem: LoadProblem, bytes_per_s: float, stage
 def _one_stage(queues: "_Queues", problem: LoadProblem, bytes_per_s: float, _: float) -> Plan:
     """The budget only ends the computing, so one pass without a budget shows the makespans of all budgets.
 
-    Nothing that this stage's streams unlock gets computed, so they go by their own time alone.
+    Nothing that this stage's streams unlock is computed, so streams are scored by their own time alone.
     """
     order = np.array(queues.take_compute(float("inf")), dtype=np.int64)
     cut = meeting_point(problem, order, bytes_per_s)
@@ -90,11 +90,11 @@ def _staged(queues: "_Queues", stage_budget_s: float) -> Plan:
 
 
 class _Queues:
-    """Q_c and Q_s, their scores kept true as chunks get loaded.
+    """The queues Q_c and Q_s, whose scores are updated as chunks are loaded.
 
     Two heaps of (negated score, unit), ties to the smaller unit. A changed score is recorded and pushed again;
-    an entry that differs from the record is stale and dropped when it surfaces. Loading a chunk changes the
-    scores of a few neighbours only, and that is what makes this fast.
+    an entry that differs from the record is stale, and dropped when it reaches the top. This is fast because loading a
+    chunk changes the scores of a few neighbours only.
     """
 
     def __init__(self, problem: LoadProblem, bytes_per_s: float, own_weight: float, unlock_weight: float) -> None:
@@ -131,7 +131,7 @@ class _Queues:
                 self._enter_compute_if_ready(problem.unit(t, 0, c))
 
     def take_compute(self, budget_s: float) -> list[int]:
-        """Compute from the top of Q_c until the budget is used up; what that unlocks joins at once."""
+        """Compute from the top of Q_c until the budget is used up; units that become ready join at once."""
         taken, spent_s = [], 0.0
         while self.compute_heap and spent_s < budget_s:
             entry, unit = heappop(self.compute_heap)
@@ -153,7 +153,7 @@ class _Queues:
         return taken
 
     def enter_stream(self, unit: int) -> None:
-        """Let a unit into Q_s."""
+        """Add a unit to Q_s."""
         self.stream_entry[unit] = 0.0
         self._rescore(unit)
 
@@ -169,7 +169,7 @@ class _Queues:
         return True
 
     def _load(self, unit: int, *, computed: bool) -> None:
-        """Mark a unit as loaded, let newly ready units in, rescore the neighbours whose gains change."""
+        """Mark a unit as loaded, add newly ready units, and rescore the neighbours whose gains change."""
         t, l, c = self.place[unit]
         self.remaining -= 1
         self.loaded[unit] = 1
@@ -193,7 +193,7 @@ class _Queues:
                 self._rescore_first(l, c)
 
     def _advance_first(self, unit: int, serves: int) -> None:
-        """A row's first missing chunk has come: go to the next one, and see to those that waited for this one."""
+        """A row's first missing chunk was loaded: go to the next one, and add units that waited for it."""
         t, l, c = self.place[unit]
         row = l * self.columns + c
         to_waiting = (serves - l) * self.up
@@ -208,14 +208,14 @@ class _Queues:
         self._rescore(unit)
 
     def _rescore_first(self, l: int | None, c: int) -> None:
-        """Rescore the first missing chunk of a row: the only one there whose coming makes others ready."""
+        """Rescore the first missing chunk of a row: the only one in it whose loading makes others ready."""
         if l is not None:
             t = self.first[l * self.columns + c]
             if t < self.tokens:
                 self._rescore(t * self.right + l * self.up + c)
 
     def _rescore(self, unit: int) -> None:
-        """Bring a unit's entries up to date in the queues that it is in."""
+        """Update a unit's entries in the queues that hold it."""
         stream_entry, compute_entry = self.stream_entry[unit], self.compute_entry[unit]
         if stream_entry is None and compute_entry is None:
             return
@@ -237,7 +237,7 @@ class _Queues:
                 heappush(self.compute_heap, (entry, unit))
 
     def _row_gain(self, unit: int, t: int, l: int, c: int) -> float:
-        """The score of those in later token chunks that this unit's coming makes ready."""
+        """The score of the units of later token chunks that become ready when this unit is loaded."""
         serves = self.serves[l]
         if serves is None or self.first[l * self.columns + c] != t:
             return 0.0

@@ -1,7 +1,7 @@
 """Strong Hybrid (SparKV's reference [16], "bidirectional convergence"): early token chunks are computed while
 later ones are streamed.
 
-The static splits are decided once, between two token chunks; the two-pointer variants let both paths run
+The static variants split the context once, between two token chunks; the two-pointer variants let both paths work
 towards each other until they meet.
 """
 
@@ -18,7 +18,7 @@ Variant = Literal["uniform", "true-costs", "two-pointer", "whole-chunk"]
 
 
 def uniform_split(problem: LoadProblem, bytes_per_s: float) -> int:
-    """Token chunks to compute when all are taken to cost the same, as the mean chunk does on either path."""
+    """How many token chunks to compute, if every chunk costs what the mean chunk costs on that path."""
     compute_s = float(problem.compute_s.sum())
     stream_s = float(problem.stream_bytes.sum()) / bytes_per_s
     # n C = (T - n) S with C and S per chunk, in whole chunks.
@@ -27,7 +27,7 @@ def uniform_split(problem: LoadProblem, bytes_per_s: float) -> int:
 
 
 def true_split(problem: LoadProblem, bytes_per_s: float) -> int:
-    """Token chunks to compute so that the slower path ends soonest, by each chunk's estimated costs."""
+    """How many token chunks to compute so that the slower path ends soonest, by each chunk's estimated costs."""
     computed_s = np.append(0.0, problem.compute_s.sum(axis=(1, 2)).cumsum())
     streamed_bytes = np.append(0.0, problem.stream_bytes.sum(axis=(1, 2)).cumsum())
     ends_s = np.maximum(computed_s, (streamed_bytes[-1] - streamed_bytes) / bytes_per_s)
@@ -55,13 +55,13 @@ class Hybrid:
     def start(self, problem: LoadProblem, facts: LoadFacts) -> None:
         self._layer = problem.columns_per_chunk
         self._block = self._layer * (problem.layers if self.variant == "whole-chunk" else 1)
-        # What is claimed by neither path lies between these two, in whole blocks.
+        # Units that neither path has taken lie between these two, in whole blocks.
         self._front, self._back = 0, problem.units
         self._front_end, self._back_end = problem.units, 0
         if self.variant in SPLITS:
             self.split = SPLITS[self.variant](problem, facts.planned_bytes_per_s)
             self._front_end = self._back_end = problem.unit(self.split, 0, 0)
-        # Streamed so far: everything from here on.
+        # Everything from here on was streamed.
         self._streamed = problem.units
 
     def next_compute(self, progress: LoadProgress, facts: LoadFacts) -> Compute | None:

@@ -1,4 +1,4 @@
-"""The interface of a loader: asked, whenever a path has room, what that path does next."""
+"""The interface of a loader, which decides what a path does next whenever that path has room."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -9,10 +9,10 @@ from kvferry.policies.loading.progress import LoadProgress
 
 @dataclass(frozen=True, slots=True)
 class LoadFacts:
-    """What a loader may know of the world: the plan's assumptions and what was seen since.
+    """What a loader may know: the planned rates, and the rates observed since.
 
-    Rates are what this load can expect for itself. `goodput_bytes_per_s` and `compute_speed` (nominal over
-    actual duration) are seen over the last window, None before anything was seen.
+    Rates are this load's share. `goodput_bytes_per_s` and `compute_speed` (nominal over actual duration) are
+    observed over the last window; None before the first observation.
     """
 
     now_s: float
@@ -38,7 +38,7 @@ class Stream:
 
 
 class Loader(Protocol):
-    """Decides; never does. None means: nothing until something changes (a unit arrives, a window passes)."""
+    """Decides, and carries nothing out. None: nothing to do until a unit arrives or a window passes."""
 
     def start(self, problem: LoadProblem, facts: LoadFacts) -> None:
         """Called once, before anything else, with estimated costs: make the plan here."""

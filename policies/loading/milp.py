@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class MilpResult:
     """A plan, its value by Eq. 1, how far that may be above the proven bound, and why the solver stopped.
 
-    ``optimal`` means within the relative gap asked for.
+    ``optimal``: within the requested relative gap.
     """
 
     plan: Plan
@@ -179,7 +179,7 @@ def _gurobi(program: pulp.LpProblem, time_limit_s: float | None, relative_gap: f
             "solver 'gurobi' needs the package gurobipy (pip install 'kvferry[gurobi]'); try solver 'highs'"
         ) from error
     try:
-        # An environment of its own: the default one greets on standard output, where results go.
+        # Its own environment: the default one prints a banner to standard output, where results go.
         with gurobipy.Env(params={"OutputFlag": 0, "Threads": 1}) as quiet:
             program.solve(pulp.GUROBI(msg=False, timeLimit=time_limit_s, gapRel=relative_gap, env=quiet))
     except gurobipy.GurobiError as error:

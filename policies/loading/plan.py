@@ -12,7 +12,7 @@ TokenDependency = Literal["previous", "all"]
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What both paths do side by side; each works through its units in the order given."""
+    """The units of both paths in one stage; each path works through its own in order."""
 
     compute: tuple[int, ...] = ()
     stream: tuple[int, ...] = ()
@@ -73,7 +73,7 @@ class Plan:
             raise ValueError(f"(t, l, c) = {problem.place(int(wrong[0]))} is loaded {times[wrong[0]]} times, not once")
 
     def stage_makespan_s(self, problem: LoadProblem, bytes_per_s: float) -> float:
-        """Eq. 1: the sum over stages of the slower path's time, nobody waiting within a stage."""
+        """Eq. 1: the sum over stages of the slower path's time, without waits inside a stage."""
         compute_s, stream_s = problem.compute_s.ravel(), problem.stream_bytes.ravel() / bytes_per_s
         return float(
             sum(
@@ -84,10 +84,10 @@ class Plan:
         )
 
     def completion_s(self, problem: LoadProblem, bytes_per_s: float) -> float:
-        """When the last unit is there at constant speeds, both paths keeping their order.
+        """When the last unit is present, at constant speeds and with both paths in their order.
 
-        Stricter than Eq. 1, a computed unit waits for streamed KV that it attends to; and laxer, no path waits
-        for the other at the end of a stage. Infinite if something is computed before what it needs.
+        Stricter than Eq. 1: a computed unit waits for the streamed KV that it attends to. Less strict: no path waits
+        for the other at the end of a stage. Infinite if a unit is computed before what it needs.
         """
         there_s = np.full(problem.compute_s.shape, np.inf)
         stream = list(self.stream)

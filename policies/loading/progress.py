@@ -1,4 +1,4 @@
-"""How far a load has come: what is there, what is on its way, what could be computed now."""
+"""The progress of a load: units present, being fetched or queued, and which can be computed now."""
 
 import numpy as np
 
@@ -35,16 +35,16 @@ class LoadProgress:
         return self.remaining == 0
 
     def absent(self, unit: int) -> bool:
-        """Neither there nor on its way."""
+        """Whether the unit is neither present nor being fetched."""
         return not (self.present[unit] or self.streaming[unit] or self.computing[unit])
 
     def absent_units(self) -> np.ndarray:
-        """Flat indices of all units that are neither there nor on their way, ascending."""
+        """Flat indices of all units that are neither present nor being fetched, ascending."""
         taken = np.frombuffer(self.present, np.uint8) | np.frombuffer(self.streaming, np.uint8)
         return np.flatnonzero((taken | np.frombuffer(self.computing, np.uint8)) == 0)
 
     def computable(self, unit: int) -> bool:
-        """Can be handed to the processor now: its column has come this far and earlier tokens' KV is there.
+        """Whether the processor can compute it now: the layers below in its column and earlier tokens' KV are there.
 
         A unit that is being streamed may be computed (a race). One that is already there may be computed too
         under all_heads: a wasted stream, worthwhile for the layers above. Under per_head a streamed unit ends
@@ -91,7 +91,7 @@ class LoadProgress:
         self._arrive(unit)
 
     def compute_cancelled(self, unit: int) -> None:
-        """The unit was taken out of the processor's queue; whatever was handed over after it must be too."""
+        """The unit was removed from the processor's queue, as all units queued after it must be."""
         t, l, c = self.problem.place(unit)
         self.computing[unit] = 0
         self.computing_s -= self._compute_s[unit]

@@ -1,14 +1,14 @@
-"""Which units have become computable: found from what changed, as looking at all of them costs too much."""
+"""Which units have become computable, found from what changed: checking all units each time is too slow."""
 
 from kvferry.policies.loading.problem import LoadProblem
 from kvferry.policies.loading.progress import LoadProgress
 
 
 class Ready:
-    """Tells a loader which units could be computed since it last asked.
+    """Finds the units that have become computable since the last call.
 
-    The loader says what it has handed over. A unit is told when it becomes computable; whoever uses it later
-    must ask ``progress.computable`` again, as it may have been streamed meanwhile.
+    The loader reports the units that it has handed over. A unit is returned once, when it becomes computable; check
+    ``progress.computable`` again before using it later, since it may have been streamed meanwhile.
     """
 
     def __init__(self, problem: LoadProblem) -> None:
@@ -23,12 +23,12 @@ class Ready:
         self._begun = False
 
     def handed_over(self, compute: tuple[int, ...] = (), stream: tuple[int, ...] = ()) -> None:
-        """The pipeline was told to compute or stream these."""
+        """Record that the pipeline computes or streams these units."""
         self._computed += compute
         self._streaming += stream
 
     def news(self, progress: LoadProgress) -> list[int]:
-        """Units that have become computable since this was last called; the first call tells all there are."""
+        """Units that have become computable since the last call; the first call returns all that are."""
         if not self._begun:
             return self._all(progress)
         found: list[int] = []
@@ -65,7 +65,7 @@ class Ready:
                 found.append(unit)
 
     def _look_at_row(self, progress: LoadProgress, l: int, c: int, found: list[int]) -> None:
-        """Token chunks that waited for KV of this layer may go on."""
+        """Find the token chunks that waited for KV of this layer and can go on."""
         was, now = self._first_missing[l][c], progress.first_missing[l][c]
         if now == was:
             return

@@ -1,4 +1,4 @@
-"""The two loaders that use one path only: the ends between which every hybrid lies."""
+"""The two loaders that use one path only; every hybrid lies between them."""
 
 from kvferry.policies.loading.loader import Compute, LoadFacts, Stream
 from kvferry.policies.loading.problem import LoadProblem

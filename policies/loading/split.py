@@ -1,8 +1,8 @@
-"""The split: each column computed as deep as is best for itself, the link bringing first what that needs.
+"""The split: each column is computed as deep as is best for it alone; the link first brings what that needs.
 
-Where token chunks differ much, the chain loses, as it never computes a unit whose predecessors are streamed.
-The split does, and nearly meets the bound at a rate known beforehand. In turn it relies on the link to keep
-pace, so a load whose rate varies solves it again for what is left (``split_stage``).
+Where token chunks differ much, the chain is slow, as it never computes a unit whose predecessors are streamed. The
+split does, and nearly meets the bound if the rate is known beforehand. It depends on that rate, so a load whose rate
+varies solves it again for what is left (``split_stage``).
 """
 
 import numpy as np

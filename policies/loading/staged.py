@@ -1,4 +1,4 @@
-"""SparKV: carry out a plan stage by stage, adapting it to what the link and the processor really do."""
+"""SparKV: carry out a plan stage by stage, and adapt it to the observed rates of the link and the processor."""
 
 from collections.abc import Callable
 from functools import partial, wraps
@@ -40,10 +40,9 @@ SCHEDULES: dict[str, Planner] = {
 class Staged:
     """Carries out the plan of a `schedule`, made at the start for the planned rate.
 
-    A path enters the next stage when all of the current one has been handed over to both: as the cloud knows
-    the plan and pushes, no round trip lies between stages. Within a stage the processor takes the first unit in
-    the order that can be computed. With `adapt`, a path that has nothing left to do in the current stage is
-    helped (IV-D):
+    A path enters the next stage when all units of the current one were handed over to both paths: the cloud knows
+    the plan and pushes, so there is no round trip between stages. Within a stage the processor takes the first
+    computable unit of the order. With `adapt`, a path that has nothing left in the current stage gets work (IV-D):
 
     the link     prefetches the next stage's streams; then takes over from the tail of the computation order;
     the processor  computes what the current stage left to the link and is ready; then the next stage's ready work.

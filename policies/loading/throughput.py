@@ -1,13 +1,13 @@
-"""How fast a path really gets on, as the load itself sees it."""
+"""The observed rate of a path, from the progress of the load itself."""
 
 from math import exp
 
 
 class Throughput:
-    """A running mean of what is done per second while there is work: what was `expected`, forgotten over
-    `memory_s`, and what has been seen since.
+    """A running mean of the work done per second while there is work. It starts at the `expected` rate, which fades
+    over `memory_s` as observations come in.
 
-    Counting what arrives leaves nothing out: other requests' share, background load, outages, decompression.
+    It counts arrivals, so it includes the share of other requests, background load, outages and decompression.
     """
 
     def __init__(self, expected: float, memory_s: float, step_s: float = 0.05) -> None:
@@ -18,7 +18,7 @@ class Throughput:
         self._busy = False
 
     def look(self, now_s: float, done: float, busy: bool) -> None:
-        """`done` in total by now; `busy`: more is under way. A step counts when it began and ended busy."""
+        """Update with the total `done` by now; `busy`: more is under way. A step counts if it began and ended busy."""
         if self._at_s is not None:
             if now_s - self._at_s < self._step_s:
                 return
