@@ -23,7 +23,7 @@ class Assignment:
         self.stage_of = [0] * problem.units
         # A unit's place in its path's order, over all stages.
         self.place_of = [0] * problem.units
-        # Per stage, in order. A path takes its own units from the left; units moved to the other path leave at the right.
+        # Per stage, in order. A path takes its own units from the left; moved units leave at the right.
         self.to_stream = [deque(stage.stream) for stage in plan.stages]
         self.to_compute = [deque(stage.compute) for stage in plan.stages]
         self.units_of = [len(stage.compute) + len(stage.stream) for stage in plan.stages]
