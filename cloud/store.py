@@ -227,10 +227,6 @@ class Store:
         """Any range of the file, as it is."""
         return os.pread(self._file.fileno(), length, offset)
 
-    def pass_to(self, connected: int, offset: int, length: int) -> int:
-        """Any range of the file to a socket, as much as there is room for; how much that was. Raises OSError."""
-        return os.sendfile(connected, self._file.fileno(), offset, length)
-
     def close(self) -> None:
         self._file.close()
 

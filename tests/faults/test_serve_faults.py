@@ -1,28 +1,26 @@
 """What can go wrong between a device and its cloud: never half a chunk, never a hang, always a word."""
 
-import asyncio
 import os
-import selectors
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from harmful_proxy import Proxy
+from small_cloud import ALL, MODEL, Watch, answering, raw, write_store
 
 from kvferry.backends.live.engine.machine import LiveMachine
 from kvferry.cloud.client import CloudClient
 from kvferry.cloud.server_process import ServerProcess
-from kvferry.cloud.store import DamagedStore, Store, StoredModel, StoreHeader, StoreWriter
-from kvferry.cloud.store_folder import StoreFolder
+from kvferry.cloud.store import DamagedStore, Store
 from kvferry.codecs.codec import KeysValues, decode, encode, split
 from kvferry.codecs.pool import CodecPool
 from kvferry.machine.ops import Chunks, Decompress, Op
@@ -32,35 +30,8 @@ from kvferry.specs.link import LinkSpec
 pytest.importorskip("uvicorn")
 pytestmark = pytest.mark.torch
 
-MODEL = StoredModel(name="tiny", fingerprint="f1", tokenizer="bytes", layers=4, kv_heads=2, head_dim=32)
-ALL = Chunks(0, tuple(range(24)), 1.0)
 # Patience of the clients here: long enough for a busy machine, short enough for a test.
 PATIENCE_S = 1.0
-
-
-def write_store(path: Path, seed: int = 7) -> Path:
-    """24 chunks of some 9 KB."""
-    header = StoreHeader.at_all_levels(MODEL, (256, 256, 256), "huffman")
-    rng = np.random.default_rng(seed)
-    with StoreWriter(path, header, range(768)) as writer:
-        for t in range(3):
-            for l in range(MODEL.layers):
-                for h in range(MODEL.kv_heads):
-                    writer.put(t, l, h, encode("huffman", *rng.standard_normal((2, 256, MODEL.head_dim))))
-    return path
-
-
-class Watch(threading.Event):
-    """What a fetch is told, and what it tells."""
-
-    def __init__(self, then: Callable[["Watch"], None] = lambda watch: None) -> None:
-        super().__init__()
-        self.bytes_done = 0.0
-        self._then = then
-
-    def moved(self, n_bytes: float) -> None:
-        self.bytes_done += n_bytes
-        self._then(self)
 
 
 @pytest.fixture(scope="module")
@@ -329,18 +300,6 @@ def test_chunks_and_contexts_that_are_not_there(server: ServerProcess) -> None:
 # --- who should not get in -------------------------------------------------------------------------------------------
 
 
-def raw(url: str, request: bytes) -> bytes:
-    """Exactly these bytes as a request; all that comes back."""
-    host, port = url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=10) as connection:
-        connection.sendall(request)
-        said = b""
-        with suppress(ConnectionError):
-            while data := connection.recv(65536):
-                said += data
-    return said
-
-
 PATHS = [
     "/contexts/../secret/file",
     "/contexts/..%2fsecret/file",
@@ -392,34 +351,6 @@ def test_a_wrong_token_gets_nothing_but_a_word(folder: Path) -> None:
             CloudClient("http://127.0.0.1:1", token=bad)
 
 
-@contextmanager
-def answering(folder: Path, monkeypatch: pytest.MonkeyPatch, **bounds: float) -> Iterator[str]:
-    """The server in a thread of this process, with other bounds than its own."""
-    from kvferry.cloud import server as module
-
-    for name, value in bounds.items():
-        monkeypatch.setattr(module, name, value)
-    servers: list[Any] = []
-    listening = module.listen("127.0.0.1", 0, None)
-
-    def run() -> None:
-        with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selectors.SelectSelector())) as runner:
-            app = module.application(StoreFolder(folder), None, None)
-            runner.run(module.answer(app, listening, None, servers.append))
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
-    finally:
-        while not servers:
-            time.sleep(0.01)
-        servers[0].should_exit = True
-        thread.join(10)
-        listening.close()
-        assert not thread.is_alive()
-
-
 def test_a_request_that_comes_byte_by_byte(folder: Path, whole: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     with answering(folder, monkeypatch, HEAD_S=0.5) as url:
         host, port = url.removeprefix("http://").split(":")
@@ -432,40 +363,6 @@ def test_a_request_that_comes_byte_by_byte(folder: Path, whole: bytes, monkeypat
 
         with pytest.raises(ConnectionError):
             dawdle()
-        with CloudClient(url) as client:
-            assert client.fetch(ALL, 0, Watch()) == whole
-
-
-def test_a_client_that_does_not_take_what_it_asked_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with answering(folder, monkeypatch, STALL_S=0.5) as url:
-        host, port = url.removeprefix("http://").split(":")
-        with socket.socket() as connection:
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            connection.settimeout(10)
-            connection.connect((host, int(port)))
-            ids = ",".join(["0-23"] * 500)  # 100 MB: more than all buffers on the way hold
-            connection.sendall(f"GET /contexts/0/chunks?ids={ids} HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n".encode())
-            time.sleep(1.0)
-            came = 0
-            with suppress(ConnectionError):
-                while data := connection.recv(2**20):
-                    came += len(data)
-            assert came < 50e6
-
-
-@pytest.mark.long
-def test_a_crowd_is_turned_away_and_the_rest_served(
-    folder: Path, whole: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with answering(folder, monkeypatch, MOST_CONNECTIONS=8) as url:
-        host, port = url.removeprefix("http://").split(":")
-        crowd = [socket.create_connection((host, int(port))) for _ in range(12)]
-        try:
-            with CloudClient(url, attempts=2) as client, pytest.raises(LinkDown, match="Service Unavailable"):
-                client.contexts()
-        finally:
-            for connection in crowd:
-                connection.close()
         with CloudClient(url) as client:
             assert client.fetch(ALL, 0, Watch()) == whole
 
