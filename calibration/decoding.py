@@ -12,10 +12,12 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from kvferry.backends.live.decoding.kv_file import UnitFormat
-from kvferry.backends.live.decoding.low_rank import LowRankKeys
-from kvferry.backends.live.decoding.runner import OffloadRunner, source
+from kvferry.backends.live.decoding.block_format import BlockFormat
+from kvferry.backends.live.decoding.blocks import source
+from kvferry.backends.live.decoding.indexes.low_rank_keys import LowRankKeys
+from kvferry.backends.live.decoding.layers import KnownPrefill, Layers
 from kvferry.backends.live.engine.machine import LiveMachine
+from kvferry.backends.live.model.whole_prefill import PrefilledLayer
 from kvferry.backends.live.storage.direct_storage import Storage
 from kvferry.backends.world import DecodeSizes
 from kvferry.calibration.measured_model import Rig
@@ -43,17 +45,6 @@ class DecodeFlow(Protocol):
     ) -> tuple[DecodeSizes, Callable[[Machine, int], Generator[Any, Any, None]]]:
         """Sizes, and what decodes so many steps on a machine."""
         ...
-
-
-class Filled(OffloadRunner):
-    """Prompts whose KV is there without having been computed."""
-
-    def _prefilled(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        sequences, tokens = self._prompts.shape
-        # One sequence's do for all.
-        noise = torch.randn(2, 1, self.decoder.heads, tokens, self.decoder.head_dim, device=self.decoder.device)
-        keys, values = noise.to(self.decoder.dtype).expand(-1, sequences, -1, -1, -1)
-        return keys, values
 
 
 def tasks(rig: Rig, folder: Path, flow: DecodeFlow) -> Iterator[Task]:
@@ -118,25 +109,41 @@ OPS = {
 }
 
 
-def filled(rig: Rig, sizes: DecodeSizes, point: Point, output: int) -> OffloadRunner:
+def filled(rig: Rig, sizes: DecodeSizes, point: Point, output: int) -> Layers:
     model, spec, group = rig.model, rig.spec, sizes.group_tokens
-    units = UnitFormat(
+    assert sizes.index is not None
+    format = BlockFormat(
         sizes.layout, group_tokens=group, kv_heads=spec.kv_heads, head_dim=spec.head_dim, dtype=model.dtype
     )
     adapters = torch.randn(spec.layers, spec.kv_heads, spec.head_dim, sizes.rank, device=model.device)
-    keys = LowRankKeys(
-        adapters.to(model.dtype), sequences=point.batch, room=sizes.layout.units * group, group_tokens=group
+    index = LowRankKeys(
+        adapters.to(model.dtype), sizes.index, sequences=point.batch, room_tokens=sizes.layout.units * group
     )
-    return Filled(
+    return Layers(
         model,
         [rig.context(point.context, n) for n in range(point.batch)],
-        units,
+        format,
         output=output,
         slots=sizes.slots,
-        keys=keys,
+        index=index,
+        known=noise(rig, point),
         # One token over and over: steps select much the same, as they do in texts.
         follow=[[n] * output for n in range(point.batch)],
     )
+
+
+def noise(rig: Rig, point: Point) -> KnownPrefill:
+    """Stands in for what prompts leave in a layer: nothing is computed."""
+    model, spec = rig.model, rig.spec
+
+    def of_layer(layer: int) -> PrefilledLayer:
+        # One sequence's do for all.
+        sides = torch.randn(2, 1, spec.kv_heads, point.context, spec.head_dim, device=model.device)
+        keys, values = sides.to(model.dtype).expand(-1, point.batch, -1, -1, -1)
+        hidden = torch.zeros(point.batch, 1, spec.hidden, dtype=model.dtype, device=model.device)
+        return PrefilledLayer(hidden, keys.repeat_interleave(spec.query_heads // spec.kv_heads, 1), keys, values)
+
+    return of_layer
 
 
 def step_seconds(spans: Sequence[Span]) -> list[dict[str, float]]:

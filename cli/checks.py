@@ -9,9 +9,14 @@ from kvferry.specs.errors import InputError, pick
 from kvferry.specs.scenario import Scenario
 
 
-def scenario_for_run(source: str, overrides: Sequence[str]) -> Scenario:
-    """The scenario, all that it names checked too. Raises InputError with file, line and key."""
-    return load_scenario(source, overrides, check=names_in_use)
+def scenario_for_run(source: str, overrides: Sequence[str], system: str | None = None) -> Scenario:
+    """The scenario, all that it names checked too. Under another `system` than its own the file's policies are left
+    out: they are its own system's. Raises InputError with file, line and key."""
+    if system is None:
+        return load_scenario(source, overrides, check=names_in_use)
+    own = load_scenario(source, overrides).system
+    dropped = [] if system == own else ["policies={}"]
+    return load_scenario(source, [*dropped, *overrides, f"system={system}"], check=names_in_use)
 
 
 def scenarios_under(scenario: Scenario, systems: str | None) -> dict[str, Scenario]:

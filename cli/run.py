@@ -11,7 +11,9 @@ from kvferry.cli.options import JsonOption, OutputOption, ScenarioArgument, Seed
 
 def run(
     scenario: ScenarioArgument,
-    system: Annotated[str | None, typer.Option("--system", help="The same as --set system=NAME.")] = None,
+    system: Annotated[
+        str | None, typer.Option("--system", help="Run it under this system, with that system's own policies.")
+    ] = None,
     settings: SetOption = None,
     seed: SeedOption = None,
     output: OutputOption = None,
@@ -32,8 +34,7 @@ def run(
     from kvferry.pipelines.run import run_scenario
     from kvferry.scenarios.loader import dump_yaml
 
-    chosen = [] if system is None else [f"system={system}"]
-    loaded = scenario_for_run(scenario, overrides([*(settings or []), *chosen], seed))
+    loaded = scenario_for_run(scenario, overrides(settings, seed), system)
     if output is None and not json:
         output = results_folder(str(Path("runs") / folder_name(f"{loaded.name}-{loaded.system}")))
     with counted(f"{loaded.name}: {loaded.system}") as progress:

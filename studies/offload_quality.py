@@ -15,7 +15,7 @@ needles    answers of which every byte was most likely
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,14 +26,15 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from kvferry.backends.live.decoding.kv_file import UnitFormat
-from kvferry.backends.live.decoding.low_rank import LowRankKeys, low_rank_adapters
-from kvferry.backends.live.decoding.runner import OffloadRunner, source
+from kvferry.backends.live.decoding.block_format import BlockFormat
+from kvferry.backends.live.decoding.blocks import source
+from kvferry.backends.live.decoding.indexes.low_rank_keys import LowRankKeys, low_rank_adapters
+from kvferry.backends.live.decoding.layers import Layers
 from kvferry.backends.live.engine.machine import LiveMachine
 from kvferry.backends.live.model.decoder import Decoder
 from kvferry.backends.live.model.models import load_model, spec_of
 from kvferry.backends.live.model.prompts import Prompts
-from kvferry.backends.live.model.whole_prefill import prefill_layer
+from kvferry.backends.live.model.whole_prefill import PrefilledLayer, prefill_layer
 from kvferry.backends.live.storage.direct_storage import Storage
 from kvferry.pipelines.decoding.decode import OffloadedDecode
 from kvferry.pipelines.decoding.plan import DecodePolicy, plan_of
@@ -55,29 +56,17 @@ class Told:
 class Exact:
     """Full attention over a Told: logits float[said, vocabulary] before each said token, and by layer the attention
     mass float[layers, steps, tokens], summed over heads, of the steps that decode (all said tokens but the last), and
-    the context's keys and values, each [1, KV heads, tokens, head_dim]."""
+    what the context leaves there: no way of decoding changes it."""
 
     logits: torch.Tensor
     mass: torch.Tensor
-    kv: tuple[tuple[torch.Tensor, torch.Tensor], ...]
-
-
-class Prefilled(OffloadRunner):
-    """A context that full attention has been over: no way of decoding changes its KV."""
-
-    def __init__(self, *arguments: Any, kv: Sequence[tuple[torch.Tensor, torch.Tensor]], **settings: Any) -> None:
-        super().__init__(*arguments, **settings)
-        self._kv = kv
-
-    def _prefilled(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._kv[layer]
+    prefilled: tuple[PrefilledLayer, ...]
 
 
 @dataclass(frozen=True)
 class Way:
     name: str
     policy: DecodePolicy
-    by_head: bool = False
 
 
 @torch.no_grad()
@@ -86,16 +75,17 @@ def exact(model: PreTrainedModel, told: Told) -> Exact:
     ids = torch.tensor([told.context + told.said])
     n, begin = ids.shape[1], len(told.context)
     rotary, hidden = decoder.rotary(n), decoder.embed(ids)
-    masses, kv = [], []
+    masses, left = [], []
     for layer in range(decoder.layers):
         queries = decoder.queries(layer, hidden, rotary)[0, :, begin : n - 1]
-        hidden, keys, values = prefill_layer(decoder, layer, hidden, rotary)
-        kv.append((keys[:, :, :begin].clone(), values[:, :, :begin].clone()))
+        hidden, *all_tokens = prefill_layer(decoder, layer, hidden, rotary)
+        keys = all_tokens[1]
+        left.append(PrefilledLayer(hidden[:, :begin].clone(), *(side[:, :, :begin].clone() for side in all_tokens)))
         by_kv_head = queries.unflatten(0, (decoder.heads, -1)).float() * decoder.head_dim**-0.5
         scores = torch.einsum("kqsd,ktd->kqst", by_kv_head, keys[0].float())
         later = torch.arange(n) > torch.arange(begin, n - 1)[:, None]
         masses.append(scores.masked_fill(later, -torch.inf).softmax(-1).sum((0, 1)))
-    return Exact(decoder.logits(hidden[0, begin - 1 : -1]).float(), torch.stack(masses), tuple(kv))
+    return Exact(decoder.logits(hidden[0, begin - 1 : -1]).float(), torch.stack(masses), tuple(left))
 
 
 def decoded(
@@ -104,29 +94,25 @@ def decoded(
     """Logits before each said token, the groups chosen step by step and layer by layer, and the pipeline."""
     spec = spec_of(model)
     plan = plan_of(way.policy, spec, sequences=1, context=len(told.context), output=len(told.said), budget_bytes=1e12)
-    units = UnitFormat(
+    assert plan.index is not None
+    format = BlockFormat(
         plan.layout,
         group_tokens=plan.group_tokens,
         kv_heads=spec.kv_heads,
         head_dim=spec.head_dim,
         dtype=model.dtype,
     )
-    keys = LowRankKeys(
-        adapters[..., : plan.rank],
-        sequences=1,
-        room=plan.layout.units * plan.group_tokens,
-        group_tokens=plan.group_tokens,
-        by_head=way.by_head,
-    )
+    room_tokens = plan.layout.units * plan.group_tokens
+    index = LowRankKeys(adapters[..., : plan.rank], plan.index, sequences=1, room_tokens=room_tokens)
     logits: list[torch.Tensor] = []
-    runner = Prefilled(
+    runner = Layers(
         model,
         [told.context],
-        units,
-        kv=true.kv,
+        format,
+        known=true.prefilled.__getitem__,
         output=len(told.said),
         slots=plan.slots,
-        keys=keys,
+        index=index,
         follow=[told.said],
         listen=logits.append,
     )
@@ -211,7 +197,7 @@ def ways(context: int) -> list[Way]:
     return [
         Way("all groups", everything),
         Way("base", BASE),
-        Way("base, softmax by head", BASE, by_head=True),
+        Way("base, softmax by head", replace(BASE, scores="by_head")),
         *(Way(f"G={g}", replace(BASE, group_tokens=g)) for g in (1, 2, 4, 16, 32)),
         *(Way(f"sigma={s}", replace(BASE, compression=s)) for s in (1, 2, 4, 16, 32)),
         *(Way(f"MG={m}", replace(BASE, selected_tokens=m)) for m in (64, 128, 200, 800, 1600)),
@@ -234,7 +220,9 @@ def main() -> None:
     model = load_model(arguments.model, arguments.dtype)
     prompts = Prompts(Path(model.config.name_or_path), model.config.vocab_size, None, 0)
     sample, _ = prompts.tokens(1000, min(arguments.context, 8192), 0)
-    adapters = low_rank_adapters(model, torch.tensor([sample]), spec_of(model).kv_heads * spec_of(model).head_dim)
+    adapters = low_rank_adapters(
+        Decoder(model), torch.tensor([sample]), spec_of(model).kv_heads * spec_of(model).head_dim
+    )
     tasks = [
         *texts(prompts, arguments.context, arguments.texts),
         *needles(prompts, arguments.context, arguments.texts),

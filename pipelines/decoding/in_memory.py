@@ -5,10 +5,8 @@ from kvferry.machine.ops import Batch, DecodeStep, OutputHead, PrefillLayer
 from kvferry.machine.ticket import Ticket
 from kvferry.pipelines.decoding.decode import DecodeRecord, Process, Told
 from kvferry.pipelines.workload import OutOfMemory
+from kvferry.policies.decode.pages import PAGE_TOKENS, pages_of
 from kvferry.specs.model import ModelSpec
-
-# Tokens per page, as vLLM has it by default.
-PAGE_TOKENS = 16
 
 
 class InMemoryDecode:
@@ -39,8 +37,7 @@ class InMemoryDecode:
     def run(self) -> Process:
         """Raises OutOfMemory when not even one sequence fits."""
         machine, left = self.machine, self._sequences
-        pages = -(-(self._context + self._output) // PAGE_TOKENS)
-        each_bytes = pages * PAGE_TOKENS * self._model.kv_bytes_per_token
+        each_bytes = pages_of(self._context + self._output) * PAGE_TOKENS * self._model.kv_bytes_per_token
         pool_bytes = machine.observe(1.0).free_bytes if self._pool_bytes is None else self._pool_bytes
         together = int(pool_bytes // each_bytes)
         if not together:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from kvferry.cli.checks import scenario_for_run
 from kvferry.machine.span import Span
 from kvferry.pipelines.checks import check_names
 from kvferry.pipelines.record import RequestRecord, Run
@@ -93,6 +94,12 @@ def test_json_with_a_folder(call: Call, runs: dict[str, Any]) -> None:
 def test_the_system_is_the_last_word(call: Call, runs: dict[str, Any]) -> None:
     _, out, _ = call("run", "small.yaml", "--json", "--set", "system=stream-only", "--system", "local-prefill")
     assert json.loads(out)["system"] == "local-prefill"
+
+
+def test_another_system_runs_with_its_own_policies() -> None:
+    assert scenario_for_run("kvswap/live", [], "kvswap") == load_scenario("kvswap/live")
+    other = scenario_for_run("kvswap/live", ["policies.selected_tokens=64"], "shadowkv")
+    assert (other.system, other.policy_values) == ("shadowkv", {"selected_tokens": 64})
 
 
 def test_out_of_memory_is_a_result(call: Call, runs: dict[str, Any]) -> None:

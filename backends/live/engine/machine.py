@@ -9,7 +9,7 @@ from kvferry.backends.live.engine.link import FETCHES_AHEAD, Fetcher, LiveLink
 from kvferry.backends.live.engine.memory import LiveMemory
 from kvferry.backends.live.engine.stream import Stream, StreamWorker
 from kvferry.backends.live.engine.worker import Worker
-from kvferry.backends.live.storage.direct_storage import Storage
+from kvferry.backends.live.storage.direct_storage import Data
 from kvferry.machine.busy import Busy
 from kvferry.machine.machine import Channel, Facts
 from kvferry.machine.ops import Chunks, Decompress, Extents, KvRef, Op
@@ -28,6 +28,13 @@ class OpRunner(Protocol):
     def run(self, op: Op, request: int | None, inputs: Sequence[Any]) -> Any:
         """Do an op; what its ticket fires with. `inputs` is what the tickets of `after` fired with, in that order."""
         ...
+
+
+class ByteStore(Protocol):
+    """A file of bytes, read and written by one thread."""
+
+    def read(self, extents: Extents) -> Data: ...
+    def write(self, extents: Extents, data: bytes | bytearray | memoryview) -> None: ...
 
 
 class Switchboard(Protocol):
@@ -70,7 +77,7 @@ class LiveMachine:
         decode: Decode | None = None,
         decompress_workers: int = 1,
         place: Place = passed_on,
-        storage: Storage | None = None,
+        storage: ByteStore | None = None,
         source: Source | None = None,
         main: str = "cpu",
         others: Mapping[str, OpRunner] | None = None,

@@ -3,12 +3,14 @@
 The three families differ in norms of queries and keys and in biases only, which their own modules carry.
 """
 
+from collections.abc import Sequence
+
 import torch
 from transformers import PreTrainedModel
 from transformers.models.llama.modeling_llama import rotate_half
 
 from kvferry.backends.live.model.models import FAMILIES, check_config
-from kvferry.specs.errors import pick
+from kvferry.specs.errors import InputError, pick
 
 # Cosines and sines of the rotary embedding at some positions, each [1, 1, tokens, head_dim].
 Rotary = tuple[torch.Tensor, torch.Tensor]
@@ -32,6 +34,13 @@ class Decoder:
         self.head_dim = model.model.layers[0].self_attn.head_dim
         self._layers = model.model.layers
 
+    def token_ids(self, prompts: Sequence[Sequence[int]]) -> torch.Tensor:
+        """Prompts of one length as int64[prompts, tokens]. Raises InputError for ids that the model does not have."""
+        ids = torch.tensor([list(prompt) for prompt in prompts], dtype=torch.long, device=self.device)
+        if ids.min() < 0 or ids.max() >= self.vocabulary:
+            raise InputError(f"token ids must lie in 0..{self.vocabulary - 1}")
+        return ids
+
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """Token ids [1, tokens] to the hidden state below the first layer."""
         return self.model.model.embed_tokens(tokens)
@@ -48,12 +57,12 @@ class Decoder:
         attention = self._layers[l].self_attn
         normed = self._layers[l].input_layernorm(hidden)
         keys = self._heads(attention.k_proj(normed), getattr(attention, "k_norm", None))
-        return _rotated(keys, rotary), self._heads(attention.v_proj(normed))
+        return rotated(keys, rotary), self._heads(attention.v_proj(normed))
 
     def queries(self, l: int, hidden: torch.Tensor, rotary: Rotary) -> torch.Tensor:
         attention = self._layers[l].self_attn
         normed = self._layers[l].input_layernorm(hidden)
-        return _rotated(self._heads(attention.q_proj(normed), getattr(attention, "q_norm", None)), rotary)
+        return rotated(self._heads(attention.q_proj(normed), getattr(attention, "q_norm", None)), rotary)
 
     def above(self, l: int, hidden: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
         """The hidden state above layer l, from the one below it and what its queries attended."""
@@ -71,6 +80,14 @@ class Decoder:
         return (norm(by_head) if norm is not None else by_head).transpose(1, 2)
 
 
-def _rotated(heads: torch.Tensor, rotary: Rotary) -> torch.Tensor:
+def rotated(heads: torch.Tensor, rotary: Rotary) -> torch.Tensor:
+    """Queries or keys [..., tokens, head_dim] with their rotary embedding."""
     cos, sin = rotary
     return heads * cos + rotate_half(heads) * sin
+
+
+def unrotated(heads: torch.Tensor, rotary: Rotary) -> torch.Tensor:
+    """Undoes ``rotated``."""
+    cos, sin = rotary
+    # Some models scale cosines and sines.
+    return rotated(heads, (cos, -sin)) / (cos**2 + sin**2)

@@ -3,17 +3,16 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tiny import LIVE_DECODING, LIVE_MODEL, tiny
+from small_decoding import SmallDecoding, exact_logits
+from tiny import LIVE_DECODING, tiny
 
-from kvferry.pipelines.decoding.decode import OffloadedDecode
-from kvferry.pipelines.decoding.plan import DecodePlan, DecodePolicy, plan_of
+from kvferry.analysis.metrics import metrics_for
+from kvferry.pipelines.decoding.plan import DecodePolicy
 from kvferry.pipelines.run import run_scenario
 from kvferry.specs.errors import InputError, KvferryError
-from kvferry.specs.model import ModelSpec
 from kvferry.specs.scenario import Scenario
 
 torch = pytest.importorskip("torch")
@@ -27,51 +26,13 @@ def scenario(**changes: Any) -> Scenario:
     return tiny(described, **changes)
 
 
-@pytest.fixture(scope="module")
-def model() -> Any:
-    """Weights so large that attention has something to choose."""
-    from kvferry.backends.live.model.models import random_model
+class Decoding(SmallDecoding):
+    """All KV that was ever computed is kept, to compare with."""
 
-    return random_model("qwen3", ModelSpec.model_validate(LIVE_MODEL), seed=0, spread=0.2)
-
-
-class Decoding:
-    """A pipeline over a runner of the small model, in a folder; all KV that was ever computed, to compare with."""
-
-    def __init__(
-        self, model: Any, folder: Path, policy: DecodePolicy, *, context: int, batch: int = 1, output: int = 12
-    ) -> None:
-        from kvferry.backends.live.decoding.kv_file import UnitFormat
-        from kvferry.backends.live.decoding.low_rank import LowRankKeys, low_rank_adapters
-        from kvferry.backends.live.decoding.runner import OffloadRunner, source
-        from kvferry.backends.live.engine.machine import LiveMachine
-        from kvferry.backends.live.storage.direct_storage import Storage
-
-        spec = ModelSpec.model_validate(LIVE_MODEL)
-        self.plan: DecodePlan = plan_of(policy, spec, sequences=batch, context=context, output=output, budget_bytes=1e7)
-        self.ids = np.random.default_rng(3).integers(0, 256, (batch, context)).tolist()
-        layout = self.plan.layout
-        units = UnitFormat(layout, group_tokens=self.plan.group_tokens, kv_heads=2, head_dim=16, dtype=torch.float32)
-        sample = torch.tensor(np.random.default_rng(4).integers(0, 256, (1, 200)))
-        keys = LowRankKeys(
-            low_rank_adapters(model, sample, self.plan.rank),
-            sequences=batch,
-            room=layout.units * self.plan.group_tokens,
-            group_tokens=self.plan.group_tokens,
-        )
-        self.logits: list[Any] = []
-        self.runner = OffloadRunner(
-            model,
-            self.ids,
-            units,
-            output=output,
-            slots=self.plan.slots,
-            keys=None if policy.selected_tokens is None else keys,
-            listen=self.logits.append,
-        )
-        self.units = units
+    def __init__(self, model: Any, folder: Path, policy: DecodePolicy, **sizes: Any) -> None:
+        super().__init__(model, folder, policy, **sizes)
         # [layer][token] -> keys and values [2, sequences, KV heads, head_dim], as they were computed.
-        self.computed: list[list[Any]] = [[] for _ in range(spec.layers)]
+        self.computed: list[list[Any]] = [[] for _ in range(self.plan.shape.layers)]
         really = self.runner.decoder.keys_values
 
         def noted(layer: int, hidden: Any, rotary: Any) -> Any:
@@ -79,18 +40,9 @@ class Decoding:
             self.computed[layer] += torch.stack(both).unbind(3)
             return both
 
-        self.runner.decoder.keys_values = noted  # type: ignore[method-assign]
-        self.storage = Storage.create(folder / "kv.bin", layout.file_bytes)
-        self.machine = LiveMachine("here", self.runner, capacity_bytes=1e9, storage=self.storage, source=source)
-        self.flow = OffloadedDecode(self.machine, self.plan, self._after_each_token)
-        self.output = output
+        self.runner.decoder.keys_values = noted
 
-    def run(self) -> list[list[int]]:
-        with self.storage, self.machine:
-            self.machine.env.run(until=self.machine.env.process(self.flow.run(self.output)))
-        return self.runner.answers
-
-    def _after_each_token(self, tokens: int) -> None:
+    def after_each_token(self, tokens: int) -> None:
         if tokens > 1:
             self.check_slots()
 
@@ -106,21 +58,13 @@ class Decoding:
         checked = 0
         for layer, buffer in enumerate(self.flow.buffers or ()):
             buffer.check()
-            held = self.runner.slot_units(layer)
+            held = self.runner.blocks.slot_blocks(layer)
             for row in range(buffer.sequences):
                 for slot in range(buffer.slots):
                     if (unit := buffer.unit_in(row, slot)) is not None:
                         assert torch.equal(held[row, slot], self.unit(layer, row, unit))
                         checked += 1
         return checked
-
-
-def exact_logits(model: Any, ids: list[list[int]], answers: list[list[int]]) -> Any:
-    """[tokens, sequences, vocabulary]: what the whole model says before each token of the answers."""
-    said = torch.tensor([one + answer for one, answer in zip(ids, answers, strict=True)])
-    with torch.no_grad():
-        logits = model(said).logits
-    return logits[:, len(ids[0]) - 1 : -1].transpose(0, 1)
 
 
 POLICY = DecodePolicy(group_tokens=4, selected_tokens=1000, compression=4)
@@ -194,52 +138,6 @@ def test_slots_hold_what_the_table_says(
     assert decoding.check_slots() >= decoding.plan.shape.layers * batch
 
 
-def test_group_scores_by_hand() -> None:
-    """Two query heads share one key head of width 2, which an adapter of rank 1 sees the first number of."""
-    from kvferry.backends.live.decoding.low_rank import LowRankKeys
-
-    adapters = torch.tensor([[[[1.0], [0.0]]]])
-    for by_head in (False, True):
-        keys = LowRankKeys(adapters, sequences=1, room=6, group_tokens=2, by_head=by_head)
-        keys.append(0, torch.tensor([[[[1.0, 9.0], [-2.0, 0.0], [3.0, 5.0], [-1.0, 0.0]]]]))
-        queries = torch.tensor([[[[2.0, 4.0]], [[1.0, 7.0]]]])
-        scores = keys.scores(0, queries, heads=1)
-        assert scores.shape == (1, 1, 2)
-        if not by_head:
-            # Summed over heads: 3 x (1, -2, 3, -1); the largest of each group.
-            assert scores.flatten().tolist() == [3.0, 9.0]
-        else:
-            by_token = [(torch.tensor([1.0, -2.0, 3.0, -1.0]) * query * 2**-0.5).softmax(0) for query in (2.0, 1.0)]
-            summed = (by_token[0] + by_token[1]).tolist()
-            assert scores.flatten().tolist() == pytest.approx([summed[0], summed[2]])
-
-
-def test_heads_may_choose_for_themselves() -> None:
-    from kvferry.backends.live.decoding.low_rank import LowRankKeys
-
-    adapters = torch.eye(2).reshape(1, 2, 1, 2)  # two key heads of width 1, both kept
-    keys = LowRankKeys(adapters, sequences=1, room=2, group_tokens=1)
-    keys.append(0, torch.tensor([[[[1.0], [2.0]], [[40.0], [3.0]]]]))
-    queries = torch.tensor([[[[1.0]], [[10.0]]]])
-    assert keys.scores(0, queries, heads=2).tolist() == [[[1.0, 2.0], [400.0, 30.0]]]
-    assert keys.scores(0, queries, heads=1).tolist() == [[[401.0, 32.0]]]
-
-
-def test_adapters_are_the_right_singular_vectors(model: Any) -> None:
-    from kvferry.backends.live.decoding.low_rank import low_rank_adapters
-    from kvferry.backends.live.model.recording import record_keys
-
-    ids = np.random.default_rng(5).integers(0, 256, 90).tolist()
-    adapters = low_rank_adapters(model, torch.tensor([ids]), rank=6)
-    assert adapters.shape == (3, 2, 16, 6)
-    keys = record_keys(model, ids).vectors
-    for layer in range(3):
-        flat = torch.from_numpy(keys[layer].transpose(1, 0, 2).reshape(90, 32))
-        wanted = torch.linalg.svd(flat, full_matrices=False).Vh[:6]
-        cosines = (adapters[layer].reshape(32, 6).T * wanted).sum(1).abs()
-        assert cosines.tolist() == pytest.approx([1.0] * 6, abs=1e-3)
-
-
 def test_all_of_the_rank_predicts_exactly(model: Any, tmp_path: Path) -> None:
     """Nothing compressed and no reading ahead: the best groups by true scores, summed over heads, are chosen."""
     policy = DecodePolicy(group_tokens=4, selected_tokens=16, compression=1, ahead=False)
@@ -257,11 +155,12 @@ def test_all_of_the_rank_predicts_exactly(model: Any, tmp_path: Path) -> None:
 
 
 def test_a_scenario_is_carried_out_and_told() -> None:
-    run = run_scenario(scenario(workload={"output": 6}, policies={"selected_tokens": 32}))
+    wanted = scenario(workload={"output": 6}, policies={"selected_tokens": 32})
+    run = run_scenario(wanted)
     assert run.outcome == "done"
     assert len(run.requests) == 2
     assert {span.label for span in run.spans if span.resource == "storage"} == {"Read", "Write"}
-    assert 0 < run.figures["reuse_rate"] < 1
+    assert 0 < metrics_for(wanted, run)["reuse_rate"] < 1
     held = run.measured["kv_metadata_bytes"] + run.measured["kv_buffer_bytes"]
     assert 0 < held <= 10 * 2**20
     # Two layers' reads lie in memory at once, at most.
@@ -274,7 +173,7 @@ def test_what_memory_takes_is_within_the_budget(reuse: bool) -> None:
     """As many slots as the budget holds, compressed keys of an output a third as long as the context."""
     policies = {"selected_tokens": 32, "compression": 2, "reuse": reuse}
     wanted = scenario(workload={"output": 50}, policies=policies, budget={"kv": "340 KiB"})
-    figures = run_scenario(wanted).figures
+    figures = metrics_for(wanted, run_scenario(wanted))
     # Three layers of two sequences with room for 200 tokens: rank 16 of 4 B.
     assert figures["kv_metadata_bytes"] == 3 * 2 * 200 * 16 * 4
     assert figures["kv_memory_peak_bytes"] == figures["kv_metadata_bytes"] + figures["kv_buffer_bytes"]
@@ -288,21 +187,27 @@ def test_what_memory_takes_is_within_the_budget(reuse: bool) -> None:
 def test_larger_blocks_hold_the_same_tokens() -> None:
     device = {"extends": "laptop-cpu", "storage": {"bytes_per_s": "1 GB/s", "block_bytes": "4 KiB"}}
     small = {"workload": {"output": 10}, "policies": {"selected_tokens": 32}}
-    narrow, wide = (run_scenario(scenario(**small, **changes)) for changes in ({}, {"device": device}))
+    wanted = [scenario(**small, **changes) for changes in ({}, {"device": device})]
+    narrow, wide = map(run_scenario, wanted)
     assert wide.measured["answers"] == narrow.measured["answers"]
     # Groups of 1 KiB are read 4 KiB at a time.
-    assert wide.figures["read_bytes"] == 4 * narrow.figures["read_bytes"]
+    narrow_bytes, wide_bytes = (
+        metrics_for(one, run)["read_bytes"] for one, run in zip(wanted, (narrow, wide), strict=True)
+    )
+    assert wide_bytes == 4 * narrow_bytes
 
 
 def test_recorded_selections_make_the_simulator_read_the_same(tmp_path: Path) -> None:
     path = tmp_path / "selections.npz"
     small = {"policies": {"selected_tokens": 32, "slots": 12}, "workload": {"batch": 3, "output": 20}}
-    live = run_scenario(scenario(live={"record_selections": str(path)}, **small))
+    wanted = scenario(live={"record_selections": str(path)}, **small)
+    live = metrics_for(wanted, run_scenario(wanted))
     small["workload"] |= {"selections": str(path)}
-    simulated = run_scenario(scenario(backend="sim", **small))
+    wanted = scenario(backend="sim", **small)
+    simulated = metrics_for(wanted, run_scenario(wanted))
     for figure in ("reuse_rate", "read_bytes", "write_bytes", "tokens_decoded"):
-        assert simulated.figures[figure] == live.figures[figure]
-    assert simulated.figures["reuse_rate"] > 0
+        assert simulated[figure] == live[figure]
+    assert simulated["reuse_rate"] > 0
 
 
 def test_the_file_takes_as_long_as_another_device_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -341,16 +246,13 @@ def test_the_file_takes_as_long_as_another_device_would(tmp_path: Path, monkeypa
         ({"policies": {"slots": 2}}, "policies: 2 slots cannot hold the 41 groups of one selection; give 41 or more"),
         ({"policies": {"compression": 0.5}}, "policies: compression is 1 or more, got 0.5"),
         ({"live": {"dtype": "bfloat16"}}, "takes 512 bytes per row, the layout has 1024"),
-        ({"system": "vllm"}, "backend torch decodes with kvswap or flexgen, not yet with vllm"),
-        ({"system": "shadowkv"}, "not yet with shadowkv"),
+        ({"policies": {"index": "centroids"}}, "policies.index: backend torch: unknown index 'centroids'"),
         ({"load": {"share": 0.5}}, "leave load out"),
         ({"live": {"kv_folder": "/nonexistent"}}, "live.kv_folder: /nonexistent: no file can be made there"),
         (
             {"budget": {"kv": "1 KiB"}},
             "budget.kv: 512 B per sequence hold no selection of 37 groups of 4 tokens; .* would",
         ),
-        ({"policies": {"landmarks": True}}, "policies.landmarks: backend torch scores compressed keys of all tokens"),
-        ({"policies": {"values_only": True}}, "policies.values_only: backend torch"),
         ({"policies": {"scores": "sum"}}, "policies.scores: 'sum' is none of summed, by_head, best_head"),
         ({"live": {"scores": "by_head"}}, "live.scores: is a policy now: say policies.scores"),
     ],

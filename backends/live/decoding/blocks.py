@@ -1,0 +1,145 @@
+"""KV blocks of a lock-step batch: those in the file, those in slots of the reuse buffers, and the one that grows."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from kvferry.backends.live.decoding.block_format import BlockFormat
+from kvferry.backends.live.decoding.rebuilt_keys import RebuiltKeys
+from kvferry.backends.live.storage.direct_storage import Data
+from kvferry.machine.ops import Attended, Extents, Rebuilt
+from kvferry.specs.errors import KvferryError
+
+
+@dataclass(frozen=True)
+class Written:
+    """What an op leaves to be written: bytes as they lie in the file."""
+
+    data: memoryview
+
+
+def source(extents: Extents, request: int | None, inputs: Sequence[Any]) -> memoryview:
+    """For a LiveMachine: what a write is of, from the op that it comes after."""
+    return inputs[0].data
+
+
+class StoredBlocks:
+    """Tensors of what policies decide about: where a KV block lies, and which slot it takes, is said by ops.
+
+    ``recent`` tokens of every sequence are in the rolling buffer, as their KV block is not complete; the token under
+    way is not among them. `slots` per row of each layer's reuse buffer, 0: none. `rebuilt` holds the keys where the
+    file has values alone.
+    """
+
+    def __init__(
+        self,
+        format: BlockFormat,
+        *,
+        context: int,
+        device: torch.device,
+        slots: int = 0,
+        rebuilt: RebuiltKeys | None = None,
+    ) -> None:
+        assert format.values_only == (rebuilt is not None)
+        layout = format.layout
+        self.format, self.layers, self.sequences = format, layout.layers, layout.sequences
+        self.recent = context % format.group_tokens
+        self._whole = context - self.recent
+        self._rebuilt = rebuilt
+        like = {"dtype": format.dtype, "device": device}
+        self._slots = torch.zeros((layout.layers, format.rows * slots, *format.shape), **like) if slots else None
+        self._first_slot = torch.arange(format.rows, device=device)[:, None] * slots
+        rolling = (layout.layers, 2, layout.sequences, format.kv_heads, format.group_tokens, format.head_dim)
+        self._rolling = torch.zeros(rolling, **like)
+        # By layer, keys that wait to be decomposed, and keys that were rebuilt for its next attention.
+        self._undecomposed: dict[int, torch.Tensor] = {}
+        self._ready_keys: dict[int, torch.Tensor] = {}
+
+    @property
+    def n_bytes(self) -> int:
+        """What reuse buffers and rolling buffers take in memory."""
+        return self._rolling.nbytes + (0 if self._slots is None else self._slots.nbytes)
+
+    @property
+    def key_bytes(self) -> int:
+        """What keys that are rebuilt take in memory."""
+        return self._rebuilt.n_bytes if self._rebuilt else 0
+
+    def slot_blocks(self, layer: int) -> torch.Tensor:
+        """What a layer's reuse buffer holds, [rows, slots, *shape of a KV block]."""
+        assert self._slots is not None
+        return self._slots[layer].unflatten(0, (self.format.rows, -1))
+
+    def prefilled(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> Written:
+        """Take in a layer of the prompts, each [sequences, KV heads, tokens, head_dim]; what of it is to be written."""
+        whole = self._whole
+        self._rolling[layer, 0, :, :, : self.recent] = keys[:, :, whole:]
+        self._rolling[layer, 1, :, :, : self.recent] = values[:, :, whole:]
+        if self._rebuilt is not None:
+            self._undecomposed[layer] = keys[:, :, :whole]
+        return Written(self.format.packed([self.format.blocks(keys[:, :, :whole], values[:, :, :whole])]))
+
+    def decompose(self, layer: int | None) -> None:
+        """Keep a prefilled layer's keys at a low rank."""
+        if self._rebuilt is None or layer not in self._undecomposed:
+            raise KvferryError(f"no keys of layer {layer} wait to be decomposed")
+        self._rebuilt.decompose(layer, self._undecomposed.pop(layer))
+
+    def rebuild(self, kv: Rebuilt | None) -> None:
+        """Have the keys of a layer's chosen KV blocks ready for its attention."""
+        if self._rebuilt is None or kv is None:
+            raise KvferryError("no keys can be rebuilt: the file has them all, or the op does not say which")
+        self._ready_keys[kv.layer] = self._rebuilt.rebuilt(kv.layer, kv.ids)
+
+    def put(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Take in the token under way, each [sequences, KV heads, 1, head_dim]."""
+        for side, one in enumerate((keys, values)):
+            self._rolling[layer, side, :, :, self.recent] = one[:, :, 0]
+
+    def attended(self, kv: Attended, read: Data) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values that a layer's attention takes in, each [sequences, KV heads, tokens, head_dim]: what was
+        chosen, `kv.recent` tokens of the rolling buffer, and the one under way. Releases the read."""
+        if not 0 <= kv.recent <= self.recent:
+            raise KvferryError(f"{kv.recent} recent tokens are to be attended, {self.recent} are in memory")
+        *keys, values = self.format.side_by_side(self._brought(kv, read))
+        if self._rebuilt is not None:
+            if kv.layer not in self._ready_keys:
+                raise KvferryError(f"keys of layer {kv.layer} have not been rebuilt")
+            keys = [self._ready_keys.pop(kv.layer)]
+        recent = self._rolling[kv.layer, :, :, :, self.recent - kv.recent : self.recent + 1]
+        whole = tuple(torch.cat(pair, dim=2) for pair in zip((*keys, values), recent, strict=True))
+        read.release()
+        return whole[0], whole[1]
+
+    def grown(self) -> None:
+        """The token under way has passed all layers."""
+        self.recent += 1
+
+    def completed(self) -> tuple[Written, torch.Tensor]:
+        """The rolling buffer's KV block is complete: what is to be written, and its keys [layers, sequences, KV heads,
+        tokens, head_dim]. The buffer is empty then."""
+        if self.recent != self.format.group_tokens:
+            raise KvferryError(f"a group of {self.format.group_tokens} tokens is not complete with {self.recent}")
+        self.recent = 0
+        keys = self._rolling[:, 0]
+        if self._rebuilt is not None:
+            for layer in range(self.layers):
+                self._rebuilt.append(layer, keys[layer])
+        return Written(self.format.packed([self.format.blocks(*layer) for layer in self._rolling])), keys
+
+    def _brought(self, kv: Attended, read: Data) -> torch.Tensor:
+        """KV blocks [rows, k, *shape]: those that were read, put into their slots where there are any, and those that
+        lay there already."""
+        came = self.format.unpacked(read.rows()).to(self._rolling.device)
+        if kv.slots is None or kv.missing is None:
+            return came.unflatten(0, (self.format.rows, -1))
+        assert self._slots is not None
+        slots = torch.from_numpy(kv.slots).to(self._first_slot.device) + self._first_slot
+        missing = torch.from_numpy(kv.missing)
+        if len(came) != int(missing.sum()):
+            raise KvferryError(f"{len(came)} units were read, {int(missing.sum())} are missing")
+        if len(came):
+            self._slots[kv.layer].index_copy_(0, slots[missing], came)
+        return self._slots[kv.layer].index_select(0, slots.flatten()).unflatten(0, slots.shape)

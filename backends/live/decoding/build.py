@@ -1,0 +1,137 @@
+"""From the sizes of a decode plan to what carries it out: layers with an index and KV blocks, and the storage below."""
+
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from transformers import PreTrainedModel
+
+from kvferry.backends.live.decoding.block_format import BlockFormat
+from kvferry.backends.live.decoding.indexes.index import Index
+from kvferry.backends.live.decoding.indexes.table import INDEXES
+from kvferry.backends.live.decoding.layers import Layers
+from kvferry.backends.live.decoding.paged_layers import PagedLayers
+from kvferry.backends.live.engine.machine import OpRunner
+from kvferry.backends.live.model.decoder import Decoder
+from kvferry.backends.live.model.prompts import Prompts
+from kvferry.backends.live.storage.direct_storage import Storage
+from kvferry.backends.live.storage.mapped_storage import MappedStorage
+from kvferry.backends.live.storage.paced_storage import PacedStorage
+from kvferry.backends.world import DecodeSizes, Say
+from kvferry.policies.decode.pages import PAGE_TOKENS, pages_of
+from kvferry.specs.errors import InputError, pick
+from kvferry.specs.scenario import Scenario
+
+# Text that an index learns directions from, at most: keys of so many tokens tell those of all.
+_SAMPLE_TOKENS = 8192
+
+
+class DecodeRunner(OpRunner, Protocol):
+    """Carries out the ops of a batch that decodes."""
+
+    @property
+    def answers(self) -> list[list[int]]:
+        """Token ids said so far, by sequence."""
+        ...
+
+    @property
+    def chosen(self) -> list[torch.Tensor]:
+        """KV blocks that were chosen, int32[sequences, heads, k], step after step, layer after layer."""
+        ...
+
+    @property
+    def metadata_bytes(self) -> int: ...
+    @property
+    def buffer_bytes(self) -> int: ...
+
+
+def decode_runner(
+    scenario: Scenario, sizes: DecodeSizes | None, model: PreTrainedModel, prompts: Prompts, say: Say
+) -> DecodeRunner:
+    """What runs a decode workload's layers; `sizes` are None where all KV is in memory. Raises InputError for an index
+    that is not to be had."""
+    workload = scenario.workload
+    contexts = [prompts.tokens(n, workload.context, 0)[0] for n in range(workload.batch)]
+    if sizes is None:
+        return PagedLayers(model, contexts, output=workload.output, pages=_pool_pages(scenario))
+    format = BlockFormat(
+        sizes.layout,
+        group_tokens=sizes.group_tokens,
+        kv_heads=scenario.model.kv_heads,
+        head_dim=scenario.model.head_dim,
+        dtype=model.dtype,
+        values_only=sizes.rebuilt_rank is not None,
+    )
+    return Layers(
+        model,
+        contexts[: sizes.layout.sequences],
+        format,
+        output=workload.output,
+        slots=sizes.slots,
+        index=_index(scenario, sizes, model, prompts, say),
+        rebuilt_rank=sizes.rebuilt_rank,
+    )
+
+
+def decode_storage(scenario: Scenario, sizes: DecodeSizes, stack: ExitStack) -> Storage | MappedStorage:
+    """The file that KV lies in, which goes with the run."""
+    live, like = scenario.live, scenario.device.storage
+    try:
+        made = tempfile.TemporaryDirectory(prefix="kvferry-kv-", dir=live.kv_folder)
+    except OSError as error:
+        raise InputError(f"live.kv_folder: {live.kv_folder}: no file can be made there: {error.strerror}") from None
+    path = Path(stack.enter_context(made)) / "kv.bin"
+    n_bytes, paced = sizes.layout.file_bytes, like if live.paced else None
+    storage: Storage | MappedStorage
+    if sizes.mapped_bytes is not None:
+        storage = MappedStorage.create(path, n_bytes, most_bytes=sizes.mapped_bytes, like=paced)
+    elif paced is None:
+        storage = Storage.create(path, n_bytes, depth=32 if like is None else like.queue_depth)
+    else:
+        storage = PacedStorage.create(path, n_bytes, depth=paced.queue_depth, like=paced)
+    # It has no name from now on: however this process ends, its room is given back.
+    path.unlink()
+    path.parent.rmdir()
+    stack.enter_context(storage)
+    return storage
+
+
+def storage_measured(storage: Storage | MappedStorage) -> dict[str, Any]:
+    """What the file's storage did, for a run's record."""
+    told: dict[str, Any] = {"kv_read_bytes": storage.peak_buffer_bytes, "storage_engine": storage.engine}
+    if isinstance(storage, PacedStorage | MappedStorage):
+        told |= {"storage_batches": storage.batches, "storage_batches_late": storage.late}
+    if isinstance(storage, MappedStorage):
+        told |= {"faulted_bytes": storage.faulted_bytes, "mapped_bytes": storage.peak_bytes}
+    return told
+
+
+def _index(scenario: Scenario, sizes: DecodeSizes, model: PreTrainedModel, prompts: Prompts, say: Say) -> Index | None:
+    """Empty; what it learns offline comes from text behind that of the contexts."""
+    spec, workload = sizes.index, scenario.workload
+    if spec is None:
+        return None
+    try:
+        make = pick("index", INDEXES, spec.kind)
+    except InputError as error:
+        raise InputError(f"policies.index: backend torch: {error}") from None
+    say(f"making {spec.kind}")
+    sample, _ = prompts.tokens(workload.batch, workload.context, 0)
+    return make(
+        Decoder(model),
+        torch.tensor([sample[:_SAMPLE_TOKENS]], device=model.device),
+        spec,
+        sequences=sizes.layout.sequences,
+        room_tokens=sizes.layout.units * sizes.group_tokens,
+    )
+
+
+def _pool_pages(scenario: Scenario) -> int:
+    """Pages for the whole batch, or as many as there is memory for."""
+    workload, budget, model = scenario.workload, scenario.budget, scenario.model
+    wanted = workload.batch * pages_of(workload.context + workload.output)
+    capacity_bytes = budget.memory_bytes or scenario.device.memory.free_bytes
+    pool_bytes = budget.in_memory_kv_bytes or capacity_bytes - model.weight_bytes
+    return max(1, min(wanted, int(pool_bytes // (PAGE_TOKENS * model.kv_bytes_per_token))))

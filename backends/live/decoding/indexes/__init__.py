@@ -1,0 +1,1 @@
+"""What a real machine keeps in memory to choose KV blocks with: one file per kind of index, one table of them."""

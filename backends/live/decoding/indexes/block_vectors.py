@@ -1,0 +1,63 @@
+"""A few vectors per KV block and KV head, made from its keys: what the indexes of ShadowKV and Quest share."""
+
+from abc import abstractmethod
+from typing import ClassVar, Self
+
+import torch
+
+from kvferry.backends.live.decoding.indexes.index import Index
+from kvferry.backends.live.model.decoder import Decoder
+from kvferry.policies.decode.index import IndexSpec
+
+
+class BlockVectors(Index):
+    """Vectors [layers, ``per_block``, sequences, KV heads, blocks, head_dim]."""
+
+    per_block: ClassVar[int]
+
+    def __init__(
+        self,
+        spec: IndexSpec,
+        *,
+        layers: int,
+        kv_heads: int,
+        head_dim: int,
+        sequences: int,
+        room_tokens: int,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        super().__init__(spec, layers=layers, head_dim=head_dim, room_tokens=room_tokens)
+        shape = (layers, self.per_block, sequences, kv_heads, self.room_blocks, head_dim)
+        self._vectors = torch.zeros(shape, dtype=dtype, device=device)
+
+    @classmethod
+    def made(cls, decoder: Decoder, sample: torch.Tensor, spec: IndexSpec, *, sequences: int, room_tokens: int) -> Self:
+        """The sample is not needed."""
+        return cls(
+            spec,
+            layers=decoder.layers,
+            kv_heads=decoder.heads,
+            head_dim=decoder.head_dim,
+            sequences=sequences,
+            room_tokens=room_tokens,
+            dtype=decoder.dtype,
+            device=decoder.device,
+        )
+
+    @property
+    def n_bytes(self) -> int:
+        return self._vectors.nbytes
+
+    def vectors(self, layer: int) -> torch.Tensor:
+        """float32[per_block, sequences, KV heads, blocks, head_dim] of what has come so far."""
+        # Small products of 16-bit numbers are slow on CPUs.
+        return self._vectors[layer, :, :, :, : self.blocks(layer)].float()
+
+    def _keep(self, layer: int, block: int, keys: torch.Tensor) -> None:
+        made = self._of_blocks(keys.unflatten(2, (-1, self.spec.block_tokens)))
+        self._vectors[layer, :, :, :, block : block + made.shape[3]] = made
+
+    @abstractmethod
+    def _of_blocks(self, keys: torch.Tensor) -> torch.Tensor:
+        """Vectors [per_block, sequences, KV heads, blocks, head_dim] of keys [..., blocks, tokens, head_dim]."""

@@ -1,0 +1,93 @@
+"""What every index can do, and how the query heads that choose together agree on scores."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+
+import torch
+
+from kvferry.backends.live.model.decoder import Decoder
+from kvferry.backends.live.model.whole_prefill import PrefilledLayer, prefill_layer
+from kvferry.policies.decode.index import IndexSpec, Scores
+
+
+class Index(ABC):
+    """Scores KV blocks of a lock-step batch from what it keeps of their keys. It is filled from the front.
+
+    Queries are [sequences, query heads, tokens, head_dim], keys [sequences, KV heads, tokens, head_dim], both with
+    their rotary embedding. Keys come in whole KV blocks. ``room_tokens`` per sequence is the most that ever come.
+    """
+
+    def __init__(self, spec: IndexSpec, *, layers: int, head_dim: int, room_tokens: int) -> None:
+        self.spec = spec
+        self.room_blocks = room_tokens // spec.block_tokens
+        self.room_tokens = self.room_blocks * spec.block_tokens
+        self._scale = head_dim**-0.5
+        self._blocks = [0] * layers
+
+    def blocks(self, layer: int) -> int:
+        """How many KV blocks of each sequence can be chosen from."""
+        return self._blocks[layer]
+
+    def prefill(self, layer: int, queries: torch.Tensor, keys: torch.Tensor) -> None:
+        """Take in what the prompts leave in a layer: keys of whole KV blocks, and the queries of all tokens."""
+        self.append(layer, keys)
+
+    def append(self, layer: int, keys: torch.Tensor) -> None:
+        """Take in keys of further KV blocks."""
+        added = keys.shape[2] // self.spec.block_tokens
+        self._keep(layer, self._blocks[layer], keys)
+        self._blocks[layer] += added
+
+    @property
+    @abstractmethod
+    def n_bytes(self) -> int:
+        """What is kept takes in memory."""
+
+    @abstractmethod
+    def scores(self, layer: int, queries: torch.Tensor, heads: int) -> torch.Tensor:
+        """float32[sequences, heads, blocks] for the queries of one token; the more, the better. `heads` parts of the
+        KV heads choose for themselves."""
+
+    @abstractmethod
+    def _keep(self, layer: int, block: int, keys: torch.Tensor) -> None:
+        """Keep what scoring needs of keys whose first KV block is `block`."""
+
+    def _agreed(self, scores: torch.Tensor, heads: int) -> torch.Tensor:
+        return agreed(scores, heads, self.spec.scores, self._scale)
+
+    def _best_token(self, scores: torch.Tensor) -> torch.Tensor:
+        """A KV block's score is that of its best token."""
+        return scores.unflatten(-1, (-1, self.spec.block_tokens)).amax(-1)
+
+
+def agreed(scores: torch.Tensor, heads: int, how: Scores, scale: float) -> torch.Tensor:
+    """[sequences, heads, scored]: one score for the query heads of each of `heads` parts, from those of every query
+    head, [sequences, query heads, scored]. `scale` belongs in the softmax."""
+    by_choice = scores.unflatten(1, (heads, -1))
+    if how == "summed":
+        return by_choice.sum(2)
+    shares = (by_choice * scale).softmax(-1)
+    return shares.sum(2) if how == "by_head" else shares.amax(2)
+
+
+def by_kv_head(queries: torch.Tensor, kv_heads: int) -> torch.Tensor:
+    """Queries [sequences, query heads, 1, head_dim] as [sequences, KV heads, query heads of each, head_dim]."""
+    return queries[:, :, 0].unflatten(1, (kv_heads, -1))
+
+
+@torch.no_grad()
+def sampled(decoder: Decoder, sample: torch.Tensor) -> Iterator[PrefilledLayer]:
+    """Queries, keys and values that a sample, token ids [sequences, tokens] of any text, leaves in each layer."""
+    rotary, hidden = decoder.rotary(sample.shape[1]), decoder.embed(sample)
+    for layer in range(decoder.layers):
+        prefilled = prefill_layer(decoder, layer, hidden, rotary)
+        hidden = prefilled.hidden
+        yield prefilled
+
+
+def principal_directions(vectors: torch.Tensor) -> torch.Tensor:
+    """Right singular vectors float64[..., width, width] of vectors [..., n, width], one per column, the strongest
+    first."""
+    tall = vectors.double()
+    # Eigenvectors of the small square, ascending, are the singular vectors of the tall matrix.
+    return torch.linalg.eigh(tall.mT @ tall).eigenvectors.flip(-1)

@@ -1,0 +1,31 @@
+"""Every kind of index that a real machine has, by the name that an IndexSpec calls it."""
+
+from typing import Protocol
+
+import torch
+
+from kvferry.backends.live.decoding.indexes.index import Index
+from kvferry.backends.live.decoding.indexes.landmarks import Landmarks
+from kvferry.backends.live.decoding.indexes.low_rank_keys import LowRankKeys
+from kvferry.backends.live.decoding.indexes.page_bounds import PageBounds
+from kvferry.backends.live.decoding.indexes.partial_keys import PartialKeys
+from kvferry.backends.live.decoding.indexes.principal_keys import PrincipalKeys
+from kvferry.backends.live.model.decoder import Decoder
+from kvferry.policies.decode.index import IndexSpec
+
+
+class MakeIndex(Protocol):
+    def __call__(
+        self, decoder: Decoder, sample: torch.Tensor, spec: IndexSpec, *, sequences: int, room_tokens: int
+    ) -> Index:
+        """An empty index for a model; `sample` [1, tokens] are token ids of other text, to learn directions from."""
+        ...
+
+
+INDEXES: dict[str, MakeIndex] = {
+    "low-rank-keys": LowRankKeys.made,
+    "partial-keys": PartialKeys.made,
+    "principal-keys": PrincipalKeys.made,
+    "landmarks": Landmarks.made,
+    "page-bounds": PageBounds.made,
+}

@@ -1,0 +1,157 @@
+"""Runs the layers of a model for sequences whose KV is in memory, in pages: any of them at a time, of any length."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from transformers import PreTrainedModel
+
+from kvferry.backends.live.decoding.answers import Answers, Listener
+from kvferry.backends.live.decoding.pages import Pages
+from kvferry.backends.live.model.decoder import Decoder
+from kvferry.backends.live.model.whole_prefill import prefill_layer
+from kvferry.machine.ops import Batch, DecodeStep, Op, OutputHead, PrefillLayer
+from kvferry.specs.errors import InputError, KvferryError
+
+
+@dataclass
+class Prefilling:
+    """A prompt on its way through the layers: its hidden state [1, tokens, hidden], and how many it has passed."""
+
+    hidden: torch.Tensor
+    depth: int = 0
+
+
+class PagedLayers:
+    """Prompts of any length; each op says which of them it is for (`Batch`), by default for all.
+
+    One thread calls `run`.
+
+    A prompt has pages for all its tokens from when its first layer is prefilled, and gets more as it decodes, until an
+    op releases it. `output`: tokens of an answer at most. `pages`: of the pool.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        prompts: Sequence[Sequence[int]],
+        *,
+        output: int,
+        pages: int,
+        follow: Sequence[Sequence[int]] | None = None,
+        listen: Listener = lambda logits: None,
+    ) -> None:
+        self.decoder = decoder = Decoder(model)
+        self._prompts = [decoder.token_ids([prompt]) for prompt in prompts]
+        self._rotary = decoder.rotary(max(map(len, prompts)) + output)
+        self.pages = Pages(
+            pages,
+            layers=decoder.layers,
+            kv_heads=decoder.heads,
+            head_dim=decoder.head_dim,
+            dtype=decoder.dtype,
+            device=decoder.device,
+        )
+        self._answers = Answers(len(prompts), follow, listen)
+        self._prefilling: dict[int, Prefilling] = {}
+        # Tokens of each sequence whose KV is there.
+        self._cached: dict[int, int] = {}
+        # Nothing is chosen: everything is attended.
+        self.chosen: list[torch.Tensor] = []
+
+    @property
+    def answers(self) -> list[list[int]]:
+        """Token ids said so far, by sequence."""
+        return self._answers.tokens
+
+    @property
+    def metadata_bytes(self) -> int:
+        return 0
+
+    @property
+    def buffer_bytes(self) -> int:
+        """The most that pages in use ever took."""
+        return self.pages.peak_bytes
+
+    @torch.no_grad()
+    def run(self, op: Op, request: int | None, inputs: Sequence[Any] = ()) -> Any:
+        """Carry out one op. Raises InputError for ops that it does not have, KvferryError for one out of turn."""
+        match op:
+            case PrefillLayer() | OutputHead() | DecodeStep():
+                return self._run(op)
+        raise InputError(f"{type(op).__name__} is no op of decoding with all KV in memory")
+
+    def _run(self, op: PrefillLayer | OutputHead | DecodeStep) -> None:
+        of = op.of or Batch(tuple(range(len(self._prompts))))
+        if op.batch != len(of.sequences):
+            raise KvferryError(f"{type(op).__name__} of a batch of {op.batch} names {len(of.sequences)} sequences")
+        for sequence in of.released:
+            self.pages.release(sequence)
+            self._prefilling.pop(sequence, None)
+            self._cached.pop(sequence, None)
+        match op:
+            case PrefillLayer():
+                for sequence in of.sequences:
+                    self._prefill(sequence, op.layer)
+            case OutputHead():
+                self._say_first(of.sequences)
+            case DecodeStep():
+                self._step(of.sequences)
+
+    # --- ops -----------------------------------------------------------------------------------------------------
+
+    def _prefill(self, sequence: int, layer: int | None) -> None:
+        """Prompts need not be of one length: they pass a layer one after the other."""
+        prompt = self._prompts[sequence]
+        if layer == 0:
+            self.pages.make_room(sequence, prompt.shape[1])
+            self._prefilling[sequence] = Prefilling(self.decoder.embed(prompt))
+        under_way = self._prefilling.get(sequence)
+        if under_way is None or layer != under_way.depth or layer == self.decoder.layers:
+            stands = "is not being prefilled" if under_way is None else f"stands below {under_way.depth}"
+            raise KvferryError(f"PrefillLayer of layer {layer}: sequence {sequence} {stands}")
+        cos, sin = self._rotary
+        tokens = prompt.shape[1]
+        prefilled = prefill_layer(self.decoder, layer, under_way.hidden, (cos[:, :, :tokens], sin[:, :, :tokens]))
+        self.pages.put(layer, sequence, 0, prefilled.keys[0], prefilled.values[0])
+        under_way.hidden, under_way.depth = prefilled.hidden, layer + 1
+
+    def _say_first(self, sequences: Sequence[int]) -> None:
+        last = []
+        for sequence in sequences:
+            passed = self._prefilling.pop(sequence, Prefilling(torch.empty(0)))
+            if passed.depth != self.decoder.layers:
+                raise KvferryError(
+                    f"the hidden state of sequence {sequence} has passed {passed.depth} of {self.decoder.layers} layers"
+                )
+            last.append(passed.hidden[0, -1])
+            self._cached[sequence] = self._prompts[sequence].shape[1]
+        self._answers.say(self.decoder.logits(torch.stack(last)), sequences)
+
+    def _step(self, sequences: Sequence[int]) -> None:
+        """One more token of each, from the one that it said last."""
+        decoder, pages = self.decoder, self.pages
+        for sequence in sequences:
+            if sequence not in self._cached:
+                raise KvferryError(f"sequence {sequence} cannot decode: its prompt is not there")
+            pages.make_room(sequence, self._cached[sequence] + 1)
+        positions = [self._cached[sequence] for sequence in sequences]
+        said = torch.tensor([self.answers[sequence][-1:] for sequence in sequences], device=decoder.device)
+        cos, sin = (side[0, 0, positions][:, None, None] for side in self._rotary)
+        hidden = decoder.embed(said)
+        for layer in range(decoder.layers):
+            keys, values = decoder.keys_values(layer, hidden, (cos, sin))
+            queries = decoder.queries(layer, hidden, (cos, sin))
+            attended = []
+            for n, (sequence, position) in enumerate(zip(sequences, positions, strict=True)):
+                pages.put(layer, sequence, position, keys[n], values[n])
+                cached = pages.kv(layer, sequence, position + 1)
+                # Query heads that share a key head are the queries of one.
+                by_kv_head = queries[n, :, 0].unflatten(0, (decoder.heads, -1))
+                attended.append(F.scaled_dot_product_attention(by_kv_head, *cached).flatten(0, 1)[:, None])
+            hidden = decoder.above(layer, hidden, torch.stack(attended))
+        for sequence in sequences:
+            self._cached[sequence] += 1
+        self._answers.say(decoder.logits(hidden[:, -1]), sequences)

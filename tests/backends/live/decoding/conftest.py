@@ -1,0 +1,9 @@
+from typing import Any
+
+import pytest
+from small_decoding import small_model
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return small_model()

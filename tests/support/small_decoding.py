@@ -1,0 +1,90 @@
+"""The pipeline of decoding with KV on storage over a small real model, in a folder."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tiny import LIVE_MODEL
+
+from kvferry.pipelines.decoding.decode import OffloadedDecode
+from kvferry.pipelines.decoding.plan import DecodePlan, DecodePolicy, plan_of
+from kvferry.specs.model import ModelSpec
+
+
+def small_model() -> Any:
+    """Weights so large that attention has something to choose."""
+    from kvferry.backends.live.model.models import random_model
+
+    return random_model("qwen3", ModelSpec.model_validate(LIVE_MODEL), seed=0, spread=0.2)
+
+
+class SmallDecoding:
+    """``run`` decodes random prompts; ``logits`` has what was said before every token."""
+
+    def __init__(
+        self, model: Any, folder: Path, policy: DecodePolicy, *, context: int, batch: int = 1, output: int = 12
+    ) -> None:
+        import torch
+
+        from kvferry.backends.live.decoding.block_format import BlockFormat
+        from kvferry.backends.live.decoding.blocks import source
+        from kvferry.backends.live.decoding.indexes.table import INDEXES
+        from kvferry.backends.live.decoding.layers import Layers
+        from kvferry.backends.live.engine.machine import LiveMachine
+        from kvferry.backends.live.model.decoder import Decoder
+        from kvferry.backends.live.storage.direct_storage import Storage
+
+        spec = ModelSpec.model_validate(LIVE_MODEL)
+        self.plan: DecodePlan = plan_of(policy, spec, sequences=batch, context=context, output=output, budget_bytes=1e7)
+        self.ids = np.random.default_rng(3).integers(0, 256, (batch, context)).tolist()
+        layout, index = self.plan.layout, None
+        if self.plan.index is not None:
+            index = INDEXES[self.plan.index.kind](
+                Decoder(model),
+                torch.tensor(np.random.default_rng(4).integers(0, 256, (1, 200))),
+                self.plan.index,
+                sequences=batch,
+                room_tokens=layout.units * self.plan.group_tokens,
+            )
+        self.logits: list[Any] = []
+        format = BlockFormat(
+            layout,
+            group_tokens=self.plan.group_tokens,
+            kv_heads=2,
+            head_dim=16,
+            dtype=torch.float32,
+            values_only=self.plan.rebuilt_rank is not None,
+        )
+        self.runner: Any = Layers(
+            model,
+            self.ids,
+            format,
+            output=output,
+            slots=self.plan.slots,
+            index=index,
+            rebuilt_rank=self.plan.rebuilt_rank,
+            listen=self.logits.append,
+        )
+        self.storage = Storage.create(folder / "kv.bin", layout.file_bytes)
+        self.machine = LiveMachine("here", self.runner, capacity_bytes=1e9, storage=self.storage, source=source)
+        self.flow = OffloadedDecode(self.machine, self.plan, self.after_each_token)
+        self.output = output
+
+    def run(self) -> list[list[int]]:
+        with self.storage, self.machine:
+            self.machine.env.run(until=self.machine.env.process(self.flow.run(self.output)))
+        answers: list[list[int]] = self.runner.answers
+        return answers
+
+    def after_each_token(self, tokens: int) -> None:
+        """Called as the pipeline reports tokens."""
+
+
+def exact_logits(model: Any, ids: list[list[int]], answers: list[list[int]]) -> Any:
+    """[tokens, sequences, vocabulary]: what the whole model says before each token of the answers."""
+    import torch
+
+    said = torch.tensor([one + answer for one, answer in zip(ids, answers, strict=True)])
+    with torch.no_grad():
+        logits = model(said).logits
+    return logits[:, len(ids[0]) - 1 : -1].transpose(0, 1)
