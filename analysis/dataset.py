@@ -10,8 +10,8 @@ from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any
 
-from kvferry.analysis.folder import write_file
 from kvferry.specs.errors import KvferryError
+from kvferry.system.whole_file import write_file
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -103,9 +103,9 @@ def _read(folder: Path) -> Any:
     import pyarrow as pa
 
     # Parts first: one that is compacted meanwhile, and gone, is then found in the tables.
-    parts = [part for path in _parts(folder) if (part := _table(path)) is not None]
-    fresh = [json.loads(text) for part in parts for text in part["row"].to_pylist()]
-    points, timings = _table(folder / "points.parquet"), _table(folder / "timings.parquet")
+    fresh = [row for path in _parts(folder) for row in _rows_of(path)]
+    points = _table(folder / "points.parquet", ("key", "outcome", "version"))
+    timings = _table(folder / "timings.parquet", ("key",))
     rows = pd.DataFrame(columns=list(_ALWAYS)) if points is None else points.to_pandas()
     if timings is not None:
         rows = rows.merge(timings.to_pandas(), on="key", how="left")
@@ -166,21 +166,53 @@ def _bytes_of(table: Any) -> bytes:
     import pyarrow.parquet as pq
 
     buffer = io.BytesIO()
-    pq.write_table(table, buffer, compression="zstd")
+    pq.write_table(table, buffer, compression="zstd", write_page_checksum=True)
     return buffer.getvalue()
 
 
-def _table(path: Path) -> Any:
-    """The Parquet file as an Arrow table; None: it is not there."""
+def _table(path: Path, columns: tuple[str, ...]) -> Any:
+    """The Parquet file as an Arrow table with at least these columns, of text; None: it is not there.
+
+    Raises KvferryError when the file is damaged.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        return pq.ParquetFile(path).read()
+        table = pq.ParquetFile(path, page_checksum_verification=True).read()
+        table.validate(full=True)
+        plain = {pa.string(), pa.bool_(), pa.int64(), pa.float64(), pa.null()}
+        for column in (*columns, *table.column_names):
+            if table.schema.field(column).type not in ({pa.string()} if column in columns else plain):
+                raise ValueError(f"its column {column} holds values that no table of results has")
     except FileNotFoundError:
         return None
-    except (pa.ArrowException, OSError) as error:
-        raise KvferryError(f"cannot read {path}: {error}; remove the file and its points run again") from error
+    except (pa.ArrowException, OSError, ValueError, LookupError, RuntimeError, MemoryError) as error:
+        raise _damaged(path, error) from error
+    return table
+
+
+def _rows_of(path: Path) -> list[Row]:
+    """The rows of a part. Raises KvferryError when one is no row."""
+    table = _table(path, ("row",))
+    if table is None:
+        return []
+    try:
+        rows = [json.loads(text) for text in table["row"].to_pylist()]
+        for row in rows:
+            if not all(isinstance(row[column], str) for column in ("key", "outcome", "version")):
+                raise ValueError("a row has no key, outcome or version")
+            if not all(isinstance(value, str | int | float | NoneType) for value in row.values()):
+                raise ValueError("a row holds more than text, numbers and truth values")
+    except (ValueError, TypeError, LookupError, RecursionError) as error:
+        raise _damaged(path, error) from error
+    return rows
+
+
+def _damaged(path: Path, error: Exception) -> KvferryError:
+    what = " ".join(str(error).split())
+    costs = "only the wall times" if path.name == "timings.parquet" else "only its points, which then run again"
+    return KvferryError(f"cannot read {path}: {what:.200}; removing this file costs {costs}")
 
 
 def _locked(folder: Path) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 
 from kvferry.pipelines.record import Run
 from kvferry.specs.device import DeviceSpec
+from kvferry.specs.errors import UNSHOWN
 from kvferry.specs.model import ModelSpec
 from kvferry.specs.version import VERSION
 
@@ -73,4 +74,6 @@ def to_json(value: Mapping[str, Any]) -> str:
 
     Raises ValueError for NaN and infinities, which JSON does not have: a metric that does not apply is absent.
     """
-    return json.dumps(value, allow_nan=False, sort_keys=True, indent=2, ensure_ascii=False) + "\n"
+    text = json.dumps(value, allow_nan=False, sort_keys=True, indent=2, ensure_ascii=False)
+    # What JSON may leave as it is and a terminal would obey.
+    return UNSHOWN.sub(lambda found: f"\\u{ord(found[0]):04x}", text) + "\n"

@@ -12,7 +12,7 @@ from kvferry.analysis import style
 from kvferry.analysis.compare import compare_gantt
 from kvferry.analysis.envelope import provenance_of, to_json, versions
 from kvferry.analysis.fidelity import TwoWorlds, beside, figures_of, in_both_worlds, remark_of, summary_of
-from kvferry.analysis.folder import folder_name, write_file, write_pictures
+from kvferry.analysis.folder import folder_name, write_pictures
 from kvferry.analysis.settings import column_of, settings_of
 from kvferry.analysis.style import BLACK, FAINT, GREY, MARKERS, SERIES, render
 from kvferry.backends.world import Say
@@ -20,6 +20,7 @@ from kvferry.pipelines.workloads import WORKLOADS
 from kvferry.scenarios.loader import scenario_hash
 from kvferry.specs.errors import InputError
 from kvferry.specs.scenario import Scenario
+from kvferry.system.whole_file import write_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -1,10 +1,7 @@
 """What a run leaves on disk: a folder that tells what was run, what came out, and shows it."""
 
-import errno
 import io
-import os
 import re
-import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,7 +9,7 @@ from kvferry.analysis.envelope import Envelope, to_json
 from kvferry.analysis.timeline import chrome_trace
 from kvferry.machine.span import Span
 from kvferry.pipelines.record import Run
-from kvferry.specs.errors import KvferryError
+from kvferry.system.whole_file import write_file
 
 
 def write_run(folder: Path, scenario_yaml: str, run: Run, envelope: Envelope) -> list[Path]:
@@ -65,24 +62,6 @@ def write_pictures(stem: Path, pictures: Mapping[str, bytes]) -> list[Path]:
     return [write_file(stem.with_name(f"{stem.name}.{format}"), content) for format, content in pictures.items()]
 
 
-def write_file(path: Path, content: bytes) -> Path:
-    """Write the whole file or nothing: readers see the old one or the new one, never a part."""
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            # "x": never through a link or into a file that someone else put there.
-            with open(partial, "xb") as file:
-                file.write(content)
-            os.replace(partial, path)
-        finally:
-            # Gone already when all went well; interrupted (Ctrl-C) or full, it must not stay behind.
-            partial.unlink(missing_ok=True)
-    except OSError as error:
-        raise KvferryError(f"cannot write {path}: {_reason(error)}") from error
-    return path
-
-
 def folder_name(system: str) -> str:
     """A system's name as one folder: anything but letters, digits, dot, dash and underscore becomes a dash."""
     return re.sub(r"[^\w.-]+", "-", system, flags=re.ASCII).lstrip(".") or "system"
@@ -104,13 +83,3 @@ def spans_parquet(spans: tuple[Span, ...]) -> bytes:
     buffer = io.BytesIO()
     pq.write_table(pa.table(columns), buffer, compression="zstd")
     return buffer.getvalue()
-
-
-def _reason(error: OSError) -> str:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return "the disk is full; free some space, or write to another folder"
-    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return "no permission to write there; write to another folder"
-    if error.errno in (errno.EEXIST, errno.ENOTDIR):
-        return "a part of this path is a file and not a folder; write to another folder"
-    return error.strerror or str(error)

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 
 from kvferry.analysis.envelope import to_json
-from kvferry.analysis.folder import write_file, write_pictures
+from kvferry.analysis.folder import write_pictures
 from kvferry.analysis.reproduction.evidence import conditions_of, figure_of
 from kvferry.analysis.reproduction.paper import ExhibitSpec, OrderSpec, Paper, load_paper
 from kvferry.analysis.reproduction.results import Key, Progress, Results, carry_out
 from kvferry.analysis.reproduction.verdict import verdict_of
+from kvferry.system.whole_file import write_file
 
 Report = dict[str, Any]
 

@@ -12,15 +12,15 @@ from pydantic import ValidationError
 from kvferry.analysis.settings import column_of, settings_of
 from kvferry.analysis.study_spec import MOST_POINTS, PlotSpec, StudySpec
 from kvferry.analysis.tables import FIGURES
-from kvferry.scenarios.document import read_document, regular_file
 from kvferry.scenarios.faults import MOST_LINES, complaints_of, input_error, nearest
 from kvferry.scenarios.library import BUNDLED, locate
 from kvferry.scenarios.loader import Check, checked_scenario
-from kvferry.scenarios.node import Node, node_of
 from kvferry.scenarios.resolve import Complaint, extended, resolve, with_override
+from kvferry.specs.document import read_document, regular_file
 from kvferry.specs.errors import InputError, unknown_name
 from kvferry.specs.link import LinkSpec
 from kvferry.specs.load import LoadSpec
+from kvferry.specs.node import Node, node_of
 from kvferry.specs.scenario import Scenario
 from kvferry.traces.resolve import link_trace, load_trace
 

@@ -17,7 +17,7 @@ from kvferry.calibration.profile_draft import Draft
 from kvferry.calibration.tables import tables
 from kvferry.sim.costs.fitted import DENSE, PREDICTOR
 from kvferry.specs.model import ModelSpec
-from kvferry.traces.format import write_whole
+from kvferry.system.whole_file import write_file
 
 PROFILE = "profile.yaml"
 
@@ -57,15 +57,15 @@ def write(
             if file not in found:
                 (folder / "measured" / model.name / file).unlink(missing_ok=True)
         for file, data in found.items():
-            write_whole(folder / "measured" / model.name / file, data)
+            write_file(folder / "measured" / model.name / file, data)
         description = yaml.safe_dump(model.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-        write_whole(folder / "model.yaml", description.encode())
+        write_file(folder / "model.yaml", description.encode())
     reads = [m for m in measured if m.what in ("random_read", "random_read_fio")]
     if reads:
-        write_whole(folder / "storage.csv", storage_csv(reads))
-    write_whole(folder / "calibration.json", (json.dumps(record, indent=1) + "\n").encode())
+        write_file(folder / "storage.csv", storage_csv(reads))
+    write_file(folder / "calibration.json", (json.dumps(record, indent=1) + "\n").encode())
     # Last: whoever sees it sees the rest.
-    write_whole(folder / PROFILE, content)
+    write_file(folder / PROFILE, content)
     return folder / PROFILE
 
 

@@ -48,7 +48,7 @@ def _study(source: str, changes: list[str], systems: str | None, runs: int) -> F
     from kvferry.analysis.study import load_study, study_names
     from kvferry.cli.checks import scenario_for_run, scenarios_under
     from kvferry.pipelines.checks import names_in_use
-    from kvferry.scenarios.document import read_document, regular_file
+    from kvferry.specs.document import read_document, regular_file
     from kvferry.specs.errors import InputError
 
     is_file = regular_file(Path(source)) is None

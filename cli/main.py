@@ -28,7 +28,7 @@ from kvferry.cli.serve import serve
 from kvferry.cli.sweep import sweep
 from kvferry.cli.systems import systems
 from kvferry.cli.tune import tune
-from kvferry.specs.errors import InputError, KvferryError
+from kvferry.specs.errors import InputError, KvferryError, quoted
 from kvferry.specs.version import VERSION
 
 app = typer.Typer(
@@ -130,7 +130,9 @@ def _exit_code(debug: bool) -> int:
             print(f"kvferry: cannot write to standard output: {error.strerror}", file=sys.stderr)
             _drop_output()
             return 1
-        print(f"kvferry: a fault of its own, {type(error).__name__}: {error}\n{_report()}", file=sys.stderr)
+        print(
+            f"kvferry: a fault of its own, {type(error).__name__}: {quoted(str(error))}\n{_report()}", file=sys.stderr
+        )
         return 1
 
 

@@ -17,6 +17,7 @@ def models(
     from kvferry.cli.table import print_table
     from kvferry.scenarios.library import names
     from kvferry.scenarios.loader import load_model
+    from kvferry.specs.errors import quoted
 
     found = [load_model(model) for model in ([name] if name else names("model"))]
     if json:
@@ -30,4 +31,4 @@ def models(
         rows.append((model.name, size, model.layers, heads, weights, per_token))
     print_table(("model", "parameters", "layers", "query/KV heads", "weights", "KV per token"), rows)
     if name:
-        print(f"source: {found[0].source}")
+        print(quoted(f"source: {found[0].source}"))

@@ -4,6 +4,8 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from kvferry.specs.errors import quoted
+
 # Told how much is done, of how much.
 Progress = Callable[[int, int], None]
 
@@ -62,5 +64,5 @@ def spinner(doing: str) -> Iterator[None]:
 
 
 def say(message: str) -> None:
-    """A line for people: never on standard output, where results go."""
-    print(message, file=sys.stderr)
+    """Print a line for people, ``quoted``: never on standard output, where results go."""
+    print(quoted(message), file=sys.stderr)

@@ -3,20 +3,22 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from kvferry.specs.errors import quoted
+
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "") -> None:
-    """Print a plain table on standard output; None is shown as a dash."""
+    """Print a plain table on standard output; None is shown as a dash, and cells are ``quoted``."""
     from rich import box
     from rich.markup import escape
     from rich.table import Table
 
     from kvferry.analysis.tables import show
 
-    drawn = Table(title=escape(title) or None, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
+    drawn = Table(title=escape(quoted(title)) or None, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
     for column in columns:
-        drawn.add_column(column)
+        drawn.add_column(escape(quoted(column)))
     for row in rows:
-        drawn.add_row(*("-" if cell is None else escape(str(cell)) for cell in row))
+        drawn.add_row(*("-" if cell is None else escape(quoted(str(cell))) for cell in row))
     show(drawn)
 
 

@@ -9,6 +9,7 @@ import typer
 
 from kvferry.cli.options import JsonOption
 from kvferry.cli.output import results_file
+from kvferry.cli.progress import say
 
 if TYPE_CHECKING:
     from kvferry.traces.format import StoredTrace
@@ -72,7 +73,7 @@ def show(trace: TraceArgument, json: JsonOption = False) -> None:
 def _show_arrays(trace: str, json: bool) -> None:
     """A trace of chunks, selections or keys: what arrays it holds."""
     from kvferry.cli.table import print_table
-    from kvferry.traces.format import peek_arrays
+    from kvferry.traces.arrays import peek_arrays
 
     kind, arrays = peek_arrays(Path(trace))
     if json:
@@ -135,7 +136,7 @@ def import_log(
     )
     stored = StoredTrace("bandwidth", trace, {key: value for key, value in tags.items() if value != ":"})
     write_trace(output, stored)
-    _say(f"{output}: {len(trace.rates):,} pieces, {trace.duration_s:g} s, mean {trace.mean() * 8e-6:.4g} Mbit/s")
+    say(f"{output}: {len(trace.rates):,} pieces, {trace.duration_s:g} s, mean {trace.mean() * 8e-6:.4g} Mbit/s")
 
 
 @app.command()
@@ -150,7 +151,7 @@ def plot(
     """Draw traces over time, with their distributions and autocorrelations beside each other."""
     from kvferry.cli.traces_plot import MOST_TRACES, draw_traces
     from kvferry.specs.errors import InputError
-    from kvferry.traces.format import write_whole
+    from kvferry.system.whole_file import write_file
     from kvferry.traces.resolve import stored_trace
 
     output = output or Path(f"{'-'.join(Path(name).stem for name in traces):.100}.png")
@@ -162,8 +163,8 @@ def plot(
     stored = {name: stored_trace(name) for name in traces}
     if len({one.kind for one in stored.values()}) > 1:
         raise InputError("bandwidth and load do not share an axis; draw them apart")
-    write_whole(output, draw_traces(stored, _span(span))[form])
-    _say(str(output))
+    write_file(output, draw_traces(stored, _span(span))[form])
+    say(str(output))
 
 
 @app.command()
@@ -180,11 +181,11 @@ def fetch(
         wanted = [name for name, (source, entry) in catalogue().items() if sources()[source].address and entry.at]
     if not wanted:
         raise InputError("name the traces to fetch, or say --all; kvferry traces list shows them")
-    _say(f"into {folder()} ({FOLDER_VARIABLE} names another folder)")
+    say(f"into {folder()} ({FOLDER_VARIABLE} names another folder)")
     failed = []
     for name in wanted:
         try:
-            _say(f"{name}: {fetch(name)}")
+            say(f"{name}: {fetch(name)}")
         except InputError:
             raise
         except KvferryError as error:
@@ -285,8 +286,3 @@ def _print_json(value: dict[str, Any]) -> None:
     from kvferry.analysis.envelope import to_json
 
     print(to_json(value), end="")
-
-
-def _say(text: str) -> None:
-    """To standard error: what standard output carries is the result."""
-    typer.echo(text, err=True)

@@ -57,7 +57,6 @@ def tune(
     """
     from pydantic import ValidationError
 
-    from kvferry.analysis.folder import write_file
     from kvferry.cli.checks import check_workload, scenario_for_run
     from kvferry.cli.progress import say
     from kvferry.cli.table import print_table
@@ -65,6 +64,7 @@ def tune(
     from kvferry.policies.decode.tuning_limits import TuningLimits
     from kvferry.scenarios.faults import complaints_of
     from kvferry.specs.errors import InputError
+    from kvferry.system.whole_file import write_file
 
     loaded = scenario_for_run(scenario, overrides(settings, seed))
     check_workload(loaded, "offload-decode", "kvferry tune", "kvswap/throughput")

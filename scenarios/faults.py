@@ -7,10 +7,10 @@ from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from kvferry.scenarios.node import Node, brief
 from kvferry.scenarios.resolve import Complaint
 from kvferry.specs.base import BadKey
 from kvferry.specs.errors import InputError
+from kvferry.specs.node import Node, brief
 
 MOST_LINES = 30
 # pydantic's error types, by what would have done instead.

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from kvferry.scenarios.document import regular_file
+from kvferry.specs.document import regular_file
 from kvferry.specs.errors import InputError, unknown_name
 
 BUNDLED = Path(__file__).resolve().parent

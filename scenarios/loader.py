@@ -10,11 +10,11 @@ from pydantic import ValidationError
 
 from kvferry.scenarios.faults import complaints_of, input_error
 from kvferry.scenarios.library import names
-from kvferry.scenarios.node import Node, Place, node_of
 from kvferry.scenarios.resolve import Complaint, extended, path_keys, read_tree, resolve, with_override, with_storage
 from kvferry.specs.base import Spec
 from kvferry.specs.device import DeviceSpec
 from kvferry.specs.model import ModelSpec
+from kvferry.specs.node import Node, Place, node_of
 from kvferry.specs.scenario import Scenario
 from kvferry.specs.storage import StorageSpec
 

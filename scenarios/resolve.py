@@ -4,10 +4,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from kvferry.scenarios.document import MOST_DEPTH, parse_document, read_document, regular_file, shown
 from kvferry.scenarios.library import locate, looks_like_a_path
-from kvferry.scenarios.node import Node, Place, brief, node_of
+from kvferry.specs.document import MOST_DEPTH, parse_document, read_document, regular_file, shown
 from kvferry.specs.errors import InputError
+from kvferry.specs.node import Node, Place, brief, node_of
 
 MOST_EXTENSIONS = 10
 

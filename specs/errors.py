@@ -4,15 +4,28 @@ An ``InputError`` can be mended by the user (exit code 2, no stack trace); any o
 failed (exit code 1). Running out of memory is an outcome of a run, not an error.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import TypeVar
 
 Named = TypeVar("Named")
 
+# What a terminal obeys instead of showing it, or hides: control characters but for line ends and tabs, marks that turn
+# the direction of writing, further line ends, and halves of characters.
+UNSHOWN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def quoted(text: str) -> str:
+    """The text with every character that a terminal would obey written as its escape, such as \\x1b."""
+    return UNSHOWN.sub(lambda found: found[0].encode("unicode_escape", "surrogatepass").decode("ascii"), text)
+
 
 class KvferryError(Exception):
-    """Root of the hierarchy; its text is written for the user."""
+    """Root of the hierarchy. Its text is written for the user; what it repeats of an input is ``quoted``."""
+
+    def __str__(self) -> str:
+        return quoted(super().__str__())
 
 
 class InputError(KvferryError):

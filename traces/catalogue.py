@@ -17,8 +17,10 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from kvferry.specs.base import Spec
+from kvferry.specs.document import expanded
 from kvferry.specs.errors import InputError, KvferryError
-from kvferry.traces.format import MAX_BYTES, read_lines, write_whole
+from kvferry.system.whole_file import write_file
+from kvferry.traces.format import MAX_BYTES, read_lines
 from kvferry.traces.importers import import_trace
 from kvferry.traces.rate import RateTrace
 
@@ -83,7 +85,7 @@ def folder() -> Path:
     """Where recorded traces lie: KVFERRY_TRACES, else the user's cache."""
     named = os.environ.get(FOLDER_VARIABLE)
     if named:
-        return Path(named).expanduser()
+        return expanded(named)
     cache = os.environ.get("XDG_CACHE_HOME")
     return (Path(cache) if cache else Path.home() / ".cache") / "kvferry" / "traces"
 
@@ -181,7 +183,7 @@ def _download_member(url: str, path: Path, entry: Entry) -> None:
             content = archive.read(members[0])
     if _sha256(content) != entry.sha256:
         raise ValueError(f"SHA-256 of {members[0].filename} is {_sha256(content)}, expected {entry.sha256}")
-    write_whole(path, content)
+    write_file(path, content)
 
 
 def _check(path: Path, entry: Entry) -> None:

@@ -13,12 +13,8 @@ Each row is the start of a piece and the rate that holds from there; the last ro
 selections, keys) are .npz files with the same tag in JSON, see ``traces.arrays``.
 """
 
-import json
 import math
-import os
 import re
-import tempfile
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +23,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from kvferry.specs.errors import InputError
-from kvferry.traces.arrays import MAX_UNPACKED_BYTES
+from kvferry.system.whole_file import write_file
 from kvferry.traces.rate import OnEnd, RateTrace
 
 Kind = Literal["bandwidth", "load"]
@@ -66,7 +62,7 @@ def write_trace(path: Path, stored: StoredTrace) -> None:
     edges, rates = trace.edges_s.tolist(), trace.rates.tolist()
     lines += [f"{start!r},{rate!r}" for start, rate in zip(edges, rates, strict=False)]
     lines.append(f"{edges[-1]!r},end")
-    write_whole(path, ("\n".join(lines) + "\n").encode())
+    write_file(path, ("\n".join(lines) + "\n").encode())
 
 
 def read_trace(path: Path) -> StoredTrace:
@@ -99,21 +95,6 @@ def read_trace(path: Path) -> StoredTrace:
     except ValueError as error:
         raise InputError(f"{path}: {error}") from None
     return StoredTrace(kind, trace, tags)  # type: ignore[arg-type]
-
-
-def peek_arrays(path: Path) -> tuple[str, dict[str, str]]:
-    """(kind, array -> its type and shape) of a chunks, selections or keys trace. Raises InputError."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            unpacked = sum(member.file_size for member in archive.infolist())
-        if unpacked > MAX_UNPACKED_BYTES:
-            raise InputError(f"{path}: unpacks to {unpacked:,} bytes, at most {MAX_UNPACKED_BYTES:,} are read")
-        with np.load(path, allow_pickle=False) as stored:
-            kind = json.loads(str(stored["tag"]))["kind"]
-            arrays = {name: stored[name] for name in sorted(stored.files) if name != "tag"}
-            return str(kind), {name: f"{array.dtype}{list(array.shape)}" for name, array in arrays.items()}
-    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
-        raise InputError(f"{path}: not a trace of arrays ({error})") from None
 
 
 def _rows(path: Path, lines: list[str], first: int, most: float) -> tuple[list[float], list[float]]:
@@ -156,20 +137,3 @@ def read_number(path: Path, line: int, text: str, what: str, most: float) -> flo
     if not 0 <= value <= most:
         raise InputError(f"{path}:{line}: {what} {text[:40].strip()!r} is not a number from 0 to {most:g}")
     return value
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file so that it appears under its name only when complete. Raises InputError when it cannot."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, unfinished = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written: {error.strerror}") from None
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        os.chmod(unfinished, 0o644)  # a temporary file is the owner's alone
-        os.replace(unfinished, path)
-    except BaseException:
-        os.unlink(unfinished)
-        raise

@@ -3,6 +3,7 @@
 A model is a few dozen numbers in a YAML file; the same model and seed give the same trace anywhere.
 """
 
+import json
 import math
 import zlib
 from collections.abc import Mapping
@@ -13,23 +14,33 @@ import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
 from kvferry.specs.base import Spec
-from kvferry.specs.errors import InputError
-from kvferry.traces.format import MOST, read_lines, write_whole
+from kvferry.specs.document import parse_document, read_text
+from kvferry.specs.errors import UNSHOWN, InputError
+from kvferry.specs.node import Node
+from kvferry.system.whole_file import write_file
+from kvferry.traces.format import MOST
 from kvferry.traces.rate import RateTrace
 
 MAX_SAMPLES = 1_000_000
 _MAX_YAML_BYTES = 100_000
+# More of them would be placed for a minute.
+MAX_FADES = 200_000
 # Further below than any normal score: fades take the lowest rates there are.
 _BELOW_ALL = 100.0
 # Places that are looked at for a fade, beyond its tries, as some are taken.
 _PLACES = 50
 
 
+# Numbers as a file writes them: no text and no truth values.
+Number = Annotated[float, Field(strict=True)]
+Whole = Annotated[int, Field(strict=True)]
+
+
 class Memory(Spec):
     """A part of the variance, and the time after which its correlation has fallen to 1/e."""
 
-    share: float = Field(gt=0, le=1)
-    time_s: float = Field(gt=0, le=1e6)
+    share: Number = Field(gt=0, le=1)
+    time_s: Number = Field(gt=0, le=1e6)
 
 
 class Fades(Spec):
@@ -39,10 +50,10 @@ class Fades(Spec):
     them end a decline.
     """
 
-    share: float = Field(gt=0, lt=1)
-    mean_s: float = Field(gt=0, le=1e6)
-    cv: float = Field(gt=0, le=100)
-    tries: int = Field(default=1, ge=1, le=1000)
+    share: Number = Field(gt=0, lt=1)
+    mean_s: Number = Field(gt=0, le=1e6)
+    cv: Number = Field(gt=0, le=100)
+    tries: Whole = Field(default=1, ge=1, le=1000)
 
 
 class Model(Spec):
@@ -52,10 +63,10 @@ class Model(Spec):
     description: str = Field(max_length=500)
     # Whose time structure it has, and whose marginal figures, in words; empty for a free invention.
     fitted_to: str = Field(default="", max_length=500)
-    seed: int = Field(default=1, ge=0, lt=2**63)
-    duration_s: float = Field(gt=0, le=1e6)
+    seed: Whole = Field(default=1, ge=0, lt=2**63)
+    duration_s: Number = Field(gt=0, le=1e6)
     # Statistic -> (what it was fitted to, what the generated trace has), in Mbit/s where it is a rate.
-    figures: Mapping[str, tuple[float | None, float | None]] = Field(default_factory=dict, max_length=40)
+    figures: Mapping[str, tuple[Number | None, Number | None]] = Field(default_factory=dict, max_length=40)
 
 
 class BandwidthModel(Model):
@@ -67,10 +78,10 @@ class BandwidthModel(Model):
     """
 
     kind: Literal["bandwidth"]
-    interval_s: float = Field(gt=0, le=1e4)
+    interval_s: Number = Field(gt=0, le=1e4)
     # The quantile function: `bytes_per_s[i]` is not reached for `levels[i]` of the time; straight lines between.
-    levels: tuple[float, ...] = Field(min_length=2, max_length=101)
-    bytes_per_s: tuple[Annotated[float, Field(ge=0, le=MOST["bandwidth"])], ...]
+    levels: tuple[Number, ...] = Field(min_length=2, max_length=101)
+    bytes_per_s: tuple[Annotated[Number, Field(ge=0, le=MOST["bandwidth"])], ...]
     memory: tuple[Memory, ...] = Field(max_length=8)
     fades: Fades | None = None
 
@@ -93,12 +104,12 @@ class LoadModel(Model):
     """Background work in bursts: busy for a while at some level, then idle for a while."""
 
     kind: Literal["load"]
-    busy_mean_s: float = Field(gt=0, le=1e6)
-    idle_mean_s: float = Field(gt=0, le=1e6)
+    busy_mean_s: Number = Field(gt=0, le=1e6)
+    idle_mean_s: Number = Field(gt=0, le=1e6)
     # Shares of the processor: uniform between the two while busy, constant while idle.
-    busy_low: float = Field(ge=0, le=1)
-    busy_high: float = Field(ge=0, le=1)
-    idle: float = Field(default=0.0, ge=0, le=1)
+    busy_low: Number = Field(ge=0, le=1)
+    busy_high: Number = Field(ge=0, le=1)
+    idle: Number = Field(default=0.0, ge=0, le=1)
 
     @model_validator(mode="after")
     def _consistent(self) -> "LoadModel":
@@ -115,22 +126,16 @@ _MODELS: TypeAdapter[BandwidthModel | LoadModel] = TypeAdapter(
 
 
 def read_model(path: Path) -> BandwidthModel | LoadModel:
-    """The model in a YAML file. Raises InputError."""
-    import yaml
-
-    text = "\n".join(read_lines(path))
-    if len(text) > _MAX_YAML_BYTES:
-        raise InputError(f"{path}: {len(text):,} characters; a model has at most {_MAX_YAML_BYTES:,}")
+    """The model in a YAML file, read as a scenario is. Raises InputError with file and line."""
+    root = parse_document(read_text(path, _MAX_YAML_BYTES, "trace model"), str(path), path.parent)
     try:
-        if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text, yaml.SafeLoader)):
-            raise InputError(f"{path}: aliases (*name) have no place in a trace model")
-        return _MODELS.validate_python(yaml.safe_load(text))
-    except (yaml.YAMLError, RecursionError) as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f":{mark.line + 1}" if mark else ""
-        raise InputError(f"{path}{line}: not valid YAML: {getattr(error, 'problem', None) or error}") from None
+        return _MODELS.validate_python(root.plain())
     except ValidationError as error:
-        raise InputError(f"{path}: {first_fault(error)}") from None
+        at: Node | None = root
+        for key in error.errors(include_url=False)[0]["loc"]:
+            # The kind stands in front of the keys, and names none of them.
+            at = (at.child(key) or at) if at else None
+        raise InputError(f"{at.place if at else path}: {first_fault(error)}") from None
 
 
 def first_fault(error: ValidationError) -> str:
@@ -176,21 +181,26 @@ def _faded(score: np.ndarray, interval_s: float, fades: Fades, rng: np.random.Ge
     budget = round(fades.share * n)
     shape = fades.cv**-2
     lengths: list[int] = []
-    while sum(lengths) < budget:
+    left = budget
+    while left:
         drawn = rng.gamma(shape, fades.mean_s / shape / interval_s)
-        lengths.append(min(max(1, round(drawn)), budget - sum(lengths)))
+        lengths.append(min(max(1, round(drawn)), left))
+        left -= lengths[-1]
+        if len(lengths) > MAX_FADES:
+            raise InputError(f"fades: more than {MAX_FADES:,} of them; a smaller share or longer ones would do")
     scores = np.concatenate([[0.0], np.cumsum(score)])
-    faded = np.zeros(n, dtype=bool)
+    # One sample more at either end, which is never faded.
+    faded = np.zeros(n + 2, dtype=bool)
     for length in sorted(lengths, reverse=True):
         starts = rng.integers(0, n - length + 1, size=_PLACES + fades.tries)
-        taken = np.concatenate([[0], np.cumsum(faded)])
-        # One sample on either side stays clear, so that two fades are not one longer one.
-        apart = taken[np.minimum(starts + length + 1, n)] == taken[np.maximum(starts - 1, 0)]
+        # One sample on either side stays clear, so that two fades are not one longer one. Those that are there are as
+        # long or longer: whichever meets the place covers its first sample, or the one before or behind it.
+        apart = ~(faded[starts] | faded[starts + 1] | faded[starts + length + 1])
         free = starts[apart][: fades.tries]
         if len(free):
             at = free[np.argmin(scores[free + length] - scores[free])]
-            faded[at : at + length] = True
-    return faded
+            faded[at + 1 : at + 1 + length] = True
+    return faded[1:-1]
 
 
 def _load(model: LoadModel, rng: np.random.Generator) -> RateTrace:
@@ -204,11 +214,14 @@ def _load(model: LoadModel, rng: np.random.Generator) -> RateTrace:
 
 
 def write_model(path: Path, model: BandwidthModel | LoadModel) -> None:
-    """Write a model as YAML, whole or not at all; ``read_model`` gives it back."""
+    """Write a model as YAML, whole or not at all; ``read_model`` gives it back. Raises KvferryError."""
     import yaml
 
     values = model.model_dump(mode="json", exclude_none=True)
     head = {key: values.pop(key) for key in ("kind", "name", "description", "fitted_to", "seed")}
+    # In quotes, as JSON has it, no text is taken for a number.
+    texts = {key: json.dumps(value, ensure_ascii=False) for key, value in head.items()}
+    texts = {key: UNSHOWN.sub(lambda found: f"\\u{ord(found[0]):04x}", text) for key, text in texts.items()}
     # Lists on one line each: nothing but numbers.
-    text = yaml.safe_dump({**head, **values}, sort_keys=False, default_flow_style=None, width=118, allow_unicode=True)
-    write_whole(path, text.encode())
+    text = yaml.safe_dump(values, sort_keys=False, default_flow_style=None, width=118, allow_unicode=True)
+    write_file(path, ("".join(f"{key}: {value}\n" for key, value in texts.items()) + text).encode())

@@ -3,11 +3,13 @@
 from functools import lru_cache
 from pathlib import Path
 
+from kvferry.specs.document import MISSING, expanded, regular_file
 from kvferry.specs.errors import InputError
 from kvferry.specs.link import LinkSpec
 from kvferry.specs.load import LoadSpec
+from kvferry.traces.arrays import peek_arrays
 from kvferry.traces.catalogue import catalogue, folder, recorded_trace, unknown_trace
-from kvferry.traces.format import FIRST_LINE, Kind, StoredTrace, peek_arrays, read_lines, read_trace
+from kvferry.traces.format import FIRST_LINE, Kind, StoredTrace, read_lines, read_trace
 from kvferry.traces.generate import BandwidthModel, LoadModel, generate, read_model
 from kvferry.traces.importers import import_trace
 from kvferry.traces.rate import RateTrace
@@ -55,9 +57,12 @@ def stored_trace(reference: str) -> StoredTrace:
         return _bundled(reference)
     if reference in catalogue():
         return _recorded(reference, folder())
-    path = Path(reference).expanduser()
-    if not path.is_file():
+    path = expanded(reference)
+    problem = regular_file(path)
+    if problem == MISSING:
         raise unknown_trace(reference, [*bundled(), *catalogue()])
+    if problem:
+        raise InputError(f"{reference!r:.200} {problem}")
     if path.suffix == ".npz":
         raise InputError(f"{reference!r} is a {peek_arrays(path)[0]} trace; one of bandwidth or load is needed here")
     if path.suffix in (".yaml", ".yml"):

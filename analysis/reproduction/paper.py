@@ -14,9 +14,9 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import Field, ValidationError
 
-from kvferry.scenarios.document import read_document
 from kvferry.scenarios.faults import complaints_of, input_error
 from kvferry.specs.base import Spec
+from kvferry.specs.document import read_document
 from kvferry.specs.errors import InputError, pick
 
 PAPERS = Path(__file__).resolve().parents[1] / "papers"

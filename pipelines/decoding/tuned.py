@@ -5,7 +5,7 @@ from pathlib import Path
 
 from kvferry.pipelines.decoding.plan import DecodePolicy
 from kvferry.policies.decode.solutions import Solutions
-from kvferry.scenarios.document import read_text
+from kvferry.specs.document import read_text
 from kvferry.specs.errors import InputError
 from kvferry.specs.scenario import Scenario
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from kvferry.machine.ops import Number
 from kvferry.specs.errors import InputError
+from kvferry.traces.format import read_lines
 
 MOST_ROWS = 1_000_000
 
@@ -70,9 +71,8 @@ def read_grid(path: Path, known: tuple[str, ...]) -> Grid:
     missing or given twice.
     """
     try:
-        with path.open(newline="", encoding="utf-8") as file:
-            rows = list(itertools.islice(csv.reader(file), MOST_ROWS + 1))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        rows = list(itertools.islice(csv.reader(read_lines(path)), MOST_ROWS + 1))
+    except csv.Error as error:
         raise InputError(f"{path}: cannot be read as CSV ({error})") from None
     if len(rows) > MOST_ROWS:
         raise InputError(f"{path}: more than {MOST_ROWS:,} rows")
@@ -85,12 +85,14 @@ def read_grid(path: Path, known: tuple[str, ...]) -> Grid:
     numbers = np.array([_numbers(path, line, row, len(rows[0])) for line, row in enumerate(rows[1:], 2)])
     points = tuple(np.unique(numbers[:, axis]) for axis in range(len(axes)))
     places = tuple(np.searchsorted(points[axis], numbers[:, axis]) for axis in range(len(axes)))
-    seconds = np.full([point.size for point in points], np.nan)
-    if seconds.size != len(numbers):
+    # Counted before any memory is taken: each value of an axis multiplies the places, and one row brings several.
+    size = math.prod(point.size for point in points)
+    if size != len(numbers):
         raise InputError(
-            f"{path}: {len(numbers)} rows, but {' x '.join(str(point.size) for point in points)} values of "
-            f"{', '.join(axes)} make {seconds.size} grid points; each needs one row"
+            f"{path}: {len(numbers):,} rows, but {' x '.join(str(point.size) for point in points)} values of "
+            f"{', '.join(axes)} make {size:,} grid points; each needs one row"
         )
+    seconds = np.full([point.size for point in points], np.nan)
     seconds[places] = numbers[:, -1]
     if np.isnan(seconds).any():
         raise InputError(f"{path}: a grid point is there twice, hence another is missing")

@@ -1,23 +1,21 @@
 """The folder of a run: complete, repeatable, and careful with what was there before."""
 
-import errno
 import io
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 
 from kvferry.analysis.envelope import Envelope, envelope_of
-from kvferry.analysis.folder import folder_name, spans_parquet, write_comparison, write_file, write_run
+from kvferry.analysis.folder import folder_name, spans_parquet, write_comparison, write_run
 from kvferry.analysis.metrics import metrics_of
 from kvferry.machine.span import Span
 from kvferry.pipelines.record import RequestRecord, Run
-from kvferry.specs.errors import InputError, KvferryError
+from kvferry.specs.errors import KvferryError
 
 YAML = "name: quickstart\nlink: {rtt: 4 ms}  # µ\n"
 
@@ -132,51 +130,6 @@ def test_a_system_is_one_folder(name: str, tmp_path: Path) -> None:
     made = folder_name(name)
     assert made
     assert (tmp_path / made).resolve().parent == tmp_path.resolve()
-
-
-def fail_with(number: int) -> Any:
-    def replace(source: object, target: object) -> None:
-        raise OSError(number, os.strerror(number))
-
-    return replace
-
-
-@pytest.mark.parametrize(
-    ("number", "word"),
-    [(errno.ENOSPC, "disk is full"), (errno.EROFS, "no permission"), (errno.EACCES, "no permission"), (errno.EIO, "I")],
-)
-def test_a_file_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, word: str) -> None:
-    (tmp_path / "metrics.json").write_text("old")
-    monkeypatch.setattr(os, "replace", fail_with(number))
-    with pytest.raises(KvferryError, match=word) as caught:
-        write_file(tmp_path / "metrics.json", b"new")
-    assert not isinstance(caught.value, InputError)
-    assert str(tmp_path / "metrics.json") in str(caught.value)
-    # The old file stands, and nothing half-written lies beside it.
-    assert contents(tmp_path) == {"metrics.json": b"old"}
-
-
-def test_a_file_that_stops_halfway_is_not_there(tmp_path: Path) -> None:
-    """For real: the system refuses to let a file grow beyond a limit."""
-    code = (
-        "import pathlib, resource, sys; from kvferry.analysis.folder import write_file;"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000));"
-        "write_file(pathlib.Path(sys.argv[1]) / 'spans.parquet', bytes(5000))"
-    )
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True)
-    assert "KvferryError: cannot write" in done.stderr
-    assert "spans.parquet" in done.stderr
-    assert contents(tmp_path) == {}
-
-
-def test_an_interrupt_leaves_nothing_half_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(source: object, target: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(os, "replace", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        write_file(tmp_path / "trace.json", b"{}")
-    assert contents(tmp_path) == {}
 
 
 def test_a_file_where_a_folder_should_be(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvferry.scenarios.loader import load_device, load_scenario
+from kvferry.scenarios.resolve import path_keys
 from kvferry.specs.errors import InputError
 from kvferry.specs.scenario import Scenario
 
@@ -362,6 +363,23 @@ def test_an_override_is_named(override: str, message: str | None) -> None:
     assert "\n" not in told
     if message is not None:
         assert told == message
+
+
+def test_a_place_in_a_list_of_thousands_of_digits() -> None:
+    outages = "link.outages=[{start: 2 s, duration: 2 s}]"
+    assert complaint("s.yaml", outages, f"link.outages.{'1' * 5000}=1").endswith(
+        "leads nowhere: what stands there is a list of 1, not a mapping"
+    )
+    assert load_scenario("s.yaml", [outages, "link.outages.0.start=1 s"]).link.outages[0].start_s == 1
+
+
+def test_a_key_that_is_no_text() -> None:
+    text = GOOD.replace("device: board.yaml", "device: {name: a, processors: {1: {kind: gpu}, ~: {}, [a]: {}}}")
+    assert complaint_about(text) == "s.yaml:3: device.processors: a key is a word, not a mapping or a list"
+    for mapping in ({1: {"kind": "gpu"}}, {None: 1}, {(1, 2): 3}):
+        with pytest.raises(InputError):
+            load_scenario({**yaml.safe_load(GOOD), "device": {"processors": mapping}})
+    assert path_keys({"device": {"processors": {1: {}}}, 2: 3})
 
 
 def test_circles_are_seen() -> None:

@@ -7,7 +7,10 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from kvferry.analysis.dataset import Dataset, read_points
@@ -142,8 +145,54 @@ def test_a_point_that_takes_its_process_down_is_a_failed_point(tmp_path: Path) -
 
 def test_damaged_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "points.parquet").write_bytes(b"PAR1 and not much more")
-    with Dataset(tmp_path) as data, pytest.raises(KvferryError, match="cannot read .*points.parquet.*remove the file"):
+    with (
+        Dataset(tmp_path) as data,
+        pytest.raises(KvferryError, match="cannot read .*points.parquet.*removing this file costs only its points"),
+    ):
         data.compact()
+
+
+def result(key: str) -> dict[str, Any]:
+    return {"key": key, "outcome": "done", "why": None, "name": "n", "seed": 1, "version": "v", "measured.wall_s": 0.1}
+
+
+@pytest.mark.parametrize("name", ["points.parquet", "timings.parquet", "parts"])
+def test_no_damage_to_a_file_is_a_fault_of_the_sweep(tmp_path: Path, name: str) -> None:
+    with Dataset(tmp_path) as data:
+        data.add(result("a"))
+        data.compact()
+        for n in range(20):
+            data.add(result(f"b{n}") | {"measured.wall_s": 1.0})
+    path = next((tmp_path / name).iterdir()) if name == "parts" else tmp_path / name
+    whole = path.read_bytes()
+    told = []
+    for place in range(0, len(whole), 101):
+        for damaged in (whole[:place], whole[:place] + bytes([whole[place] ^ 0x55]) + whole[place + 1 :]):
+            path.write_bytes(damaged)
+            try:
+                read_points(tmp_path)
+            except KvferryError as error:
+                told.append(str(error))
+    assert len(told) > len(whole) / 101
+    for message in told:
+        assert message.startswith(f"cannot read {path}: ")
+        assert "removing this file costs only" in message
+        assert message.isprintable()
+    path.unlink()
+    assert len(read_points(tmp_path)) == {"points.parquet": 20, "timings.parquet": 21, "parts": 20}[name]
+
+
+@pytest.mark.parametrize(
+    "row",
+    ["no JSON", "[]", "7", "{}", '{"key": 1, "outcome": "done", "version": "v"}', '{"key": ' + "[" * 10_000]
+    + ['{"key": "a", "outcome": "done", "version": "v", "x": [1]}', b"\xff"],
+)
+def test_a_part_whose_rows_are_none(tmp_path: Path, row: str | bytes) -> None:
+    rows = pa.array([row], pa.binary()).view(pa.string()) if isinstance(row, bytes) else pa.array([row])
+    (tmp_path / "parts").mkdir()
+    pq.write_table(pa.table({"row": rows}), tmp_path / "parts" / "x.parquet")
+    with pytest.raises(KvferryError, match="cannot read .*x.parquet: .*costs only its points"):
+        read_points(tmp_path)
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:

@@ -119,6 +119,12 @@ def test_fit_writes_a_model_that_a_scenario_can_name(log, tmp_path):
         (["fit", "LOG", "--mean", "1 Mbit/s", "--median", "1 Mbit/s"], "only one"),
         (["fit", "LOG", "--name", "Bad Name"], "name: "),
         (["fit", "LOG", "--duration", "1e7 s"], "duration_s: "),
+        (["show", "x" * 300], "no trace is called"),
+        (["show", "a\0b"], "no trace is called"),
+        (["show", "~nobody-of-that-name/x"], "no trace is called"),
+        (["import", "x" * 300, "-o", "OUT.csv"], "File name too long"),
+        (["import", "LOG", "-o", "x" * 300], "255 bytes at most"),
+        (["plot", "LOG", "-o", "a\0.png"], "255 bytes at most"),
     ],
 )
 def test_wrong_words_are_told(words, what, log, tmp_path, monkeypatch):

@@ -1,11 +1,13 @@
 """Traces on disk: what is written is read back to the last bit, and what is wrong is named by its line."""
 
+import errno
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvferry.specs.errors import InputError
+from kvferry.specs.errors import InputError, KvferryError
 from kvferry.traces import format as on_disk
 from kvferry.traces.format import StoredTrace, read_trace, write_trace
 from kvferry.traces.rate import RateTrace
@@ -117,10 +119,10 @@ def test_a_failed_write_leaves_nothing_new(tmp_path, monkeypatch):
     path = text_file(tmp_path, "what was there")
 
     def full(*_):
-        raise OSError("no space left")
+        raise OSError(errno.ENOSPC, "no space left")
 
     monkeypatch.setattr("os.replace", full)
-    with pytest.raises(OSError, match="no space"):
+    with pytest.raises(KvferryError, match="the disk is full"):
         write_trace(path, StoredTrace("bandwidth", RateTrace.constant(1)))
     assert [p.name for p in tmp_path.iterdir()] == ["trace.csv"]
     assert path.read_text() == "what was there"

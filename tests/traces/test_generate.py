@@ -1,5 +1,6 @@
 """Generated traces: the distribution that the model says, the memory and fades that were fitted, the same bytes."""
 
+import re
 import subprocess
 import sys
 from statistics import NormalDist
@@ -195,16 +196,16 @@ def test_models_are_read_as_written(tmp_path):
     assert read_model(path) == one
     text = path.read_text()
     for old, new, what in (
-        ("kind: bandwidth", "kind: weather", "kind"),
+        ('kind: "bandwidth"', "kind: weather", "kind"),
         ("seed: 1", "seed: -1", "seed"),
         ("seed: 1", "sed: 1", "sed"),
         ("interval_s: 0.1", "interval_s: .nan", "interval_s"),
         ("interval_s: 0.1", "interval_s: 1.0e-9", "samples"),
         ("levels: [0.0,", "levels: [0.1,", "levels"),
         ("share: 0.1", "share: 2", "fades.share"),
-        ("kind: bandwidth", "kind: [", ":"),
-        ("name: test", "name: &a test\nx: *a", "aliases"),
-        ("kind: bandwidth", "kind: !!python/object:os.system x", "YAML"),
+        ('kind: "bandwidth"', "kind: [", ":"),
+        ('name: "test"', "name: [test]", ":2: name"),
+        ('kind: "bandwidth"', "kind: !!python/object:os.system x", ":1: the tag"),
     ):
         assert old in text
         path.write_text(text.replace(old, new))
@@ -212,6 +213,39 @@ def test_models_are_read_as_written(tmp_path):
             read_model(path)
         assert str(path) in str(error.value)
         assert what in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "text", ["1e9", "0x10", "no", "~", "1:30", "2020-13-40", "", "a\x1b[31m\x85\u2028é\U0001f600 'b' \"c\"", "9" * 400]
+)
+def test_a_description_is_read_as_it_was_written(tmp_path, text):
+    write_model(tmp_path / "m.yaml", model(description=text, fitted_to=text))
+    assert read_model(tmp_path / "m.yaml").description == text
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["0x", "0b", "0x10", "2020-13-40", "2020-01-01 00:00:00+25:00", "9" * 5000, "1:30", "true", "'1'", "1_0", ".inf"]
+    + ["[1]", "~", "1e400", "0o17", "!!float 1", "<<", "2020-01-01"],
+)
+@pytest.mark.parametrize("key", ["interval_s", "seed", "duration_s"])
+def test_what_is_no_number_is_named_with_its_line(tmp_path, key, value):
+    path = tmp_path / "model.yaml"
+    write_model(path, model())
+    (line,) = [n for n, line in enumerate(path.read_text().splitlines(), 1) if line.startswith(f"{key}: ")]
+    path.write_text(re.sub(f"{key}: .*", f"{key}: {value}", path.read_text()))
+    with pytest.raises(InputError) as error:
+        read_model(path)
+    assert str(error.value).startswith(f"{path}:{line}: ")
+
+
+def test_a_million_short_fades_are_refused_and_many_are_quick(tmp_path):
+    short = {"share": 0.5, "mean_s": 0.001, "cv": 1.0}
+    with pytest.raises(InputError, match="more than 200,000 of them"):
+        generate(model(interval_s=0.01, duration_s=10_000, fades=short))
+    # A second or so; a sum over all samples for each of them took minutes.
+    many = generate(model(interval_s=0.01, duration_s=200, bytes_per_s=(0, 0, 9), fades=short | {"share": 0.3}))
+    assert len(many.rates) == 20_000
 
 
 def test_one_second_means_are_what_fits_are_judged_by():

@@ -77,8 +77,8 @@ class DecodingParts:
                     "select fewer tokens than the context has"
                 )
             selections.save(path)
-        except (OSError, InputError) as error:
-            why = str(error) if isinstance(error, InputError) else f"live.record_selections: {path}: {error.strerror}"
+        except KvferryError as error:
+            why = str(error) if isinstance(error, InputError) else f"live.record_selections: {error}"
             self._say(f"the selections are not recorded: {why}")
             return {"not_recorded": why}
         return {}

@@ -1,5 +1,6 @@
 """Measured tables: interpolation by hand, edges, and files that are not in order."""
 
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -88,6 +89,21 @@ def test_a_table_out_of_order_is_refused_with_its_place(tmp_path: Path, text: st
         read_grid(tmp_path / "decode_step.csv", ("context", "batch"))
     assert "decode_step.csv" in str(error.value)
     assert said in str(error.value)
+
+
+def test_few_rows_of_many_values_take_no_memory(tmp_path: Path) -> None:
+    # 20,000 values on each of two axes would be 400 million places.
+    rows = "".join(f"{n},{n},1\n" for n in range(20_000))
+    (tmp_path / "decode_step.csv").write_text("context,batch,seconds\n" + rows)
+    tracemalloc.start()
+    try:
+        with pytest.raises(
+            InputError, match="20,000 rows, but 20000 x 20000 values of .* make 400,000,000 grid points"
+        ):
+            read_grid(tmp_path / "decode_step.csv", ("context", "batch"))
+        assert tracemalloc.get_traced_memory()[1] < 100e6
+    finally:
+        tracemalloc.stop()
 
 
 def test_an_empty_folder_is_refused(tmp_path: Path) -> None:

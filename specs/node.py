@@ -1,10 +1,14 @@
 """A value together with the place it was written at, so that an error can point there."""
 
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from kvferry.specs.errors import InputError
+
+# Lists are shorter than this has digits for, and Python reads no number of thousands of digits.
+_INDEX = re.compile("[0-9]{1,9}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +43,7 @@ class Node:
     def child(self, key: str | int) -> "Node | None":
         if isinstance(self.value, dict):
             return self.value.get(str(key))
-        if isinstance(self.value, list) and str(key).isdecimal() and int(key) < len(self.value):
+        if isinstance(self.value, list) and _INDEX.fullmatch(str(key)) and int(key) < len(self.value):
             return self.value[int(key)]
         return None
 

@@ -9,14 +9,15 @@ from typing import Any
 
 import yaml
 
-from kvferry.scenarios.node import Node, Place
 from kvferry.specs.errors import InputError
+from kvferry.specs.node import Node, Place
 
 # A scenario has some hundred values, a device some fifty. An alias counts for all that it stands for.
 MOST_BYTES = 1_000_000
 MOST_VALUES = 20_000
 MOST_DEPTH = 20
 MOST_CHARACTERS = 10_000
+MISSING = "is not there"
 
 _INTEGER = re.compile(r"[-+]?[0-9]{1,30}")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]{1,30}|[0-9]{1,30}(\.[0-9]{0,30})?)([eE][-+]?[0-9]{1,4})?")
@@ -40,12 +41,20 @@ def shown(path: Path) -> str:
     return str(absolute.relative_to(Path.cwd()) if absolute.is_relative_to(Path.cwd()) else absolute)
 
 
+def expanded(path: str) -> Path:
+    """The path with a leading ~ or ~USER written out; as it is where there is no such user."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(path)
+
+
 def regular_file(path: Path) -> str | None:
-    """What keeps a path from being read as a file; None: nothing does."""
+    """What keeps a path from being read as a file, ``MISSING`` for one; None: nothing does."""
     try:
         mode = path.stat().st_mode
     except (OSError, ValueError) as error:
-        return "is not there" if not isinstance(error, PermissionError) else "may not be read"
+        return MISSING if not isinstance(error, PermissionError) else "may not be read"
     if stat.S_ISDIR(mode):
         return "is a folder, not a file"
     return None if stat.S_ISREG(mode) else "is a pipe or a device, not a regular file"
