@@ -137,6 +137,29 @@ class Index:
                 f"encode the context with the model that is to use it"
             )
 
+    def check_context(self, header: StoreHeader, token_ids: Sequence[int]) -> None:
+        """Raises InputError when this is not the context with that header and these tokens, naming what differs."""
+        self.check_model(header.model)
+        ours = self.header
+        if (ours.codec, ours.levels) != (header.codec, header.levels):
+            raise InputError(
+                f"this store was encoded with {ours.codec} at {ours.levels} levels, not with {header.codec} at "
+                f"{header.levels}"
+            )
+        if sum(ours.tokens) != sum(header.tokens):
+            raise InputError(f"this store holds {sum(ours.tokens):,} tokens, not the {sum(header.tokens):,} asked for")
+        if ours.tokens != header.tokens:
+            raise InputError(
+                f"this store is cut into token chunks of {_shown(ours.tokens)} tokens, not of {_shown(header.tokens)}"
+            )
+        differ = np.flatnonzero(self.token_ids != np.asarray(token_ids))
+        if differ.size:
+            first = differ[0]
+            raise InputError(
+                f"this store holds another context: {differ.size:,} of {self.token_ids.size:,} tokens differ, first "
+                f"number {first:,} ({self.token_ids[first]} instead of {token_ids[first]})"
+            )
+
     def to_bytes(self) -> bytes:
         """u32 length of the header, the header in JSON; u64 offsets, u32 lengths and u32 checksums of every chunk and
         level, in the order of (t, l, h, level); i32 token ids; i32 active blocks of every chunk, if it has them."""
@@ -182,6 +205,10 @@ class Index:
         return chosen * self.header.levels + level
 
 
+def _shown(tokens: Sequence[int]) -> str:
+    return ", ".join(map(str, tokens[:3])) + (" ..." if len(tokens) > 3 else "")
+
+
 def _layout(header: StoreHeader) -> list[tuple[tuple[int, ...], str]]:
     """Shape and type of each array of a table."""
     per_entry = (*header.shape, header.levels)
@@ -208,6 +235,8 @@ class Store:
             # What it is called over HTTP: another one when anything in the index differs.
             self.tag = f'"{crc32(self.table):08x}"'
             self.index = Index.from_bytes(self.table)
+            if not self.index.lengths.all():
+                raise DamagedStore("its index has an empty chunk")
             ends = self.index.offsets + self.index.lengths
             if self.index.offsets.min() < len(_BEGIN) or ends.max() > self.n_bytes - _TRAILER.size - len(self.table):
                 raise DamagedStore("its index leads out of it")

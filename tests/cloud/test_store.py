@@ -116,6 +116,25 @@ def test_another_models_store_says_what_differs(tmp_path: Path) -> None:
                 store.index.check_model(MODEL.model_copy(update={key: value}))
 
 
+@pytest.mark.parametrize(
+    ("header", "first_token", "message"),
+    [
+        (StoreHeader.at_all_levels(MODEL, [5, 2], "kivi"), 0, "encoded with fp16 at 1 levels, not with kivi at 1"),
+        (StoreHeader.at_all_levels(MODEL, [5, 3], "fp16"), 0, "holds 7 tokens, not the 8 asked for"),
+        (StoreHeader.at_all_levels(MODEL, [2, 2, 2, 1], "fp16"), 0, "chunks of 5, 2 tokens, not of 2, 2, 2 [.]{3}"),
+        (HEADER, 1, r"holds another context: 7 of 7 tokens differ, first number 0 \(0 instead of 1\)"),
+    ],
+)
+def test_another_contexts_store_says_what_differs(
+    tmp_path: Path, header: StoreHeader, first_token: int, message: str
+) -> None:
+    write(tmp_path / "a.kvs")
+    with Store(tmp_path / "a.kvs") as store:
+        store.index.check_context(HEADER, range(7))
+        with pytest.raises(InputError, match=message):
+            store.index.check_context(header, range(first_token, first_token + sum(header.tokens)))
+
+
 # --- what must be refused --------------------------------------------------------------------------------------------
 
 
@@ -162,6 +181,8 @@ def test_an_index_that_lies(tmp_path: Path) -> None:
     assert "leads out of it" in refused(table[:offsets] + struct.pack("<Q", 10**6) + table[offsets + 8 :])
     assert "leads out of it" in refused(table[:offsets] + struct.pack("<Q", 2**64 - 8) + table[offsets + 8 :])
     assert "leads out of it" in refused(table[:offsets] + struct.pack("<Q", 0) + table[offsets + 8 :])
+    lengths = offsets + 8 * 12
+    assert "an empty chunk" in refused(table[:lengths] + bytes(4) + table[lengths + 4 :])
     assert "bytes too many" in refused(table + b"\0")
     assert "no index" in refused(table[:-1])
     assert "a header of" in refused(struct.pack("<I", 2**31) + table[4:])

@@ -89,17 +89,19 @@ class LoadingParts:
         return {"answers": {str(request): answer for request, answer in sorted(self.runner.answers.items())}}
 
     def _weighed(self, names: Sequence[str], codec_name: str, say: Say) -> tuple[list[StoredContext], CloudGone | None]:
-        """What the contexts weigh, by their indices; and in whose stead to fetch when not all of these can be had. Who
-        has no cloud can still compute, and is told."""
+        """The contexts with the sizes of their stores. Without the cloud, or with a damaged index there, everything is
+        computed locally: then the sizes are the modelled ones, and the second value is what fetches fail with."""
         try:
-            return [self._library.stored(n, self._index(n, name)) for n, name in enumerate(names)], None
+            return [self._library.stored(n, self._index(n, name, codec_name)) for n, name in enumerate(names)], None
         except (LinkDown, DamagedStore) as error:
             say(f"nothing can be fetched: {error}")
             return [self._library.estimated(n, codec_name) for n in range(len(names))], CloudGone(str(error))
 
-    def _index(self, sequence: int, name: str) -> Index:
+    def _index(self, sequence: int, name: str, codec_name: str) -> Index:
         try:
-            return self.client.index(name, self._library.stored_model)
+            index = self.client.index(name)
+            self._library.check(sequence, codec_name, index)
+            return index
         except WrongToken as error:
             has = "holds another" if os.environ.get(TOKEN) else "is not set"
             raise InputError(f"live.cloud: {error}; it is taken from {TOKEN}, which {has}") from None
@@ -107,7 +109,7 @@ class LoadingParts:
             if self._scenario.live.cloud is None:
                 raise
             raise InputError(
-                f"live.cloud: context {sequence} of this scenario is not there: {error}; "
+                f"live.cloud: context {sequence} of this scenario cannot be had: {error}; "
                 f"`kvferry encode` makes its store for the server's folder"
             ) from None
 

@@ -1,4 +1,4 @@
-"""Contexts of a scenario, made by its real model and encoded into stores: what the cloud of a live run serves."""
+"""A scenario's contexts, computed by its real model and encoded into stores, which the cloud of a live run serves."""
 
 import hashlib
 from collections import deque
@@ -27,14 +27,14 @@ from kvferry.specs.scenario import Scenario
 from kvferry.traces.chunks import causal_blocks
 from kvferry.traces.stored import StoredContext
 
-# Pieces handed to the encoders beyond those that are at work.
+# Chunks that wait for the encoders at most.
 _AHEAD = 8
 
 
 class Library:
-    """The contexts of a scenario's requests by sequence: their prompts, their stores in `folder`, what these weigh.
+    """The contexts of a scenario's requests, by sequence: their prompts, their stores in `folder`, their sizes.
 
-    A store is named after all that it is made from; one that is there already is used again.
+    A store's name is a hash of everything that it is made from, so that it can be used again by later runs.
     """
 
     def __init__(self, scenario: Scenario, model: PreTrainedModel, prompts: Prompts, name: str, folder: Path) -> None:
@@ -54,7 +54,7 @@ class Library:
         self._cut: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
 
     def name(self, sequence: int, codec_name: str) -> str:
-        """Of a context's store: the same for the same model, tokens, chunks and codec."""
+        """The name of a context's store: the same for the same model, tokens, chunks and codec."""
         made_from = hashlib.sha256()
         context, _ = self._ids(sequence)
         parts = (self.stored_model.model_dump_json(exclude={"name"}), codec_name, codec.VERSION, self._tokens, context)
@@ -66,24 +66,36 @@ class Library:
         return Prompt(*self._ids(sequence), self._scenario.workload.output, self._attention(sequence))
 
     def ensure(self, sequence: int, codec_name: str, say: Say) -> Path:
-        """The path of a context's store, written if it is not there. Raises InputError."""
+        """The path of a context's store, which is written unless it exists and holds this context. Raises InputError
+        when it cannot be written."""
         path = self.folder / f"{self.name(sequence, codec_name)}{SUFFIX}"
-        try:
-            with Store(path) as store:
-                store.index.check_model(self.stored_model)
-                return path
-        except (InputError, DamagedStore):
-            say(f"encoding context {sequence} ({self._scenario.workload.context:,} tokens, {codec_name})")
-            self._write(path, sequence, codec_name)
+        if path.exists():
+            try:
+                with Store(path) as store:
+                    self.check(sequence, codec_name, store.index)
+                    return path
+            except (InputError, DamagedStore) as error:
+                say(f"{path} is not context {sequence} as it should be, and is written anew: {error}")
+        say(f"encoding context {sequence} ({self._scenario.workload.context:,} tokens, {codec_name})")
+        self._write(path, sequence, codec_name)
         return path
 
+    def check(self, sequence: int, codec_name: str, index: Index) -> None:
+        """Raises InputError when this is the index of another context, model, chunking or codec: a name proves nothing,
+        as files can be renamed."""
+        context, _ = self._ids(sequence)
+        index.check_context(self._header(codec_name), context)
+
+    def _header(self, codec_name: str) -> StoreHeader:
+        return StoreHeader.at_all_levels(self.stored_model, self._tokens, codec_name)
+
     def stored(self, sequence: int, index: Index) -> StoredContext:
-        """What a context weighs: sizes as they lie in its store, blocks as this scenario's attention runs them."""
+        """A context with the sizes of its store, and with the attention blocks that this scenario's attention runs."""
         coded = pick("codec", CODECS, index.header.codec)(np.ones((1, 1, 1)), 1).entropy_coded
         return self._stored(sequence, Encoding(index.encoded_bytes(), index.level_scale, coded))
 
     def estimated(self, sequence: int, codec_name: str) -> StoredContext:
-        """The same without its store: sizes as the simulator models them."""
+        """A context without a store: with the sizes that the simulator models."""
         return self._stored(sequence, ModelledContexts(self._scenario, codec_name).stored(sequence).encoding)
 
     def _stored(self, sequence: int, encoding: Encoding) -> StoredContext:
@@ -99,7 +111,7 @@ class Library:
         return dense if self._scenario.live.attention == "dense" else BlockSparse(self._recording(sequence).masks)
 
     def _recording(self, sequence: int) -> Recording:
-        """Block masks are found from real attention: a dense prefill, once."""
+        """The block masks of a context, found in the real attention of a dense prefill, which runs once."""
         if sequence not in self._recordings:
             context, _ = self._ids(sequence)
             chunk_tokens = self._scenario.workload.chunk_tokens
@@ -108,7 +120,7 @@ class Library:
 
     def _write(self, path: Path, sequence: int, codec_name: str) -> None:
         context, _ = self._ids(sequence)
-        header = StoreHeader.at_all_levels(self.stored_model, self._tokens, codec_name)
+        header = self._header(codec_name)
         session = Session(self._model, context, chunk_tokens=self._scenario.workload.chunk_tokens, room=1)
         session.prefill()
         waiting: deque[tuple[tuple[int, int, int], int, Future[bytes]]] = deque()
@@ -143,7 +155,7 @@ def _chunks(session: Session) -> Iterator[tuple[tuple[int, int, int], np.ndarray
 
 
 def fingerprint(model: PreTrainedModel) -> str:
-    """Text that differs when the weights do: a hash over samples of every tensor, which for large ones is not all."""
+    """A hash that differs when the weights do. Of large tensors it covers a sample, of small ones every number."""
     found = hashlib.sha256()
     for name, weights in sorted(model.state_dict().items()):
         sample = weights.flatten()[:: max(1, weights.numel() // 65_536)]
