@@ -1,10 +1,10 @@
-"""The way to the cloud over HTTP: whole, checked chunks, or LinkDown; never half of one.
+"""The client of the cloud, over HTTP: returns whole, checked chunks, or raises LinkDown; never half a chunk.
 
-A dropped connection is taken up again where it broke off; a damaged chunk is asked for again; who stays away is given
-up after a few attempts, so that the pipeline can compute what is missing.
+A transfer whose connection breaks continues where it broke off; a damaged chunk is fetched again; a cloud that stays
+away is given up after a few seconds, so that the pipeline can compute what is missing.
 
-On http.client: a fetch takes a third of the processor time that it takes with httpx, and on a small device that time
-is the model's. Neither proxies nor passwords come from the environment.
+Built on http.client: a fetch takes a third of the processor time that it takes with httpx, and on a small device that
+time is taken from the model. Proxies and passwords in the environment are ignored.
 """
 
 import threading
@@ -12,56 +12,48 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
-from itertools import count
-from socket import SHUT_RDWR, socket
-from typing import Protocol
+from socket import socket
 from urllib.parse import quote, urlsplit
 
 from kvferry.cloud.chunk_ids import write_ids
+from kvferry.cloud.patience import Patience, Steady, one_line
 from kvferry.cloud.store import MOST_TABLE_BYTES, DamagedStore, Index, StoredModel
+from kvferry.cloud.watched_sockets import Moving, WatchedSockets
 from kvferry.machine.ops import Chunks
 from kvferry.specs.errors import InputError, LinkDown
 from kvferry.system.aligned_memory import aligned_memory
 from kvferry.system.checksum import crc32
 
-# The least that must come in within `timeout_s`; less is a peer that feeds us drop by drop.
-_LEAST_BYTES = 1024
-_FIRST_PAUSE_S = 0.05
-# What one reading takes at most of a body whose length is not known, or that came along with the head.
+# Most bytes of one read from a body of unknown length, or of what arrived together with the head.
 _PIECE_BYTES = 2**18
-# A piece of memory for what comes in: several large pages, and not more than a moment of a fast link.
+# Memory for payloads is taken in pieces of this size: several large pages, and a moment of a fast link.
 _ROOM_BYTES = 2**24
-# How soon a transfer ends that nobody wants any more.
-_LOOK_S = 0.005
-
-
-class Moving(Protocol):
-    """What a fetch and its owner tell each other: see backends.live.work."""
-
-    def moved(self, n_bytes: float) -> None: ...
-    def is_set(self) -> bool: ...
-    def wait(self, timeout: float | None = None) -> bool: ...
 
 
 class WrongToken(InputError):
-    """The server wants a token, or another one."""
+    """The server needs a token, or another one."""
 
 
 class _Unusable(Exception):
-    """An answer that is no use, and may be better next time."""
+    """An answer that cannot be used; the next attempt may bring a better one."""
 
 
 _MAY_PASS = (OSError, HTTPException, _Unusable)
-# A connection, the socket that its answer comes over, and the answer as far as its head.
+# The trace has ended, the store was replaced, the store is damaged: asking again would bring the same.
+_FINAL = (410, 412, 500)
+# A connection, the socket that its answer arrives on, and the answer, of which the head has been read.
 _Asked = tuple[HTTPConnection, socket, HTTPResponse]
 
 
 class CloudClient:
-    """A `Fetcher`; each thread that asks has a connection of its own, kept for the next one.
+    """A `Fetcher`. Each fetch under way has a connection of its own, which is kept for the next fetch.
 
-    ``names`` turns the sequence of a `Chunks` into the name of its context. `timeout_s` bounds each wait for the
-    server; `attempts`, how often it may keep a fetch waiting for that long, or fail in a row without having brought
-    anything. Raises InputError for a URL or token that is none. Close it, or use it as a context manager.
+    ``names`` turns the sequence of a `Chunks` into the name of its context. A fetch is given up when the server
+
+    - was silent for `timeout_s`, `attempts` times: no connection, no whole head, or hardly a byte of the body; or
+    - refused, broke off or answered with an error for `away_s` in a row, without bringing anything in between.
+
+    Raises InputError for a URL or token that cannot be one. Close it, or use it as a context manager.
     """
 
     def __init__(
@@ -72,8 +64,10 @@ class CloudClient:
         names: Callable[[int], str] = str,
         timeout_s: float = 10.0,
         attempts: int = 4,
+        away_s: float = 2.0,
     ) -> None:
-        self.url, self._names, self._timeout_s, self._attempts = url, names, timeout_s, attempts
+        self.url, self._names = url, names
+        self._timeout_s, self._attempts, self._away_s = timeout_s, attempts, away_s
         try:
             parts = urlsplit(url)
             self._kind = {"http": HTTPConnection, "https": HTTPSConnection}[parts.scheme]
@@ -88,17 +82,17 @@ class CloudClient:
         self._idle: list[HTTPConnection] = []
         self._opened: dict[str, tuple[Index, str]] = {}
         self._lock = threading.Lock()
-        self._wanted = _Wanted()
+        self._watched = WatchedSockets()
         self._room = _Room()
 
     def contexts(self) -> list[str]:
-        """The names of what is there. Raises LinkDown, InputError."""
+        """The names of the contexts in the cloud. Raises LinkDown, InputError."""
         return self._get("/contexts")[0].decode().splitlines()
 
     def index(self, name: str, model: StoredModel | None = None) -> Index:
-        """A context's index, asked for once. With a model, raises InputError when the store was made for another.
+        """A context's index, fetched once. With a model, raises InputError when the store was made for another.
 
-        Raises LinkDown; InputError for a context that is not there; DamagedStore for what is no index.
+        Raises LinkDown; InputError for a context that is not there; DamagedStore for an answer that is no index.
         """
         index, _ = self._open(name)
         if model is not None:
@@ -106,8 +100,8 @@ class CloudClient:
         return index
 
     def connect(self, connections: int) -> None:
-        """Have so many connections open, so that fetches which begin together wait for none. One that cannot be opened
-        is not missed: whoever fetches tries again, and tells."""
+        """Open connections until there are this many, so that fetches which begin together do not wait for them. Stops
+        at the first that cannot be opened; a later fetch will try again."""
         with suppress(OSError, HTTPException):
             while len(self._idle) < connections:
                 connection = self._new()
@@ -115,13 +109,13 @@ class CloudClient:
                 self._idle.append(connection)
 
     def restart_replay(self) -> None:
-        """The server's link plays its trace from the beginning, now. Raises LinkDown, InputError."""
+        """Restart the trace of the server's link. Raises LinkDown, InputError."""
         self._get("/replay", "POST")
 
     def fetch(self, chunks: Chunks, request: int | None, moving: Moving) -> memoryview:
-        """The encoded chunks, one after the other, each of them checked.
+        """The encoded chunks, one after the other, each with the checksum of its index.
 
-        Tells `moving` of bytes as they come in; when that is set, returns nothing within some milliseconds. Raises
+        Calls `moving.moved` as bytes arrive. Once `moving` is set, returns an empty payload within milliseconds. Raises
         LinkDown; InputError for a token, context or chunk that the server does not know.
         """
         name = self._names(chunks.sequence)
@@ -145,7 +139,7 @@ class CloudClient:
         return payload.toreadonly()
 
     def close(self) -> None:
-        self._wanted.close()
+        self._watched.close()
         self._drop_kept()
 
     def __enter__(self) -> "CloudClient":
@@ -165,47 +159,47 @@ class CloudClient:
             return self._opened[name]
 
     def _get(self, path: str, method: str = "GET") -> tuple[bytes, str]:
-        """The whole of a short answer, and its ETag."""
-        for failures in count(1):
+        """The whole body of a short answer, and its ETag."""
+        patience = Patience(self.url, self._attempts, self._away_s)
+        while True:
             try:
-                with self._answer(method, path, {}) as (response, _):
+                with self._answer(method, path, {}, None) as (response, _):
                     return self._whole(response, MOST_TABLE_BYTES), response.headers.get("etag", "*")
             except _MAY_PASS as error:
-                self._pause(failures, error, threading.Event().wait)
-        raise AssertionError
+                time.sleep(patience.pause_s(error))
 
     def _download(self, path: str, tag: str, into: memoryview, request: int | None, moving: Moving) -> None:
-        """Fill this memory, over as many connections as it takes; not all of it once `moving` is set."""
+        """Fill this memory, over as many connections as it takes. Stops early once `moving` is set."""
         headers = {"if-match": tag} | ({} if request is None else {"kvferry-flow": str(request)})
-        n_bytes = len(into)
-        have = failures = silences = 0
+        n_bytes, have = len(into), 0
+        patience = Patience(self.url, self._attempts, self._away_s)
         while have < n_bytes and not moving.is_set():
             before = have
             try:
-                with self._answer("GET", path, headers | {"range": f"bytes={have}-"}) as (response, connected):
+                with self._answer("GET", path, headers | {"range": f"bytes={have}-"}, moving) as (response, connected):
                     if response.headers.get("content-range") != f"bytes {have}-{n_bytes - 1}/{n_bytes}":
                         raise _Unusable("its answer is another part than was asked for")
                     if response.length != n_bytes - have:
                         raise _Unusable("its answer has another length than was asked for")
-                    with self._wanted.while_(moving, connected):
+                    with self._watched.while_(connected, moving):
                         for came in self._filling(into[have:], response, connected):
                             have += came
                             moving.moved(came)
             except _MAY_PASS as error:
-                # Whoever brought something may drop the connection as often as he likes, but not keep us waiting.
-                failures = 0 if have >= before + _LEAST_BYTES else failures + 1
-                silences += isinstance(error, TimeoutError)
+                patience.came(have - before)
                 if not moving.is_set():
-                    self._pause(max(failures, silences), error, moving.wait)
+                    moving.wait(patience.pause_s(error))
 
     @contextmanager
-    def _answer(self, method: str, path: str, headers: dict[str, str]) -> Iterator[tuple[HTTPResponse, socket]]:
-        """What the server says to this, and the socket that it comes over. Raises what a refusal means."""
-        connection, connected, response = self._asked(method, self._path + path, self._headers | headers)
+    def _answer(
+        self, method: str, path: str, headers: dict[str, str], moving: Moving | None
+    ) -> Iterator[tuple[HTTPResponse, socket]]:
+        """The server's answer to this request, and the socket that it arrives on. A refusal raises what it means."""
+        connection, connected, response = self._asked(method, self._path + path, self._headers | headers, moving)
         try:
             self._check(response)
             yield response, connected
-            # A response not read to its end would be taken for the next one's beginning.
+            # The rest of a response that is not read to its end would be taken for the next one's beginning.
             if response.isclosed():
                 self._idle.append(connection)
                 return
@@ -214,29 +208,43 @@ class CloudClient:
             raise
         connection.close()
 
-    def _asked(self, method: str, path: str, headers: dict[str, str]) -> _Asked:
-        """Ask over a connection that was kept, if there is one. When that turns out to be dead, so are the others: the
-        server hung up on all of them, or began anew. That is no failure of its, and another one is asked over."""
+    def _asked(self, method: str, path: str, headers: dict[str, str], moving: Moving | None) -> _Asked:
+        """Send a request over a kept connection, if there is one. If that one is dead, all kept ones are closed (the
+        server closed or restarted) and the request is sent over a new one; this does not count as a failure."""
         try:
             kept = self._idle.pop()
         except IndexError:
-            return self._asked_over(self._new(), method, path, headers)
+            return self._asked_over(self._new(), method, path, headers, moving)
         try:
-            return self._asked_over(kept, method, path, headers)
+            return self._asked_over(kept, method, path, headers, moving)
         except (OSError, HTTPException) as error:
             self._drop_kept()
-            if isinstance(error, TimeoutError):  # it may be there, and slow: waiting as long again is another attempt
+            # After a timeout the server may be there, and slow: waiting as long again is another attempt.
+            if isinstance(error, TimeoutError) or (moving is not None and moving.is_set()):
                 raise
-        return self._asked_over(self._new(), method, path, headers)
+        return self._asked_over(self._new(), method, path, headers, moving)
 
     def _new(self) -> HTTPConnection:
         return self._kind(self._host, self._port, timeout=self._timeout_s)
 
-    def _asked_over(self, connection: HTTPConnection, method: str, path: str, headers: dict[str, str]) -> _Asked:
+    def _asked_over(
+        self, connection: HTTPConnection, method: str, path: str, headers: dict[str, str], moving: Moving | None
+    ) -> _Asked:
+        """Raises TimeoutError when the whole head of the answer has not arrived within `timeout_s`."""
         try:
             connection.request(method, path, headers=headers)
-            connected = connection.sock  # gone from there when the answer is to be the last
-            return connection, connected, connection.getresponse()
+            connected = connection.sock  # the connection forgets it when the answer is to be the last
+            deadline_s = time.monotonic() + self._timeout_s
+            try:
+                with self._watched.while_(connected, moving, deadline_s):
+                    response = connection.getresponse()
+            except (OSError, HTTPException):
+                if time.monotonic() < deadline_s:
+                    raise
+            # A head that was cut off at the deadline can look like a short one.
+            if time.monotonic() >= deadline_s:
+                raise TimeoutError(f"no whole head of an answer came within {self._timeout_s:g} s")
+            return connection, connected, response
         except BaseException:
             connection.close()
             raise
@@ -247,8 +255,8 @@ class CloudClient:
                 self._idle.pop().close()
 
     def _whole(self, response: HTTPResponse, most_bytes: int) -> bytes:
-        """The body, to its end."""
-        pieces, have, steady = list[bytes](), 0, _Steady(self._timeout_s)
+        """The whole body."""
+        pieces, have, steady = list[bytes](), 0, Steady(self._timeout_s)
         while piece := response.read1(_PIECE_BYTES):
             have += len(piece)
             if have > most_bytes:
@@ -257,13 +265,13 @@ class CloudClient:
             steady.came(len(piece))
         if response.length:
             raise _Unusable(f"the connection broke off with {response.length:,} bytes to come")
-        response.read()  # nothing: it notices that this was the end, and the connection can be used again
+        response.read()  # returns nothing, but notices the end, so that the connection can be used again
         return b"".join(pieces)
 
     def _filling(self, into: memoryview, response: HTTPResponse, connected: socket) -> Iterator[int]:
-        """Receive a body of known length where it is to lie; how many bytes came, each time some did."""
-        steady = _Steady(self._timeout_s)
-        # What came along with the head has been received already; the rest is not copied another time.
+        """Receive a body of known length into this memory; yields how many bytes came, each time some did."""
+        steady = Steady(self._timeout_s)
+        # What came along with the head is in http.client's buffer; the rest is received without another copy.
         first = response.read1(_PIECE_BYTES)
         have = came = len(first)
         into[:have] = first
@@ -280,9 +288,9 @@ class CloudClient:
     def _check(self, response: HTTPResponse) -> None:
         if response.status < 300:
             return
-        said = response.read(500).decode("utf-8", "replace").strip()
-        text = f"{self.url}: {said or f'{response.status} {response.reason}'}"
-        if response.status == 412:
+        said = response.read(500).decode("utf-8", "replace")
+        text = f"{self.url}: {one_line(said) or one_line(f'{response.status} {response.reason}')}"
+        if response.status in _FINAL:
             raise LinkDown(text)
         if response.status == 401:
             raise WrongToken(text)
@@ -290,18 +298,10 @@ class CloudClient:
             raise InputError(text)
         raise _Unusable(text)
 
-    def _pause(self, failures: int, error: Exception, wait: Callable[[float], object]) -> None:
-        """Before the next attempt. Raises LinkDown when there should be none."""
-        if failures >= self._attempts:
-            why = str(error) or type(error).__name__
-            raise LinkDown(f"the cloud at {self.url} gives nothing, after {failures} attempts: {why}") from None
-        if failures:
-            wait(_FIRST_PAUSE_S * 2 ** (failures - 1))
-
 
 class CloudGone:
-    """A `Fetcher` of a cloud that could not be reached, or gave no index, before anything was fetched from it: what its
-    chunks are is not known, and none will be taken."""
+    """A `Fetcher` in place of a cloud that could not be reached, or gave no index: without an index, no chunk can be
+    fetched."""
 
     def __init__(self, why: str) -> None:
         self._why = why
@@ -312,66 +312,17 @@ class CloudGone:
 
 
 class _Room:
-    """Memory for what comes in, cut from large pieces: new pages cost as much time as receiving into them, unless they
-    are large ones. A piece goes when nobody looks at any part of it any more."""
+    """Memory for payloads, cut from large pieces: small new pages cost as much time as receiving into them. A piece is
+    freed when no payload in it is used any more."""
 
     def __init__(self) -> None:
         self._left = memoryview(b"")
         self._lock = threading.Lock()
 
     def take(self, n_bytes: int) -> memoryview:
-        """New memory, used by nobody else."""
+        """New memory for one payload."""
         with self._lock:
             if n_bytes > len(self._left):
                 self._left = aligned_memory(max(n_bytes, _ROOM_BYTES))
             taken, self._left = self._left[:n_bytes], self._left[n_bytes:]
         return taken
-
-
-class _Steady:
-    """Tells a peer that feeds us drop by drop, as a silent one is told: by TimeoutError."""
-
-    def __init__(self, timeout_s: float) -> None:
-        self._timeout_s = timeout_s
-        self._since_s, self._came_bytes = time.monotonic(), 0
-
-    def came(self, n_bytes: int) -> None:
-        self._came_bytes += n_bytes
-        now_s = time.monotonic()
-        if now_s > self._since_s + self._timeout_s:
-            if self._came_bytes < _LEAST_BYTES:
-                raise TimeoutError(f"{self._came_bytes} bytes came in {self._timeout_s:g} s")
-            self._since_s, self._came_bytes = now_s, 0
-
-
-class _Wanted:
-    """Hangs up on transfers that nobody wants any more: a thread that waits for bytes cannot be told otherwise."""
-
-    def __init__(self) -> None:
-        self._transfers: dict[Moving, socket] = {}
-        self._lock = threading.Lock()
-        self._closed = threading.Event()
-        threading.Thread(target=self._look, name="kvferry cancelling", daemon=True).start()
-
-    @contextmanager
-    def while_(self, moving: Moving, connected: socket) -> Iterator[None]:
-        with self._lock:
-            self._transfers[moving] = connected
-        try:
-            yield
-        finally:
-            # From here on the connection may be another transfer's.
-            with self._lock:
-                del self._transfers[moving]
-
-    def close(self) -> None:
-        self._closed.set()
-
-    def _look(self) -> None:
-        while not self._closed.wait(_LOOK_S):
-            if self._transfers:
-                with self._lock:
-                    for moving, connected in self._transfers.items():
-                        if moving.is_set():
-                            with suppress(OSError):
-                                connected.shutdown(SHUT_RDWR)

@@ -105,7 +105,7 @@ async def _refuse(request: Request, error: Exception) -> Response:
     return PlainTextResponse(str(error), status)
 
 
-_REFUSALS: dict[type[Exception], int] = {NoContext: 404, InputError: 400, LinkDown: 503, DamagedStore: 500}
+_REFUSALS: dict[type[Exception], int] = {NoContext: 404, InputError: 400, LinkDown: 410, DamagedStore: 500}
 
 
 def _answer(request: Request, store: Store, extents: Sequence[tuple[int, int]], link: PacedLink | None) -> Response:

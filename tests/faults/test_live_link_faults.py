@@ -138,7 +138,10 @@ SYSTEMS_THAT_STREAM = pytest.mark.parametrize("system", ["ferry", pytest.param("
 
 @SYSTEMS_THAT_STREAM
 def test_the_server_is_killed_in_the_middle(folder: Path, stored: list[bytes], system: str) -> None:
-    with ServerProcess(folder, LinkSpec(rate_bytes_per_s=BYTES_PER_S)) as server, CloudClient(server.url) as client:
+    with (
+        ServerProcess(folder, LinkSpec(rate_bytes_per_s=BYTES_PER_S)) as server,
+        CloudClient(server.url, away_s=0.1) as client,
+    ):
 
         def kill(chunks: int) -> None:
             if chunks >= H:
@@ -147,14 +150,14 @@ def test_the_server_is_killed_in_the_middle(folder: Path, stored: list[bytes], s
         record, device = load(system, client, stored, kill)
     assert H <= device.chunks_placed < T * L * H
     assert record.units_computed > 0
-    assert record.link_down is not None and "gives nothing, after 4 attempts" in record.link_down
+    assert record.link_down is not None and "gives nothing, after" in record.link_down
 
 
 def test_bytes_of_a_unit_that_breaks_off_are_booked(
     folder: Path, stored: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     had: list[float] = []
-    with ServerProcess(folder, LinkSpec(rate_bytes_per_s=1e5)) as server, CloudClient(server.url) as client:
+    with ServerProcess(folder, LinkSpec(rate_bytes_per_s=1e5)) as server, CloudClient(server.url, away_s=0.1) as client:
         whole = client.fetch
 
         def fetch(chunks: Chunks, request: int | None, moving: Any) -> memoryview:
@@ -274,7 +277,7 @@ def test_the_token_is_wrong_from_some_time_on(folder: Path, stored: list[bytes],
 def test_nobody_was_ever_there(folder: Path, stored: list[bytes], system: str) -> None:
     server = ServerProcess(folder)
     server.stop()
-    with CloudClient(server.url) as client:
+    with CloudClient(server.url, away_s=0.1) as client:
         record, device = load(system, client, stored)
     assert record.units_streamed == device.chunks_placed == 0
     assert record.units_computed == T * L

@@ -70,7 +70,7 @@ def test_a_connection_cut_again_and_again(server: ServerProcess, whole: bytes, e
 def test_a_server_killed_on_the_way_and_gone(folder: Path) -> None:
     with ServerProcess(folder, LinkSpec(rate_bytes_per_s=200e3)) as server, CloudClient(server.url) as client:
         watch = Watch(lambda watch: os.kill(server.process_id, signal.SIGKILL) if watch.bytes_done > 30e3 else None)
-        with pytest.raises(LinkDown, match="gives nothing, after 4 attempts: .*refused"):
+        with pytest.raises(LinkDown, match="gives nothing, after [0-9]+ attempts: .*refused"):
             client.fetch(ALL, 0, watch)
         assert 30e3 < watch.bytes_done < 200e3
 
@@ -197,7 +197,7 @@ def test_something_else_answers(answer: bytes) -> None:
         threading.Thread(target=serve, daemon=True).start()
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"
         with (
-            CloudClient(url, timeout_s=PATIENCE_S, attempts=2) as client,
+            CloudClient(url, timeout_s=PATIENCE_S, attempts=2, away_s=0.1) as client,
             pytest.raises((LinkDown, DamagedStore)),
         ):
             client.index("0")
@@ -206,7 +206,10 @@ def test_something_else_answers(answer: bytes) -> None:
 def test_nobody_answers() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-    with CloudClient(url) as client, pytest.raises(LinkDown, match=f"cloud at {url} gives nothing, after 4 attempts"):
+    with (
+        CloudClient(url, away_s=0.1) as client,
+        pytest.raises(LinkDown, match=f"cloud at {url} gives nothing, after 2 attempts"),
+    ):
         client.contexts()
 
 
@@ -280,7 +283,7 @@ def test_a_store_replaced_while_it_is_loaded(folder: Path, tmp_path: Path) -> No
 
 def test_a_store_cut_short_while_it_is_served(tmp_path: Path) -> None:
     path = write_store(tmp_path / "0.kvs")
-    with ServerProcess(tmp_path) as server, CloudClient(server.url, attempts=2) as client:
+    with ServerProcess(tmp_path) as server, CloudClient(server.url, away_s=0.1) as client:
         client.index("0")
         os.truncate(path, 50_000)
         with pytest.raises(LinkDown):
@@ -369,7 +372,7 @@ def test_a_request_that_comes_byte_by_byte(folder: Path, whole: bytes, monkeypat
 
 @pytest.mark.long
 def test_stopping_does_not_wait_for_the_slow(folder: Path) -> None:
-    with ServerProcess(folder, LinkSpec(rate_bytes_per_s=1e3)) as server, CloudClient(server.url, attempts=1) as client:
+    with ServerProcess(folder, LinkSpec(rate_bytes_per_s=1e3)) as server, CloudClient(server.url, away_s=0) as client:
         start_s = time.monotonic()
         threading.Timer(0.5, os.kill, (server.process_id, signal.SIGTERM)).start()
         with pytest.raises(LinkDown):
@@ -385,7 +388,7 @@ def test_a_server_that_says_much_goes_on_serving(folder: Path, tmp_path: Path) -
     data = (folder / "0.kvs").read_bytes()
     (stores / "half.kvs").write_bytes(data[: len(data) // 2])
     (stores / "0.kvs").write_bytes(data)
-    with ServerProcess(stores) as server, CloudClient(server.url, attempts=1, timeout_s=10) as client:
+    with ServerProcess(stores) as server, CloudClient(server.url, away_s=0) as client:
         for _ in range(600):
             with pytest.raises(LinkDown, match="store is damaged"):
                 client.index("half")

@@ -1,0 +1,159 @@
+"""A cloud that keeps the client waiting, is away for a moment, or says what no terminal should see."""
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from harmful_proxy import Proxy
+from small_cloud import ALL, Watch, write_store
+
+from kvferry.cloud.client import CloudClient
+from kvferry.cloud.server_process import ServerProcess
+from kvferry.cloud.store import Index, Store
+from kvferry.machine.ops import Chunks
+from kvferry.specs.errors import InputError, LinkDown
+
+pytest.importorskip("uvicorn")
+pytestmark = pytest.mark.torch
+
+
+class Hostile:
+    """A server that answers every connection with the same bytes, again and again, at intervals."""
+
+    def __init__(self, begin: bytes, again: bytes = b"", every_s: float = 0.02) -> None:
+        self._begin, self._again, self._every_s = begin, again, every_s
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self._closed = threading.Event()
+        self.url = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def __enter__(self) -> "Hostile":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closed.set()
+        self._listening.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                near, _ = self._listening.accept()
+                threading.Thread(target=self._answer, args=(near,), daemon=True).start()
+
+    def _answer(self, near: socket.socket) -> None:
+        with near, suppress(OSError):
+            near.recv(4096)
+            near.sendall(self._begin)
+            while not self._closed.wait(self._every_s):
+                near.sendall(self._again)
+
+
+def answer(status: str, body: bytes) -> bytes:
+    return f"HTTP/1.1 {status}\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n".encode() + body
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_store(tmp_path_factory.mktemp("stores") / "0.kvs").parent
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[ServerProcess]:
+    with ServerProcess(folder) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def index(folder: Path) -> Index:
+    with Store(folder / "0.kvs") as store:
+        return store.index
+
+
+HEADS = {
+    "endless continue": (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+    "dripped status": (b"", b"H"),
+    "dripped headers": (b"HTTP/1.1 200 OK\r\n", b"a"),
+    "endless headers": (b"HTTP/1.1 200 OK\r\n", b"a: b\r\n"),
+    "silence": (b"", b""),
+}
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_a_head_has_a_deadline(kind: str) -> None:
+    start_s = time.monotonic()
+    with (
+        Hostile(*HEADS[kind]) as cloud,
+        CloudClient(cloud.url, timeout_s=0.3, attempts=2) as client,
+        pytest.raises(LinkDown, match="gives nothing, after 2 attempts"),
+    ):
+        client.index("0")
+    assert time.monotonic() - start_s < 5
+
+
+def test_a_fetch_is_cancelled_before_the_head_came(index: Index) -> None:
+    start_s = time.monotonic()
+    with Hostile(b"") as cloud, CloudClient(cloud.url) as client:
+        client._opened["0"] = index, "tag"
+        watch = Watch()
+        threading.Timer(0.2, watch.set).start()
+        assert client.fetch(Chunks(0, (0,), 1.0), 0, watch) == b""
+    assert time.monotonic() - start_s < 5
+
+
+def test_a_cloud_that_is_away_for_a_moment(server: ServerProcess, folder: Path) -> None:
+    with (
+        Proxy("http://127.0.0.1:1", lambda number, so_far, data: data) as proxy,
+        CloudClient(proxy.url) as client,
+        Store(folder / "0.kvs") as store,
+    ):
+
+        def back() -> None:
+            proxy.target = server.url
+
+        threading.Timer(0.8, back).start()
+        assert client.fetch(ALL, 0, Watch()) == b"".join(store.read(ALL.ids))
+        assert 4 < proxy.connections < 20
+
+
+def test_a_cloud_that_stays_away_is_given_up() -> None:
+    start_s = time.monotonic()
+    with CloudClient("http://127.0.0.1:1", away_s=0.5) as client, pytest.raises(LinkDown, match="refused"):
+        client.index("0")
+    assert 0.2 < time.monotonic() - start_s < 5
+
+
+@pytest.mark.parametrize("status", ["410 Gone", "412 Precondition Failed", "500 Internal Server Error"])
+def test_what_will_not_change_is_not_asked_for_again(status: str) -> None:
+    with (
+        Hostile(answer(status, b"it is so")) as cloud,
+        CloudClient(cloud.url, away_s=60) as client,
+        pytest.raises(LinkDown, match="it is so"),
+    ):
+        client.index("0")
+
+
+NASTY = b"\x1b]0;owned\x07\x1b[2J\r\nkvferry: all is well\x9b31m"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        answer("404 Not Found", NASTY),
+        answer("500 Internal Server Error", NASTY),
+        answer("503 \x1b[2J", b""),
+        b"HTTP/1.1 \x1b[2J\r\n\r\n",
+        NASTY,
+    ],
+)
+def test_what_the_cloud_says_does_not_reach_the_terminal(said: bytes) -> None:
+    with (
+        Hostile(said) as cloud,
+        CloudClient(cloud.url, timeout_s=0.5, attempts=1, away_s=0.1) as client,
+        pytest.raises((LinkDown, InputError)) as caught,
+    ):
+        client.index("0")
+    assert str(caught.value).isprintable()
