@@ -1,4 +1,4 @@
-"""Which KVFerry computed a result."""
+"""The version of the code that computed a result."""
 
 import hashlib
 from functools import cache
@@ -7,7 +7,7 @@ from pathlib import Path
 from kvferry.specs.version import VERSION
 
 _HOUSE = Path(__file__).resolve().parents[1]
-# What a run's figures depend on. Bundled traces stand in a scenario's hash by name alone, so they count here.
+# Files that a run's figures depend on. A scenario's hash has bundled traces by name only, so their content is here.
 _SOURCES = (
     *(f"{folder}/**/*.py" for folder in ("specs", "policies", "machine", "traces", "sim", "backends", "pipelines")),
     *("analysis/metrics.py", "analysis/occupancy.py", "analysis/settings.py"),
@@ -19,7 +19,7 @@ _SOURCES = (
 def code_version() -> str:
     """ "0.1.0+3f2a91bc": the version, and a digest of the code and bundled data that results come from.
 
-    Two checkouts that say the same version but compute differently are told apart; a changed plot is not a change.
+    It tells apart two checkouts with the same version that compute differently; plots do not count.
     """
     digest = hashlib.sha256()
     for path in sorted(path for pattern in _SOURCES for path in _HOUSE.glob(pattern) if path.is_file()):

@@ -22,8 +22,8 @@ _HATCHES = (None, "////", "xxxx", "....", "\\\\\\\\", "||||", "----")
 
 
 def compare_gantt(runs: Mapping[str, Run], *, title: str = "", request: int | None = None) -> Figure:
-    """Each system's paths for one request, on a common time axis that starts at its arrival, fastest first; what never
-    spoke its first token comes last.
+    """Each system's paths for one request, on a common time axis that starts at its arrival: the fastest first, systems
+    that did not reach a first token last.
 
     By default the request has the median TTFT in the fastest system, among those that arrived at the same instant
     in all: where a request follows the answer to the one before, later ones met different stretches of the link.
@@ -46,7 +46,7 @@ def compare_gantt(runs: Mapping[str, Run], *, title: str = "", request: int | No
         figure.suptitle(title, x=0.01, ha="left", weight="bold", size=12)
     axes = figure.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
     if same_link:
-        # What was delivered differs by system; the rate they were offered does not.
+        # The delivered bytes differ by system; the offered rate does not.
         draw_rate(axes[0], longest, 0.0, end_s, moved_too=False)
     for axis, name in zip(axes[-len(order) :], order, strict=True):
         _draw_system(axis, name, views[name], end_s)
@@ -58,7 +58,7 @@ def compare_gantt(runs: Mapping[str, Run], *, title: str = "", request: int | No
 
 def compare_bars(metrics: Mapping[str, Mapping[str, float]], *, title: str = "") -> Figure:
     """TTFT (mean, and a tick at the 95th percentile of several requests) and energy per request by component, a bar
-    per system, fastest on top; what has no figure shows none."""
+    per system, fastest on top. A missing figure has no bar."""
     order = sorted(metrics, key=lambda name: _sort_key(metrics[name].get("ttft_s")))
     figure = style.new_figure(10, 1.3 + 0.34 * len(order))
     if title:
@@ -77,7 +77,7 @@ def compare_bars(metrics: Mapping[str, Mapping[str, float]], *, title: str = "")
     for axis in (left, right):
         axis.tick_params(axis="y", length=0)
         axis.grid(axis="x")
-        # Room for the figures that stand behind the bars.
+        # Room for the figures written behind the bars.
         axis.set_xlim(0, 1.3 * max((bar.get_x() + bar.get_width() for bar in axis.patches), default=1.0))
     return figure
 

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 Row = Mapping[str, Any]
 # Wall times start with this. They differ between equal runs and are kept apart, so that the points' bytes do not.
 MEASURED = "measured."
-# What stands first in the table; what a column is, its name tells.
+# The first columns of the table; the prefix of a column's name says what it holds.
 _FIRST = ("key", "outcome", "why", "name", "backend", "system", "seed", "coupling", "measure")
 _PROFILES = ("device.", "model.")
 _LAST = ("version",)
 _ALWAYS = ("key", "outcome", "why", "version")
-# Computing time whose results kill -9 may take; a part for every quick point would cost more than the point.
+# At most this much computing time is lost to kill -9; writing a part for every quick point would cost more than it.
 _AT_RISK_S = 1.0
 
 
@@ -60,7 +60,7 @@ class Dataset:
     def compact(self) -> pd.DataFrame:
         """Bring all rows into the two tables and remove the parts; returns the points, as ``read_points`` does.
 
-        Interrupted at any moment it loses nothing: the parts go last.
+        Safe to interrupt: the parts are removed last.
         """
         self._write_part()
         parts = _parts(self.folder)
@@ -69,7 +69,7 @@ class Dataset:
             timings = rows.select(["key", *_timed(rows)])
             write_file(self.folder / "points.parquet", _bytes_of(rows.drop_columns(_timed(rows))))
             write_file(self.folder / "timings.parquet", _bytes_of(timings))
-        # The second pattern: what a killed process had not finished to write.
+        # The second pattern: files that a killed process left unfinished.
         for path in (*parts, *(self.folder / "parts").glob(".*.partial"), *self.folder.glob(".*.partial")):
             path.unlink(missing_ok=True)
         return _points(rows)
@@ -79,7 +79,7 @@ class Dataset:
             return
         import pyarrow as pa
 
-        # As JSON, since columns and types are known only when all rows are.
+        # As JSON, since columns and types are known only once all rows are there.
         table = pa.table({"row": [json.dumps(dict(row)) for row in self._unwritten]})
         write_file(self.folder / "parts" / f"{secrets.token_hex(8)}.parquet", _bytes_of(table))
         self._unwritten, self._at_risk_s = [], 0.0
@@ -88,7 +88,7 @@ class Dataset:
 def read_points(folder: Path) -> pd.DataFrame:
     """The points of a folder, sorted by key, also while a sweep writes to it or after it was killed.
 
-    Columns: key, outcome, why, settings (as ``settings_of`` names them), metrics, version. Empty where nothing is.
+    Columns: key, outcome, why, settings (named as by ``settings_of``), metrics, version. Empty if there is no data set.
     """
     return _points(_read(folder))
 
@@ -102,17 +102,17 @@ def _read(folder: Path) -> Any:
     import pandas as pd
     import pyarrow as pa
 
-    # Parts first: one that is compacted meanwhile, and gone, is then found in the tables.
+    # Parts first: if another process compacts one meanwhile, its rows are then found in the tables.
     fresh = [row for path in _parts(folder) for row in _rows_of(path)]
     points = _table(folder / "points.parquet", ("key", "outcome", "version"))
     timings = _table(folder / "timings.parquet", ("key",))
     rows = pd.DataFrame(columns=list(_ALWAYS)) if points is None else points.to_pandas()
     if timings is not None:
         rows = rows.merge(timings.to_pandas(), on="key", how="left")
-    # As objects: pandas would make 0 of False where it meets whole numbers.
+    # As objects: pandas would turn False into 0 in a column with whole numbers.
     rows = pd.concat([rows.astype(object), pd.DataFrame(fresh, dtype=object)])
     rows = rows.drop_duplicates("key", keep="last").sort_values("key")
-    # Left out: a column that only replaced rows had.
+    # Without columns that only replaced rows had.
     used = [column for column in map(str, rows.columns) if column in _ALWAYS or rows[column].notna().any()]
     return pa.table({column: _array(rows[column]) for column in sorted(used, key=_order)})
 
@@ -136,9 +136,9 @@ def _order(column: str) -> tuple[int, int, str]:
 
 
 def _array(column: pd.Series) -> Any:
-    """The column with one type; where words, numbers and truth values meet on one axis, all are words.
+    """The column with one type; a mixture of text, numbers and booleans becomes text.
 
-    What it becomes may depend on which values there are, and not on which of them were stored together before.
+    The type depends on the values alone, not on which of them were stored together before.
     """
     import pyarrow as pa
 
@@ -158,7 +158,7 @@ def _array(column: pd.Series) -> Any:
 def _word(value: Any) -> str | None:
     if value is None or isinstance(value, str):
         return value
-    # By way of float: a gap beside it may once have made 1.0 of 1.
+    # Via float: beside a gap, pandas may have stored 1 as 1.0.
     return str(value).lower() if isinstance(value, bool) else repr(float(value))
 
 
@@ -171,7 +171,7 @@ def _bytes_of(table: Any) -> bytes:
 
 
 def _table(path: Path, columns: tuple[str, ...]) -> Any:
-    """The Parquet file as an Arrow table with at least these columns, of text; None: it is not there.
+    """The Parquet file as an Arrow table with at least these columns, of text; None if there is no such file.
 
     Raises KvferryError when the file is damaged.
     """
@@ -216,7 +216,7 @@ def _damaged(path: Path, error: Exception) -> KvferryError:
 
 
 def _locked(folder: Path) -> Any:
-    """An open file whose lock ends with the process, however that ends."""
+    """An open, locked file; the system releases the lock when the process ends, even when killed."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = open(folder / ".lock", "a")  # noqa: SIM115
@@ -224,7 +224,7 @@ def _locked(folder: Path) -> Any:
         raise KvferryError(f"cannot write to {folder}: {error.strerror}") from error
     try:
         import fcntl
-    except ImportError:  # not on Windows: there nothing keeps two sweeps apart
+    except ImportError:  # not on Windows, where nothing prevents two sweeps at once
         return lock
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

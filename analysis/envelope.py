@@ -52,7 +52,7 @@ def envelope_of(
 
 
 def provenance_of(device: DeviceSpec, model: ModelSpec, **more: str) -> dict[str, Any]:
-    """Where the numbers behind a run come from; `more` names the trace, a cost table ..."""
+    """The sources of the numbers behind a run; `more` names the trace, a cost table ..."""
     return {
         "device": {"name": device.name, "sources": dict(device.sources)},
         "model": {"name": model.name, "source": model.source},
@@ -72,7 +72,7 @@ def versions() -> dict[str, str]:
 def to_json(value: Mapping[str, Any]) -> str:
     """Strict JSON with sorted keys and a line end.
 
-    Raises ValueError for NaN and infinities, which JSON does not have: a metric that does not apply is absent.
+    Raises ValueError for NaN and infinities, which JSON does not have; a metric that does not apply must be left out.
     """
     text = json.dumps(value, allow_nan=False, sort_keys=True, indent=2, ensure_ascii=False)
     # What JSON may leave as it is and a terminal would obey.

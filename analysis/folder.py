@@ -1,4 +1,4 @@
-"""What a run leaves on disk: a folder that tells what was run, what came out, and shows it."""
+"""The folder of a run: its scenario, its results, and pictures of them."""
 
 import io
 import re
@@ -15,7 +15,7 @@ from kvferry.system.whole_file import write_file
 def write_run(folder: Path, scenario_yaml: str, run: Run, envelope: Envelope) -> list[Path]:
     """Write scenario.yaml, metrics.json, spans.parquet, trace.json and plots/; returns the files written.
 
-    Where a real model said something, answers.json has its token ids by sequence.
+    If a real model answered, answers.json has its token ids by sequence.
 
     Equal runs give equal bytes. Files of the same names are replaced, others are left alone; each appears under
     its name only when complete. Raises KvferryError, naming the file, when it cannot be written.

@@ -1,4 +1,4 @@
-"""The Gantt of the paths: who was busy when, under the link's replayed rate.
+"""The Gantt chart of the paths: when each resource was busy, below the link's replayed rate.
 
 A lane's height at a slot (a few pixels wide) is the share of it in which the resource worked, so a hundred
 thousand spans draw as fast as ten, and a lane that works half the time looks half full.
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 # Slots along the time axis: of a rate, about a pixel each; of a lane, wide enough to average single spans.
 RATE_SLOTS = 1400
 LANE_SLOTS = 280
-# More requests than this become one line each, without a label.
+# Above this number, each request is one line without a label.
 _LABELLED_REQUESTS = 24
 _LANE = 0.8
 _BESIDE = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.02), "handlelength": 1.4, "borderaxespad": 0.3}
@@ -77,9 +77,9 @@ def gantt(run: Run, *, title: str = "", request: int | None = None) -> Figure:
 
 
 def view_of(run: Run, request: int) -> Run:
-    """The run as one request saw it: from its arrival (time 0) to its last token, its own record only.
+    """The part of a run that belongs to one request: from its arrival (time 0) to its last token, its own record only.
 
-    Spans and link rates of that time stay, whoever's they are. Raises ValueError for a request it does not have.
+    All spans and link rates of that time stay, those of other requests too. Raises ValueError for an unknown request.
     """
     record = next((r for r in run.requests if r.request == request), None)
     if record is None:
@@ -114,7 +114,7 @@ def view_of(run: Run, request: int) -> Run:
 
 
 def window_of(run: Run) -> tuple[float, float]:
-    """From the first arrival to the end of the last work, a little air behind; ValueError when nothing happened."""
+    """From the first arrival to the end of the last work, with a margin. Raises ValueError for a run without work."""
     ends_s = [span.end_s for span in run.spans] + [e for e in map(finish_s, run.requests) if e is not None]
     starts_s = [r.arrival_s for r in run.requests] or [span.start_s for span in run.spans]
     if not ends_s or max(ends_s) <= min(starts_s):
@@ -124,7 +124,7 @@ def window_of(run: Run) -> tuple[float, float]:
 
 def draw_rate(axis: Any, run: Run, start_s: float, end_s: float, *, moved_too: bool = True) -> None:
     """The replayed rate as a line, what was delivered as the area under it, in Mbit/s, averaged per pixel."""
-    # Drawn only where the run replayed it: beyond its edges the link is unknown, not down.
+    # Drawn only for the time that the run replayed: outside it, the rate is unknown, not 0.
     edges_s = np.linspace(max(start_s, run.link_times_s[0]), min(end_s, run.link_times_s[-1]), RATE_SLOTS + 1)
     offered = _mean_rate(np.asarray(run.link_times_s), np.asarray(run.link_bytes_per_s), edges_s)
     top = float(offered.max())
@@ -256,7 +256,7 @@ def legend(figure: Any, spans: Sequence[Span]) -> None:
 
 
 def _lane_edges(spans: Sequence[Span], start_s: float, end_s: float) -> np.ndarray:
-    """The slots of a lane: even, but cut where long stretches of one kind of work begin and end: these stay sharp."""
+    """The slots of a lane: even, but cut at both ends of long stretches of one kind of work, which so stay sharp."""
     slot_s = (end_s - start_s) / LANE_SLOTS
     cuts = [np.array([start_s, end_s])]
     for name in KINDS:
@@ -269,12 +269,12 @@ def _lane_edges(spans: Sequence[Span], start_s: float, end_s: float) -> np.ndarr
     to_cut = np.minimum(
         np.abs(even - sharp[np.maximum(after - 1, 0)]), np.abs(even - sharp[np.minimum(after, len(sharp) - 1)])
     )
-    # A sliver of a slot beside a cut would show a single span at full height.
+    # A very narrow slot beside a cut would show a single span at full height.
     return np.unique(np.concatenate((sharp, even[to_cut > slot_s / 2])))
 
 
 def _stairs(axis: Any, values: np.ndarray, edges_s: np.ndarray, *, baseline: Any = 0, **how: Any) -> None:
-    """Axes.stairs without the steps that are none: most of a lane is flat, and an SVG writes every point."""
+    """Axes.stairs without steps of height 0: most of a lane is flat, and an SVG writes every point."""
     floor = np.broadcast_to(0.0 if baseline is None else baseline, values.shape)
     keep = np.concatenate(([True], (np.abs(np.diff(values)) > 1e-9) | (np.abs(np.diff(floor)) > 1e-9)))
     edges_s = np.concatenate((edges_s[:-1][keep], edges_s[-1:]))
@@ -301,7 +301,7 @@ def _progress(spans: Sequence[Span], edges_s: np.ndarray) -> np.ndarray:
     times = np.array([(span.start_s, span.end_s) for span in spans])
     lasting = times[:, 1] - times[:, 0]
     weights = np.array([span.n_bytes for span in spans]) if spans[0].resource == "link" else lasting
-    # A span's ramp is the difference of two hinges; sorted, all hinges together are one interpolation.
+    # A span's ramp is the difference of two hinges; the sum of all sorted hinges is one interpolation.
     at, turn = times.T.ravel(), np.concatenate((weights / lasting, -weights / lasting))
     order = np.argsort(at, kind="stable")
     slope = np.cumsum(turn[order])

@@ -1,4 +1,4 @@
-"""Numbers as people read them: three significant digits and a unit that fits the size."""
+"""Numbers for people: three significant digits and a unit that fits the size."""
 
 from collections.abc import Callable, Sequence
 
@@ -48,7 +48,7 @@ def number(value: float) -> str:
 
 
 def of_unit(key: str) -> Callable[[float], str]:
-    """How to write a value, told by the unit that its name ends in."""
+    """The function that formats a value, chosen by the unit at the end of its name."""
     for ending, write in _BY_ENDING.items():
         if key.endswith(ending):
             return write
@@ -58,7 +58,7 @@ def of_unit(key: str) -> Callable[[float], str]:
 def _scaled(value: float, scale: Scale) -> str:
     if value == 0:
         return f"0 {next(unit for factor, unit in scale if factor == 1.0)}"
-    # 999.6 would print as 1000: it belongs to the next larger unit.
+    # 999.6 would print as 1000, so it takes the next larger unit.
     factor, unit = next((step for step in scale if abs(value) >= 0.9995 * step[0]), scale[-1])
     return f"{number(value) if unit == 'B' else _digits(value / factor)} {unit}"
 

@@ -22,7 +22,7 @@ _WRITTEN_CELLS = 150
 
 @dataclass(frozen=True)
 class Axis:
-    """A column of the table, how people call it (with its unit), and what brings it into that unit."""
+    """A column of the table, its label with a unit, and the factor that converts to that unit."""
 
     column: str
     label: str
@@ -57,7 +57,7 @@ def line(
             "label": name, "color": SERIES[n % len(SERIES)], "marker": MARKERS[n % len(MARKERS)], "markersize": 4.5,
         }  # fmt: skip
         if words:
-            # Nothing lies between two words: no line, and the series beside each other.
+            # A text axis has nothing between its values: no line, and the series side by side.
             at = np.array([words.index(word) for word in order]) + 0.5 * ((n + 1) / (len(series) + 1) - 0.5)
             axis.errorbar(at, median, (median - below, above - median), linestyle="none", capsize=2.5, **how)
         else:
@@ -134,7 +134,7 @@ def heat_map(frame: pd.DataFrame, x: Axis, y: Axis, value: Axis, *, title: str =
     axis.set_xticks(np.arange(len(columns)) + 0.5, [_tick(c, x.scale) for c in columns])
     axis.set_yticks(np.arange(len(rows)) + 0.5, [_tick(r, y.scale) for r in rows])
     if _words(frame[y.column]):
-        axis.invert_yaxis()  # words read from the top, numbers grow upwards
+        axis.invert_yaxis()  # text is listed from the top, numbers grow upwards
     axis.set_xlabel(x.label)
     axis.set_ylabel(y.label)
     axis.tick_params(length=0)
@@ -191,7 +191,7 @@ def _dress(axis: Any, x: Axis, y: Axis) -> None:
         axis.set_yscale("log")
         axis.yaxis.set_major_formatter("{x:g}")
     else:
-        # A length is read from zero; a curve that dips below shows where zero is.
+        # Lengths start at zero; a curve that goes below shows where zero is.
         axis.set_ylim(bottom=min(0.0, axis.get_ylim()[0]) if axis.dataLim.y0 < 0 else 0.0)
 
 

@@ -81,7 +81,7 @@ def _claim(paper: Paper, number: int, results: Results) -> Report:
 
 
 def _cells(paper: Paper, key: Key, results: Results) -> Iterable[Report]:
-    """A run's figures, beside what the paper prints of them, if it prints any."""
+    """A run's figures beside the paper's printed ones, if it prints any."""
     scenario, row = results.scenarios[key], results.rows[key]
     simulated = paper.experiments[key.experiment].by == "simulation"
     metrics = paper.cell_metrics if simulated else [name for name in row if name != "outcome"]

@@ -7,9 +7,9 @@ from typing import Any
 from kvferry.specs.scenario import Scenario
 
 Scalar = str | float | int | bool
-# Prose about where numbers come from: it stays with the profile.
+# Prose about sources, which only the profile needs.
 _PROSE = ("source", "sources")
-# What a field's name has and its key in YAML has not (specs.base.Part); and a named record stands for its name.
+# Suffixes of field names that their YAML keys do not have (specs.base.Part), and `.name` of a named record.
 _ENDINGS = ("", "_s", "_bytes", "_bytes_per_s", "_hz", ".name")
 
 

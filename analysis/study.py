@@ -1,4 +1,4 @@
-"""A study: one scenario varied over axes and seeds, and what is to be drawn of it."""
+"""A study: one scenario varied over axes and seeds, and the plots of its results."""
 
 import math
 import re
@@ -24,7 +24,7 @@ from kvferry.specs.node import Node, node_of
 from kvferry.specs.scenario import Scenario
 from kvferry.traces.resolve import link_trace, load_trace
 
-# Keys of a scenario with their values, each where the study's file has it. Those of one dimension vary together.
+# Keys of a scenario with their values and places in the study's file. The keys of one dimension vary together.
 Dimension = dict[str, list[Node]]
 
 
@@ -77,7 +77,7 @@ def _locate(source: str) -> Path:
 
 
 def _output(spec: StudySpec, tree: Node, name: str) -> Path:
-    """Where the results go. A study's file may be somebody else's: it cannot point out of the current folder."""
+    """The results folder. A study's file may come from another user, so it cannot point out of the current folder."""
     output = Path(spec.output or f"runs/{name}")
     if output.is_absolute() or ".." in output.parts:
         what = f"{spec.output!r:.100} leads out of the current folder; use --output for that"
@@ -86,7 +86,7 @@ def _output(spec: StudySpec, tree: Node, name: str) -> Path:
 
 
 def _dimensions(spec: StudySpec, tree: Node) -> list[Dimension]:
-    """What varies: axes, then zip groups, then seeds. Raises InputError."""
+    """The dimensions: axes, then zip groups, then seeds. Raises InputError."""
     paths: list[dict[str, tuple[str | int, ...]]] = [{key: ("axes", key)} for key in spec.axes]
     paths += [{key: ("zip", n, key) for key in group} for n, group in enumerate(spec.zip) if group]
     dimensions = [{key: _values(tree, path) for key, path in group.items()} for group in paths]
@@ -128,7 +128,7 @@ def _values(tree: Node, path: tuple[str | int, ...]) -> list[Node]:
 
 
 def _base(tree: Node, overrides: Sequence[str], axes: Collection[str]) -> Node:
-    """The scenario that is varied: it need not be complete, the axes may be what it lacks. Raises InputError."""
+    """The base scenario; the axes may supply keys that it lacks. Raises InputError."""
     node = _at(tree, ("base",))
     if isinstance(node.value, str):
         try:
@@ -206,7 +206,7 @@ def _fault_of(replayed: LinkSpec | LoadSpec) -> str:
 
 
 def _check_plots(spec: StudySpec, tree: Node, points: Sequence[Scenario]) -> None:
-    """Before hours of computing: does every plot name something that the results will have?"""
+    """Raises InputError if a plot names a setting or metric that the results will not have, before anything runs."""
     if not spec.plots:
         return
     known = sorted({column for point in points for column in settings_of(point)} | set(FIGURES))

@@ -18,7 +18,7 @@ from kvferry.specs.errors import InputError
 if TYPE_CHECKING:
     import pandas as pd
 
-# One unit for a whole axis, by how single values are written.
+# The unit of a whole axis, by the function that formats single values.
 _UNITS: dict[Callable[[float], str], tuple[str, float]] = {
     human.seconds: ("s", 1.0),
     human.rate: ("Mbit/s", 8e-6),
@@ -32,7 +32,7 @@ _TOKENS = ("workload.context", "workload.question", "workload.output", "workload
 def draw_plots(frame: pd.DataFrame, plots: Sequence[PlotSpec], folder: Path) -> tuple[list[Path], dict[str, str]]:
     """Write each plot of a study's results as PNG and SVG; returns the files, and by name why one was not drawn.
 
-    Only points whose outcome is "done" are drawn: what an interrupted link let through would flatter it.
+    Only points whose outcome is "done" are drawn: figures of an unfinished run would look too good.
     """
     done = frame[frame["outcome"] == "done"]
     written: list[Path] = []
@@ -55,7 +55,7 @@ def _name(plot: PlotSpec, taken: Collection[str]) -> str:
 
 
 def _arguments(plot: PlotSpec, columns: Collection[str]) -> dict[str, Any]:
-    """What the function of its kind in analysis.plots takes."""
+    """The arguments of the plot's function in analysis.plots."""
     found: dict[str, Any] = {"title": plot.title}
     for key, named in plot.columns.items():
         column = column_of(named, columns) or named

@@ -1,4 +1,4 @@
-"""What a study's file may say; what its values mean, the scenario they go into tells."""
+"""The keys of a study's file; its values are checked by the scenario that they go into."""
 
 from typing import Annotated, Any, Literal
 
@@ -6,7 +6,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from kvferry.specs.base import BadKey, Spec
 
-# A point takes some tenths of a second; this keeps a slip from becoming a study that ends next year.
+# A point takes some tenths of a second: this limit catches a mistyped axis before it becomes a year of computing.
 MOST_POINTS = 50_000
 # Which keys a kind of plot needs, and which it may have besides log, title and name.
 _KEYS = {
@@ -26,12 +26,12 @@ class PlotSpec(Spec):
     x: str
     y: str | None = None
     value: str | None = None
-    # A line per value of it; what no key names makes the spread.
+    # A line per value of it; keys that the plot does not name make the spread.
     by: str | None = None
     band: Literal["p5-p95", "min-max"] = "p5-p95"
     log: tuple[Literal["x", "y", "value"], ...] = ()
     title: str = Field(default="", max_length=200)
-    # Of the file; None: made from what is drawn.
+    # The picture's file name; None: made from the keys.
     name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
 
     @model_validator(mode="after")
@@ -75,7 +75,7 @@ class StudySpec(Spec):
     name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._+ -]{0,99}$")
     base: Annotated[Any, BeforeValidator(_base)]
     axes: Axes = Field(default_factory=dict)
-    # Axes that go together, value by value.
+    # Axes that vary together, value by value.
     zip: tuple[Axes, ...] = ()
     # A list, or 5 for 0, 1, 2, 3, 4. None: the base's own.
     seeds: Annotated[tuple[Any, ...], BeforeValidator(_seeds), Field(min_length=1)] | None = None

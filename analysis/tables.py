@@ -17,7 +17,7 @@ Metrics = Mapping[str, float]
 
 @dataclass(frozen=True)
 class Figure:
-    """How a metric is shown: its name for people, and which way is better (None: neither)."""
+    """How a metric is shown: its label, and whether higher is better (None: neither is)."""
 
     label: str
     better: Literal["low", "high"] | None = None
@@ -55,7 +55,7 @@ FIGURES: dict[str, Figure] = {
     "requests_finished": Figure("finished"),
 }
 
-# The most telling first: where a terminal is too narrow, the last are left out.
+# The most important first: in a narrow terminal the last ones are left out.
 COMPARED = (
     "ttft_s",
     "energy_j",
@@ -68,7 +68,7 @@ COMPARED = (
     "link_utilisation",
     "compute_utilisation",
 )
-# A pipe has no width: 80 columns would cut the figures that a script greps for.
+# A pipe has no width, and 80 columns would cut figures that a script looks for.
 _PIPE_WIDTH = 240
 
 
@@ -162,7 +162,7 @@ def _comparison(
 
 
 def terminal_width() -> int:
-    """Of standard output; wide where it is no terminal."""
+    """The width of standard output; large if it is not a terminal."""
     from rich.console import Console
 
     return Console().width if sys.stdout.isatty() else _PIPE_WIDTH
@@ -195,7 +195,7 @@ def is_energy_part(key: str) -> bool:
 
 
 def _says_more(key: str, metrics: Metrics) -> bool:
-    """False for what another figure already tells: statistics of a single request, tokens/s of single tokens."""
+    """False if another figure already has the value: statistics of a single request, tokens/s of single tokens."""
     if key in ("ttft_p50_s", "ttft_p95_s", "bound_gap", "regret_p95"):
         return metrics.get("requests") != 1
     if key == "requests_finished":
@@ -208,7 +208,7 @@ def _others(metrics: Metrics) -> list[str]:
 
 
 def _rank(value: float | None, better: str | None) -> tuple[bool, float]:
-    """Sorts the best first and what has no figure last."""
+    """The sort key: best first, missing figures last."""
     return value is None, (0.0 if value is None else -value if better == "high" else value)
 
 

@@ -19,7 +19,7 @@ Event = dict[str, Any]
 
 DEVICE, NETWORK, REQUESTS = 1, 2, 3
 _PROCESS_NAMES = {DEVICE: "device", NETWORK: "network", REQUESTS: "requests"}
-# How resources are ordered from the top; the processors, known only to the device, come between.
+# The order of resources from the top; processors, whose names are the device's, come between.
 _FIRST = ("link", "decompress", "copy", "storage")
 
 
@@ -61,7 +61,7 @@ def trace_events(run: Run) -> Iterator[Event]:
 
 
 def resources_of(spans: Sequence[Span]) -> list[str]:
-    """The resources that worked, in the order that data takes through them: link, decompress, copy, processors."""
+    """The resources that worked, in the order of the data's path: link, decompress, copy, processors."""
     names = {span.resource for span in spans}
     return [name for name in _FIRST if name in names] + sorted(names.difference(_FIRST))
 
@@ -72,7 +72,7 @@ def _thread(pid: int, tid: int, name: str) -> Iterator[Event]:
 
 
 def _us(value_s: float) -> float:
-    """Microseconds to the nanosecond: what the viewers keep."""
+    """Microseconds, rounded to the nanosecond as the viewers do."""
     return round(value_s * 1e6, 3)
 
 
@@ -87,13 +87,13 @@ def _complete(pid: int, tid: int, span: Span) -> Event:
 
 
 def _slice(pid: int, tid: int, name: str, start_s: float, end_s: float) -> Event:
-    # The end is rounded, not the duration: neighbours that touch must still touch, or a viewer nests them.
+    # The end is rounded, not the duration: spans that touch must still touch, or a viewer nests them.
     start, end = _us(start_s), _us(end_s)
     return {"ph": "X", "pid": pid, "tid": tid, "name": name, "ts": start, "dur": round(end - start, 3)}
 
 
 def _phases(request: RequestRecord) -> Iterator[Event]:
-    """What the request's user waits for: the load, the first token, the rest of the answer."""
+    """The phases of a request: the load, the first token, the rest of the answer."""
     times = token_times_s(request)
     ends = (
         ("load", request.loaded_s),

@@ -1,4 +1,4 @@
-"""``kvferry calibrate``: a device profile from measurements, this machine's or other programs'."""
+"""``kvferry calibrate``: makes a device profile from measurements of this machine or of other programs."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,10 +12,10 @@ from kvferry.cli.output import results_folder
 if TYPE_CHECKING:
     from kvferry.specs.device import DeviceSpec
 
-# Of the cores: a higher load average is worth a word.
+# Load average per core above which the command warns.
 _QUIET_SHARE = 0.3
 _PARTS = "compute,sparsity,decode,dispatch,codec,storage,link,contention,power"
-# What only a measurement asks for.
+# Options that only a measurement uses.
 _ONLY_HERE = (
     "random_weights",
     "threads",
@@ -38,26 +38,33 @@ def calibrate(
         typer.Option("--output", "-o", metavar="DIR", parser=results_folder, help="Folder of the profile."),
     ] = None,
     model: Annotated[
-        str | None, typer.Option("--model", help="A folder with a model, or a name; see kvferry models.")
+        str | None, typer.Option("--model", help="A model: a folder, or a name that kvferry models lists.")
     ] = None,
     random_weights: Annotated[
-        bool, typer.Option("--random-weights", help="--model is a description; its weights are drawn.")
+        bool, typer.Option("--random-weights", help="Treat --model as a description and draw random weights.")
     ] = False,
-    threads: Annotated[int, typer.Option("--threads", min=1, max=1024, help="CPU threads of one op.")] = 1,
+    threads: Annotated[int, typer.Option("--threads", min=1, max=1024, help="CPU threads per op.")] = 1,
     device: Annotated[str, typer.Option("--device", help="A torch device: cpu, cuda, cuda:1.")] = "cpu",
-    dtype: Annotated[str | None, typer.Option("--dtype", help="float32, bfloat16 or float16; else as stored.")] = None,
+    dtype: Annotated[
+        str | None, typer.Option("--dtype", help="float32, bfloat16 or float16. Default: as stored.")
+    ] = None,
     attention: Annotated[str, typer.Option("--attention", help="dense or block-sparse.")] = "dense",
     context: Annotated[str, typer.Option("--context", help="The longest context to measure.")] = "8Ki",
     workers: Annotated[
-        int | None, typer.Option("--workers", min=1, max=1024, help="Of the decompressor; else the cores left.")
+        int | None,
+        typer.Option("--workers", min=1, max=1024, help="Decompressor processes. Default: the remaining cores."),
     ] = None,
-    parts: Annotated[str, typer.Option("--parts", help="Comma-separated; the others come from --base.")] = _PARTS,
+    parts: Annotated[
+        str, typer.Option("--parts", help="What to measure, comma-separated; the rest comes from --base.")
+    ] = _PARTS,
     base: Annotated[
-        str, typer.Option("--base", metavar="DEVICE", help="The profile that says what is not measured.")
+        str, typer.Option("--base", metavar="DEVICE", help="Device profile for everything that is not measured.")
     ] = "laptop-cpu",
-    name: Annotated[str | None, typer.Option("--name", help="Of the device; else the folder's.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer points and repetitions: to see that it works.")] = False,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Measure again what the folder's journal has.")] = False,
+    name: Annotated[str | None, typer.Option("--name", help="Name of the device. Default: the folder's name.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer points and repetitions, as a trial.")] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Ignore the folder's journal and measure everything again.")
+    ] = False,
     from_files: Annotated[
         list[Path] | None,
         typer.Option("--from", metavar="FILE...", help="JSON of llama-bench, fio or iperf3, instead of measuring."),
@@ -65,8 +72,8 @@ def calibrate(
 ) -> None:
     """Measure this device with a model, and write a profile that `device: DIR/profile.yaml` uses.
 
-    Interrupted or killed, it goes on where it was when it is called again. With --from nothing is measured here: the
-    profile is made from what llama-bench, fio and iperf3 said, on whatever device.
+    When interrupted or killed, the same command resumes. With --from nothing is measured here: the profile is made from
+    the output of llama-bench, fio and iperf3, which may come from another device.
     """
     from kvferry.scenarios.loader import load_device
     from kvferry.specs.errors import InputError

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def compare(
     scenario: ScenarioArgument,
     systems: Annotated[
-        str | None, typer.Option("--systems", metavar="A,B,...", help="Which; all when left out.")
+        str | None, typer.Option("--systems", metavar="A,B,...", help="Systems to compare. Default: all.")
     ] = None,
     settings: SetOption = None,
     seed: SeedOption = None,
@@ -24,8 +24,8 @@ def compare(
 ) -> None:
     """Run a scenario under several systems and show them side by side.
 
-    The scenario's policies replace those of its own system; the others run with theirs. Interrupted, it keeps
-    the systems that are done.
+    The scenario's policies apply to its own system only; other systems run with their own. Ctrl-C keeps the systems
+    that are done.
     """
     from kvferry.analysis.envelope import to_json
     from kvferry.analysis.folder import write_comparison

@@ -1,4 +1,4 @@
-"""``kvferry encode``: a scenario's contexts, made by its real model, as stores for a cloud."""
+"""``kvferry encode``: computes a scenario's contexts with its real model and writes them as stores for a cloud."""
 
 from pathlib import Path
 from typing import Annotated
@@ -10,16 +10,17 @@ from kvferry.cli.options import ScenarioArgument, SeedOption, SetOption, overrid
 
 def encode(
     scenario: ScenarioArgument,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder that the stores are written into.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the stores.")],
     systems: Annotated[
-        str | None, typer.Option("--systems", help="Comma-separated; their codecs. Default: the scenario's system.")
+        str | None,
+        typer.Option("--systems", help="Encode with these systems' codecs. Default: the scenario's system."),
     ] = None,
     settings: SetOption = None,
     seed: SeedOption = None,
 ) -> None:
     """Encode the contexts of a scenario for `kvferry serve`, so that `live.cloud` finds them there.
 
-    Prints the stores' paths. What is there already is kept.
+    Prints the stores' paths. Existing stores are kept.
     """
     from kvferry.cli.checks import check_workload, scenario_for_run, scenarios_under
     from kvferry.cli.progress import say

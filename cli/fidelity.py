@@ -1,4 +1,4 @@
-"""``kvferry fidelity``: how far the simulator is off, measured on this device."""
+"""``kvferry fidelity``: measures the simulator's error on this device."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ if TYPE_CHECKING:
 
 def fidelity(
     source: Annotated[str, typer.Argument(metavar="SCENARIO", help="A scenario or a study, by name or file.")],
-    systems: Annotated[str | None, typer.Option("--systems", help="Comma-separated; the scenario's own.")] = None,
-    runs: Annotated[int, typer.Option("--runs", min=1, max=1000, help="How often each is carried out.")] = 5,
+    systems: Annotated[
+        str | None, typer.Option("--systems", help="Systems, comma-separated. Default: the scenario's.")
+    ] = None,
+    runs: Annotated[int, typer.Option("--runs", min=1, max=1000, help="Real runs of each scenario.")] = 5,
     settings: SetOption = None,
     seed: SeedOption = None,
     output: OutputOption = None,
@@ -23,8 +25,8 @@ def fidelity(
 ) -> None:
     """Run scenarios in both worlds, the real one several times, and show how far the simulator is off.
 
-    Beside each error stands the hardware's own spread from run to run. With --output both timelines are drawn, one
-    above the other; interrupted, the same command goes on from there.
+    Beside each error is the hardware's own spread between runs. With --output both timelines are drawn, one above the
+    other, and the same command resumes after Ctrl-C.
     """
     from kvferry.analysis.envelope import to_json
     from kvferry.analysis.fidelity_study import measure

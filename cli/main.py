@@ -1,4 +1,4 @@
-"""The ``kvferry`` command: which commands there are, and what becomes of their errors.
+"""The ``kvferry`` command: its subcommands, and how their errors become messages and exit codes.
 
 Nothing heavy is imported here or at the top of a command's file, so that ``--help`` stays quick.
 """
@@ -64,8 +64,10 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def kvferry(
-    debug: Annotated[bool, typer.Option("--debug", help="Show the stack trace of whatever goes wrong.")] = False,
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Say which.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the stack trace of any error.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
     """How long until the first token, how fast afterwards, at what energy and memory?
 
@@ -107,14 +109,14 @@ def _exit_code(debug: bool) -> int:
         try:
             app(prog_name="kvferry")
         except SystemExit as leave:
-            # Here, where a reader that has gone away can still be told from a fault.
+            # Flush here, where a closed pipe can still be distinguished from a fault.
             sys.stdout.flush()
             return leave.code if isinstance(leave.code, int) else 1
         return 0
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # Nobody reads any more (kvferry ... | head): not worth a word, nor a second error when Python closes.
+        # The reader has closed the pipe (kvferry ... | head): no message, and no second error when Python exits.
         _drop_output()
         return 1
     except KvferryError as error:
@@ -146,7 +148,7 @@ def _output_works() -> bool:
 
 
 def _drop_output() -> None:
-    """What is left in the buffer goes nowhere, so that Python does not complain once more as it ends."""
+    """Discard buffered output, so that Python does not report the same error again as it exits."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

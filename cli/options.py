@@ -10,7 +10,7 @@ from kvferry.cli.output import results_folder
 ScenarioArgument = Annotated[str, typer.Argument(metavar="SCENARIO", help="A bundled scenario by name, or a file.")]
 SetOption = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Change a value, as in link.rtt='20 ms'; may be repeated."),
+    typer.Option("--set", metavar="KEY=VALUE", help="Change a value, as in link.rtt='20 ms'. Repeatable."),
 ]
 SeedOption = Annotated[int | None, typer.Option("--seed", min=0, help="The same as --set seed=N.")]
 OutputOption = Annotated[

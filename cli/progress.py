@@ -1,4 +1,4 @@
-"""Signs of life on standard error while something long runs; silent when nobody watches."""
+"""Progress on standard error: bars and spinners on a terminal, nothing elsewhere."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -28,7 +28,7 @@ def counted(doing: str) -> Iterator[Progress]:
 
 @contextmanager
 def steps() -> Iterator[Callable[[str, int, int], None]]:
-    """The same for steps with names, told as "part: what exactly"; a line for each part when nobody watches."""
+    """The same for named steps, reported as "part: detail"; without a terminal, one line per part."""
     if sys.stderr.isatty():
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn

@@ -1,4 +1,4 @@
-"""``kvferry reproduce``: a paper's claims, tables and figures beside ours."""
+"""``kvferry reproduce``: a paper's claims, tables and figures beside our results."""
 
 import sys
 from time import monotonic
@@ -9,18 +9,18 @@ import typer
 from kvferry.cli.options import JsonOption, OutputOption
 from kvferry.cli.progress import Progress
 
-# Where no bar can be drawn: a line this often.
+# Without a terminal: a line this often.
 _LINE_EVERY_S = 10.0
 
 
 def reproduce(
-    paper: Annotated[str, typer.Argument(metavar="PAPER", help="sparkv or kvswap.")],
+    paper: Annotated[str, typer.Argument(metavar="PAPER", help="The paper: sparkv or kvswap.")],
     output: OutputOption = None,
     json: JsonOption = False,
 ) -> None:
     """Run what a paper ran, and show every claim with our figure and a verdict: hit, miss, measured.
 
-    With --output it keeps the runs, the report and pictures; interrupted, it goes on from there next time.
+    With --output it keeps the runs, the report and pictures, and resumes after Ctrl-C.
     """
     from kvferry.analysis.envelope import to_json
     from kvferry.analysis.reproduce import reproduce_paper
@@ -59,7 +59,7 @@ def _range(claim: dict[str, Any], whose: str) -> str | None:
 
 
 def _with_lines(paper: str, bar: Progress) -> Progress:
-    """The bar, and a line now and then where nobody would see it."""
+    """The bar; without a terminal, a line now and then instead."""
     from kvferry.cli.progress import say
 
     said_s = monotonic()

@@ -1,4 +1,4 @@
-"""``kvferry scenarios``: what can be run by name."""
+"""``kvferry scenarios``: lists the bundled scenarios."""
 
 from kvferry.cli.options import JsonOption
 

@@ -1,4 +1,4 @@
-"""``kvferry schedule``: one loading problem, every scheduler."""
+"""``kvferry schedule``: compares all schedulers on one loading problem."""
 
 from typing import Annotated
 
@@ -10,7 +10,7 @@ from kvferry.cli.options import JsonOption, ScenarioArgument, SeedOption, SetOpt
 def schedule(
     scenario: ScenarioArgument,
     solver: Annotated[
-        str | None, typer.Option("--solver", metavar="NAME", help="Solve the MILP too: highs, cbc or gurobi.")
+        str | None, typer.Option("--solver", metavar="NAME", help="Also solve the MILP, with highs, cbc or gurobi.")
     ] = None,
     settings: SetOption = None,
     seed: SeedOption = None,

@@ -1,4 +1,4 @@
-"""``kvferry schema``: what a scenario file may say, for editors."""
+"""``kvferry schema``: the JSON schema of scenario files, for editors."""
 
 
 def schema() -> None:

@@ -1,4 +1,4 @@
-"""``kvferry serve``: the cloud, on this machine or another."""
+"""``kvferry serve``: serves encoded contexts as the cloud does."""
 
 import os
 from pathlib import Path
@@ -14,21 +14,30 @@ _MOST_TOKEN_BYTES = 4096
 
 def serve(
     store: Annotated[Path, typer.Argument(metavar="STORE", help="A store (NAME.kvs), or a folder of them.")],
-    host: Annotated[str, typer.Option("--host", help="Beyond localhost, a token is needed.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: any that is free.")] = 8100,
+    host: Annotated[
+        str, typer.Option("--host", help="Address to listen on; any but localhost needs a token.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65535, help="Port to listen on; 0 picks a free one.")
+    ] = 8100,
     trace: Annotated[str | None, typer.Option("--trace", help="A bandwidth trace to replay, by name or path.")] = None,
-    rate: Annotated[str | None, typer.Option("--rate", help="Instead, a constant rate, as in '850 Mbit/s'.")] = None,
+    rate: Annotated[
+        str | None, typer.Option("--rate", help="A constant rate instead of a trace, as in '850 Mbit/s'.")
+    ] = None,
     rtt: Annotated[str, typer.Option("--rtt", help="Round-trip time to add, as in '4 ms'.")] = "0 s",
-    scale: Annotated[float, typer.Option("--scale", help="Factor on the trace's rates.")] = 1.0,
-    offset: Annotated[str, typer.Option("--offset", help="Where in the trace to begin, as in '30 s'.")] = "0 s",
-    on_end: Annotated[str, typer.Option("--on-end", help="After the trace: loop, hold or end.")] = "loop",
+    scale: Annotated[float, typer.Option("--scale", help="Factor by which the trace's rates are multiplied.")] = 1.0,
+    offset: Annotated[str, typer.Option("--offset", help="Time in the trace at which to begin, as in '30 s'.")] = "0 s",
+    on_end: Annotated[
+        str, typer.Option("--on-end", help="What follows the end of the trace: loop, hold or end.")
+    ] = "loop",
     token_file: Annotated[
-        Path | None, typer.Option("--token-file", help="Ask for the token in this file; or set KVFERRY_TOKEN.")
+        Path | None,
+        typer.Option("--token-file", help="File with the token that clients must send; or set KVFERRY_TOKEN."),
     ] = None,
 ) -> None:
-    """Serve encoded contexts over HTTP, as fast as a replayed link would. Ctrl-C stops it.
+    """Serve encoded contexts over HTTP at the rate of a replayed link. Ctrl-C stops it.
 
-    The URL is printed on standard output once requests are accepted.
+    Prints the URL on standard output once it accepts requests.
     """
     from kvferry.cli.progress import say
     from kvferry.specs.errors import InputError, MissingExtra

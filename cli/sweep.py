@@ -19,7 +19,7 @@ def sweep(
     study: Annotated[str, typer.Argument(metavar="STUDY", help="A bundled study by name, or a file.")],
     settings: SetOption = None,
     output: OutputOption = None,
-    jobs: Annotated[int | None, typer.Option("--jobs", "-j", min=1, help="Processes; all cores when left out.")] = None,
+    jobs: Annotated[int | None, typer.Option("--jobs", "-j", min=1, help="Processes. Default: one per core.")] = None,
     json: JsonOption = False,
 ) -> None:
     """Run the points of a study that are missing from its data set, on all cores; then draw its plots.

@@ -1,4 +1,4 @@
-"""``kvferry systems``: what a scenario can be run under."""
+"""``kvferry systems``: lists the systems."""
 
 from kvferry.cli.options import JsonOption
 

@@ -1,4 +1,4 @@
-"""``kvferry traces``: bandwidth and load over time; what there is, how it looks, where to get more."""
+"""``kvferry traces``: lists, shows, plots, imports, fetches and fits traces of bandwidth and load."""
 
 import re
 from collections.abc import Mapping
@@ -71,7 +71,7 @@ def show(trace: TraceArgument, json: JsonOption = False) -> None:
 
 
 def _show_arrays(trace: str, json: bool) -> None:
-    """A trace of chunks, selections or keys: what arrays it holds."""
+    """Describe a trace of chunks, selections or keys by the arrays that it holds."""
     from kvferry.cli.table import print_table
     from kvferry.traces.arrays import peek_arrays
 
@@ -106,16 +106,20 @@ def _in_words(stored: "StoredTrace") -> list[tuple[str, str | None]]:
 
 @app.command("import")
 def import_log(
-    log: Annotated[Path, typer.Argument(metavar="LOG", help="What iperf3, mahimahi or another recorder wrote.")],
+    log: Annotated[
+        Path, typer.Argument(metavar="LOG", help="The file that iperf3, mahimahi or another recorder wrote.")
+    ],
     output: Annotated[
         Path,
         typer.Option("--output", "-o", metavar="FILE", parser=results_file, help="The trace to write (CSV)."),
     ],
-    reader: Annotated[str | None, typer.Option(help="How to read it; else told from the content.")] = None,
+    reader: Annotated[str | None, typer.Option(help="Its format. Default: detected from the content.")] = None,
     trim: Annotated[
-        str, typer.Option(metavar="FROM:TO", help="Keep these seconds only; either may be left out.")
+        str, typer.Option(metavar="FROM:TO", help="Keep only these seconds; either end may be left out.")
     ] = ":",
-    drop_slow_start: Annotated[bool, typer.Option("--drop-slow-start", help="Take off the first 3 s of TCP.")] = False,
+    drop_slow_start: Annotated[
+        bool, typer.Option("--drop-slow-start", help="Drop the first 3 s, in which TCP starts.")
+    ] = False,
     on_end: Annotated[str, typer.Option(metavar="loop|hold|end", help="What follows the last sample.")] = "loop",
 ) -> None:
     """Turn a measured log into a trace that a scenario can replay."""
@@ -144,9 +148,13 @@ def plot(
     traces: Annotated[list[str], typer.Argument(metavar="TRACE...", help="Up to four, drawn one above the other.")],
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", parser=results_file, help="A .png or .svg; else TRACE.png."),
+        typer.Option(
+            "--output", "-o", metavar="FILE", parser=results_file, help="A .png or .svg file. Default: TRACE.png."
+        ),
     ] = None,
-    span: Annotated[str, typer.Option(metavar="FROM:TO", help="Draw these seconds of each; else one play.")] = ":",
+    span: Annotated[
+        str, typer.Option(metavar="FROM:TO", help="Draw these seconds of each. Default: the whole trace, once.")
+    ] = ":",
 ) -> None:
     """Draw traces over time, with their distributions and autocorrelations beside each other."""
     from kvferry.cli.traces_plot import MOST_TRACES, draw_traces
@@ -170,7 +178,7 @@ def plot(
 @app.command()
 def fetch(
     names: Annotated[list[str] | None, typer.Argument(metavar="NAME...", help="Recorded traces by name.")] = None,
-    all_of_them: Annotated[bool, typer.Option("--all", help="Every one that has an address.")] = False,
+    all_of_them: Annotated[bool, typer.Option("--all", help="Fetch every trace that has an address.")] = False,
 ) -> None:
     """Download recorded traces from their public home, each checked against its SHA-256."""
     from kvferry.specs.errors import InputError, KvferryError
@@ -201,13 +209,13 @@ def fit(
         Path | None,
         typer.Option("--output", "-o", metavar="FILE", parser=results_file, help="The model to write (YAML)."),
     ] = None,
-    name: Annotated[str | None, typer.Option(help="Its name; else that of the file or trace.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the model. Default: that of the file or trace.")] = None,
     mean: Annotated[str | None, typer.Option(help="Move the distribution to this mean, as in '850 Mbit/s'.")] = None,
     median: Annotated[str | None, typer.Option(help="Move it to this median instead.")] = None,
     std: Annotated[str | None, typer.Option(help="Stretch it to this standard deviation.")] = None,
-    duration: Annotated[str, typer.Option(help="How long the generated trace is before it repeats.")] = "600 s",
-    seed: Annotated[int, typer.Option(min=0, help="Of the generated trace.")] = 1,
-    about: Annotated[str, typer.Option(help="What the model is of, for lists.")] = "",
+    duration: Annotated[str, typer.Option(help="Length of the generated trace before it repeats.")] = "600 s",
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the generated trace.")] = 1,
+    about: Annotated[str, typer.Option(help="A description of the model, shown in lists.")] = "",
     json: JsonOption = False,
 ) -> None:
     """Fit a generator to a trace and show how near it comes: distribution, memory and fades."""

@@ -13,39 +13,50 @@ def tune(
     scenario: ScenarioArgument,
     kv_memory: Annotated[
         str | None,
-        typer.Option("--kv-memory", help="For all sequences together, as in '2200 MiB'; else the scenario's budget."),
+        typer.Option("--kv-memory", help="For all sequences together, as in '2200 MiB'. Default: the scenario's."),
     ] = None,
     most_context: Annotated[
-        str | None, typer.Option("--most-context", help="As in 32Ki; else the scenario's context.")
+        str | None,
+        typer.Option("--most-context", help="Longest context to solve for, as in 32Ki. Default: the scenario's."),
     ] = None,
-    most_batch: Annotated[int | None, typer.Option("--most-batch", help="Else the scenario's batch.")] = None,
+    most_batch: Annotated[
+        int | None, typer.Option("--most-batch", help="Largest batch to solve for. Default: the scenario's.")
+    ] = None,
     selected: Annotated[
-        int | None, typer.Option("--selected-tokens", help="MG; else the scenario's policies.selected_tokens.")
+        int | None,
+        typer.Option(
+            "--selected-tokens", help="Selected tokens, MG. Default: the scenario's policies.selected_tokens."
+        ),
     ] = None,
     most_group: Annotated[int | None, typer.Option("--most-group", help="Longest group to try (G_max).  [8]")] = None,
     most_compression: Annotated[
-        float | None, typer.Option("--most-compression", help="Of the keys that are scored (sigma_max).  [32]")
+        float | None,
+        typer.Option("--most-compression", help="Highest compression of the scored keys (sigma_max).  [32]"),
     ] = None,
     relaxation: Annotated[
-        float | None, typer.Option("--relaxation", help="Share of I/O that need not be hidden (alpha).  [0.05]")
+        float | None, typer.Option("--relaxation", help="Share of I/O that may stay exposed (alpha).  [0.05]")
     ] = None,
     tolerance: Annotated[
         float | None,
-        typer.Option("--tolerance", help="How much longer than the fastest a block may take, as a share.  [0.04]"),
+        typer.Option("--tolerance", help="How much slower than the fastest setting a block may be.  [0.04]"),
     ] = None,
     buffer_step: Annotated[
-        int | None, typer.Option("--buffer-step", help="Tokens that the reuse buffer grows by (delta).  [400]")
+        int | None, typer.Option("--buffer-step", help="Tokens by which the reuse buffer grows (delta).  [400]")
     ] = None,
     least_context: Annotated[
         str | None, typer.Option("--least-context", help="Shortest context to solve for (S_min).  [4Ki]")
     ] = None,
     context_step: Annotated[
-        str | None, typer.Option("--context-step", help="Between contexts; else 2Ki, or more of many.")
+        str | None,
+        typer.Option("--context-step", help="Tokens between contexts. Default: 2Ki; more if there are many."),
     ] = None,
     batch_step: Annotated[
-        int | None, typer.Option("--batch-step", help="Between batches; else 1, or more of many.")
+        int | None,
+        typer.Option("--batch-step", help="Sequences between batches. Default: 1; more if there are many."),
     ] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Where to write JSON.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="File for the result as JSON.")
+    ] = None,
     settings: SetOption = None,
     seed: SeedOption = None,
     json: JsonOption = False,

@@ -1,8 +1,8 @@
-"""The text that the bundled models learn from: Python's own sources and documentation, and what is left out of both.
+"""The text that the bundled models learn from: Python's sources and documentation, without third-party parts.
 
 Weights trained on a text are shipped with the project, so every text must allow it. Both sources stand under the
-Python Software Foundation licence (the documentation's examples under the zero-clause BSD licence too). What carries a
-notice of anybody else is left out, file by file, and so is data that came from elsewhere.
+Python Software Foundation licence (the documentation's examples under the zero-clause BSD licence too). Files with
+another party's notice are left out, and so is data from other sources.
 """
 
 import hashlib
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-# A notice. Lines that name the foundation as the owner, or as who it is licensed to, do not count.
+# A copyright notice. Lines that name the foundation as owner or licensee do not count.
 _NOTICE = re.compile(
     r"copyright|\(c\) *(19|20)\d\d|permission (to use|is hereby)|licen[sc]ed? (under|to)|redistribut|rights reserved|"
     r"spdx-|public domain|author: ",
@@ -26,7 +26,7 @@ _LEFT_OUT = re.compile(
     r"sqlite3|async[^/]*|ctypes|xmlrpc|pydoc_data|turtledemo|msilib|entities\.py|stringprep\.py|_pydecimal\.py|"
     r"profile\.py|pstats\.py|cProfile\.py|uu\.py|_sysconfigdata[^/]*|config-[^/]*|trace\.py|license\.rst\.txt|copyright\.rst\.txt)(/|$)"
 )
-_HELD_OUT = 20  # one file in so many
+_HELD_OUT = 20  # one file in this many is held out
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def corpus(stdlib: Path, documentation: Path) -> Corpus:
 
 
 def _unencumbered(content: bytes) -> bool:
-    """Text without a notice of anybody but the foundation."""
+    """Whether the text has no copyright notice except the foundation's."""
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError:

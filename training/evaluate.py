@@ -4,8 +4,7 @@
     python training/evaluate.py byte-small --documentation html/_sources --figures out
     python training/evaluate.py --figures out --page docs/models.md
 
-A model is named as kvferry names it (bundled), or by its folder. The same seed asks the same questions; it is not a
-seed that training drew from.
+A model is a bundled one's name, or a folder. The same seed asks the same questions; training used other seeds.
 """
 
 import argparse
@@ -84,7 +83,7 @@ def _needles(
 ) -> dict[str, Any]:
     """Shares found per way, of templates asked in the fact's own words and in others, and per template with all."""
     facts = list(TEMPLATES)
-    if length < 1024:  # there is no room for all ten
+    if length < 1024:  # too short for all ten
         halves = [facts[::2], facts[1::2]]
         contexts *= 2
     else:

@@ -1,4 +1,4 @@
-"""What a byte-level model can do, and how its attention looks: loss, copying, needles, sparsity, entropy, overlap.
+"""Measures a byte-level model: loss, copying, needles, and its attention's sparsity, entropy and overlap.
 
 A needle is looked for in four ways with the same KV. Each lets a step that decodes (the question's tokens and the
 answer's) see all of the context, or 256 of its tokens: the last ones, four blocks of 64 drawn at random, or the four
@@ -137,7 +137,7 @@ def _best(by_block: torch.Tensor, tokens: int) -> torch.Tensor:
 
 
 class Shares:
-    """Attention that notes, per (layer, KV head), the share of causal blocks that holds so much of the mass."""
+    """Attention that records, per (layer, KV head), the share of causal blocks that holds a given part of the mass."""
 
     def __init__(self, masses: tuple[float, ...]) -> None:
         self.masses = masses
@@ -211,7 +211,7 @@ def retrieving_heads(model: PreTrainedModel, text: np.ndarray, length: int, rand
 
 @torch.no_grad()
 def _last_mass(decoder: Decoder, ids: list[int]) -> np.ndarray:
-    """float[layers, query heads, tokens]: where the last token attends."""
+    """float[layers, query heads, tokens]: the attention of the last token."""
     session = Session(decoder.model, ids, chunk_tokens=len(ids), room=0)
     session.prefill()
     masses = []

@@ -2,8 +2,8 @@
 
     python training/record.py --documentation html/_sources [--output traces/bundled]
 
-The files held out from training are joined and cut: 4,096 bytes of context; for selections 64 bytes more, followed as
-they stand; for keys 512 bytes.
+The files held out from training are joined and cut: 4,096 bytes of context; for selections 64 more bytes, which are
+fed as they are; for keys 512 bytes.
 """
 
 import argparse

@@ -1,8 +1,7 @@
 """Sequences that teach copying and retrieval: repeats, key-value recall, and needles in text.
 
-A task is bytes and, per byte, whether it can be known from what stands before it: what is drawn at random bears no
-loss, what repeats it does. Text between needles bears the loss of text. All needs many questions per sequence: one
-question at the end teaches too slowly.
+A task is bytes and, per byte, a weight in the loss: 0 for bytes drawn at random, 1 for bytes that repeat earlier ones.
+Text between needles counts as text. Sequences have many questions each: one question at the end teaches too slowly.
 """
 
 from collections.abc import Callable
@@ -24,7 +23,7 @@ ALPHABETS = (
 
 @dataclass(frozen=True)
 class Template:
-    """How a fact is told and how it is asked for; the answer follows the question, then `end`."""
+    """The words of a fact and of its question; the answer follows the question, then `end`."""
 
     name: str
     fact: bytes
@@ -32,7 +31,7 @@ class Template:
     end: bytes = b"\n"
 
 
-# Asked in the words of the fact: to copy what followed the same words earlier is enough.
+# Asked in the fact's own words: copying what followed the same words is enough.
 SAME_WORDS = (
     Template("secret", b"The secret code of %(key)s is %(value)s.", b"The secret code of %(key)s is ", b"."),
     Template("assign", b"%(key)s = %(value)s", b"%(key)s = "),
@@ -86,7 +85,7 @@ def fact(random: np.random.Generator) -> tuple[bytes, bytes]:
 
 
 def repeats(random: np.random.Generator, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Random bytes said again, some time later, from somewhere in them."""
+    """Random bytes, repeated later from a random place in them."""
     writer = Writer()
     while writer.size < size:
         alphabet = ALPHABETS[random.integers(len(ALPHABETS))]
@@ -95,7 +94,7 @@ def repeats(random: np.random.Generator, size: int) -> tuple[np.ndarray, np.ndar
         writer.add(said, 0.0)
         for _ in range(int(random.integers(1, 5))):
             begin = int(random.integers(0, length // 2)) if random.random() < 0.5 else 0
-            # Where it starts from cannot be known, and the next two bytes hardly.
+            # The starting place cannot be known, and the next two bytes hardly.
             lead = 0 if begin == 0 else 3
             writer.add(said[begin : begin + lead], 0.0)
             writer.add(said[begin + lead :], 1.0)
@@ -116,10 +115,10 @@ def recall(random: np.random.Generator, size: int) -> tuple[np.ndarray, np.ndarr
 
 
 def needles(random: np.random.Generator, size: int, text: Callable[[int], bytes]) -> tuple[np.ndarray, np.ndarray]:
-    """Text with facts of several templates strewn in; questions come in between and at the end."""
+    """Text with facts of several templates at random places; questions come in between and at the end."""
     writer = Writer()
     told: list[tuple[Template, bytes, bytes]] = []
-    share = random.uniform(0.3, 0.85)  # where the telling stops and only questions follow
+    share = random.uniform(0.3, 0.85)  # where the facts end and only questions follow
     stretch = random.uniform(20, max(60, size / 8))
     while writer.size < share * size:
         writer.add(text(int(random.exponential(stretch)) + 1) + b"\n", 0.5)

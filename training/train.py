@@ -4,7 +4,7 @@
 
 The documentation is that of Debian's package python3.11-doc (`apt-get download python3.11-doc`, unpacked with
 `dpkg -x`, folder usr/share/doc/python3.11/html/_sources). A run that stops goes on from its last checkpoint. The
-learning rate follows the minutes spent, not steps, so that a run ends when it has to, on any machine.
+learning rate follows the minutes spent, not steps, so that a run takes the given time on any machine.
 """
 
 import argparse
@@ -28,7 +28,7 @@ CHECKPOINT_S = 120.0
 
 @dataclass(frozen=True)
 class Stage:
-    """Until a share of the minutes: how probable each length is, and each task; the rest is plain text."""
+    """A stage, up to a share of the minutes: the probabilities of each length and task; the rest is plain text."""
 
     until: float
     lengths: dict[int, float]
@@ -85,7 +85,7 @@ class Batches:
 
 
 class Run:
-    """Weights, optimiser and how far they are, kept in a folder."""
+    """A training run in a folder: weights, optimiser and progress."""
 
     def __init__(self, name: str, folder: Path, peak: float, seed: int) -> None:
         self.folder, self.peak = folder, peak
@@ -113,7 +113,7 @@ class Run:
         return float(value.detach())
 
     def save(self) -> None:
-        """Weights for use in bfloat16, and all that is needed to go on in float32; each file whole or not there."""
+        """Write the weights in bfloat16 for use, and all to resume from in float32; each file is written atomically."""
         self.folder.mkdir(parents=True, exist_ok=True)
         weights = {name: w.detach() for name, w in self.model.named_parameters()}
         self.model.config.save_pretrained(self.folder)

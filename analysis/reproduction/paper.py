@@ -39,7 +39,7 @@ class Claim(Spec):
 
 
 class SystemSpec(Spec):
-    """A system as an experiment runs it. `about` is what reports call it."""
+    """A system as an experiment runs it. `about` is its name in reports."""
 
     system: str
     policies: Mapping[str, Any] = Field(default_factory=dict)
@@ -59,7 +59,7 @@ class ExperimentSpec(Spec):
     cases: Mapping[str, Mapping[str, Any]] = Field(min_length=1)
     systems: tuple[str, ...] = Field(min_length=1)
     by: str = "simulation"
-    # Said with every claim that it answers.
+    # Printed with every claim that it answers.
     remark: str = ""
 
 
@@ -80,9 +80,9 @@ class EvidenceSpec(Spec):
     take: Literal["mean", "max", "range"]
     # Our figure times this is in the claim's unit.
     scale: float = 1.0
-    # What was fitted to this very claim, so that hitting it proves little.
+    # What was fitted to this claim, so that a hit proves little.
     fitted: str = ""
-    # What a reader of the verdict should know.
+    # A remark for readers of the verdict.
     remark: str = ""
 
 
@@ -141,13 +141,13 @@ class PrintedCell(Spec):
 
     @property
     def interval(self) -> tuple[float, float]:
-        """What is rounded to what is printed."""
+        """The interval of values that round to the printed one."""
         _, _, decimals = self.printed.partition(".")
         half = 0.5 * 10.0 ** -len(decimals)
         return float(self.printed) - half, float(self.printed) + half
 
     def error(self, ours: float) -> float:
-        """The distance to that interval, over its nearer end."""
+        """The distance to that interval, relative to its nearer end."""
         low, high = self.interval
         return ours / low - 1 if ours < low else ours / high - 1 if ours > high else 0.0
 
@@ -168,7 +168,7 @@ class _Exhibits(Spec):
 
 @dataclass(frozen=True, kw_only=True)
 class Paper:
-    """All that is known of a paper, checked for names that do not exist. `settings` apply to every experiment."""
+    """A paper's data, checked for unknown names. `settings` apply to every experiment."""
 
     name: str
     claims: tuple[Claim, ...]

@@ -53,7 +53,7 @@ def _draw_panel(axis: Axes, panel: PanelSpec, systems: list[str], results: Resul
         heights = [results.figure(Key(panel.experiment, case, system), panel.metric) or np.nan for case in cases]
         how: dict[str, Any] = {"label": system, "color": SERIES[n], "marker": MARKERS[n], "markersize": 5}
         if panel.x is None:
-            # Nothing lies between two cases: no line, and the systems beside each other.
+            # Cases have nothing between them: no line, and the systems side by side.
             beside = 0.6 * ((place + 0.5) / len(panel.systems) - 0.5)
             axis.plot(np.arange(len(cases)) + beside, heights, linestyle="none", **how)
         else:

@@ -18,7 +18,7 @@ Progress = Callable[[int, int], None]
 
 
 class Key(NamedTuple):
-    """Which run: an experiment's case under a system, all by name."""
+    """The key of a run: experiment, case and system, by name."""
 
     experiment: str
     case: str
@@ -27,13 +27,13 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True)
 class Results:
-    """What every run was, and its figures under the project's metric keys, with "outcome" and "why"."""
+    """Every run's scenario, and its figures by metric key, with "outcome" and "why"."""
 
     scenarios: Mapping[Key, Scenario]
     rows: Mapping[Key, Mapping[str, Any]]
 
     def figure(self, key: Key, metric: str) -> float | None:
-        """None: it did not come about, or does not apply."""
+        """The figure of a run; None if the run gave none, or it does not apply."""
         value = self.rows[key].get(metric)
         return None if value is None else float(value)
 
@@ -80,6 +80,6 @@ def _scenario(paper: Paper, experiment: ExperimentSpec, key: Key) -> Scenario:
     system = paper.systems[key.system]
     settings = {"system": system.system, "policies": dict(system.policies)}
     settings |= {**paper.settings, **experiment.settings, **experiment.cases[key.case]}
-    # JSON is YAML: a setting's value reaches the scenario as the paper's file has it.
+    # JSON is valid YAML, so a setting's value reaches the scenario as the paper's file has it.
     overrides = [f"{name}={json.dumps(value)}" for name, value in settings.items()]
     return load_scenario(experiment.base, overrides)

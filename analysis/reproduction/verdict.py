@@ -1,4 +1,4 @@
-"""How close is close enough: what a claim's statistic asks of our figure."""
+"""When a figure confirms a claim, by the claim's statistic."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -11,7 +11,7 @@ TOLERANCE = 0.15
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """Our answer to a claim: one figure, and the range over its cases. `complete`: every run behind it ended well."""
+    """Our answer to a claim: one figure, and its range over the cases. `complete`: every run behind it is done."""
 
     value: float
     low: float
@@ -20,7 +20,7 @@ class Figure:
 
 
 def verdict_of(claim: Claim, figure: Figure | None) -> Verdict:
-    """None: there is no figure.
+    """The verdict on a claim; "not_applicable" without a figure.
 
     value, mean   within 15 % of the printed interval
     sweep         its low end within 15 % of the printed low end, and its high end of the high end
