@@ -30,11 +30,10 @@ def names_in_use(scenario: Scenario) -> Iterator[Complaint]:
     except InputError as error:
         yield Complaint(("system",), str(error))
         return
-    for role, value in scenario.policy_values.items():
-        try:
-            system.with_policies({role: value})
-        except BadParameters as error:
-            yield from (Complaint(("policies", *fault.key), fault.what, fault.at_key) for fault in error.complaints)
+    try:
+        system.with_policies(scenario.policy_values)
+    except BadParameters as error:
+        yield from (Complaint(("policies", *fault.key), fault.what, fault.at_key) for fault in error.complaints)
     for use, name in (("truth", scenario.costs.truth), ("estimate", scenario.costs.estimate)):
         yield from _complaint(("costs", use), partial(main_costs, name, scenario.device, scenario.model))
     if scenario.link.trace is not None:

@@ -16,7 +16,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
@@ -37,7 +37,10 @@ from kvferry.backends.live.model.prompts import Prompts
 from kvferry.backends.live.model.whole_prefill import PrefilledLayer, prefill_layer
 from kvferry.backends.live.storage.direct_storage import Storage
 from kvferry.pipelines.decoding.decode import OffloadedDecode
-from kvferry.pipelines.decoding.plan import DecodePolicy, plan_of
+from kvferry.pipelines.decoding.plan import plan_of
+from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS
+from kvferry.policies.decode.roles import Roles
+from kvferry.policies.decode.upkeep import RollingGroups
 
 NEEDLES, SAID = 8, 128
 FACT, QUESTION = "The secret code of {} is {}.\n", "The secret code of {} is "
@@ -66,7 +69,7 @@ class Exact:
 @dataclass(frozen=True)
 class Way:
     name: str
-    policy: DecodePolicy
+    roles: Roles
 
 
 @torch.no_grad()
@@ -93,7 +96,7 @@ def decoded(
 ) -> tuple[torch.Tensor, list[np.ndarray], OffloadedDecode]:
     """Logits before each said token, the groups chosen step by step and layer by layer, and the pipeline."""
     spec = spec_of(model)
-    plan = plan_of(way.policy, spec, sequences=1, context=len(told.context), output=len(told.said), budget_bytes=1e12)
+    plan = plan_of(way.roles, spec, sequences=1, context=len(told.context), output=len(told.said), budget_bytes=1e12)
     assert plan.index is not None
     format = BlockFormat(
         plan.layout,
@@ -145,7 +148,9 @@ def compared(
         by_group = by_token[: stored * group].unflatten(0, (stored, group)).sum(-1)
         best = by_group.topk(len(ids)).indices.numpy()
         recall.append(np.isin(best, ids).mean())
-        recent = by_token[stored * group : known] if way.policy.rolling else by_token[known - 1 : known]
+        # Without a rolling buffer, attention sees the newest token alone.
+        rolling = way.roles.upkeep != RollingGroups(rolling=False)
+        recent = by_token[stored * group : known] if rolling else by_token[known - 1 : known]
         mass.append(float((by_group[torch.from_numpy(ids).long()].sum() + recent.sum()) / by_token[:known].sum()))
     right = own.argmax(-1) == said[1:]
     needles = [bool(right[begin - 1 : end - 1].all()) for begin, end in told.answers]
@@ -189,21 +194,24 @@ def needles(prompts: Prompts, context: int, how_many: int) -> Iterator[Told]:
         yield Told(list(whole), list(said), tuple(answers))
 
 
-BASE = DecodePolicy(group_tokens=8, selected_tokens=400, compression=8, reuse=False)
+BASE = {"group_tokens": 8, "selected_tokens": 400, "compression": 8, "reuse": False}
+
+
+def changed(name: str, **changes: Any) -> Way:
+    return Way(name, DECODE_SYSTEMS["kvswap"].with_policies({**BASE, **changes}).roles)
 
 
 def ways(context: int) -> list[Way]:
-    everything = replace(BASE, selected_tokens=2 * context, compression=1)
     return [
-        Way("all groups", everything),
-        Way("base", BASE),
-        Way("base, softmax by head", replace(BASE, scores="by_head")),
-        *(Way(f"G={g}", replace(BASE, group_tokens=g)) for g in (1, 2, 4, 16, 32)),
-        *(Way(f"sigma={s}", replace(BASE, compression=s)) for s in (1, 2, 4, 16, 32)),
-        *(Way(f"MG={m}", replace(BASE, selected_tokens=m)) for m in (64, 128, 200, 800, 1600)),
-        *(Way(f"C={c}", replace(BASE, reuse=True, slots=c)) for c in (50, 100, 200)),
-        *(Way(f"G={g}, no rolling buffer", replace(BASE, group_tokens=g, rolling=False)) for g in (2, 4, 8, 12)),
-        Way("G=12", replace(BASE, group_tokens=12)),
+        changed("all groups", selected_tokens=2 * context, compression=1),
+        changed("base"),
+        changed("base, softmax by head", scores="by_head"),
+        *(changed(f"G={g}", group_tokens=g) for g in (1, 2, 4, 16, 32)),
+        *(changed(f"sigma={s}", compression=s) for s in (1, 2, 4, 16, 32)),
+        *(changed(f"MG={m}", selected_tokens=m) for m in (64, 128, 200, 800, 1600)),
+        *(changed(f"C={c}", reuse=True, slots=c) for c in (50, 100, 200)),
+        *(changed(f"G={g}, no rolling buffer", group_tokens=g, rolling=False) for g in (2, 4, 8, 12)),
+        changed("G=12", group_tokens=12),
     ]
 
 

@@ -12,10 +12,10 @@ import numpy as np
 
 from kvferry.backends.sim.world import ModelledContexts
 from kvferry.machine.ops import PrefillHead, Select
-from kvferry.pipelines.decoding.plan import DecodePolicy
 from kvferry.pipelines.loading.context import Context
 from kvferry.pipelines.loading.systems import SYSTEMS
 from kvferry.pipelines.loading.workload import Requests, price_s
+from kvferry.policies.decode.scored_keys import LowRankKeys
 from kvferry.policies.loading.greedy import greedy_plan
 from kvferry.policies.loading.milp import milp_plan
 from kvferry.sim.costs.block_sparse import BlockSparseKernel
@@ -124,7 +124,7 @@ def group_share(scenario: Scenario) -> Figures:
     """Of generated selections over 300 steps: the smallest share of groups with 80 % of the accesses, and what
     neighbouring steps share (KVSwap Fig. 8)."""
     workload, steps = scenario.workload, 300
-    selected = DecodePolicy().selected_tokens or 0
+    selected = LowRankKeys().selected_tokens
     group_tokens = int(scenario.policy_values.get("group_tokens", 4))
     stream = CriticalTokens(
         layers=3,

@@ -1,15 +1,20 @@
-"""What one layer of decoding takes by a profile's own numbers: I/O, compute, and both together (KVSwap A.3).
+"""What decoding takes by a profile's own numbers: I/O, compute, and both together (KVSwap A.3).
 
-For planning: no events, the mean of everything. The modelled world, with its events, agrees within a few percent.
+For planning: no events, the mean of everything. It walks the very stages that the pipeline carries out; the modelled
+world, with its events, agrees within a few percent.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
-from kvferry.machine.ops import Bookkeep, DecodeAttention, FeedForward, Op, OutputHead, Reconstruct, Select
-from kvferry.pipelines.decoding.plan import DecodePlan
+from kvferry.machine.ops import Op
+from kvferry.pipelines.decoding.plan import DecodePlan, step_of
+from kvferry.pipelines.decoding.stages import DECODING
+from kvferry.pipelines.decoding.timetable import Timetable, idle_s
+from kvferry.policies.decode.roles import Roles
 from kvferry.sim.costs.cost_model import COST_MODELS
 from kvferry.sim.storage import map_miss_s
 from kvferry.sim.storage_curve import StorageCurves
@@ -17,25 +22,25 @@ from kvferry.specs.device import DeviceSpec
 from kvferry.specs.errors import InputError, pick
 from kvferry.specs.model import ModelSpec
 
+# Enough for a block in the middle: one before it and one behind, each with a neighbour of its own.
+_BLOCKS = 4
+
 
 @dataclass(frozen=True, kw_only=True)
 class BlockDelays:
-    """Seconds of one Transformer block for a whole batch.
+    """Seconds of one Transformer block for a whole batch, amid others.
 
-    ``before_s``: choosing and bookkeeping, before the block's reads can begin. ``io_s``: the reads. ``compute_s``: the
-    block itself. ``block_s``: all of it, reads beside computing where the system reads ahead. ``overlapped_s``: of the
-    reads, what passes while the block computes.
+    ``io_s``: moving its KV. ``block_s``: from one block's end to the next one's. ``overlapped_s``: of the I/O, what
+    passes while the processor works.
     """
 
-    before_s: float
     io_s: float
-    compute_s: float
     block_s: float
     overlapped_s: float
 
 
 class Delays:
-    """Prices blocks on one device and model. Raises InputError when the device has no storage."""
+    """Prices decoding on one device and model. Raises InputError when the device has no storage."""
 
     def __init__(self, device: DeviceSpec, model: ModelSpec, costs: str = "roofline") -> None:
         if device.storage is None:
@@ -55,37 +60,27 @@ class Delays:
         return self._spec.dispatch_s + self._costs.cost(op).duration_s
 
     def block(self, plan: DecodePlan, reuse_rate: float = 0.0) -> BlockDelays:
-        """`reuse_rate`: the share of selected units that the reuse buffer holds."""
-        batch, policy = plan.sequences, plan.policy
-        io_s = self.io_s(plan, reuse_rate)
-        before_s = 0.0
-        tokens = plan.context
-        if plan.selected is not None:
-            tokens = plan.selected * policy.tokens_per_group
-            keys = plan.keys_of(plan.units)
-            select = Select(batch, plan.units, plan.selected, 0, 0, heads=plan.heads, keys=keys, rank=plan.scored_rank)
-            before_s = self.op_s(select) + self.op_s(Bookkeep(batch * plan.units_per_selection, plan.slots))
-        attended = tokens + (policy.tokens_per_group - 1) / 2 + 1
-        compute_s = self.op_s(DecodeAttention(batch, attended, plan.selected is not None))
-        compute_s += self.op_s(FeedForward(batch))
-        # Keys are rebuilt while their values are read; all the rest, where the next layer's are read meanwhile.
-        rebuild_s = self.op_s(Reconstruct(batch, tokens, plan.rank)) if policy.values_only else 0.0
-        beside_s, after_s = (rebuild_s + compute_s, 0.0) if policy.ahead else (rebuild_s, compute_s)
-        slowed_s = beside_s + io_s * (1 - self._beside) if beside_s else 0.0
-        return BlockDelays(
-            before_s=before_s,
-            io_s=io_s,
-            compute_s=rebuild_s + compute_s,
-            block_s=before_s + max(io_s, slowed_s) + after_s,
-            overlapped_s=min(io_s, slowed_s),
-        )
+        """`reuse_rate`: the share of selected blocks that the reuse buffer holds."""
+        table = _timetable(plan.roles, _BLOCKS)
+        seconds = self._seconds(table, plan, reuse_rate)
+        times = table.times(seconds, self._beside)
+        first, second = (max(times[n][1] for n in worked) for worked in _middle(plan.roles))
+        io_s, moved = seconds[table.stages[table.last_move].kind], times[table.last_move]
+        took_s = moved[1] - moved[0]
+        idle = idle_s(moved, (times[n] for n in table.worked)) / took_s if took_s else 0.0
+        return BlockDelays(io_s=io_s, block_s=second - first, overlapped_s=io_s * (1 - idle))
+
+    def step_s(self, plan: DecodePlan, reuse_rate: float = 0.0) -> float:
+        """One token per sequence."""
+        table = _timetable(plan.roles, plan.shape.layers)
+        return table.times(self._seconds(table, plan, reuse_rate), self._beside)[-1][1]
 
     def io_s(self, plan: DecodePlan, reuse_rate: float = 0.0) -> float:
-        """Reading what one block of the whole batch lacks."""
+        """Moving what one block of the whole batch lacks."""
         storage, layout = self._storage, plan.layout
         miss_s = map_miss_s(storage.map, layout.file_bytes) if storage.map else 0.0
         if plan.selected is None:
-            lengths = np.full(plan.sequences * plan.heads, plan.units * layout.stride_bytes)
+            lengths = np.full(plan.rows, plan.units * layout.stride_bytes)
             return self._curves.batch_s(lengths, extra_s=miss_s)
         missing = plan.sequences * plan.units_per_selection * (1 - reuse_rate)
         whole = max(1, round(missing))
@@ -94,8 +89,28 @@ class Delays:
     def _read_units_s(self, units: int, stride_bytes: int, miss_s: float) -> float:
         return self._curves.batch_s(np.full(units, stride_bytes), extra_s=miss_s)
 
-    def step_s(self, plan: DecodePlan, reuse_rate: float = 0.0) -> float:
-        """One token per sequence: all blocks, the first of which has nothing to be read beside, and the head."""
-        delays = self.block(plan, reuse_rate)
-        first_s = delays.io_s if plan.policy.ahead else 0.0
-        return plan.shape.layers * delays.block_s + first_s + self.op_s(OutputHead(plan.sequences))
+    def _seconds(self, table: Timetable, plan: DecodePlan, reuse_rate: float) -> dict[str, float]:
+        """By kind of stage."""
+        prices = _Prices(plan, self.io_s(plan, reuse_rate), self.op_s)
+        return {kind: DECODING[kind].seconds(prices) for kind in table.kinds}
+
+
+@dataclass(frozen=True)
+class _Prices:
+    """The mean step of a plan."""
+
+    plan: DecodePlan
+    move_s: float
+    op_s: Callable[[Op], float]
+
+
+@lru_cache(maxsize=256)
+def _timetable(roles: Roles, layers: int) -> Timetable:
+    return Timetable(step_of(roles, layers))
+
+
+@lru_cache(maxsize=256)
+def _middle(roles: Roles) -> tuple[list[int], list[int]]:
+    """What the processor does for the two layers in the middle."""
+    first, second = (_timetable(roles, _BLOCKS).worked_at(layer) for layer in (1, 2))
+    return first, second

@@ -1,21 +1,56 @@
 """Systems that decode with their KV on storage or in memory, by name: KVSwap and what it is compared with."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any, Literal
 
-from kvferry.pipelines.decoding.plan import DecodePolicy
-from kvferry.pipelines.parameters import arguments_of
+from kvferry.pipelines.parameters import BadParameters, arguments_of
+from kvferry.policies.decode.blocking import TokenGroups, ValueGroups
+from kvferry.policies.decode.placement import AllOrNothing, OneTier
+from kvferry.policies.decode.residency import DoubleBuffer, Reuse
+from kvferry.policies.decode.roles import Roles
+from kvferry.policies.decode.scored_keys import Landmarks, LowRankKeys, PartialKeys, PrincipalKeys
+from kvferry.policies.decode.selector import Everything
+from kvferry.policies.decode.upkeep import KeepNewest, RollingGroups
+from kvferry.scenarios.resolve import Complaint
+from kvferry.specs.errors import InputError, pick
+
+# What can stand in for a role, by the name that a scenario gives it.
+ROLES: dict[str, dict[str, Callable[..., Any]]] = {
+    "selector": {
+        "all": Everything,
+        "low-rank-keys": LowRankKeys,
+        "partial-keys": PartialKeys,
+        "principal-keys": PrincipalKeys,
+        "landmarks": Landmarks,
+    },
+    "residency": {"none": DoubleBuffer, "reuse": Reuse},
+    "layout": {"groups": TokenGroups, "value-groups": ValueGroups},
+    "upkeep": {"rolling-groups": RollingGroups, "none": KeepNewest},
+    "placement": {
+        "device": partial(OneTier, "device"),
+        "storage": partial(OneTier, "storage"),
+        "all-or-nothing": AllOrNothing,
+    },
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeSystem:
-    """``keeps``: where the KV is. On `storage`, `policy` says how; `memory` in pages (vLLM); `swapped` by the
-    operating system when it does not fit."""
+    """A composition. ``tuned``: a file of ``kvferry tune``, whose nearest solution replaces what it holds."""
 
     about: str
-    keeps: Literal["storage", "memory", "swapped"] = "storage"
-    policy: DecodePolicy = DecodePolicy()
+    roles: Roles
+    tuned: str | None = None
+
+    @property
+    def keeps(self) -> Literal["storage", "memory", "swapped"]:
+        """Where the KV is: ``swapped`` by the operating system when it does not fit memory."""
+        if isinstance(self.roles.placement, AllOrNothing):
+            return "swapped"
+        return "memory" if self.roles.placement == OneTier("device") else "storage"
 
     @property
     def codec(self) -> None:
@@ -23,46 +58,116 @@ class DecodeSystem:
         return None
 
     def with_policies(self, policies: Mapping[str, Any]) -> "DecodeSystem":
-        """The same system with some parameters of its policy replaced. Raises BadParameters, an InputError."""
-        return replace(self, policy=replace(self.policy, **arguments_of(DecodePolicy, policies)))
+        """The same system with some of its policies replaced, as ``Scenario.policy_values`` asks.
+
+        A key is a role, whose value is a name or {"name": ..., its parameters}; or a parameter of one of the system's
+        roles. `reuse` is short for a residency: true for a reuse buffer, false for none. With a role that is replaced
+        go its own parameters: they are known still, and mean nothing. Raises BadParameters, an InputError, for any
+        other key, and for values that a key does not take.
+        """
+        roles = self.roles
+        complaints: list[Complaint] = []
+        for role in ROLES:
+            if role in policies:
+                try:
+                    roles = replace(roles, **{role: _stand_in(role, policies[role])})
+                except BadParameters as error:
+                    complaints += error.complaints
+        if isinstance(reuse := policies.get("reuse"), bool) and reuse != isinstance(roles.residency, Reuse):
+            roles = replace(roles, residency=Reuse() if reuse else DoubleBuffer())
+        if not roles.selective and "residency" in policies:
+            complaints.append(Complaint(("residency",), "everything is read anew at every step, nothing can be kept"))
+        if complaints:
+            raise BadParameters(complaints)
+        known = _parameters_of(self.roles) | _parameters_of(roles)
+        given = arguments_of(_taking(known), policies, **dict.fromkeys(ROLES, Any))
+        for role in ROLES:
+            part = getattr(roles, role)
+            own = {name: value for name, value in given.items() if name in _fields_of(part)}
+            if own:
+                roles = replace(roles, **{role: replace(part, **own)})
+        return replace(self, roles=roles, tuned=given.get("tuned", self.tuned))
 
 
-_PER_TOKEN = DecodePolicy(group_tokens=1, reuse=False, compression=None, index="partial-keys")
+def _stand_in(role: str, value: Any) -> Any:
+    """Raises BadParameters."""
+    parameters = dict(value) if isinstance(value, Mapping) else {"name": value}
+    name = parameters.pop("name", None)
+    try:
+        maker = pick(role, ROLES[role], name if isinstance(name, str) else repr(name))
+        return maker(**arguments_of(maker, parameters))
+    except BadParameters as error:
+        raise BadParameters([replace(one, key=(role, *one.key)) for one in error.complaints]) from None
+    except InputError as error:
+        raise BadParameters([Complaint((role,), str(error))]) from None
+
+
+def _fields_of(part: Any) -> frozenset[str]:
+    """Names of a role's parameters that a scenario can give by themselves."""
+    return frozenset(one.name for one in fields(part) if one.kw_only)
+
+
+def _parameters_of(roles: Roles) -> dict[str, inspect.Parameter]:
+    """What a system's scenario can say besides whole roles."""
+    known = {"tuned": inspect.Parameter("tuned", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=str | None)}
+    if roles.placement == OneTier("device"):
+        # Nothing moves, so nothing else matters.
+        return known
+    if roles.selective:
+        known["reuse"] = inspect.Parameter("reuse", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=bool)
+    for role in ROLES:
+        part = getattr(roles, role)
+        declared = inspect.signature(type(part), eval_str=True).parameters
+        known |= {name: declared[name] for name in declared if name in _fields_of(part)}
+    return known
+
+
+def _taking(parameters: Mapping[str, inspect.Parameter]) -> Callable[..., Any]:
+    """A function that declares these parameters."""
+
+    def takes(**_: Any) -> None: ...
+
+    takes.__signature__ = inspect.Signature(list(parameters.values()))  # type: ignore[attr-defined]
+    return takes
+
+
+_PER_TOKEN = TokenGroups(group_tokens=1)
 
 DECODE_SYSTEMS: dict[str, DecodeSystem] = {
-    "kvswap": DecodeSystem(about="groups predicted from a low-rank key cache, read ahead, kept in a reuse buffer"),
+    "kvswap": DecodeSystem(
+        about="groups predicted from a low-rank key cache, read ahead, kept in a reuse buffer",
+        roles=Roles(selector=LowRankKeys(), residency=Reuse()),
+    ),
     "flexgen": DecodeSystem(
-        policy=DecodePolicy(group_tokens=1, selected_tokens=None, reuse=False),
         about="all KV of a layer read back while the layer before computes",
+        roles=Roles(selector=Everything(), layout=_PER_TOKEN),
     ),
     "infinigen": DecodeSystem(
-        policy=replace(_PER_TOKEN, per_head=True), about="tokens predicted and read head by head, from partial keys"
+        about="tokens predicted and read head by head, from partial keys",
+        roles=Roles(selector=PartialKeys(per_head=True, compression=None), layout=_PER_TOKEN),
     ),
-    "infinigen-star": DecodeSystem(policy=_PER_TOKEN, about="the same, one choice of tokens for all heads"),
+    "infinigen-star": DecodeSystem(
+        about="the same, one choice of tokens for all heads",
+        roles=Roles(selector=PartialKeys(compression=None), layout=_PER_TOKEN),
+    ),
     "infinigen-star-ru": DecodeSystem(
-        policy=replace(_PER_TOKEN, reuse=True, metadata_share=0.5), about="the same, with a reuse buffer"
+        about="the same, with a reuse buffer",
+        roles=Roles(selector=PartialKeys(compression=None, metadata_share=0.5), residency=Reuse(), layout=_PER_TOKEN),
     ),
     "shadowkv": DecodeSystem(
-        policy=DecodePolicy(
-            group_tokens=32,
-            per_head=True,
-            values_only=True,
-            ahead=False,
-            reuse=False,
-            compression=None,
-            landmarks=True,
-            scores="best_head",
-        ),
         about="chunks chosen by their mean key; values read, keys rebuilt from a low-rank cache made at prefill",
+        roles=Roles(selector=Landmarks(per_head=True), layout=ValueGroups(group_tokens=32)),
     ),
     "loki": DecodeSystem(
-        policy=replace(_PER_TOKEN, per_head=True, index="principal-keys"),
         about="as infinigen, from keys in their principal components",
+        roles=Roles(selector=PrincipalKeys(per_head=True, compression=None), layout=_PER_TOKEN),
     ),
-    "vllm": DecodeSystem(keeps="memory", about="all KV in memory, in pages; what does not fit waits for its turn"),
+    "vllm": DecodeSystem(
+        about="all KV in memory, in pages; what does not fit waits for its turn",
+        roles=Roles(selector=Everything(), layout=TokenGroups(group_tokens=16), placement=OneTier("device")),
+    ),
     "os-paging": DecodeSystem(
-        keeps="swapped",
-        policy=DecodePolicy(group_tokens=8, selected_tokens=None, ahead=False, reuse=False),
         about="all KV in memory, swapped by the operating system when it does not fit",
+        roles=Roles(selector=Everything(ahead=False), layout=TokenGroups(group_tokens=8), placement=AllOrNothing()),
     ),
 }

@@ -6,12 +6,14 @@ from functools import lru_cache
 import numpy as np
 
 from kvferry.pipelines.decoding.delays import Delays
-from kvferry.pipelines.decoding.plan import DecodePlan, DecodePolicy, plan_of, shape_of
-from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS
-from kvferry.pipelines.decoding.tuned import TUNED_SYSTEM, TUNED_VALUES
+from kvferry.pipelines.decoding.plan import DecodePlan, plan_of, shape_of
+from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS, ROLES, DecodeSystem
+from kvferry.pipelines.decoding.tuned import TUNED_SYSTEM, TUNED_VALUES, grouped
 from kvferry.policies.decode.grouping import Grouping, rank_of
 from kvferry.policies.decode.reuse_buffer import ReuseBuffer
 from kvferry.policies.decode.reuse_table import ReuseTable
+from kvferry.policies.decode.rows import BlockRows
+from kvferry.policies.decode.scored_keys import LowRankKeys
 from kvferry.policies.decode.solutions import Solutions
 from kvferry.policies.decode.tuner import BlockTimes, check_budget, tune
 from kvferry.policies.decode.tuning_limits import TuningLimits
@@ -32,35 +34,35 @@ _GROUP_TOKENS = (1, 2, 4, 8, 16, 32, 64)
 def tune_scenario(scenario: Scenario, limits: TuningLimits) -> Solutions:
     """Solutions for every batch and context within the limits. Raises InputError when the budget holds nothing, the
     device has no storage, or the scenario says what is to be found."""
-    policy = _policy(scenario)
+    system = _system(scenario)
     shape = shape_of(scenario.model)
     check_budget(shape, limits)
-    times = _ModelledTimes(scenario, policy)
+    times = _ModelledTimes(scenario, system)
     return Solutions(limits, tune(shape, limits, reuse_table(scenario, limits), times))
 
 
 class _ModelledTimes:
     """Times of one block by the cost model that planners believe, instead of A.3's measured ones."""
 
-    def __init__(self, scenario: Scenario, policy: DecodePolicy) -> None:
+    def __init__(self, scenario: Scenario, system: DecodeSystem) -> None:
         self._delays = Delays(scenario.device, scenario.model, scenario.costs.estimate)
-        self._scenario, self._policy = scenario, policy
+        self._scenario, self._system = scenario, system
         self._plan = lru_cache(maxsize=1024)(self._plan_without_buffer)
 
     def __call__(self, batch: int, context: int, grouping: Grouping, reuse_rate: float) -> BlockTimes:
         plan = self._plan(batch, context, grouping.group_tokens, grouping.selected_tokens)
-        rank = rank_of(grouping.compression, plan.shape)
-        block = self._delays.block(replace(plan, slots=grouping.slots, rank=rank, scored_rank=rank), reuse_rate)
+        assert plan.index is not None
+        index = replace(plan.index, rank=rank_of(grouping.compression, plan.shape))
+        block = self._delays.block(replace(plan, slots=grouping.slots, index=index), reuse_rate)
         return BlockTimes(block.block_s, block.io_s, block.overlapped_s)
 
     def _plan_without_buffer(self, batch: int, context: int, group_tokens: int, selected_tokens: int) -> DecodePlan:
-        policy = replace(
-            self._policy, group_tokens=group_tokens, selected_tokens=selected_tokens, compression=1.0, reuse=False
-        )
+        groups = -(-selected_tokens // group_tokens)
+        system = grouped(self._system, Grouping(group_tokens=group_tokens, compression=1.0, groups=groups))
         storage = self._scenario.device.storage
         assert storage is not None
         return plan_of(
-            policy,
+            system.roles,
             self._scenario.model,
             sequences=batch,
             context=context,
@@ -76,7 +78,9 @@ def limits_of(scenario: Scenario, **given: float | int | None) -> TuningLimits:
     scenario has no such thing; pydantic's ValidationError for limits that cannot be."""
     workload = scenario.workload
     values: dict[str, float | int | None] = {name: value for name, value in given.items() if value is not None}
-    selected = _policy(scenario).selected_tokens
+    selector = _system(scenario).roles.selector
+    assert isinstance(selector, LowRankKeys)
+    selected = selector.selected_tokens
     if "selected_tokens" not in values:
         values["selected_tokens"] = selected
     elif "selected_tokens" in scenario.policies and values["selected_tokens"] != selected:
@@ -99,7 +103,7 @@ def limits_of(scenario: Scenario, **given: float | int | None) -> TuningLimits:
     return TuningLimits.model_validate(said | values)
 
 
-def _policy(scenario: Scenario) -> DecodePolicy:
+def _system(scenario: Scenario) -> DecodeSystem:
     """What is tuned. Raises InputError for systems and settings that leave nothing to tune, or would be ignored."""
     if scenario.system != TUNED_SYSTEM:
         raise InputError(
@@ -109,14 +113,14 @@ def _policy(scenario: Scenario) -> DecodePolicy:
     for name in (*TUNED_VALUES, "tuned"):
         if name in scenario.policies and name != "selected_tokens":
             raise InputError(f"policies.{name}: is what kvferry tune finds; take it away")
-    for name in ("per_head", "values_only", "landmarks"):
+    for name in ("per_head", *ROLES):
         if name in scenario.policies:
             raise InputError(f"policies.{name}: kvferry tune knows kvswap's own way alone; take it away")
     if scenario.workload.selections is not None:
         raise InputError(
             "workload.selections: recorded for one group size, kvferry tune needs many: generated ones; take it away"
         )
-    return DECODE_SYSTEMS[TUNED_SYSTEM].with_policies(scenario.policy_values).policy
+    return DECODE_SYSTEMS[TUNED_SYSTEM].with_policies(scenario.policy_values)
 
 
 def reuse_table(scenario: Scenario, limits: TuningLimits) -> ReuseTable:
@@ -151,8 +155,8 @@ def _reuse_rates(scenario: Scenario, limits: TuningLimits, context: int, group_t
     hits = np.zeros(len(buffers))
     for step in range(_STEPS):
         stream.advance(step)
-        ids = stream.units().reshape(rows, groups)
-        found = [buffer.look_up(ids).hits for buffer in buffers]
+        wanted = BlockRows(stream.units().reshape(rows, groups))
+        found = [buffer.look_up(wanted).hits for buffer in buffers]
         if step >= _FILLING:
             hits += found
     rates: np.ndarray = hits / ((_STEPS - _FILLING) * rows * groups)

@@ -171,14 +171,14 @@ def half_of(tokens: int) -> int:
 def plan_for(scenario: Scenario, system: DecodeSystem) -> DecodePlan:
     """What a system would do in a scenario. Raises InputError."""
     workload, budget = scenario.workload, scenario.budget
-    policy, tuned_bytes = tuned(system.policy, scenario)
+    system, tuned_bytes = tuned(system, scenario)
     storage = scenario.device.storage
     full_bytes = float(shape_of(scenario.model).full_bytes(workload.context))
     largest = budget.kv_bytes is not None and budget.kv_share is not None
-    each_bytes = math.inf if largest and policy.fixed else tuned_bytes or scenario.kv_budget_bytes(full_bytes)
+    each_bytes = math.inf if largest and system.roles.fixed else tuned_bytes or scenario.kv_budget_bytes(full_bytes)
     budget_key = "budget.kv_share" if budget.kv_share is not None or budget.kv_bytes is None else "budget.kv"
     plan = plan_of(
-        policy,
+        system.roles,
         scenario.model,
         sequences=workload.batch,
         context=workload.context,
@@ -197,7 +197,7 @@ def plan_for(scenario: Scenario, system: DecodeSystem) -> DecodePlan:
             f"budget.kv: {budget.kv_bytes / 2**20:,.0f} MiB hold no sequence;"
             f" one needs {plan.memory_bytes / 2**20:,.0f} MiB"
         )
-    return replace(plan, sequences=together, layout=replace(plan.layout, sequences=together))
+    return plan.together(together)
 
 
 def _records(batch: int, prefill_s: float | None, times_s: tuple[float, ...]) -> list[RequestRecord]:

@@ -31,9 +31,14 @@ class LoadingSystem:
         function does by name may be a mapping, {"name": ..., its parameters}. Raises BadParameters, an InputError, for
         any other role, and for values that its role does not take.
         """
-        system = self
+        system, complaints = self, list[Complaint]()
         for role, value in policies.items():
-            system = system._with(role, value)
+            try:
+                system = system._with(role, value)
+            except BadParameters as error:
+                complaints += error.complaints
+        if complaints:
+            raise BadParameters(complaints)
         return system
 
     def _with(self, role: str, value: Any) -> "LoadingSystem":

@@ -22,15 +22,20 @@ class Grouping:
             raise ValueError(f"a selection has 1 group of 1 token at least, got {self.groups} of {self.group_tokens}")
         if not self.compression >= 1:
             raise ValueError(f"compression is 1 or more, got {self.compression}")
-        if self.slots < 0:
-            raise ValueError(f"a reuse buffer has {self.groups} slots or more, or 0 for no reuse, not {self.slots}")
-        if self.slots and self.slots < self.groups:
-            what = f"{self.slots} slots cannot hold the {self.groups} groups of one selection"
-            raise ValueError(f"{what}; give {self.groups} or more, or 0 for no reuse")
+        check_slots(self.slots, self.groups)
 
     @property
     def selected_tokens(self) -> int:
         return self.groups * self.group_tokens
+
+
+def check_slots(slots: int, groups: int) -> None:
+    """Raises ValueError when a reuse buffer of so many slots cannot hold a selection of so many groups."""
+    if slots < 0:
+        raise ValueError(f"a reuse buffer has {groups} slots or more, or 0 for no reuse, not {slots}")
+    if slots and slots < groups:
+        what = f"{slots} slots cannot hold the {groups} groups of one selection"
+        raise ValueError(f"{what}; give {groups} or more, or 0 for no reuse")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,14 +39,22 @@ class Layout:
     def file_bytes(self) -> int:
         return self.layers * self.sequences * self.heads * self.units * self.stride_bytes
 
-    def ranges(self, layer: int, sequences: np.ndarray, units: np.ndarray, heads: np.ndarray | int = 0) -> Ranges:
-        """A byte range for each (sequence, head, unit), in the order given."""
-        row = (layer * self.sequences + np.asarray(sequences, np.int64)) * self.heads + heads
-        offsets = (row * self.units + units) * self.stride_bytes
+    @property
+    def rows(self) -> int:
+        """Rows of one layer: sequence by sequence, head by head."""
+        return self.sequences * self.heads
+
+    def ranges(self, layer: int, rows: np.ndarray, units: np.ndarray) -> Ranges:
+        """A byte range for each (row, unit) of a layer, in the order given."""
+        offsets = ((layer * self.rows + np.asarray(rows, np.int64)) * self.units + units) * self.stride_bytes
         return offsets, np.full(offsets.shape, self.stride_bytes, np.int64)
 
-    def stretches(self, layer: int, units: int, first: int = 0) -> Ranges:
-        """`units` consecutive units of every sequence and head, as one range each."""
-        rows = np.arange(layer * self.sequences * self.heads, (layer + 1) * self.sequences * self.heads)
-        offsets = (rows * self.units + first) * self.stride_bytes
+    def stretches(self, layer: int, units: int) -> Ranges:
+        """The first `units` of every row of a layer, as one range each."""
+        offsets = np.arange(layer * self.rows, (layer + 1) * self.rows) * (self.units * self.stride_bytes)
         return offsets, np.full(offsets.shape, units * self.stride_bytes, np.int64)
+
+    def column(self, unit: int) -> Ranges:
+        """One unit of every layer and row."""
+        offsets = (np.arange(self.layers * self.rows) * self.units + unit) * self.stride_bytes
+        return offsets, np.full(offsets.shape, self.stride_bytes, np.int64)

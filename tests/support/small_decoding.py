@@ -7,7 +7,8 @@ import numpy as np
 from tiny import LIVE_MODEL
 
 from kvferry.pipelines.decoding.decode import OffloadedDecode
-from kvferry.pipelines.decoding.plan import DecodePlan, DecodePolicy, plan_of
+from kvferry.pipelines.decoding.plan import DecodePlan, plan_of
+from kvferry.policies.decode.roles import Roles
 from kvferry.specs.model import ModelSpec
 
 
@@ -22,7 +23,7 @@ class SmallDecoding:
     """``run`` decodes random prompts; ``logits`` has what was said before every token."""
 
     def __init__(
-        self, model: Any, folder: Path, policy: DecodePolicy, *, context: int, batch: int = 1, output: int = 12
+        self, model: Any, folder: Path, roles: Roles, *, context: int, batch: int = 1, output: int = 12
     ) -> None:
         import torch
 
@@ -35,7 +36,7 @@ class SmallDecoding:
         from kvferry.backends.live.storage.direct_storage import Storage
 
         spec = ModelSpec.model_validate(LIVE_MODEL)
-        self.plan: DecodePlan = plan_of(policy, spec, sequences=batch, context=context, output=output, budget_bytes=1e7)
+        self.plan: DecodePlan = plan_of(roles, spec, sequences=batch, context=context, output=output, budget_bytes=1e7)
         self.ids = np.random.default_rng(3).integers(0, 256, (batch, context)).tolist()
         layout, index = self.plan.layout, None
         if self.plan.index is not None:

@@ -5,6 +5,7 @@ import pytest
 
 from kvferry.machine.ops import Select
 from kvferry.policies.decode.reuse_buffer import ReuseBuffer
+from kvferry.policies.decode.rows import BlockRows
 from kvferry.specs.errors import InputError
 from kvferry.traces.critical_tokens import CriticalTokens, RecordedSelections
 from kvferry.traces.selections import SelectionStream
@@ -64,7 +65,7 @@ def test_reuse_and_skew_come_about() -> None:
         stream.advance(step)
         units = stream.units()[0, :, 0]
         seen.append(units[0])
-        found = buffer.look_up(units).hits
+        found = buffer.look_up(BlockRows(units)).hits
         # Once the buffer is full.
         hits += found if step >= 50 else 0
     assert hits / (250 * 400) == pytest.approx(0.78, abs=0.02)

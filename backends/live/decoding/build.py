@@ -116,7 +116,7 @@ def _index(scenario: Scenario, sizes: DecodeSizes, model: PreTrainedModel, promp
     try:
         make = pick("index", INDEXES, spec.kind)
     except InputError as error:
-        raise InputError(f"policies.index: backend torch: {error}") from None
+        raise InputError(f"policies.selector: backend torch: {error}") from None
     say(f"making {spec.kind}")
     sample, _ = prompts.tokens(workload.batch, workload.context, 0)
     return make(

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from decoding import roles_of
 from tiny import DECODING as TINY
 from tiny import unit_model
 
@@ -13,7 +14,7 @@ from kvferry.machine.ops import DecodeAttention, Select
 from kvferry.pipelines.decoding.decode import OffloadedDecode
 from kvferry.pipelines.decoding.delays import Delays
 from kvferry.pipelines.decoding.in_memory import InMemoryDecode
-from kvferry.pipelines.decoding.plan import DecodePlan, DecodePolicy, plan_of
+from kvferry.pipelines.decoding.plan import DecodePlan, plan_of
 from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS
 from kvferry.pipelines.decoding.workload import plan_for
 from kvferry.pipelines.run import run_scenario
@@ -30,9 +31,14 @@ def figures_of(scenario: Scenario) -> dict[str, float]:
     return metrics_for(scenario, run_scenario(scenario))
 
 
-def plan(**policy: Any) -> DecodePlan:
-    given = {"group_tokens": 1, "selected_tokens": 2, "reuse": False, **policy}
-    return plan_of(DecodePolicy(**given), MODEL, sequences=1, context=4, output=4, budget_bytes=1e9, block_bytes=2)
+def plan(system: str = "kvswap", **policies: Any) -> DecodePlan:
+    given = {"group_tokens": 1, **policies}
+    if system != "flexgen":
+        given = {"selected_tokens": 2, **given}
+    if system == "kvswap":
+        given = {"reuse": False, **given}
+    roles = roles_of(system, **given)
+    return plan_of(roles, MODEL, sequences=1, context=4, output=4, budget_bytes=1e9, block_bytes=2)
 
 
 def token_times_s(chosen: DecodePlan, steps: int) -> list[float]:
@@ -60,7 +66,7 @@ def test_reads_that_wait_for_their_own_query_by_hand() -> None:
 def test_everything_read_back_by_hand() -> None:
     # No selection: 8 B per layer, the next layer's behind the first's: 25 and 33; layer 0 26 and 27; layer 1 34 and 35,
     # head 36.
-    assert token_times_s(plan(selected_tokens=None), 2) == [17.0, 36.0]
+    assert token_times_s(plan("flexgen"), 2) == [17.0, 36.0]
 
 
 def test_a_full_buffer_reads_nothing_by_hand() -> None:
@@ -75,7 +81,8 @@ def test_keys_are_rebuilt_while_values_are_read_by_hand() -> None:
     # Prefill: layer 1, decomposed 2, layer 3, decomposed 4, head 5; written from 1 to 9 and 17.
     # Select 18, book 19; 4 B read until 23, keys rebuilt until 20; attention 24, rest 25. Select 26, book 27, read 31,
     # attention 32, rest 33, head 34.
-    assert token_times_s(plan(values_only=True, ahead=False), 2) == [17.0, 34.0]
+    chosen = plan(layout={"name": "value-groups", "compression": 32}, ahead=False)
+    assert token_times_s(chosen, 2) == [17.0, 34.0]
 
 
 class Noting(FakeMachine):
@@ -99,7 +106,7 @@ def noted(chosen: DecodePlan, steps: int, kind: type) -> list[Any]:
 def test_what_was_decoded_is_attended_by_hand() -> None:
     # Four tokens in two groups, of which both are read. Step 0: they and the new one. Step 1: one waits in memory.
     # Step 2: it is stored with the next as a third group. Step 3: one waits again.
-    steps = noted(plan(group_tokens=2, selected_tokens=None), 5, DecodeAttention)[::2]
+    steps = noted(plan("flexgen", group_tokens=2), 5, DecodeAttention)[::2]
     assert [op.attended_tokens for op in steps] == [5, 6, 7, 8]
 
 
@@ -109,7 +116,7 @@ def test_what_was_decoded_is_scored_by_hand() -> None:
     steps = noted(chosen, 4, Select)[::2]
     assert [(op.groups, op.keys) for op in steps] == [(2, 4), (2, 4), (3, 6)]
     assert [op.attended_tokens for op in noted(chosen, 4, DecodeAttention)[::2]] == [3, 4, 3]
-    landmarks = noted(plan(group_tokens=2, selected_tokens=2, landmarks=True), 4, Select)[::2]
+    landmarks = noted(plan("shadowkv", group_tokens=2), 4, Select)[::2]
     assert [op.keys for op in landmarks] == [2, 2, 3]
 
 
@@ -117,10 +124,10 @@ def test_memory_counts_the_output_by_hand() -> None:
     # Room for 4 + 4 tokens of two layers; compressed keys of one byte.
     assert plan().metadata_bytes == 2 * 8
     # Two layers' keys and values of all tokens, 2 B each.
-    assert plan(selected_tokens=None).buffer_bytes == 2 * 8 * 2
-    # 4 + 4 tokens in groups of 3 are 9. Landmarks: a key per group, beside the keys.
+    assert plan("flexgen").buffer_bytes == 2 * 8 * 2
+    # 4 + 4 tokens in groups of 3 are 9. Landmarks: a key per group, beside the keys that others are rebuilt from.
     assert plan(group_tokens=3).metadata_bytes == 2 * 9
-    assert plan(group_tokens=3, landmarks=True).metadata_bytes == 2 * 9 + 2 * 3
+    assert plan("shadowkv", group_tokens=3).metadata_bytes == 2 * 9 + 2 * 3
 
 
 def test_memory_in_waves_by_hand() -> None:

@@ -168,7 +168,7 @@ def test_reading_ahead_or_not_is_the_scenarios() -> None:
         ("policies.group_tokens=16", "policies.group_tokens: is what kvferry tune finds"),
         ("policies.reuse=false", "policies.reuse: is what kvferry tune finds"),
         ("policies.tuned=x.json", "policies.tuned: is what kvferry tune finds"),
-        ("policies.landmarks=true", "policies.landmarks: kvferry tune knows kvswap's own way alone"),
+        ("policies.selector=landmarks", "policies.selector: kvferry tune knows kvswap's own way alone"),
         ("workload.selections=x.npz", "workload.selections: recorded for one group size"),
     ],
 )

@@ -4,14 +4,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from decoding import roles_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from small_decoding import SmallDecoding, exact_logits
 from tiny import LIVE_DECODING, tiny
 
 from kvferry.analysis.metrics import metrics_for
-from kvferry.pipelines.decoding.plan import DecodePolicy
 from kvferry.pipelines.run import run_scenario
+from kvferry.policies.decode.reuse_buffer import ReuseBuffer
+from kvferry.policies.decode.roles import Roles
 from kvferry.specs.errors import InputError, KvferryError
 from kvferry.specs.scenario import Scenario
 
@@ -29,8 +31,8 @@ def scenario(**changes: Any) -> Scenario:
 class Decoding(SmallDecoding):
     """All KV that was ever computed is kept, to compare with."""
 
-    def __init__(self, model: Any, folder: Path, policy: DecodePolicy, **sizes: Any) -> None:
-        super().__init__(model, folder, policy, **sizes)
+    def __init__(self, model: Any, folder: Path, roles: Roles, **sizes: Any) -> None:
+        super().__init__(model, folder, roles, **sizes)
         # [layer][token] -> keys and values [2, sequences, KV heads, head_dim], as they were computed.
         self.computed: list[list[Any]] = [[] for _ in range(self.plan.shape.layers)]
         really = self.runner.decoder.keys_values
@@ -56,37 +58,37 @@ class Decoding(SmallDecoding):
 
     def check_slots(self) -> int:
         checked = 0
-        for layer, buffer in enumerate(self.flow.buffers or ()):
+        for layer, buffer in enumerate(self.flow.now.residents):
             buffer.check()
+            if not isinstance(buffer, ReuseBuffer):
+                continue
             held = self.runner.blocks.slot_blocks(layer)
-            for row in range(buffer.sequences):
+            for row in range(buffer.rows):
                 for slot in range(buffer.slots):
-                    if (unit := buffer.unit_in(row, slot)) is not None:
+                    if (unit := buffer.block_in(row, slot)) is not None:
                         assert torch.equal(held[row, slot], self.unit(layer, row, unit))
                         checked += 1
         return checked
 
 
-POLICY = DecodePolicy(group_tokens=4, selected_tokens=1000, compression=4)
+POLICY = roles_of("kvswap", group_tokens=4, selected_tokens=1000, compression=4)
 WAYS = [
     POLICY,
-    DecodePolicy(group_tokens=4, selected_tokens=1000, compression=4, reuse=False),
-    DecodePolicy(group_tokens=4, selected_tokens=1000, compression=4, reuse=False, ahead=False),
-    DecodePolicy(group_tokens=4, selected_tokens=1000, compression=4, per_head=True),
-    DecodePolicy(group_tokens=32, selected_tokens=1000, compression=4),
-    DecodePolicy(group_tokens=1, selected_tokens=1000, compression=4),
-    DecodePolicy(group_tokens=4, selected_tokens=None, reuse=False),
-    DecodePolicy(group_tokens=4, selected_tokens=None, reuse=False, ahead=False),
+    roles_of("kvswap", group_tokens=4, selected_tokens=1000, compression=4, reuse=False),
+    roles_of("kvswap", group_tokens=4, selected_tokens=1000, compression=4, reuse=False, ahead=False),
+    roles_of("kvswap", group_tokens=4, selected_tokens=1000, compression=4, per_head=True),
+    roles_of("kvswap", group_tokens=32, selected_tokens=1000, compression=4),
+    roles_of("kvswap", group_tokens=1, selected_tokens=1000, compression=4),
+    roles_of("flexgen", group_tokens=4),
+    roles_of("flexgen", group_tokens=4, ahead=False),
 ]
 
 
-@pytest.mark.parametrize("policy", WAYS, ids=range(len(WAYS)))
+@pytest.mark.parametrize("roles", WAYS, ids=range(len(WAYS)))
 @pytest.mark.parametrize(("context", "batch"), [(150, 2), (64, 1)])
-def test_all_groups_are_full_attention(
-    model: Any, tmp_path: Path, policy: DecodePolicy, context: int, batch: int
-) -> None:
+def test_all_groups_are_full_attention(model: Any, tmp_path: Path, roles: Roles, context: int, batch: int) -> None:
     """Groups that were written while decoding are found again, those that are not complete are in memory."""
-    decoding = Decoding(model, tmp_path, policy, context=context, batch=batch)
+    decoding = Decoding(model, tmp_path, roles, context=context, batch=batch)
     answers = decoding.run()
     exact = exact_logits(model, decoding.ids, answers)
     assert torch.stack(decoding.logits) == pytest.approx(exact, abs=1e-4 * float(exact.std()))
@@ -94,8 +96,8 @@ def test_all_groups_are_full_attention(
 
 
 def test_without_the_rolling_buffer_the_newest_tokens_are_missed(model: Any, tmp_path: Path) -> None:
-    policy = DecodePolicy(group_tokens=4, selected_tokens=1000, compression=4, rolling=False)
-    decoding = Decoding(model, tmp_path, policy, context=64)
+    roles = roles_of("kvswap", group_tokens=4, selected_tokens=1000, compression=4, rolling=False)
+    decoding = Decoding(model, tmp_path, roles, context=64)
     exact = exact_logits(model, decoding.ids, decoding.run())
     off = (torch.stack(decoding.logits) - exact).abs().amax((1, 2)) / exact.std()
     # The first two tokens have nothing recent behind them.
@@ -125,7 +127,8 @@ def test_slots_hold_what_the_table_says(
     ahead: bool,
 ) -> None:
     """After every token, each slot of every layer has the very tensors of its unit, wherever they came from."""
-    policy = DecodePolicy(
+    roles = roles_of(
+        "kvswap",
         group_tokens=group,
         selected_tokens=selected,
         slots=-(-selected // group) + spare,
@@ -133,15 +136,15 @@ def test_slots_hold_what_the_table_says(
         per_head=per_head,
         ahead=ahead,
     )
-    decoding = Decoding(model, tmp_path, policy, context=context, batch=batch, output=2 + group)
+    decoding = Decoding(model, tmp_path, roles, context=context, batch=batch, output=2 + group)
     decoding.run()
     assert decoding.check_slots() >= decoding.plan.shape.layers * batch
 
 
 def test_all_of_the_rank_predicts_exactly(model: Any, tmp_path: Path) -> None:
     """Nothing compressed and no reading ahead: the best groups by true scores, summed over heads, are chosen."""
-    policy = DecodePolicy(group_tokens=4, selected_tokens=16, compression=1, ahead=False)
-    decoding = Decoding(model, tmp_path, policy, context=80, output=2)
+    roles = roles_of("kvswap", group_tokens=4, selected_tokens=16, compression=1, ahead=False)
+    decoding = Decoding(model, tmp_path, roles, context=80, output=2)
     queries: list[Any] = []
     really = decoding.runner.decoder.queries
     decoding.runner.decoder.queries = lambda *given: queries.append(really(*given)) or queries[-1]  # type: ignore
@@ -246,7 +249,6 @@ def test_the_file_takes_as_long_as_another_device_would(tmp_path: Path, monkeypa
         ({"policies": {"slots": 2}}, "policies: 2 slots cannot hold the 41 groups of one selection; give 41 or more"),
         ({"policies": {"compression": 0.5}}, "policies: compression is 1 or more, got 0.5"),
         ({"live": {"dtype": "bfloat16"}}, "takes 512 bytes per row, the layout has 1024"),
-        ({"policies": {"index": "centroids"}}, "policies.index: backend torch: unknown index 'centroids'"),
         ({"load": {"share": 0.5}}, "leave load out"),
         ({"live": {"kv_folder": "/nonexistent"}}, "live.kv_folder: /nonexistent: no file can be made there"),
         (
@@ -260,6 +262,14 @@ def test_the_file_takes_as_long_as_another_device_would(tmp_path: Path, monkeypa
 def test_what_cannot_be_had_is_told(changes: dict[str, Any], told: str) -> None:
     with pytest.raises(InputError, match=told):
         run_scenario(scenario(**changes))
+
+
+def test_an_index_that_is_missing_is_refused_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    from kvferry.backends.live.decoding.indexes.table import INDEXES
+
+    monkeypatch.delitem(INDEXES, "low-rank-keys")
+    with pytest.raises(InputError, match="policies.selector: backend torch: unknown index 'low-rank-keys'"):
+        run_scenario(scenario())
 
 
 def test_ops_out_of_turn_are_refused(model: Any, tmp_path: Path) -> None:

@@ -1,0 +1,112 @@
+"""Layout roles: what a KV block is, and what the storage file holds of it."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from kvferry.policies.decode.layout import Layout
+from kvferry.policies.decode.room import Room
+
+
+class LayoutRole(Protocol):
+    @property
+    def fixed(self) -> bool:
+        """Takes the memory that it takes, whatever the budget."""
+        ...
+
+    @property
+    def beside_moves(self) -> tuple[str, ...]:
+        """Kinds of the stages that run while a layer's KV moves to the processor."""
+        ...
+
+    @property
+    def after_prefill(self) -> tuple[str, ...]:
+        """Kinds of the stages that a layer's prefill needs besides writing its KV."""
+        ...
+
+    def block_tokens(self, context: int, entry_bytes: int, good_read_bytes: float) -> int:
+        """Tokens of a KV block, when a read of `good_read_bytes` is a good one for the storage."""
+        ...
+
+    def key_rank(self, room: Room, reserved_bytes: float) -> int | None:
+        """Numbers per key of what stays in memory for keys to be rebuilt from, `reserved_bytes` of the budget being
+        taken; None: keys are read."""
+        ...
+
+    def layout(self, room: Room, sequences: int, heads: int, alignment_bytes: int) -> Layout:
+        """ValueError when a block has less than a byte."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenGroups:
+    """A block is ``group_tokens`` consecutive tokens with their keys and values; None: as many as make a good read of
+    the storage."""
+
+    group_tokens: int | None = None
+
+    @property
+    def fixed(self) -> bool:
+        return True
+
+    @property
+    def beside_moves(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def after_prefill(self) -> tuple[str, ...]:
+        return ()
+
+    def block_tokens(self, context: int, entry_bytes: int, good_read_bytes: float) -> int:
+        if self.group_tokens is not None:
+            return self.group_tokens
+        fitting = min(context, max(1, int(good_read_bytes // entry_bytes)))
+        return 1 << fitting.bit_length() - 1
+
+    def key_rank(self, room: Room, reserved_bytes: float) -> int | None:
+        return None
+
+    def layout(self, room: Room, sequences: int, heads: int, alignment_bytes: int) -> Layout:
+        return self._layout(room.block_bytes, room, sequences, heads, alignment_bytes)
+
+    @staticmethod
+    def _layout(n_bytes: int, room: Room, sequences: int, heads: int, alignment_bytes: int) -> Layout:
+        if n_bytes < heads:
+            raise ValueError(f"what is read of {room.block_tokens:,} tokens takes less than a byte; more tokens would")
+        return Layout(
+            layers=room.model.layers,
+            sequences=sequences,
+            units=room.blocks,
+            unit_bytes=n_bytes // heads,
+            heads=heads,
+            block_bytes=alignment_bytes,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValueGroups(TokenGroups):
+    """Values alone are read; keys stay in memory, decomposed at prefill, and are rebuilt meanwhile (ShadowKV).
+
+    ``compression``: full key width over the width that stays; None: as little as ``metadata_share`` of the budget
+    allows.
+    """
+
+    compression: float | None = None
+    metadata_share: float = 1.0
+
+    @property
+    def fixed(self) -> bool:
+        return self.compression is not None
+
+    @property
+    def beside_moves(self) -> tuple[str, ...]:
+        return ("rebuild",)
+
+    @property
+    def after_prefill(self) -> tuple[str, ...]:
+        return ("decompose",)
+
+    def key_rank(self, room: Room, reserved_bytes: float) -> int | None:
+        return room.key_rank(self.compression, room.budget_bytes * self.metadata_share - reserved_bytes)
+
+    def layout(self, room: Room, sequences: int, heads: int, alignment_bytes: int) -> Layout:
+        return self._layout(room.block_bytes // 2, room, sequences, heads, alignment_bytes)

@@ -1,0 +1,32 @@
+"""A way of decoding with KV blocks: one object for each of five roles."""
+
+from dataclasses import dataclass
+
+from kvferry.policies.decode.blocking import LayoutRole, TokenGroups
+from kvferry.policies.decode.placement import OneTier, Placement
+from kvferry.policies.decode.residency import DoubleBuffer, Residency
+from kvferry.policies.decode.selector import Selector
+from kvferry.policies.decode.upkeep import RollingGroups, Upkeep
+
+
+@dataclass(frozen=True, kw_only=True)
+class Roles:
+    """``selector``: which blocks attention wants, from which query, and when. ``residency``: what stays in memory.
+    ``layout``: what a block is, and where it lies. ``upkeep``: what a new token does. ``placement``: the tier of each
+    layer's KV."""
+
+    selector: Selector
+    residency: Residency = DoubleBuffer()
+    layout: LayoutRole = TokenGroups()
+    upkeep: Upkeep = RollingGroups()
+    placement: Placement = OneTier("storage")
+
+    @property
+    def fixed(self) -> bool:
+        """Takes the memory that it takes, whatever the budget."""
+        return self.selector.fixed and self.residency.fixed and self.layout.fixed
+
+    @property
+    def selective(self) -> bool:
+        """Reads a part of the KV, chosen anew at every step."""
+        return self.selector.selected(1, 1) is not None

@@ -1,0 +1,49 @@
+"""What the roles of a decode system are sized by."""
+
+from dataclasses import dataclass
+
+from kvferry.policies.decode.grouping import KvShape, rank_of, room_tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class Room:
+    """One sequence's KV: how much there will be, in KV blocks of so many tokens, and the budget to manage it with."""
+
+    model: KvShape
+    block_tokens: int
+    context: int
+    output: int
+    budget_bytes: float
+
+    @property
+    def tokens(self) -> int:
+        """Of the context and what is decoded behind it, in whole blocks."""
+        return room_tokens(self.context, self.output, self.block_tokens)
+
+    @property
+    def blocks(self) -> int:
+        return self.tokens // self.block_tokens
+
+    @property
+    def context_blocks(self) -> int:
+        """Whole blocks of the context alone."""
+        return self.context // self.block_tokens
+
+    @property
+    def block_bytes(self) -> int:
+        """Keys and values of one block in one layer, all KV heads."""
+        return self.block_tokens * self.model.entry_bytes
+
+    def key_cache_bytes(self, rank: int) -> int:
+        """Keys of all tokens and layers, compressed to `rank` numbers each."""
+        return round(self.model.layers * self.tokens * rank * self.model.value_bytes)
+
+    def key_rank(self, compression: float | None, free_bytes: float) -> int:
+        """Numbers per compressed key, all KV heads together; without a given compression, as many as `free_bytes` hold
+        for all tokens. ValueError for a compression below 1."""
+        if compression is None:
+            fitting = int(free_bytes / (self.model.layers * self.tokens * self.model.value_bytes))
+            return max(1, min(fitting, self.model.key_width))
+        if not compression >= 1:
+            raise ValueError(f"compression is 1 or more, got {compression}")
+        return rank_of(compression, self.model)

@@ -1,0 +1,66 @@
+"""KV blocks by row, and where they are: what selector, residency, layout and machine hand to each other.
+
+A row is a sequence, or a part of its KV heads that chooses for itself. Rows are equally long (dense, one array with a
+row each) or ragged (one array with where each row starts), as clusters need it.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockRows:
+    """Ids of KV blocks, distinct within a row. Dense: ``ids`` [rows, k]. Ragged: ``ids`` [n], of which row r has those
+    from ``starts[r]`` up to ``starts[r + 1]``."""
+
+    ids: np.ndarray
+    starts: np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        if self.starts is None:
+            assert self.ids.ndim == 2, self.ids.shape
+        else:
+            assert self.ids.ndim == 1 and self.starts[0] == 0 and self.starts[-1] == len(self.ids), self.starts
+
+    @property
+    def rows(self) -> int:
+        return len(self.ids) if self.starts is None else len(self.starts) - 1
+
+    @property
+    def widest(self) -> int:
+        """Blocks of the longest row."""
+        return self.ids.shape[1] if self.starts is None else int(np.diff(self.starts).max(initial=0))
+
+    def spread(self, per_row: np.ndarray) -> np.ndarray:
+        """A value per row [rows], for every block of the row: it broadcasts with ``ids``."""
+        return per_row[:, None] if self.starts is None else np.repeat(per_row, np.diff(self.starts))
+
+    def count(self, flags: np.ndarray) -> np.ndarray:
+        """int64[rows]: how many blocks of each row have their flag (like ``ids``) set."""
+        if self.starts is None:
+            return np.asarray(flags.sum(axis=1))
+        return np.diff(np.concatenate([[0], np.cumsum(flags)])[self.starts])
+
+    def flagged(self, flags: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Rows and ids of the blocks whose flag is set, row by row."""
+        return np.repeat(np.arange(self.rows), self.count(flags)), self.ids[flags]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lookup:
+    """Where wanted blocks are. ``missing`` (bool, like the ids) are to be moved to the processor's memory first; then
+    all lie in their ``slots`` (like the ids; None: nothing is kept, they lie in the order in which they came)."""
+
+    wanted: BlockRows
+    missing: np.ndarray
+    slots: np.ndarray | None = None
+
+    @property
+    def hits(self) -> int:
+        return self.missing.size - int(np.count_nonzero(self.missing))
+
+    @property
+    def to_move(self) -> tuple[np.ndarray, np.ndarray]:
+        """Rows and ids of what is missing, row by row."""
+        return self.wanted.flagged(self.missing)

@@ -1,0 +1,107 @@
+"""Selectors: which KV blocks attention wants, from which query, and when that is asked.
+
+A selector says what the machine must keep in memory to score KV blocks with (its index), what to ask it, and in which
+order a decoding step runs. Which blocks come out is the machine's answer.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from kvferry.policies.decode.index import IndexSpec
+from kvferry.policies.decode.room import Room
+from kvferry.policies.decode.stages import Key, Stage, Stages, layer_ahead, own_layer
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One layer's question: choose `k` of `blocks` KV blocks for each of `heads`, by scoring `vectors` vectors of
+    `rank` numbers per sequence."""
+
+    blocks: int
+    k: int
+    heads: int
+    vectors: int
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """An index as sized for a run. ``n_bytes``: of one sequence, all layers."""
+
+    spec: IndexSpec
+    n_bytes: float
+
+
+class Selector(Protocol):
+    @property
+    def per_head(self) -> bool:
+        """Every KV head chooses, and is read, for itself."""
+        ...
+
+    @property
+    def fixed(self) -> bool:
+        """Takes the memory that it takes, whatever the budget."""
+        ...
+
+    def selected(self, block_tokens: int, stored: int) -> int | None:
+        """How many of `stored` blocks each row selects. None: all, and nothing is asked."""
+        ...
+
+    def index(self, room: Room, reserved_bytes: float) -> Index | None:
+        """What is kept to score with; `reserved_bytes` of the budget are taken. None: nothing is scored. ValueError
+        for parameters that cannot be."""
+        ...
+
+    def ask(self, index: IndexSpec, stored: int) -> Ask:
+        """The question about `stored` blocks."""
+        ...
+
+    def stages(self, layers: int, beside: tuple[str, ...]) -> Stages:
+        """One decoding step; stages of the kinds `beside` run while a layer's KV moves."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Everything:
+    """All KV blocks, in the order in which they lie; nothing is scored. ``ahead``: the next layer's move while this
+    one computes."""
+
+    ahead: bool = True
+
+    @property
+    def per_head(self) -> bool:
+        return False
+
+    @property
+    def fixed(self) -> bool:
+        return True
+
+    def selected(self, block_tokens: int, stored: int) -> int | None:
+        return None
+
+    def index(self, room: Room, reserved_bytes: float) -> Index | None:
+        return None
+
+    def ask(self, index: IndexSpec, stored: int) -> Ask:
+        raise AssertionError("nothing is asked where everything is read")
+
+    def stages(self, layers: int, beside: tuple[str, ...]) -> Stages:
+        def fetch(layer: int, after: tuple[Key, ...]) -> list[Stage]:
+            return [Stage("bring_all", layer, after), *(Stage(kind, layer, after) for kind in beside)]
+
+        return (layer_ahead if self.ahead else own_layer)(fetch, "bring_all", layers)
+
+
+def chosen_stages(ahead: bool, layers: int, beside: tuple[str, ...]) -> Stages:
+    """One decoding step in which every layer chooses: select, look up what is there already, move the rest."""
+
+    def fetch(layer: int, after: tuple[Key, ...]) -> list[Stage]:
+        known = (("look_up", layer),)
+        return [
+            Stage("select", layer, after, awaited=True),
+            Stage("look_up", layer),
+            Stage("bring", layer, known),
+            *(Stage(kind, layer, known) for kind in beside),
+        ]
+
+    return (layer_ahead if ahead else own_layer)(fetch, "bring", layers)

@@ -1,0 +1,69 @@
+"""The order of one decoding step: which stages it has, for which layer, and which of them must have ended before.
+
+A pipeline carries a list of stages out, a planner prices the same list. Stages of one queue (the processor, or what
+moves KV) begin in the order of the list; ``after`` names what a stage waits for besides.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+# A stage's kind and layer, as others wait for it.
+Key = tuple[str, int]
+
+
+class Stage(NamedTuple):
+    """``kind`` names what is done (kvferry.pipelines.decoding.stages). ``awaited``: the next stage depends on its
+    answer, so nothing is handed over before that is there."""
+
+    kind: str
+    layer: int
+    after: tuple[Key, ...] = ()
+    awaited: bool = False
+
+    @property
+    def key(self) -> Key:
+        return self.kind, self.layer
+
+
+# What brings a layer's KV to the processor, once these have ended: the last stage is the move itself, or what must be
+# done besides it.
+Fetch = Callable[[int, tuple[Key, ...]], list[Stage]]
+Stages = tuple[Stage, ...]
+
+
+def own_layer(fetch: Fetch, arrival: str, layers: int) -> Stages:
+    """Each layer's KV is chosen when the layer below has ended, from the layer's own query."""
+    stages: list[Stage] = []
+    for layer in range(layers):
+        stages += fetch(layer, (("feed_forward", layer - 1),) if layer else ())
+        stages += compute(layer, arrival)
+    return tuple(stages)
+
+
+def layer_ahead(fetch: Fetch, arrival: str, layers: int) -> Stages:
+    """The next layer's KV is chosen when this layer's has arrived, and moves while this layer computes.
+
+    FlexGen's loop, on which these systems are built, begins a layer when what it reads has arrived. The first layer's
+    query is known.
+    """
+    stages = fetch(0, ())
+    for layer in range(layers):
+        if layer + 1 < layers:
+            stages += fetch(layer + 1, ((arrival, layer),))
+        stages += compute(layer, arrival)
+    return tuple(stages)
+
+
+def before_pass(choose: Stage, fetch: Fetch, arrival: str, layers: int) -> Stages:
+    """One choice for all layers, before the first computes: their KV moves one after the other from then on."""
+    stages = [choose]
+    for layer in range(layers):
+        stages += fetch(layer, ())
+    for layer in range(layers):
+        stages += compute(layer, arrival)
+    return tuple(stages)
+
+
+def compute(layer: int, arrival: str) -> list[Stage]:
+    """A layer over what has arrived."""
+    return [Stage("attend", layer, ((arrival, layer),)), Stage("feed_forward", layer, (("attend", layer),))]

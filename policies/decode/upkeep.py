@@ -1,0 +1,119 @@
+"""Upkeeps: what a new token does to KV blocks and buffers."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from kvferry.policies.decode.layout import Layout, Ranges
+from kvferry.policies.decode.room import Room
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What new tokens lead to. ``complete``: the block of every row and layer that is full now. ``write``: the byte
+    ranges that its KV is written to."""
+
+    complete: int
+    write: Ranges
+
+
+class Kept(Protocol):
+    """A run's blocks and newest tokens; every sequence gains a token per step."""
+
+    def stored(self, layer: int) -> int:
+        """Blocks that a row of this layer has by now, apart from its newest tokens."""
+        ...
+
+    def recent(self, layer: int) -> int:
+        """Newest tokens in memory, which attention takes in besides blocks."""
+        ...
+
+    def append(self) -> Update | None:
+        """One new token per sequence; None when nothing has to be written."""
+        ...
+
+
+class Upkeep(Protocol):
+    def n_bytes(self, room: Room, selected: int | None) -> float:
+        """Memory for the newest tokens of one sequence, all layers."""
+        ...
+
+    def mean_recent(self, block_tokens: int, output: int) -> float:
+        """Newest tokens in memory, on average over the output."""
+        ...
+
+    def start(self, context: int, block_tokens: int, layout: Layout) -> Kept: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class RollingGroups:
+    """The newest tokens stay in a buffer in memory until they make a full block, which is written then (KVSwap 3.4.1).
+    ``rolling``: attention takes them in meanwhile; without it, it sees the newest one alone."""
+
+    rolling: bool = True
+
+    def n_bytes(self, room: Room, selected: int | None) -> float:
+        # Where everything is read, the buffers that it is read into have room for all tokens.
+        return 0 if selected is None else room.model.layers * room.block_bytes
+
+    def mean_recent(self, block_tokens: int, output: int) -> float:
+        return (block_tokens - 1) / 2 if self.rolling else 0.0
+
+    def start(self, context: int, block_tokens: int, layout: Layout) -> Kept:
+        return RollingBuffer(context, block_tokens, layout, attended=self.rolling)
+
+
+class RollingBuffer:
+    """Counts for a lock-step batch. The context's own last, incomplete block starts in the buffer."""
+
+    def __init__(self, context_tokens: int, block_tokens: int, layout: Layout, *, attended: bool = True) -> None:
+        if block_tokens < 1:
+            raise ValueError(f"a block has a token at least, got {block_tokens}")
+        self._block_tokens, self._layout, self._attended = block_tokens, layout, attended
+        self._blocks, self.tokens = divmod(context_tokens, block_tokens)
+
+    def stored(self, layer: int) -> int:
+        return self._blocks
+
+    def recent(self, layer: int) -> int:
+        return self.tokens if self._attended else 0
+
+    def append(self) -> Update | None:
+        self.tokens += 1
+        if self.tokens < self._block_tokens:
+            return None
+        complete = self._blocks
+        self._blocks, self.tokens = complete + 1, 0
+        return Update(complete, self._layout.column(complete))
+
+
+@dataclass(frozen=True)
+class KeepNewest:
+    """New tokens stay in memory for good and belong to no block; an index is that of the context alone."""
+
+    def n_bytes(self, room: Room, selected: int | None) -> float:
+        # What of the context makes no whole block stays beside them.
+        tokens = room.output + room.context % room.block_tokens
+        return 0 if selected is None else room.model.layers * tokens * room.model.entry_bytes
+
+    def mean_recent(self, block_tokens: int, output: int) -> float:
+        return (block_tokens - 1 + output) / 2
+
+    def start(self, context: int, block_tokens: int, layout: Layout) -> Kept:
+        return Newest(*divmod(context, block_tokens))
+
+
+class Newest:
+    """Counts of a batch whose new tokens stay in memory."""
+
+    def __init__(self, blocks: int, tokens: int) -> None:
+        self._blocks, self._tokens = blocks, tokens
+
+    def stored(self, layer: int) -> int:
+        return self._blocks
+
+    def recent(self, layer: int) -> int:
+        return self._tokens
+
+    def append(self) -> Update | None:
+        self._tokens += 1
+        return None

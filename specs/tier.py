@@ -1,0 +1,7 @@
+"""Where KV can lie."""
+
+from typing import Literal
+
+# `device`: the memory that the processor computes from; `host`: the memory beside it, on a device whose memory is not
+# unified; `storage`: a file.
+Tier = Literal["device", "host", "storage"]

@@ -1,0 +1,96 @@
+"""Decode systems by name, and scenarios that replace a role or one of its parameters."""
+
+from typing import Any
+
+import pytest
+from tiny import DECODING as TINY
+
+from kvferry.analysis.metrics import metrics_for
+from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS
+from kvferry.pipelines.run import run_scenario
+from kvferry.policies.decode.blocking import TokenGroups, ValueGroups
+from kvferry.policies.decode.placement import OneTier
+from kvferry.policies.decode.residency import DoubleBuffer, Reuse
+from kvferry.policies.decode.scored_keys import Landmarks, LowRankKeys, PartialKeys
+from kvferry.policies.decode.selector import Everything
+from kvferry.policies.decode.upkeep import KeepNewest, RollingGroups
+from kvferry.scenarios.loader import load_scenario
+from kvferry.specs.errors import InputError
+
+
+def test_a_parameter_goes_to_the_role_that_has_it() -> None:
+    system = DECODE_SYSTEMS["kvswap"].with_policies(
+        {"group_tokens": 8, "selected_tokens": 80, "ahead": False, "slots": 20, "rolling": False, "scores": "by_head"}
+    )
+    assert system.roles.selector == LowRankKeys(selected_tokens=80, ahead=False, scores="by_head")
+    assert system.roles.residency == Reuse(slots=20)
+    assert system.roles.layout == TokenGroups(group_tokens=8)
+    assert system.roles.upkeep == RollingGroups(rolling=False)
+    assert DECODE_SYSTEMS["kvswap"].roles.residency == Reuse()
+
+
+def test_a_role_is_replaced_as_a_whole() -> None:
+    kvswap = DECODE_SYSTEMS["kvswap"]
+    assert kvswap.with_policies({"residency": "none"}).roles.residency == DoubleBuffer()
+    assert kvswap.with_policies({"residency": {"name": "reuse", "slots": 9}}).roles.residency == Reuse(slots=9)
+    changed = kvswap.with_policies({"selector": {"name": "landmarks", "per_head": True}, "selected_tokens": 64})
+    assert changed.roles.selector == Landmarks(per_head=True, selected_tokens=64)
+    changed = kvswap.with_policies({"layout": "value-groups", "upkeep": "none", "placement": "device"})
+    assert (changed.roles.layout, changed.roles.upkeep) == (ValueGroups(), KeepNewest())
+    assert changed.roles.placement == OneTier("device")
+    assert changed.keeps == "memory"
+    assert kvswap.with_policies({"selector": "all"}).roles.selector == Everything()
+
+
+def test_reuse_is_short_for_a_residency() -> None:
+    infinigen = DECODE_SYSTEMS["infinigen-star"].with_policies({"reuse": True, "slots": 500, "metadata_share": 0.5})
+    assert infinigen.roles.residency == Reuse(slots=500)
+    assert infinigen.roles.selector == PartialKeys(compression=None, metadata_share=0.5)
+    assert DECODE_SYSTEMS["kvswap"].with_policies({"reuse": True}).roles.residency == Reuse()
+
+
+def test_with_a_role_that_is_replaced_go_its_parameters() -> None:
+    # As a file says `slots`, and an override takes the buffer away.
+    assert DECODE_SYSTEMS["kvswap"].with_policies({"reuse": False, "slots": 116}).roles.residency == DoubleBuffer()
+    assert DECODE_SYSTEMS["kvswap"].with_policies({"residency": "none", "slots": 9}).roles.residency == DoubleBuffer()
+
+
+@pytest.mark.parametrize(
+    ("system", "policies", "message"),
+    [
+        ("kvswap", {"sigma": 3}, "policies.sigma: unknown key; known here: ahead, compression, group_tokens, layout, "),
+        ("kvswap", {"slot": 3}, "policies.slot: unknown key; .*did you mean 'slots'"),
+        ("kvswap", {"landmarks": True}, "policies.landmarks: unknown key"),
+        ("kvswap", {"slots": "many"}, "policies.slots: 'many' is not a whole number"),
+        ("kvswap", {"reuse": "no"}, "policies.reuse: 'no' is not true or false"),
+        ("kvswap", {"residency": "lru"}, "policies.residency: unknown residency 'lru'; known: none, reuse"),
+        ("kvswap", {"residency": 3}, "policies.residency: unknown residency '3'"),
+        ("kvswap", {"residency": {"name": "reuse", "slot": 3}}, "policies.residency.slot: unknown key"),
+        ("kvswap", {"residency": {"name": "none", "slots": 3}}, "policies.residency.slots: unknown key"),
+        ("infinigen", {"slots": 500}, "policies.slots: unknown key"),
+        ("flexgen", {"selected_tokens": 400}, "policies.selected_tokens: unknown key"),
+        ("flexgen", {"reuse": True}, "policies.reuse: unknown key"),
+        ("flexgen", {"residency": "reuse"}, "policies.residency: everything is read anew"),
+        ("vllm", {"group_tokens": 8}, "policies.group_tokens: unknown key"),
+        ("shadowkv", {"compression": 0.5, "sigma": 1}, "policies.sigma"),
+    ],
+)
+def test_what_a_system_does_not_have_is_refused_with_its_key(
+    system: str, policies: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        DECODE_SYSTEMS[system].with_policies(policies)
+    # A scenario that says so is refused before it runs.
+    with pytest.raises(InputError, match=message.split(";")[0]):
+        run_scenario(load_scenario({**TINY, "system": system, "policies": policies}))
+
+
+def test_an_ablation_is_one_line() -> None:
+    def figures(*settings: str) -> dict[str, float]:
+        scenario = load_scenario(TINY, list(settings))
+        return metrics_for(scenario, run_scenario(scenario))
+
+    with_buffer, without = figures(), figures("policies.residency=none")
+    assert with_buffer["reuse_rate"] > 0
+    assert "reuse_rate" not in without
+    assert without["read_bytes"] > with_buffer["read_bytes"]

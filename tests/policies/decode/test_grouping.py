@@ -1,0 +1,32 @@
+"""KVSwap's four parameters, and the memory that they take."""
+
+import pytest
+
+from kvferry.policies.decode.grouping import Grouping, KvShape, buffer_bytes, memory_bytes, metadata_bytes
+
+# Two layers, two heads of four numbers: 8 numbers per key, 32 B per entry.
+SHAPE = KvShape(layers=2, kv_heads=2, head_dim=4)
+
+
+def test_memory_by_hand() -> None:
+    # 100 tokens x 2 layers x rank 4 x 2 B; 2 layers x (6 slots + a rolling buffer) x 4 tokens x 32 B.
+    grouping = Grouping(group_tokens=4, compression=2, groups=3, slots=6)
+    assert metadata_bytes(2, 100, SHAPE) == 1600
+    assert buffer_bytes(grouping, SHAPE) == 2 * 7 * 128
+    assert memory_bytes(grouping, 100, SHAPE) == 1600 + 1792
+    # Without reuse two preload buffers of 3 groups serve both layers.
+    alone = Grouping(group_tokens=4, compression=2, groups=3)
+    assert buffer_bytes(alone, SHAPE) == (2 * 3 + 2) * 128
+
+
+@pytest.mark.parametrize(
+    ("wrong", "what"),
+    [
+        ({"group_tokens": 0}, "1 group of 1 token"),
+        ({"compression": 0.5}, "compression is 1 or more"),
+        ({"slots": 2}, "2 slots cannot hold the 3 groups"),
+    ],
+)
+def test_impossible_groupings(wrong: dict[str, float], what: str) -> None:
+    with pytest.raises(ValueError, match=what):
+        Grouping(**{"group_tokens": 4, "compression": 2, "groups": 3, **wrong})

@@ -1,0 +1,54 @@
+"""Where KV blocks lie in the file, by hand and for all sizes."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvferry.policies.decode.layout import Layout
+
+
+def test_layout_by_hand() -> None:
+    # Per layer 2 sequences x 1 head x 5 units, each 100 B in 128 B.
+    layout = Layout(layers=3, sequences=2, units=5, unit_bytes=100, block_bytes=64)
+    assert layout.stride_bytes == 128
+    assert layout.file_bytes == 3 * 2 * 5 * 128
+    offsets, lengths = layout.ranges(1, np.array([0, 1]), np.array([4, 0]))
+    assert offsets.tolist() == [(10 + 4) * 128, (10 + 5) * 128]
+    assert lengths.tolist() == [128, 128]
+    offsets, lengths = layout.stretches(2, 3)
+    assert offsets.tolist() == [20 * 128, 25 * 128]
+    assert lengths.tolist() == [384, 384]
+    offsets, lengths = layout.column(3)
+    assert offsets.tolist() == [(5 * row + 3) * 128 for row in range(6)]
+    assert lengths.tolist() == [128] * 6
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    layers=st.integers(1, 4),
+    sequences=st.integers(1, 3),
+    heads=st.integers(1, 3),
+    units=st.integers(1, 6),
+    unit_bytes=st.integers(1, 5000),
+    block=st.sampled_from([1, 512, 4096]),
+)
+def test_units_lie_apart_on_whole_blocks_and_within_the_file(
+    layers: int, sequences: int, heads: int, units: int, unit_bytes: int, block: int
+) -> None:
+    layout = Layout(
+        layers=layers, sequences=sequences, units=units, unit_bytes=unit_bytes, heads=heads, block_bytes=block
+    )
+    row, unit = (part.ravel() for part in np.indices((sequences * heads, units)))
+    offsets = np.concatenate([layout.ranges(layer, row, unit)[0] for layer in range(layers)])
+    columns = np.concatenate([layout.column(unit)[0] for unit in range(units)])
+    assert sorted(columns) == sorted(offsets)
+    assert (offsets % block == 0).all()
+    assert (np.diff(np.sort(offsets)) >= unit_bytes).all()
+    assert offsets.min() == 0
+    assert offsets.max() + layout.stride_bytes == layout.file_bytes
+
+
+def test_misaligned_blocks_are_refused() -> None:
+    with pytest.raises(ValueError, match="block size 1000 B is no power of two"):
+        Layout(layers=1, sequences=1, units=1, unit_bytes=1, block_bytes=1000)

@@ -1,0 +1,81 @@
+"""What selectors ask, keep and take, by hand."""
+
+import pytest
+
+from kvferry.policies.decode.grouping import KvShape
+from kvferry.policies.decode.index import IndexSpec
+from kvferry.policies.decode.room import Room
+from kvferry.policies.decode.scored_keys import Landmarks, LowRankKeys, PartialKeys
+from kvferry.policies.decode.selector import Ask, Everything
+
+# Two layers, two heads of four numbers of 2 B: 8 numbers per key. 100 tokens in blocks of 4.
+ROOM = Room(model=KvShape(layers=2, kv_heads=2, head_dim=4), block_tokens=4, context=90, output=8, budget_bytes=2_000)
+
+
+def test_compressed_keys_by_hand() -> None:
+    index = LowRankKeys(compression=4).index(ROOM, 0)
+    assert index is not None
+    assert index.spec == IndexSpec(kind="low-rank-keys", heads=1, rank=2, block_tokens=4)
+    assert index.n_bytes == 2 * 100 * 2 * 2
+    # Ten tokens make three blocks, as long as there are three.
+    selector = LowRankKeys(selected_tokens=10)
+    assert selector.ask(index.spec, 20) == Ask(blocks=20, k=3, heads=1, vectors=80, rank=2)
+    assert selector.ask(index.spec, 2).k == 2
+    with pytest.raises(ValueError, match="compression is 1 or more, got 0.5"):
+        LowRankKeys(compression=0.5).index(ROOM, 0)
+
+
+def test_as_many_numbers_as_the_budget_holds_by_hand() -> None:
+    # A number per key takes 2 x 100 x 2 B.
+    def rank(reserved_bytes: float, **settings: float) -> int:
+        index = PartialKeys(compression=None, per_head=True, **settings).index(ROOM, reserved_bytes)
+        assert index is not None
+        assert index.spec.heads == 2
+        return index.spec.rank
+
+    assert (rank(0), rank(401), rank(1_900)) == (5, 3, 1)
+    assert rank(0, metadata_share=0.5) == 2
+
+
+def test_landmarks_by_hand() -> None:
+    selector = Landmarks(selected_tokens=8, per_head=True)
+    index = selector.index(ROOM, 0)
+    assert index is not None
+    # A full key for each of 25 blocks and two layers.
+    assert (index.spec.rank, index.n_bytes) == (8, 2 * 25 * 8 * 2)
+    assert selector.ask(index.spec, 20) == Ask(blocks=20, k=2, heads=2, vectors=20, rank=8)
+
+
+def test_everything_asks_nothing() -> None:
+    assert Everything().index(ROOM, 0) is None
+    assert Everything().selected(4, 20) is None
+
+
+def order(selector: object, layers: int = 2, beside: tuple[str, ...] = ()) -> list[str]:
+    """Every stage with its layer, and what it comes after."""
+    stages = selector.stages(layers, beside)  # type: ignore[attr-defined]
+    return [" ".join([f"{s.kind}{s.layer}", *(f"<{kind}{layer}" for kind, layer in s.after)]) for s in stages]
+
+
+def test_the_order_of_a_step_by_hand() -> None:
+    own = ["select{n}", "look_up{n}", "bring{n} <look_up{n}"]
+    block = ["attend{n} <bring{n}", "feed_forward{n} <attend{n}"]
+    first, second = ([one.format(n=n) for one in own] for n in (0, 1))
+    blocks = [[one.format(n=n) for one in block] for n in (0, 1)]
+    assert order(LowRankKeys()) == [*first, "select1 <bring0", *second[1:], *blocks[0], *blocks[1]]
+    assert order(LowRankKeys(ahead=False)) == [
+        *first,
+        *blocks[0],
+        "select1 <feed_forward0",
+        *second[1:],
+        *blocks[1],
+    ]
+    assert order(Landmarks(), 1, ("rebuild",)) == [*first, "rebuild0 <look_up0", *blocks[0]]
+    assert order(Everything()) == [
+        "bring_all0",
+        "bring_all1 <bring_all0",
+        "attend0 <bring_all0",
+        "feed_forward0 <attend0",
+        "attend1 <bring_all1",
+        "feed_forward1 <attend1",
+    ]
