@@ -1,7 +1,6 @@
 """Values of a JSON file that somebody else's program wrote: whatever is not as expected is said with its key."""
 
 import json
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,10 +38,11 @@ class Told:
     def number(self, *, least: float = 0.0, most: float = 1e18) -> float:
         """Raises InputError when this is no number between."""
         value = self.value
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        # A whole number may have hundreds of digits: more than a float can hold. It can be compared all the same.
+        if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
             raise InputError(f"{self.place}: {_brief(value)} is not a number")
         if not least <= value <= most:
-            raise InputError(f"{self.place}: {value:g} does not lie between {least:g} and {most:g}")
+            raise InputError(f"{self.place}: {_brief(value)} does not lie between {least:g} and {most:g}")
         return float(value)
 
 
@@ -82,4 +82,5 @@ def _brief(value: Any) -> str:
         return f"keys {', '.join(map(str, list(value)[:6]))}" if value else "no keys"
     if isinstance(value, list):
         return f"a list of {len(value)}"
-    return repr(value)[:60]
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:50]}... ({len(text)} characters)"

@@ -63,7 +63,7 @@ class Journal:
                     self._compare(told["settings"], settings)
                 else:
                     self.done[str(told["task"])] = [Measurement.from_json(each) for each in told["measured"]]
-            except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
                 raise InputError(
                     f"{self.path}:{number}: no line of a journal ({error}); --fresh measures anew"
                 ) from None

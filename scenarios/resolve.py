@@ -113,7 +113,8 @@ def path_keys(scenario: Any) -> list[tuple[str, ...]]:
     """
     device = scenario.get("device")
     processors = device.get("processors") if isinstance(device, dict) else None
-    measured = [("device", "processors", name, "measured") for name in processors or () if isinstance(processors, dict)]
+    names = processors if isinstance(processors, dict) else ()
+    measured = [("device", "processors", name, "measured") for name in names]
     named = [
         ("link", "trace"),
         ("load", "trace"),

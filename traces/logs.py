@@ -167,7 +167,7 @@ def iperf3_json(log: Log) -> RateTrace:
         end_s = _plain(sums[-1]["end"])
     except json.JSONDecodeError as error:
         raise InputError(f"{log.path}:{error.lineno}: not JSON: {error.msg}") from None
-    except (KeyError, TypeError, IndexError, AttributeError, ValueError, RecursionError) as error:
+    except (KeyError, TypeError, IndexError, AttributeError, ValueError, RecursionError, OverflowError) as error:
         what = f"{type(error).__name__}: {error}"[:100]
         raise InputError(f"{log.path}: not a report of iperf3 --json with intervals ({what})") from None
     for number, (start_s, rate) in enumerate(zip(starts, rates, strict=True), 1):

@@ -212,6 +212,17 @@ def changed(path: Path, *keys: Any, to: Any = None) -> Any:
         ([dict(result, samples_ns=[1]) for result in loaded(BENCH)], "processors.cpu.bytes_per_s: .*is out of range"),
         (changed(FIO, "jobs", 0, "job options", "numjobs", to="9999"), "storage.queue_depth: 9999: must be at most"),
         (changed(FIO, "jobs", 0, "read", "bw_bytes", to=1e18), "storage.read.0.bytes_per_s.0: .*is out of range"),
+        (
+            [dict(result, model_n_params=10**400) for result in loaded(BENCH)],
+            r"model_n_params: 10+\.\.\. \(401 characters\) does not lie",
+        ),
+        (changed(BENCH, 1, "samples_ns", 0, to=10**400), r"samples_ns\[0\]: 10+\.\.\. \(401 characters\) does not lie"),
+        (
+            changed(FIO, "jobs", 0, "read", "bw_bytes", to=-(10**400)),
+            r"bw_bytes: -10+\.\.\. \(402 characters\) does not",
+        ),
+        (changed(IPERF, "intervals", 0, "sum", "bits_per_second", to=10**400), "not a report of iperf3 --json"),
+        (changed(IPERF, "end", "streams", 0, "sender", "mean_rtt", to=10**400), r"mean_rtt: 10+\.\.\. .* does not lie"),
         (changed(FIO, "jobs", to={}), "jobs: a list is needed"),
         (changed(FIO, "jobs", to=[]), "none of them reads"),
         (changed(FIO, "jobs", 0, "read"), r"jobs\[0\]: has no 'read'"),

@@ -260,6 +260,12 @@ def test_every_fault_of_a_file_has_its_line_in_order() -> None:
     ]
 
 
+@pytest.mark.parametrize(("value", "came"), [("5", "5"), ("[gpu]", "a list"), ("gpu", "'gpu'")])
+def test_processors_that_are_no_mapping(value: str, came: str) -> None:
+    told = complaint("s.yaml", "device={extends: tiny}", f"device.processors={value}")
+    assert told.endswith(f"device.processors: {came} is not a mapping (key: value)")
+
+
 def test_more_faults_than_anyone_reads_are_counted() -> None:
     lines = complaint_about(GOOD + "".join(f"x{i}: 1\n" for i in range(50))).split("\n")
     assert len(lines) == 31

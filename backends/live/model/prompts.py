@@ -28,6 +28,11 @@ class Prompts:
         if described is not None and described.is_file():
             self.tokenizer = f"tokenizer.json {hashlib.sha256(described.read_bytes()).hexdigest()[:16]}"
             self._ids = np.array(FileTokens(described).encode(_text(text)))
+            if self._ids.max(initial=0) >= vocabulary:
+                raise InputError(
+                    f"{described}: makes token ids up to {self._ids.max()}, and the model's vocabulary has {vocabulary}: "
+                    "it is another model's; give that model's tokenizer.json, or none, and token ids are drawn"
+                )
         elif folder is not None and vocabulary == BYTE_VOCABULARY:
             self.tokenizer = "bytes"
             self._ids = np.array(ByteTokens().encode(_text(text)))

@@ -9,6 +9,8 @@ pytest.importorskip("tokenizers")
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvferry.backends.live.model import tokens as tokens_module
+from kvferry.backends.live.model.prompts import Prompts
 from kvferry.backends.live.model.tokens import BEGINNING, BYTE_VOCABULARY, END, ByteTokens, FileTokens, bundled_bpe
 from kvferry.specs.errors import InputError
 
@@ -55,3 +57,16 @@ def test_no_tokenizer(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(InputError, match=r"tokenizer\.json: no tokenizer"):
         FileTokens(tmp_path / "tokenizer.json")
+
+
+def test_a_tokenizer_of_a_larger_vocabulary_than_the_model_s_is_refused() -> None:
+    folder, vocabulary = bundled_bpe_folder(), bundled_bpe().vocabulary
+    assert len(Prompts(folder, vocabulary, None, seed=0).tokens(0, 10, 1)[0]) == 10
+    with pytest.raises(
+        InputError, match=r"tokenizer.json: makes token ids up to \d+, .* vocabulary has 500: .* another"
+    ):
+        Prompts(folder, 500, None, seed=0)
+
+
+def bundled_bpe_folder() -> Path:
+    return Path(tokens_module.__file__).parent / "bundled" / "bpe"
