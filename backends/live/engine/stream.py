@@ -58,8 +58,7 @@ class StreamWorker(Worker):
                     work.launch(mark, result)
                     self._launched.put((work, mark))
                     continue
-                ended = self._finished(work, None, error)
-            self.env.post(fire, ended)
+                self.env.post(fire, self._finished(work, None, error))
         self._launched.put(None)
 
     def _launch(self, work: LiveWork, call: Call, inputs: tuple[Any, ...]) -> tuple[Any, Any]:
@@ -75,8 +74,7 @@ class StreamWorker(Worker):
                 # The device's clock drifts from ours: durations are its own, ends are when we learn of them.
                 work.start_s = max(self._last_end_s, work.end_s - (worked_s or 0.0))
                 self._last_end_s = work.end_s
-                ended = self._finished(work, work.result, error)
-            self.env.post(fire, ended)
+                self.env.post(fire, self._finished(work, work.result, error))
 
 
 class _CudaMark(NamedTuple):

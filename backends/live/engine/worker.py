@@ -142,9 +142,10 @@ class Worker(WorkQueue):
             work.start_s = env.now
             result, error = outcome(call, inputs)
             with env.lock:
-                ended = self._finished(work, result, error)
-            env.post(fire, ended)
-            del job, work, call, inputs, result, error, ended
+                # Posted while the lock is held, tickets fire in the order in which their work ended: of several failures,
+                # the environment raises the cause.
+                env.post(fire, self._finished(work, result, error))
+            del job, work, call, inputs, result, error
 
     def tell(self, work: LiveWork) -> None:
         """In the environment's thread: work that had begun has ended."""

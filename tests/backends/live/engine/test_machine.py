@@ -242,6 +242,24 @@ def test_who_has_failed_already_speaks_for_what_fails_later(make: Make) -> None:
     assert str(two.value) == "two"
 
 
+def test_of_an_error_and_what_follows_from_it_the_error_is_raised(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The read's thread is slow to tell of it; the processor, free by the failure, is not."""
+    post = WallClockEnvironment.post
+
+    def slow(env: WallClockEnvironment, deliver: Callable[[Any], None], answer: Any) -> None:
+        if threading.current_thread().name == "kvferry decompress":
+            time.sleep(0.05)
+        post(env, deliver, answer)
+
+    monkeypatch.setattr(WallClockEnvironment, "post", slow)
+    machine = make(Script(op2=raises(KvferryError("nothing was attended"))), decode=lambda *_: refuse())
+    refuse = raises(KvferryError("the file was cut"))
+    machine.submit(OP, request=1, after=(machine.submit(Decompress(1)),))
+    behind = machine.submit(OP, request=2)
+    with pytest.raises(KvferryError, match="the file was cut"):
+        machine.env.run(until=behind)
+
+
 def test_an_error_that_nobody_heeds_ends_the_run(make: Make) -> None:
     machine = make(Script(op1=raises(KvferryError("out of luck"))))
     machine.submit(OP, request=1)
