@@ -42,8 +42,8 @@ def read_llama_bench(contents: Sequence[Told]) -> LlamaBench:
             mine, others = result.get(key, None).value, first.get(key, None).value
             if mine != others:
                 raise InputError(
-                    f"{result.place}: {key} is {mine!r:.60}, and {others!r:.60} in {first.place}: a profile is of one model "
-                    f"and one setting; run llama-bench with one of them, or give the results apart"
+                    f"{result.place}: {key} is {mine!r:.60}, and {others!r:.60} in {first.place}: a profile is of one "
+                    f"model and one setting; run llama-bench with one of them, or give the results apart"
                 )
     measured = [m for result in results if (m := _measurement(result)) is not None]
     if not measured:

@@ -224,12 +224,12 @@ def test_no_room_for_the_group_that_became_complete(tmp_path: Path, monkeypatch:
 def test_selections_that_cannot_be_recorded_are_refused_before_the_model_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, why: str
 ) -> None:
-    from kvferry.backends.live.decoding import world
+    from kvferry.backends.live.decoding import parts
 
     def loaded(scenario: Scenario) -> None:
         pytest.fail("the model was loaded")
 
-    monkeypatch.setattr(world, "model_of", loaded)
+    monkeypatch.setattr(parts, "model_of", loaded)
     (tmp_path / "file").write_text("")
     path = tmp_path / where
     with pytest.raises(InputError, match=f"live.record_selections: {path} {why}"):

@@ -142,8 +142,8 @@ class Worker(WorkQueue):
             work.start_s = env.now
             result, error = outcome(call, inputs)
             with env.lock:
-                # Posted while the lock is held, tickets fire in the order in which their work ended: of several failures,
-                # the environment raises the cause.
+                # Posted while the lock is held, tickets fire in the order in which their work ended: of several
+                # failures, the environment raises the cause.
                 env.post(fire, self._finished(work, result, error))
             del job, work, call, inputs, result, error
 

@@ -30,8 +30,8 @@ class Prompts:
             self._ids = np.array(FileTokens(described).encode(_text(text)))
             if self._ids.max(initial=0) >= vocabulary:
                 raise InputError(
-                    f"{described}: makes token ids up to {self._ids.max()}, and the model's vocabulary has {vocabulary}: "
-                    "it is another model's; give that model's tokenizer.json, or none, and token ids are drawn"
+                    f"{described}: has token ids up to {self._ids.max()}, and the model's vocabulary has {vocabulary}:"
+                    " it is another model's; give that model's tokenizer.json, or none, and token ids are drawn"
                 )
         elif folder is not None and vocabulary == BYTE_VOCABULARY:
             self.tokenizer = "bytes"
