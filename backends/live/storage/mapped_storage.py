@@ -10,7 +10,7 @@ from time import perf_counter, sleep
 import numpy as np
 
 from kvferry.backends.live.storage.direct_storage import Data
-from kvferry.backends.live.storage.opened_file import StorageError, make_room
+from kvferry.backends.live.storage.opened_file import StorageError, file_system, make_room
 from kvferry.machine.ops import Extents
 from kvferry.sim.storage_curve import StorageCurves
 from kvferry.specs.errors import InputError
@@ -18,6 +18,7 @@ from kvferry.specs.storage import StorageSpec
 
 # What is dropped at once.
 _CLUSTER_BYTES = 256 << 10
+_NEIGHBOURS = 16
 # A page fault in a row of them reads so much: Linux's own read-ahead.
 _FAULT_BYTES = 128 << 10
 
@@ -49,7 +50,8 @@ class MappedStorage:
         self._held: OrderedDict[int, bool] = OrderedDict()
         self._peak = 0
         self._curves = None if like is None else StorageCurves(like)
-        self.note: str | None = None
+        in_memory = file_system(os.fstat(self._fd).st_dev) in ("tmpfs", "ramfs")
+        self.note = f"{self.path} lies in memory: nothing of it can be dropped there" if in_memory else None
         self.batches = self.late = 0
         # What page faults read, and what was written back, dropped clusters that came again among it.
         self.faulted_bytes = self.written_back_bytes = 0
@@ -133,10 +135,14 @@ class MappedStorage:
         if written:
             self._map.flush(begin, end - begin)
             self.written_back_bytes += end - begin
-        if cluster + 1 not in self._held:
-            # The kernel reads ahead of a fault.
-            end = min(end + _FAULT_BYTES, self.size_bytes)
-        self._forget(begin, end)
+        # The kernel reads ahead of a fault, and keeps pages in pieces that it drops only as a whole: neighbours that
+        # are not held either go along.
+        last = first = cluster
+        while last < cluster + _NEIGHBOURS and last + 1 not in self._held:
+            last += 1
+        while first > max(0, cluster - _NEIGHBOURS) and first - 1 not in self._held:
+            first -= 1
+        self._forget(first * _CLUSTER_BYTES, min((last + 1) * _CLUSTER_BYTES, self.size_bytes))
 
     def _forget(self, begin: int, end: int) -> None:
         # Out of the mapping first: the page cache keeps what is mapped.

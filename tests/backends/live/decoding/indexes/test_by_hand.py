@@ -60,13 +60,13 @@ def test_heads_may_choose_for_themselves() -> None:
 
 def test_partial_keys_choose_the_columns_of_largest_magnitude() -> None:
     """The skewing turns by a quarter: columns are the second number, and the first one negated. The prompt's magnitudes
-    add up to 1 + 1 + 2 = 4 in the second numbers, to 5 + 6 + 7 = 18 in the first."""
+    add up to 10 + 1 + 2 = 13 in the second numbers, to 5 + 6 + 7 = 18 in the first."""
     from kvferry.backends.live.decoding.indexes.partial_keys import PartialKeys
 
     quarter = torch.tensor([[0.0, -1.0], [1.0, 0.0]])
     index = PartialKeys(quarter[None, None], 1, spec("partial-keys"), sequences=1, room_tokens=3)
     keys = one_head([6.0, 1.0], [-7.0, 2.0])
-    index.prefill(0, queries=one_head([5.0, 1.0]), keys=keys)
+    index.prefill(0, queries=one_head([5.0, 10.0]), keys=keys)
     assert index.projections[0, 0].flatten().tolist() == [-1.0, 0.0]
     # Of the query (2, 100) only the first number is seen.
     assert index.scores(0, one_head([2.0, 100.0]), heads=1).tolist() == [[[12.0, -14.0]]]

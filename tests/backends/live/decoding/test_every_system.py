@@ -1,0 +1,98 @@
+"""Every decode system, live: with all KV it is full attention, and with its own settings it runs."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from small_decoding import exact_logits
+from tiny import LIVE_DECODING, changed, tiny
+
+from kvferry.analysis.metrics import metrics_for
+from kvferry.pipelines.run import run_scenario
+from kvferry.specs.scenario import Scenario
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+SELECTING = ("kvswap", "infinigen", "infinigen-star", "infinigen-star-ru", "loki", "shadowkv")
+READING_ALL = ("flexgen", "os-paging", "vllm")
+CONTEXT, BATCH, OUTPUT = 150, 2, 40
+# Of the logits' standard deviation: where the best two are further apart, another token is an error. Sums in another
+# order differ by less than a tenth of this.
+TOLERANCE = 1e-3
+
+
+@pytest.fixture(scope="module")
+def weights(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The small model as a folder of weights."""
+    folder: Path = tmp_path_factory.mktemp("weights")
+    model.save_pretrained(folder)
+    return folder
+
+
+def scenario(weights: Path, system: str, **changes: Any) -> Scenario:
+    described = {key: value for key, value in LIVE_DECODING.items() if key != "policies"}
+    described = changed(described, workload={"context": CONTEXT, "batch": BATCH, "output": OUTPUT})
+    return tiny(changed(described, system=system, live={"weights": str(weights)}), **changes)
+
+
+def wrong_tokens(model: Any, seed: int, answers: dict[str, list[int]]) -> int:
+    """Tokens that full attention over the same past would not say, beyond the tolerance."""
+    ids = [np.random.default_rng([seed, n]).integers(0, 256, CONTEXT).tolist() for n in range(BATCH)]
+    said = [answers[str(n)] for n in range(BATCH)]
+    logits = exact_logits(model, ids, said)
+    of_said = logits.gather(-1, torch.tensor(said).T[..., None])[..., 0]
+    return int((logits.amax(-1) - of_said > TOLERANCE * logits.std()).sum())
+
+
+@pytest.mark.parametrize("system", SELECTING)
+def test_all_blocks_selected_are_full_attention(model: Any, weights: Path, system: str) -> None:
+    """Blocks that are written while decoding among them; ShadowKV's keys are rebuilt at full rank."""
+    wanted = scenario(weights, system, policies={"selected_tokens": 1000, "compression": 1}, budget={"kv": "90 MiB"})
+    run = run_scenario(wanted)
+    assert run.outcome == "done"
+    assert wrong_tokens(model, wanted.seed, run.measured["answers"]) == 0
+
+
+@pytest.mark.parametrize("system", READING_ALL)
+def test_systems_that_read_everything_are_full_attention(model: Any, weights: Path, system: str) -> None:
+    # Os-paging has less memory than its KV takes; vLLM has room for one sequence at a time.
+    tight = {"os-paging": {"kv": "60 KiB"}, "vllm": {"in_memory_kv": "200 KiB"}}.get(system, {"kv": "90 MiB"})
+    budget = {"kv": None} | tight
+    wanted = scenario(weights, system, budget=budget)
+    run = run_scenario(wanted)
+    assert run.outcome == "done"
+    assert wrong_tokens(model, wanted.seed, run.measured["answers"]) == 0
+    if system == "os-paging":
+        assert run.measured["faulted_bytes"] > 0
+    if system == "vllm":
+        # One sequence of 150 + 40 tokens takes 12 pages of 16 tokens of 3 layers, and the other has them after it.
+        assert run.measured["kv_buffer_bytes"] == 12 * 16 * 3 * 2 * 2 * 16 * 4
+
+
+def test_few_blocks_are_not_full_attention(model: Any, weights: Path) -> None:
+    """What the tests above compare does depend on what is read."""
+    wanted = scenario(weights, "infinigen", policies={"selected_tokens": 4}, budget={"kv": "90 MiB"})
+    assert wrong_tokens(model, wanted.seed, run_scenario(wanted).measured["answers"]) > 10
+
+
+@pytest.mark.parametrize("system", SELECTING)
+def test_a_system_runs_with_its_own_settings(weights: Path, system: str) -> None:
+    wanted = scenario(weights, system, policies={"selected_tokens": 64}, budget={"kv": "1 MiB"}, workload={"output": 6})
+    run = run_scenario(wanted)
+    figures = metrics_for(wanted, run)
+    assert run.outcome == "done"
+    assert [len(answer) for answer in run.measured["answers"].values()] == [6, 6]
+    assert figures["read_bytes"] > 0
+    labels = {span.label for span in run.spans}
+    assert {"Decompose", "Reconstruct"} <= labels if system == "shadowkv" else "Reconstruct" not in labels
+
+
+def test_the_file_of_rebuilt_keys_holds_values_alone(weights: Path) -> None:
+    """Per step and row two blocks of 32 tokens: half of what they take with their keys."""
+    policies = {"selected_tokens": 64}
+    shadowkv, loki = (scenario(weights, system, policies=policies) for system in ("shadowkv", "loki"))
+    bytes_read = [metrics_for(one, run_scenario(one))["read_bytes"] for one in (shadowkv, loki)]
+    # A token of one head takes 128 B with its key, and whole blocks of 512 B are read.
+    steps_rows = (OUTPUT - 1) * 3 * 2 * 2
+    assert bytes_read == [steps_rows * 64 * 64, steps_rows * 64 * 512]
