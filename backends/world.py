@@ -77,11 +77,12 @@ class Needs:
     """What a flow needs of the world that it runs in.
 
     ``codec``: contexts lie in the cloud, encoded so; None: there are none. ``kv``: sizes of the KV that lies on storage
-    while decoding; None: it is all in memory.
+    while decoding; None: it is all in memory. ``sequences``: prompts that decode together.
     """
 
     codec: str | None = None
     kv: DecodeSizes | None = None
+    sequences: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ def scenarios(json: JsonOption = False) -> None:
                 "device": found.device.name,
                 "model": found.model.name,
                 "context": found.workload.context,
-                "requests": found.workload.requests,
+                "workload": found.workload.kind,
             }
         )
     if json:
@@ -28,4 +28,4 @@ def scenarios(json: JsonOption = False) -> None:
         return
     from kvferry.cli.table import print_table
 
-    print_table(("scenario", "system", "device", "model", "context", "requests"), [tuple(row.values()) for row in rows])
+    print_table(("scenario", "system", "device", "model", "context", "workload"), [tuple(row.values()) for row in rows])

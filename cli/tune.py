@@ -78,7 +78,7 @@ def tune(
     from kvferry.system.whole_file import write_file
 
     loaded = scenario_for_run(scenario, overrides(settings, seed))
-    check_workload(loaded, "offload-decode", "kvferry tune", "kvswap/throughput")
+    check_workload(loaded, "decode", "kvferry tune", "kvswap/throughput")
     try:
         limits = limits_of(
             loaded,

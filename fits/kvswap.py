@@ -178,9 +178,9 @@ def predicted(known: Sequence[Known], numbers: Numbers) -> np.ndarray:
 
 
 def _in_memory(scenario: Scenario, delays: Delays) -> float:
-    workload, model = scenario.workload, scenario.model
+    workload, model = scenario.decode.workload, scenario.model
     each = (workload.context + workload.output) * model.kv_bytes_per_token
-    together = int((scenario.budget.in_memory_kv_bytes or 0) // each)
+    together = int((scenario.decode.budget.in_memory_kv_bytes or 0) // each)
     left, seconds = workload.batch, 0.0
     while left:
         wave = min(left, together)

@@ -12,6 +12,7 @@ from kvferry.scenarios.resolve import Complaint
 from kvferry.sim.costs.cost_model import main_costs
 from kvferry.specs.errors import InputError, pick
 from kvferry.specs.scenario import Scenario
+from kvferry.specs.workload import ContextReuseSpec
 from kvferry.traces.chunks import ChunkTrace
 from kvferry.traces.resolve import link_trace, load_trace
 
@@ -40,7 +41,7 @@ def names_in_use(scenario: Scenario) -> Iterator[Complaint]:
         yield from _complaint(("link", "trace"), partial(link_trace, scenario.link))
     if scenario.load is not None and scenario.load.trace is not None:
         yield from _complaint(("load", "trace"), partial(load_trace, scenario.load))
-    if scenario.workload.chunks is not None:
+    if isinstance(scenario.workload, ContextReuseSpec) and scenario.workload.chunks is not None:
         yield from _complaint(("workload", "chunks"), partial(_check_chunks, scenario))
 
 
@@ -53,7 +54,7 @@ def _complaint(key: tuple[str, ...], use: Callable[[], object]) -> Iterator[Comp
 
 def _check_chunks(scenario: Scenario) -> None:
     """Recorded chunks must be those of this model and context: they would override both. Raises InputError."""
-    workload, model = scenario.workload, scenario.model
+    workload, model = scenario.context_reuse.workload, scenario.model
     recorded = ChunkTrace.load(Path(str(workload.chunks)))
     _, layers, heads = recorded.shape
     if (layers, heads) != (model.layers, model.kv_heads):

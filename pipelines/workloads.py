@@ -4,4 +4,4 @@ from kvferry.pipelines.decoding.workload import Decode
 from kvferry.pipelines.loading.workload import ContextReuse
 from kvferry.pipelines.workload import WorkloadKind
 
-WORKLOADS: dict[str, WorkloadKind] = {"context-reuse": ContextReuse(), "offload-decode": Decode()}
+WORKLOADS: dict[str, WorkloadKind] = {"context-reuse": ContextReuse(), "decode": Decode()}

@@ -6,6 +6,7 @@ from difflib import get_close_matches
 from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
 from kvferry.scenarios.resolve import Complaint
 from kvferry.specs.base import BadKey
@@ -81,9 +82,17 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def _complaint(detail: dict[str, Any], model: type[BaseModel]) -> Complaint:
-    key, kind, context = tuple(detail["loc"]), detail["type"], detail.get("ctx", {})
+    loc, kind, context = tuple(detail["loc"]), detail["type"], detail.get("ctx", {})
+    key = _without_tags(model, loc)
+    if kind in ("union_tag_invalid", "union_tag_not_found"):
+        tag = context["discriminator"].strip("'")
+        if kind == "union_tag_not_found":
+            return Complaint((*key, tag), "is missing")
+        known = re.findall(r"'([^']*)'", context["expected_tags"])
+        what = f"{context['tag']!r:.60} is none of {', '.join(known)}{nearest(context['tag'], known)}"
+        return Complaint((*key, tag), what)
     if kind == "extra_forbidden":
-        known = _keys_at(model, key[:-1])
+        known = [name for name in _keys_at(model, loc[:-1]) if name not in _tags_at(model, loc[:-1])]
         known_here = f"known here: {', '.join(known)}{nearest(str(key[-1]), known)}" if known else "none is known here"
         return Complaint(key, f"unknown key; {known_here}", at_key=True)
     if kind == "literal_error":
@@ -92,7 +101,7 @@ def _complaint(detail: dict[str, Any], model: type[BaseModel]) -> Complaint:
         of_key = key[-1] == "[key]"
         return Complaint(key[:-1] if of_key else key, what, at_key=of_key)
     if kind == "missing":
-        return Complaint(key, f"is missing{_example(model, key)}")
+        return Complaint(key, f"is missing{_example(model, loc)}")
     if kind == "value_error":
         fault = context["error"]
         more = tuple(fault.key.split(".")) if isinstance(fault, BadKey) else ()
@@ -106,11 +115,38 @@ def _complaint(detail: dict[str, Any], model: type[BaseModel]) -> Complaint:
     return Complaint(key, f"{came} is not {_WANTED[kind]}" if kind in _WANTED else f"{came}: {detail['msg']}")
 
 
+def _without_tags(model: type[BaseModel], loc: tuple[str | int, ...]) -> tuple[str | int, ...]:
+    """Keys as the file has them: pydantic puts the tag of a discriminated union behind the key that it stands under."""
+    found: Any = model
+    kept: list[str | int] = []
+    for key in loc:
+        if _members(found) and key in _members(found):
+            found = _members(found)[str(key)]
+            continue
+        kept.append(key)
+        found = _below(found, key)
+    return tuple(kept)
+
+
+def _members(annotation: Any) -> dict[str, type[BaseModel]]:
+    """The records of a discriminated union by their tags; empty for anything else."""
+    if not isinstance(annotation, FieldInfo) or not isinstance(annotation.discriminator, str):
+        return {}
+    records: list[type[BaseModel]] = list(get_args(annotation.annotation))
+    tags = {record: get_args(record.model_fields[annotation.discriminator].annotation) for record in records}
+    return {tag: record for record, of in tags.items() for tag in of}
+
+
+def _tags_at(model: type[BaseModel], path: tuple[str | int, ...]) -> tuple[str, ...]:
+    """Keys that a file need not have there, as they follow from the workload's kind."""
+    return ("kind",) if path and path[0] in ("budget", "live") else ()
+
+
 def _keys_at(model: type[BaseModel], path: tuple[str | int, ...]) -> list[str]:
     """The keys that YAML may have at a path of the model's tree."""
     found: Any = model
     for key in path:
-        found = _below(found, key)
+        found = _members(found).get(str(key)) or _below(found, key)
     record = _record(found)
     return sorted(field.alias or name for name, field in record.model_fields.items()) if record else []
 
@@ -119,7 +155,7 @@ def _example(model: type[BaseModel], key: tuple[str | int, ...]) -> str:
     """How the missing key could be written, if it holds a count or a physical value."""
     found: Any = model
     for part in key[:-1]:
-        found = _below(found, part)
+        found = _members(found).get(str(part)) or _below(found, part)
     record = _record(found)
     for name, field in record.model_fields.items() if record else ():
         if key[-1] in (name, field.alias):
@@ -132,10 +168,12 @@ def _example(model: type[BaseModel], key: tuple[str | int, ...]) -> str:
 
 def _below(annotation: Any, key: str | int) -> Any:
     """The type of what stands under a key: a record's field, or the items of a dict or tuple."""
+    annotation = annotation.annotation if isinstance(annotation, FieldInfo) else annotation
     record = _record(annotation)
     if record:
         fields = record.model_fields
-        return next((field.annotation for name, field in fields.items() if key in (name, field.alias)), None)
+        field = next((field for name, field in fields.items() if key in (name, field.alias)), None)
+        return field if field is None or field.discriminator else field.annotation
     for part in (annotation, *get_args(annotation)):
         if get_origin(part) in (dict, tuple, list):
             return get_args(part)[-1] if get_origin(part) is dict else get_args(part)[0]

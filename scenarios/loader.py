@@ -131,6 +131,13 @@ def scenario_schema() -> dict[str, Any]:
         parts[part] = {"anyOf": [{"type": scalars, "description": "a name alone, or a value"}, parts[part]]}
     name_or_path = {"type": "string", "examples": names("storage"), "description": "name or path of a storage device"}
     parts["DeviceSpec"]["properties"]["storage"]["anyOf"].append(name_or_path)
+    # The workload's kind says which of these it is: a file does not say it again.
+    for key, of in (("budget", "Budget"), ("live", "Live")):
+        kinds = [f"ContextReuse{of}", f"Decode{of}"]
+        schema["properties"][key] = {"anyOf": [{"$ref": f"#/$defs/{kind}"} for kind in kinds]}
+        schema["required"].remove(key)
+        for kind in kinds:
+            del parts[kind]["properties"]["kind"]
     # A file that extends another need not repeat what that one says.
     for extensible in (schema, parts["DeviceSpec"], parts["StorageSpec"], parts["ModelSpec"]):
         extensible["properties"]["extends"] = {"type": "string", "description": "a name or path to build upon"}

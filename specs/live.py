@@ -1,6 +1,6 @@
-"""How a scenario is made real: what `backend: torch` needs beyond the description of the world."""
+"""How a scenario is made real: what `backend: torch` needs beyond the description of the world, by kind of workload."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -8,8 +8,8 @@ from kvferry.specs.base import BadKey, Part
 from kvferry.specs.units import Count
 
 
-class LiveSpec(Part):
-    """The real model, the text that it reads, and the cloud's address. The modelled world ignores it."""
+class RealModel(Part):
+    """The real model and what it reads. The modelled world has no use for it."""
 
     # A folder with a model, a name on the hub (in the local cache), or `random`: weights drawn from the scenario's
     # seed. None: the model of that name that comes with the project.
@@ -22,13 +22,26 @@ class LiveSpec(Part):
     processor: str = Field(default="cpu", pattern=r"^[a-z]+(:[0-9]+)?$")
     # CPU threads that an op runs on; decompression has workers of its own beside them.
     threads: Count = Field(default=1, ge=1, le=1024)
-    attention: Literal["dense", "block-sparse"] = "dense"
     # A text file for the contexts. None: the sources of Python's standard library.
     text: str | None = Field(default=None, min_length=1, max_length=1000)
+
+
+class ContextReuseLive(RealModel):
+    """Contexts are loaded from a real cloud."""
+
+    # Of the workload; a file need not say it again.
+    kind: Literal["context-reuse"] = Field(default="context-reuse", exclude=True)
+    attention: Literal["dense", "block-sparse"] = "dense"
     # A running `kvferry serve` whose real link is used. None: a server beside the run replays `link`.
     cloud: str | None = Field(default=None, pattern=r"^https?://[^\s]+$", max_length=1000)
-    # What follows belongs to offload-decode. The folder for the file with the KV, on the device that is to be used.
-    # None: the system's folder for temporary files.
+
+
+class DecodeLive(RealModel):
+    """A batch decodes with its KV in a real file."""
+
+    kind: Literal["decode"] = Field(default="decode", exclude=True)
+    # The folder for the file with the KV, on the device that is to be used. None: the system's folder for temporary
+    # files.
     kv_folder: str | None = Field(default=None, min_length=1, max_length=1000)
     # The file is read and written as slowly as `device.storage` says; false: as fast as it is.
     paced: bool = Field(default=True, strict=True)
@@ -41,3 +54,6 @@ class LiveSpec(Part):
         if isinstance(value, dict) and "scores" in value:
             raise BadKey("scores", "is a policy now: say policies.scores, which is summed, by_head or best_head")
         return value
+
+
+LiveSpec = Annotated[ContextReuseLive | DecodeLive, Field(discriminator="kind")]

@@ -1,17 +1,17 @@
 """A scenario: device, link, model, workload and policies together. Everything a run depends on."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import AfterValidator, ConfigDict, Field, WithJsonSchema, field_validator, model_validator
 
 from kvferry.specs.base import BadKey, Part
+from kvferry.specs.budget import BudgetSpec, ContextReuseBudget, DecodeBudget
 from kvferry.specs.device import DeviceSpec
 from kvferry.specs.link import LinkSpec
-from kvferry.specs.live import LiveSpec
+from kvferry.specs.live import ContextReuseLive, DecodeLive, LiveSpec
 from kvferry.specs.load import LoadSpec
 from kvferry.specs.model import ModelSpec
-from kvferry.specs.units import Bytes
-from kvferry.specs.workload import WorkloadSpec
+from kvferry.specs.workload import ContextReuseSpec, DecodeSpec, WorkloadSpec
 
 # What is streamed or computed on its own in one request: chunks (t, l, h), or with all_heads (t, l). About a minute
 # of simulation; a 20K-token request of a 36-layer model has 5,760. And chunks of a whole run. They keep a slip of the
@@ -65,16 +65,25 @@ class CostsSpec(Part):
         return {"truth": value, "estimate": value} if isinstance(value, str) else value
 
 
-class BudgetSpec(Part):
-    """Less than the device has. None: all that it leaves free."""
+class ContextReuseParts(NamedTuple):
+    """What only scenarios of workload kind context-reuse say."""
 
-    memory_bytes: Bytes | None = Field(default=None, gt=0)
-    # What KV on storage takes of memory for metadata and buffers: of the batch in bytes, or of every sequence as a
-    # share of its context's full cache. Both: as many sequences decode as fit, each with its share.
-    kv_bytes: Bytes | None = Field(default=None, gt=0)
-    kv_share: float | None = Field(default=None, gt=0, le=1, strict=True)
-    # For the KV of systems that keep it all in memory.
-    in_memory_kv_bytes: Bytes | None = Field(default=None, gt=0)
+    workload: ContextReuseSpec
+    budget: ContextReuseBudget
+    live: ContextReuseLive
+
+
+class DecodeParts(NamedTuple):
+    """What only scenarios of workload kind decode say."""
+
+    workload: DecodeSpec
+    budget: DecodeBudget
+    live: DecodeLive
+
+
+# Parts of a scenario whose keys depend on the kind of its workload.
+_BY_KIND = ("budget", "live")
+_KINDS = ("context-reuse", "decode")
 
 
 class Scenario(Part):
@@ -97,9 +106,32 @@ class Scenario(Part):
     costs: CostsSpec = CostsSpec()
     # What throughput is measured over.
     measure: Literal["decode", "end_to_end"] = "end_to_end"
-    budget: BudgetSpec = BudgetSpec()
-    live: LiveSpec = LiveSpec()
+    budget: BudgetSpec
+    live: LiveSpec
     seed: int = Field(default=0, ge=0, lt=2**63, strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_one_kind(cls, value: Any) -> Any:
+        """Give the parts whose keys depend on the workload's kind that kind. Where it is not known, they are left out:
+        the fault is the kind's."""
+        if not isinstance(value, dict):
+            return value
+        workload = value.get("workload")
+        kind = workload.get("kind") if isinstance(workload, dict) else getattr(workload, "kind", None)
+        if kind not in _KINDS:
+            return {key: part for key, part in value.items() if key not in _BY_KIND} | {
+                key: {"kind": _KINDS[0]} for key in _BY_KIND
+            }
+        parts: dict[str, Any] = {key: value.get(key) for key in _BY_KIND}
+        for key, part in parts.items():
+            if part is None:
+                parts[key] = {"kind": kind}
+            elif isinstance(part, dict):
+                if part.get("kind", kind) != kind:
+                    raise BadKey(f"{key}.kind", f"{part['kind']!r:.60} is not the workload's, which is {kind}")
+                parts[key] = {**part, "kind": kind}
+        return {**value, **parts}
 
     @field_validator("policies", mode="before")
     @classmethod
@@ -111,8 +143,8 @@ class Scenario(Part):
 
     @model_validator(mode="after")
     def _bounded(self) -> "Scenario":
-        if self.workload.kind == "offload-decode":
-            self._bound_steps()
+        if isinstance(self.workload, DecodeSpec):
+            self._bound_steps(self.workload)
             return self
         chunks = self.workload.token_chunks * self.model.layers * self.model.kv_heads
         per_head = self.coupling == "per_head"
@@ -130,13 +162,13 @@ class Scenario(Part):
             raise BadKey("workload.output", f"{what}; at most {MOST_TOKENS_PER_RUN:,} will do")
         return self
 
-    def _bound_steps(self) -> None:
+    def _bound_steps(self, workload: DecodeSpec) -> None:
         """Raises BadKey when decoding would take more steps than a run may have."""
-        steps, layers = min(self.workload.output, self.workload.decoded or self.workload.output), self.model.layers
+        steps, layers = min(workload.output, workload.decoded or workload.output), self.model.layers
         if steps * layers > MOST_LAYER_STEPS_PER_RUN:
             most = MOST_LAYER_STEPS_PER_RUN // layers
             what = f"{steps:,} tokens through {layers:,} layers take longer than a run may; at most {most:,} will do"
-            key = "output" if self.workload.decoded is None else "decoded"
+            key = "output" if workload.decoded is None else "decoded"
             raise BadKey(f"workload.{key}", f"{what}, and workload.decoded cuts what is decoded of workload.output")
 
     @model_validator(mode="after")
@@ -165,11 +197,28 @@ class Scenario(Part):
             for role, policy in self.policies.items()
         }
 
-    def kv_budget_bytes(self, full_bytes: float) -> float:
-        """Per sequence, of a full cache of so many bytes; 1/13 of it (KVSwap 4.3) when nothing is said."""
-        if self.budget.kv_bytes is not None and self.budget.kv_share is None:
-            return self.budget.kv_bytes / self.workload.batch
-        return full_bytes * (self.budget.kv_share or 1 / 13)
+    @property
+    def context_reuse(self) -> ContextReuseParts:
+        """Of a scenario of that kind."""
+        workload, budget, live = self.workload, self.budget, self.live
+        assert isinstance(workload, ContextReuseSpec)
+        assert isinstance(budget, ContextReuseBudget)
+        assert isinstance(live, ContextReuseLive)
+        return ContextReuseParts(workload, budget, live)
+
+    @property
+    def decode(self) -> DecodeParts:
+        """Of a scenario of that kind."""
+        workload, budget, live = self.workload, self.budget, self.live
+        assert isinstance(workload, DecodeSpec)
+        assert isinstance(budget, DecodeBudget)
+        assert isinstance(live, DecodeLive)
+        return DecodeParts(workload, budget, live)
+
+    @property
+    def free_bytes(self) -> float:
+        """Memory for KV and workspace: what the budget, or else the device, leaves beside the weights."""
+        return max(0.0, (self.budget.memory_bytes or self.device.memory.free_bytes) - self.model.weight_bytes)
 
     def under(self, system: str) -> "Scenario":
         """The same scenario under another system, with that system's own policies."""

@@ -7,6 +7,7 @@ from kvferry.analysis.reproduction.paper import EvidenceSpec, Paper
 from kvferry.analysis.reproduction.results import Key, Results
 from kvferry.analysis.reproduction.verdict import Figure
 from kvferry.specs.scenario import Scenario
+from kvferry.specs.workload import DecodeSpec
 from kvferry.traces.resolve import link_trace
 
 
@@ -43,7 +44,7 @@ def conditions_of(paper: Paper, evidence: EvidenceSpec, results: Results) -> str
     """What the paper leaves open and we had to choose: contexts, models, devices, links, bits, variants."""
     experiment = paper.experiments[evidence.experiment]
     scenarios = {key.case: results.scenarios[key] for key in _keys(paper, evidence)}
-    decoding = next(iter(scenarios.values())).workload.kind == "offload-decode"
+    decoding = isinstance(next(iter(scenarios.values())).workload, DecodeSpec)
     words = [experiment.title, _contexts(scenarios)]
     for describe in (_model, _device, _storage if decoding else _link):
         words.append(" or ".join(dict.fromkeys(describe(scenario) for scenario in scenarios.values())))
@@ -73,7 +74,7 @@ def _link(scenario: Scenario) -> str:
 
 def _storage(scenario: Scenario) -> str:
     storage = scenario.device.storage
-    return f"batch {scenario.workload.batch}, storage {storage.name if storage else 'none'}"
+    return f"batch {scenario.decode.workload.batch}, storage {storage.name if storage else 'none'}"
 
 
 def _variants(paper: Paper, evidence: EvidenceSpec, results: Results) -> Iterator[str]:

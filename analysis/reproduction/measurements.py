@@ -78,7 +78,7 @@ def path_shares(scenario: Scenario) -> Figures:
 def predictor_error(scenario: Scenario) -> Figures:
     """Mean relative error of SparKV's predictor and of two rooflines on chunks of the scenario's contexts (Fig. 8)."""
     processor = scenario.device.processors[scenario.device.main]
-    workload, model = scenario.workload, scenario.model
+    workload, model = scenario.context_reuse.workload, scenario.model
     kernel = BlockSparseKernel(processor, model)
     samples = measure(kernel, model, scenario.seed, content=workload.content, chunks=workload.token_chunks)
     training, held_out = samples.split(0.8, np.random.default_rng(scenario.seed))
@@ -103,7 +103,7 @@ def predictor_error(scenario: Scenario) -> Figures:
 
 def chunk_spread(scenario: Scenario) -> Figures:
     """How chunks of one context differ: attention time of a chunk, entropy, streaming time (Fig. 3 to 5)."""
-    workload, model = scenario.workload, scenario.model
+    workload, model = scenario.context_reuse.workload, scenario.model
     chunks = generate_chunks(workload.content, workload.context, model.layers, model.kv_heads, scenario.seed)
     costs = _estimate(scenario)
     tokens = chunks.tokens[:, None, None]
@@ -123,7 +123,7 @@ def chunk_spread(scenario: Scenario) -> Figures:
 def group_share(scenario: Scenario) -> Figures:
     """Of generated selections over 300 steps: the smallest share of groups with 80 % of the accesses, and what
     neighbouring steps share (KVSwap Fig. 8)."""
-    workload, steps = scenario.workload, 300
+    workload, steps = scenario.decode.workload, 300
     selected = LowRankKeys().selected_tokens
     group_tokens = int(scenario.policy_values.get("group_tokens", 4))
     stream = CriticalTokens(

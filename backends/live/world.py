@@ -101,7 +101,7 @@ def live_world(scenario: Scenario, needs: Needs, inputs: Inputs, tell: Tell, say
     """
     with ExitStack() as stack:
         parts: Parts = (
-            DecodingParts(scenario, needs.kv, say, stack)
+            DecodingParts(scenario, needs, say, stack)
             if needs.codec is None
             else LoadingParts(scenario, needs.codec, say, stack)
         )

@@ -93,7 +93,7 @@ class ModelledContexts:
 
     def stored(self, sequence: int) -> StoredContext:
         """Made when asked for: thousands of contexts need not be held at once. A recorded trace serves them all."""
-        workload, model = self._scenario.workload, self._scenario.model
+        workload, model = self._scenario.context_reuse.workload, self._scenario.model
         chunks = self._recorded or generate_chunks(
             workload.content,
             workload.context,
@@ -107,7 +107,7 @@ class ModelledContexts:
 
     @cached_property
     def _recorded(self) -> ChunkTrace | None:
-        path = self._scenario.workload.chunks
+        path = self._scenario.context_reuse.workload.chunks
         return None if path is None else ChunkTrace.load(Path(path))
 
 
@@ -118,7 +118,7 @@ def selections(
 
     Raises InputError for a recording of another context.
     """
-    workload = scenario.workload
+    workload = scenario.decode.workload
     if sizes.selected is None:
         return None
     if given is None and workload.selections is not None:

@@ -9,6 +9,11 @@ from kvferry.policies.decode.pages import PAGE_TOKENS, pages_of
 from kvferry.specs.model import ModelSpec
 
 
+def paged_bytes(model: ModelSpec, context: int, output: int) -> float:
+    """The KV of one sequence in whole pages."""
+    return pages_of(context + output) * PAGE_TOKENS * model.kv_bytes_per_token
+
+
 class InMemoryDecode:
     """A batch decoded in waves: as many sequences at once as the pool has pages for, to their last token.
 
@@ -37,7 +42,7 @@ class InMemoryDecode:
     def run(self) -> Process:
         """Raises OutOfMemory when not even one sequence fits."""
         machine, left = self.machine, self._sequences
-        each_bytes = pages_of(self._context + self._output) * PAGE_TOKENS * self._model.kv_bytes_per_token
+        each_bytes = paged_bytes(self._model, self._context, self._output)
         pool_bytes = machine.observe(1.0).free_bytes if self._pool_bytes is None else self._pool_bytes
         together = int(pool_bytes // each_bytes)
         if not together:

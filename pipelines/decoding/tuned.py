@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+from kvferry.pipelines.decoding.budget import asked_batch
 from kvferry.pipelines.decoding.systems import DecodeSystem
 from kvferry.policies.decode.blocking import TokenGroups
 from kvferry.policies.decode.grouping import Grouping
@@ -35,12 +36,12 @@ def tuned(system: DecodeSystem, scenario: Scenario) -> tuple[DecodeSystem, float
             raise InputError(f"policies.{name}: policies.tuned holds it already; take one of the two away")
     try:
         found = Solutions.from_json(read_text(Path(system.tuned), MOST_FILE_BYTES, "tuning"), system.tuned)
-        workload = scenario.workload
-        grouping = found.nearest(workload.batch, workload.context, workload.output).grouping
+        workload = scenario.decode.workload
+        grouping = found.nearest(asked_batch(scenario), workload.context, workload.output).grouping
     except InputError as error:
         raise InputError(f"policies.tuned: {error}") from None
     # Said in bytes, the scenario's own budget holds; a share is of another context than was tuned for.
-    return grouped(system, grouping), found.limits.each_bytes if scenario.budget.kv_bytes is None else None
+    return grouped(system, grouping), found.limits.each_bytes if scenario.decode.budget.kv_bytes is None else None
 
 
 def grouped(system: DecodeSystem, grouping: Grouping) -> DecodeSystem:

@@ -5,6 +5,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from kvferry.pipelines.decoding.budget import asked_batch, sequence_bytes
 from kvferry.pipelines.decoding.delays import Delays
 from kvferry.pipelines.decoding.plan import DecodePlan, plan_of, shape_of
 from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS, ROLES, DecodeSystem
@@ -66,7 +67,7 @@ class _ModelledTimes:
             self._scenario.model,
             sequences=batch,
             context=context,
-            output=self._scenario.workload.output,
+            output=self._scenario.decode.workload.output,
             budget_bytes=float("inf"),
             block_bytes=int(storage.block_bytes),
         )
@@ -76,7 +77,7 @@ def limits_of(scenario: Scenario, **given: float | int | None) -> TuningLimits:
     """Limits as given, by their names; for those that are None, what the scenario says: its budget, batch, context and
     selected tokens. Steps are so long that some three hundred pairs are solved at most. Raises InputError where the
     scenario has no such thing; pydantic's ValidationError for limits that cannot be."""
-    workload = scenario.workload
+    workload = scenario.decode.workload
     values: dict[str, float | int | None] = {name: value for name, value in given.items() if value is not None}
     selector = _system(scenario).roles.selector
     assert isinstance(selector, LowRankKeys)
@@ -87,15 +88,16 @@ def limits_of(scenario: Scenario, **given: float | int | None) -> TuningLimits:
         raise InputError(
             f"policies.selected_tokens: {selected}, and {values['selected_tokens']} asked for; say it once"
         )
-    batch = int(given.get("most_batch") or workload.batch)
+    batch = int(given.get("most_batch") or asked_batch(scenario))
     context = int(given.get("most_context") or workload.context)
     least = int(given.get("least_context") or TuningLimits.model_fields["least_context"].default)
-    full_bytes = float(shape_of(scenario.model).full_bytes(context))
-    whole_bytes = scenario.budget.kv_bytes if scenario.budget.kv_share is None else None
+    budget = scenario.decode.budget
+    of_all = budget.kv_share is None and budget.kv_bytes is not None
+    at_most = scenario.model_copy(update={"workload": workload.model_copy(update={"context": context})})
     said = {
         "most_batch": batch,
         "most_context": context,
-        "budget_bytes": whole_bytes or scenario.kv_budget_bytes(full_bytes) * batch,
+        "budget_bytes": budget.kv_bytes if of_all else sequence_bytes(at_most, batch) * batch,
         "batch_step": max(1, -(-batch // 16)),
         "context_step": 2048 * max(1, -(-(context - least) // (16 * 2048))),
         "output": workload.output,
@@ -116,7 +118,7 @@ def _system(scenario: Scenario) -> DecodeSystem:
     for name in ("per_head", *ROLES):
         if name in scenario.policies:
             raise InputError(f"policies.{name}: kvferry tune knows kvswap's own way alone; take it away")
-    if scenario.workload.selections is not None:
+    if scenario.decode.workload.selections is not None:
         raise InputError(
             "workload.selections: recorded for one group size, kvferry tune needs many: generated ones; take it away"
         )
@@ -138,7 +140,7 @@ def reuse_table(scenario: Scenario, limits: TuningLimits) -> ReuseTable:
 
 def _reuse_rates(scenario: Scenario, limits: TuningLimits, context: int, group_tokens: int) -> np.ndarray:
     """By capacity."""
-    workload, groups = scenario.workload, limits.groups_of(group_tokens, context)
+    workload, groups = scenario.decode.workload, limits.groups_of(group_tokens, context)
     stream = CriticalTokens(
         layers=_LAYERS,
         sequences=_SEQUENCES,

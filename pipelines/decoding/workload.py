@@ -6,9 +6,10 @@ from dataclasses import replace
 
 from kvferry.backends.world import Needs, World
 from kvferry.machine.machine import Machine, Refused
+from kvferry.pipelines.decoding.budget import asked_batch, fitting_batch, sequence_bytes
 from kvferry.pipelines.decoding.decode import OffloadedDecode
-from kvferry.pipelines.decoding.in_memory import InMemoryDecode
-from kvferry.pipelines.decoding.plan import DecodePlan, plan_of, shape_of
+from kvferry.pipelines.decoding.in_memory import InMemoryDecode, paged_bytes
+from kvferry.pipelines.decoding.plan import DecodePlan, plan_of
 from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS, DecodeSystem
 from kvferry.pipelines.decoding.tuned import tuned
 from kvferry.pipelines.record import Decoded, RequestRecord
@@ -39,8 +40,7 @@ class Decode:
             return InMemoryFlow(scenario, progress)
         plan = plan_for(scenario, system)
         if system.keeps == "swapped":
-            full_bytes = plan.shape.full_bytes(plan.context)
-            plan = replace(plan, mapped_bytes=plan.sequences * scenario.kv_budget_bytes(full_bytes))
+            plan = replace(plan, mapped_bytes=plan.sequences * sequence_bytes(scenario, plan.sequences))
         return OffloadedFlow(scenario, plan, progress)
 
 
@@ -49,7 +49,7 @@ class OffloadedFlow:
 
     def __init__(self, scenario: Scenario, plan: DecodePlan, progress: Progress) -> None:
         self._scenario, self._plan, self._progress = scenario, plan, progress
-        output, decoded = scenario.workload.output, scenario.workload.decoded
+        output, decoded = scenario.decode.workload.output, scenario.decode.workload.decoded
         # Tokens per sequence that are really decoded.
         self._steps = output if decoded is None else min(output, decoded)
         self._decode: OffloadedDecode | None = None
@@ -58,12 +58,12 @@ class OffloadedFlow:
 
     @property
     def needs(self) -> Needs:
-        return Needs(kv=self._plan)
+        return Needs(kv=self._plan, sequences=self._plan.sequences)
 
     def run(self, world: World, totals: Callable[[], Totals]) -> Process:
         self._check_room()
         _reserve(world.machine, self._plan)
-        output = self._scenario.workload.output
+        output = self._scenario.decode.workload.output
 
         def on_token(tokens: int) -> None:
             if self._steps < output and tokens == half_of(self._steps) + 1:
@@ -79,7 +79,7 @@ class OffloadedFlow:
         decoded = Decoded(
             batch=plan.sequences,
             layers=self._scenario.model.layers,
-            output=self._scenario.workload.output,
+            output=self._scenario.decode.workload.output,
             token_times_s=times_s,
             half=self._half,
             half_step=half_of(self._steps),
@@ -95,8 +95,8 @@ class OffloadedFlow:
 
     def kept(self) -> str:
         batch = self._plan.sequences
-        tokens = f"{len(self._times_s):,} of {self._scenario.workload.output:,} tokens"
-        return f"{tokens} of {_sequences(batch)}{' each' if self._scenario.workload.batch > 1 else ''}"
+        tokens = f"{len(self._times_s):,} of {self._scenario.decode.workload.output:,} tokens"
+        return f"{tokens} of {_sequences(batch)}{' each' if batch > 1 else ''}"
 
     @property
     def _times_s(self) -> tuple[float, ...]:
@@ -119,14 +119,19 @@ class InMemoryFlow:
 
     def __init__(self, scenario: Scenario, progress: Progress) -> None:
         self._scenario, self._progress = scenario, progress
+        self._batch = asked_batch(scenario)
+        if scenario.decode.workload.batch == "max":
+            pool_bytes = scenario.decode.budget.in_memory_kv_bytes or scenario.free_bytes
+            each_bytes = paged_bytes(scenario.model, scenario.decode.workload.context, scenario.decode.workload.output)
+            self._batch = fitting_batch(scenario, each_bytes, pool_bytes, "budget.in_memory_kv")
         self._decode: InMemoryDecode | None = None
 
     @property
     def needs(self) -> Needs:
-        return Needs()
+        return Needs(sequences=self._batch)
 
     def run(self, world: World, totals: Callable[[], Totals]) -> Process:
-        workload = self._scenario.workload
+        workload = self._scenario.decode.workload
 
         def on_token(tokens: int) -> None:
             if tokens % _PROGRESS_TOKENS == 0 or tokens == workload.output:
@@ -135,19 +140,19 @@ class InMemoryFlow:
         self._decode = InMemoryDecode(
             world.machine,
             self._scenario.model,
-            sequences=workload.batch,
+            sequences=self._batch,
             context=workload.context,
             output=workload.output,
-            pool_bytes=self._scenario.budget.in_memory_kv_bytes,
+            pool_bytes=self._scenario.decode.budget.in_memory_kv_bytes,
             told=on_token,
         )
         yield from self._decode.run()
 
     def left(self, world: World, end: Totals, interrupted: bool) -> Left:
-        workload, decode = self._scenario.workload, self._decode
+        workload, decode = self._scenario.decode.workload, self._decode
         times_s = () if decode is None else tuple(decode.record.token_times_s)
         decoded = Decoded(
-            batch=workload.batch,
+            batch=self._batch,
             layers=self._scenario.model.layers,
             output=workload.output,
             token_times_s=times_s,
@@ -155,10 +160,10 @@ class InMemoryFlow:
             end=end,
         )
         prefill_s = None if decode is None else decode.record.prefill_s
-        return Left(requests=_records(workload.batch, prefill_s, times_s), decoded=decoded)
+        return Left(requests=_records(self._batch, prefill_s, times_s), decoded=decoded)
 
     def kept(self) -> str:
-        batch, output = self._scenario.workload.batch, self._scenario.workload.output
+        batch, output = self._batch, self._scenario.decode.workload.output
         tokens = 0 if self._decode is None else sum(n * (1 + len(steps_s)) for n, steps_s in self._decode.waves)
         return f"{tokens:,} of {batch * output:,} tokens of {_sequences(batch)}"
 
@@ -170,17 +175,20 @@ def half_of(tokens: int) -> int:
 
 def plan_for(scenario: Scenario, system: DecodeSystem) -> DecodePlan:
     """What a system would do in a scenario. Raises InputError."""
-    workload, budget = scenario.workload, scenario.budget
+    workload, budget, _ = scenario.decode
     system, tuned_bytes = tuned(system, scenario)
-    storage = scenario.device.storage
-    full_bytes = float(shape_of(scenario.model).full_bytes(workload.context))
-    largest = budget.kv_bytes is not None and budget.kv_share is not None
-    each_bytes = math.inf if largest and system.roles.fixed else tuned_bytes or scenario.kv_budget_bytes(full_bytes)
-    budget_key = "budget.kv_share" if budget.kv_share is not None or budget.kv_bytes is None else "budget.kv"
+    storage, batch = scenario.device.storage, asked_batch(scenario)
+    # What a sequence takes does not depend on how many there are: so many decode as the whole budget holds.
+    by_sequence = budget.kv_share is not None or (system.roles.fixed and workload.batch == "max")
+    if workload.batch == "max" and not by_sequence and not tuned_bytes:
+        raise InputError("workload.batch: max needs budget.kv_share, which says what one sequence may take")
+    capped = by_sequence and (workload.batch == "max" or budget.kv_bytes is not None)
+    each_bytes = math.inf if capped and system.roles.fixed else tuned_bytes or sequence_bytes(scenario, batch)
+    budget_key = "budget.kv" if budget.kv_share is None and budget.kv_bytes is not None else "budget.kv_share"
     plan = plan_of(
         system.roles,
         scenario.model,
-        sequences=workload.batch,
+        sequences=batch,
         context=workload.context,
         output=workload.output,
         budget_bytes=each_bytes,
@@ -188,15 +196,12 @@ def plan_for(scenario: Scenario, system: DecodeSystem) -> DecodePlan:
         block_bytes=BLOCK_BYTES if storage is None else int(storage.block_bytes),
         budget_key="policies.tuned" if tuned_bytes else budget_key,
     )
-    if not largest:
+    if not capped:
         return plan
-    assert budget.kv_bytes is not None
-    together = min(workload.batch, int(budget.kv_bytes // plan.memory_bytes))
-    if not together:
-        raise InputError(
-            f"budget.kv: {budget.kv_bytes / 2**20:,.0f} MiB hold no sequence;"
-            f" one needs {plan.memory_bytes / 2**20:,.0f} MiB"
-        )
+    whole_bytes, key = (
+        (scenario.free_bytes, "budget.memory") if budget.kv_bytes is None else (budget.kv_bytes, "budget.kv")
+    )
+    together = fitting_batch(scenario, plan.memory_bytes, whole_bytes, key)
     return plan.together(together)
 
 
@@ -213,10 +218,10 @@ def _sequences(n: int) -> str:
 
 
 def _fits(scenario: Scenario) -> bool:
-    workload, model = scenario.workload, scenario.model
-    all_bytes = workload.batch * (workload.context + workload.output) * model.kv_bytes_per_token
-    full_bytes = workload.context * model.kv_bytes_per_token
-    return all_bytes <= workload.batch * scenario.kv_budget_bytes(full_bytes)
+    """Whether a batch that asks for a number of sequences has its whole KV within the budget."""
+    workload, batch = scenario.decode.workload, asked_batch(scenario)
+    each_bytes = (workload.context + workload.output) * scenario.model.kv_bytes_per_token
+    return each_bytes <= sequence_bytes(scenario, batch)
 
 
 def _reserve(machine: Machine, plan: DecodePlan) -> None:

@@ -61,11 +61,11 @@ class ContextReuseFlow:
         return Left(requests=sorted(self._with_bounds(world), key=lambda record: record.request))
 
     def kept(self) -> str:
-        return f"{len(self._records):,} of {self._scenario.workload.requests:,} requests"
+        return f"{len(self._records):,} of {self._scenario.context_reuse.workload.requests:,} requests"
 
     def _finished(self, record: RequestRecord) -> None:
         self._records.append(record)
-        self._progress(len(self._records), self._scenario.workload.requests)
+        self._progress(len(self._records), self._scenario.context_reuse.workload.requests)
 
     def _with_bounds(self, world: World) -> list[RequestRecord]:
         """Each record with the bound that no schedule beats, under the costs that the world obeyed."""
@@ -135,8 +135,8 @@ class Requests:
             request=n,
             context=context,
             problem=context.problem(self._estimate_s),
-            question_tokens=self._scenario.workload.question,
-            output_tokens=self._scenario.workload.output,
+            question_tokens=self._scenario.context_reuse.workload.question,
+            output_tokens=self._scenario.context_reuse.workload.output,
             planned_bytes_per_s=self._planned_bytes_per_s,
             rtt_s=self._scenario.link.rtt_s,
         )
@@ -151,10 +151,10 @@ class Requests:
             record = yield from context_reuse(machine, self.request(n), loader, admission, self.pace)
             finished(record)
 
-        arrivals = self._scenario.workload.arrivals
+        arrivals = self._scenario.context_reuse.workload.arrivals
         under_way = []
         rng = np.random.default_rng([self._scenario.seed, _ARRIVALS])
-        for n in range(self._scenario.workload.requests):
+        for n in range(self._scenario.context_reuse.workload.requests):
             if arrivals is None:
                 yield env.process(one(n))
                 continue

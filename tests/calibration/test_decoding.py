@@ -115,7 +115,7 @@ def scenario(folder: Path, **changes: Any) -> Any:
         "device": {"extends": str(folder / "profile.yaml"), "storage": "emmc"},
         "model": str(folder / "model.yaml"),
         "link": {"rate": "1 Gbit/s"},
-        "workload": {"kind": "offload-decode", "context": 1500, "output": 20},
+        "workload": {"kind": "decode", "context": 1500, "output": 20},
         "policies": {"group_tokens": 8, "selected_tokens": 96, "compression": 8},
         "budget": {"kv": "100 MiB"},
         "costs": "table",

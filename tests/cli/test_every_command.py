@@ -33,9 +33,9 @@ LIVE_TOO = {
 OTHERS = {"reproduce", "calibrate", "serve", "scenarios", "systems", "devices", "models", "schema"}
 # Who has nothing to do for a workload says so.
 REFUSED = {
-    ("schedule", "offload-decode"),
-    ("schedule --solver", "offload-decode"),
-    ("encode", "offload-decode"),
+    ("schedule", "decode"),
+    ("schedule --solver", "decode"),
+    ("encode", "decode"),
     ("tune", "context-reuse"),
 }
 

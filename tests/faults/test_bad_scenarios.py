@@ -126,7 +126,7 @@ def test_the_good_one_is_good() -> None:
         ),
         (
             "context-reuse\n  context: 4Ki tokens",
-            "offload-decode\n  context: 4Ki tokens\n  output: 1M tokens",
+            "decode\n  context: 4Ki tokens\n  output: 1M tokens",
             "s.yaml:11: workload.output: 1,000,000 tokens through 4 layers take longer than a run may; at most 500,000 "
             "will do, and workload.decoded cuts what is decoded of workload.output",
         ),
@@ -145,8 +145,7 @@ def test_the_good_one_is_good() -> None:
         (
             "context-reuse",
             "context-reus",
-            "s.yaml:9: workload.kind: 'context-reus' is none of context-reuse, offload-decode; "
-            "did you mean 'context-reuse'?",
+            "s.yaml:9: workload.kind: 'context-reus' is none of context-reuse, decode; did you mean 'context-reuse'?",
         ),
         (
             "name: small",

@@ -5,7 +5,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
@@ -24,9 +24,7 @@ from kvferry.scenarios.loader import (
 from kvferry.scenarios.resolve import Complaint
 from kvferry.specs.errors import InputError
 from kvferry.specs.link import LinkSpec
-from kvferry.specs.live import LiveSpec
-from kvferry.specs.scenario import BudgetSpec, Scenario
-from kvferry.specs.workload import WorkloadSpec
+from kvferry.specs.scenario import Scenario
 
 SMALL = """\
 name: small
@@ -337,6 +335,28 @@ def test_the_docs_tell_every_key() -> None:
     told = {word for row in re.findall(r"^\| (`.*?) \|", text, re.M) for word in re.findall(r"`([\w.]+)`", row)}
     keys = set()
     for name, field in Scenario.model_fields.items():
-        part = {"link": LinkSpec, "workload": WorkloadSpec, "budget": BudgetSpec, "live": LiveSpec}.get(name)
-        keys |= {f"{name}.{below.alias}" for below in part.model_fields.values()} if part else {field.alias}
+        of_kinds = get_args(field.annotation) if field.discriminator else ()
+        for part in (LinkSpec,) if name == "link" else of_kinds:
+            keys |= {f"{name}.{below.alias}" for below in part.model_fields.values() if not below.exclude}
+        if name != "link" and not of_kinds:
+            keys.add(field.alias)
     assert told == keys
+
+
+@pytest.mark.parametrize(
+    ("scenario", "change", "said"),
+    [
+        ("quickstart", "workload.batch=8", "workload.batch: unknown key; known here: arrivals"),
+        ("quickstart", "budget.kv_share=0.5", "budget.kv_share: unknown key; known here: memory"),
+        ("quickstart", "live.paced=false", "live.paced: unknown key"),
+        ("kvswap/throughput", "workload.requests=3", "workload.requests: unknown key; known here: batch"),
+        ("kvswap/throughput", "live.cloud=http://127.0.0.1:1", "live.cloud: unknown key"),
+        ("quickstart", "workload.kind=decod", "workload.kind: 'decod' is none of context-reuse, decode; did you mean"),
+        ("quickstart", "workload={context: 4Ki}", "workload.kind: is missing"),
+        ("quickstart", "budget={kind: decode}", "budget.kind: 'decode' is not the workload's, which is context-reuse"),
+    ],
+)
+def test_a_key_of_another_workload_is_refused_with_its_place(scenario: str, change: str, said: str) -> None:
+    with pytest.raises(InputError) as caught:
+        load_scenario(scenario, [change])
+    assert f"--set {change}: {said}" in str(caught.value)

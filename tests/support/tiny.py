@@ -21,12 +21,12 @@ DECODING: dict[str, Any] = {
     "device": {"extends": "tiny", "storage": {"bytes_per_s": "100 MB/s", "latency_s": "50 us"}},
     "model": "tiny",
     "link": {"rate": "1 MB/s"},
-    "workload": {"kind": "offload-decode", "context": 1024, "batch": 2, "output": 12},
+    "workload": {"kind": "decode", "context": 1024, "batch": 2, "output": 12},
     "measure": "decode",
     "budget": {"kv_share": 0.9},
 }
 # The tiny scenario of each workload, by kind.
-TINY: dict[str, dict[str, Any]] = {"context-reuse": LOADING, "offload-decode": DECODING}
+TINY: dict[str, dict[str, Any]] = {"context-reuse": LOADING, "decode": DECODING}
 
 # A model that a CPU runs in milliseconds, and scenarios that run it for real.
 LIVE_MODEL: dict[str, Any] = {
@@ -60,12 +60,12 @@ LIVE_DECODING: dict[str, Any] = {
     "device": {"extends": "laptop-cpu", "storage": "nvme"},
     "model": LIVE_MODEL,
     "link": {"rate": "100 Mbit/s"},
-    "workload": {"kind": "offload-decode", "context": 150, "batch": 2, "output": 14},
+    "workload": {"kind": "decode", "context": 150, "batch": 2, "output": 14},
     "policies": {"group_tokens": 4, "selected_tokens": 1000, "compression": 4},
     "budget": {"kv": "10 MiB"},
     "live": {"weights": "random", "paced": False},
 }
-LIVE: dict[str, dict[str, Any]] = {"context-reuse": LIVE_LOADING, "offload-decode": LIVE_DECODING}
+LIVE: dict[str, dict[str, Any]] = {"context-reuse": LIVE_LOADING, "decode": LIVE_DECODING}
 
 
 def changed(described: dict[str, Any], **changes: Any) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from kvferry.backends.live.model.prompts import Prompts
 from kvferry.backends.live.storage.direct_storage import Storage
 from kvferry.backends.live.storage.mapped_storage import MappedStorage
 from kvferry.backends.live.storage.paced_storage import PacedStorage
-from kvferry.backends.world import DecodeSizes, Say
+from kvferry.backends.world import DecodeSizes, Needs, Say
 from kvferry.policies.decode.pages import PAGE_TOKENS, pages_of
 from kvferry.specs.errors import InputError, pick
 from kvferry.specs.scenario import Scenario
@@ -47,15 +47,13 @@ class DecodeRunner(OpRunner, Protocol):
     def buffer_bytes(self) -> int: ...
 
 
-def decode_runner(
-    scenario: Scenario, sizes: DecodeSizes | None, model: PreTrainedModel, prompts: Prompts, say: Say
-) -> DecodeRunner:
-    """What runs a decode workload's layers; `sizes` are None where all KV is in memory. Raises InputError for an index
-    that is not to be had."""
-    workload = scenario.workload
-    contexts = [prompts.tokens(n, workload.context, 0)[0] for n in range(workload.batch)]
+def decode_runner(scenario: Scenario, needs: Needs, model: PreTrainedModel, prompts: Prompts, say: Say) -> DecodeRunner:
+    """Runs a decode workload's layers, its KV on storage or in pages of memory. Raises InputError for an index that the
+    backend lacks."""
+    workload, sizes = scenario.decode.workload, needs.kv
+    contexts = [prompts.tokens(n, workload.context, 0)[0] for n in range(needs.sequences)]
     if sizes is None:
-        return PagedLayers(model, contexts, output=workload.output, pages=_pool_pages(scenario))
+        return PagedLayers(model, contexts, output=workload.output, pages=_pool_pages(scenario, needs.sequences))
     format = BlockFormat(
         sizes.layout,
         group_tokens=sizes.group_tokens,
@@ -66,7 +64,7 @@ def decode_runner(
     )
     return Layers(
         model,
-        contexts[: sizes.layout.sequences],
+        contexts,
         format,
         output=workload.output,
         slots=sizes.slots,
@@ -77,7 +75,7 @@ def decode_runner(
 
 def decode_storage(scenario: Scenario, sizes: DecodeSizes, stack: ExitStack) -> Storage | MappedStorage:
     """The file that KV lies in, which goes with the run."""
-    live, like = scenario.live, scenario.device.storage
+    live, like = scenario.decode.live, scenario.device.storage
     try:
         made = tempfile.TemporaryDirectory(prefix="kvferry-kv-", dir=live.kv_folder)
     except OSError as error:
@@ -110,7 +108,7 @@ def storage_measured(storage: Storage | MappedStorage) -> dict[str, Any]:
 
 def _index(scenario: Scenario, sizes: DecodeSizes, model: PreTrainedModel, prompts: Prompts, say: Say) -> Index | None:
     """Empty; what it learns offline comes from text behind that of the contexts."""
-    spec, workload = sizes.index, scenario.workload
+    spec, workload = sizes.index, scenario.decode.workload
     if spec is None:
         return None
     try:
@@ -118,7 +116,7 @@ def _index(scenario: Scenario, sizes: DecodeSizes, model: PreTrainedModel, promp
     except InputError as error:
         raise InputError(f"policies.selector: backend torch: {error}") from None
     say(f"making {spec.kind}")
-    sample, _ = prompts.tokens(workload.batch, workload.context, 0)
+    sample, _ = prompts.tokens(sizes.layout.sequences, workload.context, 0)
     return make(
         Decoder(model),
         torch.tensor([sample[:_SAMPLE_TOKENS]], device=model.device),
@@ -128,10 +126,9 @@ def _index(scenario: Scenario, sizes: DecodeSizes, model: PreTrainedModel, promp
     )
 
 
-def _pool_pages(scenario: Scenario) -> int:
+def _pool_pages(scenario: Scenario, sequences: int) -> int:
     """Pages for the whole batch, or as many as there is memory for."""
-    workload, budget, model = scenario.workload, scenario.budget, scenario.model
-    wanted = workload.batch * pages_of(workload.context + workload.output)
-    capacity_bytes = budget.memory_bytes or scenario.device.memory.free_bytes
-    pool_bytes = budget.in_memory_kv_bytes or capacity_bytes - model.weight_bytes
-    return max(1, min(wanted, int(pool_bytes // (PAGE_TOKENS * model.kv_bytes_per_token))))
+    workload, budget, _ = scenario.decode
+    wanted = sequences * pages_of(workload.context + workload.output)
+    pool_bytes = budget.in_memory_kv_bytes or scenario.free_bytes
+    return max(1, min(wanted, int(pool_bytes // (PAGE_TOKENS * scenario.model.kv_bytes_per_token))))

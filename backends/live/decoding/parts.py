@@ -13,7 +13,7 @@ from kvferry.backends.live.decoding.build import decode_runner, decode_storage, 
 from kvferry.backends.live.engine.machine import LiveMachine
 from kvferry.backends.live.model.prompts import Prompts
 from kvferry.backends.live.model.scenario_model import model_of
-from kvferry.backends.world import DecodeSizes, Inputs, Say
+from kvferry.backends.world import Inputs, Needs, Say
 from kvferry.specs.errors import InputError, KvferryError
 from kvferry.specs.scenario import Scenario
 from kvferry.traces.arrays import check_writable
@@ -24,15 +24,16 @@ from kvferry.traces.stored import StoredContext
 class DecodingParts:
     """A runner, and a storage file where there is one, for a LiveMachine; `stack` closes them."""
 
-    def __init__(self, scenario: Scenario, sizes: DecodeSizes | None, say: Say, stack: ExitStack) -> None:
+    def __init__(self, scenario: Scenario, needs: Needs, say: Say, stack: ExitStack) -> None:
         check(scenario)
-        live = scenario.live
+        live = scenario.decode.live
         torch.set_num_threads(live.threads)
         self.model, folder = model_of(scenario)
         text = None if live.text is None else Path(live.text)
         prompts = Prompts(folder, scenario.model.vocabulary, text, scenario.seed)
+        sizes = needs.kv
         self._scenario, self._sizes, self._say = scenario, sizes, say
-        self.runner = decode_runner(scenario, sizes, self.model, prompts, say)
+        self.runner = decode_runner(scenario, needs, self.model, prompts, say)
         _warm_up(self.model)
         self._storage = None if sizes is None else decode_storage(scenario, sizes, stack)
         if self._storage is not None and self._storage.note is not None:
@@ -63,8 +64,8 @@ class DecodingParts:
         if storage is not None:
             told |= storage_measured(storage)
             told["kv_buffer_bytes"] += told.get("mapped_bytes", 0)
-        if self._scenario.live.record_selections is not None:
-            told |= self._record(Path(self._scenario.live.record_selections))
+        if self._scenario.decode.live.record_selections is not None:
+            told |= self._record(Path(self._scenario.decode.live.record_selections))
         return told
 
     def _record(self, path: Path) -> dict[str, str]:
@@ -99,10 +100,10 @@ def check(scenario: Scenario) -> None:
     """Raises InputError for what a real world cannot carry out."""
     if scenario.load is not None:
         raise InputError("load: backend torch runs beside whatever this machine does; leave load out")
-    if scenario.workload.selections is not None:
+    if scenario.decode.workload.selections is not None:
         raise InputError("workload.selections: backend torch selects with the model itself; leave selections out")
-    if scenario.live.record_selections is not None:
-        check_writable(Path(scenario.live.record_selections), "live.record_selections")
+    if scenario.decode.live.record_selections is not None:
+        check_writable(Path(scenario.decode.live.record_selections), "live.record_selections")
 
 
 def _warm_up(model: PreTrainedModel) -> None:

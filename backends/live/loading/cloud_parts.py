@@ -44,9 +44,9 @@ class LoadingParts:
         check(scenario, codec_name)
         self.model, self._library = _library(scenario, stores_folder())
         self._scenario, self._codec_name = scenario, codec_name
-        sequences = range(scenario.workload.requests)
+        sequences = range(scenario.context_reuse.workload.requests)
         names = [self._library.name(n, codec_name) for n in sequences]
-        url = scenario.live.cloud
+        url = scenario.context_reuse.live.cloud
         if url is None:
             for n in sequences:
                 self._library.ensure(n, codec_name, say)
@@ -54,7 +54,9 @@ class LoadingParts:
             url = stack.enter_context(server).url
         self.client = stack.enter_context(CloudClient(url, token=os.environ.get(TOKEN), names=names.__getitem__))
         self._stored, self._gone = self._weighed(names, codec_name, say)
-        self.runner = SessionRunner(self.model, self._library.prompt, chunk_tokens=scenario.workload.chunk_tokens)
+        self.runner = SessionRunner(
+            self.model, self._library.prompt, chunk_tokens=scenario.context_reuse.workload.chunk_tokens
+        )
         self._pool = stack.enter_context(CodecPool(scenario.device.decompressor.workers))
         self._pool.decode(self._first_chunks(codec_name)).result()
 
@@ -68,14 +70,14 @@ class LoadingParts:
             "decompress_workers": device.decompressor.workers,
             "place": self._place,
             "nominal_s": lambda op: costs.cost(op).duration_s + dispatch_s,
-            "stream": streams_of(self._scenario.live.processor),
+            "stream": streams_of(self._scenario.context_reuse.live.processor),
         }
 
     def warm_up(self, machine: LiveMachine) -> None:
         machine.warm(self._warm_up)
         if self._gone is None:
             self.client.connect(FETCHES_AHEAD)
-        if self._scenario.live.cloud is None and self._gone is None:
+        if self._scenario.context_reuse.live.cloud is None and self._gone is None:
             with suppress(LinkDown):  # the fetches will tell
                 self.client.restart_replay()
 
@@ -106,7 +108,7 @@ class LoadingParts:
             has = "holds another" if os.environ.get(TOKEN) else "is not set"
             raise InputError(f"live.cloud: {error}; it is taken from {TOKEN}, which {has}") from None
         except InputError as error:
-            if self._scenario.live.cloud is None:
+            if self._scenario.context_reuse.live.cloud is None:
                 raise
             raise InputError(
                 f"live.cloud: context {sequence} of this scenario cannot be had: {error}; "
@@ -116,7 +118,7 @@ class LoadingParts:
     def _warm_up(self) -> None:
         """First times are slow: kernels are chosen, threads get theirs, buffers their pages. None of it belongs to a
         request."""
-        workload = self._scenario.workload
+        workload = self._scenario.context_reuse.workload
         requests = 1 if workload.arrivals is None else min(workload.requests, 8)
         for _ in range(requests):
             self.runner.reserve(workload.context, workload.question + workload.output)
@@ -136,7 +138,9 @@ class LoadingParts:
         self.runner.session(0)
 
     def _first_chunks(self, codec_name: str) -> list[bytes]:
-        heads = np.zeros((self._scenario.workload.chunk_tokens, self._scenario.model.head_dim), np.float32)
+        heads = np.zeros(
+            (self._scenario.context_reuse.workload.chunk_tokens, self._scenario.model.head_dim), np.float32
+        )
         return [codec.encode(codec_name, heads, heads)]
 
     def _decode(self, op: Decompress, request: int | None, inputs: Sequence[Any]) -> "tuple[Fetched, Any]":
@@ -157,14 +161,14 @@ def encode_contexts(scenario: Scenario, codec_name: str, folder: Path, say: Say)
     """Write the stores of a scenario's contexts that are not there yet; the paths of all. Raises InputError."""
     check(scenario, codec_name)
     _, library = _library(scenario, _made(folder, "--output"))
-    for n in range(scenario.workload.requests):
+    for n in range(scenario.context_reuse.workload.requests):
         yield library.ensure(n, codec_name, say)
 
 
 def _library(scenario: Scenario, folder: Path) -> tuple[PreTrainedModel, Library]:
-    torch.set_num_threads(scenario.live.threads)
+    torch.set_num_threads(scenario.context_reuse.live.threads)
     model, model_folder = model_of(scenario)
-    text = None if scenario.live.text is None else Path(scenario.live.text)
+    text = None if scenario.context_reuse.live.text is None else Path(scenario.context_reuse.live.text)
     prompts = Prompts(model_folder, scenario.model.vocabulary, text, scenario.seed)
     return model, Library(scenario, model, prompts, scenario.model.name, folder)
 
@@ -203,5 +207,5 @@ def check(scenario: Scenario, codec_name: str) -> None:
     if codec_name not in codec.CODECS:
         known = ", ".join(codec.CODECS)
         raise InputError(f"policies.codec: {codec_name!r} has sizes but no real encoder; backend torch knows {known}")
-    if scenario.workload.chunks is not None:
+    if scenario.context_reuse.workload.chunks is not None:
         raise InputError("workload.chunks: backend torch makes its chunks with the model itself; leave chunks out")

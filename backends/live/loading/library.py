@@ -39,7 +39,7 @@ class Library:
 
     def __init__(self, scenario: Scenario, model: PreTrainedModel, prompts: Prompts, name: str, folder: Path) -> None:
         self._scenario, self._model, self._prompts, self.folder = scenario, model, prompts, folder
-        spec, workload = scenario.model, scenario.workload
+        spec, workload = scenario.model, scenario.context_reuse.workload
         self.stored_model = StoredModel(
             name=name,
             fingerprint=fingerprint(model),
@@ -63,7 +63,7 @@ class Library:
         return f"{codec_name}-{made_from.hexdigest()[:20]}"
 
     def prompt(self, sequence: int) -> Prompt:
-        return Prompt(*self._ids(sequence), self._scenario.workload.output, self._attention(sequence))
+        return Prompt(*self._ids(sequence), self._scenario.context_reuse.workload.output, self._attention(sequence))
 
     def ensure(self, sequence: int, codec_name: str, say: Say) -> Path:
         """The path of a context's store, which is written unless it exists and holds this context. Raises InputError
@@ -76,7 +76,7 @@ class Library:
                     return path
             except (InputError, DamagedStore) as error:
                 say(f"{path} is not context {sequence} as it should be, and is written anew: {error}")
-        say(f"encoding context {sequence} ({self._scenario.workload.context:,} tokens, {codec_name})")
+        say(f"encoding context {sequence} ({self._scenario.context_reuse.workload.context:,} tokens, {codec_name})")
         self._write(path, sequence, codec_name)
         return path
 
@@ -100,7 +100,7 @@ class Library:
 
     def _stored(self, sequence: int, encoding: Encoding) -> StoredContext:
         tokens = np.array(self._tokens)
-        if self._scenario.live.attention == "dense":
+        if self._scenario.context_reuse.live.attention == "dense":
             blocks = causal_blocks(tokens, np.cumsum(tokens) - tokens)
             active = np.broadcast_to(blocks[:, None, None], encoding.encoded_bytes.shape)
         else:
@@ -108,20 +108,24 @@ class Library:
         return StoredContext(tokens, active, encoding)
 
     def _attention(self, sequence: int) -> Attention:
-        return dense if self._scenario.live.attention == "dense" else BlockSparse(self._recording(sequence).masks)
+        return (
+            dense
+            if self._scenario.context_reuse.live.attention == "dense"
+            else BlockSparse(self._recording(sequence).masks)
+        )
 
     def _recording(self, sequence: int) -> Recording:
         """The block masks of a context, found in the real attention of a dense prefill, which runs once."""
         if sequence not in self._recordings:
             context, _ = self._ids(sequence)
-            chunk_tokens = self._scenario.workload.chunk_tokens
+            chunk_tokens = self._scenario.context_reuse.workload.chunk_tokens
             self._recordings[sequence] = record(self._model, context, chunk_tokens=chunk_tokens, room=1)
         return self._recordings[sequence]
 
     def _write(self, path: Path, sequence: int, codec_name: str) -> None:
         context, _ = self._ids(sequence)
         header = self._header(codec_name)
-        session = Session(self._model, context, chunk_tokens=self._scenario.workload.chunk_tokens, room=1)
+        session = Session(self._model, context, chunk_tokens=self._scenario.context_reuse.workload.chunk_tokens, room=1)
         session.prefill()
         waiting: deque[tuple[tuple[int, int, int], int, Future[bytes]]] = deque()
         with CodecPool(2) as pool, StoreWriter(path, header, context) as writer:
@@ -140,7 +144,7 @@ class Library:
                 put()
 
     def _ids(self, sequence: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        workload = self._scenario.workload
+        workload = self._scenario.context_reuse.workload
         if sequence not in self._cut:
             self._cut[sequence] = self._prompts.tokens(sequence, workload.context, workload.question)
         return self._cut[sequence]

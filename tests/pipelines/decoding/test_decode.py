@@ -19,7 +19,7 @@ from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS
 from kvferry.pipelines.decoding.workload import plan_for
 from kvferry.pipelines.run import run_scenario
 from kvferry.pipelines.workloads import WORKLOADS
-from kvferry.scenarios.loader import load_scenario
+from kvferry.scenarios.loader import load_model, load_scenario
 from kvferry.specs.errors import InputError
 from kvferry.specs.scenario import Scenario
 
@@ -256,11 +256,27 @@ def test_memory_too_small_for_one_sequence_is_an_outcome() -> None:
 def test_as_many_sequences_as_a_total_budget_holds() -> None:
     share = load_scenario({**TINY, "budget": {"kv_share": 0.5}})
     each = plan_for(share, DECODE_SYSTEMS["kvswap"]).memory_bytes
-    both = load_scenario(
-        {**TINY, "workload": {**TINY["workload"], "batch": 9}, "budget": {"kv_share": 0.5, "kv": f"{3.5 * each} B"}}
+    budget = {"kv_share": 0.5, "kv": f"{3.5 * each} B"}
+    most, nine = (
+        load_scenario({**TINY, "workload": {**TINY["workload"], "batch": batch}, "budget": budget})
+        for batch in ("max", 9)
     )
-    assert plan_for(both, DECODE_SYSTEMS["kvswap"]).sequences == 3
-    assert figures_of(both)["batch"] == 3
+    assert plan_for(most, DECODE_SYSTEMS["kvswap"]).sequences == 3
+    assert figures_of(most)["batch"] == 3
+    with pytest.raises(InputError, match=r"budget.kv: .* hold 3 sequences .* asks for 9; batch: max takes as many"):
+        plan_for(nine, DECODE_SYSTEMS["kvswap"])
+    alone = load_scenario({**TINY, "workload": {**TINY["workload"], "batch": "max"}, "budget": {"kv": "2 MiB"}})
+    with pytest.raises(InputError, match="max needs budget.kv_share"):
+        plan_for(alone, DECODE_SYSTEMS["kvswap"])
+
+
+def test_the_largest_batch_in_memory_fills_the_pool_with_pages() -> None:
+    # 1,024 + 12 tokens take 65 pages of 16 tokens each.
+    each = 65 * 16 * load_model("tiny").kv_bytes_per_token
+    workload = {**TINY["workload"], "batch": "max"}
+    budget = {"in_memory_kv": f"{2.5 * each} B"}
+    scenario = load_scenario({**TINY, "system": "vllm", "workload": workload, "budget": budget})
+    assert figures_of(scenario)["batch"] == 2
 
 
 def test_metadata_and_buffers_are_reserved() -> None:
@@ -272,4 +288,4 @@ def test_metadata_and_buffers_are_reserved() -> None:
 
 
 def test_every_system_has_one_kind() -> None:
-    assert not set(WORKLOADS["context-reuse"].systems) & set(WORKLOADS["offload-decode"].systems)
+    assert not set(WORKLOADS["context-reuse"].systems) & set(WORKLOADS["decode"].systems)

@@ -23,7 +23,7 @@ DESCRIBED: dict[str, Any] = {
     "device": {"extends": "tiny", "storage": {"bytes_per_s": "100 MB/s", "latency_s": "50 us"}},
     "model": "tiny",
     "link": {"rate": "1 MB/s"},
-    "workload": {"kind": "offload-decode", "context": 1024, "batch": 2, "output": 200},
+    "workload": {"kind": "decode", "context": 1024, "batch": 2, "output": 200},
     "policies": {"group_tokens": 4, "selected_tokens": 80, "slots": 100},
     "budget": {"kv_share": 0.9},
     "measure": "decode",
