@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from kvferry.pipelines.parameters import BadParameters, arguments_of
 from kvferry.policies.decode.blocking import TokenGroups, ValueGroups
+from kvferry.policies.decode.page_bounds import PageBounds
 from kvferry.policies.decode.placement import AllOrNothing, OneTier
 from kvferry.policies.decode.residency import DoubleBuffer, Reuse
 from kvferry.policies.decode.roles import Roles
@@ -25,6 +26,7 @@ ROLES: dict[str, dict[str, Callable[..., Any]]] = {
         "partial-keys": PartialKeys,
         "principal-keys": PrincipalKeys,
         "landmarks": Landmarks,
+        "page-bounds": PageBounds,
     },
     "residency": {"none": DoubleBuffer, "reuse": Reuse},
     "layout": {"groups": TokenGroups, "value-groups": ValueGroups},
@@ -161,6 +163,10 @@ DECODE_SYSTEMS: dict[str, DecodeSystem] = {
     "loki": DecodeSystem(
         about="as infinigen, from keys in their principal components",
         roles=Roles(selector=PrincipalKeys(per_head=True, compression=None), layout=_PER_TOKEN),
+    ),
+    "quest": DecodeSystem(
+        about="pages chosen head by head by the bounds of their keys, with the layer's own query",
+        roles=Roles(selector=PageBounds(per_head=True), layout=TokenGroups(group_tokens=16)),
     ),
     "vllm": DecodeSystem(
         about="all KV in memory, in pages; what does not fit waits for its turn",

@@ -4,6 +4,7 @@ import pytest
 
 from kvferry.policies.decode.grouping import KvShape
 from kvferry.policies.decode.index import IndexSpec
+from kvferry.policies.decode.page_bounds import PageBounds
 from kvferry.policies.decode.room import Room
 from kvferry.policies.decode.scored_keys import Landmarks, LowRankKeys, PartialKeys
 from kvferry.policies.decode.selector import Ask, Everything
@@ -44,6 +45,18 @@ def test_landmarks_by_hand() -> None:
     # A full key for each of 25 blocks and two layers.
     assert (index.spec.rank, index.n_bytes) == (8, 2 * 25 * 8 * 2)
     assert selector.ask(index.spec, 20) == Ask(blocks=20, k=2, heads=2, vectors=20, rank=8)
+
+
+def test_page_bounds_by_hand() -> None:
+    selector = PageBounds(selected_tokens=8, per_head=True)
+    index = selector.index(ROOM, 0)
+    assert index is not None
+    # Two keys for each of 25 blocks and two layers.
+    assert index.spec == IndexSpec(kind="page-bounds", heads=2, rank=16, block_tokens=4, scores="best_head")
+    assert index.n_bytes == 2 * 25 * 16 * 2
+    assert selector.ask(index.spec, 20) == Ask(blocks=20, k=2, heads=2, vectors=20, rank=16)
+    # The layer's own query is waited for.
+    assert selector.stages(2, ())[5].after == (("feed_forward", 0),)
 
 
 def test_everything_asks_nothing() -> None:

@@ -81,6 +81,7 @@ WAYS = [
     roles_of("kvswap", group_tokens=1, selected_tokens=1000, compression=4),
     roles_of("flexgen", group_tokens=4),
     roles_of("flexgen", group_tokens=4, ahead=False),
+    roles_of("quest", selected_tokens=1000),
 ]
 
 

@@ -1,0 +1,31 @@
+"""Quest: KV blocks by the most that a key of theirs can score (arXiv 2406.10774)."""
+
+from dataclasses import dataclass
+
+from kvferry.policies.decode.index import Scores
+from kvferry.policies.decode.room import Room
+from kvferry.policies.decode.selector import Index
+from kvferry.policies.decode.top_blocks import TopBlocks
+
+
+@dataclass(frozen=True, kw_only=True)
+class PageBounds(TopBlocks):
+    """Of each block, the least and the largest value of every number of its keys stay in memory: with the layer's own
+    query, they bound the score of any key in it."""
+
+    kind = "page-bounds"
+
+    ahead: bool = False
+    scores: Scores = "best_head"
+
+    @property
+    def fixed(self) -> bool:
+        return True
+
+    def index(self, room: Room, reserved_bytes: float) -> Index | None:
+        model = room.model
+        bounds = 2 * model.key_width
+        return Index(self.spec(room, bounds), model.layers * room.blocks * bounds * model.value_bytes)
+
+    def vectors(self, block_tokens: int, stored: int) -> int:
+        return stored

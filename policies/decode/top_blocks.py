@@ -1,0 +1,43 @@
+"""What selectors share that score every KV block and take the best."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from kvferry.policies.decode.index import IndexSpec, Scores
+from kvferry.policies.decode.room import Room
+from kvferry.policies.decode.selector import Ask, chosen_stages
+from kvferry.policies.decode.stages import Stages
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopBlocks:
+    """The blocks with the highest scores: as many as hold ``selected_tokens``, of each KV head (``per_head``) or of all
+    together. ``ahead``: by a prediction of the query, while the layer before computes. ``scores``: how heads that
+    choose together agree, as IndexSpec has it."""
+
+    kind: ClassVar[str]
+
+    selected_tokens: int = 400
+    per_head: bool = False
+    ahead: bool = True
+    scores: Scores = "summed"
+
+    def selected(self, block_tokens: int, stored: int) -> int | None:
+        return min(-(-self.selected_tokens // block_tokens), stored)
+
+    def ask(self, index: IndexSpec, stored: int) -> Ask:
+        k = self.selected(index.block_tokens, stored)
+        assert k is not None
+        return Ask(stored, k, index.heads, self.vectors(index.block_tokens, stored), index.rank)
+
+    def vectors(self, block_tokens: int, stored: int) -> int:
+        """How many vectors of `stored` blocks are scored per sequence."""
+        raise NotImplementedError
+
+    def stages(self, layers: int, beside: tuple[str, ...]) -> Stages:
+        return chosen_stages(self.ahead, layers, beside)
+
+    def spec(self, room: Room, rank: int) -> IndexSpec:
+        """Of vectors of `rank` numbers, all heads together."""
+        heads = room.model.kv_heads if self.per_head else 1
+        return IndexSpec(kind=self.kind, heads=heads, rank=rank, block_tokens=room.block_tokens, scores=self.scores)
