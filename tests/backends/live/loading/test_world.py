@@ -1,9 +1,9 @@
 """A scenario with `backend: torch`: a real model, a real server, real codecs, under the unchanged pipeline."""
 
 import json
-import subprocess
-import sys
+import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,13 @@ from kvferry.specs.scenario import Scenario
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
+# A codec that loses nothing of a float16 model's KV.
+EXACT: dict[str, Any] = {
+    "policies": {"codec": "fp16"},
+    "model": {"kv_value_bytes": 2},
+    "live": {"dtype": "float16"},
+}
+
 
 @pytest.fixture(autouse=True)
 def _stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,6 +36,16 @@ def _stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def scenario(**changes: Any) -> Scenario:
     return tiny(LIVE_LOADING, **changes)
+
+
+@pytest.fixture(scope="module")
+def exact_store(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """A folder with the store of the scenario's context, without loss, and the answers of a local prefill."""
+    folder = tmp_path_factory.mktemp("exact")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KVFERRY_STORES", str(folder))
+        run_scenario(scenario(system="stream-only", **EXACT))
+        return folder, run_scenario(scenario(system="local-prefill", **EXACT)).measured["answers"]
 
 
 @pytest.mark.parametrize(
@@ -48,14 +65,15 @@ def test_every_system_answers(system: str) -> None:
     assert len(run.measured["answers"]["0"]) == 3
 
 
-def test_exact_kv_gives_the_answer_of_a_local_prefill() -> None:
-    """fp16 of a float16 model loses nothing: what was loaded, computed or mixed answers alike."""
-    exact = {"model": {"kv_value_bytes": 2}, "live": {"dtype": "float16"}}
+def test_exact_kv_gives_the_answer_of_a_local_prefill(tmp_path: Path, exact_store: tuple[Path, Any]) -> None:
+    """fp16 of a float16 model loses nothing: loaded, computed and mixed KV give equal answers."""
+    stored, alone = exact_store
+    shutil.copytree(stored, tmp_path / "stores")
     answers = {
-        system: run_scenario(scenario(system=system, policies={"codec": "fp16"}, **exact)).measured["answers"]
-        for system in ("local-prefill", "stream-only", "ferry")
+        system: run_scenario(scenario(system=system, **EXACT)).measured["answers"]
+        for system in ("stream-only", "ferry")
     }
-    assert answers["local-prefill"] == answers["stream-only"] == answers["ferry"]
+    assert alone == answers["stream-only"] == answers["ferry"]
 
 
 def test_stores_are_made_once_and_sizes_are_theirs(tmp_path: Path) -> None:
@@ -77,7 +95,11 @@ def test_requests_read_different_contexts(tmp_path: Path) -> None:
     assert len(list((tmp_path / "stores").iterdir())) == 2
 
 
-def test_block_sparse_attention(tmp_path: Path) -> None:
+def test_block_sparse_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    from kvferry.backends.live.loading import library
+
+    # Compiling takes ten seconds, and is tested with the attention itself.
+    monkeypatch.setattr(library, "BlockSparse", partial(library.BlockSparse, compiled=False))
     run = run_scenario(scenario(system="local-prefill", live={"attention": "block-sparse"}))
     assert run.outcome == "done"
 
@@ -131,18 +153,18 @@ def _chunks_that_do_not_decode(path: Path, bad: Callable[[int], bool]) -> None:
 
 @pytest.mark.parametrize("system", ["ferry", "stream-only", "sparkv"])
 @pytest.mark.parametrize("which", ["one", "all"])
-def test_chunks_that_arrive_whole_and_do_not_decode(tmp_path: Path, system: str, which: str) -> None:
-    exact: dict[str, Any] = {"model": {"kv_value_bytes": 2}, "live": {"dtype": "float16"}}
-    described = scenario(system=system, policies={"codec": "fp16"}, **exact)
-    alone = run_scenario(scenario(system="local-prefill", policies={"codec": "fp16"}, **exact))
-    run_scenario(described)
+def test_chunks_that_arrive_whole_and_do_not_decode(
+    tmp_path: Path, exact_store: tuple[Path, Any], system: str, which: str
+) -> None:
+    stored, answers = exact_store
+    shutil.copytree(stored, tmp_path / "stores")
     (path,) = (tmp_path / "stores").glob("fp16*")
     _chunks_that_do_not_decode(path, (lambda i: i == 15) if which == "one" else (lambda i: True))
-    run = run_scenario(described)
+    run = run_scenario(scenario(system=system, **EXACT))
     assert run.outcome == "done", run.why
     (record,) = run.requests
     assert record.units_computed + record.units_streamed == 3 * 3
-    assert run.measured["answers"] == alone.measured["answers"]
+    assert run.measured["answers"] == answers
     if system == "stream-only":
         assert record.units_computed == record.units_unusable == (1 if which == "one" else 9)
         assert record.wasted_bytes > 0
@@ -168,30 +190,27 @@ def test_another_model_than_the_scenario_says(tmp_path: Path) -> None:
         run_scenario(scenario(live={"weights": str(tmp_path / "weights")}))
 
 
-def test_the_command_and_a_cloud_of_its_own(tmp_path: Path) -> None:
+def test_the_command_and_a_cloud_of_its_own(
+    call: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from kvferry.cloud.server_process import ServerProcess
     from kvferry.scenarios.loader import dump_yaml
 
-    (tmp_path / "live.yaml").write_text(dump_yaml(scenario()))
-
-    def command(*words: str) -> subprocess.CompletedProcess[str]:
-        code = "import sys; from kvferry.cli.main import main; main()"
-        return subprocess.run(
-            [sys.executable, "-c", code, *words], cwd=tmp_path, capture_output=True, text=True, timeout=120
-        )
-
-    encoded = command("encode", "live.yaml", "--output", "cloud")
-    assert encoded.returncode == 0, encoded.stderr
-    assert [Path(line).suffix for line in encoded.stdout.split()] == [".kvs"]
+    monkeypatch.chdir(tmp_path)
+    Path("live.yaml").write_text(dump_yaml(scenario()))
+    code, out, err = call("encode", "live.yaml", "--output", "cloud")
+    assert code == 0, err
+    assert [Path(line).suffix for line in out.split()] == [".kvs"]
     with ServerProcess(tmp_path / "cloud") as server:
-        done = command("run", "live.yaml", "--set", f"live.cloud={server.url}", "--json")
-        assert done.returncode == 0, done.stderr
-        found = json.loads(done.stdout)
+        code, out, err = call("run", "live.yaml", "--set", f"live.cloud={server.url}", "--json")
+        assert code == 0, err
+        found = json.loads(out)
         assert found["outcome"] == "done"
         assert found["metrics"]["ttft_s"] > 0
-        other = command("run", "live.yaml", "--set", f"live.cloud={server.url}", "--set", "workload.context=512")
-        assert other.returncode == 2
-        assert "kvferry encode" in other.stderr
+        other = ("--set", f"live.cloud={server.url}", "--set", "workload.context=512")
+        code, _, err = call("run", "live.yaml", *other)
+        assert code == 2
+        assert "kvferry encode" in err
 
 
 def test_a_token_that_the_server_does_not_know(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

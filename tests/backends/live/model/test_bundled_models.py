@@ -62,9 +62,9 @@ def test_a_fact_far_back_is_found_with_all_of_the_context_and_not_with_a_window(
     for _ in range(6):
         key = bytes(random.choice(list(b"abcdefghijklmnopqrstuvwxyz"), 6).tolist()).decode()
         value = bytes(random.choice(list(b"0123456789"), 6).tolist()).decode()
-        before = TEXT[:300]
+        before = TEXT[:150]
         fact = ByteTokens().encode(f"\nThe secret code of {key} is {value}.\n")
-        context = before + fact + TEXT[300 : 1024 - len(fact)]
+        context = before + fact + TEXT[150 : 512 - len(fact)]  # the window begins behind the fact
         question = ByteTokens().encode(f"\nThe secret code of {key} is ")
         answer = ByteTokens().encode(value)
         found["all"] += _answers(model, context, question, len(answer)) == answer
