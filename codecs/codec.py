@@ -28,6 +28,7 @@ from numpy.typing import DTypeLike
 from kvferry.codecs import huffman, range_coder
 from kvferry.codecs.quantise import (
     GROUP,
+    LARGEST,
     Quantised,
     check_range,
     from_groups,
@@ -44,6 +45,8 @@ from kvferry.system.checksum import crc32
 VERSION = 1
 # Keys and values of one chunk: 256 MB once decoded. Some chunks of few bytes could otherwise fill the memory.
 MOST_VALUES = 2**26
+# What is encoded lies within +-32,000. With rounding and to spare, and still within 16-bit floats.
+_MOST_DECODED = 2 * LARGEST
 _MAGIC = b"KVFC"
 # Magic, version, codec, level, nothing, tokens, head_dim, nothing, bytes of the payload, checksum.
 _HEADER = struct.Struct("<4sBBBxIH2xII")
@@ -123,7 +126,14 @@ def decode_many(chunks: Sequence[Buffer], dtype: DTypeLike = np.float32) -> list
             values = CODECS[shape.codec].decode(payloads, shape)
         except ValueError as error:
             raise DamagedChunk(f"a {shape.codec} chunk of {shape.tokens} tokens cannot be decoded: {error}") from None
-        values = values.astype(dtype, copy=False)
+        with np.errstate(over="ignore"):
+            values = values.astype(dtype, copy=False)
+        # Not a number fails every comparison, and is passed on by min and max.
+        if not -_MOST_DECODED <= values.min() <= values.max() <= _MOST_DECODED:
+            raise DamagedChunk(
+                f"a {shape.codec} chunk of {shape.tokens} tokens holds numbers that are not finite, or beyond "
+                f"+-{_MOST_DECODED:,.0f}"
+            )
         for i, both in zip(members, values, strict=True):
             decoded[i] = both[:, : shape.head_dim], both[:, shape.head_dim :]
     return [decoded[i] for i in range(len(chunks))]

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from small_cloud import with_number
 
 from kvferry.codecs import huffman
 from kvferry.codecs import sizes as modelled
@@ -243,6 +244,15 @@ def test_a_chunk_of_one_number_weighs_next_to_nothing() -> None:
     # Header, 256 scales of 4 bytes, code, lanes: of 262,144 numbers.
     assert len(encode("huffman", k, k)) == HEADER_BYTES + 1024 + 16 + 3 + 1024
     assert (decode(encode("huffman", k, k))[1] == 2.5).all()
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf, 65_504, -65_000])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_numbers_that_no_model_computes_are_damage(number: float, dtype: type) -> None:
+    whole = encode("fp16", *chunk(8, 4))
+    assert decode(with_number(whole, 31_000), dtype)[0][0, 0] == pytest.approx(31_000, abs=16)
+    with pytest.raises(DamagedChunk, match="not finite, or beyond"):
+        decode(with_number(whole, number), dtype)
 
 
 def test_chunks_in_a_row_are_told_apart() -> None:

@@ -2,8 +2,10 @@
 
 import asyncio
 import socket
+import struct
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -88,3 +90,9 @@ def answering(folder: Path, monkeypatch: pytest.MonkeyPatch, **bounds: float) ->
 def address(url: str) -> tuple[str, int]:
     host, port = url.removeprefix("http://").split(":")
     return host, int(port)
+
+
+def with_number(chunk: bytes, number: float) -> bytes:
+    """An fp16 chunk whose first number is another one, with a checksum that fits."""
+    header, payload = chunk[:24], np.array([number], "<f2").tobytes() + chunk[26:]
+    return header[:20] + struct.pack("<I", zlib.crc32(payload, zlib.crc32(header[:20]))) + payload

@@ -145,11 +145,26 @@ class LoadingParts:
 
     def _decode(self, op: Decompress, request: int | None, inputs: Sequence[Any]) -> "tuple[Fetched, Any]":
         fetched: Fetched = inputs[0]
-        return fetched, self._pool.decode(codec.split(fetched.payload)).result()
+        return fetched, self._pool.decode(self._split(fetched)).result()
+
+    def _split(self, fetched: Fetched) -> list[memoryview]:
+        """The chunks of a payload. Raises DamagedChunk when they are not the ones that were fetched: the checksums of a
+        store fit whatever its writer has put there, two chunks in place of one as well."""
+        chunks, ids = codec.split(fetched.payload), fetched.chunks.ids
+        if len(chunks) != len(ids):
+            raise codec.DamagedChunk(f"{len(chunks)} encoded chunks came in place of {len(ids)}")
+        spec, tokens = self._scenario.model, self._library.tokens
+        for i, chunk in zip(ids, chunks, strict=True):
+            wanted = codec.Shape(
+                self._codec_name, fetched.chunks.level, tokens[i // (spec.layers * spec.kv_heads)], spec.head_dim
+            )
+            if (came := codec.shape_of(chunk)) != wanted:
+                raise codec.DamagedChunk(f"chunk {i} is {came}, not {wanted}")
+        return chunks
 
     def _place(self, kv: KvRef, to: str, request: int | None, inputs: Sequence[Any]) -> None:
         if isinstance(inputs[0], Fetched):  # nothing is entropy-coded: numbers are restored where they are used
-            fetched, decoded = inputs[0], codec.decode_many(codec.split(inputs[0].payload))
+            fetched, decoded = inputs[0], codec.decode_many(self._split(inputs[0]))
         else:
             fetched, decoded = inputs[0]
         assert request is not None

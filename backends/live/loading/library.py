@@ -49,7 +49,8 @@ class Library:
             head_dim=spec.head_dim,
         )
         whole, rest = divmod(workload.context, workload.chunk_tokens)
-        self._tokens = [workload.chunk_tokens] * whole + ([rest] if rest else [])
+        # Of each token chunk.
+        self.tokens = [workload.chunk_tokens] * whole + ([rest] if rest else [])
         self._recordings: dict[int, Recording] = {}
         self._cut: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
 
@@ -57,7 +58,7 @@ class Library:
         """The name of a context's store: the same for the same model, tokens, chunks and codec."""
         made_from = hashlib.sha256()
         context, _ = self._ids(sequence)
-        parts = (self.stored_model.model_dump_json(exclude={"name"}), codec_name, codec.VERSION, self._tokens, context)
+        parts = (self.stored_model.model_dump_json(exclude={"name"}), codec_name, codec.VERSION, self.tokens, context)
         for part in parts:
             made_from.update(repr(part).encode() + b"\0")
         return f"{codec_name}-{made_from.hexdigest()[:20]}"
@@ -87,7 +88,7 @@ class Library:
         index.check_context(self._header(codec_name), context)
 
     def _header(self, codec_name: str) -> StoreHeader:
-        return StoreHeader.at_all_levels(self.stored_model, self._tokens, codec_name)
+        return StoreHeader.at_all_levels(self.stored_model, self.tokens, codec_name)
 
     def stored(self, sequence: int, index: Index) -> StoredContext:
         """A context with the sizes of its store, and with the attention blocks that this scenario's attention runs."""
@@ -99,7 +100,7 @@ class Library:
         return self._stored(sequence, ModelledContexts(self._scenario, codec_name).stored(sequence).encoding)
 
     def _stored(self, sequence: int, encoding: Encoding) -> StoredContext:
-        tokens = np.array(self._tokens)
+        tokens = np.array(self.tokens)
         if self._scenario.context_reuse.live.attention == "dense":
             blocks = causal_blocks(tokens, np.cumsum(tokens) - tokens)
             active = np.broadcast_to(blocks[:, None, None], encoding.encoded_bytes.shape)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from small_cloud import with_number
 from tiny import LIVE_LOADING, tiny
 
 from kvferry.backends.world import Inputs, Needs
@@ -172,6 +173,27 @@ def test_chunks_that_arrive_whole_and_do_not_decode(
         assert "checksum" in (record.unusable or "")
         assert run.faults
     assert record.link_down is None
+
+
+def test_chunks_that_decode_to_what_no_model_computed(tmp_path: Path) -> None:
+    """One holds a number that is none, one entry two chunks: both are computed instead."""
+    exact: dict[str, Any] = {"model": {"kv_value_bytes": 2}, "live": {"dtype": "float16"}}
+    described = scenario(system="stream-only", policies={"codec": "fp16"}, **exact)
+    answers = run_scenario(described).measured["answers"]
+    (path,) = (tmp_path / "stores").glob("fp16*")
+    with Store(path) as store:
+        header, tokens = store.index.header, store.index.token_ids
+        chunks = store.read(range(int(np.prod(header.shape))))
+    chunks[1] = with_number(chunks[1], np.nan)
+    chunks[8] += chunks[9]
+    with StoreWriter(path, header, tokens) as writer:
+        for place, data in zip(np.ndindex(header.shape), chunks, strict=True):
+            writer.put(*place, data)
+    run = run_scenario(described)
+    assert run.outcome == "done", run.why
+    assert run.measured["answers"] == answers
+    (record,) = run.requests
+    assert record.units_computed == record.units_unusable == 2
 
 
 def test_texts_of_another_kind_are_told_apart() -> None:
