@@ -4,8 +4,10 @@ Nothing heavy is imported here or at the top of a command's file, so that ``--he
 """
 
 import os
+import signal
 import sys
 import tempfile
+import threading
 import traceback
 from collections.abc import Callable
 from typing import Annotated
@@ -94,14 +96,21 @@ app.add_typer(
 def main() -> None:
     """Run the command and leave with its exit code.
 
-    0: a result; 1: the run failed; 2: the input is wrong; 130: interrupted, what was finished kept.
+    0: a result; 1: the run failed; 2: the input is wrong; 130: interrupted, what was finished kept; 143: terminated.
     """
     if sys.stderr is None:  # closed: what is said there is lost, and must not end up in the result
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     if sys.stdout is None:
         print("kvferry: standard output is closed; results need somewhere to go", file=sys.stderr)
         sys.exit(1)
+    # SIGTERM becomes an exception, so that temporary files are removed on the way out.
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, _terminate)
     sys.exit(_exit_code("--debug" in sys.argv))
+
+
+def _terminate(number: int, frame: object) -> None:
+    raise SystemExit(128 + number)
 
 
 def _exit_code(debug: bool) -> int:

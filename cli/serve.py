@@ -77,7 +77,8 @@ def _link(asked: dict[str, object]) -> "LinkSpec":
 
 
 def _token(file: Path | None) -> str | None:
-    """From the file, or else the environment: nothing that other users of the machine could see. Never shown."""
+    """The token from the file, or else from the environment: other users of the machine can see neither. It is never
+    shown."""
     from kvferry.specs.errors import InputError
 
     where = "KVFERRY_TOKEN" if file is None else str(file)

@@ -1,4 +1,4 @@
-"""Chunk ids as a request writes them: runs and single ones, "0-7,12"."""
+"""Chunk ids in the form of a request: runs and single ids, such as "0-7,12"."""
 
 import re
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ _RUN = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
 
 
 def read_ids(text: str) -> list[int]:
-    """ "0-2,7" -> [0, 1, 2, 7]. Raises InputError for anything else, and for more than 65,536."""
+    """ "0-2,7" -> [0, 1, 2, 7]. Raises InputError for text of another form, and for more than 65,536 ids."""
     ids: list[int] = []
     for part in text.split(","):
         match = _RUN.fullmatch(part)
@@ -24,7 +24,7 @@ def read_ids(text: str) -> list[int]:
 
 
 def write_ids(ids: Sequence[int]) -> str:
-    """The inverse, as short as it goes."""
+    """The inverse of `read_ids`; ascending neighbours become a run."""
     runs: list[list[int]] = []
     for i in ids:
         if runs and runs[-1][1] == i - 1:

@@ -1,7 +1,7 @@
-"""A replayed link in wall-clock time: how fast a server may hand out bytes, and to whom next.
+"""A replayed link in wall-clock time: how fast a server may send bytes, and for which transfer next.
 
-As ``sim.link`` has it: one bottleneck with half the RTT before and behind it; the transfers of a flow are served one
-after the other, flows share the rate. Here they share it in turns, slice by slice.
+The model is that of ``sim.link``: one bottleneck with half the RTT before and behind it; transfers of one flow are
+served in order, flows share the rate. Here they share it in turns, slice by slice.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Callable, Hashable
 from kvferry.specs.errors import LinkDown
 from kvferry.traces.rate import RateTrace
 
-# What is served between two wake-ups: as much as the link carries in this time.
+# One slice is what the link carries in this time.
 _SLICE_S = 0.004
 _LEAST_SLICE_BYTES = 2048
 # The first slice of a transfer is small, so that its receiver sees when it began.
@@ -21,7 +21,7 @@ _FIRST_SLICE_BYTES = 1024
 
 
 class Transfer:
-    """Bytes to be sent in the order of their flow: ``due`` holds (when they arrive, how many), as far as is known."""
+    """One transfer of a flow. ``due`` lists (when they arrive, how many) for the bytes that have been served so far."""
 
     def __init__(self, flow: Hashable, n_bytes: int, enters_s: float) -> None:
         self.flow = flow
@@ -34,8 +34,8 @@ class Transfer:
 
 
 class Bottleneck:
-    """The arithmetic of it, told the time in seconds. Served bytes follow the trace's integral exactly, however late
-    `serve` is called; what goes unasked for is lost, as on any link."""
+    """The arithmetic of the link; callers pass the time in seconds. Served bytes follow the trace's integral exactly,
+    however late `serve` is called; capacity that no transfer uses is lost, as on any link."""
 
     def __init__(self, trace: RateTrace, rtt_s: float = 0.0) -> None:
         self.trace = trace
@@ -43,16 +43,16 @@ class Bottleneck:
         # When the replay began; None before the first transfer.
         self._began_s: float | None = None
         self._served_until_s = -math.inf
-        # The flows that have something to send, the next one first.
+        # The flows with a transfer to serve, in the order of their turns.
         self._flows: OrderedDict[Hashable, deque[Transfer]] = OrderedDict()
 
     def restart(self, now_s: float) -> None:
-        """The replay begins anew, now."""
+        """Restart the trace, now."""
         self._began_s = now_s
         self._served_until_s = min(self._served_until_s, now_s)
 
     def enter(self, flow: Hashable, n_bytes: int, now_s: float) -> Transfer:
-        """A transfer was asked for. Its receiver has it as `due` says, once `serve` was called often enough."""
+        """Add a transfer to its flow. Calls of `serve` then fill its `due`."""
         if self._began_s is None:
             self._began_s = now_s
         transfer = Transfer(flow, n_bytes, now_s + self._half_rtt_s)
@@ -60,7 +60,7 @@ class Bottleneck:
         return transfer
 
     def leave(self, transfer: Transfer) -> None:
-        """Nobody wants the rest of it."""
+        """Give up the rest of a transfer."""
         queue = self._flows.get(transfer.flow)
         if queue and transfer in queue:
             queue.remove(transfer)
@@ -68,7 +68,7 @@ class Bottleneck:
                 del self._flows[transfer.flow]
 
     def serve(self, now_s: float) -> float | None:
-        """Serve what could be begun by now; returns when to be called again, None: after the next `enter`."""
+        """Serve every slice that could begin by now. Returns when to call it again; None: after the next `enter`."""
         while self._flows:
             begin_s = max(self._served_until_s, min(queue[0].enters_s for queue in self._flows.values()))
             if begin_s > now_s:
@@ -81,7 +81,7 @@ class Bottleneck:
         return None
 
     def check(self, now_s: float) -> None:
-        """Raises LinkDown when nothing will ever be served again."""
+        """Raises LinkDown when the trace has ended and nothing will be served again."""
         at_s = 0.0 if self._began_s is None else max(self._served_until_s, now_s) - self._began_s
         if self.trace.finish_s(at_s, 1) == math.inf:
             raise self._down()
@@ -109,7 +109,7 @@ class Bottleneck:
 
 
 class PacedLink:
-    """A bottleneck under way in an event loop; `run` must be running there."""
+    """A bottleneck in an event loop, in which `run` must be running as a task."""
 
     def __init__(self, trace: RateTrace, rtt_s: float = 0.0, clock: Callable[[], float] = time.perf_counter) -> None:
         self.bottleneck = Bottleneck(trace, rtt_s)
@@ -117,7 +117,7 @@ class PacedLink:
         self._entered = asyncio.Event()
 
     async def run(self) -> None:
-        """Serve for ever."""
+        """Serve transfers until cancelled."""
         while True:
             again_s = self.bottleneck.serve(self._clock())
             self._entered.clear()
@@ -125,24 +125,24 @@ class PacedLink:
                 await self._entered.wait()
                 continue
             try:
-                # Who enters meanwhile may be served sooner.
+                # A transfer that enters meanwhile may be served sooner.
                 async with asyncio.timeout(max(0.0, again_s - self._clock())):
                     await self._entered.wait()
             except TimeoutError:
                 pass
 
     def restart(self) -> None:
-        """The replay begins anew, now."""
+        """Restart the trace, now."""
         self.bottleneck.restart(self._clock())
 
     def check(self) -> None:
-        """Raises LinkDown when nothing will ever be served again."""
+        """Raises LinkDown when the trace has ended and nothing will be served again."""
         self.bottleneck.check(self._clock())
 
     async def portions(self, flow: Hashable, n_bytes: int) -> AsyncGenerator[int, None]:
-        """How many bytes may go to the receiver, each time when they are due, until all have gone.
+        """Yields how many bytes to send, each time when they are due, until all have been sent.
 
-        Closing the iterator gives the rest up. Raises LinkDown when the link will never carry them.
+        Closing the iterator gives up the rest. Raises LinkDown when the link will never carry them.
         """
         transfer = self.bottleneck.enter(flow, n_bytes, self._clock())
         self._entered.set()

@@ -1,4 +1,4 @@
-"""A cloud of one's own: the server in a process beside this one, for as long as it is needed."""
+"""The server in a process of its own, which ends with the process that started it."""
 
 import json
 import os
@@ -17,27 +17,27 @@ from kvferry.system.child_process import sheltered
 
 _START_S = 30.0
 _STOP_S = 3.0
-# What is kept of what the server says: the last is why it does not come up.
+# How many lines of the server's standard error are kept: the last one says why it did not start.
 _LAST_LINES = 20
 
 
 class ServerProcess:
-    """Serves a store, or a folder of them, on this machine while in its `with` block; `url` says where.
+    """Serves a store, or a folder of them, on this machine at `url`, until `stop` or the end of its `with` block.
 
-    It ends when this process does, however that ends. Raises KvferryError when it does not come up, with what it said;
-    MissingExtra without starlette and uvicorn.
+    It also ends when this process does, however that ends. Raises KvferryError with the server's last line when it does
+    not start; MissingExtra without starlette and uvicorn.
     """
 
     def __init__(self, path: Path, link: LinkSpec | None = None, *, token: str | None = None) -> None:
         missing = [name for name in ("starlette", "uvicorn") if find_spec(name) is None]
         if missing:
             raise MissingExtra(f"serving needs {missing[0]}: pip install 'kvferry[torch]'")
-        told = {
+        settings = {
             "path": str(path),
             "link": None if link is None else link.model_dump(mode="json", by_alias=True),
             "token": token,
         }
-        # What it is to do comes on its standard input, whose end is also how it learns that nobody needs it any more.
+        # It reads its settings from its standard input, and stops when that is closed, as the end of this process does.
         with sheltered():
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "kvferry.cloud.server_process"],
@@ -46,12 +46,12 @@ class ServerProcess:
                 stderr=subprocess.PIPE,
                 text=True,
             )
-        # A pipe that nobody empties is full some day, and the server would wait there instead of serving.
+        # The pipe has to be read: once it was full, the server would wait instead of serving.
         self._said = deque[str](maxlen=_LAST_LINES)
-        self._listening = threading.Thread(target=self._listen, name="kvferry server's words", daemon=True)
+        self._listening = threading.Thread(target=self._listen, name="kvferry server's stderr", daemon=True)
         self._listening.start()
         try:
-            self.url = self._begin(json.dumps(told))
+            self.url = self._begin(json.dumps(settings))
         except BaseException:
             self.stop()
             raise
@@ -61,7 +61,7 @@ class ServerProcess:
         return self._process.pid
 
     def stop(self) -> None:
-        """Doing it twice is harmless."""
+        """End the server. Harmless when it has ended already."""
         process = self._process
         process.terminate()
         try:
@@ -80,13 +80,13 @@ class ServerProcess:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def _begin(self, told: str) -> str:
+    def _begin(self, settings: str) -> str:
         process = self._process
         assert process.stdin is not None and process.stdout is not None
         late = threading.Timer(_START_S, process.kill)
         late.start()
         try:
-            process.stdin.write(told + "\n")
+            process.stdin.write(settings + "\n")
             process.stdin.flush()
             url = process.stdout.readline().strip()
         except BrokenPipeError:
@@ -107,24 +107,24 @@ class ServerProcess:
 
 
 def main() -> None:
-    """In the server's process."""
+    """Run the server: the entry point of its process."""
     from kvferry.cloud.server import serve
     from kvferry.traces.resolve import link_trace
 
-    told: dict[str, Any] = json.loads(sys.stdin.readline())
-    link = None if told["link"] is None else LinkSpec.model_validate(told["link"], context={"from_file": True})
+    settings: dict[str, Any] = json.loads(sys.stdin.readline())
+    link = None if settings["link"] is None else LinkSpec.model_validate(settings["link"], context={"from_file": True})
 
-    def alone() -> None:
+    def stop_with_owner() -> None:
         sys.stdin.read()
         os.kill(os.getpid(), signal.SIGTERM)
 
-    threading.Thread(target=alone, daemon=True).start()
+    threading.Thread(target=stop_with_owner, daemon=True).start()
     try:
         serve(
-            Path(told["path"]),
+            Path(settings["path"]),
             trace=None if link is None else link_trace(link),
             rtt_s=0.0 if link is None else link.rtt_s,
-            token=told["token"],
+            token=settings["token"],
             tell=lambda url: print(url, flush=True),
         )
     except KeyboardInterrupt:

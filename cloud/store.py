@@ -1,12 +1,12 @@
-"""An encoded context in one file: its chunks (t, l, h) at every level, an index with checksums, what it belongs to.
+"""A store: one file with an encoded context, its chunks (t, l, h) at every level, and an index with checksums.
 
     16 bytes    "kvferry store 1\\n"
     chunks      one after the other, in the order in which they were put
     table       the index: see `Index.to_bytes`
     trailer     u64 bytes of the table, u32 its CRC-32, "kvferry store /\\n"
 
-A file appears under its name when it is complete and on disk, never before; one that was cut short afterwards lacks
-its trailer and is refused.
+A file gets its name when it is complete and on disk. One that was cut short afterwards lacks its trailer and is
+refused.
 """
 
 import os
@@ -37,12 +37,12 @@ _MOST_HEADER_BYTES = 2**20
 
 
 class DamagedStore(KvferryError):
-    """A file that is no store, or no longer the one that was written."""
+    """A file that is no store, or was changed after it was written."""
 
 
 class StoredModel(Spec):
-    """Whose keys and values these are. `fingerprint` is any text that differs when weights do, `tokenizer` any that
-    differs when the same text becomes other tokens."""
+    """The model that computed the keys and values. `fingerprint` differs when the weights do, `tokenizer` when the same
+    text becomes other tokens."""
 
     name: str = Field(min_length=1, max_length=200)
     fingerprint: str = Field(min_length=1, max_length=200)
@@ -53,7 +53,7 @@ class StoredModel(Spec):
 
 
 class StoreHeader(Spec):
-    """What a store says of itself. `tokens` counts those of each token chunk; levels go from 0 (the best) up."""
+    """The description in a store. `tokens` has the number of tokens of each token chunk; level 0 is the best."""
 
     format: Literal["kvferry-store"] = "kvferry-store"
     version: Literal[1] = 1
@@ -105,8 +105,8 @@ class Index:
     active_blocks: np.ndarray | None = None
 
     def extents(self, ids: Sequence[int], level: int) -> list[tuple[int, int]]:
-        """(offset, length) of chunks by their flat indices into (t, l, h). Raises InputError for one that is not
-        there."""
+        """(offset, length) of chunks by their flat indices into (t, l, h). Raises InputError for an index or level that
+        the store does not have."""
         where = self._where(ids, level)
         return list(zip(self.offsets.ravel()[where].tolist(), self.lengths.ravel()[where].tolist(), strict=True))
 
@@ -117,7 +117,7 @@ class Index:
         return self.checksums.ravel()[self._where(ids, level)].tolist()
 
     def encoded_bytes(self, level: int = 0) -> np.ndarray:
-        """float[T, L, H]: sizes in the store."""
+        """float[T, L, H]: encoded size of each chunk at this level."""
         return self.lengths[..., level].astype(float)
 
     @cached_property
@@ -220,7 +220,7 @@ def _layout(header: StoreHeader) -> list[tuple[tuple[int, ...], str]]:
 class Store:
     """A store to read from; threads may share it. Close it, or use it as a context manager.
 
-    Raises InputError when the file cannot be opened, DamagedStore when it is no whole store.
+    Raises InputError when the file cannot be opened, DamagedStore when it is no complete store.
     """
 
     def __init__(self, path: Path) -> None:
@@ -232,7 +232,7 @@ class Store:
         try:
             self.n_bytes = os.fstat(self._file.fileno()).st_size
             self.table = self._read_table()
-            # What it is called over HTTP: another one when anything in the index differs.
+            # The ETag of the store over HTTP: it differs when anything in the index does.
             self.tag = f'"{crc32(self.table):08x}"'
             self.index = Index.from_bytes(self.table)
             if not self.index.lengths.all():
@@ -253,7 +253,7 @@ class Store:
         return chunks
 
     def bytes_at(self, offset: int, length: int) -> bytes:
-        """Any range of the file, as it is."""
+        """The bytes of a range of the file; fewer where the file ends."""
         return os.pread(self._file.fileno(), length, offset)
 
     def close(self) -> None:
@@ -282,11 +282,11 @@ class Store:
 
 
 class StoreWriter:
-    """Writes a store, chunk by chunk in any order, as a context manager: on leaving it without an error the file is
-    complete, on disk and under its name; with one, there is nothing.
+    """Writes a store, chunk by chunk in any order, as a context manager. When the block ends without an error, the file
+    is complete, on disk and under its name; after an error, no file is left.
 
-    Raises InputError when the file cannot be written (no room, no right), ValueError for a chunk that does not belong
-    there, or is missing at the end.
+    Raises InputError when the file cannot be written (no space, no permission), ValueError for a chunk that was put
+    twice, or is missing at the end.
     """
 
     def __init__(
@@ -310,7 +310,7 @@ class StoreWriter:
         self._at = 0
 
     def put(self, t: int, l: int, h: int, data: bytes, level: int = 0) -> None:
-        """One encoded chunk."""
+        """Append one encoded chunk."""
         place = (t, l, h, level)
         if self._index.lengths[place]:
             raise ValueError(f"chunk {place} was put before")
@@ -335,7 +335,7 @@ class StoreWriter:
                 self._finish()
         finally:
             self._unfinished.unlink(missing_ok=True)
-            with suppress(OSError):  # what it still had to write is of no use
+            with suppress(OSError):  # bytes that are still in its buffer belong to the removed file
                 self._file.close()
 
     def _finish(self) -> None:

@@ -1,4 +1,4 @@
-"""A folder of stores, one file NAME.kvs for each context; nothing outside it can be reached."""
+"""A folder of stores, one file NAME.kvs for each context. No name leads to a file outside the folder."""
 
 import re
 import stat
@@ -13,13 +13,13 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 class NoContext(InputError):
-    """A name that is not in the folder, or leads out of it."""
+    """The folder has no context of this name."""
 
 
 class StoreFolder:
-    """Stores by the name of their context. Given a single file, that one is all there is.
+    """Stores by the name of their context. The path of a single store makes a folder with only that one.
 
-    Raises InputError when there is no such folder or file.
+    Raises InputError when the path is neither a folder nor a store.
     """
 
     def __init__(self, path: Path) -> None:
@@ -35,11 +35,11 @@ class StoreFolder:
         self._lock = Lock()
 
     def names(self) -> list[str]:
-        """The contexts that are there now, sorted."""
+        """The names of the contexts that are in the folder now, sorted."""
         return sorted(path.stem for path in self._folder.glob(f"*{SUFFIX}") if self._path(path.stem) is not None)
 
     def open(self, name: str) -> Store:
-        """The context's store, opened once and shared; opened anew when the file was replaced.
+        """The context's store. It is opened once and shared, and opened again when its file was replaced.
 
         Raises NoContext, and DamagedStore for a file that is no store.
         """
@@ -50,7 +50,7 @@ class StoreFolder:
             status = path.stat()
             version = (status.st_ino, status.st_size, status.st_mtime_ns)
             if name not in self._stores or self._stores[name][0] != version:
-                # Whoever still reads from the one before keeps it; it is closed when nobody does.
+                # Answers that are still read from the previous one keep it open until they end.
                 self._stores[name] = version, Store(path)
             return self._stores[name][1]
 
@@ -63,7 +63,7 @@ class StoreFolder:
         except OSError:
             return None
         if stat.S_ISLNK(kind):
-            # Where a link leads counts, not where it lies.
+            # A link is served only when it leads to a file in this folder.
             path = path.resolve()
             return path if path.parent == self._folder and path.is_file() else None
         return path if stat.S_ISREG(kind) else None

@@ -1,7 +1,6 @@
-"""What loading stored contexts needs of a real world: contexts in a cloud that a server plays, a client, decoders."""
+"""What a real world needs to load stored contexts: a server with the contexts, a client, decoders."""
 
 import os
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from functools import cache
@@ -17,6 +16,7 @@ from kvferry.backends.live.engine.machine import LiveMachine
 from kvferry.backends.live.engine.stream import streams_of
 from kvferry.backends.live.loading.library import Library
 from kvferry.backends.live.loading.runner import SessionRunner
+from kvferry.backends.live.loading.temporary_stores import TemporaryStores
 from kvferry.backends.live.model.prompts import Prompts
 from kvferry.backends.live.model.scenario_model import model_of
 from kvferry.backends.live.model.session import Session
@@ -32,13 +32,13 @@ from kvferry.specs.errors import InputError, LinkDown
 from kvferry.specs.scenario import Scenario
 from kvferry.traces.stored import StoredContext
 
-# Names the folder in which encoded contexts are kept from run to run; without it they go with the process.
+# The variable that names the folder of encoded contexts, to keep them from run to run. Without it they are temporary.
 STORES = "KVFERRY_STORES"
 TOKEN = "KVFERRY_TOKEN"
 
 
 class LoadingParts:
-    """A session runner, a client, decoders, for a LiveMachine; `stack` closes them."""
+    """What a LiveMachine needs to load contexts: a session runner, a client and decoders. `stack` closes them."""
 
     def __init__(self, scenario: Scenario, codec_name: str, say: Say, stack: ExitStack) -> None:
         check(scenario, codec_name)
@@ -116,8 +116,8 @@ class LoadingParts:
             ) from None
 
     def _warm_up(self) -> None:
-        """First times are slow: kernels are chosen, threads get theirs, buffers their pages. None of it belongs to a
-        request."""
+        """Run everything once: the first time is slow, as kernels are chosen and pages of buffers are mapped, and no
+        request should pay for it."""
         workload = self._scenario.context_reuse.workload
         requests = 1 if workload.arrivals is None else min(workload.requests, 8)
         for _ in range(requests):
@@ -173,7 +173,7 @@ class LoadingParts:
 
 
 def encode_contexts(scenario: Scenario, codec_name: str, folder: Path, say: Say) -> Iterator[Path]:
-    """Write the stores of a scenario's contexts that are not there yet; the paths of all. Raises InputError."""
+    """Write those stores of a scenario's contexts that do not exist yet; yields the path of each. Raises InputError."""
     check(scenario, codec_name)
     _, library = _library(scenario, _made(folder, "--output"))
     for n in range(scenario.context_reuse.workload.requests):
@@ -189,9 +189,9 @@ def _library(scenario: Scenario, folder: Path) -> tuple[PreTrainedModel, Library
 
 
 def stores_folder() -> Path:
-    """Where encoded contexts lie."""
+    """The folder of encoded contexts: the user's, or one that goes with this process."""
     kept = os.environ.get(STORES)
-    return _made(Path(kept).expanduser(), STORES) if kept else _temporary()
+    return _made(Path(kept).expanduser(), STORES) if kept else _temporary_stores().path
 
 
 def _made(folder: Path, asked_by: str) -> Path:
@@ -202,19 +202,14 @@ def _made(folder: Path, asked_by: str) -> Path:
     return folder
 
 
-def _temporary() -> Path:
-    return Path(_temporary_folder().name)
-
-
 @cache
-def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
-    """Held by the cache, and gone with the process."""
-    return tempfile.TemporaryDirectory(prefix="kvferry-stores-")
+def _temporary_stores() -> TemporaryStores:
+    return TemporaryStores()
 
 
 def check(scenario: Scenario, codec_name: str) -> None:
-    """Raises InputError for what a real world cannot do: heads computed alone, background load, a codec that only has
-    sizes, recorded chunks."""
+    """Raises InputError for what a real world cannot do: compute heads separately, add background load, encode with a
+    codec that has only modelled sizes, or use recorded chunks."""
     if scenario.coupling != "all_heads":
         raise InputError("coupling: a real model computes all heads of a layer together; set coupling: all_heads")
     if scenario.load is not None:
