@@ -1,7 +1,6 @@
 """One loading problem, every scheduler: what each plan promises, what it keeps, how long it took to find."""
 
 from dataclasses import replace
-from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -10,7 +9,7 @@ from kvferry.pipelines.loading.systems import SYSTEMS
 from kvferry.pipelines.loading.workload import Requests, price_s
 from kvferry.pipelines.run import run_scenario
 from kvferry.policies.loading.bound import bound_s, frontier
-from kvferry.policies.loading.milp import milp_plan
+from kvferry.policies.loading.milp import MilpResult, milp_plan
 from kvferry.policies.loading.plan import Plan
 from kvferry.policies.loading.problem import LoadProblem
 from kvferry.policies.loading.staged import SCHEDULES, Planner, Staged
@@ -28,7 +27,8 @@ def compare_schedules(scenario: Scenario, solver: str | None = None) -> list[dic
     dependency waited for. ``bound_s``: no plan can be faster at that rate, by the estimated costs, and ``bound_gap`` is
     how far above it the makespan is. ``load_s``: the plan carried out to the letter in the scenario's world, whose
     link varies; ``regret``: over the clairvoyant bound there. Both are None where it could not be, and ``outcome`` and
-    ``why`` tell of it. Raises InputError for an unknown solver.
+    ``why`` tell of it. ``note`` stands where the solver ran out of wall time, as another run may find another plan.
+    Raises InputError for an unknown solver.
     """
     link = link_trace(scenario.link)
     single = scenario.model_copy(update={"workload": scenario.workload.model_copy(update={"requests": 1})})
@@ -37,13 +37,18 @@ def compare_schedules(scenario: Scenario, solver: str | None = None) -> list[dic
     request = Requests(single, system, link.mean(), price_s(scenario, scenario.costs.estimate), stored).request(0)
     problem, bytes_per_s = request.problem, request.planned_bytes_per_s
     planners = {name: planner for name, planner in SCHEDULES.items() if name != "milp"}
+    rows = [{"schedule": name, **_row(single, problem, plan, bytes_per_s)} for name, plan in planners.items()]
     if solver is not None:
-        planners[f"milp ({solver})"] = partial(_milp, solver=solver)
-    return [{"schedule": name, **_row(single, problem, plan, bytes_per_s)} for name, plan in planners.items()]
+        solved: list[MilpResult] = []
 
+        def milp(problem: LoadProblem, bytes_per_s: float) -> Plan:
+            solved.append(milp_plan(problem, bytes_per_s, solver=solver, time_limit_s=MILP_TIME_LIMIT_S))
+            return solved[0].plan
 
-def _milp(problem: LoadProblem, bytes_per_s: float, solver: str) -> Plan:
-    return milp_plan(problem, bytes_per_s, solver=solver, time_limit_s=MILP_TIME_LIMIT_S).plan
+        rows.append({"schedule": f"milp ({solver})", **_row(single, problem, milp, bytes_per_s)})
+        if not solved[0].reproducible:
+            rows[-1]["note"] = f"not reproducible: the solver was stopped after {MILP_TIME_LIMIT_S:g} s of wall time"
+    return rows
 
 
 def _row(scenario: Scenario, problem: LoadProblem, planner: Planner, bytes_per_s: float) -> dict[str, Any]:

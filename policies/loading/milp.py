@@ -27,7 +27,8 @@ class MilpResult:
     plan: Plan
     makespan_s: float
     bound_gap: float
-    status: Literal["optimal", "time_limit"]
+    status: Literal["optimal", "stopped"]
+    reproducible: bool
 
 
 def milp_plan(
@@ -36,6 +37,7 @@ def milp_plan(
     *,
     stages: int = 1,
     solver: str = "highs",
+    node_limit: int | None = None,
     time_limit_s: float | None = None,
     relative_gap: float = 1e-4,
     token_dependency: TokenDependency = "all",
@@ -47,31 +49,49 @@ def milp_plan(
     and makes it no longer. One stage is therefore enough for the optimum; more only cost time.
     ``token_dependency``: "all" earlier token chunks as the text says, or the "previous" one as Eq. 4 reads.
 
-    Raises ``InputError`` for less than one stage and for a solver that is unknown, absent or refuses the size,
-    ``KvferryError`` if the time limit passes before any schedule was found.
+    ``node_limit``: how many nodes of its search tree the solver may visit; it stops at the same plan every time.
+    ``time_limit_s`` is wall time, which stops at whatever plan a machine has found by then.
+
+    Raises ``InputError`` for less than one stage, a negative limit, and a solver that is unknown, absent or refuses
+    the size, ``KvferryError`` if a limit is reached before any schedule was found.
     """
     if solver not in SOLVERS:
         raise unknown_name("MILP solver", solver, SOLVERS)
     if stages < 1:
         raise InputError(f"stages: {stages} is not possible; 1 is enough for the optimum")
+    if node_limit is not None and node_limit < 0:
+        raise InputError(f"node_limit: {node_limit} is not possible; 0 leaves what is found at the root")
     least_s = bound_s(frontier(problem), bytes_per_s)
     model = _Model(problem, bytes_per_s, stages, token_dependency, unit_s=least_s or 1.0)
-    SOLVERS[solver](model.program, time_limit_s, relative_gap)
+    SOLVERS[solver](model.program, Limits(node_limit, time_limit_s, relative_gap))
 
     # PuLP: 1 is a solution proven optimal, 2 one that was found before the limit.
     if model.program.sol_status not in (1, 2):
+        both = ((node_limit, "nodes"), (time_limit_s, "s"))
+        reached = [f"{limit:,} {unit}" for limit, unit in both if limit is not None]
         raise KvferryError(
-            f"{solver} found no schedule of {problem.units} units within {time_limit_s} s: give it more time,"
+            f"{solver} found no schedule of {problem.units} units within {' and '.join(reached)}: give it more,"
             " or use the greedy or the chain, which always return one"
         )
+    optimal = model.program.sol_status == 1
     plan = model.plan()
     makespan_s = plan.stage_makespan_s(problem, bytes_per_s)
     return MilpResult(
         plan=plan,
         makespan_s=makespan_s,
         bound_gap=makespan_s / least_s - 1.0 if least_s else 0.0,
-        status="optimal" if model.program.sol_status == 1 else "time_limit",
+        status="optimal" if optimal else "stopped",
+        reproducible=optimal or time_limit_s is None,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """When a solver stops: after so many nodes, after so much wall time, or this near to the optimum."""
+
+    nodes: int | None
+    time_s: float | None
+    relative_gap: float
 
 
 class _Model:
@@ -153,23 +173,38 @@ class _Model:
         )
 
 
-def _highs(program: pulp.LpProblem, time_limit_s: float | None, relative_gap: float) -> None:
+def _highs(program: pulp.LpProblem, limits: Limits) -> None:
     import pulp
 
+    class Highs(pulp.HiGHS):
+        """PuLP's, which does not know the status that HiGHS has at a limit of nodes."""
+
+        def findSolutionValues(self, lp: Any) -> tuple[int, int]:  # noqa: N802
+            try:
+                status: tuple[int, int] = super().findSolutionValues(lp)
+            except KeyError:
+                if lp.solverModel.getInfo().primal_solution_status == _FEASIBLE:
+                    return pulp.LpStatusOptimal, pulp.LpSolutionIntegerFeasible
+                return pulp.LpStatusNotSolved, pulp.LpSolutionNoSolutionFound
+            return status
+
+    nodes = {} if limits.nodes is None else {"mip_max_nodes": limits.nodes}
     # One thread: the same schedule every time.
-    program.solve(pulp.HiGHS(msg=False, timeLimit=time_limit_s, gapRel=relative_gap, threads=1))
+    program.solve(Highs(msg=False, timeLimit=limits.time_s, gapRel=limits.relative_gap, threads=1, **nodes))
 
 
-def _cbc(program: pulp.LpProblem, time_limit_s: float | None, relative_gap: float) -> None:
+def _cbc(program: pulp.LpProblem, limits: Limits) -> None:
     import pulp
 
-    cbc = pulp.PULP_CBC_CMD(msg=False, timeLimit=time_limit_s, gapRel=relative_gap, threads=1)
+    # CBC takes no limit of 0 nodes; 1 is the root.
+    nodes = None if limits.nodes is None else max(1, limits.nodes)
+    cbc = pulp.PULP_CBC_CMD(msg=False, timeLimit=limits.time_s, gapRel=limits.relative_gap, threads=1, maxNodes=nodes)
     if not cbc.available():
         raise InputError("solver 'cbc': PuLP finds no CBC program for this platform; try solver 'highs'")
     program.solve(cbc)
 
 
-def _gurobi(program: pulp.LpProblem, time_limit_s: float | None, relative_gap: float) -> None:
+def _gurobi(program: pulp.LpProblem, limits: Limits) -> None:
     import pulp
 
     try:
@@ -181,7 +216,9 @@ def _gurobi(program: pulp.LpProblem, time_limit_s: float | None, relative_gap: f
     try:
         # Its own environment: the default one prints a banner to standard output, where results go.
         with gurobipy.Env(params={"OutputFlag": 0, "Threads": 1}) as quiet:
-            program.solve(pulp.GUROBI(msg=False, timeLimit=time_limit_s, gapRel=relative_gap, env=quiet))
+            nodes = {} if limits.nodes is None else {"NodeLimit": limits.nodes}
+            gap = limits.relative_gap
+            program.solve(pulp.GUROBI(msg=False, timeLimit=limits.time_s, gapRel=gap, env=quiet, **nodes))
     except gurobipy.GurobiError as error:
         raise InputError(
             f"Gurobi refused a model of {program.numVariables()} variables and {program.numConstraints()} constraints"
@@ -189,7 +226,9 @@ def _gurobi(program: pulp.LpProblem, time_limit_s: float | None, relative_gap: f
         ) from error
 
 
-SOLVERS: dict[str, Callable[[pulp.LpProblem, float | None, float], None]] = {
+# HiGHS: there is a solution, optimal or not.
+_FEASIBLE = 2
+SOLVERS: dict[str, Callable[[pulp.LpProblem, Limits], None]] = {
     "highs": _highs,
     "cbc": _cbc,
     "gurobi": _gurobi,

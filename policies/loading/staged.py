@@ -1,9 +1,8 @@
 """SparKV: carry out a plan stage by stage, and adapt it to the observed rates of the link and the processor."""
 
 from collections.abc import Callable
-from functools import partial, wraps
+from functools import partial
 from heapq import heappop, heappush
-from typing import Any
 
 from kvferry.policies.loading.assignment import Assignment
 from kvferry.policies.loading.chain import chain_plan
@@ -11,7 +10,7 @@ from kvferry.policies.loading.controller import Controller
 from kvferry.policies.loading.greedy import greedy_plan
 from kvferry.policies.loading.loader import Compute, LoadFacts, Stream
 from kvferry.policies.loading.milp import milp_plan
-from kvferry.policies.loading.plan import Plan
+from kvferry.policies.loading.plan import Plan, TokenDependency
 from kvferry.policies.loading.problem import LoadProblem
 from kvferry.policies.loading.progress import LoadProgress
 from kvferry.policies.loading.ready import Ready
@@ -22,9 +21,26 @@ from kvferry.specs.errors import pick
 Planner = Callable[[LoadProblem, float], Plan]
 
 
-@wraps(milp_plan)
-def _milp(problem: LoadProblem, bytes_per_s: float, **parameters: Any) -> Plan:
-    return milp_plan(problem, bytes_per_s, **parameters).plan
+def _milp(
+    problem: LoadProblem,
+    bytes_per_s: float,
+    *,
+    stages: int = 1,
+    solver: str = "highs",
+    node_limit: int | None = None,
+    relative_gap: float = 1e-4,
+    token_dependency: TokenDependency = "all",
+) -> Plan:
+    """Without a wall-clock limit: equal scenarios and seeds have equal results."""
+    return milp_plan(
+        problem,
+        bytes_per_s,
+        stages=stages,
+        solver=solver,
+        node_limit=node_limit,
+        relative_gap=relative_gap,
+        token_dependency=token_dependency,
+    ).plan
 
 
 SCHEDULES: dict[str, Planner] = {

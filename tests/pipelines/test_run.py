@@ -3,16 +3,20 @@
 import hashlib
 import subprocess
 import sys
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvferry.analysis.metrics import metrics_of
+from kvferry.pipelines.loading import schedules
 from kvferry.pipelines.loading.schedules import compare_schedules
 from kvferry.pipelines.loading.systems import SYSTEMS
 from kvferry.pipelines.record import Run
 from kvferry.pipelines.run import run_scenario
+from kvferry.policies.loading.milp import MilpResult, milp_plan
 from kvferry.scenarios.loader import load_scenario
 from kvferry.specs.scenario import Scenario
 from kvferry.traces.resolve import bandwidth_trace
@@ -46,6 +50,17 @@ def test_every_system_loads_every_unit_and_never_beats_the_bound(system: str, co
         assert record.first_token_s is not None
         assert record.bound_s <= record.loaded_s - record.arrival_s
         assert record.loaded_s < record.first_token_s
+
+
+def test_a_schedule_that_wall_time_cut_short_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert all("note" not in row for row in compare_schedules(small(), "highs"))
+
+    def stopped(*arguments: Any, **keywords: Any) -> MilpResult:
+        return replace(milp_plan(*arguments, **keywords), status="stopped", reproducible=False)
+
+    monkeypatch.setattr(schedules, "milp_plan", stopped)
+    row = compare_schedules(small(), "highs")[-1]
+    assert row["note"] == "not reproducible: the solver was stopped after 60 s of wall time"
 
 
 def test_a_run_may_last_longer_than_its_trace_has_pieces_for() -> None:

@@ -45,10 +45,13 @@ def test_a_schedule_with_its_parameters() -> None:
     planner = SYSTEMS["sparkv"].with_policies({"schedule": literal}).settings["schedule"]
     assert planner(problem, 1.0) == greedy_plan(problem, 1.0, reading="literal", stage_budget_s=0.5, own_weight=2.0)
     assert planner(problem, 1.0) != greedy_plan(problem, 1.0, reading="literal", stage_budget_s=0.5)
-    exact = {"name": "milp", "solver": "highs", "stages": 1, "time_limit": "10 s"}
+    exact = {"name": "milp", "solver": "highs", "stages": 1, "node_limit": 1000}
     planner = SYSTEMS["sparkv"].with_policies({"schedule": exact}).settings["schedule"]
-    assert planner.keywords == {"solver": "highs", "stages": 1, "time_limit_s": 10.0}
+    assert planner.keywords == {"solver": "highs", "stages": 1, "node_limit": 1000}
     assert planner(problem, 1.0) == milp_plan(problem, 1.0).plan
+    # Wall time would make equal scenarios unequal.
+    with pytest.raises(InputError, match="schedule.time_limit: unknown key; known here: .*node_limit"):
+        SYSTEMS["sparkv"].with_policies({"schedule": {"name": "milp", "time_limit": "10 s"}})
 
 
 @pytest.mark.parametrize("name", SCHEDULES)

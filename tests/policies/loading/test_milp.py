@@ -122,8 +122,26 @@ def test_a_refused_size_names_the_licence(monkeypatch):
 
 
 def test_out_of_time_with_nothing_found_says_what_to_do():
-    with pytest.raises(KvferryError, match="give it more time"):
+    with pytest.raises(KvferryError, match="units within 0.0 s: give it more,"):
         milp_plan(random_problem(0, (10, 10, 4)), 1.0, stages=4, time_limit_s=0.0)
+    with pytest.raises(KvferryError, match="units within 0 nodes: give it more,"):
+        milp_plan(random_problem(0, (10, 10, 4)), 1.0, stages=2, node_limit=0)
+
+
+@pytest.mark.parametrize("solver", ["highs", "cbc"])
+def test_a_limit_of_nodes_stops_at_the_same_plan(solver):
+    problem = random_problem(0, (6, 6, 2))
+    first, second = (milp_plan(problem, 1.0, stages=2, solver=solver, node_limit=1, relative_gap=0.0) for _ in range(2))
+    assert first.status == "stopped"
+    assert first.reproducible
+    assert first == second
+    first.plan.check(problem)
+
+
+def test_a_limit_of_time_is_told_where_it_stopped_the_solver():
+    assert milp_plan(random_problem(0, (2, 2, 1)), 1.0, time_limit_s=60.0).reproducible
+    with pytest.raises(InputError, match="node_limit: -1"):
+        milp_plan(random_problem(0, (2, 2, 1)), 1.0, node_limit=-1)
 
 
 def test_unknown_solvers_and_no_stages_are_named():

@@ -1,0 +1,32 @@
+"""Which seeds a test tries: a few in ``make test``, many in ``make test-all``, one where KVFERRY_FUZZ names it."""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+_ONLY = os.environ.get("KVFERRY_FUZZ")
+
+
+def blocks(quick: int, long: int, size: int) -> Any:
+    """Parametrises a test by `seeds`, `size` at a time; those from `quick` up to `long` are marked as long."""
+    if _ONLY:
+        found = [pytest.param(range(int(_ONLY), int(_ONLY) + 1), id=_ONLY)]
+    else:
+        found = [
+            pytest.param(
+                range(first, min(first + size, long)),
+                id=f"{first}-{min(first + size, long) - 1}",
+                marks=[] if first < quick else [pytest.mark.long],
+            )
+            for first in range(0, long, size)
+        ]
+    return pytest.mark.parametrize("seeds", found)
+
+
+def check_each(seeds: range, test: str, case: Callable[[int], str | None]) -> None:
+    """Fail with every seed for which `case` returns what is wrong, and the command that repeats it."""
+    wrong = [(seed, why) for seed in seeds if (why := case(seed))]
+    repeat = f"python -m pytest -n 0 {test}"
+    assert not wrong, "\n".join(f"seed {seed}: {why}\n  repeat: KVFERRY_FUZZ={seed} {repeat}" for seed, why in wrong)

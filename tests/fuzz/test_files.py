@@ -1,0 +1,204 @@
+"""Files of every kind that is read, damaged: they are read, or refused with a message; nothing else."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+from damage import damaged, damaged_lines
+from limited import called
+from seeds import blocks, check_each
+
+from kvferry.analysis.dataset import Dataset
+from kvferry.scenarios.library import BUNDLED as SCENARIOS
+from kvferry.scenarios.loader import load_device
+from kvferry.traces.chunks import generate_chunks
+from kvferry.traces.format import StoredTrace, write_trace
+from kvferry.traces.rate import RateTrace
+from kvferry.traces.resolve import BUNDLED as TRACES
+from kvferry.traces.selections import SelectionStream
+
+HERE = "tests/fuzz/test_files.py"
+FOREIGN = Path(__file__).parent.parent / "data" / "calibrate"
+MAIN = load_device("tiny").main
+SMALL = ("--set", "model=tiny", "--set", "workload.context=2Ki")
+LOADED = ("--set", "load.trace=./l.yaml")
+MEASURED = ("--set", "device=tiny", "--set", "costs=table", "--set", f"device.processors.{MAIN}.measured=./measured")
+STUDY = """\
+base:
+  name: small
+  system: stream-only
+  device: tiny
+  model: tiny
+  link: {rate: 80 Mbit/s}
+  workload: {kind: context-reuse, context: 2Ki}
+axes: {workload.context: [1Ki, 2Ki]}
+"""
+ODD_VALUES: list[object] = [
+    None,
+    True,
+    -1,
+    0,
+    1e308,
+    float("nan"),
+    10**400,
+    "BIG",
+    "",
+    "\x1b[31m",
+    "x" * 999,
+    [],
+    {},
+    [[]],
+]
+# What makes the whole file in a folder, its name, and the words of the command that reads it.
+Made = tuple[Callable[[Path], object], str, tuple[str, ...]]
+
+
+def trace_csv(folder: Path) -> None:
+    write_trace(folder / "t.csv", StoredTrace("bandwidth", RateTrace.from_samples([1e6, 2e6, 0.0], 0.5), {"a": "b"}))
+
+
+def chunks(folder: Path) -> None:
+    generate_chunks("text", 2048, 4, 2, 0, sequence=0, chunk_tokens=1024).save(folder / "c.npz")
+
+
+def selections(folder: Path) -> None:
+    SelectionStream(np.array([[[[1, 2]]]] * 3, dtype=np.int32), groups=4).save(folder / "x.npz")
+
+
+def table(folder: Path) -> None:
+    (folder / "measured").mkdir(exist_ok=True)
+    rows = "\n".join(
+        f"{context},{tokens},{context * tokens * 1e-9}" for context in (0, 512, 2048) for tokens in (1, 512)
+    )
+    (folder / "prefill.csv").write_text(f"context,tokens,seconds\n{rows}\n")
+
+
+def copied(source: Path, name: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_bytes(source.read_bytes())
+
+
+def points(folder: Path) -> None:
+    (folder / "study.yaml").write_text(STUDY)
+    row = {
+        "outcome": "done",
+        "why": None,
+        "name": "ä",
+        "seed": 1,
+        "ttft_s": 0.1,
+        "version": "v",
+        "measured.wall_s": 0.1,
+    }
+    with Dataset(folder / "out") as data:
+        for key in "abcdef":
+            data.add(row | {"key": key})
+        data.compact()
+        data.add(row | {"key": "g", "measured.wall_s": 9.0})
+    part = next((folder / "out" / "parts").iterdir())
+    part.rename(part.with_name("x.parquet"))
+
+
+def kinds() -> dict[str, Made]:
+    run = ("run", "quickstart", "--json", *SMALL)
+    found: dict[str, Made] = {
+        "trace": (trace_csv, "t.csv", (*run, "--set", "link.trace=./t.csv")),
+        "trace shown": (trace_csv, "t.csv", ("traces", "show", "t.csv")),
+        "generated trace": (copied(TRACES / "wifi-campus.yaml", "m.yaml"), "m.yaml", ("traces", "show", "m.yaml")),
+        "generated load": (
+            copied(TRACES / "load-bursty.yaml", "m.yaml"),
+            "m.yaml",
+            (*run, "--set", "load.trace=./m.yaml"),
+        ),
+        "chunks": (chunks, "c.npz", (*run, "--set", "workload.chunks=./c.npz")),
+        "chunks shown": (chunks, "c.npz", ("traces", "show", "c.npz")),
+        "selections shown": (selections, "x.npz", ("traces", "show", "x.npz")),
+        "device": (copied(SCENARIOS / "devices" / "tiny.yaml", "d.yaml"), "d.yaml", (*run, "--set", "device=./d.yaml")),
+        "device shown": (copied(SCENARIOS / "devices" / "oneplus-12.yaml", "d.yaml"), "d.yaml", ("devices", "d.yaml")),
+        "model": (copied(SCENARIOS / "models" / "tiny.yaml", "m.yaml"), "m.yaml", ("models", "m.yaml")),
+        "study": (points, "study.yaml", ("sweep", "study.yaml", "-j", "1", "-o", "new", "--json")),
+        **{
+            f"data set, {name}": (points, f"out/{name}", ("sweep", "study.yaml", "-j", "1", "-o", "out", "--json"))
+            for name in ("points.parquet", "timings.parquet", "parts/x.parquet")
+        },
+    }
+    for file in sorted(FOREIGN.glob("*.json")):
+        words = ("calibrate", "--from", file.name, "--base", "tiny", "--model", "llama-3.2-1b", "-o", "profile")
+        found[file.name] = (copied(file, file.name), file.name, words)
+    return found
+
+
+@pytest.mark.long
+def test_whole_files_are_read(tmp_path: Path) -> None:
+    for n, (make, _, words) in enumerate(kinds().values()):
+        folder = tmp_path / str(n)
+        folder.mkdir()
+        make(folder)
+        found = called(*words, folder=folder)
+        assert (found.fault, found.code) == (None, 0), (words, str(found))
+
+
+@blocks(quick=12, long=2400, size=12)
+def test_damaged_files(seeds: range, tmp_path: Path) -> None:
+    def case(seed: int) -> str | None:
+        chance = Random(seed)
+        kind, (make, name, words) = chance.choice(sorted(kinds().items(), key=lambda item: item[0]))
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        make(folder)
+        content = (folder / name).read_bytes()
+        if name.endswith((".npz", ".parquet")) or chance.random() < 0.5:
+            content = damaged(chance, content)
+        else:
+            content = damaged_lines(chance, content.decode()).encode("utf-8", "surrogatepass")
+        (folder / name).write_bytes(content)
+        found = called(*words, folder=folder)
+        return f"{kind}: {found.fault}: {found}" if found.fault else None
+
+    check_each(seeds, f"{HERE}::test_damaged_files", case)
+
+
+@blocks(quick=8, long=1000, size=8)
+def test_odd_json_of_other_tools(seeds: range, tmp_path: Path) -> None:
+    files = sorted(FOREIGN.glob("*.json"))
+    if not files:
+        pytest.skip("no samples of other tools")
+
+    def case(seed: int) -> str | None:
+        chance = Random(seed)
+        file = chance.choice(files)
+        text = json.dumps(odd(chance, json.loads(file.read_text())))
+        (tmp_path / file.name).write_text(text.replace('"BIG"', "9" * 5000))
+        words = ("calibrate", "--from", file.name, "--base", "tiny", "--model", "llama-3.2-1b", "-o", "profile")
+        found = called(*words, folder=tmp_path)
+        return f"{file.name}: {found.fault}: {found}" if found.fault else None
+
+    check_each(seeds, f"{HERE}::test_odd_json_of_other_tools", case)
+
+
+def odd(chance: Random, value: object) -> object:
+    """The value with one of its parts, somewhere, become something else."""
+    if isinstance(value, dict) and value and chance.random() < 0.9:
+        key = chance.choice(sorted(value))
+        return {**value, key: odd(chance, value[key])}
+    if isinstance(value, list) and value and chance.random() < 0.9:
+        at = chance.randrange(len(value))
+        return [*value[:at], odd(chance, value[at]), *value[at + 1 :]]
+    odd_ones: list[object] = [
+        None,
+        True,
+        -1,
+        0,
+        1e308,
+        "BIG",
+        "\x1b[31m",
+        "",
+        [],
+        {},
+        [[]],
+        float("nan"),
+        10**400,
+        "x" * 999,
+    ]
+    return chance.choice(odd_ones)

@@ -1,0 +1,97 @@
+"""Scenarios from the ends of what is valid, and damaged ones: a finite result, the same twice, or a message."""
+
+import json
+import math
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import yaml
+from damage import damaged_lines
+from extremes import scenario
+from limited import Called, called
+from seeds import blocks, check_each
+
+from kvferry.traces.resolve import bundled
+
+HERE = "tests/fuzz/test_scenarios.py"
+EXAMPLES = ("quickstart", "sparkv/concurrency", "kvswap/throughput")
+
+
+@pytest.fixture(scope="module")
+def systems(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """The systems by the workload that they run."""
+    listed = json.loads(called("systems", "--json", folder=tmp_path_factory.mktemp("systems")).out)["systems"]
+    return {
+        kind: [row["name"] for row in listed if row["workload"] == kind] for kind in {r["workload"] for r in listed}
+    }
+
+
+def traces() -> list[str]:
+    return [name for name in bundled() if not name.startswith("load")]
+
+
+def wrong_with(result: dict[str, Any]) -> str | None:
+    """What no result may say."""
+    metrics = result["metrics"]
+    odd = [key for key, value in metrics.items() if isinstance(value, float) and not math.isfinite(value)]
+    if odd:
+        return f"not finite: {odd}"
+    # A clock of 53 bits that stands at centuries has no moments left to compare.
+    lasted_s = max(metrics.get("ttft_p95_s", 0.0), 2000 * metrics.get("tpot_s", 0.0), metrics.get("largest_gap_s", 0.0))
+    if lasted_s > 1e9:
+        return None
+    negative = [key for key, value in metrics.items() if isinstance(value, int | float) and value < -1e-9]
+    if negative:
+        return f"below 0: {negative}"
+    if metrics.get("bound_s", 0.0) > metrics.get("ttft_s", math.inf) * (1 + 1e-9):
+        return f"a bound of {metrics['bound_s']} s above the {metrics['ttft_s']} s that it took"
+    if result["outcome"] not in ("done", "out_of_memory", "infeasible"):
+        return f"outcome {result['outcome']}"
+    return None
+
+
+def judged(found: Called) -> str | None:
+    if found.fault:
+        return f"{found.fault}: {found}"
+    return wrong_with(json.loads(found.out)) if found.code == 0 else None
+
+
+@blocks(quick=8, long=800, size=8)
+def test_extreme_scenarios(seeds: range, tmp_path: Path, systems: dict[str, list[str]]) -> None:
+    def case(seed: int) -> str | None:
+        drawn = scenario(Random(seed), systems, traces())
+        (tmp_path / "s.yaml").write_text(yaml.safe_dump(drawn, sort_keys=False))
+        first = called("run", "s.yaml", "--json", folder=tmp_path)
+        why = judged(first)
+        if why is None and seed % 4 == 0 and called("run", "s.yaml", "--json", folder=tmp_path) != first:
+            return "a second run printed something else"
+        return why
+
+    check_each(seeds, f"{HERE}::test_extreme_scenarios", case)
+
+
+@blocks(quick=15, long=1500, size=15)
+def test_damaged_scenarios(seeds: range, tmp_path: Path, systems: dict[str, list[str]]) -> None:
+    def case(seed: int) -> str | None:
+        chance = Random(seed)
+        text = yaml.safe_dump(scenario(chance, systems, traces()), sort_keys=False)
+        (tmp_path / "s.yaml").write_bytes(damaged_lines(chance, text).encode("utf-8", "surrogatepass"))
+        return judged(called("run", "s.yaml", "--json", folder=tmp_path))
+
+    check_each(seeds, f"{HERE}::test_damaged_scenarios", case)
+
+
+@blocks(quick=3, long=300, size=3)
+def test_other_commands_on_extreme_scenarios(seeds: range, tmp_path: Path, systems: dict[str, list[str]]) -> None:
+    def case(seed: int) -> str | None:
+        chance = Random(seed)
+        drawn = scenario(chance, systems, traces())
+        (tmp_path / "s.yaml").write_text(yaml.safe_dump(drawn, sort_keys=False))
+        two = ",".join(chance.sample(systems[drawn["workload"]["kind"]], 2))
+        words = chance.choice([["schedule"], ["tune", "--kv-memory", "100 MiB"], ["compare", "--systems", two]])
+        found = called(words[0], "s.yaml", *words[1:], "--json", folder=tmp_path)
+        return f"{words[0]}: {found.fault}: {found}" if found.fault else None
+
+    check_each(seeds, f"{HERE}::test_other_commands_on_extreme_scenarios", case)
