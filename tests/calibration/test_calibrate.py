@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny import measured as on_measured
 from typer.testing import CliRunner
 
 pytest.importorskip("torch")
@@ -34,9 +35,10 @@ from kvferry.cli.calibrate import _PARTS
 from kvferry.cli.main import app
 from kvferry.machine.ops import Advance, DecodeStep, Prefill, Project
 from kvferry.pipelines.run import run_scenario
-from kvferry.scenarios.loader import load_device, load_model, load_scenario
+from kvferry.scenarios.loader import load_device, load_model
 from kvferry.sim.costs.cost_model import main_costs
 from kvferry.specs.errors import InputError, KvferryError
+from kvferry.specs.scenario import Scenario
 from kvferry.traces.chunks import CHUNK_TOKENS, causal_blocks
 
 pytestmark = pytest.mark.torch
@@ -61,19 +63,8 @@ def measured(folder: Path) -> list[Measurement]:
     return [Measurement.from_json(m) for m in json.loads((folder / "calibration.json").read_text())["measurements"]]
 
 
-def scenario(folder: Path, **changes: Any) -> Any:
-    return load_scenario(
-        {
-            "name": "measured",
-            "system": "ferry",
-            "device": str(folder / "profile.yaml"),
-            "model": str(folder / "model.yaml"),
-            "link": {"rate": "8 Mbit/s", "rtt": "4 ms"},
-            "workload": {"kind": "context-reuse", "context": 3000, "output": 3},
-            "costs": "table",
-            **changes,
-        }
-    )
+def scenario(folder: Path, **changes: Any) -> Scenario:
+    return on_measured(folder, **{"costs": "table", **changes})
 
 
 def test_a_scenario_runs_on_the_profile(folder: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tiny import measured as on_measured
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -20,7 +21,7 @@ from kvferry.calibration.measurement import Measurement
 from kvferry.calibration.settings import Settings
 from kvferry.machine.ops import Advance
 from kvferry.pipelines.run import run_scenario
-from kvferry.scenarios.loader import load_device, load_scenario
+from kvferry.scenarios.loader import load_device
 from kvferry.sim.costs.cost_model import main_costs
 from kvferry.traces.chunks import CHUNK_TOKENS, causal_blocks
 
@@ -70,17 +71,7 @@ def test_attention_is_part_of_its_advance_and_the_rest_is_dense(folder: Path) ->
 
 
 def test_a_scenario_runs_on_the_fitted_perceptron(folder: Path) -> None:
-    whole = load_scenario(
-        {
-            "name": "measured",
-            "system": "sparkv",
-            "device": str(folder / "profile.yaml"),
-            "model": str(folder / "model.yaml"),
-            "link": {"rate": "8 Mbit/s", "rtt": "4 ms"},
-            "workload": {"kind": "context-reuse", "context": 3000, "output": 3},
-            "costs": "predictor",
-        }
-    )
+    whole = on_measured(folder, system="sparkv", costs="predictor")
     assert run_scenario(whole).outcome == "done"
     costs = main_costs("predictor", whole.device, whole.model)
     (dense,) = [m for m in measured(folder, "dense_operators") if m.at["tokens"] == 1024.0]

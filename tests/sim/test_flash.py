@@ -5,24 +5,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tiny import ROUND_FLASH as ROUND
 
 from kvferry.sim.flash import Flash
 from kvferry.sim.flash_curve import random_rate
 from kvferry.specs.storage import FlashSpec
 
 KIB = 1024
-# Round numbers: a page of 16 KiB takes 16 us on a channel and 8 us on the bus.
-ROUND = FlashSpec(
-    host_s=5e-6,
-    command_s=2e-6,
-    partial_s=10e-6,
-    page_read_s=50e-6,
-    page_program_s=200e-6,
-    channels=2,
-    dies=2,
-    channel_bytes_per_s=KIB / 1e-6,
-    bus_bytes_per_s=2 * KIB / 1e-6,
-)
 
 
 def spec(**changes: Any) -> FlashSpec:

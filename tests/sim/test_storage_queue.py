@@ -8,6 +8,7 @@ import pytest
 import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny import ROUND_FLASH as ROUND
 
 from kvferry.machine.ops import Extents
 from kvferry.machine.span import Span
@@ -19,17 +20,6 @@ from kvferry.sim.storage_queue import QueueStorage
 from kvferry.specs.storage import FlashSpec, MapSpec, StorageSpec
 
 KIB = 1024
-ROUND = FlashSpec(
-    host_s=5e-6,
-    command_s=2e-6,
-    partial_s=10e-6,
-    page_read_s=50e-6,
-    page_program_s=200e-6,
-    channels=2,
-    dies=2,
-    channel_bytes_per_s=KIB / 1e-6,
-    bus_bytes_per_s=2 * KIB / 1e-6,
-)
 # A 4 KiB read alone.
 ALONE_S = 63e-6
 

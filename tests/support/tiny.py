@@ -1,10 +1,12 @@
 """Scenarios and models small enough to run many times in a second, one of each workload, built in one place."""
 
+from pathlib import Path
 from typing import Any
 
 from kvferry.scenarios.loader import load_scenario
 from kvferry.specs.model import ModelSpec
 from kvferry.specs.scenario import Scenario
+from kvferry.specs.storage import FlashSpec
 
 # What `load_scenario` reads; a test changes what it is about.
 LOADING: dict[str, Any] = {
@@ -102,3 +104,30 @@ def unit_model(kv_value_bytes: float) -> ModelSpec:
     """Two layers in which every dimension is 1, to calculate with by hand: a token's KV is two values per layer."""
     ones = dict.fromkeys(("hidden", "query_heads", "kv_heads", "head_dim", "ffn", "vocabulary"), 1)
     return ModelSpec(name="unit", layers=2, **ones, kv_value_bytes=kv_value_bytes, source="made up")
+
+
+def measured(folder: Path, **changes: Any) -> Scenario:
+    """A load on the device and model that a calibration wrote into a folder."""
+    described = changed(
+        LOADING,
+        name="measured",
+        device=str(folder / "profile.yaml"),
+        model=str(folder / "model.yaml"),
+        link={"rate": "8 Mbit/s"},
+        workload={"context": 3000, "output": 3},
+    )
+    return tiny(described, **changes)
+
+
+# Round numbers: a page of 16 KiB takes 16 us on a channel and 8 us on the bus.
+ROUND_FLASH = FlashSpec(
+    host_s=5e-6,
+    command_s=2e-6,
+    partial_s=10e-6,
+    page_read_s=50e-6,
+    page_program_s=200e-6,
+    channels=2,
+    dies=2,
+    channel_bytes_per_s=1024 / 1e-6,
+    bus_bytes_per_s=2 * 1024 / 1e-6,
+)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+from tiny import DECODING, changed, tiny
 
 from kvferry.analysis.decoding import paces_of
 from kvferry.analysis.envelope import envelope_of
@@ -14,24 +15,15 @@ from kvferry.pipelines.decoding.workload import half_of
 from kvferry.pipelines.record import Decoded, RequestRecord, Run
 from kvferry.pipelines.run import run_scenario
 from kvferry.pipelines.tally import Totals
-from kvferry.scenarios.loader import load_scenario
 from kvferry.specs.scenario import Scenario
 
-DESCRIBED: dict[str, Any] = {
-    "name": "tiny",
-    "system": "kvswap",
-    "device": {"extends": "tiny", "storage": {"bytes_per_s": "100 MB/s", "latency_s": "50 us"}},
-    "model": "tiny",
-    "link": {"rate": "1 MB/s"},
-    "workload": {"kind": "decode", "context": 1024, "batch": 2, "output": 200},
-    "policies": {"group_tokens": 4, "selected_tokens": 80, "slots": 100},
-    "budget": {"kv_share": 0.9},
-    "measure": "decode",
-}
+DESCRIBED = changed(
+    DECODING, workload={"output": 200}, policies={"group_tokens": 4, "selected_tokens": 80, "slots": 100}
+)
 
 
 def scenario(**workload: Any) -> Scenario:
-    return load_scenario({**DESCRIBED, "workload": {**DESCRIBED["workload"], **workload}})
+    return tiny(DESCRIBED, workload=workload)
 
 
 def figures(run: Run, measure: Literal["decode", "end_to_end"] = "decode") -> dict[str, float]:
