@@ -4,11 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from kvferry.pipelines.decoding.stages import BLOCK_LABELS
 from kvferry.pipelines.record import Decoded, Run
 from kvferry.pipelines.tally import Totals
 
-# Ops of a block while decoding.
-DECODING = ("Select", "Bookkeep", "Reconstruct", "DecodeAttention", "FeedForward")
 # Observed in a real world; what managing the KV really took goes before what was reserved for it.
 _OBSERVED = ("kv_metadata_bytes", "kv_buffer_bytes", "kv_read_bytes", "resident_bytes")
 _BATCHES = ("storage_batches", "storage_batches_late")
@@ -102,7 +101,7 @@ def _sums(totals: Totals, counts: Mapping[str, float], main_processor: str) -> d
         "read_bytes": n_bytes.get(("storage", "Read"), 0.0),
         "write_bytes": n_bytes.get(("storage", "Write"), 0.0),
         "reading_s": busy_s.get(("storage", "Read"), 0.0),
-        "block_ops_s": sum(busy_s.get((main_processor, label), 0.0) for label in DECODING),
+        "block_ops_s": sum(busy_s.get((main_processor, label), 0.0) for label in BLOCK_LABELS),
         "computing_s": sum(seconds for (resource, _), seconds in busy_s.items() if resource == main_processor),
         "storing_s": totals.now_s * totals.storage_utilisation,
         "wanted": 0.0,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from kvferry.machine.ops import Op
-from kvferry.sim.costs.demand import Arithmetic
+from kvferry.sim.costs.op_rules import Arithmetic
 from kvferry.specs.model import ModelSpec
 
 

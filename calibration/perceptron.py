@@ -10,9 +10,9 @@ from kvferry.calibration.fit import non_negative
 from kvferry.calibration.measurement import Measurement
 from kvferry.calibration.profile_draft import Draft
 from kvferry.machine.ops import Advance
-from kvferry.sim.costs.demand import Arithmetic
 from kvferry.sim.costs.fitted import DENSE, PREDICTOR
 from kvferry.sim.costs.grid import Grid
+from kvferry.sim.costs.op_rules import Arithmetic
 from kvferry.sim.costs.predictor import Predictor
 from kvferry.sim.costs.samples import Samples
 from kvferry.specs.device import ProcessorSpec

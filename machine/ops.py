@@ -105,9 +105,21 @@ class Extents:
         return np.asarray(self.offsets, np.int64), np.asarray(self.lengths, np.int64)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Selection:
-    """What a Select op chose: ``ids`` is int32[batch, head or 1, k]; the scores stay on the machine."""
+    """What a Select or Retrieve op chose; the scores stay on the machine.
+
+    ``ids`` is int32[batch, head or 1, k]; or, where rows (a sequence, or a head of it that chooses for itself) differ
+    in length, int32[n], of which row r has those from ``starts[r]`` up to ``starts[r + 1]``.
+    """
+
+    ids: np.ndarray
+    starts: np.ndarray | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Assigned:
+    """What an Assign op found: ``ids`` is int32[batch, head or 1], the nearest centroid of each new key."""
 
     ids: np.ndarray
 
@@ -191,6 +203,22 @@ class FeedForward:
 
 
 @dataclass(frozen=True, slots=True)
+class ProjectQkv:
+    """The Q, K and V projections of one layer for one new token per sequence, apart from the rest of the layer."""
+
+    batch: Number
+    layer: int | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class RestOfLayer:
+    """What FeedForward is without the projections of a ProjectQkv before."""
+
+    batch: Number
+    layer: int | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
 class OutputHead:
     """From the last layer's hidden state to one new token per sequence.
 
@@ -254,6 +282,35 @@ class Select:
 
 
 @dataclass(frozen=True, slots=True)
+class Retrieve:
+    """Choose `k` KV blocks for all layers at once, before the pass: a retrieval head projects the new token and scores
+    the keys that it keeps of `tokens` tokens per sequence (SpeContext); yields a Selection among `groups`."""
+
+    batch: Number
+    groups: Number
+    k: Number
+    tokens: Number
+    step: int
+    heads: int = 1
+
+    @property
+    def layer(self) -> int:
+        """The entry of a stream of selections that answers for all layers."""
+        return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Assign:
+    """Find the nearest of `centroids` for the new key of each of `heads` parts of the KV heads; yields Assigned."""
+
+    batch: Number
+    centroids: Number
+    step: int
+    layer: int
+    heads: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class Bookkeep:
     """The host's work between a selection and its reads: `units` are looked up among `slots` and mapped.
 
@@ -282,8 +339,12 @@ Op = (
     | DecodeAttention
     | Reconstruct
     | FeedForward
+    | ProjectQkv
+    | RestOfLayer
     | OutputHead
     | Select
+    | Retrieve
+    | Assign
     | Bookkeep
     | Decompress
 )

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from kvferry.machine.machine import Machine
 from kvferry.machine.ops import (
@@ -85,6 +85,13 @@ class PricedKind(Kind, Protocol):
     def seconds(self, prices: Prices) -> float: ...
 
 
+@runtime_checkable
+class BlockOp(Protocol):
+    """A stage that is an op of a Transformer block while decoding; its spans carry the label."""
+
+    label: str
+
+
 # --- choosing and moving -----------------------------------------------------------------------------------------
 
 
@@ -92,6 +99,7 @@ class ChooseBlocks:
     """The machine scores KV blocks and answers with those that attention wants."""
 
     queue: Queue = "processor"
+    label = Select.__name__
 
     @staticmethod
     def op(plan: DecodePlan, stored: int, step: int, layer: int) -> Select:
@@ -113,6 +121,7 @@ class LookUp:
     """The host finds what is in memory already, and where the rest goes."""
 
     queue: Queue = "processor"
+    label = Bookkeep.__name__
 
     @staticmethod
     def op(plan: DecodePlan) -> Bookkeep:
@@ -165,6 +174,7 @@ class RebuildKeys:
     """Keys of the chosen tokens are rebuilt while their values move (ShadowKV's second stream)."""
 
     queue: Queue = "processor"
+    label = Reconstruct.__name__
 
     @staticmethod
     def op(plan: DecodePlan, tokens: float, kv: Rebuilt | None = None) -> Reconstruct:
@@ -187,6 +197,7 @@ class Attend:
     """Attention over what was brought, the newest tokens in memory, and the new one itself."""
 
     queue: Queue = "processor"
+    label = DecodeAttention.__name__
 
     @staticmethod
     def op(plan: DecodePlan, tokens: float, kv: Attended | None = None) -> DecodeAttention:
@@ -209,6 +220,7 @@ class PassOn:
     """The rest of the layer."""
 
     queue: Queue = "processor"
+    label = FeedForward.__name__
 
     @staticmethod
     def op(plan: DecodePlan, layer: int | None = None) -> FeedForward:
@@ -297,3 +309,5 @@ DECODING: dict[str, PricedKind] = {
     "next_token": NextToken(),
 }
 KINDS: dict[str, Kind] = {**PREFILL, **DECODING}
+# What the processor's spans of a block are called while decoding.
+BLOCK_LABELS = tuple(kind.label for kind in DECODING.values() if isinstance(kind, BlockOp))

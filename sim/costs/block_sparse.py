@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from kvferry.machine.ops import Number
-from kvferry.sim.costs.demand import Arithmetic
+from kvferry.sim.costs.op_rules import Arithmetic
 from kvferry.specs.device import ProcessorSpec
 from kvferry.specs.errors import InputError
 from kvferry.specs.model import ModelSpec

@@ -16,7 +16,7 @@ from kvferry.sim.cost import Cost
 from kvferry.sim.costs.grid import Grid, read_grid
 from kvferry.sim.costs.predictor import Predictor
 from kvferry.sim.costs.roofline import Roofline
-from kvferry.sim.costs.table import FEATURES, MeasuredTable
+from kvferry.sim.costs.table import TABLES, MeasuredTable
 
 PREDICTOR = "predictor.npz"
 DENSE = "dense.csv"
@@ -37,7 +37,7 @@ class FittedCosts:
     @classmethod
     def read(cls, folder: Path, roofline: Roofline) -> "FittedCosts":
         """From a profile's folder of the model. Raises InputError when a file in it is not in order."""
-        tables = any((folder / f"{name}.csv").is_file() for name in FEATURES)
+        tables = any((folder / f"{name}.csv").is_file() for name in TABLES)
         dense = read_grid(folder / DENSE, ("tokens",)) if (folder / DENSE).is_file() else None
         rest = MeasuredTable.read(folder, roofline) if tables else roofline
         return cls(roofline, Predictor.load(folder / PREDICTOR), rest, dense)

@@ -5,13 +5,11 @@ from typing import Any, get_args
 
 import numpy as np
 
-from kvferry.machine.ops import Advance, Bookkeep, FeedForward, Number, Op, Prefill, PrefillHead, Project
+from kvferry.machine.ops import Number, Op
 from kvferry.sim.cost import Cost
-from kvferry.sim.costs.demand import Arithmetic, Work
+from kvferry.sim.costs.op_rules import Arithmetic, Work, rule_of
 from kvferry.specs.device import Kernel, ProcessorSpec
 from kvferry.specs.model import ModelSpec
-
-PREFILL_OPS = (PrefillHead, Project, Advance, Prefill)
 
 
 class Roofline:
@@ -24,9 +22,8 @@ class Roofline:
 
     def __init__(self, processor: ProcessorSpec, model: ModelSpec) -> None:
         self.arithmetic = Arithmetic(model)
+        self._processor = processor
         self._layer_s = processor.layer_s
-        self._eager_layer_s = processor.eager_layer_s
-        self._unit_s, self._slot_s = processor.unit_s, processor.slot_s
         self._shapes = np.sort(np.asarray(processor.compiled_tokens, dtype=np.int64))
         self._s_per_flop: dict[Kernel, float] = {}
         self._s_per_byte: dict[Kernel, float] = {}
@@ -51,11 +48,8 @@ class Roofline:
 
     def fixed_s(self, op: Op) -> Any:
         """Time outside of kernels: the fixed cost of each layer that the op runs through, and bookkeeping."""
-        if isinstance(op, Bookkeep):
-            return op.units * (self._unit_s + op.slots * self._slot_s)
-        # A layer of decoding that is handed over by itself is launched kernel by kernel.
-        eager_s = self._eager_layer_s if isinstance(op, FeedForward) else 0.0
-        return eager_s + self._layer_s * self.arithmetic.layer_passes(op)
+        rule = rule_of(type(op))
+        return rule.fixed_s(self._processor, op) + self._layer_s * rule.passes(self.arithmetic)
 
     def price(self, works: list[Work]) -> tuple[float, float]:
         """Seconds and bytes of works with plain numbers."""
@@ -77,9 +71,10 @@ class Roofline:
 
     def compiled(self, op: Op) -> Op:
         """The op with its tokens rounded up to compiled shapes; the op itself on a processor that has none."""
-        if not self._shapes.size or not isinstance(op, PREFILL_OPS):
+        if not self._shapes.size or not rule_of(type(op)).compiled:
             return op
-        changed: Any = replace(op, tokens=round_up(op.tokens, self._shapes))
+        sized: Any = op
+        changed: Op = replace(sized, tokens=round_up(sized.tokens, self._shapes))
         return changed
 
 

@@ -1,23 +1,32 @@
 """Ops as arithmetic, and the roofline on top: by hand on a model small enough for it."""
 
 from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 import pytest
 
 from kvferry.machine.ops import (
     Advance,
+    Assign,
     DecodeAttention,
     DecodeStep,
+    Decompress,
     FeedForward,
+    Op,
     Prefill,
     PrefillHead,
     Project,
+    ProjectQkv,
+    RestOfLayer,
+    Retrieve,
     Select,
 )
-from kvferry.sim.costs.demand import work_of
+from kvferry.sim.costs.op_rules import RULES, work_of
 from kvferry.sim.costs.roofline import Roofline, round_up
+from kvferry.sim.costs.table import TABLES
 from kvferry.specs.device import ProcessorSpec
+from kvferry.specs.errors import InputError
 from kvferry.specs.model import ModelSpec
 
 MODEL = ModelSpec(
@@ -49,6 +58,37 @@ def processor(**changes: object) -> ProcessorSpec:
         "default_efficiency": 1.0,
     }
     return ProcessorSpec.model_validate(fields | changes)
+
+
+def test_a_layer_in_two_parts_is_the_layer() -> None:
+    # Q: 10 x 20 weights beside K and V; batch of 2.
+    ((_, flop, n_bytes),) = work_of(ProjectQkv(2), MODEL)
+    assert (flop, n_bytes) == (2 * 2 * 400, 400)
+    ((_, rest_flop, rest_bytes),) = work_of(RestOfLayer(2), MODEL)
+    assert work_of(FeedForward(2), MODEL) == [("gemv", flop + rest_flop, n_bytes + rest_bytes)]
+    eager = Roofline(processor(eager_layer_s=3.0, layer_s=0.5), MODEL)
+    assert (eager.fixed_s(ProjectQkv(2)), eager.fixed_s(RestOfLayer(2))) == (0.0, 3.5)
+    assert eager.fixed_s(FeedForward(2)) == 3.5
+
+
+def test_choosing_before_the_pass_and_assigning_by_hand() -> None:
+    # Q and K: 10 x (20 + 10) weights of 2 B; 7 keys of 10 numbers, of 2 B, scored by 4 query heads of 5.
+    assert work_of(Retrieve(2, groups=7, k=2, tokens=7, step=0), MODEL) == [
+        ("gemv", 2 * 2 * 300, 2 * 300),
+        ("scoring", 2 * 7 * 2 * 4 * 5, 2 * 7 * 20),
+    ]
+    # 6 centroids of 10 numbers of 2 B, for two sequences.
+    assert work_of(Assign(2, centroids=6, step=0, layer=0), MODEL) == [("scoring", 2 * 2 * 60, 2 * 60 * 2)]
+
+
+def test_an_op_without_a_price_is_refused_by_its_name() -> None:
+    with pytest.raises(InputError, match="Decompress has no price"):
+        work_of(Decompress(5), MODEL)
+
+
+def test_every_op_of_a_processor_has_a_price() -> None:
+    assert {op for op in get_args(Op) if op not in RULES} == {Decompress}
+    assert TABLES["rest_of_layer"] is RestOfLayer
 
 
 def test_a_head_does_its_blocks_and_its_share_of_the_layer() -> None:

@@ -1,0 +1,333 @@
+"""Every op that the simulator prices, registered once: what it comes to in arithmetic, what it costs besides, and the
+columns that a measured table of it may have.
+
+Left out everywhere: activations (prefill tiles are bound by compute, decoding by weights and KV), norms,
+rotary embedding and sampling (their time is the profile's ``layer_s``), top-k inside a Select.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from kvferry.machine.ops import (
+    Advance,
+    Assign,
+    Bookkeep,
+    DecodeAttention,
+    DecodeStep,
+    Decompose,
+    FeedForward,
+    Number,
+    Op,
+    OutputHead,
+    Prefill,
+    PrefillHead,
+    PrefillLayer,
+    Project,
+    ProjectQkv,
+    Reconstruct,
+    RestOfLayer,
+    Retrieve,
+    Select,
+)
+from kvferry.specs.device import Kernel, ProcessorSpec
+from kvferry.specs.errors import InputError
+from kvferry.specs.model import ModelSpec
+from kvferry.traces.chunks import KEY_BLOCK, QUERY_BLOCK, causal_blocks
+
+# Kernel kind, floating-point operations, bytes to or from memory.
+Work = tuple[Kernel, Number, Number]
+
+
+class Arithmetic:
+    """What the ops of one model come to. Counts may be numpy arrays; so are the works then."""
+
+    def __init__(self, model: ModelSpec) -> None:
+        self.model = model
+        query_width = model.query_heads * model.head_dim
+        weight_bytes = model.weight_bits / 8
+        self.layers = model.layers
+        self.kv_heads = model.kv_heads
+        self.layer_flop = 2 * model.layer_parameters
+        self.layer_bytes = model.layer_parameters * weight_bytes
+        # K and V alone, and all three.
+        self.projection_flop = 2 * model.projection_parameters
+        self.projection_bytes = model.projection_parameters * weight_bytes
+        qkv_parameters = model.projection_parameters + model.hidden * query_width
+        self.qkv_flop, self.qkv_bytes = 2 * qkv_parameters, qkv_parameters * weight_bytes
+        # A retrieval head projects to queries and keys, in full precision (SpeContext 4).
+        retrieval_parameters = model.projection_parameters // 2 + model.hidden * query_width
+        self.retrieval_flop = 2 * retrieval_parameters
+        self.retrieval_bytes = retrieval_parameters * model.embedding_bits / 8
+        self.head_flop = 2 * model.head_parameters
+        self.head_bytes = model.head_parameters * model.embedding_bits / 8
+        # One query attending one key, all heads: a product for the score, one for the value.
+        self.pair_flop = 4 * query_width
+        # Keys and values of one token in one layer, all KV heads.
+        self.kv_bytes = 2 * model.kv_heads * model.head_dim * model.kv_value_bytes
+        # A block serves all query heads of its KV head, which read its keys and values once.
+        self.block_flop = QUERY_BLOCK * KEY_BLOCK * self.pair_flop / model.kv_heads
+        self.block_bytes = KEY_BLOCK * self.kv_bytes / model.kv_heads
+        self.key_width = model.kv_heads * model.head_dim
+        self.value_bytes = model.kv_value_bytes
+        self.score_flop = 2 * query_width
+        self.score_bytes = self.kv_bytes / 2
+
+    def __call__(self, op: Op) -> list[Work]:
+        """The works of an op, one after the other. Block-sparse attention, where there is any, comes first."""
+        return rule_of(type(op)).works(self, op)
+
+    def layer_passes(self, op: Op) -> float:
+        """How many layers the op runs through, for the fixed cost of a layer."""
+        return rule_of(type(op)).passes(self)
+
+    # --- what several ops have in common -------------------------------------------------------------------------
+
+    def blocks(self, active_blocks: Number) -> Work:
+        return "sparse_attention", active_blocks * self.block_flop, active_blocks * self.block_bytes
+
+    def layer(self, batch: Number, tokens: Number, context_tokens: Number) -> list[Work]:
+        """One layer over prompts, with so much context before them."""
+        pairs = tokens * context_tokens + tokens * (tokens + 1) / 2
+        # Every block of queries reads the keys before it.
+        query_blocks = -(-tokens // QUERY_BLOCK)
+        kv_tokens = query_blocks * (context_tokens + (tokens + 1) / 2)
+        return [
+            ("attention", batch * pairs * self.pair_flop, batch * kv_tokens * self.kv_bytes),
+            ("gemm", batch * tokens * self.layer_flop, self.layer_bytes),
+        ]
+
+    def attend(self, batch: Number, tokens: Number) -> Work:
+        return "decode_attention", batch * tokens * self.pair_flop, batch * tokens * self.kv_bytes
+
+    def score(self, vectors: Number, rank: Number | None) -> Work:
+        """Vectors of so many numbers, all heads together, scored by every query head; None: full keys."""
+        if rank is None:
+            return "scoring", vectors * self.score_flop, vectors * self.score_bytes
+        return "scoring", vectors * (rank / self.key_width) * self.score_flop, vectors * rank * self.value_bytes
+
+
+# A column of a measured table: the op's attribute, or what it follows from.
+Feature = str | Callable[[Any, Arithmetic], Number]
+
+
+@dataclass(frozen=True)
+class OpRule:
+    """``passes``: how many layers the op runs through. ``features``: columns that a measured table of it may have,
+    which is named ``table``. ``fixed_s``: what a processor takes outside of kernels, besides its layers.
+    ``compiled``: runs as the next larger compiled shape, on a processor that has such."""
+
+    table: str
+    works: Callable[[Arithmetic, Any], list[Work]]
+    passes: Callable[[Arithmetic], float]
+    features: Mapping[str, Feature]
+    fixed_s: Callable[[ProcessorSpec, Any], Number]
+    compiled: bool
+
+    def features_of(self, op: Op, arithmetic: Arithmetic) -> dict[str, Number]:
+        return {
+            name: getattr(op, feature) if isinstance(feature, str) else feature(op, arithmetic)
+            for name, feature in self.features.items()
+        }
+
+
+RULES: dict[type, OpRule] = {}
+
+
+def rule_of(op: type) -> OpRule:
+    """Raises InputError for an op that only a real machine runs."""
+    try:
+        return RULES[op]
+    except KeyError:
+        raise InputError(f"{op.__name__} has no price: nothing registers it in sim/costs/op_rules.py") from None
+
+
+def _none(*_: object) -> float:
+    return 0.0
+
+
+def _one_layer(arithmetic: Arithmetic) -> float:
+    return 1.0
+
+
+def _all_layers(arithmetic: Arithmetic) -> float:
+    return float(arithmetic.layers)
+
+
+def priced(
+    op: type,
+    *,
+    passes: Callable[[Arithmetic], float] = _none,
+    features: Mapping[str, Feature] | None = None,
+    fixed_s: Callable[[ProcessorSpec, Any], Number] = _none,
+    compiled: bool = False,
+) -> Callable[[Callable[[Arithmetic, Any], list[Work]]], None]:
+    """Registers an op with the function below, which gives its works."""
+
+    def register(works: Callable[[Arithmetic, Any], list[Work]]) -> None:
+        table = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", op.__name__).lower()
+        RULES[op] = OpRule(table, works, passes, features or {}, fixed_s, compiled)
+
+    return register
+
+
+# --- prefill -----------------------------------------------------------------------------------------------------
+
+
+def _head_blocks(op: PrefillHead, a: Arithmetic) -> Number:
+    return op.active_blocks
+
+
+def _mean_blocks(op: Advance, a: Arithmetic) -> Number:
+    return op.active_blocks / a.kv_heads
+
+
+def _blocks_and_density(blocks: Callable[[Any, Arithmetic], Number]) -> dict[str, Feature]:
+    """`blocks` are one KV head's active blocks, `density` their share of the causal ones."""
+    return {
+        "context": "context_tokens",
+        "density": lambda op, a: blocks(op, a) / causal_blocks(op.tokens, op.context_tokens),
+        "blocks": blocks,
+        "tokens": "tokens",
+    }
+
+
+@priced(PrefillHead, passes=lambda a: 1 / a.kv_heads, features=_blocks_and_density(_head_blocks), compiled=True)
+def _prefill_head(a: Arithmetic, op: PrefillHead) -> list[Work]:
+    # 1 for an inner layer; at the last one nothing but the projection that emits K and V (IV-C: t_proj).
+    inner = 1 - op.final_layer
+    rest_flop = inner * (a.layer_flop - a.projection_flop)
+    rest_bytes = inner * (a.layer_bytes - a.projection_bytes)
+    flop = op.tokens * ((a.projection_flop + rest_flop) / a.kv_heads)
+    return [a.blocks(op.active_blocks * inner), ("gemm", flop, (a.projection_bytes + rest_bytes) / a.kv_heads)]
+
+
+@priced(Project, features={"tokens": "tokens"}, compiled=True)
+def _project(a: Arithmetic, op: Project) -> list[Work]:
+    return [("gemm", op.tokens * a.projection_flop, a.projection_bytes)]
+
+
+@priced(Advance, passes=_one_layer, features=_blocks_and_density(_mean_blocks), compiled=True)
+def _advance(a: Arithmetic, op: Advance) -> list[Work]:
+    flop = op.tokens * (a.layer_flop - a.projection_flop)
+    return [a.blocks(op.active_blocks), ("gemm", flop, a.layer_bytes - a.projection_bytes)]
+
+
+@priced(Prefill, passes=_all_layers, features={"context": "context_tokens", "tokens": "tokens"}, compiled=True)
+def _prefill(a: Arithmetic, op: Prefill) -> list[Work]:
+    attended, dense = a.layer(1, op.tokens, op.context_tokens)
+    return [
+        (attended[0], a.layers * attended[1], a.layers * attended[2]),
+        (dense[0], a.layers * dense[1], a.layers * dense[2]),
+        ("gemv", a.head_flop, a.head_bytes),
+    ]
+
+
+@priced(PrefillLayer, passes=_one_layer)
+def _prefill_layer(a: Arithmetic, op: PrefillLayer) -> list[Work]:
+    return a.layer(op.batch, op.tokens, 0)
+
+
+@priced(Decompose)
+def _decompose(a: Arithmetic, op: Decompose) -> list[Work]:
+    # R-SVD of a tall matrix (Golub and Van Loan): about 6 m n^2 + 20 n^3 for the factors.
+    flop = 6 * op.tokens * a.key_width**2 + 20 * a.key_width**3
+    return [("svd", op.batch * flop, op.batch * op.tokens * a.score_bytes)]
+
+
+# --- decoding ----------------------------------------------------------------------------------------------------
+
+
+@priced(DecodeStep, passes=_all_layers, features={"context": "context_tokens", "batch": "batch"})
+def _decode_step(a: Arithmetic, op: DecodeStep) -> list[Work]:
+    kernel, flop, n_bytes = a.attend(op.batch, op.context_tokens)
+    return [
+        (kernel, a.layers * flop, a.layers * n_bytes),
+        ("gemv", a.layers * op.batch * a.layer_flop, a.layers * a.layer_bytes),
+        ("gemv", op.batch * a.head_flop, a.head_bytes),
+    ]
+
+
+@priced(DecodeAttention, features={"context": "attended_tokens", "batch": "batch"})
+def _decode_attention(a: Arithmetic, op: DecodeAttention) -> list[Work]:
+    attend = a.attend(op.batch, op.attended_tokens)
+    # Gathering reads every key and value once and writes it once.
+    return [("gather", 0, 2 * attend[2]), attend] if op.gathered else [attend]
+
+
+def _eager(processor: ProcessorSpec, op: object) -> float:
+    # A layer of decoding that is handed over by itself is launched kernel by kernel.
+    return processor.eager_layer_s
+
+
+@priced(FeedForward, passes=_one_layer, features={"batch": "batch"}, fixed_s=_eager)
+def _feed_forward(a: Arithmetic, op: FeedForward) -> list[Work]:
+    return [("gemv", op.batch * a.layer_flop, a.layer_bytes)]
+
+
+@priced(ProjectQkv, features={"batch": "batch"})
+def _project_qkv(a: Arithmetic, op: ProjectQkv) -> list[Work]:
+    return [("gemv", op.batch * a.qkv_flop, a.qkv_bytes)]
+
+
+@priced(RestOfLayer, passes=_one_layer, features={"batch": "batch"}, fixed_s=_eager)
+def _rest_of_layer(a: Arithmetic, op: RestOfLayer) -> list[Work]:
+    return [("gemv", op.batch * (a.layer_flop - a.qkv_flop), a.layer_bytes - a.qkv_bytes)]
+
+
+@priced(OutputHead, features={"batch": "batch"})
+def _output_head(a: Arithmetic, op: OutputHead) -> list[Work]:
+    return [("gemv", op.batch * a.head_flop, a.head_bytes)]
+
+
+# --- choosing ----------------------------------------------------------------------------------------------------
+
+
+def _keys(op: Select, a: Arithmetic) -> Number:
+    # One representative key per group by default.
+    return op.groups if op.keys is None else op.keys
+
+
+@priced(Select, features={"groups": "groups", "keys": _keys, "batch": "batch"})
+def _select(a: Arithmetic, op: Select) -> list[Work]:
+    return [a.score(op.batch * _keys(op, a), op.rank)]
+
+
+@priced(Retrieve, features={"keys": "tokens", "batch": "batch"})
+def _retrieve(a: Arithmetic, op: Retrieve) -> list[Work]:
+    return [("gemv", op.batch * a.retrieval_flop, a.retrieval_bytes), a.score(op.batch * op.tokens, None)]
+
+
+@priced(Assign, features={"centroids": "centroids", "batch": "batch"})
+def _assign(a: Arithmetic, op: Assign) -> list[Work]:
+    # A key is compared with the centroids of its own head.
+    values = op.batch * op.centroids * a.key_width
+    return [("scoring", 2 * values, values * a.value_bytes)]
+
+
+@priced(
+    Bookkeep,
+    features={"units": "units", "slots": "slots"},
+    fixed_s=lambda processor, op: op.units * (processor.unit_s + op.slots * processor.slot_s),
+)
+def _bookkeep(a: Arithmetic, op: Bookkeep) -> list[Work]:
+    # Nothing but the host's time, which the profile says per unit.
+    return []
+
+
+@priced(Reconstruct)
+def _reconstruct(a: Arithmetic, op: Reconstruct) -> list[Work]:
+    keys = op.batch * op.tokens
+    return [("gemm", 2 * keys * op.rank * a.key_width, keys * a.score_bytes)]
+
+
+@lru_cache(maxsize=64)
+def _arithmetic(model: ModelSpec) -> Arithmetic:
+    return Arithmetic(model)
+
+
+def work_of(op: Op, model: ModelSpec) -> list[Work]:
+    """(kernel kind, flop, bytes) of an op; ``Arithmetic(model)`` is the same for many ops of one model."""
+    return _arithmetic(model)(op)
