@@ -195,7 +195,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scenario", default="kvswap/live", help="whose model and device are used")
     parser.add_argument("--context", type=int, default=2048)
-    parser.add_argument("--selected", type=int, nargs="+", default=[128, 256], help="tokens")
+    parser.add_argument("--selected", type=int, nargs="+", default=[128], help="tokens")
     parser.add_argument("--share", type=float, default=0.1, help="of the full cache, for choosing")
     parser.add_argument("--texts", type=int, default=2)
     parser.add_argument("--said", type=int, default=64, help="tokens after each text")

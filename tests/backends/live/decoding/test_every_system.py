@@ -96,3 +96,15 @@ def test_the_file_of_rebuilt_keys_holds_values_alone(weights: Path) -> None:
     # A token of one head takes 128 B with its key, and whole blocks of 512 B are read.
     steps_rows = (OUTPUT - 1) * 3 * 2 * 2
     assert bytes_read == [steps_rows * 64 * 64, steps_rows * 64 * 512]
+
+
+@pytest.mark.parametrize("system", SELECTING + READING_ALL)
+def test_the_simulator_moves_the_same_bytes(weights: Path, system: str) -> None:
+    """Given what was selected live."""
+    selecting = {"policies": {"selected_tokens": 64}} if system in SELECTING else {}
+    wanted = scenario(weights, system, workload={"output": 12}, **selecting)
+    live = run_scenario(wanted)
+    simulated = run_scenario(wanted.model_copy(update={"backend": "sim"}), inputs=live.inputs)
+    figures = [metrics_for(wanted, run) for run in (live, simulated)]
+    for figure in ("read_bytes", "write_bytes", "reuse_rate", "tokens_decoded"):
+        assert figures[0].get(figure) == figures[1].get(figure)
