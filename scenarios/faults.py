@@ -1,4 +1,4 @@
-"""What is wrong with an input, in lines that say where, what came and what would do."""
+"""Error messages for an input: one line per fault with its place, the value found and what would be valid."""
 
 import re
 from collections.abc import Iterable

@@ -19,11 +19,11 @@ from kvferry.specs.scenario import Scenario
 from kvferry.specs.storage import StorageSpec
 
 AnySpec = TypeVar("AnySpec", bound=Spec)
-# Looks at a scenario that is valid in itself (say, at its policies' names) and says what is wrong with it.
+# Checks a valid scenario further, such as the names of its policies, and yields what is wrong.
 Check = Callable[[Scenario], Iterable[Complaint]]
 
 
-# What a folder that a scenario names is read for.
+# The files that count, in a folder that a scenario names.
 _HASHED = (".csv", ".json", ".npz", ".safetensors")
 
 

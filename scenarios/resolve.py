@@ -1,4 +1,4 @@
-"""From what a user wrote to one tree without names: what extends what, what a device's name stands for."""
+"""Resolves names: `extends`, devices, storage, models and paths become the content of the files they name."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +14,7 @@ MOST_EXTENSIONS = 10
 
 @dataclass(frozen=True)
 class Complaint:
-    """Something that is wrong with a key. `at_key`: the key itself is at fault, and not its value."""
+    """A fault of one key. `at_key`: the key itself is wrong, not its value."""
 
     key: tuple[str | int, ...]
     what: str
@@ -94,7 +94,10 @@ def resolve(root: Node) -> tuple[Node, list[Complaint]]:
 
 
 def with_storage(device: Node, at: tuple[str, ...] = ()) -> tuple[Node, list[Complaint]]:
-    """A device, itself at key `at`, whose storage is what its name stands for; or as it is, with a complaint."""
+    """A device, itself at key `at`, with the name of its storage replaced by the content of that file.
+
+    Returns it unchanged, with a complaint, where there is no such file.
+    """
     storage = device.child("storage")
     try:
         if storage is not None and isinstance(storage.value, str):

@@ -1,4 +1,4 @@
-"""One YAML file, read with suspicion: safe types, no duplicate keys, bounded in every direction."""
+"""Reads one untrusted YAML file: plain types only, no duplicate keys, bounded size, depth and number of values."""
 
 import math
 import os
@@ -12,7 +12,7 @@ import yaml
 from kvferry.specs.errors import InputError
 from kvferry.specs.node import Node, Place
 
-# A scenario has some hundred values, a device some fifty. An alias counts for all that it stands for.
+# A scenario has some hundred values, a device some fifty. An alias counts as all the values that it repeats.
 MOST_BYTES = 1_000_000
 MOST_VALUES = 20_000
 MOST_DEPTH = 20
@@ -36,7 +36,7 @@ def read_document(path: Path) -> Node:
 
 
 def shown(path: Path) -> str:
-    """The path as an error names it: from here, when it lies below."""
+    """The path as errors show it: relative to the current folder if it lies below that."""
     absolute = Path(os.path.abspath(path))
     return str(absolute.relative_to(Path.cwd()) if absolute.is_relative_to(Path.cwd()) else absolute)
 

@@ -59,7 +59,7 @@ class Source(Spec):
     # What `at` is appended to; with `archive`, that zip file is fetched and `at` is how the member's name ends.
     address: str | None = None
     archive: str | None = None
-    # Whether somebody has fetched from the address since it was written down.
+    # Whether a download from this address has succeeded.
     verified: bool = False
     # Why there is no address, when there is none.
     missing: str = ""
@@ -91,7 +91,7 @@ def folder() -> Path:
 
 
 def path_of(name: str) -> Path:
-    """Where the file of a trace lies, or would lie. Raises InputError for a name that is not in the catalogue."""
+    """The path of a trace's file, whether or not it has been fetched. Raises InputError for an unknown name."""
     if name not in catalogue():
         raise unknown_trace(name, catalogue())
     source, entry = catalogue()[name]
@@ -187,7 +187,7 @@ def _download_member(url: str, path: Path, entry: Entry) -> None:
 
 
 def _check(path: Path, entry: Entry) -> None:
-    """Raises InputError when a file that lies there is not the catalogue's."""
+    """Raise InputError when the file's SHA-256 is not the one in the catalogue."""
     found = _sha256(path.read_bytes()) if path.stat().st_size <= MAX_BYTES else "that of a much larger file"
     if found != entry.sha256:
         raise InputError(f"{path}: not the file that the catalogue means: SHA-256 is {found}, not {entry.sha256}")

@@ -19,7 +19,7 @@ CHUNK_TOKENS = 1024
 QUERY_BLOCK = 128
 KEY_BLOCK = 64
 MAX_ENTROPY_BITS = 4.0
-# What a stream of chance is for; in front, as numpy pads seeds with zeros at their end.
+# The purpose of each random generator, first in its seed: numpy pads seeds with zeros at their end.
 _HEADS, _SCENES, _ENTROPY, _REACH = 1, 2, 3, 4
 
 

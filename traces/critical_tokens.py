@@ -14,9 +14,9 @@ from kvferry.machine.ops import Select
 from kvferry.specs.errors import InputError
 from kvferry.traces.selections import SelectionStream
 
-# What a stream of chance is for; in front, as numpy pads seeds with zeros at their end.
+# The purpose of each random generator, first in its seed: numpy pads seeds with zeros at their end.
 _PLACES, _STEPS, _STRONGEST = 8, 9, 10
-# How finely popularity is told.
+# Resolution of the table that maps an even draw to a rank.
 _DRAWS = 1 << 14
 
 

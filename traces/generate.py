@@ -1,4 +1,4 @@
-"""Traces made by chance: bandwidth with the spread, memory and fades of a real one, and bursts of load.
+"""Random traces: bandwidth with the spread, autocorrelation and fades of a recorded link, and bursts of load.
 
 A model is a few dozen numbers in a YAML file; the same model and seed give the same trace anywhere.
 """
@@ -25,9 +25,9 @@ MAX_SAMPLES = 1_000_000
 _MAX_YAML_BYTES = 100_000
 # More of them would be placed for a minute.
 MAX_FADES = 200_000
-# Further below than any normal score: fades take the lowest rates there are.
+# Subtracted from the score of faded samples, so that they take the lowest rates of all.
 _BELOW_ALL = 100.0
-# Places that are looked at for a fade, beyond its tries, as some are taken.
+# Random places drawn for a fade beyond its `tries`, as some are taken already.
 _PLACES = 50
 
 
@@ -44,10 +44,10 @@ class Memory(Spec):
 
 
 class Fades(Spec):
-    """Times at the lowest rates: what share of all, and how long each lasts (mean; std over mean).
+    """Times at the lowest rates: their share of all time, and how long each lasts (mean; std over mean).
 
-    Each is put where the link was lowest of `tries` places taken by chance: 1 has fades out of the blue, many have
-    them end a decline.
+    Each fade is placed at the lowest of `tries` random places: with 1 fades come without warning, with many they
+    follow a decline.
     """
 
     share: Number = Field(gt=0, lt=1)
@@ -57,11 +57,11 @@ class Fades(Spec):
 
 
 class Model(Spec):
-    """What every model says of itself."""
+    """The fields that every model has."""
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")
     description: str = Field(max_length=500)
-    # Whose time structure it has, and whose marginal figures, in words; empty for a free invention.
+    # The recordings that its time structure and its distribution were fitted to, in words; empty: made up.
     fitted_to: str = Field(default="", max_length=500)
     seed: Whole = Field(default=1, ge=0, lt=2**63)
     duration_s: Number = Field(gt=0, le=1e6)
@@ -70,7 +70,7 @@ class Model(Spec):
 
 
 class BandwidthModel(Model):
-    """Levels by their frequency, and how long the link remembers.
+    """The distribution of rates, and how long they stay correlated.
 
     A Gaussian process, the sum of exponentially correlated parts and of white noise for what `memory` leaves of
     the variance, is mapped by rank onto the quantile function: every realisation has exactly this distribution, and
@@ -139,7 +139,7 @@ def read_model(path: Path) -> BandwidthModel | LoadModel:
 
 
 def first_fault(error: ValidationError) -> str:
-    """What is wrong with a model, in a line: the key, the rule, what came."""
+    """The first fault of a model in one line: the key, the rule, the value found."""
     first = error.errors(include_url=False)[0]
     place = [str(part) for part in first["loc"] if part not in ("bandwidth", "load")]
     return f"{'.'.join(place) or 'the model'}: {first['msg']}; what came is {first['input']!r:.60}"
@@ -176,7 +176,7 @@ def _remembering(n: int, keep: float, rng: np.random.Generator) -> np.ndarray:
 
 
 def _faded(score: np.ndarray, interval_s: float, fades: Fades, rng: np.random.Generator) -> np.ndarray:
-    """bool[n]: samples in a fade; apart from each other, and the given share of all where they find room."""
+    """bool[n]: samples in a fade. Fades do not touch; they make up the given share of all samples if there is room."""
     n = len(score)
     budget = round(fades.share * n)
     shape = fades.cv**-2

@@ -13,7 +13,7 @@ from kvferry.traces.arrays import load_arrays, save_arrays
 
 # Tokens per step of a centre's random walk, which is straight in between.
 EPOCH_TOKENS = 256
-# What a stream of chance is for; in front, as numpy pads seeds with zeros at their end.
+# The purpose of each random generator, first in its seed: numpy pads seeds with zeros at their end.
 _CENTRES, _WALKS, _SCENES, _CHOICES, _NOISE = 8, 9, 10, 11, 12
 
 

@@ -14,9 +14,9 @@ from numpy.typing import ArrayLike
 OnEnd = Literal["loop", "hold", "end"]
 # Pieces that an unrolled trace may have; more is a slip of a unit, and would fill the memory.
 MAX_PIECES = 2_000_000
-# Stands for "for ever" where arithmetic with infinity would give NaN (0 * inf): longer than any replay.
+# The end of a trace that never ends: finite, as 0 * inf would be NaN, and longer than any replay.
 _FOREVER_S = 1e18
-# What the roundings of a sum may lack of it: not worth waiting for until an outage is over.
+# Relative rounding error of a sum: an amount this small is not waited for until an outage is over.
 _ROUNDING = 2.0**-50
 
 
@@ -35,8 +35,8 @@ class RateTrace:
     on_end: OnEnd = "loop"
     loop_from_s: float = 0.0
 
-    # What the scalar look-ups use. Plain lists: bisect on them takes a fraction of numpy's time per call. Every trace
-    # loops here: "hold" and "end" are a last piece of 1e18 s.
+    # For scalar look-ups: plain lists, on which bisect takes a fraction of numpy's time per call. Here every trace
+    # loops: "hold" and "end" are one last piece of 1e18 s.
     _edges: list[float] = field(init=False, repr=False)
     _rates: list[float] = field(init=False, repr=False)
     _sums: list[float] = field(init=False, repr=False)  # amount up to each edge
@@ -145,7 +145,7 @@ class RateTrace:
         return max(start_s, (cycle + 1 + cycles) * period_s + self._reach(self._loop_sum + amount))
 
     def _fold(self, t_s: float) -> tuple[float, float]:
-        """(How often the loop was begun anew before `t_s`, the time within the trace that plays then)."""
+        """(Number of loops completed before `t_s`, time within the trace at `t_s`)."""
         if t_s < self._edges[-1]:
             return 0.0, t_s
         cycle, phase_s = divmod(t_s - self._loop_start, self._edges[-1] - self._loop_start)
@@ -219,12 +219,12 @@ class RateTrace:
         return RateTrace(self.edges_s, 1 - self.rates, self.on_end, self.loop_from_s)
 
     def trimmed(self, start_s: float, end_s: float) -> "RateTrace":
-        """Only what plays between two times, moved to 0; what follows is as `on_end` says of the new end."""
+        """The part between two times, moved to 0; `on_end` applies to its new end."""
         edges, rates = self.segments(start_s, end_s)
         return RateTrace(*_without_empty(edges - start_s, rates), self.on_end)
 
     def shifted(self, offset_s: float) -> "RateTrace":
-        """The replay as it looks to someone who comes `offset_s` later."""
+        """The same replay, starting at `offset_s`."""
         offset_s = self._fold(offset_s)[1]
         end_s = self.duration_s
         if self.on_end == "loop" and offset_s > self.loop_from_s:
@@ -261,7 +261,7 @@ class RateTrace:
         return RateTrace(edges, rates, "loop" if loops else "hold", settled_s if loops else 0.0)
 
     def times(self, other: "RateTrace") -> "RateTrace":
-        """The product of two replays: a link and the share of it that others leave over.
+        """The product of two replays, such as a link's rate and the share of it that is free.
 
         Exact, but for two loops whose joint period would take more than `MAX_PIECES` pieces: their product
         starts anew after as many whole periods of the longer one as fit (ValueError when none does).
@@ -281,7 +281,7 @@ class RateTrace:
 
 
 def _without_empty(edges: np.ndarray, rates: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Pieces that have a width: far from 0, two edges may round to the same time."""
+    """Drop pieces without a width: far from 0, two edges may round to the same time."""
     keep = np.diff(edges) > 0
     return np.append(edges[:-1][keep], edges[-1]), rates[keep]
 
@@ -289,7 +289,7 @@ def _without_empty(edges: np.ndarray, rates: np.ndarray) -> tuple[np.ndarray, np
 def _joint_period_s(loops: list[RateTrace]) -> float:
     periods_s = [t.duration_s - t.loop_from_s for t in loops]
     longest_s = max(periods_s)
-    # Periods are what instruments wrote: a microsecond apart is the same.
+    # Recorded periods are rounded: those less than a microsecond apart are taken as equal.
     a, b = (Fraction(p).limit_denominator(10**6) or Fraction(p) for p in (periods_s[0], periods_s[-1]))
     joint_s = math.lcm(a.numerator * b.denominator, b.numerator * a.denominator) / (a.denominator * b.denominator)
     # Half of the pieces, as the part before the loop needs some too.

@@ -1,4 +1,4 @@
-"""From what a scenario says of its link and load to the rates that are replayed."""
+"""The rates that a scenario's link and load replay."""
 
 from functools import lru_cache
 from pathlib import Path
@@ -49,7 +49,7 @@ def bandwidth_trace(reference: str) -> RateTrace:
 
 
 def stored_trace(reference: str) -> StoredTrace:
-    """The same for either kind, with what is known about it. Raises InputError.
+    """A trace of either kind, with its tags. Raises InputError.
 
     A path may lead to a trace in our format, a model (.yaml) or any log that an importer knows.
     """

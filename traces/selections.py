@@ -13,7 +13,7 @@ import numpy as np
 
 from kvferry.traces.arrays import load_arrays, save_arrays
 
-# What a stream of chance is for; in front, as numpy pads seeds with zeros at their end.
+# The purpose of each random generator, first in its seed: numpy pads seeds with zeros at their end.
 _PLACES, _STAYS, _CHOICES = 5, 6, 7
 
 

@@ -1,4 +1,4 @@
-"""A context as it lies encoded in the cloud: what every KV chunk weighs on the link and on the processor."""
+"""A context stored in the cloud: the encoded size of every KV chunk, and the attention that computing it takes."""
 
 from dataclasses import dataclass
 

@@ -7,6 +7,7 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pyarrow as pa
@@ -111,6 +112,22 @@ def test_killed_in_the_middle_it_goes_on_where_it_was(tmp_path: Path) -> None:
     assert again.wait(60) == 0
     assert sorted(os.listdir(tmp_path / "data")) == [".lock", "parts", "points.parquet", "timings.parquet"]
     assert os.listdir(tmp_path / "data" / "parts") == []
+    assert (tmp_path / "data" / "points.parquet").read_bytes() == whole(tmp_path, 12)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(6))
+def test_killed_again_and_again_at_any_moment_it_ends_with_the_same_bytes(tmp_path: Path, seed: int) -> None:
+    chance = Random(seed)
+    for _ in range(6):
+        process = start(tmp_path / "data", 12, chance.choice([1, 2]), nap_s=0.2)
+        try:
+            process.communicate(timeout=chance.uniform(0.5, 6.0))
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+        assert set(read_points(tmp_path / "data")["outcome"]) <= {"done"}
+    assert start(tmp_path / "data", 12, 1).wait(60) == 0
     assert (tmp_path / "data" / "points.parquet").read_bytes() == whole(tmp_path, 12)
 
 
