@@ -2,7 +2,7 @@
 
 Round trips: work is handed to a thread and its result awaited. The ceiling is two threads that pass a token through
 queues and do nothing else; the best of some interleaved rounds. Storage: random reads and writes in the
-folder for temporary files (`TMPDIR`) with both engines, beside bare loops of preadv and pwritev with the same block
+folder for temporary files (`TMPDIR`), beside bare loops of preadv and pwritev with the same block
 size, as many threads, and no more than that; and beside fio, where it is installed, with io_uring and with threads.
 Checksums: sums of all blocks of a request, beside a CRC-32 of each block and a copy.
 All of them swing with whatever else the machine does: medians of some interleaved rounds.
@@ -30,7 +30,6 @@ from kvferry.backends.live.engine.machine import LiveMachine
 from kvferry.backends.live.storage.block_sums import sums_of
 from kvferry.backends.live.storage.direct_storage import BLOCK_BYTES, Storage, aligned_memory
 from kvferry.machine.ops import Extents, FeedForward, Op, Prefill
-from kvferry.specs.errors import InputError
 from kvferry.system.checksum import crc32
 
 TRIPS = 20_000
@@ -165,18 +164,14 @@ def offsets(n_bytes: int, block_bytes: int, rng: np.random.Generator) -> list[in
     return [int(i) * block_bytes for i in picked]
 
 
-def ours(path: Path, engine: str, depth: int, block_bytes: int, places: list[int], writing: bool) -> float | None:
+def ours(path: Path, depth: int, block_bytes: int, places: list[int], writing: bool) -> float:
     """In requests of 64 commands per place in the queue, or what they allow: a request ends before the next begins."""
     each = min(64 * depth, len(places))
     lengths = np.full(each, block_bytes)
     requests = [Extents(np.array(places[at : at + each]), lengths) for at in range(0, len(places), each)]
     data = aligned_memory(block_bytes * each)
     data[:] = bytes(len(data))  # nor shall its pages be new when they are written
-    try:
-        store = Storage(path, writable=writing, depth=depth, engine=engine)
-    except InputError:
-        return None  # no io_uring here
-    with store:
+    with Storage(path, writable=writing, depth=depth) as store:
         store.read(requests[0]).release()  # new memory costs, and is used again
         began_s = perf_counter()
         for extents in requests:
@@ -231,8 +226,7 @@ def storage(folder: Path) -> Iterator[Row]:
     rng = np.random.default_rng(7)
     path = folder / f"kvferry-benchmark-{os.getpid()}"
     ways = {
-        "io_uring": partial(ours, path, "io_uring"),
-        "threads": partial(ours, path, "threads"),
+        "threads": partial(ours, path),
         "bare": partial(bare, path),
         "fio io_uring": partial(fio, path, "io_uring"),
         "fio threads": partial(fio, path, "threads"),
@@ -256,10 +250,8 @@ def storage(folder: Path) -> Iterator[Row]:
                     what = f"{'write' if writing else 'read'} {block_bytes >> 10} KiB, depth {depth}"
                     rates = {way: float(np.median(of_way)) for way, of_way in seen.items() if of_way}
                     for way, rate in rates.items():
-                        ceiling = rates.get(f"fio {way}") or rates["bare"]
-                        yield higher(
-                            f"{what}: {way}", rate, "MB/s", ceiling if way in ("io_uring", "threads") else None
-                        )
+                        ceiling = rates.get("fio threads") or rates["bare"]
+                        yield higher(f"{what}: {way}", rate, "MB/s", ceiling if way == "threads" else None)
     finally:
         path.unlink(missing_ok=True)
 

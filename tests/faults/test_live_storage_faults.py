@@ -1,6 +1,5 @@
 """Storage that fails: cut files, full devices, failing commands. A clear error each time, and nothing hangs."""
 
-import itertools
 import os
 import re
 import subprocess
@@ -8,18 +7,14 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from kvferry.backends.live.engine.machine import LiveMachine
-from kvferry.backends.live.storage import uring
-from kvferry.backends.live.storage.direct_storage import BLOCK_BYTES, ENGINES, Storage, StorageError, aligned_memory
-from kvferry.backends.live.storage.ring import Uring
-from kvferry.backends.live.storage.uring import Ring
+from kvferry.backends.live.storage.direct_storage import BLOCK_BYTES, Storage, StorageError, aligned_memory
 from kvferry.machine.ops import Extents, FeedForward, Op
 from kvferry.specs.errors import InputError
 
@@ -32,37 +27,12 @@ class Idle:
         return None
 
 
-@pytest.fixture(params=ENGINES)
-def engine(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    name: str = request.param
-    (tmp_path / "probe").write_bytes(b"x")
-    try:
-        Storage(tmp_path / "probe", engine=name).close()
-    except InputError as error:
-        pytest.skip(str(error))
-    finally:
-        (tmp_path / "probe").unlink()
-    return name
-
-
 @pytest.fixture(params=[True, False], ids=["direct", "page cache"])
-def store(request: pytest.FixtureRequest, engine: str, tmp_path: Path) -> Iterator[Storage]:
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Storage]:
     path = tmp_path / "kv.bin"
-    settings = {"depth": 4, "command_bytes": BLOCK_BYTES, "direct": request.param, "engine": engine}
+    settings = {"depth": 4, "command_bytes": BLOCK_BYTES, "direct": request.param}
     with Storage.create(path, 32 * BLOCK_BYTES, **settings) as store:
         yield store
-
-
-def answers(monkeypatch: pytest.MonkeyPatch, change: Callable[[np.ndarray, np.ndarray], None]) -> None:
-    """The ring's answers, changed: `change` gets the offsets and what was returned for them."""
-    run = Ring.run
-
-    def changed(ring: Ring, offsets: np.ndarray, *rest: Any) -> np.ndarray:
-        results = run(ring, offsets, *rest)
-        change(offsets, results)
-        return results
-
-    monkeypatch.setattr(Ring, "run", changed)
 
 
 @pytest.mark.parametrize("left_bytes", [0, BLOCK_BYTES, 20 * BLOCK_BYTES + 100])
@@ -147,7 +117,7 @@ def test_a_write_that_fails_leaves_nothing_that_can_be_read_as_written(
     def failing(*_: object, **__: object) -> None:
         raise StorageError("cannot write: Input/output error")
 
-    monkeypatch.setattr(store._engine, "run", failing)
+    monkeypatch.setattr(store._threads, "run", failing)
     with pytest.raises(StorageError, match="Input/output"):
         store.write(FIRST, b"b" * BLOCK_BYTES)
     monkeypatch.undo()
@@ -174,11 +144,7 @@ def test_a_failing_command_ends_the_read_and_leaves_the_storage_usable(
             raise OSError(5, "Input/output error")
         return preadv(fd, buffers, offset)
 
-    def fail(offsets: np.ndarray, results: np.ndarray) -> None:
-        results[offsets == 17 * BLOCK_BYTES] = -5
-
     monkeypatch.setattr(os, "preadv", failing)
-    answers(monkeypatch, fail)
     for _ in range(3):
         with pytest.raises(StorageError, match=r"cannot read 4096 bytes of .*kv\.bin at offset 69632: Input/output"):
             store.read(WHOLE)
@@ -186,17 +152,11 @@ def test_a_failing_command_ends_the_read_and_leaves_the_storage_usable(
     assert bytes(store.read(WHOLE)) == bytes(32 * BLOCK_BYTES)
 
 
-def test_commands_that_the_system_cuts_short_are_continued(
-    tmp_path: Path, engine: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commands_that_the_system_cuts_short_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     preadv, pwritev = os.preadv, os.pwritev
     data = bytes(range(256)) * (32 * BLOCK_BYTES // 256)
 
-    def cut(offsets: np.ndarray, results: np.ndarray) -> None:
-        results[:] = BLOCK_BYTES
-
-    with Storage.create(tmp_path / "kv.bin", 32 * BLOCK_BYTES, command_bytes=8 * BLOCK_BYTES, engine=engine) as store:
-        answers(monkeypatch, cut)
+    with Storage.create(tmp_path / "kv.bin", 32 * BLOCK_BYTES, command_bytes=8 * BLOCK_BYTES) as store:
         monkeypatch.setattr(os, "preadv", lambda fd, buffers, offset: preadv(fd, (buffers[0][:BLOCK_BYTES],), offset))
         monkeypatch.setattr(os, "pwritev", lambda fd, buffers, offset: pwritev(fd, (buffers[0][:BLOCK_BYTES],), offset))
         store.write(WHOLE, data)
@@ -208,43 +168,28 @@ def test_an_interrupt_is_raised_when_nothing_is_under_way(store: Storage, monkey
     data = aligned_memory(32 * BLOCK_BYTES)
     data[:] = bytes(range(256)) * (len(data) // 256)
     store.write(WHOLE, data)
-    if store.engine == "io_uring":
-        system, calls = uring._system, itertools.count(1)
+    preadv, main = os.preadv, threading.get_ident()
 
-        def interrupted(*arguments: int) -> int:
-            call, (number, ring, submit, _, *rest) = next(calls), arguments
-            if call != 3:
-                return int(system(*arguments))
-            system(number, ring, submit, 0, *rest)  # does not wait for any of them
+    def preadv_interrupted(fd: int, buffers: Any, offset: int) -> int:
+        if threading.get_ident() == main:
             raise KeyboardInterrupt
+        return preadv(fd, buffers, offset)
 
-        monkeypatch.setattr(uring, "_system", interrupted)
-    else:
-        preadv, main = os.preadv, threading.get_ident()
-
-        def preadv_interrupted(fd: int, buffers: Any, offset: int) -> int:
-            if threading.get_ident() == main:
-                raise KeyboardInterrupt
-            return preadv(fd, buffers, offset)
-
-        monkeypatch.setattr(os, "preadv", preadv_interrupted)
+    monkeypatch.setattr(os, "preadv", preadv_interrupted)
     interrupts = 0
     try:
         store.read(WHOLE)
     except KeyboardInterrupt:
         interrupts += 1
-        if isinstance(store._engine, Uring):
-            ring = store._engine._ring
-            assert ring._sq_head[0] == ring._cq_tail[0] == ring._cq_head[0]  # all that was taken was answered
     assert interrupts
     monkeypatch.undo()
     for _ in range(3):
         assert bytes(store.read(WHOLE)) == bytes(data)
 
 
-def test_closing_waits_for_what_is_under_way(tmp_path: Path, engine: str) -> None:
+def test_closing_waits_for_what_is_under_way(tmp_path: Path) -> None:
     n_bytes = 64 << 20
-    store = Storage.create(tmp_path / "kv.bin", n_bytes, depth=4, command_bytes=1 << 16, engine=engine)
+    store = Storage.create(tmp_path / "kv.bin", n_bytes, depth=4, command_bytes=1 << 16)
     whole = Extents((0,), (n_bytes,))
     outcomes: list[object] = []
 
@@ -293,7 +238,7 @@ ON_A_SMALL_DEVICE = """
     sparse = folder / "sparse.bin"
     sparse.touch()
     os.truncate(sparse, 32 * BLOCK_BYTES)
-    with Storage(sparse, writable=True, depth=2, command_bytes=BLOCK_BYTES, engine=sys.argv[2]) as store:
+    with Storage(sparse, writable=True, depth=2, command_bytes=BLOCK_BYTES) as store:
         try:
             store.write(Extents((0,), (32 * BLOCK_BYTES,)), bytes(32 * BLOCK_BYTES))
         except StorageFull as error:
@@ -301,14 +246,14 @@ ON_A_SMALL_DEVICE = """
 """
 
 
-def test_a_full_device_is_told_and_no_part_of_a_file_is_left(tmp_path: Path, engine: str) -> None:
+def test_a_full_device_is_told_and_no_part_of_a_file_is_left(tmp_path: Path) -> None:
     # A mount of this process alone, so that it goes with it, whatever happens.
     alone = ["unshare", "--user", "--map-root-user", "--mount"]
     try:
         subprocess.run([*alone, "mount", "-t", "tmpfs", "small", str(tmp_path)], check=True, capture_output=True)
     except (OSError, subprocess.CalledProcessError):
         pytest.skip("mounting a small file system is not allowed here")
-    command = [*alone, sys.executable, "-c", textwrap.dedent(ON_A_SMALL_DEVICE), str(tmp_path), engine]
+    command = [*alone, sys.executable, "-c", textwrap.dedent(ON_A_SMALL_DEVICE), str(tmp_path)]
     make, before, after, write = subprocess.check_output(command, text=True, timeout=60).splitlines()
     assert make.startswith("cannot make 131072 bytes of ")
     assert make.endswith("kv.bin at offset 0: the device is full")
@@ -319,7 +264,7 @@ def test_a_full_device_is_told_and_no_part_of_a_file_is_left(tmp_path: Path, eng
     assert 0 < int(write.split("at offset ")[1].split(":")[0]) <= 16 * BLOCK_BYTES
 
 
-def test_a_limit_on_file_sizes_is_told_likewise(tmp_path: Path, engine: str) -> None:
+def test_a_limit_on_file_sizes_is_told_likewise(tmp_path: Path) -> None:
     """For whoever may not mount: the system's limit for one process stands in for a full device."""
     script = """
         import resource, sys
@@ -329,7 +274,7 @@ def test_a_limit_on_file_sizes_is_told_likewise(tmp_path: Path, engine: str) -> 
         folder = Path(sys.argv[1])
         Storage.create(folder / "there.bin", 1 << 20).close()
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
-        with Storage(folder / "there.bin", writable=True, command_bytes=4096, engine=sys.argv[2]) as store:
+        with Storage(folder / "there.bin", writable=True, command_bytes=4096) as store:
             try:
                 store.write(Extents((1 << 19,), (8192,)), bytes(8192))
             except StorageFull as error:
@@ -339,7 +284,7 @@ def test_a_limit_on_file_sizes_is_told_likewise(tmp_path: Path, engine: str) -> 
         except StorageFull as error:
             print(error)
     """
-    command = [sys.executable, "-c", textwrap.dedent(script), str(tmp_path), engine]
+    command = [sys.executable, "-c", textwrap.dedent(script), str(tmp_path)]
     write, create = subprocess.check_output(command, text=True, timeout=60).splitlines()
     assert re.search(r"there\.bin at offset (524288|528384): no file may be as large$", write)
     assert create.endswith("new.bin at offset 0: no file may be as large")

@@ -98,7 +98,7 @@ def decode_storage(scenario: Scenario, sizes: DecodeSizes, stack: ExitStack) -> 
 
 def storage_measured(storage: Storage | MappedStorage) -> dict[str, Any]:
     """What the file's storage did, for a run's record."""
-    told: dict[str, Any] = {"kv_read_bytes": storage.peak_buffer_bytes, "storage_engine": storage.engine}
+    told: dict[str, Any] = {"kv_read_bytes": storage.peak_buffer_bytes}
     if isinstance(storage, PacedStorage | MappedStorage):
         told |= {"storage_batches": storage.batches, "storage_batches_late": storage.late}
     if isinstance(storage, MappedStorage):

@@ -1,8 +1,10 @@
 """Checksums of a file's blocks: what was written there, as far as 64 bits per block tell."""
 
+from pathlib import Path
+
 import numpy as np
 
-from kvferry.backends.live.storage.opened_file import BLOCK_BYTES
+from kvferry.backends.live.storage.opened_file import BLOCK_BYTES, StorageError
 
 _WORDS = BLOCK_BYTES // 8
 # An odd factor for every place in a block, modulo 2**64: one changed word always changes the sum, and any other change
@@ -42,3 +44,12 @@ def blocks_of(offsets: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     ends = np.cumsum(counts)
     n = int(ends[-1]) if len(ends) else 0
     return np.repeat(offsets // BLOCK_BYTES - (ends - counts), counts) + np.arange(n)
+
+
+def changed_block(path: Path, offset: int, holds_bytes: bool) -> StorageError:
+    """What is to be raised for a block that does not hold what was written there; not `holds_bytes`: only zeros."""
+    what = "other bytes than were written there" if holds_bytes else "zeros where something else was written"
+    return StorageError(
+        f"{path} holds {what}, in the {BLOCK_BYTES} bytes at offset {offset}: "
+        "the file has been changed from outside, or the device has lost a write"
+    )

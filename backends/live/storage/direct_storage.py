@@ -8,25 +8,22 @@ from typing import Any
 
 import numpy as np
 
-from kvferry.backends.live.storage.block_sums import BlockSums, blocks_of
+from kvferry.backends.live.storage.block_sums import BlockSums, blocks_of, changed_block
 from kvferry.backends.live.storage.opened_file import (
     BLOCK_BYTES,
     Commands,
-    Engine,
     StorageError,
     StorageFile,
     StorageFull,
     make_room,
 )
-from kvferry.backends.live.storage.ring import Uring
 from kvferry.backends.live.storage.threads import Threads
 from kvferry.machine.ops import Extents
-from kvferry.specs.errors import InputError, pick
+from kvferry.specs.errors import InputError
 from kvferry.system.aligned_memory import Buffers, address, aligned_memory
 
-__all__ = ["BLOCK_BYTES", "ENGINES", "Data", "Storage", "StorageError", "StorageFull", "aligned_memory"]
+__all__ = ["BLOCK_BYTES", "Data", "Storage", "StorageError", "StorageFull", "aligned_memory"]
 
-ENGINES: dict[str, Callable[[StorageFile, int], Engine]] = {Uring.name: Uring, Threads.name: Threads}
 # What is written and lies askew in memory is copied in portions of this size.
 _COPIED_BYTES = 32 << 20
 _MOST_COMMAND_BYTES = 1 << 30
@@ -78,9 +75,8 @@ class Data:
 class Storage:
     """One file of fixed size. Every extent is a command of its own, or several where it exceeds `command_bytes`.
 
-    `depth` commands are under way at once. `engine` says what keeps them so: io_uring, or threads where the system has
-    no io_uring or does not allow it. `note` says why the page cache is in the way, where the file system does not
-    allow direct I/O: what is measured then is not the device; None otherwise.
+    `depth` commands are under way at once, each in a thread. `note` says why the page cache is in the way, where the
+    file system does not allow direct I/O: what is measured then is not the device; None otherwise.
 
     Extents need no alignment: reading, whole blocks around them are read; writing, the blocks at their edges are read,
     changed and written. Threads may share it. Errors are StorageError, and name the file and the offset.
@@ -98,7 +94,6 @@ class Storage:
         depth: int = 8,
         command_bytes: int = 1 << 20,
         direct: bool = True,
-        engine: str | None = None,
         sums: BlockSums | None = None,
     ) -> None:
         """Open a file. Raises InputError when there is none, the settings make no sense, or the engine is not to be
@@ -121,7 +116,7 @@ class Storage:
                 raise InputError(
                     f"{path} has {self.size_bytes} bytes; to be written it needs a multiple of {self._block}"
                 )
-            self._engine = _engine(engine, self._file, depth)
+            self._threads = Threads(self._file, depth)
         except BaseException:
             self._file.close()
             raise
@@ -143,10 +138,6 @@ class Storage:
         return cls(path, writable=True, sums=BlockSums(size_bytes), **settings)
 
     @property
-    def engine(self) -> str:
-        return self._engine.name
-
-    @property
     def peak_buffer_bytes(self) -> int:
         """The most memory that reads lay in at once, until they were released."""
         return self._buffers.peak_bytes
@@ -161,7 +152,7 @@ class Storage:
         with self._request():
             memory = self._buffers.take(int(ends[-1]) if len(ends) else 0)
             commands = Commands.of(offsets - before, ats, sizes, self._command_bytes)
-            self._engine.run(commands, memory, writing=False)
+            self._threads.run(commands, memory, writing=False)
             if self._sums is not None:
                 self._check(self._sums, blocks_of(offsets - before, sizes), memory)
         return Data(memory, ats + before, lengths, lambda: self._buffers.give_back(memory))
@@ -186,7 +177,7 @@ class Storage:
             if whole.sizes.size and ((whole.ats + address(source)) % self._block).any():
                 self._write_copied(whole, source)
             else:
-                self._engine.run(whole, source, writing=True)
+                self._threads.run(whole, source, writing=True)
             edges = [Commands.of(offsets, ats, heads, self._block)]
             edges += [Commands.of(offsets + heads + bodies, ats + heads + bodies, tails, self._block)]
             for each in edges:
@@ -202,7 +193,7 @@ class Storage:
                 return
             self._closed = True
             self._ended.wait_for(lambda: not self._under_way)
-        self._engine.close()
+        self._threads.close()
         self._file.close()
 
     def __enter__(self) -> "Storage":
@@ -251,14 +242,7 @@ class Storage:
             with self._edges:
                 self._file.fill(there, offset, 0, BLOCK_BYTES)
                 if sums.changed(block, there).size:
-                    raise self._changed(offset, there)
-
-    def _changed(self, offset: int, there: memoryview) -> StorageError:
-        what = "other bytes than were written there" if any(there) else "zeros where something else was written"
-        return StorageError(
-            f"{self.path} holds {what}, in the {BLOCK_BYTES} bytes at offset {offset}: "
-            "the file has been changed from outside, or the device has lost a write"
-        )
+                    raise changed_block(self.path, offset, any(there))
 
     def _write_copied(self, whole: Commands, source: memoryview) -> None:
         """Write what does not lie on whole blocks in memory."""
@@ -270,7 +254,7 @@ class Storage:
                 ats = np.cumsum(part.sizes) - part.sizes
                 for to, (_, at, n_bytes) in zip(ats.tolist(), part.one_by_one(), strict=True):
                     copy[to : to + n_bytes] = source[at : at + n_bytes]
-                self._engine.run(part._replace(ats=ats), copy, writing=True)
+                self._threads.run(part._replace(ats=ats), copy, writing=True)
         finally:
             self._copies.give_back(copy)
 
@@ -283,7 +267,7 @@ class Storage:
                 whole, number = block[: self._block], np.array([offset // self._block])
                 self._file.fill(block, offset - inside, 0, self._block)
                 if self._sums is not None and self._sums.changed(number, whole).size:
-                    raise self._changed(offset - inside, whole)
+                    raise changed_block(self.path, offset - inside, any(whole))
                 block[inside : inside + len(data)] = data
                 if self._sums is not None:
                     self._sums.record(number, whole)
@@ -300,17 +284,3 @@ def _record(sums: BlockSums, offsets: np.ndarray, ats: np.ndarray, sizes: np.nda
     for offset, at, size in zip(offsets.tolist(), ats.tolist(), sizes.tolist(), strict=True):
         blocks = np.arange(offset, offset + size, BLOCK_BYTES) // BLOCK_BYTES
         sums.record(blocks, source[at : at + size])
-
-
-def _engine(name: str | None, file: StorageFile, depth: int) -> Engine:
-    if name is not None:
-        try:
-            return pick("storage engine", ENGINES, name)(file, depth)
-        except OSError as error:
-            raise InputError(
-                f"storage engine {name} is not to be had here: {error.strerror}; leave it out, and threads are used"
-            ) from error
-    try:
-        return Uring(file, depth)
-    except OSError:
-        return Threads(file, depth)

@@ -9,8 +9,9 @@ from time import perf_counter, sleep
 
 import numpy as np
 
+from kvferry.backends.live.storage.block_sums import BlockSums, changed_block
 from kvferry.backends.live.storage.direct_storage import Data
-from kvferry.backends.live.storage.opened_file import StorageError, file_system, make_room
+from kvferry.backends.live.storage.opened_file import BLOCK_BYTES, StorageError, file_system, make_room
 from kvferry.machine.ops import Extents
 from kvferry.sim.storage_curve import StorageCurves
 from kvferry.specs.errors import InputError
@@ -26,12 +27,14 @@ _FAULT_BYTES = 128 << 10
 class MappedStorage:
     """One file of fixed size, of which `most_bytes` may be in memory: the page cache is what keeps it there.
 
+    A read checks the pages that it brings into memory against what was written to them last, and raises StorageError
+    when they differ. Pages that the system brings back later, when they are looked at again, are not checked.
+
     The clusters of pages that were used longest ago are dropped first: written back, taken out of the mapping and
     out of the page cache. `like`: page faults then wait for the rest of what this profile says; None: they take
     what the disk takes. One thread reads and writes. Raises InputError where the system cannot drop pages.
     """
 
-    engine = "page faults"
     # Reads bring nothing but pages of the mapping.
     peak_buffer_bytes = 0
 
@@ -49,6 +52,7 @@ class MappedStorage:
         # Clusters in memory, those used longest ago first; True: written to since it came.
         self._held: OrderedDict[int, bool] = OrderedDict()
         self._peak = 0
+        self._sums = BlockSums(self.size_bytes)
         self._curves = None if like is None else StorageCurves(like)
         in_memory = file_system(os.fstat(self._fd).st_dev) in ("tmpfs", "ramfs")
         self.note = f"{self.path} lies in memory: nothing of it can be dropped there" if in_memory else None
@@ -77,8 +81,8 @@ class MappedStorage:
         began_s, before = perf_counter(), self.faulted_bytes
         for offset, length in extents:
             for begin, end in self._use(offset, length, writes=False):
-                # One number of every page: adding them up makes them come.
-                int(self._bytes[begin : end : mmap.PAGESIZE].sum())
+                # Every page comes by that.
+                self._check(begin, end)
         self._pace(began_s, self.faulted_bytes - before, writes=False)
         offsets, lengths = extents.arrays
         return Data(memoryview(self._map), offsets, lengths, lambda: None)
@@ -92,7 +96,12 @@ class MappedStorage:
         began_s, before, at = perf_counter(), self.written_back_bytes, 0
         for offset, length in extents:
             for begin, end in self._use(offset, length, writes=True):
+                for edge in {begin, end}:
+                    # A block of which only a part is written.
+                    if edge % BLOCK_BYTES:
+                        self._check(edge, edge)
                 self._bytes[begin:end] = source[at : at + end - begin]
+                self._sums.record(*self._blocks(begin, end))
                 at += end - begin
         self._pace(began_s, self.written_back_bytes - before, writes=True)
 
@@ -109,6 +118,19 @@ class MappedStorage:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _blocks(self, begin: int, end: int) -> tuple[np.ndarray, memoryview]:
+        """The numbers of the blocks around these bytes, and what they hold."""
+        first, last = begin // BLOCK_BYTES, -(-max(end, begin + 1) // BLOCK_BYTES)
+        return np.arange(first, last), memoryview(self._map)[first * BLOCK_BYTES : last * BLOCK_BYTES]
+
+    def _check(self, begin: int, end: int) -> None:
+        """Raises StorageError unless the blocks around these bytes are as they were written last."""
+        blocks, memory = self._blocks(begin, end)
+        changed = self._sums.changed(blocks, memory)
+        if changed.size:
+            at = int(blocks[changed[0]]) * BLOCK_BYTES
+            raise changed_block(self.path, at, bool(self._bytes[at : at + BLOCK_BYTES].any()))
 
     # --- pages ---------------------------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -43,19 +43,6 @@ class Commands(NamedTuple):
     def one_by_one(self) -> Iterator[tuple[int, int, int]]:
         """Each as plain numbers."""
         return zip(self.offsets.tolist(), self.ats.tolist(), self.sizes.tolist(), strict=True)
-
-
-class Engine(Protocol):
-    """What keeps `depth` commands under way. Several threads may ask at once.
-
-    `run` does all commands, from or to `memory`, which for direct I/O lies on whole blocks wherever a command begins.
-    It raises the first error as StorageFile does, and never returns or raises while a command is still under way.
-    """
-
-    name: str
-
-    def run(self, commands: Commands, memory: memoryview, writing: bool) -> None: ...
-    def close(self) -> None: ...
 
 
 class StorageFile:

@@ -1,4 +1,4 @@
-"""Storage commands done by threads: one command of the queue depth each, on any system."""
+"""Threads that keep several commands under way on one storage file."""
 
 from queue import SimpleQueue
 from threading import Lock, Thread
@@ -7,9 +7,10 @@ from kvferry.backends.live.storage.opened_file import Commands, StorageFile
 
 
 class Threads:
-    """An `Engine` of `depth` threads, of which the caller's is one."""
+    """Carries out commands, up to `depth` at once: in the caller's thread and `depth` - 1 others.
 
-    name = "threads"
+    Several threads may call `run` at once.
+    """
 
     def __init__(self, file: StorageFile, depth: int) -> None:
         self._file = file
@@ -19,6 +20,8 @@ class Threads:
             helper.start()
 
     def run(self, commands: Commands, memory: memoryview, writing: bool) -> None:
+        """Carry out all commands, from or to `memory`, which for direct I/O lies on whole blocks wherever a command
+        begins. Raises the first error that StorageFile raises; no command is under way when this returns or raises."""
         threads = max(1, min(len(commands.sizes), 1 + len(self._helpers)))
         batch = _Batch(self._file, commands, memory, writing, threads)
         for _ in range(threads - 1):

@@ -1,8 +1,6 @@
 """A storage file: what is written is read, wherever it lies; what cannot be is told with file and offset."""
 
-import errno
 import os
-import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,10 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvferry.backends.live.storage import direct_storage as module
-from kvferry.backends.live.storage import uring
-from kvferry.backends.live.storage.direct_storage import BLOCK_BYTES, ENGINES, Data, Storage, StorageError
+from kvferry.backends.live.storage.direct_storage import BLOCK_BYTES, Data, Storage, StorageError
 from kvferry.backends.live.storage.opened_file import file_system
-from kvferry.backends.live.storage.uring import Ring
 from kvferry.machine.ops import Extents
 from kvferry.specs.errors import InputError
 from kvferry.system.aligned_memory import address, aligned_memory
@@ -32,29 +28,13 @@ def pattern(n_bytes: int, seed: int = 0) -> bytes:
     return np.random.default_rng(seed).bytes(n_bytes)
 
 
-def available(engine: str) -> str:
-    """This engine; skips where the system has none such."""
-    if engine == "io_uring":
-        with tempfile.TemporaryFile() as file:
-            try:
-                Ring(file.fileno(), 1).close()
-            except OSError as error:
-                pytest.skip(f"no io_uring here: {error.strerror}")
-    return engine
-
-
-@pytest.fixture(params=ENGINES)
-def engine(request: pytest.FixtureRequest) -> str:
-    return available(request.param)
-
-
 @pytest.fixture(params=["direct", "page cache"])
-def store(request: pytest.FixtureRequest, engine: str, tmp_path: Path) -> Iterator[Storage]:
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Storage]:
     """A file of 16 blocks with a pattern in it; commands of 2 blocks, 3 at once."""
     path = tmp_path / "kv.bin"
     path.write_bytes(pattern(SIZE))
     direct = request.param == "direct"
-    with Storage(path, writable=True, depth=3, command_bytes=2 * BLOCK_BYTES, direct=direct, engine=engine) as store:
+    with Storage(path, writable=True, depth=3, command_bytes=2 * BLOCK_BYTES, direct=direct) as store:
         if direct and store.note:
             pytest.skip(store.note)
         yield store
@@ -93,7 +73,6 @@ def test_writing_changes_these_bytes_and_no_others(store: Storage) -> None:
     assert store.path.read_bytes() == expected
 
 
-@pytest.mark.parametrize("engine", ENGINES)
 @settings(max_examples=40, deadline=None)
 @given(
     writes=st.lists(st.tuples(st.integers(0, SIZE), st.integers(0, 3 * BLOCK_BYTES), st.booleans()), max_size=6),
@@ -101,13 +80,12 @@ def test_writing_changes_these_bytes_and_no_others(store: Storage) -> None:
 )
 def test_a_file_is_an_array_of_bytes(
     tmp_path_factory: pytest.TempPathFactory,
-    engine: str,
     writes: list[tuple[int, int, bool]],
     reads: list[tuple[int, int]],
 ) -> None:
     plain = bytearray(SIZE)
     path = tmp_path_factory.mktemp("store") / "kv.bin"
-    with Storage.create(path, SIZE, depth=2, command_bytes=BLOCK_BYTES, engine=available(engine)) as store:
+    with Storage.create(path, SIZE, depth=2, command_bytes=BLOCK_BYTES) as store:
         for i, (offset, length, on_blocks) in enumerate(writes):
             if on_blocks:
                 offset, length = offset // BLOCK_BYTES * BLOCK_BYTES, length // BLOCK_BYTES * BLOCK_BYTES
@@ -118,10 +96,10 @@ def test_a_file_is_an_array_of_bytes(
         assert bytes(store.read(extents(*pieces))) == b"".join(plain[o : o + n] for o, n in pieces)
 
 
-def test_a_file_that_ends_inside_a_block_is_read_to_its_end(tmp_path: Path, engine: str) -> None:
+def test_a_file_that_ends_inside_a_block_is_read_to_its_end(tmp_path: Path) -> None:
     path = tmp_path / "odd.bin"
     path.write_bytes(pattern(BLOCK_BYTES + 100))
-    with Storage(path, depth=2, command_bytes=BLOCK_BYTES, engine=engine) as store:
+    with Storage(path, depth=2, command_bytes=BLOCK_BYTES) as store:
         assert bytes(store.read(extents((BLOCK_BYTES - 5, 105)))) == pattern(BLOCK_BYTES + 100)[-105:]
     if store.note is None:
         with pytest.raises(InputError, match="needs a multiple of 4096"):
@@ -148,10 +126,9 @@ def test_extents_may_be_arrays(store: Storage) -> None:
     )
 
 
-def test_more_commands_than_a_ring_holds(tmp_path: Path, engine: str) -> None:
-    """Batches of 1,024; in each request the ring goes on where it was."""
+def test_thousands_of_commands_in_one_request(tmp_path: Path) -> None:
     blocks = 2500
-    with Storage.create(tmp_path / "kv.bin", blocks * BLOCK_BYTES, depth=5, engine=engine) as store:
+    with Storage.create(tmp_path / "kv.bin", blocks * BLOCK_BYTES, depth=5) as store:
         marks = np.zeros((blocks, BLOCK_BYTES), np.uint8)
         marks.view(np.int64)[:, 0] = np.arange(blocks)
         order = np.random.default_rng(3).permutation(blocks)
@@ -187,26 +164,6 @@ def test_what_lies_askew_in_memory_is_written_in_portions(store: Storage, monkey
     memory[:SIZE] = new
     store.write(extents((0, SIZE)), memory[:SIZE])
     assert store.path.read_bytes() == new
-
-
-def test_the_engine_in_use_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "kv.bin"
-    path.write_bytes(pattern(SIZE))
-    for name in ENGINES:
-        with Storage(path, engine=available(name)) as store:
-            assert store.engine == name
-
-    def denied(*_: object) -> int:
-        raise PermissionError(errno.EPERM, "Operation not permitted")
-
-    monkeypatch.setattr(uring, "_call", denied)
-    with Storage(path) as store:
-        assert store.engine == "threads"
-        assert bytes(store.read(extents((1, 2)))) == pattern(SIZE)[1:3]
-    with pytest.raises(InputError, match="io_uring is not to be had here: Operation not permitted; leave it out"):
-        Storage(path, engine="io_uring")
-    with pytest.raises(InputError, match="unknown storage engine 'fibres'"):
-        Storage(path, engine="fibres")
 
 
 def test_after_closing_nothing_is_read(store: Storage) -> None:
