@@ -26,7 +26,6 @@ from kvferry.calibration import (
 from kvferry.calibration import (
     streamed_kv as codec,
 )
-from kvferry.calibration.decoding import DecodeFlow
 from kvferry.calibration.environment import environment, identity, memory_bytes
 from kvferry.calibration.folder import write
 from kvferry.calibration.journal import Journal
@@ -53,12 +52,9 @@ def calibrate(
     parts: Sequence[str] = PARTS,
     name: str | None = None,
     fresh: bool = False,
-    decode: DecodeFlow | None = None,
     progress: Progress = lambda name, done, of: None,
 ) -> Path:
     """Measure this device with one model; returns the profile. What `folder`'s journal has is not measured again.
-
-    Decoding with KV on storage is measured with `decode`, and not without it.
 
     Raises InputError for parts and models that do not exist, and for a journal of other settings.
     """
@@ -75,7 +71,7 @@ def calibrate(
     journal = Journal(folder, settings.to_json() | identity(), fresh=fresh)
     probe = folder / "probe"
     probe.mkdir(exist_ok=True)
-    wanted = list(passes(rig, probe, parts, decode))
+    wanted = list(passes(rig, probe, parts))
     try:
         for done, task in enumerate(wanted):
             progress(task.name, done, len(wanted))
@@ -103,23 +99,23 @@ def calibrate(
     )
 
 
-def passes(rig: Rig, probe: Path, parts: Sequence[str], decode: DecodeFlow | None = None) -> Iterator[Task]:
+def passes(rig: Rig, probe: Path, parts: Sequence[str]) -> Iterator[Task]:
     """Everything several times over, storage and power once: a machine is slower for minutes now and then, and
     nothing should have all its repetitions then."""
     often = [part for part in parts if part not in ONCE]
     for n in range(rig.settings.passes):
-        for task in tasks(rig, probe, often, decode):
+        for task in tasks(rig, probe, often):
             yield Task(f"{task.name}, pass {n + 1}", task.measure)
     yield from tasks(rig, probe, [part for part in parts if part in ONCE])
 
 
-def tasks(rig: Rig, probe: Path, parts: Sequence[str], decode: DecodeFlow | None = None) -> Iterator[Task]:
+def tasks(rig: Rig, probe: Path, parts: Sequence[str]) -> Iterator[Task]:
     """What is to be measured, once."""
     settings = rig.settings
     by_part: dict[str, Callable[[], Iterator[Task]]] = {
         "compute": lambda: compute.tasks(rig),
         "sparsity": lambda: sparsity.tasks(rig),
-        "decode": lambda: iter(()) if decode is None else decoding.tasks(rig, probe, decode),
+        "decode": lambda: decoding.tasks(rig, probe),
         "dispatch": lambda: dispatch.tasks(settings),
         "codec": lambda: codec.tasks(rig, probe),
         "storage": lambda: storage.tasks(settings, probe),

@@ -1,13 +1,14 @@
-"""What ops of decoding with KV on storage take, in place: the pipeline decodes a real model, its KV in a real file.
+"""How long the ops of decoding with KV on storage take: the pipeline decodes a real model, its KV in a real file.
 
-Prompts are not computed: noise lies where their KV belongs, as what an op takes does not depend on it.
+Prompts are not computed. Noise stands for their KV, as the time of an op does not depend on it.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from math import inf
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,16 +20,25 @@ from kvferry.backends.live.decoding.layers import KnownPrefill, Layers
 from kvferry.backends.live.engine.machine import LiveMachine
 from kvferry.backends.live.model.whole_prefill import PrefilledLayer
 from kvferry.backends.live.storage.direct_storage import Storage
-from kvferry.backends.world import DecodeSizes
 from kvferry.calibration.measured_model import Rig
 from kvferry.calibration.measurement import Measurement
 from kvferry.calibration.task import Task
-from kvferry.machine.machine import Machine
 from kvferry.machine.span import Span
+from kvferry.pipelines.decoding.decode import OffloadedDecode
+from kvferry.pipelines.decoding.plan import DecodePlan, plan_of
+from kvferry.policies.decode import scored_keys
+from kvferry.policies.decode.blocking import TokenGroups
+from kvferry.policies.decode.residency import Reuse
+from kvferry.policies.decode.roles import Roles
 from kvferry.specs.model import ModelSpec
 
-# Steps that fill the reuse buffers and warm up; then whole cycles of the rolling buffer are measured.
+# Groups, compression of the keys, and slots per selected group: those of `scenarios/kvswap/live.yaml`, whose models are
+# small.
+_GROUP_TOKENS, _COMPRESSION, _SLOTS = 8, 8, 2
+# The first steps fill the reuse buffers and warm up; then whole cycles of the rolling buffer are measured.
 _WARM_STEPS, _CYCLES = 2, 2
+# Tokens that prefill and the steps leave.
+_OUTPUT = 1 + _WARM_STEPS + _CYCLES * _GROUP_TOKENS
 
 
 class Point(NamedTuple):
@@ -37,20 +47,10 @@ class Point(NamedTuple):
     selected_tokens: int
 
 
-class DecodeFlow(Protocol):
-    """The pipelines' way of decoding, handed in as backends do not know it."""
-
-    def __call__(
-        self, model: ModelSpec, *, batch: int, context: int, selected_tokens: int
-    ) -> tuple[DecodeSizes, Callable[[Machine, int], Generator[Any, Any, None]]]:
-        """Sizes, and what decodes so many steps on a machine."""
-        ...
-
-
-def tasks(rig: Rig, folder: Path, flow: DecodeFlow) -> Iterator[Task]:
+def tasks(rig: Rig, folder: Path) -> Iterator[Task]:
     for point in grid(rig):
         name = "decode: {} sequences after {}, {} tokens selected".format(*point)
-        yield Task(name, lambda p=point: decoding(rig, folder, flow, p))  # type: ignore[misc]
+        yield Task(name, lambda p=point: decoding(rig, folder, p))  # type: ignore[misc]
 
 
 def grid(rig: Rig) -> list[Point]:
@@ -65,18 +65,17 @@ def grid(rig: Rig) -> list[Point]:
     return [Point(batch, *pair) for batch in batches for pair in pairs]
 
 
-def decoding(rig: Rig, folder: Path, flow: DecodeFlow, point: Point) -> list[Measurement]:
+def decoding(rig: Rig, folder: Path, point: Point) -> list[Measurement]:
     """Seconds of each op: its mean over the layers, and over the steps of a group, of which the last does more."""
-    sizes, decode = flow(rig.spec, **point._asdict())
-    steps = _WARM_STEPS + _CYCLES * sizes.group_tokens
+    plan = plan_at(rig.spec, point)
     spans: list[Span] = []
     path = folder / "decode-probe.bin"
     with ExitStack() as stack:
-        storage = stack.enter_context(Storage.create(path, sizes.layout.file_bytes, depth=32))
+        storage = stack.enter_context(Storage.create(path, plan.layout.file_bytes, depth=32))
         stack.callback(path.unlink)
         machine = LiveMachine(
             "device",
-            filled(rig, sizes, point, 1 + steps),
+            layers_of(rig, plan, point),
             capacity_bytes=1e15,
             storage=storage,
             source=source,
@@ -84,13 +83,12 @@ def decoding(rig: Rig, folder: Path, flow: DecodeFlow, point: Point) -> list[Mea
             tell=spans.append,
         )
         with machine:
-            machine.env.run(until=machine.env.process(decode(machine, 1 + steps)))
-    units = point.batch * sizes.heads * (sizes.selected or 0)
+            machine.env.run(until=machine.env.process(OffloadedDecode(machine, plan).run(_OUTPUT)))
     at = {
         "batch": float(point.batch),
         "keys": float(point.context),
-        "context": point.selected_tokens + (sizes.group_tokens + 1) / 2,
-        "units": float(units),
+        "context": point.selected_tokens + (_GROUP_TOKENS + 1) / 2,
+        "units": float(point.batch * plan.heads * (plan.selected or 0)),
     }
     taken = step_seconds(spans)[_WARM_STEPS:]
     cycles = {label: np.reshape([step[label] for step in taken], (_CYCLES, -1)).mean(1) for label in OPS.values()}
@@ -109,35 +107,46 @@ OPS = {
 }
 
 
-def filled(rig: Rig, sizes: DecodeSizes, point: Point, output: int) -> Layers:
-    model, spec, group = rig.model, rig.spec, sizes.group_tokens
-    assert sizes.index is not None
-    format = BlockFormat(
-        sizes.layout, group_tokens=group, kv_heads=spec.kv_heads, head_dim=spec.head_dim, dtype=model.dtype
+def plan_at(model: ModelSpec, point: Point) -> DecodePlan:
+    """How KVSwap decodes at this point."""
+    roles = Roles(
+        selector=scored_keys.LowRankKeys(selected_tokens=point.selected_tokens, compression=_COMPRESSION),
+        residency=Reuse(slots=_SLOTS * -(-point.selected_tokens // _GROUP_TOKENS)),
+        layout=TokenGroups(group_tokens=_GROUP_TOKENS),
     )
-    adapters = torch.randn(spec.layers, spec.kv_heads, spec.head_dim, sizes.rank, device=model.device)
+    return plan_of(roles, model, sequences=point.batch, context=point.context, output=_OUTPUT, budget_bytes=inf)
+
+
+def layers_of(rig: Rig, plan: DecodePlan, point: Point) -> Layers:
+    """The model's layers, with noise for prompts and for the adapters of the compressed keys."""
+    model, spec = rig.model, rig.spec
+    assert plan.index is not None
+    format = BlockFormat(
+        plan.layout, group_tokens=_GROUP_TOKENS, kv_heads=spec.kv_heads, head_dim=spec.head_dim, dtype=model.dtype
+    )
+    adapters = torch.randn(spec.layers, spec.kv_heads, spec.head_dim, plan.rank, device=model.device)
     index = LowRankKeys(
-        adapters.to(model.dtype), sizes.index, sequences=point.batch, room_tokens=sizes.layout.units * group
+        adapters.to(model.dtype), plan.index, sequences=point.batch, room_tokens=plan.layout.units * _GROUP_TOKENS
     )
     return Layers(
         model,
         [rig.context(point.context, n) for n in range(point.batch)],
         format,
-        output=output,
-        slots=sizes.slots,
+        output=_OUTPUT,
+        slots=plan.slots,
         index=index,
         known=noise(rig, point),
-        # One token over and over: steps select much the same, as they do in texts.
-        follow=[[n] * output for n in range(point.batch)],
+        # The same token at every step: steps select much the same, as they do in texts.
+        follow=[[n] * _OUTPUT for n in range(point.batch)],
     )
 
 
 def noise(rig: Rig, point: Point) -> KnownPrefill:
-    """Stands in for what prompts leave in a layer: nothing is computed."""
+    """Stands for the KV that prompts leave in a layer."""
     model, spec = rig.model, rig.spec
 
     def of_layer(layer: int) -> PrefilledLayer:
-        # One sequence's do for all.
+        # All sequences share one sequence's.
         sides = torch.randn(2, 1, spec.kv_heads, point.context, spec.head_dim, device=model.device)
         keys, values = sides.to(model.dtype).expand(-1, point.batch, -1, -1, -1)
         hidden = torch.zeros(point.batch, 1, spec.hidden, dtype=model.dtype, device=model.device)

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from kvferry.calibration.foreign_json import Told
+from kvferry.calibration.json_value import JsonValue
 from kvferry.specs.errors import InputError
 
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}
@@ -21,9 +21,9 @@ class ReadRate(NamedTuple):
 
 def rates_of(content: Any, source: str) -> list[ReadRate]:
     """The reads of all jobs, as many as read anything. Raises InputError, with the key, for what is no such file."""
-    whole = Told(content, source)
+    whole = JsonValue(content, source)
     common = whole.get("global options", {})
-    entries: dict[tuple[Any, ...], list[Told]] = {}
+    entries: dict[tuple[Any, ...], list[JsonValue]] = {}
     for n, job in enumerate(whole.key("jobs").items()):
         group = tuple(str(job.get(key, "").value) for key in ("jobname", "groupid"))
         clones = _count(*_option(job, common, "numjobs", "1"))
@@ -34,7 +34,7 @@ def rates_of(content: Any, source: str) -> list[ReadRate]:
     return rates
 
 
-def _rate(alike: Sequence[Told], common: Told) -> ReadRate | None:
+def _rate(alike: Sequence[JsonValue], common: JsonValue) -> ReadRate | None:
     """Of one job, if it reads anything. With --group_reporting its clones (numjobs) are one entry, whose rate is theirs
     together; without it each is an entry with a rate of its own."""
     job = alike[0]
@@ -55,7 +55,7 @@ def _rate(alike: Sequence[Told], common: Told) -> ReadRate | None:
     )
 
 
-def _option(job: Told, common: Told, name: str, otherwise: str) -> tuple[str, str]:
+def _option(job: JsonValue, common: JsonValue, name: str, otherwise: str) -> tuple[str, str]:
     """What the job was asked for, and where that stands."""
     own = job.get("job options", {})
     return str(own.get(name, common.get(name, otherwise).value).value), f"{own.place}.{name}"

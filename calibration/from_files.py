@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from kvferry.calibration.fio import rates_of
 from kvferry.calibration.fit import RooflineFit, fit_roofline
 from kvferry.calibration.folder import write
-from kvferry.calibration.foreign_json import Told, read_json
+from kvferry.calibration.json_value import JsonValue, read_json
 from kvferry.calibration.llama_bench import LlamaBench, is_llama_bench, read_llama_bench
 from kvferry.calibration.measurement import Measurement
 from kvferry.calibration.profile import short, storage_rows
@@ -37,9 +37,9 @@ LINK = "link.csv"
 class Sources:
     """Files by who wrote them."""
 
-    llama_bench: tuple[Told, ...]
-    fio: tuple[Told, ...]
-    iperf3: tuple[Told, ...]
+    llama_bench: tuple[JsonValue, ...]
+    fio: tuple[JsonValue, ...]
+    iperf3: tuple[JsonValue, ...]
     paths: dict[str, Path]
 
 
@@ -93,16 +93,16 @@ def profile_from(
 
 def recognised(files: Sequence[Path]) -> Sources:
     """Each file by its content. Raises InputError for one that none of the programs wrote."""
-    found: dict[str, list[Told]] = {"llama_bench": [], "fio": [], "iperf3": []}
+    found: dict[str, list[JsonValue]] = {"llama_bench": [], "fio": [], "iperf3": []}
     paths = {}
     for path in files:
         content = read_json(path)
         if is_llama_bench(content):
-            found["llama_bench"].append(Told(content if isinstance(content, list) else [content], str(path)))
+            found["llama_bench"].append(JsonValue(content if isinstance(content, list) else [content], str(path)))
         elif isinstance(content, dict) and "jobs" in content:
-            found["fio"].append(Told(content, str(path)))
+            found["fio"].append(JsonValue(content, str(path)))
         elif isinstance(content, dict) and "end" in content and ("intervals" in content or "start" in content):
-            found["iperf3"].append(Told(content, str(path)))
+            found["iperf3"].append(JsonValue(content, str(path)))
             paths[str(path)] = path
         else:
             has = f"keys {', '.join(map(str, list(content)[:5]))}" if isinstance(content, dict) else "no mapping"
@@ -142,7 +142,7 @@ def model_of(bench: LlamaBench, reference: str | None, place: str) -> ModelSpec:
     )
 
 
-def storage_reads(contents: Sequence[Told]) -> list[Measurement]:
+def storage_reads(contents: Sequence[JsonValue]) -> list[Measurement]:
     """Random reads by block size and depth; what was measured again counts as a repetition. Raises InputError."""
     values: dict[tuple[int, int], list[float]] = {}
     for content in contents:
@@ -228,7 +228,7 @@ def _link(sources: Sources, folder: Path, say: Callable[[str], None]) -> dict[st
     return {"trace": LINK, "mean_bytes_per_s": trace.mean(), "rtt_s": rtt_s}
 
 
-def _rtt_s(content: Told) -> float | None:
+def _rtt_s(content: JsonValue) -> float | None:
     """What TCP saw, from the sender's side; None where iperf3 does not say."""
     streams = content.key("end").get("streams", [])
     for stream in streams.items():

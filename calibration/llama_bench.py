@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvferry.calibration.foreign_json import Told
+from kvferry.calibration.json_value import JsonValue
 from kvferry.calibration.measurement import Measurement
 from kvferry.specs.errors import InputError
 
@@ -30,7 +30,7 @@ class LlamaBench:
     hardware: str
 
 
-def read_llama_bench(contents: Sequence[Told]) -> LlamaBench:
+def read_llama_bench(contents: Sequence[JsonValue]) -> LlamaBench:
     """Of one or several files together. Raises InputError, naming file and key, when they are not of one model and
     setting, or hold neither prompts nor generation."""
     results = [result for content in contents for result in content.items()]
@@ -69,7 +69,7 @@ def is_llama_bench(content: Any) -> bool:
     return isinstance(first, dict) and "n_prompt" in first and "n_gen" in first
 
 
-def _measurement(result: Told) -> Measurement | None:
+def _measurement(result: JsonValue) -> Measurement | None:
     """A prompt after some depth, or tokens generated after it; None when it is both in one."""
     prompt, generated = (int(result.key(key).number(most=1e7)) for key in ("n_prompt", "n_gen"))
     depth = int(result.get("n_depth", 0).number(most=1e8))
@@ -98,7 +98,7 @@ def _merged(measured: Sequence[Measurement]) -> tuple[Measurement, ...]:
     return tuple(points.values())
 
 
-def _kv_bytes(result: Told, key: str) -> float:
+def _kv_bytes(result: JsonValue, key: str) -> float:
     kind = str(result.get(key, "f16").value)
     if kind not in _KV_BYTES:
         raise InputError(f"{result.place}: {key} is {kind!r:.40}; known: {', '.join(_KV_BYTES)}")

@@ -138,7 +138,6 @@ def _measure(
     fresh: bool,
 ) -> None:
     from kvferry.cli.progress import say, steps
-    from kvferry.pipelines.decoding.probe import decode_probe
     from kvferry.specs.errors import InputError, MissingExtra
     from kvferry.specs.units import count
     from kvferry.traces.chunks import CHUNK_TOKENS
@@ -169,7 +168,6 @@ def _measure(
             parts=[part.strip() for part in parts.split(",") if part.strip()],
             name=name,
             fresh=fresh,
-            decode=decode_probe,
             progress=progress,
         )
     say(

@@ -18,7 +18,6 @@ from kvferry.calibration.settings import Settings
 from kvferry.calibration.tables import tables
 from kvferry.machine.ops import Bookkeep, DecodeAttention, FeedForward, OutputHead, Select
 from kvferry.machine.span import Span
-from kvferry.pipelines.decoding.probe import decode_probe
 from kvferry.pipelines.run import run_scenario
 from kvferry.scenarios.loader import load_device, load_scenario
 from kvferry.sim.costs.cost_model import main_costs
@@ -104,7 +103,7 @@ def test_large_models_have_smaller_batches() -> None:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("device")
-    calibrate(QUICK, folder, load_device("laptop-cpu"), parts=["decode", "dispatch"], decode=decode_probe)
+    calibrate(QUICK, folder, load_device("laptop-cpu"), parts=["decode", "dispatch"])
     return folder
 
 
@@ -146,7 +145,7 @@ def test_a_scenario_is_priced_by_what_was_measured(folder: Path) -> None:
 def test_the_file_is_gone_and_every_op_was_measured_everywhere(folder: Path, tmp_path: Path) -> None:
     assert not list(folder.glob("**/*.bin"))
     point = Point(2, 1024, 64)
-    found = decoding.decoding(Rig(QUICK), tmp_path, decode_probe, point)
+    found = decoding.decoding(Rig(QUICK), tmp_path, point)
     assert [m.what for m in found] == list(OPS)
     assert all(m.at == {"batch": 2.0, "keys": 1024.0, "context": 68.5, "units": 16.0} for m in found)
     assert all(len(m.values) == 2 and min(m.values) > 0 for m in found)

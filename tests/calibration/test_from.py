@@ -10,8 +10,8 @@ import yaml
 from typer.testing import CliRunner
 
 from kvferry.calibration.fio import rates_of
-from kvferry.calibration.foreign_json import MOST_BYTES, Told, read_json
 from kvferry.calibration.from_files import profile_from, recognised
+from kvferry.calibration.json_value import MOST_BYTES, JsonValue, read_json
 from kvferry.calibration.llama_bench import read_llama_bench
 from kvferry.cli.main import app
 from kvferry.machine.ops import DecodeStep, Prefill
@@ -166,11 +166,11 @@ def test_a_gpu_is_a_gpu() -> None:
     results = loaded(BENCH)
     for result in results:
         result |= {"backends": "CUDA", "gpu_info": "NVIDIA GeForce RTX 4060", "n_gpu_layers": -1}
-    bench = read_llama_bench([Told(results, "f")])
+    bench = read_llama_bench([JsonValue(results, "f")])
     assert (bench.on_gpu, bench.hardware) == (True, "NVIDIA GeForce RTX 4060")
     for result in results:
         result["n_gpu_layers"] = 0
-    assert not read_llama_bench([Told(results, "f")]).on_gpu
+    assert not read_llama_bench([JsonValue(results, "f")]).on_gpu
 
 
 def changed(path: Path, *keys: Any, to: Any = None) -> Any:

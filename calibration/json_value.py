@@ -12,28 +12,30 @@ MOST_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True)
-class Told:
+class JsonValue:
     """A value and where it stands: a file, and the keys that lead there."""
 
     value: Any
     place: str
 
-    def key(self, name: str) -> "Told":
+    def key(self, name: str) -> "JsonValue":
         """Raises InputError when this is no mapping with that key."""
         if not isinstance(self.value, dict) or name not in self.value:
             raise InputError(f"{self.place}: has no {name!r}; it holds {_brief(self.value)}")
-        return Told(self.value[name], f"{self.place}: {name}" if ": " not in self.place else f"{self.place}.{name}")
+        return JsonValue(
+            self.value[name], f"{self.place}: {name}" if ": " not in self.place else f"{self.place}.{name}"
+        )
 
-    def get(self, name: str, otherwise: Any) -> "Told":
+    def get(self, name: str, otherwise: Any) -> "JsonValue":
         if isinstance(self.value, dict) and name in self.value:
             return self.key(name)
-        return Told(otherwise, self.place)
+        return JsonValue(otherwise, self.place)
 
-    def items(self) -> "Iterator[Told]":
+    def items(self) -> "Iterator[JsonValue]":
         """Raises InputError when this is no list."""
         if not isinstance(self.value, list):
             raise InputError(f"{self.place}: a list is needed; it holds {_brief(self.value)}")
-        return (Told(item, f"{self.place}[{n}]") for n, item in enumerate(self.value))
+        return (JsonValue(item, f"{self.place}[{n}]") for n, item in enumerate(self.value))
 
     def number(self, *, least: float = 0.0, most: float = 1e18) -> float:
         """Raises InputError when this is no number between."""
