@@ -6,10 +6,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from tiny import DECODING
 
 from kvferry.analysis import fidelity_study
-from kvferry.analysis.fidelity import TwoWorlds, beside, figures_of, in_both_worlds, summary_of
+from kvferry.analysis.fidelity import TwoWorlds, beside, figures_of, in_both_worlds, remark_of, summary_of
 from kvferry.analysis.fidelity_study import FidelityStudy, measure
 from kvferry.backends.sim.world import SimWorld
 from kvferry.backends.world import Inputs, Needs, Say, World
@@ -18,6 +20,7 @@ from kvferry.pipelines.record import RequestRecord, Run
 from kvferry.scenarios.loader import load_scenario
 from kvferry.specs.errors import InputError, KvferryError
 from kvferry.specs.scenario import Scenario
+from kvferry.traces.selections import SelectionStream
 
 
 def scenario(**changes: Any) -> Scenario:
@@ -145,3 +148,48 @@ def test_a_run_that_fails_is_told() -> None:
     big = scenario(budget={"memory": "0.1 MB"})
     with pytest.raises(KvferryError, match="it ended out of memory"):
         in_both_worlds(big, live=faithful)
+
+
+@contextmanager
+def a_tenth_slower(described: Scenario, needs: Needs, inputs: Inputs, tell: Tell, say: Say) -> Iterator[World]:
+    """Every rate of the device is a tenth lower, its storage's latency a tenth longer."""
+    device = described.device
+    processors = {
+        name: one.model_copy(update={"flop_per_s": one.flop_per_s / 1.1, "bytes_per_s": one.bytes_per_s / 1.1})
+        for name, one in device.processors.items()
+    }
+    memory = device.memory.model_copy(update={"bytes_per_s": device.memory.bytes_per_s / 1.1})
+    assert device.storage is not None
+    assert device.storage.bytes_per_s is not None
+    slower = {"bytes_per_s": device.storage.bytes_per_s / 1.1, "latency_s": 1.1 * device.storage.latency_s}
+    storage = device.storage.model_copy(update=slower)
+    slow = device.model_copy(update={"processors": processors, "memory": memory, "storage": storage})
+    yield SimWorld(described.model_copy(update={"device": slow}), needs, inputs, tell)
+
+
+@pytest.mark.parametrize("system", ["kvswap", "flexgen", "vllm"])
+def test_a_decoding_world_that_is_a_tenth_slower_shows_a_tenth(system: str) -> None:
+    wanted = load_scenario(DECODING | {"system": system})
+    worlds = in_both_worlds(wanted, live=a_tenth_slower)
+    simulated, measured = (figures_of(wanted, run) for run in (worlds.simulated, worlds.measured))
+    found = beside(simulated, [measured], "throughput_tokens_per_s")
+    assert found["metrics"]["throughput_tokens_per_s"]["error"] == pytest.approx(0.10, abs=0.001)
+    assert found["runs"] == [measured["metrics"]["throughput_tokens_per_s"]]
+
+
+def test_selections_that_a_world_recorded_are_what_is_simulated() -> None:
+    """The recorded stream wants the same two KV blocks at every step, and generated ones do not: all but the first
+    step's are reused."""
+    wanted = load_scenario(DECODING | {"policies": {"group_tokens": 4, "selected_tokens": 8, "slots": 4}})
+    layers = wanted.model.layers
+    same = SelectionStream(np.tile(np.array([3, 9], np.int32), (2 * 11, layers, 1, 1)), 259)
+
+    @contextmanager
+    def recording(described: Scenario, needs: Needs, inputs: Inputs, tell: Tell, say: Say) -> Iterator[World]:
+        yield SimWorld(described, needs, Inputs(selections=same), tell)
+
+    worlds = in_both_worlds(wanted, live=recording)
+    for run in (worlds.simulated, worlds.measured):
+        assert figures_of(wanted, run)["metrics"]["reuse_rate"] == pytest.approx(10 / 11)
+    assert remark_of(wanted) is not None
+    assert remark_of(load_scenario(DECODING | {"live": {"paced": False}})) is None
