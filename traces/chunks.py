@@ -13,14 +13,13 @@ import numpy as np
 
 from kvferry.specs.errors import unknown_name
 from kvferry.traces.arrays import load_arrays, save_arrays
+from kvferry.traces.chance import Source, generator
 
 CHUNK_TOKENS = 1024
 # Block-sparse attention works on this many queries times this many keys (SparKV IV-C).
 QUERY_BLOCK = 128
 KEY_BLOCK = 64
 MAX_ENTROPY_BITS = 4.0
-# The purpose of each random generator, first in its seed: numpy pads seeds with zeros at their end.
-_HEADS, _SCENES, _ENTROPY, _REACH = 1, 2, 3, 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,7 +144,7 @@ def generate_chunks(
     character = CHARACTERS[content]
     token_counts = np.full(-(-tokens // chunk_tokens), chunk_tokens)
     token_counts[-1] = tokens - chunk_tokens * (token_counts.size - 1)
-    novelty = _novelty(character, token_counts.size, np.random.default_rng([_SCENES, seed, sequence]))
+    novelty = _novelty(character, token_counts.size, generator(Source.CHUNK_SCENES, seed, sequence))
     drawn = [_layer(character, novelty, kv_heads, seed, sequence, layer) for layer in range(layers)]
     entropy, near, reach = (np.stack(parts, axis=1) for parts in zip(*drawn, strict=True))
     context = np.cumsum(token_counts) - token_counts
@@ -173,7 +172,7 @@ def _layer(
 
     What belongs to the model (its heads) and what to the content come from streams of their own.
     """
-    heads = np.random.default_rng([_HEADS, seed, layer])
+    heads = generator(Source.CHUNK_HEADS, seed, layer)
     chunks = novelty.size
     normal, uniform = heads.standard_normal((3, kv_heads)), heads.random((3, kv_heads))
     surprise = (novelty - 0.5)[:, None]
@@ -184,7 +183,7 @@ def _layer(
         + character.entropy_layer_spread * normal[2, 0]
         + character.entropy_head_spread * normal[0]
     )
-    entropy_chunk = np.random.default_rng([_ENTROPY, seed, sequence, layer]).standard_normal((chunks, kv_heads))
+    entropy_chunk = generator(Source.CHUNK_ENTROPY, seed, sequence, layer).standard_normal((chunks, kv_heads))
     entropy = _logistic(
         entropy_head + character.novelty_entropy * surprise + character.entropy_chunk_spread * entropy_chunk
     )
@@ -195,7 +194,7 @@ def _layer(
     reach_head = (
         _logit(np.where(local, character.local_median, character.wide_median)) + character.reach_head_spread * normal[1]
     )
-    reach_chunk = np.random.default_rng([_REACH, seed, sequence, layer]).standard_normal((chunks, kv_heads))
+    reach_chunk = generator(Source.CHUNK_REACH, seed, sequence, layer).standard_normal((chunks, kv_heads))
     reach = _logistic(reach_head + character.novelty_reach * surprise + character.reach_chunk_spread * reach_chunk)
     return entropy, near, reach
 

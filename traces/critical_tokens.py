@@ -12,10 +12,9 @@ import numpy as np
 
 from kvferry.machine.ops import Select
 from kvferry.specs.errors import InputError
+from kvferry.traces.chance import Source, generator
 from kvferry.traces.selections import SelectionStream
 
-# The purpose of each random generator, first in its seed: numpy pads seeds with zeros at their end.
-_PLACES, _STEPS, _STRONGEST = 8, 9, 10
 # Resolution of the table that maps an even draw to a rank.
 _DRAWS = 1 << 14
 
@@ -72,12 +71,12 @@ class CriticalTokens:
         if not 0 <= overlap <= 1:
             raise ValueError(f"overlap must lie in 0..1, got {overlap}")
         self._stay = max(0.0, (overlap - again) / (1 - again)) if again < 1 else 1.0
-        places = np.random.default_rng([_PLACES, seed])
+        places = generator(Source.CRITICAL_PLACES, seed)
         self._dealt = places.permuted(np.tile(np.arange(blocks, dtype=np.int32), (rows, 1)), axis=1).ravel()
         self._blocks = blocks
-        self._rng = np.random.default_rng([_STEPS, seed])
+        self._rng = generator(Source.CRITICAL_STEPS, seed)
         self._tokens = np.zeros(rows * selected, np.int32)
-        self._strong = np.random.default_rng([_STRONGEST, seed])
+        self._strong = generator(Source.CRITICAL_STRONGEST, seed)
         self._strongest = self._strong.integers(0, group_tokens, rows * self.groups)
         # Positions in _tokens of the strongest places: row, place within the set's, set.
         sets = np.arange(rows * self.groups)

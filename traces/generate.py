@@ -5,7 +5,6 @@ A model is a few dozen numbers in a YAML file; the same model and seed give the 
 
 import json
 import math
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
@@ -18,6 +17,7 @@ from kvferry.specs.document import parse_document, read_text
 from kvferry.specs.errors import UNSHOWN, InputError
 from kvferry.specs.node import Node
 from kvferry.system.whole_file import write_file
+from kvferry.traces.chance import named_generator
 from kvferry.traces.format import MOST
 from kvferry.traces.rate import RateTrace
 
@@ -147,7 +147,7 @@ def first_fault(error: ValidationError) -> str:
 
 def generate(model: BandwidthModel | LoadModel, seed: int | None = None) -> RateTrace:
     """One realisation, looping; `seed` instead of the model's own. Rates are bytes/s, or shares of a processor."""
-    rng = np.random.default_rng([model.seed if seed is None else seed, zlib.crc32(model.name.encode())])
+    rng = named_generator(model.name, model.seed if seed is None else seed)
     return _load(model, rng) if isinstance(model, LoadModel) else _bandwidth(model, rng)
 
 

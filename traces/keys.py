@@ -10,11 +10,10 @@ from pathlib import Path
 import numpy as np
 
 from kvferry.traces.arrays import load_arrays, save_arrays
+from kvferry.traces.chance import Source, generator
 
 # Tokens per step of a centre's random walk, which is straight in between.
 EPOCH_TOKENS = 256
-# The purpose of each random generator, first in its seed: numpy pads seeds with zeros at their end.
-_CENTRES, _WALKS, _SCENES, _CHOICES, _NOISE = 8, 9, 10, 11, 12
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,18 +70,17 @@ def generate_keys(
     epoch, part = np.divmod(np.arange(tokens), EPOCH_TOKENS)
     part = (part / EPOCH_TOKENS)[:, None]
     # All heads of a sequence see the same text, so they change centres at the same tokens.
-    changes = np.random.default_rng([_SCENES, seed, sequence]).random(tokens) < 1 / scene_tokens
+    changes = generator(Source.KEY_SCENES, seed, sequence).random(tokens) < 1 / scene_tokens
     changes[0] = True
     since = np.maximum.accumulate(np.where(changes, np.arange(tokens), 0))
     for layer in range(layers):
         for head in range(heads):
-            place = (seed, layer, head)
-            centres = np.random.default_rng([_CENTRES, *place]).standard_normal((clusters, dimensions))
-            walks = np.random.default_rng([_WALKS, sequence, *place])
+            centres = generator(Source.KEY_CENTRES, seed, layer, head).standard_normal((clusters, dimensions))
+            walks = generator(Source.KEY_WALKS, seed, sequence, layer, head)
             steps = walks.standard_normal((int(epoch[-1]) + 1, clusters, dimensions))
             walked = drift * np.concatenate([np.zeros((1, clusters, dimensions)), np.cumsum(steps, axis=0)])
-            noise = np.random.default_rng([_NOISE, sequence, *place])
-            centre = np.random.default_rng([_CHOICES, sequence, *place]).integers(clusters, size=tokens)[since]
+            noise = generator(Source.KEY_NOISE, seed, sequence, layer, head)
+            centre = generator(Source.KEY_CHOICES, seed, sequence, layer, head).integers(clusters, size=tokens)[since]
             there = centres[centre] + (1 - part) * walked[epoch, centre] + part * walked[epoch + 1, centre]
             vectors[layer, head] = there + spread * noise.standard_normal((tokens, dimensions))
     return KeyStream(vectors)

@@ -24,6 +24,7 @@ from kvferry.sim.costs.roofline import Roofline
 from kvferry.sim.costs.samples import Samples, measure
 from kvferry.specs.errors import pick
 from kvferry.specs.scenario import Scenario
+from kvferry.traces.chance import Source, generator
 from kvferry.traces.chunks import generate_chunks
 from kvferry.traces.critical_tokens import CriticalTokens
 from kvferry.traces.resolve import link_trace
@@ -82,7 +83,7 @@ def predictor_error(scenario: Scenario) -> Figures:
     workload, model = scenario.context_reuse.workload, scenario.model
     kernel = BlockSparseKernel(processor, model)
     samples = measure(kernel, model, scenario.seed, content=workload.content, chunks=workload.token_chunks)
-    training, held_out = samples.split(0.8, np.random.default_rng(scenario.seed))
+    training, held_out = samples.split(0.8, generator(Source.COST_SPLIT, scenario.seed))
     ideal = Roofline(processor.model_copy(update={"efficiency": {}, "default_efficiency": 1.0}), model)
 
     def roofline_s(part: Samples) -> np.ndarray:

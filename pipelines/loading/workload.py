@@ -20,10 +20,8 @@ from kvferry.pipelines.tally import Totals
 from kvferry.pipelines.workload import Flow, Left, Process, Progress, System
 from kvferry.sim.costs.cost_model import main_costs
 from kvferry.specs.scenario import Scenario
+from kvferry.traces.chance import Source, generator
 from kvferry.traces.stored import StoredContext
-
-# Each source of chance has its own generator, seeded with (seed, source).
-_ARRIVALS = 1
 
 
 class ContextReuse:
@@ -153,7 +151,7 @@ class Requests:
 
         arrivals = self._scenario.context_reuse.workload.arrivals
         under_way = []
-        rng = np.random.default_rng([self._scenario.seed, _ARRIVALS])
+        rng = generator(Source.ARRIVALS, self._scenario.seed)
         for n in range(self._scenario.context_reuse.workload.requests):
             if arrivals is None:
                 yield env.process(one(n))

@@ -18,6 +18,7 @@ from kvferry.sim.costs.table import MeasuredTable
 from kvferry.specs.device import DeviceSpec, ProcessorSpec
 from kvferry.specs.errors import InputError, pick
 from kvferry.specs.model import ModelSpec
+from kvferry.traces.chance import Source, generator
 
 
 class CostModel(Protocol):
@@ -98,5 +99,5 @@ def _trained(processor_json: str, model_json: str, kv_heads: int, seed: int = 0)
     # Specs hold dicts and cannot be cache keys; their text can.
     model = ModelSpec.model_validate_json(model_json)
     kernel = BlockSparseKernel(ProcessorSpec.model_validate_json(processor_json), model)
-    training, _ = measure(kernel, model, seed, kv_heads=kv_heads).split(0.8, np.random.default_rng(seed))
+    training, _ = measure(kernel, model, seed, kv_heads=kv_heads).split(0.8, generator(Source.COST_SPLIT, seed))
     return Predictor.trained(training, seed, kv_heads=kv_heads)

@@ -10,6 +10,7 @@ from kvferry.machine.ops import Number
 from kvferry.sim.costs.mlp import Descent, Mlp
 from kvferry.sim.costs.samples import Samples
 from kvferry.traces.arrays import load_arrays, packed_arrays, save_arrays
+from kvferry.traces.chance import Source, generator
 from kvferry.traces.chunks import CHUNK_TOKENS
 
 HIDDEN = (48, 24)
@@ -48,7 +49,7 @@ class Predictor:
         momentum: float = 0.9,
     ) -> "Predictor":
         """By stochastic gradient descent on the mean squared error, the rate falling to 0 along a cosine."""
-        rng = np.random.default_rng(seed)
+        rng = generator(Source.COST_WEIGHTS, seed)
         table = np.column_stack([samples.token_chunk, samples.active_blocks, samples.load, np.log(samples.seconds)])
         centre, spread = table.mean(axis=0), table.std(axis=0)
         bounds = np.array([table[:, :3].min(axis=0), table[:, :3].max(axis=0)])

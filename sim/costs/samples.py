@@ -6,6 +6,7 @@ import numpy as np
 
 from kvferry.sim.costs.block_sparse import BlockSparseKernel
 from kvferry.specs.model import ModelSpec
+from kvferry.traces.chance import Source, generator
 from kvferry.traces.chunks import CHUNK_TOKENS, generate_chunks
 
 
@@ -43,7 +44,7 @@ def measure(
 
     Of one head each, or with `kv_heads` of a whole layer (blocks summed over its heads).
     """
-    rng = np.random.default_rng(seed)
+    rng = generator(Source.COST_SAMPLES, seed)
     trace = generate_chunks(content, chunks * CHUNK_TOKENS, model.layers, model.kv_heads, seed)
     blocks = trace.active_blocks if kv_heads == 1 else trace.active_blocks.sum(axis=2)
     picked = rng.integers(blocks.size, size=count)

@@ -1,4 +1,4 @@
-"""Selection and key streams: statistics by hand, generators against what they were asked for, files."""
+"""Selection and key streams: statistics by hand, generated keys against what they were asked for, files."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import pytest
 
 from kvferry.specs.errors import InputError
 from kvferry.traces.keys import EPOCH_TOKENS, KeyStream, generate_keys
-from kvferry.traces.selections import SelectionStream, generate_selections
+from kvferry.traces.selections import SelectionStream
 
 
 def test_overlap_by_hand() -> None:
@@ -23,55 +23,9 @@ def test_hot_share_by_hand() -> None:
     assert SelectionStream(ids, groups=10).hot_share(0.5) == pytest.approx(0.1)
 
 
-@pytest.mark.parametrize("groups", [1000, 1040])  # with and without places of unequal length
-@pytest.mark.parametrize("overlap", [0.4, 0.75, 0.95])
-def test_neighbouring_steps_share_what_was_asked_for(groups: int, overlap: float) -> None:
-    stream = generate_selections(300, 4, 2, groups, 64, seed=3, overlap=overlap)
-    assert stream.ids.shape == (300, 4, 2, 64)
-    assert stream.ids.dtype == np.int32
-    # 153,088 pairs of ids: the mean is known to some 0.0012.
-    assert stream.overlaps().mean() == pytest.approx(overlap, abs=0.006)
-
-
-def test_skew_makes_few_groups_hot() -> None:
-    shares = [
-        generate_selections(2000, 2, 1, 1024, 32, seed=1, overlap=0.6, skew=skew).hot_share() for skew in (0, 1, 1.5)
-    ]
-    # Equal groups: 80 % of accesses need nearly 80 % of the groups. At 1 / rank the first 15 of 32 have 82 %.
-    assert shares[0] == pytest.approx(0.75, abs=0.05)
-    assert shares[1] == pytest.approx(14 / 32, abs=0.05)
-    assert shares[2] < 0.25
-
-
-def test_every_group_is_chosen_as_often_as_its_rank_says() -> None:
-    # Places of 4 groups with weights 1, 1/2, 1/3, 1/4 (sum 25/12): 48, 24, 16 and 12 % of the steps.
-    stream = generate_selections(40_000, 1, 1, 8, 2, seed=2, overlap=0.4)
-    counts = np.sort(np.bincount(stream.ids.ravel(), minlength=8)) / 40_000
-    assert counts == pytest.approx([0.12, 0.12, 0.16, 0.16, 0.24, 0.24, 0.48, 0.48], abs=0.015)
-    # Five groups make places of three (6/11, 3/11, 2/11) and two (2/3, 1/3).
-    stream = generate_selections(40_000, 1, 1, 5, 2, seed=2, overlap=0.6)
-    counts = np.sort(np.bincount(stream.ids.ravel(), minlength=5)) / 40_000
-    assert counts == pytest.approx([2 / 11, 3 / 11, 1 / 3, 6 / 11, 2 / 3], abs=0.02)
-
-
-def test_a_longer_stream_begins_with_the_shorter_one() -> None:
-    short, long = (generate_selections(steps, 3, 2, 100, 7, seed=9, sequence=1) for steps in (20, 50))
-    np.testing.assert_array_equal(short.ids, long.ids[:20])
-    other = generate_selections(20, 3, 2, 100, 7, seed=9, sequence=2)
-    assert not np.array_equal(short.ids, other.ids)
-
-
-def test_all_groups_or_impossible_wishes() -> None:
-    everything = generate_selections(3, 1, 1, 5, 5, seed=0, overlap=1.0)
-    assert everything.ids[:, 0, 0].tolist() == [[0, 1, 2, 3, 4]] * 3
-    with pytest.raises(ValueError, match="k must lie"):
-        generate_selections(3, 1, 1, 5, 6, seed=0)
-    with pytest.raises(ValueError, match="overlap must lie"):
-        generate_selections(3, 1, 1, 6, 3, seed=0, overlap=0.1)
-
-
 def test_selection_files(tmp_path: Path) -> None:
-    stream = generate_selections(5, 2, 1, 30, 4, seed=0)
+    ids = np.sort(np.random.default_rng(0).permuted(np.tile(np.arange(30), (5, 2, 1, 1)), axis=-1)[..., :4])
+    stream = SelectionStream(ids, 30)
     stream.save(tmp_path / "s.npz")
     back = SelectionStream.load(tmp_path / "s.npz")
     np.testing.assert_array_equal(back.ids, stream.ids)
@@ -108,7 +62,7 @@ def test_keys_have_the_spread_and_the_walk_that_was_asked_for() -> None:
 
 def test_drift_makes_later_keys_strange() -> None:
     still, drifting = (
-        generate_keys(2048, 1, 2, 32, seed=4, clusters=8, drift=drift).strangeness(256) for drift in (0, 0.3)
+        generate_keys(2048, 1, 16, 32, seed=4, clusters=8, drift=drift).strangeness(256) for drift in (0, 0.3)
     )
     assert still[-1] == pytest.approx(still[0], rel=0.2)
     assert drifting[-1] > 1.5 * drifting[0]

@@ -9,6 +9,7 @@ import numpy as np
 
 from kvferry.backends.live.model.tokens import BYTE_VOCABULARY, ByteTokens, FileTokens
 from kvferry.specs.errors import InputError
+from kvferry.traces.chance import Source, generator
 
 # Of a text; a context of 100K tokens takes well under 1 MB.
 MOST_TEXT_BYTES = 2**26
@@ -46,7 +47,7 @@ class Prompts:
         """Token ids of a sequence's context and of the question behind it."""
         n = context + question
         if self._ids is None:
-            drawn = np.random.default_rng([self._seed, sequence]).integers(0, self._vocabulary, n)
+            drawn = generator(Source.PROMPTS, self._seed, sequence).integers(0, self._vocabulary, n)
         else:
             drawn = np.take(self._ids, np.arange(sequence * n, (sequence + 1) * n), mode="wrap")
         ids = tuple(drawn.tolist())
