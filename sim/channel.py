@@ -57,5 +57,11 @@ class ChannelEnd:
     def _deliver(self, message: Any, n_bytes: float) -> simpy.Event:
         crossing = self._carry(n_bytes)
         assert crossing.callbacks is not None
-        crossing.callbacks.append(lambda _: self._outgoing.put(message))
+        crossing.callbacks.append(lambda crossed: self._arrive(crossed, message))
         return crossing
+
+    def _arrive(self, crossed: simpy.Event, message: Any) -> None:
+        if crossed.ok:
+            self._outgoing.put(message)
+        else:
+            crossed.defused = True  # a sender that waits for it raises the error; the message is lost

@@ -30,6 +30,9 @@ class _Flow:
 
 class _Transfer(Work):
     flow: _Flow
+    # On the way to the bottleneck, and from there.
+    before_s: float
+    behind_s: float
     # When it reaches the bottleneck; infinite while it waits for other tickets.
     enters_s: float
     # The link's `_share` at which its last byte is served; set when its service starts.
@@ -54,8 +57,11 @@ class Link:
     # flow would have been served had it been active throughout. A transfer of n bytes that starts at share s ends
     # at share s + n, whichever flows join or leave; only the time at which that share is reached changes.
 
-    def __init__(self, env: simpy.Environment, trace: RateTrace, rtt_s: float, tell: Tell) -> None:
+    def __init__(
+        self, env: simpy.Environment, trace: RateTrace, rtt_s: float, tell: Tell, resource: str = "link"
+    ) -> None:
         self.env = env
+        self.resource = resource
         self.trace = trace
         self._half_rtt_s = rtt_s / 2
         self.busy = Busy()
@@ -81,8 +87,12 @@ class Link:
         label: str = "",
         request: int | None = None,
         result: Any = None,
+        before_s: float | None = None,
+        behind_s: float | None = None,
     ) -> Ticket:
         """Transfer bytes after all earlier transfers of this flow; the ticket fires with `result`.
+
+        `before_s` is the way to the bottleneck, `behind_s` the way from there: half the RTT each, unless given.
 
         Cancelling takes effect at the bottleneck at once; bytes that have passed it still arrive.
         """
@@ -92,6 +102,8 @@ class Link:
             flow = self._flows[flow_id] = _Flow()
         transfer = _Transfer(self.env, self, n_bytes, label, request, result)
         transfer.flow = flow
+        transfer.before_s = self._half_rtt_s if before_s is None else before_s
+        transfer.behind_s = self._half_rtt_s if behind_s is None else behind_s
         transfer.enters_s = math.inf
         flow.waiting.append(transfer)
         self.queued += 1
@@ -127,7 +139,7 @@ class Link:
     # --- asked by transfers ------------------------------------------------------------------------------------
 
     def ready(self, transfer: _Transfer) -> None:
-        transfer.enters_s = self.env.now + self._half_rtt_s
+        transfer.enters_s = self.env.now + transfer.before_s
         flow = transfer.flow
         if flow.serving is None and flow.waiting[0] is transfer:
             self._come(flow)
@@ -200,7 +212,7 @@ class Link:
             while serving and serving[0][0] <= share:
                 transfer = heappop(serving)[2]
                 self._leave(transfer, transfer.n_bytes, now)
-                transfer.fire_in(self._half_rtt_s)
+                transfer.fire_in(transfer.behind_s)
                 self._begin(transfer.flow, now)
         self._plan(now)
 
@@ -235,7 +247,7 @@ class Link:
         assert transfer.start_s is not None
         transfer.flow.serving = None
         self._served_bytes += n_bytes
-        self._tell(Span("link", transfer.label, transfer.start_s, now, n_bytes, transfer.request))
+        self._tell(Span(self.resource, transfer.label, transfer.start_s, now, n_bytes, transfer.request))
 
     def _down(self, transfer: _Transfer, done: float) -> LinkDown:
         # One argument: SimPy builds the error anew from its args as it crosses processes.

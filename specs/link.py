@@ -15,13 +15,12 @@ class OutageSpec(Part):
     duration_s: Seconds = Field(gt=0)
 
 
-class LinkSpec(Part):
-    """A replayed bandwidth trace, or a constant rate; exactly one of the two."""
+class WaySpec(Part):
+    """One direction of a link: a replayed bandwidth trace, or a constant rate; exactly one of the two."""
 
     # A bundled or fetched trace by name, or the path of one.
     trace: str | None = Field(default=None, min_length=1)
     rate_bytes_per_s: BytesPerS | None = None
-    rtt_s: Seconds = 0.0
     # Factor on the trace's rates, and where in the trace the run begins.
     scale: float = Field(default=1.0, gt=0, le=1e6, strict=True)
     offset_s: Seconds = 0.0
@@ -30,7 +29,7 @@ class LinkSpec(Part):
     outages: tuple[OutageSpec, ...] = Field(default=(), max_length=1000)
 
     @model_validator(mode="after")
-    def _one_source(self) -> "LinkSpec":
+    def _one_source(self) -> "WaySpec":
         if self.trace is None and self.rate_bytes_per_s is None:
             raise ValueError("needs a trace (trace: wifi-campus) or a constant rate (rate: 850 Mbit/s)")
         if self.trace is not None and self.rate_bytes_per_s is not None:
@@ -38,8 +37,16 @@ class LinkSpec(Part):
         return self
 
     @model_validator(mode="after")
-    def _outages_in_order(self) -> "LinkSpec":
+    def _outages_in_order(self) -> "WaySpec":
         for before, after in zip(self.outages, self.outages[1:], strict=False):
             if after.start_s < before.start_s + before.duration_s:
                 raise BadKey("outages", "overlap or are out of order; list them by start, one after the other")
         return self
+
+
+class LinkSpec(WaySpec):
+    """The link to the device, and what it sends over."""
+
+    rtt_s: Seconds = 0.0
+    # For what the device sends. None: as fast as what it is sent, on a way of its own.
+    up: WaySpec | None = None

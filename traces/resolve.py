@@ -5,7 +5,7 @@ from pathlib import Path
 
 from kvferry.specs.document import MISSING, expanded, regular_file
 from kvferry.specs.errors import InputError
-from kvferry.specs.link import LinkSpec
+from kvferry.specs.link import WaySpec
 from kvferry.specs.load import LoadSpec
 from kvferry.traces.arrays import peek_arrays
 from kvferry.traces.catalogue import catalogue, folder, recorded_trace, unknown_trace
@@ -17,8 +17,8 @@ from kvferry.traces.rate import RateTrace
 BUNDLED = Path(__file__).resolve().parent / "bundled"
 
 
-def link_trace(link: LinkSpec) -> RateTrace:
-    """Bytes per second of a link over the run's time: its trace or rate, with scale, offset and outages.
+def link_trace(link: WaySpec) -> RateTrace:
+    """Bytes per second of one direction of a link, over the run: its trace or rate, with scale, offset and outages.
 
     Raises InputError for a trace that is not known, not here, or not one of bandwidth.
     """

@@ -11,6 +11,7 @@ from kvferry.machine.memory import BudgetedPool
 from kvferry.machine.ops import Chunks, Decompress, Extents, KvRef, Op, Select, Selection
 from kvferry.machine.span import Tell
 from kvferry.machine.ticket import Ticket
+from kvferry.sim.access import Access
 from kvferry.sim.bus import MemoryBus
 from kvferry.sim.channel import Switchboard
 from kvferry.sim.contention import Contention
@@ -47,6 +48,7 @@ class SimMachine:
         *,
         name: str | None = None,
         rtt_s: float = 0.0,
+        uplink: RateTrace | None = None,
         costs: Builder,
         load: Mapping[str, RateTrace] | None = None,
         memory_bytes: float | None = None,
@@ -66,6 +68,9 @@ class SimMachine:
         if network.bytes_per_s is not None:
             link = link.capped(network.bytes_per_s)
         self.link = Link(self.env, link, rtt_s + network.request_s, tell)
+        # What it sends, on a way of its own; None: as fast as what it is sent.
+        up = link if uplink is None else uplink
+        self.access = Access(Link(self.env, up, 0.0, tell, "uplink"), self.link, rtt_s)
         contention = Contention(device.contention.at(link.mean())) if device.contention else None
         bus = MemoryBus(memory.bytes_per_s) if memory.unified else None
         self.processors = {
@@ -106,7 +111,8 @@ class SimMachine:
         meter.add("decompress", 0.0, self.device.decompressor.active_w, self.decompressor.busy)
         if self.storage is not None and self.storage.spec.active_w is not None:
             meter.add("storage", self.storage.spec.idle_w, self.storage.spec.active_w, self.storage.busy)
-        meter.add("network", self.device.network.idle_w, self.device.network.active_w, self.link.busy)
+        network = self.device.network
+        meter.add("network", network.idle_w, network.active_w, self.link.busy, self.access.up.busy)
         return meter
 
     @property

@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import simpy
 
 from kvferry.backends.sim.machine import SimMachine
 from kvferry.backends.world import DEVICE, DecodeSizes, Inputs, Needs, Say
 from kvferry.machine.machine import Machine, Refused
 from kvferry.machine.ops import Select
 from kvferry.machine.span import Tell
+from kvferry.sim.access import Accesses
+from kvferry.sim.channel import Switchboard
 from kvferry.sim.costs.cost_model import COST_MODELS
 from kvferry.specs.errors import InputError, pick
 from kvferry.specs.scenario import Scenario
@@ -34,6 +37,8 @@ class SimWorld:
         if needs.codec is not None:
             device = device.model_copy(update={"decompressor": device.decompressor.of(needs.codec)})
         self._given = inputs
+        env = simpy.Environment()
+        accesses = Accesses(env)
         self.machine = SimMachine(
             device,
             scenario.model,
@@ -44,8 +49,12 @@ class SimWorld:
             load={loaded: load} if load else {},
             memory_bytes=scenario.budget.memory_bytes,
             selections=None if needs.kv is None else selections(scenario, needs.kv, inputs.selections),
+            uplink=None if scenario.link.up is None else link_trace(scenario.link.up),
             tell=tell,
+            env=env,
+            switchboard=Switchboard(env, accesses),
         )
+        accesses.connect(DEVICE, self.machine.access)
         self._modelled = None if needs.codec is None else ModelledContexts(scenario, needs.codec)
         self._main = device.main
 

@@ -13,6 +13,7 @@ from kvferry.backends.sim.machine import SimMachine
 from kvferry.machine.machine import Machine
 from kvferry.machine.ops import Chunks, Extents, Number, Op, Select, Selection
 from kvferry.scenarios.loader import load_device, load_model
+from kvferry.sim.access import Accesses
 from kvferry.sim.channel import Switchboard
 from kvferry.sim.cost import Cost
 from kvferry.sim.costs.cost_model import CostModel
@@ -145,6 +146,67 @@ def live() -> World:
     return World(device, cloud, n_bytes, capacity_bytes, close)
 
 
+@dataclass(frozen=True)
+class Party:
+    """Several devices of one profile and a cloud that know each other; None: bytes take what they really take."""
+
+    devices: dict[str, Machine]
+    cloud: Machine
+    bytes_per_s: float | None
+    close: Callable[[], None] = lambda: None
+
+
+NAMES = ("phone_a", "phone_b", "phone_c")
+
+
+def fake_party() -> Party:
+    env, rate = simpy.Environment(), 100.0
+    board = Switchboard(env, lambda sender, receiver, n_bytes: env.timeout(n_bytes / rate))
+    made = {name: FakeMachine(name, env=env, switchboard=board) for name in (*NAMES, "cloud")}
+    return Party({name: made[name] for name in NAMES}, made["cloud"], rate)
+
+
+def sim_party() -> Party:
+    env, rate = simpy.Environment(), 1e4
+    device, model = load_device("tiny"), load_model("tiny")
+    accesses = Accesses(env)
+    board = Switchboard(env, accesses)
+    made = {}
+    for name in (*NAMES, "cloud"):
+        link = RateTrace.constant(rate)
+        machine = SimMachine(device, model, link, name=name, rtt_s=0.01, costs=fixed_cost, env=env, switchboard=board)
+        made[name] = machine
+        if name in NAMES:
+            accesses.connect(name, machine.access)
+    return Party({name: made[name] for name in NAMES}, made["cloud"], rate)
+
+
+def live_party() -> Party:
+    from kvferry.backends.live.engine.channel import SocketSwitchboard
+    from kvferry.backends.live.engine.environment import WallClockEnvironment
+    from kvferry.backends.live.engine.machine import LiveMachine
+
+    class Idle:
+        def run(self, op: Op, request: int | None, inputs: object = ()) -> None:
+            return None
+
+    folder = tempfile.TemporaryDirectory(prefix="kvferry-")
+    env = WallClockEnvironment()
+    board = SocketSwitchboard(env, folder.name)
+    made = {
+        name: LiveMachine(name, Idle(), capacity_bytes=1e6, switchboard=board, env=env) for name in (*NAMES, "cloud")
+    }
+
+    def close() -> None:
+        for machine in made.values():
+            machine.close()
+        board.close()
+        folder.cleanup()
+
+    return Party({name: made[name] for name in NAMES}, made["cloud"], None, close)
+
+
+PARTIES: dict[str, Callable[[], Party]] = {"fake": fake_party, "sim": sim_party, "live": live_party}
 WORLDS: dict[str, Callable[[], World]] = {"fake": fake, "sim": sim, "live": live}
 
 

@@ -1,0 +1,55 @@
+"""How messages between machines cross: over the sender's uplink and the receiver's downlink."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import simpy
+
+from kvferry.sim.link import Link
+
+
+@dataclass(frozen=True)
+class Access:
+    """A machine's way to the network: the bottleneck of either direction, and half the round trip on the far side.
+
+    What it sends passes `up` and arrives half the RTT later; what is sent to it reaches `down` half the RTT after it
+    was sent. A message up and its answer down take one RTT, besides their bytes. Messages share `down` fairly with the
+    machine's fetches, as one flow for each sender.
+    """
+
+    up: Link
+    down: Link
+    rtt_s: float = 0.0
+
+
+class Accesses:
+    """The `carry` of a Switchboard for machines by name. A machine without an access, a cloud say, costs nothing.
+
+    Messages of one direction arrive in the order in which they were sent. Left out: the inside of the network, and
+    header bytes.
+    """
+
+    def __init__(self, env: simpy.Environment, machines: Mapping[str, Access] | None = None) -> None:
+        self._env = env
+        self._machines = dict(machines or {})
+
+    def connect(self, name: str, access: Access) -> None:
+        """Give a machine its access."""
+        self._machines[name] = access
+
+    def __call__(self, sender: str, receiver: str, n_bytes: float) -> simpy.Event:
+        """Fires when a message of so many bytes has arrived; fails with LinkDown when a trace ends before."""
+        here, there = self._machines.get(sender), self._machines.get(receiver)
+        flow, label = ("message", sender, receiver), "Message"
+        if here is None and there is None:
+            return self._env.timeout(0)
+        if there is None:
+            assert here is not None
+            return here.up.transfer(flow, n_bytes, label=label, before_s=0.0, behind_s=here.rtt_s / 2)
+        # Handed to `down` at once: it serves a flow in the order in which it was handed over.
+        after = (
+            ()
+            if here is None
+            else (here.up.transfer(flow, n_bytes, label=label, before_s=0.0, behind_s=here.rtt_s / 2),)
+        )
+        return there.down.transfer(flow, n_bytes, after, label=label, before_s=there.rtt_s / 2, behind_s=0.0)

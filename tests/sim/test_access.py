@@ -1,0 +1,95 @@
+"""What messages between machines cost, by hand: bytes on an up- and a downlink, and half the round trip either way."""
+
+import pytest
+import simpy
+
+from kvferry.sim.access import Access, Accesses
+from kvferry.sim.channel import Switchboard
+from kvferry.sim.link import Link
+from kvferry.specs.errors import LinkDown
+from kvferry.traces.rate import RateTrace
+
+MB = 1e6
+
+
+def silent(span: object) -> None:
+    pass
+
+
+def access(
+    env: simpy.Environment, up: RateTrace | float = 1 * MB, down: float = 10 * MB, rtt_s: float = 0.02
+) -> Access:
+    up = up if isinstance(up, RateTrace) else RateTrace.constant(up)
+    return Access(Link(env, up, 0.0, silent, "uplink"), Link(env, RateTrace.constant(down), rtt_s, silent), rtt_s)
+
+
+def test_a_question_and_its_answer_by_hand() -> None:
+    # 100 kB up at 1 MB/s and half of 20 ms: 0.11 s. 1 MB down at 10 MB/s and the other half: 0.22 s in all.
+    env = simpy.Environment()
+    board = Switchboard(env, Accesses(env, {"phone": access(env)}))
+    times_s: list[float] = []
+
+    def cloud() -> simpy.events.ProcessGenerator:
+        end = board.open("cloud", "phone")
+        yield end.receive()
+        times_s.append(env.now)
+        yield end.send("answer", 1 * MB)
+
+    def phone() -> simpy.events.ProcessGenerator:
+        end = board.open("phone", "cloud")
+        end.send("question", 100e3)
+        assert (yield end.receive()) == "answer"
+        times_s.append(env.now)
+
+    env.process(cloud())
+    env.run(until=env.process(phone()))
+    assert times_s == pytest.approx([0.11, 0.22])
+
+
+def test_from_device_to_device_both_ways_cost() -> None:
+    # Up at 1 MB/s with 10 ms behind it, then 20 ms before a downlink of 10 MB/s: 0.1 + 0.01 + 0.02 + 0.01 s.
+    env = simpy.Environment()
+    carry = Accesses(env, {"a": access(env), "b": access(env, rtt_s=0.04)})
+    env.run(until=carry("a", "b", 100e3))
+    assert env.now == pytest.approx(0.14)
+
+
+def test_messages_share_the_downlink_with_fetches() -> None:
+    # 1 MB each at 10 MB/s: alone 0.1 s, together 0.2 s; both begin after half the round trip.
+    env = simpy.Environment()
+    here = access(env)
+    fetched = here.down.transfer(0, 1 * MB)
+    env.run(until=env.all_of([Accesses(env, {"phone": here})("cloud", "phone", 1 * MB), fetched]))
+    assert env.now == pytest.approx(0.01 + 0.2 + 0.01)  # a fetch has the other half of the round trip behind it
+
+
+def test_the_order_of_messages_is_kept() -> None:
+    env = simpy.Environment()
+    board = Switchboard(env, Accesses(env, {"phone": access(env)}))
+    here, there = board.open("phone", "cloud"), board.open("cloud", "phone")
+    for number, n_bytes in enumerate((1e6, 1.0, 1e5, 0.0)):
+        here.send(number, n_bytes)
+    here.close()
+    got: list[object] = []
+
+    def cloud() -> simpy.events.ProcessGenerator:
+        while (message := (yield there.receive())) is not None:
+            got.append(message)
+
+    env.run(until=env.process(cloud()))
+    assert got == [0, 1, 2, 3]
+
+
+def test_a_message_over_a_link_that_ends_is_lost_and_its_sender_learns_of_it() -> None:
+    env = simpy.Environment()
+    short = RateTrace.constant(1.0).shifted(0.0)
+    short = RateTrace(short.edges_s, short.rates, "end")
+    board = Switchboard(env, Accesses(env, {"phone": access(env, up=short)}))
+    end = board.open("phone", "cloud")
+    end.send("nobody waits for this one", 1e9)
+
+    def phone() -> simpy.events.ProcessGenerator:
+        with pytest.raises(LinkDown):
+            yield end.send("lost", 1e9)
+
+    env.run(until=env.process(phone()))
