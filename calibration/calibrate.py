@@ -1,4 +1,4 @@
-"""The whole calibration: measure what is not yet in the journal, then write the profile's folder."""
+"""A whole calibration: measure what is not in the journal yet, then write the profile's folder."""
 
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -38,9 +38,9 @@ from kvferry.calibration.task import Task
 from kvferry.specs.device import DeviceSpec
 from kvferry.specs.errors import InputError, pick, unknown_name
 
-# What the processor's speed hardly touches.
+# Parts that hardly depend on the processor's speed.
 ONCE = ("storage", "power")
-# Told a task's name, how many are done, and of how many.
+# Called with a task's name, how many tasks are done, and of how many.
 Progress = Callable[[str, int, int], None]
 
 
@@ -67,7 +67,7 @@ def calibrate(
     rig = Rig(settings)
     check_device(settings.device)
     begun_with = surroundings(rig)  # before the model takes its part of the memory
-    _ = rig.spec  # a model that is not to be had ends it here
+    _ = rig.spec  # raises where there is no such model
     journal = Journal(folder, settings.to_json() | identity(), fresh=fresh)
     probe = folder / "probe"
     probe.mkdir(exist_ok=True)
@@ -100,8 +100,8 @@ def calibrate(
 
 
 def passes(rig: Rig, probe: Path, parts: Sequence[str]) -> Iterator[Task]:
-    """Everything several times over, storage and power once: a machine is slower for minutes now and then, and
-    nothing should have all its repetitions then."""
+    """All tasks several times over, those of storage and power once. A machine is slower for minutes now and then, and
+    no measurement should have all its repetitions in such a time."""
     often = [part for part in parts if part not in ONCE]
     for n in range(rig.settings.passes):
         for task in tasks(rig, probe, often):
@@ -110,7 +110,7 @@ def passes(rig: Rig, probe: Path, parts: Sequence[str]) -> Iterator[Task]:
 
 
 def tasks(rig: Rig, probe: Path, parts: Sequence[str]) -> Iterator[Task]:
-    """What is to be measured, once."""
+    """The tasks of these parts, each once."""
     settings = rig.settings
     by_part: dict[str, Callable[[], Iterator[Task]]] = {
         "compute": lambda: compute.tasks(rig),
@@ -129,7 +129,7 @@ def tasks(rig: Rig, probe: Path, parts: Sequence[str]) -> Iterator[Task]:
 
 
 def surroundings(rig: Rig) -> dict[str, Any]:
-    """What the profile says of memory, and the circumstances."""
+    """The memory and the other circumstances that the profile mentions."""
     told = environment() | {"free_memory_bytes": memory_bytes("MemAvailable")}
     if rig.on_cuda:
         index = torch.device(rig.settings.device).index or 0

@@ -1,4 +1,4 @@
-"""What ops of a model session take on the idle device: seconds per op, by context, tokens and attended blocks."""
+"""Seconds that ops of a model session take on the idle device, by context, tokens and attended blocks."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -14,7 +14,7 @@ from kvferry.calibration.task import Task
 from kvferry.machine.ops import Advance, DecodeStep, KvRef, Op, Prefill, Project
 from kvferry.traces.chunks import CHUNK_TOKENS, causal_blocks
 
-# Answered after a question: their contexts lie around the grid point.
+# Tokens that are decoded: their contexts lie around the grid point.
 _ANSWERED = 8
 # A session has at least some context.
 _LEAST_CONTEXT = 64
@@ -62,7 +62,7 @@ def column(rig: Rig, before: int, tokens: int, density: float) -> list[Measureme
             return running.seconds(ops, request)
 
         if isinstance(attention, BlockSparse):
-            once()  # is compiled, which takes longer than all repetitions
+            once()  # the first call compiles, which takes longer than all repetitions
         rows = np.array(repeated(once, least=len(ops), seconds=rig.settings.point_s / rig.settings.passes)).reshape(
             -1, len(ops)
         )
@@ -102,7 +102,7 @@ def answers(rig: Rig, before: int) -> list[Measurement]:
             request, _ = running.loaded()
             running.seconds([Prefill(1, context)], request)
             steps = [DecodeStep(1, context + 1 + n) for n in range(_ANSWERED)]
-            # One after the other, as nobody knows the next token before.
+            # One after the other, as a token is known only when it is decoded.
             return [seconds for step in steps for seconds in running.seconds([step], request)]
 
         values = repeated(once, least=_ANSWERED, seconds=rig.settings.point_s / rig.settings.passes)

@@ -1,4 +1,4 @@
-"""How much paths slow each other on this device: decoder, compute thread, server and client share its cores."""
+"""How much the paths slow each other: decoder, compute thread, server and client share the device's cores."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,11 +11,11 @@ from kvferry.calibration.task import Task
 from kvferry.calibration.unplanned_load import loading
 from kvferry.traces.chunks import CHUNK_TOKENS
 
-# The rate at which the link's share of the cores is taken; a profile says it, as slowdowns go in proportion.
+# The link's rate during the measurement. It is part of the profile, as the slowdown is proportional to it.
 LINK_BYTES_PER_S = 40e6
-# Of a chunk: the size in the middle of those whose decoding is measured.
+# Tokens of a chunk: in the middle of the sizes whose decoding is measured.
 _TOKENS = CHUNK_TOKENS // 2
-# A path that was hardly busy says nothing of what it does while it is.
+# A path that was busy for a smaller share of the time counts as busy for this share: noise is not divided by almost 0.
 _LEAST_BUSY = 0.05
 
 
@@ -25,10 +25,10 @@ def tasks(rig: Rig, folder: Path) -> Iterator[Task]:
 
 
 def beside_decoding(rig: Rig, folder: Path) -> list[Measurement]:
-    """Per pair, seconds of the one beside the other over seconds alone, the two in turns.
+    """For each pair of paths, seconds of one beside the other over its seconds alone, measured alternately.
 
-    KV comes in as in a load, as fast as it goes: fetched, decoded, put into a session. What all of that takes from the
-    processor is put down to the decoder, per second that it is busy.
+    KV streams in as in a load, as fast as possible: fetched, decoded, put into a session. The whole slowdown of the
+    processor is attributed to the decoder, per second that it is busy.
     """
     compute, decompress, copy, alone = [], [], [], []
     with loading(rig, folder, CODECS[0], _TOKENS, LINK_BYTES_PER_S) as load:
@@ -47,7 +47,7 @@ def beside_decoding(rig: Rig, folder: Path) -> list[Measurement]:
 
 
 def beside_the_link(rig: Rig, folder: Path) -> list[Measurement]:
-    """The same of a link at a rate, whose bytes need no decoding and are thrown away."""
+    """The same for the link at a fixed rate; its bytes are not decoded and are thrown away."""
     compute = []
     with loading(rig, folder, None, _TOKENS, LINK_BYTES_PER_S) as load:
         for _ in range(_rounds(rig)):
@@ -61,7 +61,7 @@ def _rounds(rig: Rig) -> int:
 
 
 def _slowdown(ratio: float, busy: float) -> float:
-    """While the other is busy, from the ratio over a time of which it was busy for a share."""
+    """The slowdown while the other path is busy, from the mean slowdown and the share of the time that it was busy."""
     return 1 + (ratio - 1) / max(busy, _LEAST_BUSY)
 
 

@@ -1,4 +1,4 @@
-"""What handing one op to the live machine's worker costs, whatever the op."""
+"""The cost of handing one op to a worker of the live machine, whatever the op."""
 
 from collections.abc import Iterator
 from time import perf_counter
@@ -27,7 +27,7 @@ def tasks(settings: Settings) -> Iterator[Task]:
 
 
 def dispatch(settings: Settings) -> Measurement:
-    """Seconds from handing over an empty op to having its ticket fire."""
+    """Seconds from submitting an empty op until its ticket fires."""
     with LiveMachine("device", _Nothing(), capacity_bytes=1.0) as machine:
 
         def trips() -> simpy.events.ProcessGenerator:

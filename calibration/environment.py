@@ -1,4 +1,4 @@
-"""What a calibration depends on besides the device: clocks, governor, versions. Neither host names nor paths."""
+"""What measurements depend on besides the device: clocks, governor, versions. No host names, no paths."""
 
 import os
 import platform
@@ -13,7 +13,7 @@ _CPU = Path("/sys/devices/system/cpu")
 
 
 def identity() -> dict[str, str]:
-    """What measurements may not be mixed across: the processor, and the software that was measured."""
+    """The processor and the versions of the measured software: measurements of different ones are not mixed."""
     return {"cpu": cpu_model(), "kvferry": VERSION} | versions()
 
 
@@ -28,7 +28,7 @@ def versions() -> dict[str, str]:
 
 
 def environment() -> dict[str, Any]:
-    """As it is now; what the system does not tell is None."""
+    """The present state; None for what the system does not report."""
     return {
         "cpu": cpu_model(),
         "cores": usable_cores(),
@@ -61,14 +61,14 @@ def cpu_model() -> str:
 
 
 def clock_mhz() -> float | None:
-    """Of the first core, now."""
+    """The first core's present clock."""
     now = _khz(_CPU / "cpu0/cpufreq/scaling_cur_freq")
     told = (line.split(":")[1] for line in _lines(Path("/proc/cpuinfo")) if line.startswith("cpu MHz"))
     return now if now is not None else next((float(mhz) for mhz in told), None)
 
 
 def memory_bytes(key: str) -> float | None:
-    """MemTotal, MemAvailable ...; None where the system does not tell."""
+    """MemTotal, MemAvailable ...; None where the system does not report it."""
     found = (line.split()[1] for line in _lines(Path("/proc/meminfo")) if line.startswith(key + ":"))
     return next((float(kib) * 1024 for kib in found), None)
 

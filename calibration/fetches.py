@@ -1,4 +1,4 @@
-"""What a fetch takes on the device itself: the chunk server on loopback, the client that pipelines use."""
+"""The cost of a fetch on the device itself: the chunk server on loopback, and the client that live runs use."""
 
 import os
 import threading
@@ -23,8 +23,8 @@ CHUNK_BYTES, SMALL_BYTES = 2**17, 64
 _AHEAD = FETCHES_AHEAD
 
 
-class Anyone(threading.Event):
-    """Nobody counts the bytes of these fetches, and nobody calls them off."""
+class Uncounted(threading.Event):
+    """A transfer whose bytes are not counted, and which is never cancelled."""
 
     def moved(self, n_bytes: float) -> None:
         pass
@@ -41,14 +41,14 @@ def fetches(settings: Settings, folder: Path) -> list[Measurement]:
             seconds = []
             for n in range(20):
                 began_s = perf_counter()
-                client.fetch(unit(n % LAYERS, large=False), None, Anyone())
+                client.fetch(unit(n % LAYERS, large=False), None, Uncounted())
                 seconds.append(perf_counter() - began_s)
             return seconds
 
         def large() -> list[float]:
             began_s = perf_counter()
             with ThreadPoolExecutor(_AHEAD) as threads:
-                list(threads.map(lambda l: client.fetch(unit(l), None, Anyone()), range(LAYERS)))
+                list(threads.map(lambda l: client.fetch(unit(l), None, Uncounted()), range(LAYERS)))
             return [LAYERS * HEADS * CHUNK_BYTES / (perf_counter() - began_s)]
 
         requests = repeated(small, least=40, seconds=settings.point_s / settings.passes)

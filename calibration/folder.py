@@ -1,4 +1,4 @@
-"""What a calibration leaves behind: a profile, its tables, and every measurement with its circumstances."""
+"""The folder that a calibration writes: a profile, its tables, and every measurement with its circumstances."""
 
 import csv
 import io
@@ -64,7 +64,7 @@ def write(
     if reads:
         write_file(folder / "storage.csv", storage_csv(reads))
     write_file(folder / "calibration.json", (json.dumps(record, indent=1) + "\n").encode())
-    # Last: whoever sees it sees the rest.
+    # Last: where there is a profile, the other files are complete.
     write_file(folder / PROFILE, content)
     return folder / PROFILE
 

@@ -35,7 +35,7 @@ LINK = "link.csv"
 
 @dataclass(frozen=True)
 class Sources:
-    """Files by who wrote them."""
+    """Files by the program that wrote them."""
 
     llama_bench: tuple[JsonValue, ...]
     fio: tuple[JsonValue, ...]
@@ -114,7 +114,7 @@ def recognised(files: Sequence[Path]) -> Sources:
 
 
 def model_of(bench: LlamaBench, reference: str | None, place: str) -> ModelSpec:
-    """What llama-bench ran, its weights and KV as wide as there. Raises InputError when nobody knows the model."""
+    """The model that llama-bench ran, with the widths of its weights and KV. Raises InputError for an unknown model."""
     if reference is not None:
         described = load_model(reference)
         if abs(described.parameters / bench.parameters - 1) > _SAME_MODEL:
@@ -211,7 +211,7 @@ def _base_processors(draft: Draft, base: DeviceSpec) -> None:
 
 
 def _link(sources: Sources, folder: Path, say: Callable[[str], None]) -> dict[str, Any] | None:
-    """The link that iperf3 saw, as a trace beside the profile."""
+    """Write the link that iperf3 measured as a trace beside the profile."""
     if not sources.iperf3:
         return None
     if len(sources.iperf3) > 1:
@@ -229,7 +229,7 @@ def _link(sources: Sources, folder: Path, say: Callable[[str], None]) -> dict[st
 
 
 def _rtt_s(content: JsonValue) -> float | None:
-    """What TCP saw, from the sender's side; None where iperf3 does not say."""
+    """TCP's round trip on the sender's side; None where iperf3 does not report it."""
     streams = content.key("end").get("streams", [])
     for stream in streams.items():
         rtt = stream.get("sender", {}).get("mean_rtt", None)

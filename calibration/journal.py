@@ -1,4 +1,4 @@
-"""What has been measured so far, line by line: whoever is killed goes on from there."""
+"""The measurements so far, line by line. A calibration that was killed goes on from there."""
 
 import errno
 import json
@@ -16,13 +16,14 @@ _MOST_BYTES = 64 * 2**20
 
 
 class Journal:
-    """Tasks by name, each with what it measured. The first line says under which settings; they must agree.
+    """Tasks by name, each with its measurements. The first line has the settings, which must be the same.
 
-    A last line without its end was being written when its writer was killed: it does not count.
+    A last line without a line end does not count: its writer was killed.
     """
 
     def __init__(self, folder: Path, settings: Mapping[str, Any], *, fresh: bool = False) -> None:
-        """Go on with the folder's journal, or begin one. Raises InputError when it is of other settings, or none."""
+        """Continue the folder's journal, or begin one. Raises InputError for a journal of other settings, or another
+        file."""
         self.path = folder / NAME
         self.done: dict[str, list[Measurement]] = {}
         head = json.dumps({"format": _FORMAT, "settings": dict(settings)})
@@ -38,7 +39,7 @@ class Journal:
             raise _cannot(self.path, error) from None
 
     def add(self, task: str, measurements: Sequence[Measurement]) -> None:
-        """Keep what a task measured. Raises KvferryError when the disk is full."""
+        """Write a task's measurements. Raises KvferryError when the disk is full."""
         line = json.dumps({"task": task, "measured": [measurement.to_json() for measurement in measurements]})
         try:
             with self.path.open("a", encoding="utf-8") as file:

@@ -1,4 +1,4 @@
-"""Values of a JSON file that somebody else's program wrote: whatever is not as expected is said with its key."""
+"""Values of a JSON file that another program wrote; an error names the file and the key."""
 
 import json
 from collections.abc import Iterator
@@ -60,7 +60,7 @@ def read_json(path: Path) -> Any:
         raise InputError(f"{path}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise InputError(f"{path}: is not text; JSON is needed") from None
-    # fio says first, in the same place, what it does not like.
+    # fio prints its warnings before the JSON, into the same file.
     if text.lstrip()[:1] not in ("{", "[") and "\n{" in text:
         text = text[text.index("\n{") :]
     try:

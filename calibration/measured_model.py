@@ -1,4 +1,4 @@
-"""The model on its device, inside the live machine: every op is measured where loads run it."""
+"""A model on its device, inside a live machine: ops are measured where loads run them."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,14 +26,14 @@ from kvferry.traces.chunks import CHUNK_TOKENS
 
 
 class Rig:
-    """Loads the model when it is first needed."""
+    """The model that is measured, loaded when it is first needed."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
 
     @cached_property
     def model(self) -> PreTrainedModel:
-        """Raises InputError when it is not to be had, or does not fit."""
+        """Raises InputError when there is no such model, or it does not fit."""
         settings = self.settings
         torch.set_num_threads(settings.threads)
         if not settings.random_weights:
@@ -49,7 +49,7 @@ class Rig:
 
     @cached_property
     def spec(self) -> ModelSpec:
-        """The model's dimensions, under the name that its tables have: without the folders on the way to it."""
+        """The model's dimensions; its name is that of its folder."""
         if self.settings.random_weights:
             return spec_of(self.model, loader.load_model(self.settings.model).name)
         return spec_of(self.model, Path(self.settings.model).name)
@@ -59,7 +59,7 @@ class Rig:
         return self.settings.device.startswith("cuda")
 
     def context(self, tokens: int, seed: int = 0) -> tuple[int, ...]:
-        """Token ids drawn at random: what an op takes does not depend on them."""
+        """Random token ids: the time of an op does not depend on them."""
         return tuple(np.random.default_rng(seed).integers(0, self.spec.vocabulary, tokens).tolist())
 
     @contextmanager
@@ -93,7 +93,7 @@ class Running:
         return self._last, session
 
     def seconds(self, ops: Sequence[Op], request: int) -> list[float]:
-        """Of each op, handed over one after the other as loads do: what its worker was at it, from start to end."""
+        """Seconds that each op ran, from start to end; ops are submitted one after the other, as loads do."""
         seconds = []
         for op in ops:
             ticket = self.machine.submit(op, request=request)

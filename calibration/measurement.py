@@ -1,4 +1,4 @@
-"""One thing measured, with all its repetitions."""
+"""A measured quantity with all its repetitions."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ class Measurement:
 
     @property
     def spread(self) -> float:
-        """Between the quartiles, relative to what is typical."""
+        """The distance between the quartiles over the typical value."""
         low, high = np.quantile(self.values, [0.25, 0.75])
         return float((high - low) / self.typical) if self.typical else 0.0
 
@@ -33,7 +33,7 @@ class Measurement:
 
     @classmethod
     def from_json(cls, told: Any) -> "Measurement":
-        """Raises ValueError, TypeError, KeyError or AttributeError for what is no measurement."""
+        """Raises ValueError, TypeError, KeyError or AttributeError for anything but a measurement."""
         values = tuple(float(value) for value in told["values"])
         at = {str(feature): float(value) for feature, value in told["at"].items()}
         if not values or not np.isfinite(values).all():
@@ -44,7 +44,7 @@ class Measurement:
 def typical(values: Sequence[float]) -> float:
     """The mean without the tenth at either end.
 
-    No median: many a machine is at one of two speeds at a time, and a load, which takes both, takes their mean.
+    Not the median: many machines change between two speeds, and a load that meets both takes their mean.
     """
     ordered = np.sort(np.asarray(values, dtype=float))
     left_out = len(ordered) // 10
@@ -52,7 +52,7 @@ def typical(values: Sequence[float]) -> float:
 
 
 def merged(measurements: Iterable[Measurement]) -> list[Measurement]:
-    """What was measured in several passes, with all its repetitions as one: the same thing, unit and point."""
+    """Measurements of the same quantity, unit and point joined into one, as those of several passes."""
     found: dict[tuple[str, str, tuple[tuple[str, float], ...]], list[float]] = {}
     for m in measurements:
         found.setdefault((m.what, m.unit, tuple(sorted(m.at.items()))), []).extend(m.values)
@@ -63,7 +63,7 @@ def merged(measurements: Iterable[Measurement]) -> list[Measurement]:
 
 
 def only(measurements: Sequence[Measurement], what: str) -> list[Measurement]:
-    """Those of one kind, by the point that they belong to."""
+    """Measurements of one quantity, ordered by their points."""
     return sorted((m for m in measurements if m.what == what), key=lambda m: tuple(m.at.values()))
 
 

@@ -1,4 +1,4 @@
-"""Power at rest and at work, where something on the device tells: zeus (NVML, Jetson, RAPL), else RAPL in sysfs."""
+"""Power at rest and under load, where the device reports it: by zeus (NVML, Jetson, RAPL), else by RAPL in sysfs."""
 
 from collections.abc import Callable, Iterator
 from importlib import import_module
@@ -18,7 +18,8 @@ _WINDOW_S = 2.0
 
 
 class Meter(NamedTuple):
-    """`joules` during a piece of work, by component: processor, memory ..., and what tells them."""
+    """`joules` returns the energy that a piece of work takes, by component (processor, memory ...); `source` reports
+    it."""
 
     source: str
     joules: Callable[[Callable[[], None]], dict[str, float]]
@@ -29,7 +30,7 @@ def tasks(rig: Rig) -> Iterator[Task]:
 
 
 def power(rig: Rig) -> list[Measurement]:
-    """Watts of each component at rest and while it computes; where nothing tells, a note that says so."""
+    """Watts of each component at rest and under load; where nothing reports them, a note."""
     meter = meter_here()
     if meter is None:
         return [Measurement(what="no_power_meter", unit="", values=(1.0,))]
@@ -43,7 +44,7 @@ def power(rig: Rig) -> list[Measurement]:
 
 
 def meter_here() -> Meter | None:
-    """The first that works."""
+    """The first meter that works."""
     if find_spec("zeus") is not None:
         meter = _zeus()
         if meter is not None:
@@ -52,7 +53,7 @@ def meter_here() -> Meter | None:
 
 
 def rapl(folder: Path) -> Meter | None:
-    """The packages' energy counters in sysfs; None where there are none, or only root may read them."""
+    """The processor packages' energy counters in sysfs; None where there are none, or only root may read them."""
     packages = [zone for zone in sorted(folder.glob("intel-rapl:*")) if zone.name.count(":") == 1]
     try:
         for zone in packages:

@@ -1,4 +1,4 @@
-"""What is measured, and under which circumstances: what a journal belongs to."""
+"""What is measured, and how: a journal belongs to one set of settings."""
 
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -21,7 +21,7 @@ class Settings:
     # CPU threads of one op.
     threads: int = 1
     attention: Attention = "dense"
-    # Of the decompressor.
+    # Processes that decompress.
     workers: int = 1
     # The longest context; grid points halve from there down to one token chunk.
     context: int = 8 * CHUNK_TOKENS
@@ -85,15 +85,15 @@ class Settings:
 
     @property
     def layers(self) -> int:
-        """So many layers of a column are run at most: they are alike."""
+        """The most layers of a column that are run: layers are alike."""
         return 8 if self.attention == "dense" else 4
 
     @property
     def passes(self) -> int:
-        """How often all is gone through that the processor does."""
+        """How often all tasks of the processor are gone through."""
         return 1 if self.quick else 4
 
     @property
     def point_s(self) -> float:
-        """How long one point may take in all passes, where one repetition does not take longer."""
+        """Seconds for one point in all passes, unless a single repetition takes longer."""
         return 0.1 if self.quick else 1.0

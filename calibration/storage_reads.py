@@ -1,4 +1,5 @@
-"""Random reads by block size and commands under way, by this project's own storage path and by fio where it is."""
+"""Rates of random reads by block size and depth, through this project's storage path and with fio where it is
+installed."""
 
 import json
 import os
@@ -36,7 +37,7 @@ def tasks(settings: Settings, folder: Path) -> Iterator[Task]:
 
 
 def reads(settings: Settings, folder: Path, block_bytes: int, depth: int) -> list[Measurement]:
-    """Bytes per second of random reads past the page cache; nothing where the file system has no way past it."""
+    """Bytes per second of random reads past the page cache; a note where the file system does not allow them."""
     path = probe_file(settings, folder)
     at = {"block_bytes": float(block_bytes), "depth": float(depth)}
     ours = own_rates(settings, path, block_bytes, depth)

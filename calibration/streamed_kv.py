@@ -1,4 +1,4 @@
-"""Streamed KV as loads have it: decoded by the workers of a CodecPool and put into the session, a layer at a time."""
+"""Seconds that streamed KV takes, layer by layer: decoding by a CodecPool's workers, and copying into the session."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -9,9 +9,9 @@ from kvferry.calibration.task import Task
 from kvferry.calibration.unplanned_load import Phase, loading
 from kvferry.traces.chunks import CHUNK_TOKENS
 
-# Those that are entropy-coded, the one whose rate is the profile's own first.
+# The entropy-coded ones; the first one's rate is the profile's default.
 CODECS = ("huffman", "cachegen")
-# Faster than any decoder: there is always a piece for it.
+# Faster than any decoder, which so never waits for a piece.
 _LINK_BYTES_PER_S = 1e9
 
 
@@ -25,15 +25,15 @@ def tasks(rig: Rig, folder: Path) -> Iterator[Task]:
 def streaming(rig: Rig, folder: Path, name: str, tokens: int) -> list[Measurement]:
     """Seconds of decoding a piece, and of putting it where the session keeps it, while nothing is computed.
 
-    In a stream and not by themselves: threads that pass pieces on wait for the interpreter, and caches hold what
-    the others left there.
+    Pieces are measured in a stream and not one by one: there, threads wait for the interpreter, and caches hold other
+    threads' data, as in a load.
     """
     with loading(rig, folder, name, tokens, _LINK_BYTES_PER_S) as load:
         return pieces(rig, name, tokens, [load.phase(stream=True)])
 
 
 def pieces(rig: Rig, name: str, tokens: int, phases: Sequence[Phase]) -> list[Measurement]:
-    """What phases of nothing but streaming tell of pieces."""
+    """The seconds of pieces, from phases in which KV only streams."""
     values = float(2 * tokens * rig.spec.head_dim * rig.spec.kv_heads)
     at = {"values": values, "workers": float(rig.settings.workers)}
     placed = {"bytes": values * rig.spec.kv_value_bytes}

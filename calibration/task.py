@@ -1,4 +1,4 @@
-"""One step of a calibration: what is done as a whole, or again."""
+"""One step of a calibration. A step that was interrupted is done again as a whole."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -7,7 +7,7 @@ from kvferry.calibration.measurement import Measurement
 
 
 class Task(NamedTuple):
-    """A name that stays the same under the same settings, and what measures."""
+    """A name, the same under the same settings, and the function that measures."""
 
     name: str
     measure: Callable[[], list[Measurement]]

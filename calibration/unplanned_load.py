@@ -1,4 +1,8 @@
-"""A load without a plan, for measuring: a processor that computes and KV that streams in, either or both."""
+"""A processor that computes while KV streams in, either or both, for as long as is measured.
+
+A load of a pipeline (``pipelines.loading``) fetches every chunk once and ends. Here layers are fetched and placed over
+and over, so that the stream lasts as long as the computing beside it.
+"""
 
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -27,13 +31,13 @@ from kvferry.traces.chunks import causal_blocks
 
 # Seconds of streaming alone.
 _WINDOW_S = 0.5
-# The session that streamed KV goes to.
+# The session that receives the streamed KV.
 _STREAMED = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """Seconds of the computed column (0: none), of every piece decoded and of every one put into the session, and the
+    """Seconds of the computed column (0: none was), of every decoded piece and of every copy into the session, and the
     shares of the phase in which decoder and link were busy."""
 
     compute_s: float
@@ -51,12 +55,12 @@ class Load:
     ) -> None:
         self._machine, self._runner, self._rig, self._spans = machine, runner, rig, spans
         self._tokens, self._decodes = tokens, decodes
-        # The one whose column is computed: another each time.
+        # The session whose column is computed: a new one each time.
         self._request = _STREAMED + 1
         self._enough = False
 
     def phase(self, compute: bool = False, stream: bool = False) -> Phase:
-        """Compute a column of the model, or wait a while; KV streams in all the time, or not at all."""
+        """Compute a column of the model, or wait a while; with `stream`, KV streams in all the time."""
         ops, request = self._column() if compute else ([], 0)
         env = self._machine.env
         began_s, ended_s = env.run(until=env.process(self._phase(ops, request, stream)))
@@ -78,7 +82,8 @@ class Load:
         yield env.timeout(_WINDOW_S / 10)  # in full swing
         began_s = env.now
         if ops:
-            # One after the other, as loads decide what to compute: who has waited gets a core sooner than who ran on.
+            # One after the other, as loads submit them: after a wait, the thread gets a core sooner than one that ran
+            # on.
             for op in ops:
                 yield self._machine.submit(op, request=request)
         else:
@@ -109,7 +114,7 @@ class Load:
         yield machine.env.all_of(under_way)
 
     def _column(self) -> tuple[list[Op], int]:
-        """Ops of a chunk behind one that is there, in a session of their own."""
+        """The ops of a chunk after one that is present, in a session of its own."""
         rig, layers = self._rig, self._rig.spec.layers
         self._runner.close(self._request)
         self._request += 1
@@ -126,8 +131,8 @@ class Load:
 
 @contextmanager
 def loading(rig: Rig, folder: Path, codec_name: str | None, tokens: int, bytes_per_s: float) -> Iterator[Load]:
-    """A load over the chunk server beside it, in token chunks of `tokens`: one that streams in, one that is computed
-    after it. Without a codec nothing is decoded."""
+    """A stream from a chunk server, and a column to compute, in token chunks of `tokens`. Without a codec nothing is
+    decoded."""
     prompt = Prompt(rig.context(2 * tokens), rig.context(1, 1), 1)
     runner = SessionRunner(rig.model, lambda request: prompt, chunk_tokens=tokens)
     spans: list[Span] = []
@@ -169,7 +174,7 @@ def loading(rig: Rig, folder: Path, codec_name: str | None, tokens: int, bytes_p
 
 
 def _store(rig: Rig, folder: Path, codec_name: str, tokens: int) -> Path:
-    """One token chunk of KV, every layer with that of the model's first."""
+    """A store of one token chunk, whose layers all hold the KV of the model's first."""
     spec = rig.spec
     path = folder / f"load-{codec_name}-{tokens}.kvs"
     model = StoredModel(
@@ -191,7 +196,7 @@ def _store(rig: Rig, folder: Path, codec_name: str, tokens: int) -> Path:
 
 
 def piece(rig: Rig, name: str, tokens: int) -> list[bytes]:
-    """Encoded chunks of all heads of the model's first layer, of one token chunk: keys and values that it computed."""
+    """Encoded chunks of all heads of the model's first layer, of one token chunk."""
     session = Session(rig.model, rig.context(tokens), chunk_tokens=tokens)
     session.project(0, 0)
     sides = (session.kv.chunk(0, 0, h) for h in range(session.kv.heads))

@@ -1,4 +1,4 @@
-"""Conversations between processes on one machine, over a local socket. Messages are JSON and bytes, never code."""
+"""Channels between processes on one machine, over a local socket. Messages are JSON and bytes, never code."""
 
 import contextlib
 import json
@@ -26,14 +26,14 @@ _RETRY_S = 0.01
 
 
 class ChannelBroken(KvferryError):
-    """The peer never came, went without saying goodbye, or does not speak our language."""
+    """The peer never connected, closed its socket without ending the channel, or sent something that is no message."""
 
 
 class SocketSwitchboard:
     """Channels between machines by name; the machines may live in different processes that share a folder.
 
-    The folder should be private to its user: who can reach it can speak. Of two names the first in the alphabet
-    listens and the other calls, for at most `patience_s`.
+    The folder should be private to its user: every process that can reach it can send. Of two names, the first in the
+    alphabet listens and the other connects; either waits at most `patience_s`.
     """
 
     def __init__(self, env: WallClockEnvironment, folder: Path | str, patience_s: float = 30.0) -> None:
@@ -49,7 +49,7 @@ class SocketSwitchboard:
         return self._ends[name, peer]
 
     def close(self) -> None:
-        """Hang up every channel, said goodbye or not."""
+        """End every channel at once, closed or not."""
         for end in self._ends.values():
             end.hang_up()
 
@@ -68,9 +68,9 @@ class SocketSwitchboard:
 
 
 class LiveChannel:
-    """One end: a machine.Channel. Connects when first used; meanwhile and always, nothing waits in the caller's thread.
+    """One end: a machine.Channel. It connects when first used; no call waits in the caller's thread.
 
-    Messages are None's neighbours in JSON: booleans, numbers, text, lists, dicts with text keys; and tuples and bytes.
+    Messages are what JSON holds except null (booleans, numbers, text, lists, dicts with text keys), tuples and bytes.
     """
 
     def __init__(self, env: WallClockEnvironment, peer: str, connect: Callable[[], socket.socket]) -> None:
@@ -85,7 +85,8 @@ class LiveChannel:
         self._peer_closed = False
 
     def send(self, message: Any, n_bytes: float) -> LiveWork:
-        """Fires when the operating system has taken the whole message; its length is what it is, not `n_bytes`.
+        """The ticket fires when the operating system has taken the whole message. `n_bytes` is for models; the real
+        length is the message's own.
 
         Raises RuntimeError on a closed channel and TypeError for what no message can hold.
         """
@@ -97,19 +98,20 @@ class LiveChannel:
         return self._sender.do(lambda _: self._send(text, blobs))
 
     def receive(self) -> LiveWork:
-        """Fires with the next message, or None once the peer has closed; fails with ChannelBroken when it is gone."""
+        """The ticket fires with the next message, or with None once the peer has closed its end. It fails with
+        ChannelBroken when the peer is gone."""
         return self._receiver.do(lambda _: self._receive())
 
     def close(self) -> None:
-        """Say goodbye after what was sent; closing twice is harmless. What the peer still says can be received."""
+        """End this side after what was sent. What the peer still sends can be received. Closing twice is harmless."""
         if not self._closed:
             self._closed = True
             goodbye = self._sender.do(lambda _: self._send(b"", []))
-            # A peer that is gone already need not be told.
+            # It may fail: the peer may be gone already.
             goodbye.defused = True
 
     def hang_up(self) -> None:
-        """End the conversation at once: what waits for the peer fails."""
+        """Close the socket at once: tickets that wait for the peer fail."""
         self._closed = True
         if self._socket is not None:
             with contextlib.suppress(OSError):

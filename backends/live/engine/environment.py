@@ -19,8 +19,8 @@ class WallClockEnvironment(simpy.Environment):
     """`now` is the seconds since it was made. Processes, conditions, time-outs and interrupts are SimPy's own.
 
     Everything happens in the one thread that runs the environment, except `post`, `now` and what is done holding
-    `lock`. A time-out never fires early. Like its parent, `run` ends when nothing is left that could happen, and
-    fails when it was to wait for an event then; so a process that waits for what never comes is told so.
+    `lock`. A time-out never fires early. Like its parent, `run` returns when nothing can happen any more, and raises
+    RuntimeError if the event that it waits for has not happened by then.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class WallClockEnvironment(simpy.Environment):
     # among all that happens at once: interrupts and new processes first, then as scheduled.
 
     def restart(self) -> None:
-        """The clock begins at 0 again: for whoever had to make something ready. Nothing may have happened yet."""
+        """Set the clock to 0 again, after preparations that do not count. Nothing may have happened yet."""
         assert not self._queue and not self._expected
         self._origin_s, self._now = perf_counter(), 0.0
 
@@ -48,7 +48,7 @@ class WallClockEnvironment(simpy.Environment):
         super().schedule(event, priority, self.now - self._now + delay if delay else 0)
 
     def expect(self) -> None:
-        """One more answer from outside is to be waited for. Hold `lock`."""
+        """Wait for one more answer from outside. The caller holds `lock`."""
         self._expected += 1
 
     def post(self, deliver: Callable[[Any], None], answer: Any) -> None:

@@ -24,19 +24,17 @@ FETCHES_AHEAD = 8
 
 
 class Fetcher(Protocol):
-    """Whoever talks to the cloud. Called from several threads at once."""
+    """A client of the cloud. Several threads call it at once."""
 
     def fetch(self, chunks: Chunks, request: int | None, moving: Moving) -> bytes | memoryview:
-        """The encoded chunks. Tells `moving` of every piece as it arrives, and returns at once when that is set.
-
-        `moving.moved(0)` says that the first bytes are on their way.
-        """
+        """Returns the encoded chunks. Calls `moving.moved` for every piece that arrives, and returns at once when
+        `moving` is set. `moving.moved(0)` means that the first bytes are on their way."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """What a fetch's ticket fires with: for the machine's own decompressor, opaque to pipelines."""
+    """The value of a fetch's ticket. Only the machine's decompressor looks inside it."""
 
     chunks: Chunks
     payload: bytes | memoryview
@@ -45,7 +43,7 @@ class Fetched:
 class LiveLink(Worker):
     """Up to `ahead` fetches of a flow are under way at once, so that a flow in a row pays the round trip once.
 
-    Busy is the link while bytes arrive: from the first of a transfer to its last, the round trip before not.
+    The link is busy while bytes arrive: from a transfer's first byte to its last, without the round trip before it.
     """
 
     def __init__(self, env: WallClockEnvironment, fetcher: Fetcher, tell: Tell, ahead: int = FETCHES_AHEAD) -> None:
@@ -63,7 +61,7 @@ class LiveLink(Worker):
         self._times_s, self._totals_bytes = array("d", [0.0]), array("d", [0.0])
 
     def fetch(self, chunks: Chunks, after: Iterable[Ticket] = (), request: int | None = None) -> LiveWork:
-        """Fires with `Fetched`, behind everything that was fetched for this request before."""
+        """The ticket fires with `Fetched`, after all earlier fetches of the same request."""
         moving = Moving(self._arrived)
 
         def call(_: object) -> Fetched:
@@ -87,7 +85,8 @@ class LiveLink(Worker):
     # --- holding the lock ----------------------------------------------------------------------------------------
 
     def goodput_bytes_per_s(self, window_s: float) -> float | None:
-        """Bytes over the time they took to arrive, of the last `window_s`; None when nothing did."""
+        """Bytes that arrived in the last `window_s`, over the time in which the link was busy; None when nothing
+        came."""
         now = self.env.now
         busy_s = self._busy_flowing.busy_s(now - window_s, now)
         before = self._totals_bytes[bisect_right(self._times_s, now - window_s) - 1] if window_s < now else 0.0

@@ -1,4 +1,4 @@
-"""The real world as a Machine: ops on a real model, fetches from a real cloud, reads of a real disk."""
+"""The live Machine: ops on a real model, fetches from a real server, reads of a real disk."""
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,10 +23,10 @@ _SWITCH_INTERVAL_S = 1e-4
 
 
 class OpRunner(Protocol):
-    """A model session: what ops are done on. One thread calls it."""
+    """Carries out ops, on a model session for example. One thread calls it."""
 
     def run(self, op: Op, request: int | None, inputs: Sequence[Any]) -> Any:
-        """Do an op; what its ticket fires with. `inputs` is what the tickets of `after` fired with, in that order."""
+        """Carry out an op, and return the value of its ticket. `inputs` are the values of the tickets of `after`."""
         ...
 
 
@@ -41,27 +41,27 @@ class Switchboard(Protocol):
     def open(self, name: str, peer: str) -> Channel: ...
 
 
-# The next three are given what the tickets of `after` fired with, in that order.
-# Entropy-decodes what was fetched.
+# The last argument of the next three: the values of the tickets of `after`, in that order.
+# Entropy-decodes fetched chunks.
 Decode = Callable[[Decompress, int | None, Sequence[Any]], Any]
-# Puts KV where its tier says: what was decoded into the session, say.
+# Puts KV into a tier: decoded chunks into the session, for example.
 Place = Callable[[KvRef, str, int | None, Sequence[Any]], Any]
-# What is to be written.
+# Returns the bytes that a write writes.
 Source = Callable[[Extents, int | None, Sequence[Any]], bytes | bytearray | memoryview]
 
 
 def passed_on(_what: object, _to: object, _request: int | None, inputs: Sequence[Any]) -> Any:
-    """The first of what the work came after: nothing has to be done to it."""
+    """Returns the first input unchanged."""
     return inputs[0] if inputs else None
 
 
 class LiveMachine:
-    """A device at work, in wall-clock time. Each path has threads of its own; work goes from one to the next there.
+    """A device in wall-clock time. Each path (processors, copies, decompression, storage, link) has its own threads.
 
-    What a path lacks (`fetcher`, `decode`, `storage`, `source`) is told, as an InputError, when it is asked for.
-    `main` is the processor's name in spans; `others` are further processors by name. `nominal_s` says how long an op
-    takes on the idle device, and makes `compute_speed` known. `stream` makes a processor's or the copy path's stream
-    on a device that keeps order by itself (CUDA), by name; None: threads do the work.
+    A request for a path whose part is absent (`fetcher`, `decode`, `storage`, `source`) raises InputError. `main` is
+    the processor's name in spans; `others` are further processors by name. `nominal_s` returns how long an op takes on
+    the idle device; with it, `compute_speed` is known. `stream` returns the stream of a processor or of the copy path
+    by its name, on a device that keeps order by itself (CUDA); None: threads do the work.
 
     Use it in a `with` block: leaving it stops transfers and ends the threads.
     """
@@ -110,7 +110,7 @@ class LiveMachine:
 
     @property
     def storage_busy(self) -> Busy:
-        """When storage was at work."""
+        """When storage was busy."""
         return self._storing.busy
 
     def submit(
@@ -140,11 +140,11 @@ class LiveMachine:
         )
 
     def fetch(self, chunks: Chunks, *, after: Iterable[Ticket] = (), request: int | None = None) -> Ticket:
-        """Fires with `Fetched`."""
+        """The ticket fires with `Fetched`."""
         return _needed(self._link, "a fetcher, to fetch from the cloud").fetch(chunks, after, request)
 
     def read(self, extents: Extents, *, after: Iterable[Ticket] = (), request: int | None = None) -> Ticket:
-        """Fires with storage's `Data`."""
+        """The ticket fires with storage's `Data`."""
         storage = _needed(self.storage, "a storage file")
         return self._store(lambda _: storage.read(extents), "Read", extents, after, request)
 
@@ -192,13 +192,13 @@ class LiveMachine:
             )
 
     def warm(self, call: Callable[[], None]) -> None:
-        """Have the main processor's thread do this first, and begin the clock at 0 then. Nothing may have been asked
-        of the machine yet. Raises what the call raises."""
+        """Call `call` in the main processor's thread, then set the clock to 0. Nothing may have been submitted yet.
+        Raises what the call raises."""
         self._processors[self._main].warm(call)
         self.env.restart()
 
     def close(self) -> None:
-        """Stop transfers, begin nothing more, and wait a moment for what runs. The storage stays its owner's."""
+        """Stop transfers, begin no further work, and wait up to a second for work under way. The storage stays open."""
         workers = [*self._processors.values(), self._copies, self._decompressor, self._storing]
         workers += [self._link] if self._link else []
         for worker in workers:

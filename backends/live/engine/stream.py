@@ -1,4 +1,4 @@
-"""Queues of a device that keeps order by itself: work is launched behind other work, without waiting for it."""
+"""Queues of a device that keeps order by itself (CUDA): work is launched behind other work, without waiting for it."""
 
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
@@ -17,22 +17,22 @@ class Stream(Protocol):
     device: object
 
     def launch(self, call: Callable[[], Any], behind: Sequence[Any]) -> tuple[Any, Any]:
-        """Have the device do what `call` launches once it has passed the marks `behind`; without waiting for it.
+        """Make the device do what `call` launches, once it has passed the marks `behind`. Does not wait for the device.
 
-        Returns what `call` returned, and the mark that the device passes when it has done all that.
+        Returns what `call` returned, and the mark that the device passes at the end of this work.
         """
         ...
 
     def wait(self, mark: Any) -> float:
-        """Wait until the device has passed a mark of this stream; the seconds it worked on what led there."""
+        """Wait until the device has passed a mark of this stream. Returns the seconds that the work before it took."""
         ...
 
 
 class StreamWorker(Worker):
     """A queue whose work is launched on a stream: one piece runs, and up to `ahead` are on the device behind it.
 
-    Work that comes after work on the same device begins (is launched) when that was launched. Then the two need no
-    thread between them, and nothing can call them off any more.
+    Work that comes after other work on the same device is launched as soon as that work is launched: no thread waits
+    between the two. What is launched cannot be cancelled.
     """
 
     def __init__(self, env: WallClockEnvironment, resource: str, tell: Tell, stream: Stream, ahead: int = 2) -> None:

@@ -1,4 +1,4 @@
-"""Work in the hands of threads: a ticket that tells what waits for it without asking the environment's thread."""
+"""A ticket for work that threads carry out: it starts what waits for it without the environment's thread."""
 
 from collections.abc import Callable, Iterable, Sequence
 from threading import Event
@@ -12,16 +12,16 @@ from kvferry.specs.errors import KvferryError
 if TYPE_CHECKING:
     from kvferry.backends.live.engine.worker import Worker
 
-# What the thread calls: it is given the results of what the work came after, in that order.
+# What the thread calls, with the results of the work that it comes after, in that order.
 Call = Callable[[Sequence[Any]], Any]
 
 
 class WorkFailed(KvferryError):
-    """A worker thread met an error that cannot be told as it is."""
+    """A worker thread raised an error that SimPy cannot pass on as it is."""
 
 
 class Moving(Event):
-    """What a transfer under way and its owner tell each other. Set: nobody wants the rest, return at once."""
+    """Shared by a transfer under way and its owner. When it is set, the transfer is cancelled and returns at once."""
 
     def __init__(self, arrived: "Callable[[Moving, float], None]") -> None:
         super().__init__()
@@ -32,14 +32,14 @@ class Moving(Event):
         self.last_s: float | None = None
 
     def moved(self, n_bytes: float) -> None:
-        """For whoever moves them: so many bytes more are there. 0: the first are on their way."""
+        """The transfer calls this for every `n_bytes` that arrived; 0: the first bytes are on their way."""
         self._arrived(self, n_bytes)
 
 
 class LiveWork(TimedWork):
-    """Work begins once what it comes after has ended; threads see to that among themselves, under `env.lock`.
+    """Work begins once the work that it comes after has ended. Threads start each other's work, under `env.lock`.
 
-    The ticket fires a little later, in the environment's thread, where its span is told too.
+    The ticket fires a little later, in the environment's thread, which also reports its span.
     """
 
     env: WallClockEnvironment
@@ -83,7 +83,8 @@ class LiveWork(TimedWork):
     # --- holding the lock ----------------------------------------------------------------------------------------
 
     def wait_for(self, after: Iterable[Ticket]) -> None:
-        """Be ready once all of `after` have fired; the first that was cancelled or failed ends this work likewise."""
+        """Begin once all of `after` have fired. The first that is cancelled or fails cancels or fails this work as
+        well."""
         self.after = after = tuple(after)
         for ticket in after:
             if isinstance(ticket, LiveWork) and not ticket.ended:
@@ -101,18 +102,19 @@ class LiveWork(TimedWork):
         return tuple(ticket.result if isinstance(ticket, LiveWork) else ticket.value for ticket in self.after)
 
     def launched_for(self, other: "LiveWork") -> bool:
-        """Whether `other` can be put behind this already, as their device keeps the order."""
+        """Whether `other` can be launched behind this now, as both are on one device that keeps the order."""
         return self.mark is not None and self._owner.device == other._owner.device
 
     def launch(self, mark: Any, result: Any) -> None:
-        """On its way on a device that keeps the order among what is launched there."""
+        """This work was launched on a device that keeps the order of launches."""
         self.mark, self.result = mark, result
         for work in self._behind:
             if self.launched_for(work):
                 work._one_less()
 
     def end(self, result: Any, error: BaseException | None = None) -> list["LiveWork"]:
-        """This work has its outcome. Returns what has ended now, to be fired: itself and all that share its fate."""
+        """Set the outcome. Returns the work that has ended by this and is to be fired: itself, and what failed or was
+        cancelled with it."""
         self._conclude(result, error)
         return self._pass_on()
 
@@ -128,12 +130,13 @@ class LiveWork(TimedWork):
         return ended
 
     def _shares_fate(self, ticket: Ticket) -> bool:
-        """End as a ticket that this work comes after has ended, unless that was well; whether it does by that."""
+        """Fail or be cancelled if `ticket`, which this work comes after, did. Returns whether this work ended by
+        that."""
         live = isinstance(ticket, LiveWork)
         error = ticket.error if live else None if ticket.ok else ticket.value
         result = ticket.result if live else ticket.value
         if error is not None and not self.begun and (not self.ended or self.error is not None):
-            # It tells of this failure; having failed already, it speaks for this one too.
+            # This work's error reports the failure of `ticket`. If this work already failed, its own error covers both.
             ticket.defused = True
         if self.ended or self.begun or (error is None and not isinstance(result, Cancelled)):
             return False
@@ -144,7 +147,7 @@ class LiveWork(TimedWork):
         self.result, self.error = result, error
         self.ended = True
         self.end_s = self.env.now if self.end_s is None else self.end_s
-        # They may hold much, and the ticket lives on.
+        # These may hold much memory, and the ticket stays.
         self.after, self.call = (), None
         if not self.begun:
             self._owner.withdraw(self)
@@ -157,7 +160,7 @@ class LiveWork(TimedWork):
     # --- in the environment's thread -----------------------------------------------------------------------------
 
     def _fired(self, ticket: Ticket) -> None:
-        """A ticket of no worker, that this work comes after, has fired."""
+        """A ticket that is not a worker's, and that this work comes after, has fired."""
         ended: list[LiveWork] = []
         with self.env.lock:
             if self._shares_fate(ticket):
@@ -176,6 +179,6 @@ class LiveWork(TimedWork):
 
 
 def fire(ended: Sequence[LiveWork]) -> None:
-    """In the environment's thread: tell what has ended."""
+    """Fire the tickets of work that has ended. Called in the environment's thread."""
     for work in ended:
         work.fire()

@@ -16,13 +16,13 @@ from kvferry.machine.work_queue import WorkQueue
 
 
 class Worker(WorkQueue):
-    """Serves work as the simulator's queues do, in lanes by priority, with up to `servers` threads.
+    """A queue with lanes by priority, as in the simulator, served by up to `servers` threads.
 
-    A thread that has ended a piece of work begins the next itself. What a call raises fails its ticket.
+    A thread that finishes one piece of work begins the next itself. An exception of a call fails its ticket.
     """
 
     env: WallClockEnvironment
-    # Of a queue that launches work on a device: all queues of that device name the same.
+    # The device on which this queue launches work, the same for all its queues; None: threads do the work.
     device: object | None = None
 
     def __init__(self, env: WallClockEnvironment, resource: str, tell: Tell, servers: int = 1) -> None:
@@ -30,7 +30,7 @@ class Worker(WorkQueue):
         self._jobs: SimpleQueue[tuple[LiveWork, Call, tuple[Any, ...]] | None] = SimpleQueue()
         self._threads: list[Thread] = []
         self._closed = False
-        # Work that ended and whose nominal duration is known, by end: for `speed`.
+        # For `speed`: ended work whose nominal duration is known, in order of ending.
         self._ends_s, self._nominals_s, self._actuals_s = array("d"), array("d"), array("d")
 
     def do(
@@ -45,10 +45,10 @@ class Worker(WorkQueue):
         nominal_s: float | None = None,
         moving: Moving | None = None,
     ) -> LiveWork:
-        """Have a thread call `call` with the results of `after`; the ticket fires with what it returns.
+        """A thread calls `call` with the results of `after`; the ticket fires with what it returns.
 
-        `nominal_s`: how long it takes on an idle device, where that is known. `moving`: what makes it possible to
-        stop the call on its way.
+        `nominal_s`: how long it takes on an idle device, where that is known. `moving`: with it, the call can be
+        cancelled while it runs.
         """
         work = LiveWork(self.env, self, call, n_bytes, label, request, moving)
         with self.env.lock:
@@ -59,8 +59,8 @@ class Worker(WorkQueue):
         return work
 
     def warm(self, call: Callable[[], None]) -> None:
-        """Start a thread, and have it do this before any work: first times are slow. Leaves no span. Raises what the
-        call raises."""
+        """Start a thread that calls this before any work, as first times are slow. Leaves no span. Raises what the call
+        raises."""
         failed: list[BaseException | None] = []
         done = Event()
 
@@ -75,14 +75,14 @@ class Worker(WorkQueue):
             raise failed[0]
 
     def stop(self) -> None:
-        """Begin nothing more, and let the threads end. What has not begun never fires."""
+        """Begin no further work, and end the threads. Tickets of work that has not begun never fire."""
         with self.env.lock:
             self._closed = True
             for _ in self._threads:
                 self._jobs.put(None)
 
     def join(self, until_s: float) -> None:
-        """Wait for what runs, at most until the environment's clock says so."""
+        """Wait for work under way, at most until `until_s` on the environment's clock."""
         for thread in self._threads:
             thread.join(max(0.0, until_s - self.env.now))
 
@@ -95,7 +95,7 @@ class Worker(WorkQueue):
         return math.fsum(self._nominals_s[first:]) / actual_s if actual_s else None
 
     def left(self, work: LiveWork) -> list[LiveWork]:
-        """Work under way was called off. Returns what ends by that besides."""
+        """Work under way was cancelled. Returns other work that ended by that."""
         return []
 
     def _next(self) -> LiveWork | None:
@@ -115,8 +115,8 @@ class Worker(WorkQueue):
         thread.start()
 
     def _finished(self, work: LiveWork, result: Any, error: BaseException | None) -> list[LiveWork]:
-        """A thread is done with its work, and free for other. Returns what has ended by that."""
-        # What was called off meanwhile has ended before.
+        """A thread has finished its work. Returns the work that ended by that."""
+        # Cancelled work has ended before.
         ended = [] if work.ended else self._conclude(work, result, error)
         self._free += 1
         self._serve()
@@ -148,13 +148,13 @@ class Worker(WorkQueue):
             del job, work, call, inputs, result, error
 
     def tell(self, work: LiveWork) -> None:
-        """In the environment's thread: work that had begun has ended."""
+        """Report the span of work that had begun and has ended. Called in the environment's thread."""
         assert work.start_s is not None and work.end_s is not None
         self._tell(Span(self.resource, work.label, work.start_s, work.end_s, work.n_bytes, work.request))
 
 
 def outcome(call: Callable[..., Any], *arguments: Any) -> tuple[Any, BaseException | None]:
-    """What a call returns, or raises."""
+    """What a call returned, or the exception that it raised."""
     try:
         return call(*arguments), None
     except BaseException as error:
@@ -162,7 +162,7 @@ def outcome(call: Callable[..., Any], *arguments: Any) -> tuple[Any, BaseExcepti
 
 
 def _tellable(error: BaseException) -> BaseException:
-    """An error that SimPy can tell: as it crosses into a process, SimPy makes it anew from its arguments."""
+    """An error that SimPy can pass on: it makes errors anew from their arguments when they enter a process."""
     try:
         if str(type(error)(*error.args)) == str(error):
             return error

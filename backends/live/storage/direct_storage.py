@@ -24,16 +24,16 @@ from kvferry.system.aligned_memory import Buffers, address, aligned_memory
 
 __all__ = ["BLOCK_BYTES", "Data", "Storage", "StorageError", "StorageFull", "aligned_memory"]
 
-# What is written and lies askew in memory is copied in portions of this size.
+# Data that is not aligned in memory is copied in portions of this size to be written.
 _COPIED_BYTES = 32 << 20
 _MOST_COMMAND_BYTES = 1 << 30
 
 
 class Data:
-    """What was read, until `release`.
+    """Bytes that were read, valid until `release`.
 
-    Released memory spares the next read new pages, which cost as much as a fast device does; what is not released
-    goes when nobody looks at it any more.
+    The next read uses released memory again. That spares new pages, which cost as much time as a fast device takes.
+    Memory that is not released is freed with its last reference.
     """
 
     def __init__(self, whole: memoryview, ats: np.ndarray, lengths: np.ndarray, give_back: Callable[[], None]) -> None:
@@ -65,7 +65,7 @@ class Data:
         return b"".join(self.views)
 
     def release(self) -> None:
-        """Have the memory used again: nobody may look at it any more. Releasing twice is harmless."""
+        """Give the memory back for the next read: no view of it may be used any more. Releasing twice is harmless."""
         give_back, self._give_back = self._give_back, None
         self._ats = self._lengths = np.empty(0, np.int64)
         if give_back is not None:
@@ -96,8 +96,7 @@ class Storage:
         direct: bool = True,
         sums: BlockSums | None = None,
     ) -> None:
-        """Open a file. Raises InputError when there is none, the settings make no sense, or the engine is not to be
-        had; without one named, the fastest that is."""
+        """Open a file. Raises InputError when there is none, or the settings make no sense."""
         if depth < 1 or not BLOCK_BYTES <= command_bytes <= _MOST_COMMAND_BYTES or command_bytes % BLOCK_BYTES:
             raise InputError(
                 f"storage needs a depth of at least 1 and commands of a multiple of {BLOCK_BYTES} bytes, up to 1 GiB, "
@@ -139,7 +138,7 @@ class Storage:
 
     @property
     def peak_buffer_bytes(self) -> int:
-        """The most memory that reads lay in at once, until they were released."""
+        """The most memory that reads held at once, until they were released."""
         return self._buffers.peak_bytes
 
     def read(self, extents: Extents) -> Data:
@@ -187,7 +186,7 @@ class Storage:
             self._file.check_size()
 
     def close(self) -> None:
-        """Wait for what is under way, and close the file; closing twice is harmless."""
+        """Wait for requests under way, and close the file; closing twice is harmless."""
         with self._ended:
             if self._closed:
                 return
@@ -245,7 +244,7 @@ class Storage:
                     raise changed_block(self.path, offset, any(there))
 
     def _write_copied(self, whole: Commands, source: memoryview) -> None:
-        """Write what does not lie on whole blocks in memory."""
+        """Write from memory that is not aligned to blocks, by way of memory that is."""
         copy = self._copies.take(max(_COPIED_BYTES, self._command_bytes))
         try:
             portions = np.cumsum(whole.sizes) // (len(copy) - self._command_bytes + 1)

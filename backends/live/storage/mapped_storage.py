@@ -108,7 +108,7 @@ class MappedStorage:
     def close(self) -> None:
         """Give up the mapping and the file; closing twice is harmless."""
         if self._fd >= 0:
-            # The mapping goes when nobody looks at a read any more.
+            # The mapping goes with the last view of it.
             del self._bytes, self._map
             os.close(self._fd)
             self._fd = -1

@@ -1,4 +1,4 @@
-"""An opened storage file, and what is done to it, command by command."""
+"""An open storage file, and the commands that read and write it."""
 
 import errno
 import os
@@ -11,20 +11,20 @@ import numpy as np
 from kvferry.specs.errors import InputError, KvferryError
 from kvferry.system.aligned_memory import aligned_memory
 
-# What direct I/O must be aligned to, in the file and in memory: a multiple of every common device's own block.
+# The alignment of direct I/O in the file and in memory: a multiple of every common device's own block.
 BLOCK_BYTES = 4096
 
 
 class StorageError(KvferryError):
-    """The file could not be read or written: which, where, and why."""
+    """The file could not be read or written. The message says which file, where, and why."""
 
 
 class StorageFull(StorageError):
-    """There is no room left for what was to be written."""
+    """The device has no room left for a write."""
 
 
 class Commands(NamedTuple):
-    """What is to be read or written, int64[n] each: where in the file, where in memory, and how many bytes."""
+    """Reads or writes, int64[n] each: offsets in the file, places in memory, and sizes in bytes."""
 
     offsets: np.ndarray
     ats: np.ndarray
@@ -32,7 +32,7 @@ class Commands(NamedTuple):
 
     @classmethod
     def of(cls, offsets: np.ndarray, ats: np.ndarray, sizes: np.ndarray, most_bytes: int) -> "Commands":
-        """Of pieces of any size: empty ones left out, large ones in several commands."""
+        """The commands for pieces of any size: none for an empty piece, several for a large one."""
         if sizes.size and sizes.min() > 0 and sizes.max() <= most_bytes:
             return cls(offsets, ats, sizes)
         counts = -(-sizes // most_bytes)
@@ -41,7 +41,7 @@ class Commands(NamedTuple):
         return cls(offsets[piece] + before, ats[piece] + before, np.minimum(most_bytes, sizes[piece] - before))
 
     def one_by_one(self) -> Iterator[tuple[int, int, int]]:
-        """Each as plain numbers."""
+        """Offset, place and size of each command, as Python numbers."""
         return zip(self.offsets.tolist(), self.ats.tolist(), self.sizes.tolist(), strict=True)
 
 
@@ -113,7 +113,7 @@ def make_room(path: Path, n_bytes: int) -> None:
 
 
 def failed(action: str, path: Path, offset: int, n_bytes: int, error: OSError) -> StorageError:
-    """What is to be raised for an error of the system."""
+    """The StorageError for an error of the operating system."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         why = "no file may be as large" if error.errno == errno.EFBIG else "the device is full"
         return StorageFull(f"cannot {action} {n_bytes} bytes of {path} at offset {offset}: {why}")
@@ -121,7 +121,7 @@ def failed(action: str, path: Path, offset: int, n_bytes: int, error: OSError) -
 
 
 def _open(path: Path, writable: bool, direct: bool) -> tuple[int, str | None]:
-    """A descriptor, and why it goes through memory rather than to a device, if it does."""
+    """A descriptor, and why reads come from memory rather than from a device, if they do."""
     if not path.is_file():
         raise InputError(f"there is no storage file {path}")
     flags = os.O_RDWR if writable else os.O_RDONLY
@@ -147,7 +147,7 @@ def _open(path: Path, writable: bool, direct: bool) -> tuple[int, str | None]:
 
 
 def file_system(device: int) -> str | None:
-    """What kind of file system is mounted from a device number, where the system tells."""
+    """The kind of file system with this device number; None where the system does not say."""
     try:
         mounts = Path("/proc/self/mountinfo").read_text()
     except OSError:

@@ -1,4 +1,4 @@
-"""A storage file that takes as long as another device would: what was measured of that one, on a faster disk."""
+"""A storage file on a fast disk that takes as long as another, measured device would."""
 
 from pathlib import Path
 from time import perf_counter, sleep
@@ -12,10 +12,11 @@ from kvferry.specs.storage import StorageSpec
 
 
 class PacedStorage(Storage):
-    """Reads and writes really, then waits for the rest of what the profile `like` says; other settings as Storage's.
+    """Reads and writes the real file, then waits until the device that the profile `like` describes would be done.
 
-    The profile's curve model gives the seconds of a batch, with what the mapping table costs. A batch that the real
-    device needs longer for takes as long as it takes: `late` counts those. One batch at a time, as a LiveMachine asks.
+    The profile's curve model gives the seconds of a batch, including misses of the controller's map. A batch for which
+    the real disk needs longer is not shortened: `late` counts those. One batch at a time, as a LiveMachine submits
+    them. Other settings are Storage's.
     """
 
     def __init__(self, path: Path | str, *, like: StorageSpec, **settings: Any) -> None:

@@ -69,7 +69,7 @@ class _Batch:
                 self._done.release()
 
     def finish(self) -> None:
-        """Wait for every thread; raise what one of them met."""
+        """Wait for every thread; raise the first error of one of them."""
         while True:
             try:
                 self._done.acquire()
