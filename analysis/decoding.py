@@ -1,11 +1,12 @@
 """What decoding a batch came to: figures over its whole output, of which only a part may have been carried out."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 from kvferry.pipelines.decoding.stages import BLOCK_LABELS
-from kvferry.pipelines.record import Decoded, Run
+from kvferry.pipelines.record import Decoded, RequestRecord, Run
 from kvferry.pipelines.tally import Totals
 
 # Observed in a real world; what managing the KV really took goes before what was reserved for it.
@@ -27,17 +28,16 @@ class Paces:
     tpot_s: float
 
 
-def paces_of(decoded: Decoded, *, interrupted: bool = False) -> Paces | None:
+def paces_of(decoded: Decoded, requests: Sequence[RequestRecord] = (), *, interrupted: bool = False) -> Paces | None:
     """The whole output's: tokens that were not decoded follow at the pace of the second half of those that were, and
     take as much of everything (left out: what reads all of a growing cache reads and attends more towards the end).
-    Interrupted, only what was decoded. None where no sequence has two tokens."""
-    if decoded.waves:
-        tokens = sum(n * len(steps_s) for n, steps_s in decoded.waves)
-        if not tokens:
-            return None
-        decoding_s = sum(sum(steps_s) for _, steps_s in decoded.waves)
-        tpot_s = sum(n * sum(steps_s) for n, steps_s in decoded.waves) / tokens
-        return Paces(0.0, tokens, decoding_s, tpot_s)
+    Interrupted, only what was decoded. Where requests come and go, the mean over them. None where no sequence has two
+    tokens."""
+    if decoded.steps:
+        tokens = sum(n for n, _ in decoded.steps)
+        gaps_s = [[b - a for a, b in pairwise(r.token_times_s)] for r in requests if len(r.token_times_s) > 1]
+        tpot_s = sum(sum(gaps) / len(gaps) for gaps in gaps_s) / len(gaps_s)
+        return Paces(0.0, tokens, sum(step_s for _, step_s in decoded.steps), tpot_s)
     times_s, batch = decoded.token_times_s, decoded.batch
     done = len(times_s) - 1
     if done < 1:
@@ -56,7 +56,7 @@ def decoding_metrics(
     """``block_s``: TPOT over layers. ``io_to_compute``: time in reads over time in a block's ops, both while decoding.
     Throughput counts all sequences' tokens, over the time spent decoding (measure "decode") or all of it. All but
     ``tokens_decoded``, which were really decoded, is of the whole output; energy is per sequence."""
-    paces = paces_of(decoded, interrupted=run.interrupted)
+    paces = paces_of(decoded, run.requests, interrupted=run.interrupted)
     if paces is None or run.outcome not in ("done", "interrupted"):
         return {}
     end = _sums(decoded.end, decoded.end_counts, main_processor)
@@ -67,7 +67,7 @@ def decoding_metrics(
     total_s, tokens = paces.decoding_s, paces.tokens
     if measure != "decode":
         # The first tokens come from prefill.
-        total_s, tokens = sums["duration_s"], tokens + (sum(n for n, _ in decoded.waves) or decoded.batch)
+        total_s, tokens = sums["duration_s"], tokens + (len(run.requests) if decoded.steps else decoded.batch)
     figures = {
         "throughput_tokens_per_s": tokens / total_s,
         "seconds_per_token": total_s / tokens,
@@ -80,6 +80,11 @@ def decoding_metrics(
         "storage_utilisation": sums["storing_s"] / sums["duration_s"],
         "compute_utilisation": sums["computing_s"] / sums["duration_s"],
     }
+    if decoded.steps:
+        figures["batch"] = sum(n for n, _ in decoded.steps) / len(decoded.steps)
+        figures["tokens_decoded"] = sum(len(r.token_times_s) for r in run.requests) / len(run.requests)
+        if decoded.preemptions:
+            figures["preemptions"] = float(decoded.preemptions)
     if sums["reading_s"] and sums["block_ops_s"]:
         figures["io_to_compute"] = sums["reading_s"] / sums["block_ops_s"]
     if decoded.metadata_bytes is not None and decoded.buffer_bytes is not None:

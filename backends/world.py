@@ -73,16 +73,26 @@ class DecodeSizes(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Paged:
+    """KV that is in memory while decoding: tokens of each prompt and of the longest answer; pages of the pool."""
+
+    prompts: tuple[int, ...]
+    output: int
+    pages: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Needs:
     """What a flow needs of the world that it runs in.
 
     ``codec``: contexts lie in the cloud, encoded so; None: there are none. ``kv``: sizes of the KV that lies on storage
-    while decoding; None: it is all in memory. ``sequences``: prompts that decode together.
+    while decoding, of ``sequences`` prompts that decode together. ``paged``: KV that is in memory while decoding.
     """
 
     codec: str | None = None
     kv: DecodeSizes | None = None
     sequences: int = 0
+    paged: Paged | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

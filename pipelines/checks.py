@@ -2,9 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
-
-import numpy as np
 
 from kvferry.pipelines.parameters import BadParameters
 from kvferry.pipelines.workloads import WORKLOADS
@@ -12,8 +9,6 @@ from kvferry.scenarios.resolve import Complaint
 from kvferry.sim.costs.cost_model import main_costs
 from kvferry.specs.errors import InputError, pick
 from kvferry.specs.scenario import Scenario
-from kvferry.specs.workload import ContextReuseSpec
-from kvferry.traces.chunks import ChunkTrace
 from kvferry.traces.resolve import link_trace, load_trace
 
 
@@ -26,13 +21,14 @@ def check_names(scenario: Scenario) -> None:
 
 def names_in_use(scenario: Scenario) -> Iterator[Complaint]:
     """What a valid scenario names that nothing knows or that does not fit it."""
+    kind = WORKLOADS[scenario.workload.kind]
     try:
-        system = pick("system", WORKLOADS[scenario.workload.kind].systems, scenario.system)
+        system = pick("system", kind.systems, scenario.system)
     except InputError as error:
         yield Complaint(("system",), str(error))
         return
     try:
-        system.with_policies(scenario.policy_values)
+        yield from kind.faults(scenario, system.with_policies(scenario.policy_values))
     except BadParameters as error:
         yield from (Complaint(("policies", *fault.key), fault.what, fault.at_key) for fault in error.complaints)
     for use, name in (("truth", scenario.costs.truth), ("estimate", scenario.costs.estimate)):
@@ -41,8 +37,6 @@ def names_in_use(scenario: Scenario) -> Iterator[Complaint]:
         yield from _complaint(("link", "trace"), partial(link_trace, scenario.link))
     if scenario.load is not None and scenario.load.trace is not None:
         yield from _complaint(("load", "trace"), partial(load_trace, scenario.load))
-    if isinstance(scenario.workload, ContextReuseSpec) and scenario.workload.chunks is not None:
-        yield from _complaint(("workload", "chunks"), partial(_check_chunks, scenario))
 
 
 def _complaint(key: tuple[str, ...], use: Callable[[], object]) -> Iterator[Complaint]:
@@ -50,22 +44,3 @@ def _complaint(key: tuple[str, ...], use: Callable[[], object]) -> Iterator[Comp
         use()
     except InputError as error:
         yield Complaint(key, str(error))
-
-
-def _check_chunks(scenario: Scenario) -> None:
-    """Recorded chunks must be those of this model and context: they would override both. Raises InputError."""
-    workload, model = scenario.context_reuse.workload, scenario.model
-    recorded = ChunkTrace.load(Path(str(workload.chunks)))
-    _, layers, heads = recorded.shape
-    if (layers, heads) != (model.layers, model.kv_heads):
-        raise InputError(
-            f"recorded with {layers} layers and {heads} KV heads, {model.name} has {model.layers} and"
-            f" {model.kv_heads}; record it with this model"
-        )
-    tokens = int(recorded.tokens.sum())
-    if tokens != workload.context:
-        raise InputError(f"holds {tokens:,} tokens, workload.context says {workload.context:,}; make them equal")
-    longest = int(recorded.tokens.max())
-    if longest != min(workload.chunk_tokens, tokens) or np.any(recorded.tokens[:-1] != longest):
-        what = f"its token chunks hold up to {longest:,} tokens"
-        raise InputError(f"{what}, workload.chunk_tokens says {workload.chunk_tokens:,}; make them equal")

@@ -44,17 +44,17 @@ class Decoded:
     """What decoding a batch came to, of which the analysis makes figures over the whole output.
 
     ``output`` tokens per sequence are wanted; ``token_times_s`` are those of a sequence that were really decoded, on
-    the run's clock. ``waves``: sequences that decoded together and the seconds of each of their steps, where the batch
-    decoded wave after wave; empty: all together. ``half``: what had added up as the second half of the decoded steps
-    began, after ``half_step`` steps; None where every token was decoded. ``half_counts`` and ``end_counts``: KV blocks
-    ``wanted`` and ``reused`` until then, and over the run.
+    the run's clock, where all decode in lock step. ``steps``: sequences that decoded together and the seconds of each
+    step, where requests come and go; their records have the times of their tokens. ``half``: what had added up as the
+    second half of the decoded steps began, after ``half_step`` steps; None where every token was decoded.
+    ``half_counts`` and ``end_counts``: KV blocks ``wanted`` and ``reused`` until then, and over the run.
     """
 
     batch: int
     layers: int
     output: int
     token_times_s: tuple[float, ...]
-    waves: tuple[tuple[int, tuple[float, ...]], ...] = ()
+    steps: tuple[tuple[int, float], ...] = ()
     half: Totals | None = None
     half_step: int = 0
     end: Totals
@@ -65,6 +65,8 @@ class Decoded:
     buffer_bytes: float | None = None
     # Whether KV blocks that were read are kept for later steps.
     reuses: bool = False
+    # How often a request gave up its KV for others, and was prefilled again.
+    preemptions: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,6 @@
 """What a kind of workload is: the systems that can serve it, and a flow of requests through a world."""
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -9,6 +9,7 @@ import simpy
 from kvferry.backends.world import Needs, World
 from kvferry.pipelines.record import Decoded, RequestRecord
 from kvferry.pipelines.tally import Totals
+from kvferry.scenarios.resolve import Complaint
 from kvferry.specs.errors import KvferryError
 from kvferry.specs.scenario import Scenario
 
@@ -78,6 +79,10 @@ class WorkloadKind(Protocol):
     @property
     def headline(self) -> str:
         """The metric that this workload is about, by which systems are ranked and worlds compared."""
+        ...
+
+    def faults(self, scenario: Scenario, system: System) -> Iterator[Complaint]:
+        """What the scenario's workload asks that the system does not do, or that does not fit the scenario."""
         ...
 
     def flow(self, scenario: Scenario, system: System, progress: Progress) -> Flow:

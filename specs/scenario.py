@@ -1,5 +1,6 @@
 """A scenario: device, link, model, workload and policies together. Everything a run depends on."""
 
+import math
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import AfterValidator, ConfigDict, Field, WithJsonSchema, field_validator, model_validator
@@ -170,6 +171,14 @@ class Scenario(Part):
             what = f"{steps:,} tokens through {layers:,} layers take longer than a run may; at most {most:,} will do"
             key = "output" if workload.decoded is None else "decoded"
             raise BadKey(f"workload.{key}", f"{what}, and workload.decoded cuts what is decoded of workload.output")
+        if workload.lengths is not None:
+            tokens, key = sum(one.output or workload.output for one in workload.lengths), "lengths"
+        else:
+            # The mean of lognormal lengths lies above their median.
+            tokens = int((workload.requests or 1) * workload.output * math.exp(workload.spread**2 / 2))
+            key = "requests"
+        if tokens > MOST_TOKENS_PER_RUN:
+            raise BadKey(f"workload.{key}", f"ask for {tokens:,} tokens; at most {MOST_TOKENS_PER_RUN:,} will do")
 
     @model_validator(mode="after")
     def _names_of_the_device(self) -> "Scenario":

@@ -26,6 +26,7 @@ class Source(IntEnum):
     COST_SAMPLES = 15
     COST_SPLIT = 16
     COST_WEIGHTS = 17
+    LENGTHS = 18
 
 
 def generator(source: Source, seed: int, *place: int) -> np.random.Generator:

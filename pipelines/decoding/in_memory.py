@@ -1,12 +1,99 @@
-"""Decoding with all KV in memory: what fits decodes together, the rest waits for its turn (vLLM)."""
+"""The flow of decoding with all KV in memory: requests that share a pool of pages, and what they leave behind."""
 
-from kvferry.machine.machine import Machine, Refused
-from kvferry.machine.ops import Batch, DecodeStep, OutputHead, PrefillLayer
-from kvferry.machine.ticket import Ticket
-from kvferry.pipelines.decoding.decode import DecodeRecord, Process, Told
-from kvferry.pipelines.workload import OutOfMemory
+from collections.abc import Callable
+
+from kvferry.backends.world import Needs, Paged, World
+from kvferry.machine.machine import Refused
+from kvferry.pipelines.decoding.budget import asked_batch, fitting_batch
+from kvferry.pipelines.decoding.continuous import ContinuousDecode
+from kvferry.pipelines.record import Decoded, RequestRecord
+from kvferry.pipelines.tally import Totals
+from kvferry.pipelines.workload import Left, OutOfMemory, Process, Progress
+from kvferry.policies.decode.batcher import Batcher, Batching
 from kvferry.policies.decode.pages import PAGE_TOKENS, pages_of
 from kvferry.specs.model import ModelSpec
+from kvferry.specs.scenario import Scenario
+from kvferry.specs.workload import MOST_BATCH
+from kvferry.traces.requests import Request, decode_requests
+
+# Progress is reported every so many turns.
+_PROGRESS_TURNS = 16
+
+
+class InMemoryFlow:
+    """A Flow of requests whose KV is in memory while they decode."""
+
+    def __init__(self, scenario: Scenario, batching: Batching, progress: Progress) -> None:
+        self._scenario, self._progress = scenario, progress
+        model, (workload, budget, _) = scenario.model, scenario.decode
+        pool_bytes = budget.in_memory_kv_bytes or scenario.free_bytes
+        self._requests = _requests(scenario, pool_bytes)
+        slots = MOST_BATCH if workload.batch == "max" else workload.batch
+        self._pool_bytes, self._page_bytes = pool_bytes, PAGE_TOKENS * model.kv_bytes_per_token
+        # Of each request when it ends; no more are taken than the longest together need.
+        self._pages = sorted((pages_of(one.context + one.output) for one in self._requests), reverse=True)
+        pool = min(int(pool_bytes // self._page_bytes), sum(self._pages[:slots]))
+        self._batcher = Batcher(pool, slots, batching)
+        self._decode: ContinuousDecode | None = None
+        self._turns = 0
+
+    @property
+    def needs(self) -> Needs:
+        prompts = tuple(one.context for one in self._requests)
+        output = max(one.output for one in self._requests)
+        return Needs(paged=Paged(prompts=prompts, output=output, pages=self._batcher.pages.pages))
+
+    def run(self, world: World, totals: Callable[[], Totals]) -> Process:
+        """Raises OutOfMemory when the longest request does not fit."""
+        machine, batcher = world.machine, self._batcher
+        longest_bytes = self._pages[0] * self._page_bytes
+        if longest_bytes > batcher.pages.pages * self._page_bytes:
+            what = f"the KV of {'the longest' if len(self._pages) > 1 else 'one'} sequence"
+            there = f"{self._pool_bytes / 2**20:,.0f} MiB are there for it"
+            raise OutOfMemory(f"{what} takes {longest_bytes / 2**20:,.0f} MiB, {there}")
+        wanted_bytes, free_bytes = batcher.pages.pages * self._page_bytes, machine.observe(1.0).free_bytes
+        if wanted_bytes > free_bytes:
+            raise OutOfMemory(str(Refused("kv", wanted_bytes, free_bytes)))
+        self._decode = ContinuousDecode(
+            machine,
+            self._scenario.model.layers,
+            self._requests,
+            batcher,
+            page_bytes=self._page_bytes,
+            on_turn=self._on_turn,
+        )
+        yield from self._decode.run()
+
+    def left(self, world: World, end: Totals, interrupted: bool) -> Left:
+        decode = self._decode
+        records = [] if decode is None else _records(decode)
+        decoded = Decoded(
+            batch=asked_batch(self._scenario),
+            layers=self._scenario.model.layers,
+            output=self._scenario.decode.workload.output,
+            token_times_s=(),
+            steps=() if decode is None else tuple(decode.steps),
+            preemptions=self._batcher.preemptions,
+            end=end,
+        )
+        return Left(requests=records, decoded=decoded)
+
+    def kept(self) -> str:
+        n = len(self._requests)
+        return f"{self._done:,} of {self._wanted:,} tokens of {n:,} sequence{'s' if n > 1 else ''}"
+
+    @property
+    def _done(self) -> int:
+        return 0 if self._decode is None else sum(map(len, self._decode.token_times_s))
+
+    @property
+    def _wanted(self) -> int:
+        return sum(one.output for one in self._requests)
+
+    def _on_turn(self) -> None:
+        self._turns += 1
+        if self._turns % _PROGRESS_TURNS == 0:
+            self._progress(self._done, self._wanted)
 
 
 def paged_bytes(model: ModelSpec, context: int, output: int) -> float:
@@ -14,67 +101,26 @@ def paged_bytes(model: ModelSpec, context: int, output: int) -> float:
     return pages_of(context + output) * PAGE_TOKENS * model.kv_bytes_per_token
 
 
-class InMemoryDecode:
-    """A batch decoded in waves: as many sequences at once as the pool has pages for, to their last token.
+def _requests(scenario: Scenario, pool_bytes: float) -> tuple[Request, ...]:
+    """As many as the workload says; or one per sequence of its batch, with `max` as many as fit. Raises InputError."""
+    workload = scenario.decode.workload
+    n = workload.requests if workload.lengths is None else len(workload.lengths)
+    if n is None and workload.batch == "max":
+        each_bytes = paged_bytes(scenario.model, workload.context, workload.output)
+        n = fitting_batch(scenario, each_bytes, pool_bytes, "budget.in_memory_kv")
+    return decode_requests(workload, n or asked_batch(scenario), scenario.seed)
 
-    Left out: that a waiting sequence takes over pages in the middle of a wave, which lock-step sequences of one length
-    never allow; and preemption, as pages for all tokens are set aside at the start.
-    """
 
-    def __init__(
-        self,
-        machine: Machine,
-        model: ModelSpec,
-        *,
-        sequences: int,
-        context: int,
-        output: int,
-        pool_bytes: float | None,
-        told: Told = lambda tokens: None,
-    ) -> None:
-        self.machine, self._model, self._told = machine, model, told
-        self._sequences, self._context, self._output = sequences, context, output
-        self._pool_bytes = pool_bytes
-        self.record = DecodeRecord()
-        # Sequences that decoded together, and seconds of every step, wave after wave.
-        self.waves: list[tuple[int, list[float]]] = []
-
-    def run(self) -> Process:
-        """Raises OutOfMemory when not even one sequence fits."""
-        machine, left = self.machine, self._sequences
-        each_bytes = paged_bytes(self._model, self._context, self._output)
-        pool_bytes = machine.observe(1.0).free_bytes if self._pool_bytes is None else self._pool_bytes
-        together = int(pool_bytes // each_bytes)
-        if not together:
-            what = f"the KV of one sequence takes {each_bytes / 2**20:,.0f} MiB"
-            raise OutOfMemory(f"{what}, {pool_bytes / 2**20:,.0f} MiB are there for it")
-        lease = machine.memory.reserve(min(left, together) * each_bytes, "kv")
-        if isinstance(lease, Refused):
-            raise OutOfMemory(str(lease))
-        while left:
-            wave = min(left, together)
-            first = self._sequences - left
-            left -= wave
-            yield from self._wave(range(first, first + wave))
-        lease.release()
-
-    def _wave(self, wave: range) -> Process:
-        """The wave before has ended: its pages are free."""
-        machine, sequences, of = self.machine, len(wave), Batch(tuple(wave))
-        admitted = Batch(of.sequences, released=tuple(range(wave.start)))
-        done: tuple[Ticket, ...] = ()
-        for layer in range(self._model.layers):
-            prefill = PrefillLayer(sequences, self._context, layer, admitted if not layer else of)
-            done = (machine.submit(prefill, after=done),)
-        yield machine.submit(OutputHead(sequences, of=of), after=done)
-        if self.record.prefill_s is None:
-            self.record.prefill_s = machine.env.now
-        steps_s: list[float] = []
-        self.waves.append((sequences, steps_s))
-        self.record.token_times_s.append(machine.env.now)
-        for step in range(1, self._output):
-            began_s = machine.env.now
-            yield machine.submit(DecodeStep(sequences, self._context + step, of))
-            steps_s.append(machine.env.now - began_s)
-            self.record.token_times_s.append(machine.env.now)
-            self._told(len(self.record.token_times_s))
+def _records(decode: ContinuousDecode) -> list[RequestRecord]:
+    """Of the requests that have their first token."""
+    return [
+        RequestRecord(
+            request=n,
+            arrival_s=request.arrival_s,
+            loaded_s=times_s[0],
+            first_token_s=times_s[0],
+            token_times_s=tuple(times_s),
+        )
+        for n, (request, times_s) in enumerate(zip(decode.requests, decode.token_times_s, strict=True))
+        if times_s
+    ]

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, Literal
 
 from kvferry.pipelines.parameters import BadParameters, arguments_of
+from kvferry.policies.decode.batcher import Batching
 from kvferry.policies.decode.blocking import TokenGroups, ValueGroups
 from kvferry.policies.decode.page_bounds import PageBounds
 from kvferry.policies.decode.placement import AllOrNothing, OneTier
@@ -41,10 +42,12 @@ ROLES: dict[str, dict[str, Callable[..., Any]]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeSystem:
-    """A composition. ``tuned``: a file of ``kvferry tune``, whose nearest solution replaces what it holds."""
+    """A composition. ``batching``: who decodes together where all KV is in memory. ``tuned``: a file of ``kvferry
+    tune``, whose nearest solution replaces what it holds."""
 
     about: str
     roles: Roles
+    batching: Batching = "lock-step"
     tuned: str | None = None
 
     @property
@@ -88,7 +91,8 @@ class DecodeSystem:
             own = {name: value for name, value in given.items() if name in _fields_of(part)}
             if own:
                 roles = replace(roles, **{role: replace(part, **own)})
-        return replace(self, roles=roles, tuned=given.get("tuned", self.tuned))
+        own = {name: given[name] for name in ("tuned", "batching") if name in given}
+        return replace(self, roles=roles, **own)
 
 
 def _stand_in(role: str, value: Any) -> Any:
@@ -114,6 +118,9 @@ def _parameters_of(roles: Roles) -> dict[str, inspect.Parameter]:
     known = {"tuned": inspect.Parameter("tuned", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=str | None)}
     if roles.placement == OneTier("device"):
         # Nothing moves, so nothing else matters.
+        known["batching"] = inspect.Parameter(
+            "batching", inspect.Parameter.KEYWORD_ONLY, default="continuous", annotation=Batching
+        )
         return known
     if roles.selective:
         known["reuse"] = inspect.Parameter("reuse", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=bool)
@@ -169,8 +176,9 @@ DECODE_SYSTEMS: dict[str, DecodeSystem] = {
         roles=Roles(selector=PageBounds(per_head=True), layout=TokenGroups(group_tokens=16)),
     ),
     "vllm": DecodeSystem(
-        about="all KV in memory, in pages; what does not fit waits for its turn",
+        about="all KV in memory, in pages; requests join and leave the batch at any time",
         roles=Roles(selector=Everything(), layout=TokenGroups(group_tokens=16), placement=OneTier("device")),
+        batching="continuous",
     ),
     "os-paging": DecodeSystem(
         about="all KV in memory, swapped by the operating system when it does not fit",

@@ -1,20 +1,21 @@
 """The decode workload: one long-context batch, its KV on storage or in memory, and what it leaves behind."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 from kvferry.backends.world import Needs, World
 from kvferry.machine.machine import Machine, Refused
 from kvferry.pipelines.decoding.budget import asked_batch, fitting_batch, sequence_bytes
 from kvferry.pipelines.decoding.decode import OffloadedDecode
-from kvferry.pipelines.decoding.in_memory import InMemoryDecode, paged_bytes
+from kvferry.pipelines.decoding.in_memory import InMemoryFlow
 from kvferry.pipelines.decoding.plan import DecodePlan, plan_of
 from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS, DecodeSystem
 from kvferry.pipelines.decoding.tuned import tuned
 from kvferry.pipelines.record import Decoded, RequestRecord
 from kvferry.pipelines.tally import Totals
 from kvferry.pipelines.workload import Flow, Infeasible, Left, OutOfMemory, Process, Progress, System
+from kvferry.scenarios.resolve import Complaint
 from kvferry.specs.errors import InputError
 from kvferry.specs.scenario import Scenario
 
@@ -33,11 +34,21 @@ class Decode:
     def systems(self) -> Mapping[str, System]:
         return DECODE_SYSTEMS
 
+    def faults(self, scenario: Scenario, system: System) -> Iterator[Complaint]:
+        """Where KV lies on storage, one batch of one length decodes in lock step."""
+        assert isinstance(system, DecodeSystem)
+        workload = scenario.decode.workload
+        if system.keeps != "memory":
+            for key in ("requests", "arrivals", "spread", "lengths"):
+                if getattr(workload, key):
+                    what = f"{scenario.system} decodes one batch of equal prompts in lock step, all there at the start"
+                    yield Complaint(("workload", key), f"{what}; leave it out, or take a system with all KV in memory")
+
     def flow(self, scenario: Scenario, system: System, progress: Progress) -> Flow:
         assert isinstance(system, DecodeSystem)
         in_memory = system.keeps == "memory" or (system.keeps == "swapped" and _fits(scenario))
         if in_memory:
-            return InMemoryFlow(scenario, progress)
+            return InMemoryFlow(scenario, system.batching, progress)
         plan = plan_for(scenario, system)
         if system.keeps == "swapped":
             plan = replace(plan, mapped_bytes=plan.sequences * sequence_bytes(scenario, plan.sequences))
@@ -112,60 +123,6 @@ class OffloadedFlow:
         if storage is not None and storage.capacity_bytes is not None and file_bytes > storage.capacity_bytes:
             what = f"the KV takes {file_bytes / 2**30:,.2f} GiB of storage"
             raise Infeasible(f"{what}, {storage.name} holds {storage.capacity_bytes / 2**30:,.2f} GiB")
-
-
-class InMemoryFlow:
-    """A Flow of a batch whose KV is all in memory."""
-
-    def __init__(self, scenario: Scenario, progress: Progress) -> None:
-        self._scenario, self._progress = scenario, progress
-        self._batch = asked_batch(scenario)
-        if scenario.decode.workload.batch == "max":
-            pool_bytes = scenario.decode.budget.in_memory_kv_bytes or scenario.free_bytes
-            each_bytes = paged_bytes(scenario.model, scenario.decode.workload.context, scenario.decode.workload.output)
-            self._batch = fitting_batch(scenario, each_bytes, pool_bytes, "budget.in_memory_kv")
-        self._decode: InMemoryDecode | None = None
-
-    @property
-    def needs(self) -> Needs:
-        return Needs(sequences=self._batch)
-
-    def run(self, world: World, totals: Callable[[], Totals]) -> Process:
-        workload = self._scenario.decode.workload
-
-        def on_token(tokens: int) -> None:
-            if tokens % _PROGRESS_TOKENS == 0 or tokens == workload.output:
-                self._progress(tokens, workload.output)
-
-        self._decode = InMemoryDecode(
-            world.machine,
-            self._scenario.model,
-            sequences=self._batch,
-            context=workload.context,
-            output=workload.output,
-            pool_bytes=self._scenario.decode.budget.in_memory_kv_bytes,
-            told=on_token,
-        )
-        yield from self._decode.run()
-
-    def left(self, world: World, end: Totals, interrupted: bool) -> Left:
-        workload, decode = self._scenario.decode.workload, self._decode
-        times_s = () if decode is None else tuple(decode.record.token_times_s)
-        decoded = Decoded(
-            batch=self._batch,
-            layers=self._scenario.model.layers,
-            output=workload.output,
-            token_times_s=times_s,
-            waves=() if decode is None else tuple((n, tuple(steps_s)) for n, steps_s in decode.waves),
-            end=end,
-        )
-        prefill_s = None if decode is None else decode.record.prefill_s
-        return Left(requests=_records(self._batch, prefill_s, times_s), decoded=decoded)
-
-    def kept(self) -> str:
-        batch, output = self._batch, self._scenario.decode.workload.output
-        tokens = 0 if self._decode is None else sum(n * (1 + len(steps_s)) for n, steps_s in self._decode.waves)
-        return f"{tokens:,} of {batch * output:,} tokens of {_sequences(batch)}"
 
 
 def half_of(tokens: int) -> int:

@@ -1,7 +1,8 @@
 """The context-reuse workload: requests, each over a stored context; what each weighs, and when it arrives."""
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,12 @@ from kvferry.pipelines.loading.systems import SYSTEMS, LoadingSystem
 from kvferry.pipelines.record import RequestRecord
 from kvferry.pipelines.tally import Totals
 from kvferry.pipelines.workload import Flow, Left, Process, Progress, System
+from kvferry.scenarios.resolve import Complaint
 from kvferry.sim.costs.cost_model import main_costs
+from kvferry.specs.errors import InputError
 from kvferry.specs.scenario import Scenario
-from kvferry.traces.chance import Source, generator
+from kvferry.traces.chunks import ChunkTrace
+from kvferry.traces.requests import gaps_s
 from kvferry.traces.stored import StoredContext
 
 
@@ -32,6 +36,13 @@ class ContextReuse:
     @property
     def systems(self) -> Mapping[str, System]:
         return SYSTEMS
+
+    def faults(self, scenario: Scenario, system: System) -> Iterator[Complaint]:
+        if scenario.context_reuse.workload.chunks is not None:
+            try:
+                _check_chunks(scenario)
+            except InputError as error:
+                yield Complaint(("workload", "chunks"), str(error))
 
     def flow(self, scenario: Scenario, system: System, progress: Progress) -> Flow:
         assert isinstance(system, LoadingSystem)
@@ -151,13 +162,31 @@ class Requests:
 
         arrivals = self._scenario.context_reuse.workload.arrivals
         under_way = []
-        rng = generator(Source.ARRIVALS, self._scenario.seed)
+        gaps = iter(()) if arrivals is None else gaps_s(arrivals, self._scenario.seed)
         for n in range(self._scenario.context_reuse.workload.requests):
             if arrivals is None:
                 yield env.process(one(n))
                 continue
             if n > 0:
-                gap_s = rng.exponential(1 / arrivals.rate_hz) if arrivals.rate_hz else arrivals.every_s
-                yield env.timeout(gap_s)
+                yield env.timeout(next(gaps))
             under_way.append(env.process(one(n)))
         yield env.all_of(under_way)
+
+
+def _check_chunks(scenario: Scenario) -> None:
+    """Recorded chunks must be those of this model and context: they would override both. Raises InputError."""
+    workload, model = scenario.context_reuse.workload, scenario.model
+    recorded = ChunkTrace.load(Path(str(workload.chunks)))
+    _, layers, heads = recorded.shape
+    if (layers, heads) != (model.layers, model.kv_heads):
+        raise InputError(
+            f"recorded with {layers} layers and {heads} KV heads, {model.name} has {model.layers} and"
+            f" {model.kv_heads}; record it with this model"
+        )
+    tokens = int(recorded.tokens.sum())
+    if tokens != workload.context:
+        raise InputError(f"holds {tokens:,} tokens, workload.context says {workload.context:,}; make them equal")
+    longest = int(recorded.tokens.max())
+    if longest != min(workload.chunk_tokens, tokens) or np.any(recorded.tokens[:-1] != longest):
+        what = f"its token chunks hold up to {longest:,} tokens"
+        raise InputError(f"{what}, workload.chunk_tokens says {workload.chunk_tokens:,}; make them equal")

@@ -1,4 +1,6 @@
-"""Pages of KV in memory: what a sequence takes of them (vLLM)."""
+"""Pages of KV in memory: which sequence has which of them (vLLM)."""
+
+from kvferry.specs.errors import KvferryError
 
 # Tokens per page, as vLLM has it by default.
 PAGE_TOKENS = 16
@@ -7,3 +9,46 @@ PAGE_TOKENS = 16
 def pages_of(tokens: int) -> int:
     """Pages that a sequence of so many tokens takes."""
     return -(-tokens // PAGE_TOKENS)
+
+
+class PageTable:
+    """A pool of pages, numbered from 0. A page is free or belongs to one sequence."""
+
+    def __init__(self, pages: int) -> None:
+        self.pages = pages
+        # Popped from the end: pages are taken in the order of memory.
+        self._free = list(reversed(range(pages)))
+        self._of: dict[int, list[int]] = {}
+        self.peak_pages = 0
+
+    @property
+    def free_pages(self) -> int:
+        return len(self._free)
+
+    def of(self, sequence: int) -> list[int]:
+        """The pages of a sequence, in the order of its tokens."""
+        return self._of.get(sequence, [])
+
+    def has_room(self, sequence: int, tokens: int) -> bool:
+        """Whether so many tokens of a sequence fit its pages and those that are free."""
+        return pages_of(tokens) - len(self.of(sequence)) <= len(self._free)
+
+    def make_room(self, sequence: int, tokens: int) -> None:
+        """Give a sequence pages for so many tokens. Raises KvferryError, and takes none, when too few are free."""
+        more = pages_of(tokens) - len(self.of(sequence))
+        if more > len(self._free):
+            raise KvferryError(
+                f"sequence {sequence} needs {more} more pages, {len(self._free)} of {self.pages} are free"
+            )
+        if more > 0:
+            self._of.setdefault(sequence, []).extend(self._free.pop() for _ in range(more))
+            self.peak_pages = max(self.peak_pages, self.pages - len(self._free))
+
+    def release(self, sequence: int) -> None:
+        """Give a sequence's pages back; one that has none is no error."""
+        self._free.extend(reversed(self._of.pop(sequence, [])))
+
+    def check(self) -> None:
+        """Asserts that every page is free or belongs to one sequence."""
+        taken = [page for pages in self._of.values() for page in pages]
+        assert sorted([*taken, *self._free]) == list(range(self.pages))

@@ -349,7 +349,7 @@ def test_the_docs_tell_every_key() -> None:
         ("quickstart", "workload.batch=8", "workload.batch: unknown key; known here: arrivals"),
         ("quickstart", "budget.kv_share=0.5", "budget.kv_share: unknown key; known here: memory"),
         ("quickstart", "live.paced=false", "live.paced: unknown key"),
-        ("kvswap/throughput", "workload.requests=3", "workload.requests: unknown key; known here: batch"),
+        ("kvswap/throughput", "workload.question=3", "workload.question: unknown key; known here: arrivals"),
         ("kvswap/throughput", "live.cloud=http://127.0.0.1:1", "live.cloud: unknown key"),
         ("quickstart", "workload.kind=decod", "workload.kind: 'decod' is none of context-reuse, decode; did you mean"),
         ("quickstart", "workload={context: 4Ki}", "workload.kind: is missing"),

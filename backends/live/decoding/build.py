@@ -20,7 +20,6 @@ from kvferry.backends.live.storage.direct_storage import Storage
 from kvferry.backends.live.storage.mapped_storage import MappedStorage
 from kvferry.backends.live.storage.paced_storage import PacedStorage
 from kvferry.backends.world import DecodeSizes, Needs, Say
-from kvferry.policies.decode.pages import PAGE_TOKENS, pages_of
 from kvferry.specs.errors import InputError, pick
 from kvferry.specs.scenario import Scenario
 
@@ -51,9 +50,12 @@ def decode_runner(scenario: Scenario, needs: Needs, model: PreTrainedModel, prom
     """Runs a decode workload's layers, its KV on storage or in pages of memory. Raises InputError for an index that the
     backend lacks."""
     workload, sizes = scenario.decode.workload, needs.kv
-    contexts = [prompts.tokens(n, workload.context, 0)[0] for n in range(needs.sequences)]
     if sizes is None:
-        return PagedLayers(model, contexts, output=workload.output, pages=_pool_pages(scenario, needs.sequences))
+        paged = needs.paged
+        assert paged is not None
+        of_requests = [prompts.tokens(n, context, 0)[0] for n, context in enumerate(paged.prompts)]
+        return PagedLayers(model, of_requests, output=paged.output, pages=paged.pages)
+    contexts = [prompts.tokens(n, workload.context, 0)[0] for n in range(needs.sequences)]
     format = BlockFormat(
         sizes.layout,
         group_tokens=sizes.group_tokens,
@@ -124,11 +126,3 @@ def _index(scenario: Scenario, sizes: DecodeSizes, model: PreTrainedModel, promp
         sequences=sizes.layout.sequences,
         room_tokens=sizes.layout.units * sizes.group_tokens,
     )
-
-
-def _pool_pages(scenario: Scenario, sequences: int) -> int:
-    """Pages for the whole batch, or as many as there is memory for."""
-    workload, budget, _ = scenario.decode
-    wanted = sequences * pages_of(workload.context + workload.output)
-    pool_bytes = budget.in_memory_kv_bytes or scenario.free_bytes
-    return max(1, min(wanted, int(pool_bytes // (PAGE_TOKENS * scenario.model.kv_bytes_per_token))))

@@ -103,9 +103,11 @@ class PagedLayers:
     # --- ops -----------------------------------------------------------------------------------------------------
 
     def _prefill(self, sequence: int, layer: int | None) -> None:
-        """Prompts need not be of one length: they pass a layer one after the other."""
-        prompt = self._prompts[sequence]
+        """Prompts need not be of one length: they pass a layer one after the other. A sequence that was released and
+        comes again is recomputed with what it has said."""
         if layer == 0:
+            said = torch.tensor([self.answers[sequence]], dtype=torch.long, device=self.decoder.device)
+            prompt = torch.cat([self._prompts[sequence], said], dim=1)
             self.pages.make_room(sequence, prompt.shape[1])
             self._prefilling[sequence] = Prefilling(self.decoder.embed(prompt))
         under_way = self._prefilling.get(sequence)
@@ -113,7 +115,7 @@ class PagedLayers:
             stands = "is not being prefilled" if under_way is None else f"stands below {under_way.depth}"
             raise KvferryError(f"PrefillLayer of layer {layer}: sequence {sequence} {stands}")
         cos, sin = self._rotary
-        tokens = prompt.shape[1]
+        tokens = under_way.hidden.shape[1]
         prefilled = prefill_layer(self.decoder, layer, under_way.hidden, (cos[:, :, :tokens], sin[:, :, :tokens]))
         self.pages.put(layer, sequence, 0, prefilled.keys[0], prefilled.values[0])
         under_way.hidden, under_way.depth = prefilled.hidden, layer + 1
@@ -127,7 +129,7 @@ class PagedLayers:
                     f"the hidden state of sequence {sequence} has passed {passed.depth} of {self.decoder.layers} layers"
                 )
             last.append(passed.hidden[0, -1])
-            self._cached[sequence] = self._prompts[sequence].shape[1]
+            self._cached[sequence] = passed.hidden.shape[1]
         self._answers.say(self.decoder.logits(torch.stack(last)), sequences)
 
     def _step(self, sequences: Sequence[int]) -> None:

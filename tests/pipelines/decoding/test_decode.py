@@ -13,7 +13,6 @@ from kvferry.machine.machine import Machine
 from kvferry.machine.ops import DecodeAttention, Select
 from kvferry.pipelines.decoding.decode import OffloadedDecode
 from kvferry.pipelines.decoding.delays import Delays
-from kvferry.pipelines.decoding.in_memory import InMemoryDecode
 from kvferry.pipelines.decoding.plan import DecodePlan, plan_of
 from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS
 from kvferry.pipelines.decoding.workload import plan_for
@@ -128,18 +127,6 @@ def test_memory_counts_the_output_by_hand() -> None:
     # 4 + 4 tokens in groups of 3 are 9. Landmarks: a key per group, beside the keys that others are rebuilt from.
     assert plan(group_tokens=3).metadata_bytes == 2 * 9
     assert plan("shadowkv", group_tokens=3).metadata_bytes == 2 * 9 + 2 * 3
-
-
-def test_memory_in_waves_by_hand() -> None:
-    # 4 + 3 tokens fill one page of 16 x 4 B = 64 B: two of three sequences at once. A wave: two layers and head, then
-    # two steps: tokens at 3, 4, 5 and 8, 9, 10.
-    machine = FakeMachine()
-    decode = InMemoryDecode(machine, MODEL, sequences=3, context=4, output=3, pool_bytes=130.0)
-    machine.env.run(until=machine.env.process(decode.run()))
-    assert decode.record.token_times_s == [3.0, 4.0, 5.0, 8.0, 9.0, 10.0]
-    assert [(n, len(steps_s)) for n, steps_s in decode.waves] == [(2, 2), (1, 2)]
-    assert machine.memory.peak_of("kv") == 128
-    assert machine.memory.used_bytes == 0
 
 
 @pytest.mark.parametrize("system", DECODE_SYSTEMS)

@@ -1,0 +1,97 @@
+"""Requests that decode together with all KV in memory, and come and go at any time (vLLM)."""
+
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
+
+import simpy
+
+from kvferry.machine.machine import Lease, Machine, Refused
+from kvferry.machine.ops import Batch, DecodeStep, OutputHead, PrefillLayer
+from kvferry.machine.ticket import Ticket
+from kvferry.pipelines.workload import OutOfMemory
+from kvferry.policies.decode.batcher import Batcher, Turn
+from kvferry.traces.requests import Request
+
+Process = Generator[simpy.Event, Any, None]
+
+
+class ContinuousDecode:
+    """Carries out a batcher's turns, one after the other. ``run`` is a SimPy process.
+
+    Every request must fit the batcher's pages, of `page_bytes` each. Calls `on_turn` after each turn.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        layers: int,
+        requests: Sequence[Request],
+        batcher: Batcher,
+        *,
+        page_bytes: float,
+        on_turn: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.machine, self._layers, self._on_turn = machine, layers, on_turn
+        self.requests, self.batcher = requests, batcher
+        # When each token was there, request by request.
+        self.token_times_s: list[list[float]] = [[] for _ in requests]
+        # Sequences of every decode step, and its seconds.
+        self.steps: list[tuple[int, float]] = []
+        self._arrived: simpy.Event | None = None
+        # Memory of as many pages as were ever in use together.
+        self._page_bytes, self._held_pages = page_bytes, 0
+        self._leases: list[Lease] = []
+
+    def run(self) -> Process:
+        """Raises OutOfMemory when the machine lacks memory for a page that the batcher has."""
+        env, left = self.machine.env, len(self.requests)
+        env.process(self._arrivals())
+        while left:
+            turn = self.batcher.turn()
+            if turn is None:
+                self._arrived = env.event()
+                yield self._arrived
+                continue
+            self._hold_pages()
+            began_s = env.now
+            yield self._submit(turn)
+            # Read once: a wall clock goes on meanwhile.
+            now_s = env.now
+            for sequence in turn.sequences:
+                self.token_times_s[sequence].append(now_s)
+            if turn.kind == "decode":
+                self.steps.append((len(turn.sequences), now_s - began_s))
+            left -= len(self.batcher.done(turn))
+            self._on_turn()
+        for lease in self._leases:
+            lease.release()
+
+    def _hold_pages(self) -> None:
+        more = self.batcher.pages.peak_pages - self._held_pages
+        if more:
+            lease = self.machine.memory.reserve(more * self._page_bytes, "kv")
+            if isinstance(lease, Refused):
+                raise OutOfMemory(str(lease))
+            self._leases.append(lease)
+            self._held_pages += more
+
+    def _arrivals(self) -> Process:
+        env = self.machine.env
+        for sequence, request in enumerate(self.requests):
+            if request.arrival_s > env.now:
+                yield env.timeout(request.arrival_s - env.now)
+            self.batcher.arrive(sequence, request.context, request.output)
+            if self._arrived is not None and not self._arrived.triggered:
+                self._arrived.succeed()
+
+    def _submit(self, turn: Turn) -> Ticket:
+        """The ticket of the turn's tokens."""
+        machine, n = self.machine, len(turn.sequences)
+        releasing, of = Batch(turn.sequences, turn.released), Batch(turn.sequences)
+        if turn.kind == "decode":
+            return machine.submit(DecodeStep(n, sum(turn.tokens) / n, releasing))
+        done: tuple[Ticket, ...] = ()
+        for layer in range(self._layers):
+            prefill = PrefillLayer(n, turn.tokens[0], layer, of if layer else releasing)
+            done = (machine.submit(prefill, after=done),)
+        return machine.submit(OutputHead(n, of=of), after=done)

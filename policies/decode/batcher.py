@@ -1,0 +1,132 @@
+"""Which requests decode together when all KV is in memory: admitted in order of arrival, by the pages that are free."""
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Literal
+
+from kvferry.policies.decode.pages import PageTable, pages_of
+
+# continuous: a request joins as soon as a slot and pages are free. lock-step: those that wait form a batch when the
+# last one has ended, and no other joins it.
+Batching = Literal["continuous", "lock-step"]
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What the processor does next: prefill prompts of one length, or decode a token of each sequence.
+
+    ``tokens`` of each sequence are in its KV afterwards. ``released`` sequences have ended, or were preempted, since
+    the turn before: their KV is given up first.
+    """
+
+    kind: Literal["prefill", "decode"]
+    sequences: tuple[int, ...]
+    tokens: tuple[int, ...]
+    released: tuple[int, ...]
+
+
+@dataclass
+class _Request:
+    sequence: int
+    # Tokens to keep in memory at its next prefill: the prompt, and what was said before it was preempted.
+    tokens: int
+    # Tokens of the answer that are still to come.
+    wanted: int
+
+
+class Batcher:
+    """Decides turn by turn: `turn` says what is next, `done` is called when it has been carried out.
+
+    Prefill goes first, as in vLLM. A request is admitted when a slot is free and there are pages for its prompt and
+    one more token; it takes further pages as it grows. When none is free, the request that arrived last gives up its
+    KV and is prefilled again later, with what it has said (preemption by recomputing).
+
+    Left out: chunked prefill beside decoding, and swapping out instead of recomputing.
+    """
+
+    def __init__(self, pages: int, slots: int, batching: Batching = "continuous") -> None:
+        self.pages = PageTable(pages)
+        self._slots, self._batching = slots, batching
+        # Both in order of arrival, and all that runs arrived before all that waits.
+        self._waiting: deque[_Request] = deque()
+        self._running: dict[int, _Request] = {}
+        self._released: list[int] = []
+        self._decoding = False
+        self.preemptions = 0
+
+    @property
+    def running(self) -> int:
+        """Requests that hold a slot."""
+        return len(self._running)
+
+    def arrive(self, sequence: int, context: int, output: int) -> None:
+        """A request for `output` tokens. Raises ValueError when the whole pool could not hold it to its end."""
+        if pages_of(context + output) > self.pages.pages:
+            raise ValueError(f"{context + output:,} tokens do not fit {self.pages.pages:,} pages")
+        self._waiting.append(_Request(sequence, context, output))
+
+    def turn(self) -> Turn | None:
+        """What is next; None: nothing until another request arrives."""
+        admitted = self._admit()
+        if admitted:
+            return self._turn("prefill", admitted)
+        if not self._running:
+            return None
+        together = self._grow()
+        self._decoding = True
+        return self._turn("decode", together)
+
+    def done(self, turn: Turn) -> tuple[int, ...]:
+        """Each sequence of the turn has its next token; those that have ended leave, and are returned."""
+        ended = []
+        for sequence in turn.sequences:
+            request = self._running[sequence]
+            request.tokens += 1
+            request.wanted -= 1
+            if not request.wanted:
+                self._leave(sequence)
+                ended.append(sequence)
+        self._decoding = self._decoding and bool(self._running)
+        return tuple(ended)
+
+    def _turn(self, kind: Literal["prefill", "decode"], requests: list[_Request]) -> Turn:
+        released, self._released = tuple(self._released), []
+        return Turn(kind, tuple(r.sequence for r in requests), tuple(r.tokens for r in requests), released)
+
+    def _admit(self) -> list[_Request]:
+        """Those at the head of the queue that have one length and find room together."""
+        admitted: list[_Request] = []
+        if self._batching == "lock-step" and self._decoding:
+            return admitted
+        while self._waiting and len(self._running) < self._slots:
+            first = self._waiting[0]
+            if admitted and first.tokens != admitted[0].tokens:
+                break
+            if not self.pages.has_room(first.sequence, first.tokens + 1):
+                break
+            self.pages.make_room(first.sequence, first.tokens)
+            self._running[first.sequence] = first
+            admitted.append(self._waiting.popleft())
+        return admitted
+
+    def _grow(self) -> list[_Request]:
+        """Give each running request room for one more token, earlier arrivals first; the last give way to them."""
+        together = []
+        for request in list(self._running.values()):
+            while request.sequence in self._running and not self.pages.has_room(request.sequence, request.tokens):
+                self._preempt()
+            if request.sequence in self._running:
+                self.pages.make_room(request.sequence, request.tokens)
+                together.append(request)
+        return together
+
+    def _preempt(self) -> None:
+        last = next(reversed(self._running))
+        self._waiting.appendleft(self._running[last])
+        self._leave(last)
+        self.preemptions += 1
+
+    def _leave(self, sequence: int) -> None:
+        del self._running[sequence]
+        self.pages.release(sequence)
+        self._released.append(sequence)
