@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from small_decoding import exact_logits
 from tiny import LIVE_DECODING, changed, tiny
@@ -11,6 +10,7 @@ from tiny import LIVE_DECODING, changed, tiny
 from kvferry.analysis.metrics import metrics_for
 from kvferry.pipelines.run import run_scenario
 from kvferry.specs.scenario import Scenario
+from kvferry.traces.chance import Source, generator
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -38,7 +38,7 @@ def scenario(weights: Path, system: str, **changes: Any) -> Scenario:
 
 def wrong_tokens(model: Any, seed: int, answers: dict[str, list[int]]) -> int:
     """Tokens that full attention over the same past would not say, beyond the tolerance."""
-    ids = [np.random.default_rng([seed, n]).integers(0, 256, CONTEXT).tolist() for n in range(BATCH)]
+    ids = [generator(Source.PROMPTS, seed, n).integers(0, 256, CONTEXT).tolist() for n in range(BATCH)]
     said = [answers[str(n)] for n in range(BATCH)]
     logits = exact_logits(model, ids, said)
     of_said = logits.gather(-1, torch.tensor(said).T[..., None])[..., 0]
