@@ -65,7 +65,7 @@ def test_a_schedule_that_wall_time_cut_short_says_so(monkeypatch: pytest.MonkeyP
 
 def test_a_run_may_last_longer_than_its_trace_has_pieces_for() -> None:
     # Twelve days, of a trace in steps of 0.1 s.
-    run = run_scenario(small("system=stream-only", "link={trace: wifi-campus, scale: 1.0e-8}", "workload.requests=1"))
+    run = run_scenario(small("system=stream-only", "link={trace: wifi-campus, scale: 9.0e-9}", "workload.requests=1"))
     assert run.outcome == "done"
     assert run.duration_s > 1_000_000
     assert run.link_times_s[-1] == run.duration_s

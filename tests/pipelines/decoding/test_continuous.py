@@ -91,13 +91,13 @@ def test_equal_requests_that_fit_together_are_one_batch_in_lock_step() -> None:
 
 
 def test_requests_come_over_time_and_wait_for_memory() -> None:
-    workload = {"requests": 12, "batch": 8, "arrivals": {"every": "1 ms"}, "spread": 0.5, "context": 200}
+    workload = {"requests": 12, "batch": 8, "arrivals": {"every": "50 us"}, "spread": 0.5, "context": 200}
     budget = {"kv_share": None, "in_memory_kv": f"{60 * PAGE_BYTES} B"}
     wanted = tiny(DECODING, system="vllm", workload=workload, budget=budget, measure="end_to_end")
     run = run_scenario(wanted)
     figures = metrics_for(wanted, run)
     tokens = sum(len(record.token_times_s) for record in run.requests)
-    assert [record.arrival_s for record in run.requests] == pytest.approx([n / 1e3 for n in range(12)])
+    assert [record.arrival_s for record in run.requests] == pytest.approx([n * 50e-6 for n in range(12)])
     assert len({len(record.token_times_s) for record in run.requests}) > 3
     assert figures["requests_finished"] == 12
     assert figures["tokens_decoded"] == tokens / 12
