@@ -56,27 +56,35 @@ def compare_gantt(runs: Mapping[str, Run], *, title: str = "", request: int | No
     return figure
 
 
-def compare_bars(metrics: Mapping[str, Mapping[str, float]], *, title: str = "") -> Figure:
-    """TTFT (mean, and a tick at the 95th percentile of several requests) and energy per request by component, a bar
-    per system, fastest on top. A missing figure has no bar."""
-    order = sorted(metrics, key=lambda name: _sort_key(metrics[name].get("ttft_s")))
+def compare_bars(metrics: Mapping[str, Mapping[str, float]], *, title: str = "", ranked_by: str = "ttft_s") -> Figure:
+    """The metric that the workload is about and energy per request by component, a bar per system, the best on top:
+    TTFT (mean, and a tick at the 95th percentile of several requests), or tokens per second. A missing figure has no
+    bar."""
+    if ranked_by == "ttft_s":
+        order = sorted(metrics, key=lambda name: _sort_key(metrics[name].get("ttft_s")))
+    else:
+        order = sorted(metrics, key=lambda name: -metrics[name].get(ranked_by, 0.0))
     figure = style.new_figure(10, 1.3 + 0.34 * len(order))
     if title:
         figure.suptitle(title, x=0.01, ha="left", weight="bold", size=12)
     left, right = figure.subplots(1, 2, sharey=True)
-    best_s = next((metrics[name]["ttft_s"] for name in order if metrics[name].get("ttft_s")), None)
+    best = next((metrics[name][ranked_by] for name in order if metrics[name].get(ranked_by)), None)
     for row, name in enumerate(order):
-        _draw_ttft(left, row, metrics[name], best_s)
+        if ranked_by == "ttft_s":
+            _draw_ttft(left, row, metrics[name], best)
+        else:
+            _draw_rate(left, row, metrics[name].get(ranked_by), best)
     _draw_energy(right, order, metrics)
     left.set_yticks(range(len(order)), order)
     left.invert_yaxis()
-    left.set_title("Time to first token")
-    left.set_xlabel("s")
+    left.set_title("Time to first token" if ranked_by == "ttft_s" else "Throughput of the batch")
+    left.set_xlabel("s" if ranked_by == "ttft_s" else "tokens/s")
     right.set_title("Energy per request")
     right.set_xlabel("J")
     for axis in (left, right):
         axis.tick_params(axis="y", length=0)
         axis.grid(axis="x")
+        axis.locator_params(axis="x", nbins=5)
         # Room for the figures written behind the bars.
         axis.set_xlim(0, 1.3 * max((bar.get_x() + bar.get_width() for bar in axis.patches), default=1.0))
     return figure
@@ -123,6 +131,22 @@ def _draw_ttft(axis: Any, row: int, metrics: Mapping[str, float], best_s: float 
     slower = f"  ({human.ratio(ttft_s / best_s)})" if best_s and ttft_s > best_s else ""
     axis.annotate(
         human.seconds(ttft_s) + slower, (end_s, row), xytext=(4, 0), textcoords="offset points", va="center", size=8.5
+    )
+
+
+def _draw_rate(axis: Any, row: int, rate: float | None, best: float | None) -> None:
+    if rate is None:
+        axis.annotate("none", (0, row), xytext=(4, 0), textcoords="offset points", va="center", color=GREY)
+        return
+    axis.barh(row, rate, height=0.62, color=DARK, linewidth=0)
+    slower = f"  ({human.ratio(best / rate)} slower)" if best and 0 < rate < best else ""
+    axis.annotate(
+        f"{human.of_unit('_per_s')(rate)}{slower}",
+        (rate, row),
+        xytext=(4, 0),
+        textcoords="offset points",
+        va="center",
+        size=8.5,
     )
 
 

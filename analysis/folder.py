@@ -38,9 +38,14 @@ def write_run(folder: Path, scenario_yaml: str, run: Run, envelope: Envelope) ->
 
 
 def write_comparison(
-    folder: Path, scenario_yaml: Mapping[str, str], runs: Mapping[str, Run], envelopes: Mapping[str, Envelope]
+    folder: Path,
+    scenario_yaml: Mapping[str, str],
+    runs: Mapping[str, Run],
+    envelopes: Mapping[str, Envelope],
+    ranked_by: str = "ttft_s",
 ) -> list[Path]:
-    """Write a run's folder per system (all three mappings by system), comparison.json, and plots/ of all together."""
+    """Write a run's folder per system (all three mappings by system), comparison.json, and plots/ of all together, the
+    best by `ranked_by` first."""
     from kvferry.analysis.compare import compare_bars, compare_gantt
     from kvferry.analysis.style import render
 
@@ -52,8 +57,9 @@ def write_comparison(
     metrics = {system: envelope["metrics"] for system, envelope in envelopes.items()}
     if any(run.spans for run in runs.values()):
         written += write_pictures(folder / "plots" / "paths", render(lambda: compare_gantt(runs, title=title)))
-    if any("ttft_s" in figures for figures in metrics.values()):
-        written += write_pictures(folder / "plots" / "bars", render(lambda: compare_bars(metrics, title=title)))
+    if any(ranked_by in figures for figures in metrics.values()):
+        bars = render(lambda: compare_bars(metrics, title=title, ranked_by=ranked_by))
+        written += write_pictures(folder / "plots" / "bars", bars)
     return written
 
 

@@ -84,6 +84,7 @@ _BY_ENDING: dict[str, Callable[[float], str]] = {
     "_j": energy,
     "_utilisation": percent,
     "_share": percent,
+    "reuse_rate": percent,
     "bound_gap": percent,
     "regret": percent,
     "regret_p95": percent,

@@ -48,6 +48,12 @@ FIGURES: dict[str, Figure] = {
     "wasted_bytes": Figure("of it wasted", "low"),
     "read_bytes": Figure("storage read"),
     "write_bytes": Figure("storage written"),
+    "reuse_rate": Figure("KV reused", "high"),
+    "io_to_compute": Figure("I/O to compute", "low"),
+    "block_s": Figure("time per layer", "low"),
+    "seconds_per_token": Figure("time per token of the batch", "low"),
+    "tokens_decoded": Figure("tokens decoded per sequence"),
+    "batch": Figure("sequences together"),
     "link_utilisation": Figure("link busy"),
     "compute_utilisation": Figure("processor busy"),
     "storage_utilisation": Figure("storage busy"),
@@ -55,7 +61,7 @@ FIGURES: dict[str, Figure] = {
     "requests_finished": Figure("finished"),
 }
 
-# The most important first: in a narrow terminal the last ones are left out.
+# By the metric that a workload is about, the most important first: in a narrow terminal the last ones are left out.
 COMPARED = (
     "ttft_s",
     "energy_j",
@@ -68,6 +74,20 @@ COMPARED = (
     "link_utilisation",
     "compute_utilisation",
 )
+COMPARED_DECODING = (
+    "throughput_tokens_per_s",
+    "tpot_s",
+    "kv_memory_peak_bytes",
+    "reuse_rate",
+    "storage_utilisation",
+    "io_to_compute",
+    "energy_j",
+    "read_bytes",
+    "compute_utilisation",
+    "batch",
+    "ttft_s",
+)
+COLUMNS = {"ttft_s": COMPARED, "throughput_tokens_per_s": COMPARED_DECODING}
 # A pipe has no width, and 80 columns would cut figures that a script looks for.
 _PIPE_WIDTH = 240
 
@@ -90,20 +110,24 @@ def compare_table(
     *,
     title: str = "",
     outcomes: Mapping[str, str] | None = None,
-    columns: Sequence[str] = COMPARED,
     ranked_by: str = "ttft_s",
     notes: Sequence[str] = (),
     width: int = _PIPE_WIDTH,
 ) -> Table:
-    """One row per system, best first by `ranked_by`, with "x slower than best" beside it; the best of a column is bold.
+    """One row per system, best first by `ranked_by`, the metric that the workload is about, with how many times worse
+    than the best it is; the best of a column is bold.
 
     A system whose run did not end "done" (by `outcomes`) shows its outcome in place of figures it lacks. So that
-    `width` characters hold a row, headings are broken, then the last of `columns` are left out: `notes`, which stand
+    `width` characters hold a row, headings are broken, then the last columns are left out: `notes`, which stand
     below the table, say which.
     """
     from rich.console import Console
 
-    shown = [key for key in columns if any(key in metrics and _says_more(key, metrics) for metrics in systems.values())]
+    shown = [
+        key
+        for key in COLUMNS[ranked_by]
+        if any(key in metrics and _says_more(key, metrics) for metrics in systems.values())
+    ]
     ruler = Console(width=10 * _PIPE_WIDTH, color_system=None)
     left_out: list[str] = []
     narrow = False

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def compare(
     scenario: ScenarioArgument,
     systems: Annotated[
-        str | None, typer.Option("--systems", metavar="A,B,...", help="Systems to compare. Default: all.")
+        str | None, typer.Option("--systems", metavar="A,B,...", help="Systems to compare. Default: all that can run.")
     ] = None,
     settings: SetOption = None,
     seed: SeedOption = None,
@@ -36,14 +36,31 @@ def compare(
     from kvferry.pipelines.run import run_scenario
     from kvferry.pipelines.workloads import WORKLOADS
     from kvferry.scenarios.loader import dump_yaml
+    from kvferry.specs.errors import InputError, KvferryError
 
     loaded = scenario_for_run(scenario, overrides(settings, seed))
     under = scenarios_under(loaded, systems)
-    results, interrupted = {}, False
+    kind = WORKLOADS[loaded.workload.kind]
+    chosen = {name: kind.systems[name].with_policies(one.policy_values) for name, one in under.items()}
+    for name, system in chosen.items():
+        # What cannot run is refused before the first one runs; left out where all were asked for.
+        try:
+            kind.flow(under[name], system, lambda done, of: None)
+        except InputError as error:
+            if systems is not None or name == loaded.system:
+                raise InputError(f"{name}: {error}") from None
+            say(f"{name} is left out: {error}")
+            del under[name]
+    results, failed, interrupted = {}, {}, False
     try:
         for name in under:
-            with counted(f"{loaded.name}: {name}") as progress:
-                result = run_scenario(under[name], progress, say=say)
+            try:
+                with counted(f"{loaded.name}: {name}") as progress:
+                    result = run_scenario(under[name], progress, say=say)
+            except KvferryError as error:
+                # Of the others, what is finished is kept.
+                failed[name] = str(error)
+                continue
             if result.interrupted:
                 raise KeyboardInterrupt
             results[name] = result
@@ -51,21 +68,34 @@ def compare(
         interrupted = True
     envelopes = {name: envelope_for(under[name], result) for name, result in results.items()}
     if output is not None and results:
-        write_comparison(output, {name: dump_yaml(under[name]) for name in results}, results, envelopes)
+        described = {name: dump_yaml(under[name]) for name in results}
+        write_comparison(output, described, results, envelopes, kind.headline)
     if json:
         sys.stdout.write(to_json({"scenario": loaded.name, "seed": loaded.seed, "systems": envelopes}))
     elif results:
         outcomes = {name: result.outcome for name, result in results.items()}
         metrics = {name: envelope["metrics"] for name, envelope in envelopes.items()}
-        known = WORKLOADS[loaded.workload.kind].systems
-        chosen = {name: known[name].with_policies(under[name].policy_values) for name in results}
-        notes = _notes(chosen) + [f"{name}: {fault}" for name, result in results.items() for fault in result.faults]
-        show(compare_table(metrics, title=loaded.name, outcomes=outcomes, notes=notes, width=terminal_width()))
+        notes = _notes({name: chosen[name] for name in results})
+        notes += [f"{name}: {fault}" for name, result in results.items() for fault in result.faults]
+        show(
+            compare_table(
+                metrics,
+                title=loaded.name,
+                outcomes=outcomes,
+                ranked_by=kind.headline,
+                notes=notes,
+                width=terminal_width(),
+            )
+        )
     if output is not None and results:
         say(f"written to {output}; pictures in {output / 'plots'}")
+    for name, why in failed.items():
+        say(f"{name}: failed: {why}")
     if interrupted:
         say(f"interrupted; kept {len(results)} of {len(under)} systems")
         raise typer.Exit(130)
+    if failed:
+        raise typer.Exit(1)
 
 
 def _notes(systems: Mapping[str, "System"]) -> list[str]:

@@ -293,3 +293,11 @@ def test_drawing_leaves_no_figure_behind() -> None:
     before = pyplot.get_fignums() if pyplot else []
     render(lambda: gantt(run()))
     assert (pyplot.get_fignums() if pyplot else []) == before
+
+
+def test_bars_of_a_decoding_comparison_are_tokens_per_second_the_fastest_on_top() -> None:
+    metrics = {"flexgen": {"ttft_s": 1.0, "throughput_tokens_per_s": 0.5}, "kvswap": {"throughput_tokens_per_s": 4.0}}
+    left, _ = panels(compare_bars(metrics, ranked_by="throughput_tokens_per_s"))
+    assert [label.get_text() for label in left.get_yticklabels()] == ["kvswap", "flexgen"]
+    assert [bar.get_width() for bar in left.patches] == [4.0, 0.5]
+    assert left.get_xlabel() == "tokens/s"

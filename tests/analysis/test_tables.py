@@ -143,3 +143,14 @@ def test_nothing_escapes_into_a_pipe() -> None:
     file = io.StringIO()
     show(compare_table(SYSTEMS), file)
     assert "\x1b" not in file.getvalue()
+
+
+def test_a_decoding_comparison_ranks_by_tokens_per_second() -> None:
+    slow = {"ttft_s": 1.0, "tpot_s": 17.2, "throughput_tokens_per_s": 0.058, "requests": 1.0}
+    fast = {"ttft_s": 1.2, "tpot_s": 0.5, "throughput_tokens_per_s": 15.7, "reuse_rate": 0.0, "requests": 1.0}
+    table = compare_table({"flexgen": slow, "kvswap": fast}, ranked_by="throughput_tokens_per_s")
+    heading, _, first, second, *_ = [line for line in printed(table) if line.strip()]
+    assert [first.split()[0], second.split()[0]] == ["kvswap", "flexgen"]
+    assert "270.69x" in second
+    assert "KV reused" in heading
+    assert "0 %" in first  # a reuse of nothing is shown

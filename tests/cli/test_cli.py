@@ -438,3 +438,23 @@ def test_a_closed_pipe_is_quiet(argument: str) -> None:
         running.stdout.close()
         assert running.stderr.read() == ""
     assert running.returncode == 1
+
+
+def test_a_system_that_fails_loses_no_other_result(call: Call, runs: dict[str, Any]) -> None:
+    runs["stream-only"] = KvferryError("the disk went away")
+    code, out, err = call("compare", "small.yaml", "--systems", "stream-only,local-prefill", "--output", "both")
+    assert (code, "local-prefill" in out) == (1, True)
+    assert "stream-only: failed: the disk went away" in err
+    assert Path("both/local-prefill/metrics.json").exists()
+
+
+def test_what_has_no_room_is_left_out_unless_asked_for(call: Call) -> None:
+    small = ("compare", "kvswap/throughput", "--set", "workload.context=6Ki", "--set", "workload.decoded=2")
+    small += ("--set", "workload.batch=1", "--json")
+    code, out, err = call(*small)
+    assert code == 0
+    assert "quest" not in json.loads(out)["systems"]
+    assert "quest is left out: budget.kv_share: " in err
+    code, out, err = call(*small, "--systems", "kvswap,quest")
+    assert (code, out) == (2, "")
+    assert "quest: budget.kv_share: " in err
