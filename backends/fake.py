@@ -3,6 +3,7 @@
 For tests of pipelines and policies: times are round numbers that can be followed by hand.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -12,9 +13,11 @@ import simpy
 
 from kvferry.machine.machine import Channel, Facts
 from kvferry.machine.memory import BudgetedPool
-from kvferry.machine.ops import Chunks, Extents, KvRef, Op, Select, Selection
+from kvferry.machine.ops import Assign, Assigned, Chunks, Extents, KvRef, Op, Retrieve, Select, Selection
 from kvferry.machine.ticket import Cancelled, Ticket
+from kvferry.machine.tiers import moved
 from kvferry.sim.channel import Switchboard
+from kvferry.specs.tier import Tier
 
 
 @dataclass(eq=False)
@@ -78,7 +81,10 @@ class _Lane:
 
 
 class FakeMachine:
-    """A Machine whose ops take `op_s` each and whose link, storage and copies move `bytes_per_s`."""
+    """A Machine whose ops take `op_s` each and whose link, storage and copies move `bytes_per_s`.
+
+    Its memory is unified, or else it has `host_bytes` beside it.
+    """
 
     def __init__(
         self,
@@ -89,9 +95,17 @@ class FakeMachine:
         op_s: float = 1.0,
         bytes_per_s: float = 1.0,
         capacity_bytes: float = 1000.0,
+        host_bytes: float = math.inf,
+        unified: bool = True,
     ) -> None:
         self.env = env or simpy.Environment()
         self.memory = BudgetedPool(capacity_bytes)
+        self._unified = unified
+        self._tiers: dict[Tier, BudgetedPool] = {
+            "device": self.memory,
+            "host": self.memory if unified else BudgetedPool(host_bytes),
+            "storage": BudgetedPool(math.inf),
+        }
         self._name = name
         self._switchboard = switchboard or Switchboard(self.env)
         self._op_s, self._bytes_per_s = op_s, bytes_per_s
@@ -106,11 +120,17 @@ class FakeMachine:
         priority: int = 0,
         request: int | None = None,
     ) -> Ticket:
-        result = None
-        if isinstance(op, Select):
+        return self._put(on, self._op_s, 0.0, after, self._answer(op), priority)
+
+    def _answer(self, op: Op) -> Selection | Assigned | None:
+        """What ops that answer say: the same for the same step and layer, and for all rows."""
+        if isinstance(op, Select | Retrieve):
             order = np.random.default_rng((op.step, op.layer)).permutation(op.groups)
-            result = Selection(np.broadcast_to(order[: op.k].astype(np.int32), (op.batch, 1, op.k)))
-        return self._put(on, self._op_s, 0.0, after, result, priority)
+            return Selection(np.broadcast_to(order[: op.k].astype(np.int32), (op.batch, op.heads, op.k)))
+        if isinstance(op, Assign):
+            nearest = np.random.default_rng((op.step, op.layer)).integers(op.centroids, dtype=np.int32)
+            return Assigned(np.full((op.batch, op.heads), nearest))
+        return None
 
     def fetch(self, chunks: Chunks, *, after: Iterable[Ticket] = (), request: int | None = None) -> Ticket:
         return self._move(("link", request), chunks.n_bytes, after)
@@ -121,8 +141,18 @@ class FakeMachine:
     def write(self, extents: Extents, *, after: Iterable[Ticket] = (), request: int | None = None) -> Ticket:
         return self._move("storage", extents.n_bytes, after)
 
-    def copy(self, kv: KvRef, to: str, *, after: Iterable[Ticket] = (), request: int | None = None) -> Ticket:
+    def copy(
+        self, kv: KvRef | Extents, to: Tier, *, after: Iterable[Ticket] = (), request: int | None = None
+    ) -> Ticket:
         return self._move("copy", kv.n_bytes, after)
+
+    def move(
+        self, what: Extents, source: Tier, to: Tier, *, after: Iterable[Ticket] = (), request: int | None = None
+    ) -> Ticket:
+        return moved(self, what, source, to, after, request, through_host=not self._unified)
+
+    def memory_of(self, tier: Tier) -> BudgetedPool:
+        return self._tiers[tier]
 
     def open(self, peer: str) -> Channel:
         return self._switchboard.open(self._name, peer)

@@ -15,6 +15,7 @@ from kvferry.policies.decode.grouping import KvShape
 from kvferry.policies.decode.index import IndexSpec
 from kvferry.policies.decode.layout import Layout
 from kvferry.specs.scenario import Scenario
+from kvferry.specs.tier import Tier
 from kvferry.traces.rate import RateTrace
 from kvferry.traces.selections import SelectionStream
 from kvferry.traces.stored import StoredContext
@@ -64,6 +65,11 @@ class DecodeSizes(Protocol):
     @property
     def rebuilt_rank(self) -> int | None:
         """Numbers per token from which keys are rebuilt; None: keys lie in the file too."""
+        ...
+
+    @property
+    def tiers(self) -> tuple[Tier, ...]:
+        """Where each layer's KV lies after prefill."""
         ...
 
     @property

@@ -8,6 +8,7 @@ import simpy
 
 from kvferry.machine.ops import Chunks, Extents, KvRef, Op
 from kvferry.machine.ticket import Ticket
+from kvferry.specs.tier import Tier
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,13 @@ class Machine(Protocol):
     env: simpy.Environment
 
     @property
-    def memory(self) -> MemoryPool: ...
+    def memory(self) -> MemoryPool:
+        """The processor's."""
+        ...
+
+    def memory_of(self, tier: Tier) -> MemoryPool:
+        """A tier's own budget; on unified memory, host and device have one together."""
+        ...
 
     def submit(
         self,
@@ -109,8 +116,17 @@ class Machine(Protocol):
 
     def write(self, extents: Extents, *, after: Iterable[Ticket] = (), request: int | None = None) -> Ticket: ...
 
-    def copy(self, kv: KvRef, to: str, *, after: Iterable[Ticket] = (), request: int | None = None) -> Ticket:
+    def copy(
+        self, kv: KvRef | Extents, to: Tier, *, after: Iterable[Ticket] = (), request: int | None = None
+    ) -> Ticket:
         """Move KV between the tiers "host" and "device". Free on unified memory."""
+        ...
+
+    def move(
+        self, what: Extents, source: Tier, to: Tier, *, after: Iterable[Ticket] = (), request: int | None = None
+    ) -> Ticket:
+        """Move KV from one tier to another, by what of `read`, `write` and `copy` that takes (machine/tiers.py).
+        Within a tier nothing moves."""
         ...
 
     def open(self, peer: str) -> Channel: ...

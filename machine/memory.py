@@ -25,7 +25,7 @@ class BudgetedPool:
     """
 
     def __init__(self, capacity_bytes: float) -> None:
-        self.capacity_bytes: float = math.floor(capacity_bytes)
+        self.capacity_bytes: float = capacity_bytes if math.isinf(capacity_bytes) else math.floor(capacity_bytes)
         self._used_bytes = 0
         self._peak_bytes = 0
         self._used_by_tag: Counter[str] = Counter()

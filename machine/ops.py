@@ -45,13 +45,16 @@ class Attended:
     The read that attention comes after brings the ``missing`` units (bool[rows, k]; a row is a sequence, or a head of
     it that chooses for itself), row by row; None: whole stretches of units, one per row. ``slots`` int[rows, k] of
     the layer's reuse buffer are where all k of a row are then; None: nothing is kept. ``recent`` tokens that are in
-    memory besides are attended too, and the new one.
+    memory besides are attended too, and the new one. Where rows differ in length, arrays are flat, and row r begins at
+    ``starts[r]``; where blocks do, ``tokens`` are in each.
     """
 
     layer: int
     missing: np.ndarray | None
     slots: np.ndarray | None
     recent: int
+    starts: np.ndarray | None = None
+    tokens: np.ndarray | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -348,3 +351,5 @@ Op = (
     | Bookkeep
     | Decompress
 )
+# Ops that a stream of selections answers.
+Selecting = Select | Retrieve

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kvferry.machine.ops import Select
+from kvferry.machine.ops import Selecting
 from kvferry.specs.errors import InputError
 from kvferry.traces.chance import Source, generator
 from kvferry.traces.selections import SelectionStream
@@ -83,7 +83,7 @@ class CriticalTokens:
         self._first_place = sets // self.groups * selected + sets % self.groups
         self._choose(np.arange(rows * selected))
 
-    def __call__(self, op: Select) -> np.ndarray:
+    def __call__(self, op: Selecting) -> np.ndarray:
         """int32[batch, heads, groups]: the groups of an op's step and layer. Steps may only go forward."""
         if op.step != self.step:
             self.advance(op.step)
@@ -153,7 +153,7 @@ class RecordedSelections:
     def load(cls, path: Path, sequences: int) -> "RecordedSelections":
         return cls(SelectionStream.load(path), sequences)
 
-    def __call__(self, op: Select) -> np.ndarray:
+    def __call__(self, op: Selecting) -> np.ndarray:
         steps, layers, heads, k = self._stream.ids.shape
         # Recorded streams may know groups that were written while decoding, besides those of the context.
         if (op.heads, op.k) != (heads, k) or op.groups > self._stream.groups or op.layer >= layers:

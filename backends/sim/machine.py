@@ -8,9 +8,22 @@ import simpy
 
 from kvferry.machine.machine import Channel, Facts, Refused
 from kvferry.machine.memory import BudgetedPool
-from kvferry.machine.ops import Chunks, Decompress, Extents, KvRef, Op, Select, Selection
+from kvferry.machine.ops import (
+    Assign,
+    Assigned,
+    Chunks,
+    Decompress,
+    Extents,
+    KvRef,
+    Op,
+    Retrieve,
+    Select,
+    Selecting,
+    Selection,
+)
 from kvferry.machine.span import Tell
 from kvferry.machine.ticket import Ticket
+from kvferry.machine.tiers import moved
 from kvferry.sim.access import Access
 from kvferry.sim.bus import MemoryBus
 from kvferry.sim.channel import Switchboard
@@ -27,6 +40,7 @@ from kvferry.sim.storage_models import storage_of
 from kvferry.specs.device import DeviceSpec
 from kvferry.specs.errors import InputError
 from kvferry.specs.model import ModelSpec
+from kvferry.specs.tier import Tier
 from kvferry.traces.rate import RateTrace
 
 
@@ -36,8 +50,9 @@ class SimMachine:
     `name` is this instance's, by which peers open channels to it; devices of one profile have different ones.
 
     `weights_refused` says why they are not, when the model does not fit: nothing should be run then. `load` is the
-    background load of processors by name. `selections` answers Select ops with int32[batch, head or 1, k], from a
-    recorded or generated stream; the op's time is the processor's business.
+    background load of processors by name. `selections` answers Select and Retrieve ops with int32[batch, head or
+    1, k], from a recorded or generated stream, `assignments` Assign ops with int32[batch, head or 1]; their time is the
+    processor's business.
     """
 
     def __init__(
@@ -52,7 +67,8 @@ class SimMachine:
         costs: Builder,
         load: Mapping[str, RateTrace] | None = None,
         memory_bytes: float | None = None,
-        selections: Callable[[Select], np.ndarray] | None = None,
+        selections: Callable[[Selecting], np.ndarray] | None = None,
+        assignments: Callable[[Assign], np.ndarray] | None = None,
         tell: Tell = lambda span: None,
         env: simpy.Environment | None = None,
         switchboard: Switchboard | None = None,
@@ -62,6 +78,11 @@ class SimMachine:
         self.device, self.model = device, model
         memory = device.memory
         self.memory = BudgetedPool(memory_bytes or memory.capacity_bytes - memory.reserved_bytes)
+        self._tiers: dict[Tier, BudgetedPool] = {
+            "device": self.memory,
+            "host": self.memory if memory.unified else BudgetedPool(_or_endless(memory.host_capacity_bytes)),
+            "storage": BudgetedPool(_or_endless(device.storage.capacity_bytes if device.storage else 0.0)),
+        }
         weights = self.memory.reserve(model.weight_bytes, "weights")
         self.weights_refused = weights if isinstance(weights, Refused) else None
         network = device.network
@@ -101,7 +122,7 @@ class SimMachine:
                     contention.watch(path.resource, path.busy)
             contention.watch("link", self.link.busy)
         self._switchboard = switchboard or Switchboard(self.env)
-        self._selections = selections
+        self._selections, self._assignments = selections, assignments
         self.energy = self._energy_meter()
 
     def _energy_meter(self) -> EnergyMeter:
@@ -131,12 +152,17 @@ class SimMachine:
         if isinstance(op, Decompress):
             return self.decompressor.decompress(op.values, after, priority, "Decompress", request)
         processor = self._main if on == "compute" else self.processors[on]
-        result = self._selection(op) if isinstance(op, Select) else None
+        result = self._answer(op) if isinstance(op, Select | Retrieve | Assign) else None
         return processor.submit(op, after, priority, type(op).__name__, request, result)
 
-    def _selection(self, op: Select) -> Selection:
+    def _answer(self, op: Select | Retrieve | Assign) -> Selection | Assigned:
+        if isinstance(op, Assign):
+            if self._assignments is None:
+                raise InputError("an Assign op needs a stream of assignments; this run has none")
+            return Assigned(self._assignments(op))
         if self._selections is None:
-            raise InputError("a Select op needs a stream of selections, recorded or generated; this run has none")
+            name = type(op).__name__
+            raise InputError(f"a {name} op needs a stream of selections, recorded or generated; this run has none")
         return Selection(self._selections(op))
 
     def fetch(self, chunks: Chunks, *, after: Iterable[Ticket] = (), request: int | None = None) -> Ticket:
@@ -153,8 +179,18 @@ class SimMachine:
             raise InputError(f"device {self.device.name} has no storage; its profile needs a `storage`")
         return self.storage
 
-    def copy(self, kv: KvRef, to: str, *, after: Iterable[Ticket] = (), request: int | None = None) -> Ticket:
+    def copy(
+        self, kv: KvRef | Extents, to: Tier, *, after: Iterable[Ticket] = (), request: int | None = None
+    ) -> Ticket:
         return self._copies.copy(kv.n_bytes, after, label="Copy", request=request)
+
+    def move(
+        self, what: Extents, source: Tier, to: Tier, *, after: Iterable[Ticket] = (), request: int | None = None
+    ) -> Ticket:
+        return moved(self, what, source, to, after, request, through_host=not self.device.memory.unified)
+
+    def memory_of(self, tier: Tier) -> BudgetedPool:
+        return self._tiers[tier]
 
     def open(self, peer: str) -> Channel:
         return self._switchboard.open(self.name, peer)
@@ -172,3 +208,7 @@ class SimMachine:
             link_queue=self.link.queued,
             free_bytes=self.memory.free_bytes,
         )
+
+
+def _or_endless(capacity_bytes: float | None) -> float:
+    return math.inf if capacity_bytes is None else capacity_bytes

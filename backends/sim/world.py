@@ -12,7 +12,7 @@ import simpy
 from kvferry.backends.sim.machine import SimMachine
 from kvferry.backends.world import DEVICE, DecodeSizes, Inputs, Needs, Say
 from kvferry.machine.machine import Machine, Refused
-from kvferry.machine.ops import Select
+from kvferry.machine.ops import Selecting
 from kvferry.machine.span import Tell
 from kvferry.sim.access import Accesses
 from kvferry.sim.channel import Switchboard
@@ -122,7 +122,7 @@ class ModelledContexts:
 
 def selections(
     scenario: Scenario, sizes: DecodeSizes, given: SelectionStream | None
-) -> Callable[[Select], np.ndarray] | None:
+) -> Callable[[Selecting], np.ndarray] | None:
     """Answers the Select ops of a run, from `given` or the scenario's recording or generated; None where all is read.
 
     Raises InputError for a recording of another context.

@@ -8,7 +8,8 @@ import simpy
 from kvferry.machine.machine import Machine
 from kvferry.machine.ticket import Ticket
 from kvferry.pipelines.decoding.plan import DecodePlan
-from kvferry.pipelines.decoding.stages import KINDS, DecodeRecord, Pass
+from kvferry.pipelines.decoding.stages import KINDS
+from kvferry.pipelines.decoding.state import DecodeRecord, DecodeState
 from kvferry.policies.decode.stages import Key, Stages
 
 # Called after every token with how many there are.
@@ -23,17 +24,19 @@ class OffloadedDecode:
 
     def __init__(self, machine: Machine, plan: DecodePlan, told: Told = lambda tokens: None) -> None:
         self.plan, self._told = plan, told
-        self.now = Pass(machine, plan)
+        self.now = DecodeState(machine, plan)
         self.record = self.now.record
 
     def run(self, steps: int) -> Process:
-        """Prefill, then `steps` tokens per sequence; the first of them comes from prefill."""
+        """Prefill, then `steps` tokens per sequence; the first of them comes from prefill. Raises OutOfMemory."""
         env, record = self.now.machine.env, self.record
+        self.now.place()
         under_way = yield from self._walk(self.plan.prefill_stages)
         yield env.all_of(under_way.values())
         record.prefill_s = env.now
         self._token()
         for self.now.step in range(steps - 1):
+            self.now.place()
             under_way = yield from self._walk(self.plan.stages)
             yield under_way[self.plan.stages[-1].key]
             self._token()

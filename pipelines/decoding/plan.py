@@ -8,12 +8,14 @@ from functools import cached_property, lru_cache
 from kvferry.policies.decode.grouping import KvShape
 from kvferry.policies.decode.index import IndexSpec
 from kvferry.policies.decode.layout import Layout
+from kvferry.policies.decode.placement import KvSize
 from kvferry.policies.decode.residency import buffer_bytes
 from kvferry.policies.decode.roles import Roles
 from kvferry.policies.decode.room import Room
 from kvferry.policies.decode.stages import Key, Stage, Stages
 from kvferry.specs.errors import InputError
 from kvferry.specs.model import ModelSpec
+from kvferry.specs.tier import Tier
 
 # KV blocks of a run, over all layers, sequences and heads: their places are kept in memory, some bytes each.
 MOST_UNITS = 200_000_000
@@ -42,6 +44,8 @@ class DecodePlan:
     slots: int
     metadata_bytes: float
     buffer_bytes: float
+    # For all of it.
+    budget_bytes: float
     layout: Layout = field(compare=False)
     # The KV lies in a file that is mapped into memory, of which so many bytes may be in memory, of the whole batch;
     # None: the file is read past the page cache.
@@ -65,6 +69,21 @@ class DecodePlan:
     def units_per_selection(self) -> int:
         """Blocks that one sequence selects in one layer, over all heads."""
         return self.heads * (self.units if self.selected is None else self.selected)
+
+    def kv_size(self, tokens: int) -> KvSize:
+        """The whole batch's, once each sequence has so many tokens: what its placement decides by."""
+        return KvSize(
+            layers=self.shape.layers,
+            tokens=tokens,
+            most_tokens=self.context + self.output,
+            token_bytes=self.sequences * self.shape.entry_bytes,
+            memory_bytes=self.sequences * (self.budget_bytes - self.memory_bytes),
+        )
+
+    @property
+    def tiers(self) -> tuple[Tier, ...]:
+        """Where each layer's KV lies after prefill."""
+        return self.roles.placement.tiers(self.kv_size(self.context))
 
     @property
     def brought_tokens(self) -> int:
@@ -169,6 +188,7 @@ def plan_of(
         slots=slots,
         metadata_bytes=metadata,
         buffer_bytes=buffers,
+        budget_bytes=budget_bytes,
         layout=layout,
     )
 

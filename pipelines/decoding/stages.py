@@ -1,11 +1,10 @@
 """What each stage of decoding is: how a pipeline begins it, and what a planner prices it at. One is the other's op."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
 
-from kvferry.machine.machine import Machine
 from kvferry.machine.ops import (
+    Assign,
     Attended,
     Bookkeep,
     DecodeAttention,
@@ -15,49 +14,23 @@ from kvferry.machine.ops import (
     Op,
     OutputHead,
     PrefillLayer,
+    ProjectQkv,
     Rebuilt,
     Reconstruct,
+    RestOfLayer,
+    Retrieve,
     Select,
     Selection,
 )
 from kvferry.machine.ticket import Ticket
 from kvferry.pipelines.decoding.plan import DecodePlan
-from kvferry.policies.decode.residency import Resident
-from kvferry.policies.decode.rows import BlockRows, Lookup
-from kvferry.policies.decode.upkeep import Kept
+from kvferry.pipelines.decoding.state import DecodeState
+from kvferry.policies.decode.rows import BlockRows
+from kvferry.policies.decode.upkeep import Learned
 
 # What works at a stage: the processor, or storage and what lies between it and the processor's memory.
 Queue = Literal["processor", "mover"]
 After = Sequence[Ticket]
-
-
-@dataclass
-class DecodeRecord:
-    """What happened: times on the run's clock, KV blocks over the whole run."""
-
-    prefill_s: float | None = None
-    token_times_s: list[float] = field(default_factory=list)
-    units_wanted: int = 0
-    units_reused: int = 0
-
-
-class Pass:
-    """What the stages of one batch share: the machine, the plan, and the roles' state so far."""
-
-    def __init__(self, machine: Machine, plan: DecodePlan) -> None:
-        self.machine, self.plan, self.layout = machine, plan, plan.layout
-        self.record = DecodeRecord()
-        layers, roles = plan.shape.layers, plan.roles
-        self.kept: Kept = roles.upkeep.start(plan.context, plan.group_tokens, plan.layout)
-        self.residents: list[Resident] = [
-            roles.residency.start(plan.rows, plan.layout.units, plan.slots) for _ in range(layers)
-        ]
-        self.step = 0
-        # By layer, of the present step: the machine's choice, where its blocks are (None: all are on their way), and
-        # how many tokens of a sequence they hold.
-        self.chosen: list[Ticket | None] = [None] * layers
-        self.found: list[Lookup | None] = [None] * layers
-        self.tokens = [0] * layers
 
 
 class Prices(Protocol):
@@ -78,7 +51,7 @@ class Prices(Protocol):
 class Kind(Protocol):
     queue: Queue
 
-    def begin(self, now: Pass, layer: int, after: After) -> Ticket: ...
+    def begin(self, now: DecodeState, layer: int, after: After) -> Ticket: ...
 
 
 class PricedKind(Kind, Protocol):
@@ -107,7 +80,7 @@ class ChooseBlocks:
         ask = plan.roles.selector.ask(plan.index, stored)
         return Select(plan.sequences, ask.blocks, ask.k, step, layer, heads=ask.heads, keys=ask.vectors, rank=ask.rank)
 
-    def begin(self, now: Pass, layer: int, after: After) -> Ticket:
+    def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
         # What was written while decoding can be chosen, too.
         op = self.op(now.plan, now.kept.stored(layer), now.step, layer)
         now.chosen[layer] = ticket = now.machine.submit(op, after=after)
@@ -117,6 +90,27 @@ class ChooseBlocks:
         return prices.op_s(self.op(prices.plan, prices.plan.units, 0, 0))
 
 
+class RetrieveBlocks:
+    """A retrieval head chooses for all layers, before the first computes."""
+
+    queue: Queue = "processor"
+    label = Retrieve.__name__
+
+    @staticmethod
+    def op(plan: DecodePlan, stored: int, step: int) -> Retrieve:
+        assert plan.index is not None
+        ask = plan.roles.selector.ask(plan.index, stored)
+        return Retrieve(plan.sequences, ask.blocks, ask.k, ask.vectors, step, heads=ask.heads)
+
+    def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
+        ticket = now.machine.submit(self.op(now.plan, now.kept.stored(layer), now.step), after=after)
+        now.chosen = [ticket] * len(now.chosen)
+        return ticket
+
+    def seconds(self, prices: Prices) -> float:
+        return prices.op_s(self.op(prices.plan, prices.plan.units, 0))
+
+
 class LookUp:
     """The host finds what is in memory already, and where the rest goes."""
 
@@ -124,19 +118,25 @@ class LookUp:
     label = Bookkeep.__name__
 
     @staticmethod
-    def op(plan: DecodePlan) -> Bookkeep:
-        return Bookkeep(plan.sequences * plan.units_per_selection, plan.slots)
+    def op(plan: DecodePlan, away: bool = True) -> Bookkeep:
+        return Bookkeep(plan.sequences * plan.units_per_selection if away else 0, plan.slots)
 
-    def begin(self, now: Pass, layer: int, after: After) -> Ticket:
-        chosen = now.chosen[layer]
+    def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
+        chosen, plan = now.chosen[layer], now.plan
         assert chosen is not None
         selection: Selection = chosen.value
-        wanted = BlockRows(selection.ids.reshape(now.plan.rows, -1))
+        ids, starts = selection.ids, selection.starts
+        ranked = BlockRows(ids.reshape(plan.rows, -1)) if starts is None else BlockRows(ids, starts)
+        wanted = plan.roles.selector.take(ranked, now.kept.tokens_of(layer, ranked))
         now.found[layer] = found = now.residents[layer].look_up(wanted)
         now.record.units_wanted += wanted.ids.size
         now.record.units_reused += found.hits
-        now.tokens[layer] = wanted.widest * now.plan.group_tokens
-        return now.machine.submit(self.op(now.plan), after=after)
+        tokens = now.kept.tokens_of(layer, wanted)
+        # Where rows differ, the mean of them.
+        now.tokens[layer] = (
+            wanted.widest * plan.group_tokens if tokens is None else -(-int(tokens.sum()) // wanted.rows)
+        )
+        return now.machine.submit(self.op(plan, now.away(layer)), after=after)
 
     def seconds(self, prices: Prices) -> float:
         return prices.op_s(self.op(prices.plan))
@@ -147,10 +147,13 @@ class BringMissing:
 
     queue: Queue = "mover"
 
-    def begin(self, now: Pass, layer: int, after: After) -> Ticket:
+    def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
         found = now.found[layer]
         assert found is not None
-        return now.machine.read(Extents(*now.layout.ranges(layer, *found.to_move)), after=after)
+        if not now.away(layer):
+            return after[0]
+        missing = Extents(*now.blocks.ranges(layer, *found.to_move))
+        return now.machine.move(missing, now.tiers[layer], "device", after=(*after, *now.arriving[layer]))
 
     def seconds(self, prices: Prices) -> float:
         return prices.move_s
@@ -161,10 +164,13 @@ class BringAll:
 
     queue: Queue = "mover"
 
-    def begin(self, now: Pass, layer: int, after: After) -> Ticket:
+    def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
         stored = now.kept.stored(layer)
         now.tokens[layer] = stored * now.plan.group_tokens
-        return now.machine.read(Extents(*now.layout.stretches(layer, stored)), after=after)
+        if not now.away(layer):
+            return after[0] if after else now.nothing()
+        whole = Extents(*now.blocks.stretches(layer, stored))
+        return now.machine.move(whole, now.tiers[layer], "device", after=(*after, *now.arriving[layer]))
 
     def seconds(self, prices: Prices) -> float:
         return prices.move_s
@@ -181,7 +187,7 @@ class RebuildKeys:
         assert plan.rebuilt_rank is not None
         return Reconstruct(plan.sequences, tokens, plan.rebuilt_rank, kv)
 
-    def begin(self, now: Pass, layer: int, after: After) -> Ticket:
+    def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
         found = now.found[layer]
         kv = Rebuilt(layer, None if found is None else found.wanted.ids)
         return now.machine.submit(self.op(now.plan, now.tokens[layer], kv), after=after)
@@ -204,11 +210,14 @@ class Attend:
         # A selection is gathered from where its blocks lie.
         return DecodeAttention(plan.sequences, tokens, plan.selected is not None, kv)
 
-    def begin(self, now: Pass, layer: int, after: After) -> Ticket:
+    def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
         found, recent = now.found[layer], now.kept.recent(layer)
-        missing, slots = (None, None) if found is None else (found.missing, found.slots)
-        op = self.op(now.plan, now.tokens[layer] + recent + 1, Attended(layer, missing, slots, recent))
-        return now.machine.submit(op, after=after)
+        kv = Attended(layer, None, None, recent)
+        if found is not None:
+            wanted = found.wanted
+            tokens = now.kept.tokens_of(layer, wanted)
+            kv = Attended(layer, found.missing, found.slots, recent, wanted.starts, tokens)
+        return now.machine.submit(self.op(now.plan, now.tokens[layer] + recent + 1, kv), after=after)
 
     def seconds(self, prices: Prices) -> float:
         plan = prices.plan
@@ -226,7 +235,60 @@ class PassOn:
     def op(plan: DecodePlan, layer: int | None = None) -> FeedForward:
         return FeedForward(plan.sequences, layer)
 
-    def begin(self, now: Pass, layer: int, after: After) -> Ticket:
+    def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
+        return now.machine.submit(self.op(now.plan, layer), after=after)
+
+    def seconds(self, prices: Prices) -> float:
+        return prices.op_s(self.op(prices.plan))
+
+
+class ProjectQueries:
+    """The layer's query, key and value of the new token, where something needs them before attention."""
+
+    queue: Queue = "processor"
+    label = ProjectQkv.__name__
+
+    @staticmethod
+    def op(plan: DecodePlan, layer: int | None = None) -> ProjectQkv:
+        return ProjectQkv(plan.sequences, layer)
+
+    def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
+        return now.machine.submit(self.op(now.plan, layer), after=after)
+
+    def seconds(self, prices: Prices) -> float:
+        return prices.op_s(self.op(prices.plan))
+
+
+class AssignKeys:
+    """The cluster of every row that the new key is nearest to."""
+
+    queue: Queue = "processor"
+    label = Assign.__name__
+
+    @staticmethod
+    def op(plan: DecodePlan, stored: int, step: int, layer: int) -> Assign:
+        return Assign(plan.sequences, stored, step, layer, heads=plan.heads)
+
+    def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
+        op = self.op(now.plan, now.kept.stored(layer), now.step, layer)
+        now.assigned[layer] = ticket = now.machine.submit(op, after=after)
+        return ticket
+
+    def seconds(self, prices: Prices) -> float:
+        return prices.op_s(self.op(prices.plan, prices.plan.units, 0, 0))
+
+
+class PassOnRest:
+    """The rest of a layer whose projections have been done."""
+
+    queue: Queue = "processor"
+    label = RestOfLayer.__name__
+
+    @staticmethod
+    def op(plan: DecodePlan, layer: int | None = None) -> RestOfLayer:
+        return RestOfLayer(plan.sequences, layer)
+
+    def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
         return now.machine.submit(self.op(now.plan, layer), after=after)
 
     def seconds(self, prices: Prices) -> float:
@@ -242,11 +304,14 @@ class NextToken:
     def op(plan: DecodePlan, complete: int | None = None) -> OutputHead:
         return OutputHead(plan.sequences, complete)
 
-    def begin(self, now: Pass, layer: int, after: After) -> Ticket:
-        update = now.kept.append()
+    def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
+        assigned = [ticket.value.ids for ticket in now.assigned if ticket is not None]
+        update = now.kept.append(Learned(assigned, now.found))
         ticket = now.machine.submit(self.op(now.plan, update.complete if update else None), after=after)
         if update is not None:
-            now.machine.write(Extents(*update.write), after=(ticket,))
+            for resident, changed in zip(now.residents, update.changed, strict=False):
+                resident.forget(changed)
+            now.write(update.written, ticket)
         return ticket
 
     def seconds(self, prices: Prices) -> float:
@@ -261,17 +326,20 @@ class PrefillOne:
 
     queue: Queue = "processor"
 
-    def begin(self, now: Pass, layer: int, after: After) -> Ticket:
+    def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
         return now.machine.submit(PrefillLayer(now.plan.sequences, now.plan.context, layer), after=after)
 
 
 class WriteOut:
-    """The whole blocks of a layer's context."""
+    """The whole blocks of a layer's context go to the tier where they are to lie."""
 
     queue: Queue = "mover"
 
-    def begin(self, now: Pass, layer: int, after: After) -> Ticket:
-        return now.machine.write(Extents(*now.layout.stretches(layer, now.kept.stored(layer))), after=after)
+    def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
+        if not now.away(layer):
+            return after[0]
+        whole = Extents(*now.blocks.stretches(layer, now.kept.stored(layer)))
+        return now.machine.move(whole, "device", now.tiers[layer], after=after)
 
 
 class DecomposeKeys:
@@ -279,7 +347,7 @@ class DecomposeKeys:
 
     queue: Queue = "processor"
 
-    def begin(self, now: Pass, layer: int, after: After) -> Ticket:
+    def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
         return now.machine.submit(Decompose(now.plan.sequences, now.plan.context, layer), after=after)
 
 
@@ -288,7 +356,7 @@ class FirstToken:
 
     queue: Queue = "processor"
 
-    def begin(self, now: Pass, layer: int, after: After) -> Ticket:
+    def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
         return now.machine.submit(NextToken.op(now.plan), after=after)
 
 
@@ -299,13 +367,17 @@ PREFILL: dict[str, Kind] = {
     "first_token": FirstToken(),
 }
 DECODING: dict[str, PricedKind] = {
+    "retrieve": RetrieveBlocks(),
+    "project": ProjectQueries(),
     "select": ChooseBlocks(),
     "look_up": LookUp(),
     "bring": BringMissing(),
     "bring_all": BringAll(),
     "rebuild": RebuildKeys(),
     "attend": Attend(),
+    "assign": AssignKeys(),
     "feed_forward": PassOn(),
+    "rest": PassOnRest(),
     "next_token": NextToken(),
 }
 KINDS: dict[str, Kind] = {**PREFILL, **DECODING}

@@ -4,13 +4,13 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from kvferry.pipelines.parameters import BadParameters, arguments_of
 from kvferry.policies.decode.batcher import Batching
 from kvferry.policies.decode.blocking import TokenGroups, ValueGroups
 from kvferry.policies.decode.page_bounds import PageBounds
-from kvferry.policies.decode.placement import AllOrNothing, OneTier
+from kvferry.policies.decode.placement import AllOrNothing, OneTier, Progressive
 from kvferry.policies.decode.residency import DoubleBuffer, Reuse
 from kvferry.policies.decode.roles import Roles
 from kvferry.policies.decode.scored_keys import Landmarks, LowRankKeys, PartialKeys, PrincipalKeys
@@ -33,9 +33,11 @@ ROLES: dict[str, dict[str, Callable[..., Any]]] = {
     "layout": {"groups": TokenGroups, "value-groups": ValueGroups},
     "upkeep": {"rolling-groups": RollingGroups, "none": KeepNewest},
     "placement": {
+        "host": partial(OneTier, "host"),
         "device": partial(OneTier, "device"),
         "storage": partial(OneTier, "storage"),
         "all-or-nothing": AllOrNothing,
+        "progressive": Progressive,
     },
 }
 
@@ -49,13 +51,6 @@ class DecodeSystem:
     roles: Roles
     batching: Batching = "lock-step"
     tuned: str | None = None
-
-    @property
-    def keeps(self) -> Literal["storage", "memory", "swapped"]:
-        """Where the KV is: ``swapped`` by the operating system when it does not fit memory."""
-        if isinstance(self.roles.placement, AllOrNothing):
-            return "swapped"
-        return "memory" if self.roles.placement == OneTier("device") else "storage"
 
     @property
     def codec(self) -> None:
@@ -116,8 +111,8 @@ def _fields_of(part: Any) -> frozenset[str]:
 def _parameters_of(roles: Roles) -> dict[str, inspect.Parameter]:
     """What a system's scenario can say besides whole roles."""
     known = {"tuned": inspect.Parameter("tuned", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=str | None)}
-    if roles.placement == OneTier("device"):
-        # Nothing moves, so nothing else matters.
+    if roles.all_in_memory:
+        # Nothing is chosen and nothing moves, so nothing else matters.
         known["batching"] = inspect.Parameter(
             "batching", inspect.Parameter.KEYWORD_ONLY, default="continuous", annotation=Batching
         )

@@ -15,6 +15,8 @@ from kvferry.pipelines.decoding.tuned import tuned
 from kvferry.pipelines.record import Decoded, RequestRecord
 from kvferry.pipelines.tally import Totals
 from kvferry.pipelines.workload import Flow, Infeasible, Left, OutOfMemory, Process, Progress, System
+from kvferry.policies.decode.placement import AllOrNothing, KvSize
+from kvferry.policies.decode.roles import Roles
 from kvferry.scenarios.resolve import Complaint
 from kvferry.specs.errors import InputError
 from kvferry.specs.scenario import Scenario
@@ -38,7 +40,7 @@ class Decode:
         """Where KV lies on storage, one batch of one length decodes in lock step."""
         assert isinstance(system, DecodeSystem)
         workload = scenario.decode.workload
-        if system.keeps != "memory":
+        if not system.roles.all_in_memory:
             for key in ("requests", "arrivals", "spread", "lengths"):
                 if getattr(workload, key):
                     what = f"{scenario.system} decodes one batch of equal prompts in lock step, all there at the start"
@@ -46,11 +48,10 @@ class Decode:
 
     def flow(self, scenario: Scenario, system: System, progress: Progress) -> Flow:
         assert isinstance(system, DecodeSystem)
-        in_memory = system.keeps == "memory" or (system.keeps == "swapped" and _fits(scenario))
-        if in_memory:
+        if _all_in_memory(scenario, system.roles):
             return InMemoryFlow(scenario, system.batching, progress)
         plan = plan_for(scenario, system)
-        if system.keeps == "swapped":
+        if isinstance(system.roles.placement, AllOrNothing):
             plan = replace(plan, mapped_bytes=plan.sequences * sequence_bytes(scenario, plan.sequences))
         return OffloadedFlow(scenario, plan, progress)
 
@@ -174,11 +175,18 @@ def _sequences(n: int) -> str:
     return f"{n} sequence{'s' if n > 1 else ''}"
 
 
-def _fits(scenario: Scenario) -> bool:
-    """Whether a batch that asks for a number of sequences has its whole KV within the budget."""
-    workload, batch = scenario.decode.workload, asked_batch(scenario)
-    each_bytes = (workload.context + workload.output) * scenario.model.kv_bytes_per_token
-    return each_bytes <= sequence_bytes(scenario, batch)
+def _all_in_memory(scenario: Scenario, roles: Roles) -> bool:
+    """Nothing is selected, and all KV stays in the processor's memory to the end."""
+    workload, layers = scenario.decode.workload, scenario.model.layers
+    tokens, batch = workload.context + workload.output, asked_batch(scenario)
+    size = KvSize(
+        layers=layers,
+        tokens=tokens,
+        most_tokens=tokens,
+        token_bytes=batch * scenario.model.kv_bytes_per_token / layers,
+        memory_bytes=batch * sequence_bytes(scenario, batch),
+    )
+    return not roles.selective and set(roles.placement.tiers(size)) == {"device"}
 
 
 def _reserve(machine: Machine, plan: DecodePlan) -> None:

@@ -1,11 +1,24 @@
 """Where KV lies in the storage file: one layout for the modelled file and the real one."""
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
 # Offset and length of byte ranges, int64 arrays.
 Ranges = tuple[np.ndarray, np.ndarray]
+
+
+class PlacedBlocks(Protocol):
+    """Where the blocks of a run lie; blocks may have any size, and change it."""
+
+    def ranges(self, layer: int, rows: np.ndarray, units: np.ndarray) -> Ranges:
+        """A byte range for each (row, block) of a layer, in the order given."""
+        ...
+
+    def stretches(self, layer: int, units: int) -> Ranges:
+        """All of the first `units` blocks of every row of a layer."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +67,12 @@ class Layout:
         offsets = np.arange(layer * self.rows, (layer + 1) * self.rows) * (self.units * self.stride_bytes)
         return offsets, np.full(offsets.shape, units * self.stride_bytes, np.int64)
 
-    def column(self, unit: int) -> Ranges:
-        """One unit of every layer and row."""
-        offsets = (np.arange(self.layers * self.rows) * self.units + unit) * self.stride_bytes
+    def column(self, unit: int, layers: np.ndarray) -> Ranges:
+        """One unit of every row of some layers."""
+        rows = (layers[:, None] * self.rows + np.arange(self.rows)).ravel()
+        offsets = (rows * self.units + unit) * self.stride_bytes
         return offsets, np.full(offsets.shape, self.stride_bytes, np.int64)
+
+    def start(self) -> "Layout":
+        """The blocks of a run: none of them ever changes its place."""
+        return self

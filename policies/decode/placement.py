@@ -1,7 +1,7 @@
 """Placements: the tier in which each layer's KV lies, and when it moves to another."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from kvferry.specs.tier import Tier
 
@@ -11,10 +11,12 @@ class KvSize:
     """The KV of a whole batch: facts that a placement decides by."""
 
     layers: int
-    # Tokens of each sequence, those decoded so far among them.
+    # Of each sequence: now, and at the end of the run.
     tokens: int
-    # Of all layers and sequences at the end of the run, and what memory may take of it.
-    whole_bytes: float
+    most_tokens: int
+    # Of one token of every sequence in one layer.
+    token_bytes: float
+    # What KV may take of the processor's memory.
     memory_bytes: float
 
 
@@ -39,5 +41,18 @@ class AllOrNothing:
     """All in the processor's memory when the whole output fits there; else all on storage."""
 
     def tiers(self, size: KvSize) -> tuple[Tier, ...]:
-        fits = size.whole_bytes <= size.memory_bytes
-        return ("device" if fits else "storage",) * size.layers
+        fits = size.layers * size.most_tokens * size.token_bytes <= size.memory_bytes
+        tier: Tier = "device" if fits else "storage"
+        return (tier,) * size.layers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progressive:
+    """As many layers as fit stay in the processor's memory. As the KV grows, one after the other moves to
+    ``offload_to``, the last layer first (SpeContext, algorithms 1 and 2)."""
+
+    offload_to: Literal["host", "storage"] = "host"
+
+    def tiers(self, size: KvSize) -> tuple[Tier, ...]:
+        fitting = min(size.layers, int(max(0.0, size.memory_bytes) // (size.tokens * size.token_bytes)))
+        return tuple("device" if layer < fitting else self.offload_to for layer in range(size.layers))

@@ -18,6 +18,10 @@ class Resident(Protocol):
         """Find the wanted blocks, and give a place to those that are missing: the caller moves them there."""
         ...
 
+    def forget(self, blocks: BlockRows) -> None:
+        """Give up copies of blocks that are out of date, or never came."""
+        ...
+
     def check(self) -> None:
         """AssertionError when a block has two places, or a place two blocks."""
         ...
@@ -100,6 +104,9 @@ class NothingKept:
     def look_up(self, wanted: BlockRows) -> Lookup:
         return Lookup(wanted, np.ones(wanted.ids.shape, bool))
 
+    def forget(self, blocks: BlockRows) -> None:
+        """There are no copies."""
+
     def check(self) -> None:
         """There is nothing that could be wrong."""
 
@@ -109,6 +116,9 @@ class AllThere:
 
     def look_up(self, wanted: BlockRows) -> Lookup:
         return Lookup(wanted, np.zeros(wanted.ids.shape, bool))
+
+    def forget(self, blocks: BlockRows) -> None:
+        """There are no copies."""
 
     def check(self) -> None:
         """There is nothing that could be wrong."""

@@ -30,3 +30,8 @@ class Roles:
     def selective(self) -> bool:
         """Reads a part of the KV, chosen anew at every step."""
         return self.selector.selected(1, 1) is not None
+
+    @property
+    def all_in_memory(self) -> bool:
+        """All KV lies in the processor's memory, and nothing of it is selected."""
+        return self.placement == OneTier("device") and not self.selective

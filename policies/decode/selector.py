@@ -7,8 +7,11 @@ order a decoding step runs. Which blocks come out is the machine's answer.
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+
 from kvferry.policies.decode.index import IndexSpec
 from kvferry.policies.decode.room import Room
+from kvferry.policies.decode.rows import BlockRows
 from kvferry.policies.decode.stages import Key, Stage, Stages, layer_ahead, own_layer
 
 
@@ -56,6 +59,10 @@ class Selector(Protocol):
         """The question about `stored` blocks."""
         ...
 
+    def take(self, ranked: BlockRows, tokens: np.ndarray | None) -> BlockRows:
+        """Of the machine's answer, what is wanted; `tokens` are in each block, None: equally many in all."""
+        ...
+
     def stages(self, layers: int, beside: tuple[str, ...]) -> Stages:
         """One decoding step; stages of the kinds `beside` run while a layer's KV moves."""
         ...
@@ -84,6 +91,9 @@ class Everything:
 
     def ask(self, index: IndexSpec, stored: int) -> Ask:
         raise AssertionError("nothing is asked where everything is read")
+
+    def take(self, ranked: BlockRows, tokens: np.ndarray | None) -> BlockRows:
+        return ranked
 
     def stages(self, layers: int, beside: tuple[str, ...]) -> Stages:
         def fetch(layer: int, after: tuple[Key, ...]) -> list[Stage]:

@@ -3,8 +3,11 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
+
 from kvferry.policies.decode.index import IndexSpec, Scores
 from kvferry.policies.decode.room import Room
+from kvferry.policies.decode.rows import BlockRows
 from kvferry.policies.decode.selector import Ask, chosen_stages
 from kvferry.policies.decode.stages import Stages
 
@@ -29,6 +32,9 @@ class TopBlocks:
         k = self.selected(index.block_tokens, stored)
         assert k is not None
         return Ask(stored, k, index.heads, self.vectors(index.block_tokens, stored), index.rank)
+
+    def take(self, ranked: BlockRows, tokens: np.ndarray | None) -> BlockRows:
+        return ranked
 
     def vectors(self, block_tokens: int, stored: int) -> int:
         """How many vectors of `stored` blocks are scored per sequence."""

@@ -1,19 +1,35 @@
 """Upkeeps: what a new token does to KV blocks and buffers."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
 
 from kvferry.policies.decode.layout import Layout, Ranges
 from kvferry.policies.decode.room import Room
+from kvferry.policies.decode.rows import BlockRows, Lookup
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
+class Learned:
+    """What a step has shown. By layer: where each row's new key belongs (int[batch, heads], where that was asked), and
+    the blocks that were wanted (None: all)."""
+
+    assigned: Sequence[np.ndarray]
+    found: Sequence[Lookup | None]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Update:
-    """What new tokens lead to. ``complete``: the block of every row and layer that is full now. ``write``: the byte
-    ranges that its KV is written to."""
+    """What new tokens lead to. ``written`` gives the byte ranges that some layers' KV is written to. ``complete``: the
+    block of every row and layer that is full now, if it is one. ``changed``: by layer, blocks of which there may be
+    copies in memory that are out of date now."""
 
-    complete: int
-    write: Ranges
+    written: Callable[[np.ndarray], Ranges]
+    complete: int | None = None
+    changed: Sequence[BlockRows] = ()
 
 
 class Kept(Protocol):
@@ -27,7 +43,11 @@ class Kept(Protocol):
         """Newest tokens in memory, which attention takes in besides blocks."""
         ...
 
-    def append(self) -> Update | None:
+    def tokens_of(self, layer: int, blocks: BlockRows) -> np.ndarray | None:
+        """Tokens in each of these blocks; None: they are all full, and of one size."""
+        ...
+
+    def append(self, learned: Learned) -> Update | None:
         """One new token per sequence; None when nothing has to be written."""
         ...
 
@@ -41,7 +61,9 @@ class Upkeep(Protocol):
         """Newest tokens in memory, on average over the output."""
         ...
 
-    def start(self, context: int, block_tokens: int, layout: Layout) -> Kept: ...
+    def start(self, context: int, block_tokens: int, layout: Any) -> Kept:
+        """A run's; `layout` is what the layout's own ``start`` gave."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,13 +99,16 @@ class RollingBuffer:
     def recent(self, layer: int) -> int:
         return self.tokens if self._attended else 0
 
-    def append(self) -> Update | None:
+    def tokens_of(self, layer: int, blocks: BlockRows) -> np.ndarray | None:
+        return None
+
+    def append(self, learned: Learned) -> Update | None:
         self.tokens += 1
         if self.tokens < self._block_tokens:
             return None
         complete = self._blocks
         self._blocks, self.tokens = complete + 1, 0
-        return Update(complete, self._layout.column(complete))
+        return Update(partial(self._layout.column, complete), complete)
 
 
 @dataclass(frozen=True)
@@ -114,6 +139,9 @@ class Newest:
     def recent(self, layer: int) -> int:
         return self._tokens
 
-    def append(self) -> Update | None:
+    def tokens_of(self, layer: int, blocks: BlockRows) -> np.ndarray | None:
+        return None
+
+    def append(self, learned: Learned) -> Update | None:
         self._tokens += 1
         return None

@@ -8,7 +8,7 @@ import simpy
 from worlds import World, finish
 
 from kvferry.machine.machine import Refused
-from kvferry.machine.ops import Chunks, Decompress, Extents, FeedForward, KvRef, Prefill, Select
+from kvferry.machine.ops import Assign, Chunks, Decompress, Extents, FeedForward, KvRef, Prefill, Retrieve, Select
 from kvferry.machine.ticket import Cancelled, Ticket
 
 OP = FeedForward(batch=1)
@@ -160,6 +160,50 @@ def test_memory_is_never_over_its_budget(world: World) -> None:
     again = memory.reserve(free, "kv")
     assert not isinstance(again, Refused)
     again.release()
+
+
+def test_kv_moves_between_tiers(world: World) -> None:
+    machine = world.machine
+    computed = machine.submit(OP)
+    offloaded = machine.move(extents(world), "device", "host", after=(computed,))
+    stored = machine.move(extents(world), "host", "storage", after=(offloaded,))
+    brought = machine.move(extents(world), "storage", "device", after=(stored,))
+    written = machine.move(extents(world), "device", "storage", after=(brought,))
+    last = machine.move(extents(world), "storage", "host", after=(written,))
+    finish(world, last)
+    chain = [computed, offloaded, stored, brought, written, last]
+    for before, after in zip(chain, chain[1:], strict=False):
+        assert before.end_s <= after.start_s
+    with pytest.raises(ValueError, match="nothing moves within host"):
+        machine.move(extents(world), "host", "host")
+
+
+def test_every_tier_has_a_budget_of_its_own(world: World) -> None:
+    machine = world.machine
+    assert machine.memory_of("device") is machine.memory
+    used = machine.memory.used_bytes
+    leases = [machine.memory_of(tier).reserve(10, "kv") for tier in ("host", "storage")]
+    assert machine.memory.used_bytes == used
+    assert [machine.memory_of(tier).peak_of("kv") for tier in ("host", "storage")] == [10, 10]
+    for lease in leases:
+        assert not isinstance(lease, Refused)
+        lease.release()
+
+
+def test_assign_answers_with_a_centroid_of_every_row(world: World) -> None:
+    ask = Assign(batch=2, centroids=5, step=1, layer=0, heads=3)
+    tickets = [world.machine.submit(ask) for _ in range(2)]
+    finish(world, *tickets)
+    ids = tickets[0].value.ids
+    assert (ids.shape, ids.dtype.name) == ((2, 3), "int32")
+    assert 0 <= ids.min() <= ids.max() < 5
+    assert (tickets[1].value.ids == ids).all()
+
+
+def test_one_choice_before_the_pass(world: World) -> None:
+    ticket = world.machine.submit(Retrieve(batch=2, groups=16, k=4, tokens=64, step=0, heads=2))
+    finish(world, ticket)
+    assert ticket.value.ids.shape == (2, 2, 4)
 
 
 def test_channels_keep_the_order_and_say_when_they_end(world: World) -> None:

@@ -100,10 +100,10 @@ def tiny_model(**changes: Any) -> ModelSpec:
     return ModelSpec(**described | changes)
 
 
-def unit_model(kv_value_bytes: float) -> ModelSpec:
-    """Two layers in which every dimension is 1, to calculate with by hand: a token's KV is two values per layer."""
+def unit_model(kv_value_bytes: float, layers: int = 2) -> ModelSpec:
+    """Layers in which every dimension is 1, to calculate with by hand: a token's KV is two values per layer."""
     ones = dict.fromkeys(("hidden", "query_heads", "kv_heads", "head_dim", "ffn", "vocabulary"), 1)
-    return ModelSpec(name="unit", layers=2, **ones, kv_value_bytes=kv_value_bytes, source="made up")
+    return ModelSpec(name="unit", layers=layers, **ones, kv_value_bytes=kv_value_bytes, source="made up")
 
 
 def measured(folder: Path, **changes: Any) -> Scenario:

@@ -11,7 +11,7 @@ import simpy
 from kvferry.backends.fake import FakeMachine
 from kvferry.backends.sim.machine import SimMachine
 from kvferry.machine.machine import Machine
-from kvferry.machine.ops import Chunks, Extents, Number, Op, Select, Selection
+from kvferry.machine.ops import Assign, Assigned, Chunks, Extents, Number, Op, Retrieve, Select, Selecting, Selection
 from kvferry.scenarios.loader import load_device, load_model
 from kvferry.sim.access import Accesses
 from kvferry.sim.channel import Switchboard
@@ -37,7 +37,9 @@ class World:
 def fake() -> World:
     first = FakeMachine("device")
     board = Switchboard(first.env)
-    machine = FakeMachine("device", env=first.env, switchboard=board, bytes_per_s=100.0, capacity_bytes=1000.0)
+    machine = FakeMachine(
+        "device", env=first.env, switchboard=board, bytes_per_s=100.0, capacity_bytes=1000.0, unified=False
+    )
     peer = FakeMachine("cloud", env=first.env, switchboard=board)
     return World(machine, peer, n_bytes=100, capacity_bytes=1000.0)
 
@@ -56,7 +58,9 @@ def sim() -> World:
     def machine(name: str) -> SimMachine:
         named = device.model_copy(update={"name": name})
         link = RateTrace.constant(rate)
-        return SimMachine(named, model, link, costs=fixed_cost, selections=shuffled, env=env, switchboard=board)
+        return SimMachine(
+            named, model, link, costs=fixed_cost, selections=shuffled, assignments=nearest, env=env, switchboard=board
+        )
 
     device_machine = machine("device")
     return World(device_machine, machine("cloud"), 100_000, device_machine.memory.capacity_bytes)
@@ -76,9 +80,14 @@ def fixed_cost(processor: ProcessorSpec, model: ModelSpec) -> CostModel:
     return FixedCost()
 
 
-def shuffled(op: Select) -> np.ndarray:
+def shuffled(op: Selecting) -> np.ndarray:
     order = np.random.default_rng((op.step, op.layer)).permutation(op.groups)[: op.k].astype(np.int32)
-    return np.broadcast_to(order, (op.batch, 1, op.k))
+    return np.broadcast_to(order, (op.batch, op.heads, op.k))
+
+
+def nearest(op: Assign) -> np.ndarray:
+    drawn = np.random.default_rng((op.step, op.layer)).integers(op.centroids, size=(op.batch, op.heads))
+    return drawn.astype(np.int32)
 
 
 def live() -> World:
@@ -94,9 +103,11 @@ def live() -> World:
     op_s, n_bytes, capacity_bytes = 20e-3, 100_000, 1e6
 
     class Runner:
-        def run(self, op: Op, request: int | None, inputs: object = ()) -> Selection | None:
+        def run(self, op: Op, request: int | None, inputs: object = ()) -> Selection | Assigned | None:
             time.sleep(op_s)
-            return Selection(shuffled(op)) if isinstance(op, Select) else None
+            if isinstance(op, Assign):
+                return Assigned(nearest(op))
+            return Selection(shuffled(op)) if isinstance(op, Select | Retrieve) else None
 
     class Fetcher:
         """Twenty pieces in the time of an op, for every `n_bytes`."""
@@ -127,6 +138,7 @@ def live() -> World:
             name,
             Runner(),
             capacity_bytes=capacity_bytes,
+            host_bytes=capacity_bytes,
             fetcher=Fetcher(),
             decode=decode,
             storage=storage,

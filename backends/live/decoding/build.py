@@ -47,8 +47,8 @@ class DecodeRunner(OpRunner, Protocol):
 
 
 def decode_runner(scenario: Scenario, needs: Needs, model: PreTrainedModel, prompts: Prompts, say: Say) -> DecodeRunner:
-    """Runs a decode workload's layers, its KV on storage or in pages of memory. Raises InputError for an index that the
-    backend lacks."""
+    """Runs a decode workload's layers, its KV on storage or in pages of memory. Raises InputError for an index or a
+    placement that the backend lacks."""
     workload, sizes = scenario.decode.workload, needs.kv
     if sizes is None:
         paged = needs.paged
@@ -56,6 +56,9 @@ def decode_runner(scenario: Scenario, needs: Needs, model: PreTrainedModel, prom
         of_requests = [prompts.tokens(n, context, 0)[0] for n, context in enumerate(paged.prompts)]
         return PagedLayers(model, of_requests, output=paged.output, pages=paged.pages)
     contexts = [prompts.tokens(n, workload.context, 0)[0] for n in range(needs.sequences)]
+    if set(sizes.tiers) != {"storage"}:
+        tiers = " and ".join(sorted(set(sizes.tiers)))
+        raise InputError(f"policies.placement: backend torch chooses from KV on storage alone, not in {tiers}")
     format = BlockFormat(
         sizes.layout,
         group_tokens=sizes.group_tokens,

@@ -1,5 +1,6 @@
 """The live Machine: ops on a real model, fetches from a real server, reads of a real disk."""
 
+import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
@@ -15,7 +16,9 @@ from kvferry.machine.machine import Channel, Facts
 from kvferry.machine.ops import Chunks, Decompress, Extents, KvRef, Op
 from kvferry.machine.span import Tell
 from kvferry.machine.ticket import Ticket
+from kvferry.machine.tiers import moved
 from kvferry.specs.errors import InputError, pick
+from kvferry.specs.tier import Tier
 
 # A thread that comes back from a kernel waits this long for the interpreter while another one has it. Python's own 5 ms
 # are as much as an op takes.
@@ -45,7 +48,7 @@ class Switchboard(Protocol):
 # Entropy-decodes fetched chunks.
 Decode = Callable[[Decompress, int | None, Sequence[Any]], Any]
 # Puts KV into a tier: decoded chunks into the session, for example.
-Place = Callable[[KvRef, str, int | None, Sequence[Any]], Any]
+Place = Callable[[Any, Tier, int | None, Sequence[Any]], Any]
 # Returns the bytes that a write writes.
 Source = Callable[[Extents, int | None, Sequence[Any]], bytes | bytearray | memoryview]
 
@@ -62,6 +65,7 @@ class LiveMachine:
     the processor's name in spans; `others` are further processors by name. `nominal_s` returns how long an op takes on
     the idle device; with it, `compute_speed` is known. `stream` returns the stream of a processor or of the copy path
     by its name, on a device that keeps order by itself (CUDA); None: threads do the work.
+    `host_bytes` of memory lie beside the device's; None: both are one.
 
     Use it in a `with` block: leaving it stops transfers and ends the threads.
     """
@@ -72,6 +76,7 @@ class LiveMachine:
         runner: OpRunner,
         *,
         capacity_bytes: float,
+        host_bytes: float | None = None,
         fetcher: Fetcher | None = None,
         fetches_ahead: int = FETCHES_AHEAD,
         decode: Decode | None = None,
@@ -90,6 +95,11 @@ class LiveMachine:
         self.env = env or WallClockEnvironment()
         self.name = name
         self.memory = LiveMemory(capacity_bytes)
+        self._tiers: dict[Tier, LiveMemory] = {
+            "device": self.memory,
+            "host": self.memory if host_bytes is None else LiveMemory(host_bytes),
+            "storage": LiveMemory(math.inf),
+        }
         self.storage = storage
         self._runners = {main: runner, **(others or {})}
         self._main = main
@@ -167,11 +177,22 @@ class LiveMachine:
     ) -> Ticket:
         return self._storing.do(call, after, n_bytes=extents.n_bytes, label=label, request=request)
 
-    def copy(self, kv: KvRef, to: str, *, after: Iterable[Ticket] = (), request: int | None = None) -> Ticket:
+    def copy(
+        self, kv: KvRef | Extents, to: Tier, *, after: Iterable[Ticket] = (), request: int | None = None
+    ) -> Ticket:
         place = self._place
         return self._copies.do(
             lambda inputs: place(kv, to, request, inputs), after, n_bytes=kv.n_bytes, label="Copy", request=request
         )
+
+    def move(
+        self, what: Extents, source: Tier, to: Tier, *, after: Iterable[Ticket] = (), request: int | None = None
+    ) -> Ticket:
+        # An op takes what was read to its device itself.
+        return moved(self, what, source, to, after, request, through_host=False)
+
+    def memory_of(self, tier: Tier) -> LiveMemory:
+        return self._tiers[tier]
 
     def open(self, peer: str) -> Channel:
         return _needed(self._switchboard, "a switchboard, to open channels").open(self.name, peer)

@@ -38,7 +38,6 @@ def test_a_role_is_replaced_as_a_whole() -> None:
     changed = kvswap.with_policies({"layout": "value-groups", "upkeep": "none", "placement": "device"})
     assert (changed.roles.layout, changed.roles.upkeep) == (ValueGroups(), KeepNewest())
     assert changed.roles.placement == OneTier("device")
-    assert changed.keeps == "memory"
     assert kvswap.with_policies({"selector": "all"}).roles.selector == Everything()
 
 

@@ -5,6 +5,7 @@ from decoding import roles_of
 
 from kvferry.pipelines.decoding.plan import step_of
 from kvferry.pipelines.decoding.timetable import Timetable, idle_s
+from kvferry.policies.decode.stages import Key, Stage, before_pass
 
 SECONDS = {"select": 1, "look_up": 2, "bring": 10, "bring_all": 10, "attend": 3, "feed_forward": 4, "next_token": 5}
 
@@ -37,6 +38,16 @@ def test_own_queries_by_hand() -> None:
 def test_everything_read_by_hand() -> None:
     # Reads follow each other: 10, 20, 30; the last layer computes then.
     assert ends("flexgen", 3)["next_token 0"] == 42
+
+
+def test_one_choice_before_the_pass_by_hand() -> None:
+    def fetch(layer: int, after: tuple[Key, ...]) -> list[Stage]:
+        return [Stage("look_up", layer), Stage("bring", layer, (("look_up", layer),))]
+
+    stages = before_pass(Stage("retrieve", 0, awaited=True), fetch, "bring", 2)
+    # Retrieve 6, look up 8 and 10; read from 8 to 18 and 28; layer 0 computes from 18 to 25, layer 1 from 28 to 35.
+    times = Timetable(stages).times({**SECONDS, "retrieve": 6}, 1.0)
+    assert [end for _, end in times] == [6, 8, 18, 10, 28, 21, 25, 31, 35]
 
 
 def test_idle_time_by_hand() -> None:

@@ -19,7 +19,7 @@ def test_layout_by_hand() -> None:
     offsets, lengths = layout.stretches(2, 3)
     assert offsets.tolist() == [20 * 128, 25 * 128]
     assert lengths.tolist() == [384, 384]
-    offsets, lengths = layout.column(3)
+    offsets, lengths = layout.column(3, np.arange(3))
     assert offsets.tolist() == [(5 * row + 3) * 128 for row in range(6)]
     assert lengths.tolist() == [128] * 6
 
@@ -41,7 +41,7 @@ def test_units_lie_apart_on_whole_blocks_and_within_the_file(
     )
     row, unit = (part.ravel() for part in np.indices((sequences * heads, units)))
     offsets = np.concatenate([layout.ranges(layer, row, unit)[0] for layer in range(layers)])
-    columns = np.concatenate([layout.column(unit)[0] for unit in range(units)])
+    columns = np.concatenate([layout.column(unit, np.arange(layers))[0] for unit in range(units)])
     assert sorted(columns) == sorted(offsets)
     assert (offsets % block == 0).all()
     assert (np.diff(np.sort(offsets)) >= unit_bytes).all()

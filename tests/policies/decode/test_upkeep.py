@@ -1,11 +1,14 @@
 """What new tokens do, counted by hand."""
 
+import numpy as np
+
 from kvferry.policies.decode.grouping import KvShape
 from kvferry.policies.decode.layout import Layout
 from kvferry.policies.decode.room import Room
-from kvferry.policies.decode.upkeep import KeepNewest, RollingGroups
+from kvferry.policies.decode.upkeep import KeepNewest, Learned, RollingGroups
 
 # Two layers of one sequence with room for five blocks of 64 B.
+NOTHING = Learned([], [])
 LAYOUT = Layout(layers=2, sequences=1, units=5, unit_bytes=64, block_bytes=64)
 
 
@@ -15,12 +18,15 @@ def test_rolling_groups_by_hand() -> None:
     seen = []
     for _ in range(6):
         seen.append((kept.stored(0), kept.recent(1)))
-        update = kept.append()
+        update = kept.append(NOTHING)
         assert (update is not None) == (len(seen) in (2, 6))
         if update is not None:
             # The block of both layers, after 5 blocks each.
             assert update.complete == kept.stored(0) - 1
-            assert update.write[0].tolist() == [64 * update.complete, 64 * (5 + update.complete)]
+            offsets, lengths = update.written(np.array([0, 1]))
+            assert offsets.tolist() == [64 * update.complete, 64 * (5 + update.complete)]
+            assert lengths.tolist() == [64, 64]
+            assert update.written(np.array([1]))[0].tolist() == [64 * (5 + update.complete)]
     assert seen == [(2, 2), (2, 3), (3, 0), (3, 1), (3, 2), (3, 3)]
     assert (kept.stored(1), kept.recent(1)) == (4, 0)
 
@@ -28,14 +34,14 @@ def test_rolling_groups_by_hand() -> None:
 def test_without_rolling_attention_sees_the_newest_token_alone() -> None:
     kept = RollingGroups(rolling=False).start(3, 4, LAYOUT)
     assert kept.recent(0) == 0
-    update = kept.append()
+    update = kept.append(NOTHING)
     assert update is not None
     assert update.complete == 0
 
 
 def test_newest_tokens_stay_by_hand() -> None:
     kept = KeepNewest().start(10, 4, LAYOUT)
-    assert [kept.append() for _ in range(5)] == [None] * 5
+    assert [kept.append(NOTHING) for _ in range(5)] == [None] * 5
     assert (kept.stored(0), kept.recent(0)) == (2, 7)
 
 

@@ -250,6 +250,7 @@ def test_the_file_takes_as_long_as_another_device_would(tmp_path: Path, monkeypa
         ({"policies": {"slots": 2}}, "policies: 2 slots cannot hold the 41 groups of one selection; give 41 or more"),
         ({"policies": {"compression": 0.5}}, "policies: compression is 1 or more, got 0.5"),
         ({"live": {"dtype": "bfloat16"}}, "takes 512 bytes per row, the layout has 1024"),
+        ({"policies": {"placement": "device"}}, "policies.placement: backend torch chooses from KV on storage alone"),
         ({"load": {"share": 0.5}}, "leave load out"),
         ({"live": {"kv_folder": "/nonexistent"}}, "live.kv_folder: /nonexistent: no file can be made there"),
         (

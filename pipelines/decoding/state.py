@@ -1,0 +1,95 @@
+"""What a batch under way consists of: the machine, the plan, and what the roles and the present step hold."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from kvferry.machine.machine import Lease, Machine, Refused
+from kvferry.machine.ops import Extents
+from kvferry.machine.ticket import Ticket
+from kvferry.pipelines.decoding.plan import DecodePlan
+from kvferry.pipelines.workload import OutOfMemory
+from kvferry.policies.decode.layout import PlacedBlocks, Ranges
+from kvferry.policies.decode.residency import AllThere, Resident
+from kvferry.policies.decode.rows import Lookup
+from kvferry.policies.decode.upkeep import Kept
+from kvferry.specs.tier import Tier
+
+# Tiers whose KV takes of a budget of memory.
+MEMORIES: tuple[Tier, ...] = ("device", "host")
+
+
+@dataclass
+class DecodeRecord:
+    """What happened: times on the run's clock, KV blocks over the whole run."""
+
+    prefill_s: float | None = None
+    token_times_s: list[float] = field(default_factory=list)
+    units_wanted: int = 0
+    units_reused: int = 0
+
+
+class DecodeState:
+    """What the stages of one batch share: the machine, the plan, and the roles' state so far."""
+
+    def __init__(self, machine: Machine, plan: DecodePlan) -> None:
+        self.machine, self.plan = machine, plan
+        self.record = DecodeRecord()
+        layers, roles = plan.shape.layers, plan.roles
+        self.blocks: PlacedBlocks = plan.layout.start()
+        self.kept: Kept = roles.upkeep.start(plan.context, plan.group_tokens, self.blocks)
+        self.tiers = plan.tiers
+        self.residents: list[Resident] = [self._resident(tier) for tier in self.tiers]
+        self.step = 0
+        # Memory for KV that lies in one, by tier.
+        self._leases: dict[Tier, Lease] = {}
+        # By layer, of the present step: what moves its KV to another tier, the machine's choice, where its blocks are
+        # (None: all are on their way), how many tokens of a sequence they hold, and where its new keys belong.
+        self.arriving: list[tuple[Ticket, ...]] = [()] * layers
+        self.chosen: list[Ticket | None] = [None] * layers
+        self.found: list[Lookup | None] = [None] * layers
+        self.tokens = [0] * layers
+        self.assigned: list[Ticket | None] = [None] * layers
+
+    def away(self, layer: int) -> bool:
+        """A layer's KV lies outside the processor's memory."""
+        return self.tiers[layer] != "device"
+
+    def place(self) -> None:
+        """Hold memory for the KV there is, and begin to move what its placement has move now. Raises OutOfMemory."""
+        plan, tokens = self.plan, self.plan.context + self.step
+        before, self.tiers = self.tiers, plan.roles.placement.tiers(plan.kv_size(tokens))
+        for layer, (source, to) in enumerate(zip(before, self.tiers, strict=True)):
+            if source != to:
+                all_of_it = Extents(*self.blocks.stretches(layer, self.kept.stored(layer)))
+                self.arriving[layer] = (self.machine.move(all_of_it, source, to),)
+                self.residents[layer] = self._resident(to)
+        for tier in MEMORIES:
+            n_bytes = self.tiers.count(tier) * tokens * plan.sequences * plan.shape.entry_bytes
+            if tier in self._leases:
+                self._leases.pop(tier).release()
+            if n_bytes:
+                lease = self.machine.memory_of(tier).reserve(n_bytes, "kv")
+                if isinstance(lease, Refused):
+                    raise OutOfMemory(f"{tier}: {lease}")
+                self._leases[tier] = lease
+
+    def write(self, written: Callable[[np.ndarray], Ranges], after: Ticket) -> None:
+        """What new tokens changed, to where each layer's KV lies."""
+        for tier in dict.fromkeys(self.tiers):
+            if tier != "device":
+                layers = np.flatnonzero([tier == each for each in self.tiers])
+                self.machine.move(Extents(*written(layers)), "device", tier, after=(after,))
+
+    def nothing(self) -> Ticket:
+        """A ticket of work that was done before."""
+        ticket, now_s = Ticket(self.machine.env), self.machine.env.now
+        ticket.settle(None, now_s, now_s)
+        return ticket
+
+    def _resident(self, tier: Tier) -> Resident:
+        plan = self.plan
+        if tier == "device":
+            return AllThere()
+        return plan.roles.residency.start(plan.rows, plan.layout.units, plan.slots)

@@ -1,0 +1,146 @@
+"""A layout of blocks that grow, split and move: each has a pool of its own in the file (DynaKV 5.2).
+
+Left out: two blocks that share a pool, growing towards each other.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kvferry.policies.decode.layout import Ranges
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolLayout:
+    """In each row of a layer ``first_units`` blocks of ``unit_tokens`` at first; there is room for ``units`` blocks.
+
+    A pool has room for ``spare`` times the tokens that it is made for, and begins at a multiple of ``block_bytes``. The
+    file has ``file_spare`` times the room of the pools that all blocks would take at first.
+    """
+
+    layers: int
+    sequences: int
+    heads: int = 1
+    units: int
+    first_units: int
+    unit_tokens: int
+    token_bytes: int
+    block_bytes: int = 512
+    spare: int = 2
+    file_spare: int = 2
+
+    @property
+    def rows(self) -> int:
+        """Rows of one layer: sequence by sequence, head by head."""
+        return self.sequences * self.heads
+
+    @property
+    def unit_bytes(self) -> int:
+        return self.unit_tokens * self.token_bytes
+
+    @property
+    def stride_bytes(self) -> int:
+        """Of a pool made for a block as there are at first."""
+        return _up(self.spare * self.unit_bytes, self.block_bytes)
+
+    @property
+    def file_bytes(self) -> int:
+        return self.file_spare * self.layers * self.rows * self.units * self.stride_bytes
+
+    def start(self) -> "Pools":
+        """The blocks of a run, as they are at first."""
+        return Pools(self)
+
+
+class Pools:
+    """Blocks of a run, numbered from 0 in every row of a layer. What appends, splits and moves a block returns the byte
+    ranges that have to be written; a block that has moved leaves its pool to others."""
+
+    def __init__(self, layout: PoolLayout) -> None:
+        self._like = layout
+        shape = layout.layers, layout.rows, layout.first_units
+        self._blocks = np.full(shape[:2], layout.first_units)
+        later = ((0, 0), (0, 0), (0, layout.units - layout.first_units))
+        pools = np.arange(np.prod(shape), dtype=np.int64).reshape(shape)
+        self._tokens = np.pad(np.full(shape, layout.unit_tokens), later)
+        self._offsets = np.pad(pools * layout.stride_bytes, later)
+        self._pool_bytes = np.pad(np.full(shape, layout.stride_bytes), later)
+        self._end = pools.size * layout.stride_bytes
+        # Offsets of pools that nothing lies in, by their bytes.
+        self._free: defaultdict[int, list[int]] = defaultdict(list)
+
+    def blocks(self, layer: int, row: int) -> int:
+        return int(self._blocks[layer, row])
+
+    def tokens_of(self, layer: int, rows: np.ndarray, units: np.ndarray) -> np.ndarray:
+        """Tokens in each (row, block) of a layer."""
+        return np.asarray(self._tokens[layer, rows, units])
+
+    def ranges(self, layer: int, rows: np.ndarray, units: np.ndarray) -> Ranges:
+        """A byte range for each (row, block) of a layer, in the order given."""
+        n_bytes = self._tokens[layer, rows, units] * self._like.token_bytes
+        return self._offsets[layer, rows, units], _up(n_bytes, self._like.block_bytes)
+
+    def stretches(self, layer: int, units: int) -> Ranges:
+        """The first `units` blocks of every row of a layer, those that it has."""
+        rows, blocks = np.nonzero(np.arange(units) < self._blocks[layer][:, None])
+        return self.ranges(layer, rows, blocks)
+
+    def append(self, layer: int, row: int, unit: int, tokens: int = 1) -> Ranges:
+        """More tokens in a block: behind its others, or, where its pool is full, all of it in a larger one."""
+        place = layer, row, unit
+        before = int(self._tokens[place]) * self._like.token_bytes
+        self._tokens[place] += tokens
+        after = before + tokens * self._like.token_bytes
+        if after > self._pool_bytes[place]:
+            self._free[int(self._pool_bytes[place])].append(int(self._offsets[place]))
+            self._take_pool(place)
+            before = 0
+        # Writes are of whole storage blocks, the one in which the last ended among them.
+        begin = before // self._like.block_bytes * self._like.block_bytes
+        offsets = np.array([self._offsets[place] + begin])
+        return offsets, np.array([_up(after, self._like.block_bytes) - begin])
+
+    def split(self, layer: int, row: int, unit: int, tokens: int) -> tuple[int, Ranges]:
+        """So many tokens leave a block for a new one: its number. Both are written: the old one where it lies, the new
+        one in a pool of its own. ValueError when that leaves nothing in one of them, or there is no room."""
+        if not 0 < tokens < self._tokens[layer, row, unit]:
+            raise ValueError(f"{tokens} of {self._tokens[layer, row, unit]} tokens cannot leave a block")
+        new = self.blocks(layer, row)
+        if new == self._like.units:
+            raise ValueError(f"a row has room for {new} blocks, and has them")
+        self._blocks[layer, row] += 1
+        self._tokens[layer, row, unit] -= tokens
+        self._tokens[layer, row, new] = tokens
+        self._take_pool((layer, row, new))
+        return new, self.ranges(layer, np.array([row, row]), np.array([unit, new]))
+
+    def check(self) -> None:
+        """AssertionError when pools overlap, those that are free among them, or a block is larger than its pool."""
+        there = np.arange(self._tokens.shape[2]) < self._blocks[..., None]
+        begins, n_bytes = self._offsets[there], self._pool_bytes[there]
+        assert (self._tokens[there] * self._like.token_bytes <= n_bytes).all()
+        free = [(offset, size) for size, offsets in self._free.items() for offset in offsets]
+        begins = np.concatenate([begins, [offset for offset, _ in free]])
+        n_bytes = np.concatenate([n_bytes, [size for _, size in free]])
+        order = np.argsort(begins)
+        ends = begins[order] + n_bytes[order]
+        assert (ends[:-1] == begins[order][1:]).all() and begins.min() == 0 and ends[-1] == self._end
+
+    def _take_pool(self, place: tuple[int, int, int]) -> None:
+        like = self._like
+        needed = _up(like.spare * int(self._tokens[place]) * like.token_bytes, like.block_bytes)
+        if self._free[needed]:
+            self._offsets[place] = self._free[needed].pop()
+        elif self._end + needed > like.file_bytes:
+            raise ValueError(f"the file of {like.file_bytes:,} B has no room for a pool of {needed:,} B")
+        else:
+            self._offsets[place], self._end = self._end, self._end + needed
+        self._pool_bytes[place] = needed
+
+
+def _up(n_bytes: Any, to: int) -> Any:
+    """To the next multiple, of a number or an array."""
+    return -(-n_bytes // to) * to

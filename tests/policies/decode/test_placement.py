@@ -1,0 +1,25 @@
+"""Where layers lie as their KV grows, by hand."""
+
+from kvferry.policies.decode.placement import AllOrNothing, KvSize, OneTier, Progressive
+
+
+def size(tokens: int, memory_bytes: float = 100.0) -> KvSize:
+    """Four layers of 2 B per token, ten tokens at the end."""
+    return KvSize(layers=4, tokens=tokens, most_tokens=10, token_bytes=2, memory_bytes=memory_bytes)
+
+
+def test_one_tier_stays() -> None:
+    assert OneTier("host").tiers(size(1)) == OneTier("host").tiers(size(10)) == ("host",) * 4
+
+
+def test_all_or_nothing_counts_the_whole_output() -> None:
+    assert AllOrNothing().tiers(size(1, 80)) == ("device",) * 4
+    assert AllOrNothing().tiers(size(1, 79)) == ("storage",) * 4
+
+
+def test_layers_move_from_the_last_one_on() -> None:
+    # A layer of 4 tokens takes 8 B, of 5 tokens 10 B, of 10 tokens 20 B.
+    near = [Progressive().tiers(size(tokens, 39)).count("device") for tokens in (4, 5, 6, 7, 10)]
+    assert near == [4, 3, 3, 2, 1]
+    assert Progressive(offload_to="storage").tiers(size(5, 39)) == ("device", "device", "device", "storage")
+    assert Progressive().tiers(size(5, -1)) == ("host",) * 4
