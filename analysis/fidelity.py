@@ -19,7 +19,6 @@ from kvferry.machine.span import Span
 from kvferry.pipelines.record import Run
 from kvferry.pipelines.run import BACKENDS, run_scenario
 from kvferry.specs.errors import KvferryError
-from kvferry.specs.live import DecodeLive
 from kvferry.specs.scenario import Scenario
 
 # Compared end to end, of the metrics of a run; those that neither world has are left out.
@@ -55,14 +54,6 @@ def in_both_worlds(scenario: Scenario, *, say: Say = lambda what: None, live: Op
     if simulated.outcome != "done":
         raise KvferryError(f"{scenario.name}: simulated, it ends {simulated.outcome}: {simulated.why}")
     return TwoWorlds(scenario=scenario, simulated=simulated, measured=measured)
-
-
-def remark_of(scenario: Scenario) -> str | None:
-    """What a figure of this scenario does not prove; None where nothing has to be said."""
-    paced = isinstance(scenario.live, DecodeLive) and scenario.live.paced and scenario.device.storage is not None
-    if not paced:
-        return None
-    return "storage is paced by the simulator's own curve: its error is not in this figure (live.paced: false has it)"
 
 
 def figures_of(scenario: Scenario, run: Run) -> dict[str, Any]:

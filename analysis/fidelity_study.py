@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from kvferry.analysis import style
 from kvferry.analysis.compare import compare_gantt
 from kvferry.analysis.envelope import provenance_of, to_json, versions
-from kvferry.analysis.fidelity import TwoWorlds, beside, figures_of, in_both_worlds, remark_of, summary_of
+from kvferry.analysis.fidelity import TwoWorlds, beside, figures_of, in_both_worlds, summary_of
 from kvferry.analysis.folder import folder_name, write_pictures
 from kvferry.analysis.settings import column_of, settings_of
 from kvferry.analysis.style import BLACK, FAINT, GREY, MARKERS, SERIES, render
@@ -143,7 +143,7 @@ def _row(study: FidelityStudy, scenario: Scenario) -> dict[str, Any]:
         "name": folder_name("-".join([scenario.name, scenario.system, *told])),
         "system": scenario.system,
         "varied": varied,
-        "remark": remark_of(scenario),
+        "remark": WORKLOADS[scenario.workload.kind].remark(scenario),
     }
 
 

@@ -85,6 +85,14 @@ class WorkloadKind(Protocol):
         """What the scenario's workload asks that the system does not do, or that does not fit the scenario."""
         ...
 
+    def medium(self, scenario: Scenario) -> str:
+        """For reports: what the KV comes over, the link or the storage."""
+        ...
+
+    def remark(self, scenario: Scenario) -> str | None:
+        """What a comparison of the two worlds on this scenario does not prove; None where nothing has to be said."""
+        ...
+
     def flow(self, scenario: Scenario, system: System, progress: Progress) -> Flow:
         """Raises InputError for settings that do not fit."""
         ...

@@ -1,6 +1,5 @@
 """A scenario: device, link, model, workload and policies together. Everything a run depends on."""
 
-import math
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import AfterValidator, ConfigDict, Field, WithJsonSchema, field_validator, model_validator
@@ -13,16 +12,6 @@ from kvferry.specs.live import ContextReuseLive, DecodeLive, LiveSpec
 from kvferry.specs.load import LoadSpec
 from kvferry.specs.model import ModelSpec
 from kvferry.specs.workload import ContextReuseSpec, DecodeSpec, WorkloadSpec
-
-# What is streamed or computed on its own in one request: chunks (t, l, h), or with all_heads (t, l). About a minute
-# of simulation; a 20K-token request of a 36-layer model has 5,760. And chunks of a whole run. They keep a slip of the
-# unit from becoming a run that ends next year.
-MOST_UNITS_PER_REQUEST = 500_000
-MOST_CHUNKS_PER_RUN = 100_000_000
-# Answer tokens of a whole run; and where KV lies on storage, tokens that are decoded times layers, as every layer reads
-# for itself. Either takes minutes of simulation, with progress shown.
-MOST_TOKENS_PER_RUN = 2_000_000
-MOST_LAYER_STEPS_PER_RUN = 2_000_000
 
 
 def _is_setting(value: Any) -> Any:
@@ -144,41 +133,8 @@ class Scenario(Part):
 
     @model_validator(mode="after")
     def _bounded(self) -> "Scenario":
-        if isinstance(self.workload, DecodeSpec):
-            self._bound_steps(self.workload)
-            return self
-        chunks = self.workload.token_chunks * self.model.layers * self.model.kv_heads
-        per_head = self.coupling == "per_head"
-        units = chunks if per_head else chunks // self.model.kv_heads
-        if units > MOST_UNITS_PER_REQUEST:
-            what = f"{units:,} units (token chunks x layers{' x KV heads' if per_head else ''})"
-            most = f"at most {MOST_UNITS_PER_REQUEST:,} will do, about a minute of simulation"
-            raise BadKey("workload.context", f"makes {what}, {most}; shorten it, or enlarge chunk_tokens")
-        total = chunks * self.workload.requests
-        if total > MOST_CHUNKS_PER_RUN:
-            raise BadKey("workload.requests", f"make {total:,} chunks, at most {MOST_CHUNKS_PER_RUN:,} will do")
-        tokens = self.workload.output * self.workload.requests
-        if tokens > MOST_TOKENS_PER_RUN:
-            what = f"{self.workload.output:,} tokens for each of {self.workload.requests:,} requests make {tokens:,}"
-            raise BadKey("workload.output", f"{what}; at most {MOST_TOKENS_PER_RUN:,} will do")
+        self.workload.check_size(self.model, per_head=self.coupling == "per_head")
         return self
-
-    def _bound_steps(self, workload: DecodeSpec) -> None:
-        """Raises BadKey when decoding would take more steps than a run may have."""
-        steps, layers = min(workload.output, workload.decoded or workload.output), self.model.layers
-        if steps * layers > MOST_LAYER_STEPS_PER_RUN:
-            most = MOST_LAYER_STEPS_PER_RUN // layers
-            what = f"{steps:,} tokens through {layers:,} layers take longer than a run may; at most {most:,} will do"
-            key = "output" if workload.decoded is None else "decoded"
-            raise BadKey(f"workload.{key}", f"{what}, and workload.decoded cuts what is decoded of workload.output")
-        if workload.lengths is not None:
-            tokens, key = sum(one.output or workload.output for one in workload.lengths), "lengths"
-        else:
-            # The mean of lognormal lengths lies above their median.
-            tokens = int((workload.requests or 1) * workload.output * math.exp(workload.spread**2 / 2))
-            key = "requests"
-        if tokens > MOST_TOKENS_PER_RUN:
-            raise BadKey(f"workload.{key}", f"ask for {tokens:,} tokens; at most {MOST_TOKENS_PER_RUN:,} will do")
 
     @model_validator(mode="after")
     def _names_of_the_device(self) -> "Scenario":

@@ -1,16 +1,29 @@
 """What the user asks of the device: requests over reusable contexts, or a batch decoded from long ones."""
 
+import math
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from kvferry.specs.base import BadKey, Part
+from kvferry.specs.model import ModelSpec
 from kvferry.specs.units import Count, Hertz, Requests, Seconds, Tokens
 
 # Sequences of a lock-step batch, at most.
 MOST_BATCH = 64
 # Requests of a run that decode together as they come.
 MOST_REQUESTS = 10_000
+
+
+# What is streamed or computed on its own in one request: chunks (t, l, h), or with all_heads (t, l). About a minute
+# of simulation; a 20K-token request of a 36-layer model has 5,760. And chunks of a whole run. They keep a slip of the
+# unit from becoming a run that ends next year.
+MOST_UNITS_PER_REQUEST = 500_000
+MOST_CHUNKS_PER_RUN = 100_000_000
+# Answer tokens of a whole run; and where KV lies on storage, tokens that are decoded times layers, as every layer reads
+# for itself. Either takes minutes of simulation, with progress shown.
+MOST_TOKENS_PER_RUN = 2_000_000
+MOST_LAYER_STEPS_PER_RUN = 2_000_000
 
 
 class ArrivalsSpec(Part):
@@ -45,6 +58,22 @@ class ContextReuseSpec(Part):
     @property
     def token_chunks(self) -> int:
         return -(-self.context // self.chunk_tokens)
+
+    def check_size(self, model: ModelSpec, *, per_head: bool) -> None:
+        """Raises BadKey when a request makes more units, or all of them more chunks or tokens, than a run may have."""
+        chunks = self.token_chunks * model.layers * model.kv_heads
+        units = chunks if per_head else chunks // model.kv_heads
+        if units > MOST_UNITS_PER_REQUEST:
+            what = f"{units:,} units (token chunks x layers{' x KV heads' if per_head else ''})"
+            most = f"at most {MOST_UNITS_PER_REQUEST:,} will do, about a minute of simulation"
+            raise BadKey("workload.context", f"makes {what}, {most}; shorten it, or enlarge chunk_tokens")
+        total = chunks * self.requests
+        if total > MOST_CHUNKS_PER_RUN:
+            raise BadKey("workload.requests", f"make {total:,} chunks, at most {MOST_CHUNKS_PER_RUN:,} will do")
+        tokens = self.output * self.requests
+        if tokens > MOST_TOKENS_PER_RUN:
+            what = f"{self.output:,} tokens for each of {self.requests:,} requests make {tokens:,}"
+            raise BadKey("workload.output", f"{what}; at most {MOST_TOKENS_PER_RUN:,} will do")
 
 
 class LengthSpec(Part):
@@ -84,6 +113,23 @@ class DecodeSpec(Part):
             key = "spread" if self.spread else "requests"
             raise BadKey(key, f"lengths says it for {len(self.lengths):,} requests; leave one of the two out")
         return self
+
+    def check_size(self, model: ModelSpec, *, per_head: bool) -> None:
+        """Raises BadKey when decoding would take more steps, or make more tokens, than a run may have."""
+        steps, layers = min(self.output, self.decoded or self.output), model.layers
+        if steps * layers > MOST_LAYER_STEPS_PER_RUN:
+            most = MOST_LAYER_STEPS_PER_RUN // layers
+            what = f"{steps:,} tokens through {layers:,} layers take longer than a run may; at most {most:,} will do"
+            key = "output" if self.decoded is None else "decoded"
+            raise BadKey(f"workload.{key}", f"{what}, and workload.decoded cuts what is decoded of workload.output")
+        if self.lengths is not None:
+            tokens, key = sum(one.output or self.output for one in self.lengths), "lengths"
+        else:
+            # The mean of lognormal lengths lies above their median.
+            tokens = int((self.requests or 1) * self.output * math.exp(self.spread**2 / 2))
+            key = "requests"
+        if tokens > MOST_TOKENS_PER_RUN:
+            raise BadKey(f"workload.{key}", f"ask for {tokens:,} tokens; at most {MOST_TOKENS_PER_RUN:,} will do")
 
 
 WorkloadSpec = Annotated[ContextReuseSpec | DecodeSpec, Field(discriminator="kind")]

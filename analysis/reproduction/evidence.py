@@ -6,9 +6,8 @@ from statistics import mean
 from kvferry.analysis.reproduction.paper import EvidenceSpec, Paper
 from kvferry.analysis.reproduction.results import Key, Results
 from kvferry.analysis.reproduction.verdict import Figure
+from kvferry.pipelines.workloads import WORKLOADS
 from kvferry.specs.scenario import Scenario
-from kvferry.specs.workload import DecodeSpec
-from kvferry.traces.resolve import link_trace
 
 
 def figure_of(paper: Paper, evidence: EvidenceSpec, results: Results) -> Figure | None:
@@ -44,9 +43,8 @@ def conditions_of(paper: Paper, evidence: EvidenceSpec, results: Results) -> str
     """What the paper leaves open and we had to choose: contexts, models, devices, links, bits, variants."""
     experiment = paper.experiments[evidence.experiment]
     scenarios = {key.case: results.scenarios[key] for key in _keys(paper, evidence)}
-    decoding = isinstance(next(iter(scenarios.values())).workload, DecodeSpec)
     words = [experiment.title, _contexts(scenarios)]
-    for describe in (_model, _device, _storage if decoding else _link):
+    for describe in (_model, _device, _medium):
         words.append(" or ".join(dict.fromkeys(describe(scenario) for scenario in scenarios.values())))
     words += _variants(paper, evidence, results)
     remarks = [experiment.remark, evidence.remark, f"Fitted: {evidence.fitted}" if evidence.fitted else ""]
@@ -67,14 +65,8 @@ def _device(scenario: Scenario) -> str:
     return scenario.device.name
 
 
-def _link(scenario: Scenario) -> str:
-    mean_mbit_per_s = link_trace(scenario.link).mean() * 8 / 1e6
-    return f"link {scenario.link.trace or 'constant'} ({mean_mbit_per_s:.0f} Mbit/s)"
-
-
-def _storage(scenario: Scenario) -> str:
-    storage = scenario.device.storage
-    return f"batch {scenario.decode.workload.batch}, storage {storage.name if storage else 'none'}"
+def _medium(scenario: Scenario) -> str:
+    return WORKLOADS[scenario.workload.kind].medium(scenario)
 
 
 def _variants(paper: Paper, evidence: EvidenceSpec, results: Results) -> Iterator[str]:

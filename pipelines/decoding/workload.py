@@ -46,6 +46,17 @@ class Decode:
                     what = f"{scenario.system} decodes one batch of equal prompts in lock step, all there at the start"
                     yield Complaint(("workload", key), f"{what}; leave it out, or take a system with all KV in memory")
 
+    def medium(self, scenario: Scenario) -> str:
+        storage = scenario.device.storage
+        return f"batch {scenario.decode.workload.batch}, storage {storage.name if storage else 'none'}"
+
+    def remark(self, scenario: Scenario) -> str | None:
+        if not scenario.decode.live.paced or scenario.device.storage is None:
+            return None
+        return (
+            "storage is paced by the simulator's own curve: its error is not in this figure (live.paced: false has it)"
+        )
+
     def flow(self, scenario: Scenario, system: System, progress: Progress) -> Flow:
         assert isinstance(system, DecodeSystem)
         if _all_in_memory(scenario, system.roles):

@@ -25,6 +25,7 @@ from kvferry.specs.errors import InputError
 from kvferry.specs.scenario import Scenario
 from kvferry.traces.chunks import ChunkTrace
 from kvferry.traces.requests import gaps_s
+from kvferry.traces.resolve import link_trace
 from kvferry.traces.stored import StoredContext
 
 
@@ -43,6 +44,13 @@ class ContextReuse:
                 _check_chunks(scenario)
             except InputError as error:
                 yield Complaint(("workload", "chunks"), str(error))
+
+    def medium(self, scenario: Scenario) -> str:
+        mean_mbit_per_s = link_trace(scenario.link).mean() * 8 / 1e6
+        return f"link {scenario.link.trace or 'constant'} ({mean_mbit_per_s:.0f} Mbit/s)"
+
+    def remark(self, scenario: Scenario) -> str | None:
+        return None
 
     def flow(self, scenario: Scenario, system: System, progress: Progress) -> Flow:
         assert isinstance(system, LoadingSystem)

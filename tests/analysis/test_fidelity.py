@@ -11,12 +11,13 @@ import pytest
 from tiny import DECODING
 
 from kvferry.analysis import fidelity_study
-from kvferry.analysis.fidelity import TwoWorlds, beside, figures_of, in_both_worlds, remark_of, summary_of
+from kvferry.analysis.fidelity import TwoWorlds, beside, figures_of, in_both_worlds, summary_of
 from kvferry.analysis.fidelity_study import FidelityStudy, measure
 from kvferry.backends.sim.world import SimWorld
 from kvferry.backends.world import Inputs, Needs, Say, World
 from kvferry.machine.span import Span, Tell
 from kvferry.pipelines.record import RequestRecord, Run
+from kvferry.pipelines.workloads import WORKLOADS
 from kvferry.scenarios.loader import load_scenario
 from kvferry.specs.errors import InputError, KvferryError
 from kvferry.specs.scenario import Scenario
@@ -191,5 +192,5 @@ def test_selections_that_a_world_recorded_are_what_is_simulated() -> None:
     worlds = in_both_worlds(wanted, live=recording)
     for run in (worlds.simulated, worlds.measured):
         assert figures_of(wanted, run)["metrics"]["reuse_rate"] == pytest.approx(10 / 11)
-    assert remark_of(wanted) is not None
-    assert remark_of(load_scenario(DECODING | {"live": {"paced": False}})) is None
+    assert WORKLOADS["decode"].remark(wanted) is not None
+    assert WORKLOADS["decode"].remark(load_scenario(DECODING | {"live": {"paced": False}})) is None
