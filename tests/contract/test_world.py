@@ -1,4 +1,4 @@
-"""What every world keeps to, for every kind of workload: machines by name, inputs recorded and replayed, a clock from 0."""
+"""What every world keeps to, for every kind of workload: machines by name, inputs to replay, a clock from 0."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
