@@ -1,6 +1,8 @@
 """Requests that decode together with all KV in memory, and come and go at any time (vLLM)."""
 
 from collections.abc import Callable, Generator, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import simpy
@@ -87,11 +89,14 @@ class ContinuousDecode:
     def _submit(self, turn: Turn) -> Ticket:
         """The ticket of the turn's tokens."""
         machine, n = self.machine, len(turn.sequences)
-        releasing, of = Batch(turn.sequences, turn.released), Batch(turn.sequences)
         if turn.kind == "decode":
-            return machine.submit(DecodeStep(n, sum(turn.tokens) / n, releasing))
+            return machine.submit(DecodeStep(n, sum(turn.tokens) / n, Batch(turn.sequences, turn.released)))
         done: tuple[Ticket, ...] = ()
+        released = turn.released
         for layer in range(self._layers):
-            prefill = PrefillLayer(n, turn.tokens[0], layer, of if layer else releasing)
-            done = (machine.submit(prefill, after=done),)
-        return machine.submit(OutputHead(n, of=of), after=done)
+            # Prompts of one length pass a layer in one op.
+            for tokens, group in groupby(zip(turn.tokens, turn.sequences, strict=True), key=itemgetter(0)):
+                sequences = tuple(sequence for _, sequence in group)
+                prefill = PrefillLayer(len(sequences), tokens, layer, Batch(sequences, released))
+                done, released = (machine.submit(prefill, after=done),), ()
+        return machine.submit(OutputHead(n, of=Batch(turn.sequences)), after=done)

@@ -23,7 +23,7 @@ _PROGRESS_TURNS = 16
 class InMemoryFlow:
     """A Flow of requests whose KV is in memory while they decode."""
 
-    def __init__(self, scenario: Scenario, batching: Batching, progress: Progress) -> None:
+    def __init__(self, scenario: Scenario, batching: Batching, prefill_tokens: int | None, progress: Progress) -> None:
         self._scenario, self._progress = scenario, progress
         model, (workload, budget, _) = scenario.model, scenario.decode
         pool_bytes = budget.in_memory_kv_bytes or scenario.free_bytes
@@ -33,7 +33,7 @@ class InMemoryFlow:
         # Of each request when it ends; no more are taken than the longest together need.
         self._pages = sorted((pages_of(one.context + one.output) for one in self._requests), reverse=True)
         pool = min(int(pool_bytes // self._page_bytes), sum(self._pages[:slots]))
-        self._batcher = Batcher(pool, slots, batching)
+        self._batcher = Batcher(pool, slots, batching, prefill_tokens=prefill_tokens)
         self._decode: ContinuousDecode | None = None
         self._turns = 0
 

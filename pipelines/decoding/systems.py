@@ -4,7 +4,9 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from kvferry.pipelines.parameters import BadParameters, arguments_of
 from kvferry.policies.decode.batcher import Batching
@@ -18,6 +20,7 @@ from kvferry.policies.decode.selector import Everything
 from kvferry.policies.decode.upkeep import KeepNewest, RollingGroups
 from kvferry.scenarios.resolve import Complaint
 from kvferry.specs.errors import InputError, pick
+from kvferry.specs.units import Tokens
 
 # What can stand in for a role, by the name that a scenario gives it.
 ROLES: dict[str, dict[str, Callable[..., Any]]] = {
@@ -44,12 +47,14 @@ ROLES: dict[str, dict[str, Callable[..., Any]]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeSystem:
-    """A composition. ``batching``: who decodes together where all KV is in memory. ``tuned``: a file of ``kvferry
-    tune``, whose nearest solution replaces what it holds."""
+    """A composition. ``batching``: who decodes together where all KV is in memory; ``prefill_tokens``: of prompts that
+    are prefilled together, at most. ``tuned``: a file of ``kvferry tune``, whose nearest solution replaces what it
+    holds."""
 
     about: str
     roles: Roles
     batching: Batching = "lock-step"
+    prefill_tokens: Tokens | None = None
     tuned: str | None = None
 
     @property
@@ -86,7 +91,7 @@ class DecodeSystem:
             own = {name: value for name, value in given.items() if name in _fields_of(part)}
             if own:
                 roles = replace(roles, **{role: replace(part, **own)})
-        own = {name: given[name] for name in ("tuned", "batching") if name in given}
+        own = {name: given[name] for name in ("tuned", "batching", "prefill_tokens") if name in given}
         return replace(self, roles=roles, **own)
 
 
@@ -113,9 +118,11 @@ def _parameters_of(roles: Roles) -> dict[str, inspect.Parameter]:
     known = {"tuned": inspect.Parameter("tuned", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=str | None)}
     if roles.all_in_memory:
         # Nothing is chosen and nothing moves, so nothing else matters.
-        known["batching"] = inspect.Parameter(
-            "batching", inspect.Parameter.KEYWORD_ONLY, default="continuous", annotation=Batching
-        )
+        for name, default, kind in (
+            ("batching", "continuous", Batching),
+            ("prefill_tokens", None, Annotated[Tokens, Field(ge=1)] | None),
+        ):
+            known[name] = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
         return known
     if roles.selective:
         known["reuse"] = inspect.Parameter("reuse", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=bool)

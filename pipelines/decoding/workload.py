@@ -60,7 +60,7 @@ class Decode:
     def flow(self, scenario: Scenario, system: System, progress: Progress) -> Flow:
         assert isinstance(system, DecodeSystem)
         if _all_in_memory(scenario, system.roles):
-            return InMemoryFlow(scenario, system.batching, progress)
+            return InMemoryFlow(scenario, system.batching, system.prefill_tokens, progress)
         plan = plan_for(scenario, system)
         if isinstance(system.roles.placement, AllOrNothing):
             plan = replace(plan, mapped_bytes=plan.sequences * sequence_bytes(scenario, plan.sequences))

@@ -1,5 +1,6 @@
 """Which requests decode together when all KV is in memory: admitted in order of arrival, by the pages that are free."""
 
+import math
 from collections import deque
 from dataclasses import dataclass
 from typing import Literal
@@ -13,7 +14,7 @@ Batching = Literal["continuous", "lock-step"]
 
 @dataclass(frozen=True)
 class Turn:
-    """What the processor does next: prefill prompts of one length, or decode a token of each sequence.
+    """What the processor does next: prefill prompts, or decode a token of each sequence.
 
     ``tokens`` of each sequence are in its KV afterwards. ``released`` sequences have ended, or were preempted, since
     the turn before: their KV is given up first.
@@ -41,12 +42,17 @@ class Batcher:
     one more token; it takes further pages as it grows. When none is free, the request that arrived last gives up its
     KV and is prefilled again later, with what it has said (preemption by recomputing).
 
+    Prompts that are admitted together are prefilled together, `prefill_tokens` of them at most where that is given (one
+    prompt may be longer): fewer make the first ones wait less.
+
     Left out: chunked prefill beside decoding, and swapping out instead of recomputing.
     """
 
-    def __init__(self, pages: int, slots: int, batching: Batching = "continuous") -> None:
+    def __init__(
+        self, pages: int, slots: int, batching: Batching = "continuous", *, prefill_tokens: int | None = None
+    ) -> None:
         self.pages = PageTable(pages)
-        self._slots, self._batching = slots, batching
+        self._slots, self._batching, self._prefill_tokens = slots, batching, prefill_tokens
         # Both in order of arrival, and all that runs arrived before all that waits.
         self._waiting: deque[_Request] = deque()
         self._running: dict[int, _Request] = {}
@@ -94,13 +100,15 @@ class Batcher:
         return Turn(kind, tuple(r.sequence for r in requests), tuple(r.tokens for r in requests), released)
 
     def _admit(self) -> list[_Request]:
-        """Those at the head of the queue that have one length and find room together."""
+        """Those at the head of the queue that find room, and may be prefilled, together."""
         admitted: list[_Request] = []
+        most, tokens = self._prefill_tokens or math.inf, 0
         if self._batching == "lock-step" and self._decoding:
             return admitted
         while self._waiting and len(self._running) < self._slots:
             first = self._waiting[0]
-            if admitted and first.tokens != admitted[0].tokens:
+            tokens += first.tokens
+            if admitted and tokens > most:
                 break
             if not self.pages.has_room(first.sequence, first.tokens + 1):
                 break

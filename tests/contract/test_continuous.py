@@ -8,7 +8,7 @@ from kvferry.traces.requests import Request
 
 
 def test_requests_come_and_go(world: World) -> None:
-    # Three pages: the second request gives way to the first, and the third waits for it.
+    # Three pages: the second request gives way to the first, and the third waits with it.
     requests = (Request(0.0, 15, 4), Request(0.0, 16, 3), Request(0.0, 4, 1))
     batcher = Batcher(3, 2)
     decode = ContinuousDecode(world.machine, 2, requests, batcher, page_bytes=10.0)
@@ -18,7 +18,7 @@ def test_requests_come_and_go(world: World) -> None:
     assert batcher.preemptions == 1
     assert batcher.pages.free_pages == 3
     first, second, third = decode.token_times_s
-    assert first[0] < second[0] < first[1] == second[1] < first[3] < second[2] < third[0]
+    assert first[0] == second[0] < first[1] == second[1] < first[3] < second[2] == third[0]
 
 
 def test_a_request_that_comes_later_is_waited_for(world: World) -> None:

@@ -14,12 +14,18 @@ REQUESTS = st.lists(
 )  # fmt: skip
 
 
-@given(REQUESTS, st.integers(0, 12), st.integers(1, 5), st.sampled_from(["continuous", "lock-step"]))
+@given(
+    REQUESTS,
+    st.integers(0, 12),
+    st.integers(1, 5),
+    st.sampled_from(["continuous", "lock-step"]),
+    st.none() | st.integers(1, 150),
+)
 def test_every_request_is_served(
-    requests: list[tuple[int, int, int]], spare: int, slots: int, batching: Batching
+    requests: list[tuple[int, int, int]], spare: int, slots: int, batching: Batching, prefill_tokens: int | None
 ) -> None:
     pages = max(pages_of(context + output) for context, output, _ in requests) + spare
-    batcher = Batcher(pages, slots, batching)
+    batcher = Batcher(pages, slots, batching, prefill_tokens=prefill_tokens)
     said: Counter[int] = Counter()
     holding: set[int] = set()
     arrived, comes_at, n_turns, before = 0, requests[0][2], 0, ""

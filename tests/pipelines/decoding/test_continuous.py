@@ -42,9 +42,9 @@ def served(requests: tuple[Request, ...], batcher: Batcher) -> ContinuousDecode:
 @pytest.mark.parametrize(
     ("batching", "expected"),
     [
-        # A prefill takes two layers and the head, a step one op. The third waits for the slot of the second.
-        ("continuous", [[3.0, 7.0, 11.0], [6.0, 7.0], [10.0, 11.0]]),
-        ("lock-step", [[3.0, 7.0, 8.0], [6.0, 7.0], [11.0, 12.0]]),
+        # A prefill takes two layers of each length and the head, a step one op. The third waits for the second's slot.
+        ("continuous", [[5.0, 6.0, 10.0], [5.0, 6.0], [9.0, 10.0]]),
+        ("lock-step", [[5.0, 6.0, 7.0], [5.0, 6.0], [10.0, 11.0]]),
     ],
 )
 def test_three_requests_and_two_slots_by_hand(batching: Batching, expected: list[list[float]]) -> None:
@@ -62,13 +62,20 @@ def test_steps_attend_each_context_and_released_sequences_are_named() -> None:
 
 
 def test_a_preempted_request_keeps_what_it_has_said() -> None:
-    # Three pages. At 7 the first needs the second one's page: that is prefilled again when the first has ended, with
+    # Three pages. At 6 the first needs the second one's page: that is prefilled again when the first has ended, with
     # its 16 + 2 tokens, and says its third.
     decode = served((Request(0.0, 15, 4), Request(0.0, 16, 3)), Batcher(3, 2))
-    assert decode.token_times_s == [[3.0, 7.0, 8.0, 9.0], [6.0, 7.0, 12.0]]
+    assert decode.token_times_s == [[5.0, 6.0, 7.0, 8.0], [5.0, 6.0, 11.0]]
     assert decode.machine.memory.peak_of("kv") == 3 * 10
     assert decode.machine.memory.used_bytes == 0
     assert [op.tokens for op in decode.machine.ops if isinstance(op, PrefillLayer)][-1] == 18  # type: ignore[attr-defined]
+
+
+def test_prompts_that_are_prefilled_one_by_one_wait_less_by_hand() -> None:
+    decode = served((Request(0.0, 4, 2), Request(0.0, 4, 2)), Batcher(100, 2, prefill_tokens=1))
+    assert decode.token_times_s == [[3.0, 7.0], [6.0, 7.0]]
+    decode = served((Request(0.0, 4, 2), Request(0.0, 4, 2)), Batcher(100, 2))
+    assert decode.token_times_s == [[3.0, 4.0], [3.0, 4.0]]
 
 
 def test_one_slot_is_a_queue_of_known_mean_wait() -> None:
@@ -117,6 +124,17 @@ def test_a_pool_that_is_too_small_preempts_and_all_are_served() -> None:
     run = run_scenario(wanted)
     assert metrics_for(wanted, run)["preemptions"] > 0
     assert [len(record.token_times_s) for record in run.requests] == [60] * 6
+
+
+def test_fewer_prompts_at_a_time_are_answered_sooner() -> None:
+    waits_s = []
+    for prefill_tokens in ("1Ki tokens", None):
+        policies = {"prefill_tokens": prefill_tokens}
+        wanted = tiny(DECODING, system="vllm", policies=policies, workload={"batch": 8}, budget={"kv_share": None})
+        waits_s.append(metrics_for(wanted, run_scenario(wanted))["ttft_s"])
+    assert waits_s[0] == pytest.approx(waits_s[1] * 4.5 / 8, rel=0.05)
+    with pytest.raises(InputError, match=r"policies.prefill_tokens: 0: must be at least 1"):
+        run_scenario(tiny(DECODING, system="vllm", policies={"prefill_tokens": 0}))
 
 
 def test_a_later_request_waits_without_one_to_serve() -> None:

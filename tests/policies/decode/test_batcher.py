@@ -17,23 +17,24 @@ def turns(batcher: Batcher) -> list[Turn]:
     return found
 
 
-def test_prompts_of_one_length_are_prefilled_together_and_others_after_them() -> None:
-    batcher = Batcher(pages=100, slots=4)
+@pytest.mark.parametrize(
+    ("prefill_tokens", "together"),
+    [(None, [(0, 1, 2, 3)]), (20, [(0, 1), (2,), (3,)]), (40, [(0, 1), (2, 3)]), (1, [(0,), (1,), (2,), (3,)])],
+)
+def test_prompts_are_prefilled_together(prefill_tokens: int | None, together: list[tuple[int, ...]]) -> None:
+    batcher = Batcher(pages=100, slots=4, prefill_tokens=prefill_tokens)
     for sequence, context in enumerate((10, 10, 30, 10)):
         batcher.arrive(sequence, context, output=2)
-    assert turns(batcher) == [
-        Turn("prefill", (0, 1), (10, 10), ()),
-        Turn("prefill", (2,), (30,), ()),
-        Turn("prefill", (3,), (10,), ()),
-        Turn("decode", (0, 1, 2, 3), (11, 11, 31, 11), ()),
-    ]
+    *prefills, decode = turns(batcher)
+    assert [(turn.kind, turn.sequences) for turn in prefills] == [("prefill", sequences) for sequences in together]
+    assert decode == Turn("decode", (0, 1, 2, 3), (11, 11, 31, 11), ())
 
 
 def test_a_slot_is_released_at_the_end_of_a_request() -> None:
     batcher = Batcher(pages=100, slots=2)
     for sequence, output in enumerate((3, 2, 2)):
         batcher.arrive(sequence, 10 + sequence, output)
-    assert turns(batcher)[2:] == [
+    assert turns(batcher)[1:] == [
         Turn("decode", (0, 1), (11, 12), ()),
         Turn("prefill", (2,), (12,), (1,)),
         Turn("decode", (0, 2), (12, 13), ()),
@@ -44,7 +45,7 @@ def test_in_lock_step_nobody_joins_a_batch_that_decodes() -> None:
     batcher = Batcher(pages=100, slots=2, batching="lock-step")
     for sequence, output in enumerate((3, 2, 2)):
         batcher.arrive(sequence, 10 + sequence, output)
-    assert turns(batcher)[2:] == [
+    assert turns(batcher)[1:] == [
         Turn("decode", (0, 1), (11, 12), ()),
         Turn("decode", (0,), (12,), (1,)),
         Turn("prefill", (2,), (12,), (0,)),
@@ -59,8 +60,7 @@ def test_the_last_gives_way_when_no_page_is_free() -> None:
     batcher.arrive(0, context=15, output=4)
     batcher.arrive(1, context=16, output=3)
     assert turns(batcher) == [
-        Turn("prefill", (0,), (15,), ()),
-        Turn("prefill", (1,), (16,), ()),
+        Turn("prefill", (0, 1), (15, 16), ()),
         Turn("decode", (0, 1), (16, 17), ()),
         Turn("decode", (0,), (17,), (1,)),
         Turn("decode", (0,), (18,), ()),
@@ -74,7 +74,7 @@ def test_a_later_request_does_not_overtake_one_that_waits_for_pages() -> None:
     batcher = Batcher(pages=4, slots=3)
     for sequence, context in enumerate((31, 40, 5)):
         batcher.arrive(sequence, context, output=2)
-    assert [turn.sequences for turn in turns(batcher)] == [(0,), (0,), (1,), (2,), (1, 2)]
+    assert [turn.sequences for turn in turns(batcher)] == [(0,), (0,), (1, 2), (1, 2)]
 
 
 def test_what_could_never_end_is_refused() -> None:
