@@ -1,5 +1,6 @@
 """Decoding with KV on storage: a few steps followed by hand, every system, what cannot be done."""
 
+from statistics import mean
 from typing import Any
 
 import pytest
@@ -156,9 +157,13 @@ def test_a_part_of_the_steps_tells_of_all() -> None:
     policies = {"group_tokens": 4, "selected_tokens": 80, "slots": 100}
     whole = {**TINY, "policies": policies, "workload": {**TINY["workload"], "output": 200}}
     part = {**whole, "workload": {**whole["workload"], "decoded": 60}}
-    full, short = (figures_of(load_scenario(scenario)) for scenario in (whole, part))
-    assert short["tokens_decoded"] == 60
-    assert short["throughput_tokens_per_s"] == pytest.approx(full["throughput_tokens_per_s"], rel=0.05)
+    # What 60 steps select is a sample of what 200 do: judged by the mean over several seeds.
+    full, short = (
+        [figures_of(load_scenario({**scenario, "seed": seed})) for seed in range(5)] for scenario in (whole, part)
+    )
+    assert short[0]["tokens_decoded"] == 60
+    rates = [mean(found["throughput_tokens_per_s"] for found in each) for each in (short, full)]
+    assert rates[0] == pytest.approx(rates[1], rel=0.05)
 
 
 def test_as_many_tokens_are_decoded_as_the_scenario_says() -> None:
