@@ -11,9 +11,9 @@ from typing import Any, Protocol
 
 from kvferry.machine.machine import Machine, Refused
 from kvferry.machine.span import Tell
-from kvferry.policies.decode.grouping import KvShape
 from kvferry.policies.decode.index import IndexSpec
 from kvferry.policies.decode.layout import Layout
+from kvferry.specs.model import ModelSpec
 from kvferry.specs.scenario import Scenario
 from kvferry.specs.tier import Tier
 from kvferry.traces.rate import RateTrace
@@ -32,7 +32,7 @@ class DecodeSizes(Protocol):
     @property
     def layout(self) -> Layout: ...
     @property
-    def shape(self) -> KvShape: ...
+    def model(self) -> ModelSpec: ...
     @property
     def group_tokens(self) -> int: ...
     @property

@@ -69,6 +69,20 @@ class ModelSpec(Spec):
         return (layers + self.embedding_parameters * self.embedding_bits) / 8
 
     @property
+    def key_width(self) -> int:
+        """Numbers in one token's key in one layer, all KV heads side by side."""
+        return self.kv_heads * self.head_dim
+
+    @property
+    def kv_entry_bytes(self) -> int:
+        """Key and value of one token in one layer, all KV heads."""
+        return round(2 * self.key_width * self.kv_value_bytes)
+
+    def kv_full_bytes(self, tokens: int) -> int:
+        """Keys and values of all tokens and layers, in whole entries."""
+        return self.layers * tokens * self.kv_entry_bytes
+
+    @property
     def kv_values_per_token(self) -> int:
         """Key and value numbers that one token adds, over all layers and KV heads."""
         return 2 * self.layers * self.kv_heads * self.head_dim

@@ -116,7 +116,7 @@ def index_of(plan: Any, way: Way, decoder: Decoder, sample: torch.Tensor) -> Ind
     spec = plan.index
     if way.index is not None:
         spec = IndexSpec(
-            kind=way.index, heads=plan.heads, rank=2 * plan.shape.key_width, block_tokens=plan.group_tokens
+            kind=way.index, heads=plan.heads, rank=2 * plan.model.key_width, block_tokens=plan.group_tokens
         )
     return INDEXES[spec.kind](decoder, sample, spec, sequences=1, room_tokens=room_tokens)
 
@@ -128,8 +128,8 @@ def compared(
     format = BlockFormat(
         plan.layout,
         group_tokens=plan.group_tokens,
-        kv_heads=plan.shape.kv_heads,
-        head_dim=plan.shape.head_dim,
+        kv_heads=plan.model.kv_heads,
+        head_dim=plan.model.head_dim,
         dtype=model.dtype,
         values_only=plan.rebuilt_rank is not None,
     )

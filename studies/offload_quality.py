@@ -134,7 +134,7 @@ def compared(
     told: Told, true: Exact, way: Way, found: tuple[Any, list[np.ndarray], OffloadedDecode]
 ) -> dict[str, float]:
     logits, chosen, flow = found
-    group, layers = flow.plan.group_tokens, flow.plan.shape.layers
+    group, layers = flow.plan.group_tokens, flow.plan.model.layers
     said = torch.tensor(told.said)
     # The first token comes from prefill.
     own, full = logits[1:].log_softmax(-1), true.logits[1:].log_softmax(-1)

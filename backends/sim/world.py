@@ -140,7 +140,7 @@ def selections(
         return RecordedSelections(given, sizes.layout.sequences)
     try:
         return CriticalTokens(
-            layers=sizes.shape.layers,
+            layers=sizes.model.layers,
             sequences=sizes.layout.sequences,
             heads=sizes.heads,
             context=workload.context,

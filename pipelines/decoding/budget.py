@@ -1,6 +1,5 @@
 """What a decode scenario grants a sequence of memory for its KV, and how many sequences decode together."""
 
-from kvferry.pipelines.decoding.plan import shape_of
 from kvferry.specs.errors import InputError
 from kvferry.specs.scenario import Scenario
 from kvferry.specs.workload import MOST_BATCH
@@ -17,7 +16,7 @@ def sequence_bytes(scenario: Scenario, batch: int) -> float:
     or else its part of what the budget grants to all, or of what is free."""
     workload, budget, _ = scenario.decode
     if budget.kv_share is not None:
-        return budget.kv_share * float(shape_of(scenario.model).full_bytes(workload.context))
+        return budget.kv_share * float(scenario.model.kv_full_bytes(workload.context))
     return (scenario.free_bytes if budget.kv_bytes is None else budget.kv_bytes) / batch
 
 

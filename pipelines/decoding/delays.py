@@ -72,7 +72,7 @@ class Delays:
 
     def step_s(self, plan: DecodePlan, reuse_rate: float = 0.0) -> float:
         """One token per sequence."""
-        table = _timetable(plan.roles, plan.shape.layers)
+        table = _timetable(plan.roles, plan.model.layers)
         return table.times(self._seconds(table, plan, reuse_rate), self._beside)[-1][1]
 
     def io_s(self, plan: DecodePlan, reuse_rate: float = 0.0) -> float:

@@ -5,7 +5,6 @@ import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
-from kvferry.policies.decode.grouping import KvShape
 from kvferry.policies.decode.index import IndexSpec
 from kvferry.policies.decode.layout import Layout
 from kvferry.policies.decode.placement import KvSize
@@ -26,7 +25,7 @@ class DecodePlan:
     """The sizes of one run, per sequence unless said otherwise."""
 
     roles: Roles
-    shape: KvShape
+    model: ModelSpec
     sequences: int
     context: int
     output: int
@@ -73,10 +72,10 @@ class DecodePlan:
     def kv_size(self, tokens: int) -> KvSize:
         """The whole batch's, once each sequence has so many tokens: what its placement decides by."""
         return KvSize(
-            layers=self.shape.layers,
+            layers=self.model.layers,
             tokens=tokens,
             most_tokens=self.context + self.output,
-            token_bytes=self.sequences * self.shape.entry_bytes,
+            token_bytes=self.sequences * self.model.kv_entry_bytes,
             memory_bytes=self.sequences * (self.budget_bytes - self.memory_bytes),
         )
 
@@ -93,14 +92,14 @@ class DecodePlan:
     @cached_property
     def stages(self) -> Stages:
         """One decoding step."""
-        return step_of(self.roles, self.shape.layers)
+        return step_of(self.roles, self.model.layers)
 
     @cached_property
     def prefill_stages(self) -> Stages:
         """Layer by layer: compute, and write the layer's KV out while the next is computed."""
         stages: list[Stage] = []
         before: tuple[Key, ...] = ()
-        for layer in range(self.shape.layers):
+        for layer in range(self.model.layers):
             computed = Stage("prefill", layer, before)
             rest = (Stage(kind, layer, (computed.key,)) for kind in self.roles.layout.after_prefill)
             stages += [computed, Stage("write_out", layer, (computed.key,)), *rest]
@@ -119,12 +118,6 @@ def step_of(roles: Roles, layers: int) -> Stages:
     return (*stages, Stage("next_token", 0, (stages[-1].key,)))
 
 
-def shape_of(model: ModelSpec) -> KvShape:
-    return KvShape(
-        layers=model.layers, kv_heads=model.kv_heads, head_dim=model.head_dim, value_bytes=model.kv_value_bytes
-    )
-
-
 def plan_of(
     roles: Roles,
     model: ModelSpec,
@@ -139,8 +132,8 @@ def plan_of(
 ) -> DecodePlan:
     """Raises InputError when a group is longer than the context, or the budget (bytes per sequence, said by
     `budget_key`) is too small for anything; it says the smallest that works."""
-    shape, selector = shape_of(model), roles.selector
-    group = roles.layout.block_tokens(context, shape.entry_bytes, good_read_bytes)
+    selector = roles.selector
+    group = roles.layout.block_tokens(context, model.kv_entry_bytes, good_read_bytes)
     least = None if group < 1 else selector.selected(group, context)
     if group < 1 or (least is not None and least < 1):
         raise InputError(f"policies: a selection has 1 group of 1 token at least, not {least} of {group}")
@@ -148,9 +141,9 @@ def plan_of(
         raise InputError(
             f"policies.group_tokens: a group of {group:,} tokens is longer than the context of {context:,}"
         )
-    heads = shape.kv_heads if selector.per_head else 1
-    room = Room(model=shape, block_tokens=group, context=context, output=output, budget_bytes=budget_bytes)
-    all_units = shape.layers * sequences * heads * room.blocks
+    heads = model.kv_heads if selector.per_head else 1
+    room = Room(model=model, block_tokens=group, context=context, output=output, budget_bytes=budget_bytes)
+    all_units = model.layers * sequences * heads * room.blocks
     if all_units > MOST_UNITS:
         what = f"{all_units:,} groups of {group:,} tokens over layers, sequences and heads"
         raise InputError(f"workload.context: makes {what}; at most {MOST_UNITS:,} will do")
@@ -171,11 +164,11 @@ def plan_of(
     buffers = buffer_bytes(room, wanted, slots) + roles.upkeep.n_bytes(room, selected)
     if selected is not None and metadata + buffers > budget_bytes:
         what = f"{_counted(selected, 'group')} of {_counted(group, 'token')}"
-        would = f"{_size(metadata + buffers, up=True)} would (a full cache takes {_size(shape.full_bytes(context))})"
+        would = f"{_size(metadata + buffers, up=True)} would (a full cache takes {_size(model.kv_full_bytes(context))})"
         raise InputError(f"{budget_key}: {_size(budget_bytes)} per sequence hold no selection of {what}; {would}")
     return DecodePlan(
         roles=roles,
-        shape=shape,
+        model=model,
         sequences=sequences,
         context=context,
         output=output,

@@ -36,7 +36,7 @@ class DecodeState:
     def __init__(self, machine: Machine, plan: DecodePlan) -> None:
         self.machine, self.plan = machine, plan
         self.record = DecodeRecord()
-        layers, roles = plan.shape.layers, plan.roles
+        layers, roles = plan.model.layers, plan.roles
         self.blocks: PlacedBlocks = plan.layout.start()
         self.kept: Kept = roles.upkeep.start(plan.context, plan.group_tokens, self.blocks)
         self.tiers = plan.tiers
@@ -66,7 +66,7 @@ class DecodeState:
                 self.arriving[layer] = (self.machine.move(all_of_it, source, to),)
                 self.residents[layer] = self._resident(to)
         for tier in MEMORIES:
-            n_bytes = self.tiers.count(tier) * tokens * plan.sequences * plan.shape.entry_bytes
+            n_bytes = self.tiers.count(tier) * tokens * plan.sequences * plan.model.kv_entry_bytes
             if tier in self._leases:
                 self._leases.pop(tier).release()
             if n_bytes:

@@ -7,7 +7,7 @@ import numpy as np
 
 from kvferry.pipelines.decoding.budget import asked_batch, sequence_bytes
 from kvferry.pipelines.decoding.delays import Delays
-from kvferry.pipelines.decoding.plan import DecodePlan, plan_of, shape_of
+from kvferry.pipelines.decoding.plan import DecodePlan, plan_of
 from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS, ROLES, DecodeSystem
 from kvferry.pipelines.decoding.tuned import TUNED_SYSTEM, TUNED_VALUES, grouped
 from kvferry.policies.decode.grouping import Grouping, rank_of
@@ -36,10 +36,9 @@ def tune_scenario(scenario: Scenario, limits: TuningLimits) -> Solutions:
     """Solutions for every batch and context within the limits. Raises InputError when the budget holds nothing, the
     device has no storage, or the scenario says what is to be found."""
     system = _system(scenario)
-    shape = shape_of(scenario.model)
-    check_budget(shape, limits)
+    check_budget(scenario.model, limits)
     times = _ModelledTimes(scenario, system)
-    return Solutions(limits, tune(shape, limits, reuse_table(scenario, limits), times))
+    return Solutions(limits, tune(scenario.model, limits, reuse_table(scenario, limits), times))
 
 
 class _ModelledTimes:
@@ -53,7 +52,7 @@ class _ModelledTimes:
     def __call__(self, batch: int, context: int, grouping: Grouping, reuse_rate: float) -> BlockTimes:
         plan = self._plan(batch, context, grouping.group_tokens, grouping.selected_tokens)
         assert plan.index is not None
-        index = replace(plan.index, rank=rank_of(grouping.compression, plan.shape))
+        index = replace(plan.index, rank=rank_of(grouping.compression, plan.model))
         block = self._delays.block(replace(plan, slots=grouping.slots, index=index), reuse_rate)
         return BlockTimes(block.block_s, block.io_s, block.overlapped_s)
 

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from kvferry.specs.model import ModelSpec
+
 
 @dataclass(frozen=True, kw_only=True)
 class Grouping:
@@ -38,32 +40,9 @@ def check_slots(slots: int, groups: int) -> None:
         raise ValueError(f"{what}; give {groups} or more, or 0 for no reuse")
 
 
-@dataclass(frozen=True, kw_only=True)
-class KvShape:
-    """What a model's KV cache is made of; sizes are bytes of one sequence."""
-
-    layers: int
-    kv_heads: int
-    head_dim: int
-    value_bytes: float = 2.0
-
-    @property
-    def key_width(self) -> int:
-        """Numbers in a token's key, all KV heads side by side."""
-        return self.kv_heads * self.head_dim
-
-    @property
-    def entry_bytes(self) -> int:
-        """Key and value of one token in one layer, all KV heads."""
-        return round(2 * self.key_width * self.value_bytes)
-
-    def full_bytes(self, tokens: int) -> int:
-        return self.layers * tokens * self.entry_bytes
-
-
-def rank_of(compression: float, shape: KvShape) -> int:
+def rank_of(compression: float, model: ModelSpec) -> int:
     """Width of the compressed key cache: at least 1."""
-    return max(1, round(shape.key_width / compression))
+    return max(1, round(model.key_width / compression))
 
 
 def room_tokens(context: int, output: int, group_tokens: int) -> int:
@@ -71,21 +50,21 @@ def room_tokens(context: int, output: int, group_tokens: int) -> int:
     return -(-(context + output) // group_tokens) * group_tokens
 
 
-def metadata_bytes(compression: float, tokens: int, shape: KvShape) -> int:
+def metadata_bytes(compression: float, tokens: int, model: ModelSpec) -> int:
     """The compressed key cache of one sequence, all layers."""
-    return round(shape.layers * tokens * rank_of(compression, shape) * shape.value_bytes)
+    return round(model.layers * tokens * rank_of(compression, model) * model.kv_value_bytes)
 
 
-def buffer_bytes(grouping: Grouping, shape: KvShape) -> int:
+def buffer_bytes(grouping: Grouping, model: ModelSpec) -> int:
     """Reuse buffers and rolling buffers of one sequence, all layers.
 
     Without reuse, one preload buffer for the layer that computes and one for the next serve all layers (A.2).
     """
-    group_bytes = grouping.group_tokens * shape.entry_bytes
-    kept = shape.layers * grouping.slots if grouping.slots else 2 * grouping.groups
-    return (kept + shape.layers) * group_bytes
+    group_bytes = grouping.group_tokens * model.kv_entry_bytes
+    kept = model.layers * grouping.slots if grouping.slots else 2 * grouping.groups
+    return (kept + model.layers) * group_bytes
 
 
-def memory_bytes(grouping: Grouping, tokens: int, shape: KvShape) -> int:
+def memory_bytes(grouping: Grouping, tokens: int, model: ModelSpec) -> int:
     """All that managing one sequence's KV takes in memory, of a context and what is decoded behind it."""
-    return metadata_bytes(grouping.compression, tokens, shape) + buffer_bytes(grouping, shape)
+    return metadata_bytes(grouping.compression, tokens, model) + buffer_bytes(grouping, model)

@@ -25,7 +25,7 @@ class PageBounds(TopBlocks):
     def index(self, room: Room, reserved_bytes: float) -> Index | None:
         model = room.model
         bounds = 2 * model.key_width
-        return Index(self.spec(room, bounds), model.layers * room.blocks * bounds * model.value_bytes)
+        return Index(self.spec(room, bounds), model.layers * room.blocks * bounds * model.kv_value_bytes)
 
     def vectors(self, block_tokens: int, stored: int) -> int:
         return stored

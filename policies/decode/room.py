@@ -2,14 +2,15 @@
 
 from dataclasses import dataclass
 
-from kvferry.policies.decode.grouping import KvShape, rank_of, room_tokens
+from kvferry.policies.decode.grouping import rank_of, room_tokens
+from kvferry.specs.model import ModelSpec
 
 
 @dataclass(frozen=True, kw_only=True)
 class Room:
     """One sequence's KV: how much there will be, in KV blocks of so many tokens, and the budget to manage it with."""
 
-    model: KvShape
+    model: ModelSpec
     block_tokens: int
     context: int
     output: int
@@ -32,17 +33,17 @@ class Room:
     @property
     def block_bytes(self) -> int:
         """Keys and values of one block in one layer, all KV heads."""
-        return self.block_tokens * self.model.entry_bytes
+        return self.block_tokens * self.model.kv_entry_bytes
 
     def key_cache_bytes(self, rank: int) -> int:
         """Keys of all tokens and layers, compressed to `rank` numbers each."""
-        return round(self.model.layers * self.tokens * rank * self.model.value_bytes)
+        return round(self.model.layers * self.tokens * rank * self.model.kv_value_bytes)
 
     def key_rank(self, compression: float | None, free_bytes: float) -> int:
         """Numbers per compressed key, all KV heads together; without a given compression, as many as `free_bytes` hold
         for all tokens. ValueError for a compression below 1."""
         if compression is None:
-            fitting = int(free_bytes / (self.model.layers * self.tokens * self.model.value_bytes))
+            fitting = int(free_bytes / (self.model.layers * self.tokens * self.model.kv_value_bytes))
             return max(1, min(fitting, self.model.key_width))
         if not compression >= 1:
             raise ValueError(f"compression is 1 or more, got {compression}")

@@ -67,7 +67,7 @@ class Landmarks(TopBlocks):
 
     def index(self, room: Room, reserved_bytes: float) -> Index | None:
         model = room.model
-        n_bytes = model.layers * room.blocks * model.key_width * model.value_bytes
+        n_bytes = model.layers * room.blocks * model.key_width * model.kv_value_bytes
         return Index(self.spec(room, model.key_width), n_bytes)
 
     def vectors(self, block_tokens: int, stored: int) -> int:

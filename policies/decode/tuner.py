@@ -12,11 +12,12 @@ from typing import Protocol
 
 from pydantic import ConfigDict, Field
 
-from kvferry.policies.decode.grouping import Grouping, KvShape, metadata_bytes, room_tokens
+from kvferry.policies.decode.grouping import Grouping, metadata_bytes, room_tokens
 from kvferry.policies.decode.reuse_table import ReuseTable
 from kvferry.policies.decode.tuning_limits import TuningLimits
 from kvferry.specs.base import Spec
 from kvferry.specs.errors import InputError
+from kvferry.specs.model import ModelSpec
 
 # A.1: what there are low-rank adapters for, besides the most that is allowed.
 COMPRESSIONS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
@@ -57,15 +58,15 @@ class Solution(Spec):
     hidden: bool
 
 
-def tune(shape: KvShape, limits: TuningLimits, reuse: ReuseTable, delay: BlockDelay) -> list[Solution]:
+def tune(model: ModelSpec, limits: TuningLimits, reuse: ReuseTable, delay: BlockDelay) -> list[Solution]:
     """A solution for every batch and context of the limits. Raises InputError, with the smallest budget that works,
     when the budget does not hold the longest context."""
-    check_budget(shape, limits)
-    return [solve(b, s, shape, limits, reuse, delay) for b in limits.batches() for s in limits.contexts()]
+    check_budget(model, limits)
+    return [solve(b, s, model, limits, reuse, delay) for b in limits.batches() for s in limits.contexts()]
 
 
 def solve(
-    batch: int, context: int, shape: KvShape, limits: TuningLimits, reuse: ReuseTable, delay: BlockDelay
+    batch: int, context: int, model: ModelSpec, limits: TuningLimits, reuse: ReuseTable, delay: BlockDelay
 ) -> Solution:
     """Parameters for one pair of batch and context, within limits.each_bytes per sequence.
 
@@ -88,16 +89,16 @@ def solve(
             batch=batch,
             context=context,
             grouping=grouping,
-            memory_bytes=batch * limits.bytes_of(grouping, context, shape),
+            memory_bytes=batch * limits.bytes_of(grouping, context, model),
             block_s=times.block_s,
             io_s=times.io_s,
             overlap=min(1.0, times.overlap),
             hidden=hidden(times),
         )
 
-    rooms = _rooms(context, shape, limits)
+    rooms = _rooms(context, model, limits)
     if not rooms:
-        raise InputError(_too_small(context, shape, limits))
+        raise InputError(_too_small(context, model, limits))
     # Nothing is faster: a buffer as large as can be, with the least computing and nothing to look through.
     least_s = min(
         delay(
@@ -138,7 +139,7 @@ class _Room:
         return Grouping(group_tokens=self.group_tokens, compression=self.compression, groups=self.groups, slots=slots)
 
 
-def _rooms(context: int, shape: KvShape, limits: TuningLimits) -> list[_Room]:
+def _rooms(context: int, model: ModelSpec, limits: TuningLimits) -> list[_Room]:
     """By group size, then compression; those only that hold a selection."""
     rooms = []
     for group_tokens in range(1, min(limits.most_group_tokens, context) + 1):
@@ -146,11 +147,11 @@ def _rooms(context: int, shape: KvShape, limits: TuningLimits) -> list[_Room]:
         tokens = room_tokens(context, limits.output, group_tokens)
         for compression in (*(c for c in COMPRESSIONS if c < limits.most_compression), limits.most_compression):
             bare = Grouping(group_tokens=group_tokens, compression=compression, groups=groups)
-            left_bytes = limits.each_bytes - metadata_bytes(compression, tokens, shape)
+            left_bytes = limits.each_bytes - metadata_bytes(compression, tokens, model)
             # The rolling buffer takes a group of every layer, as a slot does.
-            slots = int(left_bytes // (shape.layers * group_tokens * shape.entry_bytes)) - 1
+            slots = int(left_bytes // (model.layers * group_tokens * model.kv_entry_bytes)) - 1
             slots = min(slots, context // group_tokens) if slots >= groups else 0
-            preload = limits.bytes_of(bare, context, shape) <= limits.each_bytes
+            preload = limits.bytes_of(bare, context, model) <= limits.each_bytes
             if slots or preload:
                 rooms.append(_Room(group_tokens, compression, groups, slots, preload))
     return rooms
@@ -173,13 +174,13 @@ def _candidates(rooms: list[_Room], context: int, limits: TuningLimits, most_tok
     yield from (room.grouping(room.most_slots) for room in rooms if room.most_slots)
 
 
-def check_budget(shape: KvShape, limits: TuningLimits) -> None:
+def check_budget(model: ModelSpec, limits: TuningLimits) -> None:
     """Raises InputError, with the smallest that works, when the budget does not hold the longest context."""
-    if not _rooms(limits.most_context, shape, limits):
-        raise InputError(_too_small(limits.most_context, shape, limits))
+    if not _rooms(limits.most_context, model, limits):
+        raise InputError(_too_small(limits.most_context, model, limits))
 
 
-def _too_small(context: int, shape: KvShape, limits: TuningLimits) -> str:
+def _too_small(context: int, model: ModelSpec, limits: TuningLimits) -> str:
     least = math.inf
     for group_tokens in range(1, min(limits.most_group_tokens, context) + 1):
         groups = limits.groups_of(group_tokens, context)
@@ -187,7 +188,7 @@ def _too_small(context: int, shape: KvShape, limits: TuningLimits) -> str:
             grouping = Grouping(
                 group_tokens=group_tokens, compression=limits.most_compression, groups=groups, slots=slots
             )
-            least = min(least, limits.bytes_of(grouping, context, shape))
+            least = min(least, limits.bytes_of(grouping, context, model))
     return (
         f"budget: {limits.budget_bytes / 1024:,.1f} KiB for {limits.most_batch} sequences hold no selection in a"
         f" context of {context:,} tokens; {math.ceil(limits.most_batch * least / 1024):,} KiB would"

@@ -4,8 +4,9 @@ import math
 
 from pydantic import ConfigDict, Field, model_validator
 
-from kvferry.policies.decode.grouping import Grouping, KvShape, memory_bytes, room_tokens
+from kvferry.policies.decode.grouping import Grouping, memory_bytes, room_tokens
 from kvferry.specs.base import BadKey, Spec
+from kvferry.specs.model import ModelSpec
 
 # Each is solved for: a few milliseconds.
 MOST_PAIRS = 4096
@@ -50,9 +51,9 @@ class TuningLimits(Spec):
         """For one sequence."""
         return self.budget_bytes / self.most_batch
 
-    def bytes_of(self, grouping: Grouping, context: int, shape: KvShape) -> int:
+    def bytes_of(self, grouping: Grouping, context: int, model: ModelSpec) -> int:
         """For one sequence, at the end of its output."""
-        return memory_bytes(grouping, room_tokens(context, self.output, grouping.group_tokens), shape)
+        return memory_bytes(grouping, room_tokens(context, self.output, grouping.group_tokens), model)
 
     def contexts(self) -> list[int]:
         """Those that are solved for: from the least in steps to the most, the most included."""

@@ -118,7 +118,7 @@ class KeepNewest:
     def n_bytes(self, room: Room, selected: int | None) -> float:
         # What of the context makes no whole block stays beside them.
         tokens = room.output + room.context % room.block_tokens
-        return 0 if selected is None else room.model.layers * tokens * room.model.entry_bytes
+        return 0 if selected is None else room.model.layers * tokens * room.model.kv_entry_bytes
 
     def mean_recent(self, block_tokens: int, output: int) -> float:
         return (block_tokens - 1 + output) / 2

@@ -70,7 +70,7 @@ class Arithmetic:
         # A block serves all query heads of its KV head, which read its keys and values once.
         self.block_flop = QUERY_BLOCK * KEY_BLOCK * self.pair_flop / model.kv_heads
         self.block_bytes = KEY_BLOCK * self.kv_bytes / model.kv_heads
-        self.key_width = model.kv_heads * model.head_dim
+        self.key_width = model.key_width
         self.value_bytes = model.kv_value_bytes
         self.score_flop = 2 * query_width
         self.score_bytes = self.kv_bytes / 2

@@ -68,7 +68,7 @@ class ClusterPools(TokenGroups):
             units=4 * room.context_blocks,
             first_units=room.context_blocks,
             unit_tokens=room.block_tokens,
-            token_bytes=room.model.entry_bytes,
+            token_bytes=room.model.kv_entry_bytes,
             block_bytes=alignment_bytes,
             spare=1,
             file_spare=4,

@@ -1,22 +1,23 @@
 """KVSwap's four parameters, and the memory that they take."""
 
 import pytest
+from tiny import tiny_model
 
-from kvferry.policies.decode.grouping import Grouping, KvShape, buffer_bytes, memory_bytes, metadata_bytes
+from kvferry.policies.decode.grouping import Grouping, buffer_bytes, memory_bytes, metadata_bytes
 
 # Two layers, two heads of four numbers: 8 numbers per key, 32 B per entry.
-SHAPE = KvShape(layers=2, kv_heads=2, head_dim=4)
+MODEL = tiny_model(layers=2, kv_heads=2, head_dim=4)
 
 
 def test_memory_by_hand() -> None:
     # 100 tokens x 2 layers x rank 4 x 2 B; 2 layers x (6 slots + a rolling buffer) x 4 tokens x 32 B.
     grouping = Grouping(group_tokens=4, compression=2, groups=3, slots=6)
-    assert metadata_bytes(2, 100, SHAPE) == 1600
-    assert buffer_bytes(grouping, SHAPE) == 2 * 7 * 128
-    assert memory_bytes(grouping, 100, SHAPE) == 1600 + 1792
+    assert metadata_bytes(2, 100, MODEL) == 1600
+    assert buffer_bytes(grouping, MODEL) == 2 * 7 * 128
+    assert memory_bytes(grouping, 100, MODEL) == 1600 + 1792
     # Without reuse two preload buffers of 3 groups serve both layers.
     alone = Grouping(group_tokens=4, compression=2, groups=3)
-    assert buffer_bytes(alone, SHAPE) == (2 * 3 + 2) * 128
+    assert buffer_bytes(alone, MODEL) == (2 * 3 + 2) * 128
 
 
 @pytest.mark.parametrize(

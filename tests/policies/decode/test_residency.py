@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny import tiny_model
 
-from kvferry.policies.decode.grouping import KvShape
 from kvferry.policies.decode.residency import AllThere, DoubleBuffer, Reuse
 from kvferry.policies.decode.reuse_buffer import ReuseBuffer
 from kvferry.policies.decode.room import Room
@@ -136,7 +136,9 @@ def test_the_check_sees_a_block_in_two_slots() -> None:
 
 
 # Two layers, two heads of four numbers: 32 B per entry. Blocks of 4 tokens take 128 B.
-ROOM = Room(model=KvShape(layers=2, kv_heads=2, head_dim=4), block_tokens=4, context=100, output=0, budget_bytes=10_000)
+ROOM = Room(
+    model=tiny_model(layers=2, kv_heads=2, head_dim=4), block_tokens=4, context=100, output=0, budget_bytes=10_000
+)
 
 
 def test_slots_are_what_the_budget_leaves_by_hand() -> None:

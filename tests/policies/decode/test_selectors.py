@@ -1,8 +1,8 @@
 """What selectors ask, keep and take, by hand."""
 
 import pytest
+from tiny import tiny_model
 
-from kvferry.policies.decode.grouping import KvShape
 from kvferry.policies.decode.index import IndexSpec
 from kvferry.policies.decode.page_bounds import PageBounds
 from kvferry.policies.decode.room import Room
@@ -10,7 +10,9 @@ from kvferry.policies.decode.scored_keys import Landmarks, LowRankKeys, PartialK
 from kvferry.policies.decode.selector import Ask, Everything
 
 # Two layers, two heads of four numbers of 2 B: 8 numbers per key. 100 tokens in blocks of 4.
-ROOM = Room(model=KvShape(layers=2, kv_heads=2, head_dim=4), block_tokens=4, context=90, output=8, budget_bytes=2_000)
+ROOM = Room(
+    model=tiny_model(layers=2, kv_heads=2, head_dim=4), block_tokens=4, context=90, output=8, budget_bytes=2_000
+)
 
 
 def test_compressed_keys_by_hand() -> None:

@@ -7,15 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from tiny import tiny_model
 
-from kvferry.policies.decode.grouping import Grouping, KvShape, memory_bytes
+from kvferry.policies.decode.grouping import Grouping, memory_bytes
 from kvferry.policies.decode.reuse_table import ReuseTable
 from kvferry.policies.decode.solutions import Solutions
 from kvferry.policies.decode.tuner import COMPRESSIONS, BlockTimes, solve, tune
 from kvferry.policies.decode.tuning_limits import TuningLimits
 from kvferry.specs.errors import InputError
 
-SHAPE = KvShape(layers=4, kv_heads=2, head_dim=16)
+MODEL = tiny_model(layers=4, kv_heads=2, head_dim=16)
 # Groups of 1 in 1,024 tokens: 0.5, 0.7, 0.8.
 REUSE = ReuseTable(
     contexts=(256, 1024),
@@ -39,7 +40,7 @@ class PlainDelay:
     def __call__(self, batch: int, context: int, grouping: Grouping, reuse_rate: float) -> BlockTimes:
         self.calls += 1
         units = batch * grouping.groups
-        each_s = self.command_s + grouping.group_tokens * SHAPE.entry_bytes / self.bytes_per_s
+        each_s = self.command_s + grouping.group_tokens * MODEL.kv_entry_bytes / self.bytes_per_s
         io_s = units * (1 - reuse_rate) * each_s
         before_s = units * (self.unit_s + grouping.slots * self.slot_s)
         before_s += batch * context / grouping.compression * self.key_s
@@ -61,7 +62,7 @@ def limits(budget_bytes: float, **more: float) -> TuningLimits:
 def test_fast_storage_needs_no_buffer_and_the_smallest_groups() -> None:
     # 32 reads of 1.1 us are 36 us beside a millisecond: hidden at once, with the keys as they are.
     delay = PlainDelay(1e-6, 1e9)
-    found = solve(1, 1024, SHAPE, limits(1e8), REUSE, delay)
+    found = solve(1, 1024, MODEL, limits(1e8), REUSE, delay)
     assert found.hidden and found.overlap == 1.0
     assert found.grouping == Grouping(group_tokens=1, compression=1, groups=32, slots=0)
     # The bound on what could be faster asks once for each of 8 group sizes, and the first that is tried will do.
@@ -69,7 +70,7 @@ def test_fast_storage_needs_no_buffer_and_the_smallest_groups() -> None:
 
 
 def test_slow_storage_gets_large_groups_and_a_buffer() -> None:
-    found = solve(4, 1024, SHAPE, limits(1e8), REUSE, SLOW)
+    found = solve(4, 1024, MODEL, limits(1e8), REUSE, SLOW)
     assert not found.hidden
     # 16 units of 8 tokens are the fewest there are, and 0.2 to 0.3 of them are read from the largest buffer: 3 to 5 ms.
     assert found.grouping.group_tokens == 8
@@ -81,26 +82,26 @@ def test_the_search_stops_once_as_much_as_asked_is_hidden() -> None:
     # them held they take 1.2 ms, and all overlap.
     delay = PlainDelay(75e-6, 1e15)
     asked = {"most_group_tokens": 1, "tolerance": 1.0}
-    found = solve(1, 1024, SHAPE, limits(1e8, relaxation=0.1, **asked), REUSE, delay)
+    found = solve(1, 1024, MODEL, limits(1e8, relaxation=0.1, **asked), REUSE, delay)
     assert (found.grouping.slots, found.hidden, found.overlap) == (0, True, pytest.approx(2.2 / 2.4))
-    found = solve(1, 1024, SHAPE, limits(1e8, relaxation=0.05, **asked), REUSE, delay)
+    found = solve(1, 1024, MODEL, limits(1e8, relaxation=0.05, **asked), REUSE, delay)
     assert (found.grouping.slots, found.hidden, found.overlap) == (32, True, 1.0)
 
 
 def test_groups_are_any_whole_number_of_tokens() -> None:
     # 100 us a command and nothing per byte: as few units as may be. 32 tokens are 3 groups of 12, which hold 36.
     delay = PlainDelay(1e-4, 1e15, unit_s=1e-3)
-    found = solve(4, 1024, SHAPE, limits(1e8, most_group_tokens=12, tolerance=0.0), REUSE, delay)
+    found = solve(4, 1024, MODEL, limits(1e8, most_group_tokens=12, tolerance=0.0), REUSE, delay)
     assert (found.grouping.group_tokens, found.grouping.groups) == (11, 3)
-    twelve = solve(4, 1024, SHAPE, limits(1e8, most_group_tokens=12, selected_tokens=36, tolerance=0.0), REUSE, delay)
+    twelve = solve(4, 1024, MODEL, limits(1e8, most_group_tokens=12, selected_tokens=36, tolerance=0.0), REUSE, delay)
     assert (twelve.grouping.group_tokens, twelve.grouping.groups) == (12, 3)
 
 
 def test_keys_are_compressed_more_than_fits_where_scoring_them_is_slow() -> None:
     # A budget for keys as they are, but 1,024 keys x 10 us are 10 ms beside a block of 1 ms.
     delay = PlainDelay(1e-6, 1e9, key_s=1e-5)
-    assert solve(1, 1024, SHAPE, limits(1e8), REUSE, delay).grouping.compression == 32
-    assert solve(1, 1024, SHAPE, limits(1e8, most_compression=24.0), REUSE, delay).grouping.compression == 24
+    assert solve(1, 1024, MODEL, limits(1e8), REUSE, delay).grouping.compression == 32
+    assert solve(1, 1024, MODEL, limits(1e8, most_compression=24.0), REUSE, delay).grouping.compression == 24
 
 
 @settings(max_examples=40, deadline=None)
@@ -134,18 +135,18 @@ def test_within_the_budget_and_near_the_best(
                 group_tokens=group, compression=compression, groups=-(-32 // group), slots=-(-tokens // group)
             ),
             -(-(context + output) // group) * group,
-            SHAPE,
+            MODEL,
         )
         <= budget / 4
         and grouping.slots <= context // group
     ]
     if not grid:
         with pytest.raises(InputError, match="hold no selection"):
-            solve(batch, context, SHAPE, allowed, REUSE, delay)
+            solve(batch, context, MODEL, allowed, REUSE, delay)
         return
-    found = solve(batch, context, SHAPE, allowed, REUSE, delay)
+    found = solve(batch, context, MODEL, allowed, REUSE, delay)
     assert found.memory_bytes <= batch * budget / 4
-    assert found.memory_bytes == batch * allowed.bytes_of(found.grouping, context, SHAPE)
+    assert found.memory_bytes == batch * allowed.bytes_of(found.grouping, context, MODEL)
     best_s = min(
         delay(
             batch, context, grouping, REUSE(context, grouping.group_tokens, grouping.slots * grouping.group_tokens)
@@ -158,21 +159,21 @@ def test_within_the_budget_and_near_the_best(
 def test_a_budget_too_small_for_anything_says_what_would_do() -> None:
     # Rank 1 for 1024 tokens x 4 layers x 2 B, and 2 x 32 + 4 entries of 128 B: 16.5 KiB for each of four.
     with pytest.raises(InputError, match=r"62\.5 KiB for 4 sequences hold no selection .* 66 KiB would"):
-        solve(1, 1024, SHAPE, limits(4 * 16_000), REUSE, FAST)
-    least = 4 * memory_bytes(Grouping(group_tokens=1, compression=32, groups=32), 1024, SHAPE)
-    assert solve(1, 1024, SHAPE, limits(least), REUSE, FAST).memory_bytes == least / 4
+        solve(1, 1024, MODEL, limits(4 * 16_000), REUSE, FAST)
+    least = 4 * memory_bytes(Grouping(group_tokens=1, compression=32, groups=32), 1024, MODEL)
+    assert solve(1, 1024, MODEL, limits(least), REUSE, FAST).memory_bytes == least / 4
     # 100 decoded tokens of 4 layers x 2 B each.
     with pytest.raises(InputError, match="hold no selection"):
-        solve(1, 1024, SHAPE, limits(least, output=100), REUSE, FAST)
+        solve(1, 1024, MODEL, limits(least, output=100), REUSE, FAST)
     more = limits(least + 4 * 100 * 4 * 2, output=100)
-    assert solve(1, 1024, SHAPE, more, REUSE, FAST).memory_bytes == least / 4 + 800
+    assert solve(1, 1024, MODEL, more, REUSE, FAST).memory_bytes == least / 4 + 800
 
 
 def test_the_smallest_budget_is_that_of_the_longest_context() -> None:
     # 256 tokens, solved for first, would be content with less.
     with pytest.raises(InputError, match="in a context of 1,024 tokens; 66 KiB would"):
-        tune(SHAPE, limits(4 * 1000), REUSE, FAST)
-    assert tune(SHAPE, limits(66 * 1024), REUSE, FAST)
+        tune(MODEL, limits(4 * 1000), REUSE, FAST)
+    assert tune(MODEL, limits(66 * 1024), REUSE, FAST)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +197,7 @@ def test_limits_that_cannot_be(wrong: dict[str, float]) -> None:
 
 def test_solutions_come_back_from_json_and_the_nearest_is_found() -> None:
     allowed = limits(1e6, most_batch=2, output=50)
-    found = Solutions(allowed, tune(SHAPE, allowed, REUSE, SLOW))
+    found = Solutions(allowed, tune(MODEL, allowed, REUSE, SLOW))
     assert sorted(found.solved) == [(b, s) for b in (1, 2) for s in (256, 512, 768, 1024)]
     back = Solutions.from_json(found.to_json(), "x.json")
     assert (back.solved, back.limits) == (found.solved, found.limits)
@@ -212,7 +213,7 @@ def test_solutions_come_back_from_json_and_the_nearest_is_found() -> None:
 @pytest.mark.parametrize(("batch", "context", "output"), [(3, 512, 0), (1, 1025, 0), (1, 1024, 1)])
 def test_past_what_was_tuned_for(batch: int, context: int, output: int) -> None:
     allowed = limits(1e6, most_batch=2)
-    found = Solutions(allowed, tune(SHAPE, allowed, REUSE, FAST))
+    found = Solutions(allowed, tune(MODEL, allowed, REUSE, FAST))
     with pytest.raises(InputError, match="more than was tuned for: at most 2 with 1,024 and 0; tune again"):
         found.nearest(batch, context, output)
 

@@ -1,8 +1,8 @@
 """What new tokens do, counted by hand."""
 
 import numpy as np
+from tiny import tiny_model
 
-from kvferry.policies.decode.grouping import KvShape
 from kvferry.policies.decode.layout import Layout
 from kvferry.policies.decode.room import Room
 from kvferry.policies.decode.upkeep import KeepNewest, Learned, RollingGroups
@@ -47,7 +47,9 @@ def test_newest_tokens_stay_by_hand() -> None:
 
 def test_memory_by_hand() -> None:
     # 2 layers x 4 tokens x 32 B; two tokens of the context and 6 of output.
-    room = Room(model=KvShape(layers=2, kv_heads=2, head_dim=4), block_tokens=4, context=10, output=6, budget_bytes=0)
+    room = Room(
+        model=tiny_model(layers=2, kv_heads=2, head_dim=4), block_tokens=4, context=10, output=6, budget_bytes=0
+    )
     assert RollingGroups().n_bytes(room, 2) == 2 * 4 * 32
     assert KeepNewest().n_bytes(room, 2) == 2 * 8 * 32
     # Where everything is read, there is room for them already.

@@ -34,7 +34,7 @@ class Decoding(SmallDecoding):
     def __init__(self, model: Any, folder: Path, roles: Roles, **sizes: Any) -> None:
         super().__init__(model, folder, roles, **sizes)
         # [layer][token] -> keys and values [2, sequences, KV heads, head_dim], as they were computed.
-        self.computed: list[list[Any]] = [[] for _ in range(self.plan.shape.layers)]
+        self.computed: list[list[Any]] = [[] for _ in range(self.plan.model.layers)]
         really = self.runner.decoder.keys_values
 
         def noted(layer: int, hidden: Any, rotary: Any) -> Any:
@@ -139,7 +139,7 @@ def test_slots_hold_what_the_table_says(
     )
     decoding = Decoding(model, tmp_path, roles, context=context, batch=batch, output=2 + group)
     decoding.run()
-    assert decoding.check_slots() >= decoding.plan.shape.layers * batch
+    assert decoding.check_slots() >= decoding.plan.model.layers * batch
 
 
 def test_all_of_the_rank_predicts_exactly(model: Any, tmp_path: Path) -> None:
