@@ -3,6 +3,7 @@
 Nothing heavy is imported here or at the top of a command's file, so that ``--help`` stays quick.
 """
 
+import atexit
 import os
 import signal
 import sys
@@ -10,6 +11,7 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Annotated
 
 import typer
@@ -106,7 +108,22 @@ def main() -> None:
     # SIGTERM becomes an exception, so that temporary files are removed on the way out.
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, _terminate)
-    sys.exit(_exit_code("--debug" in sys.argv))
+    _leave(_exit_code("--debug" in sys.argv))
+
+
+def _leave(code: int) -> None:
+    """End the process, also while an op of a live run is still under way, as it can be after an error or a signal.
+
+    As Python exits, it ends such a thread at the moment it comes back from torch, which aborts the process: exit code
+    134 in place of `code`. Waiting for the op could take a minute.
+    """
+    if not any(thread.name.startswith("kvferry ") for thread in threading.enumerate()):
+        sys.exit(code)
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):
+            stream.flush()
+    os._exit(code)
 
 
 def _terminate(number: int, frame: object) -> None:

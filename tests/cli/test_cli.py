@@ -4,6 +4,7 @@ import errno
 import json
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -458,3 +459,34 @@ def test_what_has_no_room_is_left_out_unless_asked_for(call: Call) -> None:
     code, out, err = call(*small, "--systems", "kvswap,quest")
     assert (code, out) == (2, "")
     assert "quest: budget.kv_share: " in err
+
+
+AN_OP_UNDER_WAY = """
+    import atexit, sys, threading, torch
+    from kvferry.backends.live.engine.environment import WallClockEnvironment
+    from kvferry.backends.live.engine.worker import Worker
+    from kvferry.cli.main import main
+
+    began = threading.Event()
+
+    def op(inputs):
+        numbers = torch.rand(1000, 1000)
+        began.set()
+        while True:
+            numbers @ numbers
+
+    Worker(WallClockEnvironment(), "cpu", print).do(op)
+    began.wait()
+    atexit.register(print, "cleaned up")
+    sys.argv = ["kvferry", "run", "nothing-of-this-name"]
+    main()
+"""
+
+
+@pytest.mark.torch
+def test_an_op_that_is_still_under_way_leaves_the_exit_code_as_it_is() -> None:
+    pytest.importorskip("torch")
+    program = [sys.executable, "-c", textwrap.dedent(AN_OP_UNDER_WAY)]
+    ended = subprocess.run(program, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout) == (2, "cleaned up\n")
+    assert ended.stderr.startswith("kvferry: unknown scenario") and ended.stderr.count("\n") == 1
