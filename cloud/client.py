@@ -163,8 +163,8 @@ class CloudClient:
         patience = Patience(self.url, self._attempts, self._away_s)
         while True:
             try:
-                with self._answer(method, path, {}, None) as (response, _):
-                    return self._whole(response, MOST_TABLE_BYTES), response.headers.get("etag", "*")
+                with self._answer(method, path, {}, None) as (response, connected):
+                    return self._whole(response, connected, MOST_TABLE_BYTES), response.headers.get("etag", "*")
             except _MAY_PASS as error:
                 time.sleep(patience.pause_s(error))
 
@@ -197,7 +197,7 @@ class CloudClient:
         """The server's answer to this request, and the socket that it arrives on. A refusal raises what it means."""
         connection, connected, response = self._asked(method, self._path + path, self._headers | headers, moving)
         try:
-            self._check(response)
+            self._check(response, connected)
             yield response, connected
             # The rest of a response that is not read to its end would be taken for the next one's beginning.
             if response.isclosed():
@@ -254,10 +254,16 @@ class CloudClient:
             while True:
                 self._idle.pop().close()
 
-    def _whole(self, response: HTTPResponse, most_bytes: int) -> bytes:
-        """The whole body."""
+    def _whole(self, response: HTTPResponse, connected: socket, most_bytes: int) -> bytes:
+        """The whole body. A read that has not ended within `timeout_s`, as of a chunk's length or of trailers that are
+        sent drop by drop, is the last."""
         pieces, have, steady = list[bytes](), 0, Steady(self._timeout_s)
-        while piece := response.read1(_PIECE_BYTES):
+
+        def read() -> bytes:
+            with self._watched.while_(connected, None, time.monotonic() + self._timeout_s):
+                return response.read1(_PIECE_BYTES)
+
+        while piece := read():
             have += len(piece)
             if have > most_bytes:
                 raise _Unusable(f"more than {most_bytes:,} bytes came")
@@ -285,10 +291,14 @@ class CloudClient:
             have += came
         raise _Unusable(f"the connection broke off with {len(into) - have:,} bytes to come")
 
-    def _check(self, response: HTTPResponse) -> None:
+    def _check(self, response: HTTPResponse, connected: socket) -> None:
+        """Raise what a refusal means, with the words that come within `timeout_s`."""
         if response.status < 300:
             return
-        said = response.read(500).decode("utf-8", "replace")
+        words = b""
+        with suppress(*_MAY_PASS), self._watched.while_(connected, None, time.monotonic() + self._timeout_s):
+            words = response.read(500)
+        said = words.decode("utf-8", "replace")
         text = f"{self.url}: {one_line(said) or one_line(f'{response.status} {response.reason}')}"
         if response.status in _FINAL:
             raise LinkDown(text)

@@ -17,6 +17,9 @@ def write_file(path: Path, content: bytes) -> Path:
     # Not the file's own name with something added, which might be longer than a name may be.
     partial = path.with_name(f".{secrets.token_hex(8)}.partial")
     try:
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            # Root would replace a device such as /dev/null for everybody.
+            raise KvferryError(f"cannot write {path}: it is a device or a pipe; name a file")
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             # "x": never through a link or into a file that someone else put there.

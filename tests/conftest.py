@@ -19,6 +19,8 @@ def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 
     def calling(*arguments: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["kvferry", *arguments])
+        # The process goes on, whatever threads earlier tests have left.
+        monkeypatch.setattr(command, "_leave", sys.exit)
         with pytest.raises(SystemExit) as leave:
             command.main()
         out, err = capsys.readouterr()

@@ -55,6 +55,8 @@ def check_writable(path: Path, key: str) -> None:
     """Raise InputError, which names `key`, where ``save_arrays`` could not write this file."""
     if path.is_dir():
         raise InputError(f"{key}: {path} is a folder; name a file")
+    if path.exists() and not path.is_file():
+        raise InputError(f"{key}: {path} is a device or a pipe; name a file")
     unfinished = path.with_name(path.name + ".part")
     try:
         unfinished.open("wb").close()

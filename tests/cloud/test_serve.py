@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from http.client import HTTPConnection
 from pathlib import Path
@@ -18,7 +18,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvferry.cli.main import main
 from kvferry.cloud.chunk_ids import read_ids, write_ids
 from kvferry.cloud.client import CloudClient
 from kvferry.cloud.pacing import Bottleneck
@@ -441,15 +440,12 @@ def test_the_users_mistakes_end_in_one_line(
     folder: Path,
     extra: None,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    call: Callable[..., tuple[int, str, str]],
 ) -> None:
     (folder / "short").write_text("abc")
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(sys, "argv", ["kvferry", "serve", *arguments])
-    with pytest.raises(SystemExit) as leave:
-        main()
-    out, err = capsys.readouterr()
-    assert (leave.value.code, out) == (2, "")
+    code, out, err = call("serve", *arguments)
+    assert (code, out) == (2, "")
     assert says in err and err.startswith("kvferry: ") and err.count("\n") == 1
 
 

@@ -15,7 +15,7 @@ from kvferry.cloud.client import CloudClient
 from kvferry.cloud.server_process import ServerProcess
 from kvferry.cloud.store import Index, Store
 from kvferry.machine.ops import Chunks
-from kvferry.specs.errors import InputError, LinkDown
+from kvferry.specs.errors import InputError, KvferryError, LinkDown
 
 pytest.importorskip("uvicorn")
 pytestmark = pytest.mark.torch
@@ -92,6 +92,33 @@ def test_a_head_has_a_deadline(kind: str) -> None:
     ):
         client.index("0")
     assert time.monotonic() - start_s < 5
+
+
+CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+BODIES = {
+    "dripped refusal": (b"HTTP/1.1 404 Not Found\r\ncontent-length: 400\r\n\r\n", b"a"),
+    "endless refusal": (b"HTTP/1.1 500 Internal Server Error\r\n\r\n", b"a"),
+    "dripped length of a chunk": (CHUNKED + b"1;", b"a"),
+    "endless trailers": (CHUNKED + b"3\r\nabc\r\n0\r\n", b"a: b\r\n"),
+}
+
+
+@pytest.mark.parametrize("kind", BODIES)
+def test_what_follows_the_head_has_a_deadline(kind: str) -> None:
+    failed: list[BaseException] = []
+
+    def ask(url: str) -> None:
+        try:
+            with CloudClient(url, timeout_s=0.2, attempts=2, away_s=0.3) as client:
+                client.index("0")
+        except KvferryError as error:
+            failed.append(error)
+
+    with Hostile(*BODIES[kind]) as cloud:
+        asking = threading.Thread(target=ask, args=(cloud.url,), daemon=True)
+        asking.start()
+        asking.join(5)
+    assert failed
 
 
 def test_a_fetch_is_cancelled_before_the_head_came(index: Index) -> None:

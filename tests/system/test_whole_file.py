@@ -67,3 +67,11 @@ def test_a_name_as_long_as_names_may_be(tmp_path: Path) -> None:
     assert contents(tmp_path) == {"x" * 255: b"new"}
     with pytest.raises(KvferryError, match="longer than a file's may be"):
         write_file(tmp_path / ("x" * 256), b"new")
+
+
+def test_a_device_or_pipe_is_not_replaced_by_a_file(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(KvferryError, match="pipe: it is a device or a pipe; name a file"):
+        write_file(pipe, b"new")
+    assert [path.is_fifo() for path in tmp_path.iterdir()] == [True]
