@@ -41,7 +41,7 @@ class DecodeSizes(Protocol):
         ...
 
     @property
-    def units(self) -> int:
+    def blocks(self) -> int:
         """Groups of the context."""
         ...
 

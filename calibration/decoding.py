@@ -126,7 +126,7 @@ def layers_of(rig: Rig, plan: DecodePlan, point: Point) -> Layers:
     )
     adapters = torch.randn(spec.layers, spec.kv_heads, spec.head_dim, plan.rank, device=model.device)
     index = LowRankKeys(
-        adapters.to(model.dtype), plan.index, sequences=point.batch, room_tokens=plan.layout.units * _GROUP_TOKENS
+        adapters.to(model.dtype), plan.index, sequences=point.batch, room_tokens=plan.layout.blocks * _GROUP_TOKENS
     )
     return Layers(
         model,

@@ -42,8 +42,8 @@ class Chunks:
 class Attended:
     """What one layer's attention takes in while the KV lies on storage: a handle for a machine that really does it.
 
-    The read that attention comes after brings the ``missing`` units (bool[rows, k]; a row is a sequence, or a head of
-    it that chooses for itself), row by row; None: whole stretches of units, one per row. ``slots`` int[rows, k] of
+    The read that attention comes after brings the ``missing`` KV blocks (bool[rows, k]; a row is a sequence, or a head
+    of it that chooses for itself), row by row; None: whole stretches of them, one per row. ``slots`` int[rows, k] of
     the layer's reuse buffer are where all k of a row are then; None: nothing is kept. ``recent`` tokens that are in
     memory besides are attended too, and the new one. Where rows differ in length, arrays are flat, and row r begins at
     ``starts[r]``; where blocks do, ``tokens`` are in each.
@@ -315,12 +315,12 @@ class Assign:
 
 @dataclass(frozen=True, slots=True)
 class Bookkeep:
-    """The host's work between a selection and its reads: `units` are looked up among `slots` and mapped.
+    """The host's work between a selection and its reads: `blocks` are looked up among `slots` and mapped.
 
     A machine that really does it takes its time anyway, and has nothing to run.
     """
 
-    units: Number
+    blocks: Number
     slots: Number = 0
 
 

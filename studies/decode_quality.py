@@ -109,7 +109,7 @@ def exact(model: PreTrainedModel, told: Told) -> Exact:
 
 
 def index_of(plan: Any, way: Way, decoder: Decoder, sample: torch.Tensor) -> Index:
-    room_tokens = plan.layout.units * plan.group_tokens
+    room_tokens = plan.layout.blocks * plan.group_tokens
     if way.index == "chance":
         spec = IndexSpec(kind="chance", heads=plan.heads, rank=0, block_tokens=plan.group_tokens)
         return Chance(spec, layers=decoder.layers, head_dim=decoder.head_dim, room_tokens=room_tokens)

@@ -105,7 +105,7 @@ def decoded(
         head_dim=spec.head_dim,
         dtype=model.dtype,
     )
-    room_tokens = plan.layout.units * plan.group_tokens
+    room_tokens = plan.layout.blocks * plan.group_tokens
     index = LowRankKeys(adapters[..., : plan.rank], plan.index, sequences=1, room_tokens=room_tokens)
     logits: list[torch.Tensor] = []
     runner = Layers(
@@ -163,7 +163,7 @@ def compared(
         "mass": float(np.mean(mass)),
     }
     if flow.plan.slots:
-        figures["reuse"] = flow.record.units_reused / flow.record.units_wanted
+        figures["reuse"] = flow.record.blocks_reused / flow.record.blocks_wanted
     return figures | ({"needles": float(np.mean(needles))} if needles else {})
 
 

@@ -87,7 +87,7 @@ class CriticalTokens:
         """int32[batch, heads, groups]: the groups of an op's step and layer. Steps may only go forward."""
         if op.step != self.step:
             self.advance(op.step)
-        return self.units()[op.layer]
+        return self.selected()[op.layer]
 
     def advance(self, step: int) -> None:
         if step < self.step:
@@ -97,13 +97,13 @@ class CriticalTokens:
             if self.step:
                 leaves = self._rng.random(self._tokens.size, np.float32) >= self._stay
                 self._choose(np.flatnonzero(leaves))
-        self._selected = self._find_units()
+        self._selected = self._find_selected()
 
     def tokens(self) -> np.ndarray:
         """int32[layers, sequences, heads, selected]: the present step's."""
         return self._tokens.reshape(self.layers, self.sequences, self.heads, self._places)
 
-    def units(self) -> np.ndarray:
+    def selected(self) -> np.ndarray:
         """int32[layers, sequences, heads, groups], distinct along groups; not sorted."""
         return self._selected
 
@@ -128,15 +128,15 @@ class CriticalTokens:
             sets = sets[self._strongest[sets] == sub]
             self._strongest[sets] = self._strong.integers(0, self.group_tokens, sets.size)
 
-    def _find_units(self) -> np.ndarray:
+    def _find_selected(self) -> np.ndarray:
         shape = self.layers, self.sequences, self.heads, self.groups
         if self.group_tokens == 1:
             return self._tokens.reshape(shape).copy()
         tokens = self._tokens[self._first_place + self._strongest * self.groups]
-        units = np.minimum(tokens // self.group_tokens, self.context_groups - 1).astype(np.int32)
+        groups = np.minimum(tokens // self.group_tokens, self.context_groups - 1).astype(np.int32)
         if self._block % self.group_tokens:
-            _make_distinct(units.reshape(-1, self.groups), self.context_groups)
-        return units.reshape(shape)
+            _make_distinct(groups.reshape(-1, self.groups), self.context_groups)
+        return groups.reshape(shape)
 
 
 class RecordedSelections:
@@ -176,15 +176,15 @@ def _ranks(popularity: np.ndarray) -> np.ndarray:
     return np.minimum(np.cumsum(popularity).searchsorted(draws), popularity.size - 1).astype(np.int32)
 
 
-def _make_distinct(units: np.ndarray, groups: int) -> None:
+def _make_distinct(chosen: np.ndarray, groups: int) -> None:
     """Where places of one row have tokens of one group, the later ones take the next free group: contexts so short
     that a place owns less than a group."""
-    ordered = np.sort(units, axis=1)
+    ordered = np.sort(chosen, axis=1)
     for row in np.flatnonzero((ordered[:, 1:] == ordered[:, :-1]).any(axis=1)):
-        _, first = np.unique(units[row], return_index=True)
-        later = np.setdiff1d(np.arange(units.shape[1]), first)
-        free = np.setdiff1d(np.arange(groups), units[row])
+        _, first = np.unique(chosen[row], return_index=True)
+        later = np.setdiff1d(np.arange(chosen.shape[1]), first)
+        free = np.setdiff1d(np.arange(groups), chosen[row])
         # Each at the next free one, or at the one after when that is taken too.
-        at = np.searchsorted(free, np.sort(units[row, later]))
+        at = np.searchsorted(free, np.sort(chosen[row, later]))
         at = np.maximum.accumulate(at - np.arange(at.size)) + np.arange(at.size)
-        units[row, later] = free[np.minimum(at, free.size - at.size + np.arange(at.size))]
+        chosen[row, later] = free[np.minimum(at, free.size - at.size + np.arange(at.size))]

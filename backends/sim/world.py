@@ -133,9 +133,9 @@ def selections(
     if given is None and workload.selections is not None:
         given = SelectionStream.load(Path(workload.selections))
     if given is not None:
-        if given.groups > sizes.layout.units:
+        if given.groups > sizes.layout.blocks:
             raise InputError(
-                f"workload.selections: recorded over {given.groups:,} groups, this run has {sizes.layout.units:,}"
+                f"workload.selections: recorded over {given.groups:,} groups, this run has {sizes.layout.blocks:,}"
             )
         return RecordedSelections(given, sizes.layout.sequences)
     try:

@@ -54,7 +54,7 @@ class Delays:
         self._beside = 1 / slowdown.get("storage", 1.0)
         # Tuning asks again and again for the same.
         self.op_s = lru_cache(maxsize=1 << 14)(self._op_s)
-        self._units_s = lru_cache(maxsize=1 << 14)(self._read_units_s)
+        self._moves_s = lru_cache(maxsize=1 << 14)(self._read_moves_s)
 
     def _op_s(self, op: Op) -> float:
         return self._spec.dispatch_s + self._costs.cost(op).duration_s
@@ -80,14 +80,14 @@ class Delays:
         storage, layout = self._storage, plan.layout
         miss_s = map_miss_s(storage.map, layout.file_bytes) if storage.map else 0.0
         if plan.selected is None:
-            lengths = np.full(plan.rows, plan.units * layout.stride_bytes)
+            lengths = np.full(plan.rows, plan.blocks * layout.stride_bytes)
             return self._curves.batch_s(lengths, extra_s=miss_s)
-        missing = plan.sequences * plan.units_per_selection * (1 - reuse_rate)
+        missing = plan.sequences * plan.blocks_per_selection * (1 - reuse_rate)
         whole = max(1, round(missing))
-        return self._units_s(whole, layout.stride_bytes, miss_s) * missing / whole
+        return self._moves_s(whole, layout.stride_bytes, miss_s) * missing / whole
 
-    def _read_units_s(self, units: int, stride_bytes: int, miss_s: float) -> float:
-        return self._curves.batch_s(np.full(units, stride_bytes), extra_s=miss_s)
+    def _read_moves_s(self, blocks: int, stride_bytes: int, miss_s: float) -> float:
+        return self._curves.batch_s(np.full(blocks, stride_bytes), extra_s=miss_s)
 
     def _seconds(self, table: Timetable, plan: DecodePlan, reuse_rate: float) -> dict[str, float]:
         """By kind of stage."""

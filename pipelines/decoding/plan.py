@@ -17,7 +17,7 @@ from kvferry.specs.model import ModelSpec
 from kvferry.specs.tier import Tier
 
 # KV blocks of a run, over all layers, sequences and heads: their places are kept in memory, some bytes each.
-MOST_UNITS = 200_000_000
+MOST_BLOCKS = 200_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class DecodePlan:
     # Parts of the KV heads that choose, and are read, for themselves; a row is one of them.
     heads: int
     # KV blocks of the context in each row, and how many of them are selected; None: all.
-    units: int
+    blocks: int
     selected: int | None
     # What is scored; None: nothing.
     index: IndexSpec | None
@@ -65,9 +65,9 @@ class DecodePlan:
         return self.sequences * self.heads
 
     @property
-    def units_per_selection(self) -> int:
+    def blocks_per_selection(self) -> int:
         """Blocks that one sequence selects in one layer, over all heads."""
-        return self.heads * (self.units if self.selected is None else self.selected)
+        return self.heads * (self.blocks if self.selected is None else self.selected)
 
     def kv_size(self, tokens: int) -> KvSize:
         """The whole batch's, once each sequence has so many tokens: what its placement decides by."""
@@ -127,7 +127,7 @@ def plan_of(
     output: int,
     budget_bytes: float,
     good_read_bytes: float = 16384,
-    block_bytes: int = 512,
+    alignment_bytes: int = 512,
     budget_key: str = "budget",
 ) -> DecodePlan:
     """Raises InputError when a group is longer than the context, or the budget (bytes per sequence, said by
@@ -143,10 +143,10 @@ def plan_of(
         )
     heads = model.kv_heads if selector.per_head else 1
     room = Room(model=model, block_tokens=group, context=context, output=output, budget_bytes=budget_bytes)
-    all_units = model.layers * sequences * heads * room.blocks
-    if all_units > MOST_UNITS:
-        what = f"{all_units:,} groups of {group:,} tokens over layers, sequences and heads"
-        raise InputError(f"workload.context: makes {what}; at most {MOST_UNITS:,} will do")
+    all_blocks = model.layers * sequences * heads * room.blocks
+    if all_blocks > MOST_BLOCKS:
+        what = f"{all_blocks:,} groups of {group:,} tokens over layers, sequences and heads"
+        raise InputError(f"workload.context: makes {what}; at most {MOST_BLOCKS:,} will do")
     # A context shorter than what would be selected is read whole. Where a selection takes all, it grows with what is
     # decoded.
     selected, most = selector.selected(group, room.context_blocks), selector.selected(group, room.blocks)
@@ -157,7 +157,7 @@ def plan_of(
         index_bytes = index.n_bytes if index else 0.0
         rebuilt_rank = roles.layout.key_rank(room, reserved_bytes + index_bytes)
         metadata = index_bytes + (0 if rebuilt_rank is None else room.key_cache_bytes(rebuilt_rank))
-        layout = roles.layout.layout(room, sequences, heads, block_bytes)
+        layout = roles.layout.layout(room, sequences, heads, alignment_bytes)
         slots = 0 if most is None else roles.residency.slots_within(room, wanted, budget_bytes - metadata)
     except ValueError as error:
         raise InputError(f"policies: {error}") from None
@@ -174,7 +174,7 @@ def plan_of(
         output=output,
         group_tokens=group,
         heads=heads,
-        units=room.context_blocks,
+        blocks=room.context_blocks,
         selected=selected,
         index=index.spec if index else None,
         rebuilt_rank=rebuilt_rank,

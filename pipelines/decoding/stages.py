@@ -87,7 +87,7 @@ class ChooseBlocks:
         return ticket
 
     def seconds(self, prices: Prices) -> float:
-        return prices.op_s(self.op(prices.plan, prices.plan.units, 0, 0))
+        return prices.op_s(self.op(prices.plan, prices.plan.blocks, 0, 0))
 
 
 class RetrieveBlocks:
@@ -108,7 +108,7 @@ class RetrieveBlocks:
         return ticket
 
     def seconds(self, prices: Prices) -> float:
-        return prices.op_s(self.op(prices.plan, prices.plan.units, 0))
+        return prices.op_s(self.op(prices.plan, prices.plan.blocks, 0))
 
 
 class LookUp:
@@ -119,7 +119,7 @@ class LookUp:
 
     @staticmethod
     def op(plan: DecodePlan, away: bool = True) -> Bookkeep:
-        return Bookkeep(plan.sequences * plan.units_per_selection if away else 0, plan.slots)
+        return Bookkeep(plan.sequences * plan.blocks_per_selection if away else 0, plan.slots)
 
     def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
         chosen, plan = now.chosen[layer], now.plan
@@ -129,8 +129,8 @@ class LookUp:
         ranked = BlockRows(ids.reshape(plan.rows, -1)) if starts is None else BlockRows(ids, starts)
         wanted = plan.roles.selector.take(ranked, now.kept.tokens_of(layer, ranked))
         now.found[layer] = found = now.residents[layer].look_up(wanted)
-        now.record.units_wanted += wanted.ids.size
-        now.record.units_reused += found.hits
+        now.record.blocks_wanted += wanted.ids.size
+        now.record.blocks_reused += found.hits
         tokens = now.kept.tokens_of(layer, wanted)
         # Where rows differ, the mean of them.
         now.tokens[layer] = (
@@ -275,7 +275,7 @@ class AssignKeys:
         return ticket
 
     def seconds(self, prices: Prices) -> float:
-        return prices.op_s(self.op(prices.plan, prices.plan.units, 0, 0))
+        return prices.op_s(self.op(prices.plan, prices.plan.blocks, 0, 0))
 
 
 class PassOnRest:

@@ -26,8 +26,8 @@ class DecodeRecord:
 
     prefill_s: float | None = None
     token_times_s: list[float] = field(default_factory=list)
-    units_wanted: int = 0
-    units_reused: int = 0
+    blocks_wanted: int = 0
+    blocks_reused: int = 0
 
 
 class DecodeState:
@@ -92,4 +92,4 @@ class DecodeState:
         plan = self.plan
         if tier == "device":
             return AllThere()
-        return plan.roles.residency.start(plan.rows, plan.layout.units, plan.slots)
+        return plan.roles.residency.start(plan.rows, plan.layout.blocks, plan.slots)

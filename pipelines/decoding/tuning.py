@@ -68,7 +68,7 @@ class _ModelledTimes:
             context=context,
             output=self._scenario.decode.workload.output,
             budget_bytes=float("inf"),
-            block_bytes=int(storage.block_bytes),
+            alignment_bytes=int(storage.block_bytes),
         )
 
 
@@ -156,7 +156,7 @@ def _reuse_rates(scenario: Scenario, limits: TuningLimits, context: int, group_t
     hits = np.zeros(len(buffers))
     for step in range(_STEPS):
         stream.advance(step)
-        wanted = BlockRows(stream.units().reshape(rows, groups))
+        wanted = BlockRows(stream.selected().reshape(rows, groups))
         found = [buffer.look_up(wanted).hits for buffer in buffers]
         if step >= _FILLING:
             hits += found

@@ -22,7 +22,7 @@ from kvferry.specs.errors import InputError
 from kvferry.specs.scenario import Scenario
 
 # Without storage nothing is read, and groups are as good as any.
-GOOD_READ_BYTES, BLOCK_BYTES = 16384, 512
+GOOD_READ_BYTES, ALIGNMENT_BYTES = 16384, 512
 # Progress is reported every so many tokens.
 _PROGRESS_TOKENS = 16
 
@@ -128,7 +128,7 @@ class OffloadedFlow:
     def _counts(self) -> dict[str, float]:
         if self._decode is None:
             return {}
-        return {"wanted": self._decode.record.units_wanted, "reused": self._decode.record.units_reused}
+        return {"wanted": self._decode.record.blocks_wanted, "reused": self._decode.record.blocks_reused}
 
     def _check_room(self) -> None:
         storage, file_bytes = self._scenario.device.storage, self._plan.layout.file_bytes
@@ -162,7 +162,7 @@ def plan_for(scenario: Scenario, system: DecodeSystem) -> DecodePlan:
         output=workload.output,
         budget_bytes=each_bytes,
         good_read_bytes=GOOD_READ_BYTES if storage is None else storage.good_read_bytes,
-        block_bytes=BLOCK_BYTES if storage is None else int(storage.block_bytes),
+        alignment_bytes=ALIGNMENT_BYTES if storage is None else int(storage.block_bytes),
         budget_key="policies.tuned" if tuned_bytes else budget_key,
     )
     if not capped:

@@ -75,10 +75,10 @@ class TokenGroups:
         return Layout(
             layers=room.model.layers,
             sequences=sequences,
-            units=room.blocks,
-            unit_bytes=n_bytes // heads,
+            blocks=room.blocks,
+            block_bytes=n_bytes // heads,
             heads=heads,
-            block_bytes=alignment_bytes,
+            alignment_bytes=alignment_bytes,
         )
 
 

@@ -14,20 +14,20 @@ from kvferry.policies.decode.layout import Ranges
 
 @dataclass(frozen=True, kw_only=True)
 class PoolLayout:
-    """In each row of a layer ``first_units`` blocks of ``unit_tokens`` at first; there is room for ``units`` blocks.
+    """In each row of a layer ``first_blocks`` blocks of ``block_tokens`` at first; there is room for ``blocks`` blocks.
 
-    A pool has room for ``spare`` times the tokens that it is made for, and begins at a multiple of ``block_bytes``. The
-    file has ``file_spare`` times the room of the pools that all blocks would take at first.
+    A pool has room for ``spare`` times the tokens that it is made for, and begins at a multiple of ``alignment_bytes``.
+    The file has ``file_spare`` times the room of the pools that all blocks would take at first.
     """
 
     layers: int
     sequences: int
     heads: int = 1
-    units: int
-    first_units: int
-    unit_tokens: int
+    blocks: int
+    first_blocks: int
+    block_tokens: int
     token_bytes: int
-    block_bytes: int = 512
+    alignment_bytes: int = 512
     spare: int = 2
     file_spare: int = 2
 
@@ -37,17 +37,17 @@ class PoolLayout:
         return self.sequences * self.heads
 
     @property
-    def unit_bytes(self) -> int:
-        return self.unit_tokens * self.token_bytes
+    def block_bytes(self) -> int:
+        return self.block_tokens * self.token_bytes
 
     @property
     def stride_bytes(self) -> int:
         """Of a pool made for a block as there are at first."""
-        return _up(self.spare * self.unit_bytes, self.block_bytes)
+        return _up(self.spare * self.block_bytes, self.alignment_bytes)
 
     @property
     def file_bytes(self) -> int:
-        return self.file_spare * self.layers * self.rows * self.units * self.stride_bytes
+        return self.file_spare * self.layers * self.rows * self.blocks * self.stride_bytes
 
     def start(self) -> "Pools":
         """The blocks of a run, as they are at first."""
@@ -60,11 +60,11 @@ class Pools:
 
     def __init__(self, layout: PoolLayout) -> None:
         self._like = layout
-        shape = layout.layers, layout.rows, layout.first_units
-        self._blocks = np.full(shape[:2], layout.first_units)
-        later = ((0, 0), (0, 0), (0, layout.units - layout.first_units))
+        shape = layout.layers, layout.rows, layout.first_blocks
+        self._blocks = np.full(shape[:2], layout.first_blocks)
+        later = ((0, 0), (0, 0), (0, layout.blocks - layout.first_blocks))
         pools = np.arange(np.prod(shape), dtype=np.int64).reshape(shape)
-        self._tokens = np.pad(np.full(shape, layout.unit_tokens), later)
+        self._tokens = np.pad(np.full(shape, layout.block_tokens), later)
         self._offsets = np.pad(pools * layout.stride_bytes, later)
         self._pool_bytes = np.pad(np.full(shape, layout.stride_bytes), later)
         self._end = pools.size * layout.stride_bytes
@@ -74,23 +74,23 @@ class Pools:
     def blocks(self, layer: int, row: int) -> int:
         return int(self._blocks[layer, row])
 
-    def tokens_of(self, layer: int, rows: np.ndarray, units: np.ndarray) -> np.ndarray:
+    def tokens_of(self, layer: int, rows: np.ndarray, blocks: np.ndarray) -> np.ndarray:
         """Tokens in each (row, block) of a layer."""
-        return np.asarray(self._tokens[layer, rows, units])
+        return np.asarray(self._tokens[layer, rows, blocks])
 
-    def ranges(self, layer: int, rows: np.ndarray, units: np.ndarray) -> Ranges:
+    def ranges(self, layer: int, rows: np.ndarray, blocks: np.ndarray) -> Ranges:
         """A byte range for each (row, block) of a layer, in the order given."""
-        n_bytes = self._tokens[layer, rows, units] * self._like.token_bytes
-        return self._offsets[layer, rows, units], _up(n_bytes, self._like.block_bytes)
+        n_bytes = self._tokens[layer, rows, blocks] * self._like.token_bytes
+        return self._offsets[layer, rows, blocks], _up(n_bytes, self._like.alignment_bytes)
 
-    def stretches(self, layer: int, units: int) -> Ranges:
-        """The first `units` blocks of every row of a layer, those that it has."""
-        rows, blocks = np.nonzero(np.arange(units) < self._blocks[layer][:, None])
-        return self.ranges(layer, rows, blocks)
+    def stretches(self, layer: int, blocks: int) -> Ranges:
+        """The first `blocks` of every row of a layer, those that it has."""
+        rows, found = np.nonzero(np.arange(blocks) < self._blocks[layer][:, None])
+        return self.ranges(layer, rows, found)
 
-    def append(self, layer: int, row: int, unit: int, tokens: int = 1) -> Ranges:
+    def append(self, layer: int, row: int, block: int, tokens: int = 1) -> Ranges:
         """More tokens in a block: behind its others, or, where its pool is full, all of it in a larger one."""
-        place = layer, row, unit
+        place = layer, row, block
         before = int(self._tokens[place]) * self._like.token_bytes
         self._tokens[place] += tokens
         after = before + tokens * self._like.token_bytes
@@ -99,23 +99,23 @@ class Pools:
             self._take_pool(place)
             before = 0
         # Writes are of whole storage blocks, the one in which the last ended among them.
-        begin = before // self._like.block_bytes * self._like.block_bytes
+        begin = before // self._like.alignment_bytes * self._like.alignment_bytes
         offsets = np.array([self._offsets[place] + begin])
-        return offsets, np.array([_up(after, self._like.block_bytes) - begin])
+        return offsets, np.array([_up(after, self._like.alignment_bytes) - begin])
 
-    def split(self, layer: int, row: int, unit: int, tokens: int) -> tuple[int, Ranges]:
+    def split(self, layer: int, row: int, block: int, tokens: int) -> tuple[int, Ranges]:
         """So many tokens leave a block for a new one: its number. Both are written: the old one where it lies, the new
         one in a pool of its own. ValueError when that leaves nothing in one of them, or there is no room."""
-        if not 0 < tokens < self._tokens[layer, row, unit]:
-            raise ValueError(f"{tokens} of {self._tokens[layer, row, unit]} tokens cannot leave a block")
+        if not 0 < tokens < self._tokens[layer, row, block]:
+            raise ValueError(f"{tokens} of {self._tokens[layer, row, block]} tokens cannot leave a block")
         new = self.blocks(layer, row)
-        if new == self._like.units:
+        if new == self._like.blocks:
             raise ValueError(f"a row has room for {new} blocks, and has them")
         self._blocks[layer, row] += 1
-        self._tokens[layer, row, unit] -= tokens
+        self._tokens[layer, row, block] -= tokens
         self._tokens[layer, row, new] = tokens
         self._take_pool((layer, row, new))
-        return new, self.ranges(layer, np.array([row, row]), np.array([unit, new]))
+        return new, self.ranges(layer, np.array([row, row]), np.array([block, new]))
 
     def check(self) -> None:
         """AssertionError when pools overlap, those that are free among them, or a block is larger than its pool."""
@@ -131,7 +131,7 @@ class Pools:
 
     def _take_pool(self, place: tuple[int, int, int]) -> None:
         like = self._like
-        needed = _up(like.spare * int(self._tokens[place]) * like.token_bytes, like.block_bytes)
+        needed = _up(like.spare * int(self._tokens[place]) * like.token_bytes, like.alignment_bytes)
         if self._free[needed]:
             self._offsets[place] = self._free[needed].pop()
         elif self._end + needed > like.file_bytes:

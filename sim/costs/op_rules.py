@@ -309,8 +309,8 @@ def _assign(a: Arithmetic, op: Assign) -> list[Work]:
 
 @priced(
     Bookkeep,
-    features={"units": "units", "slots": "slots"},
-    fixed_s=lambda processor, op: op.units * (processor.unit_s + op.slots * processor.slot_s),
+    features={"units": "blocks", "slots": "slots"},
+    fixed_s=lambda processor, op: op.blocks * (processor.unit_s + op.slots * processor.slot_s),
 )
 def _bookkeep(a: Arithmetic, op: Bookkeep) -> list[Work]:
     # Nothing but the host's time, which the profile says per unit.

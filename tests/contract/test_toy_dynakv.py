@@ -65,11 +65,11 @@ class ClusterPools(TokenGroups):
             layers=room.model.layers,
             sequences=sequences,
             heads=heads,
-            units=4 * room.context_blocks,
-            first_units=room.context_blocks,
-            unit_tokens=room.block_tokens,
+            blocks=4 * room.context_blocks,
+            first_blocks=room.context_blocks,
+            block_tokens=room.block_tokens,
             token_bytes=room.model.kv_entry_bytes,
-            block_bytes=alignment_bytes,
+            alignment_bytes=alignment_bytes,
             spare=1,
             file_spare=4,
         )
@@ -130,7 +130,8 @@ def test_clusters_grow_split_and_are_written(world: World) -> None:
         upkeep=SplitClusters(),
     )
     model = unit_model(kv_value_bytes=1.0, layers=LAYERS)
-    plan = plan_of(roles, model, sequences=SEQUENCES, context=CONTEXT, output=STEPS, budget_bytes=1e9, block_bytes=4)
+    sizes = {"sequences": SEQUENCES, "context": CONTEXT, "output": STEPS}
+    plan = plan_of(roles, model, **sizes, budget_bytes=1e9, alignment_bytes=4)
     decode = OffloadedDecode(world.machine, plan)
     finish(world, world.machine.env.process(decode.run(STEPS)))
     clusters: Any = decode.now.kept
@@ -139,8 +140,8 @@ def test_clusters_grow_split_and_are_written(world: World) -> None:
     for layer in range(LAYERS):
         decode.now.residents[layer].check()
         # Every row has every token, in clusters of different sizes; rows have selected different numbers of them.
-        rows, units = np.nonzero(np.arange(plan.layout.units) < [[clusters.pools.blocks(layer, r)] for r in range(2)])
-        tokens = clusters.pools.tokens_of(layer, rows, units)
+        rows, blocks = np.nonzero(np.arange(plan.layout.blocks) < [[clusters.pools.blocks(layer, r)] for r in range(2)])
+        tokens = clusters.pools.tokens_of(layer, rows, blocks)
         assert [tokens[rows == row].sum() for row in range(SEQUENCES)] == [CONTEXT + STEPS - 1] * 2
         assert len(set(tokens.tolist())) > 1
     assert len(decode.record.token_times_s) == STEPS

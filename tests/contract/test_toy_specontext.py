@@ -79,4 +79,4 @@ def test_layers_move_one_by_one_as_memory_fills(world: World) -> None:
     assert world.machine.memory_of("host").peak_of("kv") == 2 * 7
     # One selection serves all layers.
     assert len({id(ticket) for ticket in decode.now.chosen}) == 1
-    assert decode.record.units_wanted == (STEPS - 1) * LAYERS * 2
+    assert decode.record.blocks_wanted == (STEPS - 1) * LAYERS * 2

@@ -45,7 +45,7 @@ class SmallDecoding:
                 torch.tensor(np.random.default_rng(4).integers(0, 256, (1, 200))),
                 self.plan.index,
                 sequences=batch,
-                room_tokens=layout.units * self.plan.group_tokens,
+                room_tokens=layout.blocks * self.plan.group_tokens,
             )
         self.logits: list[Any] = []
         format = BlockFormat(

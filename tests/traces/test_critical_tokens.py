@@ -32,7 +32,7 @@ def test_selections_are_distinct_and_overlap_as_asked(group_tokens: int) -> None
     overlaps, before = [], None
     for step in range(60):
         stream.advance(step)
-        units = stream.units().reshape(4, -1)
+        units = stream.selected().reshape(4, -1)
         assert units.shape[1] == SELECTED // group_tokens
         assert 0 <= units.min() <= units.max() < CONTEXT // group_tokens
         assert (np.diff(np.sort(units, axis=1)) > 0).all()
@@ -50,7 +50,7 @@ def test_groups_are_those_of_selected_tokens(group_tokens: int) -> None:
         alone.advance(step)
         grouped.advance(step)
         np.testing.assert_array_equal(alone.tokens(), grouped.tokens())
-        tokens, units = grouped.tokens().reshape(4, -1), grouped.units().reshape(4, -1)
+        tokens, units = grouped.tokens().reshape(4, -1), grouped.selected().reshape(4, -1)
         for row in range(4):
             assert set(units[row]) <= set(tokens[row] // group_tokens)
 
@@ -63,7 +63,7 @@ def test_reuse_and_skew_come_about() -> None:
     buffer, seen, hits = ReuseBuffer(4, 8192, 490), [], 0
     for step in range(300):
         stream.advance(step)
-        units = stream.units()[0, :, 0]
+        units = stream.selected()[0, :, 0]
         seen.append(units[0])
         found = buffer.look_up(BlockRows(units)).hits
         # Once the buffer is full.
@@ -99,7 +99,7 @@ def test_short_contexts_have_distinct_groups_too(context: int, group_tokens: int
     )
     for step in range(10):
         stream.advance(step)
-        units = stream.units().reshape(2, -1)
+        units = stream.selected().reshape(2, -1)
         assert (np.diff(np.sort(units, axis=1)) > 0).all()
         assert units.max() < context // group_tokens
 

@@ -33,10 +33,10 @@ class BlockFormat:
             raise InputError(f"a layout for {layout.heads} heads cannot hold {kv_heads} KV heads")
         self.shape = (1 if values_only else 2, kv_heads // layout.heads, group_tokens, head_dim)
         n_bytes = int(np.prod(self.shape)) * dtype.itemsize
-        if n_bytes != layout.unit_bytes:
+        if n_bytes != layout.block_bytes:
             raise InputError(
                 f"a group of {group_tokens} tokens in {_name(dtype)} takes {n_bytes} bytes per row, the layout has"
-                f" {layout.unit_bytes}; is the model's kv_value_bytes that of its dtype?"
+                f" {layout.block_bytes}; is the model's kv_value_bytes that of its dtype?"
             )
 
     @property
@@ -58,12 +58,12 @@ class BlockFormat:
         there = np.frombuffer(whole, np.uint8).reshape(len(layers), rows, blocks, self.layout.stride_bytes)
         for into, of_layer in zip(there, layers, strict=True):
             flat = of_layer.to("cpu").contiguous().flatten(2).view(torch.uint8).numpy()
-            into[..., : self.layout.unit_bytes] = flat
+            into[..., : self.layout.block_bytes] = flat
         return whole
 
     def unpacked(self, read: np.ndarray) -> torch.Tensor:
         """Bytes uint8[n, m x stride] as they were read, as KV blocks [n x m, *shape]: a view where they lie well."""
-        by_block = read.reshape(-1, self.layout.stride_bytes)[:, : self.layout.unit_bytes]
+        by_block = read.reshape(-1, self.layout.stride_bytes)[:, : self.layout.block_bytes]
         flat = torch.from_numpy(by_block if by_block.flags.writeable else by_block.copy())
         return flat.view(self.dtype).unflatten(1, self.shape)
 

@@ -139,7 +139,7 @@ class StoredBlocks:
         slots = torch.from_numpy(kv.slots).to(self._first_slot.device) + self._first_slot
         missing = torch.from_numpy(kv.missing)
         if len(came) != int(missing.sum()):
-            raise KvferryError(f"{len(came)} units were read, {int(missing.sum())} are missing")
+            raise KvferryError(f"{len(came)} KV blocks were read, {int(missing.sum())} are missing")
         if len(came):
             self._slots[kv.layer].index_copy_(0, slots[missing], came)
         return self._slots[kv.layer].index_select(0, slots.flatten()).unflatten(0, slots.shape)

@@ -127,5 +127,5 @@ def _index(scenario: Scenario, sizes: DecodeSizes, model: PreTrainedModel, promp
         torch.tensor([sample[:_SAMPLE_TOKENS]], device=model.device),
         spec,
         sequences=sizes.layout.sequences,
-        room_tokens=sizes.layout.units * sizes.group_tokens,
+        room_tokens=sizes.layout.blocks * sizes.group_tokens,
     )

@@ -93,7 +93,7 @@ class DecodingParts:
             return None
         ids = torch.stack(chosen[: steps * layers]).unflatten(0, (steps, layers))  # steps layers sequences heads k
         by_sequence = ids.permute(2, 0, 1, 3, 4).flatten(0, 1).numpy()
-        return SelectionStream(np.sort(by_sequence, axis=-1), sizes.layout.units)
+        return SelectionStream(np.sort(by_sequence, axis=-1), sizes.layout.blocks)
 
 
 def check(scenario: Scenario) -> None:

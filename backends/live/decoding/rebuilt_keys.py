@@ -21,7 +21,7 @@ class RebuiltKeys:
         self._format, self._rotary = format, rotary
         self._tokens = [0] * layout.layers
         like = {"dtype": format.dtype, "device": device}
-        width, room = format.kv_heads * format.head_dim, layout.units * format.group_tokens
+        width, room = format.kv_heads * format.head_dim, layout.blocks * format.group_tokens
         self._low = torch.zeros((layout.layers, layout.sequences, room, rank), **like)
         self._directions = torch.zeros((layout.layers, layout.sequences, width, rank), **like)
 

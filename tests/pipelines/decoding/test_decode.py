@@ -38,7 +38,7 @@ def plan(system: str = "kvswap", **policies: Any) -> DecodePlan:
     if system == "kvswap":
         given = {"reuse": False, **given}
     roles = roles_of(system, **given)
-    return plan_of(roles, MODEL, sequences=1, context=4, output=4, budget_bytes=1e9, block_bytes=2)
+    return plan_of(roles, MODEL, sequences=1, context=4, output=4, budget_bytes=1e9, alignment_bytes=2)
 
 
 def token_times_s(chosen: DecodePlan, steps: int) -> list[float]:
@@ -217,12 +217,12 @@ def test_the_smallest_budget_that_works_works() -> None:
         run_scenario(load_scenario({**TINY, "budget": {"kv": f"{2 * (least - 0.1)} KiB"}}))
 
 
-def test_units_lie_on_whole_blocks_of_the_storage() -> None:
+def test_kv_blocks_lie_on_whole_blocks_of_the_storage() -> None:
     device = {**TINY["device"], "storage": {**TINY["device"]["storage"], "block_bytes": "4 KiB"}}
     system = DECODE_SYSTEMS["kvswap"].with_policies({"group_tokens": 12})
     usual, large = (plan_for(load_scenario({**TINY, "device": each}), system) for each in (TINY["device"], device))
     # Twelve entries of 128 B.
-    assert (usual.layout.unit_bytes, usual.layout.stride_bytes) == (1536, 1536)
+    assert (usual.layout.block_bytes, usual.layout.stride_bytes) == (1536, 1536)
     assert large.layout.stride_bytes == 4096
 
 

@@ -9,8 +9,8 @@ from kvferry.policies.decode.layout import Layout
 
 
 def test_layout_by_hand() -> None:
-    # Per layer 2 sequences x 1 head x 5 units, each 100 B in 128 B.
-    layout = Layout(layers=3, sequences=2, units=5, unit_bytes=100, block_bytes=64)
+    # Per layer 2 sequences x 1 head x 5 blocks, each 100 B in 128 B.
+    layout = Layout(layers=3, sequences=2, blocks=5, block_bytes=100, alignment_bytes=64)
     assert layout.stride_bytes == 128
     assert layout.file_bytes == 3 * 2 * 5 * 128
     offsets, lengths = layout.ranges(1, np.array([0, 1]), np.array([4, 0]))
@@ -29,26 +29,31 @@ def test_layout_by_hand() -> None:
     layers=st.integers(1, 4),
     sequences=st.integers(1, 3),
     heads=st.integers(1, 3),
-    units=st.integers(1, 6),
-    unit_bytes=st.integers(1, 5000),
-    block=st.sampled_from([1, 512, 4096]),
+    blocks=st.integers(1, 6),
+    block_bytes=st.integers(1, 5000),
+    alignment=st.sampled_from([1, 512, 4096]),
 )
-def test_units_lie_apart_on_whole_blocks_and_within_the_file(
-    layers: int, sequences: int, heads: int, units: int, unit_bytes: int, block: int
+def test_blocks_lie_apart_on_whole_blocks_and_within_the_file(
+    layers: int, sequences: int, heads: int, blocks: int, block_bytes: int, alignment: int
 ) -> None:
     layout = Layout(
-        layers=layers, sequences=sequences, units=units, unit_bytes=unit_bytes, heads=heads, block_bytes=block
+        layers=layers,
+        sequences=sequences,
+        blocks=blocks,
+        block_bytes=block_bytes,
+        heads=heads,
+        alignment_bytes=alignment,
     )
-    row, unit = (part.ravel() for part in np.indices((sequences * heads, units)))
-    offsets = np.concatenate([layout.ranges(layer, row, unit)[0] for layer in range(layers)])
-    columns = np.concatenate([layout.column(unit, np.arange(layers))[0] for unit in range(units)])
+    row, block = (part.ravel() for part in np.indices((sequences * heads, blocks)))
+    offsets = np.concatenate([layout.ranges(layer, row, block)[0] for layer in range(layers)])
+    columns = np.concatenate([layout.column(block, np.arange(layers))[0] for block in range(blocks)])
     assert sorted(columns) == sorted(offsets)
-    assert (offsets % block == 0).all()
-    assert (np.diff(np.sort(offsets)) >= unit_bytes).all()
+    assert (offsets % alignment == 0).all()
+    assert (np.diff(np.sort(offsets)) >= block_bytes).all()
     assert offsets.min() == 0
     assert offsets.max() + layout.stride_bytes == layout.file_bytes
 
 
 def test_misaligned_blocks_are_refused() -> None:
     with pytest.raises(ValueError, match="block size 1000 B is no power of two"):
-        Layout(layers=1, sequences=1, units=1, unit_bytes=1, block_bytes=1000)
+        Layout(layers=1, sequences=1, blocks=1, block_bytes=1, alignment_bytes=1000)

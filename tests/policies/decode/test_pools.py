@@ -12,11 +12,11 @@ def pools(**changes: int) -> Pools:
     sizes = {
         "layers": 1,
         "sequences": 2,
-        "units": 40,
-        "first_units": 2,
-        "unit_tokens": 3,
+        "blocks": 40,
+        "first_blocks": 2,
+        "block_tokens": 3,
         "token_bytes": 10,
-        "block_bytes": 20,
+        "alignment_bytes": 20,
     }
     return PoolLayout(**{**sizes, **changes}).start()
 
@@ -38,9 +38,9 @@ def test_blocks_grow_split_and_move_by_hand() -> None:
     # Three of them leave: 60 B, for which the pool is there that was left.
     new, written = blocks.split(0, 1, 0, 3)
     assert (new, ranges(written)) == (2, [(240, 40), (120, 40)])
-    rows, units = np.array([1, 1, 0]), np.array([0, 2, 1])
-    assert blocks.tokens_of(0, rows, units).tolist() == [4, 3, 3]
-    assert ranges(blocks.ranges(0, rows, units)) == [(240, 40), (120, 40), (60, 40)]
+    rows, ids = np.array([1, 1, 0]), np.array([0, 2, 1])
+    assert blocks.tokens_of(0, rows, ids).tolist() == [4, 3, 3]
+    assert ranges(blocks.ranges(0, rows, ids)) == [(240, 40), (120, 40), (60, 40)]
     assert [blocks.blocks(0, row) for row in range(2)] == [2, 3]
     # Only one row has a third block.
     assert ranges(blocks.stretches(0, 3)) == [(0, 40), (60, 40), (240, 40), (180, 40), (120, 40)]
@@ -54,7 +54,7 @@ def test_a_split_leaves_something_in_both() -> None:
 
 
 def test_a_full_file_is_refused() -> None:
-    blocks = pools(units=3, file_spare=1)
+    blocks = pools(blocks=3, file_spare=1)
     blocks.split(0, 0, 0, 1)
     blocks.split(0, 1, 0, 1)
     with pytest.raises(ValueError, match="a row has room for 3 blocks, and has them"):
@@ -76,8 +76,11 @@ def test_the_check_sees_pools_that_overlap() -> None:
 def test_extents_never_overlap_and_every_byte_is_written(data: st.DataObject) -> None:
     """A file that is written where the layout says holds every block's tokens, whatever happened to it."""
     layers, rows = data.draw(st.integers(1, 2), "layers"), data.draw(st.integers(1, 2), "rows")
-    token_bytes, block_bytes = data.draw(st.integers(1, 9), "token"), data.draw(st.sampled_from([1, 4, 16]), "block")
-    blocks = pools(layers=layers, sequences=rows, token_bytes=token_bytes, block_bytes=block_bytes)
+    token_bytes, alignment_bytes = (
+        data.draw(st.integers(1, 9), "token"),
+        data.draw(st.sampled_from([1, 4, 16]), "block"),
+    )
+    blocks = pools(layers=layers, sequences=rows, token_bytes=token_bytes, alignment_bytes=alignment_bytes)
     file = np.full(100_000, -1)
     # What each block holds: a number for each byte, never twice.
     held: dict[tuple[int, int, int], list[int]] = {}
@@ -89,7 +92,7 @@ def test_extents_never_overlap_and_every_byte_is_written(data: st.DataObject) ->
     def write(found: tuple[np.ndarray, np.ndarray]) -> None:
         """Of each storage block in the ranges, what the blocks have there; what lies between is not looked at."""
         for begin, length in ranges(found):
-            assert begin % block_bytes == length % block_bytes == 0
+            assert begin % alignment_bytes == length % alignment_bytes == 0
             for place, content in held.items():
                 at = int(blocks.ranges(place[0], np.array([place[1]]), np.array([place[2]]))[0][0])
                 first, last = max(begin, at), min(begin + length, at + len(content))
@@ -97,7 +100,7 @@ def test_extents_never_overlap_and_every_byte_is_written(data: st.DataObject) ->
                     file[first:last] = content[first - at : last - at]
 
     for layer in range(layers):
-        held |= {(layer, row, unit): fresh(3) for row in range(rows) for unit in range(2)}
+        held |= {(layer, row, block): fresh(3) for row in range(rows) for block in range(2)}
         write(blocks.stretches(layer, 2))
     for _ in range(data.draw(st.integers(0, 25), "steps")):
         place = data.draw(st.sampled_from(sorted(held)), "place")
@@ -113,7 +116,7 @@ def test_extents_never_overlap_and_every_byte_is_written(data: st.DataObject) ->
             written = blocks.append(*place, more)
         write(written)
         blocks.check()
-    for (layer, row, unit), content in held.items():
-        (offset,), (length,) = blocks.ranges(layer, np.array([row]), np.array([unit]))
+    for (layer, row, block), content in held.items():
+        (offset,), (length,) = blocks.ranges(layer, np.array([row]), np.array([block]))
         assert len(content) <= length
         assert file[offset : offset + len(content)].tolist() == content

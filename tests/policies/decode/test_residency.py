@@ -89,11 +89,11 @@ def test_the_buffer_is_the_plain_one(data: st.DataObject) -> None:
     sequences = data.draw(st.integers(1, 3), "sequences")
     slots = data.draw(st.integers(1, 40), "slots")
     k = data.draw(st.integers(1, slots), "k")
-    units = data.draw(st.integers(k, 60), "units")
+    blocks = data.draw(st.integers(k, 60), "blocks")
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32), "seed"))
-    buffer, plain = ReuseBuffer(sequences, units, slots), [PlainBuffer(slots) for _ in range(sequences)]
+    buffer, plain = ReuseBuffer(sequences, blocks, slots), [PlainBuffer(slots) for _ in range(sequences)]
     for _ in range(12):
-        ids = np.stack([rng.permutation(units)[:k] for _ in range(sequences)])
+        ids = np.stack([rng.permutation(blocks)[:k] for _ in range(sequences)])
         found = buffer.look_up(BlockRows(ids))
         for row, one in enumerate(plain):
             assert one.look_up(ids[row].tolist()) == found.missing[row].tolist()

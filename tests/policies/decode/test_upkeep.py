@@ -9,7 +9,7 @@ from kvferry.policies.decode.upkeep import KeepNewest, Learned, RollingGroups
 
 # Two layers of one sequence with room for five blocks of 64 B.
 NOTHING = Learned([], [])
-LAYOUT = Layout(layers=2, sequences=1, units=5, unit_bytes=64, block_bytes=64)
+LAYOUT = Layout(layers=2, sequences=1, blocks=5, block_bytes=64, alignment_bytes=64)
 
 
 def test_rolling_groups_by_hand() -> None:

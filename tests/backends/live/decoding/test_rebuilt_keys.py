@@ -27,8 +27,8 @@ def rebuilding(model: Any, rank: int, heads: int) -> Any:
     from kvferry.backends.live.decoding.rebuilt_keys import RebuiltKeys
     from kvferry.backends.live.model.decoder import Decoder
 
-    unit_bytes = KV_HEADS // heads * GROUP * WIDTH * 4
-    layout = Layout(layers=1, sequences=SEQUENCES, units=TOKENS // GROUP, unit_bytes=unit_bytes, heads=heads)
+    block_bytes = KV_HEADS // heads * GROUP * WIDTH * 4
+    layout = Layout(layers=1, sequences=SEQUENCES, blocks=TOKENS // GROUP, block_bytes=block_bytes, heads=heads)
     format = BlockFormat(
         layout, group_tokens=GROUP, kv_heads=KV_HEADS, head_dim=WIDTH, dtype=torch.float32, values_only=True
     )
