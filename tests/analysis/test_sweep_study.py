@@ -101,7 +101,8 @@ def test_overrides_apply_to_the_base() -> None:
 @pytest.mark.parametrize("name", study_names())
 def test_the_bundled_studies_are_good(name: str) -> None:
     study = load_study(name)
-    assert len(study.points) > 50
+    # Decoding for real takes seconds a point: as many as differ in what matters.
+    assert len(study.points) >= (8 if name == "decode-fidelity" else 51)
     assert study.plots
 
 

@@ -32,7 +32,7 @@ from kvferry.policies.loading.progress import LoadProgress
 pytestmark = pytest.mark.torch
 
 # Copies take the fake machine no time.
-SPEC = tiny_model(layers=4, kv_value_bytes=1e-3)
+SPEC = tiny_model(layers=4).model_copy(update={"kv_value_bytes": 1e-3})
 # Five whole chunks and a partial one.
 CHUNK = 12
 TOKENS = np.array([12, 12, 12, 12, 12, 5])
