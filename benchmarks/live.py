@@ -27,8 +27,8 @@ import simpy
 from benchmarks.row import Row, best_s, higher, lower
 from kvferry.backends.live.engine.environment import WallClockEnvironment
 from kvferry.backends.live.engine.machine import LiveMachine
-from kvferry.backends.live.storage.block_sums import sums_of
-from kvferry.backends.live.storage.direct_storage import BLOCK_BYTES, Storage, aligned_memory
+from kvferry.disk.block_sums import sums_of
+from kvferry.disk.direct_storage import BLOCK_BYTES, Storage, aligned_memory
 from kvferry.machine.ops import Extents, FeedForward, Op, Prefill
 from kvferry.system.checksum import crc32
 

@@ -14,10 +14,10 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from benchmarks.row import Row, higher, lower
-from kvferry.backends.live.model.attention import BlockSparse, Recorder, dense, masked
-from kvferry.backends.live.model.block_masks import BlockMasks
-from kvferry.backends.live.model.models import random_model
-from kvferry.backends.live.model.session import Session
+from kvferry.model.attention import BlockSparse, Recorder, dense, masked
+from kvferry.model.block_masks import BlockMasks
+from kvferry.model.models import random_model
+from kvferry.model.session import Session
 from kvferry.specs.model import ModelSpec
 from kvferry.traces.chunks import KEY_BLOCK, QUERY_BLOCK
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from kvferry.backends.live.model.models import DTYPES, check_device
 from kvferry.calibration import (
     compute,
     contention,
@@ -35,6 +34,7 @@ from kvferry.calibration.perceptron import put_perceptron
 from kvferry.calibration.profile import profile
 from kvferry.calibration.settings import PARTS, Settings
 from kvferry.calibration.task import Task
+from kvferry.model.models import DTYPES, check_device
 from kvferry.specs.device import DeviceSpec
 from kvferry.specs.errors import InputError, pick, unknown_name
 

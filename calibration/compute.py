@@ -7,11 +7,11 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from kvferry.backends.live.model.attention import BlockSparse, dense
 from kvferry.calibration.measured_model import Rig, block_sparse
 from kvferry.calibration.measurement import Measurement, repeated
 from kvferry.calibration.task import Task
 from kvferry.machine.ops import Advance, DecodeStep, KvRef, Op, Prefill, Project
+from kvferry.model.attention import BlockSparse, dense
 from kvferry.traces.chunks import CHUNK_TOKENS, causal_blocks
 
 # Tokens that are decoded: their contexts lie around the grid point.

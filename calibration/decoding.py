@@ -18,12 +18,12 @@ from kvferry.backends.live.decoding.blocks import source
 from kvferry.backends.live.decoding.indexes.low_rank_keys import LowRankKeys
 from kvferry.backends.live.decoding.layers import KnownPrefill, Layers
 from kvferry.backends.live.engine.machine import LiveMachine
-from kvferry.backends.live.model.whole_prefill import PrefilledLayer
-from kvferry.backends.live.storage.direct_storage import Storage
 from kvferry.calibration.measured_model import Rig
 from kvferry.calibration.measurement import Measurement
 from kvferry.calibration.task import Task
+from kvferry.disk.direct_storage import Storage
 from kvferry.machine.span import Span
+from kvferry.model.whole_prefill import PrefilledLayer
 from kvferry.pipelines.decoding.decode import OffloadedDecode
 from kvferry.pipelines.decoding.plan import DecodePlan, plan_of
 from kvferry.policies.decode import scored_keys

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from kvferry.backends.live.model.block_masks import BlockMasks
+from kvferry.model.block_masks import BlockMasks
 from kvferry.specs.model import ModelSpec
 from kvferry.traces.chunks import CHUNK_TOKENS, KEY_BLOCK, QUERY_BLOCK
 

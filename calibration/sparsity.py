@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from kvferry.backends.live.model.attention import Attention, BlockSparse
-from kvferry.backends.live.model.kv import SessionKv
 from kvferry.calibration.masks import drawn_masks
 from kvferry.calibration.measured_model import Rig
 from kvferry.calibration.measurement import Measurement, repeated
 from kvferry.calibration.settings import Settings
 from kvferry.calibration.task import Task
 from kvferry.machine.ops import Advance, KvRef, Op, Project
+from kvferry.model.attention import Attention, BlockSparse
+from kvferry.model.kv import SessionKv
 from kvferry.traces.chunks import CHUNK_TOKENS
 
 # Layers of a column at most: more points between one session and the next.

@@ -11,11 +11,11 @@ from time import perf_counter
 
 import numpy as np
 
-from kvferry.backends.live.storage.direct_storage import Storage, StorageFull
 from kvferry.calibration.fio import rates_of
 from kvferry.calibration.measurement import Measurement, repeated
 from kvferry.calibration.settings import Settings
 from kvferry.calibration.task import Task
+from kvferry.disk.direct_storage import Storage, StorageFull
 from kvferry.machine.ops import Extents
 from kvferry.specs.errors import KvferryError
 

@@ -16,7 +16,6 @@ import simpy
 from kvferry.backends.live.engine.link import FETCHES_AHEAD, Fetched
 from kvferry.backends.live.engine.machine import LiveMachine
 from kvferry.backends.live.loading.runner import Prompt, SessionRunner
-from kvferry.backends.live.model.session import Session
 from kvferry.calibration.measured_model import Rig, fill
 from kvferry.cloud.client import CloudClient
 from kvferry.cloud.server_process import ServerProcess
@@ -26,6 +25,7 @@ from kvferry.codecs.pool import CodecPool
 from kvferry.machine.ops import Advance, Chunks, Decompress, KvRef, Op, Project
 from kvferry.machine.span import Span
 from kvferry.machine.ticket import Ticket
+from kvferry.model.session import Session
 from kvferry.specs.link import LinkSpec
 from kvferry.traces.chunks import causal_blocks
 

@@ -13,16 +13,16 @@ from pathlib import Path
 
 import numpy as np
 
-from kvferry.backends.live.model.attention import BlockSparse
-from kvferry.backends.live.model.block_masks import BlockMasks
-from kvferry.backends.live.model.prompts import Prompts
-from kvferry.backends.live.model.recording import record
 from kvferry.calibration.measured_model import Rig
 from kvferry.calibration.measurement import Measurement, typical
 from kvferry.calibration.perceptron import Points, roofline_of, table_of
 from kvferry.calibration.settings import Settings
 from kvferry.calibration.sparsity import TimedAttention
 from kvferry.machine.ops import Advance, KvRef, Op, Project
+from kvferry.model.attention import BlockSparse
+from kvferry.model.block_masks import BlockMasks
+from kvferry.model.prompts import Prompts
+from kvferry.model.recording import record
 from kvferry.scenarios.loader import load_device
 from kvferry.sim.costs.cost_model import main_costs
 from kvferry.sim.costs.fitted import PREDICTOR

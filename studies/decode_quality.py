@@ -35,11 +35,11 @@ from kvferry.backends.live.decoding.indexes.index import Index
 from kvferry.backends.live.decoding.indexes.table import INDEXES
 from kvferry.backends.live.decoding.layers import Layers
 from kvferry.backends.live.engine.machine import LiveMachine
-from kvferry.backends.live.model.decoder import Decoder
-from kvferry.backends.live.model.prompts import Prompts
-from kvferry.backends.live.model.scenario_model import model_of
-from kvferry.backends.live.model.whole_prefill import PrefilledLayer, prefill_layer
-from kvferry.backends.live.storage.direct_storage import Storage
+from kvferry.disk.direct_storage import Storage
+from kvferry.model.decoder import Decoder
+from kvferry.model.prompts import Prompts
+from kvferry.model.scenario_model import model_of
+from kvferry.model.whole_prefill import PrefilledLayer, prefill_layer
 from kvferry.pipelines.decoding.decode import OffloadedDecode
 from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS
 from kvferry.pipelines.decoding.workload import plan_for

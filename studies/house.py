@@ -28,7 +28,7 @@ def files(room: str) -> list[Path]:
 
 
 def sizes(room: str) -> dict[str, int]:
-    """Lines by folder of the room, as `kvferry/backends/live/storage` is "live/storage"; the largest first."""
+    """Lines by folder of the room, as `kvferry/backends/live/engine` is "live/engine"; the largest first."""
     lines: Counter[str] = Counter()
     for file in files(room):
         lines[file.parent.relative_to(HERE / room).as_posix()] += file.read_text().count("\n")

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from kvferry.backends.live.model.attention import BlockSparse
-from kvferry.backends.live.model.models import load_model
-from kvferry.backends.live.model.recording import record
-from kvferry.backends.live.model.session import Session
+from kvferry.model.attention import BlockSparse
+from kvferry.model.models import load_model
+from kvferry.model.recording import record
+from kvferry.model.session import Session
 
 CHUNK = 1024
 

@@ -31,11 +31,11 @@ from kvferry.backends.live.decoding.blocks import source
 from kvferry.backends.live.decoding.indexes.low_rank_keys import LowRankKeys, low_rank_adapters
 from kvferry.backends.live.decoding.layers import Layers
 from kvferry.backends.live.engine.machine import LiveMachine
-from kvferry.backends.live.model.decoder import Decoder
-from kvferry.backends.live.model.models import load_model, spec_of
-from kvferry.backends.live.model.prompts import Prompts
-from kvferry.backends.live.model.whole_prefill import PrefilledLayer, prefill_layer
-from kvferry.backends.live.storage.direct_storage import Storage
+from kvferry.disk.direct_storage import Storage
+from kvferry.model.decoder import Decoder
+from kvferry.model.models import load_model, spec_of
+from kvferry.model.prompts import Prompts
+from kvferry.model.whole_prefill import PrefilledLayer, prefill_layer
 from kvferry.pipelines.decoding.decode import OffloadedDecode
 from kvferry.pipelines.decoding.plan import plan_of
 from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS

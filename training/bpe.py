@@ -10,7 +10,7 @@ from pathlib import Path
 from corpus import corpus
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-TARGET = Path(__file__).resolve().parents[1] / "backends/live/model/bundled/bpe/tokenizer.json"
+TARGET = Path(__file__).resolve().parents[1] / "model/bundled/bpe/tokenizer.json"
 ENTRIES = 1024
 LEARNT_BYTES = 4_000_000
 

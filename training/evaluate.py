@@ -30,7 +30,7 @@ from measure import (
 from page import write_page
 from tasks import OTHER_WORDS, SAME_WORDS, TEMPLATES
 
-from kvferry.backends.live.model.models import load_model, spec_of
+from kvferry.model.models import load_model, spec_of
 
 SEED = 20_000_003
 LOSS_BYTES = {512: 48, 2048: 20, 8192: 6}  # windows per length

@@ -14,12 +14,12 @@ import torch
 from tasks import Template, fact
 from transformers import PreTrainedModel
 
-from kvferry.backends.live.model.attention import active_blocks, block_mass, dense
-from kvferry.backends.live.model.decoder import Decoder
-from kvferry.backends.live.model.kv import SessionKv
-from kvferry.backends.live.model.recording import record_selections
-from kvferry.backends.live.model.session import Session
 from kvferry.codecs.quantise import per_channel
+from kvferry.model.attention import active_blocks, block_mass, dense
+from kvferry.model.decoder import Decoder
+from kvferry.model.kv import SessionKv
+from kvferry.model.recording import record_selections
+from kvferry.model.session import Session
 from kvferry.traces.chunks import KEY_BLOCK, QUERY_BLOCK
 
 KEPT_BLOCKS = 4

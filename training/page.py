@@ -12,7 +12,7 @@ _HEAD = """# The bundled models
 Two small Transformers come with the project, so that the real backend and its tests have real attention without a
 download: `byte-large` and `byte-small`, siblings of the Qwen3 kind (8 layers, 8 query heads and 4 KV heads of 32
 dimensions, QK-norm, YaRN by 4 to 8,192 tokens). A token is a byte; ids 256 to 259 are specials. They lie in
-`backends/live/model/bundled/` as bfloat16 safetensors; what they were trained on, and under which licence, is in
+`model/bundled/` as bfloat16 safetensors; what they were trained on, and under which licence, is in
 `SOURCES.md` beside the weights. This page was written by `training/evaluate.py`, and its figures are of the stored
 bfloat16 weights.
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 from corpus import corpus
 
-from kvferry.backends.live.model.models import load_model
-from kvferry.backends.live.model.recording import record, record_keys, record_selections
+from kvferry.model.models import load_model
+from kvferry.model.recording import record, record_keys, record_selections
 
 MODEL = "byte-large"
 BEGIN = 100_000

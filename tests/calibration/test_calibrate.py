@@ -19,7 +19,6 @@ from typer.testing import CliRunner
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from kvferry.backends.live.model.attention import BlockSparse
 from kvferry.calibration import measured_model as rig
 from kvferry.calibration import sparsity
 from kvferry.calibration.calibrate import calibrate
@@ -34,6 +33,7 @@ from kvferry.calibration.tables import AXES, pooled
 from kvferry.cli.calibrate import _PARTS
 from kvferry.cli.main import app
 from kvferry.machine.ops import Advance, DecodeStep, Prefill, Project
+from kvferry.model.attention import BlockSparse
 from kvferry.pipelines.run import run_scenario
 from kvferry.scenarios.loader import load_device, load_model
 from kvferry.sim.costs.cost_model import main_costs

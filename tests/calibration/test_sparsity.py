@@ -12,7 +12,6 @@ from tiny import measured as on_measured
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from kvferry.backends.live.model.attention import BlockSparse
 from kvferry.calibration import sparsity
 from kvferry.calibration.calibrate import calibrate
 from kvferry.calibration.journal import NAME
@@ -20,6 +19,7 @@ from kvferry.calibration.measured_model import Rig
 from kvferry.calibration.measurement import Measurement
 from kvferry.calibration.settings import Settings
 from kvferry.machine.ops import Advance
+from kvferry.model.attention import BlockSparse
 from kvferry.pipelines.run import run_scenario
 from kvferry.scenarios.loader import load_device
 from kvferry.sim.costs.cost_model import main_costs

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from tiny import LIVE_DECODING, changed
 
-from kvferry.backends.live.storage.direct_storage import Storage, StorageError, StorageFull
+from kvferry.disk.direct_storage import Storage, StorageError, StorageFull
 from kvferry.pipelines.run import run_scenario
 from kvferry.scenarios.loader import load_scenario
 from kvferry.specs.errors import InputError
@@ -262,8 +262,8 @@ def test_a_run_whose_selections_cannot_be_written_is_kept(tmp_path: Path, output
 ON_A_SMALL_DEVICE = """
     import json, os, subprocess, sys
     from pathlib import Path
-    from kvferry.backends.live.storage import opened_file as storage_file
-    from kvferry.backends.live.storage.direct_storage import StorageError
+    from kvferry.disk import opened_file as storage_file
+    from kvferry.disk.direct_storage import StorageError
     from kvferry.pipelines.run import run_scenario
     from kvferry.scenarios.loader import load_scenario
 
@@ -286,7 +286,7 @@ ON_A_SMALL_DEVICE = """
         os.truncate(path, n_bytes)
 
     # A file system that promises room and has none, as thinly provisioned ones do: it is full in the middle of prefill.
-    from kvferry.backends.live.storage import direct_storage as storage
+    from kvferry.disk import direct_storage as storage
     storage.make_room = sparse
     attempt()
 """

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from kvferry.backends.live.engine.machine import LiveMachine
-from kvferry.backends.live.storage.direct_storage import BLOCK_BYTES, Storage, StorageError, aligned_memory
+from kvferry.disk.direct_storage import BLOCK_BYTES, Storage, StorageError, aligned_memory
 from kvferry.machine.ops import Extents, FeedForward, Op
 from kvferry.specs.errors import InputError
 
@@ -222,7 +222,7 @@ def test_closing_waits_for_what_is_under_way(tmp_path: Path) -> None:
 ON_A_SMALL_DEVICE = """
     import os, subprocess, sys
     from pathlib import Path
-    from kvferry.backends.live.storage.direct_storage import BLOCK_BYTES, Storage, StorageFull
+    from kvferry.disk.direct_storage import BLOCK_BYTES, Storage, StorageFull
     from kvferry.machine.ops import Extents
 
     folder = Path(sys.argv[1])
@@ -269,7 +269,7 @@ def test_a_limit_on_file_sizes_is_told_likewise(tmp_path: Path) -> None:
     script = """
         import resource, sys
         from pathlib import Path
-        from kvferry.backends.live.storage.direct_storage import Storage, StorageFull
+        from kvferry.disk.direct_storage import Storage, StorageFull
         from kvferry.machine.ops import Extents
         folder = Path(sys.argv[1])
         Storage.create(folder / "there.bin", 1 << 20).close()

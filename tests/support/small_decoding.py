@@ -14,7 +14,7 @@ from kvferry.specs.model import ModelSpec
 
 def small_model() -> Any:
     """Weights so large that attention has something to choose."""
-    from kvferry.backends.live.model.models import random_model
+    from kvferry.model.models import random_model
 
     return random_model("qwen3", ModelSpec.model_validate(LIVE_MODEL), seed=0, spread=0.2)
 
@@ -32,8 +32,8 @@ class SmallDecoding:
         from kvferry.backends.live.decoding.indexes.table import INDEXES
         from kvferry.backends.live.decoding.layers import Layers
         from kvferry.backends.live.engine.machine import LiveMachine
-        from kvferry.backends.live.model.decoder import Decoder
-        from kvferry.backends.live.storage.direct_storage import Storage
+        from kvferry.disk.direct_storage import Storage
+        from kvferry.model.decoder import Decoder
 
         spec = ModelSpec.model_validate(LIVE_MODEL)
         self.plan: DecodePlan = plan_of(roles, spec, sequences=batch, context=context, output=output, budget_bytes=1e7)

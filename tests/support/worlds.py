@@ -97,7 +97,7 @@ def live() -> World:
     from kvferry.backends.live.engine.environment import WallClockEnvironment
     from kvferry.backends.live.engine.machine import LiveMachine
     from kvferry.backends.live.engine.thread_work import Moving
-    from kvferry.backends.live.storage.direct_storage import Storage
+    from kvferry.disk.direct_storage import Storage
 
     # Long beside what a busy system takes to wake a thread.
     op_s, n_bytes, capacity_bytes = 20e-3, 100_000, 1e6

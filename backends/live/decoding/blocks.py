@@ -8,7 +8,7 @@ import torch
 
 from kvferry.backends.live.decoding.block_format import BlockFormat
 from kvferry.backends.live.decoding.rebuilt_keys import RebuiltKeys
-from kvferry.backends.live.storage.direct_storage import Data
+from kvferry.disk.direct_storage import Data
 from kvferry.machine.ops import Attended, Extents, Rebuilt
 from kvferry.specs.errors import KvferryError
 

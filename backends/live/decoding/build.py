@@ -14,12 +14,12 @@ from kvferry.backends.live.decoding.indexes.table import INDEXES
 from kvferry.backends.live.decoding.layers import Layers
 from kvferry.backends.live.decoding.paged_layers import PagedLayers
 from kvferry.backends.live.engine.machine import OpRunner
-from kvferry.backends.live.model.decoder import Decoder
-from kvferry.backends.live.model.prompts import Prompts
-from kvferry.backends.live.storage.direct_storage import Storage
-from kvferry.backends.live.storage.mapped_storage import MappedStorage
-from kvferry.backends.live.storage.paced_storage import PacedStorage
 from kvferry.backends.world import DecodeSizes, Needs, Say
+from kvferry.disk.direct_storage import Storage
+from kvferry.disk.mapped_storage import MappedStorage
+from kvferry.disk.paced_storage import PacedStorage
+from kvferry.model.decoder import Decoder
+from kvferry.model.prompts import Prompts
 from kvferry.specs.errors import InputError, pick
 from kvferry.specs.scenario import Scenario
 

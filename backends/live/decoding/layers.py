@@ -15,8 +15,6 @@ from kvferry.backends.live.decoding.block_format import BlockFormat
 from kvferry.backends.live.decoding.blocks import StoredBlocks, Written
 from kvferry.backends.live.decoding.indexes.index import Index
 from kvferry.backends.live.decoding.rebuilt_keys import RebuiltKeys
-from kvferry.backends.live.model.decoder import Decoder
-from kvferry.backends.live.model.whole_prefill import PrefilledLayer, prefill_layer
 from kvferry.machine.ops import (
     Attended,
     Bookkeep,
@@ -30,6 +28,8 @@ from kvferry.machine.ops import (
     Select,
     Selection,
 )
+from kvferry.model.decoder import Decoder
+from kvferry.model.whole_prefill import PrefilledLayer, prefill_layer
 from kvferry.specs.errors import InputError, KvferryError
 
 # What prompts leave in a layer, known without computing it.

@@ -10,9 +10,9 @@ from transformers import PreTrainedModel
 
 from kvferry.backends.live.decoding.answers import Answers, Listener
 from kvferry.backends.live.decoding.pages import Pages
-from kvferry.backends.live.model.decoder import Decoder
-from kvferry.backends.live.model.whole_prefill import prefill_layer
 from kvferry.machine.ops import Batch, DecodeStep, Op, OutputHead, PrefillLayer
+from kvferry.model.decoder import Decoder
+from kvferry.model.whole_prefill import prefill_layer
 from kvferry.specs.errors import InputError, KvferryError
 
 

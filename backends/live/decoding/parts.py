@@ -11,9 +11,9 @@ from transformers import PreTrainedModel
 from kvferry.backends.live.decoding.blocks import source
 from kvferry.backends.live.decoding.build import decode_runner, decode_storage, storage_measured
 from kvferry.backends.live.engine.machine import LiveMachine
-from kvferry.backends.live.model.prompts import Prompts
-from kvferry.backends.live.model.scenario_model import model_of
 from kvferry.backends.world import Inputs, Needs, Say
+from kvferry.model.prompts import Prompts
+from kvferry.model.scenario_model import model_of
 from kvferry.specs.errors import InputError, KvferryError
 from kvferry.specs.scenario import Scenario
 from kvferry.traces.arrays import check_writable

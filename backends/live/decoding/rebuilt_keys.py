@@ -5,7 +5,7 @@ import torch
 
 from kvferry.backends.live.decoding.block_format import BlockFormat
 from kvferry.backends.live.decoding.indexes.index import principal_directions
-from kvferry.backends.live.model.decoder import Rotary, rotated, unrotated
+from kvferry.model.decoder import Rotary, rotated, unrotated
 
 
 class RebuiltKeys:

@@ -10,7 +10,7 @@ from kvferry.backends.live.engine.link import FETCHES_AHEAD, Fetcher, LiveLink
 from kvferry.backends.live.engine.memory import LiveMemory
 from kvferry.backends.live.engine.stream import Stream, StreamWorker
 from kvferry.backends.live.engine.worker import Worker
-from kvferry.backends.live.storage.direct_storage import Data
+from kvferry.disk.direct_storage import Data
 from kvferry.machine.busy import Busy
 from kvferry.machine.machine import Channel, Facts
 from kvferry.machine.ops import Chunks, Decompress, Extents, KvRef, Op

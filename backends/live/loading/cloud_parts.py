@@ -17,9 +17,6 @@ from kvferry.backends.live.engine.stream import streams_of
 from kvferry.backends.live.loading.library import Library
 from kvferry.backends.live.loading.runner import SessionRunner
 from kvferry.backends.live.loading.temporary_stores import TemporaryStores
-from kvferry.backends.live.model.prompts import Prompts
-from kvferry.backends.live.model.scenario_model import model_of
-from kvferry.backends.live.model.session import Session
 from kvferry.backends.world import Inputs, Say
 from kvferry.cloud.client import CloudClient, CloudGone, WrongToken
 from kvferry.cloud.server_process import ServerProcess
@@ -27,6 +24,9 @@ from kvferry.cloud.store import DamagedStore, Index
 from kvferry.codecs import codec
 from kvferry.codecs.pool import CodecPool
 from kvferry.machine.ops import Decompress, KvRef
+from kvferry.model.prompts import Prompts
+from kvferry.model.scenario_model import model_of
+from kvferry.model.session import Session
 from kvferry.sim.costs.cost_model import main_costs
 from kvferry.specs.errors import InputError, LinkDown
 from kvferry.specs.scenario import Scenario

@@ -11,10 +11,6 @@ import torch
 from transformers import PreTrainedModel
 
 from kvferry.backends.live.loading.runner import Prompt
-from kvferry.backends.live.model.attention import Attention, BlockSparse, dense
-from kvferry.backends.live.model.prompts import Prompts
-from kvferry.backends.live.model.recording import Recording, record
-from kvferry.backends.live.model.session import Session
 from kvferry.backends.sim.world import ModelledContexts
 from kvferry.backends.world import Say
 from kvferry.cloud.store import DamagedStore, Index, Store, StoredModel, StoreHeader, StoreWriter
@@ -22,6 +18,10 @@ from kvferry.cloud.store_folder import SUFFIX
 from kvferry.codecs import codec
 from kvferry.codecs.pool import CodecPool
 from kvferry.codecs.sizes import CODECS, Encoding
+from kvferry.model.attention import Attention, BlockSparse, dense
+from kvferry.model.prompts import Prompts
+from kvferry.model.recording import Recording, record
+from kvferry.model.session import Session
 from kvferry.specs.errors import InputError, pick
 from kvferry.specs.scenario import Scenario
 from kvferry.traces.chunks import causal_blocks

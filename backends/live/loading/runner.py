@@ -7,11 +7,11 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from kvferry.backends.live.model.attention import Attention, dense
-from kvferry.backends.live.model.decoder import Decoder
-from kvferry.backends.live.model.kv import NotReady, SessionKv
-from kvferry.backends.live.model.session import Session, new_kv
 from kvferry.machine.ops import Advance, DecodeStep, KvRef, Op, Prefill, PrefillHead, Project
+from kvferry.model.attention import Attention, dense
+from kvferry.model.decoder import Decoder
+from kvferry.model.kv import NotReady, SessionKv
+from kvferry.model.session import Session, new_kv
 from kvferry.specs.errors import InputError, KvferryError
 from kvferry.traces.chunks import CHUNK_TOKENS
 

@@ -6,7 +6,7 @@ from typing import ClassVar, Self
 import torch
 
 from kvferry.backends.live.decoding.indexes.index import Index
-from kvferry.backends.live.model.decoder import Decoder
+from kvferry.model.decoder import Decoder
 from kvferry.policies.decode.index import IndexSpec
 
 

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import torch
 
-from kvferry.backends.live.model.decoder import Decoder
-from kvferry.backends.live.model.whole_prefill import PrefilledLayer, prefill_layer
+from kvferry.model.decoder import Decoder
+from kvferry.model.whole_prefill import PrefilledLayer, prefill_layer
 from kvferry.policies.decode.index import IndexSpec, Scores
 
 

@@ -5,7 +5,7 @@ from typing import Self
 import torch
 
 from kvferry.backends.live.decoding.indexes.index import Index, by_kv_head, principal_directions, sampled
-from kvferry.backends.live.model.decoder import Decoder
+from kvferry.model.decoder import Decoder
 from kvferry.policies.decode.index import IndexSpec
 
 

@@ -6,7 +6,7 @@ import torch
 
 from kvferry.backends.live.decoding.indexes.index import principal_directions, sampled
 from kvferry.backends.live.decoding.indexes.projected_keys import ProjectedKeys, numbers_of_a_head
-from kvferry.backends.live.model.decoder import Decoder
+from kvferry.model.decoder import Decoder
 from kvferry.policies.decode.index import IndexSpec
 
 

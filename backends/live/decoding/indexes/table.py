@@ -10,7 +10,7 @@ from kvferry.backends.live.decoding.indexes.low_rank_keys import LowRankKeys
 from kvferry.backends.live.decoding.indexes.page_bounds import PageBounds
 from kvferry.backends.live.decoding.indexes.partial_keys import PartialKeys
 from kvferry.backends.live.decoding.indexes.principal_keys import PrincipalKeys
-from kvferry.backends.live.model.decoder import Decoder
+from kvferry.model.decoder import Decoder
 from kvferry.policies.decode.index import IndexSpec
 
 

@@ -215,7 +215,7 @@ def test_recorded_selections_make_the_simulator_read_the_same(tmp_path: Path) ->
 
 
 def test_the_file_takes_as_long_as_another_device_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from kvferry.backends.live.storage import paced_storage
+    from kvferry.disk import paced_storage
     from kvferry.machine.ops import Extents
     from kvferry.specs.storage import StorageSpec
 

@@ -16,7 +16,7 @@ SEQUENCES, KV_HEADS, WIDTH, GROUP, TOKENS = 2, 2, 16, 4, 48
 def keys(model: Any) -> Any:
     """[sequences, KV heads, tokens, head_dim] of the middle layer, with their rotary embedding."""
     from kvferry.backends.live.decoding.indexes.index import sampled
-    from kvferry.backends.live.model.decoder import Decoder
+    from kvferry.model.decoder import Decoder
 
     ids = torch.from_numpy(np.random.default_rng(1).integers(0, 256, (SEQUENCES, TOKENS)))
     return list(sampled(Decoder(model), ids))[1].keys
@@ -25,7 +25,7 @@ def keys(model: Any) -> Any:
 def rebuilding(model: Any, rank: int, heads: int) -> Any:
     from kvferry.backends.live.decoding.block_format import BlockFormat
     from kvferry.backends.live.decoding.rebuilt_keys import RebuiltKeys
-    from kvferry.backends.live.model.decoder import Decoder
+    from kvferry.model.decoder import Decoder
 
     block_bytes = KV_HEADS // heads * GROUP * WIDTH * 4
     layout = Layout(layers=1, sequences=SEQUENCES, blocks=TOKENS // GROUP, block_bytes=block_bytes, heads=heads)
@@ -56,7 +56,7 @@ def test_at_full_rank_keys_are_what_they_were(model: Any, keys: Any, heads: int)
 
 def test_no_low_rank_is_closer(model: Any, keys: Any) -> None:
     """Without their rotary embedding the error is that of the singular values left out (Eckart and Young)."""
-    from kvferry.backends.live.model.decoder import Decoder, rotated, unrotated
+    from kvferry.model.decoder import Decoder, rotated, unrotated
 
     rotary = Decoder(model).rotary(TOKENS)
     plain = unrotated(keys, rotary)

@@ -12,8 +12,6 @@ pytest.importorskip("transformers")
 import torch
 
 from kvferry.backends.live.loading.runner import Prompt, SessionRunner
-from kvferry.backends.live.model.kv import NotReady
-from kvferry.backends.live.model.models import random_model
 from kvferry.machine.ops import (
     Advance,
     DecodeAttention,
@@ -26,6 +24,8 @@ from kvferry.machine.ops import (
     PrefillHead,
     Project,
 )
+from kvferry.model.kv import NotReady
+from kvferry.model.models import random_model
 from kvferry.specs.errors import InputError, KvferryError
 
 pytestmark = pytest.mark.torch

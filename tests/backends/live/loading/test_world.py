@@ -204,7 +204,7 @@ def test_texts_of_another_kind_are_told_apart() -> None:
 
 
 def test_another_model_than_the_scenario_says(tmp_path: Path) -> None:
-    from kvferry.backends.live.model.models import random_model
+    from kvferry.model.models import random_model
 
     model = random_model("qwen3", scenario(model={"layers": 4}).model, seed=0)
     model.save_pretrained(tmp_path / "weights")
@@ -251,8 +251,8 @@ def test_a_token_that_the_server_does_not_know(tmp_path: Path, monkeypatch: pyte
 def test_sizes_of_a_store_are_what_the_model_of_the_codec_says() -> None:
     """Real sizes of real KV against policies.codecs at its recorded entropy."""
     from kvferry.backends.live.loading.cloud_parts import LoadingParts
-    from kvferry.backends.live.model.recording import record
     from kvferry.backends.live.world import live_world
+    from kvferry.model.recording import record
 
     described = scenario()
     needs = Needs(codec="huffman")

@@ -26,7 +26,7 @@ def model() -> Any:
 def left(model: Any) -> list[Any]:
     """What two prompts leave in each layer."""
     from kvferry.backends.live.decoding.indexes.index import sampled
-    from kvferry.backends.live.model.decoder import Decoder
+    from kvferry.model.decoder import Decoder
 
     ids = torch.from_numpy(np.random.default_rng(1).integers(0, 256, (2, TOKENS)))
     return list(sampled(Decoder(model), ids))
@@ -34,7 +34,7 @@ def left(model: Any) -> list[Any]:
 
 def made(model: Any, kind: str, *, rank: int, block_tokens: int = BLOCK, **more: Any) -> Any:
     from kvferry.backends.live.decoding.indexes.table import INDEXES
-    from kvferry.backends.live.model.decoder import Decoder
+    from kvferry.model.decoder import Decoder
 
     sample = torch.from_numpy(np.random.default_rng(2).integers(0, 256, (1, 400)))
     spec = IndexSpec(kind=kind, heads=KV_HEADS, rank=rank, block_tokens=block_tokens, **more)
@@ -114,8 +114,8 @@ def test_more_numbers_find_more(model: Any, left: list[Any], kind: str) -> None:
 
 def test_adapters_are_the_right_singular_vectors(model: Any) -> None:
     from kvferry.backends.live.decoding.indexes.low_rank_keys import low_rank_adapters
-    from kvferry.backends.live.model.decoder import Decoder
-    from kvferry.backends.live.model.recording import record_keys
+    from kvferry.model.decoder import Decoder
+    from kvferry.model.recording import record_keys
 
     ids = np.random.default_rng(5).integers(0, 256, 90).tolist()
     adapters = low_rank_adapters(Decoder(model), torch.tensor([ids]), rank=6)
@@ -131,7 +131,7 @@ def test_adapters_are_the_right_singular_vectors(model: Any) -> None:
 def test_principal_components_are_those_of_the_covariance(model: Any) -> None:
     from kvferry.backends.live.decoding.indexes.index import sampled
     from kvferry.backends.live.decoding.indexes.principal_keys import principal_components
-    from kvferry.backends.live.model.decoder import Decoder
+    from kvferry.model.decoder import Decoder
 
     ids = torch.from_numpy(np.random.default_rng(6).integers(0, 256, (1, 120)))
     components = principal_components(Decoder(model), ids, 4)
@@ -146,7 +146,7 @@ def test_principal_components_are_those_of_the_covariance(model: Any) -> None:
 
 def test_skewing_leaves_products_as_they_are_and_gathers_queries(model: Any, left: list[Any]) -> None:
     from kvferry.backends.live.decoding.indexes.partial_keys import skewing_matrices
-    from kvferry.backends.live.model.decoder import Decoder
+    from kvferry.model.decoder import Decoder
 
     # Made from the very prompts that `left` is of, where no other columns can hold more.
     skewing = skewing_matrices(Decoder(model), torch.from_numpy(np.random.default_rng(1).integers(0, 256, (2, TOKENS))))

@@ -9,9 +9,9 @@ pytest.importorskip("tokenizers")
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvferry.backends.live.model import tokens as tokens_module
-from kvferry.backends.live.model.prompts import Prompts
-from kvferry.backends.live.model.tokens import BEGINNING, BYTE_VOCABULARY, END, ByteTokens, FileTokens, bundled_bpe
+from kvferry.model import tokens as tokens_module
+from kvferry.model.prompts import Prompts
+from kvferry.model.tokens import BEGINNING, BYTE_VOCABULARY, END, ByteTokens, FileTokens, bundled_bpe
 from kvferry.specs.errors import InputError
 
 pytestmark = pytest.mark.torch

@@ -7,11 +7,11 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from kvferry.backends.live.model.attention import ACTIVE_MASS, Recorder, dense
-from kvferry.backends.live.model.block_masks import BlockMasks
-from kvferry.backends.live.model.kv import SessionKv
-from kvferry.backends.live.model.session import Session
 from kvferry.codecs.quantise import per_channel
+from kvferry.model.attention import ACTIVE_MASS, Recorder, dense
+from kvferry.model.block_masks import BlockMasks
+from kvferry.model.kv import SessionKv
+from kvferry.model.session import Session
 from kvferry.specs.errors import InputError
 from kvferry.traces.chunks import CHUNK_TOKENS, KEY_BLOCK, MAX_ENTROPY_BITS, ChunkTrace
 from kvferry.traces.keys import KeyStream

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvferry.backends.live.storage.mapped_storage import MappedStorage
-from kvferry.backends.live.storage.opened_file import StorageError, file_system
+from kvferry.disk.mapped_storage import MappedStorage
+from kvferry.disk.opened_file import StorageError, file_system
 from kvferry.machine.ops import Extents
 from kvferry.specs.errors import InputError
 

@@ -12,9 +12,9 @@ pytest.importorskip("transformers")
 import torch
 from transformers import PreTrainedModel
 
-from kvferry.backends.live.model.models import BUNDLED, bundled, load_model, spec_of
-from kvferry.backends.live.model.session import Session
-from kvferry.backends.live.model.tokens import BYTE_VOCABULARY, ByteTokens
+from kvferry.model.models import BUNDLED, bundled, load_model, spec_of
+from kvferry.model.session import Session
+from kvferry.model.tokens import BYTE_VOCABULARY, ByteTokens
 from kvferry.scenarios.loader import load_model as described
 from kvferry.specs.errors import InputError
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from kvferry.backends.live.storage.block_sums import BlockSums, blocks_of, changed_block
-from kvferry.backends.live.storage.opened_file import (
+from kvferry.disk.block_sums import BlockSums, blocks_of, changed_block
+from kvferry.disk.opened_file import (
     BLOCK_BYTES,
     Commands,
     StorageError,
@@ -17,7 +17,7 @@ from kvferry.backends.live.storage.opened_file import (
     StorageFull,
     make_room,
 )
-from kvferry.backends.live.storage.threads import Threads
+from kvferry.disk.threads import Threads
 from kvferry.machine.ops import Extents
 from kvferry.specs.errors import InputError
 from kvferry.system.aligned_memory import Buffers, address, aligned_memory

@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.models.llama.modeling_llama import rotate_half
 
-from kvferry.backends.live.model.models import FAMILIES, check_config
+from kvferry.model.models import FAMILIES, check_config
 from kvferry.specs.errors import InputError, pick
 
 # Cosines and sines of the rotary embedding at some positions, each [1, 1, tokens, head_dim].

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from kvferry.backends.live.model.attention import Attention, dense
-from kvferry.backends.live.model.cache import cache_of
-from kvferry.backends.live.model.decoder import Decoder, Rotary
-from kvferry.backends.live.model.kv import NotReady, SessionKv
+from kvferry.model.attention import Attention, dense
+from kvferry.model.cache import cache_of
+from kvferry.model.decoder import Decoder, Rotary
+from kvferry.model.kv import NotReady, SessionKv
 from kvferry.specs.errors import InputError
 from kvferry.traces.chunks import CHUNK_TOKENS
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from kvferry.backends.live.model.decoder import Decoder, Rotary
+from kvferry.model.decoder import Decoder, Rotary
 
 
 class PrefilledLayer(NamedTuple):

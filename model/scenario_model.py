@@ -5,7 +5,7 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from kvferry.backends.live.model.models import check_device, load_model, random_model, spec_of
+from kvferry.model.models import check_device, load_model, random_model, spec_of
 from kvferry.specs.errors import InputError
 from kvferry.specs.model import ModelSpec
 from kvferry.specs.scenario import Scenario

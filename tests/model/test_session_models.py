@@ -13,7 +13,7 @@ pytest.importorskip("transformers")
 
 import torch
 
-from kvferry.backends.live.model.models import FAMILIES, load_model, random_model, spec_of
+from kvferry.model.models import FAMILIES, load_model, random_model, spec_of
 from kvferry.specs.errors import InputError
 
 pytestmark = pytest.mark.torch

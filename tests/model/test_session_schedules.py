@@ -16,10 +16,10 @@ from transformers import DynamicCache
 
 from kvferry.backends.fake import FakeMachine
 from kvferry.backends.live.loading.runner import Prompt, SessionRunner
-from kvferry.backends.live.model.models import FAMILIES, random_model
-from kvferry.backends.live.model.session import LOGIT_TOLERANCE
 from kvferry.machine.ops import Chunks, Decompress, KvRef, Op
 from kvferry.machine.ticket import Ticket
+from kvferry.model.models import FAMILIES, random_model
+from kvferry.model.session import LOGIT_TOLERANCE
 from kvferry.pipelines.loading.context import Context
 from kvferry.pipelines.loading.load import Pace
 from kvferry.pipelines.loading.reuse import Admission, ContextRequest, context_reuse

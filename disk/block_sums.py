@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kvferry.backends.live.storage.opened_file import BLOCK_BYTES, StorageError
+from kvferry.disk.opened_file import BLOCK_BYTES, StorageError
 
 _WORDS = BLOCK_BYTES // 8
 # An odd factor for every place in a block, modulo 2**64: one changed word always changes the sum, and any other change

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kvferry.backends.live.model.tokens import BYTE_VOCABULARY, ByteTokens, FileTokens
+from kvferry.model.tokens import BYTE_VOCABULARY, ByteTokens, FileTokens
 from kvferry.specs.errors import InputError
 from kvferry.traces.chance import Source, generator
 

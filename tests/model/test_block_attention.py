@@ -13,8 +13,8 @@ pytest.importorskip("transformers")
 
 import torch
 
-from kvferry.backends.live.model import attention
-from kvferry.backends.live.model.attention import (
+from kvferry.model import attention
+from kvferry.model.attention import (
     BlockSparse,
     Recorder,
     active_blocks,
@@ -23,11 +23,11 @@ from kvferry.backends.live.model.attention import (
     dense,
     masked,
 )
-from kvferry.backends.live.model.block_masks import BlockMasks
-from kvferry.backends.live.model.kv import SessionKv
-from kvferry.backends.live.model.models import random_model
-from kvferry.backends.live.model.recording import Recording, entropy_bits, record
-from kvferry.backends.live.model.session import LOGIT_TOLERANCE, Session
+from kvferry.model.block_masks import BlockMasks
+from kvferry.model.kv import SessionKv
+from kvferry.model.models import random_model
+from kvferry.model.recording import Recording, entropy_bits, record
+from kvferry.model.session import LOGIT_TOLERANCE, Session
 from kvferry.specs.errors import InputError
 from kvferry.traces.chunks import ChunkTrace
 

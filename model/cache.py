@@ -6,7 +6,7 @@ import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from kvferry.backends.live.model.kv import SessionKv
+from kvferry.model.kv import SessionKv
 from kvferry.specs.errors import KvferryError
 
 

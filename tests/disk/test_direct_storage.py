@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvferry.backends.live.storage import direct_storage as module
-from kvferry.backends.live.storage.direct_storage import BLOCK_BYTES, Data, Storage, StorageError
-from kvferry.backends.live.storage.opened_file import file_system
+from kvferry.disk import direct_storage as module
+from kvferry.disk.direct_storage import BLOCK_BYTES, Data, Storage, StorageError
+from kvferry.disk.opened_file import file_system
 from kvferry.machine.ops import Extents
 from kvferry.specs.errors import InputError
 from kvferry.system.aligned_memory import address, aligned_memory

@@ -4,7 +4,7 @@ from pathlib import Path
 from time import perf_counter, sleep
 from typing import Any
 
-from kvferry.backends.live.storage.direct_storage import Data, Storage
+from kvferry.disk.direct_storage import Data, Storage
 from kvferry.machine.ops import Extents
 from kvferry.sim.storage import map_miss_s, merged
 from kvferry.sim.storage_curve import StorageCurves

@@ -9,9 +9,9 @@ from time import perf_counter, sleep
 
 import numpy as np
 
-from kvferry.backends.live.storage.block_sums import BlockSums, changed_block
-from kvferry.backends.live.storage.direct_storage import Data
-from kvferry.backends.live.storage.opened_file import BLOCK_BYTES, StorageError, file_system, make_room
+from kvferry.disk.block_sums import BlockSums, changed_block
+from kvferry.disk.direct_storage import Data
+from kvferry.disk.opened_file import BLOCK_BYTES, StorageError, file_system, make_room
 from kvferry.machine.ops import Extents
 from kvferry.sim.storage_curve import StorageCurves
 from kvferry.specs.errors import InputError

@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from kvferry.backends.live.model.block_masks import BlockMasks
-from kvferry.backends.live.model.kv import SessionKv
+from kvferry.model.block_masks import BlockMasks
+from kvferry.model.kv import SessionKv
 from kvferry.specs.errors import InputError
 from kvferry.traces.chunks import KEY_BLOCK, QUERY_BLOCK
 

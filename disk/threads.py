@@ -3,7 +3,7 @@
 from queue import SimpleQueue
 from threading import Lock, Thread
 
-from kvferry.backends.live.storage.opened_file import Commands, StorageFile
+from kvferry.disk.opened_file import Commands, StorageFile
 
 
 class Threads:

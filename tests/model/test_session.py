@@ -13,9 +13,9 @@ pytest.importorskip("transformers")
 import torch
 from transformers import DynamicCache
 
-from kvferry.backends.live.model.kv import NotReady, SessionKv
-from kvferry.backends.live.model.models import FAMILIES, random_model
-from kvferry.backends.live.model.session import LOGIT_TOLERANCE, Session
+from kvferry.model.kv import NotReady, SessionKv
+from kvferry.model.models import FAMILIES, random_model
+from kvferry.model.session import LOGIT_TOLERANCE, Session
 from kvferry.specs.errors import InputError, KvferryError
 
 pytestmark = pytest.mark.torch

@@ -9,8 +9,8 @@ pytest.importorskip("transformers")
 
 import torch
 
-from kvferry.backends.live.model.models import random_model
-from kvferry.backends.live.model.recording import record_keys, record_selections
+from kvferry.model.models import random_model
+from kvferry.model.recording import record_keys, record_selections
 from kvferry.specs.errors import InputError
 
 pytestmark = pytest.mark.torch
