@@ -17,11 +17,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from byte_models import CONFIGS, CONTEXT_TOKENS, loss, new_model
 from corpus import Corpus, corpus
 from safetensors.torch import load_file, save_file
 from tasks import needles, recall, repeats
-
-from model import CONFIGS, CONTEXT_TOKENS, loss, new_model
 
 BATCH_TOKENS = 4096
 CHECKPOINT_S = 120.0
