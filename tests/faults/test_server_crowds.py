@@ -1,10 +1,12 @@
 """Clients that are too many, too slow or from elsewhere: the server goes on serving the others, in bounded memory."""
 
+import fcntl
+import os
 import resource
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from http.client import HTTPConnection
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import pytest
 from small_cloud import ALL, MODEL, Watch, address, answering, raw, write_store
 
 from kvferry.cloud.client import CloudClient
+from kvferry.cloud.event_loop import new_event_loop
 from kvferry.cloud.server_process import ServerProcess
 from kvferry.cloud.store import Store, StoreHeader, StoreWriter
 
@@ -51,6 +54,20 @@ def test_idle_connections_beyond_what_select_can_hold(folder: Path, whole: bytes
             idle.enter_context(socket.create_connection(address(server.url), timeout=10))
         assert client.fetch(ALL, 0, Watch()) == whole
         assert server._process.poll() is None
+
+
+def test_the_loop_takes_descriptors_that_select_refuses() -> None:
+    near, far = socket.socketpair()
+    with open_files(2048), near, far, closing(new_event_loop()) as loop:
+        descriptor = fcntl.fcntl(near, fcntl.F_DUPFD, 1100)
+        try:
+            loop.add_reader(descriptor, loop.stop)
+            loop.call_later(10, pytest.fail, "what came was not noticed")
+            far.sendall(b"a")
+            loop.run_forever()
+        finally:
+            loop.remove_reader(descriptor)
+            os.close(descriptor)
 
 
 def test_the_longest_idle_makes_room(folder: Path, whole: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,6 +157,17 @@ def test_clients_that_read_nothing_share_little_memory(large_index: Path, path: 
         with CloudClient(server.url) as client:  # by the time that this is answered, all of those were begun
             assert client.contexts() == ["0"]
         assert resident_bytes(server) < before_bytes + 60e6
+
+
+@pytest.mark.parametrize("begun", [b"", b"GET /con", b"GET /contexts HTTP/1.1\r\nhost: localhost\r\na: "])
+def test_a_request_that_never_ends_is_cut_off(folder: Path, monkeypatch: pytest.MonkeyPatch, begun: bytes) -> None:
+    with (
+        answering(folder, monkeypatch, HEAD_S=0.1) as url,
+        socket.create_connection(address(url), timeout=5) as connection,
+    ):
+        connection.sendall(begun)
+        with suppress(ConnectionError):
+            assert connection.recv(1) == b""
 
 
 @pytest.mark.parametrize("path", ["/contexts/0/index", "/contexts/0/file", "/contexts/0/chunks"])
