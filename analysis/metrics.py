@@ -144,7 +144,7 @@ def _machine_metrics(run: Run, main_processor: str) -> dict[str, float | None]:
     tell("compute", main_processor, {})
     tell("storage", "storage", {"read_bytes": "Read", "write_bytes": "Write"})
     if run.link_times_s:
-        # A replayed link that nobody used was idle: zero is its figure.
+        # A replayed link that was not used was idle: zero is its figure.
         found.setdefault("link_bytes", 0.0)
         found.setdefault("link_utilisation", 0.0)
     return found

@@ -149,7 +149,7 @@ def _parallel(
         yield from rows
     finally:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that results are thrown away: nobody wants them any more
+            warnings.simplefilter("ignore")  # that results are thrown away: they are not needed any more
             rows.close()
 
 
@@ -166,7 +166,8 @@ def _row_alone(key: str, point: Scenario, run: Callable[[Scenario], Run]) -> Row
 
 
 def _begin_worker(parent: int) -> None:
-    """Ctrl-C reaches every process of a terminal: the parent answers it. Killed, it ends nobody: look for it."""
+    """Ignore Ctrl-C, which reaches every process of a terminal: the parent answers it. A killed parent cannot end
+    its workers, so they look for it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def end_with_the_parent() -> None:

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 from kvferry.specs.errors import quoted
 
-# Told how much is done, of how much.
+# Called with how much is done, of how much.
 Progress = Callable[[int, int], None]
 
 

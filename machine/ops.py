@@ -81,7 +81,7 @@ class Batch:
 class Extents:
     """Byte ranges of a storage file: parallel offsets and lengths, thousands of them if need be.
 
-    int64 arrays, or sequences of whole numbers: kept as they came, without a copy, and nobody writes to them
+    int64 arrays, or sequences of whole numbers: kept as they came, without a copy, and not to be written to
     afterwards. Iterating yields (offset, length) as plain ints, whatever they came as.
     """
 

@@ -252,7 +252,7 @@ def _check_fits(spec: ModelSpec, device: torch.device) -> None:
 
 
 def _free_bytes(device: torch.device) -> float | None:
-    """Memory that can still be had; None where nobody says."""
+    """Memory that can still be had; None where the system does not report it."""
     if device.type == "cuda":
         return float(torch.cuda.mem_get_info(device)[0])
     try:

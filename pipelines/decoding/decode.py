@@ -13,17 +13,17 @@ from kvferry.pipelines.decoding.state import DecodeRecord, DecodeState
 from kvferry.policies.decode.stages import Key, Stages
 
 # Called after every token with how many there are.
-Told = Callable[[int], None]
+OnToken = Callable[[int], None]
 Process = Generator[simpy.Event, Any, None]
 
-__all__ = ["DecodeRecord", "OffloadedDecode", "Process", "Told"]
+__all__ = ["DecodeRecord", "OffloadedDecode", "OnToken", "Process"]
 
 
 class OffloadedDecode:
     """A lock-step batch. ``run`` is a SimPy process; ``record`` says what has happened so far."""
 
-    def __init__(self, machine: Machine, plan: DecodePlan, told: Told = lambda tokens: None) -> None:
-        self.plan, self._told = plan, told
+    def __init__(self, machine: Machine, plan: DecodePlan, on_token: OnToken = lambda tokens: None) -> None:
+        self.plan, self._on_token = plan, on_token
         self.now = DecodeState(machine, plan)
         self.record = self.now.record
 
@@ -54,4 +54,4 @@ class OffloadedDecode:
 
     def _token(self) -> None:
         self.record.token_times_s.append(self.now.machine.env.now)
-        self._told(len(self.record.token_times_s))
+        self._on_token(len(self.record.token_times_s))

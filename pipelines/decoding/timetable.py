@@ -51,7 +51,7 @@ class Timetable:
 
 
 def idle_s(during: Interval, work: Iterable[Interval]) -> float:
-    """How long nobody works meanwhile; `work` in order."""
+    """Seconds of `during` in which no work is under way; `work` in order of time."""
     now, until = during
     idle_s = 0.0
     for begin, end in work:

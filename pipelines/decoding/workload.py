@@ -51,7 +51,8 @@ class Decode:
         return f"batch {scenario.decode.workload.batch}, storage {storage.name if storage else 'none'}"
 
     def remark(self, scenario: Scenario) -> str | None:
-        if not scenario.decode.live.paced or scenario.device.storage is None:
+        roles = DECODE_SYSTEMS[scenario.system].with_policies(scenario.policy_values).roles
+        if not scenario.decode.live.paced or scenario.device.storage is None or _all_in_memory(scenario, roles):
             return None
         return (
             "storage is paced by the simulator's own curve: its error is not in this figure (live.paced: false has it)"

@@ -70,7 +70,7 @@ class ContextLoad:
         # How many units arrived and could not be decoded or put in place, and why the first of them.
         self.units_unusable = 0
         self.unusable: KvferryError | None = None
-        # Of those, the ones that nobody had computed meanwhile. Asking for them again would bring the same.
+        # Of those, the ones that had not been computed meanwhile. Asking for them again would bring the same.
         self._lost: set[int] = set()
         self._to_compute: deque[int] = deque()
         self._computing: dict[int, list[Ticket]] = {}
@@ -287,7 +287,7 @@ class ContextLoad:
         self._pump()
 
     def _fail(self, event: simpy.Event) -> None:
-        """Not the link's fault, nor that of what it brought: somebody's mistake, to be told."""
+        """Fail the load: neither the link nor what it brought is at fault, so nothing can make up for it."""
         event.defused = True
         if not self.done.triggered:
             self.done.fail(event.value)
@@ -300,7 +300,7 @@ class ContextLoad:
             self.done.succeed()
             for ticket, n_bytes in dict(self._fetches.values()).items():
                 ticket.cancel()
-                if not ticket.cancelled:  # past the bottleneck: it arrives, and nobody needs it
+                if not ticket.cancelled:  # past the bottleneck: it arrives, and is not needed
                     self.wasted_bytes += n_bytes
             for tickets in reversed(list(self._computing.values())):
                 for ticket in reversed(tickets):

@@ -10,7 +10,7 @@ from kvferry.policies.decode.tuning_limits import MOST_PAIRS, TuningLimits
 from kvferry.specs.base import Spec
 from kvferry.specs.errors import InputError
 
-# As many faults of a file are told.
+# As many faults of a file are shown.
 _MOST_TOLD = 3
 
 

@@ -313,7 +313,7 @@ def _assign(a: Arithmetic, op: Assign) -> list[Work]:
     fixed_s=lambda processor, op: op.blocks * (processor.unit_s + op.slots * processor.slot_s),
 )
 def _bookkeep(a: Arithmetic, op: Bookkeep) -> list[Work]:
-    # Nothing but the host's time, which the profile says per unit.
+    # Nothing but the host's time, which the profile gives per KV block (`unit_s`) and slot (`slot_s`).
     return []
 
 

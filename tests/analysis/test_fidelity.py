@@ -194,3 +194,5 @@ def test_selections_that_a_world_recorded_are_what_is_simulated() -> None:
         assert figures_of(wanted, run)["metrics"]["reuse_rate"] == pytest.approx(10 / 11)
     assert WORKLOADS["decode"].remark(wanted) is not None
     assert WORKLOADS["decode"].remark(load_scenario(DECODING | {"live": {"paced": False}})) is None
+    # It reads no storage, paced or not.
+    assert WORKLOADS["decode"].remark(load_scenario(DECODING | {"system": "vllm"})) is None

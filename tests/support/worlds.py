@@ -92,7 +92,7 @@ def nearest(op: Assign) -> np.ndarray:
 
 def live() -> World:
     """Threads, a local link, a storage file and sockets: an op takes 20 ms, as does moving 100 kB over the link."""
-    # Imported here, as whoever tests another world needs none of it.
+    # Imported here, as tests of another world need none of it.
     from kvferry.backends.live.engine.channel import SocketSwitchboard
     from kvferry.backends.live.engine.environment import WallClockEnvironment
     from kvferry.backends.live.engine.machine import LiveMachine

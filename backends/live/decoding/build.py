@@ -103,12 +103,12 @@ def decode_storage(scenario: Scenario, sizes: DecodeSizes, stack: ExitStack) -> 
 
 def storage_measured(storage: Storage | MappedStorage) -> dict[str, Any]:
     """What the file's storage did, for a run's record."""
-    told: dict[str, Any] = {"kv_read_bytes": storage.peak_buffer_bytes}
+    found: dict[str, Any] = {"kv_read_bytes": storage.peak_buffer_bytes}
     if isinstance(storage, PacedStorage | MappedStorage):
-        told |= {"storage_batches": storage.batches, "storage_batches_late": storage.late}
+        found |= {"storage_batches": storage.batches, "storage_batches_late": storage.late}
     if isinstance(storage, MappedStorage):
-        told |= {"faulted_bytes": storage.faulted_bytes, "mapped_bytes": storage.peak_bytes}
-    return told
+        found |= {"faulted_bytes": storage.faulted_bytes, "mapped_bytes": storage.peak_bytes}
+    return found
 
 
 def _index(scenario: Scenario, sizes: DecodeSizes, model: PreTrainedModel, prompts: Prompts, say: Say) -> Index | None:

@@ -56,17 +56,17 @@ class DecodingParts:
         """Answers, memory and storage as they were. Writes the selections where the scenario wants them; "not_recorded"
         says why they could not be written."""
         runner, storage = self.runner, self._storage
-        told: dict[str, Any] = {
+        found: dict[str, Any] = {
             "answers": {str(sequence): answer for sequence, answer in enumerate(runner.answers)},
             "kv_metadata_bytes": runner.metadata_bytes,
             "kv_buffer_bytes": runner.buffer_bytes,
         }
         if storage is not None:
-            told |= storage_measured(storage)
-            told["kv_buffer_bytes"] += told.get("mapped_bytes", 0)
+            found |= storage_measured(storage)
+            found["kv_buffer_bytes"] += found.get("mapped_bytes", 0)
         if self._scenario.decode.live.record_selections is not None:
-            told |= self._record(Path(self._scenario.decode.live.record_selections))
-        return told
+            found |= self._record(Path(self._scenario.decode.live.record_selections))
+        return found
 
     def _record(self, path: Path) -> dict[str, str]:
         """Write the selections. A failure does not lose the run: it is said, and returned under its key."""
