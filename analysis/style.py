@@ -85,6 +85,8 @@ _KIND_OF_WORD = {
     "compute": "computed",
     "computed": "computed",
     "prefill": "prefill",
+    "prefilllayer": "prefill",
+    "decompose": "prefill",
     "prompt": "prefill",
     "first": "decode",
     "decode": "decode",
@@ -92,6 +94,13 @@ _KIND_OF_WORD = {
     "decodeattention": "decode",
     "feedforward": "decode",
     "select": "decode",
+    "retrieve": "decode",
+    "assign": "decode",
+    "bookkeep": "decode",
+    "reconstruct": "decode",
+    "projectqkv": "decode",
+    "restoflayer": "decode",
+    "outputhead": "decode",
     "decompress": "streamed",
 }
 

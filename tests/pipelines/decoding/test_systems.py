@@ -7,6 +7,7 @@ from tiny import DECODING as TINY
 
 from kvferry.analysis.metrics import metrics_for
 from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS
+from kvferry.pipelines.parameters import BadParameters
 from kvferry.pipelines.run import run_scenario
 from kvferry.policies.decode.blocking import TokenGroups, ValueGroups
 from kvferry.policies.decode.placement import OneTier
@@ -93,3 +94,10 @@ def test_an_ablation_is_one_line() -> None:
     assert with_buffer["reuse_rate"] > 0
     assert "reuse_rate" not in without
     assert without["read_bytes"] > with_buffer["read_bytes"]
+
+
+@pytest.mark.parametrize("role", ["selector", "layout", "upkeep", "residency"])
+def test_a_system_with_all_kv_in_memory_takes_no_role_that_it_would_ignore(role: str) -> None:
+    name = {"selector": "low-rank-keys", "layout": "groups", "upkeep": "none", "residency": "none"}[role]
+    with pytest.raises(BadParameters, match=rf"policies.{role}: .*"):
+        DECODE_SYSTEMS["vllm"].with_policies({role: name})
