@@ -56,7 +56,7 @@ def test_deeper_layers_keep_half_the_levels() -> None:
 
 def test_values_may_differ_by_token_chunk() -> None:
     sizes = fp16(np.ones((2, 3, 4)), np.array([100, 10])).encoded_bytes
-    assert sizes.model == (2, 3, 4)
+    assert sizes.shape == (2, 3, 4)
     assert (sizes[0] == 200).all()
     assert (sizes[1] == 20).all()
 
