@@ -151,7 +151,7 @@ class BringMissing:
         found = now.found[layer]
         assert found is not None
         if not now.away(layer):
-            return after[0]
+            return now.there(layer, after)
         missing = Extents(*now.blocks.ranges(layer, *found.to_move))
         return now.machine.move(missing, now.tiers[layer], "device", after=(*after, *now.arriving[layer]))
 
@@ -168,7 +168,7 @@ class BringAll:
         stored = now.kept.stored(layer)
         now.tokens[layer] = stored * now.plan.group_tokens
         if not now.away(layer):
-            return after[0] if after else now.nothing()
+            return now.there(layer, after)
         whole = Extents(*now.blocks.stretches(layer, stored))
         return now.machine.move(whole, now.tiers[layer], "device", after=(*after, *now.arriving[layer]))
 

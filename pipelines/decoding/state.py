@@ -1,6 +1,6 @@
 """What a batch under way consists of: the machine, the plan, and what the roles and the present step hold."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -82,7 +82,13 @@ class DecodeState:
                 layers = np.flatnonzero([tier == each for each in self.tiers])
                 self.machine.move(Extents(*written(layers)), "device", tier, after=(after,))
 
-    def nothing(self) -> Ticket:
+    def there(self, layer: int, after: Sequence[Ticket]) -> Ticket:
+        """Fires when a layer's KV is in the processor's memory, where its placement may have begun to move it in this
+        step: attention, which comes after it, is behind `after` in the processor's own queue."""
+        moved = self.arriving[layer]
+        return moved[0] if moved else after[0] if after else self._nothing()
+
+    def _nothing(self) -> Ticket:
         """A ticket of work that was done before."""
         ticket, now_s = Ticket(self.machine.env), self.machine.env.now
         ticket.settle(None, now_s, now_s)
