@@ -74,7 +74,7 @@ def run_scenario(
 
         outcome, why = _drive(world, flow, totals)
         ran_s, end = perf_counter() - began_s, totals()
-        left = flow.left(world, end, interrupted=outcome == "interrupted")
+        left = flow.left(world, end)
         memory = world.machine.memory
         times_s, rates = _link_over(world, end.now_s) if flow.needs.codec is not None else ((), ())
         return Run(

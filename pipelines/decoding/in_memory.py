@@ -64,7 +64,7 @@ class InMemoryFlow:
         )
         yield from self._decode.run()
 
-    def left(self, world: World, end: Totals, interrupted: bool) -> Left:
+    def left(self, world: World, end: Totals) -> Left:
         decode = self._decode
         records = [] if decode is None else _records(decode)
         decoded = Decoded(

@@ -98,7 +98,7 @@ class OffloadedFlow:
         self._decode = OffloadedDecode(world.machine, self._plan, on_token)
         yield from self._decode.run(self._steps)
 
-    def left(self, world: World, end: Totals, interrupted: bool) -> Left:
+    def left(self, world: World, end: Totals) -> Left:
         plan, times_s = self._plan, self._times_s
         decoded = Decoded(
             batch=plan.sequences,

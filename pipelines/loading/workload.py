@@ -74,7 +74,7 @@ class ContextReuseFlow:
         self._requests = Requests(self._scenario, self._system, world.link.mean(), estimate_s, world.stored)
         yield from self._requests.run(world.machine, self._finished)
 
-    def left(self, world: World, end: Totals, interrupted: bool) -> Left:
+    def left(self, world: World, end: Totals) -> Left:
         return Left(requests=sorted(self._with_bounds(world), key=lambda record: record.request))
 
     def kept(self) -> str:

@@ -1,5 +1,6 @@
 """What selectors share that score every KV block and take the best."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -13,7 +14,7 @@ from kvferry.policies.decode.stages import Stages
 
 
 @dataclass(frozen=True, kw_only=True)
-class TopBlocks:
+class TopBlocks(ABC):
     """The blocks with the highest scores: as many as hold ``selected_tokens``, of each KV head (``per_head``) or of all
     together. ``ahead``: by a prediction of the query, while the layer before computes. ``scores``: how heads that
     choose together agree, as IndexSpec has it."""
@@ -36,9 +37,9 @@ class TopBlocks:
     def take(self, ranked: BlockRows, tokens: np.ndarray | None) -> BlockRows:
         return ranked
 
+    @abstractmethod
     def vectors(self, block_tokens: int, stored: int) -> int:
         """How many vectors of `stored` blocks are scored per sequence."""
-        raise NotImplementedError
 
     def stages(self, layers: int, beside: tuple[str, ...]) -> Stages:
         return chosen_stages(self.ahead, layers, beside)

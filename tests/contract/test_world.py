@@ -59,7 +59,7 @@ def test_a_world_keeps_its_word(backend: str, kind: str) -> None:
         began_s = world.machine.env.now
         env = world.machine.env
         env.run(until=env.process(flow.run(world, lambda: totals(world))))
-        left = flow.left(world, totals(world), interrupted=False)
+        left = flow.left(world, totals(world))
         # Its clock begins at 0, and every span lies on it.
         assert 0 <= began_s <= min(span.start_s for span in spans)
         assert all(span.start_s <= span.end_s <= env.now for span in spans)
