@@ -24,7 +24,7 @@ from kvferry.calibration.task import Task
 from kvferry.disk.direct_storage import Storage
 from kvferry.machine.span import Span
 from kvferry.model.whole_prefill import PrefilledLayer
-from kvferry.pipelines.decoding.decode import OffloadedDecode
+from kvferry.pipelines.decoding.decode import LockStepDecode
 from kvferry.pipelines.decoding.plan import DecodePlan, plan_of
 from kvferry.policies.decode import scored_keys
 from kvferry.policies.decode.blocking import TokenGroups
@@ -83,7 +83,7 @@ def decoding(rig: Rig, folder: Path, point: Point) -> list[Measurement]:
             tell=spans.append,
         )
         with machine:
-            machine.env.run(until=machine.env.process(OffloadedDecode(machine, plan).run(_OUTPUT)))
+            machine.env.run(until=machine.env.process(LockStepDecode(machine, plan).run(_OUTPUT)))
     at = {
         "batch": float(point.batch),
         "keys": float(point.context),

@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from offload_quality import Told, needles, texts
+from selection_quality import Told, needles, texts
 from transformers import PreTrainedModel
 
 from kvferry.backends.live.decoding.block_format import BlockFormat
@@ -40,7 +40,7 @@ from kvferry.model.decoder import Decoder
 from kvferry.model.prompts import Prompts
 from kvferry.model.scenario_model import model_of
 from kvferry.model.whole_prefill import PrefilledLayer, prefill_layer
-from kvferry.pipelines.decoding.decode import OffloadedDecode
+from kvferry.pipelines.decoding.decode import LockStepDecode
 from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS
 from kvferry.pipelines.decoding.workload import plan_for
 from kvferry.policies.decode.index import IndexSpec
@@ -152,7 +152,7 @@ def compared(
         Storage.create(path, plan.layout.file_bytes, direct=False) as storage,
         LiveMachine("here", runner, capacity_bytes=1e12, storage=storage, source=source) as machine,
     ):
-        flow = OffloadedDecode(machine, plan)
+        flow = LockStepDecode(machine, plan)
         machine.env.run(until=machine.env.process(flow.run(len(told.said))))
     path.unlink()
     hits, mass = attended(told, true, plan.group_tokens, runner.chosen)

@@ -16,10 +16,10 @@ from kvferry.policies.decode.stages import Key, Stages
 OnToken = Callable[[int], None]
 Process = Generator[simpy.Event, Any, None]
 
-__all__ = ["DecodeRecord", "OffloadedDecode", "OnToken", "Process"]
+__all__ = ["DecodeRecord", "LockStepDecode", "OnToken", "Process"]
 
 
-class OffloadedDecode:
+class LockStepDecode:
     """A lock-step batch. ``run`` is a SimPy process; ``record`` says what has happened so far."""
 
     def __init__(self, machine: Machine, plan: DecodePlan, on_token: OnToken = lambda tokens: None) -> None:

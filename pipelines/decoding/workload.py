@@ -7,7 +7,7 @@ from dataclasses import replace
 from kvferry.backends.world import Needs, World
 from kvferry.machine.machine import Machine, Refused
 from kvferry.pipelines.decoding.budget import asked_batch, fitting_batch, sequence_bytes
-from kvferry.pipelines.decoding.decode import OffloadedDecode
+from kvferry.pipelines.decoding.decode import LockStepDecode
 from kvferry.pipelines.decoding.in_memory import InMemoryFlow
 from kvferry.pipelines.decoding.plan import DecodePlan, plan_of
 from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS, DecodeSystem
@@ -65,10 +65,10 @@ class Decode:
         plan = plan_for(scenario, system)
         if isinstance(system.roles.placement, AllOrNothing):
             plan = replace(plan, mapped_bytes=plan.sequences * sequence_bytes(scenario, plan.sequences))
-        return OffloadedFlow(scenario, plan, progress)
+        return LockStepFlow(scenario, plan, progress)
 
 
-class OffloadedFlow:
+class LockStepFlow:
     """A Flow of a batch whose KV lies on storage."""
 
     def __init__(self, scenario: Scenario, plan: DecodePlan, progress: Progress) -> None:
@@ -76,7 +76,7 @@ class OffloadedFlow:
         output, decoded = scenario.decode.workload.output, scenario.decode.workload.decoded
         # Tokens per sequence that are really decoded.
         self._steps = output if decoded is None else min(output, decoded)
-        self._decode: OffloadedDecode | None = None
+        self._decode: LockStepDecode | None = None
         self._half: Totals | None = None
         self._half_counts: dict[str, float] = {}
 
@@ -95,7 +95,7 @@ class OffloadedFlow:
             if tokens % _PROGRESS_TOKENS == 0 or tokens == output:
                 self._progress(tokens, output)
 
-        self._decode = OffloadedDecode(world.machine, self._plan, on_token)
+        self._decode = LockStepDecode(world.machine, self._plan, on_token)
         yield from self._decode.run(self._steps)
 
     def left(self, world: World, end: Totals) -> Left:

@@ -49,10 +49,10 @@ class AllOrNothing:
 @dataclass(frozen=True, kw_only=True)
 class Progressive:
     """As many layers as fit stay in the processor's memory. As the KV grows, one after the other moves to
-    ``offload_to``, the last layer first (SpeContext, algorithms 1 and 2)."""
+    ``overflow``, the last layer first (SpeContext, algorithms 1 and 2)."""
 
-    offload_to: Literal["host", "storage"] = "host"
+    overflow: Literal["host", "storage"] = "host"
 
     def tiers(self, size: KvSize) -> tuple[Tier, ...]:
         fitting = min(size.layers, int(max(0.0, size.memory_bytes) // (size.tokens * size.token_bytes)))
-        return tuple("device" if layer < fitting else self.offload_to for layer in range(size.layers))
+        return tuple("device" if layer < fitting else self.overflow for layer in range(size.layers))

@@ -8,7 +8,7 @@ import numpy as np
 from tiny import unit_model
 from worlds import World, finish
 
-from kvferry.pipelines.decoding.decode import OffloadedDecode
+from kvferry.pipelines.decoding.decode import LockStepDecode
 from kvferry.pipelines.decoding.plan import plan_of
 from kvferry.policies.decode.blocking import TokenGroups
 from kvferry.policies.decode.layout import Ranges
@@ -132,7 +132,7 @@ def test_clusters_grow_split_and_are_written(world: World) -> None:
     model = unit_model(kv_value_bytes=1.0, layers=LAYERS)
     sizes = {"sequences": SEQUENCES, "context": CONTEXT, "output": STEPS}
     plan = plan_of(roles, model, **sizes, budget_bytes=1e9, alignment_bytes=4)
-    decode = OffloadedDecode(world.machine, plan)
+    decode = LockStepDecode(world.machine, plan)
     finish(world, world.machine.env.process(decode.run(STEPS)))
     clusters: Any = decode.now.kept
     assert clusters.splits > 0

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from tiny import unit_model
 from worlds import World, finish
 
-from kvferry.pipelines.decoding.decode import OffloadedDecode
+from kvferry.pipelines.decoding.decode import LockStepDecode
 from kvferry.pipelines.decoding.plan import plan_of
 from kvferry.policies.decode.blocking import TokenGroups
 from kvferry.policies.decode.placement import KvSize
@@ -69,7 +69,7 @@ def test_layers_move_one_by_one_as_memory_fills(world: World) -> None:
         roles, model, sequences=1, context=CONTEXT, output=STEPS, budget_bytes=plan.memory_bytes + 3 * 2 * CONTEXT
     )
     seen: list[tuple[Tier, ...]] = []
-    decode = OffloadedDecode(world.machine, plan, lambda tokens: seen.append(decode.now.tiers))
+    decode = LockStepDecode(world.machine, plan, lambda tokens: seen.append(decode.now.tiers))
     finish(world, world.machine.env.process(decode.run(STEPS)))
     d, h, s = "device", "host", "storage"
     # After prefill and the first token, four tokens; then five, six and seven.

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from tiny import LIVE_MODEL
 
-from kvferry.pipelines.decoding.decode import OffloadedDecode
+from kvferry.pipelines.decoding.decode import LockStepDecode
 from kvferry.pipelines.decoding.plan import DecodePlan, plan_of
 from kvferry.policies.decode.roles import Roles
 from kvferry.specs.model import ModelSpec
@@ -68,7 +68,7 @@ class SmallDecoding:
         )
         self.storage = Storage.create(folder / "kv.bin", layout.file_bytes)
         self.machine = LiveMachine("here", self.runner, capacity_bytes=1e9, storage=self.storage, source=source)
-        self.flow = OffloadedDecode(self.machine, self.plan, self.after_each_token)
+        self.flow = LockStepDecode(self.machine, self.plan, self.after_each_token)
         self.output = output
 
     def run(self) -> list[list[int]]:

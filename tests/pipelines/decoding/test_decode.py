@@ -12,7 +12,7 @@ from kvferry.analysis.metrics import metrics_for, metrics_of
 from kvferry.backends.fake import FakeMachine
 from kvferry.machine.machine import Machine
 from kvferry.machine.ops import DecodeAttention, Select
-from kvferry.pipelines.decoding.decode import OffloadedDecode
+from kvferry.pipelines.decoding.decode import LockStepDecode
 from kvferry.pipelines.decoding.delays import Delays
 from kvferry.pipelines.decoding.plan import DecodePlan, plan_of
 from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS
@@ -44,7 +44,7 @@ def plan(system: str = "kvswap", **policies: Any) -> DecodePlan:
 def token_times_s(chosen: DecodePlan, steps: int) -> list[float]:
     """Every op takes a second, storage moves a byte per second."""
     machine: Machine = FakeMachine()
-    decode = OffloadedDecode(machine, chosen)
+    decode = LockStepDecode(machine, chosen)
     machine.env.run(until=machine.env.process(decode.run(steps)))
     return decode.record.token_times_s
 
@@ -99,7 +99,7 @@ class Noting(FakeMachine):
 
 def noted(chosen: DecodePlan, steps: int, kind: type) -> list[Any]:
     machine = Noting()
-    machine.env.run(until=machine.env.process(OffloadedDecode(machine, chosen).run(steps)))
+    machine.env.run(until=machine.env.process(LockStepDecode(machine, chosen).run(steps)))
     return [op for op in machine.ops if isinstance(op, kind)]
 
 

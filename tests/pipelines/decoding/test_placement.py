@@ -7,7 +7,7 @@ from tiny import unit_model
 from kvferry.backends.fake import FakeMachine
 from kvferry.machine.ops import DecodeAttention, Op
 from kvferry.machine.ticket import Ticket
-from kvferry.pipelines.decoding.decode import OffloadedDecode
+from kvferry.pipelines.decoding.decode import LockStepDecode
 from kvferry.pipelines.decoding.plan import plan_of
 from kvferry.policies.decode.blocking import TokenGroups
 from kvferry.policies.decode.placement import KvSize
@@ -49,7 +49,7 @@ def test_attention_waits_for_kv_that_its_placement_moves_back() -> None:
     roles = Roles(selector=Everything(), layout=TokenGroups(group_tokens=1), placement=Returning())
     model = unit_model(layers=2, kv_value_bytes=1.0)
     plan = plan_of(roles, model, sequences=1, context=4, output=3, budget_bytes=1e9)
-    decode = OffloadedDecode(machine, plan)
+    decode = LockStepDecode(machine, plan)
     machine.env.run(until=machine.env.process(decode.run(3)))
     # The second step has both layers moved back; each one's attention begins when its KV is there.
     moved, attended = machine.moves[-2:], machine.attended[-2:]

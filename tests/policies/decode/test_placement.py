@@ -21,5 +21,5 @@ def test_layers_move_from_the_last_one_on() -> None:
     # A layer of 4 tokens takes 8 B, of 5 tokens 10 B, of 10 tokens 20 B.
     near = [Progressive().tiers(size(tokens, 39)).count("device") for tokens in (4, 5, 6, 7, 10)]
     assert near == [4, 3, 3, 2, 1]
-    assert Progressive(offload_to="storage").tiers(size(5, 39)) == ("device", "device", "device", "storage")
+    assert Progressive(overflow="storage").tiers(size(5, 39)) == ("device", "device", "device", "storage")
     assert Progressive().tiers(size(5, -1)) == ("host",) * 4

@@ -1,6 +1,6 @@
 """KVSwap for real on a paced file: what overlap and reuse gain.
 
-    python studies/offload_live.py [--runs 3] [--set KEY=VALUE ...]
+    python studies/kvswap_live.py [--runs 3] [--set KEY=VALUE ...]
 
 Decodes the scenario with reading ahead and the reuse buffer, and without either, in turns. How far the simulator is off
 is asked by ``kvferry fidelity decode-fidelity``.

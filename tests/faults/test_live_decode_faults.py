@@ -55,7 +55,7 @@ def told_until_it_failed(wanted: Scenario, harm: Callable[[int], None]) -> tuple
     from kvferry.pipelines.decoding import workload as decoding
 
     told: list[int] = []
-    really = decoding.OffloadedDecode
+    really = decoding.LockStepDecode
 
     class Harmed(really):  # type: ignore[valid-type, misc]
         def __init__(self, machine: Any, plan: Any, say: Any) -> None:
@@ -65,12 +65,12 @@ def told_until_it_failed(wanted: Scenario, harm: Callable[[int], None]) -> tuple
 
             super().__init__(machine, plan, after)
 
-    decoding.OffloadedDecode = Harmed  # type: ignore[misc]
+    decoding.LockStepDecode = Harmed  # type: ignore[misc]
     try:
         with pytest.raises(StorageError) as caught:
             run_scenario(wanted)
     finally:
-        decoding.OffloadedDecode = really  # type: ignore[misc]
+        decoding.LockStepDecode = really  # type: ignore[misc]
     return told, caught.value
 
 

@@ -1,4 +1,4 @@
-"""What selecting groups costs in quality, measured: python studies/offload_quality.py [--output FOLDER]
+"""What selecting groups costs in quality, measured: python studies/selection_quality.py [--output FOLDER]
 
 A real model decodes with its KV in a file, through the pipeline that scenarios run, and is told what to say: a text's
 own continuation, or questions about needles in it with their answers. Its next-token distributions are compared with
@@ -36,7 +36,7 @@ from kvferry.model.decoder import Decoder
 from kvferry.model.models import load_model, spec_of
 from kvferry.model.prompts import Prompts
 from kvferry.model.whole_prefill import PrefilledLayer, prefill_layer
-from kvferry.pipelines.decoding.decode import OffloadedDecode
+from kvferry.pipelines.decoding.decode import LockStepDecode
 from kvferry.pipelines.decoding.plan import plan_of
 from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS
 from kvferry.policies.decode.roles import Roles
@@ -93,7 +93,7 @@ def exact(model: PreTrainedModel, told: Told) -> Exact:
 
 def decoded(
     model: PreTrainedModel, told: Told, true: Exact, way: Way, adapters: torch.Tensor, folder: Path
-) -> tuple[torch.Tensor, list[np.ndarray], OffloadedDecode]:
+) -> tuple[torch.Tensor, list[np.ndarray], LockStepDecode]:
     """Logits before each said token, the groups chosen step by step and layer by layer, and the pipeline."""
     spec = spec_of(model)
     plan = plan_of(way.roles, spec, sequences=1, context=len(told.context), output=len(told.said), budget_bytes=1e12)
@@ -124,14 +124,14 @@ def decoded(
         Storage.create(path, plan.layout.file_bytes, direct=False) as storage,
         LiveMachine("here", runner, capacity_bytes=1e12, storage=storage, source=source) as machine,
     ):
-        flow = OffloadedDecode(machine, plan)
+        flow = LockStepDecode(machine, plan)
         machine.env.run(until=machine.env.process(flow.run(len(told.said))))
     path.unlink()
     return torch.cat(logits).float(), [ids[0, 0].numpy() for ids in runner.chosen], flow
 
 
 def compared(
-    told: Told, true: Exact, way: Way, found: tuple[Any, list[np.ndarray], OffloadedDecode]
+    told: Told, true: Exact, way: Way, found: tuple[Any, list[np.ndarray], LockStepDecode]
 ) -> dict[str, float]:
     logits, chosen, flow = found
     group, layers = flow.plan.group_tokens, flow.plan.model.layers
