@@ -9,10 +9,10 @@ import numpy as np
 
 from kvferry.analysis.envelope import to_json
 from kvferry.analysis.folder import write_pictures
-from kvferry.analysis.reproduction.evidence import conditions_of, figure_of
+from kvferry.analysis.reproduction.evidence import conditions_of, figures_of
 from kvferry.analysis.reproduction.paper import ExhibitSpec, OrderSpec, Paper, load_paper
 from kvferry.analysis.reproduction.results import Key, Progress, Results, carry_out
-from kvferry.analysis.reproduction.verdict import verdict_of
+from kvferry.analysis.reproduction.verdict import hits, median_of, verdict_of
 from kvferry.system.whole_file import write_file
 
 Report = dict[str, Any]
@@ -22,21 +22,26 @@ def reproduce_paper(
     name: str,
     output: Path | None = None,
     *,
+    seeds: int | None = None,
     workers: int | None = None,
     progress: Progress = lambda done, of: None,
 ) -> Report:
-    """Run a paper's experiments and judge its claims.
+    """Run a paper's experiments, each with the first `seeds` of its seeds (None: with all), and judge its claims.
 
     {"paper", "agreement": as ``agreement_of`` has it,
-    "claims": [{"id", "what", "paper_low", "paper_high", "ours", "ours_low", "ours_high", "verdict", "fitted",
-    "why"}], "cells": [{"experiment", "case", "system", ..., "metric", "paper", "ours", "relative_error"}], "tables":
-    [{"name", "status", "why"}]}. What does not exist is None.
+    "claims": [{"id", "what", "paper_low", "paper_high", "ours", "ours_low", "ours_high": medians over the seeds,
+    "ours_range", "ours_low_range", "ours_high_range": each the least and the most of them, "seeds", "seeds_hit": how
+    many would hit by themselves, "verdict", "fitted", "why"}], "cells": [{"experiment", "case", "system", ...,
+    "metric", "paper", "ours", "ours_range", "relative_error"}], "tables": [{"name", "status", "why"}]}. What does not
+    exist is None.
 
     With an `output` folder the runs are kept there (the next call runs only what is missing), with report.json, a
     plain report.txt and pictures. Raises InputError for a paper that is not known, KvferryError for a folder that
     cannot be written.
     """
     paper = load_paper(name)
+    if seeds is not None:
+        paper = paper.with_seeds(seeds)
     if output is not None:
         results = carry_out(paper, output / "runs", workers, progress)
     else:
@@ -65,7 +70,8 @@ def report_of(paper: Paper, results: Results) -> Report:
 def _claim(paper: Paper, number: int, results: Results) -> Report:
     claim = paper.claims[number]
     evidence = paper.evidence[claim.id]
-    figure = figure_of(paper, evidence, results)
+    figures = figures_of(paper, evidence, results)
+    figure = median_of(figures) if figures else None
     return {
         "id": claim.id,
         "what": f"{claim.metric} of {claim.subject}{claim.reference and ' over ' + claim.reference} ({claim.where})",
@@ -74,33 +80,46 @@ def _claim(paper: Paper, number: int, results: Results) -> Report:
         "ours": figure and figure.value,
         "ours_low": figure and figure.low,
         "ours_high": figure and figure.high,
-        "verdict": verdict_of(claim, figure),
+        "ours_range": _range(f.value for f in figures),
+        "ours_low_range": _range(f.low for f in figures),
+        "ours_high_range": _range(f.high for f in figures),
+        "seeds": len(figures),
+        "seeds_hit": None if claim.statistic == "measured" else sum(hits(claim, f) for f in figures),
+        "verdict": verdict_of(claim, figures),
         "fitted": bool(evidence.fitted),
         "why": conditions_of(paper, evidence, results),
     }
 
 
+def _range(figures: Iterable[float | None]) -> list[float] | None:
+    """The least and the most; None without any."""
+    known = [figure for figure in figures if figure is not None]
+    return [min(known), max(known)] if known else None
+
+
 def _cells(paper: Paper, key: Key, results: Results) -> Iterable[Report]:
     """A run's figures beside the paper's printed ones, if it prints any."""
-    scenario, row = results.scenarios[key], results.rows[key]
+    scenario = results.scenarios[key]
     simulated = paper.experiments[key.experiment].by == "simulation"
-    metrics = paper.cell_metrics if simulated else [name for name in row if name != "outcome"]
+    metrics = paper.cell_metrics if simulated else [name for name in results.rows[key][0] if name != "outcome"]
     printed = {cell.metric: cell for cell in paper.cells if (cell.experiment, cell.case, cell.system) == key}
-    paper_s = results.rows.get(key._replace(system=paper.name), {}).get("ttft_s")
+    of_paper = key._replace(system=paper.name)
+    paper_s = results.figure(of_paper, "ttft_s") if of_paper in results.rows else None
     for metric in metrics:
         ours = results.figure(key, metric)
         cell = printed.get(metric)
-        if cell is not None and ours is not None:
-            ours *= cell.scale
+        scale = 1.0 if cell is None else cell.scale
+        ours = None if ours is None else ours * scale
         yield {
             **key._asdict(),
             "device": scenario.device.name,
             "model": scenario.model.name,
             "context": scenario.workload.context,
-            "outcome": row["outcome"],
+            "outcome": results.outcome(key),
             "metric": metric,
             "paper": None if cell is None else float(cell.printed),
             "ours": ours,
+            "ours_range": _range(f and f * scale for f in results.of_seeds(key, metric)),
             "relative_error": None if cell is None or ours is None else cell.error(ours),
             **({f"over_{paper.name}": ours / paper_s} if metric == "ttft_s" and ours and paper_s else {}),
         }
@@ -178,12 +197,28 @@ def write_report(folder: Path, paper: Paper, report: Report, results: Results) -
         write_pictures(folder / "pictures" / name, pictures)
 
 
+def _spread(claim: Report) -> str:
+    """How the seeds differ: "; over 5 seeds 1.1 to 1.3, 3 hit"; of a sweep, each of its ends."""
+    if claim["seeds"] < 2:
+        return ""
+    sweep = claim["paper_low"] != claim["paper_high"] and claim["paper_low"]
+    ranges = [claim["ours_low_range"], claim["ours_high_range"]] if sweep else [claim["ours_range"]]
+    told = " and ".join(f"{low:.3g} to {high:.3g}" for low, high in ranges)
+    hit = "" if claim["seeds_hit"] is None else f", {claim['seeds_hit']} hit"
+    return f"; over {claim['seeds']} seeds {told}{hit}"
+
+
+def _between(ends: list[float] | None) -> str:
+    """ " [1.1 to 1.3]", over the seeds; nothing where they do not differ."""
+    return f"  [{ends[0]:.4g} to {ends[1]:.4g}]" if ends and ends[0] != ends[1] else ""
+
+
 def _lines(report: Report) -> Iterable[str]:
     """The report as plain text."""
     for claim in report["claims"]:
         printed = f"paper {claim['paper_low']:g} to {claim['paper_high']:g}"
         ours = "ours {ours:.3g} ({ours_low:.3g} to {ours_high:.3g})".format(**claim) if claim["ours"] else "ours none"
-        yield f"{claim['id']}  {claim['verdict']}  {printed}  {ours}"
+        yield f"{claim['id']}  {claim['verdict']}  {printed}  {ours}{_spread(claim)}"
         yield f"    {claim['what']}"
         yield f"    {claim['why']}"
     yield ""
@@ -194,7 +229,8 @@ def _lines(report: Report) -> Iterable[str]:
     for cell in report["cells"]:
         if cell["ours"] is not None:
             where = "  ".join(str(cell[key]) for key in ("experiment", "case", "system"))
-            over = "" if cell["paper"] is None else f"  paper {cell['paper']:g} ({cell['relative_error']:+.1%})"
+            over = _between(cell["ours_range"])
+            over += "" if cell["paper"] is None else f"  paper {cell['paper']:g} ({cell['relative_error']:+.1%})"
             over += "".join(f"  x{value:.2f}" for key, value in cell.items() if key.startswith("over_"))
             yield f"{where}  {cell['metric']}  {cell['ours']:.4g}{over}"
     yield ""

@@ -10,20 +10,27 @@ from kvferry.pipelines.workloads import WORKLOADS
 from kvferry.specs.scenario import Scenario
 
 
-def figure_of(paper: Paper, evidence: EvidenceSpec, results: Results) -> Figure | None:
-    """Our answer; None when no case has one."""
-    found = {case: _figure(evidence, case, results) for case in _cases(paper, evidence)}
+def figures_of(paper: Paper, evidence: EvidenceSpec, results: Results) -> tuple[Figure, ...]:
+    """Our answer with each seed; a seed without one for any case is left out."""
+    seeds = range(len(paper.seeds_of(evidence.experiment)))
+    found = (_figure_with(seed, paper, evidence, results) for seed in seeds)
+    return tuple(figure for figure in found if figure is not None)
+
+
+def _figure_with(seed: int, paper: Paper, evidence: EvidenceSpec, results: Results) -> Figure | None:
+    """The answer with the seed at this place of the experiment's; None when no case has one."""
+    found = {case: _case_with(seed, evidence, case, results) for case in _cases(paper, evidence)}
     figures = [figure for figure in found.values() if figure is not None]
     if not figures:
         return None
-    complete = len(figures) == len(found) and all(results.done(key) for key in _keys(paper, evidence))
+    done = all(results.rows[key][seed]["outcome"] == "done" for key in _keys(paper, evidence))
     value = max(figures) if evidence.take == "max" else mean(figures)
-    return Figure(value=value, low=min(figures), high=max(figures), complete=complete)
+    return Figure(value=value, low=min(figures), high=max(figures), complete=done and len(figures) == len(found))
 
 
-def _figure(evidence: EvidenceSpec, case: str, results: Results) -> float | None:
+def _case_with(seed: int, evidence: EvidenceSpec, case: str, results: Results) -> float | None:
     def of(system: str, metric: str, at: str = case) -> float | None:
-        return results.figure(Key(evidence.experiment, at, system), metric)
+        return results.of_seeds(Key(evidence.experiment, at, system), metric)[seed]
 
     ours = of(evidence.system, evidence.metric)
     if ours is None:

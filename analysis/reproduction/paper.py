@@ -8,11 +8,11 @@ cells.csv         cells of its tables, where it prints any that are run
 
 import csv
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import Field, ValidationError
+from pydantic import Field, NonNegativeInt, ValidationError
 
 from kvferry.scenarios.faults import complaints_of, input_error
 from kvferry.specs.base import Spec
@@ -49,7 +49,8 @@ class SystemSpec(Spec):
 class ExperimentSpec(Spec):
     """A base scenario with settings (dotted keys, as ``--set`` takes them); every case under every system.
 
-    `by` is "simulation", or a measurement of measurements.py, whose figures need no run.
+    `by` is "simulation", or a measurement of measurements.py, whose figures need no run. `seeds` replaces the paper's;
+    an experiment that sets `seed` itself, in its settings or a case, is run with that one alone.
     """
 
     title: str
@@ -59,6 +60,7 @@ class ExperimentSpec(Spec):
     cases: Mapping[str, Mapping[str, Any]] = Field(min_length=1)
     systems: tuple[str, ...] = Field(min_length=1)
     by: str = "simulation"
+    seeds: tuple[NonNegativeInt, ...] = ()
     # Printed with every claim that it answers.
     remark: str = ""
 
@@ -154,6 +156,8 @@ class PrintedCell(Spec):
 
 class _Experiments(Spec):
     settings: Mapping[str, Any] = Field(default_factory=dict)
+    # Every experiment is run with each of these; none: with the seed of its base scenario.
+    seeds: tuple[NonNegativeInt, ...] = ()
     systems: Mapping[str, SystemSpec]
     experiments: Mapping[str, ExperimentSpec]
     evidence: Mapping[str, EvidenceSpec]
@@ -168,7 +172,7 @@ class _Exhibits(Spec):
 
 @dataclass(frozen=True, kw_only=True)
 class Paper:
-    """A paper's data, checked for unknown names. `settings` apply to every experiment."""
+    """A paper's data, checked for unknown names. `settings` and `seeds` apply to every experiment."""
 
     name: str
     claims: tuple[Claim, ...]
@@ -180,6 +184,21 @@ class Paper:
     pictures: tuple[PictureSpec, ...]
     cells: tuple[PrintedCell, ...] = ()
     cell_metrics: tuple[str, ...] = ("ttft_s", "energy_j")
+    seeds: tuple[int, ...] = ()
+
+    def seeds_of(self, experiment: str) -> tuple[int | None, ...]:
+        """The seeds with which an experiment is run; (None,): each scenario's own."""
+        spec = self.experiments[experiment]
+        if any("seed" in settings for settings in (spec.settings, *spec.cases.values())):
+            return (None,)
+        return spec.seeds or self.seeds or (None,)
+
+    def with_seeds(self, most: int) -> "Paper":
+        """The same paper with no more than the first `most` seeds of each experiment."""
+        experiments = {
+            name: spec.model_copy(update={"seeds": spec.seeds[:most]}) for name, spec in self.experiments.items()
+        }
+        return replace(self, experiments=experiments, seeds=self.seeds[:most])
 
 
 def load_paper(name: str, papers: Path = PAPERS) -> Paper:
@@ -198,6 +217,7 @@ def load_paper(name: str, papers: Path = PAPERS) -> Paper:
         pictures=shown.pictures,
         cells=_read_rows(folder / "cells.csv", PrintedCell) if (folder / "cells.csv").is_file() else (),
         cell_metrics=told.cell_metrics,
+        seeds=told.seeds,
     )
     _check(paper)
     return paper

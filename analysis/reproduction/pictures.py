@@ -50,14 +50,21 @@ def _draw_panel(axis: Axes, panel: PanelSpec, systems: list[str], results: Resul
     cases = [case for case in every if not panel.cases or case in panel.cases]
     for place, system in enumerate(panel.systems):
         n = systems.index(system)
-        heights = [results.figure(Key(panel.experiment, case, system), panel.metric) or np.nan for case in cases]
+        runs = [Key(panel.experiment, case, system) for case in cases]
+        heights = [results.figure(run, panel.metric) or np.nan for run in runs]
         how: dict[str, Any] = {"label": system, "color": SERIES[n], "marker": MARKERS[n], "markersize": 5}
         if panel.x is None:
             # Cases have nothing between them: no line, and the systems side by side.
             beside = 0.6 * ((place + 0.5) / len(panel.systems) - 0.5)
-            axis.plot(np.arange(len(cases)) + beside, heights, linestyle="none", **how)
+            places = list(np.arange(len(cases)) + beside)
+            axis.plot(places, heights, linestyle="none", **how)
         else:
-            axis.plot(_places(panel, cases, results), heights, linestyle=LINES[n], **how)
+            places = _places(panel, cases, results)
+            axis.plot(places, heights, linestyle=LINES[n], **how)
+        for place, run in zip(places, runs):
+            known = [figure for figure in results.of_seeds(run, panel.metric) if figure is not None]
+            if len(known) > 1:
+                axis.vlines(place, min(known), max(known), color=SERIES[n], linewidth=1)
     ticks = np.arange(len(cases)) if panel.x is None else _places(panel, cases, results)
     axis.set_xticks(ticks, [case.replace(" ", "\n", 1) for case in cases])
     if panel.x is None:
@@ -86,13 +93,17 @@ def _claims(claims: list[dict[str, Any]]) -> Figure:
     for row, claim in enumerate(claims):
         ends = _over_paper(claim)
         colour = _COLOURS.get(claim["verdict"], style.GREY)
+        for least, most in _ranges_over_paper(claim):
+            axis.plot([least, most], [row, row], color=colour, linewidth=5, alpha=0.3, solid_capstyle="butt")
         axis.plot(ends, [row] * len(ends), color=colour, marker="o" if not claim["fitted"] else "s", markersize=5)
     axis.set_yticks(range(len(claims)), [claim["id"] for claim in claims])
     axis.invert_yaxis()
     axis.set_xscale("log")
     axis.set_xticks([0.25, 0.5, 1, 2, 4, 8], ["0.25", "0.5", "1", "2", "4", "8"])
     axis.set_xticks([], minor=True)
-    axis.set_xlabel("ours / paper; a sweep's two ends are joined; band: within 15 %")
+    axis.set_xlabel(
+        "ours / paper, medians over seeds; bars: least to most; a sweep's two ends are joined; grey: within 15 %"
+    )
     axis.grid(axis="x")
     for verdict, colour in _COLOURS.items():
         axis.plot([], [], "o", color=colour, label=verdict)
@@ -102,9 +113,17 @@ def _claims(claims: list[dict[str, Any]]) -> Figure:
 
 
 def _over_paper(claim: dict[str, Any]) -> list[float]:
-    if claim["ours"] is None:
-        return []
+    return [claim[ours] / paper for ours, paper in _ends(claim) if claim[ours] is not None]
+
+
+def _ranges_over_paper(claim: dict[str, Any]) -> list[tuple[float, float]]:
+    """The least and the most over the seeds, of a sweep at each of its ends."""
+    ranges = [(claim[f"{ours}_range"], paper) for ours, paper in _ends(claim)]
+    return [(ends[0] / paper, ends[1] / paper) for ends, paper in ranges if ends is not None]
+
+
+def _ends(claim: dict[str, Any]) -> list[tuple[str, float]]:
+    """Which of our figures stands beside which printed one."""
     if claim["paper_low"] == claim["paper_high"]:
-        return [claim["ours"] / claim["paper_high"]]
-    pairs = ((claim["ours_low"], claim["paper_low"]), (claim["ours_high"], claim["paper_high"]))
-    return [ours / paper for ours, paper in pairs if paper]
+        return [("ours", claim["paper_high"])]
+    return [(f"ours_{end}", claim[f"paper_{end}"]) for end in ("low", "high") if claim[f"paper_{end}"]]

@@ -1,9 +1,10 @@
 """A paper's experiments carried out: every case under every system, with its figures."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 from kvferry.analysis.reproduction.in_flight import run_in_flight
@@ -27,53 +28,67 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True)
 class Results:
-    """Every run's scenario, and its figures by metric key, with "outcome" and "why"."""
+    """Every run's scenario, with its first seed; and for each seed its figures by metric key, "outcome" and "why"."""
 
     scenarios: Mapping[Key, Scenario]
-    rows: Mapping[Key, Mapping[str, Any]]
+    rows: Mapping[Key, Sequence[Mapping[str, Any]]]
+
+    def of_seeds(self, key: Key, metric: str) -> list[float | None]:
+        """A figure of a run with each seed; None where that run gave none, or it does not apply."""
+        return [None if row.get(metric) is None else float(row[metric]) for row in self.rows[key]]
 
     def figure(self, key: Key, metric: str) -> float | None:
-        """The figure of a run; None if the run gave none, or it does not apply."""
-        value = self.rows[key].get(metric)
-        return None if value is None else float(value)
+        """The median over the seeds; None if no seed gave one."""
+        known = [figure for figure in self.of_seeds(key, metric) if figure is not None]
+        return median(known) if known else None
 
-    def done(self, key: Key) -> bool:
-        return self.rows[key]["outcome"] == "done"
+    def outcome(self, key: Key) -> str:
+        """ "done", or the outcome of the first seed that ended otherwise."""
+        return next((str(row["outcome"]) for row in self.rows[key] if row["outcome"] != "done"), "done")
 
 
 def scenarios_of(paper: Paper) -> dict[Key, Scenario]:
-    """Every run of the paper's experiments. Raises InputError for a base or a setting that does not exist."""
+    """Every run of the paper's experiments, with the first of its seeds. Raises InputError for a base or a setting that
+    does not exist."""
     return {
-        Key(name, case, system): _scenario(paper, experiment, Key(name, case, system))
+        key: _with_seed(_scenario(paper, experiment, key), paper.seeds_of(name)[0])
         for name, experiment in paper.experiments.items()
-        for case in experiment.cases
-        for system in experiment.systems
+        for key in (Key(name, case, system) for case in experiment.cases for system in experiment.systems)
     }
 
 
 def carry_out(
     paper: Paper, folder: Path, workers: int | None = None, progress: Progress = lambda done, of: None
 ) -> Results:
-    """Run what the folder does not hold yet, and measure what needs no run."""
+    """Run what the folder does not hold yet, with every seed, and measure what needs no run."""
     scenarios = scenarios_of(paper)
-    simulated = [key for key in scenarios if paper.experiments[key.experiment].by == "simulation"]
-    measured = [key for key in scenarios if key not in set(simulated)]
+    points = [
+        (key, _with_seed(scenario, seed))
+        for key, scenario in scenarios.items()
+        for seed in paper.seeds_of(key.experiment)
+    ]
+    simulated = [(key, point) for key, point in points if paper.experiments[key.experiment].by == "simulation"]
+    measured = [(key, point) for key, point in points if paper.experiments[key.experiment].by != "simulation"]
     table = run_points(
-        [scenarios[key] for key in simulated],
+        [point for _, point in simulated],
         folder,
         workers,
         lambda done, of: progress(done, of + len(measured)),
         run_in_flight,
     )
-    rows: dict[Key, Mapping[str, Any]] = {}
-    for key, (_, row) in zip(simulated, table.iterrows(), strict=True):
-        rows[key] = {str(name): value for name, value in row.items() if value == value and value is not None}
+    rows: dict[Key, list[Mapping[str, Any]]] = {key: [] for key in scenarios}
+    for (key, _), (_, row) in zip(simulated, table.iterrows(), strict=True):
+        rows[key].append({str(name): value for name, value in row.items() if value == value and value is not None})
     of = len({*table["key"]}) + len(measured)
-    for n, key in enumerate(measured, start=1):
+    for n, (key, point) in enumerate(measured, start=1):
         take = pick("measurement", MEASUREMENTS, paper.experiments[key.experiment].by)
-        rows[key] = {"outcome": "done", **take(scenarios[key])}
+        rows[key].append({"outcome": "done", **take(point)})
         progress(of - len(measured) + n, of)
     return Results(scenarios, rows)
+
+
+def _with_seed(scenario: Scenario, seed: int | None) -> Scenario:
+    return scenario if seed is None else scenario.model_copy(update={"seed": seed})
 
 
 def _scenario(paper: Paper, experiment: ExperimentSpec, key: Key) -> Scenario:

@@ -1,6 +1,8 @@
-"""When a figure confirms a claim, by the claim's statistic."""
+"""When figures confirm a claim, by the claim's statistic."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Literal
 
 from kvferry.analysis.reproduction.paper import Claim
@@ -11,7 +13,8 @@ TOLERANCE = 0.15
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """Our answer to a claim: one figure, and its range over the cases. `complete`: every run behind it is done."""
+    """Our answer to a claim with one seed: one figure, and its range over the cases. `complete`: every run behind it is
+    done."""
 
     value: float
     low: float
@@ -19,25 +22,41 @@ class Figure:
     complete: bool = True
 
 
-def verdict_of(claim: Claim, figure: Figure | None) -> Verdict:
-    """The verdict on a claim; "not_applicable" without a figure.
+def median_of(figures: Sequence[Figure]) -> Figure:
+    """The median over seeds of the figure, and of either end of its range."""
+    return Figure(
+        value=median(figure.value for figure in figures),
+        low=median(figure.low for figure in figures),
+        high=median(figure.high for figure in figures),
+        complete=all(figure.complete for figure in figures),
+    )
 
-    value, mean   within 15 % of the printed interval
-    sweep         its low end within 15 % of the printed low end, and its high end of the high end
-    bound         a figure other than zero of completed runs, inside the printed interval
+
+def verdict_of(claim: Claim, figures: Sequence[Figure]) -> Verdict:
+    """The verdict on a claim, from a figure for each seed; "not_applicable" without any.
+
+    value, mean   the median within 15 % of the printed interval
+    sweep         the median low end within 15 % of the printed low end, and the median high end of the high end
+    bound         with every seed a figure other than zero of completed runs, inside the printed interval
     measured      no verdict: the printed figure belongs to hardware that is not here
     """
-    if figure is None:
+    if not figures:
         return "not_applicable"
     if claim.statistic == "measured":
         return "measured"
+    judged = figures if claim.statistic == "bound" else [median_of(figures)]
+    return "hit" if all(hits(claim, figure) for figure in judged) else "miss"
+
+
+def hits(claim: Claim, figure: Figure) -> bool:
+    """Whether one seed's figure would hit the claim by itself."""
     if claim.statistic == "sweep":
         hit = _near(figure.low, claim.low, claim.low) and _near(figure.high, claim.high, claim.high)
     elif claim.statistic == "bound":
         hit = figure.value != 0 and claim.low <= figure.value <= claim.high
     else:
         hit = _near(figure.value, claim.low, claim.high)
-    return "hit" if hit and figure.complete else "miss"
+    return hit and figure.complete
 
 
 def _near(ours: float, low: float, high: float) -> bool:

@@ -336,25 +336,34 @@ def test_schedule_shows_its_rows(call: Call, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_reproduce_shows_claims_and_counts_them(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    claim = {"id": "S1", "paper_low": 1.3, "paper_high": 1.6, "ours": 1.4, "ours_low": 1.4, "ours_high": 1.4}
+    claim = {
+        "id": "S1",
+        "paper_low": 1.3,
+        "paper_high": 1.6,
+        "ours": 1.4,
+        "ours_low": 1.4,
+        "ours_high": 1.4,
+        "seeds": 1,
+    }
+    several = {"seeds": 5, "seeds_hit": 2, "ours_range": [1.1, 1.5]}
     report = {
         "paper": "sparkv",
         "claims": [
             claim | {"verdict": "hit", "why": ""},
-            claim | {"id": "S2", "verdict": "miss", "why": "too slow", "paper_high": None},
+            claim | several | {"id": "S2", "verdict": "miss", "why": "too slow", "paper_high": 1.3},
             claim | {"id": "S3", "verdict": "not_applicable", "why": "no GPU", "ours_low": None, "ours_high": None},
         ],
         "cells": [],
         "tables": [{"name": "Table I", "status": "shape", "why": "not printed"}],
     }
-    module = SimpleNamespace(reproduce_paper=lambda paper, output, progress: report)
+    module = SimpleNamespace(reproduce_paper=lambda paper, output, seeds, progress: report)
     monkeypatch.setitem(sys.modules, "kvferry.analysis.reproduce", module)
     code, out, _ = call("reproduce", "sparkv")
     assert code == 0
     lines = [line.split() for line in out.splitlines() if line.strip()]
-    assert ["S1", "1.3-1.6", "1.4", "hit"] in lines
-    assert ["S2", "1.3", "1.4", "miss", "too", "slow"] in lines
-    assert ["S3", "1.3-1.6", "-", "not_applicable", "no", "GPU"] in lines
+    assert ["S1", "1.3-1.6", "1.4", "-", "-", "hit"] in lines
+    assert ["S2", "1.3", "1.4", "1.1-1.5", "2", "of", "5", "miss", "too", "slow"] in lines
+    assert ["S3", "1.3-1.6", "-", "-", "-", "not_applicable", "no", "GPU"] in lines
     assert lines[-1] == ["1", "hits,", "1", "misses,", "1", "without", "a", "verdict"]
     assert json.loads(call("reproduce", "sparkv", "--json")[1]) == report
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from kvferry.analysis.reproduce import report_of, reproduce_paper, write_report
-from kvferry.analysis.reproduction.evidence import figure_of
+from kvferry.analysis.reproduction.evidence import figures_of
 from kvferry.analysis.reproduction.in_flight import run_in_flight
 from kvferry.analysis.reproduction.measurements import path_shares, solver_times
 from kvferry.analysis.reproduction.paper import Claim, EvidenceSpec, Paper, Statistic, load_paper
 from kvferry.analysis.reproduction.results import Key, Results, carry_out, scenarios_of
-from kvferry.analysis.reproduction.verdict import Figure, Verdict, verdict_of
+from kvferry.analysis.reproduction.verdict import Figure, Verdict, median_of, verdict_of
 from kvferry.pipelines.run import run_scenario
 from kvferry.scenarios.loader import load_scenario
 from kvferry.specs.errors import InputError
@@ -61,7 +61,31 @@ def claim(statistic: Statistic, low: float, high: float) -> Claim:
     ],
 )
 def test_verdicts(statistic: Statistic, low: float, high: float, figure: Figure | None, verdict: Verdict) -> None:
-    assert verdict_of(claim(statistic, low, high), figure) == verdict
+    figures = [] if figure is None else [figure]
+    assert verdict_of(claim(statistic, low, high), figures) == verdict
+
+
+def one(value: float, low: float = 0.0, high: float = 9.0) -> Figure:
+    return Figure(value=value, low=low, high=high)
+
+
+def test_a_verdict_is_of_the_median_over_the_seeds() -> None:
+    value, sweep = claim("value", 2.0, 2.0), claim("sweep", 1.0, 3.0)
+    # One seed that hits is luck, and so is one that misses.
+    assert verdict_of(value, [one(2.0), one(3.0), one(4.0)]) == "miss"
+    assert verdict_of(value, [one(2.0), one(2.1), one(4.0)]) == "hit"
+    # Each end by itself: no seed here has both.
+    ends = [one(2, low=1.0, high=9.0), one(2, low=0.1, high=3.0), one(2, low=1.1, high=3.1)]
+    assert median_of(ends) == Figure(value=2, low=1.0, high=3.1)
+    assert verdict_of(sweep, ends) == "hit"
+    unfinished = Figure(value=2.0, low=2.0, high=2.0, complete=False)
+    assert verdict_of(value, [one(2.0), one(2.0), unfinished]) == "miss"
+
+
+def test_a_bound_must_hold_with_every_seed() -> None:
+    bound = claim("bound", 0.0, 173.0)
+    assert verdict_of(bound, [one(170.0), one(172.0), one(165.0)]) == "hit"
+    assert verdict_of(bound, [one(170.0), one(174.0), one(165.0)]) == "miss"
 
 
 PAPER_FILES = {
@@ -129,7 +153,7 @@ def paper(papers: Path) -> Paper:
 def results(paper: Paper, ttft_s: Mapping[tuple[str, str], float | None]) -> Results:
     """What the simulator might have said: TTFT by (case, system), 10 J each."""
     rows = {
-        key: {"outcome": "done", "energy_j": 10.0, "ttft_s": ttft_s.get(key[1:])}
+        key: [{"outcome": "done", "energy_j": 10.0, "ttft_s": ttft_s.get(key[1:])}]
         for key in scenarios_of(paper)
         if key.experiment == "main"
     }
@@ -146,26 +170,27 @@ def evidence(**more: Any) -> EvidenceSpec:
 def test_figures_by_hand(paper: Paper) -> None:
     found = results(paper, FOUND)
     # 2.0 / 1.0 and 9.0 / 2.0
-    assert figure_of(paper, evidence(against=("local",)), found) == Figure(value=3.25, low=2.0, high=4.5)
-    assert figure_of(paper, evidence(against=("local",), take="max"), found) == Figure(value=4.5, low=2.0, high=4.5)
+    assert figures_of(paper, evidence(against=("local",)), found) == (Figure(value=3.25, low=2.0, high=4.5),)
+    assert figures_of(paper, evidence(against=("local",), take="max"), found) == (Figure(value=4.5, low=2.0, high=4.5),)
     # the least of several others: stream itself
-    assert figure_of(paper, evidence(against=("local", "stream")), found) == Figure(value=1.0, low=1.0, high=1.0)
+    assert figures_of(paper, evidence(against=("local", "stream")), found) == (Figure(value=1.0, low=1.0, high=1.0),)
     # 2.0 - 1.0
     increase = evidence(cases=("long",), less_case="short", take="mean")
-    assert figure_of(paper, increase, found) == Figure(value=1.0, low=1.0, high=1.0)
+    assert figures_of(paper, increase, found) == (Figure(value=1.0, low=1.0, high=1.0),)
     # 10 J over 1 s and over 2 s
-    assert figure_of(paper, evidence(against=("local",), against_metric="energy_j"), found) == Figure(
-        value=7.5, low=5.0, high=10.0
+    assert figures_of(paper, evidence(against=("local",), against_metric="energy_j"), found) == (
+        Figure(value=7.5, low=5.0, high=10.0),
     )
 
 
 def test_a_case_that_failed_spoils_the_answer(paper: Paper) -> None:
     found = results(paper, {**FOUND, ("long", "local"): None})
-    assert figure_of(paper, evidence(against=("local",)), found) == Figure(value=2.0, low=2.0, high=2.0, complete=False)
-    assert figure_of(paper, evidence(), results(paper, {})) is None
-    rows = {key: {**row, "outcome": "out_of_memory"} for key, row in results(paper, FOUND).rows.items()}
-    ended = figure_of(paper, evidence(), Results(found.scenarios, rows))
-    assert ended is not None
+    assert figures_of(paper, evidence(against=("local",)), found) == (
+        Figure(value=2.0, low=2.0, high=2.0, complete=False),
+    )
+    assert figures_of(paper, evidence(), results(paper, {})) == ()
+    rows = {key: [{**row, "outcome": "out_of_memory"}] for key, (row,) in results(paper, FOUND).rows.items()}
+    (ended,) = figures_of(paper, evidence(), Results(found.scenarios, rows))
     assert not ended.complete
 
 
@@ -212,6 +237,43 @@ def test_a_small_paper_from_end_to_end(paper: Paper, tmp_path: Path) -> None:
     told.clear()
     carry_out(paper, tmp_path / "runs", workers=1, progress=lambda done, of: told.append((done, of)))
     assert told[0] == (4, 5)
+
+
+def with_seeds(papers: Path, *places: tuple[str, str]) -> Paper:
+    path = papers / "small" / "experiments.yaml"
+    text = "seeds: [1, 2, 3]\n" + path.read_text()
+    for before, after in places:
+        assert before in text
+        text = text.replace(before, after, 1)
+    path.write_text(text)
+    return load_paper("small", papers)
+
+
+def test_every_experiment_is_run_with_every_seed(papers: Path, tmp_path: Path) -> None:
+    paper = with_seeds(papers, ("    by: path_shares", "    by: path_shares\n    seeds: [4]"))
+    assert {key.experiment: s.seed for key, s in scenarios_of(paper).items()} == {"main": 1, "shares": 4}
+    found = carry_out(paper, tmp_path / "runs", workers=1)
+    runs = {key.experiment: len(rows) for key, rows in found.rows.items()}
+    assert runs == {"main": 3, "shares": 1}
+    # Contents of contexts are the seed's, and sizes with them.
+    streamed = found.of_seeds(Key("main", "long", "stream"), "ttft_s")
+    assert len(set(streamed)) == 3
+    assert found.figure(Key("main", "long", "stream"), "ttft_s") == sorted(streamed, key=float)[1]  # type: ignore[arg-type]
+    first = report_of(paper, found)["claims"][0]
+    assert first["seeds"] == 3
+    assert first["ours_range"][0] < first["ours"] < first["ours_range"][1]
+    write_report(tmp_path / "out", paper, report_of(paper, found), found)
+    assert "; over 3 seeds " in (tmp_path / "out" / "report.txt").read_text().splitlines()[0]
+    # With fewer seeds nothing is run anew.
+    told: list[int] = []
+    carry_out(paper.with_seeds(2), tmp_path / "runs", workers=1, progress=lambda done, of: told.append(of - done))
+    assert told[0] == 1
+
+
+def test_an_experiment_that_sets_its_seed_keeps_it(papers: Path) -> None:
+    paper = with_seeds(papers, ("{workload.context: 2048}", "{workload.context: 2048, seed: 9}"))
+    assert paper.seeds_of("main") == (None,)
+    assert {s.seed for key, s in scenarios_of(paper).items() if key.case == "long"} == {9}
 
 
 def test_the_folder_that_is_left(paper: Paper, tmp_path: Path) -> None:
@@ -306,6 +368,8 @@ def test_all_of_sparkv(tmp_path: Path) -> None:
     assert all(cell["outcome"] == "done" for cell in report["cells"])
     # What was fitted on a claim hits it, or the fit is stale.
     assert all(claim["verdict"] == "hit" for claim in report["claims"] if claim["fitted"])
+    # No verdict rests on one seed, save on figures that are the machine's.
+    assert {claim["id"] for claim in report["claims"] if claim["seeds"] < 5} == {"S18", "S19"}
     assert json.loads((tmp_path / "report.json").read_text()) == json.loads(json.dumps(report))
     assert sorted(path.name for path in (tmp_path / "pictures").glob("*.png")) == [
         "claims.png", "robustness.png", "ttft.png",
