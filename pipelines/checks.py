@@ -8,6 +8,7 @@ from kvferry.pipelines.workloads import WORKLOADS
 from kvferry.scenarios.resolve import Complaint
 from kvferry.sim.costs.cost_model import main_costs
 from kvferry.specs.errors import InputError, pick
+from kvferry.specs.link import LinkSpec
 from kvferry.specs.scenario import Scenario
 from kvferry.traces.resolve import link_trace, load_trace
 
@@ -31,10 +32,21 @@ def names_in_use(scenario: Scenario) -> Iterator[Complaint]:
         yield from kind.faults(scenario, system.with_policies(scenario.policy_values))
     except BadParameters as error:
         yield from (Complaint(("policies", *fault.key), fault.what, fault.at_key) for fault in error.complaints)
+    if not kind.of_many_machines:
+        what = f"{scenario.workload.kind} runs on the device alone; leave it out"
+        yield from (Complaint(("machines", name), what, at_key=True) for name in scenario.machines)
     for use, name in (("truth", scenario.costs.truth), ("estimate", scenario.costs.estimate)):
         yield from _complaint(("costs", use), partial(main_costs, name, scenario.device, scenario.model))
-    if scenario.link.trace is not None:
-        yield from _complaint(("link", "trace"), partial(link_trace, scenario.link))
+    for name, machine in scenario.machines.items():
+        yield from _complaint(
+            ("machines", name, "device"), partial(main_costs, scenario.costs.truth, machine.device, machine.model)
+        )
+    links: dict[tuple[str, ...], LinkSpec | None] = {("link",): scenario.link}
+    links |= {("machines", name, "link"): machine.link for name, machine in scenario.machines.items()}
+    for key, link in links.items():
+        for way_key, way in ((key, link), ((*key, "up"), link and link.up)):
+            if way is not None and way.trace is not None:
+                yield from _complaint((*way_key, "trace"), partial(link_trace, way))
     if scenario.load is not None and scenario.load.trace is not None:
         yield from _complaint(("load", "trace"), partial(load_trace, scenario.load))
 

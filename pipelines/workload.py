@@ -81,6 +81,11 @@ class WorkloadKind(Protocol):
         """The metric that this workload is about, by which systems are ranked and worlds compared."""
         ...
 
+    @property
+    def of_many_machines(self) -> bool:
+        """Whether its flows use a scenario's further machines; a scenario of another kind may not describe any."""
+        ...
+
     def faults(self, scenario: Scenario, system: System) -> Iterator[Complaint]:
         """What the scenario's workload asks that the system does not do, or that does not fit the scenario."""
         ...

@@ -11,6 +11,7 @@ from pydantic.fields import FieldInfo
 from kvferry.scenarios.resolve import Complaint
 from kvferry.specs.base import BadKey
 from kvferry.specs.errors import InputError
+from kvferry.specs.kinds import BY_KIND
 from kvferry.specs.node import Node, brief
 
 MOST_LINES = 30
@@ -98,14 +99,13 @@ def _complaint(detail: dict[str, Any], model: type[BaseModel]) -> Complaint:
     if kind == "literal_error":
         known = re.findall(r"'([^']*)'", context["expected"])
         what = f"{brief(detail['input'])} is none of {', '.join(known)}{nearest(str(detail['input']), known)}"
-        of_key = key[-1] == "[key]"
-        return Complaint(key[:-1] if of_key else key, what, at_key=of_key)
+        return _of_key(key, what)
     if kind == "missing":
         return Complaint(key, f"is missing{_example(model, loc)}")
     if kind == "value_error":
         fault = context["error"]
         more = tuple(fault.key.split(".")) if isinstance(fault, BadKey) else ()
-        return Complaint(key + more, str(fault))
+        return _of_key(key + more, str(fault))
     if kind in _BOUNDS:
         name, words = _BOUNDS[kind]
         return Complaint(key, f"{brief(detail['input'])}: {words} {context[name]:,.12g}")
@@ -113,6 +113,12 @@ def _complaint(detail: dict[str, Any], model: type[BaseModel]) -> Complaint:
     if kind == "string_pattern_mismatch":
         return Complaint(key, f"{came} is not {_PATTERNS.get(str(key[-1]), _NAME)}")
     return Complaint(key, f"{came} is not {_WANTED[kind]}" if kind in _WANTED else f"{came}: {detail['msg']}")
+
+
+def _of_key(key: tuple[str | int, ...], what: str) -> Complaint:
+    """pydantic puts "[key]" behind a key that is wrong itself."""
+    of_key = bool(key) and key[-1] == "[key]"
+    return Complaint(key[:-1] if of_key else key, what, at_key=of_key)
 
 
 def _without_tags(model: type[BaseModel], loc: tuple[str | int, ...]) -> tuple[str | int, ...]:
@@ -139,7 +145,7 @@ def _members(annotation: Any) -> dict[str, type[BaseModel]]:
 
 def _tags_at(model: type[BaseModel], path: tuple[str | int, ...]) -> tuple[str, ...]:
     """Keys that a file need not have there, as they follow from the workload's kind."""
-    return ("kind",) if path and path[0] in ("budget", "live") else ()
+    return ("kind",) if path and path[0] in BY_KIND else ()
 
 
 def _keys_at(model: type[BaseModel], path: tuple[str | int, ...]) -> list[str]:

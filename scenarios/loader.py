@@ -13,6 +13,7 @@ from kvferry.scenarios.library import names
 from kvferry.scenarios.resolve import Complaint, extended, path_keys, read_tree, resolve, with_override, with_storage
 from kvferry.specs.base import Spec
 from kvferry.specs.device import DeviceSpec
+from kvferry.specs.kinds import BY_KIND, members
 from kvferry.specs.model import ModelSpec
 from kvferry.specs.node import Node, Place, node_of
 from kvferry.specs.scenario import Scenario
@@ -102,7 +103,7 @@ def scenario_hash(scenario: Scenario) -> str:
     for *section, last in path_keys(dumped):
         holder = dumped
         for key in section:
-            holder = holder[key] or {}
+            holder = holder.get(key) or {}
         if holder.get(last) and Path(holder[last]).is_absolute():
             holder[last] = _content_hash(Path(holder[last]))
     text = json.dumps(dumped, sort_keys=True, separators=(",", ":"), allow_nan=False)
@@ -126,14 +127,15 @@ def scenario_schema() -> dict[str, Any]:
     parts = schema["$defs"]
     for kind, part in (("device", "DeviceSpec"), ("model", "ModelSpec")):
         name_or_path = {"type": "string", "examples": names(kind), "description": f"name or path of a {kind}"}
-        schema["properties"][kind] = {"anyOf": [name_or_path, {"$ref": f"#/$defs/{part}"}]}
+        for holder in (schema, parts["MachineSpec"]):
+            holder["properties"][kind] = {"anyOf": [name_or_path, {"$ref": f"#/$defs/{part}"}]}
     for part, scalars in (("PolicySpec", ["string", "number", "boolean"]), ("CostsSpec", ["string"])):
         parts[part] = {"anyOf": [{"type": scalars, "description": "a name alone, or a value"}, parts[part]]}
     name_or_path = {"type": "string", "examples": names("storage"), "description": "name or path of a storage device"}
     parts["DeviceSpec"]["properties"]["storage"]["anyOf"].append(name_or_path)
     # The workload's kind says which of these it is: a file does not say it again.
-    for key, of in (("budget", "Budget"), ("live", "Live")):
-        kinds = [f"ContextReuse{of}", f"Decode{of}"]
+    for key, union in BY_KIND.items():
+        kinds = [record.__name__ for record in members(union)]
         schema["properties"][key] = {"anyOf": [{"$ref": f"#/$defs/{kind}"} for kind in kinds]}
         schema["required"].remove(key)
         for kind in kinds:

@@ -55,25 +55,26 @@ def extended(kind: str, node: Node, chain: tuple[Path, ...] = ()) -> Node:
 
 
 def resolve(root: Node) -> tuple[Node, list[Complaint]]:
-    """Device, storage and model names become what their files say, paths become absolute.
+    """Device, storage and model names become what their files say, of every machine; paths become absolute.
 
     What cannot be resolved is left as it is, with a complaint. Resolving twice changes nothing.
     """
     complaints: list[Complaint] = []
-    for kind in ("device", "model"):
-        node = root.child(kind)
-        try:
-            if node is not None and isinstance(node.value, str):
-                root = root.with_child((kind,), _named(kind, node))
-            elif node is not None and node.child("extends"):
-                root = root.with_child((kind,), extended(kind, node))
-        except InputError as error:
-            complaints.append(Complaint((kind,), str(error)))
-    device = root.child("device")
-    if device is not None:
-        device, found = with_storage(device, ("device",))
-        root = root.with_child(("device",), device)
-        complaints += found
+    for at in [(), *_machine_keys(root.plain())]:
+        for kind in ("device", "model"):
+            node = root.find((*at, kind))
+            try:
+                if node is not None and isinstance(node.value, str):
+                    root = root.with_child((*at, kind), _named(kind, node))
+                elif node is not None and node.child("extends"):
+                    root = root.with_child((*at, kind), extended(kind, node))
+            except InputError as error:
+                complaints.append(Complaint((*at, kind), str(error)))
+        device = root.find((*at, "device"))
+        if device is not None:
+            device, found = with_storage(device, (*at, "device"))
+            root = root.with_child((*at, "device"), device)
+            complaints += found
     for key in path_keys(root.plain()):
         node = root.find(key)
         if node is None or not isinstance(node.value, str):
@@ -114,19 +115,25 @@ def path_keys(scenario: Any) -> list[tuple[str, ...]]:
 
     A trace may also be a name that kvferry.traces knows, weights the name of a model.
     """
-    device = scenario.get("device")
-    processors = device.get("processors") if isinstance(device, dict) else None
-    names = processors if isinstance(processors, dict) else ()
-    measured = [("device", "processors", name, "measured") for name in names]
-    named = [
-        ("link", "trace"),
-        ("load", "trace"),
-        ("workload", "chunks"),
-        ("workload", "selections"),
-        ("live", "weights"),
-        ("live", "text"),
-    ]
-    return [*named, *measured]
+    keys: list[tuple[str, ...]] = [("load", "trace"), ("workload", "chunks"), ("workload", "selections")]
+    for at in [(), *_machine_keys(scenario)]:
+        machine = scenario
+        for key in at:
+            machine = machine[key]
+        device = machine.get("device")
+        processors = device.get("processors") if isinstance(device, dict) else None
+        names = processors if isinstance(processors, dict) else ()
+        keys += [(*at, "device", "processors", name, "measured") for name in names]
+        named = (("link", "trace"), ("link", "up", "trace"), ("live", "weights"), ("live", "text"))
+        keys += [(*at, *key) for key in named]
+    return keys
+
+
+def _machine_keys(scenario: Any) -> list[tuple[str, ...]]:
+    """Where further machines stand in a scenario (as a plain mapping, however wrong)."""
+    machines = scenario.get("machines") if isinstance(scenario, dict) else None
+    named = machines if isinstance(machines, dict) else {}
+    return [("machines", name) for name, machine in named.items() if isinstance(machine, dict)]
 
 
 def _named(kind: str, node: Node) -> Node:

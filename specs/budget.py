@@ -1,6 +1,6 @@
 """Less memory than the device has, by kind of workload."""
 
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -29,6 +29,3 @@ class DecodeBudget(Part):
     kv_share: float | None = Field(default=None, gt=0, le=1, strict=True)
     # For the KV of systems that keep it all in memory. None: all that is free.
     in_memory_kv_bytes: Bytes | None = Field(default=None, gt=0)
-
-
-BudgetSpec = Annotated[ContextReuseBudget | DecodeBudget, Field(discriminator="kind")]

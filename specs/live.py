@@ -1,6 +1,6 @@
 """How a scenario is made real: what `backend: torch` needs beyond the description of the world, by kind of workload."""
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -54,6 +54,3 @@ class DecodeLive(RealModel):
         if isinstance(value, dict) and "scores" in value:
             raise BadKey("scores", "is a policy now: say policies.scores, which is summed, by_head or best_head")
         return value
-
-
-LiveSpec = Annotated[ContextReuseLive | DecodeLive, Field(discriminator="kind")]

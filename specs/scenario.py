@@ -1,17 +1,20 @@
 """A scenario: device, link, model, workload and policies together. Everything a run depends on."""
 
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, WithJsonSchema, field_validator, model_validator
 
 from kvferry.specs.base import BadKey, Part
-from kvferry.specs.budget import BudgetSpec, ContextReuseBudget, DecodeBudget
+from kvferry.specs.budget import ContextReuseBudget, DecodeBudget
 from kvferry.specs.device import DeviceSpec
+from kvferry.specs.errors import InputError, unknown_name
+from kvferry.specs.kinds import BY_KIND, KINDS, BudgetSpec, ContextReuseParts, DecodeParts, LiveSpec, WorkloadSpec
 from kvferry.specs.link import LinkSpec
-from kvferry.specs.live import ContextReuseLive, DecodeLive, LiveSpec
+from kvferry.specs.live import ContextReuseLive, DecodeLive, RealModel
 from kvferry.specs.load import LoadSpec
+from kvferry.specs.machine import DEVICE, MOST_MACHINES, MachineName, MachineSpec
 from kvferry.specs.model import ModelSpec
-from kvferry.specs.workload import ContextReuseSpec, DecodeSpec, WorkloadSpec
+from kvferry.specs.workload import ContextReuseSpec, DecodeSpec
 
 
 def _is_setting(value: Any) -> Any:
@@ -55,27 +58,6 @@ class CostsSpec(Part):
         return {"truth": value, "estimate": value} if isinstance(value, str) else value
 
 
-class ContextReuseParts(NamedTuple):
-    """What only scenarios of workload kind context-reuse say."""
-
-    workload: ContextReuseSpec
-    budget: ContextReuseBudget
-    live: ContextReuseLive
-
-
-class DecodeParts(NamedTuple):
-    """What only scenarios of workload kind decode say."""
-
-    workload: DecodeSpec
-    budget: DecodeBudget
-    live: DecodeLive
-
-
-# Parts of a scenario whose keys depend on the kind of its workload.
-_BY_KIND = ("budget", "live")
-_KINDS = ("context-reuse", "decode")
-
-
 class Scenario(Part):
     """What one run is made from. Equal scenarios give equal bytes."""
 
@@ -87,6 +69,8 @@ class Scenario(Part):
     device: DeviceSpec
     model: ModelSpec
     link: LinkSpec
+    # Other machines by name, with which the device talks over channels.
+    machines: dict[MachineName, MachineSpec] = Field(default_factory=dict, max_length=100)
     workload: WorkloadSpec
     load: LoadSpec | None = None
     # Role (schedule, control, ...) -> policy: replaces the system's own.
@@ -109,11 +93,11 @@ class Scenario(Part):
             return value
         workload = value.get("workload")
         kind = workload.get("kind") if isinstance(workload, dict) else getattr(workload, "kind", None)
-        if kind not in _KINDS:
-            return {key: part for key, part in value.items() if key not in _BY_KIND} | {
-                key: {"kind": _KINDS[0]} for key in _BY_KIND
+        if kind not in KINDS:
+            return {key: part for key, part in value.items() if key not in BY_KIND} | {
+                key: {"kind": KINDS[0]} for key in BY_KIND
             }
-        parts: dict[str, Any] = {key: value.get(key) for key in _BY_KIND}
+        parts: dict[str, Any] = {key: value.get(key) for key in BY_KIND}
         for key, part in parts.items():
             if part is None:
                 parts[key] = {"kind": kind}
@@ -123,13 +107,13 @@ class Scenario(Part):
                 parts[key] = {**part, "kind": kind}
         return {**value, **parts}
 
-    @field_validator("policies", mode="before")
+    @field_validator("policies", "machines", mode="before")
     @classmethod
-    def _without_null(cls, policies: Any) -> Any:
-        """null: as the system has it. So an override takes back what the file says."""
-        if not isinstance(policies, dict):
-            return policies
-        return {role: policy for role, policy in policies.items() if policy is not None}
+    def _without_null(cls, named: Any) -> Any:
+        """null: the system's own policy, no such machine. So an override takes back what the file says."""
+        if not isinstance(named, dict):
+            return named
+        return {name: value for name, value in named.items() if value is not None}
 
     @model_validator(mode="after")
     def _bounded(self) -> "Scenario":
@@ -137,10 +121,13 @@ class Scenario(Part):
         return self
 
     @model_validator(mode="after")
-    def _names_of_the_device(self) -> "Scenario":
+    def _names_of_the_devices(self) -> "Scenario":
+        of_machines = {f"machines.{name}.device": machine.device for name, machine in self.machines.items()}
+        for key, device in {"device": self.device, **of_machines}.items():
+            if device.main not in device.processors:
+                has = f"it has {', '.join(device.processors)}"
+                raise BadKey(f"{key}.main", f"{device.main!r} is no processor of this device; {has}")
         known = ", ".join(self.device.processors)
-        if self.device.main not in self.device.processors:
-            raise BadKey("device.main", f"{self.device.main!r} is no processor of this device; it has {known}")
         wanted = self.load.processor if self.load else None
         if wanted is not None and wanted not in self.device.processors:
             raise BadKey("load.processor", f"{wanted!r} is no processor of the device; it has {known}")
@@ -152,6 +139,13 @@ class Scenario(Part):
         if budget is not None and budget > free:
             what = f"{budget / 1e9:.4g} GB is more than the {free / 1e9:.4g} GB that the device leaves free"
             raise BadKey("budget.memory", what)
+        return self
+
+    @model_validator(mode="after")
+    def _few_machines(self) -> "Scenario":
+        machines = sum(machine.count or 1 for machine in self.machines.values())
+        if machines > MOST_MACHINES:
+            raise BadKey("machines", f"are {machines:,} with all groups; at most {MOST_MACHINES:,} will do")
         return self
 
     @property
@@ -179,6 +173,43 @@ class Scenario(Part):
         assert isinstance(budget, DecodeBudget)
         assert isinstance(live, DecodeLive)
         return DecodeParts(workload, budget, live)
+
+    @property
+    def machine_names(self) -> tuple[str, ...]:
+        """All machines, each instance of a group by its own name; DEVICE first."""
+        of_groups = (machine.instances(name) for name, machine in self.machines.items())
+        return (DEVICE, *(instance for group in of_groups for instance in group))
+
+    def link_of(self, instance: str) -> LinkSpec | None:
+        """The link of one of `machine_names`; None: what it sends and is sent costs nothing on its side."""
+        return self.link if instance == DEVICE else self._machine(instance).link
+
+    def seen_by(self, instance: str) -> "Scenario":
+        """The same scenario with one of `machine_names` in the place of the device: its device, model, link if it has
+        one, and live settings. Budget and background load are the device's alone. Raises InputError."""
+        if instance == DEVICE:
+            return self
+        machine = self._machine(instance)
+        live = {} if machine.live is None else {key: getattr(machine.live, key) for key in RealModel.model_fields}
+        return self.model_copy(
+            update={
+                "device": machine.device,
+                "model": machine.model,
+                "link": machine.link or self.link,
+                "live": self.live.model_copy(update=live),
+                "budget": type(self.budget)(),
+                "load": None,
+                "machines": {},
+            }
+        )
+
+    def _machine(self, instance: str) -> MachineSpec:
+        name, dot, number = instance.partition(".")
+        machine = self.machines.get(name)
+        if machine is None or not machine.has(dot + number):
+            known = (one.range_of(of) for of, one in self.machines.items())
+            raise InputError(f"machines: {unknown_name('machine', instance, [DEVICE, *known])}")
+        return machine
 
     @property
     def free_bytes(self) -> float:

@@ -130,6 +130,3 @@ class DecodeSpec(Part):
             key = "requests"
         if tokens > MOST_TOKENS_PER_RUN:
             raise BadKey(f"workload.{key}", f"ask for {tokens:,} tokens; at most {MOST_TOKENS_PER_RUN:,} will do")
-
-
-WorkloadSpec = Annotated[ContextReuseSpec | DecodeSpec, Field(discriminator="kind")]

@@ -31,6 +31,7 @@ class Decode:
     """A WorkloadKind."""
 
     headline = "throughput_tokens_per_s"
+    of_many_machines = False
 
     @property
     def systems(self) -> Mapping[str, System]:

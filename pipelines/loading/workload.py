@@ -33,6 +33,7 @@ class ContextReuse:
     """A WorkloadKind."""
 
     headline = "ttft_s"
+    of_many_machines = False
 
     @property
     def systems(self) -> Mapping[str, System]:

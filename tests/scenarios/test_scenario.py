@@ -323,8 +323,11 @@ def test_what_the_docs_show_is_read(small: Path, monkeypatch: pytest.MonkeyPatch
     for example in whole:
         Path("shown.yaml").write_text(example)
         assert load_scenario("shown.yaml").link.rtt_s == 0.004
-    (part,) = (yaml.safe_load(example) for example in shown if example not in whole)
-    assert SYSTEMS[part["system"]].with_policies(part["policies"])
+    parts = [yaml.safe_load(example) for example in shown if example not in whole]
+    with_policies, with_machines = parts
+    assert SYSTEMS[with_policies["system"]].with_policies(with_policies["policies"])
+    described = {**yaml.safe_load(SMALL), "device": "tiny", **with_machines}
+    assert load_scenario(described).machine_names == ("device", "cloud", "phone.0", "phone.1", "phone.2")
     changes = re.findall(r"--set (\S+?)='(.*?)'", text)
     assert len(changes) == 3
     assert load_scenario("quickstart", [f"{key}={value}" for key, value in changes]).link.rtt_s == 0.02

@@ -1,0 +1,41 @@
+"""The kinds of workload, in one place: what each says of workload, budget and live settings."""
+
+from typing import Annotated, NamedTuple, get_args
+
+from pydantic import BaseModel, Field
+
+from kvferry.specs.budget import ContextReuseBudget, DecodeBudget
+from kvferry.specs.live import ContextReuseLive, DecodeLive
+from kvferry.specs.workload import ContextReuseSpec, DecodeSpec
+
+
+class ContextReuseParts(NamedTuple):
+    """What only scenarios of workload kind context-reuse say."""
+
+    workload: ContextReuseSpec
+    budget: ContextReuseBudget
+    live: ContextReuseLive
+
+
+class DecodeParts(NamedTuple):
+    """What only scenarios of workload kind decode say."""
+
+    workload: DecodeSpec
+    budget: DecodeBudget
+    live: DecodeLive
+
+
+WorkloadSpec = Annotated[ContextReuseSpec | DecodeSpec, Field(discriminator="kind")]
+BudgetSpec = Annotated[ContextReuseBudget | DecodeBudget, Field(discriminator="kind")]
+LiveSpec = Annotated[ContextReuseLive | DecodeLive, Field(discriminator="kind")]
+# Parts of a scenario whose keys depend on the kind of its workload, which they need not repeat.
+BY_KIND = {"budget": BudgetSpec, "live": LiveSpec}
+
+
+def members(union: object) -> tuple[type[BaseModel], ...]:
+    """The records of one of these unions."""
+    records: tuple[type[BaseModel], ...] = get_args(get_args(union)[0])
+    return records
+
+
+KINDS: tuple[str, ...] = tuple(get_args(record.model_fields["kind"].annotation)[0] for record in members(WorkloadSpec))

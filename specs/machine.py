@@ -1,0 +1,60 @@
+"""Further machines of a scenario beside its device: other devices, a cloud."""
+
+import re
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+from kvferry.specs.base import Part
+from kvferry.specs.device import DeviceSpec
+from kvferry.specs.link import LinkSpec
+from kvferry.specs.live import RealModel
+from kvferry.specs.model import ModelSpec
+from kvferry.specs.units import Count
+
+# The machine that a scenario's `device`, `model` and `link` describe.
+DEVICE = "device"
+# Of a scenario in all.
+MOST_MACHINES = 10_000
+# Instances bear the name in channels, which are sockets in a folder: short, and with a number behind a dot in a group.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,23}")
+
+_NUMBER = re.compile(r"\.(0|[1-9][0-9]{0,5})")
+
+
+def _is_machine_name(name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"{name!r:.60} names no machine: at most 24 letters, digits, _ and -, a letter or digit first")
+    if name == DEVICE:
+        raise ValueError(f"{DEVICE} is the machine that the scenario's own device, model and link describe")
+    return name
+
+
+MachineName = Annotated[str, AfterValidator(_is_machine_name)]
+
+
+class MachineSpec(Part):
+    """A machine, or `count` equal ones, with which the device talks over channels."""
+
+    device: DeviceSpec
+    model: ModelSpec
+    # Its own way to the network. None: what it sends and is sent costs nothing on its side.
+    link: LinkSpec | None = None
+    # A group of equal machines, called NAME.0, NAME.1 and so on. None: one machine, called NAME.
+    count: Annotated[Count, Field(ge=1, le=MOST_MACHINES)] | None = None
+    # How it is made real. None: as the scenario's device.
+    live: RealModel | None = None
+
+    def instances(self, name: str) -> tuple[str, ...]:
+        """The names of its machines, where it stands under `name` in the scenario."""
+        return (name,) if self.count is None else tuple(f"{name}.{n}" for n in range(self.count))
+
+    def range_of(self, name: str) -> str:
+        """The same for users."""
+        return name if self.count is None else f"{name}.0 to {name}.{self.count - 1}"
+
+    def has(self, suffix: str) -> bool:
+        """Whether one of its instances ends so behind the name it stands under: ".3", or nothing."""
+        if self.count is None:
+            return not suffix
+        return _NUMBER.fullmatch(suffix) is not None and int(suffix[1:]) < self.count
