@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-from kvferry.pipelines.decoding.stages import BLOCK_LABELS
+from kvferry.machine.ops import BLOCK_LABELS
 from kvferry.pipelines.record import Decoded, RequestRecord, Run
 from kvferry.pipelines.tally import Totals
 

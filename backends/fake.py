@@ -13,7 +13,7 @@ import simpy
 
 from kvferry.machine.machine import Channel, Facts
 from kvferry.machine.memory import BudgetedPool
-from kvferry.machine.ops import Assign, Assigned, Chunks, Extents, KvRef, Op, Retrieve, Select, Selection
+from kvferry.machine.ops import Assign, Assigned, Chunks, Extents, KvRef, Op, Selecting, Selection
 from kvferry.machine.ticket import Cancelled, Ticket
 from kvferry.machine.tiers import moved
 from kvferry.sim.channel import Switchboard
@@ -124,7 +124,7 @@ class FakeMachine:
 
     def _answer(self, op: Op) -> Selection | Assigned | None:
         """What ops that answer say: the same for the same step and layer, and for all rows."""
-        if isinstance(op, Select | Retrieve):
+        if isinstance(op, Selecting):
             order = np.random.default_rng((op.step, op.layer)).permutation(op.groups)
             return Selection(np.broadcast_to(order[: op.k].astype(np.int32), (op.batch, op.heads, op.k)))
         if isinstance(op, Assign):

@@ -16,6 +16,7 @@ from kvferry.policies.decode.layout import Layout
 from kvferry.specs.model import ModelSpec
 from kvferry.specs.scenario import Scenario
 from kvferry.specs.tier import Tier
+from kvferry.traces.assignments import RecordedAssignments
 from kvferry.traces.rate import RateTrace
 from kvferry.traces.selections import SelectionStream
 from kvferry.traces.stored import StoredContext
@@ -107,11 +108,12 @@ class Inputs:
 
     None: a modelled world generates it from the scenario's seed, or reads the file that the scenario names.
     ``stored``: sizes and attention blocks of each request's context. ``selections``: the KV blocks that each step
-    selects, sequence after sequence.
+    selects, sequence after sequence. ``assignments``: the cluster that each new key joined.
     """
 
     stored: tuple[StoredContext, ...] | None = None
     selections: SelectionStream | None = None
+    assignments: RecordedAssignments | None = None
 
 
 class World(Protocol):

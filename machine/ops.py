@@ -6,7 +6,7 @@ context in one call with the very formula that the simulator uses op by op.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -116,6 +116,8 @@ class Selection:
     in length, int32[n], of which row r has those from ``starts[r]`` up to ``starts[r + 1]``.
     """
 
+    stream: ClassVar[str] = "selections"
+
     ids: np.ndarray
     starts: np.ndarray | None = None
 
@@ -124,11 +126,40 @@ class Selection:
 class Assigned:
     """What an Assign op found: ``ids`` is int32[batch, head or 1], the nearest centroid of each new key."""
 
+    stream: ClassVar[str] = "assignments"
+
     ids: np.ndarray
 
 
+# Every op by its label, in the order in which they stand below.
+OPS: dict[str, type["Op"]] = {}
+
+
+class Op:
+    """What all ops have in common.
+
+    ``label``: what its spans are called, the op's own name. ``answer``: what the processor answers with, where a
+    modelled machine takes that from a stream; None: nothing. ``of_block``: belongs to a Transformer block while
+    decoding.
+    """
+
+    __slots__ = ()
+
+    label: ClassVar[str]
+    answer: ClassVar[type[Selection] | type[Assigned] | None] = None
+    of_block: ClassVar[bool] = False
+
+    def __init_subclass__(cls) -> None:
+        # A dataclass with slots is made anew from the class as it is written: the last one counts.
+        cls.label = cls.__name__
+        OPS[cls.label] = cls
+
+
+# --- prefill ---------------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True)
-class PrefillHead:
+class PrefillHead(Op):
     """One KV head of one token chunk through one layer (SparKV IV-B: chunk (t, l, h)).
 
     Attention over `active_blocks` blocks of 128 queries x 64 keys, and this head's share of the layer's dense
@@ -143,7 +174,7 @@ class PrefillHead:
 
 
 @dataclass(frozen=True, slots=True)
-class Project:
+class Project(Op):
     """Emit K and V of one layer for a token chunk, from the hidden state below: no token dependency.
 
     `kv` says which, for a machine that really does it.
@@ -154,7 +185,7 @@ class Project:
 
 
 @dataclass(frozen=True, slots=True)
-class Advance:
+class Advance(Op):
     """The rest of a layer for a token chunk, all heads: attention over every earlier token, then dense.
 
     `active_blocks` counts the attention blocks over all KV heads, `context_tokens` what comes before the chunk.
@@ -168,7 +199,7 @@ class Advance:
 
 
 @dataclass(frozen=True, slots=True)
-class Prefill:
+class Prefill(Op):
     """A prompt of `tokens` through all layers and the output head, with `context_tokens` of KV before it."""
 
     tokens: Number
@@ -176,66 +207,7 @@ class Prefill:
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeStep:
-    """One new token per sequence through all layers: `context_tokens` of KV are read for each, in the mean."""
-
-    batch: Number
-    context_tokens: Number
-    of: Batch | None = field(default=None, compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeAttention:
-    """Attention of one layer for one new token per sequence, over `attended_tokens` of its KV.
-
-    `gathered`: they lie scattered over buffers and are brought together first.
-    """
-
-    batch: Number
-    attended_tokens: Number
-    gathered: bool = False
-    kv: Attended | None = field(default=None, compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class FeedForward:
-    """The dense operators of one layer for one new token per sequence."""
-
-    batch: Number
-    layer: int | None = field(default=None, compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class ProjectQkv:
-    """The Q, K and V projections of one layer for one new token per sequence, apart from the rest of the layer."""
-
-    batch: Number
-    layer: int | None = field(default=None, compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class RestOfLayer:
-    """What FeedForward is without the projections of a ProjectQkv before."""
-
-    batch: Number
-    layer: int | None = field(default=None, compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class OutputHead:
-    """From the last layer's hidden state to one new token per sequence.
-
-    `complete` is the group whose last token has passed the layers: a machine that really does it gives its KV, to be
-    written.
-    """
-
-    batch: Number
-    complete: int | None = field(default=None, compare=False)
-    of: Batch | None = field(default=None, compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class PrefillLayer:
+class PrefillLayer(Op):
     """One layer for `batch` whole prompts of `tokens` each; gives its KV, to be written."""
 
     batch: Number
@@ -245,7 +217,7 @@ class PrefillLayer:
 
 
 @dataclass(frozen=True, slots=True)
-class Decompose:
+class Decompose(Op):
     """Singular value decomposition of one layer's keys of `tokens` tokens, all KV heads side by side, per sequence.
 
     A machine that really does it keeps them in memory from then on, at a low rank."""
@@ -256,38 +228,31 @@ class Decompose:
 
 
 @dataclass(frozen=True, slots=True)
-class Reconstruct:
-    """Keys of `tokens` tokens per sequence from a low-rank cache of `rank` numbers each, all KV heads."""
+class Decompress(Op):
+    """Entropy-decode fetched chunks into `values` key and value numbers."""
 
-    batch: Number
-    tokens: Number
-    rank: Number
-    kv: Rebuilt | None = field(default=None, compare=False)
+    values: Number
 
 
-@dataclass(frozen=True, slots=True)
-class Select:
-    """Choose the `k` groups that the next attention reads, among `groups`; yields a Selection.
-
-    `step` and `layer` tell the machine which entry of a recorded or generated stream to answer with. `heads` choose
-    for themselves, one choice for all by default. `keys` vectors of `rank` numbers are scored per sequence, over all
-    heads; by default one full key per group.
-    """
-
-    batch: Number
-    groups: Number
-    k: Number
-    step: int
-    layer: int
-    heads: int = 1
-    keys: Number | None = None
-    rank: Number | None = None
+# --- decoding, in the order of a layer --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Retrieve:
+class DecodeStep(Op):
+    """One new token per sequence through all layers: `context_tokens` of KV are read for each, in the mean."""
+
+    batch: Number
+    context_tokens: Number
+    of: Batch | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Retrieve(Op):
     """Choose `k` KV blocks for all layers at once, before the pass: a retrieval head projects the new token and scores
     the keys that it keeps of `tokens` tokens per sequence (SpeContext); yields a Selection among `groups`."""
+
+    answer: ClassVar[type[Selection]] = Selection
+    of_block: ClassVar[bool] = True
 
     batch: Number
     groups: Number
@@ -303,8 +268,68 @@ class Retrieve:
 
 
 @dataclass(frozen=True, slots=True)
-class Assign:
+class ProjectQkv(Op):
+    """The Q, K and V projections of one layer for one new token per sequence, apart from the rest of the layer."""
+
+    of_block: ClassVar[bool] = True
+
+    batch: Number
+    layer: int | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Select(Op):
+    """Choose the `k` groups that the next attention reads, among `groups`; yields a Selection.
+
+    `step` and `layer` tell the machine which entry of a recorded or generated stream to answer with. `heads` choose
+    for themselves, one choice for all by default. `keys` vectors of `rank` numbers are scored per sequence, over all
+    heads; by default one full key per group.
+    """
+
+    answer: ClassVar[type[Selection]] = Selection
+    of_block: ClassVar[bool] = True
+
+    batch: Number
+    groups: Number
+    k: Number
+    step: int
+    layer: int
+    heads: int = 1
+    keys: Number | None = None
+    rank: Number | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Bookkeep(Op):
+    """The host's work between a selection and its reads: `blocks` are looked up among `slots` and mapped.
+
+    A machine that really does it takes its time anyway, and has nothing to run.
+    """
+
+    of_block: ClassVar[bool] = True
+
+    blocks: Number
+    slots: Number = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Reconstruct(Op):
+    """Keys of `tokens` tokens per sequence from a low-rank cache of `rank` numbers each, all KV heads."""
+
+    of_block: ClassVar[bool] = True
+
+    batch: Number
+    tokens: Number
+    rank: Number
+    kv: Rebuilt | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Assign(Op):
     """Find the nearest of `centroids` for the new key of each of `heads` parts of the KV heads; yields Assigned."""
+
+    answer: ClassVar[type[Assigned]] = Assigned
+    of_block: ClassVar[bool] = True
 
     batch: Number
     centroids: Number
@@ -314,42 +339,54 @@ class Assign:
 
 
 @dataclass(frozen=True, slots=True)
-class Bookkeep:
-    """The host's work between a selection and its reads: `blocks` are looked up among `slots` and mapped.
+class DecodeAttention(Op):
+    """Attention of one layer for one new token per sequence, over `attended_tokens` of its KV.
 
-    A machine that really does it takes its time anyway, and has nothing to run.
+    `gathered`: they lie scattered over buffers and are brought together first.
     """
 
-    blocks: Number
-    slots: Number = 0
+    of_block: ClassVar[bool] = True
+
+    batch: Number
+    attended_tokens: Number
+    gathered: bool = False
+    kv: Attended | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Decompress:
-    """Entropy-decode fetched chunks into `values` key and value numbers."""
+class FeedForward(Op):
+    """The dense operators of one layer for one new token per sequence."""
 
-    values: Number
+    of_block: ClassVar[bool] = True
+
+    batch: Number
+    layer: int | None = field(default=None, compare=False)
 
 
-Op = (
-    PrefillHead
-    | Project
-    | Advance
-    | Prefill
-    | PrefillLayer
-    | Decompose
-    | DecodeStep
-    | DecodeAttention
-    | Reconstruct
-    | FeedForward
-    | ProjectQkv
-    | RestOfLayer
-    | OutputHead
-    | Select
-    | Retrieve
-    | Assign
-    | Bookkeep
-    | Decompress
-)
-# Ops that a stream of selections answers.
+@dataclass(frozen=True, slots=True)
+class RestOfLayer(Op):
+    """What FeedForward is without the projections of a ProjectQkv before."""
+
+    of_block: ClassVar[bool] = True
+
+    batch: Number
+    layer: int | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class OutputHead(Op):
+    """From the last layer's hidden state to one new token per sequence.
+
+    `complete` is the group whose last token has passed the layers: a machine that really does it gives its KV, to be
+    written.
+    """
+
+    batch: Number
+    complete: int | None = field(default=None, compare=False)
+    of: Batch | None = field(default=None, compare=False)
+
+
+# Ops whose answers come from a stream of selections.
 Selecting = Select | Retrieve
+# What the processor's spans of a Transformer block are called while decoding.
+BLOCK_LABELS = tuple(label for label, op in OPS.items() if op.of_block)

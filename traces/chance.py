@@ -27,6 +27,7 @@ class Source(IntEnum):
     COST_SPLIT = 16
     COST_WEIGHTS = 17
     LENGTHS = 18
+    ASSIGNMENTS = 19
 
 
 def generator(source: Source, seed: int, *place: int) -> np.random.Generator:

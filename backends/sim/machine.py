@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import numpy as np
 import simpy
@@ -16,8 +17,6 @@ from kvferry.machine.ops import (
     Extents,
     KvRef,
     Op,
-    Retrieve,
-    Select,
     Selecting,
     Selection,
 )
@@ -122,7 +121,7 @@ class SimMachine:
                     contention.watch(path.resource, path.busy)
             contention.watch("link", self.link.busy)
         self._switchboard = switchboard or Switchboard(self.env)
-        self._selections, self._assignments = selections, assignments
+        self._streams: dict[type, Callable[[Any], np.ndarray] | None] = {Selection: selections, Assigned: assignments}
         self.energy = self._energy_meter()
 
     def _energy_meter(self) -> EnergyMeter:
@@ -150,20 +149,18 @@ class SimMachine:
         request: int | None = None,
     ) -> Ticket:
         if isinstance(op, Decompress):
-            return self.decompressor.decompress(op.values, after, priority, "Decompress", request)
+            return self.decompressor.decompress(op.values, after, priority, op.label, request)
         processor = self._main if on == "compute" else self.processors[on]
-        result = self._answer(op) if isinstance(op, Select | Retrieve | Assign) else None
-        return processor.submit(op, after, priority, type(op).__name__, request, result)
+        return processor.submit(op, after, priority, op.label, request, self._answer(op))
 
-    def _answer(self, op: Select | Retrieve | Assign) -> Selection | Assigned:
-        if isinstance(op, Assign):
-            if self._assignments is None:
-                raise InputError("an Assign op needs a stream of assignments; this run has none")
-            return Assigned(self._assignments(op))
-        if self._selections is None:
-            name = type(op).__name__
-            raise InputError(f"a {name} op needs a stream of selections, recorded or generated; this run has none")
-        return Selection(self._selections(op))
+    def _answer(self, op: Op) -> Selection | Assigned | None:
+        if op.answer is None:
+            return None
+        stream = self._streams[op.answer]
+        if stream is None:
+            what = f"a stream of {op.answer.stream}, recorded or generated"
+            raise InputError(f"a {op.label} op needs {what}; this run has none")
+        return op.answer(stream(op))
 
     def fetch(self, chunks: Chunks, *, after: Iterable[Ticket] = (), request: int | None = None) -> Ticket:
         return self.link.transfer(request, chunks.n_bytes, after, "Fetch", request)

@@ -19,6 +19,7 @@ from kvferry.sim.channel import Switchboard
 from kvferry.sim.costs.cost_model import COST_MODELS
 from kvferry.specs.errors import InputError, pick
 from kvferry.specs.scenario import Scenario
+from kvferry.traces.assignments import Assigning, GeneratedAssignments, RecordedAssignments
 from kvferry.traces.chunks import ChunkTrace, generate_chunks
 from kvferry.traces.critical_tokens import CriticalTokens, RecordedSelections
 from kvferry.traces.rate import RateTrace
@@ -49,6 +50,7 @@ class SimWorld:
             load={loaded: load} if load else {},
             memory_bytes=scenario.budget.memory_bytes,
             selections=None if needs.kv is None else selections(scenario, needs.kv, inputs.selections),
+            assignments=None if needs.kv is None else assignments(scenario, inputs.assignments),
             uplink=None if scenario.link.up is None else link_trace(scenario.link.up),
             tell=tell,
             env=env,
@@ -152,6 +154,12 @@ def selections(
         )
     except ValueError as error:
         raise InputError(f"workload: {error}") from None
+
+
+def assignments(scenario: Scenario, given: RecordedAssignments | None) -> Assigning:
+    """Answers the Assign ops of a run, from `given` or generated: a key joins its predecessor's cluster as often as
+    neighbouring steps share a critical token (workload.overlap)."""
+    return given or GeneratedAssignments(stay=scenario.decode.workload.overlap, seed=scenario.seed)
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """What each stage of decoding is: how a pipeline begins it, and what a planner prices it at. One is the other's op."""
 
 from collections.abc import Callable, Sequence
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol
 
 from kvferry.machine.ops import (
     Assign,
@@ -58,13 +58,6 @@ class PricedKind(Kind, Protocol):
     def seconds(self, prices: Prices) -> float: ...
 
 
-@runtime_checkable
-class BlockOp(Protocol):
-    """A stage that is an op of a Transformer block while decoding; its spans carry the label."""
-
-    label: str
-
-
 # --- choosing and moving -----------------------------------------------------------------------------------------
 
 
@@ -72,7 +65,6 @@ class ChooseBlocks:
     """The machine scores KV blocks and answers with those that attention wants."""
 
     queue: Queue = "processor"
-    label = Select.__name__
 
     @staticmethod
     def op(plan: DecodePlan, stored: int, step: int, layer: int) -> Select:
@@ -94,7 +86,6 @@ class RetrieveBlocks:
     """A retrieval head chooses for all layers, before the first computes."""
 
     queue: Queue = "processor"
-    label = Retrieve.__name__
 
     @staticmethod
     def op(plan: DecodePlan, stored: int, step: int) -> Retrieve:
@@ -115,7 +106,6 @@ class LookUp:
     """The host finds what is in memory already, and where the rest goes."""
 
     queue: Queue = "processor"
-    label = Bookkeep.__name__
 
     @staticmethod
     def op(plan: DecodePlan, away: bool = True) -> Bookkeep:
@@ -180,7 +170,6 @@ class RebuildKeys:
     """Keys of the chosen tokens are rebuilt while their values move (ShadowKV's second stream)."""
 
     queue: Queue = "processor"
-    label = Reconstruct.__name__
 
     @staticmethod
     def op(plan: DecodePlan, tokens: float, kv: Rebuilt | None = None) -> Reconstruct:
@@ -203,7 +192,6 @@ class Attend:
     """Attention over what was brought, the newest tokens in memory, and the new one itself."""
 
     queue: Queue = "processor"
-    label = DecodeAttention.__name__
 
     @staticmethod
     def op(plan: DecodePlan, tokens: float, kv: Attended | None = None) -> DecodeAttention:
@@ -229,7 +217,6 @@ class PassOn:
     """The rest of the layer."""
 
     queue: Queue = "processor"
-    label = FeedForward.__name__
 
     @staticmethod
     def op(plan: DecodePlan, layer: int | None = None) -> FeedForward:
@@ -246,7 +233,6 @@ class ProjectQueries:
     """The layer's query, key and value of the new token, where something needs them before attention."""
 
     queue: Queue = "processor"
-    label = ProjectQkv.__name__
 
     @staticmethod
     def op(plan: DecodePlan, layer: int | None = None) -> ProjectQkv:
@@ -263,7 +249,6 @@ class AssignKeys:
     """The cluster of every row that the new key is nearest to."""
 
     queue: Queue = "processor"
-    label = Assign.__name__
 
     @staticmethod
     def op(plan: DecodePlan, stored: int, step: int, layer: int) -> Assign:
@@ -282,7 +267,6 @@ class PassOnRest:
     """The rest of a layer whose projections have been done."""
 
     queue: Queue = "processor"
-    label = RestOfLayer.__name__
 
     @staticmethod
     def op(plan: DecodePlan, layer: int | None = None) -> RestOfLayer:
@@ -381,5 +365,3 @@ DECODING: dict[str, PricedKind] = {
     "next_token": NextToken(),
 }
 KINDS: dict[str, Kind] = {**PREFILL, **DECODING}
-# What the processor's spans of a block are called while decoding.
-BLOCK_LABELS = tuple(kind.label for kind in DECODING.values() if isinstance(kind, BlockOp))

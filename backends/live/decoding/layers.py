@@ -15,8 +15,8 @@ from kvferry.backends.live.decoding.block_format import BlockFormat
 from kvferry.backends.live.decoding.blocks import StoredBlocks, Written
 from kvferry.backends.live.decoding.indexes.index import Index
 from kvferry.backends.live.decoding.rebuilt_keys import RebuiltKeys
+from kvferry.backends.live.engine.op_runner import RegisteredOps, runs
 from kvferry.machine.ops import (
-    Attended,
     Bookkeep,
     DecodeAttention,
     Decompose,
@@ -36,7 +36,7 @@ from kvferry.specs.errors import InputError, KvferryError
 KnownPrefill = Callable[[int], PrefilledLayer]
 
 
-class Layers:
+class Layers(RegisteredOps):
     """A lock-step batch of prompts of equal length, layer by layer. One thread calls `run`.
 
     `index` is empty, and None where everything is read. `slots` per row of each layer's reuse buffer, 0: none.
@@ -44,6 +44,8 @@ class Layers:
     [sequences][tokens] are said instead of what the model would say. `known` is taken instead of computing the prompts.
     Raises InputError for prompts that do not fit the layout.
     """
+
+    about = "decoding with KV on storage"
 
     def __init__(
         self,
@@ -110,29 +112,14 @@ class Layers:
         """Carry out one op. Raises InputError for ops that it does not have, KvferryError for one out of turn."""
         sequences = len(self.answers)
         if getattr(op, "batch", sequences) != sequences:
-            raise KvferryError(f"{type(op).__name__} of a batch of {op.batch}, there are {sequences} prompts")  # type: ignore[union-attr]
-        match op:
-            case PrefillLayer():
-                return self._prefill(self._next(op, op.layer))
-            case Decompose():
-                return self.blocks.decompose(op.layer)
-            case Select():
-                return self._select(op)
-            case Bookkeep():
-                return None
-            case Reconstruct():
-                return self.blocks.rebuild(op.kv)
-            case DecodeAttention(kv=Attended() as kv):
-                return self._attend(kv, inputs)
-            case FeedForward():
-                return self._feed_forward(self._next(op, op.layer))
-            case OutputHead():
-                return self._say(op)
-        raise InputError(f"{type(op).__name__} is no op of decoding with KV on storage")
+            raise KvferryError(f"{op.label} of a batch of {op.batch}, there are {sequences} prompts")  # type: ignore[attr-defined]
+        return self.method_of(op)(op, inputs)
 
     # --- ops -----------------------------------------------------------------------------------------------------
 
-    def _prefill(self, layer: int) -> Written:
+    @runs(PrefillLayer)
+    def _prefill(self, op: PrefillLayer, inputs: Sequence[Any]) -> Written:
+        layer = self._next(op, op.layer)
         prefilled = self._prefilled(layer)
         self._hidden = prefilled.hidden
         self._depth += 1
@@ -146,7 +133,12 @@ class Layers:
             return self._known(layer)
         return prefill_layer(self.decoder, layer, self._hidden, self._rotary_at(0, self._context))
 
-    def _select(self, op: Select) -> Selection:
+    @runs(Decompose)
+    def _decompose(self, op: Decompose, inputs: Sequence[Any]) -> None:
+        self.blocks.decompose(op.layer)
+
+    @runs(Select)
+    def _select(self, op: Select, inputs: Sequence[Any]) -> Selection:
         """The hidden state below some layer stands in for the one below `op.layer`, of which it is the input."""
         if self._index is None:
             raise KvferryError("nothing can be selected without an index")
@@ -160,8 +152,20 @@ class Layers:
         self.chosen.append(ids)
         return Selection(ids.numpy())
 
-    def _attend(self, kv: Attended, inputs: Sequence[Any]) -> None:
-        layer = self._next(kv, kv.layer)
+    @runs(Bookkeep)
+    def _bookkeep(self, op: Bookkeep, inputs: Sequence[Any]) -> None:
+        """It takes its time where the pipeline looks up; nothing is left to be run."""
+
+    @runs(Reconstruct)
+    def _rebuild(self, op: Reconstruct, inputs: Sequence[Any]) -> None:
+        self.blocks.rebuild(op.kv)
+
+    @runs(DecodeAttention)
+    def _attend(self, op: DecodeAttention, inputs: Sequence[Any]) -> None:
+        kv = op.kv
+        if kv is None:
+            raise KvferryError(f"{op.label} does not say which KV it attends to")
+        layer = self._next(op, kv.layer)
         rotary = self._rotary_at(self._position, self._position + 1)
         self.blocks.put(layer, *self.decoder.keys_values(layer, self._hidden, rotary))
         keys, values = self.blocks.attended(kv, inputs[0])
@@ -170,14 +174,17 @@ class Layers:
         attended = F.scaled_dot_product_attention(queries, keys, values)
         self._attended = attended.flatten(1, 2)[:, :, None]
 
-    def _feed_forward(self, layer: int) -> None:
+    @runs(FeedForward)
+    def _feed_forward(self, op: FeedForward, inputs: Sequence[Any]) -> None:
+        layer = self._next(op, op.layer)
         if self._attended is None:
             raise KvferryError(f"layer {layer} has not attended yet")
         self._hidden = self.decoder.above(layer, self._hidden, self._attended)
         self._attended = None
         self._depth += 1
 
-    def _say(self, op: OutputHead) -> Written | None:
+    @runs(OutputHead)
+    def _say(self, op: OutputHead, inputs: Sequence[Any]) -> Written | None:
         """The next token of every sequence; when a KV block is complete, its KV of all layers."""
         if self._depth != self.decoder.layers:
             raise KvferryError(f"the hidden state has passed {self._depth} of {self.decoder.layers} layers")
@@ -196,9 +203,9 @@ class Layers:
                 self._index.append(layer, of_layer)
         return written
 
-    def _next(self, what: object, layer: int | None) -> int:
+    def _next(self, op: Op, layer: int | None) -> int:
         if layer != self._depth:
-            raise KvferryError(f"{type(what).__name__} of layer {layer}: the hidden state stands below {self._depth}")
+            raise KvferryError(f"{op.label} of layer {layer}: the hidden state stands below {self._depth}")
         return layer
 
     def _rotary_at(self, begin: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -10,10 +10,11 @@ from transformers import PreTrainedModel
 
 from kvferry.backends.live.decoding.answers import Answers, Listener
 from kvferry.backends.live.decoding.pages import Pages
+from kvferry.backends.live.engine.op_runner import RegisteredOps, runs
 from kvferry.machine.ops import Batch, DecodeStep, Op, OutputHead, PrefillLayer
 from kvferry.model.decoder import Decoder
 from kvferry.model.whole_prefill import prefill_layer
-from kvferry.specs.errors import InputError, KvferryError
+from kvferry.specs.errors import KvferryError
 
 
 @dataclass
@@ -24,7 +25,7 @@ class Prefilling:
     depth: int = 0
 
 
-class PagedLayers:
+class PagedLayers(RegisteredOps):
     """Prompts of any length; each op says which of them it is for (`Batch`), by default for all.
 
     One thread calls `run`.
@@ -32,6 +33,8 @@ class PagedLayers:
     A prompt has pages for all its tokens from when its first layer is prefilled, and gets more as it decodes, until an
     op releases it. `output`: tokens of an answer at most. `pages`: of the pool.
     """
+
+    about = "decoding with all KV in memory"
 
     def __init__(
         self,
@@ -78,50 +81,18 @@ class PagedLayers:
     @torch.no_grad()
     def run(self, op: Op, request: int | None, inputs: Sequence[Any] = ()) -> Any:
         """Carry out one op. Raises InputError for ops that it does not have, KvferryError for one out of turn."""
-        match op:
-            case PrefillLayer() | OutputHead() | DecodeStep():
-                return self._run(op)
-        raise InputError(f"{type(op).__name__} is no op of decoding with all KV in memory")
-
-    def _run(self, op: PrefillLayer | OutputHead | DecodeStep) -> None:
-        of = op.of or Batch(tuple(range(len(self._prompts))))
-        if op.batch != len(of.sequences):
-            raise KvferryError(f"{type(op).__name__} of a batch of {op.batch} names {len(of.sequences)} sequences")
-        for sequence in of.released:
-            self.pages.release(sequence)
-            self._prefilling.pop(sequence, None)
-            self._cached.pop(sequence, None)
-        match op:
-            case PrefillLayer():
-                for sequence in of.sequences:
-                    self._prefill(sequence, op.layer)
-            case OutputHead():
-                self._say_first(of.sequences)
-            case DecodeStep():
-                self._step(of.sequences)
+        return self.method_of(op)(op)
 
     # --- ops -----------------------------------------------------------------------------------------------------
 
-    def _prefill(self, sequence: int, layer: int | None) -> None:
-        """Prompts need not be of one length: they pass a layer one after the other. A sequence that was released and
-        comes again is recomputed with what it has said."""
-        if layer == 0:
-            said = torch.tensor([self.answers[sequence]], dtype=torch.long, device=self.decoder.device)
-            prompt = torch.cat([self._prompts[sequence], said], dim=1)
-            self.pages.make_room(sequence, prompt.shape[1])
-            self._prefilling[sequence] = Prefilling(self.decoder.embed(prompt))
-        under_way = self._prefilling.get(sequence)
-        if under_way is None or layer != under_way.depth or layer == self.decoder.layers:
-            stands = "is not being prefilled" if under_way is None else f"stands below {under_way.depth}"
-            raise KvferryError(f"PrefillLayer of layer {layer}: sequence {sequence} {stands}")
-        cos, sin = self._rotary
-        tokens = under_way.hidden.shape[1]
-        prefilled = prefill_layer(self.decoder, layer, under_way.hidden, (cos[:, :, :tokens], sin[:, :, :tokens]))
-        self.pages.put(layer, sequence, 0, prefilled.keys[0], prefilled.values[0])
-        under_way.hidden, under_way.depth = prefilled.hidden, layer + 1
+    @runs(PrefillLayer)
+    def _prefill_layer(self, op: PrefillLayer) -> None:
+        for sequence in self._sequences(op):
+            self._prefill(sequence, op.layer)
 
-    def _say_first(self, sequences: Sequence[int]) -> None:
-        last = []
+    @runs(OutputHead)
+    def _say_first(self, op: OutputHead) -> None:
+        sequences, last = self._sequences(op), []
         for sequence in sequences:
             passed = self._prefilling.pop(sequence, Prefilling(torch.empty(0)))
             if passed.depth != self.decoder.layers:
@@ -132,8 +103,10 @@ class PagedLayers:
             self._cached[sequence] = passed.hidden.shape[1]
         self._answers.say(self.decoder.logits(torch.stack(last)), sequences)
 
-    def _step(self, sequences: Sequence[int]) -> None:
+    @runs(DecodeStep)
+    def _step(self, op: DecodeStep) -> None:
         """One more token of each, from the one that it said last."""
+        sequences = self._sequences(op)
         decoder, pages = self.decoder, self.pages
         for sequence in sequences:
             if sequence not in self._cached:
@@ -157,3 +130,34 @@ class PagedLayers:
         for sequence in sequences:
             self._cached[sequence] += 1
         self._answers.say(decoder.logits(hidden[:, -1]), sequences)
+
+    # --- what they share -----------------------------------------------------------------------------------------
+
+    def _sequences(self, op: PrefillLayer | OutputHead | DecodeStep) -> Sequence[int]:
+        """Those that an op is for; gives up the KV of those that it releases."""
+        of = op.of or Batch(tuple(range(len(self._prompts))))
+        if op.batch != len(of.sequences):
+            raise KvferryError(f"{op.label} of a batch of {op.batch} names {len(of.sequences)} sequences")
+        for sequence in of.released:
+            self.pages.release(sequence)
+            self._prefilling.pop(sequence, None)
+            self._cached.pop(sequence, None)
+        return of.sequences
+
+    def _prefill(self, sequence: int, layer: int | None) -> None:
+        """Prompts need not be of one length: they pass a layer one after the other. A sequence that was released and
+        comes again is recomputed with what it has said."""
+        if layer == 0:
+            said = torch.tensor([self.answers[sequence]], dtype=torch.long, device=self.decoder.device)
+            prompt = torch.cat([self._prompts[sequence], said], dim=1)
+            self.pages.make_room(sequence, prompt.shape[1])
+            self._prefilling[sequence] = Prefilling(self.decoder.embed(prompt))
+        under_way = self._prefilling.get(sequence)
+        if under_way is None or layer != under_way.depth or layer == self.decoder.layers:
+            stands = "is not being prefilled" if under_way is None else f"stands below {under_way.depth}"
+            raise KvferryError(f"PrefillLayer of layer {layer}: sequence {sequence} {stands}")
+        cos, sin = self._rotary
+        tokens = under_way.hidden.shape[1]
+        prefilled = prefill_layer(self.decoder, layer, under_way.hidden, (cos[:, :, :tokens], sin[:, :, :tokens]))
+        self.pages.put(layer, sequence, 0, prefilled.keys[0], prefilled.values[0])
+        under_way.hidden, under_way.depth = prefilled.hidden, layer + 1

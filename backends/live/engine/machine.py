@@ -132,11 +132,10 @@ class LiveMachine:
         priority: int = 0,
         request: int | None = None,
     ) -> Ticket:
-        label = type(op).__name__
         if isinstance(op, Decompress):
             decode = _needed(self._decode, "a decoder, to decompress what was fetched")
             return self._decompressor.do(
-                lambda inputs: decode(op, request, inputs), after, priority, label=label, request=request
+                lambda inputs: decode(op, request, inputs), after, priority, label=op.label, request=request
             )
         processor = self._main if on == "compute" else on
         runner = pick("processor", self._runners, processor)
@@ -144,7 +143,7 @@ class LiveMachine:
             lambda inputs: runner.run(op, request, inputs),
             after,
             priority,
-            label=label,
+            label=op.label,
             request=request,
             nominal_s=self._nominal_s(op) if self._nominal_s else None,
         )

@@ -7,6 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
+from kvferry.backends.live.engine.op_runner import RegisteredOps, runs
 from kvferry.machine.ops import Advance, DecodeStep, KvRef, Op, Prefill, PrefillHead, Project
 from kvferry.model.attention import Attention, dense
 from kvferry.model.decoder import Decoder
@@ -26,12 +27,14 @@ class Prompt:
     attention: Attention = dense
 
 
-class SessionRunner:
+class SessionRunner(RegisteredOps):
     """One session per request, opened by its first op or chunk and closed by its last token.
 
     Sessions are told apart by request and not by sequence: two requests over one context load it twice. The
     buffers of a closed session are used again. `run` belongs to the compute thread, `load` may be another's.
     """
+
+    about = "a model session"
 
     def __init__(
         self, model: PreTrainedModel, prompt_of: Callable[[int], Prompt], *, chunk_tokens: int = CHUNK_TOKENS
@@ -52,31 +55,45 @@ class SessionRunner:
 
         Raises InputError for ops that a real model does not have, NotReady when their KV is not there.
         """
-        if isinstance(op, PrefillHead):
-            raise InputError(
-                "a real model cannot compute one KV head of a layer by itself: the heads meet in its output "
-                "projection; set `coupling: all_heads`"
-            )
+        method = self.method_of(op)
         if request is None:
-            raise KvferryError(f"{type(op).__name__} needs a request: it names the session")
-        if isinstance(op, Project | Advance):
-            session = self.session(request)
-            kv = _unit(op, session)
-            step = session.project if isinstance(op, Project) else session.advance
-            return step(kv.token_chunk, kv.layer)
-        if isinstance(op, Prefill):
-            question = self._prompt(request).question
-            if op.tokens != len(question):
-                raise InputError(f"request {request}: Prefill of {op.tokens} tokens, its question has {len(question)}")
-            self.answers[request] = []
-            return self._answer(request, question)
-        if isinstance(op, DecodeStep):
-            if op.batch != 1:
-                raise InputError(f"a session decodes one sequence, not a batch of {op.batch}")
-            if not self._sessions.get(request) or not self.answers.get(request):
-                raise NotReady(f"request {request} cannot go on decoding before its question was read")
-            return self._answer(request, self.answers[request][-1:])
-        raise InputError(f"{type(op).__name__} is no op of a model session")
+            raise KvferryError(f"{op.label} needs a request: it names the session")
+        return method(op, request)
+
+    @runs(PrefillHead)
+    def _prefill_head(self, op: PrefillHead, request: int) -> None:
+        raise InputError(
+            "a real model cannot compute one KV head of a layer by itself: the heads meet in its output "
+            "projection; set `coupling: all_heads`"
+        )
+
+    @runs(Project)
+    def _project(self, op: Project, request: int) -> Any:
+        session = self.session(request)
+        kv = _unit(op, session)
+        return session.project(kv.token_chunk, kv.layer)
+
+    @runs(Advance)
+    def _advance(self, op: Advance, request: int) -> Any:
+        session = self.session(request)
+        kv = _unit(op, session)
+        return session.advance(kv.token_chunk, kv.layer)
+
+    @runs(Prefill)
+    def _prefill(self, op: Prefill, request: int) -> int:
+        question = self._prompt(request).question
+        if op.tokens != len(question):
+            raise InputError(f"request {request}: Prefill of {op.tokens} tokens, its question has {len(question)}")
+        self.answers[request] = []
+        return self._answer(request, question)
+
+    @runs(DecodeStep)
+    def _decode_step(self, op: DecodeStep, request: int) -> int:
+        if op.batch != 1:
+            raise InputError(f"a session decodes one sequence, not a batch of {op.batch}")
+        if not self._sessions.get(request) or not self.answers.get(request):
+            raise NotReady(f"request {request} cannot go on decoding before its question was read")
+        return self._answer(request, self.answers[request][-1:])
 
     def load(self, request: int, chunk: int, keys: Any, values: Any) -> bool:
         """Take in one decoded chunk, by its flat index in (token chunk, layer, KV head); see SessionKv.load.
@@ -156,11 +173,11 @@ class SessionRunner:
 def _unit(op: Project | Advance, session: Session) -> KvRef:
     """Which KV an op means. Raises when it does not say, or when its context is cut otherwise than the session's."""
     if op.kv is None:
-        raise KvferryError(f"{type(op).__name__} does not say which KV it works on")
+        raise KvferryError(f"{op.label} does not say which KV it works on")
     tokens = session.kv.tokens
     if op.kv.token_chunk >= len(tokens) or op.tokens != tokens[op.kv.token_chunk]:
         raise InputError(
-            f"{type(op).__name__} of {op.tokens} tokens in token chunk {op.kv.token_chunk}: "
+            f"{op.label} of {op.tokens} tokens in token chunk {op.kv.token_chunk}: "
             f"the session's chunks have {', '.join(map(str, tokens[:4]))} ... tokens; context and prompt differ"
         )
     return op.kv

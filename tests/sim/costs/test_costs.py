@@ -1,7 +1,7 @@
 """Ops as arithmetic, and the roofline on top: by hand on a model small enough for it."""
 
+from dataclasses import fields as dataclass_fields
 from dataclasses import replace
-from typing import get_args
 
 import numpy as np
 import pytest
@@ -13,7 +13,6 @@ from kvferry.machine.ops import (
     DecodeStep,
     Decompress,
     FeedForward,
-    Op,
     Prefill,
     PrefillHead,
     Project,
@@ -22,7 +21,7 @@ from kvferry.machine.ops import (
     Retrieve,
     Select,
 )
-from kvferry.sim.costs.op_rules import RULES, work_of
+from kvferry.sim.costs.op_rules import work_of
 from kvferry.sim.costs.roofline import Roofline, round_up
 from kvferry.sim.costs.table import TABLES
 from kvferry.specs.device import ProcessorSpec
@@ -86,8 +85,7 @@ def test_an_op_without_a_price_is_refused_by_its_name() -> None:
         work_of(Decompress(5), MODEL)
 
 
-def test_every_op_of_a_processor_has_a_price() -> None:
-    assert {op for op in get_args(Op) if op not in RULES} == {Decompress}
+def test_a_table_is_named_after_its_op() -> None:
     assert TABLES["rest_of_layer"] is RestOfLayer
 
 
@@ -187,7 +185,7 @@ OPS = [
 @pytest.mark.parametrize("compiled", [(), (128, 512)])
 def test_arrays_are_priced_as_their_elements(op: object, compiled: tuple[int, ...]) -> None:
     costs = Roofline(processor(layer_s=0.1, compiled_tokens=compiled), MODEL)
-    counts = [name for name, kept in op.__dataclass_fields__.items() if kept.compare]  # type: ignore[attr-defined]
+    counts = [field.name for field in dataclass_fields(op) if field.compare]  # type: ignore[arg-type]
     fields = {name: np.asarray(getattr(op, name)) for name in counts}
     together = costs.durations_s(op)  # type: ignore[arg-type]
     for index, duration_s in np.ndenumerate(together):

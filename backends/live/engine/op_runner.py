@@ -1,0 +1,43 @@
+"""How a part of the real world carries out ops: one method for each, registered with the op that it runs."""
+
+from collections.abc import Callable
+from typing import Any, ClassVar, TypeVar
+
+from kvferry.machine.ops import Op
+from kvferry.specs.errors import InputError
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def runs(op: type[Op]) -> Callable[[Method], Method]:
+    """Registers the method below, of a RegisteredOps, as what carries out an op."""
+
+    def register(method: Method) -> Method:
+        method.runs = op  # type: ignore[attr-defined]
+        return method
+
+    return register
+
+
+class RegisteredOps:
+    """A runner whose methods say with ``runs`` which op each carries out. ``about``: what its ops belong to."""
+
+    about: ClassVar[str]
+    # By op, the name of the method that runs it.
+    _methods: ClassVar[dict[type[Op], str]] = {}
+
+    def __init_subclass__(cls) -> None:
+        found = {method.runs: name for name, method in vars(cls).items() if hasattr(method, "runs")}
+        cls._methods = cls._methods | found
+
+    @classmethod
+    def known_ops(cls) -> set[type[Op]]:
+        """The ops that it can carry out."""
+        return set(cls._methods)
+
+    def method_of(self, op: Op) -> Callable[..., Any]:
+        """What carries out an op. Raises InputError when nothing does."""
+        try:
+            return getattr(self, self._methods[type(op)])
+        except KeyError:
+            raise InputError(f"{op.label} is no op of {self.about}") from None

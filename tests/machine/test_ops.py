@@ -1,0 +1,24 @@
+"""An op is registered once in each world, with what it costs and with what runs it; nothing else has to name it."""
+
+from kvferry.analysis.decoding import BLOCK_LABELS
+from kvferry.machine.ops import OPS, Assign, Assigned, Decompress, FeedForward, Op, Retrieve, Select, Selection
+from kvferry.sim.costs.op_rules import RULES
+
+# Not a processor's op: the modelled decompressor prices it, a live machine's decoder carries it out.
+OF_THE_DECOMPRESSOR = {Decompress}
+
+
+def test_every_op_has_a_price() -> None:
+    assert set(OPS.values()) - OF_THE_DECOMPRESSOR == set(RULES)
+
+
+def test_an_op_says_its_label_and_what_answers_it() -> None:
+    assert all(op.label == label == op.__name__ for label, op in OPS.items())
+    assert {op: op.answer for op in OPS.values() if op.answer} == {
+        Select: Selection,
+        Retrieve: Selection,
+        Assign: Assigned,
+    }
+    assert FeedForward.label in BLOCK_LABELS
+    assert FeedForward(1).label == "FeedForward"
+    assert all(issubclass(op, Op) and "__dict__" not in dir(op) for op in OPS.values())
