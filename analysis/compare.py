@@ -176,8 +176,8 @@ def _typical_request(runs: Mapping[str, Run]) -> int:
     median is the lowest; the first request where there is none."""
     arrivals = [{(r.request, r.arrival_s) for r in run.requests} for run in runs.values()]
     shared = {request for request, _ in set.intersection(*arrivals)}
-    told = {name: sorted((t, r) for r, t in _ttfts_s(run).items() if r in shared) for name, run in runs.items()}
-    medians = [(times[(len(times) - 1) // 2], name) for name, times in told.items() if times]
+    by_system = {name: sorted((t, r) for r, t in _ttfts_s(run).items() if r in shared) for name, run in runs.items()}
+    medians = [(times[(len(times) - 1) // 2], name) for name, times in by_system.items() if times]
     if medians:
         return min(medians)[0][1]
     return next(iter(runs.values())).requests[0].request

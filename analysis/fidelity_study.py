@@ -138,9 +138,9 @@ def _row(study: FidelityStudy, scenario: Scenario) -> dict[str, Any]:
     settings = settings_of(scenario)
     columns = {key: column_of(key, settings) for key in study.varied if key != "system"}
     varied = {key: settings[column] for key, column in columns.items() if column is not None}
-    told = [f"{value:g}".replace("+", "") if isinstance(value, float) else str(value) for value in varied.values()]
+    values = [f"{value:g}".replace("+", "") if isinstance(value, float) else str(value) for value in varied.values()]
     return {
-        "name": folder_name("-".join([scenario.name, scenario.system, *told])),
+        "name": folder_name("-".join([scenario.name, scenario.system, *values])),
         "system": scenario.system,
         "varied": varied,
         "remark": WORKLOADS[scenario.workload.kind].remark(scenario),

@@ -161,20 +161,20 @@ def _comparable(one: Report, other: Report) -> bool:
 def _exhibit(exhibit: ExhibitSpec, verdicts: dict[str, str], results: Results) -> Report:
     """reproduced: run, all that it states compared, and all claims made of it hit; shape: run, but something missed, or
     is not compared, or nothing is printed."""
-    told = [exhibit.why.strip().rstrip(".")]
+    remarks = [exhibit.why.strip().rstrip(".")]
     judged = [verdicts[id] for id in exhibit.claims]
     if exhibit.claims:
-        told.append(", ".join(f"{id} {verdicts[id]}" for id in exhibit.claims))
+        remarks.append(", ".join(f"{id} {verdicts[id]}" for id in exhibit.claims))
     if exhibit.order:
-        told.append(_order(exhibit.order, results))
+        remarks.append(_order(exhibit.order, results))
     if exhibit.not_compared:
-        told.append(f"Not compared: {exhibit.not_compared.strip().rstrip('.')}")
+        remarks.append(f"Not compared: {exhibit.not_compared.strip().rstrip('.')}")
     if not exhibit.experiments:
         status = "not_applicable"
     else:
         whole = bool(judged) and not exhibit.not_compared
         status = "reproduced" if whole and all(verdict == "hit" for verdict in judged) else "shape"
-    return {"name": exhibit.name, "status": status, "why": ". ".join(told)}
+    return {"name": exhibit.name, "status": status, "why": ". ".join(remarks)}
 
 
 def _order(order: OrderSpec, results: Results) -> str:
@@ -203,9 +203,9 @@ def _spread(claim: Report) -> str:
         return ""
     sweep = claim["paper_low"] != claim["paper_high"] and claim["paper_low"]
     ranges = [claim["ours_low_range"], claim["ours_high_range"]] if sweep else [claim["ours_range"]]
-    told = " and ".join(f"{low:.3g} to {high:.3g}" for low, high in ranges)
+    spread = " and ".join(f"{low:.3g} to {high:.3g}" for low, high in ranges)
     hit = "" if claim["seeds_hit"] is None else f", {claim['seeds_hit']} hit"
-    return f"; over {claim['seeds']} seeds {told}{hit}"
+    return f"; over {claim['seeds']} seeds {spread}{hit}"
 
 
 def _between(ends: list[float] | None) -> str:

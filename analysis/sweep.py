@@ -27,7 +27,7 @@ from kvferry.specs.scenario import Scenario
 if TYPE_CHECKING:
     import pandas as pd
 
-# Told how many points are there, of how many; first of all, how many were there already.
+# Called with how many points are there, of how many; the first call counts those that were there already.
 Progress = Callable[[int, int], None]
 _MOST_WORDS = 1000
 

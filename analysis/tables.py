@@ -140,8 +140,8 @@ def compare_table(
             shown.remove(spare[-1])
             left_out.insert(0, _label(spare[-1]))
         narrow = True
-    told = [*notes, *([f"left out at {width} columns: {'; '.join(left_out)}"] if left_out else [])]
-    table.caption, table.caption_justify = "\n".join(told) or None, "left"
+    caption = [*notes, *([f"left out at {width} columns: {'; '.join(left_out)}"] if left_out else [])]
+    table.caption, table.caption_justify = "\n".join(caption) or None, "left"
     return table
 
 

@@ -105,7 +105,7 @@ def machine() -> float:
 
 
 def chain() -> float:
-    """Handed over at once, each op after the one before: threads need nobody in between."""
+    """Handed over at once, each op after the one before: no thread waits for the environment in between."""
 
     def ask(machine: LiveMachine) -> simpy.events.ProcessGenerator:
         last = machine.submit(FeedForward(1))

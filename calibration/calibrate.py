@@ -130,10 +130,10 @@ def tasks(rig: Rig, probe: Path, parts: Sequence[str]) -> Iterator[Task]:
 
 def surroundings(rig: Rig) -> dict[str, Any]:
     """The memory and the other circumstances that the profile mentions."""
-    told = environment() | {"free_memory_bytes": memory_bytes("MemAvailable")}
+    facts = environment() | {"free_memory_bytes": memory_bytes("MemAvailable")}
     if rig.on_cuda:
         index = torch.device(rig.settings.device).index or 0
-        told["device"] = torch.cuda.get_device_name(index)
-        told["device_memory_bytes"] = float(torch.cuda.mem_get_info(index)[1])
-        told["cuda"] = torch.version.cuda
-    return told
+        facts["device"] = torch.cuda.get_device_name(index)
+        facts["device_memory_bytes"] = float(torch.cuda.mem_get_info(index)[1])
+        facts["cuda"] = torch.version.cuda
+    return facts

@@ -88,7 +88,7 @@ def decoding(rig: Rig, folder: Path, point: Point) -> list[Measurement]:
         "batch": float(point.batch),
         "keys": float(point.context),
         "context": point.selected_tokens + (_GROUP_TOKENS + 1) / 2,
-        "units": float(point.batch * plan.heads * (plan.selected or 0)),
+        "blocks": float(point.batch * plan.heads * (plan.selected or 0)),
     }
     taken = step_seconds(spans)[_WARM_STEPS:]
     cycles = {label: np.reshape([step[label] for step in taken], (_CYCLES, -1)).mean(1) for label in OPS.values()}

@@ -63,8 +63,8 @@ def cpu_model() -> str:
 def clock_mhz() -> float | None:
     """The first core's present clock."""
     now = _khz(_CPU / "cpu0/cpufreq/scaling_cur_freq")
-    told = (line.split(":")[1] for line in _lines(Path("/proc/cpuinfo")) if line.startswith("cpu MHz"))
-    return now if now is not None else next((float(mhz) for mhz in told), None)
+    clocks = (line.split(":")[1] for line in _lines(Path("/proc/cpuinfo")) if line.startswith("cpu MHz"))
+    return now if now is not None else next((float(mhz) for mhz in clocks), None)
 
 
 def memory_bytes(key: str) -> float | None:

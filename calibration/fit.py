@@ -40,7 +40,7 @@ class RooflineFit:
         return {**fitted, "relative_error": errors}
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         """The errors in a line."""
         parts = (
             f"{op} {median:.0%} (worst {worst:.0%}, {count} points)"

@@ -72,8 +72,8 @@ def profile_from(
     if sources.fio:
         reads = storage_reads(sources.fio)
         rows, depths = storage_rows(reads)
-        told = f"measured: fio, random reads, {len(reads)} points of block size and depth"
-        draft.put("storage", {"model": "curve", "read": rows, "queue_depth": max(depths)}, told)
+        source = f"measured: fio, random reads, {len(reads)} points of block size and depth"
+        draft.put("storage", {"model": "curve", "read": rows, "queue_depth": max(depths)}, source)
         measured += reads
     link = _link(sources, folder, say)
     try:
@@ -172,14 +172,14 @@ def _processor(draft: Draft, bench: LlamaBench, model: ModelSpec, base: DeviceSp
     alike = {"attention": "gemm"} if len(prompts) < 2 else {}
     alike |= {"decode_attention": "gemv"} if len(steps) < 2 else {}
     fit = fit_roofline(model, timed_ops(bench.measured, model), rates.flop_per_s, rates.bytes_per_s, alike, fixed=False)
-    told = f"fitted to llama-bench of {bench.model_type} on {bench.hardware}"
-    told += f"; |fitted / measured - 1|, median: {fit.told}"
+    source = f"fitted to llama-bench of {bench.model_type} on {bench.hardware}"
+    source += f"; |fitted / measured - 1|, median: {fit.summary}"
     for kernel, other in alike.items():
-        told += f". {kernel} as {other}: one depth cannot tell them apart (llama-bench -d 0,2048,8192 would)"
+        source += f". {kernel} as {other}: one depth cannot tell them apart (llama-bench -d 0,2048,8192 would)"
     efficiency = dict(fit.efficiency)
     if "attention" in efficiency:
         efficiency["sparse_attention"] = efficiency["attention"]
-        told += ". sparse_attention as attention: llama-bench has none"
+        source += ". sparse_attention as attention: llama-bench has none"
     peaks = f"{base.name}'s" + (
         f", raised by {fit.raised:.3g} as the measured ops are faster" if fit.raised > 1 else ""
     )
@@ -189,7 +189,7 @@ def _processor(draft: Draft, bench: LlamaBench, model: ModelSpec, base: DeviceSp
     draft.put(f"{key}.threads", bench.threads, "as llama-bench says")
     draft.put(f"{key}.flop_per_s", with_unit(short(rates.flop_per_s * fit.raised), "compute rate"), peaks)
     draft.put(f"{key}.bytes_per_s", with_unit(short(rates.bytes_per_s * fit.raised), "rate"), peaks)
-    draft.put(f"{key}.efficiency", {kernel: short(share) for kernel, share in efficiency.items()}, told)
+    draft.put(f"{key}.efficiency", {kernel: short(share) for kernel, share in efficiency.items()}, source)
     for cost in ("layer_s", "dispatch_s"):
         draft.put(
             f"{key}.{cost}", "0 s", "inside efficiency: whole passes of one model do not tell it from reading weights"
@@ -203,8 +203,8 @@ def _processor(draft: Draft, bench: LlamaBench, model: ModelSpec, base: DeviceSp
 
 
 def _base_processors(draft: Draft, base: DeviceSpec) -> None:
-    told = base.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
-    for processor, value in told["processors"].items():
+    content = base.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
+    for processor, value in content["processors"].items():
         value.pop("measured", None)
         draft.put(f"processors.{processor}", value, f"not measured; {base.name}")
     draft.profile["main"] = base.main

@@ -11,7 +11,7 @@ from kvferry.calibration.measurement import Measurement
 from kvferry.specs.errors import InputError, KvferryError
 
 NAME = "journal.jsonl"
-_FORMAT = "kvferry-calibration 1"
+_FORMAT = "kvferry-calibration 2"
 _MOST_BYTES = 64 * 2**20
 
 
@@ -57,13 +57,13 @@ class Journal:
     def _take(self, lines: list[str], settings: Mapping[str, Any]) -> None:
         for number, line in enumerate(lines, 1):
             try:
-                told = json.loads(line)
+                entry = json.loads(line)
                 if number == 1:
-                    if told["format"] != _FORMAT:
-                        raise ValueError(f"format {told['format']!r:.40}")
-                    self._compare(told["settings"], settings)
+                    if entry["format"] != _FORMAT:
+                        raise ValueError(f"format {entry['format']!r:.40}")
+                    self._compare(entry["settings"], settings)
                 else:
-                    self.done[str(told["task"])] = [Measurement.from_json(each) for each in told["measured"]]
+                    self.done[str(entry["task"])] = [Measurement.from_json(each) for each in entry["measured"]]
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
                 raise InputError(
                     f"{self.path}:{number}: no line of a journal ({error}); --fresh measures anew"

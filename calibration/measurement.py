@@ -32,13 +32,13 @@ class Measurement:
         return {"what": self.what, "at": self.at, "unit": self.unit, "values": list(self.values)}
 
     @classmethod
-    def from_json(cls, told: Any) -> "Measurement":
+    def from_json(cls, entry: Any) -> "Measurement":
         """Raises ValueError, TypeError, KeyError or AttributeError for anything but a measurement."""
-        values = tuple(float(value) for value in told["values"])
-        at = {str(feature): float(value) for feature, value in told["at"].items()}
+        values = tuple(float(value) for value in entry["values"])
+        at = {str(feature): float(value) for feature, value in entry["at"].items()}
         if not values or not np.isfinite(values).all():
             raise ValueError("no finite values")
-        return cls(what=str(told["what"]), unit=str(told["unit"]), values=values, at=at)
+        return cls(what=str(entry["what"]), unit=str(entry["unit"]), values=values, at=at)
 
 
 def typical(values: Sequence[float]) -> float:

@@ -52,8 +52,8 @@ class Points:
 
 @dataclass(frozen=True, kw_only=True)
 class PerceptronFit:
-    """`errors`: of each way to tell what attention takes, the mean and the largest |told / measured - 1| at points that
-    none of them was fitted to. All three were fitted to the same points."""
+    """`errors`: by predictor of attention, the mean and the largest |predicted / measured - 1| at points that none of
+    them was fitted to. All three were fitted to the same points."""
 
     predictor: Predictor
     # tokens -> seconds of what a layer takes besides.
@@ -68,15 +68,15 @@ class PerceptronFit:
     date: str
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         """In a line, as a profile's source."""
         fitted = f"SparKV's perceptron, seed {self.seed}, fitted to block-sparse attention at {self.points} points"
         if not self.held_out_points:
             return f"{fitted} ({self.calls} calls) on {self.date}, nothing held out; {self._made_with}"
         off = ", ".join(f"{name} {mean:.0%} (worst {worst:.0%})" for name, (mean, worst) in self.errors.items())
         return (
-            f"{fitted} ({self.calls} calls) on {self.date}; |told / measured - 1| at {self.held_out_points} points "
-            f"held out, mean: {off}, all of the same points; calls there spread by {self.held_out_spread:.0%}; "
+            f"{fitted} ({self.calls} calls) on {self.date}; |predicted / measured - 1| at {self.held_out_points} "
+            f"points held out, mean: {off}, all of the same points; calls there spread by {self.held_out_spread:.0%}; "
             f"{self._made_with}"
         )
 
@@ -85,11 +85,11 @@ class PerceptronFit:
         return ", ".join(f"{name} {version}" for name, version in self.versions.items())
 
     def to_json(self) -> dict[str, Any]:
-        told = {
+        content = {
             name: getattr(self, name) for name in ("date", "versions", "seed", "points", "calls", "held_out_points")
         }
         errors = {name: {"mean": mean, "worst": worst} for name, (mean, worst) in self.errors.items()}
-        return {**told, "held_out_spread": self.held_out_spread, "relative_error": errors}
+        return {**content, "held_out_spread": self.held_out_spread, "relative_error": errors}
 
 
 def fit_perceptron(
@@ -122,7 +122,7 @@ def fit_perceptron(
         calls=points.calls,
         held_out_points=held_out.seconds.size,
         held_out_spread=float(np.median([m.spread for m in measured if m.what == "sparse_attention held out"] or [0])),
-        errors={name: _error(told(held_out), held_out.seconds) for name, told in whole_layers.items()},
+        errors={name: _error(predict(held_out), held_out.seconds) for name, predict in whole_layers.items()},
         versions=versions,
         date=date,
     )
@@ -141,11 +141,11 @@ def table_of(points: Points, model: ModelSpec) -> Callable[[Points], np.ndarray]
     seconds[places] = points.seconds
     grid = Grid("sparse attention", ("context", "density"), axes, seconds)
 
-    def told(at: Points) -> np.ndarray:
+    def seconds_at(at: Points) -> np.ndarray:
         causal = causal_blocks(at.tokens.astype(int), at.context.astype(int))
         return grid({"context": at.context, "density": at.blocks / model.kv_heads / causal})
 
-    return told
+    return seconds_at
 
 
 def roofline_of(
@@ -163,8 +163,8 @@ def roofline_of(
     return lambda at: inverse * at_peak(at)
 
 
-def _error(told: np.ndarray, seconds: np.ndarray) -> tuple[float, float]:
-    off = np.abs(told / seconds - 1)
+def _error(predicted: np.ndarray, seconds: np.ndarray) -> tuple[float, float]:
+    off = np.abs(predicted / seconds - 1)
     return (float(off.mean()), float(off.max())) if off.size else (0.0, 0.0)
 
 
@@ -182,7 +182,7 @@ def put_perceptron(
         draft.put(key, "measured", f"attention of {model.name} and what its layers take besides; see calibration.json")
     written = "; FlexAttention did not compile: masks were written out for dense attention, and save nothing"
     dense_all_the_same = any(m.what == "attention_written_out" for m in measured)
-    draft.tell(f"{key}.predictor", fit.told + (written if dense_all_the_same else ""))
+    draft.tell(f"{key}.predictor", fit.summary + (written if dense_all_the_same else ""))
     return fit
 
 

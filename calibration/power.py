@@ -86,8 +86,8 @@ def _zeus() -> Meter | None:
         monitor.begin_window("kvferry", sync_execution=False)
         work()
         used = monitor.end_window("kvferry", sync_execution=False)
-        told = {"gpu": used.gpu_energy, "cpu": used.cpu_energy, "dram": used.dram_energy}
-        return {component: float(sum(parts.values())) for component, parts in told.items() if parts}
+        used_j = {"gpu": used.gpu_energy, "cpu": used.cpu_energy, "dram": used.dram_energy}
+        return {component: float(sum(parts.values())) for component, parts in used_j.items() if parts}
 
     return Meter("zeus", joules)
 

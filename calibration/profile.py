@@ -39,7 +39,7 @@ def profile(
     return draft, fit
 
 
-def told(measurement: Measurement, what: str) -> str:
+def average_of(measurement: Measurement, what: str) -> str:
     return f"measured: {what}; mean of {len(measurement.values)}, spread {measurement.spread:.0%}"
 
 
@@ -72,10 +72,14 @@ def _processor(
     raised = f"; raised by {fit.raised:.2f}, as some ops are faster" if fit.raised > 1 else ""
     size, copied = int(products[0].at["rows"]), int(copies[0].at["bytes"]) >> 20
     flops = f"a product of two {size} x {size} matrices{raised}"
-    draft.put(f"{key}.flop_per_s", with_unit(short(flop_per_s * fit.raised), "compute rate"), told(products[0], flops))
+    draft.put(
+        f"{key}.flop_per_s", with_unit(short(flop_per_s * fit.raised), "compute rate"), average_of(products[0], flops)
+    )
     moved = f"reads and writes of a copy of {copied} MiB{raised}"
-    draft.put(f"{key}.bytes_per_s", with_unit(short(bytes_per_s * fit.raised), "rate"), told(copies[0], moved))
-    fitted = f"fitted, with layer_s, to the measured ops of {model.name}; |fitted / measured - 1|, median: {fit.told}"
+    draft.put(f"{key}.bytes_per_s", with_unit(short(bytes_per_s * fit.raised), "rate"), average_of(copies[0], moved))
+    fitted = (
+        f"fitted, with layer_s, to the measured ops of {model.name}; |fitted / measured - 1|, median: {fit.summary}"
+    )
     if settings.attention == "dense":
         fitted += ". sparse_attention is dense attention here: blocks that do not matter are computed all the same"
     if only(measured, "mask_written_out"):
@@ -95,20 +99,22 @@ def _processor(
 
 def _layer_of_decoding(draft: Draft, key: str, roofline: Roofline, measured: Sequence[Measurement]) -> None:
     """What the roofline says of a layer that is decoded with its KV on storage; the tables have it all."""
-    layers, kept = only(measured, "feed_forward"), pooled(measured, "bookkeep", ("units",))
+    layers, kept = only(measured, "feed_forward"), pooled(measured, "bookkeep", ("blocks",))
     if not layers or len(kept) < 2:
         return
-    fixed_s, units_per_s = fixed_and_rate([(units, seconds) for (units,), seconds in kept.items()])
+    fixed_s, blocks_per_s = fixed_and_rate([(blocks, seconds) for (blocks,), seconds in kept.items()])
     more_s = [m.typical - roofline.cost(FeedForward(m.at["batch"])).duration_s for m in layers]
     eager_s = max(0.0, float(np.mean(more_s)) + fixed_s)
-    what = "decoding with KV on storage, measured in place: FeedForward over its roofline, Bookkeep without its units"
+    what = (
+        "decoding with KV on storage, measured in place: FeedForward over its roofline, Bookkeep without its KV blocks"
+    )
     draft.put(f"{key}.eager_layer_s", with_unit(short(eager_s), "time"), what)
-    draft.put(f"{key}.unit_s", with_unit(short(1 / units_per_s), "time"), "measured in place: Bookkeep, by units")
+    draft.put(f"{key}.block_s", with_unit(short(1 / blocks_per_s), "time"), "measured in place: Bookkeep, by KV blocks")
 
 
 def _dispatch(draft: Draft, key: str, measured: Sequence[Measurement]) -> None:
     for dispatch in only(measured, "dispatch"):
-        source = told(dispatch, "round trip of an empty op through the live machine")
+        source = average_of(dispatch, "round trip of an empty op through the live machine")
         draft.put(f"{key}.dispatch_s", with_unit(short(dispatch.typical), "time"), source)
 
 
@@ -128,7 +134,7 @@ def _memory(draft: Draft, settings: Settings, measured: Sequence[Measurement], s
         draft.put("memory.host_capacity_bytes", with_unit(host, "size"), "as the system says")
     for copy in only(measured, "memory_copy"):
         rate = draft.profile["processors"]["gpu" if on_cuda else "cpu"].get("bytes_per_s")
-        draft.put("memory.bytes_per_s", rate, told(copy, "as the processor's"))
+        draft.put("memory.bytes_per_s", rate, average_of(copy, "as the processor's"))
     placing = only(measured, "placing")
     if placing:
         fixed_s, rate = fixed_and_rate([(m.at["bytes"], m.typical) for m in placing])
@@ -156,10 +162,10 @@ def _decompressor(draft: Draft, settings: Settings, measured: Sequence[Measureme
 
 def _network(draft: Draft, measured: Sequence[Measurement]) -> None:
     for rate in only(measured, "receive"):
-        source = told(rate, "chunks from the server on loopback, eight fetches under way, each checked")
+        source = average_of(rate, "chunks from the server on loopback, eight fetches under way, each checked")
         draft.put("network.bytes_per_s", with_unit(short(rate.typical), "rate"), source)
     for request in only(measured, "request"):
-        source = told(request, "a fetch of a few bytes from the server on loopback")
+        source = average_of(request, "a fetch of a few bytes from the server on loopback")
         draft.put("network.request_s", with_unit(short(request.typical), "time"), source)
 
 
@@ -200,7 +206,7 @@ def _contention(draft: Draft, main: str, settings: Settings, measured: Sequence[
                     slowdown.setdefault(names[path], {})[names[other]] = short(ratio.typical)
     if rates:
         source = (
-            "measured in turns, alone and beside the other at work, in a load without a plan; the link at the rate told"
+            "measured in turns, alone and beside the other at work, in a load without a plan; link at the rate given"
         )
         value = {"slowdown": slowdown, "link_bytes_per_s": with_unit(rates[0], "rate")}
         draft.put("contention", value, source)

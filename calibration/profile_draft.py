@@ -13,8 +13,8 @@ class Draft:
     def __init__(self, name: str, base: DeviceSpec) -> None:
         """Everything of the base but its processors and its storage: other hardware than what is measured."""
         self.base = base
-        told = base.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
-        self.profile: dict[str, Any] = {**told, "name": name, "processors": {}}
+        content = base.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
+        self.profile: dict[str, Any] = {**content, "name": name, "processors": {}}
         self.sources = {
             key: f"not measured; {base.name}: {source}"
             for key, source in base.sources.items()

@@ -41,11 +41,11 @@ def reads(settings: Settings, folder: Path, block_bytes: int, depth: int) -> lis
     path = probe_file(settings, folder)
     at = {"block_bytes": float(block_bytes), "depth": float(depth)}
     ours = own_rates(settings, path, block_bytes, depth)
-    told = [] if ours is None else [Measurement(what="random_read", unit="byte/s", values=ours, at=at)]
+    found = [] if ours is None else [Measurement(what="random_read", unit="byte/s", values=ours, at=at)]
     if block_bytes in _FIO_BLOCKS and depth in _FIO_DEPTHS and shutil.which("fio") and not settings.quick:
         fio = fio_rate(path, block_bytes, depth)
-        told.append(Measurement(what="random_read_fio", unit="byte/s", values=(fio,), at=at))
-    return told or [Measurement(what="no_direct_io", unit="", values=(1.0,), at=at)]
+        found.append(Measurement(what="random_read_fio", unit="byte/s", values=(fio,), at=at))
+    return found or [Measurement(what="no_direct_io", unit="", values=(1.0,), at=at)]
 
 
 def own_rates(settings: Settings, path: Path, block_bytes: int, depth: int) -> tuple[float, ...] | None:

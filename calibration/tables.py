@@ -27,7 +27,7 @@ AXES = {
 # Of ops that were measured in place, handing over included.
 IN_PLACE = {
     "select": ("keys", "batch"),
-    "bookkeep": ("units",),
+    "bookkeep": ("blocks",),
     "decode_attention": ("context", "batch"),
     "feed_forward": ("batch",),
     "output_head": ("batch",),
@@ -36,7 +36,7 @@ IN_PLACE = {
 
 def tables(measured: Sequence[Measurement]) -> dict[str, bytes]:
     """File name -> CSV. An op without a whole grid has no table, nor has one with an axis of a single point: nothing
-    could be told between points and beyond."""
+    could be interpolated."""
     found = {}
     for what, axes in AXES.items():
         points = pooled(measured, what, axes)

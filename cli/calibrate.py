@@ -84,8 +84,8 @@ def calibrate(
     if from_files:
         useless = [key for key in _ONLY_HERE if _given(command, key)]
         if useless:
-            told = ", ".join(f"--{key.replace('_', '-')}" for key in useless)
-            raise InputError(f"{told}: nothing is measured here with --from; leave it out")
+            options = ", ".join(f"--{key.replace('_', '-')}" for key in useless)
+            raise InputError(f"{options}: nothing is measured here with --from; leave it out")
         _from_files([*from_files, *(files or [])], output, model, based, name)
         return
     if model is None:

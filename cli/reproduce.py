@@ -56,8 +56,8 @@ def _range(claim: dict[str, Any], whose: str) -> str | None:
     ends = [claim[f"{whose}_{end}"] for end in ("low", "high")]
     if whose == "ours" and claim["paper_low"] == claim["paper_high"]:
         ends = [claim["ours"]]
-    told = [f"{end:.3g}" for end in ends if end is not None]
-    return "-".join(dict.fromkeys(told)) or None
+    figures = [f"{end:.3g}" for end in ends if end is not None]
+    return "-".join(dict.fromkeys(figures)) or None
 
 
 def _seeds(claim: dict[str, Any]) -> tuple[str | None, str | None]:

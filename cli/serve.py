@@ -58,7 +58,7 @@ def serve(
     def tell(url: str) -> None:
         print(url, flush=True)
         pace = f"as {trace or rate} allows" if paced else "as fast as it goes"
-        say(f"serving {store} {pace}, round trip {rtt}{', to who has the token' if token else ''}; Ctrl-C stops")
+        say(f"serving {store} {pace}, round trip {rtt}{', to clients with the token' if token else ''}; Ctrl-C stops")
 
     server.serve(store, trace=replayed, rtt_s=link.rtt_s, host=host, port=port, token=token, tell=tell)
 

@@ -97,8 +97,8 @@ def tune(
         )
     except ValidationError as error:
         faults = complaints_of(error, TuningLimits)
-        told = (f"{_OPTIONS.get('.'.join(map(str, fault.key)), 'limits')}: {fault.what}" for fault in faults)
-        raise InputError("\n".join(told)) from None
+        lines = (f"{_OPTIONS.get('.'.join(map(str, fault.key)), 'limits')}: {fault.what}" for fault in faults)
+        raise InputError("\n".join(lines)) from None
     found = tune_scenario(loaded, limits)
     if output is not None:
         write_file(output, found.to_json().encode())

@@ -49,11 +49,11 @@ USUAL_REUSE = 0.77
 FREE: dict[str, tuple[float, float, float]] = {
     "gemv": (0.82, 0.5, 1.0),
     "eager_layer_s": (1.5e-3, 1e-4, 5e-3),
-    "unit_s": (1e-6, 1e-9, 1e-5),
+    "block_s": (1e-6, 1e-9, 1e-5),
     "slot_s": (1.7e-9, 1e-11, 1e-7),
     "slowdown": (1.85, 1.0, 4.0),
 }
-# Bandwidth of small reads, 32 of them under way: storage, size, and where the search begins, which no cell told.
+# Bandwidth of small reads, 32 of them under way: storage, size, and where the search begins, which no cell determines.
 # 512 B: KVSwap 2.3, 6 % of the peak; 4 KiB: as many commands a second; 32 KiB: on the line from there to the peak.
 ROWS: dict[str, tuple[str, int, float]] = {
     "nvme_512_b": ("nvme", 512, 108e6),
@@ -118,7 +118,7 @@ def device_with(device: DeviceSpec, numbers: Numbers) -> DeviceSpec:
     gpu = device.processors["gpu"]
     # All three do nothing but stream memory.
     efficiency = {**gpu.efficiency, **dict.fromkeys(("gemv", "decode_attention", "gather"), numbers["gemv"])}
-    changed = {name: numbers[name] for name in ("eager_layer_s", "unit_s", "slot_s")}
+    changed = {name: numbers[name] for name in ("eager_layer_s", "block_s", "slot_s")}
     gpu = gpu.model_copy(update={"efficiency": efficiency, **changed})
     slowdown = {"gpu": {"storage": numbers["slowdown"]}}
     changes: dict[str, object] = {"processors": {**device.processors, "gpu": gpu}}

@@ -1,7 +1,7 @@
 """How text becomes token ids: byte by byte, as the bundled models read it, or by a tokenizer.json.
 
 Two tokenizers of different kinds cut the same text at different places: what a draft or a device's model says in its
-own tokens has to be told as text to a model that counts otherwise. ``bundled_bpe`` is there for tests of that.
+own tokens must reach a model with another tokenizer as text. ``bundled_bpe`` is there for tests of that.
 """
 
 from collections.abc import Sequence

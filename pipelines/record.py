@@ -126,9 +126,9 @@ class Run:
     @property
     def faults(self) -> tuple[str, ...]:
         """For the user: what went wrong on the way and was made good by computing. Such a run measures no link."""
-        told = []
+        lines = []
         if self.link_down:
-            told.append(f"the link went down, and what was missing was computed: {self.link_down}")
+            lines.append(f"the link went down, and what was missing was computed: {self.link_down}")
         if self.unusable:
-            told.append(f"could not be used, and was computed: {self.unusable}")
-        return tuple(told)
+            lines.append(f"could not be used, and was computed: {self.unusable}")
+        return tuple(lines)

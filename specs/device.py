@@ -47,9 +47,9 @@ class ProcessorSpec(Spec):
     # On top of it for a layer of decoding that is launched kernel by kernel, as an eager runtime does where it must
     # look at every layer; whole steps and prefill are captured or long enough to hide it.
     eager_layer_s: Seconds = 0.0
-    # The host's bookkeeping of KV on storage: per unit (group, token or chunk) that a layer selects, and on top of it
-    # per slot that the unit is looked for in.
-    unit_s: Seconds = 0.0
+    # The host's bookkeeping of KV on storage: per KV block (group, token or chunk) that a layer selects, and on top
+    # of it per slot that the block is looked for in.
+    block_s: Seconds = 0.0
     slot_s: Seconds = 0.0
     block_sparse: BlockSparseSpec | None = None
     # Folder with a folder per model of measured tables: see sim/costs/table.py.

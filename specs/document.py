@@ -68,8 +68,8 @@ def parse_document(text: str, source: str, folder: Path) -> Node:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else 1
-        told = (error.context, error.problem)
-        raise InputError(f"{source}:{line}: not valid YAML: {': '.join(filter(None, told))}") from None
+        parts = (error.context, error.problem)
+        raise InputError(f"{source}:{line}: not valid YAML: {': '.join(filter(None, parts))}") from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise InputError(f"{source}:{line}: not valid YAML: U+{ord(text[error.position]):04X} may not occur") from None

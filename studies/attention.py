@@ -86,7 +86,7 @@ def main() -> None:
     device = load_device(str(asked.profile / "profile.yaml"))
     main_processor = device.processors[device.main]
     rates = main_processor.flop_per_s, main_processor.bytes_per_s
-    told = {
+    predicted = {
         "perceptron": predictor.seconds(
             points.tokens, points.blocks, kv_heads=spec.kv_heads, context_tokens=points.context
         ),
@@ -96,9 +96,9 @@ def main() -> None:
     shares = f"{points.density.min():.0%} to {points.density.max():.0%}"
     print(f"{points.seconds.size} layers of token chunks, {shares} of their blocks, {points.calls} calls")
     print(f"attention takes {1e3 * points.seconds.min():.2f} to {1e3 * points.seconds.max():.1f} ms")
-    print("| attention told by | mean error | worst | all together |")
+    print("| attention predicted by | mean error | worst | all together |")
     print("|---|---|---|---|")
-    for name, seconds in told.items():
+    for name, seconds in predicted.items():
         _row(name, seconds, points.seconds)
     processors = {device.main: main_processor.model_copy(update={"measured": str(asked.profile / "measured")})}
     costs = main_costs("predictor", device.model_copy(update={"processors": processors}), spec)
@@ -106,9 +106,9 @@ def main() -> None:
     _row("Advance, costs: predictor", costs.durations_s(ops), advance_s)
 
 
-def _row(name: str, told: np.ndarray, seconds: np.ndarray) -> None:
-    off = np.abs(told / seconds - 1)
-    print(f"| {name} | {off.mean():.1%} | {off.max():.1%} | {told.sum() / seconds.sum() - 1:+.1%} |")
+def _row(name: str, predicted: np.ndarray, seconds: np.ndarray) -> None:
+    off = np.abs(predicted / seconds - 1)
+    print(f"| {name} | {off.mean():.1%} | {off.max():.1%} | {predicted.sum() / seconds.sum() - 1:+.1%} |")
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from selection_quality import Told, needles, texts
+from selection_quality import Task, needles, texts
 from transformers import PreTrainedModel
 
 from kvferry.backends.live.decoding.block_format import BlockFormat
@@ -82,7 +82,7 @@ WAYS = {
 
 @dataclass(frozen=True)
 class Exact:
-    """Full attention over a Told: `logits` float[said, vocabulary] before each said token, attention `mass`
+    """Full attention over a Task: `logits` float[said, vocabulary] before each said token, attention `mass`
     float[layers, KV heads, steps, tokens] of the steps that decode, and what the context leaves in each layer."""
 
     logits: torch.Tensor
@@ -91,10 +91,10 @@ class Exact:
 
 
 @torch.no_grad()
-def exact(model: PreTrainedModel, told: Told) -> Exact:
+def exact(model: PreTrainedModel, task: Task) -> Exact:
     decoder = Decoder(model)
-    ids = torch.tensor([told.context + told.said], device=decoder.device)
-    n, begin = ids.shape[1], len(told.context)
+    ids = torch.tensor([task.context + task.said], device=decoder.device)
+    n, begin = ids.shape[1], len(task.context)
     rotary, hidden = decoder.rotary(n), decoder.embed(ids)
     later = torch.arange(n) > torch.arange(begin, n - 1)[:, None]
     masses, left = [], []
@@ -122,7 +122,7 @@ def index_of(plan: Any, way: Way, decoder: Decoder, sample: torch.Tensor) -> Ind
 
 
 def compared(
-    scenario: Scenario, model: PreTrainedModel, told: Told, true: Exact, way: Way, sample: torch.Tensor, folder: Path
+    scenario: Scenario, model: PreTrainedModel, task: Task, true: Exact, way: Way, sample: torch.Tensor, folder: Path
 ) -> dict[str, float]:
     plan = plan_for(scenario, DECODE_SYSTEMS[way.system].with_policies({**way.policies, **scenario.policy_values}))
     format = BlockFormat(
@@ -137,13 +137,13 @@ def compared(
     index = index_of(plan, way, Decoder(model), sample)
     runner = Layers(
         model,
-        [told.context],
+        [task.context],
         format,
-        output=len(told.said),
+        output=len(task.said),
         slots=plan.slots,
         index=index,
         rebuilt_rank=plan.rebuilt_rank,
-        follow=[told.said],
+        follow=[task.said],
         listen=logits.append,
         known=true.prefilled.__getitem__,
     )
@@ -153,13 +153,13 @@ def compared(
         LiveMachine("here", runner, capacity_bytes=1e12, storage=storage, source=source) as machine,
     ):
         flow = LockStepDecode(machine, plan)
-        machine.env.run(until=machine.env.process(flow.run(len(told.said))))
+        machine.env.run(until=machine.env.process(flow.run(len(task.said))))
     path.unlink()
-    hits, mass = attended(told, true, plan.group_tokens, runner.chosen)
+    hits, mass = attended(task, true, plan.group_tokens, runner.chosen)
     # The first token comes from prefill.
     own, full = torch.cat(logits).float()[1:].log_softmax(-1), true.logits[1:].log_softmax(-1)
-    right = own.argmax(-1) == torch.tensor(told.said)[1:]
-    found = [bool(right[begin - 1 : end - 1].all()) for begin, end in told.answers]
+    right = own.argmax(-1) == torch.tensor(task.said)[1:]
+    found = [bool(right[begin - 1 : end - 1].all()) for begin, end in task.answers]
     figures = {
         "agree": float((own.argmax(-1) == full.argmax(-1)).float().mean()),
         "KL": float((full.exp() * (full - own)).sum(-1).mean()),
@@ -172,13 +172,13 @@ def compared(
     return figures | ({"needles": float(np.mean(found))} if found else {})
 
 
-def attended(told: Told, true: Exact, group: int, chosen: list[torch.Tensor]) -> tuple[float, float]:
+def attended(task: Task, true: Exact, group: int, chosen: list[torch.Tensor]) -> tuple[float, float]:
     """Hits and mass. The rolling buffer's tokens are attended besides, and count as mass alone."""
     layers, heads = true.mass.shape[:2]
     hits, mass = [], []
     for n, ids in enumerate(chosen):
         step, layer = divmod(n, layers)
-        known = len(told.context) + step + 1
+        known = len(task.context) + step + 1
         stored = (known - 1) // group * group
         tokens = (ids[0].long()[..., None] * group + torch.arange(group)).flatten(1)
         tokens = tokens.repeat_interleave(heads // len(tokens), 0)  # KV heads, selected tokens
@@ -208,13 +208,13 @@ def main() -> None:
     model, folder = model_of(load_scenario(arguments.scenario))
     prompts = Prompts(folder, model.config.vocab_size, None, 0)
     sample = torch.tensor([prompts.tokens(1000, arguments.context, 0)[0]])
-    told = [
-        Told(one.context, one.said[: arguments.said]) for one in texts(prompts, arguments.context, arguments.texts)
+    tasks = [
+        Task(one.context, one.said[: arguments.said]) for one in texts(prompts, arguments.context, arguments.texts)
     ] + list(needles(prompts, arguments.context, arguments.needles))
-    true = [exact(model, one) for one in told]
+    true = [exact(model, one) for one in tasks]
     full = [
         bool((each.logits[begin:end].argmax(-1) == torch.tensor(one.said[begin:end])).all())
-        for one, each in zip(told, true, strict=True)
+        for one, each in zip(tasks, true, strict=True)
         for begin, end in one.answers
     ]
     print(f"{arguments.context} tokens; full attention finds {np.mean(full):.0%} of {len(full)} needles")
@@ -226,7 +226,7 @@ def main() -> None:
             for name in arguments.ways:
                 began_s = perf_counter()
                 each = []
-                for one, known in zip(told, true, strict=True):
+                for one, known in zip(tasks, true, strict=True):
                     scenario = load_scenario(
                         arguments.scenario,
                         [

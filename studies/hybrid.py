@@ -72,10 +72,10 @@ def main() -> None:
         for system, figures in found.items():
             rows.append({"link": link, "system": system, **figures})
             gains = {other: found[other]["ttft_s"] / figures["ttft_s"] for other in BASELINES}
-            told = "  ".join(f"{other} {gain:.2f}x" for other, gain in gains.items()) if system in HYBRIDS else ""
+            compared = "  ".join(f"{other} {gain:.2f}x" for other, gain in gains.items()) if system in HYBRIDS else ""
             print(
                 f"{link:>10s} {system:26s} TTFT {figures['ttft_s']:7.3f} s  streamed {figures['streamed_share']:4.0%}  "
-                f"load / ceiling {figures['ratio']:.3f}  {told}",
+                f"load / ceiling {figures['ratio']:.3f}  {compared}",
                 flush=True,
             )
     if given.json:

@@ -46,10 +46,10 @@ def gains(settings: Sequence[str], runs: int) -> None:
             memory = [run.measured[f"kv_{what}_bytes"] for what in ("metadata", "buffer", "read")]
             batch = int(found["batch"])
             memory.append(batch * sequence_bytes(run_of, batch))
-            told = "metadata {:.2f} MiB, buffers {:.2f}, read {:.2f}; budget {:.2f}".format(
+            parts = "metadata {:.2f} MiB, buffers {:.2f}, read {:.2f}; budget {:.2f}".format(
                 *(n / 2**20 for n in memory)
             )
-            print(f"{name}: {told}", flush=True)
+            print(f"{name}: {parts}", flush=True)
     both = np.median(rates["both"])
     for name, values in rates.items():
         middle = np.median(values)

@@ -1,4 +1,4 @@
-"""Regret of every loader on every recorded link: how much later a context is there than nobody could have beaten.
+"""Regret of every loader on every recorded link: how much later a context is there than the lower bound.
 
     KVFERRY_TRACES=... python studies/regret.py [--quick] [--help]
 

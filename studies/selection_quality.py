@@ -1,6 +1,6 @@
 """What selecting groups costs in quality, measured: python studies/selection_quality.py [--output FOLDER]
 
-A real model decodes with its KV in a file, through the pipeline that scenarios run, and is told what to say: a text's
+A real model decodes with its KV in a file, through the pipeline that scenarios run, made to say a text's
 own continuation, or questions about needles in it with their answers. Its next-token distributions are compared with
 those of full attention over the same tokens. Prefill is always with full attention. Columns:
 
@@ -47,7 +47,7 @@ FACT, QUESTION = "The secret code of {} is {}.\n", "The secret code of {} is "
 
 
 @dataclass(frozen=True)
-class Told:
+class Task:
     """A context, what is said after it, and which of these tokens answer needles: [begin, end) each."""
 
     context: list[int]
@@ -57,7 +57,7 @@ class Told:
 
 @dataclass(frozen=True)
 class Exact:
-    """Full attention over a Told: logits float[said, vocabulary] before each said token, and by layer the attention
+    """Full attention over a Task: logits float[said, vocabulary] before each said token, and by layer the attention
     mass float[layers, steps, tokens], summed over heads, of the steps that decode (all said tokens but the last), and
     what the context leaves there: no way of decoding changes it."""
 
@@ -73,10 +73,10 @@ class Way:
 
 
 @torch.no_grad()
-def exact(model: PreTrainedModel, told: Told) -> Exact:
+def exact(model: PreTrainedModel, task: Task) -> Exact:
     decoder = Decoder(model)
-    ids = torch.tensor([told.context + told.said])
-    n, begin = ids.shape[1], len(told.context)
+    ids = torch.tensor([task.context + task.said])
+    n, begin = ids.shape[1], len(task.context)
     rotary, hidden = decoder.rotary(n), decoder.embed(ids)
     masses, left = [], []
     for layer in range(decoder.layers):
@@ -92,11 +92,11 @@ def exact(model: PreTrainedModel, told: Told) -> Exact:
 
 
 def decoded(
-    model: PreTrainedModel, told: Told, true: Exact, way: Way, adapters: torch.Tensor, folder: Path
+    model: PreTrainedModel, task: Task, true: Exact, way: Way, adapters: torch.Tensor, folder: Path
 ) -> tuple[torch.Tensor, list[np.ndarray], LockStepDecode]:
     """Logits before each said token, the groups chosen step by step and layer by layer, and the pipeline."""
     spec = spec_of(model)
-    plan = plan_of(way.roles, spec, sequences=1, context=len(told.context), output=len(told.said), budget_bytes=1e12)
+    plan = plan_of(way.roles, spec, sequences=1, context=len(task.context), output=len(task.said), budget_bytes=1e12)
     assert plan.index is not None
     format = BlockFormat(
         plan.layout,
@@ -110,13 +110,13 @@ def decoded(
     logits: list[torch.Tensor] = []
     runner = Layers(
         model,
-        [told.context],
+        [task.context],
         format,
         known=true.prefilled.__getitem__,
-        output=len(told.said),
+        output=len(task.said),
         slots=plan.slots,
         index=index,
-        follow=[told.said],
+        follow=[task.said],
         listen=logits.append,
     )
     path = folder / "kv.bin"
@@ -125,17 +125,17 @@ def decoded(
         LiveMachine("here", runner, capacity_bytes=1e12, storage=storage, source=source) as machine,
     ):
         flow = LockStepDecode(machine, plan)
-        machine.env.run(until=machine.env.process(flow.run(len(told.said))))
+        machine.env.run(until=machine.env.process(flow.run(len(task.said))))
     path.unlink()
     return torch.cat(logits).float(), [ids[0, 0].numpy() for ids in runner.chosen], flow
 
 
 def compared(
-    told: Told, true: Exact, way: Way, found: tuple[Any, list[np.ndarray], LockStepDecode]
+    task: Task, true: Exact, way: Way, found: tuple[Any, list[np.ndarray], LockStepDecode]
 ) -> dict[str, float]:
     logits, chosen, flow = found
     group, layers = flow.plan.group_tokens, flow.plan.model.layers
-    said = torch.tensor(told.said)
+    said = torch.tensor(task.said)
     # The first token comes from prefill.
     own, full = logits[1:].log_softmax(-1), true.logits[1:].log_softmax(-1)
     steps = torch.arange(len(own))
@@ -143,7 +143,7 @@ def compared(
     for n, ids in enumerate(chosen):
         step, layer = divmod(n, layers)
         by_token = true.mass[layer, step]
-        known = len(told.context) + step + 1
+        known = len(task.context) + step + 1
         stored = (known - 1) // group
         by_group = by_token[: stored * group].unflatten(0, (stored, group)).sum(-1)
         best = by_group.topk(len(ids)).indices.numpy()
@@ -153,7 +153,7 @@ def compared(
         recent = by_token[stored * group : known] if rolling else by_token[known - 1 : known]
         mass.append(float((by_group[torch.from_numpy(ids).long()].sum() + recent.sum()) / by_token[:known].sum()))
     right = own.argmax(-1) == said[1:]
-    needles = [bool(right[begin - 1 : end - 1].all()) for begin, end in told.answers]
+    needles = [bool(right[begin - 1 : end - 1].all()) for begin, end in task.answers]
     nats = [-each[steps, said[1:]].mean() for each in (own, full)]
     figures = {
         "agree": float((own.argmax(-1) == full.argmax(-1)).float().mean()),
@@ -167,31 +167,31 @@ def compared(
     return figures | ({"needles": float(np.mean(needles))} if needles else {})
 
 
-def texts(prompts: Prompts, context: int, how_many: int) -> Iterator[Told]:
+def texts(prompts: Prompts, context: int, how_many: int) -> Iterator[Task]:
     for n in range(how_many):
         ids, rest = prompts.tokens(n, context, SAID)
-        yield Told(list(ids), list(rest))
+        yield Task(list(ids), list(rest))
 
 
-def needles(prompts: Prompts, context: int, how_many: int) -> Iterator[Told]:
+def needles(prompts: Prompts, context: int, how_many: int) -> Iterator[Task]:
     """Facts strewn evenly into text, asked for in another order."""
     for n in range(how_many):
         random = np.random.default_rng([7, n])
         letters = np.array(list("abcdefghijklmnopqrstuvwxyz"))
         facts = [("".join(random.choice(letters, 7)), str(random.integers(10**5, 10**6))) for _ in range(NEEDLES)]
-        told = [FACT.format(*fact).encode() for fact in facts]
+        sentences = [FACT.format(*fact).encode() for fact in facts]
         text = bytes(prompts.tokens(100 + n, context, 0)[0])
-        room = context - sum(map(len, told))
+        room = context - sum(map(len, sentences))
         cuts = np.linspace(0, room, NEEDLES + 2).astype(int)
         parts = [text[a:b] for a, b in zip(cuts, cuts[1:], strict=False)]
-        whole = b"".join(part + fact for part, fact in zip(parts, [*told, b""], strict=True))
+        whole = b"".join(part + fact for part, fact in zip(parts, [*sentences, b""], strict=True))
         said, answers = b"\n", []
         for asked in random.permutation(NEEDLES):
             key, value = facts[asked]
             said += QUESTION.format(key).encode()
             answers.append((len(said), len(said) + len(value)))
             said += value.encode() + b".\n"
-        yield Told(list(whole), list(said), tuple(answers))
+        yield Task(list(whole), list(said), tuple(answers))
 
 
 BASE = {"group_tokens": 8, "selected_tokens": 400, "compression": 8, "reuse": False}
@@ -235,11 +235,11 @@ def main() -> None:
         *texts(prompts, arguments.context, arguments.texts),
         *needles(prompts, arguments.context, arguments.texts),
     ]
-    true = [exact(model, told) for told in tasks]
+    true = [exact(model, task) for task in tasks]
     full = [
-        (each.logits[begin:end].argmax(-1) == torch.tensor(told.said[begin:end])).all().item()
-        for told, each in zip(tasks, true, strict=True)
-        for begin, end in told.answers
+        (each.logits[begin:end].argmax(-1) == torch.tensor(task.said[begin:end])).all().item()
+        for task, each in zip(tasks, true, strict=True)
+        for begin, end in task.answers
     ]
     print(
         f"{arguments.model}, {arguments.context} tokens;"
@@ -254,13 +254,13 @@ def main() -> None:
                 continue
             began_s = perf_counter()
             each = [
-                (told, compared(told, one, way, decoded(model, told, one, way, adapters, Path(folder))))
-                for told, one in zip(tasks, true, strict=True)
+                (task, compared(task, one, way, decoded(model, task, one, way, adapters, Path(folder))))
+                for task, one in zip(tasks, true, strict=True)
             ]
             # Text tells of distributions, needles of retrieval.
             row = {
                 key: float(
-                    np.mean([f[key] for told, f in each if key in f and bool(told.answers) == (key == "needles")])
+                    np.mean([f[key] for task, f in each if key in f and bool(task.answers) == (key == "needles")])
                 )
                 for key in columns
                 if any(key in f for _, f in each)

@@ -128,7 +128,7 @@ def _memory(rates: np.ndarray, step_s: float, fades: Fades | None) -> tuple[Memo
     most = max(1, min(len(rates) // 4, int(_LONGEST_LAG_S / step_s)))
     lags = np.unique(np.geomspace(1, most, 40).round().astype(int))
     wanted = score_correlations(np.array([_correlation(rates, clear, int(lag)) for lag in lags]), np.sort(rates[clear]))
-    # A memory longer than a fifth of the recording cannot be told from its trend.
+    # A memory longer than a fifth of the recording cannot be separated from its trend.
     times_s = np.geomspace(step_s / 2, max(step_s, len(rates) * step_s / 5), 40)
     decays = np.exp(-np.outer(1 / times_s, lags * step_s))
     fits = [

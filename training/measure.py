@@ -87,8 +87,8 @@ def needles_found(
     The context has `length` bytes, the facts strewn at random into what the window does not reach. Greedy: every byte
     of the answer must be the likeliest after the right ones before it.
     """
-    told = [(template, *fact(random)) for template in facts]
-    lines = [t.fact % {b"key": key, b"value": value} for t, key, value in told]
+    stated = [(template, *fact(random)) for template in facts]
+    lines = [t.fact % {b"key": key, b"value": value} for t, key, value in stated]
     begin = int(random.integers(len(text) - length))
     hay = text[begin : begin + length - sum(len(line) + 2 for line in lines)].tobytes()
     places = np.sort(random.integers(0, max(1, len(hay) - KEPT_BLOCKS * KEY_BLOCK), size=len(lines)))
@@ -99,7 +99,7 @@ def needles_found(
     session = Session(model, list(context), chunk_tokens=CHUNK, room=0)
     session.prefill()
     found: dict[str, list[bool]] = {way: [] for way in ways}
-    for template, key, value in told:
+    for template, key, value in stated:
         question = b"\n" + template.question % {b"key": key}
         steps = list(question + value)
         for way, see in ways.items():

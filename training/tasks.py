@@ -117,21 +117,21 @@ def recall(random: np.random.Generator, size: int) -> tuple[np.ndarray, np.ndarr
 def needles(random: np.random.Generator, size: int, text: Callable[[int], bytes]) -> tuple[np.ndarray, np.ndarray]:
     """Text with facts of several templates at random places; questions come in between and at the end."""
     writer = Writer()
-    told: list[tuple[Template, bytes, bytes]] = []
+    stated: list[tuple[Template, bytes, bytes]] = []
     share = random.uniform(0.3, 0.85)  # where the facts end and only questions follow
     stretch = random.uniform(20, max(60, size / 8))
     while writer.size < share * size:
         writer.add(text(int(random.exponential(stretch)) + 1) + b"\n", 0.5)
         template = TEMPLATES[random.integers(len(TEMPLATES))]
         key, value = fact(random)
-        told.append((template, key, value))
+        stated.append((template, key, value))
         writer.add(template.fact % {b"key": key, b"value": value} + b"\n", 0.0)
         if random.random() < 0.3:
-            _ask(writer, *told[random.integers(len(told))])
+            _ask(writer, *stated[random.integers(len(stated))])
     while writer.size < size:
         if random.random() < 0.15:
             writer.add(text(int(random.exponential(60)) + 1) + b"\n", 0.5)
-        _ask(writer, *told[random.integers(len(told))])
+        _ask(writer, *stated[random.integers(len(stated))])
     return writer.cut(size)
 
 

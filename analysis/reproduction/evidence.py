@@ -60,8 +60,8 @@ def conditions_of(paper: Paper, evidence: EvidenceSpec, results: Results) -> str
 
 def _contexts(scenarios: dict[str, Scenario]) -> str:
     alone = len(scenarios) == 1
-    told = [f"{'' if alone else f'{case} '}{scenario.workload.context:,}" for case, scenario in scenarios.items()]
-    return f"context of {', '.join(told)} tokens"
+    lengths = [f"{'' if alone else f'{case} '}{scenario.workload.context:,}" for case, scenario in scenarios.items()]
+    return f"context of {', '.join(lengths)} tokens"
 
 
 def _model(scenario: Scenario) -> str:
@@ -83,8 +83,8 @@ def _variants(paper: Paper, evidence: EvidenceSpec, results: Results) -> Iterato
             for case in _cases(paper, evidence)
             if (bits := results.figure(Key(evidence.experiment, case, system), "streamed_bits_per_value")) is not None
         ]
-        told = f", {mean(bits):.1f} bit/value" if bits else ""
-        yield f"{system}: {paper.systems[system].about}{told}"
+        encoded = f", {mean(bits):.1f} bit/value" if bits else ""
+        yield f"{system}: {paper.systems[system].about}{encoded}"
 
 
 def _cases(paper: Paper, evidence: EvidenceSpec) -> tuple[str, ...]:

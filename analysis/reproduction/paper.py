@@ -204,20 +204,20 @@ class Paper:
 def load_paper(name: str, papers: Path = PAPERS) -> Paper:
     """The paper of that name. Raises InputError for another name, and for faults in its files."""
     folder = pick("paper", {path.parent.name: path.parent for path in papers.glob("*/claims.csv")}, name)
-    told = _read(folder / "experiments.yaml", _Experiments)
+    content = _read(folder / "experiments.yaml", _Experiments)
     shown = _read(folder / "exhibits.yaml", _Exhibits)
     paper = Paper(
         name=name,
         claims=_read_rows(folder / "claims.csv", Claim),
-        settings=told.settings,
-        systems=told.systems,
-        experiments=told.experiments,
-        evidence=told.evidence,
+        settings=content.settings,
+        systems=content.systems,
+        experiments=content.experiments,
+        evidence=content.evidence,
         exhibits=shown.exhibits,
         pictures=shown.pictures,
         cells=_read_rows(folder / "cells.csv", PrintedCell) if (folder / "cells.csv").is_file() else (),
-        cell_metrics=told.cell_metrics,
-        seeds=told.seeds,
+        cell_metrics=content.cell_metrics,
+        seeds=content.seeds,
     )
     _check(paper)
     return paper

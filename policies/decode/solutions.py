@@ -11,7 +11,7 @@ from kvferry.specs.base import Spec
 from kvferry.specs.errors import InputError
 
 # As many faults of a file are shown.
-_MOST_TOLD = 3
+_MOST_FAULTS = 3
 
 
 class _Document(Spec):
@@ -64,8 +64,8 @@ class Solutions:
             document = _Document.model_validate_json(text)
         except ValidationError as error:
             faults = error.errors(include_url=False, include_context=False, include_input=False)
-            told = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}".lstrip(": ") for fault in faults]
-            more = [f"and {len(told) - _MOST_TOLD} more"] if len(told) > _MOST_TOLD else []
-            why = "; ".join(told[:_MOST_TOLD] + more)
+            lines = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}".lstrip(": ") for fault in faults]
+            more = [f"and {len(lines) - _MOST_FAULTS} more"] if len(lines) > _MOST_FAULTS else []
+            why = "; ".join(lines[:_MOST_FAULTS] + more)
             raise InputError(f"{source}: not what kvferry tune writes: {why}; tune again") from None
         return cls(document.limits, document.solutions)

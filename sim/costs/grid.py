@@ -29,15 +29,15 @@ class Grid:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        told = []
+        lines = []
         for axis, points, asked in zip(self.axes, self.points, self._asked, strict=True):
             outside = [f"{value:g}" for value in asked if math.isfinite(value) and not points[0] <= value <= points[-1]]
             if outside:
-                told.append(
+                lines.append(
                     f"{self.name}: {axis} {' and '.join(outside)} lies outside the measured "
                     f"{points[0]:g} to {points[-1]:g}; extrapolated"
                 )
-        return tuple(told)
+        return tuple(lines)
 
     def __call__(self, features: Mapping[str, Number]) -> np.ndarray:
         """Seconds at the features, which are broadcast; features without an axis are ignored."""

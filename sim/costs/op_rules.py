@@ -309,11 +309,11 @@ def _assign(a: Arithmetic, op: Assign) -> list[Work]:
 
 @priced(
     Bookkeep,
-    features={"units": "blocks", "slots": "slots"},
-    fixed_s=lambda processor, op: op.blocks * (processor.unit_s + op.slots * processor.slot_s),
+    features={"blocks": "blocks", "slots": "slots"},
+    fixed_s=lambda processor, op: op.blocks * (processor.block_s + op.slots * processor.slot_s),
 )
 def _bookkeep(a: Arithmetic, op: Bookkeep) -> list[Work]:
-    # Nothing but the host's time, which the profile gives per KV block (`unit_s`) and slot (`slot_s`).
+    # Nothing but the host's time, which the profile gives per KV block (`block_s`) and slot (`slot_s`).
     return []
 
 

@@ -145,7 +145,7 @@ def test_a_run_whose_link_went_down_measures_nothing() -> None:
         in_both_worlds(dying, live=faithful)
 
 
-def test_a_run_that_fails_is_told() -> None:
+def test_a_run_that_fails_is_reported() -> None:
     big = scenario(budget={"memory": "0.1 MB"})
     with pytest.raises(KvferryError, match="it ended out of memory"):
         in_both_worlds(big, live=faithful)

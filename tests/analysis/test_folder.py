@@ -41,7 +41,7 @@ def run(ttft_s: float = 2.0) -> Run:
     )
 
 
-def told(of: Run) -> Envelope:
+def envelope(of: Run) -> Envelope:
     return envelope_of(of, metrics_of(of, main_processor="gpu"), scenario="quickstart", system="ferry", seed=7)
 
 
@@ -50,7 +50,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def test_a_run_leaves_its_folder(tmp_path: Path) -> None:
-    written = write_run(tmp_path / "out" / "demo", YAML, run(), told(run()))
+    written = write_run(tmp_path / "out" / "demo", YAML, run(), envelope(run()))
     assert [str(path.relative_to(tmp_path / "out" / "demo")) for path in written] == [
         "scenario.yaml", "metrics.json", "spans.parquet", "trace.json", "plots/gantt.png", "plots/gantt.svg",
     ]  # fmt: skip
@@ -71,8 +71,8 @@ def test_spans_come_back() -> None:
 
 
 def test_equal_runs_give_equal_bytes(tmp_path: Path) -> None:
-    write_run(tmp_path / "a", YAML, run(), told(run()))
-    write_run(tmp_path / "b", YAML, run(), told(run()))
+    write_run(tmp_path / "a", YAML, run(), envelope(run()))
+    write_run(tmp_path / "b", YAML, run(), envelope(run()))
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
 
 
@@ -82,12 +82,12 @@ def test_equal_bytes_in_another_process(tmp_path: Path) -> None:
         "spec = importlib.util.spec_from_file_location('made', sys.argv[1]);"
         "made = importlib.util.module_from_spec(spec);"
         "spec.loader.exec_module(made); run = made.run();"
-        "made.write_run(pathlib.Path(sys.argv[2]), made.YAML, run, made.told(run));"
+        "made.write_run(pathlib.Path(sys.argv[2]), made.YAML, run, made.envelope(run));"
         "assert 'matplotlib.pyplot' not in sys.modules"
     )
     env = os.environ | {"PYTHONHASHSEED": "12345", "TZ": "Asia/Tokyo", "SOURCE_DATE_EPOCH": "1"}
     subprocess.run([sys.executable, "-c", code, __file__, str(tmp_path / "b")], check=True, env=env)
-    write_run(tmp_path / "a", YAML, run(), told(run()))
+    write_run(tmp_path / "a", YAML, run(), envelope(run()))
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
 
 
@@ -96,7 +96,7 @@ def test_own_files_are_replaced_and_others_left(tmp_path: Path) -> None:
     (tmp_path / "plots" / "mine.png").write_bytes(b"mine")
     (tmp_path / "metrics.json").write_text("old")
     (tmp_path / "notes.txt").write_text("keep")
-    write_run(tmp_path, YAML, run(), told(run()))
+    write_run(tmp_path, YAML, run(), envelope(run()))
     found = contents(tmp_path)
     assert found["plots/mine.png"] == b"mine"
     assert found["notes.txt"] == b"keep"
@@ -105,14 +105,16 @@ def test_own_files_are_replaced_and_others_left(tmp_path: Path) -> None:
 
 def test_a_run_without_work_still_tells_why(tmp_path: Path) -> None:
     failed = Run(outcome="out_of_memory", why="weights need 9 MiB, 2 MiB are free")
-    written = write_run(tmp_path, YAML, failed, told(failed))
+    written = write_run(tmp_path, YAML, failed, envelope(failed))
     assert [path.name for path in written] == ["scenario.yaml", "metrics.json", "spans.parquet", "trace.json"]
     assert json.loads((tmp_path / "metrics.json").read_text())["why"].startswith("weights")
 
 
 def test_systems_side_by_side(tmp_path: Path) -> None:
     runs = {"ferry": run(), "stream-only": run(3.0), "../../etc": Run(outcome="out_of_memory", why="too big")}
-    write_comparison(tmp_path / "out", dict.fromkeys(runs, YAML), runs, {name: told(of) for name, of in runs.items()})
+    write_comparison(
+        tmp_path / "out", dict.fromkeys(runs, YAML), runs, {name: envelope(of) for name, of in runs.items()}
+    )
     found = contents(tmp_path)
     own = {"scenario.yaml", "metrics.json", "spans.parquet", "trace.json"}
     pictures = {"plots/gantt.png", "plots/gantt.svg"}
@@ -135,6 +137,6 @@ def test_a_system_is_one_folder(name: str, tmp_path: Path) -> None:
 def test_a_file_where_a_folder_should_be(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("I am a file")
     with pytest.raises(KvferryError, match="is a file"):
-        write_run(tmp_path / "out", YAML, run(), told(run()))
+        write_run(tmp_path / "out", YAML, run(), envelope(run()))
     with pytest.raises(KvferryError, match="is a file"):
-        write_run(tmp_path / "out" / "deeper", YAML, run(), told(run()))
+        write_run(tmp_path / "out" / "deeper", YAML, run(), envelope(run()))

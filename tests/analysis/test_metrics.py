@@ -234,11 +234,11 @@ def test_the_envelope() -> None:
     provenance = provenance_of(device, model, link="wifi-campus")
     envelope = envelope_of(run, {}, scenario="quickstart", system="ferry", seed=7, provenance=provenance)
     text = to_json(envelope)
-    told = json.loads(text)
-    assert list(told) == ["metrics", "outcome", "provenance", "scenario", "seed", "system", "versions", "why"]
-    assert set(told["versions"]) == {"kvferry", "python", "numpy", "simpy"}
-    assert told["provenance"]["device"]["sources"] == {"memory.bytes_per_s": "data sheet"}
-    assert told["provenance"]["link"] == "wifi-campus"
+    document = json.loads(text)
+    assert list(document) == ["metrics", "outcome", "provenance", "scenario", "seed", "system", "versions", "why"]
+    assert set(document["versions"]) == {"kvferry", "python", "numpy", "simpy"}
+    assert document["provenance"]["device"]["sources"] == {"memory.bytes_per_s": "data sheet"}
+    assert document["provenance"]["link"] == "wifi-campus"
     assert "why" not in envelope_of(Run(outcome="done"), {}, scenario="s", system="x", seed=0)
     # Wall times differ between equal runs: they stay outside.
     assert "simulate_s" not in text

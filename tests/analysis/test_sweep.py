@@ -66,10 +66,10 @@ def test_a_row_per_point_in_their_order(tmp_path: Path) -> None:
 def test_only_missing_points_are_run(tmp_path: Path) -> None:
     run = StandIn()
     run_points(seeded(1, 2), tmp_path, 1, run=run)
-    told: list[tuple[int, int]] = []
-    frame = run_points(seeded(1, 2, 3, 4), tmp_path, 1, lambda done, of: told.append((done, of)), run)
+    steps: list[tuple[int, int]] = []
+    frame = run_points(seeded(1, 2, 3, 4), tmp_path, 1, lambda done, of: steps.append((done, of)), run)
     assert run.asked == [1, 2, 3, 4]
-    assert told == [(2, 4), (3, 4), (4, 4)]
+    assert steps == [(2, 4), (3, 4), (4, 4)]
     assert frame["ttft_s"].tolist() == [1.0, 2.0, 3.0, 4.0]
     # fewer are asked for: those that are there stay
     assert len(run_points(seeded(2), tmp_path, 1, run=run)) == 1

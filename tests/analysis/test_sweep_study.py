@@ -169,7 +169,7 @@ def test_what_is_wrong_with_a_study(text: str, message: str) -> None:
     assert message in str(error.value)
 
 
-def test_a_fault_of_many_points_is_told_once() -> None:
+def test_a_fault_of_many_points_is_reported_once() -> None:
     with pytest.raises(InputError) as error:
         load_study(written("base: small.yaml\naxes: {workload.context: [1, 2, x]}\nseeds: 50"))
     assert str(error.value).count("\n") == 0

@@ -122,11 +122,11 @@ def test_a_comparison_fits_its_terminal(width: int, columns: int) -> None:
     assert "…" not in file.getvalue()
     row = next(line.split() for line in lines if "strong-hybrid-two-pointer" in line)
     assert row[:6] == ["strong-hybrid-two-pointer", "2.00", "s", "2.00x", "237", "J"]
-    told = " ".join(file.getvalue().split())
-    assert "a note" in told
+    printed = " ".join(file.getvalue().split())
+    assert "a note" in printed
     left_out = [FIGURES[key].label for key in COMPARED[columns:]]
-    assert (f"left out at {width} columns: {'; '.join(left_out)}" in told) == bool(left_out)
-    assert ("left out" in told) == bool(left_out)
+    assert (f"left out at {width} columns: {'; '.join(left_out)}" in printed) == bool(left_out)
+    assert ("left out" in printed) == bool(left_out)
 
 
 def test_ranked_by_what_is_better_when_high() -> None:

@@ -97,14 +97,16 @@ def test_whole_and_shorter_chunks_were_measured_at_every_context(folder: Path) -
 
 def test_every_number_has_a_source(folder: Path) -> None:
     device = load_device(str(folder / "profile.yaml"))
-    told = device.model_dump(mode="json", exclude={"sources", "name", "main"}, exclude_none=True, exclude_defaults=True)
+    profile = device.model_dump(
+        mode="json", exclude={"sources", "name", "main"}, exclude_none=True, exclude_defaults=True
+    )
 
     def leaves(value: Any, path: str) -> list[str]:
         if not isinstance(value, dict):
             return [path]
         return [leaf for key, below in value.items() for leaf in leaves(below, f"{path}.{key}" if path else key)]
 
-    for leaf in leaves(told, ""):
+    for leaf in leaves(profile, ""):
         parts = leaf.split(".")
         assert any(".".join(parts[:n]) in device.sources for n in range(1, len(parts) + 1)), leaf
 
@@ -151,8 +153,8 @@ def test_killed_it_goes_on_where_it_was(tmp_path: Path) -> None:
     assert not (tmp_path / "d" / "profile.yaml").exists()
     with journal.open("ab") as file:
         file.write(b'{"task": "compute: col')
-    told = CliRunner().invoke(app, arguments)
-    assert (told.exit_code, told.exception) == (0, None)
+    ended = CliRunner().invoke(app, arguments)
+    assert (ended.exit_code, ended.exception) == (0, None)
     assert journal.read_bytes().startswith(kept[: kept.rfind(b"\n") + 1])
     tasks = [json.loads(line)["task"] for line in journal.read_text().splitlines()[1:]]
     assert len(tasks) == len(set(tasks))
@@ -316,8 +318,8 @@ def test_a_meter_of_something_else_is_no_meter() -> None:
     gpu = draft.checked().processors["gpu"]
     assert (gpu.idle_w, gpu.active_w) == (0.0, 0.0)
     for state in ("idle_w", "active_w"):
-        told = draft.sources[f"processors.gpu.{state}"]
-        assert told == "RAPL does not tell what it draws: energy of this processor is not counted"
+        source = draft.sources[f"processors.gpu.{state}"]
+        assert source == "RAPL does not tell what it draws: energy of this processor is not counted"
 
 
 def test_a_copy_path_that_was_not_measured_is_the_base_profiles() -> None:
@@ -348,14 +350,14 @@ def test_a_copy_path_that_was_not_measured_is_the_base_profiles() -> None:
         (["--model", "tiny", "--random-weights", "--dtype", "int3"], "unknown dtype 'int3'"),
     ],
 )
-def test_mistakes_are_told(arguments: list[str], said: str, tmp_path: Path) -> None:
-    told = CliRunner().invoke(app, ["calibrate", "-o", str(tmp_path / "out"), *arguments])
-    assert isinstance(told.exception, InputError), told.exception
-    assert re.search(said, str(told.exception)) if said.startswith("^") else said in str(told.exception)
+def test_mistakes_are_reported(arguments: list[str], said: str, tmp_path: Path) -> None:
+    ended = CliRunner().invoke(app, ["calibrate", "-o", str(tmp_path / "out"), *arguments])
+    assert isinstance(ended.exception, InputError), ended.exception
+    assert re.search(said, str(ended.exception)) if said.startswith("^") else said in str(ended.exception)
     assert not (tmp_path / "out" / NAME).exists()
 
 
-def test_a_full_disk_is_told_and_the_rest_is_kept(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_and_the_rest_is_kept(tmp_path: Path) -> None:
     journal = Journal(tmp_path, {})
     journal.add("a", [given("x", 1.0)])
     journal.path = Path("/dev/full")

@@ -36,7 +36,7 @@ def test_what_lies_between_ops_is_in_the_op_after_it_and_waiting_for_reads_is_in
         ms("cpu", "PrefillLayer", 0, 50),
         ms("storage", "Write", 50, 90),
         ms("cpu", "OutputHead", 50, 60),
-        # The write is waited for before the first step: nobody's time, as the clock of decoding begins at 90.
+        # The write ends before the first step: it counts for no op, as the clock of decoding begins at 90.
         ms("cpu", "Select", 91, 94),
         # One layer: what was chosen is looked up until 97, and its read handed over at 98.
         ms("cpu", "Bookkeep", 97, 97),
@@ -138,7 +138,7 @@ def test_a_scenario_is_priced_by_what_was_measured(folder: Path) -> None:
         *axes, _ = csv[0].split(",")
         rows = {tuple(map(float, row.split(",")[:-1])): float(row.split(",")[-1]) for row in csv[1:]}
         assert np.isfinite(list(rows.values())).all()
-        wanted = {"keys": 2048.0, "batch": 2.0, "units": 16.0, "context": 68.5}
+        wanted = {"keys": 2048.0, "batch": 2.0, "blocks": 16.0, "context": 68.5}
         assert costs.cost(op).duration_s == pytest.approx(rows[tuple(wanted[axis] for axis in axes)])
 
 
@@ -147,6 +147,6 @@ def test_the_file_is_gone_and_every_op_was_measured_everywhere(folder: Path, tmp
     point = Point(2, 1024, 64)
     found = decoding.decoding(Rig(QUICK), tmp_path, point)
     assert [m.what for m in found] == list(OPS)
-    assert all(m.at == {"batch": 2.0, "keys": 1024.0, "context": 68.5, "units": 16.0} for m in found)
+    assert all(m.at == {"batch": 2.0, "keys": 1024.0, "context": 68.5, "blocks": 16.0} for m in found)
     assert all(len(m.values) == 2 and min(m.values) > 0 for m in found)
     assert list(tmp_path.iterdir()) == []

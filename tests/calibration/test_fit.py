@@ -253,8 +253,8 @@ def test_a_journal_of_other_settings_is_refused(tmp_path: Path) -> None:
         "[1]\n",
         "nonsense\n",
         '{"format": "other", "settings": {}}\n',
-        json.dumps({"format": "kvferry-calibration 1", "settings": HERE}) + '\n{"task": "a"}\n',
-        json.dumps({"format": "kvferry-calibration 1", "settings": HERE})
+        json.dumps({"format": "kvferry-calibration 2", "settings": HERE}) + '\n{"task": "a"}\n',
+        json.dumps({"format": "kvferry-calibration 2", "settings": HERE})
         + '\n{"task": "a", "measured": [{"what": "x", "at": {}, "unit": "s", "values": ["?"]}]}\n',
     ],
 )

@@ -135,8 +135,8 @@ def test_what_fio_measured_twice_counts_as_repetitions(tmp_path: Path) -> None:
 def test_iperf3_becomes_a_trace_without_its_slow_start(tmp_path: Path) -> None:
     # 400, 420, 380 and 400 Mbit/s are left
     profile_from([IPERF], tmp_path, PHONE)
-    told = json.loads((tmp_path / "calibration.json").read_text())
-    assert told["link"] == {
+    document = json.loads((tmp_path / "calibration.json").read_text())
+    assert document["link"] == {
         "trace": "link.csv",
         "mean_bytes_per_s": pytest.approx(50e6),
         "rtt_s": pytest.approx(0.0042),
@@ -271,11 +271,11 @@ def test_a_model_of_another_size_is_refused(tmp_path: Path) -> None:
 
 
 def test_from_takes_all_the_files_that_follow(tmp_path: Path) -> None:
-    told = CliRunner().invoke(
+    ended = CliRunner().invoke(
         app,
         ["calibrate", "-o", str(tmp_path / "p"), "--base", "oneplus-12", "--from", str(BENCH), str(FIO), str(IPERF)],
     )
-    assert (told.exit_code, told.stdout.strip()) == (0, str(tmp_path / "p" / "profile.yaml"))
+    assert (ended.exit_code, ended.stdout.strip()) == (0, str(tmp_path / "p" / "profile.yaml"))
     heading, *_ = (tmp_path / "p" / "profile.yaml").read_text().splitlines()
     assert heading.startswith("# Made by kvferry calibrate --from llama-bench.json, fio.json, iperf3.json, on 20")
     assert yaml.safe_load((tmp_path / "p" / "profile.yaml").read_text())["name"] == "p"
@@ -291,7 +291,7 @@ def test_from_takes_all_the_files_that_follow(tmp_path: Path) -> None:
         (["--from", str(BENCH), "--base", "oneplus-13"], "Did you mean 'oneplus-12'"),
     ],
 )
-def test_mistakes_are_told(arguments: list[str], said: str, tmp_path: Path) -> None:
-    told = CliRunner().invoke(app, ["calibrate", "-o", str(tmp_path / "out"), *arguments])
-    assert isinstance(told.exception, InputError)
-    assert said in str(told.exception)
+def test_mistakes_are_reported(arguments: list[str], said: str, tmp_path: Path) -> None:
+    ended = CliRunner().invoke(app, ["calibrate", "-o", str(tmp_path / "out"), *arguments])
+    assert isinstance(ended.exception, InputError)
+    assert said in str(ended.exception)

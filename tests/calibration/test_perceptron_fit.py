@@ -25,11 +25,11 @@ VERSIONS = {"numpy": "2.0"}
 
 
 def point(what: str, context: int, density: float, seconds_of: Callable[[float], float]) -> Measurement:
-    """Of a whole layer, at least 16 blocks of it active; three calls around what is told."""
+    """Of a whole layer, at least 16 blocks of it active; three calls around what `seconds_of` gives."""
     blocks = float(HEADS * max(round(density * causal_blocks(CHUNK_TOKENS, context)), 16))
-    told = seconds_of(blocks)
+    typical = seconds_of(blocks)
     at = {"context": float(context), "tokens": float(CHUNK_TOKENS), "density": density, "blocks": blocks}
-    return Measurement(what=what, unit="s", values=(0.9 * told, told, 1.1 * told), at=at)
+    return Measurement(what=what, unit="s", values=(0.9 * typical, typical, 1.1 * typical), at=at)
 
 
 def measured(seconds_of: Callable[[float], float]) -> list[Measurement]:
@@ -52,8 +52,8 @@ def test_what_always_takes_the_same_is_learned_as_that() -> None:
     # 5 ms whatever is active, and 1 ms of dense operators per 1,000 tokens. Spread of 9, 10, 11: a tenth.
     fit = fitted(lambda blocks: 0.005)
     for context, blocks in ((0, 40), (3072, 500), (8192, 1000)):
-        told = fit.predictor.seconds(1024, blocks, kv_heads=HEADS, context_tokens=context)
-        assert told == pytest.approx(0.005, rel=1e-3)
+        seconds = fit.predictor.seconds(1024, blocks, kv_heads=HEADS, context_tokens=context)
+        assert seconds == pytest.approx(0.005, rel=1e-3)
     assert fit.dense == {256.0: pytest.approx(256e-6), 1024.0: pytest.approx(1024e-6)}
     assert (fit.points, fit.calls, fit.held_out_points) == (40, 120, 9)
     assert fit.held_out_spread == pytest.approx(0.1)
@@ -85,7 +85,7 @@ def test_a_known_function_is_found_again() -> None:
 
 
 def test_errors_are_of_points_that_were_held_out_by_hand() -> None:
-    # All takes 5 ms but one held-out point, which takes 10: half of it is told, 1 of 9 points.
+    # All takes 5 ms but one held-out point, which takes 10: half of it is predicted, 1 of 9 points.
     found = measured(lambda blocks: 0.005)
     where = [n for n, m in enumerate(found) if m.what == "sparse_attention held out"]
     found[where[3]] = Measurement(what=found[where[3]].what, unit="s", values=(0.01,), at=found[where[3]].at)
@@ -134,7 +134,7 @@ def test_a_profile_carries_weights_and_where_they_come_from(tmp_path: Path) -> N
         attention_s = fit.predictor.seconds(1024, blocks, kv_heads=HEADS, context_tokens=context)
         assert costs.cost(Advance(1024, blocks, context)).duration_s == pytest.approx(float(attention_s) + 1024e-6)
     source = device.sources["processors.cpu.measured.predictor"]
-    for told in (
+    for words in (
         "seed 0",
         "40 points (120 calls)",
         "2026-11-22",
@@ -143,13 +143,13 @@ def test_a_profile_carries_weights_and_where_they_come_from(tmp_path: Path) -> N
         "table",
         "roofline",
     ):
-        assert told in source, told
+        assert words in source, words
     record = json.loads((tmp_path / "calibration.json").read_text())["perceptron"]
     assert record["relative_error"]["perceptron"]["mean"] == fit.errors["perceptron"][0]
     assert (record["seed"], record["points"], record["versions"]) == (0, 40, VERSIONS)
 
 
-def test_masks_that_were_written_out_are_told(tmp_path: Path) -> None:
+def test_masks_that_were_written_out_are_reported(tmp_path: Path) -> None:
     draft = drafted()
     out = Measurement(what="attention_written_out", unit="", values=(1.0,))
     put_perceptron(draft, TINY, [*measured(lambda b: 1e-5 * b), out], date="", versions={})

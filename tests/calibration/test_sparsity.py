@@ -76,9 +76,9 @@ def test_a_scenario_runs_on_the_fitted_perceptron(folder: Path) -> None:
     costs = main_costs("predictor", whole.device, whole.model)
     (dense,) = [m for m in measured(folder, "dense_operators") if m.at["tokens"] == 1024.0]
     for m in measured(folder, "sparse_attention"):
-        told = costs.cost(Advance(1024, m.at["blocks"], int(m.at["context"]))).duration_s
+        modelled = costs.cost(Advance(1024, m.at["blocks"], int(m.at["context"]))).duration_s
         # fitted to a few calls of a machine at work: it is near, and no more is promised
-        assert told == pytest.approx(m.typical + dense.typical, rel=1.0)
+        assert modelled == pytest.approx(m.typical + dense.typical, rel=1.0)
     source = whole.device.sources["processors.cpu.measured.predictor"]
     assert "12 points" in source and "16 points held out" in source and "did not compile" in source
 

@@ -187,7 +187,7 @@ def test_a_part_of_a_run_is_not_compared(call: Call, runs: dict[str, Any]) -> No
     ],
 )
 @pytest.mark.parametrize("command", ["run", "compare"])
-def test_a_folder_that_cannot_be_is_told_first(
+def test_a_folder_that_cannot_be_is_reported_first(
     call: Call, runs: dict[str, Any], monkeypatch: pytest.MonkeyPatch, command: str, output: str, message: str
 ) -> None:
     monkeypatch.setattr("os.access", lambda path, mode: Path(path) != Path("/proc"))  # for root too
@@ -211,9 +211,9 @@ def test_a_scenario_without_a_name(call: Call, runs: dict[str, Any]) -> None:
 
 def test_what_a_regret_is_against(call: Call, runs: dict[str, Any]) -> None:
     runs["cachegen"] = result(4.0)
-    told = "regret of cachegen: against the bound at the smallest encoding"
-    assert told in call("compare", "small.yaml", "--systems", "stream-only,cachegen")[1]
-    assert told not in call("compare", "small.yaml", "--systems", "stream-only,local-prefill")[1]
+    note = "regret of cachegen: against the bound at the smallest encoding"
+    assert note in call("compare", "small.yaml", "--systems", "stream-only,cachegen")[1]
+    assert note not in call("compare", "small.yaml", "--systems", "stream-only,local-prefill")[1]
 
 
 def test_a_cost_model_that_the_device_lacks(call: Call, runs: dict[str, Any]) -> None:

@@ -46,7 +46,7 @@ def write_store(path: Path, tokens: tuple[int, ...] = (64, 64, 20), codec: str =
 
 
 class Watch(threading.Event):
-    """What a fetch is told, and what it tells."""
+    """What a fetch reports, and when it is cancelled."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ def test_who_leaves_makes_room() -> None:
     assert 0.11 <= short.due[-1][0] <= 0.115
 
 
-def test_a_replay_begins_with_the_first_transfer_or_when_told() -> None:
+def test_a_replay_begins_with_the_first_transfer_or_when_started() -> None:
     trace = RateTrace(np.array([0, 1.0, 2.0]), np.array([1e6, 1e3]))
     bottleneck = Bottleneck(trace)
     assert arrivals(bottleneck, [(5.0, "a", 10_000)], every_s=0.25) == pytest.approx([5.01])
@@ -253,9 +253,9 @@ def test_connections_are_opened_ahead(server: ServerProcess) -> None:
         assert client._idle == ahead and all(connection.sock for connection in ahead)
         client.contexts()
         assert client._idle[-1] is ahead[-1]  # it was asked over, and given back
-    with CloudClient("http://127.0.0.1:1") as nobody:
-        nobody.connect(3)
-        assert nobody._idle == []
+    with CloudClient("http://127.0.0.1:1") as client:
+        client.connect(3)
+        assert client._idle == []
 
 
 def test_connections_are_kept(client: CloudClient) -> None:
@@ -402,7 +402,7 @@ def test_the_command_serves_until_interrupted(folder: Path, extra: None) -> None
         child.send_signal(signal.SIGINT)
         code, out, err = ended(child)
     assert (code, out) == (130, "")
-    assert "as 800 Mbit/s allows, round trip 4 ms, to who has the token; Ctrl-C stops" in err
+    assert "as 800 Mbit/s allows, round trip 4 ms, to clients with the token; Ctrl-C stops" in err
     assert "Traceback" not in err and TOKEN not in err
 
 

@@ -311,7 +311,7 @@ def test_a_replaced_file_is_opened_anew(tmp_path: Path) -> None:
     header = StoreHeader.at_all_levels(MODEL, [3], "fp16")
     write(tmp_path / "a.kvs", header)
     assert folder.open("a").index.header == header
-    # Whoever reads from the old one can go on.
+    # A reader of the old one can go on.
     assert decode(before.read([0])[0])[0].shape == (5, 4)
 
 

@@ -421,7 +421,7 @@ def test_a_piece_that_kills_every_worker_ends_with_a_clear_error() -> None:
         assert pool.decode([encode("fp16", *chunk(4, 4))]).result(30)
 
 
-def test_shared_memory_that_is_not_to_be_had_is_told_and_the_pool_goes_on() -> None:
+def test_shared_memory_that_is_not_to_be_had_is_reported_and_the_pool_goes_on() -> None:
     few, many = np.zeros((16, 64), np.float32), np.zeros((1024, 128), np.float32)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     with CodecPool() as pool:

@@ -1,4 +1,4 @@
-"""A storage file: what is written is read, wherever it lies; what cannot be is told with file and offset."""
+"""A storage file: what is written is read, wherever it lies; errors name file and offset."""
 
 import os
 from collections.abc import Iterator
@@ -174,7 +174,7 @@ def test_after_closing_nothing_is_read(store: Storage) -> None:
 
 
 @pytest.mark.parametrize("setting", [{"depth": 0}, {"command_bytes": 1000}, {"command_bytes": 0}])
-def test_settings_that_make_no_sense_are_told(tmp_path: Path, setting: dict[str, int]) -> None:
+def test_settings_that_make_no_sense_are_reported(tmp_path: Path, setting: dict[str, int]) -> None:
     (tmp_path / "kv.bin").write_bytes(b"x")
     with pytest.raises(InputError, match="depth of at least 1 and commands of a multiple of 4096"):
         Storage(tmp_path / "kv.bin", **setting)  # type: ignore[arg-type]

@@ -89,7 +89,7 @@ def flip_a_bit(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("harm", "told"),
+    ("harm", "message"),
     [
         (cut, f"kv.bin has {SIZE // 2} bytes; .* has been cut"),
         (cut_and_stretch, "kv.bin holds zeros where something else was written, .* at offset 0: "),
@@ -97,10 +97,10 @@ def flip_a_bit(path: Path) -> None:
     ],
 )
 def test_a_file_that_others_changed_is_neither_read_nor_written(
-    store: MappedStorage, harm: Callable[[Path], None], told: str
+    store: MappedStorage, harm: Callable[[Path], None], message: str
 ) -> None:
     harm(store.path)
-    with pytest.raises(StorageError, match=told):
+    with pytest.raises(StorageError, match=message):
         store.read(Extents((100,), (10,)))
-    with pytest.raises(StorageError, match=told):
+    with pytest.raises(StorageError, match=message):
         store.write(Extents((100,), (10,)), bytes(10))

@@ -225,24 +225,24 @@ def test_the_good_one_is_good() -> None:
 )
 def test_one_change_one_line(good: str, bad: str, message: str | None) -> None:
     assert good in GOOD
-    told = complaint_about(GOOD.replace(good, bad, 1))
-    assert "\n" not in told
-    assert told.startswith("s.yaml:")
+    said = complaint_about(GOOD.replace(good, bad, 1))
+    assert "\n" not in said
+    assert said.startswith("s.yaml:")
     if message is not None:
-        assert told == message
+        assert said == message
 
 
 def test_a_misspelt_name_gets_the_nearest() -> None:
-    told = complaint_about(GOOD.replace("board.yaml", "rtx-5080-laptp"))
-    assert told.startswith("s.yaml:3: device: unknown device 'rtx-5080-laptp'; known: ")
-    assert told.endswith(" Did you mean 'rtx-5080-laptop'?")
+    said = complaint_about(GOOD.replace("board.yaml", "rtx-5080-laptp"))
+    assert said.startswith("s.yaml:3: device: unknown device 'rtx-5080-laptp'; known: ")
+    assert said.endswith(" Did you mean 'rtx-5080-laptop'?")
     assert complaint("quikstart").endswith("Did you mean 'quickstart'?")
 
 
 def test_an_unknown_key_is_placed_where_it_stands() -> None:
-    told = complaint_about(GOOD + "likn:\n  x: 1\n")
-    assert told.startswith("s.yaml:11: likn: unknown key; known here: backend, budget, ")
-    assert told.endswith("; did you mean 'link'?")
+    said = complaint_about(GOOD + "likn:\n  x: 1\n")
+    assert said.startswith("s.yaml:11: likn: unknown key; known here: backend, budget, ")
+    assert said.endswith("; did you mean 'link'?")
 
 
 def test_every_fault_of_a_file_has_its_line_in_order() -> None:
@@ -261,8 +261,8 @@ def test_every_fault_of_a_file_has_its_line_in_order() -> None:
 
 @pytest.mark.parametrize(("value", "came"), [("5", "5"), ("[gpu]", "a list"), ("gpu", "'gpu'")])
 def test_processors_that_are_no_mapping(value: str, came: str) -> None:
-    told = complaint("s.yaml", "device={extends: tiny}", f"device.processors={value}")
-    assert told.endswith(f"device.processors: {came} is not a mapping (key: value)")
+    said = complaint("s.yaml", "device={extends: tiny}", f"device.processors={value}")
+    assert said.endswith(f"device.processors: {came} is not a mapping (key: value)")
 
 
 def test_more_faults_than_anyone_reads_are_counted() -> None:
@@ -337,9 +337,9 @@ def test_a_budget_beyond_the_device() -> None:
 
 def test_an_efficiency_that_no_kernel_has() -> None:
     Path("board.yaml").write_text(BOARD.replace("kind: gpu", "kind: gpu, efficiency: {gathr: 0.5}"))
-    told = complaint()
-    assert told.startswith("board.yaml:4: device.processors.gpu.efficiency.gathr: 'gathr' is none of gemm, gemv")
-    assert told.endswith("; did you mean 'gather'?")
+    said = complaint()
+    assert said.startswith("board.yaml:4: device.processors.gpu.efficiency.gathr: 'gathr' is none of gemm, gemv")
+    assert said.endswith("; did you mean 'gather'?")
 
 
 @pytest.mark.parametrize(
@@ -363,11 +363,11 @@ def test_an_efficiency_that_no_kernel_has() -> None:
     ],
 )
 def test_an_override_is_named(override: str, message: str | None) -> None:
-    told = complaint("s.yaml", override)
-    assert told.startswith(f"--set {override}")
-    assert "\n" not in told
+    said = complaint("s.yaml", override)
+    assert said.startswith(f"--set {override}")
+    assert "\n" not in said
     if message is not None:
-        assert told == message
+        assert said == message
 
 
 def test_a_place_in_a_list_of_thousands_of_digits() -> None:
@@ -390,12 +390,12 @@ def test_a_key_that_is_no_text() -> None:
 def test_circles_are_seen() -> None:
     for name, base in (("a", "b"), ("b", "c"), ("c", "a")):
         Path(f"{name}.yaml").write_text(f"name: {name}\nextends: {base}.yaml\n")
-    told = "c.yaml:2: extends: a circle, a.yaml -> b.yaml -> c.yaml -> a.yaml; one of them must stand on its own"
-    assert complaint("a.yaml") == told
+    said = "c.yaml:2: extends: a circle, a.yaml -> b.yaml -> c.yaml -> a.yaml; one of them must stand on its own"
+    assert complaint("a.yaml") == said
     with pytest.raises(InputError) as caught:
         load_device("a.yaml")
-    assert str(caught.value) == told
-    assert complaint_about(GOOD.replace("board.yaml", "a.yaml")) == f"s.yaml:3: device: {told}"
+    assert str(caught.value) == said
+    assert complaint_about(GOOD.replace("board.yaml", "a.yaml")) == f"s.yaml:3: device: {said}"
     Path("s.yaml").write_text("extends: s.yaml")
     assert complaint() == "s.yaml:1: extends: a circle, s.yaml -> s.yaml; one of them must stand on its own"
 
@@ -435,9 +435,9 @@ def test_a_billion_laughs() -> None:
     bomb = "a: &a [x, x, x, x, x, x, x, x, x]\n"
     for before, after in zip("abcdefgh", "bcdefghi", strict=True):
         bomb += f"{after}: &{after} [{', '.join([f'*{before}'] * 9)}]\n"
-    told = complaint_about(bomb)
-    assert told.startswith("s.yaml:")
-    assert told.endswith(": more than 20,000 values once its aliases are written out")
+    said = complaint_about(bomb)
+    assert said.startswith("s.yaml:")
+    assert said.endswith(": more than 20,000 values once its aliases are written out")
 
 
 def test_places_that_are_no_files(here: Path) -> None:

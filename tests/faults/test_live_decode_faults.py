@@ -50,17 +50,17 @@ def flexgen(folder: Path) -> dict[str, Any]:
     return kvswap(folder) | changed
 
 
-def told_until_it_failed(wanted: Scenario, harm: Callable[[int], None]) -> tuple[list[int], BaseException]:
-    """How many tokens had been told each time, and what ended it; `harm` is called after every one."""
+def reported_until_it_failed(wanted: Scenario, harm: Callable[[int], None]) -> tuple[list[int], BaseException]:
+    """How many tokens had been reported each time, and what ended it; `harm` is called after every one."""
     from kvferry.pipelines.decoding import workload as decoding
 
-    told: list[int] = []
+    reported: list[int] = []
     really = decoding.LockStepDecode
 
     class Harmed(really):  # type: ignore[valid-type, misc]
         def __init__(self, machine: Any, plan: Any, say: Any) -> None:
             def after(tokens: int) -> None:
-                told.append(tokens)
+                reported.append(tokens)
                 harm(tokens)
 
             super().__init__(machine, plan, after)
@@ -71,7 +71,7 @@ def told_until_it_failed(wanted: Scenario, harm: Callable[[int], None]) -> tuple
             run_scenario(wanted)
     finally:
         decoding.LockStepDecode = really  # type: ignore[misc]
-    return told, caught.value
+    return reported, caught.value
 
 
 def opened(folder: Path) -> Path:
@@ -154,9 +154,9 @@ def test_a_file_harmed_while_decoding(tmp_path: Path, harm: Callable[[Path], Non
         if said == tokens:
             harm(opened(tmp_path))
 
-    told, error = told_until_it_failed(load_scenario(flexgen(tmp_path)), then)
+    reported, error = reported_until_it_failed(load_scenario(flexgen(tmp_path)), then)
     # All that is stored is read in every step. A step may have been under way, beyond what was harmed.
-    assert tokens <= told[-1] <= tokens + 1
+    assert tokens <= reported[-1] <= tokens + 1
     assert "has been cut since" in str(error) or "the file has been changed from outside" in str(error)
     assert list(tmp_path.iterdir()) == []
 
@@ -167,9 +167,9 @@ def test_a_file_cut_while_groups_are_reused(tmp_path: Path, harm: Callable[[Path
         if said == 5:
             harm(opened(tmp_path))
 
-    told, error = told_until_it_failed(scenario(tmp_path), then)
+    reported, error = reported_until_it_failed(scenario(tmp_path), then)
     # The next group that is not in a reuse buffer ends it, some tokens later at most, and the file goes with the run.
-    assert 5 <= told[-1] < 40
+    assert 5 <= reported[-1] < 40
     assert "kv.bin" in str(error)
     assert list(tmp_path.iterdir()) == []
 
@@ -188,8 +188,8 @@ def test_a_device_that_fails_while_decoding(tmp_path: Path, monkeypatch: pytest.
         failing = tokens == 3
 
     monkeypatch.setattr(Storage, "read", fail)
-    told, error = told_until_it_failed(scenario(tmp_path), harm)
-    assert told[-1] == 3
+    reported, error = reported_until_it_failed(scenario(tmp_path), harm)
+    assert reported[-1] == 3
     assert "Input/output error" in str(error)
 
 
@@ -207,9 +207,9 @@ def test_no_room_for_the_group_that_became_complete(tmp_path: Path, monkeypatch:
         full = True
 
     monkeypatch.setattr(Storage, "write", fail)
-    told, error = told_until_it_failed(scenario(tmp_path), harm)
-    # Four tokens make a group; nobody selects it before its write has failed.
-    assert told[-1] <= 6
+    reported, error = reported_until_it_failed(scenario(tmp_path), harm)
+    # Four tokens make a group; it is not selected before its write has failed.
+    assert reported[-1] <= 6
     assert "the device is full" in str(error)
 
 

@@ -85,7 +85,7 @@ class Device:
         fetched = inputs[0]
         assert isinstance(fetched, Fetched)
         came = split(fetched.payload)
-        # Told later: the load would take an error for one more fault, and compute what is missing.
+        # Raised later: the load would take an error for one more fault, and compute what is missing.
         self.wrong += [i for i, chunk in zip(fetched.chunks.ids, came, strict=True) if chunk != self._stored[i]]
         return fetched.chunks.ids
 
@@ -243,7 +243,7 @@ def test_a_chunk_is_damaged_on_the_way(folder: Path, stored: list[bytes], system
 
 @SYSTEMS_THAT_STREAM
 def test_a_chunk_stays_damaged(folder: Path, stored: list[bytes], system: str, tmp_path: Path) -> None:
-    """In the file: whoever asks gets it damaged. It is never put in place, and the context is there all the same."""
+    """Damaged in the file, and so in every fetch. It is never put in place; the context is complete all the same."""
     with Store(folder / "0.kvs") as store:
         offset, length = store.index.extents(range(T * L * H), 0)[(T - 2) * L * H]
     data = bytearray((folder / "0.kvs").read_bytes())
@@ -263,7 +263,7 @@ def test_the_token_is_wrong_from_some_time_on(folder: Path, stored: list[bytes],
                 if chunks >= H:
                     client._headers["authorization"] = "Bearer open-sesame-43"
 
-            # A mistake of the user's, and not the link's: told, and not covered up by computing.
+            # A mistake of the user's, not the link's: raised, not covered up by computing.
             with pytest.raises(InputError, match="needs the right token"):
                 load(system, client, stored, forget)
         with (

@@ -246,7 +246,7 @@ ON_A_SMALL_DEVICE = """
 """
 
 
-def test_a_full_device_is_told_and_no_part_of_a_file_is_left(tmp_path: Path) -> None:
+def test_a_full_device_is_reported_and_no_part_of_a_file_is_left(tmp_path: Path) -> None:
     # A mount of this process alone, so that it goes with it, whatever happens.
     alone = ["unshare", "--user", "--map-root-user", "--mount"]
     try:
@@ -264,8 +264,8 @@ def test_a_full_device_is_told_and_no_part_of_a_file_is_left(tmp_path: Path) -> 
     assert 0 < int(write.split("at offset ")[1].split(":")[0]) <= 16 * BLOCK_BYTES
 
 
-def test_a_limit_on_file_sizes_is_told_likewise(tmp_path: Path) -> None:
-    """For whoever may not mount: the system's limit for one process stands in for a full device."""
+def test_a_limit_on_file_sizes_is_reported_likewise(tmp_path: Path) -> None:
+    """Needs no right to mount: the system's limit for one process stands in for a full device."""
     script = """
         import resource, sys
         from pathlib import Path
@@ -304,7 +304,7 @@ def test_what_is_stopped_while_a_file_is_made_leaves_nothing(tmp_path: Path, mon
 # --- no file -----------------------------------------------------------------------------------------------------
 
 
-def test_what_is_no_file_is_told(tmp_path: Path) -> None:
+def test_what_is_no_file_is_reported(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     for path in (tmp_path / "none.bin", tmp_path, tmp_path / "fifo"):
         with pytest.raises(InputError, match=f"there is no storage file {path}"):

@@ -234,7 +234,7 @@ def test_a_fetch_called_off_ends_at_once_and_makes_room(folder: Path) -> None:
         start_s = time.monotonic()
         assert client.fetch(ALL, 0, watch) == b""
         assert 5e3 < watch.bytes_done < 100e3
-        # The rest, two seconds of it, is not sent to nobody: another chunk of the same flow comes through before that.
+        # The rest, two seconds of it, is not sent: another chunk of the same flow comes through before that.
         assert client.fetch(Chunks(0, (0,), 1.0), 0, Watch())
         assert time.monotonic() - start_s < 1.5
 
@@ -423,15 +423,15 @@ def test_ctrl_c_is_the_parents_alone(folder: Path, tmp_path: Path) -> None:
     program, chunk = tmp_path / "program.py", tmp_path / "chunk"
     program.write_text(_INTERRUPTED)
     chunk.write_bytes(encode("fp16", *np.zeros((2, 4, 8))))
-    told = subprocess.run(
+    ended = subprocess.run(
         [sys.executable, str(program), str(folder), str(chunk)],
         capture_output=True,
         text=True,
         timeout=120,
         start_new_session=True,
     )
-    assert (told.returncode, told.stderr) == (0, "")
-    assert told.stdout.startswith("http://127.0.0.1:")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.startswith("http://127.0.0.1:")
 
 
 def test_files_where_the_user_is_are_not_run(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

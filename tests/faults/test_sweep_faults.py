@@ -72,7 +72,7 @@ def wait_for_parts(folder: Path, process: subprocess.Popen[str]) -> None:
 
 
 def whole(folder: Path, n_points: int) -> bytes:
-    """The bytes of a sweep that nobody disturbed."""
+    """The bytes of an undisturbed sweep."""
     process = start(folder / "undisturbed", n_points, 1)
     assert process.wait(60) == 0
     return (folder / "undisturbed" / "points.parquet").read_bytes()
@@ -96,7 +96,7 @@ def test_killed_in_the_middle_it_goes_on_where_it_was(tmp_path: Path) -> None:
     kept = read_points(tmp_path / "data")
     assert 2 <= len(kept) < 12
     assert kept["outcome"].tolist() == ["done"] * len(kept)
-    # Nobody is left to compute what nobody will fetch.
+    # No worker is left that computes for a parent which is gone.
     try:
         for _ in range(100):
             if not processes_of(process.pid):
@@ -182,16 +182,16 @@ def test_no_damage_to_a_file_is_a_fault_of_the_sweep(tmp_path: Path, name: str) 
             data.add(result(f"b{n}") | {"measured.wall_s": 1.0})
     path = next((tmp_path / name).iterdir()) if name == "parts" else tmp_path / name
     whole = path.read_bytes()
-    told = []
+    messages = []
     for place in range(0, len(whole), 101):
         for damaged in (whole[:place], whole[:place] + bytes([whole[place] ^ 0x55]) + whole[place + 1 :]):
             path.write_bytes(damaged)
             try:
                 read_points(tmp_path)
             except KvferryError as error:
-                told.append(str(error))
-    assert len(told) > len(whole) / 101
-    for message in told:
+                messages.append(str(error))
+    assert len(messages) > len(whole) / 101
+    for message in messages:
         assert message.startswith(f"cannot read {path}: ")
         assert "removing this file costs only" in message
         assert message.isprintable()

@@ -28,7 +28,7 @@ def store(path: Path, codec: str) -> None:
 
 
 def signed(chance: Random, content: bytes) -> bytes:
-    """The content with its table damaged and the trailer made to fit, as somebody who wants harm would."""
+    """The content with its table damaged and the trailer made to fit, as an attacker would."""
     table_bytes = int.from_bytes(content[-TRAILER_BYTES:][:8], "little")
     chunks, table = content[: -TRAILER_BYTES - table_bytes], content[-TRAILER_BYTES - table_bytes : -TRAILER_BYTES]
     table = damaged(chance, table)

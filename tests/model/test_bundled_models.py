@@ -38,9 +38,9 @@ def test_they_are_found_by_name() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_their_descriptions_are_theirs(name: str) -> None:
-    found, told = spec_of(load_model(name), name), described(name)
-    assert told.model_copy(update={"source": ""}) == found.model_copy(update={"source": ""})
-    assert told.vocabulary == BYTE_VOCABULARY
+    found, bundled = spec_of(load_model(name), name), described(name)
+    assert bundled.model_copy(update={"source": ""}) == found.model_copy(update={"source": ""})
+    assert bundled.vocabulary == BYTE_VOCABULARY
     assert (BUNDLED / name / "SOURCES.md").is_file()
 
 

@@ -168,7 +168,7 @@ def test_when_the_link_dies_the_device_computes_the_rest() -> None:
         assert record.units_computed > 0
 
 
-def test_a_link_that_dies_is_told_and_what_came_of_a_unit_booked() -> None:
+def test_a_link_that_dies_is_reported_and_what_came_of_a_unit_booked() -> None:
     ends_s = bandwidth_trace("wifi-campus").duration_s
     dying = f"link={{trace: wifi-campus, on_end: end, scale: 0.02, offset: {ends_s - 0.1} s}}"
     run = run_scenario(small("system=stream-only", dying, "workload.requests=1"))

@@ -185,7 +185,7 @@ def test_a_load_completes_with_each_unit_once(name: str, case: Case) -> None:
     progress = done.progress
     assert progress.complete
     assert all(progress.present)
-    # Whoever won a race, a unit counts for one path.
+    # Whichever path won a race, a unit counts for one.
     assert done.units_computed + done.units_streamed == progress.problem.units
     assert len(set(witness.streamed)) == len(witness.streamed)
     assert set(witness.computed) | set(witness.streamed) == set(range(progress.problem.units))

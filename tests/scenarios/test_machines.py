@@ -129,9 +129,9 @@ def refusal_of_file(described: dict[str, Any]) -> str:
 def test_traces_of_machines_must_exist() -> None:
     away = {"trace": "no-such-trace"}
     described = machines(cloud={**CLOUD, "link": {"rate": "1 MB/s", "up": away}}, phone={**PHONES, "link": away})
-    told = refusal_of_file(changed(described, link={"up": away}))
+    message = refusal_of_file(changed(described, link={"up": away}))
     for key in ("link.up.trace", "machines.cloud.link.up.trace", "machines.phone.link.trace"):
-        assert f"{key}: " in told
+        assert f"{key}: " in message
 
 
 def test_the_schema_lets_machines_be_named() -> None:

@@ -335,7 +335,7 @@ def test_what_the_docs_show_is_read(small: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_the_docs_tell_every_key() -> None:
     text = (Path(__file__).parents[2] / "docs/scenarios.md").read_text()
-    told = {word for row in re.findall(r"^\| (`.*?) \|", text, re.M) for word in re.findall(r"`([\w.]+)`", row)}
+    documented = {word for row in re.findall(r"^\| (`.*?) \|", text, re.M) for word in re.findall(r"`([\w.]+)`", row)}
     keys = set()
     for name, field in Scenario.model_fields.items():
         of_kinds = get_args(field.annotation) if field.discriminator else ()
@@ -343,7 +343,7 @@ def test_the_docs_tell_every_key() -> None:
             keys |= {f"{name}.{below.alias}" for below in part.model_fields.values() if not below.exclude}
         if name != "link" and not of_kinds:
             keys.add(field.alias)
-    assert told == keys
+    assert documented == keys
 
 
 @pytest.mark.parametrize(

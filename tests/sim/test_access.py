@@ -86,7 +86,7 @@ def test_a_message_over_a_link_that_ends_is_lost_and_its_sender_learns_of_it() -
     short = RateTrace(short.edges_s, short.rates, "end")
     board = Switchboard(env, Accesses(env, {"phone": access(env, up=short)}))
     end = board.open("phone", "cloud")
-    end.send("nobody waits for this one", 1e9)
+    end.send("no process waits for this one", 1e9)
 
     def phone() -> simpy.events.ProcessGenerator:
         with pytest.raises(LinkDown):

@@ -38,16 +38,16 @@ def test_who_is_alone_is_never_slowed() -> None:
     assert speeds(100, 250) == [1.0]
 
 
-def test_only_those_whose_speed_changes_are_told() -> None:
+def test_only_those_whose_speed_changes_are_reported() -> None:
     bus = MemoryBus(100.0)
-    told: list[tuple[str, float]] = []
-    bus.join(10, lambda speed: told.append(("small", speed)))
-    bus.join(80, lambda speed: told.append(("large", speed)))
-    assert told == []
-    third = bus.join(80, lambda speed: told.append(("third", speed)))
-    assert (told, third.speed) == ([("large", 0.5625)], 0.5625)
+    changes: list[tuple[str, float]] = []
+    bus.join(10, lambda speed: changes.append(("small", speed)))
+    bus.join(80, lambda speed: changes.append(("large", speed)))
+    assert changes == []
+    third = bus.join(80, lambda speed: changes.append(("third", speed)))
+    assert (changes, third.speed) == ([("large", 0.5625)], 0.5625)
     bus.leave(third)
-    assert told == [("large", 0.5625), ("large", 1.0)]
+    assert changes == [("large", 0.5625), ("large", 1.0)]
 
 
 class World:

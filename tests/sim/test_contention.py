@@ -165,7 +165,7 @@ class _OneMillisecond:
 
 
 def test_a_machine_obeys_its_profile() -> None:
-    # 1e5 values at 1e8/s take 1 ms. Link of 1 MB/s, told at 2 MB/s: 1 + 0.5 x 0.5 = 1.25.
+    # 1e5 values at 1e8/s take 1 ms. Link of 1 MB/s, slowdown given at 2 MB/s: 1 + 0.5 x 0.5 = 1.25.
     # The op, alone with the link: 1.25 ms; the decoder beside the op at 1/2 until then (0.625 of 1 ms), then alone.
     spec = device(slowdown={"gpu": {"link": 1.5}, "decompress": {"gpu": 2.0}}, link_bytes_per_s="2 MB/s")
     assert finish_s(spec, 1e6) == pytest.approx((1.25e-3, 1.625e-3))

@@ -40,8 +40,8 @@ def test_every_number_of_a_storage_device_has_a_source(name: str) -> None:
     assert len(leaves) > 10
     assert [leaf for leaf in leaves if not any(f"{leaf}.".startswith(f"{key}.") for key in sources)] == []
     # "half" is no number, and has a source too.
-    told = [*leaves, *tree]
-    assert [key for key in sources if not any(f"{leaf}.".startswith(f"{key}.") for leaf in told)] == []
+    known = [*leaves, *tree]
+    assert [key for key in sources if not any(f"{leaf}.".startswith(f"{key}.") for leaf in known)] == []
 
 
 @pytest.mark.parametrize(("name", "peak"), [("nvme", 1.8e9), ("emmc", 250e6)])
@@ -155,7 +155,7 @@ def test_a_device_file_may_name_storage_beside_it(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_is_wrong_with_a_storage_is_told(storage: str, complaint: str, tmp_path: Path) -> None:
+def test_what_is_wrong_with_a_storage_is_reported(storage: str, complaint: str, tmp_path: Path) -> None:
     (tmp_path / "device.yaml").write_text(f"extends: tiny\nstorage: {storage}")
     with pytest.raises(InputError, match=complaint):
         load_device(str(tmp_path / "device.yaml"))

@@ -1,4 +1,4 @@
-"""Checksums are zlib's, whoever computes them."""
+"""Checksums are zlib's, whichever library computes them."""
 
 import zlib
 

@@ -80,16 +80,16 @@ def test_an_entry_that_is_no_array_by_name(tmp_path: Path) -> None:
 def test_no_damaged_byte_is_a_fault(tmp_path: Path) -> None:
     whole = packed_arrays("keys", vectors=np.arange(50.0))
     path = tmp_path / "x.npz"
-    told = []
+    messages = []
     for place in range(len(whole)):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 0x41]) + whole[place + 1 :])
         for read in (lambda: load_arrays(path, "keys", ["vectors"], np.sum), lambda: peek_arrays(path)):
             try:
                 read()
             except InputError as error:
-                told.append(str(error))
-    assert len(told) > 100
-    assert all(message.startswith(str(path)) for message in told)
+                messages.append(str(error))
+    assert len(messages) > 100
+    assert all(message.startswith(str(path)) for message in messages)
 
 
 def test_the_same_arrays_are_the_same_bytes(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The catalogue by itself: complete, consistent, and honest about what nobody has tried."""
+"""The catalogue by itself: complete, consistent, and honest about what was never tried."""
 
 import pytest
 

@@ -127,7 +127,7 @@ def test_fit_writes_a_model_that_a_scenario_can_name(log, tmp_path):
         (["plot", "LOG", "-o", "a\0.png"], "255 bytes at most"),
     ],
 )
-def test_wrong_words_are_told(words, what, log, tmp_path, monkeypatch):
+def test_wrong_words_are_reported(words, what, log, tmp_path, monkeypatch):
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "none"))
     before = sorted(tmp_path.iterdir())
     words = [word.replace("LOG", str(log)).replace("OUT", str(tmp_path / "out")) for word in words]

@@ -65,7 +65,7 @@ def test_fades_take_the_lowest_rates_for_their_share_of_the_time():
     assert lengths_s.std() == pytest.approx(1.0, abs=0.3)
 
 
-def test_fades_end_declines_when_told_to():
+def test_fades_end_declines_on_request():
     def rates_before(tries):
         fades = {"share": 0.05, "mean_s": 1.0, "cv": 0.5, "tries": tries}
         spiky = model(

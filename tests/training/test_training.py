@@ -76,10 +76,10 @@ def test_what_bears_loss_was_said_before() -> None:
 
 def test_every_question_can_be_answered_from_its_fact() -> None:
     for template in tasks.TEMPLATES:
-        told = template.fact % {b"key": b"abcd", b"value": b"1234"}
+        stated = template.fact % {b"key": b"abcd", b"value": b"1234"}
         asked = template.question % {b"key": b"abcd"} + b"1234" + template.end
-        assert b"abcd" in told and b"1234" in told and b"abcd" in asked
-        same = (told + b"\n").startswith(asked)
+        assert b"abcd" in stated and b"1234" in stated and b"abcd" in asked
+        same = (stated + b"\n").startswith(asked)
         assert same == (template in tasks.SAME_WORDS), template.name
 
 

@@ -168,6 +168,6 @@ def _tellable(error: BaseException) -> BaseException:
             return error
     except Exception:
         pass
-    told = WorkFailed(f"{type(error).__name__}: {error}")
-    told.__cause__ = error
-    return told
+    failed = WorkFailed(f"{type(error).__name__}: {error}")
+    failed.__cause__ = error
+    return failed

@@ -222,10 +222,10 @@ def test_the_report_by_hand(paper: Paper) -> None:
 
 
 def test_a_small_paper_from_end_to_end(paper: Paper, tmp_path: Path) -> None:
-    told: list[tuple[int, int]] = []
-    found = carry_out(paper, tmp_path / "runs", workers=1, progress=lambda done, of: told.append((done, of)))
+    steps: list[tuple[int, int]] = []
+    found = carry_out(paper, tmp_path / "runs", workers=1, progress=lambda done, of: steps.append((done, of)))
     report = report_of(paper, found)
-    assert told[-1] == (5, 5)
+    assert steps[-1] == (5, 5)
     assert all(cell["outcome"] == "done" for cell in report["cells"])
     streamed, computed = (found.figure(Key("main", "long", system), "ttft_s") for system in ("stream", "local"))
     assert streamed is not None
@@ -234,9 +234,9 @@ def test_a_small_paper_from_end_to_end(paper: Paper, tmp_path: Path) -> None:
     # 2,048 tokens x 256 values, at most 5 bit: below 0.4 MB, hence below 0.4 s at 1 MB/s.
     assert 0.002 < streamed < 0.4
     # A second time nothing is run.
-    told.clear()
-    carry_out(paper, tmp_path / "runs", workers=1, progress=lambda done, of: told.append((done, of)))
-    assert told[0] == (4, 5)
+    steps.clear()
+    carry_out(paper, tmp_path / "runs", workers=1, progress=lambda done, of: steps.append((done, of)))
+    assert steps[0] == (4, 5)
 
 
 def with_seeds(papers: Path, *places: tuple[str, str]) -> Paper:
@@ -265,9 +265,9 @@ def test_every_experiment_is_run_with_every_seed(papers: Path, tmp_path: Path) -
     write_report(tmp_path / "out", paper, report_of(paper, found), found)
     assert "; over 3 seeds " in (tmp_path / "out" / "report.txt").read_text().splitlines()[0]
     # With fewer seeds nothing is run anew.
-    told: list[int] = []
-    carry_out(paper.with_seeds(2), tmp_path / "runs", workers=1, progress=lambda done, of: told.append(of - done))
-    assert told[0] == 1
+    left: list[int] = []
+    carry_out(paper.with_seeds(2), tmp_path / "runs", workers=1, progress=lambda done, of: left.append(of - done))
+    assert left[0] == 1
 
 
 def test_an_experiment_that_sets_its_seed_keeps_it(papers: Path) -> None:

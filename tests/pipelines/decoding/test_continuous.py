@@ -160,7 +160,7 @@ def test_memory_too_small_for_the_longest_request_is_an_outcome() -> None:
 
 
 @pytest.mark.parametrize(
-    ("workload", "told"),
+    ("workload", "message"),
     [
         ({"requests": 4}, "workload.requests: kvswap decodes one batch of equal prompts in lock step"),
         ({"arrivals": {"every": "1 s"}}, "workload.arrivals: kvswap decodes one batch"),
@@ -168,13 +168,13 @@ def test_memory_too_small_for_the_longest_request_is_an_outcome() -> None:
         ({"lengths": [{"context": 5}]}, "workload.lengths: kvswap decodes one batch"),
     ],
 )
-def test_lock_step_systems_refuse_requests_that_come_and_go(workload: dict[str, Any], told: str) -> None:
-    with pytest.raises(InputError, match=told):
+def test_lock_step_systems_refuse_requests_that_come_and_go(workload: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
         run_scenario(tiny(DECODING, workload=workload))
 
 
 @pytest.mark.parametrize(
-    ("workload", "told"),
+    ("workload", "message"),
     [
         ({"lengths": [{}], "spread": 0.1}, "workload.spread: lengths says it for 1 requests; leave one of the two out"),
         ({"lengths": [{}], "requests": 1}, "workload.requests: lengths says it"),
@@ -183,6 +183,6 @@ def test_lock_step_systems_refuse_requests_that_come_and_go(workload: dict[str, 
         ({"requests": 10_001}, "workload.requests: .*at most 10,000"),
     ],
 )
-def test_work_is_bounded_before_it_starts(workload: dict[str, Any], told: str) -> None:
-    with pytest.raises(InputError, match=told):
+def test_work_is_bounded_before_it_starts(workload: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
         tiny(DECODING, system="vllm", workload=workload)

@@ -211,7 +211,7 @@ def test_the_smallest_budget_that_works_works() -> None:
     with pytest.raises(InputError) as error:
         run_scenario(load_scenario({**TINY, "budget": {"kv": "1 kB"}}))
     least = float(str(error.value).split(";")[1].split(" KiB would")[0])
-    # Told to a tenth of a KiB, for one of two sequences.
+    # Rounded to a tenth of a KiB, for one of two sequences.
     assert run_scenario(load_scenario({**TINY, "budget": {"kv": f"{2 * least} KiB"}})).outcome == "done"
     with pytest.raises(InputError, match="hold no selection"):
         run_scenario(load_scenario({**TINY, "budget": {"kv": f"{2 * (least - 0.1)} KiB"}}))
@@ -227,7 +227,7 @@ def test_kv_blocks_lie_on_whole_blocks_of_the_storage() -> None:
 
 
 @pytest.mark.parametrize("size", ["1000 B", "1.5 KiB", "513 B"])
-def test_a_misaligned_block_size_is_told(size: str) -> None:
+def test_a_misaligned_block_size_is_reported(size: str) -> None:
     device = {**TINY["device"], "storage": {**TINY["device"]["storage"], "block_bytes": size}}
     with pytest.raises(InputError, match=r"block_bytes: block size .* no power of two; 512 B or 4 KiB would do"):
         load_scenario({**TINY, "device": device})

@@ -115,7 +115,7 @@ def test_interrupted_in_memory_it_counts_all_tokens() -> None:
     assert (run.outcome, run.why) == ("interrupted", "32 of 400 tokens of 2 sequences")
 
 
-def test_memory_is_told_in_its_parts() -> None:
+def test_memory_is_reported_in_its_parts() -> None:
     run = run_scenario(scenario(output=4))
     parts = figures(run)["kv_metadata_bytes"], figures(run)["kv_buffer_bytes"]
     assert min(parts) > 0

@@ -67,7 +67,7 @@ def test_a_budget_in_bytes_still_holds_in_a_tuned_run(file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
         (["workload.batch=3"], "a batch of 3 with 8,192 tokens and 1,000 decoded each is more than was tuned for"),
         (["workload.context=9Ki"], "at most 2 with 8,192 and 1,000; tune again"),
@@ -80,10 +80,10 @@ def test_a_budget_in_bytes_still_holds_in_a_tuned_run(file: Path) -> None:
         (["system=flexgen"], "policies.tuned: holds parameters of kvswap, flexgen has others"),
     ],
 )
-def test_what_a_tuned_run_refuses(file: Path, settings: list[str], told: str) -> None:
+def test_what_a_tuned_run_refuses(file: Path, settings: list[str], message: str) -> None:
     with open("large.json", "wb") as large:
         large.truncate(MOST_FILE_BYTES + 1)
-    with pytest.raises(InputError, match=told):
+    with pytest.raises(InputError, match=message):
         plan("policies.tuned=tuned.json", *settings)
 
 
@@ -97,7 +97,7 @@ def edited(text: str, *path: Any, to: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    ("path", "to", "told"),
+    ("path", "to", "message"),
     [
         (("limits", "most_group_tokens"), 0, "limits.most_group_tokens: .* greater than or equal to 1"),
         (("limits", "budget_bytes"), float("nan"), "limits.budget_bytes"),
@@ -112,8 +112,8 @@ def edited(text: str, *path: Any, to: Any) -> str:
         (("format",), "other", "format: "),
     ],
 )
-def test_an_edited_file_is_the_users_to_mend(text: str, path: tuple[Any, ...], to: Any, told: str) -> None:
-    with pytest.raises(InputError, match=rf"x\.json: not what kvferry tune writes: .*{told}"):
+def test_an_edited_file_is_the_users_to_mend(text: str, path: tuple[Any, ...], to: Any, message: str) -> None:
+    with pytest.raises(InputError, match=rf"x\.json: not what kvferry tune writes: .*{message}"):
         Solutions.from_json(edited(text, *path, to=to), "x.json")
 
 
@@ -162,7 +162,7 @@ def test_reading_ahead_or_not_is_the_scenarios() -> None:
 
 
 @pytest.mark.parametrize(
-    ("setting", "told"),
+    ("setting", "message"),
     [
         ("system=vllm", "system: vllm has not the parameters that kvferry tune finds; give --set system=kvswap"),
         ("policies.group_tokens=16", "policies.group_tokens: is what kvferry tune finds"),
@@ -173,29 +173,29 @@ def test_reading_ahead_or_not_is_the_scenarios() -> None:
     ],
 )
 def test_nothing_is_ignored_in_silence(
-    setting: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    setting: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("x.npz").touch()
     scenario = load_scenario("kvswap/throughput", [*SMALL, setting])
-    with pytest.raises(InputError, match=told):
+    with pytest.raises(InputError, match=message):
         limits_of(scenario)
 
 
 def test_planners_believe_the_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    class Told(Exception):
+    class Stopped(Exception):
         pass
 
     def delays(device: Any, model: Any, costs: str) -> None:
         asked.append(costs)
-        raise Told
+        raise Stopped
 
     monkeypatch.setattr("kvferry.pipelines.decoding.tuning.Delays", delays)
     scenario = load_scenario("kvswap/throughput", SMALL)
     two = scenario.model_copy(update={"costs": scenario.costs.model_copy(update={"truth": "table"})})
-    with pytest.raises(Told):
+    with pytest.raises(Stopped):
         tune_scenario(two, limits_of(two))
     assert asked == ["roofline"]
 
@@ -262,7 +262,7 @@ def test_options_reach_the_search(call: Call) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         (("--kv-memory", "-5 MiB"), "--kv-memory: -5242880.0: must be above 0"),
         (("--kv-memory", "5"), "--kv-memory: '5' has no unit"),
@@ -276,13 +276,13 @@ def test_options_reach_the_search(call: Call) -> None:
         (("--kv-memory", "1 MiB"), "hold no selection in a context of 8,192 tokens; 21,712 KiB would"),
     ],
 )
-def test_what_tune_refuses(call: Call, options: tuple[str, ...], told: str) -> None:
+def test_what_tune_refuses(call: Call, options: tuple[str, ...], message: str) -> None:
     code, out, err = call(*TUNE, *options)
     assert (code, out) == (2, "")
-    assert told in err
+    assert message in err
 
 
-def test_the_smallest_budget_told_works(call: Call) -> None:
+def test_the_smallest_budget_that_is_named_works(call: Call) -> None:
     _, _, err = call(*TUNE, "--kv-memory", "1 MiB", "--least-context", "4Ki")
     kib = err.split(" KiB would")[0].split(" ")[-1].replace(",", "")
     assert call(*TUNE, "--kv-memory", f"{kib} KiB", "--least-context", "4Ki")[0] == 0

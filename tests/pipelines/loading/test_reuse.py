@@ -168,7 +168,7 @@ def test_what_arrives_and_is_of_no_use_is_computed() -> None:
     assert (record.units_computed, record.units_streamed) == (1, 3)
 
 
-def test_where_what_came_cannot_be_computed_it_is_told() -> None:
+def test_where_what_came_cannot_be_computed_it_is_reported() -> None:
     # Per head, a column that was streamed below cannot be computed on.
     with pytest.raises(LoaderStuck, match="1 units left; what came could not be used: no chunk"):
         run(StreamOnly(), coupling="per_head", machine=Undecodable(4, KvferryError("no chunk")))

@@ -28,28 +28,28 @@ REUSE = ReuseTable(
 
 class PlainDelay:
     """I/O: a time per command and per byte. Computing: a constant, and beside reads as much more as half of them take.
-    Before both: some per unit and slot, and per compressed key."""
+    Before both: some per KV block and slot, and per compressed key."""
 
     def __init__(
-        self, command_s: float, bytes_per_s: float, unit_s: float = 0.0, key_s: float = 0.0, slot_s: float = 0.0
+        self, command_s: float, bytes_per_s: float, block_s: float = 0.0, key_s: float = 0.0, slot_s: float = 0.0
     ) -> None:
         self.command_s, self.bytes_per_s = command_s, bytes_per_s
-        self.unit_s, self.key_s, self.slot_s = unit_s, key_s, slot_s
+        self.block_s, self.key_s, self.slot_s = block_s, key_s, slot_s
         self.calls = 0
 
     def __call__(self, batch: int, context: int, grouping: Grouping, reuse_rate: float) -> BlockTimes:
         self.calls += 1
-        units = batch * grouping.groups
+        blocks = batch * grouping.groups
         each_s = self.command_s + grouping.group_tokens * MODEL.kv_entry_bytes / self.bytes_per_s
-        io_s = units * (1 - reuse_rate) * each_s
-        before_s = units * (self.unit_s + grouping.slots * self.slot_s)
+        io_s = blocks * (1 - reuse_rate) * each_s
+        before_s = blocks * (self.block_s + grouping.slots * self.slot_s)
         before_s += batch * context / grouping.compression * self.key_s
         beside_s = 1e-3 + io_s / 2
         return BlockTimes(before_s + max(io_s, beside_s), io_s, min(io_s, beside_s))
 
 
 FAST = PlainDelay(1e-6, 1e9)
-SLOW = PlainDelay(1e-3, 1e7, unit_s=1e-6)
+SLOW = PlainDelay(1e-3, 1e7, block_s=1e-6)
 
 
 def limits(budget_bytes: float, **more: float) -> TuningLimits:
@@ -90,7 +90,7 @@ def test_the_search_stops_once_as_much_as_asked_is_hidden() -> None:
 
 def test_groups_are_any_whole_number_of_tokens() -> None:
     # 100 us a command and nothing per byte: as few units as may be. 32 tokens are 3 groups of 12, which hold 36.
-    delay = PlainDelay(1e-4, 1e15, unit_s=1e-3)
+    delay = PlainDelay(1e-4, 1e15, block_s=1e-3)
     found = solve(4, 1024, MODEL, limits(1e8, most_group_tokens=12, tolerance=0.0), REUSE, delay)
     assert (found.grouping.group_tokens, found.grouping.groups) == (11, 3)
     twelve = solve(4, 1024, MODEL, limits(1e8, most_group_tokens=12, selected_tokens=36, tolerance=0.0), REUSE, delay)
@@ -112,7 +112,7 @@ def test_keys_are_compressed_more_than_fits_where_scoring_them_is_slow() -> None
     output=st.integers(0, 200),
     command_s=st.floats(1e-7, 1e-3),
     rate=st.floats(1e6, 1e10),
-    unit_s=st.floats(0, 1e-5),
+    block_s=st.floats(0, 1e-5),
     key_s=st.floats(0, 1e-6),
 )
 def test_within_the_budget_and_near_the_best(
@@ -122,10 +122,10 @@ def test_within_the_budget_and_near_the_best(
     output: int,
     command_s: float,
     rate: float,
-    unit_s: float,
+    block_s: float,
     key_s: float,
 ) -> None:
-    delay = PlainDelay(command_s, rate, unit_s, key_s)
+    delay = PlainDelay(command_s, rate, block_s, key_s)
     allowed = limits(budget, output=output)
     grid = [
         grouping

@@ -56,7 +56,7 @@ def mask(rows: list[list[int]]) -> np.ndarray:
 def test_what_planned_units_attend_to_is_needed_with_all_above_it() -> None:
     load = problem(np.ones((3, 3)), np.ones((3, 3)), "per_head")
     # Chunk 1 is to be computed up to layer 1, which attends to layers 0 and 1 of chunk 0. Of that nothing is
-    # there: the whole column comes, from the top down. Chunk 2 is needed by nobody.
+    # there: the whole column comes, from the top down. No chunk needs chunk 2.
     planned = mask([[0, 0, 0], [1, 1, 0], [0, 0, 0]])
     absent = mask([[1, 1, 1], [1, 1, 1], [1, 1, 1]])
     assert needed_streams(load, planned, absent).tolist() == [2, 1, 0]

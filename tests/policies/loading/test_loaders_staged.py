@@ -159,4 +159,4 @@ def test_ready_tells_what_changed() -> None:
     ready.handed_over(stream=(2,))
     assert ready.news(progress) == []
     progress.streamed(2, 1.0)
-    assert ready.news(progress) == []  # the last chunk: nobody waits for it
+    assert ready.news(progress) == []  # the last chunk: none waits for it

@@ -138,7 +138,7 @@ def test_a_limit_of_nodes_stops_at_the_same_plan(solver):
     first.plan.check(problem)
 
 
-def test_a_limit_of_time_is_told_where_it_stopped_the_solver():
+def test_a_limit_of_time_is_reported_where_it_stopped_the_solver():
     assert milp_plan(random_problem(0, (2, 2, 1)), 1.0, time_limit_s=60.0).reproducible
     with pytest.raises(InputError, match="node_limit: -1"):
         milp_plan(random_problem(0, (2, 2, 1)), 1.0, node_limit=-1)

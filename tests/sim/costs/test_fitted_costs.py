@@ -156,17 +156,17 @@ costs: predictor
 
 def refused(folder: Path, text: str = FILE) -> str:
     (folder / "s.yaml").write_text(text)
-    with pytest.raises(InputError) as told:
+    with pytest.raises(InputError) as caught:
         scenario_for_run(str(folder / "s.yaml"), [])
-    return str(told.value)
+    return str(caught.value)
 
 
 def test_a_profile_without_a_perceptron_says_what_would_do(tmp_path: Path) -> None:
     (tmp_path / "m").mkdir()
-    told = refused(tmp_path)
-    assert re.search(r"s\.yaml:9: costs", told)
-    assert "predictor cannot price processor gpu of tiny: its profile has no tiny/predictor.npz" in told
-    assert "`kvferry calibrate` fits" in told and "no block_sparse part" in told
+    message = refused(tmp_path)
+    assert re.search(r"s\.yaml:9: costs", message)
+    assert "predictor cannot price processor gpu of tiny: its profile has no tiny/predictor.npz" in message
+    assert "`kvferry calibrate` fits" in message and "no block_sparse part" in message
     assert "has no `measured` folder" in refused(tmp_path, FILE.replace("measured: m, ", ""))
 
 

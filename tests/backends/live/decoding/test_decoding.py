@@ -242,7 +242,7 @@ def test_the_file_takes_as_long_as_another_device_would(tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"policies": {"group_tokens": 200}}, "a group of 200 tokens is longer than the context of 150"),
         ({"policies": {"group_tokens": 0}}, "policies: a selection has 1 group of 1 token at least"),
@@ -261,8 +261,8 @@ def test_the_file_takes_as_long_as_another_device_would(tmp_path: Path, monkeypa
         ({"live": {"scores": "by_head"}}, "live.scores: is a policy now: say policies.scores"),
     ],
 )
-def test_what_cannot_be_had_is_told(changes: dict[str, Any], told: str) -> None:
-    with pytest.raises(InputError, match=told):
+def test_what_cannot_be_had_is_reported(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
         run_scenario(scenario(**changes))
 
 
@@ -279,14 +279,14 @@ def test_ops_out_of_turn_are_refused(model: Any, tmp_path: Path) -> None:
 
     decoding = Decoding(model, tmp_path, POLICY, context=16)
     run = decoding.runner.run
-    for op, told in (
+    for op, message in (
         (PrefillLayer(1, 16, 1), "layer 1: the hidden state stands below 0"),
         (PrefillLayer(2, 16, 0), "batch of 2"),
         (FeedForward(1, 0), "has not attended"),
         (OutputHead(1), "passed 0 of 3 layers"),
         (Select(1, 4, 4, 0, 0), "4 groups are to be selected, 0 are on storage"),
     ):
-        with pytest.raises(KvferryError, match=told):
+        with pytest.raises(KvferryError, match=message):
             run(op, None)
     with pytest.raises(InputError, match="DecodeStep is no op"):
         run(DecodeStep(1, 16), None)

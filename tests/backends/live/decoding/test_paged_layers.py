@@ -94,13 +94,13 @@ def test_a_full_pool_refuses_and_takes_nothing(model: Any, prompts: list[list[in
 
 def test_ops_out_of_turn_are_refused(model: Any, prompts: list[list[int]]) -> None:
     runner = paged(model, prompts)
-    for op, told in (
+    for op, message in (
         (PrefillLayer(1, 1, 1, Batch((0,))), "layer 1: sequence 0 is not being prefilled"),
         (PrefillLayer(2, 1, 0, Batch((0,))), "a batch of 2 names 1 sequences"),
         (OutputHead(1, of=Batch((0,))), "has passed 0 of 3 layers"),
         (DecodeStep(1, 1, Batch((0,))), "sequence 0 cannot decode: its prompt is not there"),
     ):
-        with pytest.raises(KvferryError, match=told):
+        with pytest.raises(KvferryError, match=message):
             runner.run(op, None)
     with pytest.raises(InputError, match="FeedForward is no op of decoding with all KV in memory"):
         runner.run(FeedForward(1), None)

@@ -121,7 +121,7 @@ def test_two_processes_talk(peer: subprocess.Popen[str], tmp_path: Path) -> None
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_peer_that_dies_is_told_to_whoever_waits_for_it(peer: subprocess.Popen[str], tmp_path: Path) -> None:
+def test_a_peer_that_dies_fails_what_waits_for_it(peer: subprocess.Popen[str], tmp_path: Path) -> None:
     env = WallClockEnvironment()
     channel = SocketSwitchboard(env, tmp_path).open("device", "cloud")
 
@@ -142,7 +142,7 @@ def test_a_peer_that_dies_is_told_to_whoever_waits_for_it(peer: subprocess.Popen
             yield env.process(flood())
 
     run(env, story())
-    channel.close()  # nobody is there to be told
+    channel.close()  # the peer is gone: its end of the socket is closed
     env.run()
     channel.hang_up()
 
@@ -150,7 +150,7 @@ def test_a_peer_that_dies_is_told_to_whoever_waits_for_it(peer: subprocess.Popen
 # --- ends that never meet, or are not ours -----------------------------------------------------------------------
 
 
-def test_a_peer_that_never_comes_is_told(tmp_path: Path) -> None:
+def test_a_peer_that_never_comes_is_reported(tmp_path: Path) -> None:
     env = WallClockEnvironment()
     board = SocketSwitchboard(env, tmp_path, patience_s=0.05)
     with pytest.raises(ChannelBroken, match=r"zoo did not call within 0\.05 s at .*device-zoo\.sock"):
@@ -166,7 +166,7 @@ def test_names_stay_inside_the_folder(tmp_path: Path, name: str) -> None:
         SocketSwitchboard(WallClockEnvironment(), tmp_path).open("device", name)
 
 
-def test_addresses_that_cannot_be_are_told(tmp_path: Path) -> None:
+def test_addresses_that_cannot_be_are_reported(tmp_path: Path) -> None:
     env = WallClockEnvironment()
     with pytest.raises(InputError, match="too long for the address of a socket"):
         SocketSwitchboard(env, tmp_path / ("x" * 100)).open("device", "cloud")
@@ -190,7 +190,7 @@ def test_addresses_that_cannot_be_are_told(tmp_path: Path) -> None:
         (struct.pack("!IQ", 5, 1 << 60), "no message of ours"),
     ],
 )
-def test_what_is_not_ours_is_told_and_nothing_waits_for_more(sent: bytes, error: str | None) -> None:
+def test_what_is_not_ours_is_reported_and_nothing_waits_for_more(sent: bytes, error: str | None) -> None:
     env = WallClockEnvironment()
     ours, theirs = socket.socketpair()
     channel = LiveChannel(env, "cloud", lambda: ours)

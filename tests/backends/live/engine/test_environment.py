@@ -63,10 +63,10 @@ def test_what_happens_at_once_happens_in_the_order_of_the_simulator() -> None:
             yield env.timeout(0)
             workers[3].interrupt("enough")
             log.append("interrupted")
-            # What begins, begins before what was told earlier at the same time.
-            told = env.event()
-            told.callbacks.append(lambda _: log.append("told"))
-            told.succeed()
+            # A new process begins before callbacks of events that succeeded earlier at the same time.
+            later = env.event()
+            later.callbacks.append(lambda _: log.append("later"))
+            later.succeed()
             env.process(newborn())
 
         def newborn() -> simpy.events.ProcessGenerator:
@@ -137,7 +137,7 @@ def test_errors_from_outside_fail_the_event() -> None:
             yield outside(env, broken)
 
     env.run(until=env.process(heedful()))
-    outside(env, broken)  # nobody looks at it: the run must not go on as if nothing had been
+    outside(env, broken)  # no process waits for it: the run must not go on as if nothing had happened
     with pytest.raises(ValueError, match="no such luck"):
         env.run()
 

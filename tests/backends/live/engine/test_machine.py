@@ -34,7 +34,7 @@ Make = Callable[..., LiveMachine]
 
 
 class Script:
-    """Runs ops by their request: what it is told to, else nothing. Keeps the order."""
+    """Runs the function given for an op's request, else nothing. Keeps the order."""
 
     def __init__(self, **does: Callable[[], Any]) -> None:
         self.does = {int(name.removeprefix("op")): do for name, do in does.items()}
@@ -286,7 +286,7 @@ def test_a_failed_ticket_of_another_kind_fails_what_comes_after(make: Make) -> N
     assert str(dependent.value) == "not ours"
 
 
-def test_what_a_machine_lacks_is_told(make: Make) -> None:
+def test_what_a_machine_lacks_is_reported(make: Make) -> None:
     machine = make()
     with pytest.raises(InputError, match="decoder"):
         machine.submit(Decompress(1))
@@ -351,7 +351,7 @@ def test_a_cloud_that_does_not_listen_holds_nobody_up(make: Make) -> None:
     finish(machine, first, second)
     let_go.set()
     until(lambda: late)
-    assert late[0].bytes_done == 0, "what comes after the end counts for nobody"
+    assert late[0].bytes_done == 0, "bytes that come after the end are not counted"
     machine.env.run()
     # Busy are moments; not all the time since the first byte of what was called off.
     time.sleep(0.01)
@@ -475,21 +475,21 @@ def test_whatever_is_called_off_every_ticket_fires_and_nothing_runs_too_early(ma
     assert {i for i in ran if not tickets[i].cancelled} == set(ran), "what ran was not called off"
 
 
-# --- what is told ------------------------------------------------------------------------------------------------
+# --- spans and facts ----------------------------------------------------------------------------------------------
 
 
-def test_spans_are_told_in_the_environments_thread_with_wall_times(make: Make) -> None:
-    told: list[tuple[Span, threading.Thread]] = []
-    machine = make(tell=lambda span: told.append((span, threading.current_thread())), decode=lambda *_: 1, main="gpu")
+def test_spans_are_reported_in_the_environments_thread_with_wall_times(make: Make) -> None:
+    seen: list[tuple[Span, threading.Thread]] = []
+    machine = make(tell=lambda span: seen.append((span, threading.current_thread())), decode=lambda *_: 1, main="gpu")
     op = machine.submit(OP, request=4)
     opened = machine.submit(Decompress(1), after=(op,), request=5)
     copied = machine.copy(KV, to="host", after=(opened,))
     finish(machine, copied)
-    spans = [span for span, _ in told]
+    spans = [span for span, _ in seen]
     expected = [("gpu", "FeedForward", 0, 4), ("decompress", "Decompress", 0, 5), ("copy", "Copy", 10, None)]
     assert [(s.resource, s.label, s.n_bytes, s.request) for s in spans] == expected
     assert [(s.start_s, s.end_s) for s in spans] == [(t.start_s, t.end_s) for t in (op, opened, copied)]
-    assert {thread for _, thread in told} == {threading.current_thread()}
+    assert {thread for _, thread in seen} == {threading.current_thread()}
 
 
 def test_facts_come_from_what_happened(make: Make) -> None:
@@ -506,7 +506,7 @@ def test_facts_come_from_what_happened(make: Make) -> None:
     assert slow.start_s is not None
     assert slow.end_s is not None
     assert facts.compute_speed == pytest.approx(0.01 / (slow.end_s - slow.start_s))
-    # Busy from when a thread was told to begin; over a time that ends when the machine is asked, or just after.
+    # Busy from when a thread was handed the op; over a time that ends when the machine is asked, or just after.
     assert 0.9 * (slow.end_s - slow.start_s) / machine.env.now < facts.compute_utilisation <= 1
     assert fetched.end_s is not None
     assert fetched.start_s is not None
@@ -709,7 +709,7 @@ def test_the_main_thread_is_warmed_and_the_clock_begins_then() -> None:
     assert [span.request for span in spans] == [1]
 
 
-def test_a_warm_up_that_fails_is_told() -> None:
+def test_a_warm_up_that_fails_is_reported() -> None:
     def fails() -> None:
         raise InputError("no such kernel")
 

@@ -112,7 +112,7 @@ def test_a_hopeless_link_leaves_the_work_to_the_processor() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"coupling": "per_head"}, "coupling: all_heads"),
         ({"load": {"share": 0.5}}, "leave load out"),
@@ -122,8 +122,8 @@ def test_a_hopeless_link_leaves_the_work_to_the_processor() -> None:
         ({"live": {"processor": "abacus", "weights": "byte-small"}}, "^live.processor: device 'abacus'"),
     ],
 )
-def test_what_cannot_be_had_is_told(changes: dict[str, Any], told: str) -> None:
-    with pytest.raises(Exception, match=told) as caught:
+def test_what_cannot_be_had_is_reported(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(Exception, match=message) as caught:
         run_scenario(scenario(**changes))
     assert type(caught.value).__module__.startswith("kvferry")
 
