@@ -151,6 +151,8 @@ def _draw_rate(axis: Any, row: int, rate: float | None, best: float | None) -> N
 
 
 def _draw_energy(axis: Any, order: list[str], metrics: Mapping[str, Mapping[str, float]]) -> None:
+    # Where a part is not known, the others would look like a low sum.
+    metrics = {name: metrics[name] if "energy_j" in metrics[name] else {} for name in order}
     parts = sorted({key for name in order for key in metrics[name] if is_energy_part(key) and metrics[name][key]})
     left = np.zeros(len(order))
     for n, part in enumerate(parts):
@@ -162,11 +164,11 @@ def _draw_energy(axis: Any, order: list[str], metrics: Mapping[str, Mapping[str,
         )  # fmt: skip
         left += width
     for row, name in enumerate(order):
-        if "energy_j" in metrics[name]:
-            total_j = metrics[name]["energy_j"]
-            axis.annotate(
-                human.energy(total_j), (total_j, row), xytext=(4, 0), textcoords="offset points", va="center", size=8.5
-            )
+        total_j = metrics[name].get("energy_j")
+        axis.annotate(
+            "not counted" if total_j is None else human.energy(total_j), (total_j or 0.0, row), xytext=(4, 0),
+            textcoords="offset points", va="center", size=8.5, color=GREY if total_j is None else INK,
+        )  # fmt: skip
     if parts:
         axis.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
 

@@ -23,9 +23,11 @@ def envelope_of(
     system: str,
     seed: int,
     provenance: Mapping[str, Any] | None = None,
+    not_counted: str | None = None,
 ) -> Envelope:
     """{"outcome", "metrics", "scenario", "system", "seed", "versions", "provenance"}, and "why" unless done.
 
+    "not_counted" says why there is no energy.
     "link_down" and "unusable" are there where a request met such a fault and went on without (see `Run.faults`),
     "not_recorded" where the selections of a run could not be written.
 
@@ -42,6 +44,8 @@ def envelope_of(
     }
     if run.why:
         envelope["why"] = run.why
+    if not_counted:
+        envelope["not_counted"] = {"energy": not_counted}
     if run.link_down:
         envelope["link_down"] = run.link_down
     if run.unusable:
@@ -54,7 +58,7 @@ def envelope_of(
 def provenance_of(device: DeviceSpec, model: ModelSpec, **more: str) -> dict[str, Any]:
     """The sources of the numbers behind a run; `more` names the trace, a cost table ..."""
     return {
-        "device": {"name": device.name, "sources": dict(device.sources)},
+        "device": {"name": device.name, "measured": device.is_measured, "sources": dict(device.sources)},
         "model": {"name": model.name, "source": model.source},
         **more,
     }

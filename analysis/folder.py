@@ -23,7 +23,7 @@ def write_run(folder: Path, scenario_yaml: str, run: Run, envelope: Envelope) ->
     from kvferry.analysis.gantt import gantt
     from kvferry.analysis.style import render
 
-    title = f"{envelope['scenario']}: {envelope['system']}"
+    title = f"{envelope['scenario']}: {envelope['system']}{_unmeasured(envelope)}"
     written = [
         write_file(folder / "scenario.yaml", scenario_yaml.encode()),
         write_file(folder / "metrics.json", to_json(envelope).encode()),
@@ -53,7 +53,7 @@ def write_comparison(
     for system, run in runs.items():
         written += write_run(folder / folder_name(system), scenario_yaml[system], run, envelopes[system])
     written.append(write_file(folder / "comparison.json", to_json({"systems": dict(envelopes)}).encode()))
-    title = next((envelope["scenario"] for envelope in envelopes.values()), "")
+    title = next((f"{envelope['scenario']}{_unmeasured(envelope)}" for envelope in envelopes.values()), "")
     metrics = {system: envelope["metrics"] for system, envelope in envelopes.items()}
     if any(run.spans for run in runs.values()):
         written += write_pictures(folder / "plots" / "paths", render(lambda: compare_gantt(runs, title=title)))
@@ -61,6 +61,12 @@ def write_comparison(
         bars = render(lambda: compare_bars(metrics, title=title, ranked_by=ranked_by))
         written += write_pictures(folder / "plots" / "bars", bars)
     return written
+
+
+def _unmeasured(envelope: Envelope) -> str:
+    """For a title: that the profile behind a picture was not measured."""
+    device = envelope["provenance"].get("device", {"measured": True})
+    return "" if device["measured"] else f" ({device['name']}: not measured)"
 
 
 def write_pictures(stem: Path, pictures: Mapping[str, bytes]) -> list[Path]:

@@ -7,13 +7,19 @@ from typing import Literal
 import numpy as np
 
 from kvferry.analysis.decoding import decoding_metrics
+from kvferry.analysis.remarks import BOUNDS, has_bounds, unpowered, why_no_energy
 from kvferry.pipelines.record import RequestRecord, Run
 from kvferry.specs.scenario import Scenario
 
 
 def metrics_for(scenario: Scenario, run: Run) -> dict[str, float]:
-    """``metrics_of`` a run of this scenario."""
-    return metrics_of(run, main_processor=scenario.device.main, measure=scenario.measure)
+    """``metrics_of`` a run of this scenario, without what its profile is no ground for: the bound of a real run on a
+    device that was not measured, and energy of which a part is not known."""
+    found = metrics_of(run, main_processor=scenario.device.main, measure=scenario.measure)
+    dropped = set() if has_bounds(scenario) else set(BOUNDS)
+    if why_no_energy(scenario, run):
+        dropped |= {"energy_j", *(f"energy_{name}_j" for name in unpowered(scenario.device, run))}
+    return {key: value for key, value in found.items() if key not in dropped}
 
 
 def metrics_of(

@@ -16,6 +16,7 @@ from kvferry.scenarios.faults import MOST_LINES, complaints_of, input_error, nea
 from kvferry.scenarios.library import BUNDLED, locate
 from kvferry.scenarios.loader import Check, checked_scenario
 from kvferry.scenarios.resolve import Complaint, extended, resolve, with_override
+from kvferry.scenarios.sources import with_value
 from kvferry.specs.document import read_document, regular_file
 from kvferry.specs.errors import InputError, unknown_name
 from kvferry.specs.link import LinkSpec
@@ -159,7 +160,7 @@ def _points(base: Node, dimensions: Sequence[Dimension], check: Check | None) ->
         tree = base
         try:
             for key, node in (setting for together in settings for setting in together.items()):
-                tree = tree.with_child(tuple(key.split(".")), node)
+                tree = with_value(tree, tuple(key.split(".")), node, node.place)
             yield _scenario(tree, check, traces)
         except InputError as error:
             faults |= dict.fromkeys(str(error).splitlines())

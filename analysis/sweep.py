@@ -75,7 +75,8 @@ def run_study(
 
     Returns what ``kvferry sweep --json`` prints: study, points, new (how many were run now), outdated (how many of
     those had a result of another version of KVFerry), outcomes (how many of each), failed (for each such point the
-    values of the axes, and why), data, plots, not_drawn (why, by plot). Raises as ``run_points`` does.
+    values of the axes, and why), data, plots, not_drawn (why, by plot), not_measured (devices whose profile is not).
+    Raises as ``run_points`` does.
     """
     before = read_points(folder)
     frame = run_points(study.points, folder, workers, progress).drop_duplicates("key")
@@ -95,6 +96,7 @@ def run_study(
         "data": str(folder / "points.parquet"),
         "plots": [str(path) for path in plots],
         "not_drawn": not_drawn,
+        "not_measured": sorted({point.device.name for point in study.points if not point.device.is_measured}),
     }
 
 

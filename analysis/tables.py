@@ -88,17 +88,23 @@ COMPARED_DECODING = (
     "ttft_s",
 )
 COLUMNS = {"ttft_s": COMPARED, "throughput_tokens_per_s": COMPARED_DECODING}
+NOT_COUNTED = "not counted"
 # A pipe has no width, and 80 columns would cut figures that a script looks for.
 _PIPE_WIDTH = 240
 
 
 def run_table(metrics: Metrics, *, title: str = "") -> Table:
-    """One row per metric, in human units. A bound beside what was achieved, an energy above its parts."""
+    """One row per metric, in human units. A bound beside what was achieved, an energy above its parts; where a part is
+    not known, there is no sum of them."""
     table = _table(title)
     table.add_column("metric")
     table.add_column("value", justify="right", style="bold")
-    for key in [key for key in FIGURES if key in metrics and _says_more(key, metrics)] + _others(metrics):
-        table.add_row(_label(key), human.of_unit(key)(metrics[key]))
+    counted = "energy_j" in metrics or not metrics.get("requests")
+    shown = [
+        key for key in FIGURES if _says_more(key, metrics) and (key in metrics or key == "energy_j" and not counted)
+    ]
+    for key in shown + _others(metrics):
+        table.add_row(_label(key), human.of_unit(key)(metrics[key]) if key in metrics else NOT_COUNTED)
         if key == "energy_j":
             for part in sorted(k for k in metrics if is_energy_part(k)):
                 table.add_row(f"  {part.removeprefix('energy_').removesuffix('_j')}", human.energy(metrics[part]))
@@ -176,7 +182,8 @@ def _comparison(
         cells = []
         for key in shown:
             value = systems[name].get(key)
-            cells.append(_cell(key, value, best[key]))
+            uncounted = key == "energy_j" and value is None and ranked_by in systems[name]
+            cells.append(NOT_COUNTED if uncounted else _cell(key, value, best[key]))
             if key == ranked_by:
                 cells.append(_to_best(value, best[key], better))
         if failed:
@@ -223,7 +230,7 @@ def _says_more(key: str, metrics: Metrics) -> bool:
     if key in ("ttft_p50_s", "ttft_p95_s", "bound_gap", "regret_p95"):
         return metrics.get("requests") != 1
     if key == "requests_finished":
-        return metrics[key] != metrics.get("requests")
+        return metrics.get(key) != metrics.get("requests")
     return key != "throughput_tokens_per_s" or "ttft_s" not in metrics or "tpot_s" in metrics
 
 

@@ -11,16 +11,18 @@ class Draft:
     """Keys are the paths of a profile (`processors.cpu.dispatch_s`); values carry units as in a file."""
 
     def __init__(self, name: str, base: DeviceSpec) -> None:
-        """Everything of the base but its processors and its storage: other hardware than what is measured."""
+        """Everything of the base but its processors: other hardware than what is measured."""
         self.base = base
         content = base.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
         self.profile: dict[str, Any] = {**content, "name": name, "processors": {}}
         self.sources = {
             key: f"not measured; {base.name}: {source}"
             for key, source in base.sources.items()
-            if not key.startswith(("processors", "storage"))
+            if not key.startswith(("processors", "contention"))
         }
-        for key in ("storage", "contention", "sources"):
+        if base.storage is not None:
+            self.sources.setdefault("storage", f"not measured; {base.name}")
+        for key in ("contention", "sources"):
             self.profile.pop(key, None)
 
     def put(self, key: str, value: Any, source: str) -> None:

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from kvferry.pipelines.checks import names_in_use
+from kvferry.pipelines.checks import names_in_use, system_of
 from kvferry.pipelines.workloads import WORKLOADS
 from kvferry.scenarios.loader import load_scenario
-from kvferry.specs.errors import InputError, pick
+from kvferry.specs.errors import InputError
 from kvferry.specs.scenario import Scenario
 
 
@@ -30,7 +30,7 @@ def scenarios_under(scenario: Scenario, systems: str | None) -> dict[str, Scenar
         raise InputError(f"--systems: {systems!r} names none; known: {', '.join(table)}")
     for name in names:
         try:
-            pick("system", table, name)
+            system_of(scenario.workload.kind, name)
         except InputError as error:
             raise InputError(f"--systems: {error}") from None
     return {name: scenario.under(name) for name in names}

@@ -29,6 +29,7 @@ def compare(
     """
     from kvferry.analysis.envelope import to_json
     from kvferry.analysis.folder import write_comparison
+    from kvferry.analysis.remarks import remarks_on
     from kvferry.analysis.tables import compare_table, show, terminal_width
     from kvferry.cli.checks import scenario_for_run, scenarios_under
     from kvferry.cli.progress import counted, say
@@ -36,7 +37,7 @@ def compare(
     from kvferry.pipelines.run import run_scenario
     from kvferry.pipelines.workloads import WORKLOADS
     from kvferry.scenarios.loader import dump_yaml
-    from kvferry.specs.errors import InputError, KvferryError
+    from kvferry.specs.errors import InputError, KvferryError, quoted
 
     loaded = scenario_for_run(scenario, overrides(settings, seed))
     under = scenarios_under(loaded, systems)
@@ -75,7 +76,7 @@ def compare(
     elif results:
         outcomes = {name: result.outcome for name, result in results.items()}
         metrics = {name: envelope["metrics"] for name, envelope in envelopes.items()}
-        notes = _notes({name: chosen[name] for name in results})
+        notes = _notes({name: chosen[name] for name, figures in metrics.items() if "regret" in figures})
         notes += [f"{name}: {fault}" for name, result in results.items() for fault in result.faults]
         show(
             compare_table(
@@ -87,6 +88,8 @@ def compare(
                 width=terminal_width(),
             )
         )
+        for line in remarks_on({name: (under[name], result) for name, result in results.items()}):
+            print(quoted(line))
     if output is not None and results:
         say(f"written to {output}; pictures in {output / 'plots'}")
     for name, why in failed.items():

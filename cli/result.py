@@ -2,6 +2,7 @@
 
 from kvferry.analysis.envelope import Envelope, envelope_of, provenance_of
 from kvferry.analysis.metrics import metrics_for
+from kvferry.analysis.remarks import why_no_energy
 from kvferry.pipelines.record import Run
 from kvferry.specs.scenario import Scenario
 from kvferry.specs.units import with_unit
@@ -18,4 +19,5 @@ def envelope_for(scenario: Scenario, run: Run) -> Envelope:
         system=scenario.system,
         seed=scenario.seed,
         provenance=provenance_of(scenario.device, scenario.model, link=str(source)),
+        not_counted=why_no_energy(scenario, run),
     )

@@ -26,6 +26,7 @@ def run(
     """
     from kvferry.analysis.envelope import to_json
     from kvferry.analysis.folder import folder_name, write_run
+    from kvferry.analysis.remarks import remarks_on
     from kvferry.analysis.tables import run_table, show
     from kvferry.cli.checks import scenario_for_run
     from kvferry.cli.output import results_folder
@@ -33,6 +34,7 @@ def run(
     from kvferry.cli.result import envelope_for
     from kvferry.pipelines.run import run_scenario
     from kvferry.scenarios.loader import dump_yaml
+    from kvferry.specs.errors import quoted
 
     loaded = scenario_for_run(scenario, overrides(settings, seed), system)
     if output is None and not json:
@@ -49,8 +51,8 @@ def run(
             show(run_table(envelope["metrics"], title=f"{loaded.name}: {loaded.system}"))
             if result.outcome not in ("done", "interrupted"):
                 print(f"{result.outcome.replace('_', ' ')}: {result.why}")
-            for fault in result.faults:
-                print(fault)
+            for line in (*result.faults, *remarks_on({loaded.system: (loaded, result)})):
+                print(quoted(line))
             say(f"written to {output}")
     if result.interrupted:
         say(f"interrupted; kept {result.why}")

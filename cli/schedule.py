@@ -17,11 +17,13 @@ def schedule(
     json: JsonOption = False,
 ) -> None:
     """Compare schedulers on a scenario's first request: makespan, gap to the bound, regret, time to solve."""
-    from kvferry.analysis.envelope import to_json, versions
+    from kvferry.analysis.envelope import provenance_of, to_json, versions
+    from kvferry.analysis.remarks import unmeasured
     from kvferry.cli.checks import check_workload, scenario_for_run
     from kvferry.cli.progress import spinner
     from kvferry.cli.table import print_metrics
     from kvferry.pipelines.loading.schedules import compare_schedules
+    from kvferry.specs.errors import quoted
 
     loaded = scenario_for_run(scenario, overrides(settings, seed))
     check_workload(loaded, "context-reuse", "kvferry schedule", "quickstart")
@@ -29,6 +31,9 @@ def schedule(
         rows = compare_schedules(loaded, solver)
     if json:
         found = {"scenario": loaded.name, "seed": loaded.seed, "versions": versions(), "schedules": rows}
+        found["provenance"] = provenance_of(loaded.device, loaded.model)
         print(to_json(found), end="")
         return
     print_metrics(rows, title=loaded.name)
+    if note := unmeasured(loaded.device):
+        print(quoted(note))

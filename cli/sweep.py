@@ -28,10 +28,12 @@ def sweep(
     what is done: the same command goes on from there.
     """
     from kvferry.analysis.envelope import to_json
+    from kvferry.analysis.remarks import unmeasured
     from kvferry.analysis.study import load_study
     from kvferry.analysis.sweep import run_study
     from kvferry.cli.progress import counted, say
     from kvferry.pipelines.checks import names_in_use
+    from kvferry.specs.errors import quoted
 
     loaded = load_study(study, settings or [], check=names_in_use)
     folder: Path = output or loaded.output
@@ -46,6 +48,9 @@ def sweep(
         sys.stdout.write(to_json(summary))
     else:
         print(_in_words(summary))
+        for note in dict.fromkeys(unmeasured(point.device) for point in loaded.points):
+            if note is not None:
+                print(quoted(note))
         say(f"written to {folder}")
     for name, why in summary["not_drawn"].items():
         say(f"{name}: not drawn: {why}")

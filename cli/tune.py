@@ -68,13 +68,14 @@ def tune(
     """
     from pydantic import ValidationError
 
+    from kvferry.analysis.remarks import unmeasured
     from kvferry.cli.checks import check_workload, scenario_for_run
     from kvferry.cli.progress import say
     from kvferry.cli.table import print_table
     from kvferry.pipelines.decoding.tuning import limits_of, tune_scenario
     from kvferry.policies.decode.tuning_limits import TuningLimits
     from kvferry.scenarios.faults import complaints_of
-    from kvferry.specs.errors import InputError
+    from kvferry.specs.errors import InputError, quoted
     from kvferry.system.whole_file import write_file
 
     loaded = scenario_for_run(scenario, overrides(settings, seed))
@@ -121,6 +122,8 @@ def tune(
         for s in found.solved.values()
     ]
     print_table(("batch", "context", "G", "sigma", "M", "C", "MiB", "block, ms", "I/O hidden"), rows)
+    if note := unmeasured(loaded.device):
+        print(quoted(note))
 
 
 # What a user calls a limit.

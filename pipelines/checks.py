@@ -4,7 +4,10 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from kvferry.pipelines.parameters import BadParameters
+from kvferry.pipelines.workload import System
 from kvferry.pipelines.workloads import WORKLOADS
+from kvferry.scenarios.library import names
+from kvferry.scenarios.loader import load_scenario
 from kvferry.scenarios.resolve import Complaint
 from kvferry.sim.costs.cost_model import main_costs
 from kvferry.specs.errors import InputError, pick
@@ -20,11 +23,23 @@ def check_names(scenario: Scenario) -> None:
         raise InputError("\n".join(faults))
 
 
+def system_of(kind: str, name: str) -> System:
+    """The system of that name for a kind of workload. Raises InputError; for a system of another kind, it names a
+    scenario that has it."""
+    for other, of_other in WORKLOADS.items():
+        if other != kind and name in of_other.systems and name not in WORKLOADS[kind].systems:
+            raise InputError(
+                f"{name!r} is a system for workload kind {other}, and this workload is {kind};"
+                f" try: kvferry run {_example(name, other)}"
+            )
+    return pick("system", WORKLOADS[kind].systems, name)
+
+
 def names_in_use(scenario: Scenario) -> Iterator[Complaint]:
     """What a valid scenario names that nothing knows or that does not fit it."""
     kind = WORKLOADS[scenario.workload.kind]
     try:
-        system = pick("system", kind.systems, scenario.system)
+        system = system_of(scenario.workload.kind, scenario.system)
     except InputError as error:
         yield Complaint(("system",), str(error))
         return
@@ -56,3 +71,11 @@ def _complaint(key: tuple[str, ...], use: Callable[[], object]) -> Iterator[Comp
         use()
     except InputError as error:
         yield Complaint(key, str(error))
+
+
+def _example(system: str, kind: str) -> str:
+    """Arguments of ``kvferry run`` under which that system runs, simulated if possible."""
+    found = {name: load_scenario(name) for name in names("scenario")}
+    fit = [name for name, scenario in found.items() if scenario.workload.kind == kind]
+    best = min(fit, key=lambda name: (found[name].system != system, found[name].backend != "sim", name))
+    return best if found[best].system == system else f"{best} --system {system}"

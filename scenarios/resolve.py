@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from kvferry.scenarios.library import locate, looks_like_a_path
+from kvferry.scenarios.sources import laid_over, with_value
 from kvferry.specs.document import MOST_DEPTH, parse_document, read_document, regular_file, shown
 from kvferry.specs.errors import InputError
 from kvferry.specs.node import Node, Place, brief, node_of
@@ -51,6 +52,12 @@ def extended(kind: str, node: Node, chain: tuple[Path, ...] = ()) -> Node:
         raise InputError(f"{place}: extends: more than {MOST_EXTENSIONS} files deep")
     base = extended(kind, read_document(path), (*chain, path))
     own = {key: item for key, item in node.value.items() if key != "extends"}
+    if kind != "scenario":
+        return laid_over(replace(node, value=own), base)
+    for part in ("device", "model"):
+        mine, theirs = own.get(part), base.child(part)
+        if mine is not None and theirs is not None and isinstance(mine.value, dict) and isinstance(theirs.value, dict):
+            own[part] = laid_over(mine, theirs)
     return replace(node, value=own).over(base)
 
 
@@ -153,4 +160,5 @@ def with_override(root: Node, text: str) -> Node:
         raise InputError(f"{source}: not KEY=VALUE; write it like link.rtt='4 ms'")
     folder = Path.cwd()
     parsed = parse_document(value, source, folder) if value.strip() else None
-    return root.with_child(path, node_of(parsed.plain() if parsed else None, Place(source, None, folder)))
+    place = Place(source, None, folder)
+    return with_value(root, path, node_of(parsed.plain() if parsed else None, place), place)

@@ -193,6 +193,12 @@ class DeviceSpec(Spec):
     base_w: Watts = 0.0
     sources: dict[str, str]
 
+    @property
+    def is_measured(self) -> bool:
+        """Whether ops of the main processor were measured on the device, as ``kvferry calibrate`` does. Otherwise the
+        profile is what data sheets and papers say: its times are estimates, and bounds made from it prove nothing."""
+        return self.processors[self.main].measured is not None
+
     @model_validator(mode="after")
     def _contention_of_its_paths(self) -> "DeviceSpec":
         slowed = {*self.processors, "decompress", "copy"}

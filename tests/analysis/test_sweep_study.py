@@ -225,3 +225,9 @@ def test_the_study_in_the_docs_is_one() -> None:
     study = load_study(written(text.split("```yaml\n")[1].split("```")[0]))
     assert len(study.points) == 3 * 3 * 3 * 5
     assert (study.name, study.output) == ("contexts", Path("runs/contexts"))
+
+
+def test_a_study_changes_sources_too(tmp_path: Path) -> None:
+    (tmp_path / "study.yaml").write_text("base: quickstart\naxes: {device.memory.bytes_per_s: [1 GB/s, 2 GB/s]}\n")
+    for point in load_study(str(tmp_path / "study.yaml")).points:
+        assert point.device.sources["memory.bytes_per_s"] == "given in study.yaml"

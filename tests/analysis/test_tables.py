@@ -70,10 +70,10 @@ def test_a_run_says_nothing_twice() -> None:
     metrics = {"requests": 1.0, "requests_finished": 1.0, "ttft_s": 1.0, "ttft_p50_s": 1.0, "ttft_p95_s": 1.0,
                "bound_gap": 0.1, "regret": 0.1, "regret_p95": 0.1, "throughput_tokens_per_s": 1.0}  # fmt: skip
     assert [line.split("  ")[0].strip() for line in printed(run_table(metrics))[2:]] == [
-        "TTFT, mean", "regret, at most", "requests"
+        "TTFT, mean", "regret, at most", "energy/request", "requests"
     ]  # fmt: skip
     more = metrics | {"requests": 2.0, "tpot_s": 0.1}
-    assert len(printed(run_table(more))[2:]) == len(more)
+    assert len(printed(run_table(more))[2:]) == len(more) + 1, "and that energy is not counted"
 
 
 SYSTEMS = {

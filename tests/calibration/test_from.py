@@ -295,3 +295,11 @@ def test_mistakes_are_reported(arguments: list[str], said: str, tmp_path: Path) 
     ended = CliRunner().invoke(app, ["calibrate", "-o", str(tmp_path / "out"), *arguments])
     assert isinstance(ended.exception, InputError)
     assert said in str(ended.exception)
+
+
+def test_what_the_files_do_not_tell_is_the_bases_storage_too(tmp_path: Path) -> None:
+    profile_from([BENCH], tmp_path, PHONE)
+    device = load_device(str(tmp_path / "profile.yaml"))
+    assert PHONE.storage is not None
+    assert device.storage == PHONE.storage
+    assert device.sources["storage"] == "not measured; oneplus-12"

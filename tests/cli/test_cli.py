@@ -103,6 +103,34 @@ def test_another_system_runs_with_its_own_policies() -> None:
     assert (other.system, other.policy_values) == ("shadowkv", {"selected_tokens": 64})
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [("run", "quickstart", "--system", "shadowkv"), ("compare", "quickstart", "--systems", "ferry,shadowkv"),
+     ("run", "quickstart", "--set", "system=shadowkv")],
+)  # fmt: skip
+def test_a_system_for_another_workload_leads_to_a_scenario_that_has_it(call: Call, arguments: tuple[str, ...]) -> None:
+    code, _, err = call(*arguments)
+    assert code == 2
+    assert "'shadowkv' is a system for workload kind decode, and this workload is context-reuse" in err
+    assert "kvferry run kvswap/throughput --system shadowkv" in err
+    assert load_scenario("kvswap/throughput", ["policies={}", "system=shadowkv"])
+
+
+def test_a_result_says_that_the_device_was_not_measured(call: Call, runs: dict[str, Any]) -> None:
+    for command in (("run", "small.yaml"), ("compare", "small.yaml", "--systems", "stream-only")):
+        assert "rtx-5080-laptop is not a measured device" in call(*command)[1]
+    found = json.loads(call("run", "small.yaml", "--json")[1])
+    assert found["provenance"]["device"]["measured"] is False
+
+
+def test_devices_show_each_figure_beside_its_source(call: Call) -> None:
+    _, out, _ = call("devices", "jetson-agx-orin-kvswap")
+    line = next(line for line in out.splitlines() if "eager_layer_s" in line)
+    assert "1.23 ms" in line
+    assert "fitted on KVSwap Tab. 4" in line
+    assert "page_read_s" in out, "storage has sources of its own"
+
+
 def test_out_of_memory_is_a_result(call: Call, runs: dict[str, Any]) -> None:
     runs["stream-only"] = Run(outcome="out_of_memory", why="weights need 9 GiB")
     code, out, _ = call("run", "small.yaml", "--json")
@@ -210,7 +238,8 @@ def test_a_scenario_without_a_name(call: Call, runs: dict[str, Any]) -> None:
 
 
 def test_what_a_regret_is_against(call: Call, runs: dict[str, Any]) -> None:
-    runs["cachegen"] = result(4.0)
+    request = RequestRecord(request=0, arrival_s=0.0, loaded_s=4.0, first_token_s=4.0, bound_s=1.0)
+    runs["cachegen"] = result(4.0, requests=(request,))
     note = "regret of cachegen: against the bound at the smallest encoding"
     assert note in call("compare", "small.yaml", "--systems", "stream-only,cachegen")[1]
     assert note not in call("compare", "small.yaml", "--systems", "stream-only,local-prefill")[1]

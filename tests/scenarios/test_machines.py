@@ -57,6 +57,13 @@ def test_overrides_reach_machines() -> None:
     assert scenario_hash(added) != scenario_hash(load_scenario(LOADING))
 
 
+def test_an_override_of_a_machine_is_its_values_source() -> None:
+    override = "machines.cloud.device.memory.bytes_per_s=1 GB/s"
+    scenario = load_scenario(machines(cloud=CLOUD), [override])
+    assert scenario.machines["cloud"].device.sources["memory.bytes_per_s"] == f"--set {override}"
+    assert "memory.bytes_per_s" not in scenario.device.sources
+
+
 def test_paths_of_machines_start_at_their_file(tmp_path: Path) -> None:
     (tmp_path / "there.yaml").write_text("extends: tiny\nname: there\nstorage: nvme\n")
     (tmp_path / "rates.csv").write_text("time_s,bytes_per_s\n0,1e6\n1,2e6\n")

@@ -18,6 +18,7 @@ from kvferry.scenarios.loader import (
     load_device,
     load_model,
     load_scenario,
+    load_storage,
     scenario_hash,
     scenario_schema,
 )
@@ -363,3 +364,37 @@ def test_a_key_of_another_workload_is_refused_with_its_place(scenario: str, chan
     with pytest.raises(InputError) as caught:
         load_scenario(scenario, [change])
     assert f"--set {change}: {said}" in str(caught.value)
+
+
+def test_an_override_takes_its_source_along() -> None:
+    loaded = load_scenario("quickstart", ["device.memory.bytes_per_s=100 GB/s", "model.layers=30"])
+    sources, before = loaded.device.sources, load_device("rtx-5080-laptop").sources
+    assert sources["memory.bytes_per_s"] == "--set device.memory.bytes_per_s=100 GB/s"
+    assert sources["memory.capacity_bytes"] == before["memory.capacity_bytes"]
+    assert loaded.model.source == f"{load_model('llama-3.1-8b').source}; but for layers: --set model.layers=30"
+    # One of several figures that share a source: that source stays for the others.
+    gemm = load_scenario("quickstart", ["device.processors.gpu.efficiency.gemm=0.5"]).device.sources
+    assert gemm["processors.gpu.efficiency"] == before["processors.gpu.efficiency"]
+    assert gemm["processors.gpu.efficiency.gemm"].startswith("--set ")
+    # The same value again keeps its source.
+    same = load_scenario("quickstart", ["model.layers=32"])
+    assert same.model == load_model("llama-3.1-8b")
+
+
+def test_an_override_of_storage_takes_the_storages_source_along() -> None:
+    storage = load_scenario("kvswap/throughput", ["device.storage.active_w=3 W"]).device.storage
+    assert storage is not None
+    assert storage.sources["active_w"] == "--set device.storage.active_w=3 W"
+    assert storage.sources["queue"] == load_storage("nvme").sources["queue"]
+
+
+def test_what_extends_a_profile_has_sources_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(
+        "extends: tiny\nname: mine\nmemory: {bytes_per_s: 5 GB/s, capacity_bytes: 1 GB}\nbase_w: 2 W\n"
+        "sources: {base_w: a meter}\n"
+    )
+    sources = load_device(str(tmp_path / "mine.yaml")).sources
+    assert sources["memory.bytes_per_s"] == "given in mine.yaml"
+    assert sources["base_w"] == "a meter"
+    assert sources["memory"] == "made up"
+    assert "memory.capacity_bytes" not in sources, "it is the same as before"

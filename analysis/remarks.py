@@ -1,0 +1,59 @@
+"""What the figures of a run rest on, and which could not be had: lines that stand beside every result."""
+
+from collections.abc import Mapping
+
+from kvferry.pipelines.record import Run
+from kvferry.specs.device import DeviceSpec
+from kvferry.specs.scenario import Scenario
+
+BOUNDS = ("bound_s", "bound_gap", "regret", "regret_p95")
+
+
+def unmeasured(device: DeviceSpec) -> str | None:
+    """That a profile is not measured, and what makes one that is; None where it was."""
+    if device.is_measured:
+        return None
+    return (
+        f"{device.name} is not a measured device (kvferry devices says where its figures are from);"
+        " kvferry calibrate measures one"
+    )
+
+
+def has_bounds(scenario: Scenario) -> bool:
+    """Whether a bound on the load says something. In a real run it is made from the profile's estimates: where these
+    were not measured on the device, a load may take ten times the bound, or less than it."""
+    return scenario.backend == "sim" or scenario.device.is_measured
+
+
+def unpowered(device: DeviceSpec, run: Run) -> list[str]:
+    """Components that worked in a run and whose power the profile does not give; a real run meters none."""
+    watts: Mapping[str, float | None] = {
+        **{name: processor.active_w for name, processor in device.processors.items()},
+        "decompress": device.decompressor.active_w,
+        "storage": device.storage.active_w if device.storage else None,
+        "link": device.network.active_w,
+    }
+    worked = [name for name, power in watts.items() if not power and name in run.tally.occupied]
+    return ([] if device.base_w else ["base"]) + ["network" if name == "link" else name for name in worked]
+
+
+def why_no_energy(scenario: Scenario, run: Run) -> str | None:
+    """Why a run's energy cannot be given as a sum; None where it can."""
+    if scenario.backend != "sim":
+        return "a real run has no meter"
+    missing = unpowered(scenario.device, run)
+    return f"{scenario.device.name} has no power for {', '.join(missing)} (active_w, base_w)" if missing else None
+
+
+def remarks_on(runs: Mapping[str, tuple[Scenario, Run]]) -> list[str]:
+    """For the user, below the figures of runs by system: a line for each thing, whatever number of systems it holds
+    for."""
+    found: dict[str, None] = {}
+    for scenario, run in runs.values():
+        lines = [unmeasured(scenario.device), *(unmeasured(one.device) for one in scenario.machines.values())]
+        if not has_bounds(scenario) and any(record.bound_s is not None for record in run.requests):
+            lines.append("no bound or regret: they would be made from figures that were not measured here")
+        if why := why_no_energy(scenario, run):
+            lines.append(f"energy is not counted: {why}")
+        found |= dict.fromkeys(line for line in lines if line)
+    return list(found)
