@@ -85,6 +85,7 @@ _BY_ENDING: dict[str, Callable[[float], str]] = {
     "_utilisation": percent,
     "_share": percent,
     "reuse_rate": percent,
+    "slo_attainment": percent,
     "bound_gap": percent,
     "regret": percent,
     "regret_p95": percent,

@@ -10,12 +10,13 @@ from kvferry.analysis.decoding import decoding_metrics
 from kvferry.analysis.remarks import BOUNDS, has_bounds, unpowered, why_no_energy
 from kvferry.pipelines.record import RequestRecord, Run
 from kvferry.specs.scenario import Scenario
+from kvferry.specs.workload import SloSpec
 
 
 def metrics_for(scenario: Scenario, run: Run) -> dict[str, float]:
     """``metrics_of`` a run of this scenario, without what its profile is no ground for: the bound of a real run on a
     device that was not measured, and energy of which a part is not known."""
-    found = metrics_of(run, main_processor=scenario.device.main, measure=scenario.measure)
+    found = metrics_of(run, main_processor=scenario.device.main, measure=scenario.measure, slo=scenario.slo)
     dropped = set() if has_bounds(scenario) else set(BOUNDS)
     if why_no_energy(scenario, run):
         dropped |= {"energy_j", *(f"energy_{name}_j" for name in unpowered(scenario.device, run))}
@@ -23,17 +24,25 @@ def metrics_for(scenario: Scenario, run: Run) -> dict[str, float]:
 
 
 def metrics_of(
-    run: Run, *, main_processor: str, measure: Literal["end_to_end", "decode"] = "end_to_end"
+    run: Run,
+    *,
+    main_processor: str,
+    measure: Literal["end_to_end", "decode"] = "end_to_end",
+    slo: SloSpec | None = None,
 ) -> dict[str, float]:
     """Every metric that applies to the run, SI units, finite; a key that does not apply is absent.
 
     Requests:
       ``requests``, ``requests_finished`` (reached their first token); ``ttft_s`` (mean), ``ttft_p50_s``,
-      ``ttft_p95_s``: arrival to first token, queueing included; ``load_s``: arrival to the context's KV complete
-      (mean); ``tpot_s``: a request's time per token after its first, mean over requests with two tokens or more;
+      ``ttft_p95_s``, ``ttft_p99_s``: arrival to first token, queueing included; ``load_s``: arrival to the context's
+      KV complete (mean); ``tpot_s``: a request's time per token after its first, mean over requests with two tokens
+      or more, with ``tpot_p50_s``, ``tpot_p95_s``, ``tpot_p99_s``;
       ``largest_gap_s``: the longest wait between two tokens of one request; ``throughput_tokens_per_s``: whole
       batch, from the first arrival to the last token, or with measure "decode" the tokens after each first one,
-      from the earliest first token to the last token.
+      from the earliest first token to the last token. With `slo`: ``slo_attainment``, the share of the requests
+      that kept it (one without a first token did not; one of a single token has no time per token to keep), and
+      ``goodput_requests_per_s`` and ``goodput_tokens_per_s``: those requests and their tokens over the time from the
+      first arrival to the last token.
     Loading:
       ``bound_s``: a proven lower bound on the load time, clairvoyant (it sees the whole trace), mean over the
       requests that have one; ``bound_gap``: over the same requests, mean load time / mean bound - 1; ``regret``:
@@ -53,6 +62,8 @@ def metrics_of(
       load) in which the resource was busy.
     """
     found = _request_metrics(run.requests, measure) | _loading_metrics(run.requests)
+    if slo is not None:
+        found |= _slo_metrics(run.requests, slo)
     if run.requests:
         found |= {f"energy_{part}_j": total_j / len(run.requests) for part, total_j in sorted(run.energy_j.items())}
         if run.energy_j:
@@ -60,6 +71,9 @@ def metrics_of(
     found |= _machine_metrics(run, main_processor)
     if run.decoded is not None:
         found |= decoding_metrics(run, run.decoded, main_processor=main_processor, measure=measure)
+    if run.decoded is not None and not run.decoded.steps:
+        # All sequences of a lock-step batch are alike, and what was not decoded follows at the mean pace.
+        found = {key: value for key, value in found.items() if not key.startswith(("tpot_p", "goodput_"))}
     return {key: float(value) for key, value in found.items() if value is not None and np.isfinite(value)}
 
 
@@ -83,13 +97,16 @@ def _request_metrics(requests: Sequence[RequestRecord], measure: str) -> dict[st
     ttft_s = [r.first_token_s - r.arrival_s for r in requests if r.first_token_s is not None]
     tokens = [times for times in map(token_times_s, requests) if times]
     spoken = [times for times in tokens if len(times) > 1]
+    tpot_s = [_tpot_s(times) for times in spoken]
     found: dict[str, float | None] = {
         "requests": len(requests),
         "requests_finished": len(ttft_s),
         "ttft_s": _mean(ttft_s),
         "ttft_p50_s": _percentile(ttft_s, 50),
         "ttft_p95_s": _percentile(ttft_s, 95),
-        "tpot_s": _mean([(times[-1] - times[0]) / (len(times) - 1) for times in spoken]),
+        "ttft_p99_s": _percentile(ttft_s, 99),
+        "tpot_s": _mean(tpot_s),
+        **{f"tpot_p{q}_s": _percentile(tpot_s, q) for q in (50, 95, 99)},
         "largest_gap_s": max((b - a for times in spoken for a, b in pairwise(times)), default=None),
     }
     if tokens:
@@ -102,6 +119,31 @@ def _request_metrics(requests: Sequence[RequestRecord], measure: str) -> dict[st
             first_s = min(r.arrival_s for r in requests)
         if n_tokens and last_s > first_s:
             found["throughput_tokens_per_s"] = n_tokens / (last_s - first_s)
+    return found
+
+
+def _tpot_s(times_s: Sequence[float]) -> float:
+    """Seconds per token after the first."""
+    return (times_s[-1] - times_s[0]) / (len(times_s) - 1)
+
+
+def _slo_metrics(requests: Sequence[RequestRecord], slo: SloSpec) -> dict[str, float | None]:
+    if not requests:
+        return {}
+
+    def kept(request: RequestRecord, times_s: Sequence[float]) -> bool:
+        if not times_s or (slo.ttft_s is not None and times_s[0] - request.arrival_s > slo.ttft_s):
+            return False
+        return slo.tpot_s is None or len(times_s) < 2 or _tpot_s(times_s) <= slo.tpot_s
+
+    tokens = [token_times_s(request) for request in requests]
+    good = [times for request, times in zip(requests, tokens, strict=True) if kept(request, times)]
+    found: dict[str, float | None] = {"slo_attainment": len(good) / len(requests)}
+    last_s = max((times[-1] for times in tokens if times), default=0.0)
+    took_s = last_s - min(request.arrival_s for request in requests)
+    if took_s > 0:
+        found["goodput_requests_per_s"] = len(good) / took_s
+        found["goodput_tokens_per_s"] = sum(map(len, good)) / took_s
     return found
 
 

@@ -28,6 +28,7 @@ FIGURES: dict[str, Figure] = {
     "ttft_s": Figure("TTFT, mean", "low"),
     "ttft_p50_s": Figure("TTFT, median", "low"),
     "ttft_p95_s": Figure("TTFT, p95", "low"),
+    "ttft_p99_s": Figure("TTFT, p99", "low"),
     "ttft_device_s": Figure("TTFT of the device", "low"),
     "load_s": Figure("load time", "low"),
     "bound_s": Figure("bound on the load"),
@@ -35,8 +36,14 @@ FIGURES: dict[str, Figure] = {
     "regret": Figure("regret, at most", "low"),
     "regret_p95": Figure("regret, p95", "low"),
     "tpot_s": Figure("TPOT", "low"),
+    "tpot_p50_s": Figure("TPOT, median", "low"),
+    "tpot_p95_s": Figure("TPOT, p95", "low"),
+    "tpot_p99_s": Figure("TPOT, p99", "low"),
     "largest_gap_s": Figure("largest gap", "low"),
     "throughput_tokens_per_s": Figure("tokens/s", "high"),
+    "slo_attainment": Figure("requests within the SLO", "high"),
+    "goodput_requests_per_s": Figure("of them per second", "high"),
+    "goodput_tokens_per_s": Figure("their tokens/s", "high"),
     "energy_j": Figure("energy/request", "low"),
     "memory_peak_bytes": Figure("memory peak", "low"),
     "kv_memory_peak_bytes": Figure("KV memory peak", "low"),
@@ -60,6 +67,9 @@ FIGURES: dict[str, Figure] = {
     "requests": Figure("requests"),
     "requests_finished": Figure("finished"),
 }
+
+# Statistics that say nothing of a single request.
+_OF_SEVERAL = {f"{key}_p{q}_s" for key in ("ttft", "tpot") for q in (50, 95, 99)} | {"bound_gap", "regret_p95"}
 
 # By the metric that a workload is about, the most important first: in a narrow terminal the last ones are left out.
 COMPARED = (
@@ -227,7 +237,7 @@ def is_energy_part(key: str) -> bool:
 
 def _says_more(key: str, metrics: Metrics) -> bool:
     """False if another figure already has the value: statistics of a single request, tokens/s of single tokens."""
-    if key in ("ttft_p50_s", "ttft_p95_s", "bound_gap", "regret_p95"):
+    if key in _OF_SEVERAL:
         return metrics.get("requests") != 1
     if key == "requests_finished":
         return metrics.get(key) != metrics.get("requests")

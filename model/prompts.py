@@ -43,13 +43,16 @@ class Prompts:
                 what = "this model has no tokenizer.json" if folder else "random weights have no tokenizer"
                 raise InputError(f"live.text: {what}; leave it out, and token ids are drawn")
 
-    def tokens(self, sequence: int, context: int, question: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Token ids of a sequence's context and of the question behind it."""
-        n = context + question
+    def tokens(
+        self, sequence: int, context: int, question: int, apart: int | None = None
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Token ids of a sequence's context and of the question behind it. In a text, sequences begin `apart` tokens
+        from each other; None: one where the one before ends, if all are of this length."""
+        n, apart = context + question, apart or context + question
         if self._ids is None:
             drawn = generator(Source.PROMPTS, self._seed, sequence).integers(0, self._vocabulary, n)
         else:
-            drawn = np.take(self._ids, np.arange(sequence * n, (sequence + 1) * n), mode="wrap")
+            drawn = np.take(self._ids, np.arange(sequence * apart, sequence * apart + n), mode="wrap")
         ids = tuple(drawn.tolist())
         return ids[:context], ids[context:]
 

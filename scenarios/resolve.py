@@ -87,7 +87,7 @@ def resolve(root: Node) -> tuple[Node, list[Complaint]]:
         if node is None or not isinstance(node.value, str):
             continue
         path = node.place.folder / node.value
-        if key[-1] == "trace" and not looks_like_a_path(node.value):
+        if key[-1] == "trace" and key[0] != "workload" and not looks_like_a_path(node.value):
             continue
         if key[-1] == "weights" and not path.is_dir():
             continue
@@ -122,7 +122,7 @@ def path_keys(scenario: Any) -> list[tuple[str, ...]]:
 
     A trace may also be a name that kvferry.traces knows, weights the name of a model.
     """
-    keys: list[tuple[str, ...]] = [("load", "trace"), ("workload", "chunks"), ("workload", "selections")]
+    keys: list[tuple[str, ...]] = [("load", "trace"), *(("workload", key) for key in ("chunks", "selections", "trace"))]
     for at in [(), *_machine_keys(scenario)]:
         machine = scenario
         for key in at:

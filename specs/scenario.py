@@ -14,7 +14,7 @@ from kvferry.specs.live import ContextReuseLive, DecodeLive, RealModel
 from kvferry.specs.load import LoadSpec
 from kvferry.specs.machine import DEVICE, MOST_MACHINES, MachineName, MachineSpec
 from kvferry.specs.model import ModelSpec
-from kvferry.specs.workload import ContextReuseSpec, DecodeSpec
+from kvferry.specs.workload import ContextReuseSpec, DecodeSpec, SloSpec
 
 
 def _is_setting(value: Any) -> Any:
@@ -80,6 +80,8 @@ class Scenario(Part):
     costs: CostsSpec = CostsSpec()
     # What throughput is measured over.
     measure: Literal["decode", "end_to_end"] = "end_to_end"
+    # By which requests are counted as served well; None: they are not.
+    slo: SloSpec | None = None
     budget: BudgetSpec
     live: LiveSpec
     seed: int = Field(default=0, ge=0, lt=2**63, strict=True)

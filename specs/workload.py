@@ -48,9 +48,22 @@ class ContextReuseSpec(Part):
     context: Tokens = Field(ge=1, le=10_000_000)
     question: Tokens = Field(default=64, ge=1, le=1_000_000)
     output: Tokens = Field(default=1, ge=1, le=1_000_000)
-    requests: Requests = Field(default=1, ge=1, le=100_000)
-    # None: a closed loop, each request arrives when the one before is done.
+    # Conversations, each of `turns` requests. None: one, or as many as `trace` holds.
+    requests: Requests | None = Field(default=None, ge=1, le=100_000)
+    # None: a closed loop, each conversation begins when the one before has ended.
     arrivals: ArrivalsSpec | None = None
+    # Standard deviation of the logarithm of context, question and output, which are then the medians.
+    spread: float = Field(default=0.0, ge=0, le=1, strict=True)
+    # A file of recorded requests: their arrivals and lengths replace those above.
+    trace: str | None = Field(default=None, min_length=1, max_length=1000)
+    # Different contexts that the requests are about, and the exponent of Zipf's law by which they are chosen.
+    # None: each request has a context of its own.
+    contexts: Count | None = Field(default=None, ge=1, le=100_000)
+    zipf: float = Field(default=1.0, ge=0, le=10, strict=True)
+    # Questions asked one after the other over the same context, whose KV stays on the device, and how long the user
+    # reads and types between an answer and the next question.
+    turns: Count = Field(default=1, ge=1, le=1000)
+    think_s: Seconds = Field(default=0.0, ge=0)
     # Recorded sizes and sparsities instead of generated ones: a trace's name or path.
     chunks: str | None = Field(default=None, min_length=1)
     chunk_tokens: Tokens = Field(default=1024, ge=1, le=1_000_000)
@@ -58,6 +71,14 @@ class ContextReuseSpec(Part):
     @property
     def token_chunks(self) -> int:
         return -(-self.context // self.chunk_tokens)
+
+    @model_validator(mode="after")
+    def _lengths_once(self) -> "ContextReuseSpec":
+        _said_by_the_trace(self, ("arrivals", "spread", "contexts"))
+        if self.chunks is not None and (self.spread or self.trace is not None):
+            key = "spread" if self.spread else "trace"
+            raise BadKey(key, "chunks is a recording of one length; leave one of the two out")
+        return self
 
     def check_size(self, model: ModelSpec, *, per_head: bool) -> None:
         """Raises BadKey when a request makes more units, or all of them more chunks or tokens, than a run may have."""
@@ -67,13 +88,26 @@ class ContextReuseSpec(Part):
             what = f"{units:,} units (token chunks x layers{' x KV heads' if per_head else ''})"
             most = f"at most {MOST_UNITS_PER_REQUEST:,} will do, about a minute of simulation"
             raise BadKey("workload.context", f"makes {what}, {most}; shorten it, or enlarge chunk_tokens")
-        total = chunks * self.requests
+        requests = self.requests or 1
+        total = int(chunks * requests * _mean_of(self.spread))
         if total > MOST_CHUNKS_PER_RUN:
             raise BadKey("workload.requests", f"make {total:,} chunks, at most {MOST_CHUNKS_PER_RUN:,} will do")
-        tokens = self.output * self.requests
+        tokens = int(self.output * requests * self.turns * _mean_of(self.spread))
         if tokens > MOST_TOKENS_PER_RUN:
-            what = f"{self.output:,} tokens for each of {self.requests:,} requests make {tokens:,}"
+            what = f"{self.output:,} tokens for each of {requests * self.turns:,} requests make {tokens:,}"
             raise BadKey("workload.output", f"{what}; at most {MOST_TOKENS_PER_RUN:,} will do")
+
+
+def _mean_of(spread: float) -> float:
+    """The mean of lognormal lengths over their median."""
+    return math.exp(spread**2 / 2)
+
+
+def _said_by_the_trace(workload: "ContextReuseSpec | DecodeSpec", keys: tuple[str, ...]) -> None:
+    """Raises BadKey for what a file of recorded requests says already."""
+    for key in keys:
+        if workload.trace is not None and getattr(workload, key):
+            raise BadKey(key, "trace holds the requests' arrivals and lengths; leave one of the two out")
 
 
 class LengthSpec(Part):
@@ -98,6 +132,8 @@ class DecodeSpec(Part):
     arrivals: ArrivalsSpec | None = None
     # Standard deviation of the logarithm of context and output, which are then the medians.
     spread: float = Field(default=0.0, ge=0, le=1, strict=True)
+    # A file of recorded requests: their arrivals and lengths replace those above.
+    trace: str | None = Field(default=None, min_length=1, max_length=1000)
     # Of each request; None: as `context`, `output` and `spread` say.
     lengths: tuple[LengthSpec, ...] | None = Field(default=None, min_length=1, max_length=MOST_REQUESTS)
     # Tokens per sequence that are really decoded; the others follow at the pace of their second half. None: all.
@@ -109,6 +145,7 @@ class DecodeSpec(Part):
 
     @model_validator(mode="after")
     def _lengths_once(self) -> "DecodeSpec":
+        _said_by_the_trace(self, ("arrivals", "spread", "lengths"))
         if self.lengths is not None and (self.spread or self.requests is not None):
             key = "spread" if self.spread else "requests"
             raise BadKey(key, f"lengths says it for {len(self.lengths):,} requests; leave one of the two out")
@@ -125,8 +162,20 @@ class DecodeSpec(Part):
         if self.lengths is not None:
             tokens, key = sum(one.output or self.output for one in self.lengths), "lengths"
         else:
-            # The mean of lognormal lengths lies above their median.
-            tokens = int((self.requests or 1) * self.output * math.exp(self.spread**2 / 2))
+            tokens = int((self.requests or 1) * self.output * _mean_of(self.spread))
             key = "requests"
         if tokens > MOST_TOKENS_PER_RUN:
             raise BadKey(f"workload.{key}", f"ask for {tokens:,} tokens; at most {MOST_TOKENS_PER_RUN:,} will do")
+
+
+class SloSpec(Part):
+    """What a request must keep to count as served well: time to its first token, and per token after it."""
+
+    ttft_s: Seconds | None = Field(default=None, gt=0)
+    tpot_s: Seconds | None = Field(default=None, gt=0)
+
+    @model_validator(mode="after")
+    def _something(self) -> "SloSpec":
+        if self.ttft_s is None and self.tpot_s is None:
+            raise ValueError("needs ttft (ttft: 1 s), tpot (tpot: 100 ms), or both")
+        return self

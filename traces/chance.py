@@ -28,6 +28,7 @@ class Source(IntEnum):
     COST_WEIGHTS = 17
     LENGTHS = 18
     ASSIGNMENTS = 19
+    POPULARITY = 21
 
 
 def generator(source: Source, seed: int, *place: int) -> np.random.Generator:

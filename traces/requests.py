@@ -1,24 +1,18 @@
-"""Requests over time: when each one comes, and how long its prompt and answer are."""
+"""Requests over time: when each one comes, what it is about, and how long its prompt and answer are."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
-from kvferry.specs.workload import ArrivalsSpec, DecodeSpec
+from kvferry.specs.workload import MOST_REQUESTS, ArrivalsSpec, ContextReuseSpec, DecodeSpec
 from kvferry.traces.chance import Source, generator
+from kvferry.traces.request import Request
+from kvferry.traces.request_log import MOST_RECORDED, read_requests
 
 # Lengths are drawn within so many standard deviations of their logarithm.
 _MOST_DEVIATIONS = 2.0
-
-
-@dataclass(frozen=True)
-class Request:
-    """A prompt of `context` tokens that comes at `arrival_s` and asks for `output` more."""
-
-    arrival_s: float
-    context: int
-    output: int
 
 
 def gaps_s(arrivals: ArrivalsSpec, seed: int) -> Iterator[float]:
@@ -28,24 +22,74 @@ def gaps_s(arrivals: ArrivalsSpec, seed: int) -> Iterator[float]:
         yield rng.exponential(1 / arrivals.rate_hz) if arrivals.rate_hz else float(arrivals.every_s or 0.0)
 
 
-def decode_requests(workload: DecodeSpec, requests: int, seed: int) -> tuple[Request, ...]:
-    """Those of a decode workload, in order of arrival; the first comes at 0, and all do where it has no arrivals."""
-    arrivals_s = np.zeros(requests)
-    if workload.arrivals is not None:
-        gaps = gaps_s(workload.arrivals, seed)
-        arrivals_s[1:] = np.cumsum([next(gaps) for _ in range(requests - 1)])
+def decode_requests(workload: DecodeSpec, requests: int | None, seed: int) -> tuple[Request, ...]:
+    """Those of a decode workload, in order of arrival; the first comes at 0, and all do where it has no arrivals.
+
+    None: as many as the workload's `lengths` or `trace` hold. Raises InputError for a trace that cannot be read.
+    """
+    if workload.trace is not None:
+        most = requests or MOST_REQUESTS
+        return read_requests(Path(workload.trace), most=most, question=0)
     if workload.lengths is not None:
         lengths = [(one.context or workload.context, one.output or workload.output) for one in workload.lengths]
     else:
-        lengths = _drawn(workload, requests, seed)
-    pairs = zip(arrivals_s.tolist(), lengths, strict=True)
+        drawn = _drawn((workload.context, workload.output), workload.spread, (requests or 1, seed))
+        lengths = [(context, output) for context, output in drawn.tolist()]
+    pairs = zip(_arrivals_s(workload.arrivals, len(lengths), seed), lengths, strict=True)
     return tuple(Request(arrival_s, context, output) for arrival_s, (context, output) in pairs)
 
 
-def _drawn(workload: DecodeSpec, requests: int, seed: int) -> list[tuple[int, int]]:
-    """Lognormal lengths around the workload's, which are the medians."""
-    medians = np.array([workload.context, workload.output])
-    drawn = generator(Source.LENGTHS, seed).standard_normal((requests, 2))
-    factors = np.exp(workload.spread * np.clip(drawn, -_MOST_DEVIATIONS, _MOST_DEVIATIONS))
-    lengths = np.maximum(1, np.rint(medians * factors)).astype(int)
-    return [(context, output) for context, output in lengths.tolist()]
+@dataclass(frozen=True)
+class ContextRequests:
+    """The conversations of a context-reuse workload. ``contexts``: tokens of each stored context, by number; a
+    request's ``source`` is its context's number. ``closed``: each comes when the one before has ended."""
+
+    contexts: tuple[int, ...]
+    requests: tuple[Request, ...]
+    closed: bool
+
+
+def context_requests(workload: ContextReuseSpec, seed: int) -> ContextRequests:
+    """Raises InputError for a trace that cannot be read, or asks for more than a run may have."""
+    if workload.trace is not None:
+        most = workload.requests or MOST_RECORDED
+        found = read_requests(Path(workload.trace), most=most, question=workload.question)
+        own = tuple(replace(one, source=n) for n, one in enumerate(found))
+        return ContextRequests(tuple(one.context for one in own), own, closed=False)
+    n = workload.requests or 1
+    sources = _sources(workload, n, seed)
+    contexts = _drawn((workload.context,), workload.spread, (max(sources) + 1, seed, 1))[:, 0].tolist()
+    asked = _drawn((workload.question, workload.output), workload.spread, (n, seed, 2)).tolist()
+    arrivals_s = _arrivals_s(workload.arrivals, n, seed)
+    requests = tuple(
+        Request(arrival_s, contexts[source], output, question, source)
+        for arrival_s, source, (question, output) in zip(arrivals_s, sources, asked, strict=True)
+    )
+    return ContextRequests(tuple(contexts), requests, closed=workload.arrivals is None)
+
+
+def _sources(workload: ContextReuseSpec, requests: int, seed: int) -> list[int]:
+    """Which context each request is about: the k-th most popular with probability proportional to 1 / k^zipf."""
+    if workload.contexts is None:
+        return list(range(requests))
+    weights = np.arange(1, workload.contexts + 1, dtype=float) ** -workload.zipf
+    chosen = generator(Source.POPULARITY, seed).choice(workload.contexts, size=requests, p=weights / weights.sum())
+    return [int(source) for source in chosen]
+
+
+def _arrivals_s(arrivals: ArrivalsSpec | None, requests: int, seed: int) -> list[float]:
+    """The first at 0; all of them without an arrival process."""
+    arrivals_s = np.zeros(requests)
+    if arrivals is not None:
+        gaps = gaps_s(arrivals, seed)
+        arrivals_s[1:] = np.cumsum([next(gaps) for _ in range(requests - 1)])
+    found: list[float] = arrivals_s.tolist()
+    return found
+
+
+def _drawn(medians: Sequence[int], spread: float, of: tuple[int, ...]) -> np.ndarray:
+    """Lognormal lengths int[requests, medians], for `of`: the number of requests, the seed and the place of chance."""
+    requests, seed, *place = of
+    drawn = generator(Source.LENGTHS, seed, *place).standard_normal((requests, len(medians)))
+    factors = np.exp(spread * np.clip(drawn, -_MOST_DEVIATIONS, _MOST_DEVIATIONS))
+    return np.maximum(1, np.rint(np.array(medians) * factors)).astype(int)

@@ -23,6 +23,7 @@ from kvferry.traces.assignments import Assigning, GeneratedAssignments, Recorded
 from kvferry.traces.chunks import ChunkTrace, generate_chunks
 from kvferry.traces.critical_tokens import CriticalTokens, RecordedSelections
 from kvferry.traces.rate import RateTrace
+from kvferry.traces.requests import context_requests
 from kvferry.traces.resolve import link_trace, load_trace
 from kvferry.traces.selections import SelectionStream
 from kvferry.traces.stored import StoredContext
@@ -101,13 +102,14 @@ class ModelledContexts:
 
     def __init__(self, scenario: Scenario, codec: str) -> None:
         self._scenario, self._codec = scenario, codec
+        self._tokens = context_requests(scenario.context_reuse.workload, scenario.seed).contexts
 
     def stored(self, sequence: int) -> StoredContext:
         """Made when asked for: thousands of contexts need not be held at once. A recorded trace serves them all."""
         workload, model = self._scenario.context_reuse.workload, self._scenario.model
         chunks = self._recorded or generate_chunks(
             workload.content,
-            workload.context,
+            self._tokens[sequence],
             model.layers,
             model.kv_heads,
             self._scenario.seed,

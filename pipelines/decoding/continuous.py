@@ -12,7 +12,7 @@ from kvferry.machine.ops import Batch, DecodeStep, OutputHead, PrefillLayer
 from kvferry.machine.ticket import Ticket
 from kvferry.pipelines.workload import OutOfMemory
 from kvferry.policies.decode.batcher import Batcher, Turn
-from kvferry.traces.requests import Request
+from kvferry.traces.request import Request
 
 Process = Generator[simpy.Event, Any, None]
 

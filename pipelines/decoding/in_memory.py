@@ -11,10 +11,12 @@ from kvferry.pipelines.tally import Totals
 from kvferry.pipelines.workload import Left, OutOfMemory, Process, Progress
 from kvferry.policies.decode.batcher import Batcher, Batching
 from kvferry.policies.decode.pages import PAGE_TOKENS, pages_of
+from kvferry.specs.errors import InputError
 from kvferry.specs.model import ModelSpec
 from kvferry.specs.scenario import Scenario
-from kvferry.specs.workload import MOST_BATCH
-from kvferry.traces.requests import Request, decode_requests
+from kvferry.specs.workload import MOST_BATCH, MOST_TOKENS_PER_RUN
+from kvferry.traces.request import Request
+from kvferry.traces.requests import decode_requests
 
 # Progress is reported every so many turns.
 _PROGRESS_TURNS = 16
@@ -102,13 +104,21 @@ def paged_bytes(model: ModelSpec, context: int, output: int) -> float:
 
 
 def _requests(scenario: Scenario, pool_bytes: float) -> tuple[Request, ...]:
-    """As many as the workload says; or one per sequence of its batch, with `max` as many as fit. Raises InputError."""
+    """As many as the workload, its lengths or its trace say; or one per sequence of its batch, with `max` as many as
+    fit. Raises InputError."""
     workload = scenario.decode.workload
-    n = workload.requests if workload.lengths is None else len(workload.lengths)
-    if n is None and workload.batch == "max":
-        each_bytes = paged_bytes(scenario.model, workload.context, workload.output)
-        n = fitting_batch(scenario, each_bytes, pool_bytes, "budget.in_memory_kv")
-    return decode_requests(workload, n or asked_batch(scenario), scenario.seed)
+    n = workload.requests
+    if n is None and workload.lengths is None and workload.trace is None:
+        n = asked_batch(scenario)
+        if workload.batch == "max":
+            each_bytes = paged_bytes(scenario.model, workload.context, workload.output)
+            n = fitting_batch(scenario, each_bytes, pool_bytes, "budget.in_memory_kv")
+    requests = decode_requests(workload, n, scenario.seed)
+    tokens = sum(one.output for one in requests)
+    if tokens > MOST_TOKENS_PER_RUN:
+        what = f"its requests ask for {tokens:,} tokens; at most {MOST_TOKENS_PER_RUN:,} will do"
+        raise InputError(f"workload.trace: {what}: say with workload.requests how many to take")
+    return requests
 
 
 def _records(decode: ContinuousDecode) -> list[RequestRecord]:

@@ -42,7 +42,7 @@ class Decode:
         assert isinstance(system, DecodeSystem)
         workload = scenario.decode.workload
         if not system.roles.all_in_memory:
-            for key in ("requests", "arrivals", "spread", "lengths"):
+            for key in ("requests", "arrivals", "spread", "lengths", "trace"):
                 if getattr(workload, key):
                     what = f"{scenario.system} decodes one batch of equal prompts in lock step, all there at the start"
                     yield Complaint(("workload", key), f"{what}; leave it out, or take a system with all KV in memory")

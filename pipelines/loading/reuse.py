@@ -1,7 +1,7 @@
-"""One request over a stored context: admit it, load the KV, read the question, answer."""
+"""A conversation over a stored context: admit it, load the KV, read each question, answer."""
 
-from collections.abc import Generator
-from dataclasses import dataclass
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import simpy
@@ -44,7 +44,10 @@ class Admission:
 
 @dataclass(frozen=True, kw_only=True)
 class ContextRequest:
-    """One question about one stored context."""
+    """A conversation about one stored context: one question, or several in turns.
+
+    ``request`` is the number of its first question, by which its ops and transfers are marked; the others follow.
+    """
 
     request: int
     context: Context
@@ -54,19 +57,29 @@ class ContextRequest:
     output_tokens: int
     planned_bytes_per_s: float
     rtt_s: float
+    turns: int = 1
+    # From an answer's last token to the next question.
+    think_s: float = 0.0
 
     @property
     def kv_bytes(self) -> float:
-        tokens = self.context.total_tokens + self.question_tokens + self.output_tokens
-        return tokens * self.context.model.kv_bytes_per_token
+        """Of all turns: nothing is evicted in between."""
+        spoken = self.turns * (self.question_tokens + self.output_tokens)
+        return (self.context.total_tokens + spoken) * self.context.model.kv_bytes_per_token
 
 
 def context_reuse(
-    machine: Machine, request: ContextRequest, loader: Loader, admission: Admission, pace: Pace
-) -> Generator[simpy.Event, Any, RequestRecord]:
-    """A SimPy process; returns the request's record.
+    machine: Machine,
+    request: ContextRequest,
+    loader: Loader,
+    admission: Admission,
+    pace: Pace,
+    finished: Callable[[RequestRecord], None] = lambda record: None,
+) -> Generator[simpy.Event, Any, list[RequestRecord]]:
+    """A SimPy process; returns the records of all turns, and calls `finished` with each as it ends.
 
-    Decoding reads the whole KV for every token: nothing is evicted. Raises OutOfMemory.
+    The first turn waits for the context; the others find it, and what was said so far, on the device. Decoding reads
+    the whole KV for every token: nothing is evicted. Raises OutOfMemory.
     """
     env, context = machine.env, request.context
     arrival_s = env.now
@@ -83,27 +96,49 @@ def context_reuse(
     )
     yield load.done
     loaded_s = env.now
+    values = load.streamed_values
+    records = []
+    for turn in range(request.turns):
+        if turn:
+            yield env.timeout(request.think_s)
+            arrival_s = env.now
+        token_times_s = yield from _answered(machine, request, turn)
+        record = RequestRecord(
+            request=request.request + turn,
+            arrival_s=arrival_s,
+            first_token_s=token_times_s[0],
+            token_times_s=tuple(token_times_s),
+        )
+        if not turn:
+            record = replace(
+                record,
+                loaded_s=loaded_s,
+                units_computed=load.units_computed,
+                units_streamed=load.units_streamed,
+                streamed_bytes=load.streamed_bytes,
+                wasted_bytes=load.wasted_bytes,
+                streamed_bits_per_value=8 * load.streamed_bytes / values if values else None,
+                link_down=None if load.link_down is None else str(load.link_down),
+                units_unusable=load.units_unusable,
+                unusable=None if load.unusable is None else str(load.unusable),
+            )
+        if turn == request.turns - 1:
+            admission.leave(lease)
+        records.append(record)
+        finished(record)
+    return records
+
+
+def _answered(machine: Machine, request: ContextRequest, turn: int) -> Generator[simpy.Event, Any, list[float]]:
+    """Reads a turn's question and answers it; returns when each token was there."""
+    question, output = request.question_tokens, request.output_tokens
+    known = request.context.total_tokens + turn * (question + output)
     token_times_s = []
-    step: Any = Prefill(tokens=request.question_tokens, context_tokens=context.total_tokens)
-    for n in range(request.output_tokens):
+    # The last token of the answer before has not been read yet: nothing came after it.
+    step: Any = Prefill(question + 1, known - 1) if turn else Prefill(question, known)
+    for n in range(output):
         # A question overtakes other requests' contexts: it is short, and a user waits for the answer.
         yield machine.submit(step, priority=-1, request=request.request)
-        token_times_s.append(env.now)
-        step = DecodeStep(batch=1, context_tokens=context.total_tokens + request.question_tokens + n)
-    admission.leave(lease)
-    values = load.streamed_values
-    return RequestRecord(
-        request=request.request,
-        arrival_s=arrival_s,
-        loaded_s=loaded_s,
-        first_token_s=token_times_s[0],
-        token_times_s=tuple(token_times_s),
-        units_computed=load.units_computed,
-        units_streamed=load.units_streamed,
-        streamed_bytes=load.streamed_bytes,
-        wasted_bytes=load.wasted_bytes,
-        streamed_bits_per_value=8 * load.streamed_bytes / values if values else None,
-        link_down=None if load.link_down is None else str(load.link_down),
-        units_unusable=load.units_unusable,
-        unusable=None if load.unusable is None else str(load.unusable),
-    )
+        token_times_s.append(machine.env.now)
+        step = DecodeStep(batch=1, context_tokens=known + question + n)
+    return token_times_s

@@ -23,8 +23,9 @@ from kvferry.scenarios.resolve import Complaint
 from kvferry.sim.costs.cost_model import main_costs
 from kvferry.specs.errors import InputError
 from kvferry.specs.scenario import Scenario
+from kvferry.specs.workload import MOST_CHUNKS_PER_RUN, MOST_TOKENS_PER_RUN, MOST_UNITS_PER_REQUEST
 from kvferry.traces.chunks import ChunkTrace
-from kvferry.traces.requests import gaps_s
+from kvferry.traces.requests import ContextRequests, context_requests
 from kvferry.traces.resolve import link_trace
 from kvferry.traces.stored import StoredContext
 
@@ -45,6 +46,11 @@ class ContextReuse:
                 _check_chunks(scenario)
             except InputError as error:
                 yield Complaint(("workload", "chunks"), str(error))
+        if scenario.context_reuse.workload.trace is not None:
+            try:
+                _check_trace(scenario)
+            except InputError as error:
+                yield Complaint(("workload", "trace"), str(error).removeprefix("workload.trace: "))
 
     def medium(self, scenario: Scenario) -> str:
         mean_mbit_per_s = link_trace(scenario.link).mean() * 8 / 1e6
@@ -63,6 +69,9 @@ class ContextReuseFlow:
 
     def __init__(self, scenario: Scenario, system: LoadingSystem, progress: Progress) -> None:
         self._scenario, self._system, self._progress = scenario, system, progress
+        workload = scenario.context_reuse.workload
+        self._asked = context_requests(workload, scenario.seed)
+        self._wanted = len(self._asked.requests) * workload.turns
         self._requests: Requests | None = None
         self._records: list[RequestRecord] = []
 
@@ -72,29 +81,36 @@ class ContextReuseFlow:
 
     def run(self, world: World, totals: Callable[[], Totals]) -> Process:
         estimate_s = price_s(self._scenario, self._scenario.costs.estimate)
-        self._requests = Requests(self._scenario, self._system, world.link.mean(), estimate_s, world.stored)
+        self._requests = Requests(
+            self._scenario, self._system, world.link.mean(), estimate_s, world.stored, self._asked
+        )
         yield from self._requests.run(world.machine, self._finished)
 
     def left(self, world: World, end: Totals) -> Left:
         return Left(requests=sorted(self._with_bounds(world), key=lambda record: record.request))
 
     def kept(self) -> str:
-        return f"{len(self._records):,} of {self._scenario.context_reuse.workload.requests:,} requests"
+        return f"{len(self._records):,} of {self._wanted:,} requests"
 
     def _finished(self, record: RequestRecord) -> None:
         self._records.append(record)
-        self._progress(len(self._records), self._scenario.context_reuse.workload.requests)
+        self._progress(len(self._records), self._wanted)
 
     def _with_bounds(self, world: World) -> list[RequestRecord]:
-        """Each record with the bound that no schedule beats, under the costs that the world obeyed."""
+        """Each record of a load with the bound that no schedule beats, under the costs that the world obeyed."""
         if self._requests is None:
             return []
-        truth_s = price_s(self._scenario, self._scenario.costs.truth)
+        truth_s, turns = (
+            price_s(self._scenario, self._scenario.costs.truth),
+            self._scenario.context_reuse.workload.turns,
+        )
         return [
-            replace(
+            record
+            if record.loaded_s is None
+            else replace(
                 record,
                 bound_s=load_bound_s(
-                    self._requests.context(record.request).problem(truth_s),
+                    self._requests.context(record.request // turns).problem(truth_s),
                     world.link,
                     self._scenario.link.rtt_s,
                     world.available,
@@ -113,9 +129,10 @@ def price_s(scenario: Scenario, cost_model: str) -> Callable[[Op], np.ndarray]:
 
 
 class Requests:
-    """A scenario's requests, made when they arrive: thousands of contexts need not be held at once.
+    """A scenario's conversations, made when they arrive: thousands of contexts need not be held at once.
 
-    `stored` gives each request's context as it lies in the cloud; `estimate_s` prices ops for planners.
+    `stored` gives a context as it lies in the cloud, by its number; `estimate_s` prices ops for planners; `asked` are
+    the conversations, those of the scenario by default.
     """
 
     def __init__(
@@ -125,7 +142,9 @@ class Requests:
         planned_bytes_per_s: float,
         estimate_s: Callable[[Op], Any],
         stored: Callable[[int], StoredContext],
+        asked: ContextRequests | None = None,
     ) -> None:
+        self.asked = asked or context_requests(scenario.context_reuse.workload, scenario.seed)
         self._scenario, self._system = scenario, system
         # A link that is down for good is planned with as one that is hopelessly slow: planners divide by it.
         self._planned_bytes_per_s = max(planned_bytes_per_s, 1.0)
@@ -134,10 +153,11 @@ class Requests:
         self.pace = Pace()
 
     def context(self, n: int) -> Context:
-        """The stored context of request `n`. Raises InputError."""
-        stored = self._stored(n)
+        """The stored context that conversation `n` is about. Raises InputError."""
+        source = self.asked.requests[n].source
+        stored = self._stored(source)
         return Context(
-            sequence=n,
+            sequence=source,
             model=self._scenario.model,
             coupling=self._scenario.coupling,
             tokens=stored.tokens,
@@ -148,38 +168,56 @@ class Requests:
         )
 
     def request(self, n: int) -> ContextRequest:
-        context = self.context(n)
+        """Conversation `n`. Raises InputError."""
+        context, asked, workload = self.context(n), self.asked.requests[n], self._scenario.context_reuse.workload
         return ContextRequest(
-            request=n,
+            request=n * workload.turns,
             context=context,
             problem=context.problem(self._estimate_s),
-            question_tokens=self._scenario.context_reuse.workload.question,
-            output_tokens=self._scenario.context_reuse.workload.output,
+            question_tokens=asked.question,
+            output_tokens=asked.output,
+            turns=workload.turns,
+            think_s=workload.think_s,
             planned_bytes_per_s=self._planned_bytes_per_s,
             rtt_s=self._scenario.link.rtt_s,
         )
 
     def run(self, machine: Machine, finished: Callable[[RequestRecord], None]) -> Process:
-        """A SimPy process: starts every request at its time, and calls `finished` with each one that ends."""
+        """A SimPy process: starts every conversation at its time, and calls `finished` with each request that ends."""
         env = machine.env
-        admission = Admission(machine)
+        admission, began_s = Admission(machine), env.now
 
         def one(n: int) -> Generator[simpy.Event, Any, None]:
-            loader = self._system.new_loader()
-            record = yield from context_reuse(machine, self.request(n), loader, admission, self.pace)
-            finished(record)
+            yield from context_reuse(
+                machine, self.request(n), self._system.new_loader(), admission, self.pace, finished
+            )
 
-        arrivals = self._scenario.context_reuse.workload.arrivals
         under_way = []
-        gaps = iter(()) if arrivals is None else gaps_s(arrivals, self._scenario.seed)
-        for n in range(self._scenario.context_reuse.workload.requests):
-            if arrivals is None:
+        for n, asked in enumerate(self.asked.requests):
+            if self.asked.closed:
                 yield env.process(one(n))
                 continue
-            if n > 0:
-                yield env.timeout(next(gaps))
+            wait_s = began_s + asked.arrival_s - env.now
+            if wait_s > 0:
+                yield env.timeout(wait_s)
             under_way.append(env.process(one(n)))
         yield env.all_of(under_way)
+
+
+def _check_trace(scenario: Scenario) -> None:
+    """Recorded requests must stay within what a run may have, as described ones must. Raises InputError."""
+    workload, model = scenario.context_reuse.workload, scenario.model
+    asked = context_requests(workload, scenario.seed)
+    chunks = [-(-one.context // workload.chunk_tokens) * model.layers * model.kv_heads for one in asked.requests]
+    heads = 1 if scenario.coupling == "per_head" else model.kv_heads
+    tokens = sum(one.output for one in asked.requests) * workload.turns
+    for what, came, most in (
+        ("units in one request", max(chunks) // heads, MOST_UNITS_PER_REQUEST),
+        ("chunks", sum(chunks), MOST_CHUNKS_PER_RUN),
+        ("tokens to answer", tokens, MOST_TOKENS_PER_RUN),
+    ):
+        if came > most:
+            raise InputError(f"makes {came:,} {what}, at most {most:,} will do; take fewer with workload.requests")
 
 
 def _check_chunks(scenario: Scenario) -> None:

@@ -20,6 +20,7 @@ from kvferry.sim.costs.roofline import Roofline
 from kvferry.specs.device import DecompressorSpec, DeviceSpec, MemorySpec, ProcessorSpec
 from kvferry.specs.model import ModelSpec
 from kvferry.specs.storage import StorageSpec
+from kvferry.specs.workload import SloSpec
 from kvferry.traces.rate import RateTrace
 
 
@@ -58,6 +59,11 @@ def test_a_run_by_hand() -> None:
             # TTFT 1.5 and 3.5
             "ttft_s": 2.5,
             "ttft_p50_s": 2.5,
+            "ttft_p99_s": 3.48,
+            # TPOT 1.0 and 0.5
+            "tpot_p50_s": 0.75,
+            "tpot_p95_s": 0.975,
+            "tpot_p99_s": 0.995,
             "ttft_p95_s": 3.4,
             # (4.5 - 2.5) / 2 = 1 and (6.0 - 5.5) / 1 = 0.5
             "tpot_s": 0.75,
@@ -247,3 +253,27 @@ def test_the_envelope() -> None:
 def test_json_is_strict() -> None:
     with pytest.raises(ValueError):
         to_json({"x": float("nan")})
+
+
+@pytest.mark.parametrize(
+    ("slo", "good", "tokens"),
+    [
+        (SloSpec(ttft_s=2.0), 1, 3),
+        (SloSpec(ttft_s=4.0), 2, 5),
+        (SloSpec(tpot_s=0.6), 1, 2),
+        (SloSpec(ttft_s=2.0, tpot_s=0.6), 0, 0),
+    ],
+)
+def test_requests_that_kept_their_slo(slo: SloSpec, good: int, tokens: int) -> None:
+    metrics = metrics_of(two_requests(), main_processor="gpu", slo=slo)
+    assert metrics["slo_attainment"] == good / 2
+    # From the first arrival at 1 to the last token at 6.
+    assert metrics["goodput_requests_per_s"] == good / 5
+    assert metrics["goodput_tokens_per_s"] == tokens / 5
+
+
+def test_a_request_without_a_token_kept_nothing() -> None:
+    run = Run(outcome="interrupted", requests=(RequestRecord(request=0, arrival_s=0.0),))
+    metrics = metrics_of(run, main_processor="gpu", slo=SloSpec(ttft_s=1.0))
+    assert metrics["slo_attainment"] == 0.0
+    assert "goodput_tokens_per_s" not in metrics

@@ -4,7 +4,7 @@ from worlds import World
 
 from kvferry.pipelines.decoding.continuous import ContinuousDecode
 from kvferry.policies.decode.batcher import Batcher
-from kvferry.traces.requests import Request
+from kvferry.traces.request import Request
 
 
 def test_requests_come_and_go(world: World) -> None:

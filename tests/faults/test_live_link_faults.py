@@ -126,7 +126,7 @@ def load(
         story = env.process(context_reuse(machine, request, SYSTEMS[system].new_loader(), Admission(machine), Pace()))
         env.run(until=env.any_of([story, env.timeout(PATIENCE_S)]))
         assert story.triggered, "it hangs"
-    record = story.value
+    (record,) = story.value
     assert record.units_computed + record.units_streamed == T * L
     assert device.complete_when_read == [True]
     assert device.wrong == []

@@ -136,7 +136,7 @@ def run(loaders: list[Loader], family: str, output_tokens: int = 3) -> tuple[lis
         )
         processes.append(machine.env.process(context_reuse(machine, request, loader, admission, pace)))
     machine.env.run(until=machine.env.all_of(processes))
-    return [process.value for process in processes], runner
+    return [process.value[0] for process in processes], runner
 
 
 def check(runner: SessionRunner, request: int) -> None:

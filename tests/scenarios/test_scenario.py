@@ -60,7 +60,7 @@ def test_units_become_si_and_defaults_are_there(small: Path) -> None:
     assert scenario.link.rtt_s == 0.004
     assert scenario.workload.context == 4096
     assert scenario.workload.token_chunks == 4
-    assert (scenario.workload.question, scenario.workload.output, scenario.workload.requests) == (64, 1, 1)
+    assert (scenario.workload.question, scenario.workload.output, scenario.workload.requests) == (64, 1, None)
     assert scenario.workload.arrivals is None
     assert scenario.load is None
     assert scenario.budget.memory_bytes is None
@@ -320,7 +320,7 @@ def test_what_the_docs_show_is_read(small: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.chdir(small.parent)
     shown = re.findall(r"```yaml\n(.*?)```", text, re.S)
     whole = [example for example in shown if "name:" in example.split("policies:")[0]]
-    assert len(whole) == 2
+    assert len(whole) == 3
     for example in whole:
         Path("shown.yaml").write_text(example)
         assert load_scenario("shown.yaml").link.rtt_s == 0.004

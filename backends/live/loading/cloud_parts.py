@@ -44,7 +44,7 @@ class LoadingParts:
         check(scenario, codec_name)
         self.model, self._library = _library(scenario, stores_folder())
         self._scenario, self._codec_name = scenario, codec_name
-        sequences = range(scenario.context_reuse.workload.requests)
+        sequences = range(len(self._library.asked.contexts))
         names = [self._library.name(n, codec_name) for n in sequences]
         url = scenario.context_reuse.live.cloud
         if url is None:
@@ -118,10 +118,9 @@ class LoadingParts:
     def _warm_up(self) -> None:
         """Run everything once: the first time is slow, as kernels are chosen and pages of buffers are mapped, and no
         request should pay for it."""
-        workload = self._scenario.context_reuse.workload
-        requests = 1 if workload.arrivals is None else min(workload.requests, 8)
-        for _ in range(requests):
-            self.runner.reserve(workload.context, workload.question + workload.output)
+        workload, asked = self._scenario.context_reuse.workload, self._library.asked
+        for one in asked.requests[: 1 if asked.closed else 8]:
+            self.runner.reserve(one.context, workload.turns * (one.question + one.output))
         prompt = self._library.prompt(0)
         few = prompt.context[: 2 * workload.chunk_tokens]
         for _ in range(2):
@@ -129,12 +128,12 @@ class LoadingParts:
                 self.model,
                 few,
                 chunk_tokens=workload.chunk_tokens,
-                room=len(prompt.question) + 1,
+                room=len(prompt.questions) + 1,
                 attention=prompt.attention,  # masks of the first chunks are those of the few as well
             )
             session.prefill()
-            session.read(prompt.question)
-            session.read(prompt.question[:1])
+            session.read(prompt.question(0))
+            session.read(prompt.questions[:1])
         self.runner.session(0)
 
     def _first_chunks(self, codec_name: str) -> list[bytes]:
@@ -153,7 +152,7 @@ class LoadingParts:
         chunks, ids = codec.split(fetched.payload), fetched.chunks.ids
         if len(chunks) != len(ids):
             raise codec.DamagedChunk(f"{len(chunks)} encoded chunks came in place of {len(ids)}")
-        spec, tokens = self._scenario.model, self._library.tokens
+        spec, tokens = self._scenario.model, self._library.tokens(fetched.chunks.sequence)
         for i, chunk in zip(ids, chunks, strict=True):
             wanted = codec.Shape(
                 self._codec_name, fetched.chunks.level, tokens[i // (spec.layers * spec.kv_heads)], spec.head_dim
@@ -176,7 +175,7 @@ def encode_contexts(scenario: Scenario, codec_name: str, folder: Path, say: Say)
     """Write those stores of a scenario's contexts that do not exist yet; yields the path of each. Raises InputError."""
     check(scenario, codec_name)
     _, library = _library(scenario, _made(folder, "--output"))
-    for n in range(scenario.context_reuse.workload.requests):
+    for n in range(len(library.asked.contexts)):
         yield library.ensure(n, codec_name, say)
 
 

@@ -25,6 +25,7 @@ from kvferry.model.session import Session
 from kvferry.specs.errors import InputError, pick
 from kvferry.specs.scenario import Scenario
 from kvferry.traces.chunks import causal_blocks
+from kvferry.traces.requests import context_requests
 from kvferry.traces.stored import StoredContext
 
 # Chunks that wait for the encoders at most.
@@ -32,7 +33,7 @@ _AHEAD = 8
 
 
 class Library:
-    """The contexts of a scenario's requests, by sequence: their prompts, their stores in `folder`, their sizes.
+    """The contexts of a scenario's requests, by number: their prompts, their stores in `folder`, their sizes.
 
     A store's name is a hash of everything that it is made from, so that it can be used again by later runs.
     """
@@ -48,23 +49,33 @@ class Library:
             kv_heads=spec.kv_heads,
             head_dim=spec.head_dim,
         )
-        whole, rest = divmod(workload.context, workload.chunk_tokens)
-        # Of each token chunk.
-        self.tokens = [workload.chunk_tokens] * whole + ([rest] if rest else [])
+        self.asked = context_requests(workload, scenario.seed)
+        longest_question = workload.turns * max(one.question for one in self.asked.requests)
+        self._apart = max(self.asked.contexts) + longest_question
         self._recordings: dict[int, Recording] = {}
-        self._cut: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
+        self._contexts: dict[int, tuple[int, ...]] = {}
+
+    def tokens(self, sequence: int) -> list[int]:
+        """Of each token chunk of a context."""
+        each = self._scenario.context_reuse.workload.chunk_tokens
+        whole, rest = divmod(self.asked.contexts[sequence], each)
+        return [each] * whole + ([rest] if rest else [])
 
     def name(self, sequence: int, codec_name: str) -> str:
         """The name of a context's store: the same for the same model, tokens, chunks and codec."""
         made_from = hashlib.sha256()
-        context, _ = self._ids(sequence)
-        parts = (self.stored_model.model_dump_json(exclude={"name"}), codec_name, codec.VERSION, self.tokens, context)
+        context, tokens = self._context(sequence), self.tokens(sequence)
+        parts = (self.stored_model.model_dump_json(exclude={"name"}), codec_name, codec.VERSION, tokens, context)
         for part in parts:
             made_from.update(repr(part).encode() + b"\0")
         return f"{codec_name}-{made_from.hexdigest()[:20]}"
 
-    def prompt(self, sequence: int) -> Prompt:
-        return Prompt(*self._ids(sequence), self._scenario.context_reuse.workload.output, self._attention(sequence))
+    def prompt(self, request: int) -> Prompt:
+        """Of the conversation that begins with this request. Those about one context ask the same questions."""
+        turns = self._scenario.context_reuse.workload.turns
+        asked = self.asked.requests[request // turns]
+        context, questions = self._prompts.tokens(asked.source, asked.context, turns * asked.question, self._apart)
+        return Prompt(context, questions, asked.output, self._attention(asked.source), turns)
 
     def ensure(self, sequence: int, codec_name: str, say: Say) -> Path:
         """The path of a context's store, which is written unless it exists and holds this context. Raises InputError
@@ -77,18 +88,18 @@ class Library:
                     return path
             except (InputError, DamagedStore) as error:
                 say(f"{path} is not context {sequence} as it should be, and is written anew: {error}")
-        say(f"encoding context {sequence} ({self._scenario.context_reuse.workload.context:,} tokens, {codec_name})")
+        say(f"encoding context {sequence} ({self.asked.contexts[sequence]:,} tokens, {codec_name})")
         self._write(path, sequence, codec_name)
         return path
 
     def check(self, sequence: int, codec_name: str, index: Index) -> None:
         """Raises InputError when this is the index of another context, model, chunking or codec: a name proves nothing,
         as files can be renamed."""
-        context, _ = self._ids(sequence)
-        index.check_context(self._header(codec_name), context)
+        context = self._context(sequence)
+        index.check_context(self._header(sequence, codec_name), context)
 
-    def _header(self, codec_name: str) -> StoreHeader:
-        return StoreHeader.at_all_levels(self.stored_model, self.tokens, codec_name)
+    def _header(self, sequence: int, codec_name: str) -> StoreHeader:
+        return StoreHeader.at_all_levels(self.stored_model, self.tokens(sequence), codec_name)
 
     def stored(self, sequence: int, index: Index) -> StoredContext:
         """A context with the sizes of its store, and with the attention blocks that this scenario's attention runs."""
@@ -100,7 +111,7 @@ class Library:
         return self._stored(sequence, ModelledContexts(self._scenario, codec_name).stored(sequence).encoding)
 
     def _stored(self, sequence: int, encoding: Encoding) -> StoredContext:
-        tokens = np.array(self.tokens)
+        tokens = np.array(self.tokens(sequence))
         if self._scenario.context_reuse.live.attention == "dense":
             blocks = causal_blocks(tokens, np.cumsum(tokens) - tokens)
             active = np.broadcast_to(blocks[:, None, None], encoding.encoded_bytes.shape)
@@ -118,14 +129,14 @@ class Library:
     def _recording(self, sequence: int) -> Recording:
         """The block masks of a context, found in the real attention of a dense prefill, which runs once."""
         if sequence not in self._recordings:
-            context, _ = self._ids(sequence)
+            context = self._context(sequence)
             chunk_tokens = self._scenario.context_reuse.workload.chunk_tokens
             self._recordings[sequence] = record(self._model, context, chunk_tokens=chunk_tokens, room=1)
         return self._recordings[sequence]
 
     def _write(self, path: Path, sequence: int, codec_name: str) -> None:
-        context, _ = self._ids(sequence)
-        header = self._header(codec_name)
+        context = self._context(sequence)
+        header = self._header(sequence, codec_name)
         session = Session(self._model, context, chunk_tokens=self._scenario.context_reuse.workload.chunk_tokens, room=1)
         session.prefill()
         waiting: deque[tuple[tuple[int, int, int], int, Future[bytes]]] = deque()
@@ -144,11 +155,10 @@ class Library:
             while waiting:
                 put()
 
-    def _ids(self, sequence: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        workload = self._scenario.context_reuse.workload
-        if sequence not in self._cut:
-            self._cut[sequence] = self._prompts.tokens(sequence, workload.context, workload.question)
-        return self._cut[sequence]
+    def _context(self, sequence: int) -> tuple[int, ...]:
+        if sequence not in self._contexts:
+            self._contexts[sequence], _ = self._prompts.tokens(sequence, self.asked.contexts[sequence], 0, self._apart)
+        return self._contexts[sequence]
 
 
 def _chunks(session: Session) -> Iterator[tuple[tuple[int, int, int], np.ndarray, np.ndarray]]:

@@ -19,16 +19,28 @@ from kvferry.traces.chunks import CHUNK_TOKENS
 
 @dataclass(frozen=True)
 class Prompt:
-    """What a request reads: a stored context, then a question; `output_tokens` are answered."""
+    """What a conversation reads: a stored context, then a question in each turn, `output_tokens` of which are answered
+    before the next. ``questions`` lie one behind the other."""
 
     context: tuple[int, ...]
-    question: tuple[int, ...]
+    questions: tuple[int, ...]
     output_tokens: int
     attention: Attention = dense
+    turns: int = 1
+
+    def question(self, turn: int) -> tuple[int, ...]:
+        each = len(self.questions) // self.turns
+        return self.questions[turn * each : (turn + 1) * each]
+
+    @property
+    def room(self) -> int:
+        """Tokens behind the context, when all turns are over."""
+        return len(self.questions) + self.turns * self.output_tokens
 
 
 class SessionRunner(RegisteredOps):
-    """One session per request, opened by its first op or chunk and closed by its last token.
+    """One session per conversation, which its first request names: opened by its first op or chunk, closed by its last
+    token.
 
     Sessions are told apart by request and not by sequence: two requests over one context load it twice. The
     buffers of a closed session are used again. `run` belongs to the compute thread, `load` may be another's.
@@ -81,10 +93,14 @@ class SessionRunner(RegisteredOps):
 
     @runs(Prefill)
     def _prefill(self, op: Prefill, request: int) -> int:
-        question = self._prompt(request).question
+        prompt = self._prompt(request)
+        answered = self.answers.setdefault(request, [])
+        if len(answered) == prompt.turns * prompt.output_tokens:
+            answered.clear()  # of a session that was closed: this one begins anew
+        # The last token of the answer before is read with the question.
+        question = (*answered[-1:], *prompt.question(len(answered) // prompt.output_tokens))
         if op.tokens != len(question):
             raise InputError(f"request {request}: Prefill of {op.tokens} tokens, its question has {len(question)}")
-        self.answers[request] = []
         return self._answer(request, question)
 
     @runs(DecodeStep)
@@ -143,7 +159,7 @@ class SessionRunner(RegisteredOps):
         return self._prompts[request]
 
     def _open(self, prompt: Prompt) -> Session:
-        room = len(prompt.question) + prompt.output_tokens
+        room = prompt.room
         chunks = tuple(self._chunks(len(prompt.context)))
         fitting = (kv for kv in self._spare if kv.tokens == chunks and kv.capacity >= kv.total_tokens + room)
         kv = next(fitting, None)
@@ -165,7 +181,7 @@ class SessionRunner(RegisteredOps):
         token = int(self.session(request).read(tokens).argmax())
         answer = self.answers[request]
         answer.append(token)
-        if len(answer) == self._prompt(request).output_tokens:
+        if len(answer) == self._prompt(request).turns * self._prompt(request).output_tokens:
             self.close(request)
         return token
 

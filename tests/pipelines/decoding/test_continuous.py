@@ -14,7 +14,7 @@ from kvferry.pipelines.run import run_scenario
 from kvferry.policies.decode.batcher import Batcher, Batching
 from kvferry.scenarios.loader import load_model
 from kvferry.specs.errors import InputError
-from kvferry.traces.requests import Request
+from kvferry.traces.request import Request
 
 THREE = (Request(0.0, 4, 3), Request(0.0, 5, 2), Request(1.0, 4, 2))
 PAGE_BYTES = 16 * load_model("tiny").kv_bytes_per_token

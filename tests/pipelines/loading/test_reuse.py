@@ -1,13 +1,14 @@
 """A request over a stored context, followed by hand on the fake machine: 1 s per op, 1 byte/s on every path."""
 
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import pytest
 from tiny import unit_model
 
 from kvferry.backends.fake import FakeMachine
-from kvferry.machine.ops import Advance, KvRef, Project
+from kvferry.machine.ops import Advance, DecodeStep, KvRef, Op, Prefill, Project
 from kvferry.machine.ticket import Ticket
 from kvferry.pipelines.loading.context import Context
 from kvferry.pipelines.loading.load import LoaderStuck, Pace
@@ -63,7 +64,7 @@ def run(
     done = machine.env.all_of(processes)
     machine.env.run(until=done)
     assert machine.memory.used_bytes == 0
-    return [p.value for p in processes]
+    return [p.value[0] for p in processes]
 
 
 def test_stream_only() -> None:
@@ -214,3 +215,39 @@ def test_ops_of_a_unit_name_the_kv_they_work_on() -> None:
     (lowest,) = context().ops_of(0, 0, 0)
     assert isinstance(lowest, Project)
     assert lowest.kv == KvRef(sequence=0, token_chunk=0, layer=0, head=None, n_bytes=1.0)
+
+
+def test_further_turns_find_the_context_and_what_was_said_on_the_device() -> None:
+    machine = FakeMachine(capacity_bytes=100.0)
+    asked: list[tuple[int, int]] = []
+    submit = machine.submit
+
+    def listened(op: Op, **rest: Any) -> Ticket:
+        if isinstance(op, Prefill | DecodeStep):
+            asked.append((op.tokens if isinstance(op, Prefill) else 1, op.context_tokens))
+        return submit(op, **rest)
+
+    machine.submit = listened  # type: ignore[method-assign]
+    stored = context()
+    request = ContextRequest(
+        request=4,
+        context=stored,
+        problem=stored.problem(lambda op: np.ones(np.shape(op.tokens))),
+        question_tokens=3,
+        output_tokens=2,
+        planned_bytes_per_s=1.0,
+        rtt_s=0.0,
+        turns=2,
+        think_s=5.0,
+    )
+    seen: list[RequestRecord] = []
+    story = context_reuse(machine, request, StreamOnly(), Admission(machine), Pace(window_s=5.0), seen.append)
+    first, second = machine.env.run(until=machine.env.process(story))
+    assert seen == [first, second]
+    # Loaded at 10; two tokens; the user thinks for five seconds; two tokens more.
+    assert (first.request, first.arrival_s, first.loaded_s, first.token_times_s) == (4, 0.0, 10.0, (11.0, 12.0))
+    assert (second.request, second.arrival_s, second.loaded_s, second.token_times_s) == (5, 17.0, None, (18.0, 19.0))
+    # The context has 2 tokens. The last token of the first answer is read with the second question.
+    assert asked == [(3, 2), (1, 5), (4, 6), (1, 10)]
+    assert machine.memory.peak_of("kv") == 2 * (2 + 2 * (3 + 2))  # layers x tokens, a byte each
+    assert machine.memory.used_bytes == 0

@@ -97,7 +97,7 @@ def test_a_request_over_a_stored_context(system: str) -> None:
     ) as machine:
         loader = SYSTEMS[system].new_loader()
         story = context_reuse(machine, request, loader, Admission(machine), Pace())
-        record = machine.env.run(until=machine.env.process(story))
+        (record,) = machine.env.run(until=machine.env.process(story))
         assert machine.memory.used_bytes == 0
     assert record.units_computed + record.units_streamed == T * L
     assert (record.units_computed > 0) == (system not in ("cachegen", "stream-only"))

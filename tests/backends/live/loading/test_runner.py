@@ -72,6 +72,21 @@ def test_a_request_from_its_first_op_to_its_last_token(runner: SessionRunner) ->
     assert runner.answers == {5: [first, second]}
 
 
+def test_turns_go_on_where_the_answer_before_ended(runner: SessionRunner) -> None:
+    questions = (3, 1, 4, 1, 5, 9)
+    talk = SessionRunner(runner.model, lambda request: Prompt(CONTEXT, questions, 2, turns=2), chunk_tokens=16)
+    for op in LOAD:
+        talk.run(op, request=0)
+    first = [talk.run(op, request=0) for op in (Prefill(3, 20), DecodeStep(1, 23))]
+    # The last token of the first answer is read with the second question.
+    second = [talk.run(op, request=0) for op in (Prefill(4, 24), DecodeStep(1, 28))]
+    ids = torch.tensor([[*CONTEXT, *questions[:3], *first, *questions[3:]]])
+    assert second == runner.model.generate(ids, max_new_tokens=2, do_sample=False)[0, -2:].tolist()
+    assert talk.answers == {0: first + second}
+    with pytest.raises(NotReady):
+        talk.run(DecodeStep(1, 29), request=0)
+
+
 def test_buffers_go_from_request_to_request(runner: SessionRunner) -> None:
     runner.reserve(20, room=16)
     buffers = []

@@ -259,7 +259,7 @@ def test_sizes_of_a_store_are_what_the_model_of_the_codec_says() -> None:
     with live_world(described, needs, Inputs(), lambda span: None, lambda what: None) as world:
         stored = world.stored(0)
         assert isinstance(world.parts, LoadingParts)
-        context, _ = world.parts._library._ids(0)
+        context = world.parts._library._context(0)
         chunks = record(world.parts.model, context, chunk_tokens=256).chunks
     modelled = CODECS["huffman"](chunks.entropy_bits, chunks.tokens * 2 * 16).encoded_bytes
     np.testing.assert_allclose(stored.encoding.encoded_bytes, modelled, rtol=0.1)

@@ -1,0 +1,93 @@
+"""Recorded requests: when each one came, and how many tokens it read and answered."""
+
+import csv
+from datetime import UTC, datetime
+from pathlib import Path
+
+from kvferry.specs.errors import InputError
+from kvferry.traces.format import MAX_DURATION_S, read_lines, read_number
+from kvferry.traces.request import Request
+
+MOST_RECORDED = 100_000
+_MOST_TOKENS = 10_000_000
+_MOST_STAMP_S = 1e11
+# Columns (arrival, context, question, output) of every format, found by its header: this project's own, the Azure LLM
+# inference traces, and BurstGPT. A column that a format lacks is empty here.
+_FORMATS = (
+    ("arrival", "context", "question", "output"),
+    ("arrival_s", "context", "question", "output"),
+    ("arrival", "context", "", "output"),
+    ("arrival_s", "context", "", "output"),
+    ("TIMESTAMP", "ContextTokens", "", "GeneratedTokens"),
+    ("Timestamp", "Request tokens", "", "Response tokens"),
+)
+
+
+def read_requests(path: Path, *, most: int, question: int) -> tuple[Request, ...]:
+    """The first `most` requests of a CSV file with a header, in order of arrival, the first of them at 0.
+
+    Arrivals are seconds, or date and time. `question` stands in where the file has no such column. Rows without tokens
+    are requests that failed, and are left out. Raises InputError with file and line.
+    """
+    lines = read_lines(path)
+    reader = csv.reader(lines)
+    try:
+        header = [name.strip().lstrip("\ufeff") for name in next(reader, [])]
+        columns = _columns(path, header)
+        found = [_row(path, reader.line_num, row, columns, question) for row in reader if row]
+    except csv.Error as error:
+        raise InputError(f"{path}:{reader.line_num}: {error}") from None
+    answered = [one for one in found if one.context > 0 and one.output > 0]
+    if not answered:
+        raise InputError(f"{path}: holds no request with tokens to read and to answer")
+    if len(answered) > MOST_RECORDED and most > MOST_RECORDED:
+        raise InputError(
+            f"{path}: {len(answered):,} requests; say with workload.requests how many, {MOST_RECORDED:,} at most"
+        )
+    answered = sorted(answered, key=lambda one: one.arrival_s)[:most]
+    first_s, last_s = answered[0].arrival_s, answered[-1].arrival_s
+    if last_s - first_s > MAX_DURATION_S:
+        raise InputError(
+            f"{path}: its requests come over {last_s - first_s:,.0f} s; at most {MAX_DURATION_S:,.0f} s will do"
+        )
+    return tuple(Request(one.arrival_s - first_s, one.context, one.output, one.question) for one in answered)
+
+
+def _columns(path: Path, header: list[str]) -> list[int | None]:
+    """Places of arrival, context, question and output. Raises InputError for a header of none of the formats."""
+    for names in _FORMATS:
+        if all(not name or name in header for name in names):
+            return [header.index(name) if name else None for name in names]
+    known = "; ".join(",".join(name for name in names if name) for names in _FORMATS[::2])
+    raise InputError(f"{path}:1: {','.join(header)[:200]!r} is no header of recorded requests; known are {known}")
+
+
+def _row(path: Path, line: int, row: list[str], columns: list[int | None], question: int) -> Request:
+    if len(row) <= max(place for place in columns if place is not None):
+        raise InputError(f"{path}:{line}: {len(row)} columns, the header has more")
+    arrival, context, asked, output = (None if place is None else row[place].strip() for place in columns)
+    assert arrival is not None
+
+    def tokens(text: str | None, what: str) -> int:
+        number = read_number(path, line, text or "", what, _MOST_TOKENS)
+        if number != int(number):
+            raise InputError(f"{path}:{line}: {what} {number:g} is no whole number of tokens")
+        return int(number)
+
+    return Request(
+        _seconds(path, line, arrival),
+        tokens(context, "context"),
+        tokens(output, "output"),
+        question if asked is None else tokens(asked, "question"),
+    )
+
+
+def _seconds(path: Path, line: int, text: str) -> float:
+    """From a number of seconds, or from date and time (to the microsecond; UTC where it names no zone)."""
+    if text.replace(".", "", 1).isdigit():
+        return read_number(path, line, text, "arrival", _MOST_STAMP_S)
+    try:
+        read = datetime.fromisoformat(text)
+        return (read if read.tzinfo else read.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError, OSError):
+        raise InputError(f"{path}:{line}: arrival {text[:40]!r} is neither seconds nor date and time") from None
