@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from kvferry.specs.errors import InputError
 from kvferry.specs.workload import MOST_REQUESTS, ArrivalsSpec, ContextReuseSpec, DecodeSpec
 from kvferry.traces.chance import Source, generator
 from kvferry.traces.request import Request
@@ -28,8 +29,10 @@ def decode_requests(workload: DecodeSpec, requests: int | None, seed: int) -> tu
     None: as many as the workload's `lengths` or `trace` hold. Raises InputError for a trace that cannot be read.
     """
     if workload.trace is not None:
-        most = requests or MOST_REQUESTS
-        return read_requests(Path(workload.trace), most=most, question=0)
+        try:
+            return read_requests(Path(workload.trace), most=requests or MOST_REQUESTS, question=0)
+        except InputError as error:
+            raise InputError(f"workload.trace: {error}") from None
     if workload.lengths is not None:
         lengths = [(one.context or workload.context, one.output or workload.output) for one in workload.lengths]
     else:
