@@ -214,7 +214,7 @@ def _check_plots(spec: StudySpec, tree: Node, points: Sequence[Scenario]) -> Non
     faults = [
         Complaint(("plots", n, key), f"{column!r:.60} is neither a setting nor a metric{nearest(column, known)}")
         for n, plot in enumerate(spec.plots)
-        for key, column in plot.columns.items()
+        for key, column in (*plot.columns.items(), *(("pool", key) for key in plot.pool))
         if column_of(column, known) is None and not re.fullmatch(r"energy_\w+_j", column)
     ]
     if faults:

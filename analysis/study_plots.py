@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvferry.analysis import human
 from kvferry.analysis.folder import write_pictures
-from kvferry.analysis.plots import PLOTS, Axis
+from kvferry.analysis.plots import PLOTS, Axis, short_names
 from kvferry.analysis.settings import column_of
 from kvferry.analysis.study_spec import PlotSpec
 from kvferry.analysis.style import render
@@ -26,27 +27,125 @@ _UNITS: dict[Callable[[float], str], tuple[str, float]] = {
     human.energy: ("J", 1.0),
     human.percent: ("%", 100.0),
 }
+# Of one plot, and the column that says which of them a row is in.
+MOST_PANELS = 9
+_PANEL = "panel"
 _TOKENS = ("workload.context", "workload.question", "workload.output", "workload.chunk_tokens")
 
 
-def draw_plots(frame: pd.DataFrame, plots: Sequence[PlotSpec], folder: Path) -> tuple[list[Path], dict[str, str]]:
-    """Write each plot of a study's results as PNG and SVG; returns the files, and by name why one was not drawn.
+@dataclass
+class Drawn:
+    """What became of a study's plots: files, what stands behind their marks by name, and why one was not drawn."""
 
-    Only points whose outcome is "done" are drawn: figures of an unfinished run would look too good.
+    files: list[Path] = field(default_factory=list)
+    behind: dict[str, str] = field(default_factory=dict)
+    not_drawn: dict[str, str] = field(default_factory=dict)
+
+
+def draw_plots(frame: pd.DataFrame, plots: Sequence[PlotSpec], folder: Path, axes: Sequence[str] = ()) -> Drawn:
+    """Write each plot of a study's results as PNG and SVG. `axes` are the keys that the study varies.
+
+    Only points whose outcome is "done" are drawn: figures of an unfinished run would look too good. No mark mixes
+    values of an axis silently: where a plot names neither the axis nor that it may be pooled, each value has a panel
+    of its own; a plot that would need too many is not drawn.
     """
-    done = frame[frame["outcome"] == "done"]
-    written: list[Path] = []
-    left_out: dict[str, str] = {}
+    drawn = Drawn()
     names: list[str] = []
     for plot in plots:
-        names.append(_name(plot, names))
+        name = _name(plot, names)
+        names.append(name)
         try:
-            pictures = render(lambda plot=plot: PLOTS[plot.kind](done, **_arguments(plot, done.columns)))  # type: ignore[misc]
+            rows, facet = _in_panels(plot, frame[frame["outcome"] == "done"], axes)
+            drawn.behind[name] = _behind(plot, frame, rows, facet)
+            arguments = _arguments(plot, rows.columns) | {"facet": facet, "note": drawn.behind[name]}
+            pictures = render(lambda plot=plot, rows=rows, how=arguments: PLOTS[plot.kind](rows, **how))  # type: ignore[misc]
         except (InputError, ValueError) as error:  # no point was done, or none has this metric
-            left_out[names[-1]] = str(error)
+            drawn.not_drawn[name] = str(error)
+            drawn.behind.pop(name, None)
         else:
-            written += write_pictures(folder / names[-1], pictures)
-    return written, left_out
+            drawn.files += write_pictures(folder / name, pictures)
+    return drawn
+
+
+def _columns(plot: PlotSpec, columns: Collection[str]) -> dict[str, str]:
+    return {key: column_of(named, columns) or named for key, named in plot.columns.items()}
+
+
+def _in_panels(plot: PlotSpec, done: pd.DataFrame, axes: Sequence[str]) -> tuple[pd.DataFrame, str | None]:
+    """The rows with a value for all that the plot names, and the column that says which panel a row is in.
+
+    A further axis is one that differs between points of a mark with the same seed. Raises ValueError for too many
+    panels.
+    """
+    named = _columns(plot, done.columns)
+    wanted = [column for column in named.values() if column in done.columns]
+    rows = done.dropna(subset=wanted)
+    if plot.kind == "cdf" or rows.empty:
+        return rows, None
+    pooled = {column_of(key, done.columns) for key in plot.pool}
+    marks = [column for key, column in named.items() if key not in ("value" if "value" in named else "y",)]
+    same = [column for column in (*marks, *pooled, "seed") if column is not None and column in rows.columns]
+    groups = rows.groupby(list(dict.fromkeys(same)), dropna=False)
+    further = {}
+    for key in axes:
+        column = column_of(key, done.columns)
+        if column is not None and column not in same and (groups[column].nunique(dropna=False) > 1).any():
+            further[key] = column
+    if not further:
+        return rows, None
+    panels = rows[list(further.values())].drop_duplicates()
+    if len(panels) > MOST_PANELS:
+        keys = ", ".join(further)
+        raise ValueError(
+            f"its marks would mix {len(panels)} values of {keys}, more than the {MOST_PANELS} panels that fit;"
+            f" name one of them, or `pool: [{keys}]` to draw medians over them"
+        )
+    texts = {key: _texts(column, list(panels[column].unique())) for key, column in further.items()}
+    label = [
+        ", ".join(f"{key} {texts[key][value]}" for key, value in zip(further, row, strict=True) if value in texts[key])
+        for row in rows[list(further.values())].itertuples(index=False)
+    ]
+    return rows.assign(**{_PANEL: label}), _PANEL
+
+
+def _texts(column: str, values: Sequence[Any]) -> dict[Any, str]:
+    """How the values of a column are written; what is not set is left out."""
+    there = [value for value in values if value is not None and value == value]
+    if any(isinstance(value, str) for value in there):
+        return dict(zip(there, short_names(there), strict=True))
+    return {value: human.of_unit(column)(value) for value in there}
+
+
+def _behind(plot: PlotSpec, frame: pd.DataFrame, rows: pd.DataFrame, facet: str | None) -> str:
+    """How many points and seeds a mark stands for, what it pools, and the points that are in no mark."""
+    named = _columns(plot, frame.columns)
+    value = {"line": "y", "cdf": "x", "heat_map": "value"}[plot.kind]
+    marks = [column for key, column in named.items() if key != value] + ([facet] if facet else [])
+    parts = []
+    if not rows.empty:
+        groups = [group for _, group in rows.groupby(marks)] if marks else [rows]
+        mark = {"line": "mark", "cdf": "line", "heat_map": "cell"}[plot.kind]
+        parts.append(f"each {mark}: {_range(map(len, groups), 'point')}")
+        if "seed" in rows.columns:
+            parts[0] += f", {_range((group['seed'].nunique() for group in groups), 'seed')}"
+    if plot.pool:
+        parts.append(f"pooled: {', '.join(plot.pool)}")
+    without = [
+        f"{missing:,} without {plot.columns[key]}"
+        for key, column in named.items()
+        if column in frame.columns and (missing := int(frame.loc[frame["outcome"] == "done", column].isna().sum()))
+    ]
+    if unfinished := int((frame["outcome"] != "done").sum()):
+        without.append(f"{unfinished:,} not done")
+    if without:
+        parts.append(f"{len(frame) - len(rows):,} of {len(frame):,} points not drawn: {', '.join(without)}")
+    return "; ".join(parts)
+
+
+def _range(counts: Iterable[int], what: str) -> str:
+    """ "5 seeds", "1-8 points"."""
+    found = sorted(set(counts))
+    return f"{'-'.join(dict.fromkeys(map(str, (found[0], found[-1]))))} {what}{'' if found[-1] == 1 else 's'}"
 
 
 def _name(plot: PlotSpec, taken: Collection[str]) -> str:

@@ -10,9 +10,9 @@ from kvferry.specs.base import BadKey, Spec
 MOST_POINTS = 50_000
 # Which keys a kind of plot needs, and which it may have besides log, title and name.
 _KEYS = {
-    "line": (("x", "y"), ("by", "band")),
+    "line": (("x", "y"), ("by", "band", "pool")),
     "cdf": (("x",), ("by",)),
-    "heat_map": (("x", "y", "value"), ()),
+    "heat_map": (("x", "y", "value"), ("pool",)),
 }
 
 
@@ -26,8 +26,10 @@ class PlotSpec(Spec):
     x: str
     y: str | None = None
     value: str | None = None
-    # A line per value of it; keys that the plot does not name make the spread.
+    # A line per value of it; seeds make the spread.
     by: str | None = None
+    # Axes over which a mark is the median. Others that the plot does not name have a panel per value.
+    pool: tuple[str, ...] = ()
     band: Literal["p5-p95", "min-max"] = "p5-p95"
     log: tuple[Literal["x", "y", "value"], ...] = ()
     title: str = Field(default="", max_length=200)
@@ -40,7 +42,7 @@ class PlotSpec(Spec):
         for key in needed:
             if getattr(self, key) is None:
                 raise BadKey(key, f"is missing; a {self.kind} needs {' and '.join(needed)}")
-        for key in sorted(self.model_fields_set & {"y", "value", "by", "band"} - {*needed, *possible}):
+        for key in sorted(self.model_fields_set & {"y", "value", "by", "band", "pool"} - {*needed, *possible}):
             raise BadKey(key, f"is of no use to a {self.kind}, which takes {', '.join((*needed, *possible))}")
         return self
 

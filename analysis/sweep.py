@@ -75,12 +75,12 @@ def run_study(
 
     Returns what ``kvferry sweep --json`` prints: study, points, new (how many were run now), outdated (how many of
     those had a result of another version of KVFerry), outcomes (how many of each), failed (for each such point the
-    values of the axes, and why), data, plots, not_drawn (why, by plot), not_measured (devices whose profile is not).
-    Raises as ``run_points`` does.
+    values of the axes, and why), data, plots, marks (by plot, what stands behind each), not_drawn (why, by plot),
+    not_measured (devices whose profile is not). Raises as ``run_points`` does.
     """
     before = read_points(folder)
     frame = run_points(study.points, folder, workers, progress).drop_duplicates("key")
-    plots, not_drawn = draw_plots(frame, study.plots, folder / "plots")
+    drawn = draw_plots(frame, study.plots, folder / "plots", study.axes)
     failed = frame[frame["outcome"] == "failed"]
     columns = {key: column for key in study.axes if (column := column_of(key, frame.columns))}
     return {
@@ -94,8 +94,9 @@ def run_study(
             for row in failed.astype(object).where(failed.notna(), None).to_dict("records")
         ],
         "data": str(folder / "points.parquet"),
-        "plots": [str(path) for path in plots],
-        "not_drawn": not_drawn,
+        "plots": [str(path) for path in drawn.files],
+        "marks": drawn.behind,
+        "not_drawn": drawn.not_drawn,
         "not_measured": sorted({point.device.name for point in study.points if not point.device.is_measured}),
     }
 

@@ -52,6 +52,8 @@ def sweep(
             if note is not None:
                 print(quoted(note))
         say(f"written to {folder}")
+    for name, what in summary["marks"].items():
+        say(f"{name}: {what}")
     for name, why in summary["not_drawn"].items():
         say(f"{name}: not drawn: {why}")
     if summary["failed"]:

@@ -205,7 +205,7 @@ def test_bars_tell_the_figures() -> None:
     left, right = panels(compare_bars(metrics))
     assert [label.get_text() for label in left.get_yticklabels()] == ["fast", "slow", "none"]
     assert texts(left) == ["1.50 s", "3.00 s  (2.00x)", "none"]
-    assert texts(right) == ["9.00 J", "5.00 J"]
+    assert texts(right) == ["9.00 J", "5.00 J", "not counted"]
     # base, then gpu behind it
     assert [bar.get_width() for bar in right.patches] == [2.0, 0, 0, 7.0, 5.0, 0]
     assert [bar.get_x() for bar in right.patches] == [0, 0, 0, 2.0, 0, 0]

@@ -1,10 +1,13 @@
 """Studies: which points they make, what is drawn of them, and the lines that say what is wrong with one."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 
+from kvferry.analysis import study_plots
 from kvferry.analysis.study import load_study, study_names
 from kvferry.analysis.study_plots import draw_plots
 from kvferry.analysis.study_spec import PlotSpec
@@ -200,8 +203,8 @@ def test_plots_are_written_and_the_undrawable_told(tmp_path: Path) -> None:
         PlotSpec(kind="cdf", x="energy_j"),
         PlotSpec(kind="cdf", x="ttft_s", name="how-long"),
     ]
-    files, left_out = draw_plots(FRAME, plots, tmp_path)
-    assert {path.name for path in files} == {
+    drawn = draw_plots(FRAME, plots, tmp_path)
+    assert {path.name for path in drawn.files} == {
         f"{stem}.{format}"
         for stem in (
             "line-workload.context-ttft_s-system",
@@ -211,13 +214,84 @@ def test_plots_are_written_and_the_undrawable_told(tmp_path: Path) -> None:
         )
         for format in ("png", "svg")
     }
-    assert left_out == {"cdf-energy_j": "unknown column 'energy_j'; known: outcome, system, ttft_s, workload.context."}
+    assert drawn.not_drawn == {
+        "cdf-energy_j": "unknown column 'energy_j'; known: outcome, system, ttft_s, workload.context."
+    }
 
 
 def test_what_a_failing_link_let_through_is_not_drawn(tmp_path: Path) -> None:
-    files, left_out = draw_plots(FRAME.assign(outcome="infeasible"), [PlotSpec(kind="cdf", x="ttft_s")], tmp_path)
-    assert files == []
-    assert left_out == {"cdf-ttft_s": "nothing to draw: no row has ttft_s"}
+    drawn = draw_plots(FRAME.assign(outcome="infeasible"), [PlotSpec(kind="cdf", x="ttft_s")], tmp_path)
+    assert drawn.files == []
+    assert drawn.not_drawn == {"cdf-ttft_s": "nothing to draw: no row has ttft_s"}
+
+
+MANY = pd.DataFrame(
+    [
+        {"outcome": "done", "system": system, "workload.context": context, "link.trace": trace, "seed": seed,
+         "link.offset_s": 10.0 * seed, "ttft_s": factor * context / 1024}
+        for system, factor in (("ferry", 1.0), ("kivi", 3.0))
+        for context in (1024, 2048)
+        for trace in ("/data/4g/bus.csv", "/data/5g/bus.csv", None)
+        for seed in (0, 1)
+    ]
+)  # fmt: skip
+AXES = ("system", "workload.context", "link.trace", "seed", "link.offset")
+
+
+def panels_of(monkeypatch: pytest.MonkeyPatch, plot: PlotSpec, folder: Path, frame: pd.DataFrame = MANY) -> Any:
+    """The titles of a plot's panels, and what became of it."""
+    figures: list[Any] = []
+
+    def keep(draw: Callable[[], Any]) -> dict[str, bytes]:
+        figures.append(draw())
+        return {}
+
+    monkeypatch.setattr(study_plots, "render", keep)
+    drawn = draw_plots(frame, [plot], folder, AXES)
+    return [axis.get_title() for figure in figures for axis in figure.axes], drawn, figures
+
+
+def test_an_axis_that_a_plot_does_not_name_has_a_panel_per_value(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    frame = MANY.dropna()
+    heat = PlotSpec(kind="heat_map", x="workload.context", y="link.trace", value="ttft_s", name="heat")
+    titles, drawn, (figure,) = panels_of(monkeypatch, heat, tmp_path, frame)
+    assert titles[:2] == ["system ferry", "system kivi"]
+    # A cell of kivi is kivi's own, and not in the middle of both.
+    assert [text.get_text() for text in figure.axes[1].texts] == ["3", "6", "3", "6"]
+    # Offsets go with the seeds, which a median is made of.
+    assert drawn.behind == {"heat": "each cell: 2 points, 2 seeds"}
+    line = PlotSpec(kind="line", x="workload.context", y="ttft_s", by="system", name="line")
+    assert panels_of(monkeypatch, line, tmp_path, frame)[0] == ["link.trace 4g/bus", "link.trace 5g/bus"]
+    bare = PlotSpec(kind="line", x="workload.context", y="ttft_s", pool=("link.trace",), name="bare")
+    _, _, (figure,) = panels_of(monkeypatch, bare, tmp_path, frame)
+    assert all(axis.get_ylim()[1] > 6 for axis in figure.axes), "panels have room for the largest of all"
+
+
+def test_pooling_is_asked_for_and_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    frame = MANY.dropna()
+    line = PlotSpec(kind="line", x="workload.context", y="ttft_s", pool=("system", "link.trace"), name="line")
+    titles, drawn, _ = panels_of(monkeypatch, line, tmp_path, frame)
+    assert len(titles) == 1
+    assert drawn.behind == {"line": "each mark: 8 points, 2 seeds; pooled: system, link.trace"}
+
+
+def test_points_that_are_in_no_mark_are_counted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    frame = pd.concat([MANY, MANY.dropna()[:1].assign(outcome="infeasible")])
+    heat = PlotSpec(kind="heat_map", x="link.trace", y="system", value="ttft_s", pool=("workload.context",), name="h")
+    _, drawn, (figure,) = panels_of(monkeypatch, heat, tmp_path, frame)
+    assert drawn.behind["h"].endswith("; 9 of 25 points not drawn: 8 without link.trace, 1 not done")
+    assert drawn.behind["h"] in figure.get_supxlabel()
+    assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == ["4g/bus", "5g/bus"]
+
+
+def test_what_would_need_too_many_panels_is_refused(tmp_path: Path) -> None:
+    frame = pd.concat([MANY.dropna().assign(**{"link.rtt_s": rtt_s}) for rtt_s in (0.01, 0.02, 0.03)])
+    plot = PlotSpec(kind="line", x="workload.context", y="ttft_s", name="all")
+    drawn = draw_plots(frame, [plot], tmp_path, (*AXES, "link.rtt"))
+    assert drawn.files == []
+    assert "its marks would mix 12 values of system, link.trace, link.rtt" in drawn.not_drawn["all"]
 
 
 def test_the_study_in_the_docs_is_one() -> None:
