@@ -7,15 +7,15 @@ what they need and in their inputs, never in their worlds.
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
+from kvferry.backends.needs import Need, Needs, NoKv
 from kvferry.machine.machine import Machine, Refused
 from kvferry.machine.span import Tell
-from kvferry.policies.decode.index import IndexSpec
-from kvferry.policies.decode.layout import Layout
-from kvferry.specs.model import ModelSpec
+from kvferry.specs.errors import InputError
+from kvferry.specs.link import LinkSpec
+from kvferry.specs.machine import DEVICE
 from kvferry.specs.scenario import Scenario
-from kvferry.specs.tier import Tier
 from kvferry.traces.assignments import RecordedAssignments
 from kvferry.traces.rate import RateTrace
 from kvferry.traces.selections import SelectionStream
@@ -23,83 +23,6 @@ from kvferry.traces.stored import StoredContext
 
 # Called with what is being made ready, where that takes a while.
 Say = Callable[[str], None]
-# The machine that a scenario's device is.
-DEVICE = "device"
-
-
-class DecodeSizes(Protocol):
-    """What a world needs to know of a plan for decoding with KV on storage; sizes are per sequence."""
-
-    @property
-    def layout(self) -> Layout: ...
-    @property
-    def model(self) -> ModelSpec: ...
-    @property
-    def group_tokens(self) -> int: ...
-    @property
-    def heads(self) -> int:
-        """Parts of the KV heads that choose for themselves."""
-        ...
-
-    @property
-    def blocks(self) -> int:
-        """Groups of the context."""
-        ...
-
-    @property
-    def selected(self) -> int | None:
-        """Of them, each layer's selection; None: all."""
-        ...
-
-    @property
-    def slots(self) -> int: ...
-    @property
-    def rank(self) -> int:
-        """Width of the compressed keys over all heads."""
-        ...
-
-    @property
-    def index(self) -> IndexSpec | None:
-        """What KV blocks are chosen with; None: all are read."""
-        ...
-
-    @property
-    def rebuilt_rank(self) -> int | None:
-        """Numbers per token from which keys are rebuilt; None: keys lie in the file too."""
-        ...
-
-    @property
-    def tiers(self) -> tuple[Tier, ...]:
-        """Where each layer's KV lies after prefill."""
-        ...
-
-    @property
-    def mapped_bytes(self) -> float | None:
-        """What a file that is mapped into memory may take there; None: it is read past the page cache."""
-        ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class Paged:
-    """KV that is in memory while decoding: tokens of each prompt and of the longest answer; pages of the pool."""
-
-    prompts: tuple[int, ...]
-    output: int
-    pages: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Needs:
-    """What a flow needs of the world that it runs in.
-
-    ``codec``: contexts lie in the cloud, encoded so; None: there are none. ``kv``: sizes of the KV that lies on storage
-    while decoding, of ``sequences`` prompts that decode together. ``paged``: KV that is in memory while decoding.
-    """
-
-    codec: str | None = None
-    kv: DecodeSizes | None = None
-    sequences: int = 0
-    paged: Paged | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,12 +39,41 @@ class Inputs:
     assignments: RecordedAssignments | None = None
 
 
+class Described(NamedTuple):
+    """A machine that a world opens: what it needs, the scenario with it in the place of the device, and its link."""
+
+    name: str
+    need: Need
+    scenario: Scenario
+    link: LinkSpec | None
+
+
+def described(scenario: Scenario, needs: Needs) -> list[Described]:
+    """The device, whether it needs anything or not, and the other machines that a flow needs. Raises InputError for one
+    that the scenario does not have, or that lacks a link to fetch over."""
+    found = []
+    for name, need in {DEVICE: NoKv(), **needs}.items():
+        link = scenario.link_of(name)
+        if need.fetches and link is None:
+            raise InputError(f"machines.{name.partition('.')[0]}.link: is missing; {name} fetches contexts over it")
+        found.append(Described(name, need, scenario.seen_by(name), link))
+    return found
+
+
+def tell_of(name: str, tell: Tell) -> Tell:
+    """Reports spans of a machine: resources of all but the device bear its name, as in ``cloud/gpu``."""
+    if name == DEVICE:
+        return tell
+    return lambda span: tell(span._replace(resource=f"{name}/{span.resource}"))
+
+
 class World(Protocol):
     """Everything that a run touches. The clock of its machines begins at 0, as do the link's rates."""
 
     @property
     def machines(self) -> Mapping[str, Machine]:
-        """By instance name, all in one environment; DEVICE is the scenario's device."""
+        """DEVICE first, then those that the flow's needs name, by instance; all in one environment, and each can open
+        channels to the others."""
         ...
 
     @property
@@ -141,11 +93,11 @@ class World(Protocol):
 
     @property
     def weights_refused(self) -> Refused | None:
-        """Why the model is not in memory; nothing can run then."""
+        """Why a machine's model is not in its memory; nothing can run then."""
         ...
 
     def stored(self, sequence: int) -> StoredContext:
-        """The context of a request in the cloud, where ``Needs.codec`` asks for contexts."""
+        """The context of a request in the cloud, where the device needs ContextsInCloud."""
         ...
 
     def inputs(self) -> Inputs:
@@ -153,11 +105,11 @@ class World(Protocol):
         ...
 
     def energy_j(self, until_s: float) -> dict[str, float]:
-        """By component, since the beginning; empty where no meter counts it."""
+        """The device's by component, since the beginning; empty where no meter counts it."""
         ...
 
     def storage_utilisation(self, until_s: float) -> float:
-        """The share of the time in which storage was at work."""
+        """The share of the time in which the device's storage was at work."""
         ...
 
     def measured(self) -> dict[str, Any]:

@@ -6,8 +6,9 @@ from time import perf_counter
 
 import numpy as np
 
+from kvferry.backends.needs import Needs
 from kvferry.backends.sim.world import sim_world
-from kvferry.backends.world import Inputs, Needs, OpenWorld, Say, World
+from kvferry.backends.world import Inputs, OpenWorld, Say, World
 from kvferry.machine.span import Tell
 from kvferry.pipelines.checks import check_names
 from kvferry.pipelines.record import Outcome, Run
@@ -76,7 +77,7 @@ def run_scenario(
         ran_s, end = perf_counter() - began_s, totals()
         left = flow.left(world, end)
         memory = world.machine.memory
-        times_s, rates = _link_over(world, end.now_s) if flow.needs.codec is not None else ((), ())
+        times_s, rates = _link_over(world, end.now_s) if _uses_the_link(flow.needs) else ((), ())
         return Run(
             outcome=outcome,
             why=why,
@@ -110,6 +111,11 @@ def _drive(world: World, flow: Flow, totals: Callable[[], Totals]) -> tuple[Outc
     except KeyboardInterrupt:
         return "interrupted", flow.kept()
     return "done", ""
+
+
+def _uses_the_link(needs: Needs) -> bool:
+    """Something is fetched, or machines talk."""
+    return len(needs) > 1 or any(need.fetches for need in needs.values())
 
 
 def _link_over(world: World, until_s: float) -> tuple[tuple[float, ...], tuple[float, ...]]:

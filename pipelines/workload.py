@@ -6,7 +6,8 @@ from typing import Any, Protocol
 
 import simpy
 
-from kvferry.backends.world import Needs, World
+from kvferry.backends.needs import Needs
+from kvferry.backends.world import World
 from kvferry.pipelines.record import Decoded, RequestRecord
 from kvferry.pipelines.tally import Totals
 from kvferry.scenarios.resolve import Complaint

@@ -5,7 +5,11 @@ from dataclasses import dataclass
 
 import simpy
 
+from kvferry.machine.span import Tell
+from kvferry.machine.ticket import Ticket
 from kvferry.sim.link import Link
+from kvferry.specs.device import NetworkInterfaceSpec
+from kvferry.traces.rate import RateTrace
 
 
 @dataclass(frozen=True)
@@ -22,11 +26,30 @@ class Access:
     rtt_s: float = 0.0
 
 
-class Accesses:
-    """The `carry` of a Switchboard for machines by name. A machine without an access, a cloud say, costs nothing.
+def access_over(
+    env: simpy.Environment,
+    down: RateTrace,
+    up: RateTrace | None,
+    rtt_s: float,
+    network: NetworkInterfaceSpec,
+    tell: Tell,
+) -> Access:
+    """A device's access over a link; spans name its resources link and uplink. `up` None: it sends as fast as it
+    receives, on another way. Each transfer down takes the time that the network interface adds to a fetch."""
+    if network.bytes_per_s is not None:
+        down = down.capped(network.bytes_per_s)
+    return Access(
+        up=Link(env, down if up is None else up, 0.0, tell, "uplink"),
+        down=Link(env, down, rtt_s + network.request_s, tell),
+        rtt_s=rtt_s,
+    )
 
-    Messages of one direction arrive in the order in which they were sent. Left out: the inside of the network, and
-    header bytes.
+
+class Accesses:
+    """The `carry` of a switchboard for machines by name, in virtual or wall time.
+
+    A machine without an access, a cloud say, costs nothing. Messages of one direction arrive in the order in which they
+    were sent. Left out: the inside of the network, and header bytes.
     """
 
     def __init__(self, env: simpy.Environment, machines: Mapping[str, Access] | None = None) -> None:
@@ -37,12 +60,14 @@ class Accesses:
         """Give a machine its access."""
         self._machines[name] = access
 
-    def __call__(self, sender: str, receiver: str, n_bytes: float) -> simpy.Event:
+    def __call__(self, sender: str, receiver: str, n_bytes: float) -> Ticket:
         """Fires when a message of so many bytes has arrived; fails with LinkDown when a trace ends before."""
         here, there = self._machines.get(sender), self._machines.get(receiver)
         flow, label = ("message", sender, receiver), "Message"
         if here is None and there is None:
-            return self._env.timeout(0)
+            arrived = Ticket(self._env)
+            arrived.settle(None, self._env.now, self._env.now)
+            return arrived
         if there is None:
             assert here is not None
             return here.up.transfer(flow, n_bytes, label=label, before_s=0.0, behind_s=here.rtt_s / 2)

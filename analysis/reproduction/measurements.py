@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from kvferry.backends.sim.world import ModelledContexts
+from kvferry.backends.sim.parts import ModelledContexts
 from kvferry.machine.ops import PrefillHead, Select
 from kvferry.pipelines.loading.context import Context
 from kvferry.pipelines.loading.systems import SYSTEMS

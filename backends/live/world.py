@@ -1,65 +1,87 @@
-"""The real world of a scenario: its model on this device, and what its workload needs beside it."""
+"""The real world of a scenario: its models on this device, and what its workload needs beside them."""
 
+import math
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any, Protocol
+from typing import Any
 
-from kvferry.backends.live.decoding.parts import DecodingParts
-from kvferry.backends.live.engine.machine import LiveMachine, OpRunner
-from kvferry.backends.live.loading.cloud_parts import LoadingParts
-from kvferry.backends.world import DEVICE, Inputs, Needs, Say
-from kvferry.machine.machine import Machine, Refused
+from kvferry.backends.live.engine.channel import SocketSwitchboard
+from kvferry.backends.live.engine.environment import WallClockEnvironment
+from kvferry.backends.live.engine.machine import LiveMachine
+from kvferry.backends.live.parts import Parts, parts_for
+from kvferry.backends.needs import Needs
+from kvferry.backends.world import DEVICE, Described, Inputs, Say, described, tell_of
+from kvferry.machine.machine import Refused
 from kvferry.machine.span import Tell
+from kvferry.sim.access import Access, Accesses, access_over
+from kvferry.specs.link import LinkSpec
 from kvferry.specs.scenario import Scenario
 from kvferry.traces.rate import RateTrace
 from kvferry.traces.resolve import link_trace
 from kvferry.traces.stored import StoredContext
 
 
-class Parts(Protocol):
-    """What a workload needs of a real world beside its model."""
-
-    @property
-    def runner(self) -> OpRunner: ...
-
-    def machine_options(self) -> dict[str, Any]:
-        """Further arguments of the LiveMachine: its fetcher and decoder, its storage."""
-        ...
-
-    def warm_up(self, machine: LiveMachine) -> None:
-        """Do first what is slow the first time: kernels are chosen, threads get theirs, buffers their pages. None of it
-        belongs to a request."""
-        ...
-
-    def stored(self, sequence: int) -> StoredContext: ...
-
-    def inputs(self) -> Inputs: ...
-
-    def measured(self) -> dict[str, Any]: ...
-
-
 class LiveWorld:
-    """A LiveMachine on the parts of a workload. Use ``live_world``, which opens and closes all of it."""
+    """A LiveMachine for each machine that the workload needs, all in this process. Use ``live_world``, which opens and
+    closes all of it."""
 
-    def __init__(self, scenario: Scenario, parts: Parts, tell: Tell, stack: ExitStack) -> None:
-        self.parts = parts
+    def __init__(self, scenario: Scenario, needs: Needs, tell: Tell, say: Say, stack: ExitStack) -> None:
         self._link = link_trace(scenario.link)
-        self.machine = LiveMachine(
-            DEVICE,
+        self._weights_refused: Refused | None = None
+        machines = described(scenario, needs)
+        self._parts = {one.name: parts_for(one.scenario, one.need, say, stack) for one in machines}
+        env, accesses = WallClockEnvironment(), None
+        switchboard = None
+        if len(machines) > 1:
+            accesses = Accesses(env)
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="kvferry-"))
+            switchboard = SocketSwitchboard(env, folder, carry=accesses)
+            stack.callback(switchboard.close)
+        self._machines: dict[str, LiveMachine] = {}
+        for one in machines:
+            self._machines[one.name] = stack.enter_context(self._made(one, env, switchboard, tell))
+        self.machine = self._machines[DEVICE]
+        # The device last: where it is warmed, the clock is set to 0.
+        for name in reversed(self._machines):
+            self._parts[name].warm_up(self._machines[name])
+        if accesses is not None:
+            # Only now: traces of links begin when the clock does.
+            for one in machines:
+                if one.link is not None:
+                    accesses.connect(one.name, _access(env, one, one.link, tell))
+
+    def _made(
+        self, one: Described, env: WallClockEnvironment, switchboard: SocketSwitchboard | None, tell: Tell
+    ) -> LiveMachine:
+        """A machine with its model's weights in its memory; what it lacks for them is kept in `weights_refused`."""
+        device, parts = one.scenario.device, self._parts[one.name]
+        memory = device.memory
+        host_bytes = math.inf if memory.host_capacity_bytes is None else memory.host_capacity_bytes
+        machine = LiveMachine(
+            one.name,
             parts.runner,
-            capacity_bytes=scenario.budget.memory_bytes or scenario.device.memory.free_bytes,
-            main=scenario.device.main,
-            tell=tell,
+            capacity_bytes=one.scenario.budget.memory_bytes or memory.free_bytes,
+            host_bytes=None if memory.unified else host_bytes,
+            main=device.main,
+            switchboard=switchboard,
+            tell=tell_of(one.name, tell),
+            env=env,
             **parts.machine_options(),
         )
-        stack.enter_context(self.machine)
-        weights = self.machine.memory.reserve(scenario.model.weight_bytes, "weights")
-        self._weights_refused = weights if isinstance(weights, Refused) else None
-        parts.warm_up(self.machine)
+        weights = machine.memory.reserve(one.scenario.model.weight_bytes, "weights")
+        if isinstance(weights, Refused) and self._weights_refused is None:
+            self._weights_refused = weights
+        return machine
 
     @property
-    def machines(self) -> Mapping[str, Machine]:
-        return {DEVICE: self.machine}
+    def parts(self) -> Parts:
+        """The device's."""
+        return self._parts[DEVICE]
+
+    @property
+    def machines(self) -> Mapping[str, LiveMachine]:
+        return self._machines
 
     @property
     def link(self) -> RateTrace:
@@ -86,9 +108,20 @@ class LiveWorld:
         return self.machine.storage_busy.utilisation(0.0, until_s)
 
     def measured(self) -> dict[str, Any]:
+        """What the process holds and the device's parts observed; those of a further machine under its name."""
         memory = self.machine.memory
         held = {"resident_bytes": memory.resident_bytes(), "device_bytes": memory.device_bytes()}
-        return {key: value for key, value in held.items() if value is not None} | self.parts.measured()
+        found = {key: value for key, value in held.items() if value is not None} | self.parts.measured()
+        for name, parts in self._parts.items():
+            if name != DEVICE and (of_machine := parts.measured()):
+                found[name] = of_machine
+        return found
+
+
+def _access(env: WallClockEnvironment, one: Described, link: LinkSpec, tell: Tell) -> Access:
+    up = None if link.up is None else link_trace(link.up)
+    network = one.scenario.device.network
+    return access_over(env, link_trace(link), up, link.rtt_s, network, tell_of(one.name, tell))
 
 
 @contextmanager
@@ -100,9 +133,4 @@ def live_world(scenario: Scenario, needs: Needs, inputs: Inputs, tell: Tell, say
     file with the KV has no room.
     """
     with ExitStack() as stack:
-        parts: Parts = (
-            DecodingParts(scenario, needs, say, stack)
-            if needs.codec is None
-            else LoadingParts(scenario, needs.codec, say, stack)
-        )
-        yield LiveWorld(scenario, parts, tell, stack)
+        yield LiveWorld(scenario, needs, tell, say, stack)

@@ -23,7 +23,7 @@ from kvferry.machine.ops import (
 from kvferry.machine.span import Tell
 from kvferry.machine.ticket import Ticket
 from kvferry.machine.tiers import moved
-from kvferry.sim.access import Access
+from kvferry.sim.access import access_over
 from kvferry.sim.bus import MemoryBus
 from kvferry.sim.channel import Switchboard
 from kvferry.sim.contention import Contention
@@ -32,7 +32,6 @@ from kvferry.sim.costs.cost_model import Builder
 from kvferry.sim.costs.roofline import Roofline
 from kvferry.sim.decompressor import Decompressor
 from kvferry.sim.energy import EnergyMeter
-from kvferry.sim.link import Link
 from kvferry.sim.processor import Processor
 from kvferry.sim.storage import Storage
 from kvferry.sim.storage_models import storage_of
@@ -44,7 +43,7 @@ from kvferry.traces.rate import RateTrace
 
 
 class SimMachine:
-    """A device with its link, in virtual time. Weights are in memory from the start.
+    """A device with its link, in virtual time; None: it has none. Weights are in memory from the start.
 
     `name` is this instance's, by which peers open channels to it; devices of one profile have different ones.
 
@@ -58,7 +57,7 @@ class SimMachine:
         self,
         device: DeviceSpec,
         model: ModelSpec,
-        link: RateTrace,
+        link: RateTrace | None,
         *,
         name: str | None = None,
         rtt_s: float = 0.0,
@@ -84,14 +83,11 @@ class SimMachine:
         }
         weights = self.memory.reserve(model.weight_bytes, "weights")
         self.weights_refused = weights if isinstance(weights, Refused) else None
-        network = device.network
-        if network.bytes_per_s is not None:
-            link = link.capped(network.bytes_per_s)
-        self.link = Link(self.env, link, rtt_s + network.request_s, tell)
-        # What it sends, on a way of its own; None: as fast as what it is sent.
-        up = link if uplink is None else uplink
-        self.access = Access(Link(self.env, up, 0.0, tell, "uplink"), self.link, rtt_s)
-        contention = Contention(device.contention.at(link.mean())) if device.contention else None
+        self.access = None if link is None else access_over(self.env, link, uplink, rtt_s, device.network, tell)
+        # What fetches come over, and messages to it.
+        self.link = None if self.access is None else self.access.down
+        mean_bytes_per_s = 0.0 if self.link is None else self.link.trace.mean()
+        contention = Contention(device.contention.at(mean_bytes_per_s)) if device.contention else None
         bus = MemoryBus(memory.bytes_per_s) if memory.unified else None
         self.processors = {
             name: Processor(
@@ -119,7 +115,8 @@ class SimMachine:
             for path in (*self.processors.values(), self.decompressor, self._copies, self.storage):
                 if path is not None:
                     contention.watch(path.resource, path.busy)
-            contention.watch("link", self.link.busy)
+            if self.link is not None:
+                contention.watch("link", self.link.busy)
         self._switchboard = switchboard or Switchboard(self.env)
         self._streams: dict[type, Callable[[Any], np.ndarray] | None] = {Selection: selections, Assigned: assignments}
         self.energy = self._energy_meter()
@@ -132,7 +129,8 @@ class SimMachine:
         if self.storage is not None and self.storage.spec.active_w is not None:
             meter.add("storage", self.storage.spec.idle_w, self.storage.spec.active_w, self.storage.busy)
         network = self.device.network
-        meter.add("network", network.idle_w, network.active_w, self.link.busy, self.access.up.busy)
+        ways = () if self.access is None else (self.access.down.busy, self.access.up.busy)
+        meter.add("network", network.idle_w, network.active_w, *ways)
         return meter
 
     @property
@@ -163,6 +161,8 @@ class SimMachine:
         return op.answer(stream(op))
 
     def fetch(self, chunks: Chunks, *, after: Iterable[Ticket] = (), request: int | None = None) -> Ticket:
+        if self.link is None:
+            raise InputError(f"machine {self.name} has no link to fetch over; give it a `link`")
         return self.link.transfer(request, chunks.n_bytes, after, "Fetch", request)
 
     def read(self, extents: Extents, *, after: Iterable[Ticket] = (), request: int | None = None) -> Ticket:
@@ -193,16 +193,16 @@ class SimMachine:
         return self._switchboard.open(self.name, peer)
 
     def observe(self, window_s: float) -> Facts:
-        main = self._main
+        main, link = self._main, self.link
         return Facts(
             now_s=self.env.now,
             window_s=window_s,
-            goodput_bytes_per_s=self.link.goodput_bytes_per_s(window_s),
-            link_utilisation=self.link.utilisation(window_s),
+            goodput_bytes_per_s=link.goodput_bytes_per_s(window_s) if link else None,
+            link_utilisation=link.utilisation(window_s) if link else 0.0,
             compute_utilisation=main.utilisation(window_s),
             compute_speed=main.speed(window_s),
             compute_queue=main.queued,
-            link_queue=self.link.queued,
+            link_queue=link.queued if link else 0,
             free_bytes=self.memory.free_bytes,
         )
 

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable
 
-from kvferry.backends.world import Needs, Paged, World
+from kvferry.backends.needs import KvInPages, Needs
+from kvferry.backends.world import DEVICE, World
 from kvferry.machine.machine import Refused
 from kvferry.pipelines.decoding.budget import asked_batch, fitting_batch
 from kvferry.pipelines.decoding.continuous import ContinuousDecode
@@ -43,7 +44,7 @@ class InMemoryFlow:
     def needs(self) -> Needs:
         prompts = tuple(one.context for one in self._requests)
         output = max(one.output for one in self._requests)
-        return Needs(paged=Paged(prompts=prompts, output=output, pages=self._batcher.pages.pages))
+        return {DEVICE: KvInPages(prompts=prompts, output=output, pages=self._batcher.pages.pages)}
 
     def run(self, world: World, totals: Callable[[], Totals]) -> Process:
         """Raises OutOfMemory when the longest request does not fit."""

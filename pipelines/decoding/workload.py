@@ -4,7 +4,8 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
-from kvferry.backends.world import Needs, World
+from kvferry.backends.needs import KvOnStorage, Needs
+from kvferry.backends.world import DEVICE, World
 from kvferry.machine.machine import Machine, Refused
 from kvferry.pipelines.decoding.budget import asked_batch, fitting_batch, sequence_bytes
 from kvferry.pipelines.decoding.decode import LockStepDecode
@@ -83,7 +84,7 @@ class LockStepFlow:
 
     @property
     def needs(self) -> Needs:
-        return Needs(kv=self._plan, sequences=self._plan.sequences)
+        return {DEVICE: KvOnStorage(sizes=self._plan, sequences=self._plan.sequences)}
 
     def run(self, world: World, totals: Callable[[], Totals]) -> Process:
         self._check_room()

@@ -4,7 +4,7 @@ from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
-from kvferry.backends.sim.world import ModelledContexts
+from kvferry.backends.sim.parts import ModelledContexts
 from kvferry.pipelines.loading.systems import SYSTEMS
 from kvferry.pipelines.loading.workload import Requests, price_s
 from kvferry.pipelines.run import run_scenario

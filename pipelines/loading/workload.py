@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import simpy
 
-from kvferry.backends.world import Needs, World
+from kvferry.backends.needs import ContextsInCloud, Needs
+from kvferry.backends.world import DEVICE, World
 from kvferry.machine.machine import Machine
 from kvferry.machine.ops import Op
 from kvferry.pipelines.loading.clairvoyant import load_bound_s
@@ -77,7 +78,8 @@ class ContextReuseFlow:
 
     @property
     def needs(self) -> Needs:
-        return Needs(codec=self._system.codec)
+        codec = self._system.codec
+        return {} if codec is None else {DEVICE: ContextsInCloud(codec=codec)}
 
     def run(self, world: World, totals: Callable[[], Totals]) -> Process:
         estimate_s = price_s(self._scenario, self._scenario.costs.estimate)

@@ -13,8 +13,9 @@ from tiny import DECODING
 from kvferry.analysis import fidelity_study
 from kvferry.analysis.fidelity import TwoWorlds, beside, figures_of, in_both_worlds, summary_of
 from kvferry.analysis.fidelity_study import FidelityStudy, measure
+from kvferry.backends.needs import Needs
 from kvferry.backends.sim.world import SimWorld
-from kvferry.backends.world import Inputs, Needs, Say, World
+from kvferry.backends.world import Inputs, Say, World
 from kvferry.machine.span import Span, Tell
 from kvferry.pipelines.record import RequestRecord, Run
 from kvferry.pipelines.workloads import WORKLOADS

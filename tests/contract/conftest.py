@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
-from worlds import PARTIES, WORLDS, Party, World
+from worlds import WORLDS, World
 
 
 @pytest.fixture(params=sorted(WORLDS))
@@ -11,10 +11,3 @@ def world(request: pytest.FixtureRequest) -> Iterator[World]:
     world = WORLDS[request.param]()
     yield world
     world.close()
-
-
-@pytest.fixture(params=sorted(PARTIES))
-def party(request: pytest.FixtureRequest) -> Iterator[Party]:
-    party = PARTIES[request.param]()
-    yield party
-    party.close()

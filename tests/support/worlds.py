@@ -2,25 +2,31 @@
 
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import simpy
 
 from kvferry.backends.fake import FakeMachine
+from kvferry.backends.needs import Needs
 from kvferry.backends.sim.machine import SimMachine
+from kvferry.backends.world import DEVICE, Inputs, Say, described
 from kvferry.machine.machine import Machine
 from kvferry.machine.ops import Assign, Assigned, Chunks, Extents, Number, Op, Retrieve, Select, Selecting, Selection
+from kvferry.machine.span import Tell
 from kvferry.scenarios.loader import load_device, load_model
-from kvferry.sim.access import Accesses
 from kvferry.sim.channel import Switchboard
 from kvferry.sim.cost import Cost
 from kvferry.sim.costs.cost_model import CostModel
 from kvferry.specs.device import ProcessorSpec
 from kvferry.specs.model import ModelSpec
+from kvferry.specs.scenario import Scenario
 from kvferry.specs.storage import StorageSpec
 from kvferry.traces.rate import RateTrace
+from kvferry.traces.stored import StoredContext
 
 
 @dataclass(frozen=True)
@@ -158,67 +164,41 @@ def live() -> World:
     return World(device, cloud, n_bytes, capacity_bytes, close)
 
 
-@dataclass(frozen=True)
-class Party:
-    """Several devices of one profile and a cloud that know each other; None: bytes take what they really take."""
+class FakeWorld:
+    """A world of FakeMachines, whose messages cross at one rate."""
 
-    devices: dict[str, Machine]
-    cloud: Machine
-    bytes_per_s: float | None
-    close: Callable[[], None] = lambda: None
+    link = RateTrace.constant(100e3)
+    available = RateTrace.constant(1.0)
+    weights_refused = None
 
+    def __init__(self, scenario: Scenario, needs: Needs, inputs: Inputs) -> None:
+        env = simpy.Environment()
+        carry = Switchboard(env, lambda sender, receiver, n_bytes: env.timeout(0.01 + n_bytes / 100e3))
+        names = [one.name for one in described(scenario, needs)]
+        self.machines = {name: FakeMachine(name, env=env, switchboard=carry) for name in names}
+        self.machine, self._given = self.machines[DEVICE], inputs
 
-NAMES = ("phone_a", "phone_b", "phone_c")
+    def stored(self, sequence: int) -> StoredContext:
+        raise NotImplementedError
 
+    def inputs(self) -> Inputs:
+        return self._given
 
-def fake_party() -> Party:
-    env, rate = simpy.Environment(), 100.0
-    board = Switchboard(env, lambda sender, receiver, n_bytes: env.timeout(n_bytes / rate))
-    made = {name: FakeMachine(name, env=env, switchboard=board) for name in (*NAMES, "cloud")}
-    return Party({name: made[name] for name in NAMES}, made["cloud"], rate)
+    def energy_j(self, until_s: float) -> dict[str, float]:
+        return {}
 
+    def storage_utilisation(self, until_s: float) -> float:
+        return 0.0
 
-def sim_party() -> Party:
-    env, rate = simpy.Environment(), 1e4
-    device, model = load_device("tiny"), load_model("tiny")
-    accesses = Accesses(env)
-    board = Switchboard(env, accesses)
-    made = {}
-    for name in (*NAMES, "cloud"):
-        link = RateTrace.constant(rate)
-        machine = SimMachine(device, model, link, name=name, rtt_s=0.01, costs=fixed_cost, env=env, switchboard=board)
-        made[name] = machine
-        if name in NAMES:
-            accesses.connect(name, machine.access)
-    return Party({name: made[name] for name in NAMES}, made["cloud"], rate)
+    def measured(self) -> dict[str, Any]:
+        return {}
 
 
-def live_party() -> Party:
-    from kvferry.backends.live.engine.channel import SocketSwitchboard
-    from kvferry.backends.live.engine.environment import WallClockEnvironment
-    from kvferry.backends.live.engine.machine import LiveMachine
-
-    class Idle:
-        def run(self, op: Op, request: int | None, inputs: object = ()) -> None:
-            return None
-
-    folder = tempfile.TemporaryDirectory(prefix="kvferry-")
-    env = WallClockEnvironment()
-    board = SocketSwitchboard(env, folder.name)
-    made = {
-        name: LiveMachine(name, Idle(), capacity_bytes=1e6, switchboard=board, env=env) for name in (*NAMES, "cloud")
-    }
-
-    def close() -> None:
-        for machine in made.values():
-            machine.close()
-        board.close()
-        folder.cleanup()
-
-    return Party({name: made[name] for name in NAMES}, made["cloud"], None, close)
+@contextmanager
+def fake_world(scenario: Scenario, needs: Needs, inputs: Inputs, tell: Tell, say: Say) -> Iterator[FakeWorld]:
+    yield FakeWorld(scenario, needs, inputs)
 
 
-PARTIES: dict[str, Callable[[], Party]] = {"fake": fake_party, "sim": sim_party, "live": live_party}
 WORLDS: dict[str, Callable[[], World]] = {"fake": fake, "sim": sim, "live": live}
 
 

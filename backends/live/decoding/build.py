@@ -12,9 +12,9 @@ from kvferry.backends.live.decoding.block_format import BlockFormat
 from kvferry.backends.live.decoding.indexes.index import Index
 from kvferry.backends.live.decoding.indexes.table import INDEXES
 from kvferry.backends.live.decoding.layers import Layers
-from kvferry.backends.live.decoding.paged_layers import PagedLayers
 from kvferry.backends.live.engine.machine import OpRunner
-from kvferry.backends.world import DecodeSizes, Needs, Say
+from kvferry.backends.needs import DecodeSizes, KvOnStorage
+from kvferry.backends.world import Say
 from kvferry.disk.direct_storage import Storage
 from kvferry.disk.mapped_storage import MappedStorage
 from kvferry.disk.paced_storage import PacedStorage
@@ -46,16 +46,13 @@ class DecodeRunner(OpRunner, Protocol):
     def buffer_bytes(self) -> int: ...
 
 
-def decode_runner(scenario: Scenario, needs: Needs, model: PreTrainedModel, prompts: Prompts, say: Say) -> DecodeRunner:
-    """Runs a decode workload's layers, its KV on storage or in pages of memory. Raises InputError for an index or a
-    placement that the backend lacks."""
-    workload, sizes = scenario.decode.workload, needs.kv
-    if sizes is None:
-        paged = needs.paged
-        assert paged is not None
-        of_requests = [prompts.tokens(n, context, 0)[0] for n, context in enumerate(paged.prompts)]
-        return PagedLayers(model, of_requests, output=paged.output, pages=paged.pages)
-    contexts = [prompts.tokens(n, workload.context, 0)[0] for n in range(needs.sequences)]
+def decode_runner(
+    scenario: Scenario, need: KvOnStorage, model: PreTrainedModel, prompts: Prompts, say: Say
+) -> DecodeRunner:
+    """Runs the layers of a batch with its KV on storage. Raises InputError for an index or a placement that the backend
+    lacks."""
+    workload, sizes = scenario.decode.workload, need.sizes
+    contexts = [prompts.tokens(n, workload.context, 0)[0] for n in range(need.sequences)]
     if set(sizes.tiers) != {"storage"}:
         tiers = " and ".join(sorted(set(sizes.tiers)))
         raise InputError(f"policies.placement: backend torch chooses from KV on storage alone, not in {tiers}")

@@ -1,4 +1,4 @@
-"""What decoding needs of a real world: a real model, its KV in a real file that may be paced, or in memory."""
+"""What decoding with KV on storage needs of a real world: a real model, its KV in a real file that may be paced."""
 
 from contextlib import ExitStack
 from pathlib import Path
@@ -6,14 +6,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
 
 from kvferry.backends.live.decoding.blocks import source
 from kvferry.backends.live.decoding.build import decode_runner, decode_storage, storage_measured
+from kvferry.backends.live.decoding.warm_model import warm_model
 from kvferry.backends.live.engine.machine import LiveMachine
-from kvferry.backends.world import Inputs, Needs, Say
-from kvferry.model.prompts import Prompts
-from kvferry.model.scenario_model import model_of
+from kvferry.backends.needs import KvOnStorage
+from kvferry.backends.world import Inputs, Say
 from kvferry.specs.errors import InputError, KvferryError
 from kvferry.specs.scenario import Scenario
 from kvferry.traces.arrays import check_writable
@@ -21,22 +20,16 @@ from kvferry.traces.selections import SelectionStream
 from kvferry.traces.stored import StoredContext
 
 
-class DecodingParts:
-    """A runner, and a storage file where there is one, for a LiveMachine; `stack` closes them."""
+class StoredKvParts:
+    """A runner and a storage file for a LiveMachine; `stack` closes them."""
 
-    def __init__(self, scenario: Scenario, needs: Needs, say: Say, stack: ExitStack) -> None:
+    def __init__(self, scenario: Scenario, need: KvOnStorage, say: Say, stack: ExitStack) -> None:
         check(scenario)
-        live = scenario.decode.live
-        torch.set_num_threads(live.threads)
-        self.model, folder = model_of(scenario)
-        text = None if live.text is None else Path(live.text)
-        prompts = Prompts(folder, scenario.model.vocabulary, text, scenario.seed)
-        sizes = needs.kv
-        self._scenario, self._sizes, self._say = scenario, sizes, say
-        self.runner = decode_runner(scenario, needs, self.model, prompts, say)
-        _warm_up(self.model)
-        self._storage = None if sizes is None else decode_storage(scenario, sizes, stack)
-        if self._storage is not None and self._storage.note is not None:
+        self.model, prompts = warm_model(scenario)
+        self._scenario, self._sizes, self._say = scenario, need.sizes, say
+        self.runner = decode_runner(scenario, need, self.model, prompts, say)
+        self._storage = decode_storage(scenario, need.sizes, stack)
+        if self._storage.note is not None:
             say(self._storage.note)
 
     def machine_options(self) -> dict[str, Any]:
@@ -61,9 +54,8 @@ class DecodingParts:
             "kv_metadata_bytes": runner.metadata_bytes,
             "kv_buffer_bytes": runner.buffer_bytes,
         }
-        if storage is not None:
-            found |= storage_measured(storage)
-            found["kv_buffer_bytes"] += found.get("mapped_bytes", 0)
+        found |= storage_measured(storage)
+        found["kv_buffer_bytes"] += found.get("mapped_bytes", 0)
         if self._scenario.decode.live.record_selections is not None:
             found |= self._record(Path(self._scenario.decode.live.record_selections))
         return found
@@ -89,7 +81,7 @@ class DecodingParts:
         replayed. None where there is nothing of one length."""
         sizes, chosen, layers = self._sizes, self.runner.chosen, self._scenario.model.layers
         steps = len(chosen) // layers
-        if sizes is None or not steps or len({ids.shape for ids in chosen[: steps * layers]}) != 1:
+        if not steps or len({ids.shape for ids in chosen[: steps * layers]}) != 1:
             return None
         ids = torch.stack(chosen[: steps * layers]).unflatten(0, (steps, layers))  # steps layers sequences heads k
         by_sequence = ids.permute(2, 0, 1, 3, 4).flatten(0, 1).numpy()
@@ -104,10 +96,3 @@ def check(scenario: Scenario) -> None:
         raise InputError("workload.selections: backend torch selects with the model itself; leave selections out")
     if scenario.decode.live.record_selections is not None:
         check_writable(Path(scenario.decode.live.record_selections), "live.record_selections")
-
-
-def _warm_up(model: PreTrainedModel) -> None:
-    """First times are slow: kernels are chosen. None of it belongs to a run."""
-    with torch.no_grad():
-        for _ in range(2):
-            model(torch.zeros((1, 16), dtype=torch.long, device=model.device), logits_to_keep=1)

@@ -14,15 +14,20 @@ from typing import Any
 from kvferry.backends.live.engine.environment import WallClockEnvironment
 from kvferry.backends.live.engine.thread_work import LiveWork
 from kvferry.backends.live.engine.worker import Worker
+from kvferry.machine.ticket import Ticket
 from kvferry.specs.errors import InputError, KvferryError
 
 # Before every message: the lengths of its JSON text and of the bytes behind that. No text: goodbye.
 _HEAD = struct.Struct("!IQ")
 # No message of ours comes near; a length beyond says that the peer speaks something else.
 _LONGEST_TEXT, _LONGEST_BYTES = 1 << 28, 1 << 34
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._]*")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 # How often a peer that is not there yet is tried again.
 _RETRY_S = 0.01
+
+
+# How a message of so many bytes crosses from one named machine to another: fires when it has arrived.
+Carry = Callable[[str, str, float], Ticket]
 
 
 class ChannelBroken(KvferryError):
@@ -33,11 +38,16 @@ class SocketSwitchboard:
     """Channels between machines by name; the machines may live in different processes that share a folder.
 
     The folder should be private to its user: every process that can reach it can send. Of two names, the first in the
-    alphabet listens and the other connects; either waits at most `patience_s`.
+    alphabet listens and the other connects; either waits at most `patience_s`. With `carry`, a message goes into the
+    socket when its event has fired, as in the modelled world: so machines of one process are as far apart as their
+    links say. `carry` keeps the order of messages between two machines.
     """
 
-    def __init__(self, env: WallClockEnvironment, folder: Path | str, patience_s: float = 30.0) -> None:
+    def __init__(
+        self, env: WallClockEnvironment, folder: Path | str, patience_s: float = 30.0, carry: Carry | None = None
+    ) -> None:
         self._env = env
+        self._carry = carry
         self._folder = Path(folder)
         self._patience_s = patience_s
         self._ends: dict[tuple[str, str], LiveChannel] = {}
@@ -45,7 +55,9 @@ class SocketSwitchboard:
     def open(self, name: str, peer: str) -> "LiveChannel":
         """The end that `name` holds of its channel with `peer`; always the same. Does not wait for the peer."""
         if (name, peer) not in self._ends:
-            self._ends[name, peer] = LiveChannel(self._env, peer, self._way(name, peer))
+            carry = self._carry
+            crossing = None if carry is None else lambda n_bytes: carry(name, peer, n_bytes)
+            self._ends[name, peer] = LiveChannel(self._env, peer, self._way(name, peer), crossing)
         return self._ends[name, peer]
 
     def close(self) -> None:
@@ -56,11 +68,13 @@ class SocketSwitchboard:
     def _way(self, name: str, peer: str) -> Callable[[], socket.socket]:
         for each in (name, peer):
             if not _NAME.fullmatch(each):
-                raise InputError(f"a machine in a conversation needs a name of letters, digits, . and _, not {each!r}")
+                raise InputError(
+                    f"a machine in a conversation needs a name of letters, digits, . _ and -, not {each!r}"
+                )
         if name == peer:
             raise InputError(f"{name} cannot open a channel with itself")
         first, second = sorted((name, peer))
-        path = self._folder / f"{first}-{second}.sock"
+        path = self._folder / f"{first}+{second}.sock"
         if len(str(path).encode()) > 100:
             raise InputError(f"{path} is too long for the address of a socket: choose a folder with a shorter path")
         meet = _accept if name == first else _call
@@ -73,10 +87,18 @@ class LiveChannel:
     Messages are what JSON holds except null (booleans, numbers, text, lists, dicts with text keys), tuples and bytes.
     """
 
-    def __init__(self, env: WallClockEnvironment, peer: str, connect: Callable[[], socket.socket]) -> None:
+    def __init__(
+        self,
+        env: WallClockEnvironment,
+        peer: str,
+        connect: Callable[[], socket.socket],
+        crossing: Callable[[float], Ticket] | None = None,
+    ) -> None:
         self._env = env
         self._peer = peer
         self._connect = connect
+        # How a message of so many bytes crosses a modelled link; None: only the socket is between the machines.
+        self._crossing = crossing
         self._socket: socket.socket | None = None
         self._connecting = Lock()
         self._sender = Worker(env, "channel", lambda span: None)
@@ -85,8 +107,8 @@ class LiveChannel:
         self._peer_closed = False
 
     def send(self, message: Any, n_bytes: float) -> LiveWork:
-        """The ticket fires when the operating system has taken the whole message. `n_bytes` is for models; the real
-        length is the message's own.
+        """The ticket fires when the operating system has taken the whole message. `n_bytes` is what it weighs on a
+        modelled link; the real length is the message's own.
 
         Raises RuntimeError on a closed channel and TypeError for what no message can hold.
         """
@@ -95,7 +117,7 @@ class LiveChannel:
         if message is None:
             raise TypeError("None says that a channel has ended; it cannot be sent")
         text, blobs = _packed(message)
-        return self._sender.do(lambda _: self._send(text, blobs))
+        return self._sender.do(lambda _: self._send(text, blobs), self._crossed(n_bytes))
 
     def receive(self) -> LiveWork:
         """The ticket fires with the next message, or with None once the peer has closed its end. It fails with
@@ -106,7 +128,7 @@ class LiveChannel:
         """End this side after what was sent. What the peer still sends can be received. Closing twice is harmless."""
         if not self._closed:
             self._closed = True
-            goodbye = self._sender.do(lambda _: self._send(b"", []))
+            goodbye = self._sender.do(lambda _: self._send(b"", []), self._crossed(0.0))
             # It may fail: the peer may be gone already.
             goodbye.defused = True
 
@@ -121,6 +143,9 @@ class LiveChannel:
             worker.join(self._env.now + 1.0)
         if self._socket is not None:
             self._socket.close()
+
+    def _crossed(self, n_bytes: float) -> tuple[Ticket, ...]:
+        return () if self._crossing is None else (self._crossing(n_bytes),)
 
     # --- in the threads ------------------------------------------------------------------------------------------
 

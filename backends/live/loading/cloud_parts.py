@@ -17,6 +17,7 @@ from kvferry.backends.live.engine.stream import streams_of
 from kvferry.backends.live.loading.library import Library
 from kvferry.backends.live.loading.runner import SessionRunner
 from kvferry.backends.live.loading.temporary_stores import TemporaryStores
+from kvferry.backends.needs import ContextsInCloud
 from kvferry.backends.world import Inputs, Say
 from kvferry.cloud.client import CloudClient, CloudGone, WrongToken
 from kvferry.cloud.server_process import ServerProcess
@@ -40,7 +41,8 @@ TOKEN = "KVFERRY_TOKEN"
 class LoadingParts:
     """What a LiveMachine needs to load contexts: a session runner, a client and decoders. `stack` closes them."""
 
-    def __init__(self, scenario: Scenario, codec_name: str, say: Say, stack: ExitStack) -> None:
+    def __init__(self, scenario: Scenario, need: ContextsInCloud, say: Say, stack: ExitStack) -> None:
+        codec_name = need.codec
         check(scenario, codec_name)
         self.model, self._library = _library(scenario, stores_folder())
         self._scenario, self._codec_name = scenario, codec_name

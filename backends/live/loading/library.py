@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from kvferry.backends.live.loading.runner import Prompt
-from kvferry.backends.sim.world import ModelledContexts
+from kvferry.backends.sim.parts import ModelledContexts
 from kvferry.backends.world import Say
 from kvferry.cloud.store import DamagedStore, Index, Store, StoredModel, StoreHeader, StoreWriter
 from kvferry.cloud.store_folder import SUFFIX

@@ -153,14 +153,14 @@ def test_a_peer_that_dies_fails_what_waits_for_it(peer: subprocess.Popen[str], t
 def test_a_peer_that_never_comes_is_reported(tmp_path: Path) -> None:
     env = WallClockEnvironment()
     board = SocketSwitchboard(env, tmp_path, patience_s=0.05)
-    with pytest.raises(ChannelBroken, match=r"zoo did not call within 0\.05 s at .*device-zoo\.sock"):
+    with pytest.raises(ChannelBroken, match=r"zoo did not call within 0\.05 s at .*device\+zoo\.sock"):
         env.run(until=board.open("device", "zoo").receive())
-    with pytest.raises(ChannelBroken, match=r"cloud did not listen within 0\.05 s at .*cloud-device\.sock"):
+    with pytest.raises(ChannelBroken, match=r"cloud did not listen within 0\.05 s at .*cloud\+device\.sock"):
         env.run(until=board.open("device", "cloud").send(1, 1))
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["", "../cloud", "a/b", "a-b", ".", "clóud"])
+@pytest.mark.parametrize("name", ["", "../cloud", "a/b", "a+b", ".", "clóud"])
 def test_names_stay_inside_the_folder(tmp_path: Path, name: str) -> None:
     with pytest.raises(InputError, match="needs a name"):
         SocketSwitchboard(WallClockEnvironment(), tmp_path).open("device", name)
@@ -172,8 +172,8 @@ def test_addresses_that_cannot_be_are_reported(tmp_path: Path) -> None:
         SocketSwitchboard(env, tmp_path / ("x" * 100)).open("device", "cloud")
     with pytest.raises(InputError, match="cannot open a channel with itself"):
         SocketSwitchboard(env, tmp_path).open("device", "device")
-    (tmp_path / "a-b.sock").touch()
-    with pytest.raises(InputError, match=r"cannot listen at .*a-b\.sock: Address already in use"):
+    (tmp_path / "a+b.sock").touch()
+    with pytest.raises(InputError, match=r"cannot listen at .*a\+b\.sock: Address already in use"):
         env.run(until=SocketSwitchboard(env, tmp_path).open("a", "b").receive())
 
 

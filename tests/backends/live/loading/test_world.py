@@ -12,7 +12,8 @@ import pytest
 from small_cloud import with_number
 from tiny import LIVE_LOADING, tiny
 
-from kvferry.backends.world import Inputs, Needs
+from kvferry.backends.needs import ContextsInCloud
+from kvferry.backends.world import DEVICE, Inputs
 from kvferry.cloud.store import Store, StoreWriter
 from kvferry.codecs.sizes import CODECS
 from kvferry.pipelines.run import run_scenario
@@ -255,7 +256,7 @@ def test_sizes_of_a_store_are_what_the_model_of_the_codec_says() -> None:
     from kvferry.model.recording import record
 
     described = scenario()
-    needs = Needs(codec="huffman")
+    needs = {DEVICE: ContextsInCloud(codec="huffman")}
     with live_world(described, needs, Inputs(), lambda span: None, lambda what: None) as world:
         stored = world.stored(0)
         assert isinstance(world.parts, LoadingParts)

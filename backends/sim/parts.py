@@ -1,0 +1,136 @@
+"""What each sort of need makes of a modelled machine."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvferry.backends.needs import ContextsInCloud, KvInPages, KvOnStorage, Need, NoKv
+from kvferry.backends.world import Inputs
+from kvferry.machine.ops import Selecting
+from kvferry.specs.device import DeviceSpec
+from kvferry.specs.errors import InputError, KvferryError
+from kvferry.specs.scenario import Scenario
+from kvferry.traces.assignments import Assigning, GeneratedAssignments, RecordedAssignments
+from kvferry.traces.chunks import ChunkTrace, generate_chunks
+from kvferry.traces.critical_tokens import CriticalTokens, RecordedSelections
+from kvferry.traces.requests import context_requests
+from kvferry.traces.selections import SelectionStream
+from kvferry.traces.stored import StoredContext
+
+
+def _no_contexts(sequence: int) -> StoredContext:
+    raise KvferryError("this workload has no contexts in a cloud")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimParts:
+    """What a SimMachine is made with: its device as it is under this need, and what answers its ops that choose; and
+    the contexts that lie in the cloud for it."""
+
+    device: DeviceSpec
+    selections: Callable[[Selecting], np.ndarray] | None = None
+    assignments: Assigning | None = None
+    stored: Callable[[int], StoredContext] = _no_contexts
+
+
+def parts_for(scenario: Scenario, need: Need, inputs: Inputs) -> SimParts:
+    """Of the machine that the scenario calls its device. Raises InputError."""
+    return _MAKERS[type(need)](scenario, need, inputs)
+
+
+def _plain(scenario: Scenario, need: Need, inputs: Inputs) -> SimParts:
+    return SimParts(device=scenario.device)
+
+
+def _with_contexts(scenario: Scenario, need: ContextsInCloud, inputs: Inputs) -> SimParts:
+    device = scenario.device
+    at_rate = device.model_copy(update={"decompressor": device.decompressor.of(need.codec)})
+    given = inputs.stored
+    stored = ModelledContexts(scenario, need.codec).stored if given is None else given.__getitem__
+    return SimParts(device=at_rate, stored=stored)
+
+
+def _with_kv_on_storage(scenario: Scenario, need: KvOnStorage, inputs: Inputs) -> SimParts:
+    return SimParts(
+        device=scenario.device,
+        selections=selections(scenario, need, inputs),
+        assignments=assignments(scenario, inputs.assignments),
+    )
+
+
+# How a machine is made for each sort of need.
+_MAKERS: dict[type[Need], Callable[[Scenario, Any, Inputs], SimParts]] = {
+    NoKv: _plain,
+    KvInPages: _plain,
+    ContextsInCloud: _with_contexts,
+    KvOnStorage: _with_kv_on_storage,
+}
+
+
+class ModelledContexts:
+    """What a scenario's contexts would weigh in the cloud, by the model of a codec."""
+
+    def __init__(self, scenario: Scenario, codec: str) -> None:
+        self._scenario, self._codec = scenario, codec
+        self._tokens = context_requests(scenario.context_reuse.workload, scenario.seed).contexts
+
+    def stored(self, sequence: int) -> StoredContext:
+        """Made when asked for: thousands of contexts need not be held at once. A recorded trace serves them all."""
+        workload, model = self._scenario.context_reuse.workload, self._scenario.model
+        chunks = self._recorded or generate_chunks(
+            workload.content,
+            self._tokens[sequence],
+            model.layers,
+            model.kv_heads,
+            self._scenario.seed,
+            sequence=sequence,
+            chunk_tokens=workload.chunk_tokens,
+        )
+        return StoredContext.modelled(chunks, self._codec, model.head_dim)
+
+    @cached_property
+    def _recorded(self) -> ChunkTrace | None:
+        path = self._scenario.context_reuse.workload.chunks
+        return None if path is None else ChunkTrace.load(Path(path))
+
+
+def selections(scenario: Scenario, need: KvOnStorage, inputs: Inputs) -> Callable[[Selecting], np.ndarray] | None:
+    """Answers the Select ops of a run, from `inputs` or the scenario's recording or generated; None where all is read.
+
+    Raises InputError for a recording of another context.
+    """
+    workload, sizes, given = scenario.decode.workload, need.sizes, inputs.selections
+    if sizes.selected is None:
+        return None
+    if given is None and workload.selections is not None:
+        given = SelectionStream.load(Path(workload.selections))
+    if given is not None:
+        if given.groups > sizes.layout.blocks:
+            raise InputError(
+                f"workload.selections: recorded over {given.groups:,} groups, this run has {sizes.layout.blocks:,}"
+            )
+        return RecordedSelections(given, sizes.layout.sequences)
+    try:
+        return CriticalTokens(
+            layers=sizes.model.layers,
+            sequences=sizes.layout.sequences,
+            heads=sizes.heads,
+            context=workload.context,
+            selected=sizes.selected * sizes.group_tokens,
+            group_tokens=sizes.group_tokens,
+            overlap=workload.overlap,
+            skew=workload.skew,
+            seed=scenario.seed,
+        )
+    except ValueError as error:
+        raise InputError(f"workload: {error}") from None
+
+
+def assignments(scenario: Scenario, given: RecordedAssignments | None) -> Assigning:
+    """Answers the Assign ops of a run, from `given` or generated: a key joins its predecessor's cluster as often as
+    neighbouring steps share a critical token (workload.overlap)."""
+    return given or GeneratedAssignments(stay=scenario.decode.workload.overlap, seed=scenario.seed)
