@@ -29,7 +29,8 @@ def envelope_of(
 
     "not_counted" says why there is no energy.
     "link_down" and "unusable" are there where a request met such a fault and went on without (see `Run.faults`),
-    "not_recorded" where the selections of a run could not be written.
+    "not_recorded" where the selections of a run could not be written; "notes" where the run had to do otherwise than
+    its system's description says.
 
     Holds nothing that differs between equal runs: wall times stay in `run.measured`.
     """
@@ -50,6 +51,8 @@ def envelope_of(
         envelope["link_down"] = run.link_down
     if run.unusable:
         envelope["unusable"] = run.unusable
+    if run.notes:
+        envelope["notes"] = list(run.notes)
     if "not_recorded" in run.measured:
         envelope["not_recorded"] = run.measured["not_recorded"]
     return envelope

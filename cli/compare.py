@@ -77,7 +77,7 @@ def compare(
         outcomes = {name: result.outcome for name, result in results.items()}
         metrics = {name: envelope["metrics"] for name, envelope in envelopes.items()}
         notes = _notes({name: chosen[name] for name, figures in metrics.items() if "regret" in figures})
-        notes += [f"{name}: {fault}" for name, result in results.items() for fault in result.faults]
+        notes += [f"{name}: {fault}" for name, result in results.items() for fault in (*result.faults, *result.notes)]
         show(
             compare_table(
                 metrics,

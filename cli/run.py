@@ -51,7 +51,7 @@ def run(
             show(run_table(envelope["metrics"], title=f"{loaded.name}: {loaded.system}"))
             if result.outcome not in ("done", "interrupted"):
                 print(f"{result.outcome.replace('_', ' ')}: {result.why}")
-            for line in (*result.faults, *remarks_on({loaded.system: (loaded, result)})):
+            for line in (*result.faults, *result.notes, *remarks_on({loaded.system: (loaded, result)})):
                 print(quoted(line))
             say(f"written to {output}")
     if result.interrupted:

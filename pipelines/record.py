@@ -63,7 +63,7 @@ class Decoded:
     # Reserved for the whole batch; None: no KV lies on storage.
     metadata_bytes: float | None = None
     buffer_bytes: float | None = None
-    # Whether KV blocks that were read are kept for later steps.
+    # Whether the system keeps KV blocks that were read for later steps, as far as its budget has room for them.
     reuses: bool = False
     # How often a request gave up its KV for others, and was prefilled again.
     preemptions: int = 0
@@ -79,6 +79,8 @@ class Run:
     requests: tuple[RequestRecord, ...] = ()
     # Of a workload that decodes a batch.
     decoded: Decoded | None = None
+    # For the user: what was done otherwise than the system's description says, and why.
+    notes: tuple[str, ...] = ()
     # The first spans, for pictures and tables, and the tally of all; None: these spans are all.
     spans: tuple[Span, ...] = ()
     counted: Tally | None = None

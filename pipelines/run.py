@@ -83,6 +83,7 @@ def run_scenario(
             why=why,
             requests=tuple(left.requests),
             decoded=left.decoded,
+            notes=left.notes,
             spans=tuple(tally.spans),
             counted=tally,
             duration_s=end.now_s,

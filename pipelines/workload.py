@@ -45,10 +45,12 @@ class System(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Left:
-    """What a flow leaves behind, finished or interrupted."""
+    """What a flow leaves behind, finished or interrupted. ``notes``: for the user, what was done otherwise than the
+    system's description says, and why."""
 
     requests: Sequence[RequestRecord]
     decoded: Decoded | None = None
+    notes: tuple[str, ...] = ()
 
 
 class Flow(Protocol):

@@ -8,9 +8,10 @@ from functools import cached_property, lru_cache
 from kvferry.policies.decode.index import IndexSpec
 from kvferry.policies.decode.layout import Layout
 from kvferry.policies.decode.placement import KvSize
-from kvferry.policies.decode.residency import buffer_bytes
+from kvferry.policies.decode.residency import DoubleBuffer, buffer_bytes
 from kvferry.policies.decode.roles import Roles
 from kvferry.policies.decode.room import Room
+from kvferry.policies.decode.selector import Index
 from kvferry.policies.decode.stages import Key, Stage, Stages
 from kvferry.specs.errors import InputError
 from kvferry.specs.model import ModelSpec
@@ -41,6 +42,8 @@ class DecodePlan:
     rebuilt_rank: int | None
     # Of each row's reuse buffer in each layer; 0: there is none.
     slots: int
+    # The budget with which a reuse buffer would hold one selection, where one is wanted and the budget holds none.
+    reuse_needs_bytes: float | None = None
     metadata_bytes: float
     buffer_bytes: float
     # For all of it.
@@ -151,16 +154,20 @@ def plan_of(
     # decoded.
     selected, most = selector.selected(group, room.context_blocks), selector.selected(group, room.blocks)
     wanted = room.blocks if most is None else most
+    residency, needs_bytes = roles.residency, None
     try:
-        reserved_bytes = 0.0 if most is None else roles.residency.reserved_bytes(room, wanted)
-        index = selector.index(room, reserved_bytes)
-        index_bytes = index.n_bytes if index else 0.0
-        rebuilt_rank = roles.layout.key_rank(room, reserved_bytes + index_bytes)
-        metadata = index_bytes + (0 if rebuilt_rank is None else room.key_cache_bytes(rebuilt_rank))
+        reserved_bytes = 0.0 if most is None else residency.reserved_bytes(room, wanted)
+        keys = _keys(roles, room, reserved_bytes)
+        slots = 0 if most is None else residency.slots_within(room, wanted, budget_bytes - keys.n_bytes)
+        if most is not None and residency.keeps and not slots:
+            # Keys as small as they may be leave no room for a selection in every layer: nothing is kept, and they need
+            # not make room for it.
+            needs_bytes = keys.n_bytes + reserved_bytes
+            keys = _keys(roles, room, DoubleBuffer().reserved_bytes(room, wanted))
         layout = roles.layout.layout(room, sequences, heads, alignment_bytes)
-        slots = 0 if most is None else roles.residency.slots_within(room, wanted, budget_bytes - metadata)
     except ValueError as error:
         raise InputError(f"policies: {error}") from None
+    metadata = keys.n_bytes
     buffers = buffer_bytes(room, wanted, slots) + roles.upkeep.n_bytes(room, selected)
     if selected is not None and metadata + buffers > budget_bytes:
         what = f"{_counted(selected, 'group')} of {_counted(group, 'token')}"
@@ -176,14 +183,32 @@ def plan_of(
         heads=heads,
         blocks=room.context_blocks,
         selected=selected,
-        index=index.spec if index else None,
-        rebuilt_rank=rebuilt_rank,
+        index=keys.index.spec if keys.index else None,
+        rebuilt_rank=keys.rebuilt_rank,
         slots=slots,
+        reuse_needs_bytes=needs_bytes,
         metadata_bytes=metadata,
         buffer_bytes=buffers,
         budget_bytes=budget_bytes,
         layout=layout,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Keys:
+    """What of the keys stays in memory: to be scored, and to be rebuilt from."""
+
+    index: Index | None
+    rebuilt_rank: int | None
+    n_bytes: float
+
+
+def _keys(roles: Roles, room: Room, reserved_bytes: float) -> _Keys:
+    """Where the budget has room beside `reserved_bytes`. Raises ValueError for parameters that cannot be."""
+    index = roles.selector.index(room, reserved_bytes)
+    index_bytes = index.n_bytes if index else 0.0
+    rank = roles.layout.key_rank(room, reserved_bytes + index_bytes)
+    return _Keys(index, rank, index_bytes + (0 if rank is None else room.key_cache_bytes(rank)))
 
 
 def _size(n_bytes: float, up: bool = False) -> str:

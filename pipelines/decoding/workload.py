@@ -7,7 +7,7 @@ from dataclasses import replace
 from kvferry.backends.needs import KvOnStorage, Needs
 from kvferry.backends.world import DEVICE, World
 from kvferry.machine.machine import Machine, Refused
-from kvferry.pipelines.decoding.budget import asked_batch, fitting_batch, sequence_bytes
+from kvferry.pipelines.decoding.budget import asked_batch, fitting_batch, mib, sequence_bytes
 from kvferry.pipelines.decoding.decode import LockStepDecode
 from kvferry.pipelines.decoding.in_memory import InMemoryFlow
 from kvferry.pipelines.decoding.plan import DecodePlan, plan_of
@@ -114,10 +114,12 @@ class LockStepFlow:
             end_counts=self._counts(),
             metadata_bytes=plan.sequences * plan.metadata_bytes,
             buffer_bytes=plan.sequences * plan.buffer_bytes,
-            reuses=bool(plan.slots),
+            reuses=plan.roles.selective and plan.roles.residency.keeps,
         )
         prefill_s = None if self._decode is None else self._decode.record.prefill_s
-        return Left(requests=_records(plan.sequences, prefill_s, times_s), decoded=decoded)
+        needs_bytes = plan.reuse_needs_bytes
+        notes = () if needs_bytes is None else (_without_reuse(self._scenario, plan, needs_bytes),)
+        return Left(requests=_records(plan.sequences, prefill_s, times_s), decoded=decoded, notes=notes)
 
     def kept(self) -> str:
         batch = self._plan.sequences
@@ -183,6 +185,19 @@ def _records(batch: int, prefill_s: float | None, times_s: tuple[float, ...]) ->
         return []
     shared = {"arrival_s": 0.0, "loaded_s": prefill_s, "first_token_s": times_s[0], "token_times_s": times_s}
     return [RequestRecord(request=n, **shared) for n in range(batch)]  # type: ignore[arg-type]
+
+
+def _without_reuse(scenario: Scenario, plan: DecodePlan, needs_bytes: float) -> str:
+    """Why nothing was reused, and the budget with which something would be."""
+    budget, full_bytes = scenario.decode.budget, scenario.model.kv_full_bytes(plan.context)
+    share = math.ceil(1e4 * needs_bytes / full_bytes) / 1e4
+    if budget.kv_share is not None and share <= 1:
+        would = f"budget.kv_share of {share:.4f}, {mib(needs_bytes)}, would"
+    else:
+        would = f"{'' if budget.kv_share is None else 'budget.kv_share of null and '}budget.kv of "
+        would += f"{math.ceil(plan.sequences * needs_bytes / 2**10):,} KiB for all would"
+    holds = f"a budget of {mib(plan.budget_bytes)} per sequence holds no selection of every layer beside the keys"
+    return f"nothing is reused: {holds}; {would}"
 
 
 def _sequences(n: int) -> str:

@@ -106,7 +106,7 @@ class ValueGroups(TokenGroups):
         return ("decompose",)
 
     def key_rank(self, room: Room, reserved_bytes: float) -> int | None:
-        return room.key_rank(self.compression, room.budget_bytes * self.metadata_share - reserved_bytes)
+        return room.key_rank(self.compression, room.left_bytes(self.metadata_share, reserved_bytes))
 
     def layout(self, room: Room, sequences: int, heads: int, alignment_bytes: int) -> Layout:
         return self._layout(room.block_bytes // 2, room, sequences, heads, alignment_bytes)

@@ -33,6 +33,11 @@ class Residency(Protocol):
         """Takes the memory that it takes, whatever the budget."""
         ...
 
+    @property
+    def keeps(self) -> bool:
+        """Blocks stay in memory from one step to the next, where the budget has room for a selection of every layer."""
+        ...
+
     def reserved_bytes(self, room: Room, selected: int) -> float:
         """What it needs before an index gets its part of the budget."""
         ...
@@ -61,6 +66,10 @@ class DoubleBuffer:
     def fixed(self) -> bool:
         return True
 
+    @property
+    def keeps(self) -> bool:
+        return False
+
     def reserved_bytes(self, room: Room, selected: int) -> float:
         # The newest tokens' block of each layer, too.
         return buffer_bytes(room, selected, 0) + room.model.layers * room.block_bytes
@@ -74,8 +83,9 @@ class DoubleBuffer:
 
 @dataclass(frozen=True, kw_only=True)
 class Reuse:
-    """Blocks stay in ``slots`` until others need them, first in, first out. None: as many slots as the budget holds;
-    where it does not hold a selection, nothing is kept."""
+    """Blocks stay in ``slots`` until others need them, first in, first out. None: as many slots as the budget holds
+    beside the keys, which are kept smaller where a selection would find no place; where it finds none beside the
+    smallest keys, nothing is kept, and the run says so."""
 
     slots: int | None = None
 
@@ -83,12 +93,18 @@ class Reuse:
     def fixed(self) -> bool:
         return self.slots is not None
 
+    @property
+    def keeps(self) -> bool:
+        return self.slots != 0
+
     def reserved_bytes(self, room: Room, selected: int) -> float:
-        return 0.0
+        # The newest tokens' block takes a slot's bytes of every layer.
+        return buffer_bytes(room, selected, selected if self.slots is None else self.slots) + (
+            room.model.layers * room.block_bytes
+        )
 
     def slots_within(self, room: Room, selected: int, left_bytes: float) -> int:
         if self.slots is None:
-            # The newest tokens' block takes a slot's bytes of every layer.
             fitting = int(left_bytes / (room.model.layers * room.block_bytes)) - 1
             return fitting if fitting >= selected else 0
         check_slots(self.slots, selected)

@@ -39,6 +39,10 @@ class Room:
         """Keys of all tokens and layers, compressed to `rank` numbers each."""
         return round(self.model.layers * self.tokens * rank * self.model.kv_value_bytes)
 
+    def left_bytes(self, share: float, reserved_bytes: float) -> float:
+        """What keys may take: a share of the budget, or what is left beside `reserved_bytes` when that is less."""
+        return min(share * self.budget_bytes, self.budget_bytes - reserved_bytes)
+
     def key_rank(self, compression: float | None, free_bytes: float) -> int:
         """Numbers per compressed key, all KV heads together; without a given compression, as many as `free_bytes` hold
         for all tokens. ValueError for a compression below 1."""

@@ -27,7 +27,7 @@ class CompressedKeys(TopBlocks):
         return self.compression is not None
 
     def index(self, room: Room, reserved_bytes: float) -> Index | None:
-        rank = room.key_rank(self.compression, room.budget_bytes * self.metadata_share - reserved_bytes)
+        rank = room.key_rank(self.compression, room.left_bytes(self.metadata_share, reserved_bytes))
         return Index(self.spec(room, rank), room.key_cache_bytes(rank))
 
     def vectors(self, block_tokens: int, stored: int) -> int:

@@ -1,0 +1,84 @@
+"""A reuse buffer and the budget: keys make room for it, and a run without one says so."""
+
+import re
+
+import pytest
+from typer.testing import CliRunner
+
+from kvferry.analysis.metrics import metrics_for
+from kvferry.cli.main import app
+from kvferry.pipelines.decoding.plan import DecodePlan
+from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS
+from kvferry.pipelines.decoding.workload import plan_for
+from kvferry.pipelines.run import run_scenario
+from kvferry.scenarios.loader import load_scenario
+from kvferry.specs.scenario import Scenario
+
+SHORT = [
+    "device.storage=emmc",
+    "workload.context=6Ki",
+    "workload.batch=1",
+    "workload.output=9",
+    "workload.decoded=null",
+]
+
+
+def scenario(*settings: str) -> Scenario:
+    return load_scenario("kvswap/throughput", [*SHORT, *settings])
+
+
+def plan(*settings: str) -> DecodePlan:
+    given = scenario(*settings)
+    return plan_for(given, DECODE_SYSTEMS[given.system].with_policies(given.policy_values))
+
+
+@pytest.mark.parametrize("system", ["infinigen-star-ru", "shadowkv"])
+def test_keys_yield_to_one_selections_slots(system: str) -> None:
+    settings = [f"system={system}", "workload.output=1000"]
+    if system == "shadowkv":
+        settings += ["workload.context=8Ki", "policies.residency=reuse"]
+    # Half of the budget, or all of it, for keys would leave no selection of every layer.
+    chosen = plan(*settings)
+    assert chosen.selected is not None
+    assert chosen.slots >= chosen.selected
+    assert chosen.memory_bytes <= chosen.budget_bytes
+    assert chosen.rank >= 1
+
+
+def test_a_run_without_the_buffer_says_which_budget_would_do() -> None:
+    given = scenario("budget.kv_share=0.065")
+    run = run_scenario(given)
+    assert metrics_for(given, run)["reuse_rate"] == 0
+    (note,) = run.notes
+    found = re.search(r"nothing is reused: .* holds no selection .*; budget.kv_share of (\S+), ", note)
+    assert found
+    with_it = scenario(f"budget.kv_share={found[1]}")
+    run = run_scenario(with_it)
+    assert run.notes == () and metrics_for(with_it, run)["reuse_rate"] > 0.5
+    assert not plan(f"budget.kv_share={float(found[1]) - 2e-4}").slots
+
+
+def test_so_does_one_whose_budget_is_in_bytes() -> None:
+    (note,) = run_scenario(scenario("budget={kv: 50 MiB}", "workload.batch=2")).notes
+    found = re.search(r"; budget.kv of ([\d,]+) KiB for all would", note)
+    assert found
+    least = int(found[1].replace(",", ""))
+    assert plan(f"budget={{kv: {least} KiB}}", "workload.batch=2").slots
+    assert not plan(f"budget={{kv: {least - 1} KiB}}", "workload.batch=2").slots
+
+
+def test_a_share_of_a_short_context_that_cannot_do_is_not_told() -> None:
+    (note,) = run_scenario(scenario("workload.context=400", "budget.kv_share=0.5")).notes
+    assert re.search(r"budget.kv_share of null and budget.kv of [\d,]+ KiB for all would", note)
+
+
+def test_without_reuse_nothing_is_said() -> None:
+    given = scenario("policies.reuse=false")
+    run = run_scenario(given)
+    assert run.notes == () and "reuse_rate" not in metrics_for(given, run)
+
+
+def test_the_terminal_shows_it() -> None:
+    given = [word for setting in (*SHORT, "budget.kv_share=0.065") for word in ("--set", setting)]
+    shown = CliRunner().invoke(app, ["compare", "kvswap/throughput", "--systems", "kvswap", *given]).stdout
+    assert "kvswap: nothing is reused" in shown.replace("\n", " ")
