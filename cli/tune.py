@@ -118,10 +118,13 @@ def tune(
             f"{s.memory_bytes / 2**20:,.0f}",
             f"{1e3 * s.block_s:.2f}",
             f"{s.overlap:.0%}" if s.hidden else f"{s.overlap:.0%}, not enough",
+            None if s.prefill_s is None else f"{s.prefill_s:.4g}",
+            None if s.tokens_per_s is None else f"{s.tokens_per_s:.4g}",
         )
         for s in found.solved.values()
     ]
-    print_table(("batch", "context", "G", "sigma", "M", "C", "MiB", "block, ms", "I/O hidden"), rows)
+    columns = ("batch", "context", "G", "sigma", "M", "C", "MiB", "block, ms", "I/O hidden", "prefill, s", "tokens/s")
+    print_table(columns, rows, title=f"tuned for KV that lies in {found.tier}")
     if note := unmeasured(loaded.device):
         print(quoted(note))
 

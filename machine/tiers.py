@@ -1,11 +1,29 @@
 """How KV gets from one tier to another: by reads, writes and copies, one after the other."""
 
 from collections.abc import Iterable
+from typing import Literal
 
 from kvferry.machine.machine import Machine
 from kvferry.machine.ops import Extents
 from kvferry.machine.ticket import Ticket
 from kvferry.specs.tier import Tier
+
+Leg = Literal["read", "write", "copy"]
+
+
+def legs(source: Tier, to: Tier, *, through_host: bool) -> tuple[tuple[Leg, Tier], ...]:
+    """The parts of a way, in order, each with the tier that it ends in.
+
+    `through_host`: storage is connected to the host's memory, and a copy goes on from there; otherwise the processor
+    takes from where reads arrive. ValueError within a tier.
+    """
+    if source == to:
+        raise ValueError(f"nothing moves within {to}")
+    if source == "storage":
+        return (("read", "host"), ("copy", to)) if to == "device" and through_host else (("read", to),)
+    if to == "storage":
+        return (("copy", "host"), ("write", to)) if source == "device" and through_host else (("write", to),)
+    return (("copy", to),)
 
 
 def moved(
@@ -18,15 +36,11 @@ def moved(
     *,
     through_host: bool,
 ) -> Ticket:
-    """`through_host`: storage is connected to the host's memory, and a copy goes on from there; otherwise the
-    processor takes from where reads arrive. ValueError within a tier."""
-    if source == to:
-        raise ValueError(f"nothing moves within {to}")
-    if source == "storage":
-        read = machine.read(what, after=after, request=request)
-        return machine.copy(what, to, after=(read,), request=request) if to == "device" and through_host else read
-    if to == "storage":
-        if source == "device" and through_host:
-            after = (machine.copy(what, "host", after=after, request=request),)
-        return machine.write(what, after=after, request=request)
-    return machine.copy(what, to, after=after, request=request)
+    """The ticket of the last leg. ValueError within a tier."""
+    for leg, end in legs(source, to, through_host=through_host):
+        if leg == "copy":
+            ticket = machine.copy(what, end, after=after, request=request)
+        else:
+            ticket = (machine.read if leg == "read" else machine.write)(what, after=after, request=request)
+        after = (ticket,)
+    return ticket

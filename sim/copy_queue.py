@@ -12,6 +12,11 @@ from kvferry.sim.contention import Contention
 from kvferry.sim.slowed_queue import SlowedQueue
 
 
+def copy_s(n_bytes: float, bytes_per_s: float, latency_s: float) -> float:
+    """Seconds of a copy that nothing slows."""
+    return latency_s + n_bytes / bytes_per_s
+
+
 class CopyQueue(SlowedQueue):
     """Copies one after the other, each taking `latency_s` and its bytes over `bytes_per_s`."""
 
@@ -39,4 +44,4 @@ class CopyQueue(SlowedQueue):
     ) -> Ticket:
         """Copy bytes; fires with `result`."""
         work = TimedWork(self.env, self, n_bytes, label, request, result)
-        return self.hand_over(work, self._latency_s + n_bytes / self._bytes_per_s, after, priority)
+        return self.hand_over(work, copy_s(n_bytes, self._bytes_per_s, self._latency_s), after, priority)

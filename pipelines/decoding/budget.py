@@ -4,6 +4,9 @@ from kvferry.specs.errors import InputError
 from kvferry.specs.scenario import Scenario
 from kvferry.specs.workload import MOST_BATCH
 
+# Without storage nothing is read, and groups are as good as any.
+GOOD_READ_BYTES, ALIGNMENT_BYTES = 16384, 512
+
 
 def asked_batch(scenario: Scenario) -> int:
     """The scenario's batch; the most there can be where it says `max`."""

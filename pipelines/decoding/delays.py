@@ -1,26 +1,33 @@
-"""What decoding takes by a profile's own numbers: I/O, compute, and both together (KVSwap A.3).
+"""What prefill and decoding take by a profile's own numbers: I/O, compute, and both together (KVSwap A.3).
 
 For planning: no events, the mean of everything. It walks the very stages that the pipeline carries out; the modelled
-world, with its events, agrees within a few percent.
+world, with its events, agrees within a few percent. Left out: that copies are slowed by what is beside them, and that
+blocks become more while decoding.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
 from kvferry.machine.ops import Op
-from kvferry.pipelines.decoding.plan import DecodePlan, step_of
-from kvferry.pipelines.decoding.stages import DECODING
-from kvferry.pipelines.decoding.timetable import Timetable, idle_s
+from kvferry.machine.tiers import Leg, legs
+from kvferry.pipelines.decoding.plan import DecodePlan, prefill_of, step_of
+from kvferry.pipelines.decoding.prices import Part, Parts, Queue
+from kvferry.pipelines.decoding.stages import KINDS, NextToken
+from kvferry.pipelines.decoding.timetable import Times, Timetable, idle_s
 from kvferry.policies.decode.roles import Roles
+from kvferry.policies.decode.upkeep import Learned
+from kvferry.sim.copy_queue import copy_s
 from kvferry.sim.costs.cost_model import COST_MODELS
 from kvferry.sim.storage import map_miss_s
 from kvferry.sim.storage_curve import StorageCurves
 from kvferry.specs.device import DeviceSpec
 from kvferry.specs.errors import InputError, pick
 from kvferry.specs.model import ModelSpec
+from kvferry.specs.tier import Tier
 
 # Enough for a block in the middle: one before it and one behind, each with a neighbour of its own.
 _BLOCKS = 4
@@ -40,77 +47,170 @@ class BlockDelays:
 
 
 class Delays:
-    """Prices decoding on one device and model. Raises InputError when the device has no storage."""
+    """Prices decoding on one device and model. Raises InputError where KV lies on storage and the device has none."""
 
     def __init__(self, device: DeviceSpec, model: ModelSpec, costs: str = "roofline") -> None:
-        if device.storage is None:
-            raise InputError(f"device {device.name} has no storage; its profile needs a `storage`")
-        self._spec = device.processors[device.main]
+        self._device, self._spec = device, device.processors[device.main]
         self._costs = pick("cost model", COST_MODELS, costs)(self._spec, model)
-        self._storage = device.storage
-        self._curves = StorageCurves(device.storage)
+        self._curves = None if device.storage is None else StorageCurves(device.storage)
+        memory = device.memory
+        # Bytes per second and latency; on unified memory there is nothing to copy.
+        self._copies = (memory.copy_bytes_per_s or math.inf, memory.copy_latency_s if memory.copy_bytes_per_s else 0.0)
         slowdown = device.contention.slowdown.get(device.main, {}) if device.contention else {}
-        # Of compute that runs beside reads, the share that is not lost.
-        self._beside = 1 / slowdown.get("storage", 1.0)
+        # Of compute that runs beside another queue, the share that is not lost.
+        slowed: dict[Queue, str] = {"storage": "storage", "writes": "storage", "copies": "copy"}
+        self._beside: dict[Queue, float] = {
+            queue: 1 / slowdown[path] for queue, path in slowed.items() if path in slowdown
+        }
         # Tuning asks again and again for the same.
         self.op_s = lru_cache(maxsize=1 << 14)(self._op_s)
-        self._moves_s = lru_cache(maxsize=1 << 14)(self._read_moves_s)
+        self._leg_s = lru_cache(maxsize=1 << 14)(self._leg_without_cache_s)
 
-    def _op_s(self, op: Op) -> float:
-        return self._spec.dispatch_s + self._costs.cost(op).duration_s
-
-    def block(self, plan: DecodePlan, reuse_rate: float = 0.0) -> BlockDelays:
-        """`reuse_rate`: the share of selected blocks that the reuse buffer holds."""
-        table = _timetable(plan.roles, _BLOCKS)
-        seconds = self._seconds(table, plan, reuse_rate)
-        times = table.times(seconds, self._beside)
+    def block(self, plan: DecodePlan, reuse_rate: float = 0.0, tier: Tier = "storage") -> BlockDelays:
+        """A block whose KV lies in `tier`. `reuse_rate`: the share of selected blocks that the reuse buffer holds."""
+        table = _step_table(plan.roles, _BLOCKS)
+        parts = self._parts(table, plan, reuse_rate, (tier,) * _BLOCKS)
+        times = table.times(parts, self._beside).stages
         first, second = (max(times[n][1] for n in worked) for worked in _middle(plan.roles))
-        io_s, moved = seconds[table.stages[table.last_move].kind], times[table.last_move]
+        io_s, moved = sum(part.seconds for part in parts[table.last_move]), times[table.last_move]
         took_s = moved[1] - moved[0]
         idle = idle_s(moved, (times[n] for n in table.worked)) / took_s if took_s else 0.0
         return BlockDelays(io_s=io_s, block_s=second - first, overlapped_s=io_s * (1 - idle))
 
     def step_s(self, plan: DecodePlan, reuse_rate: float = 0.0) -> float:
-        """One token per sequence."""
-        table = _timetable(plan.roles, plan.model.layers)
-        return table.times(self._seconds(table, plan, reuse_rate), self._beside)[-1][1]
+        """One token per sequence, each layer's KV where it lies after prefill."""
+        table = _step_table(plan.roles, plan.model.layers)
+        parts = self._parts(table, plan, reuse_rate, plan.tiers)
+        return table.times(parts, self._beside).stages[-1][1]
 
-    def io_s(self, plan: DecodePlan, reuse_rate: float = 0.0) -> float:
-        """Moving what one block of the whole batch lacks."""
-        storage, layout = self._storage, plan.layout
-        miss_s = map_miss_s(storage.map, layout.file_bytes) if storage.map else 0.0
-        if plan.selected is None:
-            lengths = np.full(plan.rows, plan.blocks * layout.stride_bytes)
-            return self._curves.batch_s(lengths, extra_s=miss_s)
+    def prefill_s(self, plan: DecodePlan) -> float:
+        """The prompts of all sequences, until their KV lies where it is to lie."""
+        table = _prefill_table(plan.roles, plan.model.layers)
+        times = table.times(self._parts(table, plan, 0.0, plan.tiers), self._beside)
+        return max(end for _, end in times.stages)
+
+    def token_times_s(self, plan: DecodePlan, tokens: int, reuse_rate: float = 0.0) -> list[float]:
+        """When each token of a sequence is there, of which the first ends prefill: with the steps in which a placement
+        moves layers, and those that begin while full blocks are still being written."""
+        times = [self.prefill_s(plan)]
+        kept = plan.roles.upkeep.start(plan.context, plan.group_tokens, plan.layout)
+        steps: dict[tuple[object, ...], Times] = {}
+        tiers, free = plan.tiers, dict[Queue, float]()
+        same = tiers == self._tiers(plan, tokens)
+        for step in range(tokens - 1):
+            before, tiers = tiers, tiers if same else self._tiers(plan, step)
+            key = (before, tiers, *free.items())
+            if key not in steps:
+                steps[key] = self._step(plan, reuse_rate, before, tiers, free)
+            took_s = steps[key].stages[-1][1]
+            times.append(times[-1] + took_s)
+            free = {queue: end - took_s for queue, end in steps[key].free.items() if end > took_s}
+            if kept.append(Learned((), ())) is not None:
+                free = self._written(plan, tiers, free)
+        return times
+
+    # --- a step ------------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _tiers(plan: DecodePlan, step: int) -> tuple[Tier, ...]:
+        return plan.roles.placement.tiers(plan.kv_size(plan.context + step))
+
+    def _step(
+        self,
+        plan: DecodePlan,
+        reuse_rate: float,
+        before: tuple[Tier, ...],
+        tiers: tuple[Tier, ...],
+        free: Mapping[Queue, float],
+    ) -> Times:
+        """A step, at whose beginning layers move from the tiers `before` to others; `free` as a timetable has it."""
+        ends, arriving = dict(free), {}
+        for layer, (source, to) in enumerate(zip(before, tiers, strict=True)):
+            if source != to:
+                parts = _Prices(self, plan, to).move(plan.rows, plan.row_bytes, source, to)
+                arriving[layer] = _queued(parts, ends)
+        table = _step_table(plan.roles, plan.model.layers)
+        return table.times(self._parts(table, plan, reuse_rate, tiers), self._beside, ends, arriving)
+
+    def _written(self, plan: DecodePlan, tiers: tuple[Tier, ...], free: Mapping[Queue, float]) -> dict[Queue, float]:
+        """When the queues are free once the blocks that a step has completed are written behind it."""
+        ends = dict(free)
+        for tier in dict.fromkeys(tiers):
+            _queued(NextToken.behind(_Prices(self, plan, tier), tiers.count(tier)), ends)
+        return ends
+
+    def _parts(self, table: Timetable, plan: DecodePlan, reuse_rate: float, tiers: tuple[Tier, ...]) -> list[Parts]:
+        """Of every stage; `tiers`: where each layer's KV lies."""
         missing = plan.sequences * plan.blocks_per_selection * (1 - reuse_rate)
-        whole = max(1, round(missing))
-        return self._moves_s(whole, layout.stride_bytes, miss_s) * missing / whole
+        by_tier = {
+            tier: {kind: KINDS[kind].parts(_Prices(self, plan, tier, missing)) for kind in table.kinds}
+            for tier in dict.fromkeys(tiers)
+        }
+        return [by_tier[tiers[stage.layer]][stage.kind] for stage in table.stages]
 
-    def _read_moves_s(self, blocks: int, stride_bytes: int, miss_s: float) -> float:
-        return self._curves.batch_s(np.full(blocks, stride_bytes), extra_s=miss_s)
+    # --- a queue's work ----------------------------------------------------------------------------------------------
 
-    def _seconds(self, table: Timetable, plan: DecodePlan, reuse_rate: float) -> dict[str, float]:
-        """By kind of stage."""
-        prices = _Prices(plan, self.io_s(plan, reuse_rate), self.op_s)
-        return {kind: DECODING[kind].seconds(prices) for kind in table.kinds}
+    def _op_s(self, op: Op) -> float:
+        return self._spec.dispatch_s + self._costs.cost(op).duration_s
+
+    def leg(self, plan: DecodePlan, leg: Leg, commands: float, each_bytes: int) -> Part:
+        """A read, write or copy of so many byte ranges of one length."""
+        if leg == "copy":
+            return Part("copies", copy_s(commands * each_bytes, *self._copies))
+        storage = self._device.storage
+        if storage is None:
+            raise InputError(f"device {self._device.name} has no storage; its profile needs a `storage`")
+        miss_s = map_miss_s(storage.map, plan.layout.file_bytes) if storage.map else 0.0
+        whole = max(1, round(commands))
+        seconds = self._leg_s(leg, whole, each_bytes, miss_s) * commands / whole
+        return Part("writes" if leg == "write" and storage.duplex == "full" else "storage", seconds)
+
+    def _leg_without_cache_s(self, leg: Leg, commands: int, each_bytes: int, miss_s: float) -> float:
+        assert self._curves is not None
+        return self._curves.batch_s(np.full(commands, each_bytes), leg == "write", miss_s)
+
+    def legs(self, source: Tier, to: Tier) -> Sequence[tuple[Leg, Tier]]:
+        return legs(source, to, through_host=not self._device.memory.unified)
 
 
 @dataclass(frozen=True)
 class _Prices:
-    """The mean step of a plan."""
+    """The mean step of a plan, for layers whose KV lies in one tier."""
 
+    _delays: Delays
     plan: DecodePlan
-    move_s: float
-    op_s: Callable[[Op], float]
+    tier: Tier
+    missing: float = 0.0
+
+    def work(self, op: Op) -> Parts:
+        return (Part("processor", self._delays.op_s(op)),)
+
+    def move(self, commands: float, each_bytes: int, source: Tier, to: Tier) -> Parts:
+        if source == to:
+            return ()
+        return tuple(self._delays.leg(self.plan, leg, commands, each_bytes) for leg, _ in self._delays.legs(source, to))
+
+
+def _queued(parts: Parts, ends: dict[Queue, float]) -> float:
+    """When parts end that are handed over at once, behind what the queues have; `ends` of the queues is updated."""
+    end = 0.0
+    for queue, seconds in parts:
+        ends[queue] = end = max(end, ends.get(queue, 0.0)) + seconds
+    return end
 
 
 @lru_cache(maxsize=256)
-def _timetable(roles: Roles, layers: int) -> Timetable:
+def _step_table(roles: Roles, layers: int) -> Timetable:
     return Timetable(step_of(roles, layers))
+
+
+@lru_cache(maxsize=64)
+def _prefill_table(roles: Roles, layers: int) -> Timetable:
+    return Timetable(prefill_of(roles, layers))
 
 
 @lru_cache(maxsize=256)
 def _middle(roles: Roles) -> tuple[list[int], list[int]]:
     """What the processor does for the two layers in the middle."""
-    first, second = (_timetable(roles, _BLOCKS).worked_at(layer) for layer in (1, 2))
+    first, second = (_step_table(roles, _BLOCKS).worked_at(layer) for layer in (1, 2))
     return first, second

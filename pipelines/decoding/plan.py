@@ -72,6 +72,11 @@ class DecodePlan:
         """Blocks that one sequence selects in one layer, over all heads."""
         return self.heads * (self.blocks if self.selected is None else self.selected)
 
+    @property
+    def row_bytes(self) -> int:
+        """Of the context's blocks in one row of one layer, where they lie outside the processor's memory."""
+        return self.blocks * self.layout.stride_bytes
+
     def kv_size(self, tokens: int) -> KvSize:
         """The whole batch's, once each sequence has so many tokens: what its placement decides by."""
         return KvSize(
@@ -99,15 +104,7 @@ class DecodePlan:
 
     @cached_property
     def prefill_stages(self) -> Stages:
-        """Layer by layer: compute, and write the layer's KV out while the next is computed."""
-        stages: list[Stage] = []
-        before: tuple[Key, ...] = ()
-        for layer in range(self.model.layers):
-            computed = Stage("prefill", layer, before)
-            rest = (Stage(kind, layer, (computed.key,)) for kind in self.roles.layout.after_prefill)
-            stages += [computed, Stage("write_out", layer, (computed.key,)), *rest]
-            before = (next(stage.key for stage in reversed(stages) if stage.kind != "write_out"),)
-        return (*stages, Stage("first_token", 0, before))
+        return prefill_of(self.roles, self.model.layers)
 
     def together(self, sequences: int) -> "DecodePlan":
         """The same for so many sequences."""
@@ -119,6 +116,19 @@ def step_of(roles: Roles, layers: int) -> Stages:
     """One decoding step through so many layers, to the next token."""
     stages = roles.selector.stages(layers, roles.layout.beside_moves)
     return (*stages, Stage("next_token", 0, (stages[-1].key,)))
+
+
+@lru_cache(maxsize=64)
+def prefill_of(roles: Roles, layers: int) -> Stages:
+    """Layer by layer: compute, and write the layer's KV out while the next is computed."""
+    stages: list[Stage] = []
+    before: tuple[Key, ...] = ()
+    for layer in range(layers):
+        computed = Stage("prefill", layer, before)
+        rest = (Stage(kind, layer, (computed.key,)) for kind in roles.layout.after_prefill)
+        stages += [computed, Stage("write_out", layer, (computed.key,)), *rest]
+        before = (next(stage.key for stage in reversed(stages) if stage.kind != "write_out"),)
+    return (*stages, Stage("first_token", 0, before))
 
 
 def plan_of(

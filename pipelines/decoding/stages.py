@@ -1,6 +1,6 @@
 """What each stage of decoding is: how a pipeline begins it, and what a planner prices it at. One is the other's op."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal, Protocol
 
 from kvferry.machine.ops import (
@@ -11,7 +11,6 @@ from kvferry.machine.ops import (
     Decompose,
     Extents,
     FeedForward,
-    Op,
     OutputHead,
     PrefillLayer,
     ProjectQkv,
@@ -24,38 +23,24 @@ from kvferry.machine.ops import (
 )
 from kvferry.machine.ticket import Ticket
 from kvferry.pipelines.decoding.plan import DecodePlan
+from kvferry.pipelines.decoding.prices import Parts, Prices
 from kvferry.pipelines.decoding.state import DecodeState
 from kvferry.policies.decode.rows import BlockRows
 from kvferry.policies.decode.upkeep import Learned
 
-# What works at a stage: the processor, or storage and what lies between it and the processor's memory.
-Queue = Literal["processor", "mover"]
+# What works at a stage: the processor, or what moves KV between the tiers.
+Worker = Literal["processor", "mover"]
 After = Sequence[Ticket]
 
 
-class Prices(Protocol):
-    """A plan's mean step, for planners."""
-
-    @property
-    def plan(self) -> DecodePlan: ...
-
-    @property
-    def move_s(self) -> float:
-        """Of moving what one layer of the batch lacks."""
-        ...
-
-    @property
-    def op_s(self) -> Callable[[Op], float]: ...
-
-
 class Kind(Protocol):
-    queue: Queue
+    worker: Worker
 
     def begin(self, now: DecodeState, layer: int, after: After) -> Ticket: ...
 
-
-class PricedKind(Kind, Protocol):
-    def seconds(self, prices: Prices) -> float: ...
+    def parts(self, prices: Prices) -> Parts:
+        """What it takes on average, queue by queue."""
+        ...
 
 
 # --- choosing and moving -----------------------------------------------------------------------------------------
@@ -64,7 +49,7 @@ class PricedKind(Kind, Protocol):
 class ChooseBlocks:
     """The machine scores KV blocks and answers with those that attention wants."""
 
-    queue: Queue = "processor"
+    worker: Worker = "processor"
 
     @staticmethod
     def op(plan: DecodePlan, stored: int, step: int, layer: int) -> Select:
@@ -78,14 +63,14 @@ class ChooseBlocks:
         now.chosen[layer] = ticket = now.machine.submit(op, after=after)
         return ticket
 
-    def seconds(self, prices: Prices) -> float:
-        return prices.op_s(self.op(prices.plan, prices.plan.blocks, 0, 0))
+    def parts(self, prices: Prices) -> Parts:
+        return prices.work(self.op(prices.plan, prices.plan.blocks, 0, 0))
 
 
 class RetrieveBlocks:
     """A retrieval head chooses for all layers, before the first computes."""
 
-    queue: Queue = "processor"
+    worker: Worker = "processor"
 
     @staticmethod
     def op(plan: DecodePlan, stored: int, step: int) -> Retrieve:
@@ -98,14 +83,14 @@ class RetrieveBlocks:
         now.chosen = [ticket] * len(now.chosen)
         return ticket
 
-    def seconds(self, prices: Prices) -> float:
-        return prices.op_s(self.op(prices.plan, prices.plan.blocks, 0))
+    def parts(self, prices: Prices) -> Parts:
+        return prices.work(self.op(prices.plan, prices.plan.blocks, 0))
 
 
 class LookUp:
     """The host finds what is in memory already, and where the rest goes."""
 
-    queue: Queue = "processor"
+    worker: Worker = "processor"
 
     @staticmethod
     def op(plan: DecodePlan, away: bool = True) -> Bookkeep:
@@ -128,14 +113,14 @@ class LookUp:
         )
         return now.machine.submit(self.op(plan, now.away(layer)), after=after)
 
-    def seconds(self, prices: Prices) -> float:
-        return prices.op_s(self.op(prices.plan))
+    def parts(self, prices: Prices) -> Parts:
+        return prices.work(self.op(prices.plan, prices.tier != "device"))
 
 
 class BringMissing:
     """Chosen blocks that are not there yet move to the processor's memory."""
 
-    queue: Queue = "mover"
+    worker: Worker = "mover"
 
     def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
         found = now.found[layer]
@@ -145,14 +130,14 @@ class BringMissing:
         missing = Extents(*now.blocks.ranges(layer, *found.to_move))
         return now.machine.move(missing, now.tiers[layer], "device", after=(*after, *now.arriving[layer]))
 
-    def seconds(self, prices: Prices) -> float:
-        return prices.move_s
+    def parts(self, prices: Prices) -> Parts:
+        return prices.move(prices.missing, prices.plan.layout.stride_bytes, prices.tier, "device")
 
 
 class BringAll:
     """All blocks of a layer move to the processor's memory."""
 
-    queue: Queue = "mover"
+    worker: Worker = "mover"
 
     def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
         stored = now.kept.stored(layer)
@@ -162,14 +147,14 @@ class BringAll:
         whole = Extents(*now.blocks.stretches(layer, stored))
         return now.machine.move(whole, now.tiers[layer], "device", after=(*after, *now.arriving[layer]))
 
-    def seconds(self, prices: Prices) -> float:
-        return prices.move_s
+    def parts(self, prices: Prices) -> Parts:
+        return prices.move(prices.plan.rows, prices.plan.row_bytes, prices.tier, "device")
 
 
 class RebuildKeys:
     """Keys of the chosen tokens are rebuilt while their values move (ShadowKV's second stream)."""
 
-    queue: Queue = "processor"
+    worker: Worker = "processor"
 
     @staticmethod
     def op(plan: DecodePlan, tokens: float, kv: Rebuilt | None = None) -> Reconstruct:
@@ -181,8 +166,8 @@ class RebuildKeys:
         kv = Rebuilt(layer, None if found is None else found.wanted.ids)
         return now.machine.submit(self.op(now.plan, now.tokens[layer], kv), after=after)
 
-    def seconds(self, prices: Prices) -> float:
-        return prices.op_s(self.op(prices.plan, prices.plan.brought_tokens))
+    def parts(self, prices: Prices) -> Parts:
+        return prices.work(self.op(prices.plan, prices.plan.brought_tokens))
 
 
 # --- computing ---------------------------------------------------------------------------------------------------
@@ -191,7 +176,7 @@ class RebuildKeys:
 class Attend:
     """Attention over what was brought, the newest tokens in memory, and the new one itself."""
 
-    queue: Queue = "processor"
+    worker: Worker = "processor"
 
     @staticmethod
     def op(plan: DecodePlan, tokens: float, kv: Attended | None = None) -> DecodeAttention:
@@ -207,16 +192,16 @@ class Attend:
             kv = Attended(layer, found.missing, found.slots, recent, wanted.starts, tokens)
         return now.machine.submit(self.op(now.plan, now.tokens[layer] + recent + 1, kv), after=after)
 
-    def seconds(self, prices: Prices) -> float:
+    def parts(self, prices: Prices) -> Parts:
         plan = prices.plan
         recent = plan.roles.upkeep.mean_recent(plan.group_tokens, plan.output)
-        return prices.op_s(self.op(plan, plan.brought_tokens + recent + 1))
+        return prices.work(self.op(plan, plan.brought_tokens + recent + 1))
 
 
 class PassOn:
     """The rest of the layer."""
 
-    queue: Queue = "processor"
+    worker: Worker = "processor"
 
     @staticmethod
     def op(plan: DecodePlan, layer: int | None = None) -> FeedForward:
@@ -225,14 +210,14 @@ class PassOn:
     def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
         return now.machine.submit(self.op(now.plan, layer), after=after)
 
-    def seconds(self, prices: Prices) -> float:
-        return prices.op_s(self.op(prices.plan))
+    def parts(self, prices: Prices) -> Parts:
+        return prices.work(self.op(prices.plan))
 
 
 class ProjectQueries:
     """The layer's query, key and value of the new token, where something needs them before attention."""
 
-    queue: Queue = "processor"
+    worker: Worker = "processor"
 
     @staticmethod
     def op(plan: DecodePlan, layer: int | None = None) -> ProjectQkv:
@@ -241,14 +226,14 @@ class ProjectQueries:
     def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
         return now.machine.submit(self.op(now.plan, layer), after=after)
 
-    def seconds(self, prices: Prices) -> float:
-        return prices.op_s(self.op(prices.plan))
+    def parts(self, prices: Prices) -> Parts:
+        return prices.work(self.op(prices.plan))
 
 
 class AssignKeys:
     """The cluster of every row that the new key is nearest to."""
 
-    queue: Queue = "processor"
+    worker: Worker = "processor"
 
     @staticmethod
     def op(plan: DecodePlan, stored: int, step: int, layer: int) -> Assign:
@@ -259,14 +244,14 @@ class AssignKeys:
         now.assigned[layer] = ticket = now.machine.submit(op, after=after)
         return ticket
 
-    def seconds(self, prices: Prices) -> float:
-        return prices.op_s(self.op(prices.plan, prices.plan.blocks, 0, 0))
+    def parts(self, prices: Prices) -> Parts:
+        return prices.work(self.op(prices.plan, prices.plan.blocks, 0, 0))
 
 
 class PassOnRest:
     """The rest of a layer whose projections have been done."""
 
-    queue: Queue = "processor"
+    worker: Worker = "processor"
 
     @staticmethod
     def op(plan: DecodePlan, layer: int | None = None) -> RestOfLayer:
@@ -275,14 +260,14 @@ class PassOnRest:
     def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
         return now.machine.submit(self.op(now.plan, layer), after=after)
 
-    def seconds(self, prices: Prices) -> float:
-        return prices.op_s(self.op(prices.plan))
+    def parts(self, prices: Prices) -> Parts:
+        return prices.work(self.op(prices.plan))
 
 
 class NextToken:
     """The next token of every sequence; what its KV completes goes to storage behind the reads."""
 
-    queue: Queue = "processor"
+    worker: Worker = "processor"
 
     @staticmethod
     def op(plan: DecodePlan, complete: int | None = None) -> OutputHead:
@@ -298,8 +283,13 @@ class NextToken:
             now.write(update.written, ticket)
         return ticket
 
-    def seconds(self, prices: Prices) -> float:
-        return prices.op_s(self.op(prices.plan))
+    def parts(self, prices: Prices) -> Parts:
+        return prices.work(self.op(prices.plan))
+
+    @staticmethod
+    def behind(prices: Prices, layers: int) -> Parts:
+        """Writing what a token has completed: a block of every row of so many layers."""
+        return prices.move(layers * prices.plan.rows, prices.plan.layout.stride_bytes, "device", prices.tier)
 
 
 # --- prefill -----------------------------------------------------------------------------------------------------
@@ -308,16 +298,23 @@ class NextToken:
 class PrefillOne:
     """One layer over the whole context."""
 
-    queue: Queue = "processor"
+    worker: Worker = "processor"
+
+    @staticmethod
+    def op(plan: DecodePlan, layer: int | None = None) -> PrefillLayer:
+        return PrefillLayer(plan.sequences, plan.context, layer)
 
     def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
-        return now.machine.submit(PrefillLayer(now.plan.sequences, now.plan.context, layer), after=after)
+        return now.machine.submit(self.op(now.plan, layer), after=after)
+
+    def parts(self, prices: Prices) -> Parts:
+        return prices.work(self.op(prices.plan))
 
 
 class WriteOut:
     """The whole blocks of a layer's context go to the tier where they are to lie."""
 
-    queue: Queue = "mover"
+    worker: Worker = "mover"
 
     def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
         if not now.away(layer):
@@ -325,32 +322,43 @@ class WriteOut:
         whole = Extents(*now.blocks.stretches(layer, now.kept.stored(layer)))
         return now.machine.move(whole, "device", now.tiers[layer], after=after)
 
+    def parts(self, prices: Prices) -> Parts:
+        return prices.move(prices.plan.rows, prices.plan.row_bytes, "device", prices.tier)
+
 
 class DecomposeKeys:
     """A layer's keys, so that they can be rebuilt."""
 
-    queue: Queue = "processor"
+    worker: Worker = "processor"
+
+    @staticmethod
+    def op(plan: DecodePlan, layer: int | None = None) -> Decompose:
+        return Decompose(plan.sequences, plan.context, layer)
 
     def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
-        return now.machine.submit(Decompose(now.plan.sequences, now.plan.context, layer), after=after)
+        return now.machine.submit(self.op(now.plan, layer), after=after)
+
+    def parts(self, prices: Prices) -> Parts:
+        return prices.work(self.op(prices.plan))
 
 
 class FirstToken:
     """The token that prefill ends with."""
 
-    queue: Queue = "processor"
+    worker: Worker = "processor"
 
     def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
         return now.machine.submit(NextToken.op(now.plan), after=after)
 
+    def parts(self, prices: Prices) -> Parts:
+        return prices.work(NextToken.op(prices.plan))
 
-PREFILL: dict[str, Kind] = {
+
+KINDS: dict[str, Kind] = {
     "prefill": PrefillOne(),
     "write_out": WriteOut(),
     "decompose": DecomposeKeys(),
     "first_token": FirstToken(),
-}
-DECODING: dict[str, PricedKind] = {
     "retrieve": RetrieveBlocks(),
     "project": ProjectQueries(),
     "select": ChooseBlocks(),
@@ -364,4 +372,3 @@ DECODING: dict[str, PricedKind] = {
     "rest": PassOnRest(),
     "next_token": NextToken(),
 }
-KINDS: dict[str, Kind] = {**PREFILL, **DECODING}

@@ -82,7 +82,7 @@ class DecodeSystem:
             roles = replace(roles, residency=Reuse() if reuse else DoubleBuffer())
         if not roles.selective and "residency" in policies:
             complaints.append(Complaint(("residency",), "everything is read anew at every step, nothing can be kept"))
-        if self.roles.placement == roles.placement == OneTier("device"):
+        if self.roles.placement.away is None and roles.placement.away is None:
             what = "all KV is in memory: nothing is selected, kept or laid out, so this role has no effect"
             complaints += [Complaint((role,), what) for role in ROLES if role in policies and role != "placement"]
         if complaints:

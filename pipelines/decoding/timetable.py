@@ -1,12 +1,22 @@
-"""When the stages of a decoding step begin and end, by what each kind of stage takes: arithmetic, no events."""
+"""When the stages of a list begin and end, by what each of them takes: arithmetic, no events."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
-from kvferry.pipelines.decoding.stages import DECODING
+from kvferry.pipelines.decoding.prices import Parts, Queue
+from kvferry.pipelines.decoding.stages import KINDS
 from kvferry.policies.decode.stages import Stages
 
 # When something begins and ends.
 Interval = tuple[float, float]
+
+
+class Times(NamedTuple):
+    """``stages``: when each stage begins and ends, in the order of the list. ``free``: when each queue has ended all
+    that it was given."""
+
+    stages: list[Interval]
+    free: dict[Queue, float]
 
 
 class Timetable:
@@ -14,14 +24,15 @@ class Timetable:
 
     def __init__(self, stages: Stages) -> None:
         place = {stage.key: n for n, stage in enumerate(stages)}
-        moving = [DECODING[stage.kind].queue == "mover" for stage in stages]
+        moving = [KINDS[stage.kind].worker == "mover" for stage in stages]
         self.stages = stages
         self.kinds = tuple(dict.fromkeys(stage.kind for stage in stages))
         # Places in the list: of all that the processor works at, of its part in each layer, and of the last move.
         self.worked = tuple(n for n, moves in enumerate(moving) if not moves)
         self.last_move = max(n for n, moves in enumerate(moving) if moves)
+        # The layer of a move, else None; places of what comes before; whether what comes next depends on the answer.
         self._steps = [
-            (stage.kind, moves, [place[key] for key in stage.after], stage.awaited)
+            (stage.layer if moves else None, [place[key] for key in stage.after], stage.awaited)
             for stage, moves in zip(stages, moving, strict=True)
         ]
 
@@ -29,25 +40,45 @@ class Timetable:
         """Places in the list of what the processor does for a layer."""
         return [n for n in self.worked if self.stages[n].layer == layer]
 
-    def times(self, seconds: Mapping[str, float], beside: float) -> list[Interval]:
-        """When each stage begins and ends, by the seconds of its kind. Processor and mover work through their stages in
-        order; beside a move, the processor gets on at the speed `beside` (up to 1)."""
+    def times(
+        self,
+        parts: Sequence[Parts],
+        beside: Mapping[Queue, float],
+        free: Mapping[Queue, float] | None = None,
+        arriving: Mapping[int, float] | None = None,
+    ) -> Times:
+        """When each stage begins and ends, by the parts of each.
+
+        Every queue works through its parts in order; beside another queue, the processor gets on at the speed `beside`
+        (up to 1, of several the product). `free`: when a queue has ended what it was given before. `arriving`: when
+        what moves a layer's KV to another tier ends; the layer's own move comes after it.
+        """
         times: list[Interval] = []
-        moves: list[Interval] = []
-        handed_over = processor = mover = 0.0
-        for kind, moving, after, awaited in self._steps:
-            begin = max(handed_over, mover if moving else processor)
+        ends = dict(free or {})
+        # What slows the processor, by queue, in order of time.
+        busy = {queue: ([(0.0, ends[queue])] if queue in ends else [], speed) for queue, speed in beside.items()}
+        handed_over = 0.0
+        for stage_parts, (moves, after, awaited) in zip(parts, self._steps, strict=True):
+            begin = handed_over
             for n in after:
                 begin = max(begin, times[n][1])
-            if moving:
-                mover = end = begin + seconds[kind]
-                moves.append((begin, end))
-            else:
-                processor = end = _end_beside(begin, seconds[kind], moves, beside)
-            times.append((begin, end))
+            if arriving and moves is not None:
+                begin = max(begin, arriving.get(moves, 0.0))
+            start, end = None, begin
+            for queue, seconds in stage_parts:
+                now = max(end, ends.get(queue, 0.0))
+                if queue == "processor":
+                    end = _end_beside(now, seconds, busy.values())
+                else:
+                    end = now + seconds
+                    if queue in busy:
+                        busy[queue][0].append((now, end))
+                ends[queue] = end
+                start = now if start is None else start
+            times.append((begin if start is None else start, end))
             if awaited:
                 handed_over = end
-        return times
+        return Times(times, ends)
 
 
 def idle_s(during: Interval, work: Iterable[Interval]) -> float:
@@ -60,17 +91,21 @@ def idle_s(during: Interval, work: Iterable[Interval]) -> float:
     return idle_s + until - now
 
 
-def _end_beside(now: float, left: float, moves: Sequence[Interval], beside: float) -> float:
-    """When work that begins now ends; moves, in order, slow it."""
-    for begin, end in moves:
-        if end <= now:
-            continue
-        if now + left <= begin:
-            break
-        left -= max(0.0, begin - now)
-        now = max(now, begin)
-        if left <= (end - now) * beside:
-            return now + left / beside
-        left -= (end - now) * beside
-        now = end
-    return now + left
+def _end_beside(now: float, left: float, busy: Iterable[tuple[Sequence[Interval], float]]) -> float:
+    """When work that begins now ends: each of `busy` slows it to its speed while one of its intervals lasts."""
+    while left > 0:
+        speed, until = 1.0, float("inf")
+        for intervals, slowed in busy:
+            current = next((one for one in intervals if one[1] > now), None)
+            if current is None:
+                continue
+            if current[0] <= now:
+                speed *= slowed
+                until = min(until, current[1])
+            else:
+                until = min(until, current[0])
+        if left <= (until - now) * speed:
+            return now + left / speed
+        left -= (until - now) * speed
+        now = until
+    return now

@@ -36,6 +36,12 @@ def tuned(system: DecodeSystem, scenario: Scenario) -> tuple[DecodeSystem, float
             raise InputError(f"policies.{name}: policies.tuned holds it already; take one of the two away")
     try:
         found = Solutions.from_json(read_text(Path(system.tuned), MOST_FILE_BYTES, "tuning"), system.tuned)
+        away = system.roles.placement.away
+        if away not in (None, found.tier):
+            raise InputError(
+                f"{system.tuned} was tuned for KV in {found.tier}, policies.placement has it in {away};"
+                f" tune again with the same placement"
+            )
         workload = scenario.decode.workload
         grouping = found.nearest(asked_batch(scenario), workload.context, workload.output).grouping
     except InputError as error:

@@ -5,7 +5,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from kvferry.pipelines.decoding.budget import asked_batch, sequence_bytes
+from kvferry.pipelines.decoding.budget import ALIGNMENT_BYTES, asked_batch, sequence_bytes
 from kvferry.pipelines.decoding.delays import Delays
 from kvferry.pipelines.decoding.plan import DecodePlan, plan_of
 from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS, ROLES, DecodeSystem
@@ -16,10 +16,11 @@ from kvferry.policies.decode.reuse_table import ReuseTable
 from kvferry.policies.decode.rows import BlockRows
 from kvferry.policies.decode.scored_keys import LowRankKeys
 from kvferry.policies.decode.solutions import Solutions
-from kvferry.policies.decode.tuner import BlockTimes, check_budget, tune
+from kvferry.policies.decode.tuner import BlockTimes, Solution, check_budget, tune
 from kvferry.policies.decode.tuning_limits import TuningLimits
 from kvferry.specs.errors import InputError
 from kvferry.specs.scenario import Scenario
+from kvferry.specs.tier import Tier
 from kvferry.traces.critical_tokens import CriticalTokens
 
 # What the reuse table is made from: layers, sequences, and steps, of which the first fill the buffer.
@@ -34,11 +35,13 @@ _GROUP_TOKENS = (1, 2, 4, 8, 16, 32, 64)
 
 def tune_scenario(scenario: Scenario, limits: TuningLimits) -> Solutions:
     """Solutions for every batch and context within the limits. Raises InputError when the budget holds nothing, the
-    device has no storage, or the scenario says what is to be found."""
+    device lacks the tier that KV lies in, or the scenario says what is to be found."""
     system = _system(scenario)
     check_budget(scenario.model, limits)
     times = _ModelledTimes(scenario, system)
-    return Solutions(limits, tune(scenario.model, limits, reuse_table(scenario, limits), times))
+    reuse = reuse_table(scenario, limits)
+    solved = tune(scenario.model, limits, reuse, times)
+    return Solutions(limits, [times.with_rates(one, limits, reuse) for one in solved], times.tier)
 
 
 class _ModelledTimes:
@@ -47,28 +50,45 @@ class _ModelledTimes:
     def __init__(self, scenario: Scenario, system: DecodeSystem) -> None:
         self._delays = Delays(scenario.device, scenario.model, scenario.costs.estimate)
         self._scenario, self._system = scenario, system
+        assert system.roles.placement.away is not None
+        self.tier: Tier = system.roles.placement.away
+        self._output = scenario.decode.workload.output
         self._plan = lru_cache(maxsize=1024)(self._plan_without_buffer)
 
     def __call__(self, batch: int, context: int, grouping: Grouping, reuse_rate: float) -> BlockTimes:
         plan = self._plan(batch, context, grouping.group_tokens, grouping.selected_tokens)
         assert plan.index is not None
         index = replace(plan.index, rank=rank_of(grouping.compression, plan.model))
-        block = self._delays.block(replace(plan, slots=grouping.slots, index=index), reuse_rate)
+        block = self._delays.block(replace(plan, slots=grouping.slots, index=index), reuse_rate, self.tier)
         return BlockTimes(block.block_s, block.io_s, block.overlapped_s)
+
+    def with_rates(self, solution: Solution, limits: TuningLimits, reuse: ReuseTable) -> Solution:
+        """With what a run takes from beginning to end, each layer's KV where the placement has it."""
+        grouping, batch, context = solution.grouping, solution.batch, solution.context
+        # Of the whole budget, so that the placement knows what there is room for.
+        plan = self._plan_of(grouping, batch, context, limits.each_bytes)
+        rate = reuse(context, grouping.group_tokens, grouping.slots * grouping.group_tokens)
+        times = self._delays.token_times_s(plan, self._output, rate)
+        rates: dict[str, float] = {"prefill_s": times[0]}
+        if len(times) > 1:
+            rates["tokens_per_s"] = batch * (len(times) - 1) / (times[-1] - times[0])
+        return solution.model_copy(update=rates)
 
     def _plan_without_buffer(self, batch: int, context: int, group_tokens: int, selected_tokens: int) -> DecodePlan:
         groups = -(-selected_tokens // group_tokens)
-        system = grouped(self._system, Grouping(group_tokens=group_tokens, compression=1.0, groups=groups))
+        grouping = Grouping(group_tokens=group_tokens, compression=1.0, groups=groups)
+        return self._plan_of(grouping, batch, context, float("inf"))
+
+    def _plan_of(self, grouping: Grouping, batch: int, context: int, budget_bytes: float) -> DecodePlan:
         storage = self._scenario.device.storage
-        assert storage is not None
         return plan_of(
-            system.roles,
+            grouped(self._system, grouping).roles,
             self._scenario.model,
             sequences=batch,
             context=context,
-            output=self._scenario.decode.workload.output,
-            budget_bytes=float("inf"),
-            alignment_bytes=int(storage.block_bytes),
+            output=self._output,
+            budget_bytes=budget_bytes,
+            alignment_bytes=ALIGNMENT_BYTES if storage is None else int(storage.block_bytes),
         )
 
 
@@ -115,13 +135,21 @@ def _system(scenario: Scenario) -> DecodeSystem:
         if name in scenario.policies and name != "selected_tokens":
             raise InputError(f"policies.{name}: is what kvferry tune finds; take it away")
     for name in ("per_head", *ROLES):
-        if name in scenario.policies:
+        if name in scenario.policies and name != "placement":
             raise InputError(f"policies.{name}: kvferry tune knows kvswap's own way alone; take it away")
     if scenario.decode.workload.selections is not None:
         raise InputError(
             "workload.selections: recorded for one group size, kvferry tune needs many: generated ones; take it away"
         )
-    return DECODE_SYSTEMS[TUNED_SYSTEM].with_policies(scenario.policy_values)
+    system = DECODE_SYSTEMS[TUNED_SYSTEM].with_policies(scenario.policy_values)
+    would = "storage, host or progressive would do"
+    if system.roles.placement.away is None:
+        raise InputError(f"policies.placement: all KV is in the processor's memory, nothing moves; {would}")
+    if system.roles.placement.mapped:
+        raise InputError(f"policies.placement: reads a file that is mapped into memory, of unknown price; {would}")
+    if system.roles.placement.away == "storage" and scenario.device.storage is None:
+        raise InputError(f"device {scenario.device.name} has no storage; its profile needs a `storage`")
+    return system
 
 
 def reuse_table(scenario: Scenario, limits: TuningLimits) -> ReuseTable:

@@ -7,7 +7,14 @@ from dataclasses import replace
 from kvferry.backends.needs import KvOnStorage, Needs
 from kvferry.backends.world import DEVICE, World
 from kvferry.machine.machine import Machine, Refused
-from kvferry.pipelines.decoding.budget import asked_batch, fitting_batch, mib, sequence_bytes
+from kvferry.pipelines.decoding.budget import (
+    ALIGNMENT_BYTES,
+    GOOD_READ_BYTES,
+    asked_batch,
+    fitting_batch,
+    mib,
+    sequence_bytes,
+)
 from kvferry.pipelines.decoding.decode import LockStepDecode
 from kvferry.pipelines.decoding.in_memory import InMemoryFlow
 from kvferry.pipelines.decoding.plan import DecodePlan, plan_of
@@ -16,14 +23,12 @@ from kvferry.pipelines.decoding.tuned import tuned
 from kvferry.pipelines.record import Decoded, RequestRecord
 from kvferry.pipelines.tally import Totals
 from kvferry.pipelines.workload import Flow, Infeasible, Left, OutOfMemory, Process, Progress, System
-from kvferry.policies.decode.placement import AllOrNothing, KvSize
+from kvferry.policies.decode.placement import KvSize
 from kvferry.policies.decode.roles import Roles
 from kvferry.scenarios.resolve import Complaint
 from kvferry.specs.errors import InputError
 from kvferry.specs.scenario import Scenario
 
-# Without storage nothing is read, and groups are as good as any.
-GOOD_READ_BYTES, ALIGNMENT_BYTES = 16384, 512
 # Progress is reported every so many tokens.
 _PROGRESS_TOKENS = 16
 
@@ -65,7 +70,7 @@ class Decode:
         if _all_in_memory(scenario, system.roles):
             return InMemoryFlow(scenario, system.batching, system.prefill_tokens, progress)
         plan = plan_for(scenario, system)
-        if isinstance(system.roles.placement, AllOrNothing):
+        if system.roles.placement.mapped:
             plan = replace(plan, mapped_bytes=plan.sequences * sequence_bytes(scenario, plan.sequences))
         return LockStepFlow(scenario, plan, progress)
 

@@ -1,7 +1,7 @@
 """Placements: the tier in which each layer's KV lies, and when it moves to another."""
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 from kvferry.specs.tier import Tier
 
@@ -21,6 +21,16 @@ class KvSize:
 
 
 class Placement(Protocol):
+    @property
+    def away(self) -> Tier | None:
+        """Where KV lies that is not in the processor's memory; None: all of it always is."""
+        ...
+
+    @property
+    def mapped(self) -> bool:
+        """KV on storage is a file that is mapped into memory: the operating system reads and keeps its pages."""
+        ...
+
     def tiers(self, size: KvSize) -> tuple[Tier, ...]:
         """Where each layer's KV lies, from the first to the last."""
         ...
@@ -31,6 +41,11 @@ class OneTier:
     """All layers in one tier, from beginning to end."""
 
     tier: Tier
+    mapped = False
+
+    @property
+    def away(self) -> Tier | None:
+        return None if self.tier == "device" else self.tier
 
     def tiers(self, size: KvSize) -> tuple[Tier, ...]:
         return (self.tier,) * size.layers
@@ -38,7 +53,11 @@ class OneTier:
 
 @dataclass(frozen=True)
 class AllOrNothing:
-    """All in the processor's memory when the whole output fits there; else all on storage."""
+    """All in the processor's memory when the whole output fits there; else all on storage, in a file that is mapped
+    into memory."""
+
+    away: ClassVar[Tier] = "storage"
+    mapped = True
 
     def tiers(self, size: KvSize) -> tuple[Tier, ...]:
         fits = size.layers * size.most_tokens * size.token_bytes <= size.memory_bytes
@@ -52,6 +71,11 @@ class Progressive:
     ``overflow``, the last layer first (SpeContext, algorithms 1 and 2)."""
 
     overflow: Literal["host", "storage"] = "host"
+    mapped = False
+
+    @property
+    def away(self) -> Tier:
+        return self.overflow
 
     def tiers(self, size: KvSize) -> tuple[Tier, ...]:
         fitting = min(size.layers, int(max(0.0, size.memory_bytes) // (size.tokens * size.token_bytes)))

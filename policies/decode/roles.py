@@ -34,4 +34,4 @@ class Roles:
     @property
     def all_in_memory(self) -> bool:
         """All KV lies in the processor's memory, and nothing of it is selected."""
-        return self.placement == OneTier("device") and not self.selective
+        return self.placement.away is None and not self.selective

@@ -9,6 +9,7 @@ from kvferry.policies.decode.tuner import Solution
 from kvferry.policies.decode.tuning_limits import MOST_PAIRS, TuningLimits
 from kvferry.specs.base import Spec
 from kvferry.specs.errors import InputError
+from kvferry.specs.tier import Tier
 
 # As many faults of a file are shown.
 _MOST_FAULTS = 3
@@ -19,6 +20,8 @@ class _Document(Spec):
 
     format: Literal["kvferry-tuned"] = "kvferry-tuned"
     version: Literal[2] = 2
+    # Where the KV lies that blocks are brought from.
+    tier: Tier = "storage"
     limits: TuningLimits
     solutions: tuple[Solution, ...] = Field(min_length=1, max_length=MOST_PAIRS)
 
@@ -26,8 +29,9 @@ class _Document(Spec):
 class Solutions:
     """One per pair of batch and context; ``solved`` by both."""
 
-    def __init__(self, limits: TuningLimits, solved: Iterable[Solution]) -> None:
-        self.limits = limits
+    def __init__(self, limits: TuningLimits, solved: Iterable[Solution], tier: Tier = "storage") -> None:
+        """`tier`: where the KV lies that the parameters were tuned for."""
+        self.limits, self.tier = limits, tier
         self.solved = {(solution.batch, solution.context): solution for solution in solved}
 
     def nearest(self, batch: int, context: int, output: int = 0) -> Solution:
@@ -54,7 +58,7 @@ class Solutions:
         return self.solved[pair]
 
     def to_json(self) -> str:
-        document = _Document(limits=self.limits, solutions=tuple(self.solved.values()))
+        document = _Document(tier=self.tier, limits=self.limits, solutions=tuple(self.solved.values()))
         return document.model_dump_json(indent=1) + "\n"
 
     @classmethod
@@ -68,4 +72,4 @@ class Solutions:
             more = [f"and {len(lines) - _MOST_FAULTS} more"] if len(lines) > _MOST_FAULTS else []
             why = "; ".join(lines[:_MOST_FAULTS] + more)
             raise InputError(f"{source}: not what kvferry tune writes: {why}; tune again") from None
-        return cls(document.limits, document.solutions)
+        return cls(document.limits, document.solutions, document.tier)

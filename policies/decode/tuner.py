@@ -44,7 +44,9 @@ class BlockDelay(Protocol):
 
 class Solution(Spec):
     """The best-found parameters for a pair. ``memory_bytes``: of the whole batch. ``overlap``: the share of I/O that
-    passes while the block computes; ``hidden``: as much of it as the relaxation asks."""
+    passes while the block computes; ``hidden``: as much of it as the relaxation asks. ``prefill_s`` and
+    ``tokens_per_s``: of the whole batch with these parameters, by the same prices; None where they were not asked
+    for."""
 
     model_config = ConfigDict(strict=True)
 
@@ -56,6 +58,8 @@ class Solution(Spec):
     io_s: float = Field(ge=0)
     overlap: float = Field(ge=0, le=1)
     hidden: bool
+    prefill_s: float | None = Field(default=None, ge=0)
+    tokens_per_s: float | None = Field(default=None, ge=0)
 
 
 def tune(model: ModelSpec, limits: TuningLimits, reuse: ReuseTable, delay: BlockDelay) -> list[Solution]:

@@ -1,18 +1,30 @@
 """What planners price: the pipeline's own stages, timed by hand."""
 
+from typing import Any
+
 import pytest
 from decoding import roles_of
 
 from kvferry.pipelines.decoding.plan import step_of
-from kvferry.pipelines.decoding.timetable import Timetable, idle_s
+from kvferry.pipelines.decoding.prices import Part, Parts
+from kvferry.pipelines.decoding.timetable import Interval, Timetable, idle_s
 from kvferry.policies.decode.stages import Key, Stage, before_pass
 
-SECONDS = {"select": 1, "look_up": 2, "bring": 10, "bring_all": 10, "attend": 3, "feed_forward": 4, "next_token": 5}
+SECONDS = {"select": 1, "look_up": 2, "attend": 3, "feed_forward": 4, "next_token": 5, "retrieve": 6}
+READ = (Part("storage", 10),)
+COPIED = (*READ, Part("copies", 4))
 
 
-def ends(system: str, layers: int, beside: float = 1.0, **policies: bool) -> dict[str, float]:
-    table = Timetable(step_of(roles_of(system, **policies), layers))
-    times = table.times(SECONDS, beside)
+def parts_of(table: Timetable, moves: Parts = READ) -> list[Parts]:
+    """Every move takes the same parts."""
+    return [(Part("processor", SECONDS[stage.kind]),) if stage.kind in SECONDS else moves for stage in table.stages]
+
+
+def ends(
+    system: str, layers: int, beside: float = 1.0, moves: Parts = READ, ahead: bool = True, **before: Any
+) -> dict[str, float]:
+    table = Timetable(step_of(roles_of(system, **({} if ahead else {"ahead": False})), layers))
+    times = table.times(parts_of(table, moves), {"storage": beside, "copies": beside}, **before).stages
     return {f"{stage.kind} {stage.layer}": times[n][1] for n, stage in enumerate(table.stages)}
 
 
@@ -40,14 +52,60 @@ def test_everything_read_by_hand() -> None:
     assert ends("flexgen", 3)["next_token 0"] == 42
 
 
+def test_a_copy_goes_on_where_a_read_ends_by_hand() -> None:
+    # 10 and 4; the next layer is read once the copy has ended.
+    found = ends("flexgen", 3, moves=COPIED)
+    assert [found[f"bring_all {layer}"] for layer in range(3)] == [14, 28, 42]
+    assert found["next_token 0"] == 54
+
+
+def brought_together(moves: Parts, beside: float) -> list[Interval]:
+    """Two layers that are brought one behind the other, and computed."""
+
+    def fetch(layer: int, after: tuple[Key, ...]) -> list[Stage]:
+        return [Stage("bring", layer)]
+
+    table = Timetable(before_pass(Stage("retrieve", 0), fetch, "bring", 2))
+    return table.times(parts_of(table, moves), {"storage": beside, "copies": beside}).stages
+
+
+def test_reads_and_copies_overlap_by_hand() -> None:
+    # Reads end at 10 and 20, copies at 14 and 24; layer 0 computes from 14 to 21, layer 1 from 24 to 31.
+    assert brought_together(COPIED, 1.0) == [(0, 6), (0, 14), (10, 24), (14, 17), (17, 21), (24, 27), (27, 31)]
+
+
+def test_two_queues_slow_computing_together_by_hand() -> None:
+    # Reads end at 10 and 20, copies at 20 and 30. Layer 0 computes from 20 beside the
+    # second copy, 5 of 7 done at 30, until 32.
+    times = brought_together((*READ, Part("copies", 10)), 0.5)
+    assert (times[4], times[6]) == ((26, 32), (35, 39))
+
+
+def test_what_is_there_takes_no_time_and_waits_for_no_queue() -> None:
+    # No move: computing begins at once, whatever storage is busy with.
+    assert ends("flexgen", 2, moves=(), free={"storage": 50})["next_token 0"] == 2 * 7 + 5
+
+
+def test_moves_wait_for_what_their_queue_had_before_by_hand() -> None:
+    # Writes of the step before end at 4: reads at 14 and 24.
+    assert ends("flexgen", 2, free={"storage": 4})["next_token 0"] == 24 + 7 + 5
+
+
+def test_a_layer_that_moves_elsewhere_is_brought_from_there_by_hand() -> None:
+    # Layer 1 arrives at 15: its read ends at 25.
+    assert ends("flexgen", 2, arriving={1: 15})["next_token 0"] == 25 + 7 + 5
+    # In memory then, attention waits for it all the same.
+    assert ends("flexgen", 2, moves=(), arriving={1: 15})["next_token 0"] == 15 + 7 + 5
+
+
 def test_one_choice_before_the_pass_by_hand() -> None:
     def fetch(layer: int, after: tuple[Key, ...]) -> list[Stage]:
         return [Stage("look_up", layer), Stage("bring", layer, (("look_up", layer),))]
 
     stages = before_pass(Stage("retrieve", 0, awaited=True), fetch, "bring", 2)
     # Retrieve 6, look up 8 and 10; read from 8 to 18 and 28; layer 0 computes from 18 to 25, layer 1 from 28 to 35.
-    times = Timetable(stages).times({**SECONDS, "retrieve": 6}, 1.0)
-    assert [end for _, end in times] == [6, 8, 18, 10, 28, 21, 25, 31, 35]
+    table = Timetable(stages)
+    assert [end for _, end in table.times(parts_of(table), {}).stages] == [6, 8, 18, 10, 28, 21, 25, 31, 35]
 
 
 def test_idle_time_by_hand() -> None:

@@ -287,3 +287,41 @@ def test_the_smallest_budget_that_is_named_works(call: Call) -> None:
     kib = err.split(" KiB would")[0].split(" ")[-1].replace(",", "")
     assert call(*TUNE, "--kv-memory", f"{kib} KiB", "--least-context", "4Ki")[0] == 0
     assert call(*TUNE, "--kv-memory", f"{int(kib) - 1} KiB", "--least-context", "4Ki")[0] == 2
+
+
+def test_tuned_for_kv_in_another_tier(file: Path, call: Call) -> None:
+    there = ("--set", "policies.placement=host")
+    code, out, err = call(*TUNE, "--kv-memory", "90 MiB", *there, "--json", "-o", "host.json")
+    assert code == 0, err
+    on_storage, in_host = json.loads(file.read_text()), json.loads(out)
+    assert (on_storage["tier"], in_host["tier"]) == ("storage", "host")
+    # Copies on unified memory take no time, so no buffer is needed.
+    (found,) = in_host["solutions"]
+    assert (found["io_s"], found["grouping"]["slots"]) == (0.0, 0)
+    assert call(*TUNE, "--kv-memory", "90 MiB", *there)[1].startswith("tuned for KV that lies in host")
+    with pytest.raises(InputError, match="host.json was tuned for KV in host, policies.placement has it in storage"):
+        plan("policies.tuned=host.json", "workload.batch=1")
+    with pytest.raises(InputError, match="tuned.json was tuned for KV in storage, policies.placement has it in host"):
+        plan("policies.tuned=tuned.json", "policies.placement=host")
+    tuned = plan("policies.tuned=host.json", "workload.batch=1", "policies.placement=host")
+    assert tuned.group_tokens == found["grouping"]["group_tokens"]
+
+
+@pytest.mark.parametrize("placement", ["device", "all-or-nothing"])
+def test_placements_that_leave_nothing_to_tune_are_refused(call: Call, placement: str) -> None:
+    code, _, err = call(*TUNE, "--set", f"policies.placement={placement}")
+    assert code == 2
+    assert "policies.placement: " in err
+    assert "storage, host or progressive would do" in err
+
+
+def test_rates_of_a_solution_are_those_of_a_tuned_run(file: Path) -> None:
+    found = Solutions.from_json(file.read_text(), "x").solved[2, 8192]
+    settings = [*SMALL, "policies.tuned=tuned.json", "workload.decoded=40"]
+    run = run_scenario(load_scenario("kvswap/throughput", settings))
+    assert run.decoded is not None
+    times_s = run.decoded.token_times_s
+    assert found.prefill_s == pytest.approx(times_s[0], rel=1e-3)
+    # The buffer fills during the first steps.
+    simulated = 2 * 20 / (times_s[-1] - times_s[-21])
+    assert found.tokens_per_s == pytest.approx(simulated, rel=0.1)
