@@ -8,11 +8,14 @@ from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Literal
 
 from kvferry.analysis import human
+from kvferry.analysis.repeats import Range, within_noise
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 Metrics = Mapping[str, float]
+# Of several runs, by metric.
+Ranges = Mapping[str, Range]
 
 
 @dataclass(frozen=True)
@@ -103,18 +106,21 @@ NOT_COUNTED = "not counted"
 _PIPE_WIDTH = 240
 
 
-def run_table(metrics: Metrics, *, title: str = "") -> Table:
+def run_table(metrics: Metrics, *, title: str = "", ranges: Ranges | None = None) -> Table:
     """One row per metric, in human units. A bound beside what was achieved, an energy above its parts; where a part is
-    not known, there is no sum of them."""
+    not known, there is no sum of them. `ranges`: of several runs, whose medians the metrics are."""
     table = _table(title)
     table.add_column("metric")
-    table.add_column("value", justify="right", style="bold")
+    table.add_column("value" if ranges is None else "median", justify="right", style="bold")
+    if ranges is not None:
+        table.add_column("range", justify="right")
     counted = "energy_j" in metrics or not metrics.get("requests")
     shown = [
         key for key in FIGURES if _says_more(key, metrics) and (key in metrics or key == "energy_j" and not counted)
     ]
     for key in shown + _others(metrics):
-        table.add_row(_label(key), human.of_unit(key)(metrics[key]) if key in metrics else NOT_COUNTED)
+        of_runs = [] if ranges is None else [_range(key, ranges.get(key))]
+        table.add_row(_label(key), human.of_unit(key)(metrics[key]) if key in metrics else NOT_COUNTED, *of_runs)
         if key == "energy_j":
             for part in sorted(k for k in metrics if is_energy_part(k)):
                 table.add_row(f"  {part.removeprefix('energy_').removesuffix('_j')}", human.energy(metrics[part]))
@@ -129,13 +135,15 @@ def compare_table(
     ranked_by: str = "ttft_s",
     notes: Sequence[str] = (),
     width: int = _PIPE_WIDTH,
+    ranges: Mapping[str, Ranges] | None = None,
 ) -> Table:
     """One row per system, best first by `ranked_by`, the metric that the workload is about, with how many times worse
     than the best it is; the best of a column is bold.
 
     A system whose run did not end "done" (by `outcomes`) shows its outcome in place of figures it lacks. So that
     `width` characters hold a row, headings are broken, then the last columns are left out: `notes`, which stand
-    below the table, say which.
+    below the table, say which. `ranges`, by system: of several runs, whose medians the metrics are; a system whose
+    range of the ranked metric meets that of the best is marked with a tilde.
     """
     from rich.console import Console
 
@@ -148,7 +156,7 @@ def compare_table(
     left_out: list[str] = []
     narrow = False
     while True:
-        table = _comparison(systems, shown, title, outcomes or {}, ranked_by, narrow)
+        table = _comparison(systems, shown, title, outcomes or {}, ranked_by, narrow, ranges)
         spare = [key for key in shown if key != ranked_by]
         if ruler.measure(table).maximum <= width or (narrow and not spare):
             break
@@ -168,6 +176,7 @@ def _comparison(
     outcomes: Mapping[str, str],
     ranked_by: str,
     narrow: bool,
+    ranges: Mapping[str, Ranges] | None,
 ) -> Table:
     from rich.markup import escape
 
@@ -182,7 +191,10 @@ def _comparison(
     for key in shown:
         add_column(_label(key))
         if key == ranked_by:
+            if ranges is not None:
+                add_column("range")
             add_column("vs best")
+    unclear = _unclear(order, ranges or {}, ranked_by)
     outcome_of = {name: outcomes.get(name, "done") for name in order}
     failed = any(outcome != "done" for outcome in outcome_of.values())
     if failed:
@@ -195,7 +207,9 @@ def _comparison(
             uncounted = key == "energy_j" and value is None and ranked_by in systems[name]
             cells.append(NOT_COUNTED if uncounted else _cell(key, value, best[key]))
             if key == ranked_by:
-                cells.append(_to_best(value, best[key], better))
+                if ranges is not None:
+                    cells.append(_range(key, ranges.get(name, {}).get(key)))
+                cells.append(("~ " if name in unclear else "") + _to_best(value, best[key], better))
         if failed:
             cells.append(outcome_of[name].replace("_", " "))
         table.add_row(escape(name), *cells)
@@ -242,6 +256,16 @@ def _says_more(key: str, metrics: Metrics) -> bool:
     if key == "requests_finished":
         return metrics.get(key) != metrics.get("requests")
     return key != "throughput_tokens_per_s" or "ttft_s" not in metrics or "tpot_s" in metrics
+
+
+def _range(key: str, of_runs: Range | None) -> str:
+    return "" if of_runs is None or of_runs[0] == of_runs[1] else " to ".join(map(human.of_unit(key), of_runs))
+
+
+def _unclear(order: Sequence[str], ranges: Mapping[str, Ranges], key: str) -> set[str]:
+    """The systems whose range of a metric meets that of the first in order."""
+    known = {name: ranges[name][key] for name in order if key in ranges.get(name, {})}
+    return within_noise(known, next(iter(known))) if known else set()
 
 
 def _others(metrics: Metrics) -> list[str]:

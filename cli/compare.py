@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvferry.cli.options import JsonOption, OutputOption, ScenarioArgument, SeedOption, SetOption, overrides
+from kvferry.cli.options import JsonOption, OutputOption, RunsOption, ScenarioArgument, SeedOption, SetOption, overrides
 
 if TYPE_CHECKING:
     from kvferry.pipelines.workload import System
@@ -19,27 +19,30 @@ def compare(
     ] = None,
     settings: SetOption = None,
     seed: SeedOption = None,
+    runs: RunsOption = 1,
     output: OutputOption = None,
     json: JsonOption = False,
 ) -> None:
     """Run a scenario under several systems and show them side by side.
 
     The scenario's policies apply to its own system only; other systems run with their own. Ctrl-C keeps the systems
-    that are done.
+    that are done. Of several real runs (--runs), which the systems take in turns, it shows medians with their ranges
+    and marks differences that lie inside the noise.
     """
     from kvferry.analysis.envelope import to_json
     from kvferry.analysis.folder import write_comparison
     from kvferry.analysis.remarks import remarks_on
     from kvferry.analysis.tables import compare_table, show, terminal_width
     from kvferry.cli.checks import scenario_for_run, scenarios_under
-    from kvferry.cli.progress import counted, say
+    from kvferry.cli.progress import say
+    from kvferry.cli.repeats import carry_out, check_runs, summed_up
     from kvferry.cli.result import envelope_for
-    from kvferry.pipelines.run import run_scenario
     from kvferry.pipelines.workloads import WORKLOADS
     from kvferry.scenarios.loader import dump_yaml
-    from kvferry.specs.errors import InputError, KvferryError, quoted
+    from kvferry.specs.errors import InputError, quoted
 
     loaded = scenario_for_run(scenario, overrides(settings, seed))
+    check_runs(loaded, runs)
     under = scenarios_under(loaded, systems)
     kind = WORKLOADS[loaded.workload.kind]
     chosen = {name: kind.systems[name].with_policies(one.policy_values) for name, one in under.items()}
@@ -52,22 +55,10 @@ def compare(
                 raise InputError(f"{name}: {error}") from None
             say(f"{name} is left out: {error}")
             del under[name]
-    results, failed, interrupted = {}, {}, False
-    try:
-        for name in under:
-            try:
-                with counted(f"{loaded.name}: {name}") as progress:
-                    result = run_scenario(under[name], progress, say=say)
-            except KvferryError as error:
-                # Of the others, what is finished is kept.
-                failed[name] = str(error)
-                continue
-            if result.interrupted:
-                raise KeyboardInterrupt
-            results[name] = result
-    except KeyboardInterrupt:
-        interrupted = True
-    envelopes = {name: envelope_for(under[name], result) for name, result in results.items()}
+    carried = carry_out(under, runs)
+    results, envelopes = {}, {}
+    for name, of_system in carried.runs.items():
+        results[name], envelopes[name] = summed_up(under[name], of_system, kind.headline, envelope_for)
     if output is not None and results:
         described = {name: dump_yaml(under[name]) for name in results}
         write_comparison(output, described, results, envelopes, kind.headline)
@@ -77,6 +68,8 @@ def compare(
         outcomes = {name: result.outcome for name, result in results.items()}
         metrics = {name: envelope["metrics"] for name, envelope in envelopes.items()}
         notes = _notes({name: chosen[name] for name, figures in metrics.items() if "regret" in figures})
+        if runs > 1:
+            notes.append(f"medians of up to {runs} runs, taken in turns; ~: its range meets that of the best")
         notes += [f"{name}: {fault}" for name, result in results.items() for fault in (*result.faults, *result.notes)]
         show(
             compare_table(
@@ -86,18 +79,21 @@ def compare(
                 ranked_by=kind.headline,
                 notes=notes,
                 width=terminal_width(),
+                ranges={name: one["ranges"] for name, one in envelopes.items() if "ranges" in one}
+                if runs > 1
+                else None,
             )
         )
         for line in remarks_on({name: (under[name], result) for name, result in results.items()}):
             print(quoted(line))
     if output is not None and results:
         say(f"written to {output}; pictures in {output / 'plots'}")
-    for name, why in failed.items():
+    for name, why in carried.failed.items():
         say(f"{name}: failed: {why}")
-    if interrupted:
+    if carried.interrupted:
         say(f"interrupted; kept {len(results)} of {len(under)} systems")
         raise typer.Exit(130)
-    if failed:
+    if carried.failed:
         raise typer.Exit(1)
 
 

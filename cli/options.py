@@ -18,6 +18,11 @@ OutputOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
+RunsOption = Annotated[
+    int,
+    typer.Option("--runs", min=1, max=1000, metavar="N", help="Run for real so often; medians and ranges are shown."),
+]
+
 
 def overrides(settings: list[str] | None, seed: int | None) -> list[str]:
     return [*(settings or []), *([] if seed is None else [f"seed={seed}"])]

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from kvferry.cli.options import JsonOption, OutputOption, ScenarioArgument, SeedOption, SetOption, overrides
+from kvferry.cli.options import JsonOption, OutputOption, RunsOption, ScenarioArgument, SeedOption, SetOption, overrides
 
 
 def run(
@@ -16,13 +16,15 @@ def run(
     ] = None,
     settings: SetOption = None,
     seed: SeedOption = None,
+    runs: RunsOption = 1,
     output: OutputOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Run a scenario once: a table of its metrics, and a folder with spans, timeline and pictures.
+    """Run a scenario: a table of its metrics, and a folder with spans, timeline and pictures.
 
     The folder is runs/NAME-SYSTEM unless --output names another; with --json alone, none is written. Interrupted, it
-    keeps the requests that are done.
+    keeps the requests that are done. Of several real runs (--runs) it shows medians with their ranges, and keeps the
+    run of the median.
     """
     from kvferry.analysis.envelope import to_json
     from kvferry.analysis.folder import folder_name, write_run
@@ -30,30 +32,36 @@ def run(
     from kvferry.analysis.tables import run_table, show
     from kvferry.cli.checks import scenario_for_run
     from kvferry.cli.output import results_folder
-    from kvferry.cli.progress import counted, say
+    from kvferry.cli.progress import say
+    from kvferry.cli.repeats import carry_out, check_runs, summed_up
     from kvferry.cli.result import envelope_for
-    from kvferry.pipelines.run import run_scenario
+    from kvferry.pipelines.workloads import WORKLOADS
     from kvferry.scenarios.loader import dump_yaml
     from kvferry.specs.errors import quoted
 
     loaded = scenario_for_run(scenario, overrides(settings, seed), system)
+    check_runs(loaded, runs)
     if output is None and not json:
         output = results_folder(str(Path("runs") / folder_name(f"{loaded.name}-{loaded.system}")))
-    with counted(f"{loaded.name}: {loaded.system}") as progress:
-        result = run_scenario(loaded, progress, say=say)
-    if result.requests or not result.interrupted:
-        envelope = envelope_for(loaded, result)
+    carried = carry_out({loaded.system: loaded}, runs, keep_going=False)
+    finished = carried.runs.get(loaded.system, [])
+    kept = finished or ([carried.interrupted] if carried.interrupted and carried.interrupted.requests else [])
+    if kept:
+        result, envelope = summed_up(loaded, kept, WORKLOADS[loaded.workload.kind].headline, envelope_for)
         if output is not None:
             write_run(output, dump_yaml(loaded), result, envelope)
         if json:
             sys.stdout.write(to_json(envelope))
         else:
-            show(run_table(envelope["metrics"], title=f"{loaded.name}: {loaded.system}"))
+            title = f"{loaded.name}: {loaded.system}" + (f", {len(kept)} runs" if len(kept) > 1 else "")
+            show(run_table(envelope["metrics"], title=title, ranges=envelope.get("ranges")))
             if result.outcome not in ("done", "interrupted"):
                 print(f"{result.outcome.replace('_', ' ')}: {result.why}")
             for line in (*result.faults, *result.notes, *remarks_on({loaded.system: (loaded, result)})):
                 print(quoted(line))
             say(f"written to {output}")
-    if result.interrupted:
-        say(f"interrupted; kept {result.why}")
+    if carried.interrupted:
+        what = f"{len(finished)} of {runs} runs" if runs > 1 else carried.interrupted.why
+        if what:
+            say(f"interrupted; kept {what}")
         raise typer.Exit(130)

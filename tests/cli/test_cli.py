@@ -11,9 +11,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from command import SMALL, Call, result
 
 from kvferry.cli.checks import scenario_for_run
-from kvferry.machine.span import Span
 from kvferry.pipelines.checks import check_names
 from kvferry.pipelines.record import RequestRecord, Run
 from kvferry.scenarios.library import names
@@ -21,25 +21,6 @@ from kvferry.scenarios.loader import load_scenario
 from kvferry.specs.errors import InputError, KvferryError
 from kvferry.specs.scenario import Scenario
 from kvferry.traces.chunks import generate_chunks
-
-SMALL = """\
-name: small
-system: stream-only
-device: rtx-5080-laptop
-model: tiny
-link: {rate: 850 Mbit/s, rtt: 4 ms}
-workload: {kind: context-reuse, context: 4Ki tokens}
-"""
-
-Call = Callable[..., tuple[int, str, str]]
-
-
-def result(ttft_s: float, **more: Any) -> Run:
-    request = RequestRecord(
-        request=0, arrival_s=0.0, loaded_s=ttft_s / 2, first_token_s=ttft_s, token_times_s=(ttft_s,)
-    )
-    spans = (Span("link", "fetch", 0.0, ttft_s / 2, n_bytes=1e6, request=0),)
-    return Run(**{"outcome": "done", "requests": (request,), "spans": spans, "duration_s": ttft_s, **more})
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,45 @@
+"""A scenario run several times for real: medians, their ranges, and which differences lie inside the noise."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvferry.pipelines.record import Run
+
+Metrics = Mapping[str, float]
+# Smallest and largest of the runs.
+Range = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Repeats:
+    """The runs of one system, with the metrics of each."""
+
+    runs: Sequence[Run]
+    metrics: Sequence[Metrics]
+
+    @property
+    def medians(self) -> dict[str, float]:
+        """Of every metric that all runs have."""
+        shared = set.intersection(*(set(figures) for figures in self.metrics))
+        return {key: float(np.median([m[key] for m in self.metrics])) for key in self.metrics[0] if key in shared}
+
+    @property
+    def ranges(self) -> dict[str, Range]:
+        return {key: (min(m[key] for m in self.metrics), max(m[key] for m in self.metrics)) for key in self.medians}
+
+    def typical(self, headline: str) -> int:
+        """Which run stands for all in pictures: the one of the median headline, of two the first in order of it; a run
+        that failed before any other, so that its outcome is seen."""
+        failed = [n for n, run in enumerate(self.runs) if run.outcome != "done"]
+        if failed or not all(headline in figures for figures in self.metrics):
+            return failed[0] if failed else 0
+        order = sorted(range(len(self.runs)), key=lambda n: self.metrics[n][headline])
+        return order[(len(order) - 1) // 2]
+
+
+def within_noise(ranges: Mapping[str, Range], best: str) -> set[str]:
+    """The systems other than the `best` whose range meets its own: so many runs do not tell which is better."""
+    low, high = ranges[best]
+    return {name for name, (lowest, highest) in ranges.items() if name != best and lowest <= high and highest >= low}
