@@ -18,6 +18,7 @@ from kvferry.specs.machine import DEVICE
 from kvferry.specs.scenario import Scenario
 from kvferry.traces.assignments import RecordedAssignments
 from kvferry.traces.rate import RateTrace
+from kvferry.traces.request import Request
 from kvferry.traces.selections import SelectionStream
 from kvferry.traces.stored import StoredContext
 
@@ -31,12 +32,17 @@ class Inputs:
 
     None: a modelled world generates it from the scenario's seed, or reads the file that the scenario names.
     ``stored``: sizes and attention blocks of each request's context. ``selections``: the KV blocks that each step
-    selects, sequence after sequence. ``assignments``: the cluster that each new key joined.
+    selects, sequence after sequence. ``assignments``: the cluster that each new key joined. ``arrivals``: when
+    requests came, and their lengths; for the flow, where they come whether or not those before are done.
     """
 
     stored: tuple[StoredContext, ...] | None = None
     selections: SelectionStream | None = None
     assignments: RecordedAssignments | None = None
+    arrivals: tuple[Request, ...] | None = None
+
+
+NO_INPUTS = Inputs()
 
 
 class Described(NamedTuple):
@@ -89,6 +95,11 @@ class World(Protocol):
     @property
     def available(self) -> RateTrace:
         """The share of the main processor that others leave."""
+        ...
+
+    @property
+    def arrived(self) -> list[Request]:
+        """The requests that have come so far, each at its real time: the flow adds them."""
         ...
 
     @property

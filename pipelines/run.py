@@ -8,7 +8,7 @@ import numpy as np
 
 from kvferry.backends.needs import Needs
 from kvferry.backends.sim.world import sim_world
-from kvferry.backends.world import Inputs, OpenWorld, Say, World
+from kvferry.backends.world import NO_INPUTS, Inputs, OpenWorld, Say, World
 from kvferry.machine.span import Tell
 from kvferry.pipelines.checks import check_names
 from kvferry.pipelines.record import Outcome, Run
@@ -58,10 +58,11 @@ def run_scenario(
     check_names(scenario)
     kind = WORKLOADS[scenario.workload.kind]
     system = system or kind.systems[scenario.system].with_policies(scenario.policy_values)
-    flow = kind.flow(scenario, system, progress)
+    inputs = inputs or NO_INPUTS
+    flow = kind.flow(scenario, system, progress, inputs)
     open_world = open_world or pick("backend", BACKENDS, scenario.backend)
     tally = Tally()
-    with open_world(scenario, flow.needs, inputs or Inputs(), tally, say) as world:
+    with open_world(scenario, flow.needs, inputs, tally, say) as world:
 
         def totals() -> Totals:
             now_s = world.machine.env.now

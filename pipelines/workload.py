@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import simpy
 
 from kvferry.backends.needs import Needs
-from kvferry.backends.world import World
+from kvferry.backends.world import NO_INPUTS, Inputs, World
 from kvferry.pipelines.record import Decoded, RequestRecord
 from kvferry.pipelines.tally import Totals
 from kvferry.scenarios.resolve import Complaint
@@ -101,6 +101,6 @@ class WorkloadKind(Protocol):
         """What a comparison of the two worlds on this scenario does not prove; None where nothing has to be said."""
         ...
 
-    def flow(self, scenario: Scenario, system: System, progress: Progress) -> Flow:
-        """Raises InputError for settings that do not fit."""
+    def flow(self, scenario: Scenario, system: System, progress: Progress, inputs: Inputs = NO_INPUTS) -> Flow:
+        """`inputs` are those that its world is given. Raises InputError for settings that do not fit."""
         ...

@@ -51,6 +51,26 @@ class ContextRequests:
     requests: tuple[Request, ...]
     closed: bool
 
+    def as_they_came(self, arrivals: Sequence[Request] | None) -> "ContextRequests":
+        """These conversations as they came in another run. Raises InputError where it was about other contexts."""
+        if arrivals is None:
+            return self
+        requests = as_they_came(self.requests, arrivals)
+        for one in requests:
+            if one.source >= len(self.contexts) or one.context != self.contexts[one.source]:
+                raise InputError("workload: the recorded requests are about other contexts; record them with this one")
+        return replace(self, requests=requests, closed=False)
+
+
+def as_they_came(asked: tuple[Request, ...], arrivals: Sequence[Request] | None) -> tuple[Request, ...]:
+    """As many requests, at the times and of the lengths that another run recorded; None: as they are asked for. Raises
+    InputError for a recording of more or fewer, as an interrupted run leaves."""
+    if arrivals is None:
+        return asked
+    if len(arrivals) != len(asked):
+        raise InputError(f"workload: {len(arrivals):,} requests were recorded, this run has {len(asked):,}")
+    return tuple(arrivals)
+
 
 def context_requests(workload: ContextReuseSpec, seed: int) -> ContextRequests:
     """Raises InputError for a trace that cannot be read, or asks for more than a run may have."""

@@ -4,6 +4,7 @@ import math
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 from kvferry.backends.live.engine.channel import SocketSwitchboard
@@ -18,6 +19,7 @@ from kvferry.sim.access import Access, Accesses, access_over
 from kvferry.specs.link import LinkSpec
 from kvferry.specs.scenario import Scenario
 from kvferry.traces.rate import RateTrace
+from kvferry.traces.request import Request
 from kvferry.traces.resolve import link_trace
 from kvferry.traces.stored import StoredContext
 
@@ -28,6 +30,7 @@ class LiveWorld:
 
     def __init__(self, scenario: Scenario, needs: Needs, tell: Tell, say: Say, stack: ExitStack) -> None:
         self._link = link_trace(scenario.link)
+        self.arrived: list[Request] = []
         self._weights_refused: Refused | None = None
         machines = described(scenario, needs)
         self._parts = {one.name: parts_for(one.scenario, one.need, say, stack) for one in machines}
@@ -99,7 +102,7 @@ class LiveWorld:
         return self.parts.stored(sequence)
 
     def inputs(self) -> Inputs:
-        return self.parts.inputs()
+        return replace(self.parts.inputs(), arrivals=tuple(self.arrived) or None)
 
     def energy_j(self, until_s: float) -> dict[str, float]:
         return {}
@@ -126,7 +129,8 @@ def _access(env: WallClockEnvironment, one: Described, link: LinkSpec, tell: Tel
 
 @contextmanager
 def live_world(scenario: Scenario, needs: Needs, inputs: Inputs, tell: Tell, say: Say) -> Iterator[LiveWorld]:
-    """The scenario's real world for as long as the block lasts. It makes its inputs from tensors: `inputs` is unused.
+    """The scenario's real world for as long as the block lasts. It makes its inputs from tensors; of
+    `inputs`, only arrivals can be given to a real run, and the flow has them.
 
     Raises InputError for what is wanted and cannot be had here: a model that is not there or differs from the
     scenario's, heads that cannot be computed alone, background load, a codec that does not run; StorageFull when the

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import simpy
@@ -18,6 +19,7 @@ from kvferry.sim.costs.cost_model import COST_MODELS
 from kvferry.specs.errors import pick
 from kvferry.specs.scenario import Scenario
 from kvferry.traces.rate import RateTrace
+from kvferry.traces.request import Request
 from kvferry.traces.resolve import link_trace, load_trace
 from kvferry.traces.stored import StoredContext
 
@@ -28,6 +30,7 @@ class SimWorld:
 
     def __init__(self, scenario: Scenario, needs: Needs, inputs: Inputs, tell: Tell) -> None:
         self._given = inputs
+        self.arrived: list[Request] = []
         env = simpy.Environment()
         accesses = Accesses(env)
         switchboard = Switchboard(env, accesses)
@@ -80,8 +83,8 @@ class SimWorld:
         return self._stored(sequence)
 
     def inputs(self) -> Inputs:
-        """Those that it was given: what it generates follows from the seed."""
-        return self._given
+        """Those that it was given, with the requests that have come. What else it generates follows from the seed."""
+        return replace(self._given, arrivals=tuple(self.arrived)) if self.arrived else self._given
 
     def energy_j(self, until_s: float) -> dict[str, float]:
         return self.machine.energy.energy_j(until_s)

@@ -1,6 +1,7 @@
 """Requests that decode together with all KV in memory, and come and go at any time (vLLM)."""
 
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
@@ -20,7 +21,8 @@ Process = Generator[simpy.Event, Any, None]
 class ContinuousDecode:
     """Carries out a batcher's turns, one after the other. ``run`` is a SimPy process.
 
-    Every request must fit the batcher's pages, of `page_bytes` each. Calls `on_turn` after each turn.
+    Every request must fit the batcher's pages, of `page_bytes` each. Calls `on_turn` after each turn, and `on_arrival`
+    with each request as it comes, at the time when it really does.
     """
 
     def __init__(
@@ -32,8 +34,9 @@ class ContinuousDecode:
         *,
         page_bytes: float,
         on_turn: Callable[[], None] = lambda: None,
+        on_arrival: Callable[[Request], None] = lambda request: None,
     ) -> None:
-        self.machine, self._layers, self._on_turn = machine, layers, on_turn
+        self.machine, self._layers, self._on_turn, self._on_arrival = machine, layers, on_turn, on_arrival
         self.requests, self.batcher = requests, batcher
         # When each token was there, request by request.
         self.token_times_s: list[list[float]] = [[] for _ in requests]
@@ -79,10 +82,14 @@ class ContinuousDecode:
 
     def _arrivals(self) -> Process:
         env = self.machine.env
+        due_s = came_s = 0.0
         for sequence, request in enumerate(self.requests):
-            if request.arrival_s > env.now:
-                yield env.timeout(request.arrival_s - env.now)
+            if request.arrival_s > due_s:
+                # Requests of one time come together, however late a wall clock reaches it.
+                yield env.timeout(max(0.0, request.arrival_s - env.now))
+                due_s, came_s = request.arrival_s, env.now
             self.batcher.arrive(sequence, request.context, request.output)
+            self._on_arrival(replace(request, arrival_s=came_s))
             if self._arrived is not None and not self._arrived.triggered:
                 self._arrived.succeed()
 

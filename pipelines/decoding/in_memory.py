@@ -1,6 +1,6 @@
 """The flow of decoding with all KV in memory: requests that share a pool of pages, and what they leave behind."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from kvferry.backends.needs import KvInPages, Needs
 from kvferry.backends.world import DEVICE, World
@@ -17,7 +17,7 @@ from kvferry.specs.model import ModelSpec
 from kvferry.specs.scenario import Scenario
 from kvferry.specs.workload import MOST_BATCH, MOST_TOKENS_PER_RUN
 from kvferry.traces.request import Request
-from kvferry.traces.requests import decode_requests
+from kvferry.traces.requests import as_they_came, decode_requests
 
 # Progress is reported every so many turns.
 _PROGRESS_TURNS = 16
@@ -26,11 +26,18 @@ _PROGRESS_TURNS = 16
 class InMemoryFlow:
     """A Flow of requests whose KV is in memory while they decode."""
 
-    def __init__(self, scenario: Scenario, batching: Batching, prefill_tokens: int | None, progress: Progress) -> None:
+    def __init__(
+        self,
+        scenario: Scenario,
+        batching: Batching,
+        prefill_tokens: int | None,
+        progress: Progress,
+        arrivals: Sequence[Request] | None = None,
+    ) -> None:
         self._scenario, self._progress = scenario, progress
         model, (workload, budget, _) = scenario.model, scenario.decode
         pool_bytes = budget.in_memory_kv_bytes or scenario.free_bytes
-        self._requests = _requests(scenario, pool_bytes)
+        self._requests = as_they_came(_requests(scenario, pool_bytes), arrivals)
         slots = MOST_BATCH if workload.batch == "max" else workload.batch
         self._pool_bytes, self._page_bytes = pool_bytes, PAGE_TOKENS * model.kv_bytes_per_token
         # Of each request when it ends; no more are taken than the longest together need.
@@ -64,6 +71,7 @@ class InMemoryFlow:
             batcher,
             page_bytes=self._page_bytes,
             on_turn=self._on_turn,
+            on_arrival=world.arrived.append,
         )
         yield from self._decode.run()
 

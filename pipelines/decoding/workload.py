@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 from kvferry.backends.needs import KvOnStorage, Needs
-from kvferry.backends.world import DEVICE, World
+from kvferry.backends.world import DEVICE, NO_INPUTS, Inputs, World
 from kvferry.machine.machine import Machine, Refused
 from kvferry.pipelines.decoding.budget import (
     ALIGNMENT_BYTES,
@@ -65,10 +65,10 @@ class Decode:
             "storage is paced by the simulator's own curve: its error is not in this figure (live.paced: false has it)"
         )
 
-    def flow(self, scenario: Scenario, system: System, progress: Progress) -> Flow:
+    def flow(self, scenario: Scenario, system: System, progress: Progress, inputs: Inputs = NO_INPUTS) -> Flow:
         assert isinstance(system, DecodeSystem)
         if _all_in_memory(scenario, system.roles):
-            return InMemoryFlow(scenario, system.batching, system.prefill_tokens, progress)
+            return InMemoryFlow(scenario, system.batching, system.prefill_tokens, progress, inputs.arrivals)
         plan = plan_for(scenario, system)
         if system.roles.placement.mapped:
             plan = replace(plan, mapped_bytes=plan.sequences * sequence_bytes(scenario, plan.sequences))

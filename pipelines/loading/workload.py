@@ -9,7 +9,7 @@ import numpy as np
 import simpy
 
 from kvferry.backends.needs import ContextsInCloud, Needs
-from kvferry.backends.world import DEVICE, World
+from kvferry.backends.world import DEVICE, NO_INPUTS, Inputs, World
 from kvferry.machine.machine import Machine
 from kvferry.machine.ops import Op
 from kvferry.pipelines.loading.clairvoyant import load_bound_s
@@ -26,6 +26,7 @@ from kvferry.specs.errors import InputError
 from kvferry.specs.scenario import Scenario
 from kvferry.specs.workload import MOST_CHUNKS_PER_RUN, MOST_TOKENS_PER_RUN, MOST_UNITS_PER_REQUEST
 from kvferry.traces.chunks import ChunkTrace
+from kvferry.traces.request import Request
 from kvferry.traces.requests import ContextRequests, context_requests
 from kvferry.traces.resolve import link_trace
 from kvferry.traces.stored import StoredContext
@@ -60,18 +61,18 @@ class ContextReuse:
     def remark(self, scenario: Scenario) -> str | None:
         return None
 
-    def flow(self, scenario: Scenario, system: System, progress: Progress) -> Flow:
+    def flow(self, scenario: Scenario, system: System, progress: Progress, inputs: Inputs = NO_INPUTS) -> Flow:
         assert isinstance(system, LoadingSystem)
-        return ContextReuseFlow(scenario, system, progress)
+        return ContextReuseFlow(scenario, system, progress, inputs)
 
 
 class ContextReuseFlow:
     """A Flow of requests over stored contexts."""
 
-    def __init__(self, scenario: Scenario, system: LoadingSystem, progress: Progress) -> None:
+    def __init__(self, scenario: Scenario, system: LoadingSystem, progress: Progress, inputs: Inputs) -> None:
         self._scenario, self._system, self._progress = scenario, system, progress
         workload = scenario.context_reuse.workload
-        self._asked = context_requests(workload, scenario.seed)
+        self._asked = context_requests(workload, scenario.seed).as_they_came(inputs.arrivals)
         self._wanted = len(self._asked.requests) * workload.turns
         self._requests: Requests | None = None
         self._records: list[RequestRecord] = []
@@ -86,7 +87,7 @@ class ContextReuseFlow:
         self._requests = Requests(
             self._scenario, self._system, world.link.mean(), estimate_s, world.stored, self._asked
         )
-        yield from self._requests.run(world.machine, self._finished)
+        yield from self._requests.run(world.machine, self._finished, world.arrived.append)
 
     def left(self, world: World, end: Totals) -> Left:
         return Left(requests=sorted(self._with_bounds(world), key=lambda record: record.request))
@@ -184,8 +185,15 @@ class Requests:
             rtt_s=self._scenario.link.rtt_s,
         )
 
-    def run(self, machine: Machine, finished: Callable[[RequestRecord], None]) -> Process:
-        """A SimPy process: starts every conversation at its time, and calls `finished` with each request that ends."""
+    def run(
+        self,
+        machine: Machine,
+        finished: Callable[[RequestRecord], None],
+        arrived: Callable[[Request], None] = lambda request: None,
+    ) -> Process:
+        """A SimPy process: starts every conversation at its time, and calls `finished` with each request that ends.
+        Unless each waits for the one before, calls `arrived` with every conversation's first, at the time when it came.
+        """
         env = machine.env
         admission, began_s = Admission(machine), env.now
 
@@ -202,6 +210,7 @@ class Requests:
             wait_s = began_s + asked.arrival_s - env.now
             if wait_s > 0:
                 yield env.timeout(wait_s)
+            arrived(replace(asked, arrival_s=env.now))
             under_way.append(env.process(one(n)))
         yield env.all_of(under_way)
 

@@ -12,7 +12,7 @@ from tiny import DECODING, LIVE_DECODING, LIVE_MODEL, changed
 from worlds import fake_world
 
 from kvferry.backends.needs import KvInPages, Needs
-from kvferry.backends.world import DEVICE, OpenWorld, World
+from kvferry.backends.world import DEVICE, NO_INPUTS, Inputs, OpenWorld, World
 from kvferry.machine.machine import Machine
 from kvferry.machine.ops import Batch, DecodeStep, OutputHead, PrefillLayer
 from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS
@@ -118,7 +118,7 @@ class ToyKind:
     def remark(self, scenario: Scenario) -> str | None:
         return None
 
-    def flow(self, scenario: Scenario, system: System, progress: Progress) -> Toy:
+    def flow(self, scenario: Scenario, system: System, progress: Progress, inputs: Inputs = NO_INPUTS) -> Toy:
         self.flows = (*self.flows, Toy(scenario))
         return self.flows[-1]
 

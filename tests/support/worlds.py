@@ -26,6 +26,7 @@ from kvferry.specs.model import ModelSpec
 from kvferry.specs.scenario import Scenario
 from kvferry.specs.storage import StorageSpec
 from kvferry.traces.rate import RateTrace
+from kvferry.traces.request import Request
 from kvferry.traces.stored import StoredContext
 
 
@@ -177,6 +178,7 @@ class FakeWorld:
         names = [one.name for one in described(scenario, needs)]
         self.machines = {name: FakeMachine(name, env=env, switchboard=carry) for name in names}
         self.machine, self._given = self.machines[DEVICE], inputs
+        self.arrived: list[Request] = []
 
     def stored(self, sequence: int) -> StoredContext:
         raise NotImplementedError
