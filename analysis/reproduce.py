@@ -1,6 +1,6 @@
 """``kvferry reproduce``: every claim, cell, table and figure of a paper beside ours."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -57,7 +57,7 @@ def report_of(paper: Paper, results: Results) -> Report:
     claims = [_claim(paper, number, results) for number in range(len(paper.claims))]
     verdicts = {claim["id"]: claim["verdict"] for claim in claims}
     cells = [cell for key in results.rows for cell in _cells(paper, key, results)]
-    agreement = agreement_of(cells)
+    agreement = agreement_of(cells, [name for name, system in paper.systems.items() if system.everywhere])
     return {
         "paper": paper.name,
         "claims": claims,
@@ -125,9 +125,9 @@ def _cells(paper: Paper, key: Key, results: Results) -> Iterable[Report]:
         }
 
 
-def agreement_of(cells: list[Report]) -> Report | None:
+def agreement_of(cells: list[Report], everywhere: Collection[str]) -> Report | None:
     """How near the cells are that the paper prints: the median and 90th percentile of their errors, and how many pairs
-    in one place (everything but the system the same, or the experiment too where one of both needs no storage) come
+    in one place (everything but the system the same, or the experiment too where one of both is `everywhere`) come
     in the printed order, ties in print left out. None: it prints none."""
     printed = [cell for cell in cells if cell["paper"] is not None]
     if not printed:
@@ -136,7 +136,7 @@ def agreement_of(cells: list[Report]) -> Report | None:
     right = pairs = 0
     for n, one in enumerate(printed):
         for other in printed[:n]:
-            if _comparable(one, other) and one["paper"] != other["paper"] and one["ours"] and other["ours"]:
+            if _comparable(one, other, everywhere) and one["paper"] != other["paper"] and one["ours"] and other["ours"]:
                 pairs += 1
                 right += (one["paper"] > other["paper"]) == (one["ours"] > other["ours"])
     return {
@@ -148,13 +148,11 @@ def agreement_of(cells: list[Report]) -> Report | None:
     }
 
 
-def _comparable(one: Report, other: Report) -> bool:
+def _comparable(one: Report, other: Report, everywhere: Collection[str]) -> bool:
     same_place = (one["case"], one["metric"]) == (other["case"], other["metric"])
-    same_experiment = one["experiment"] == other["experiment"]
+    systems = {one["system"], other["system"]}
     return (
-        same_place
-        and one["system"] != other["system"]
-        and (same_experiment or "vllm" in (one["system"], other["system"]))
+        same_place and len(systems) == 2 and (one["experiment"] == other["experiment"] or bool(systems & {*everywhere}))
     )
 
 

@@ -39,11 +39,13 @@ class Claim(Spec):
 
 
 class SystemSpec(Spec):
-    """A system as an experiment runs it. `about` is its name in reports."""
+    """A system as an experiment runs it. `about` is its name in reports. `everywhere`: what an experiment's storage is
+    does not matter to it, so its cells are compared with those of other experiments, too."""
 
     system: str
     policies: Mapping[str, Any] = Field(default_factory=dict)
     about: str
+    everywhere: bool = False
 
 
 class ExperimentSpec(Spec):

@@ -30,7 +30,6 @@ class InMemoryFlow:
         self,
         scenario: Scenario,
         batching: Batching,
-        prefill_tokens: int | None,
         progress: Progress,
         arrivals: Sequence[Request] | None = None,
     ) -> None:
@@ -43,7 +42,7 @@ class InMemoryFlow:
         # Of each request when it ends; no more are taken than the longest together need.
         self._pages = sorted((pages_of(one.context + one.output) for one in self._requests), reverse=True)
         pool = min(int(pool_bytes // self._page_bytes), sum(self._pages[:slots]))
-        self._batcher = Batcher(pool, slots, batching, prefill_tokens=prefill_tokens)
+        self._batcher = Batcher(pool, slots, batching)
         self._decode: ContinuousDecode | None = None
         self._turns = 0
 

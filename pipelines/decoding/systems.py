@@ -4,12 +4,10 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Annotated, Any
-
-from pydantic import Field
+from typing import Any
 
 from kvferry.pipelines.parameters import BadParameters, arguments_of
-from kvferry.policies.decode.batcher import Batching
+from kvferry.policies.decode.batcher import Continuous, LockStep
 from kvferry.policies.decode.blocking import TokenGroups, ValueGroups
 from kvferry.policies.decode.page_bounds import PageBounds
 from kvferry.policies.decode.placement import AllOrNothing, OneTier, Progressive
@@ -20,7 +18,6 @@ from kvferry.policies.decode.selector import Everything
 from kvferry.policies.decode.upkeep import KeepNewest, RollingGroups
 from kvferry.scenarios.resolve import Complaint
 from kvferry.specs.errors import InputError, pick
-from kvferry.specs.units import Tokens
 
 # What can stand in for a role, by the name that a scenario gives it.
 ROLES: dict[str, dict[str, Callable[..., Any]]] = {
@@ -42,19 +39,18 @@ ROLES: dict[str, dict[str, Callable[..., Any]]] = {
         "all-or-nothing": AllOrNothing,
         "progressive": Progressive,
     },
+    "batching": {"continuous": Continuous, "lock-step": LockStep},
 }
+# Roles that matter where all KV is in the processor's memory; the others matter elsewhere, and placement anywhere.
+_IN_MEMORY = ("batching",)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeSystem:
-    """A composition. ``batching``: who decodes together where all KV is in memory; ``prefill_tokens``: of prompts that
-    are prefilled together, at most. ``tuned``: a file of ``kvferry tune``, whose nearest solution replaces what it
-    holds."""
+    """A composition. ``tuned``: a file of ``kvferry tune``, whose nearest solution replaces what it holds."""
 
     about: str
     roles: Roles
-    batching: Batching = "lock-step"
-    prefill_tokens: Tokens | None = None
     tuned: str | None = None
 
     @property
@@ -84,18 +80,21 @@ class DecodeSystem:
             complaints.append(Complaint(("residency",), "everything is read anew at every step, nothing can be kept"))
         if self.roles.placement.away is None and roles.placement.away is None:
             what = "all KV is in memory: nothing is selected, kept or laid out, so this role has no effect"
-            complaints += [Complaint((role,), what) for role in ROLES if role in policies and role != "placement"]
+            idle = [role for role in ROLES if role not in ("placement", *_IN_MEMORY)]
+        else:
+            what = "KV is not always in memory: one batch decodes in lock step, so this role has no effect"
+            idle = [] if roles.all_in_memory else list(_IN_MEMORY)
+        complaints += [Complaint((role,), what) for role in idle if role in policies]
         if complaints:
             raise BadParameters(complaints)
         known = _parameters_of(self.roles) | _parameters_of(roles)
-        given = arguments_of(_taking(known), policies, **dict.fromkeys(ROLES, Any))
+        given = arguments_of(_taking(known), policies, **{role: Any for role in ROLES if role not in idle})
         for role in ROLES:
             part = getattr(roles, role)
             own = {name: value for name, value in given.items() if name in _fields_of(part)}
             if own:
                 roles = replace(roles, **{role: replace(part, **own)})
-        own = {name: given[name] for name in ("tuned", "batching", "prefill_tokens") if name in given}
-        return replace(self, roles=roles, **own)
+        return replace(self, roles=roles, **({"tuned": given["tuned"]} if "tuned" in given else {}))
 
 
 def _stand_in(role: str, value: Any) -> Any:
@@ -119,17 +118,11 @@ def _fields_of(part: Any) -> frozenset[str]:
 def _parameters_of(roles: Roles) -> dict[str, inspect.Parameter]:
     """What a system's scenario can say besides whole roles."""
     known = {"tuned": inspect.Parameter("tuned", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=str | None)}
-    if roles.all_in_memory:
-        # Nothing is chosen and nothing moves, so nothing else matters.
-        for name, default, kind in (
-            ("batching", "continuous", Batching),
-            ("prefill_tokens", None, Annotated[Tokens, Field(ge=1)] | None),
-        ):
-            known[name] = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
-        return known
     if roles.selective:
         known["reuse"] = inspect.Parameter("reuse", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=bool)
     for role in ROLES:
+        if (role in _IN_MEMORY) != roles.all_in_memory:
+            continue
         part = getattr(roles, role)
         declared = inspect.signature(type(part), eval_str=True).parameters
         known |= {name: declared[name] for name in declared if name in _fields_of(part)}
@@ -182,8 +175,12 @@ DECODE_SYSTEMS: dict[str, DecodeSystem] = {
     ),
     "vllm": DecodeSystem(
         about="all KV in memory, in pages; requests join and leave the batch at any time",
-        roles=Roles(selector=Everything(), layout=TokenGroups(group_tokens=16), placement=OneTier("device")),
-        batching="continuous",
+        roles=Roles(
+            selector=Everything(),
+            layout=TokenGroups(group_tokens=16),
+            placement=OneTier("device"),
+            batching=Continuous(),
+        ),
     ),
     "os-paging": DecodeSystem(
         about="all KV in memory, swapped by the operating system when it does not fit",

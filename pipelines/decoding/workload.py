@@ -24,7 +24,6 @@ from kvferry.pipelines.record import Decoded, RequestRecord
 from kvferry.pipelines.tally import Totals
 from kvferry.pipelines.workload import Flow, Infeasible, Left, OutOfMemory, Process, Progress, System
 from kvferry.policies.decode.placement import KvSize
-from kvferry.policies.decode.roles import Roles
 from kvferry.scenarios.resolve import Complaint
 from kvferry.specs.errors import InputError
 from kvferry.specs.scenario import Scenario
@@ -59,7 +58,11 @@ class Decode:
 
     def remark(self, scenario: Scenario) -> str | None:
         roles = DECODE_SYSTEMS[scenario.system].with_policies(scenario.policy_values).roles
-        if not scenario.decode.live.paced or scenario.device.storage is None or _all_in_memory(scenario, roles):
+        if (
+            not scenario.decode.live.paced
+            or scenario.device.storage is None
+            or roles.stays_in_memory(_most_kv(scenario))
+        ):
             return None
         return (
             "storage is paced by the simulator's own curve: its error is not in this figure (live.paced: false has it)"
@@ -67,8 +70,8 @@ class Decode:
 
     def flow(self, scenario: Scenario, system: System, progress: Progress, inputs: Inputs = NO_INPUTS) -> Flow:
         assert isinstance(system, DecodeSystem)
-        if _all_in_memory(scenario, system.roles):
-            return InMemoryFlow(scenario, system.batching, system.prefill_tokens, progress, inputs.arrivals)
+        if system.roles.stays_in_memory(_most_kv(scenario)):
+            return InMemoryFlow(scenario, system.roles.batching, progress, inputs.arrivals)
         plan = plan_for(scenario, system)
         if system.roles.placement.mapped:
             plan = replace(plan, mapped_bytes=plan.sequences * sequence_bytes(scenario, plan.sequences))
@@ -209,18 +212,17 @@ def _sequences(n: int) -> str:
     return f"{n} sequence{'s' if n > 1 else ''}"
 
 
-def _all_in_memory(scenario: Scenario, roles: Roles) -> bool:
-    """Nothing is selected, and all KV stays in the processor's memory to the end."""
+def _most_kv(scenario: Scenario) -> KvSize:
+    """What there is at the end of the run, and all the memory there is for it."""
     workload, layers = scenario.decode.workload, scenario.model.layers
     tokens, batch = workload.context + workload.output, asked_batch(scenario)
-    size = KvSize(
+    return KvSize(
         layers=layers,
         tokens=tokens,
         most_tokens=tokens,
         token_bytes=batch * scenario.model.kv_bytes_per_token / layers,
         memory_bytes=batch * sequence_bytes(scenario, batch),
     )
-    return not roles.selective and set(roles.placement.tiers(size)) == {"device"}
 
 
 def _reserve(machine: Machine, plan: DecodePlan) -> None:

@@ -3,13 +3,45 @@
 import math
 from collections import deque
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal, Protocol
+
+from pydantic import Field
 
 from kvferry.policies.decode.pages import PageTable, pages_of
+from kvferry.specs.units import Tokens
 
-# continuous: a request joins as soon as a slot and pages are free. lock-step: those that wait form a batch when the
-# last one has ended, and no other joins it.
-Batching = Literal["continuous", "lock-step"]
+
+class Batching(Protocol):
+    """Which requests decode together where all KV is in memory."""
+
+    @property
+    def prefill_tokens(self) -> int | None:
+        """Tokens of prompts that are prefilled together, at most; None: of all that are admitted."""
+        ...
+
+    def joins(self, decoding: bool) -> bool:
+        """Whether a request that waits may join those that hold a slot, who decode already or not."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Continuous:
+    """A request joins as soon as a slot and pages are free."""
+
+    prefill_tokens: Annotated[Tokens, Field(ge=1)] | None = None
+
+    def joins(self, decoding: bool) -> bool:
+        return True
+
+
+@dataclass(frozen=True, kw_only=True)
+class LockStep:
+    """Those that wait form a batch when the last one has ended, and no other joins it."""
+
+    prefill_tokens: Annotated[Tokens, Field(ge=1)] | None = None
+
+    def joins(self, decoding: bool) -> bool:
+        return not decoding
 
 
 @dataclass(frozen=True)
@@ -42,17 +74,16 @@ class Batcher:
     one more token; it takes further pages as it grows. When none is free, the request that arrived last gives up its
     KV and is prefilled again later, with what it has said (preemption by recomputing).
 
-    Prompts that are admitted together are prefilled together, `prefill_tokens` of them at most where that is given (one
+    Prompts that are admitted together are prefilled together, at most so many tokens of them as `batching` says (one
     prompt may be longer): fewer make the first ones wait less.
 
     Left out: chunked prefill beside decoding, and swapping out instead of recomputing.
     """
 
-    def __init__(
-        self, pages: int, slots: int, batching: Batching = "continuous", *, prefill_tokens: int | None = None
-    ) -> None:
+    def __init__(self, pages: int, slots: int, batching: Batching | None = None) -> None:
+        """`batching`: continuous by default."""
         self.pages = PageTable(pages)
-        self._slots, self._batching, self._prefill_tokens = slots, batching, prefill_tokens
+        self._slots, self._batching = slots, batching or Continuous()
         # Both in order of arrival, and all that runs arrived before all that waits.
         self._waiting: deque[_Request] = deque()
         self._running: dict[int, _Request] = {}
@@ -102,8 +133,8 @@ class Batcher:
     def _admit(self) -> list[_Request]:
         """Those at the head of the queue that find room, and may be prefilled, together."""
         admitted: list[_Request] = []
-        most, tokens = self._prefill_tokens or math.inf, 0
-        if self._batching == "lock-step" and self._decoding:
+        most, tokens = self._batching.prefill_tokens or math.inf, 0
+        if not self._batching.joins(self._decoding):
             return admitted
         while self._waiting and len(self._running) < self._slots:
             first = self._waiting[0]

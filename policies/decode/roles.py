@@ -1,9 +1,10 @@
-"""A way of decoding with KV blocks: one object for each of five roles."""
+"""A way of decoding with KV blocks: one object for each of six roles."""
 
 from dataclasses import dataclass
 
+from kvferry.policies.decode.batcher import Batching, LockStep
 from kvferry.policies.decode.blocking import LayoutRole, TokenGroups
-from kvferry.policies.decode.placement import OneTier, Placement
+from kvferry.policies.decode.placement import KvSize, OneTier, Placement
 from kvferry.policies.decode.residency import DoubleBuffer, Residency
 from kvferry.policies.decode.selector import Selector
 from kvferry.policies.decode.upkeep import RollingGroups, Upkeep
@@ -13,13 +14,14 @@ from kvferry.policies.decode.upkeep import RollingGroups, Upkeep
 class Roles:
     """``selector``: which blocks attention wants, from which query, and when. ``residency``: what stays in memory.
     ``layout``: what a block is, and where it lies. ``upkeep``: what a new token does. ``placement``: the tier of each
-    layer's KV."""
+    layer's KV. ``batching``: who decodes together where all of it is in memory."""
 
     selector: Selector
     residency: Residency = DoubleBuffer()
     layout: LayoutRole = TokenGroups()
     upkeep: Upkeep = RollingGroups()
     placement: Placement = OneTier("storage")
+    batching: Batching = LockStep()
 
     @property
     def fixed(self) -> bool:
@@ -33,5 +35,9 @@ class Roles:
 
     @property
     def all_in_memory(self) -> bool:
-        """All KV lies in the processor's memory, and nothing of it is selected."""
+        """KV of any size lies in the processor's memory, and nothing of it is selected."""
         return self.placement.away is None and not self.selective
+
+    def stays_in_memory(self, size: KvSize) -> bool:
+        """KV of this size lies in the processor's memory from beginning to end, and nothing of it is selected."""
+        return not self.selective and set(self.placement.tiers(size)) == {"device"}

@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvferry.policies.decode.batcher import Batcher, Batching
+from kvferry.policies.decode.batcher import Batcher, Batching, Continuous, LockStep
 from kvferry.policies.decode.pages import pages_of
 
 # Context, output, and the turns that pass before a request comes after the one before.
@@ -13,19 +13,21 @@ REQUESTS = st.lists(
     st.tuples(st.integers(1, 70), st.integers(1, 40), st.integers(0, 12)), min_size=1, max_size=12
 )  # fmt: skip
 
+# Of prompts that are prefilled together.
+TOKENS = st.none() | st.integers(1, 150)
+
 
 @given(
     REQUESTS,
     st.integers(0, 12),
     st.integers(1, 5),
-    st.sampled_from(["continuous", "lock-step"]),
-    st.none() | st.integers(1, 150),
+    st.builds(lambda kind, tokens: kind(prefill_tokens=tokens), st.sampled_from([Continuous, LockStep]), TOKENS),
 )
 def test_every_request_is_served(
-    requests: list[tuple[int, int, int]], spare: int, slots: int, batching: Batching, prefill_tokens: int | None
+    requests: list[tuple[int, int, int]], spare: int, slots: int, batching: Batching
 ) -> None:
     pages = max(pages_of(context + output) for context, output, _ in requests) + spare
-    batcher = Batcher(pages, slots, batching, prefill_tokens=prefill_tokens)
+    batcher = Batcher(pages, slots, batching)
     said: Counter[int] = Counter()
     holding: set[int] = set()
     arrived, comes_at, n_turns, before = 0, requests[0][2], 0, ""
@@ -47,7 +49,7 @@ def test_every_request_is_served(
             waiting = [n for n in range(arrived) if said[n] < requests[n][1] and n not in holding]
             assert list(turn.sequences) == waiting[: len(turn.sequences)]
             holding |= set(turn.sequences)
-            assert batching == "continuous" or before == "prefill" or batcher.running == len(turn.sequences)
+            assert isinstance(batching, Continuous) or before == "prefill" or batcher.running == len(turn.sequences)
         else:
             assert holding == set(turn.sequences)
         before = turn.kind

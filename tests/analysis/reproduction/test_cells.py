@@ -46,13 +46,13 @@ def test_agreement_by_hand() -> None:
         cell("d", None, 5.0),  # not printed
         cell("e", 4.0, None),  # did not come about: an error of 100 %
     ]
-    found = agreement_of(cells)
+    found = agreement_of(cells, ["vllm"])
     assert found is not None
     assert (found["cells"], found["orderings"], found["orderings_right"]) == (6, 5, 4)
     # Errors 0, 0, 0, 0.1, 0.5, 1.
     assert found["median_error"] == pytest.approx(0.05)
     assert found["p90_error"] == pytest.approx(0.75)
-    assert agreement_of([cell("d", None, 5.0)]) is None
+    assert agreement_of([cell("d", None, 5.0)], []) is None
 
 
 def test_every_printed_cell_of_kvswap_is_run() -> None:

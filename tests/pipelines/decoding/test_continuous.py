@@ -11,7 +11,7 @@ from kvferry.backends.fake import FakeMachine
 from kvferry.machine.ops import DecodeStep, Op, PrefillLayer
 from kvferry.pipelines.decoding.continuous import ContinuousDecode
 from kvferry.pipelines.run import run_scenario
-from kvferry.policies.decode.batcher import Batcher, Batching
+from kvferry.policies.decode.batcher import Batcher, Batching, Continuous, LockStep
 from kvferry.scenarios.loader import load_model
 from kvferry.specs.errors import InputError
 from kvferry.traces.request import Request
@@ -43,8 +43,8 @@ def served(requests: tuple[Request, ...], batcher: Batcher) -> ContinuousDecode:
     ("batching", "expected"),
     [
         # A prefill takes two layers of each length and the head, a step one op. The third waits for the second's slot.
-        ("continuous", [[5.0, 6.0, 10.0], [5.0, 6.0], [9.0, 10.0]]),
-        ("lock-step", [[5.0, 6.0, 7.0], [5.0, 6.0], [10.0, 11.0]]),
+        (Continuous(), [[5.0, 6.0, 10.0], [5.0, 6.0], [9.0, 10.0]]),
+        (LockStep(), [[5.0, 6.0, 7.0], [5.0, 6.0], [10.0, 11.0]]),
     ],
 )
 def test_three_requests_and_two_slots_by_hand(batching: Batching, expected: list[list[float]]) -> None:
@@ -72,7 +72,7 @@ def test_a_preempted_request_keeps_what_it_has_said() -> None:
 
 
 def test_prompts_that_are_prefilled_one_by_one_wait_less_by_hand() -> None:
-    decode = served((Request(0.0, 4, 2), Request(0.0, 4, 2)), Batcher(100, 2, prefill_tokens=1))
+    decode = served((Request(0.0, 4, 2), Request(0.0, 4, 2)), Batcher(100, 2, Continuous(prefill_tokens=1)))
     assert decode.token_times_s == [[3.0, 7.0], [6.0, 7.0]]
     decode = served((Request(0.0, 4, 2), Request(0.0, 4, 2)), Batcher(100, 2))
     assert decode.token_times_s == [[3.0, 4.0], [3.0, 4.0]]

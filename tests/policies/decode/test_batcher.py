@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvferry.policies.decode.batcher import Batcher, Turn
+from kvferry.policies.decode.batcher import Batcher, Continuous, LockStep, Turn
 from kvferry.policies.decode.pages import PageTable
 from kvferry.specs.errors import KvferryError
 
@@ -22,7 +22,7 @@ def turns(batcher: Batcher) -> list[Turn]:
     [(None, [(0, 1, 2, 3)]), (20, [(0, 1), (2,), (3,)]), (40, [(0, 1), (2, 3)]), (1, [(0,), (1,), (2,), (3,)])],
 )
 def test_prompts_are_prefilled_together(prefill_tokens: int | None, together: list[tuple[int, ...]]) -> None:
-    batcher = Batcher(pages=100, slots=4, prefill_tokens=prefill_tokens)
+    batcher = Batcher(pages=100, slots=4, batching=Continuous(prefill_tokens=prefill_tokens))
     for sequence, context in enumerate((10, 10, 30, 10)):
         batcher.arrive(sequence, context, output=2)
     *prefills, decode = turns(batcher)
@@ -42,7 +42,7 @@ def test_a_slot_is_released_at_the_end_of_a_request() -> None:
 
 
 def test_in_lock_step_nobody_joins_a_batch_that_decodes() -> None:
-    batcher = Batcher(pages=100, slots=2, batching="lock-step")
+    batcher = Batcher(pages=100, slots=2, batching=LockStep())
     for sequence, output in enumerate((3, 2, 2)):
         batcher.arrive(sequence, 10 + sequence, output)
     assert turns(batcher)[1:] == [
