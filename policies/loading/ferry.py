@@ -75,7 +75,6 @@ class Ferry:
         if unit is None:
             return None
         self._last_computed = unit
-        self._ready.handed_over(compute=(unit,))
         return Compute((unit,))
 
     def next_stream(self, progress: LoadProgress, facts: LoadFacts) -> Stream | None:
@@ -86,7 +85,6 @@ class Ferry:
         if unit is None:
             return None
         self._sent.append(unit)
-        self._ready.handed_over(stream=(unit,))
         return Stream((unit,))
 
     def _first_computable(self, progress: LoadProgress) -> int | None:

@@ -22,6 +22,9 @@ class LoadProgress:
         self.depth = [[0] * problem.columns_per_chunk for _ in range(problem.token_chunks)]
         # first_missing[l][c]: the smallest t whose KV at layer l is neither there nor handed to the processor.
         self.first_missing = [[0] * problem.columns_per_chunk for _ in range(problem.layers)]
+        # Units in the order in which the processor was given them, and in which the link had delivered them.
+        self.handed_over: list[int] = []
+        self.delivered: list[int] = []
         self.remaining = problem.units
         self.streamed_bytes = 0.0
         self.computed_s = 0.0
@@ -67,6 +70,7 @@ class LoadProgress:
 
     def hand_over_compute(self, unit: int) -> None:
         t, l, c = self.problem.place(unit)
+        self.handed_over.append(unit)
         self.computing[unit] = 1
         self.computing_s += self._compute_s[unit]
         self.depth[t][c] = l + 1
@@ -88,6 +92,7 @@ class LoadProgress:
         self.streaming[unit] = 0
         self.streaming_bytes -= n_bytes
         self.streamed_bytes += n_bytes
+        self.delivered.append(unit)
         self._arrive(unit)
 
     def compute_cancelled(self, unit: int) -> None:

@@ -7,8 +7,8 @@ from kvferry.policies.loading.progress import LoadProgress
 class Ready:
     """Finds the units that have become computable since the last call.
 
-    The loader reports the units that it has handed over. A unit is returned once, when it becomes computable; check
-    ``progress.computable`` again before using it later, since it may have been streamed meanwhile.
+    A unit is returned once, when it becomes computable; check ``progress.computable`` again before using it later,
+    since it may have been streamed meanwhile.
     """
 
     def __init__(self, problem: LoadProblem) -> None:
@@ -18,38 +18,29 @@ class Ready:
         self._serves = [attends.index(l) if l in attends else None for l in range(problem.layers)]
         # As in LoadProgress, when last looked at.
         self._first_missing = [[0] * problem.columns_per_chunk for _ in range(problem.layers)]
-        self._computed: list[int] = []
-        self._streaming: list[int] = []
+        # How much of the progress's records has been read.
+        self._handed_over = 0
+        self._delivered = 0
         self._begun = False
-
-    def handed_over(self, compute: tuple[int, ...] = (), stream: tuple[int, ...] = ()) -> None:
-        """Record that the pipeline computes or streams these units."""
-        self._computed += compute
-        self._streaming += stream
 
     def news(self, progress: LoadProgress) -> list[int]:
         """Units that have become computable since the last call; the first call returns all that are."""
         if not self._begun:
             return self._all(progress)
         found: list[int] = []
-        for unit in self._computed:
+        for unit in progress.handed_over[self._handed_over :]:
             t, l, c = self._problem.place(unit)
             self._look_at_column(progress, t, c, found)
             self._look_at_row(progress, l, c, found)
-        self._computed.clear()
-        if self._streaming:
-            under_way = []
-            for unit in self._streaming:
-                if progress.present[unit]:
-                    _, l, c = self._problem.place(unit)
-                    self._look_at_row(progress, l, c, found)
-                elif progress.streaming[unit]:
-                    under_way.append(unit)
-            self._streaming = under_way
+        for unit in progress.delivered[self._delivered :]:
+            _, l, c = self._problem.place(unit)
+            self._look_at_row(progress, l, c, found)
+        self._handed_over, self._delivered = len(progress.handed_over), len(progress.delivered)
         return found
 
     def _all(self, progress: LoadProgress) -> list[int]:
         self._begun = True
+        self._handed_over, self._delivered = len(progress.handed_over), len(progress.delivered)
         self._first_missing = [list(row) for row in progress.first_missing]
         found: list[int] = []
         for t in range(self._problem.token_chunks):

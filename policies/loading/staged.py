@@ -87,7 +87,6 @@ class Staged:
         if unit is None or stage_of[unit] > self._last_open_stage:
             return None
         self._work.take(unit)
-        self._ready.handed_over(compute=(unit,))
         return Compute((unit,))
 
     def next_stream(self, progress: LoadProgress, facts: LoadFacts) -> Stream | None:
@@ -100,7 +99,6 @@ class Staged:
         if unit is None:
             return None
         self._work.take(unit)
-        self._ready.handed_over(stream=(unit,))
         return Stream((unit,))
 
     def _take_from_link(self, progress: LoadProgress, facts: LoadFacts) -> int | None:

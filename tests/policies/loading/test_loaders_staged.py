@@ -152,11 +152,9 @@ def test_ready_tells_what_changed() -> None:
     ready = Ready(square())
     assert ready.news(progress) == [0]
     progress.hand_over_compute(0)
-    ready.handed_over(compute=(0,))
     assert sorted(ready.news(progress)) == [1, 2]  # the layer above, and the next chunk at this layer
     assert ready.news(progress) == []
     progress.hand_over_stream(2, 1.0)
-    ready.handed_over(stream=(2,))
     assert ready.news(progress) == []
     progress.streamed(2, 1.0)
     assert ready.news(progress) == []  # the last chunk: none waits for it
