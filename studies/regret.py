@@ -122,7 +122,7 @@ def load_s(case: Case, loader: Loader, context: Context, link: RateTrace) -> flo
         request=0,
         planned_bytes_per_s=link.mean(),
         rtt_s=RTT_S,
-        pace=Pace(),
+        pace=Pace(decoders=DEVICE.decompressor.workers),
     )
     machine.env.run(until=load.done)
     return float(machine.env.now)

@@ -100,6 +100,10 @@ class Context:
             units = tuple(u * heads + h for u in units for h in range(heads))
         return Chunks(self.sequence, units, n_bytes, level)
 
+    def unit_bytes(self, unit: int, level: int) -> float:
+        """Encoded size of a unit at a level."""
+        return self._unit_bytes[unit] * self.level_scale[level]
+
     def values_of(self, units: tuple[int, ...]) -> int:
         """How many key and value numbers these units hold, which decompression must produce."""
         heads = 1 if self.coupling == "per_head" else self.model.kv_heads

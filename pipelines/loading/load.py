@@ -12,7 +12,7 @@ from kvferry.machine.ops import Decompress, KvRef
 from kvferry.machine.ticket import Cancelled, Ticket
 from kvferry.pipelines.loading.context import Context
 from kvferry.policies.loading.fallback import compute_without_link
-from kvferry.policies.loading.loader import Loader, LoadFacts
+from kvferry.policies.loading.loader import Loader, LoadFacts, Stream
 from kvferry.policies.loading.problem import LoadProblem
 from kvferry.policies.loading.progress import LoadProgress
 from kvferry.specs.errors import KvferryError, LinkDown
@@ -28,8 +28,13 @@ class Pace:
 
     # Ops waiting behind the running one, so that the processor never idles between two.
     compute_ahead: int = 2
-    # What is on the link beyond the round trip. 50 ms of bytes in flight already cost 1 % of TTFT.
-    link_ahead_s: float = 0.008
+    # Of the device. Each has a piece at work and one that waits; with more, a race could not be called off.
+    decoders: int = 1
+    # Small units go several to a transfer: up to so many, and no more than the link carries in half a round trip and
+    # `transfer_s`. Towards the end they go one by one: a transfer has at most a `transfer_left`th of what is left.
+    transfer_units: int = 8
+    transfer_s: float = 0.004
+    transfer_left: int = 64
     window_s: float = 0.1
     # A loader that has something under way is asked after every window until nothing has moved for `patience_s`: by
     # then even a rate that it remembers has faded. After that, the waits grow with the time, so that an outage of a
@@ -74,11 +79,13 @@ class ContextLoad:
         self._lost: set[int] = set()
         self._to_compute: deque[int] = deque()
         self._computing: dict[int, list[Ticket]] = {}
-        # The transfer that each unit is in, and its bytes.
-        self._fetches: dict[int, tuple[Ticket, float]] = {}
+        # The transfer that each unit is in, all its units, and its bytes.
+        self._fetches: dict[int, tuple[Ticket, tuple[int, ...], float]] = {}
         self._on_link_bytes = 0.0
         self._on_link = 0
         self._transfers = 0
+        # What the loader asked for, of another level than the transfer that was being filled.
+        self._postponed: Stream | None = None
         self._facts = LoadFacts(machine.env.now, planned_bytes_per_s, rtt_s)
         self._facts_until_s = machine.env.now + pace.window_s / 10
         self._pumping = False
@@ -190,45 +197,66 @@ class ContextLoad:
         """The processor won this race: stop the transfer if nothing else in it is wanted."""
         if unit not in self._fetches:
             return
-        ticket, _ = self._fetches[unit]
-        others = (u for u, (t, _) in self._fetches.items() if t is ticket and u != unit)
-        if all(self.progress.present[u] for u in others):
+        ticket, units, _ = self._fetches[unit]
+        if all(self.progress.present[u] for u in units):
             ticket.cancel()
 
     def _link_has_room(self) -> bool:
-        facts = self._facts
-        rate = facts.goodput_bytes_per_s or facts.planned_bytes_per_s
-        ahead_bytes = rate * (facts.rtt_s + self.pace.link_ahead_s)
-        if self._on_link >= 2 and self._on_link_bytes >= ahead_bytes:
+        window_bytes = self.loader.window.n_bytes(self._facts)
+        if self._on_link >= 2 and self._on_link_bytes >= window_bytes:
             return False
-        # A slow decompressor must hold the link back, or a race could not be called off any more.
-        return self._transfers < 4 or self.progress.streaming_bytes < 4 * ahead_bytes
+        under_way = 2 + 2 * self.pace.decoders
+        return self._transfers < under_way or self.progress.streaming_bytes < 4 * window_bytes
 
     def _stream_next(self) -> bool:
-        wanted = self.loader.next_stream(self.progress, self._look())
-        if wanted is None or not self._lost.isdisjoint(wanted.units):
+        units, level = self._wanted_streams()
+        if not units:
             return False
         self._moved()
-        chunks = self.context.chunks_of(wanted.units, wanted.level)
-        share = chunks.n_bytes / len(wanted.units)
-        for unit in wanted.units:
-            self.progress.hand_over_stream(unit, share)
+        chunks = self.context.chunks_of(units, level)
         self._on_link += 1
         self._transfers += 1
         self._on_link_bytes += chunks.n_bytes
         fetched = self.machine.fetch(chunks, request=self.request)
-        values = self.context.values_of(wanted.units)
+        values = self.context.values_of(units)
         opened = fetched
         if self.context.entropy_coded:
             opened = self.machine.submit(Decompress(values), after=(fetched,), on="decompress", request=self.request)
-        t, l, _ = self.progress.problem.place(wanted.units[0])
+        t, l, _ = self.progress.problem.place(units[0])
         kv = KvRef(self.context.sequence, t, l, None, values * self.context.model.kv_value_bytes)
         placed = self.machine.copy(kv, to="device", after=(opened,), request=self.request)
-        for unit in wanted.units:
-            self._fetches[unit] = (fetched, chunks.n_bytes)
+        for unit in units:
+            self._fetches[unit] = (fetched, units, chunks.n_bytes)
         _then(fetched, partial(self._left_link, chunks.n_bytes))
-        _then(placed, partial(self._streamed, wanted.units, share, values))
+        _then(placed, partial(self._streamed, units, level, values))
         return True
+
+    def _wanted_streams(self) -> tuple[tuple[int, ...], int]:
+        """The units of the next transfer, and their level: what the loader asks for, and more while that is little. No
+        units: it wants nothing."""
+        units: list[int] = []
+        level, n_bytes = 0, 0.0
+        pace, facts = self.pace, self._facts
+        most_bytes = facts.seen_bytes_per_s * (facts.rtt_s / 2 + pace.transfer_s)
+        most_units = min(pace.transfer_units, 1 + self.progress.remaining // pace.transfer_left)
+        while len(units) < most_units:
+            wanted, self._postponed = self._postponed, None
+            if wanted is None:
+                wanted = self.loader.next_stream(self.progress, self._look())
+            if wanted is None or not self._lost.isdisjoint(wanted.units):
+                break
+            if units and wanted.level != level:
+                self._postponed = wanted
+                break
+            level = wanted.level
+            for unit in wanted.units:
+                unit_bytes = self.context.unit_bytes(unit, level)
+                self.progress.hand_over_stream(unit, unit_bytes)
+                n_bytes += unit_bytes
+            units += wanted.units
+            if n_bytes >= most_bytes:
+                break
+        return tuple(units), level
 
     def _left_link(self, n_bytes: float, event: simpy.Event) -> None:
         self._moved()
@@ -246,7 +274,7 @@ class ContextLoad:
             self.wasted_bytes += event.value.bytes_done
         self._pump()
 
-    def _streamed(self, units: tuple[int, ...], share_bytes: float, values: int, event: simpy.Event) -> None:
+    def _streamed(self, units: tuple[int, ...], level: int, values: int, event: simpy.Event) -> None:
         self._moved()
         self._transfers -= 1
         for unit in units:
@@ -254,34 +282,36 @@ class ContextLoad:
         event.defused = True
         if isinstance(event.value, LinkDown) or _cancelled(event):
             for unit in units:
-                self.progress.stream_cancelled(unit, share_bytes)
+                self.progress.stream_cancelled(unit, self.context.unit_bytes(unit, level))
             self._pump()
             return
         if self.done.triggered:
             return  # booked as wasted when the load was done
         if isinstance(event.value, KvferryError):
-            self._compute_instead(units, share_bytes, event.value)
+            self._compute_instead(units, level, event.value)
             return
         if not event.ok:
             self._fail(event)
             return
         for unit in units:
+            unit_bytes = self.context.unit_bytes(unit, level)
             if self.progress.present[unit]:
-                self.wasted_bytes += share_bytes
+                self.wasted_bytes += unit_bytes
             else:
                 self.units_streamed += 1
                 self.streamed_values += values // len(units)
-                self.streamed_bytes += share_bytes
-            self.progress.streamed(unit, share_bytes)
+                self.streamed_bytes += unit_bytes
+            self.progress.streamed(unit, unit_bytes)
         self._settle()
 
-    def _compute_instead(self, units: tuple[int, ...], share_bytes: float, error: KvferryError) -> None:
+    def _compute_instead(self, units: tuple[int, ...], level: int, error: KvferryError) -> None:
         """These came whole, and are of no use."""
         self.unusable = self.unusable or error
         self.units_unusable += len(units)
-        self.wasted_bytes += share_bytes * len(units)
         for unit in units:
-            self.progress.stream_cancelled(unit, share_bytes)
+            unit_bytes = self.context.unit_bytes(unit, level)
+            self.wasted_bytes += unit_bytes
+            self.progress.stream_cancelled(unit, unit_bytes)
             if not self.progress.present[unit]:
                 self._lost.add(unit)
         self._pump()
@@ -298,7 +328,7 @@ class ContextLoad:
             self._pump()
         elif not self.done.triggered:
             self.done.succeed()
-            for ticket, n_bytes in dict(self._fetches.values()).items():
+            for ticket, n_bytes in {ticket: n_bytes for ticket, _, n_bytes in self._fetches.values()}.items():
                 ticket.cancel()
                 if not ticket.cancelled:  # past the bottleneck: it arrives, and is not needed
                     self.wasted_bytes += n_bytes

@@ -153,7 +153,7 @@ class Requests:
         self._planned_bytes_per_s = max(planned_bytes_per_s, 1.0)
         self._estimate_s = estimate_s
         self._stored = stored
-        self.pace = Pace()
+        self.pace = Pace(decoders=scenario.device.decompressor.workers)
 
     def context(self, n: int) -> Context:
         """The stored context that conversation `n` is about. Raises InputError."""

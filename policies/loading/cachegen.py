@@ -1,6 +1,6 @@
 """CacheGen: everything is streamed, at the quality that the bandwidth allows (SparKV VI-A)."""
 
-from kvferry.policies.loading.loader import Compute, LoadFacts, Stream
+from kvferry.policies.loading.loader import Compute, LinkWindow, LoadFacts, Stream
 from kvferry.policies.loading.problem import LoadProblem
 from kvferry.policies.loading.progress import LoadProgress
 
@@ -12,6 +12,8 @@ class CacheGen:
     The rate is the last observed goodput, and before that the planned rate. Left out: CacheGen's fallback of sending
     text and computing its KV, which would make it a hybrid.
     """
+
+    window = LinkWindow()
 
     def __init__(self, objective_s: float = 2.0) -> None:
         if not objective_s > 0:

@@ -7,7 +7,7 @@ import numpy as np
 
 from kvferry.policies.loading.bound import column_labels
 from kvferry.policies.loading.chain import chain_order
-from kvferry.policies.loading.loader import Compute, LoadFacts, Stream
+from kvferry.policies.loading.loader import Compute, LinkWindow, LoadFacts, Stream
 from kvferry.policies.loading.needed import needed_streams
 from kvferry.policies.loading.problem import LoadProblem
 from kvferry.policies.loading.progress import LoadProgress
@@ -39,6 +39,8 @@ class Ferry:
     With `needed_first` False the order is the chain's, whose every prefix is closed under dependencies: it needs no
     expectation, but is slow where token chunks differ strongly. `plans` counts the expectations made.
     """
+
+    window = LinkWindow()
 
     def __init__(self, needed_first: bool = True) -> None:
         self.needed_first = needed_first

@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from kvferry.policies.loading.loader import Compute, LoadFacts, Stream
+from kvferry.policies.loading.loader import Compute, LinkWindow, LoadFacts, Stream
 from kvferry.policies.loading.problem import LoadProblem
 from kvferry.policies.loading.progress import LoadProgress
 
@@ -45,6 +45,8 @@ class Hybrid:
     before the start; "two-pointer" lets them meet unit by unit, "whole-chunk" by token chunks that one path
     takes as a whole. `split` is the number of chunks computed, None for the dynamic variants.
     """
+
+    window = LinkWindow()
 
     def __init__(self, variant: Variant = "uniform") -> None:
         if variant not in (*SPLITS, "two-pointer", "whole-chunk"):

@@ -21,6 +21,30 @@ class LoadFacts:
     goodput_bytes_per_s: float | None = None
     compute_speed: float | None = None
 
+    @property
+    def seen_bytes_per_s(self) -> float:
+        """The observed goodput; before the first observation, and after a window without a byte, the planned rate."""
+        return self.goodput_bytes_per_s or self.planned_bytes_per_s
+
+
+@dataclass(frozen=True, slots=True)
+class LinkWindow:
+    """How many bytes a loader keeps on the link. Too few, and the link idles; what is there cannot be changed any more.
+
+    They are what the link carries in a round trip and `ahead_s`, so many `times`, at the observed rate; with
+    `at_least_planned`, at the planned rate where that is faster.
+    """
+
+    times: float = 1.0
+    at_least_planned: bool = False
+    ahead_s: float = 0.008
+
+    def n_bytes(self, facts: LoadFacts) -> float:
+        rate = facts.seen_bytes_per_s
+        if self.at_least_planned:
+            rate = max(rate, facts.planned_bytes_per_s)
+        return self.times * rate * (facts.rtt_s + self.ahead_s)
+
 
 @dataclass(frozen=True, slots=True)
 class Compute:
@@ -39,6 +63,9 @@ class Stream:
 
 class Loader(Protocol):
     """Decides, and carries nothing out. None: nothing to do until a unit arrives or a window passes."""
+
+    # The pipeline asks for streams while less than this is on the link.
+    window: LinkWindow
 
     def start(self, problem: LoadProblem, facts: LoadFacts) -> None:
         """Called once, before anything else, with estimated costs: make the plan here."""

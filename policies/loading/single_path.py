@@ -1,6 +1,6 @@
 """The two loaders that use one path only; every hybrid lies between them."""
 
-from kvferry.policies.loading.loader import Compute, LoadFacts, Stream
+from kvferry.policies.loading.loader import Compute, LinkWindow, LoadFacts, Stream
 from kvferry.policies.loading.problem import LoadProblem
 from kvferry.policies.loading.progress import LoadProgress
 
@@ -10,6 +10,8 @@ class StreamOnly:
 
     One transfer carries one token chunk of one layer. Nothing is computed.
     """
+
+    window = LinkWindow()
 
     def start(self, problem: LoadProblem, facts: LoadFacts) -> None:
         columns = range(problem.columns_per_chunk)
@@ -29,6 +31,8 @@ class StreamOnly:
 
 class LocalPrefill:
     """Compute everything: token chunk by token chunk, each through all layers. Nothing is streamed."""
+
+    window = LinkWindow()
 
     def start(self, problem: LoadProblem, facts: LoadFacts) -> None:
         columns = range(problem.columns_per_chunk)

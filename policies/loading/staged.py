@@ -8,7 +8,7 @@ from kvferry.policies.loading.assignment import Assignment
 from kvferry.policies.loading.chain import chain_plan
 from kvferry.policies.loading.controller import Controller
 from kvferry.policies.loading.greedy import greedy_plan
-from kvferry.policies.loading.loader import Compute, LoadFacts, Stream
+from kvferry.policies.loading.loader import Compute, LinkWindow, LoadFacts, Stream
 from kvferry.policies.loading.milp import milp_plan
 from kvferry.policies.loading.plan import Plan, TokenDependency
 from kvferry.policies.loading.problem import LoadProblem
@@ -63,6 +63,8 @@ class Staged:
     the link     prefetches the next stage's streams; then takes over from the tail of the computation order;
     the processor  computes what the current stage left to the link and is ready; then the next stage's ready work.
     """
+
+    window = LinkWindow()
 
     def __init__(self, schedule: str | Planner = "greedy", adapt: bool = True, migration_limit: float = 0.25) -> None:
         self._planner = schedule if callable(schedule) else pick("schedule", SCHEDULES, schedule)

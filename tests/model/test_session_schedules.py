@@ -25,7 +25,7 @@ from kvferry.pipelines.loading.load import Pace
 from kvferry.pipelines.loading.reuse import Admission, ContextRequest, context_reuse
 from kvferry.pipelines.loading.systems import SYSTEMS
 from kvferry.pipelines.record import RequestRecord
-from kvferry.policies.loading.loader import Compute, Loader, LoadFacts, Stream
+from kvferry.policies.loading.loader import Compute, LinkWindow, Loader, LoadFacts, Stream
 from kvferry.policies.loading.problem import LoadProblem
 from kvferry.policies.loading.progress import LoadProgress
 
@@ -44,6 +44,8 @@ RATE = 4.0
 
 class Wasteful:
     """Computes everything in order and streams everything from the end, whatever the other path has done."""
+
+    window = LinkWindow()
 
     def start(self, problem: LoadProblem, facts: LoadFacts) -> None:
         self._next_stream = problem.units - 1

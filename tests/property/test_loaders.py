@@ -5,7 +5,7 @@ nothing while units are missing (LoaderStuck).
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -138,6 +138,7 @@ class Witness:
 
     def __init__(self, loader: Loader) -> None:
         self.loader = loader
+        self.window = replace(loader.window, ahead_s=0.5)
         self.computed: list[int] = []
         self.streamed: list[int] = []
 
@@ -171,7 +172,7 @@ def load(case: Case, loader: Loader) -> tuple[ContextLoad, Witness]:
         request=0,
         planned_bytes_per_s=case.planned_over_true / case.byte_s,
         rtt_s=0.1,
-        pace=Pace(compute_ahead=case.compute_ahead, link_ahead_s=0.5, window_s=1.0),
+        pace=Pace(compute_ahead=case.compute_ahead, window_s=1.0),
     )
     machine.env.run(until=load.done)
     return load, witness

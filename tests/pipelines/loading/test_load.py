@@ -1,12 +1,18 @@
-"""How often a load asks its loader: in time where things move, seldom where nothing does."""
+"""How often a load asks its loader; how it puts units into transfers, and how many of these it keeps under way."""
 
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import pytest
 
+from kvferry.pipelines.loading import workload
+from kvferry.pipelines.loading.load import Pace
 from kvferry.pipelines.loading.systems import SYSTEMS
+from kvferry.pipelines.record import Run
 from kvferry.pipelines.run import run_scenario
-from kvferry.policies.loading.loader import Compute, LoadFacts
+from kvferry.policies.loading.loader import Compute, LoadFacts, Stream
+from kvferry.policies.loading.problem import LoadProblem
 from kvferry.policies.loading.progress import LoadProgress
 from kvferry.policies.loading.single_path import StreamOnly
 from kvferry.scenarios.loader import load_scenario
@@ -56,3 +62,49 @@ def test_for_five_seconds_a_loader_is_asked_every_window() -> None:
     gaps_s = [b - a for a, b in zip(loader.asked_s, loader.asked_s[1:], strict=False) if b < 5 and b > a]
     assert len(gaps_s) > 40
     assert max(gaps_s) < 0.11
+
+
+def loads(system: str, *overrides: str, mbit: float = 50, **pace: Any) -> Run:
+    """The small scenario over a faster link, with another pace."""
+    scenario = load_scenario(SMALL, [f"link={{rate: {mbit} Mbit/s, rtt: 4 ms}}", f"system={system}", *overrides])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(workload, "Pace", partial(Pace, **pace))
+        return run_scenario(scenario)
+
+
+@pytest.mark.parametrize("system", ["ferry", "sparkv"])
+def test_small_units_go_several_to_a_transfer_and_arrive_as_soon(system: str) -> None:
+    few_tokens = ("coupling=per_head", "workload.chunk_tokens=64", "workload.context=8Ki")
+    one_by_one, together = loads(system, *few_tokens, transfer_units=1), loads(system, *few_tokens)
+    transfers = [sum(span.resource == "link" for span in run.spans) for run in (one_by_one, together)]
+    assert transfers[1] < 0.6 * transfers[0]
+    (apart,), (joined,) = one_by_one.requests, together.requests
+    assert apart.loaded_s is not None
+    assert joined.loaded_s == pytest.approx(apart.loaded_s, rel=2e-3)
+
+
+class TwoLevels(StreamOnly):
+    """Fetches small units one by one, each at another level than the last."""
+
+    def start(self, problem: LoadProblem, facts: LoadFacts) -> None:
+        self._streams = (Stream((unit,), unit % 2) for unit in range(problem.units))
+
+    def next_stream(self, progress: LoadProgress, facts: LoadFacts) -> Stream | None:
+        return next(self._streams, None)
+
+
+def test_a_transfer_has_one_level() -> None:
+    system = replace(SYSTEMS["cachegen"], loader=TwoLevels, settings={})
+    scenario = load_scenario(SMALL, ["link={rate: 50 Mbit/s, rtt: 4 ms}", "coupling=per_head"])
+    run = run_scenario(scenario, system=system)
+    (record,) = run.requests
+    units = record.units_streamed
+    assert sum(span.resource == "link" for span in run.spans) == units
+    assert record.wasted_bytes == 0
+
+
+def test_no_decoder_idles_while_the_link_could_bring_more() -> None:
+    # 8 decoders of 32,000 values/s are slower together than the link: 8,192 tokens x 256 values take 8.2 s.
+    slow = "device.decompressor={values_per_s: 32 kvalue/s, workers: 8}"
+    (record,) = loads("stream-only", slow, "workload.context=8Ki", mbit=10).requests
+    assert record.loaded_s == pytest.approx(8192 * 256 / (8 * 32_000), rel=0.15)
