@@ -45,6 +45,7 @@ LOADERS: dict[str, Callable[[], Loader]] = {
     "ferry on the chain": partial(Ferry, needed_first=False),
     "sparkv": Staged,
     "sparkv, no controller": partial(Staged, adapt=False),
+    "sparkv last-first": partial(Staged, "greedy-last-first"),
     "sparkv literal": partial(Staged, "greedy-literal"),
     "sparkv literal, no controller": partial(Staged, "greedy-literal", adapt=False),
     "sparkv top-down": partial(Staged, "greedy-top-down"),

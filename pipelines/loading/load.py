@@ -30,8 +30,8 @@ class Pace:
     compute_ahead: int = 2
     # Of the device. Each has a piece at work and one that waits; with more, a race could not be called off.
     decoders: int = 1
-    # Small units go several to a transfer: up to so many, and no more than the link carries in half a round trip and
-    # `transfer_s`. Towards the end they go one by one: a transfer has at most a `transfer_left`th of what is left.
+    # Small units go several to a transfer: up to so many, until they are what the link carries in `transfer_s`. Towards
+    # the end they go one by one: a transfer has no more than a `transfer_left`th of what is left, and one.
     transfer_units: int = 8
     transfer_s: float = 0.004
     transfer_left: int = 64
@@ -236,8 +236,8 @@ class ContextLoad:
         units: it wants nothing."""
         units: list[int] = []
         level, n_bytes = 0, 0.0
-        pace, facts = self.pace, self._facts
-        most_bytes = facts.seen_bytes_per_s * (facts.rtt_s / 2 + pace.transfer_s)
+        pace = self.pace
+        enough_bytes = self._facts.seen_bytes_per_s * pace.transfer_s
         most_units = min(pace.transfer_units, 1 + self.progress.remaining // pace.transfer_left)
         while len(units) < most_units:
             wanted, self._postponed = self._postponed, None
@@ -254,7 +254,7 @@ class ContextLoad:
                 self.progress.hand_over_stream(unit, unit_bytes)
                 n_bytes += unit_bytes
             units += wanted.units
-            if n_bytes >= most_bytes:
+            if n_bytes >= enough_bytes:
                 break
         return tuple(units), level
 

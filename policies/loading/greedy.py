@@ -10,6 +10,9 @@ weighted. All readings share these scores; they differ in what a stage is:
 ``top-down``   As literal, but only the topmost chunk still missing in its column may be streamed.
 ``one-stage``  The budget is the makespan itself, found by search. It is the reading that the paper's claims
                need: close to the MILP, faster than Strong Hybrid.
+``last-first`` As one-stage, but what is streamed goes from the last token chunk to the first, each from its top layer
+               down. IV-B streams in descending order of w_s. The makespan of Eq. 1 is the same; what the link has not
+               brought yet are then early tokens, which the controller can compute when the link falls behind.
 """
 
 from collections.abc import Callable
@@ -73,10 +76,17 @@ def _one_stage(queues: "_Queues", problem: LoadProblem, bytes_per_s: float, _: f
     return Plan((Stage(tuple(order[:cut].tolist()), tuple(streamed.tolist())),))
 
 
+def _last_first(queues: "_Queues", problem: LoadProblem, bytes_per_s: float, budget_s: float) -> Plan:
+    (stage,) = _one_stage(queues, problem, bytes_per_s, budget_s).stages
+    # Flat indices ascend by token chunk, then layer.
+    return Plan((Stage(stage.compute, tuple(sorted(stage.stream, reverse=True))),))
+
+
 READINGS: dict[str, Callable[["_Queues", LoadProblem, float, float], Plan]] = {
     "literal": _literal,
     "top-down": _top_down,
     "one-stage": _one_stage,
+    "last-first": _last_first,
 }
 
 

@@ -47,6 +47,7 @@ SCHEDULES: dict[str, Planner] = {
     "greedy": greedy_plan,
     "greedy-literal": partial(greedy_plan, reading="literal"),
     "greedy-top-down": partial(greedy_plan, reading="top-down"),
+    "greedy-last-first": partial(greedy_plan, reading="last-first"),
     "milp": _milp,
     "chain": chain_plan,
     "split": split_plan,

@@ -43,6 +43,7 @@ LOADERS: dict[str, Callable[[], Loader]] = {
     "sparkv literal": lambda: Staged("greedy-literal"),
     "sparkv literal strict": lambda: Staged("greedy-literal", adapt=False),
     "sparkv top-down": lambda: Staged("greedy-top-down", migration_limit=1.0),
+    "sparkv last-first": lambda: Staged("greedy-last-first"),
     "sparkv milp": lambda: Staged("milp"),
     "sparkv chain": lambda: Staged("chain", migration_limit=1.0),
     "ferry": Ferry,

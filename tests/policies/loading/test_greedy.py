@@ -138,6 +138,17 @@ def test_top_down_leaves_columns_open():
         assert in_column == sorted(in_column, reverse=True)
 
 
+def test_last_first_streams_what_one_stage_streams_from_the_last_token_chunk_on():
+    problem = random_problem(0, "per_head")
+    one_stage, last_first = (greedy_plan(problem, 1.0, reading=reading) for reading in ("one-stage", "last-first"))
+    assert last_first.compute == one_stage.compute
+    assert sorted(last_first.stream) == sorted(one_stage.stream)
+    assert last_first.stage_makespan_s(problem, 1.0) == pytest.approx(one_stage.stage_makespan_s(problem, 1.0))
+    places = [problem.place(unit)[:2] for unit in last_first.stream]
+    assert places == sorted(places, reverse=True)
+    assert [problem.place(unit)[:2] for unit in one_stage.stream] != places
+
+
 @pytest.mark.parametrize("reading", READINGS)
 def test_free_chunks_and_single_units_are_no_obstacle(reading):
     nothing = LoadProblem(compute_s=np.zeros((2, 2, 1)), stream_bytes=np.zeros((2, 2, 1)), coupling="per_head")
