@@ -60,6 +60,8 @@ LOADERS: dict[str, Callable[[], Loader]] = {
     "stream-only": StreamOnly,
     "local-prefill": LocalPrefill,
 }
+# Every second link by name.
+HALVES = {"chosen": slice(0, None, 2), "held-out": slice(1, None, 2)}
 CONTENTS = ("text", "vlm", "vlm-apart", "vlm-opposed")
 DEVICE, MODEL = load_device("rtx-5080-laptop"), load_model("llama-3.1-8b")
 MEAN_BYTES_PER_S = 80e6
@@ -151,6 +153,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="every seventh trace, two offsets, all-heads coupling")
     parser.add_argument("--offsets", type=int, default=20)
+    parser.add_argument("--half", choices=HALVES, help="chosen: links that constants were chosen on; held-out: others")
+    parser.add_argument("--rtt", type=float, default=RTT_S, metavar="SECONDS")
     parser.add_argument("--every", type=int, default=1, help="take every n-th trace")
     parser.add_argument("--loaders", nargs="+", choices=LOADERS, default=list(LOADERS), metavar="LOADER")
     parser.add_argument("--contents", nargs="+", choices=CONTENTS, default=CONTENTS)
@@ -166,7 +170,10 @@ def main() -> None:
 
     from joblib import Parallel, delayed
 
-    traces = list(catalogue())[:: asked.every]
+    global RTT_S
+    RTT_S = asked.rtt
+    traces = sorted(catalogue())[HALVES[asked.half]] if asked.half else list(catalogue())
+    traces = traces[:: asked.every]
     rates = "as recorded" if asked.raw else f"scaled to a mean of {MEAN_BYTES_PER_S * 8 / 1e6:g} Mbit/s"
     print(f"{len(traces)} traces, {rates}, {asked.offsets} offsets each; {asked.tokens} tokens of {MODEL.name}")
     print(f"costs: {asked.truth}, planned with {asked.estimate}")

@@ -238,7 +238,8 @@ class ContextLoad:
         level, n_bytes = 0, 0.0
         pace = self.pace
         enough_bytes = self._facts.seen_bytes_per_s * pace.transfer_s
-        most_units = min(pace.transfer_units, 1 + self.progress.remaining // pace.transfer_left)
+        left = self.progress.remaining - len(self._fetches)
+        most_units = min(pace.transfer_units, 1 + left // pace.transfer_left)
         while len(units) < most_units:
             wanted, self._postponed = self._postponed, None
             if wanted is None:
