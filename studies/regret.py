@@ -27,6 +27,7 @@ from kvferry.machine.ops import Op
 from kvferry.pipelines.loading.clairvoyant import load_bound_s
 from kvferry.pipelines.loading.context import Context
 from kvferry.pipelines.loading.load import ContextLoad, Pace
+from kvferry.pipelines.loading.outlook import Outlook
 from kvferry.policies.loading.cachegen import CacheGen
 from kvferry.policies.loading.ferry import Ferry
 from kvferry.policies.loading.hybrid import Hybrid
@@ -123,8 +124,7 @@ def load_s(case: Case, loader: Loader, context: Context, link: RateTrace) -> flo
         context.problem(partial(price_s, case.estimate)),
         loader,
         request=0,
-        planned_bytes_per_s=link.mean(),
-        rtt_s=RTT_S,
+        outlook=Outlook(bytes_per_s=link.mean(), rtt_s=RTT_S),
         pace=Pace(decoders=DEVICE.decompressor.workers),
     )
     machine.env.run(until=load.done)
@@ -140,7 +140,7 @@ def regrets(case: Case, names: list[str], trace_name: str, offsets: int) -> Iter
         link = trace.shifted((k + 0.5) / offsets * trace.duration_s)
         context = partial(context_of, case.content, case.coupling, case.tokens, k % SEQUENCES)
         truth = context("huffman").problem(partial(price_s, case.truth))
-        bound_s = load_bound_s(truth, link, RTT_S, RateTrace.constant(1.0), 0.0)
+        bound_s = load_bound_s(truth, np.zeros(truth.compute_s.shape), link, RTT_S, RateTrace.constant(1.0), 0.0)
         for name in names:
             codec = "cachegen" if name == "cachegen" else "huffman"
             began_s = process_time()

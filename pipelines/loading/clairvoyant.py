@@ -1,17 +1,28 @@
 """The clairvoyant lower bound on a request's load time, which knows the whole trace and the true costs."""
 
+from dataclasses import replace
+
+import numpy as np
+
 from kvferry.policies.loading.bound import clairvoyant_bound_s, frontier
 from kvferry.policies.loading.problem import LoadProblem
 from kvferry.traces.rate import RateTrace
 
 
 def load_bound_s(
-    true_problem: LoadProblem, link: RateTrace, rtt_s: float, processor: RateTrace, arrival_s: float
+    true_problem: LoadProblem,
+    intake_s: np.ndarray,
+    link: RateTrace,
+    rtt_s: float,
+    processor: RateTrace,
+    arrival_s: float,
 ) -> float:
     """A lower bound, in seconds after arrival, on when any schedule has the KV complete.
 
-    The request has link and processor for itself, knows the future, and uses the system's smallest encoding. Left out,
-    so that it stays a lower bound: other requests, decompression, copies, token dependencies.
+    The request has the device and the link for itself, knows the future, and uses the system's smallest encoding. What
+    is streamed comes over the link and is decoded and copied (`intake_s` of each unit [T, L, C]): there is a bound for
+    either, and the larger one is returned. Left out, so that it stays a lower bound: other requests, contention, token
+    dependencies.
     """
 
     def delivered_bytes(elapsed_s: float) -> float:
@@ -23,5 +34,9 @@ def load_bound_s(
     def computed_s(elapsed_s: float) -> float:
         return processor.amount(arrival_s, arrival_s + elapsed_s)
 
-    least = frontier(true_problem, smallest_scale=min(true_problem.level_scale))
-    return clairvoyant_bound_s(least, delivered_bytes, computed_s)
+    smallest_scale = min(true_problem.level_scale)
+    over_the_link_s = clairvoyant_bound_s(frontier(true_problem, smallest_scale), delivered_bytes, computed_s)
+    if intake_s.sum() * link.mean() < smallest_scale * true_problem.stream_bytes.sum():
+        return over_the_link_s  # the link is the slower one
+    taken_in = replace(true_problem, stream_bytes=intake_s, level_scale=(1.0,))
+    return max(over_the_link_s, clairvoyant_bound_s(frontier(taken_in), lambda s: max(s - rtt_s, 0.0), computed_s))

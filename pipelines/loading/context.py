@@ -43,6 +43,12 @@ class Context:
         return self.encoded_bytes.sum(axis=2, keepdims=True)
 
     @cached_property
+    def values(self) -> np.ndarray:
+        """How many key and value numbers every unit [T, L, C] holds."""
+        heads = 1 if self.coupling == "per_head" else self.model.kv_heads
+        return np.broadcast_to(2 * self.model.head_dim * heads * self.tokens[:, None, None], self.stream_bytes.shape)
+
+    @cached_property
     def _ops(self) -> tuple[Op, ...]:
         """The ops of all units, with arrays [T, L, C] as counts: planners price them at once, single ops are slices."""
         layers = self.model.layers

@@ -11,6 +11,7 @@ from kvferry.machine.machine import Machine
 from kvferry.machine.ops import Decompress, KvRef
 from kvferry.machine.ticket import Cancelled, Ticket
 from kvferry.pipelines.loading.context import Context
+from kvferry.pipelines.loading.outlook import Outlook
 from kvferry.policies.loading.fallback import compute_without_link
 from kvferry.policies.loading.loader import Loader, LoadFacts, Stream
 from kvferry.policies.loading.problem import LoadProblem
@@ -43,7 +44,8 @@ class Pace:
 
 
 class ContextLoad:
-    """A load under way. `done` fires when every unit is present; the counters then tell the story.
+    """A load under way. `done` fires when every unit is present; the counters then tell the story. `loads` tells how
+    many are under way on the machine, this one counted.
 
     When the link is down for good, what is missing is computed; and so is what came whole and cannot be used, as it
     does not decode, say. `link_down`, `units_unusable` and `unusable` tell of it. Any other error ends the load.
@@ -57,9 +59,9 @@ class ContextLoad:
         loader: Loader,
         *,
         request: int,
-        planned_bytes_per_s: float,
-        rtt_s: float,
+        outlook: Outlook,
         pace: Pace,
+        loads: Callable[[], int] = lambda: 1,
     ) -> None:
         self.machine, self.context, self.loader, self.pace = machine, context, loader, pace
         self.request = request
@@ -86,7 +88,8 @@ class ContextLoad:
         self._transfers = 0
         # What the loader asked for, of another level than the transfer that was being filled.
         self._postponed: Stream | None = None
-        self._facts = LoadFacts(machine.env.now, planned_bytes_per_s, rtt_s)
+        self._outlook, self._loads = outlook, loads
+        self._facts = outlook.at_start(machine.env.now, loads())
         self._facts_until_s = machine.env.now + pace.window_s / 10
         self._pumping = False
         # When a unit was last handed over or arrived, and what wakes a watch that sleeps longer than a window then.
@@ -133,13 +136,7 @@ class ContextLoad:
         now_s = self.machine.env.now
         if now_s >= self._facts_until_s:
             seen = self.machine.observe(self.pace.window_s)
-            self._facts = LoadFacts(
-                now_s,
-                self._facts.planned_bytes_per_s,
-                self._facts.rtt_s,
-                seen.goodput_bytes_per_s,
-                seen.compute_speed,
-            )
+            self._facts = self._outlook.later(self._facts, seen, self._loads())
             self._facts_until_s = now_s + self.pace.window_s / 10
         return self._facts
 

@@ -10,17 +10,24 @@ from kvferry.machine.machine import Lease, Machine, Refused
 from kvferry.machine.ops import DecodeStep, Prefill
 from kvferry.pipelines.loading.context import Context
 from kvferry.pipelines.loading.load import ContextLoad, Pace
+from kvferry.pipelines.loading.outlook import Outlook
 from kvferry.pipelines.record import RequestRecord
 from kvferry.pipelines.workload import OutOfMemory
+from kvferry.policies.loading.discipline import Discipline, fair
 from kvferry.policies.loading.loader import Loader
 from kvferry.policies.loading.problem import LoadProblem
 
 
 class Admission:
-    """Admits requests, first come first served: a request waits while others hold the memory that it needs."""
+    """Admits requests, first come first served: a request waits while others hold the memory that it needs, and then
+    until the `discipline` lets its load begin. `loads` are under way."""
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: Machine, discipline: Discipline = fair) -> None:
         self._machine = machine
+        self._discipline = discipline
+        self.loads = 0
+        self._next_load = simpy.Resource(machine.env)
+        self._load_ended = machine.env.event()
         self._turn = simpy.Resource(machine.env)
         self._inside = 0
         self._released = machine.env.event()
@@ -41,6 +48,20 @@ class Admission:
         self._released.succeed()
         self._released = self._machine.env.event()
 
+    def begin_load(self) -> Generator[simpy.Event, Any, None]:
+        """Wait for this load's turn; it is under way then until `end_load`."""
+        if self._next_load.count or not self._discipline(self.loads):
+            with self._next_load.request() as turn:
+                yield turn
+                while not self._discipline(self.loads):
+                    yield self._load_ended
+        self.loads += 1
+
+    def end_load(self) -> None:
+        self.loads -= 1
+        self._load_ended.succeed()
+        self._load_ended = self._machine.env.event()
+
 
 @dataclass(frozen=True, kw_only=True)
 class ContextRequest:
@@ -55,8 +76,7 @@ class ContextRequest:
     problem: LoadProblem
     question_tokens: int
     output_tokens: int
-    planned_bytes_per_s: float
-    rtt_s: float
+    outlook: Outlook
     turns: int = 1
     # From an answer's last token to the next question.
     think_s: float = 0.0
@@ -84,17 +104,19 @@ def context_reuse(
     env, context = machine.env, request.context
     arrival_s = env.now
     lease = yield from admission.enter(request.kv_bytes)
+    yield from admission.begin_load()
     load = ContextLoad(
         machine,
         context,
         request.problem,
         loader,
         request=request.request,
-        planned_bytes_per_s=request.planned_bytes_per_s,
-        rtt_s=request.rtt_s,
+        outlook=request.outlook,
         pace=pace,
+        loads=lambda: admission.loads,
     )
     yield load.done
+    admission.end_load()
     loaded_s = env.now
     values = load.streamed_values
     records = []

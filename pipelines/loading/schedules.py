@@ -35,7 +35,7 @@ def compare_schedules(scenario: Scenario, solver: str | None = None) -> list[dic
     system = replace(SYSTEMS["sparkv"], settings={"adapt": False})
     stored = ModelledContexts(single, system.codec).stored
     request = Requests(single, system, link.mean(), price_s(scenario, scenario.costs.estimate), stored).request(0)
-    problem, bytes_per_s = request.problem, request.planned_bytes_per_s
+    problem, bytes_per_s = request.problem, request.outlook.at_start(0.0, 1).planned_exchange
     planners = {name: planner for name, planner in SCHEDULES.items() if name != "milp"}
     rows = [{"schedule": name, **_row(single, problem, plan, bytes_per_s)} for name, plan in planners.items()]
     if solver is not None:

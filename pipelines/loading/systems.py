@@ -7,6 +7,7 @@ from typing import Any, Literal
 from kvferry.codecs.sizes import CODECS
 from kvferry.pipelines.parameters import BadParameters, arguments_of
 from kvferry.policies.loading.cachegen import CacheGen
+from kvferry.policies.loading.discipline import Serving
 from kvferry.policies.loading.ferry import Ferry
 from kvferry.policies.loading.hybrid import Hybrid
 from kvferry.policies.loading.loader import Loader
@@ -23,13 +24,15 @@ class LoadingSystem:
     codec: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     about: str
+    # How loads that are under way together share link and processor.
+    serving: Serving = "fair"
 
     def with_policies(self, policies: Mapping[str, Any]) -> "LoadingSystem":
         """The same system with some of its policies replaced, as ``Scenario.policy_values`` asks.
 
-        Roles are `codec` and the loader's own parameters, a physical one without its unit (`objective: 1 s`); what a
-        function does by name may be a mapping, {"name": ..., its parameters}. Raises BadParameters, an InputError, for
-        any other role, and for values that its role does not take.
+        Roles are `codec`, `serving` and the loader's parameters, a physical one without its unit (`objective: 1 s`);
+        what a function does by name may be a mapping, {"name": ..., its parameters}. Raises BadParameters, an
+        InputError, for any other role, and for values that its role does not take.
         """
         system, complaints = self, list[Complaint]()
         for role, value in policies.items():
@@ -42,8 +45,9 @@ class LoadingSystem:
         return system
 
     def _with(self, role: str, value: Any) -> "LoadingSystem":
-        settings = arguments_of(self.loader, {role: value}, codec=Literal[tuple(CODECS)])
-        system = replace(self, codec=settings.pop("codec", self.codec), settings={**self.settings, **settings})
+        settings = arguments_of(self.loader, {role: value}, codec=Literal[tuple(CODECS)], serving=Serving)
+        codec, serving = settings.pop("codec", self.codec), settings.pop("serving", self.serving)
+        system = replace(self, codec=codec, serving=serving, settings={**self.settings, **settings})
         try:
             system.new_loader()
         except ValueError as error:

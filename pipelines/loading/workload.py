@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,13 @@ from kvferry.machine.ops import Op
 from kvferry.pipelines.loading.clairvoyant import load_bound_s
 from kvferry.pipelines.loading.context import Context
 from kvferry.pipelines.loading.load import Pace
+from kvferry.pipelines.loading.outlook import Outlook, intake_values_per_s
 from kvferry.pipelines.loading.reuse import Admission, ContextRequest, context_reuse
 from kvferry.pipelines.loading.systems import SYSTEMS, LoadingSystem
 from kvferry.pipelines.record import RequestRecord
 from kvferry.pipelines.tally import Totals
 from kvferry.pipelines.workload import Flow, Left, Process, Progress, System
+from kvferry.policies.loading.discipline import DISCIPLINES
 from kvferry.scenarios.resolve import Complaint
 from kvferry.sim.costs.cost_model import main_costs
 from kvferry.specs.errors import InputError
@@ -85,7 +88,13 @@ class ContextReuseFlow:
     def run(self, world: World, totals: Callable[[], Totals]) -> Process:
         estimate_s = price_s(self._scenario, self._scenario.costs.estimate)
         self._requests = Requests(
-            self._scenario, self._system, world.link.mean(), estimate_s, world.stored, self._asked
+            self._scenario,
+            self._system,
+            world.link.mean(),
+            estimate_s,
+            world.stored,
+            self._asked,
+            world.available.rate_at,
         )
         yield from self._requests.run(world.machine, self._finished, world.arrived.append)
 
@@ -113,7 +122,8 @@ class ContextReuseFlow:
             else replace(
                 record,
                 bound_s=load_bound_s(
-                    self._requests.context(record.request // turns).problem(truth_s),
+                    (context := self._requests.context(record.request // turns)).problem(truth_s),
+                    self._requests.intake_s(context),
                     world.link,
                     self._scenario.link.rtt_s,
                     world.available,
@@ -135,7 +145,8 @@ class Requests:
     """A scenario's conversations, made when they arrive: thousands of contexts need not be held at once.
 
     `stored` gives a context as it lies in the cloud, by its number; `estimate_s` prices ops for planners; `asked` are
-    the conversations, those of the scenario by default.
+    the conversations, those of the scenario by default; `available` tells the share of the main processor that
+    background load leaves at a time.
     """
 
     def __init__(
@@ -146,6 +157,7 @@ class Requests:
         estimate_s: Callable[[Op], Any],
         stored: Callable[[int], StoredContext],
         asked: ContextRequests | None = None,
+        available: Callable[[float], float] = lambda now_s: 1.0,
     ) -> None:
         self.asked = asked or context_requests(scenario.context_reuse.workload, scenario.seed)
         self._scenario, self._system = scenario, system
@@ -153,6 +165,7 @@ class Requests:
         self._planned_bytes_per_s = max(planned_bytes_per_s, 1.0)
         self._estimate_s = estimate_s
         self._stored = stored
+        self._available = available
         self.pace = Pace(decoders=scenario.device.decompressor.workers)
 
     def context(self, n: int) -> Context:
@@ -181,8 +194,22 @@ class Requests:
             output_tokens=asked.output,
             turns=workload.turns,
             think_s=workload.think_s,
-            planned_bytes_per_s=self._planned_bytes_per_s,
+            outlook=self._outlook(context),
+        )
+
+    def intake_s(self, context: Context) -> np.ndarray:
+        """What each unit [T, L, C] takes of the time in which the device decodes and copies what arrives, at least."""
+        device = self._scenario.device
+        decompressor = device.decompressor.of(self._system.codec) if context.entropy_coded else None
+        return context.values / intake_values_per_s(decompressor, device.memory, context.model.kv_value_bytes)
+
+    def _outlook(self, context: Context) -> Outlook:
+        intake_s = float(self.intake_s(context).sum())
+        return Outlook(
+            bytes_per_s=self._planned_bytes_per_s,
             rtt_s=self._scenario.link.rtt_s,
+            intake_bytes_per_s=float(context.stream_bytes.sum()) / intake_s if intake_s else inf,
+            available=self._available,
         )
 
     def run(
@@ -195,7 +222,7 @@ class Requests:
         Unless each waits for the one before, calls `arrived` with every conversation's first, at the time when it came.
         """
         env = machine.env
-        admission, began_s = Admission(machine), env.now
+        admission, began_s = Admission(machine, DISCIPLINES[self._system.serving]), env.now
 
         def one(n: int) -> Generator[simpy.Event, Any, None]:
             yield from context_reuse(

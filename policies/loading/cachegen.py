@@ -13,7 +13,8 @@ class CacheGen:
     text and computing its KV, which would make it a hybrid.
     """
 
-    window = LinkWindow()
+    # Wide enough for a rate that jumps; a level is chosen when its chunk is handed over, so no wider.
+    window = LinkWindow(times=4, at_least_planned=True)
 
     def __init__(self, objective_s: float = 2.0) -> None:
         if not objective_s > 0:

@@ -7,7 +7,7 @@ import numpy as np
 
 from kvferry.policies.loading.bound import column_labels
 from kvferry.policies.loading.chain import chain_order
-from kvferry.policies.loading.loader import Compute, LinkWindow, LoadFacts, Stream
+from kvferry.policies.loading.loader import WIDE, Compute, LoadFacts, Stream
 from kvferry.policies.loading.needed import needed_streams
 from kvferry.policies.loading.problem import LoadProblem
 from kvferry.policies.loading.progress import LoadProgress
@@ -40,9 +40,7 @@ class Ferry:
     expectation, but is slow where token chunks differ strongly. `plans` counts the expectations made.
     """
 
-    # Wide: what is on the link can be raced, and a link whose rate jumps must not run dry. Chosen on half of the
-    # recorded links (studies/regret.py --half chosen), as the one whose worst loads were best at 4 and at 50 ms.
-    window = LinkWindow(times=8, at_least_planned=True)
+    window = WIDE
 
     def __init__(self, needed_first: bool = True) -> None:
         self.needed_first = needed_first
@@ -58,7 +56,7 @@ class Ferry:
         self._bytes: list[float] = problem.stream_bytes.ravel().tolist()
         self._least_bytes_per_s = _LEAST_SHARE * facts.planned_bytes_per_s
         self._link = Throughput(facts.planned_bytes_per_s, _LINK_MEMORY_S)
-        self._processor = Throughput(1.0, _PROCESSOR_MEMORY_S)
+        self._processor = Throughput(facts.planned_speed, _PROCESSOR_MEMORY_S)
         # Computable units by rank; some may have gone to the link since.
         self._ready = Ready(problem)
         self._computable: list[tuple[int, int]] = []

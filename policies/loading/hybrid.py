@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from kvferry.policies.loading.loader import Compute, LinkWindow, LoadFacts, Stream
+from kvferry.policies.loading.loader import WIDE, Compute, LinkWindow, LoadFacts, Stream
 from kvferry.policies.loading.problem import LoadProblem
 from kvferry.policies.loading.progress import LoadProgress
 
@@ -46,13 +46,13 @@ class Hybrid:
     takes as a whole. `split` is the number of chunks computed, None for the dynamic variants.
     """
 
-    window = LinkWindow()
-
     def __init__(self, variant: Variant = "uniform") -> None:
         if variant not in (*SPLITS, "two-pointer", "whole-chunk"):
             raise ValueError(f"variant {variant!r} is none of uniform, true-costs, two-pointer, whole-chunk")
         self.variant = variant
         self.split: int | None = None
+        # What a dynamic variant hands over early, the other path cannot take any more.
+        self.window = WIDE if variant in SPLITS else LinkWindow()
 
     def start(self, problem: LoadProblem, facts: LoadFacts) -> None:
         self._layer = problem.columns_per_chunk
@@ -61,7 +61,7 @@ class Hybrid:
         self._front, self._back = 0, problem.units
         self._front_end, self._back_end = problem.units, 0
         if self.variant in SPLITS:
-            self.split = SPLITS[self.variant](problem, facts.planned_bytes_per_s)
+            self.split = SPLITS[self.variant](problem, facts.planned_exchange)
             self._front_end = self._back_end = problem.unit(self.split, 0, 0)
         # Everything from here on was streamed.
         self._streamed = problem.units

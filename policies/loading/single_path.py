@@ -1,6 +1,6 @@
 """The two loaders that use one path only; every hybrid lies between them."""
 
-from kvferry.policies.loading.loader import Compute, LinkWindow, LoadFacts, Stream
+from kvferry.policies.loading.loader import WIDE, Compute, LoadFacts, Stream
 from kvferry.policies.loading.problem import LoadProblem
 from kvferry.policies.loading.progress import LoadProgress
 
@@ -11,7 +11,7 @@ class StreamOnly:
     One transfer carries one token chunk of one layer. Nothing is computed.
     """
 
-    window = LinkWindow()
+    window = WIDE
 
     def start(self, problem: LoadProblem, facts: LoadFacts) -> None:
         columns = range(problem.columns_per_chunk)
@@ -32,7 +32,7 @@ class StreamOnly:
 class LocalPrefill:
     """Compute everything: token chunk by token chunk, each through all layers. Nothing is streamed."""
 
-    window = LinkWindow()
+    window = WIDE
 
     def start(self, problem: LoadProblem, facts: LoadFacts) -> None:
         columns = range(problem.columns_per_chunk)

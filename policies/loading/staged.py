@@ -55,7 +55,7 @@ SCHEDULES: dict[str, Planner] = {
 
 
 class Staged:
-    """Carries out the plan of a `schedule`, made at the start for the planned rate.
+    """Carries out the plan of a `schedule`, made at the start for the planned rates of both paths.
 
     A path enters the next stage when all units of the current one were handed over to both paths: the cloud knows
     the plan and pushes, so there is no round trip between stages. Within a stage the processor takes the first
@@ -65,14 +65,15 @@ class Staged:
     the processor  computes what the current stage left to the link and is ready; then the next stage's ready work.
     """
 
-    window = LinkWindow()
+    # Chosen as WIDE was; twice as wide is no better here, and leaves the controller less to move.
+    window = LinkWindow(times=4, at_least_planned=True)
 
     def __init__(self, schedule: str | Planner = "greedy", adapt: bool = True, migration_limit: float = 0.25) -> None:
         self._planner = schedule if callable(schedule) else pick("schedule", SCHEDULES, schedule)
         self.controller = Controller(migration_limit) if adapt else None
 
     def start(self, problem: LoadProblem, facts: LoadFacts) -> None:
-        self._work = Assignment(self._planner(problem, facts.planned_bytes_per_s), problem)
+        self._work = Assignment(self._planner(problem, facts.planned_exchange), problem)
         self._stage = 0
         self._ready = Ready(problem)
         # What can be computed, by (stage, place in the order): assigned to the processor; assigned to the link,

@@ -25,6 +25,7 @@ from kvferry.codecs.codec import encode, split
 from kvferry.machine.ops import Advance, Chunks, Decompress, KvRef, Op, Project
 from kvferry.pipelines.loading.context import Context
 from kvferry.pipelines.loading.load import Pace
+from kvferry.pipelines.loading.outlook import Outlook
 from kvferry.pipelines.loading.reuse import Admission, ContextRequest, context_reuse
 from kvferry.pipelines.loading.systems import SYSTEMS
 from kvferry.pipelines.record import RequestRecord
@@ -115,8 +116,7 @@ def load(
         problem=context.problem(lambda op: np.full(np.shape(op.tokens), OP_S)),
         question_tokens=1,
         output_tokens=1,
-        planned_bytes_per_s=BYTES_PER_S,
-        rtt_s=0.0,
+        outlook=Outlook(bytes_per_s=BYTES_PER_S, rtt_s=0.0),
     )
     device = Device(stored, placed)
     with LiveMachine(

@@ -22,6 +22,7 @@ from kvferry.model.models import FAMILIES, random_model
 from kvferry.model.session import LOGIT_TOLERANCE
 from kvferry.pipelines.loading.context import Context
 from kvferry.pipelines.loading.load import Pace
+from kvferry.pipelines.loading.outlook import Outlook
 from kvferry.pipelines.loading.reuse import Admission, ContextRequest, context_reuse
 from kvferry.pipelines.loading.systems import SYSTEMS
 from kvferry.pipelines.record import RequestRecord
@@ -133,8 +134,7 @@ def run(loaders: list[Loader], family: str, output_tokens: int = 3) -> tuple[lis
             problem=context.problem(lambda op: np.ones(np.shape(op.tokens))),
             question_tokens=len(QUESTION),
             output_tokens=output_tokens,
-            planned_bytes_per_s=RATE,
-            rtt_s=0.0,
+            outlook=Outlook(bytes_per_s=RATE, rtt_s=0.0),
         )
         processes.append(machine.env.process(context_reuse(machine, request, loader, admission, pace)))
     machine.env.run(until=machine.env.all_of(processes))

@@ -18,6 +18,7 @@ from kvferry.machine.machine import Facts
 from kvferry.machine.ops import Chunks, KvRef, Op
 from kvferry.pipelines.loading.context import Context
 from kvferry.pipelines.loading.load import ContextLoad, Pace
+from kvferry.pipelines.loading.outlook import Outlook
 from kvferry.policies.loading.bound import bound_s, frontier
 from kvferry.policies.loading.cachegen import CacheGen
 from kvferry.policies.loading.ferry import Ferry
@@ -171,8 +172,7 @@ def load(case: Case, loader: Loader) -> tuple[ContextLoad, Witness]:
         case.problem(context),
         witness,
         request=0,
-        planned_bytes_per_s=case.planned_over_true / case.byte_s,
-        rtt_s=0.1,
+        outlook=Outlook(bytes_per_s=case.planned_over_true / case.byte_s, rtt_s=0.1),
         pace=Pace(compute_ahead=case.compute_ahead, window_s=1.0),
     )
     machine.env.run(until=load.done)
@@ -250,7 +250,7 @@ def _over_the_bound(coupling: Coupling, seed: int) -> float:
     def took_s(loader: Loader) -> float:
         machine = SteadyMachine(bytes_per_s)
         running = ContextLoad(
-            machine, context, load, loader, request=0, planned_bytes_per_s=bytes_per_s, rtt_s=0.0, pace=Pace()
+            machine, context, load, loader, request=0, outlook=Outlook(bytes_per_s=bytes_per_s, rtt_s=0.0), pace=Pace()
         )
         machine.env.run(until=running.done)
         return float(machine.env.now)

@@ -12,6 +12,7 @@ from kvferry.machine.ops import Advance, DecodeStep, KvRef, Op, Prefill, Project
 from kvferry.machine.ticket import Ticket
 from kvferry.pipelines.loading.context import Context
 from kvferry.pipelines.loading.load import LoaderStuck, Pace
+from kvferry.pipelines.loading.outlook import Outlook
 from kvferry.pipelines.loading.reuse import Admission, ContextRequest, OutOfMemory, context_reuse
 from kvferry.pipelines.record import RequestRecord
 from kvferry.policies.loading.loader import Compute, Loader, LoadFacts, Stream
@@ -55,8 +56,7 @@ def run(
             problem=stored.problem(lambda op: np.ones(np.shape(op.tokens))),
             question_tokens=1,
             output_tokens=2,
-            planned_bytes_per_s=1.0,
-            rtt_s=0.0,
+            outlook=Outlook(bytes_per_s=1.0, rtt_s=0.0),
         )
         mine = loader if requests == 1 else type(loader)()
         pace = Pace(window_s=5.0)
@@ -235,8 +235,7 @@ def test_further_turns_find_the_context_and_what_was_said_on_the_device() -> Non
         problem=stored.problem(lambda op: np.ones(np.shape(op.tokens))),
         question_tokens=3,
         output_tokens=2,
-        planned_bytes_per_s=1.0,
-        rtt_s=0.0,
+        outlook=Outlook(bytes_per_s=1.0, rtt_s=0.0),
         turns=2,
         think_s=5.0,
     )

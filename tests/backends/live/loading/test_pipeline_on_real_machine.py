@@ -15,6 +15,7 @@ from kvferry.machine.ops import Advance, Chunks, Decompress, KvRef, Op, Project
 from kvferry.machine.span import Span
 from kvferry.pipelines.loading.context import Context
 from kvferry.pipelines.loading.load import Pace
+from kvferry.pipelines.loading.outlook import Outlook
 from kvferry.pipelines.loading.reuse import Admission, ContextRequest, context_reuse
 from kvferry.pipelines.loading.systems import SYSTEMS
 from kvferry.scenarios.loader import load_model
@@ -88,8 +89,7 @@ def test_a_request_over_a_stored_context(system: str) -> None:
         problem=context.problem(lambda op: np.full(np.shape(op.tokens), OP_S)),
         question_tokens=1,
         output_tokens=3,
-        planned_bytes_per_s=BYTES_PER_S,
-        rtt_s=0.0,
+        outlook=Outlook(bytes_per_s=BYTES_PER_S, rtt_s=0.0),
     )
     model, spans = Model(), list[Span]()
     with LiveMachine(
