@@ -66,7 +66,7 @@ def test_every_schedule_by_its_name(name: str) -> None:
     [
         ("sparkv", {"shedule": "greedy"}, "policies.shedule: unknown key; known here: adapt, codec, .*'schedule'"),
         ("ferry", {"schedule": "greedy"}, "policies.schedule: unknown key; known here: codec, needed_first"),
-        ("stream-only", {"adapt": True}, "policies.adapt: unknown key; known here: codec$"),
+        ("stream-only", {"adapt": True}, "policies.adapt: unknown key; known here: codec, serving$"),
         # YAML 1.2: `no` is text.
         ("sparkv", {"adapt": "no"}, "policies.adapt: 'no' is not true or false"),
         ("sparkv", {"adapt": "maybe"}, "policies.adapt: 'maybe' is not true or false"),
