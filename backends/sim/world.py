@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import simpy
@@ -34,6 +35,8 @@ class SimWorld:
         env = simpy.Environment()
         accesses = Accesses(env)
         switchboard = Switchboard(env, accesses)
+        # Thousands of machines on links that are alike replay one trace.
+        trace_of = cache(link_trace)
         self._machines: dict[str, SimMachine] = {}
         for name, need, seen, link in described(scenario, needs):
             # What was recorded is the device's.
@@ -42,7 +45,7 @@ class SimWorld:
             machine = SimMachine(
                 parts.device,
                 seen.model,
-                None if link is None else link_trace(link),
+                None if link is None else trace_of(link),
                 name=name,
                 rtt_s=0.0 if link is None else link.rtt_s,
                 costs=pick("cost model", COST_MODELS, scenario.costs.truth),
@@ -50,7 +53,7 @@ class SimWorld:
                 memory_bytes=seen.budget.memory_bytes,
                 selections=parts.selections,
                 assignments=parts.assignments,
-                uplink=None if link is None or link.up is None else link_trace(link.up),
+                uplink=None if link is None or link.up is None else trace_of(link.up),
                 tell=tell_of(name, tell),
                 env=env,
                 switchboard=switchboard,
