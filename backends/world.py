@@ -115,8 +115,8 @@ class World(Protocol):
         """What the run so far was given or found, for another world to replay."""
         ...
 
-    def energy_j(self, until_s: float) -> dict[str, float]:
-        """The device's by component, since the beginning; empty where no meter counts it."""
+    def energy_j(self, until_s: float, machine: str = DEVICE) -> dict[str, float]:
+        """A machine's by component, since the beginning; empty where no meter counts it."""
         ...
 
     def storage_utilisation(self, until_s: float) -> float:

@@ -70,6 +70,16 @@ class Decoded:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MachineRecord:
+    """What a run took of a machine beside the device."""
+
+    # By component; empty where no meter counts it.
+    energy_j: Mapping[str, float]
+    memory_capacity_bytes: float
+    memory_peak_bytes: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Run:
     """One scenario run once."""
 
@@ -89,6 +99,9 @@ class Run:
     energy_j: dict[str, float] = field(default_factory=dict)
     memory_capacity_bytes: float = 0.0
     memory_peak_bytes: float = 0.0
+    # The machines beside the device, whose energy and memory the other fields are about. Spans name the machine: the
+    # resource cloud/gpu is the gpu of the machine cloud.
+    machines: Mapping[str, MachineRecord] = field(default_factory=dict)
     kv_memory_peak_bytes: float = 0.0
     # The replayed link: edges (n + 1) and rates (n) over the run, for drawing.
     link_times_s: tuple[float, ...] = ()

@@ -8,10 +8,10 @@ import numpy as np
 
 from kvferry.backends.needs import Needs
 from kvferry.backends.sim.world import sim_world
-from kvferry.backends.world import NO_INPUTS, Inputs, OpenWorld, Say, World
+from kvferry.backends.world import DEVICE, NO_INPUTS, Inputs, OpenWorld, Say, World
 from kvferry.machine.span import Tell
 from kvferry.pipelines.checks import check_names
-from kvferry.pipelines.record import Outcome, Run
+from kvferry.pipelines.record import MachineRecord, Outcome, Run
 from kvferry.pipelines.tally import Tally, Totals
 from kvferry.pipelines.workload import Flow, Infeasible, OutOfMemory, Progress, System
 from kvferry.pipelines.workloads import WORKLOADS
@@ -91,6 +91,7 @@ def run_scenario(
             energy_j=dict(end.energy_j),
             memory_capacity_bytes=memory.capacity_bytes,
             memory_peak_bytes=memory.peak_bytes,
+            machines=_beside_the_device(world, end.now_s),
             kv_memory_peak_bytes=memory.peak_of("kv") + memory.peak_of("metadata"),
             link_times_s=times_s,
             link_bytes_per_s=rates,
@@ -113,6 +114,18 @@ def _drive(world: World, flow: Flow, totals: Callable[[], Totals]) -> tuple[Outc
     except KeyboardInterrupt:
         return "interrupted", flow.kept()
     return "done", ""
+
+
+def _beside_the_device(world: World, until_s: float) -> dict[str, MachineRecord]:
+    return {
+        name: MachineRecord(
+            energy_j=world.energy_j(until_s, name),
+            memory_capacity_bytes=machine.memory.capacity_bytes,
+            memory_peak_bytes=machine.memory.peak_bytes,
+        )
+        for name, machine in world.machines.items()
+        if name != DEVICE
+    }
 
 
 def _uses_the_link(needs: Needs) -> bool:

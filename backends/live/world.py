@@ -52,7 +52,8 @@ class LiveWorld:
             # Only now: traces of links begin when the clock does.
             for one in machines:
                 if one.link is not None:
-                    accesses.connect(one.name, _access(env, one, one.link, tell))
+                    access = self._machines[one.name].access = _access(env, one, one.link, tell)
+                    accesses.connect(one.name, access)
 
     def _made(
         self, one: Described, env: WallClockEnvironment, switchboard: SocketSwitchboard | None, tell: Tell
@@ -104,7 +105,7 @@ class LiveWorld:
     def inputs(self) -> Inputs:
         return replace(self.parts.inputs(), arrivals=tuple(self.arrived) or None)
 
-    def energy_j(self, until_s: float) -> dict[str, float]:
+    def energy_j(self, until_s: float, machine: str = DEVICE) -> dict[str, float]:
         return {}
 
     def storage_utilisation(self, until_s: float) -> float:

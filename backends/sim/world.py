@@ -89,8 +89,8 @@ class SimWorld:
         """Those that it was given, with the requests that have come. What else it generates follows from the seed."""
         return replace(self._given, arrivals=tuple(self.arrived)) if self.arrived else self._given
 
-    def energy_j(self, until_s: float) -> dict[str, float]:
-        return self.machine.energy.energy_j(until_s)
+    def energy_j(self, until_s: float, machine: str = DEVICE) -> dict[str, float]:
+        return self._machines[machine].energy.energy_j(until_s)
 
     def storage_utilisation(self, until_s: float) -> float:
         return self.machine.storage.busy.utilisation(0.0, until_s) if self.machine.storage else 0.0

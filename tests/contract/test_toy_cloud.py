@@ -168,9 +168,14 @@ def test_a_cloud_helps_many_devices(name: str, kind: ToyKind) -> None:
 
 @pytest.mark.parametrize("name", ["sim", pytest.param("torch", marks=[pytest.mark.torch])])
 def test_spans_tell_machines_apart(name: str, kind: ToyKind) -> None:
-    tally = carried_out(name).tally
+    run = carried_out(name)
+    tally, (toy,) = run.tally, kind.flows
     assert tally.bytes_of("uplink", "Message") == tally.bytes_of("phone.1/uplink", "Message") == PROMPT_BYTES
     assert tally.bytes_of("link", "Message") == tally.bytes_of("phone.1/link", "Message") == TOKENS * TOKEN_BYTES
+    # Energy and memory are the device's, and those of others are told apart as well.
+    assert list(run.machines) == [*toy.needs][1:]
+    assert all(one.memory_peak_bytes > 0 for one in run.machines.values())
+    assert all(one.energy_j.keys() >= run.energy_j.keys() - {"gpu", "npu", "storage"} for one in run.machines.values())
     # The cloud has no link, and a processor of its own.
     resources = {resource for resource, _ in tally.busy_s}
     assert {"cloud/cpu", "phone.0/link"} <= resources

@@ -2,8 +2,10 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tiny import LIVE, LIVE_MODEL, TINY, changed
 
@@ -17,8 +19,10 @@ from kvferry.pipelines.tally import Totals
 from kvferry.pipelines.workload import Flow
 from kvferry.pipelines.workloads import WORKLOADS
 from kvferry.scenarios.loader import load_scenario
-from kvferry.specs.errors import InputError
+from kvferry.specs.errors import InputError, LinkDown
 from kvferry.specs.scenario import Scenario
+from kvferry.traces.format import StoredTrace, write_trace
+from kvferry.traces.rate import RateTrace
 
 # A scenario of every kind, small enough for the backend.
 DESCRIBED: dict[str, dict[str, dict[str, Any]]] = {"sim": TINY, "torch": LIVE}
@@ -187,6 +191,24 @@ def test_messages_cross_the_links_of_both_ends(backend: str) -> None:
         up = [span for span in spans if span.resource == "phone.0/uplink"]
         assert up[1].start_s == up[0].end_s
         assert sum(span.n_bytes for span in spans) == 4000
+        # Who receives observes how fast.
+        facts = second.observe(10.0)
+        assert facts.goodput_bytes_per_s == pytest.approx(100e3, rel=0.2)
+        assert facts.link_utilisation > 0
+
+
+@BACKEND
+def test_a_link_that_ends_loses_what_it_carries(backend: str, tmp_path: Path) -> None:
+    write_trace(
+        tmp_path / "short.csv", StoredTrace("bandwidth", RateTrace(np.array([0, 0.05]), np.array([1e4]), "end"))
+    )
+    ends = {"trace": str(tmp_path / "short.csv"), "on_end": "end"}
+    with world_of(backend, {"cloud": NoKv()}, link=ends) as (world, _):
+        env, channel = world.machine.env, world.machines["cloud"].open(DEVICE)
+        with pytest.raises(LinkDown, match="the link's trace ends"):
+            env.run(until=channel.send("too long", 10_000))
+        with pytest.raises(LinkDown):
+            env.run(until=channel.send("too late", 1))
 
 
 @BACKEND

@@ -186,7 +186,7 @@ class FakeWorld:
     def inputs(self) -> Inputs:
         return self._given
 
-    def energy_j(self, until_s: float) -> dict[str, float]:
+    def energy_j(self, until_s: float, machine: str = DEVICE) -> dict[str, float]:
         return {}
 
     def storage_utilisation(self, until_s: float) -> float:

@@ -17,6 +17,7 @@ from kvferry.machine.ops import Chunks, Decompress, Extents, KvRef, Op
 from kvferry.machine.span import Tell
 from kvferry.machine.ticket import Ticket
 from kvferry.machine.tiers import moved
+from kvferry.sim.access import Access
 from kvferry.specs.errors import InputError, pick
 from kvferry.specs.tier import Tier
 
@@ -66,6 +67,7 @@ class LiveMachine:
     the idle device; with it, `compute_speed` is known. `stream` returns the stream of a processor or of the copy path
     by its name, on a device that keeps order by itself (CUDA); None: threads do the work.
     `host_bytes` of memory lie beside the device's; None: both are one.
+    `access` is the modelled link that messages cross, once it is set.
 
     Use it in a `with` block: leaving it stops transfers and ends the threads.
     """
@@ -106,6 +108,7 @@ class LiveMachine:
         self._decode, self._place, self._source = decode, place, source
         self._nominal_s = nominal_s
         self._switchboard = switchboard
+        self.access: Access | None = None
 
         def queue(resource: str) -> Worker:
             if stream is None:
@@ -197,7 +200,9 @@ class LiveMachine:
         return _needed(self._switchboard, "a switchboard, to open channels").open(self.name, peer)
 
     def observe(self, window_s: float) -> Facts:
-        main, link = self._processors[self._main], self._link
+        main = self._processors[self._main]
+        # A machine that fetches nothing observes its messages.
+        link = self._link or (self.access and self.access.down)
         with self.env.lock:
             return Facts(
                 now_s=self.env.now,
