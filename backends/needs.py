@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 from kvferry.policies.decode.index import IndexSpec
-from kvferry.policies.decode.layout import Layout
+from kvferry.policies.decode.pools import AnyLayout
 from kvferry.specs.model import ModelSpec
 from kvferry.specs.tier import Tier
 
@@ -14,7 +14,7 @@ class DecodeSizes(Protocol):
     """What a world needs to know of a plan for decoding with KV on storage; sizes are per sequence."""
 
     @property
-    def layout(self) -> Layout: ...
+    def layout(self) -> AnyLayout: ...
     @property
     def model(self) -> ModelSpec: ...
     @property

@@ -13,10 +13,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from kvferry.backends.live.decoding.block_format import BlockFormat
-from kvferry.backends.live.decoding.blocks import source
+from kvferry.backends.live.decoding.build import format_of
 from kvferry.backends.live.decoding.indexes.low_rank_keys import LowRankKeys
 from kvferry.backends.live.decoding.layers import KnownPrefill, Layers
+from kvferry.backends.live.decoding.written import source
 from kvferry.backends.live.engine.machine import LiveMachine
 from kvferry.calibration.measured_model import Rig
 from kvferry.calibration.measurement import Measurement
@@ -121,9 +121,7 @@ def layers_of(rig: Rig, plan: DecodePlan, point: Point) -> Layers:
     """The model's layers, with noise for prompts and for the adapters of the compressed keys."""
     model, spec = rig.model, rig.spec
     assert plan.index is not None
-    format = BlockFormat(
-        plan.layout, group_tokens=_GROUP_TOKENS, kv_heads=spec.kv_heads, head_dim=spec.head_dim, dtype=model.dtype
-    )
+    format = format_of(plan, model.dtype)
     adapters = torch.randn(spec.layers, spec.kv_heads, spec.head_dim, plan.rank, device=model.device)
     index = LowRankKeys(
         adapters.to(model.dtype), plan.index, sequences=point.batch, room_tokens=plan.layout.blocks * _GROUP_TOKENS

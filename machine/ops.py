@@ -4,11 +4,15 @@ Counts may be numpy arrays: a cost model then answers with an array, so that a p
 context in one call with the very formula that the simulator uses op by op.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
+
+from kvferry.machine.handles import Attended, Batch, Rebuilt
+from kvferry.machine.handles import Extents as Extents
+from kvferry.policies.decode.rows import Joined
 
 # A number, or an array of them when a cost model is asked for many ops at once.
 Number = Any
@@ -36,76 +40,6 @@ class Chunks:
     ids: tuple[int, ...]
     n_bytes: float
     level: int = 0
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Attended:
-    """What one layer's attention takes in while the KV lies on storage: a handle for a machine that really does it.
-
-    The read that attention comes after brings the ``missing`` KV blocks (bool[rows, k]; a row is a sequence, or a head
-    of it that chooses for itself), row by row; None: whole stretches of them, one per row. ``slots`` int[rows, k] of
-    the layer's reuse buffer are where all k of a row are then; None: nothing is kept. ``recent`` tokens that are in
-    memory besides are attended too, and the new one. Where rows differ in length, arrays are flat, and row r begins at
-    ``starts[r]``; where blocks do, ``tokens`` are in each.
-    """
-
-    layer: int
-    missing: np.ndarray | None
-    slots: np.ndarray | None
-    recent: int
-    starts: np.ndarray | None = None
-    tokens: np.ndarray | None = None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Rebuilt:
-    """Whose keys are rebuilt, before the layer's attention: a handle for a machine that really does it.
-
-    ``ids`` int[rows, k] are the KV blocks of each row, as a Selection has them; None: all that are stored.
-    """
-
-    layer: int
-    ids: np.ndarray | None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Batch:
-    """Which sequences of a run an op is for, where not all of them decode at once: a handle for a machine that really
-    does it. ``released`` are sequences that have ended: their KV is given up first."""
-
-    sequences: tuple[int, ...]
-    released: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Extents:
-    """Byte ranges of a storage file: parallel offsets and lengths, thousands of them if need be.
-
-    int64 arrays, or sequences of whole numbers: kept as they came, without a copy, and not to be written to
-    afterwards. Iterating yields (offset, length) as plain ints, whatever they came as.
-    """
-
-    offsets: Sequence[int] | np.ndarray
-    lengths: Sequence[int] | np.ndarray
-    n_bytes: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        lengths = self.lengths
-        assert len(self.offsets) == len(lengths), (len(self.offsets), len(lengths))
-        # A plain int: bytes(np.int64(5)) would be the number's own eight bytes.
-        total = int(lengths.sum()) if isinstance(lengths, np.ndarray) else sum(lengths)
-        object.__setattr__(self, "n_bytes", total)
-
-    def __iter__(self) -> Iterator[tuple[int, int]]:
-        return zip(*(array.tolist() for array in self.arrays), strict=True)
-
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    @property
-    def arrays(self) -> tuple[np.ndarray, np.ndarray]:
-        """Offsets and lengths as int64 arrays: the very ones that it was made from, if those were."""
-        return np.asarray(self.offsets, np.int64), np.asarray(self.lengths, np.int64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -208,12 +142,14 @@ class Prefill(Op):
 
 @dataclass(frozen=True, slots=True)
 class PrefillLayer(Op):
-    """One layer for `batch` whole prompts of `tokens` each; gives its KV, to be written."""
+    """One layer for `batch` whole prompts of `tokens` each; gives its KV, to be written, or to stay in the processor's
+    own memory at `stays`."""
 
     batch: Number
     tokens: Number
     layer: int | None = field(default=None, compare=False)
     of: Batch | None = field(default=None, compare=False)
+    stays: Extents | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,12 +314,15 @@ class OutputHead(Op):
     """From the last layer's hidden state to one new token per sequence.
 
     `complete` is the group whose last token has passed the layers: a machine that really does it gives its KV, to be
-    written.
+    written. `joined` says by layer what became of each row's new key, where KV blocks are clusters. What of that KV
+    stays in the processor's own memory lies there at `stays`.
     """
 
     batch: Number
     complete: int | None = field(default=None, compare=False)
     of: Batch | None = field(default=None, compare=False)
+    joined: Sequence[Sequence[Joined]] = field(default=(), compare=False)
+    stays: Extents | None = field(default=None, compare=False)
 
 
 # Ops whose answers come from a stream of selections.

@@ -30,10 +30,10 @@ from selection_quality import Task, needles, texts
 from transformers import PreTrainedModel
 
 from kvferry.backends.live.decoding.block_format import BlockFormat
-from kvferry.backends.live.decoding.blocks import source
 from kvferry.backends.live.decoding.indexes.index import Index
 from kvferry.backends.live.decoding.indexes.table import INDEXES
 from kvferry.backends.live.decoding.layers import Layers
+from kvferry.backends.live.decoding.written import source
 from kvferry.backends.live.engine.machine import LiveMachine
 from kvferry.disk.direct_storage import Storage
 from kvferry.model.decoder import Decoder

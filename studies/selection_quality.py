@@ -27,9 +27,9 @@ import torch
 from transformers import PreTrainedModel
 
 from kvferry.backends.live.decoding.block_format import BlockFormat
-from kvferry.backends.live.decoding.blocks import source
 from kvferry.backends.live.decoding.indexes.low_rank_keys import LowRankKeys, low_rank_adapters
 from kvferry.backends.live.decoding.layers import Layers
+from kvferry.backends.live.decoding.written import source
 from kvferry.backends.live.engine.machine import LiveMachine
 from kvferry.disk.direct_storage import Storage
 from kvferry.model.decoder import Decoder

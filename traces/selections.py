@@ -14,18 +14,21 @@ from kvferry.traces.arrays import load_arrays, save_arrays
 
 @dataclass(frozen=True, eq=False)
 class SelectionStream:
-    """``ids``: int32[steps, layers, heads or 1, k], ascending and distinct along k, below ``groups``."""
+    """``ids``: int32[steps, layers, heads or 1, k], ascending and distinct along k, below ``groups``. ``ranked``: the
+    best first, instead of ascending; such a stream is of one run and is not written to a file."""
 
     ids: np.ndarray
     groups: int
+    ranked: bool = False
 
     def __post_init__(self) -> None:
         if self.ids.ndim != 4 or self.ids.size == 0 or self.ids.dtype.kind not in "iu":
             raise ValueError(f"ids must be whole numbers [steps, layers, heads, k], got {self.ids.shape}")
         if self.ids.min() < 0 or self.ids.max() >= self.groups:
             raise ValueError(f"ids must lie in 0..{self.groups - 1}")
-        if (np.diff(self.ids, axis=-1) <= 0).any():
-            raise ValueError("the ids of a step must ascend")
+        ascending = np.sort(self.ids, axis=-1) if self.ranked else self.ids
+        if (np.diff(ascending, axis=-1) <= 0).any():
+            raise ValueError(f"the ids of a step must {'differ' if self.ranked else 'ascend'}")
 
     def overlaps(self) -> np.ndarray:
         """float[steps - 1]: the share of each step's ids that the step before had too, over layers and heads."""
@@ -43,6 +46,8 @@ class SelectionStream:
         return float((reached.argmax(axis=1) + 1).mean() / self.groups)
 
     def save(self, path: Path) -> None:
+        if self.ranked:
+            raise ValueError("a file has no room for the order of ranked ids")
         save_arrays(path, "selections", ids=self.ids, groups=np.array(self.groups))
 
     @classmethod

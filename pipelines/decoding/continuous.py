@@ -8,8 +8,9 @@ from typing import Any
 
 import simpy
 
+from kvferry.machine.handles import Batch
 from kvferry.machine.machine import Lease, Machine, Refused
-from kvferry.machine.ops import Batch, DecodeStep, OutputHead, PrefillLayer
+from kvferry.machine.ops import DecodeStep, OutputHead, PrefillLayer
 from kvferry.machine.ticket import Ticket
 from kvferry.pipelines.workload import OutOfMemory
 from kvferry.policies.decode.batcher import Batcher, Turn

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
 from kvferry.policies.decode.index import IndexSpec
-from kvferry.policies.decode.layout import Layout
 from kvferry.policies.decode.placement import KvSize
+from kvferry.policies.decode.pools import AnyLayout
 from kvferry.policies.decode.residency import DoubleBuffer, buffer_bytes
 from kvferry.policies.decode.roles import Roles
 from kvferry.policies.decode.room import Room
@@ -48,7 +48,7 @@ class DecodePlan:
     buffer_bytes: float
     # For all of it.
     budget_bytes: float
-    layout: Layout = field(compare=False)
+    layout: AnyLayout = field(compare=False)
     # The KV lies in a file that is mapped into memory, of which so many bytes may be in memory, of the whole batch;
     # None: the file is read past the page cache.
     mapped_bytes: float | None = None
@@ -146,6 +146,11 @@ def plan_of(
     """Raises InputError when a group is longer than the context, or the budget (bytes per sequence, said by
     `budget_key`) is too small for anything; it says the smallest that works."""
     selector = roles.selector
+    if len({part.clusters for part in (selector, roles.layout, roles.upkeep)}) > 1:
+        raise InputError(
+            "policies: clusters take a selector, a layout and an upkeep that are made for them: say"
+            " selector: centroids, layout: cluster-pools and upkeep: split-clusters together"
+        )
     group = roles.layout.block_tokens(context, model.kv_entry_bytes, good_read_bytes)
     least = None if group < 1 else selector.selected(group, context)
     if group < 1 or (least is not None and least < 1):
@@ -168,7 +173,10 @@ def plan_of(
     try:
         reserved_bytes = 0.0 if most is None else residency.reserved_bytes(room, wanted)
         keys = _keys(roles, room, reserved_bytes)
-        slots = 0 if most is None else residency.slots_within(room, wanted, budget_bytes - keys.n_bytes)
+        # A residency counts a block of newest tokens by itself.
+        more_bytes = max(0.0, roles.upkeep.n_bytes(room, selected) - model.layers * room.block_bytes)
+        left_bytes = budget_bytes - keys.n_bytes - more_bytes
+        slots = 0 if most is None else residency.slots_within(room, wanted, left_bytes)
         if most is not None and residency.keeps and not slots:
             # Keys as small as they may be leave no room for a selection in every layer: nothing is kept, and they need
             # not make room for it.

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Literal, Protocol
 
+from kvferry.machine.handles import Attended, Rebuilt
 from kvferry.machine.ops import (
     Assign,
-    Attended,
     Bookkeep,
     DecodeAttention,
     Decompose,
@@ -14,7 +14,6 @@ from kvferry.machine.ops import (
     OutputHead,
     PrefillLayer,
     ProjectQkv,
-    Rebuilt,
     Reconstruct,
     RestOfLayer,
     Retrieve,
@@ -26,7 +25,7 @@ from kvferry.pipelines.decoding.plan import DecodePlan
 from kvferry.pipelines.decoding.prices import Parts, Prices
 from kvferry.pipelines.decoding.state import DecodeState
 from kvferry.policies.decode.rows import BlockRows
-from kvferry.policies.decode.upkeep import Learned
+from kvferry.policies.decode.upkeep import Learned, Update
 
 # What works at a stage: the processor, or what moves KV between the tiers.
 Worker = Literal["processor", "mover"]
@@ -185,11 +184,19 @@ class Attend:
 
     def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
         found, recent = now.found[layer], now.kept.recent(layer)
-        kv = Attended(layer, None, None, recent)
+        kv = Attended(layer, None, None, recent, at=now.here(layer))
         if found is not None:
             wanted = found.wanted
-            tokens = now.kept.tokens_of(layer, wanted)
-            kv = Attended(layer, found.missing, found.slots, recent, wanted.starts, tokens)
+            kv = Attended(
+                layer,
+                found.missing,
+                found.slots,
+                recent,
+                wanted.ids,
+                wanted.starts,
+                now.kept.tokens_of(layer, wanted),
+                now.here(layer),
+            )
         return now.machine.submit(self.op(now.plan, now.tokens[layer] + recent + 1, kv), after=after)
 
     def parts(self, prices: Prices) -> Parts:
@@ -240,7 +247,7 @@ class AssignKeys:
         return Assign(plan.sequences, stored, step, layer, heads=plan.heads)
 
     def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
-        op = self.op(now.plan, now.kept.stored(layer), now.step, layer)
+        op = self.op(now.plan, now.kept.in_all_rows(layer), now.step, layer)
         now.assigned[layer] = ticket = now.machine.submit(op, after=after)
         return ticket
 
@@ -270,13 +277,16 @@ class NextToken:
     worker: Worker = "processor"
 
     @staticmethod
-    def op(plan: DecodePlan, complete: int | None = None) -> OutputHead:
-        return OutputHead(plan.sequences, complete)
+    def op(plan: DecodePlan, update: Update | None = None, stays: Extents | None = None) -> OutputHead:
+        if update is None:
+            return OutputHead(plan.sequences)
+        return OutputHead(plan.sequences, update.complete, joined=update.joined, stays=stays)
 
     def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
         assigned = [ticket.value.ids for ticket in now.assigned if ticket is not None]
         update = now.kept.append(Learned(assigned, now.found))
-        ticket = now.machine.submit(self.op(now.plan, update.complete if update else None), after=after)
+        stays = now.staying(update.written) if update else None
+        ticket = now.machine.submit(self.op(now.plan, update, stays), after=after)
         if update is not None:
             for resident, changed in zip(now.residents, update.changed, strict=False):
                 resident.forget(changed)
@@ -301,11 +311,12 @@ class PrefillOne:
     worker: Worker = "processor"
 
     @staticmethod
-    def op(plan: DecodePlan, layer: int | None = None) -> PrefillLayer:
-        return PrefillLayer(plan.sequences, plan.context, layer)
+    def op(plan: DecodePlan, layer: int | None = None, stays: Extents | None = None) -> PrefillLayer:
+        return PrefillLayer(plan.sequences, plan.context, layer, stays=stays)
 
     def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
-        return now.machine.submit(self.op(now.plan, layer), after=after)
+        stays = None if now.away(layer) else now.whole(layer)
+        return now.machine.submit(self.op(now.plan, layer, stays), after=after)
 
     def parts(self, prices: Prices) -> Parts:
         return prices.work(self.op(prices.plan))
@@ -319,8 +330,7 @@ class WriteOut:
     def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
         if not now.away(layer):
             return after[0]
-        whole = Extents(*now.blocks.stretches(layer, now.kept.stored(layer)))
-        return now.machine.move(whole, "device", now.tiers[layer], after=after)
+        return now.machine.move(now.whole(layer), "device", now.tiers[layer], after=after)
 
     def parts(self, prices: Prices) -> Parts:
         return prices.move(prices.plan.rows, prices.plan.row_bytes, "device", prices.tier)

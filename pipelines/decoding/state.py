@@ -62,8 +62,7 @@ class DecodeState:
         before, self.tiers = self.tiers, plan.roles.placement.tiers(plan.kv_size(tokens))
         for layer, (source, to) in enumerate(zip(before, self.tiers, strict=True)):
             if source != to:
-                all_of_it = Extents(*self.blocks.stretches(layer, self.kept.stored(layer)))
-                self.arriving[layer] = (self.machine.move(all_of_it, source, to),)
+                self.arriving[layer] = (self.machine.move(self.whole(layer), source, to),)
                 self.residents[layer] = self._resident(to)
         for tier in MEMORIES:
             n_bytes = self.tiers.count(tier) * tokens * plan.sequences * plan.model.kv_entry_bytes
@@ -80,7 +79,23 @@ class DecodeState:
         for tier in dict.fromkeys(self.tiers):
             if tier != "device":
                 layers = np.flatnonzero([tier == each for each in self.tiers])
-                self.machine.move(Extents(*written(layers)), "device", tier, after=(after,))
+                self.machine.move(Extents(*written(layers), layers.tolist()), "device", tier, after=(after,))
+
+    def staying(self, written: Callable[[np.ndarray], Ranges]) -> Extents | None:
+        """Of what new tokens changed, what stays in the processor's own memory."""
+        layers = np.flatnonzero([tier == "device" for tier in self.tiers])
+        return Extents(*written(layers), layers.tolist()) if len(layers) else None
+
+    def whole(self, layer: int) -> Extents:
+        """All KV blocks of a layer, to be placed somewhere."""
+        return Extents(*self.blocks.stretches(layer, self.kept.stored(layer)), (layer,))
+
+    def here(self, layer: int) -> Extents | None:
+        """Where a layer's KV blocks lie, those that are wanted, in the processor's own memory; None: it is away."""
+        if self.away(layer):
+            return None
+        found = self.found[layer]
+        return self.whole(layer) if found is None else Extents(*self.blocks.ranges(layer, *found.wanted.places))
 
     def there(self, layer: int, after: Sequence[Ticket]) -> Ticket:
         """Fires when a layer's KV is in the processor's memory, where its placement may have begun to move it in this

@@ -9,6 +9,9 @@ from typing import Any
 from kvferry.pipelines.parameters import BadParameters, arguments_of
 from kvferry.policies.decode.batcher import Continuous, LockStep
 from kvferry.policies.decode.blocking import TokenGroups, ValueGroups
+from kvferry.policies.decode.centroids import Centroids
+from kvferry.policies.decode.clusters import ClusterPools, SplitClusters
+from kvferry.policies.decode.first_layer_keys import FirstLayerKeys
 from kvferry.policies.decode.page_bounds import PageBounds
 from kvferry.policies.decode.placement import AllOrNothing, OneTier, Progressive
 from kvferry.policies.decode.residency import DoubleBuffer, Reuse
@@ -28,10 +31,12 @@ ROLES: dict[str, dict[str, Callable[..., Any]]] = {
         "principal-keys": PrincipalKeys,
         "landmarks": Landmarks,
         "page-bounds": PageBounds,
+        "centroids": Centroids,
+        "first-layer-keys": FirstLayerKeys,
     },
     "residency": {"none": DoubleBuffer, "reuse": Reuse},
-    "layout": {"groups": TokenGroups, "value-groups": ValueGroups},
-    "upkeep": {"rolling-groups": RollingGroups, "none": KeepNewest},
+    "layout": {"groups": TokenGroups, "value-groups": ValueGroups, "cluster-pools": ClusterPools},
+    "upkeep": {"rolling-groups": RollingGroups, "none": KeepNewest, "split-clusters": SplitClusters},
     "placement": {
         "host": partial(OneTier, "host"),
         "device": partial(OneTier, "device"),

@@ -4,10 +4,16 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from kvferry.policies.decode.layout import Layout
+from kvferry.policies.decode.pools import AnyLayout
 from kvferry.policies.decode.room import Room
 
 
 class LayoutRole(Protocol):
+    @property
+    def clusters(self) -> bool:
+        """KV blocks are clusters, which differ in size and grow."""
+        ...
+
     @property
     def fixed(self) -> bool:
         """Takes the memory that it takes, whatever the budget."""
@@ -32,7 +38,7 @@ class LayoutRole(Protocol):
         taken; None: keys are read."""
         ...
 
-    def layout(self, room: Room, sequences: int, heads: int, alignment_bytes: int) -> Layout:
+    def layout(self, room: Room, sequences: int, heads: int, alignment_bytes: int) -> AnyLayout:
         """ValueError when a block has less than a byte."""
         ...
 
@@ -41,6 +47,8 @@ class LayoutRole(Protocol):
 class TokenGroups:
     """A block is ``group_tokens`` consecutive tokens with their keys and values; None: as many as make a good read of
     the storage."""
+
+    clusters = False
 
     group_tokens: int | None = None
 
@@ -65,7 +73,7 @@ class TokenGroups:
     def key_rank(self, room: Room, reserved_bytes: float) -> int | None:
         return None
 
-    def layout(self, room: Room, sequences: int, heads: int, alignment_bytes: int) -> Layout:
+    def layout(self, room: Room, sequences: int, heads: int, alignment_bytes: int) -> AnyLayout:
         return self._layout(room.block_bytes, room, sequences, heads, alignment_bytes)
 
     @staticmethod

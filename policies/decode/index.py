@@ -12,9 +12,12 @@ Scores = Literal["summed", "by_head", "best_head"]
 class IndexSpec:
     """What a selector needs the machine to keep in memory, so as to score KV blocks.
 
-    ``kind``: "low-rank-keys" (KVSwap), "partial-keys" (InfiniGen), "principal-keys" (Loki), "landmarks" (ShadowKV) or
-    "page-bounds" (Quest). ``heads``: parts of the KV heads that choose for themselves; 1: one choice for all.
-    ``rank``: numbers per scored vector, all heads together. ``block_tokens``: tokens per KV block.
+    ``kind``: "low-rank-keys" (KVSwap), "partial-keys" (InfiniGen), "principal-keys" (Loki), "landmarks" (ShadowKV),
+    "page-bounds" (Quest), "centroids" (DynaKV) or "first-layer-keys".
+    ``heads``: parts of the KV heads that choose for themselves; 1: one choice for all. ``rank``: numbers per scored
+    vector, all heads together. ``block_tokens``: tokens per KV block.
+    ``clusters``: KV blocks are clusters of like keys, which new keys join one by one; the best is answered first.
+    Otherwise blocks are those of consecutive tokens, and answers are in the order of the file.
     """
 
     kind: str
@@ -22,3 +25,4 @@ class IndexSpec:
     rank: int
     block_tokens: int
     scores: Scores = "summed"
+    clusters: bool = False

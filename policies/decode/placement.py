@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol
 
 from kvferry.specs.tier import Tier
+from kvferry.specs.units import Bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,9 +69,11 @@ class AllOrNothing:
 @dataclass(frozen=True, kw_only=True)
 class Progressive:
     """As many layers as fit stay in the processor's memory. As the KV grows, one after the other moves to
-    ``overflow``, the last layer first (SpeContext, algorithms 1 and 2)."""
+    ``overflow``, the last layer first (SpeContext, algorithms 1 and 2). ``host_bytes``: what KV may take there; as many
+    layers as fit lie there, and the last ones on storage. None: all that overflow."""
 
     overflow: Literal["host", "storage"] = "host"
+    host_bytes: Bytes | None = None
     mapped = False
 
     @property
@@ -78,5 +81,12 @@ class Progressive:
         return self.overflow
 
     def tiers(self, size: KvSize) -> tuple[Tier, ...]:
-        fitting = min(size.layers, int(max(0.0, size.memory_bytes) // (size.tokens * size.token_bytes)))
-        return tuple("device" if layer < fitting else self.overflow for layer in range(size.layers))
+        layer_bytes = size.tokens * size.token_bytes
+        near = min(size.layers, int(max(0.0, size.memory_bytes) // layer_bytes))
+        beside = size.layers - near
+        if self.host_bytes is not None and self.overflow == "host":
+            beside = min(beside, int(self.host_bytes // layer_bytes))
+        tiers: list[Tier] = ["device"] * near
+        tiers += [self.overflow] * beside
+        tiers += ["storage"] * (size.layers - near - beside)
+        return tuple(tiers)

@@ -9,12 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from kvferry.policies.decode.layout import Ranges
+from kvferry.policies.decode.layout import Layout, Ranges
+from kvferry.specs.errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True)
 class PoolLayout:
-    """In each row of a layer ``first_blocks`` blocks of ``block_tokens`` at first; there is room for ``blocks`` blocks.
+    """In each row of a layer ``first_blocks`` blocks of ``block_tokens`` at first, the first ``more`` of them with one
+    token more; there is room for ``blocks`` blocks.
 
     A pool has room for ``spare`` times the tokens that it is made for, and begins at a multiple of ``alignment_bytes``.
     The file has ``file_spare`` times the room of the pools that all blocks would take at first.
@@ -27,6 +29,7 @@ class PoolLayout:
     first_blocks: int
     block_tokens: int
     token_bytes: int
+    more: int = 0
     alignment_bytes: int = 512
     spare: int = 2
     file_spare: int = 2
@@ -43,7 +46,13 @@ class PoolLayout:
     @property
     def stride_bytes(self) -> int:
         """Of a pool made for a block as there are at first."""
-        return _up(self.spare * self.block_bytes, self.alignment_bytes)
+        most_tokens = self.block_tokens + bool(self.more)
+        return _up(self.spare * most_tokens * self.token_bytes, self.alignment_bytes)
+
+    @property
+    def first_tokens(self) -> np.ndarray:
+        """Tokens of every block at first."""
+        return even_sizes(self.block_tokens * self.first_blocks + self.more, self.first_blocks)
 
     @property
     def file_bytes(self) -> int:
@@ -64,7 +73,7 @@ class Pools:
         self._blocks = np.full(shape[:2], layout.first_blocks)
         later = ((0, 0), (0, 0), (0, layout.blocks - layout.first_blocks))
         pools = np.arange(np.prod(shape), dtype=np.int64).reshape(shape)
-        self._tokens = np.pad(np.full(shape, layout.block_tokens), later)
+        self._tokens = np.pad(np.broadcast_to(layout.first_tokens, shape), later)
         self._offsets = np.pad(pools * layout.stride_bytes, later)
         self._pool_bytes = np.pad(np.full(shape, layout.stride_bytes), later)
         self._end = pools.size * layout.stride_bytes
@@ -74,8 +83,33 @@ class Pools:
     def blocks(self, layer: int, row: int) -> int:
         return int(self._blocks[layer, row])
 
+    @property
+    def all_tokens(self) -> np.ndarray:
+        """int64[layers, rows, blocks]: tokens in every block; 0 where there is none."""
+        return self._tokens.copy()
+
+    def fewest(self, layer: int) -> int:
+        """Blocks of the row that has the fewest."""
+        return int(self._blocks[layer].min())
+
+    def most(self, layer: int) -> int:
+        """Blocks of the row that has the most."""
+        return int(self._blocks[layer].max())
+
+    def full(self, layer: int, row: int) -> bool:
+        """A row has as many blocks as it has room for."""
+        return self.blocks(layer, row) == self._like.blocks
+
+    def tokens(self, layer: int, row: int, block: int) -> int:
+        return int(self._tokens[layer, row, block])
+
+    def fits(self, layer: int, row: int, block: int, tokens: int = 1) -> bool:
+        """There is room for so many tokens more where a block lies."""
+        place = layer, row, block
+        return bool((self._tokens[place] + tokens) * self._like.token_bytes <= self._pool_bytes[place])
+
     def tokens_of(self, layer: int, rows: np.ndarray, blocks: np.ndarray) -> np.ndarray:
-        """Tokens in each (row, block) of a layer."""
+        """Tokens in each (row, block) of a layer; 0 where there is none."""
         return np.asarray(self._tokens[layer, rows, blocks])
 
     def ranges(self, layer: int, rows: np.ndarray, blocks: np.ndarray) -> Ranges:
@@ -105,17 +139,22 @@ class Pools:
 
     def split(self, layer: int, row: int, block: int, tokens: int) -> tuple[int, Ranges]:
         """So many tokens leave a block for a new one: its number. Both are written: the old one where it lies, the new
-        one in a pool of its own. ValueError when that leaves nothing in one of them, or there is no room."""
+        one in a pool of its own. ValueError when that leaves nothing in one of them, InputError without room."""
         if not 0 < tokens < self._tokens[layer, row, block]:
             raise ValueError(f"{tokens} of {self._tokens[layer, row, block]} tokens cannot leave a block")
-        new = self.blocks(layer, row)
-        if new == self._like.blocks:
-            raise ValueError(f"a row has room for {new} blocks, and has them")
-        self._blocks[layer, row] += 1
+        new, _ = self.open(layer, row, tokens)
         self._tokens[layer, row, block] -= tokens
+        return new, self.ranges(layer, np.array([row, row]), np.array([block, new]))
+
+    def open(self, layer: int, row: int, tokens: int) -> tuple[int, Ranges]:
+        """A new block of so many tokens, in a pool of its own: its number. InputError when there is no room."""
+        new = self.blocks(layer, row)
+        if self.full(layer, row):
+            raise InputError(f"policies.layout: a row has room for {new} blocks, and has them")
+        self._blocks[layer, row] += 1
         self._tokens[layer, row, new] = tokens
         self._take_pool((layer, row, new))
-        return new, self.ranges(layer, np.array([row, row]), np.array([block, new]))
+        return new, self.ranges(layer, np.array([row]), np.array([new]))
 
     def check(self) -> None:
         """AssertionError when pools overlap, those that are free among them, or a block is larger than its pool."""
@@ -135,10 +174,20 @@ class Pools:
         if self._free[needed]:
             self._offsets[place] = self._free[needed].pop()
         elif self._end + needed > like.file_bytes:
-            raise ValueError(f"the file of {like.file_bytes:,} B has no room for a pool of {needed:,} B")
+            what = f"the file of {like.file_bytes:,} B has no room for a pool of {needed:,} B"
+            raise InputError(f"policies.layout: {what}")
         else:
             self._offsets[place], self._end = self._end, self._end + needed
         self._pool_bytes[place] = needed
+
+
+def even_sizes(tokens: int, blocks: int) -> np.ndarray:
+    """Tokens of each block, when they are dealt as evenly as can be; the first blocks have one more."""
+    each, more = divmod(tokens, blocks)
+    return each + (np.arange(blocks) < more)
+
+
+AnyLayout = Layout | PoolLayout
 
 
 def _up(n_bytes: Any, to: int) -> Any:

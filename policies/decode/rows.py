@@ -32,9 +32,18 @@ class BlockRows:
         """Blocks of the longest row."""
         return self.ids.shape[1] if self.starts is None else int(np.diff(self.starts).max(initial=0))
 
+    def row(self, row: int) -> np.ndarray:
+        """Ids of one row."""
+        return self.ids[row] if self.starts is None else self.ids[self.starts[row] : self.starts[row + 1]]
+
     def spread(self, per_row: np.ndarray) -> np.ndarray:
         """A value per row [rows], for every block of the row: it broadcasts with ``ids``."""
         return per_row[:, None] if self.starts is None else np.repeat(per_row, np.diff(self.starts))
+
+    @property
+    def places(self) -> tuple[np.ndarray, np.ndarray]:
+        """Rows and ids of all blocks, row by row."""
+        return self.flagged(np.ones(self.ids.shape, bool))
 
     def count(self, flags: np.ndarray) -> np.ndarray:
         """int64[rows]: how many blocks of each row have their flag (like ``ids``) set."""
@@ -45,6 +54,17 @@ class BlockRows:
     def flagged(self, flags: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Rows and ids of the blocks whose flag is set, row by row."""
         return np.repeat(np.arange(self.rows), self.count(flags)), self.ids[flags]
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """What became of a row's new key: it is in ``block`` now, which is a new one if it was not there. Then, where
+    ``new`` is one, `leaving` of the block's tokens went to that new block."""
+
+    row: int
+    block: int
+    new: int | None = None
+    leaving: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

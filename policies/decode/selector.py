@@ -37,6 +37,11 @@ class Index:
 
 class Selector(Protocol):
     @property
+    def clusters(self) -> bool:
+        """It chooses among clusters."""
+        ...
+
+    @property
     def per_head(self) -> bool:
         """Every KV head chooses, and is read, for itself."""
         ...
@@ -72,6 +77,8 @@ class Selector(Protocol):
 class Everything:
     """All KV blocks, in the order in which they lie; nothing is scored. ``ahead``: the next layer's move while this
     one computes."""
+
+    clusters = False
 
     ahead: bool = True
 

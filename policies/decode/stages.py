@@ -31,12 +31,13 @@ Fetch = Callable[[int, tuple[Key, ...]], list[Stage]]
 Stages = tuple[Stage, ...]
 
 
-def own_layer(fetch: Fetch, arrival: str, layers: int) -> Stages:
-    """Each layer's KV is chosen when the layer below has ended, from the layer's own query."""
+def own_layer(fetch: Fetch, arrival: str, layers: int, rest: str = "feed_forward") -> Stages:
+    """Each layer's KV is chosen when the layer below has ended, from the layer's own query. `rest` is the kind of the
+    stage that ends a layer."""
     stages: list[Stage] = []
     for layer in range(layers):
-        stages += fetch(layer, (("feed_forward", layer - 1),) if layer else ())
-        stages += compute(layer, arrival)
+        stages += fetch(layer, ((rest, layer - 1),) if layer else ())
+        stages += compute(layer, arrival, rest)
     return tuple(stages)
 
 
@@ -64,6 +65,6 @@ def before_pass(choose: Stage, fetch: Fetch, arrival: str, layers: int) -> Stage
     return tuple(stages)
 
 
-def compute(layer: int, arrival: str) -> list[Stage]:
+def compute(layer: int, arrival: str, rest: str = "feed_forward") -> list[Stage]:
     """A layer over what has arrived."""
-    return [Stage("attend", layer, ((arrival, layer),)), Stage("feed_forward", layer, (("attend", layer),))]
+    return [Stage("attend", layer, ((arrival, layer),)), Stage(rest, layer, (("attend", layer),))]

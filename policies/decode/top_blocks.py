@@ -20,6 +20,7 @@ class TopBlocks(ABC):
     choose together agree, as IndexSpec has it."""
 
     kind: ClassVar[str]
+    clusters: ClassVar[bool] = False
 
     selected_tokens: int = 400
     per_head: bool = False
@@ -47,4 +48,11 @@ class TopBlocks(ABC):
     def spec(self, room: Room, rank: int) -> IndexSpec:
         """Of vectors of `rank` numbers, all heads together."""
         heads = room.model.kv_heads if self.per_head else 1
-        return IndexSpec(kind=self.kind, heads=heads, rank=rank, block_tokens=room.block_tokens, scores=self.scores)
+        return IndexSpec(
+            kind=self.kind,
+            heads=heads,
+            rank=rank,
+            block_tokens=room.block_tokens,
+            scores=self.scores,
+            clusters=self.clusters,
+        )

@@ -9,7 +9,7 @@ import numpy as np
 
 from kvferry.policies.decode.layout import Layout, Ranges
 from kvferry.policies.decode.room import Room
-from kvferry.policies.decode.rows import BlockRows, Lookup
+from kvferry.policies.decode.rows import BlockRows, Joined, Lookup
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,18 +25,24 @@ class Learned:
 class Update:
     """What new tokens lead to. ``written`` gives the byte ranges that some layers' KV is written to. ``complete``: the
     block of every row and layer that is full now, if it is one. ``changed``: by layer, blocks of which there may be
-    copies in memory that are out of date now."""
+    copies in memory that are out of date now. ``joined``: by layer, what became of each row's new key, where blocks are
+    clusters."""
 
     written: Callable[[np.ndarray], Ranges]
     complete: int | None = None
     changed: Sequence[BlockRows] = ()
+    joined: Sequence[Sequence[Joined]] = ()
 
 
 class Kept(Protocol):
     """A run's blocks and newest tokens; every sequence gains a token per step."""
 
     def stored(self, layer: int) -> int:
-        """Blocks that a row of this layer has by now, apart from its newest tokens."""
+        """Blocks that a row of this layer has by now, apart from its newest tokens: the longest, where rows differ."""
+        ...
+
+    def in_all_rows(self, layer: int) -> int:
+        """Of them, those that every row has."""
         ...
 
     def recent(self, layer: int) -> int:
@@ -53,6 +59,11 @@ class Kept(Protocol):
 
 
 class Upkeep(Protocol):
+    @property
+    def clusters(self) -> bool:
+        """KV blocks are clusters, which new keys join."""
+        ...
+
     def n_bytes(self, room: Room, selected: int | None) -> float:
         """Memory for the newest tokens of one sequence, all layers."""
         ...
@@ -70,6 +81,8 @@ class Upkeep(Protocol):
 class RollingGroups:
     """The newest tokens stay in a buffer in memory until they make a full block, which is written then (KVSwap 3.4.1).
     ``rolling``: attention takes them in meanwhile; without it, it sees the newest one alone."""
+
+    clusters = False
 
     rolling: bool = True
 
@@ -96,6 +109,9 @@ class RollingBuffer:
     def stored(self, layer: int) -> int:
         return self._blocks
 
+    def in_all_rows(self, layer: int) -> int:
+        return self._blocks
+
     def recent(self, layer: int) -> int:
         return self.tokens if self._attended else 0
 
@@ -114,6 +130,8 @@ class RollingBuffer:
 @dataclass(frozen=True)
 class KeepNewest:
     """New tokens stay in memory for good and belong to no block; an index is that of the context alone."""
+
+    clusters = False
 
     def n_bytes(self, room: Room, selected: int | None) -> float:
         # What of the context makes no whole block stays beside them.
@@ -134,6 +152,9 @@ class Newest:
         self._blocks, self._tokens = blocks, tokens
 
     def stored(self, layer: int) -> int:
+        return self._blocks
+
+    def in_all_rows(self, layer: int) -> int:
         return self._blocks
 
     def recent(self, layer: int) -> int:

@@ -1,5 +1,7 @@
 """An op is registered once in each world, with what it costs and with what runs it; nothing else has to name it."""
 
+import pytest
+
 from kvferry.analysis.decoding import BLOCK_LABELS
 from kvferry.machine.ops import OPS, Assign, Assigned, Decompress, FeedForward, Op, Retrieve, Select, Selection
 from kvferry.sim.costs.op_rules import RULES
@@ -22,3 +24,13 @@ def test_an_op_says_its_label_and_what_answers_it() -> None:
     assert FeedForward.label in BLOCK_LABELS
     assert FeedForward(1).label == "FeedForward"
     assert all(issubclass(op, Op) and "__dict__" not in dir(op) for op in OPS.values())
+
+
+@pytest.mark.torch
+def test_every_op_is_run_by_a_live_runner() -> None:
+    from kvferry.backends.live.decoding.layers import Layers
+    from kvferry.backends.live.decoding.paged_layers import PagedLayers
+    from kvferry.backends.live.loading.runner import SessionRunner
+
+    run = Layers.known_ops() | PagedLayers.known_ops() | SessionRunner.known_ops()
+    assert run == set(OPS.values()) - OF_THE_DECOMPRESSOR

@@ -1,5 +1,6 @@
 """The pipeline of decoding with KV on storage over a small real model, in a folder."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,20 +24,31 @@ class SmallDecoding:
     """``run`` decodes random prompts; ``logits`` has what was said before every token."""
 
     def __init__(
-        self, model: Any, folder: Path, roles: Roles, *, context: int, batch: int = 1, output: int = 12
+        self,
+        model: Any,
+        folder: Path,
+        roles: Roles,
+        *,
+        context: int,
+        batch: int = 1,
+        output: int = 12,
+        free_bytes: float | None = None,
     ) -> None:
+        """`free_bytes` per sequence are for KV beside what manages it."""
         import torch
 
-        from kvferry.backends.live.decoding.block_format import BlockFormat
-        from kvferry.backends.live.decoding.blocks import source
+        from kvferry.backends.live.decoding.build import format_of
         from kvferry.backends.live.decoding.indexes.table import INDEXES
         from kvferry.backends.live.decoding.layers import Layers
+        from kvferry.backends.live.decoding.tiers import KvTiers
         from kvferry.backends.live.engine.machine import LiveMachine
         from kvferry.disk.direct_storage import Storage
         from kvferry.model.decoder import Decoder
 
         spec = ModelSpec.model_validate(LIVE_MODEL)
         self.plan: DecodePlan = plan_of(roles, spec, sequences=batch, context=context, output=output, budget_bytes=1e7)
+        if free_bytes is not None:
+            self.plan = replace(self.plan, budget_bytes=self.plan.memory_bytes + free_bytes)
         self.ids = np.random.default_rng(3).integers(0, 256, (batch, context)).tolist()
         layout, index = self.plan.layout, None
         if self.plan.index is not None:
@@ -48,26 +60,28 @@ class SmallDecoding:
                 room_tokens=layout.blocks * self.plan.group_tokens,
             )
         self.logits: list[Any] = []
-        format = BlockFormat(
-            layout,
-            group_tokens=self.plan.group_tokens,
-            kv_heads=2,
-            head_dim=16,
-            dtype=torch.float32,
-            values_only=self.plan.rebuilt_rank is not None,
-        )
+        self.tiers = KvTiers(layout.file_bytes)
         self.runner: Any = Layers(
             model,
             self.ids,
-            format,
+            format_of(self.plan, torch.float32),
             output=output,
             slots=self.plan.slots,
             index=index,
             rebuilt_rank=self.plan.rebuilt_rank,
             listen=self.logits.append,
+            tiers=self.tiers,
         )
         self.storage = Storage.create(folder / "kv.bin", layout.file_bytes)
-        self.machine = LiveMachine("here", self.runner, capacity_bytes=1e9, storage=self.storage, source=source)
+        self.machine = LiveMachine(
+            "here",
+            self.runner,
+            capacity_bytes=1e9,
+            host_bytes=1e9,
+            storage=self.storage,
+            source=self.tiers.source,
+            place=self.tiers.place,
+        )
         self.flow = LockStepDecode(self.machine, self.plan, self.after_each_token)
         self.output = output
 

@@ -1,28 +1,15 @@
 """KV blocks of a lock-step batch: those in the file, those in slots of the reuse buffers, and the one that grows."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
-
 import torch
 
 from kvferry.backends.live.decoding.block_format import BlockFormat
+from kvferry.backends.live.decoding.indexes.index import BlockIndex
 from kvferry.backends.live.decoding.rebuilt_keys import RebuiltKeys
+from kvferry.backends.live.decoding.written import WrittenLayers
 from kvferry.disk.direct_storage import Data
-from kvferry.machine.ops import Attended, Extents, Rebuilt
+from kvferry.machine.handles import Attended, Rebuilt
+from kvferry.machine.ops import OutputHead
 from kvferry.specs.errors import KvferryError
-
-
-@dataclass(frozen=True)
-class Written:
-    """What an op leaves to be written: bytes as they lie in the file."""
-
-    data: memoryview
-
-
-def source(extents: Extents, request: int | None, inputs: Sequence[Any]) -> memoryview:
-    """For a LiveMachine: what a write is of, from the op that it comes after."""
-    return inputs[0].data
 
 
 class StoredBlocks:
@@ -72,14 +59,19 @@ class StoredBlocks:
         assert self._slots is not None
         return self._slots[layer].unflatten(0, (self.format.rows, -1))
 
-    def prefilled(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> Written:
-        """Take in a layer of the prompts, each [sequences, KV heads, tokens, head_dim]; what of it is to be written."""
+    def prefilled(
+        self, layer: int, keys: torch.Tensor, values: torch.Tensor, order: torch.Tensor | None
+    ) -> WrittenLayers:
+        """Take in a layer of the prompts, each [sequences, KV heads, tokens, head_dim]; what of it is to be written.
+        Blocks are of consecutive tokens."""
+        assert order is None
         whole = self._whole
         self._rolling[layer, 0, :, :, : self.recent] = keys[:, :, whole:]
         self._rolling[layer, 1, :, :, : self.recent] = values[:, :, whole:]
         if self._rebuilt is not None:
             self._undecomposed[layer] = keys[:, :, :whole]
-        return Written(self.format.packed([self.format.blocks(keys[:, :, :whole], values[:, :, :whole])]))
+        packed = self.format.packed([self.format.blocks(keys[:, :, :whole], values[:, :, :whole])])
+        return WrittenLayers(packed, [layer])
 
     def decompose(self, layer: int | None) -> None:
         """Keep a prefilled layer's keys at a low rank."""
@@ -98,9 +90,10 @@ class StoredBlocks:
         for side, one in enumerate((keys, values)):
             self._rolling[layer, side, :, :, self.recent] = one[:, :, 0]
 
-    def attended(self, kv: Attended, read: Data) -> tuple[torch.Tensor, torch.Tensor]:
+    def attended(self, kv: Attended, read: Data) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Keys and values that a layer's attention takes in, each [sequences, KV heads, tokens, head_dim]: what was
-        chosen, `kv.recent` tokens of the rolling buffer, and the one under way. Releases the read."""
+        chosen, `kv.recent` tokens of the rolling buffer, and the one under way. Rows are equally long, so all of it is
+        there. Releases the read."""
         if not 0 <= kv.recent <= self.recent:
             raise KvferryError(f"{kv.recent} recent tokens are to be attended, {self.recent} are in memory")
         *keys, values = self.format.side_by_side(self._brought(kv, read))
@@ -111,15 +104,14 @@ class StoredBlocks:
         recent = self._rolling[kv.layer, :, :, :, self.recent - kv.recent : self.recent + 1]
         whole = tuple(torch.cat(pair, dim=2) for pair in zip((*keys, values), recent, strict=True))
         read.release()
-        return whole[0], whole[1]
+        return whole[0], whole[1], None
 
-    def grown(self) -> None:
-        """The token under way has passed all layers."""
+    def grown(self, op: OutputHead, index: BlockIndex | None) -> WrittenLayers | None:
+        """The token under way has passed all layers. Where it completes the rolling buffer's KV block, as `op` says,
+        the buffer is empty then, and the block is to be written, and to be scored."""
         self.recent += 1
-
-    def completed(self) -> tuple[Written, torch.Tensor]:
-        """The rolling buffer's KV block is complete: what is to be written, and its keys [layers, sequences, KV heads,
-        tokens, head_dim]. The buffer is empty then."""
+        if op.complete is None:
+            return None
         if self.recent != self.format.group_tokens:
             raise KvferryError(f"a group of {self.format.group_tokens} tokens is not complete with {self.recent}")
         self.recent = 0
@@ -127,7 +119,11 @@ class StoredBlocks:
         if self._rebuilt is not None:
             for layer in range(self.layers):
                 self._rebuilt.append(layer, keys[layer])
-        return Written(self.format.packed([self.format.blocks(*layer) for layer in self._rolling])), keys
+        if index is not None:
+            for layer, of_layer in enumerate(keys):
+                index.append(layer, of_layer)
+        packed = self.format.packed([self.format.blocks(*layer) for layer in self._rolling])
+        return WrittenLayers(packed, range(self.layers))
 
     def _brought(self, kv: Attended, read: Data) -> torch.Tensor:
         """KV blocks [rows, k, *shape]: those that were read, put into their slots where there are any, and those that

@@ -5,13 +5,16 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from transformers import PreTrainedModel
 
 from kvferry.backends.live.decoding.block_format import BlockFormat
+from kvferry.backends.live.decoding.cluster_blocks import ClusterFormat
 from kvferry.backends.live.decoding.indexes.index import Index
 from kvferry.backends.live.decoding.indexes.table import INDEXES
 from kvferry.backends.live.decoding.layers import Layers
+from kvferry.backends.live.decoding.tiers import KvTiers
 from kvferry.backends.live.engine.machine import OpRunner
 from kvferry.backends.needs import DecodeSizes, KvOnStorage
 from kvferry.backends.world import Say
@@ -20,6 +23,7 @@ from kvferry.disk.mapped_storage import MappedStorage
 from kvferry.disk.paced_storage import PacedStorage
 from kvferry.model.decoder import Decoder
 from kvferry.model.prompts import Prompts
+from kvferry.policies.decode.pools import PoolLayout
 from kvferry.specs.errors import InputError, pick
 from kvferry.specs.scenario import Scenario
 
@@ -41,37 +45,63 @@ class DecodeRunner(OpRunner, Protocol):
         ...
 
     @property
+    def choosing(self) -> int:
+        """Layers that choose in every step."""
+        ...
+
+    @property
+    def assigned(self) -> dict[tuple[int, int], np.ndarray]:
+        """The clusters that new keys joined, int32[sequences, heads] by step and layer."""
+        ...
+
+    @property
     def metadata_bytes(self) -> int: ...
     @property
     def buffer_bytes(self) -> int: ...
 
 
+def check_plan(sizes: DecodeSizes, processor: str) -> None:
+    """Raises InputError for an index or a placement that the backend lacks, before a model is loaded for it."""
+    if sizes.index is not None:
+        try:
+            pick("index", INDEXES, sizes.index.kind)
+        except InputError as error:
+            raise InputError(f"policies.selector: backend torch: {error}") from None
+    if "device" in sizes.tiers and not processor.startswith("cpu"):
+        what = "keeps KV that it chooses from in a processor's own memory on CPUs alone"
+        raise InputError(f"policies.placement: backend torch {what}, not on {processor}; say host or storage")
+
+
 def decode_runner(
-    scenario: Scenario, need: KvOnStorage, model: PreTrainedModel, prompts: Prompts, say: Say
+    scenario: Scenario, need: KvOnStorage, model: PreTrainedModel, prompts: Prompts, tiers: KvTiers, say: Say
 ) -> DecodeRunner:
-    """Runs the layers of a batch with its KV on storage. Raises InputError for an index or a placement that the backend
-    lacks."""
+    """Runs the layers of a batch with its KV on storage, or in `tiers` of memory."""
     workload, sizes = scenario.decode.workload, need.sizes
     contexts = [prompts.tokens(n, workload.context, 0)[0] for n in range(need.sequences)]
-    if set(sizes.tiers) != {"storage"}:
-        tiers = " and ".join(sorted(set(sizes.tiers)))
-        raise InputError(f"policies.placement: backend torch chooses from KV on storage alone, not in {tiers}")
-    format = BlockFormat(
-        sizes.layout,
-        group_tokens=sizes.group_tokens,
-        kv_heads=scenario.model.kv_heads,
-        head_dim=scenario.model.head_dim,
-        dtype=model.dtype,
-        values_only=sizes.rebuilt_rank is not None,
-    )
     return Layers(
         model,
         contexts,
-        format,
+        format_of(sizes, model.dtype),
         output=workload.output,
         slots=sizes.slots,
         index=_index(scenario, sizes, model, prompts, say),
         rebuilt_rank=sizes.rebuilt_rank,
+        tiers=tiers,
+    )
+
+
+def format_of(sizes: DecodeSizes, dtype: torch.dtype) -> BlockFormat | ClusterFormat:
+    """What the file with the KV holds."""
+    layout, model = sizes.layout, sizes.model
+    if isinstance(layout, PoolLayout):
+        return ClusterFormat(layout, kv_heads=model.kv_heads, head_dim=model.head_dim, dtype=dtype)
+    return BlockFormat(
+        layout,
+        group_tokens=sizes.group_tokens,
+        kv_heads=model.kv_heads,
+        head_dim=model.head_dim,
+        dtype=dtype,
+        values_only=sizes.rebuilt_rank is not None,
     )
 
 
@@ -113,13 +143,9 @@ def _index(scenario: Scenario, sizes: DecodeSizes, model: PreTrainedModel, promp
     spec, workload = sizes.index, scenario.decode.workload
     if spec is None:
         return None
-    try:
-        make = pick("index", INDEXES, spec.kind)
-    except InputError as error:
-        raise InputError(f"policies.selector: backend torch: {error}") from None
     say(f"making {spec.kind}")
     sample, _ = prompts.tokens(sizes.layout.sequences, workload.context, 0)
-    return make(
+    return INDEXES[spec.kind](
         Decoder(model),
         torch.tensor([sample[:_SAMPLE_TOKENS]], device=model.device),
         spec,

@@ -4,36 +4,59 @@ What to choose is an index's business, where KV blocks lie that of the blocks; h
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from transformers import PreTrainedModel
 
 from kvferry.backends.live.decoding.answers import Answers, Listener
 from kvferry.backends.live.decoding.block_format import BlockFormat
-from kvferry.backends.live.decoding.blocks import StoredBlocks, Written
+from kvferry.backends.live.decoding.blocks import StoredBlocks
+from kvferry.backends.live.decoding.cluster_blocks import ClusterBlocks, ClusterFormat
+from kvferry.backends.live.decoding.indexes.centroids import Centroids
 from kvferry.backends.live.decoding.indexes.index import Index
 from kvferry.backends.live.decoding.rebuilt_keys import RebuiltKeys
+from kvferry.backends.live.decoding.tiers import KvTiers
+from kvferry.backends.live.decoding.written import Written
 from kvferry.backends.live.engine.op_runner import RegisteredOps, runs
+from kvferry.disk.direct_storage import Data
+from kvferry.machine.handles import Attended
 from kvferry.machine.ops import (
+    Assign,
+    Assigned,
     Bookkeep,
     DecodeAttention,
     Decompose,
+    Extents,
     FeedForward,
     Op,
     OutputHead,
     PrefillLayer,
+    ProjectQkv,
     Reconstruct,
+    RestOfLayer,
+    Retrieve,
     Select,
+    Selecting,
     Selection,
 )
-from kvferry.model.decoder import Decoder
+from kvferry.model.decoder import Decoder, Rotary
 from kvferry.model.whole_prefill import PrefilledLayer, prefill_layer
 from kvferry.specs.errors import InputError, KvferryError
 
 # What prompts leave in a layer, known without computing it.
 KnownPrefill = Callable[[int], PrefilledLayer]
+
+
+class Projected(NamedTuple):
+    """What a layer makes of the token under way, with its rotary embedding."""
+
+    layer: int
+    queries: torch.Tensor
+    keys: torch.Tensor
+    values: torch.Tensor
 
 
 class Layers(RegisteredOps):
@@ -42,6 +65,7 @@ class Layers(RegisteredOps):
     `index` is empty, and None where everything is read. `slots` per row of each layer's reuse buffer, 0: none.
     `rebuilt_rank`: numbers per token from which keys are rebuilt; None where the file has them. `follow`
     [sequences][tokens] are said instead of what the model would say. `known` is taken instead of computing the prompts.
+    `tiers` is the memory of KV that does not lie on storage; None: all of it does.
     Raises InputError for prompts that do not fit the layout.
     """
 
@@ -51,7 +75,7 @@ class Layers(RegisteredOps):
         self,
         model: PreTrainedModel,
         prompts: Sequence[Sequence[int]],
-        format: BlockFormat,
+        format: BlockFormat | ClusterFormat,
         *,
         output: int,
         slots: int = 0,
@@ -60,6 +84,7 @@ class Layers(RegisteredOps):
         follow: Sequence[Sequence[int]] | None = None,
         listen: Listener = lambda logits: None,
         known: KnownPrefill | None = None,
+        tiers: KvTiers | None = None,
     ) -> None:
         self.decoder = decoder = Decoder(model)
         layout = format.layout
@@ -78,24 +103,41 @@ class Layers(RegisteredOps):
         self._prompts = decoder.token_ids(prompts)
         self._context = self._prompts.shape[1]
         self._rotary = decoder.rotary(self._context + output)
-        rebuilt = None
-        if rebuilt_rank is not None:
-            rebuilt = RebuiltKeys(format, rebuilt_rank, self._rotary, device=decoder.device)
-        self.blocks = StoredBlocks(format, context=self._context, device=decoder.device, slots=slots, rebuilt=rebuilt)
+        self.blocks: StoredBlocks | ClusterBlocks
+        if isinstance(format, ClusterFormat):
+            self.blocks = ClusterBlocks(format, device=decoder.device)
+        else:
+            rebuilt = None
+            if rebuilt_rank is not None:
+                rebuilt = RebuiltKeys(format, rebuilt_rank, self._rotary, device=decoder.device)
+            self.blocks = StoredBlocks(
+                format, context=self._context, device=decoder.device, slots=slots, rebuilt=rebuilt
+            )
+        self._tiers = tiers
         self._answers = Answers(len(prompts), follow, listen)
         # Of the token whose turn it is.
         self._position = self._context - 1
         self._hidden = decoder.embed(self._prompts)
         self._attended: torch.Tensor | None = None
+        # Of the layer that comes next, if it was projected: queries, keys and values of the token under way.
+        self._projected: Projected | None = None
         # Layers that the hidden state has passed.
         self._depth = 0
-        # int32[sequences, heads, k], step after step, layer after layer.
+        # int32[sequences, heads, k], step after step, layer after layer, or one for all layers.
         self.chosen: list[torch.Tensor] = []
+        self._choosing: set[int] = set()
+        # int32[sequences, heads] by step and layer.
+        self.assigned: dict[tuple[int, int], np.ndarray] = {}
 
     @property
     def answers(self) -> list[list[int]]:
         """Token ids said so far, by sequence."""
         return self._answers.tokens
+
+    @property
+    def choosing(self) -> int:
+        """Layers that choose in every step; 1 where the first chooses for all."""
+        return len(self._choosing)
 
     @property
     def metadata_bytes(self) -> int:
@@ -118,15 +160,16 @@ class Layers(RegisteredOps):
     # --- ops -----------------------------------------------------------------------------------------------------
 
     @runs(PrefillLayer)
-    def _prefill(self, op: PrefillLayer, inputs: Sequence[Any]) -> Written:
+    def _prefill(self, op: PrefillLayer, inputs: Sequence[Any]) -> Written | None:
         layer = self._next(op, op.layer)
         prefilled = self._prefilled(layer)
         self._hidden = prefilled.hidden
         self._depth += 1
+        order = None
         if self._index is not None:
             whole = self._context - self.blocks.recent
-            self._index.prefill(layer, prefilled.queries, prefilled.keys[:, :, :whole])
-        return self.blocks.prefilled(layer, prefilled.keys, prefilled.values)
+            order = self._index.prefill(layer, prefilled.queries, prefilled.keys[:, :, :whole])
+        return self._left(self.blocks.prefilled(layer, prefilled.keys, prefilled.values, order), op.stays)
 
     def _prefilled(self, layer: int) -> PrefilledLayer:
         if self._known is not None:
@@ -135,22 +178,50 @@ class Layers(RegisteredOps):
 
     @runs(Decompose)
     def _decompose(self, op: Decompose, inputs: Sequence[Any]) -> None:
-        self.blocks.decompose(op.layer)
+        self._rebuildable(op).decompose(op.layer)
 
     @runs(Select)
     def _select(self, op: Select, inputs: Sequence[Any]) -> Selection:
         """The hidden state below some layer stands in for the one below `op.layer`, of which it is the input."""
+        return self._choose(op)
+
+    @runs(Retrieve)
+    def _retrieve(self, op: Retrieve, inputs: Sequence[Any]) -> Selection:
+        """The hidden state below the first layer is the new token's embedding."""
+        self._next(op, op.layer)
+        return self._choose(op)
+
+    def _choose(self, op: Selecting) -> Selection:
         if self._index is None:
             raise KvferryError("nothing can be selected without an index")
         blocks = self._index.blocks(op.layer)
         if op.k > blocks:
             raise KvferryError(f"{op.k} groups are to be selected, {blocks} are on storage")
-        queries = self.decoder.queries(op.layer, self._hidden, self._rotary_at(self._position, self._position + 1))
-        scores = self._index.scores(op.layer, queries, op.heads)
+        scores = self._index.scores(op.layer, self._queries(op.layer), op.heads)
+        best = scores.topk(op.k, dim=-1).indices
         # In the order of the file, which is the order of reading and of entering the reuse buffer.
-        ids = scores.topk(op.k, dim=-1).indices.sort(-1).values.to(torch.int32).cpu()
+        ids = (best if self._index.spec.clusters else best.sort(-1).values).to(torch.int32).cpu()
         self.chosen.append(ids)
+        self._choosing.add(op.layer)
         return Selection(ids.numpy())
+
+    @runs(ProjectQkv)
+    def _project(self, op: ProjectQkv, inputs: Sequence[Any]) -> None:
+        """The layer's query, key and value of the token under way, for what comes before the rest of the layer."""
+        layer = self._next(op, op.layer)
+        rotary = self._rotary_now
+        queries = self.decoder.queries(layer, self._hidden, rotary)
+        self._projected = Projected(layer, queries, *self.decoder.keys_values(layer, self._hidden, rotary))
+
+    @runs(Assign)
+    def _assign(self, op: Assign, inputs: Sequence[Any]) -> Assigned:
+        if not isinstance(self._index, Centroids):
+            raise KvferryError("keys can be assigned to clusters only where an index keeps their centroids")
+        if self._projected is None or self._projected.layer != op.layer:
+            raise KvferryError(f"{op.label} of layer {op.layer}: its keys have not been projected")
+        nearest = self._index.nearest(op.layer, self._projected.keys).numpy()
+        self.assigned[op.step, op.layer] = nearest
+        return Assigned(nearest)
 
     @runs(Bookkeep)
     def _bookkeep(self, op: Bookkeep, inputs: Sequence[Any]) -> None:
@@ -158,7 +229,7 @@ class Layers(RegisteredOps):
 
     @runs(Reconstruct)
     def _rebuild(self, op: Reconstruct, inputs: Sequence[Any]) -> None:
-        self.blocks.rebuild(op.kv)
+        self._rebuildable(op).rebuild(op.kv)
 
     @runs(DecodeAttention)
     def _attend(self, op: DecodeAttention, inputs: Sequence[Any]) -> None:
@@ -166,17 +237,31 @@ class Layers(RegisteredOps):
         if kv is None:
             raise KvferryError(f"{op.label} does not say which KV it attends to")
         layer = self._next(op, kv.layer)
-        rotary = self._rotary_at(self._position, self._position + 1)
-        self.blocks.put(layer, *self.decoder.keys_values(layer, self._hidden, rotary))
-        keys, values = self.blocks.attended(kv, inputs[0])
+        projected = self._projected
+        if projected is None or projected.layer != layer:
+            new = self.decoder.keys_values(layer, self._hidden, self._rotary_now)
+        else:
+            new = projected.keys, projected.values
+        self.blocks.put(layer, *new)
+        keys, values, there = self.blocks.attended(kv, self._brought(kv, inputs))
         # Query heads that share a key head are the queries of one: nothing has to be repeated for each.
-        queries = self.decoder.queries(layer, self._hidden, rotary)[:, :, 0].unflatten(1, (keys.shape[1], -1))
-        attended = F.scaled_dot_product_attention(queries, keys, values)
+        queries = self._queries(layer)[:, :, 0].unflatten(1, (keys.shape[1], -1))
+        attended = F.scaled_dot_product_attention(queries, keys, values, attn_mask=there)
         self._attended = attended.flatten(1, 2)[:, :, None]
 
     @runs(FeedForward)
     def _feed_forward(self, op: FeedForward, inputs: Sequence[Any]) -> None:
+        self._pass_on(self._next(op, op.layer))
+
+    @runs(RestOfLayer)
+    def _rest(self, op: RestOfLayer, inputs: Sequence[Any]) -> None:
         layer = self._next(op, op.layer)
+        if self._projected is None or self._projected.layer != layer:
+            raise KvferryError(f"{op.label} of layer {layer}: it has not been projected")
+        self._projected = None
+        self._pass_on(layer)
+
+    def _pass_on(self, layer: int) -> None:
         if self._attended is None:
             raise KvferryError(f"layer {layer} has not attended yet")
         self._hidden = self.decoder.above(layer, self._hidden, self._attended)
@@ -188,26 +273,54 @@ class Layers(RegisteredOps):
         """The next token of every sequence; when a KV block is complete, its KV of all layers."""
         if self._depth != self.decoder.layers:
             raise KvferryError(f"the hidden state has passed {self._depth} of {self.decoder.layers} layers")
+        written = None
+        # The first token comes from the prompts, whose KV is there.
         if self.answers[0]:
-            self.blocks.grown()
-        written = self._complete() if op.complete is not None else None
+            written = self._left(self.blocks.grown(op, self._index), op.stays)  # type: ignore[arg-type]
         said = self._answers.say(self.decoder.logits(self._hidden[:, -1]), range(len(self.answers)))
         self._hidden, self._depth = self.decoder.embed(said[:, None]), 0
         self._position += 1
         return written
 
-    def _complete(self) -> Written:
-        written, keys = self.blocks.completed()
-        if self._index is not None:
-            for layer, of_layer in enumerate(keys):
-                self._index.append(layer, of_layer)
+    # --- what they share -----------------------------------------------------------------------------------------
+
+    def _queries(self, layer: int) -> torch.Tensor:
+        """Of the token under way; the hidden state below some layer stands in for the one below this."""
+        if self._projected is not None and self._projected.layer == layer:
+            return self._projected.queries
+        return self.decoder.queries(layer, self._hidden, self._rotary_now)
+
+    def _brought(self, kv: Attended, inputs: Sequence[Any]) -> Data:
+        """What a layer's attention takes in: what was brought, or lies in the processor's own memory."""
+        if kv.at is None:
+            return inputs[0]
+        if self._tiers is None:
+            raise KvferryError("no KV lies in the processor's own memory: this machine was made without it")
+        return self._tiers.device.read(kv.at)
+
+    def _left(self, written: Written | None, stays: Extents | None) -> Written | None:
+        """Put what stays in the processor's own memory there; the rest is to be written elsewhere."""
+        if written is not None and stays is not None:
+            if self._tiers is None:
+                raise KvferryError("no KV can stay in the processor's own memory: this machine was made without it")
+            self._tiers.device.write(stays, written.bytes_of(stays))
         return written
+
+    def _rebuildable(self, op: Op) -> StoredBlocks:
+        if isinstance(self.blocks, ClusterBlocks):
+            raise InputError(f"{op.label}: keys of clusters are not rebuilt")
+        return self.blocks
+
+    @property
+    def _rotary_now(self) -> Rotary:
+        """Of the token under way."""
+        return self._rotary_at(self._position, self._position + 1)
 
     def _next(self, op: Op, layer: int | None) -> int:
         if layer != self._depth:
             raise KvferryError(f"{op.label} of layer {layer}: the hidden state stands below {self._depth}")
         return layer
 
-    def _rotary_at(self, begin: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _rotary_at(self, begin: int, end: int) -> Rotary:
         cos, sin = self._rotary
         return cos[:, :, begin:end], sin[:, :, begin:end]

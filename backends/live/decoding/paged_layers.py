@@ -11,7 +11,8 @@ from transformers import PreTrainedModel
 from kvferry.backends.live.decoding.answers import Answers, Listener
 from kvferry.backends.live.decoding.pages import Pages
 from kvferry.backends.live.engine.op_runner import RegisteredOps, runs
-from kvferry.machine.ops import Batch, DecodeStep, Op, OutputHead, PrefillLayer
+from kvferry.machine.handles import Batch
+from kvferry.machine.ops import DecodeStep, Op, OutputHead, PrefillLayer
 from kvferry.model.decoder import Decoder
 from kvferry.model.whole_prefill import prefill_layer
 from kvferry.specs.errors import KvferryError

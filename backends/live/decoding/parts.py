@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from kvferry.backends.live.decoding.blocks import source
-from kvferry.backends.live.decoding.build import decode_runner, decode_storage, storage_measured
+from kvferry.backends.live.decoding.build import check_plan, decode_runner, decode_storage, storage_measured
+from kvferry.backends.live.decoding.tiers import KvTiers
 from kvferry.backends.live.decoding.warm_model import warm_model
 from kvferry.backends.live.engine.machine import LiveMachine
 from kvferry.backends.needs import KvOnStorage
@@ -16,6 +16,7 @@ from kvferry.backends.world import Inputs, Say
 from kvferry.specs.errors import InputError, KvferryError
 from kvferry.specs.scenario import Scenario
 from kvferry.traces.arrays import check_writable
+from kvferry.traces.assignments import RecordedAssignments
 from kvferry.traces.selections import SelectionStream
 from kvferry.traces.stored import StoredContext
 
@@ -25,15 +26,20 @@ class StoredKvParts:
 
     def __init__(self, scenario: Scenario, need: KvOnStorage, say: Say, stack: ExitStack) -> None:
         check(scenario)
+        sizes = need.sizes
+        check_plan(sizes, scenario.decode.live.processor)
+        # Even where all KV is on storage: its placement may move some of it later.
+        self._tiers = KvTiers(sizes.layout.file_bytes)
+        self._tiers.have_ready(sizes.tiers)
         self.model, prompts = warm_model(scenario)
-        self._scenario, self._sizes, self._say = scenario, need.sizes, say
-        self.runner = decode_runner(scenario, need, self.model, prompts, say)
-        self._storage = decode_storage(scenario, need.sizes, stack)
+        self._scenario, self._sizes, self._say = scenario, sizes, say
+        self.runner = decode_runner(scenario, need, self.model, prompts, self._tiers, say)
+        self._storage = decode_storage(scenario, sizes, stack)
         if self._storage.note is not None:
             say(self._storage.note)
 
     def machine_options(self) -> dict[str, Any]:
-        return {"storage": self._storage, "source": source}
+        return {"storage": self._storage, "source": self._tiers.source, "place": self._tiers.place}
 
     def warm_up(self, machine: LiveMachine) -> None:
         """The model was warmed before it was handed to the machine."""
@@ -42,8 +48,9 @@ class StoredKvParts:
         raise KvferryError("this workload has no contexts in a cloud")
 
     def inputs(self) -> Inputs:
-        """What was selected, where every step selected as many KV blocks."""
-        return Inputs(selections=self._selections())
+        """What was selected, where every step selected as many KV blocks, and the clusters that new keys joined."""
+        assigned = RecordedAssignments(self.runner.assigned) if self.runner.assigned else None
+        return Inputs(selections=self._selections(), assignments=assigned)
 
     def measured(self) -> dict[str, Any]:
         """Answers, memory and storage as they were. Writes the selections where the scenario wants them; "not_recorded"
@@ -69,6 +76,8 @@ class StoredKvParts:
                     "live.record_selections: no step selected, or later steps more groups than earlier ones; "
                     "select fewer tokens than the context has"
                 )
+            if selections.ranked:
+                raise InputError("live.record_selections: a selection of clusters is no selection of groups")
             selections.save(path)
         except KvferryError as error:
             why = str(error) if isinstance(error, InputError) else f"live.record_selections: {error}"
@@ -79,12 +88,14 @@ class StoredKvParts:
     def _selections(self) -> SelectionStream | None:
         """What was selected, step by step, sequence after sequence: as many sequences find each its own when it is
         replayed. None where there is nothing of one length."""
-        sizes, chosen, layers = self._sizes, self.runner.chosen, self._scenario.model.layers
-        steps = len(chosen) // layers
+        sizes, chosen, layers = self._sizes, self.runner.chosen, self.runner.choosing
+        steps = len(chosen) // layers if layers else 0
         if not steps or len({ids.shape for ids in chosen[: steps * layers]}) != 1:
             return None
         ids = torch.stack(chosen[: steps * layers]).unflatten(0, (steps, layers))  # steps layers sequences heads k
         by_sequence = ids.permute(2, 0, 1, 3, 4).flatten(0, 1).numpy()
+        if sizes.index is not None and sizes.index.clusters:
+            return SelectionStream(by_sequence, sizes.layout.blocks, ranked=True)
         return SelectionStream(np.sort(by_sequence, axis=-1), sizes.layout.blocks)
 
 

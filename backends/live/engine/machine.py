@@ -190,6 +190,14 @@ class LiveMachine:
     def move(
         self, what: Extents, source: Tier, to: Tier, *, after: Iterable[Ticket] = (), request: int | None = None
     ) -> Ticket:
+        if source == "storage" and to == "device" and what.placed is not None:
+            return self.copy(what, to, after=(self.read(what, after=after, request=request),), request=request)
+        if source == "storage" and to == "host":
+            return self.copy(what, to, after=(self.read(what, after=after, request=request),), request=request)
+        if source == "host" and to == "storage":
+            # Through the processor's memory, from where it is written.
+            brought = Extents(what.offsets, what.lengths)
+            after = (self.copy(brought, "device", after=after, request=request),)
         # An op takes what was read to its device itself.
         return moved(self, what, source, to, after, request, through_host=False)
 

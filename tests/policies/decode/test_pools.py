@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvferry.policies.decode.pools import PoolLayout, Pools
+from kvferry.specs.errors import InputError
 
 
 def pools(**changes: int) -> Pools:
@@ -57,10 +58,10 @@ def test_a_full_file_is_refused() -> None:
     blocks = pools(blocks=3, file_spare=1)
     blocks.split(0, 0, 0, 1)
     blocks.split(0, 1, 0, 1)
-    with pytest.raises(ValueError, match="a row has room for 3 blocks, and has them"):
+    with pytest.raises(InputError, match="a row has room for 3 blocks, and has them"):
         blocks.split(0, 0, 1, 1)
     # Four pools of 60 B and two of 20 B in 360 B.
-    with pytest.raises(ValueError, match="the file of 360 B has no room for a pool of 200 B"):
+    with pytest.raises(InputError, match="the file of 360 B has no room for a pool of 200 B"):
         blocks.append(0, 0, 1, 7)
 
 

@@ -5,12 +5,12 @@ from typing import ClassVar, Self
 
 import torch
 
-from kvferry.backends.live.decoding.indexes.index import Index
+from kvferry.backends.live.decoding.indexes.index import BlockIndex
 from kvferry.model.decoder import Decoder
 from kvferry.policies.decode.index import IndexSpec
 
 
-class BlockVectors(Index):
+class BlockVectors(BlockIndex):
     """Vectors [layers, ``per_block``, sequences, KV heads, blocks, head_dim]."""
 
     per_block: ClassVar[int]

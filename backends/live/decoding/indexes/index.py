@@ -11,32 +11,15 @@ from kvferry.policies.decode.index import IndexSpec, Scores
 
 
 class Index(ABC):
-    """Scores KV blocks of a lock-step batch from what it keeps of their keys. It is filled from the front.
+    """Scores KV blocks of a lock-step batch from what it keeps of their keys.
 
     Queries are [sequences, query heads, tokens, head_dim], keys [sequences, KV heads, tokens, head_dim], both with
-    their rotary embedding. Keys come in whole KV blocks. ``room_tokens`` per sequence is the most that ever come.
+    their rotary embedding.
     """
 
-    def __init__(self, spec: IndexSpec, *, layers: int, head_dim: int, room_tokens: int) -> None:
+    def __init__(self, spec: IndexSpec, *, layers: int, head_dim: int) -> None:
         self.spec = spec
-        self.room_blocks = room_tokens // spec.block_tokens
-        self.room_tokens = self.room_blocks * spec.block_tokens
         self._scale = head_dim**-0.5
-        self._blocks = [0] * layers
-
-    def blocks(self, layer: int) -> int:
-        """How many KV blocks of each sequence can be chosen from."""
-        return self._blocks[layer]
-
-    def prefill(self, layer: int, queries: torch.Tensor, keys: torch.Tensor) -> None:
-        """Take in what the prompts leave in a layer: keys of whole KV blocks, and the queries of all tokens."""
-        self.append(layer, keys)
-
-    def append(self, layer: int, keys: torch.Tensor) -> None:
-        """Take in keys of further KV blocks."""
-        added = keys.shape[2] // self.spec.block_tokens
-        self._keep(layer, self._blocks[layer], keys)
-        self._blocks[layer] += added
 
     @property
     @abstractmethod
@@ -44,16 +27,49 @@ class Index(ABC):
         """What is kept takes in memory."""
 
     @abstractmethod
+    def blocks(self, layer: int) -> int:
+        """How many KV blocks of each row can be chosen from."""
+
+    @abstractmethod
+    def prefill(self, layer: int, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor | None:
+        """Take in what the prompts leave in a layer: keys of whole KV blocks, and the queries of all tokens. Returns
+        the tokens of each row int64[rows, tokens], KV block by KV block; None: blocks are of consecutive tokens."""
+
+    @abstractmethod
     def scores(self, layer: int, queries: torch.Tensor, heads: int) -> torch.Tensor:
         """float32[sequences, heads, blocks] for the queries of one token; the more, the better. `heads` parts of the
         KV heads choose for themselves."""
 
+    def _agreed(self, scores: torch.Tensor, heads: int) -> torch.Tensor:
+        return agreed(scores, heads, self.spec.scores, self._scale)
+
+
+class BlockIndex(Index):
+    """An Index of blocks of consecutive tokens, filled from the front: keys come in whole KV blocks. ``room_tokens``
+    per sequence is the most that ever come."""
+
+    def __init__(self, spec: IndexSpec, *, layers: int, head_dim: int, room_tokens: int) -> None:
+        super().__init__(spec, layers=layers, head_dim=head_dim)
+        self.room_blocks = room_tokens // spec.block_tokens
+        self.room_tokens = self.room_blocks * spec.block_tokens
+        self._blocks = [0] * layers
+
+    def blocks(self, layer: int) -> int:
+        return self._blocks[layer]
+
+    def prefill(self, layer: int, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor | None:
+        self.append(layer, keys)
+        return None
+
+    def append(self, layer: int, keys: torch.Tensor) -> None:
+        """Take in keys of further KV blocks."""
+        added = keys.shape[2] // self.spec.block_tokens
+        self._keep(layer, self._blocks[layer], keys)
+        self._blocks[layer] += added
+
     @abstractmethod
     def _keep(self, layer: int, block: int, keys: torch.Tensor) -> None:
         """Keep what scoring needs of keys whose first KV block is `block`."""
-
-    def _agreed(self, scores: torch.Tensor, heads: int) -> torch.Tensor:
-        return agreed(scores, heads, self.spec.scores, self._scale)
 
     def _best_token(self, scores: torch.Tensor) -> torch.Tensor:
         """A KV block's score is that of its best token."""

@@ -4,7 +4,7 @@ from typing import Self
 
 import torch
 
-from kvferry.backends.live.decoding.indexes.index import Index, by_kv_head, principal_directions, sampled
+from kvferry.backends.live.decoding.indexes.index import BlockIndex, by_kv_head, principal_directions, sampled
 from kvferry.model.decoder import Decoder
 from kvferry.policies.decode.index import IndexSpec
 
@@ -23,7 +23,7 @@ def low_rank_adapters(decoder: Decoder, sample: torch.Tensor, rank: int) -> torc
     return torch.stack(adapters)
 
 
-class LowRankKeys(Index):
+class LowRankKeys(BlockIndex):
     """Keys [layers, sequences, tokens, rank]; `adapters` are those of ``low_rank_adapters``.
 
     A token's score is the product of its compressed key with the compressed query, summed over query heads as Section

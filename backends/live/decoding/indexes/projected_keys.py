@@ -2,11 +2,11 @@
 
 import torch
 
-from kvferry.backends.live.decoding.indexes.index import Index, by_kv_head
+from kvferry.backends.live.decoding.indexes.index import BlockIndex, by_kv_head
 from kvferry.policies.decode.index import IndexSpec
 
 
-class ProjectedKeys(Index):
+class ProjectedKeys(BlockIndex):
     """Keys [layers, sequences, KV heads, tokens, numbers of a head].
 
     ``projections`` [layers, KV heads, head_dim, numbers of a head] are what a KV head's keys, and the queries of its

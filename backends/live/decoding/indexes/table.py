@@ -4,6 +4,8 @@ from typing import Protocol
 
 import torch
 
+from kvferry.backends.live.decoding.indexes.centroids import Centroids
+from kvferry.backends.live.decoding.indexes.first_layer_keys import FirstLayerKeys
 from kvferry.backends.live.decoding.indexes.index import Index
 from kvferry.backends.live.decoding.indexes.landmarks import Landmarks
 from kvferry.backends.live.decoding.indexes.low_rank_keys import LowRankKeys
@@ -28,4 +30,6 @@ INDEXES: dict[str, MakeIndex] = {
     "principal-keys": PrincipalKeys.made,
     "landmarks": Landmarks.made,
     "page-bounds": PageBounds.made,
+    "centroids": Centroids.made,
+    "first-layer-keys": FirstLayerKeys.made,
 }

@@ -250,7 +250,10 @@ def test_the_file_takes_as_long_as_another_device_would(tmp_path: Path, monkeypa
         ({"policies": {"slots": 2}}, "policies: 2 slots cannot hold the 41 groups of one selection; give 41 or more"),
         ({"policies": {"compression": 0.5}}, "policies: compression is 1 or more, got 0.5"),
         ({"live": {"dtype": "bfloat16"}}, "takes 512 bytes per row, the layout has 1024"),
-        ({"policies": {"placement": "device"}}, "policies.placement: backend torch chooses from KV on storage alone"),
+        (
+            {"policies": {"placement": "device"}, "live": {"processor": "cuda:0"}},
+            "policies.placement: backend torch keeps KV .* on CPUs alone, not on cuda:0; say host or storage",
+        ),
         ({"load": {"share": 0.5}}, "leave load out"),
         ({"live": {"kv_folder": "/nonexistent"}}, "live.kv_folder: /nonexistent: no file can be made there"),
         (
@@ -270,12 +273,15 @@ def test_an_index_that_is_missing_is_refused_by_its_name(monkeypatch: pytest.Mon
     from kvferry.backends.live.decoding.indexes.table import INDEXES
 
     monkeypatch.delitem(INDEXES, "low-rank-keys")
+    # Nothing is loaded for it.
+    monkeypatch.setattr("kvferry.backends.live.decoding.parts.warm_model", None)
     with pytest.raises(InputError, match="policies.selector: backend torch: unknown index 'low-rank-keys'"):
         run_scenario(scenario())
 
 
 def test_ops_out_of_turn_are_refused(model: Any, tmp_path: Path) -> None:
-    from kvferry.machine.ops import Attended, DecodeStep, FeedForward, OutputHead, PrefillLayer, Select
+    from kvferry.machine.handles import Attended
+    from kvferry.machine.ops import DecodeStep, FeedForward, OutputHead, PrefillLayer, Select
 
     decoding = Decoding(model, tmp_path, POLICY, context=16)
     run = decoding.runner.run

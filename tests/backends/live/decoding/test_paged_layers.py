@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from small_decoding import exact_logits
 
-from kvferry.machine.ops import Batch, DecodeStep, FeedForward, OutputHead, PrefillLayer
+from kvferry.machine.handles import Batch
+from kvferry.machine.ops import DecodeStep, FeedForward, OutputHead, PrefillLayer
 from kvferry.specs.errors import InputError, KvferryError
 
 torch = pytest.importorskip("torch")

@@ -1,0 +1,174 @@
+"""KV blocks that are clusters: of different size, growing and splitting as the policies decide."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch.nn.utils.rnn import pad_sequence
+
+from kvferry.backends.live.decoding.indexes.centroids import Centroids
+from kvferry.backends.live.decoding.written import Bytes, WrittenBlocks
+from kvferry.disk.direct_storage import Data
+from kvferry.machine.handles import Attended
+from kvferry.machine.ops import OutputHead
+from kvferry.policies.decode.pools import PoolLayout
+from kvferry.policies.decode.rows import Joined
+from kvferry.specs.errors import InputError, KvferryError
+
+# A row and a block of it, in some layer.
+Place = tuple[int, int]
+
+
+class ClusterFormat:
+    """A KV block is as many entries as it has tokens, each [sides, heads of a row, head_dim] in the model's own
+    numbers; so a token more is written behind the others. Raises InputError for a layout whose tokens have another
+    size."""
+
+    def __init__(self, layout: PoolLayout, *, kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
+        self.layout, self.kv_heads, self.head_dim, self.dtype = layout, kv_heads, head_dim, dtype
+        self.shape = (2, kv_heads // layout.heads, head_dim)
+        n_bytes = int(np.prod(self.shape)) * dtype.itemsize
+        if n_bytes != layout.token_bytes:
+            raise InputError(
+                f"a token in {str(dtype).removeprefix('torch.')} takes {n_bytes} bytes per row, the layout has"
+                f" {layout.token_bytes}; is the model's kv_value_bytes that of its dtype?"
+            )
+
+    def entries(self, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        """[rows, tokens, *shape] of keys and values [sequences, KV heads, tokens, head_dim]."""
+        sides = torch.stack([keys, values]).unflatten(2, (self.layout.heads, -1))
+        return sides.permute(1, 2, 4, 0, 3, 5).flatten(0, 1)
+
+    def packed(self, entries: torch.Tensor) -> bytes:
+        """Entries [tokens, *shape] as they lie in the file, with zeros up to a whole storage block."""
+        whole = entries.to("cpu").contiguous().flatten().view(torch.uint8).numpy().tobytes()
+        return whole + bytes(-len(whole) % self.layout.alignment_bytes)
+
+    def unpacked(self, read: Bytes, tokens: int) -> torch.Tensor:
+        flat = torch.frombuffer(bytearray(read[: tokens * self.layout.token_bytes]), dtype=self.dtype)
+        return flat.view(tokens, *self.shape)
+
+
+class ClusterBlocks:
+    """Tensors of clusters of a lock-step batch. Of every cluster the storage block in which it ends is in memory, so
+    that a token more can be written without a read; the clusters that a step attends to are at hand until it ends."""
+
+    def __init__(self, format: ClusterFormat, *, device: torch.device) -> None:
+        layout = format.layout
+        self.format, self.layers, self.sequences = format, layout.layers, layout.sequences
+        # All tokens of the prompts belong to clusters.
+        self.recent, self.key_bytes = 0, 0
+        self._device = device
+        # By layer: slots of the reuse buffer by row, clusters at hand, ends of clusters, and the token under way.
+        self._slots: list[dict[Place, torch.Tensor]] = [{} for _ in range(layout.layers)]
+        self._here: list[dict[Place, torch.Tensor]] = [{} for _ in range(layout.layers)]
+        self._ends: list[dict[Place, bytes]] = [{} for _ in range(layout.layers)]
+        self._new: list[torch.Tensor | None] = [None] * layout.layers
+
+    @property
+    def n_bytes(self) -> int:
+        """What reuse buffers and ends of clusters take in memory."""
+        slots = sum(slot.nbytes for of_layer in self._slots for slot in of_layer.values())
+        return slots + sum(len(end) for of_layer in self._ends for end in of_layer.values())
+
+    def prefilled(
+        self, layer: int, keys: torch.Tensor, values: torch.Tensor, order: torch.Tensor | None
+    ) -> WrittenBlocks:
+        """Take in a layer of the prompts. `order` int64[rows, tokens]: the tokens of each row, cluster by cluster."""
+        assert order is not None
+        entries, sizes = self.format.entries(keys, values), self.format.layout.first_tokens.tolist()
+        contents: list[Bytes] = []
+        for row, of_row in enumerate(order):
+            for block, members in enumerate(entries[row][of_row].split(sizes)):
+                contents.append(self._written(layer, (row, block), members))
+        return WrittenBlocks({layer: contents})
+
+    def put(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Take in the token under way, each [sequences, KV heads, 1, head_dim]."""
+        self._new[layer] = self.format.entries(keys, values)[:, 0]
+
+    def attended(self, kv: Attended, read: Data) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Keys and values that a layer's attention takes in, each [sequences, KV heads, tokens, head_dim], and which of
+        them are there, bool[sequences, KV heads, 1, tokens]: rows differ in length. Releases the read."""
+        new = self._new[kv.layer]
+        assert new is not None and kv.ids is not None and kv.starts is not None and kv.tokens is not None
+        self._bring(kv, read)
+        rows = []
+        for row, one in enumerate(new):
+            ids = kv.ids[kv.starts[row] : kv.starts[row + 1]].tolist()
+            rows.append(torch.cat([*(self._here[kv.layer][row, block] for block in ids), one[None]]))
+        lengths = torch.tensor([len(row) for row in rows])
+        padded = pad_sequence(rows, batch_first=True)  # rows, tokens, sides, heads of a row, head_dim
+        there = (torch.arange(padded.shape[1]) < lengths[:, None]).to(self._device)
+        layout, heads = self.format.layout, self.format.shape[1]
+        by_head = padded.permute(2, 0, 3, 1, 4).unflatten(1, (layout.sequences, layout.heads)).flatten(2, 3)
+        mask = there.unflatten(0, (layout.sequences, layout.heads)).repeat_interleave(heads, 1)
+        return by_head[0], by_head[1], mask[:, :, None]
+
+    def grown(self, op: OutputHead, index: Centroids | None) -> WrittenBlocks:
+        """The token under way has passed all layers, and joins the clusters that `op` says; what is to be written."""
+        assert index is not None
+        if len(op.joined) != self.layers:
+            raise KvferryError(f"new keys of {len(op.joined)} of {self.layers} layers are said to join clusters")
+        contents = {layer: self._join(layer, joined, index) for layer, joined in enumerate(op.joined)}
+        for of_layer in self._here:
+            of_layer.clear()
+        return WrittenBlocks(contents)
+
+    def _bring(self, kv: Attended, read: Data) -> None:
+        """Have the clusters of a step at hand: those that were read, put into their slots where there are any, and
+        those that lay there already."""
+        assert kv.ids is not None and kv.starts is not None and kv.tokens is not None and kv.missing is not None
+        here, slots, came = self._here[kv.layer], self._slots[kv.layer], iter(read.views)
+        rows = np.repeat(np.arange(len(kv.starts) - 1), np.diff(kv.starts)).tolist()
+        is_read = np.ones(len(rows), bool) if kv.at is not None else kv.missing
+        if len(read.views) != int(is_read.sum()):
+            raise KvferryError(f"{len(read.views)} KV blocks were read, {int(is_read.sum())} are missing")
+        for n, (row, block) in enumerate(zip(rows, kv.ids.tolist(), strict=True)):
+            slot = None if kv.slots is None else (row, int(kv.slots[n]))
+            if is_read[n]:
+                here[row, block] = self.format.unpacked(next(came), int(kv.tokens[n])).to(self._device)
+                if slot is not None:
+                    slots[slot] = here[row, block]
+            else:
+                assert slot is not None
+                here[row, block] = slots[slot]
+        read.release()
+
+    def _join(self, layer: int, joined: Sequence[Joined], index: Centroids) -> list[Bytes]:
+        new, here, contents = self._new[layer], self._here[layer], list[Bytes]()
+        assert new is not None
+        for one in joined:
+            place, entry = (one.row, one.block), new[one.row][None]
+            index.join(layer, one.row, one.block, entry[0, 0].flatten())
+            if place in here or place not in self._ends[layer]:
+                here[place] = torch.cat([here[place], entry]) if place in here else entry
+                contents.append(self._written(layer, place, here[place]))
+            else:
+                contents.append(self._appended(layer, place, entry))
+            if one.new is not None:
+                contents[-1:] = self._split(layer, one, index)
+        return contents
+
+    def _split(self, layer: int, one: Joined, index: Centroids) -> list[Bytes]:
+        here, place = self._here[layer], (one.row, one.block)
+        if place not in here or one.new is None:
+            raise KvferryError(f"cluster {one.block} of row {one.row}, layer {layer} is split and not in memory")
+        order = index.split(layer, one.row, one.block, one.new, here[place][:, 0].flatten(1), one.leaving)
+        stays, leaves = here[place][order].split([len(order) - one.leaving, one.leaving])
+        here[place], here[one.row, one.new] = stays, leaves
+        return [self._written(layer, place, stays), self._written(layer, (one.row, one.new), leaves)]
+
+    def _written(self, layer: int, place: Place, entries: torch.Tensor) -> Bytes:
+        """A whole cluster; remembers its end."""
+        content, unit = self.format.packed(entries), self.format.layout.alignment_bytes
+        used = len(entries) * self.format.layout.token_bytes
+        self._ends[layer][place] = content[used // unit * unit : used]
+        return content
+
+    def _appended(self, layer: int, place: Place, entry: torch.Tensor) -> Bytes:
+        """One entry behind a cluster of which only the end is in memory."""
+        unit = self.format.layout.alignment_bytes
+        whole = self._ends[layer][place] + self.format.packed(entry)[: self.format.layout.token_bytes]
+        self._ends[layer][place] = whole[len(whole) // unit * unit :]
+        return whole + bytes(-len(whole) % unit)

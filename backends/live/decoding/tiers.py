@@ -1,0 +1,107 @@
+"""KV in memory: the processor's own, and the host's beside it. A tier has the same ranges as the file on storage."""
+
+import mmap
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from kvferry.backends.live.decoding.written import Bytes, source
+from kvferry.disk.direct_storage import Data
+from kvferry.machine.ops import Extents, KvRef
+from kvferry.specs.errors import InputError
+from kvferry.specs.tier import Tier
+
+
+class TierMemory:
+    """Memory for KV, of which the system gives what is written. Whoever reads gets a copy."""
+
+    def __init__(self, n_bytes: int) -> None:
+        try:
+            self._memory = mmap.mmap(-1, n_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except (OSError, OverflowError) as error:
+            what = f"no {n_bytes / 2**30:,.1f} GiB of memory for KV"
+            raise InputError(f"policies.placement: {what}: {error}; say placement: storage") from None
+        self._whole = memoryview(self._memory)
+
+    def write(self, extents: Extents, data: Bytes) -> None:
+        view, at = memoryview(data), 0
+        for offset, length in extents:
+            self._whole[offset : offset + length] = view[at : at + length]
+            at += length
+
+    def read(self, extents: Extents) -> Data:
+        offsets, lengths = extents.arrays
+        copied = memoryview(bytearray(extents.n_bytes))
+        ats = np.cumsum(lengths) - lengths
+        for at, (offset, length) in zip(ats.tolist(), extents, strict=True):
+            copied[at : at + length] = self._whole[offset : offset + length]
+        return Data(copied, ats, lengths, lambda: None)
+
+    def give_up(self, extents: Extents) -> None:
+        """What lies there is not needed any more: the system gets the pages that are within the ranges."""
+        page = mmap.PAGESIZE
+        for offset, length in extents:
+            begin, end = -(-offset // page) * page, (offset + length) // page * page
+            if begin < end:
+                with suppress(AttributeError, OSError):
+                    self._memory.madvise(mmap.MADV_DONTNEED, begin, end - begin)
+
+
+class KvTiers:
+    """The memory of the tiers "device" and "host", for a LiveMachine; both are distinct even where the processor uses
+    the host's memory. ``n_bytes``: of the layout's file.
+
+    Left out: a GPU's own memory. Build refuses KV that is to stay there.
+    """
+
+    def __init__(self, n_bytes: int) -> None:
+        self._n_bytes = n_bytes
+
+    @cached_property
+    def device(self) -> TierMemory:
+        return TierMemory(self._n_bytes)
+
+    @cached_property
+    def host(self) -> TierMemory:
+        return TierMemory(self._n_bytes)
+
+    def have_ready(self, tiers: Iterable[Tier]) -> None:
+        """Raises InputError now where there is no memory for these tiers."""
+        for tier in tiers:
+            if tier != "storage":
+                getattr(self, tier)
+
+    def source(self, extents: Extents, request: int | None, inputs: Sequence[Any]) -> Bytes:
+        """What leaves the processor's memory: made by the op that a move comes after, or what lies there."""
+        if inputs and isinstance(inputs[0], Data):
+            if extents.placed is not None:
+                # It came from there, for good.
+                self.host.give_up(extents)
+            arrived = bytes(inputs[0])
+            inputs[0].release()
+            return arrived
+        if inputs and inputs[0] is not None:
+            return source(extents, request, inputs)
+        leaving = bytes(self.device.read(extents))
+        self.device.give_up(extents)
+        return leaving
+
+    def place(self, kv: KvRef | Extents, to: Tier, request: int | None, inputs: Sequence[Any]) -> Data | None:
+        """Copy KV to the host's memory, or from there to the processor's: to its place, or to be attended to."""
+        assert isinstance(kv, Extents)
+        if to == "host":
+            self.host.write(kv, self.source(kv, request, inputs))
+            return None
+        if kv.placed is None:
+            return self.host.read(kv)
+        if inputs and isinstance(inputs[0], Data):
+            arrived: Data = inputs[0]
+        else:
+            arrived = self.host.read(kv)
+            self.host.give_up(kv)
+        self.device.write(kv, bytes(arrived))
+        arrived.release()
+        return None

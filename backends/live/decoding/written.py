@@ -1,0 +1,61 @@
+"""What an op leaves to be written: bytes of KV as they lie in a tier, by layer."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from kvferry.machine.ops import Extents
+from kvferry.system.aligned_memory import aligned_memory
+
+Bytes = bytes | bytearray | memoryview
+
+
+class Written(Protocol):
+    def bytes_of(self, extents: Extents) -> Bytes:
+        """What lies in these ranges, those of ``extents.placed`` layers one after the other."""
+        ...
+
+
+class WrittenLayers:
+    """``whole`` has the bytes of some layers, one after the other, equally many of each."""
+
+    def __init__(self, whole: memoryview, layers: Sequence[int]) -> None:
+        self._whole = whole
+        self._at = {layer: n for n, layer in enumerate(layers)}
+
+    def bytes_of(self, extents: Extents) -> Bytes:
+        layers = list(self._at) if extents.placed is None else list(extents.placed)
+        if layers == list(self._at):
+            return self._whole
+        each = len(self._whole) // len(self._at)
+        return joined([self._whole[self._at[layer] * each : (self._at[layer] + 1) * each] for layer in layers])
+
+
+class WrittenBlocks:
+    """``contents`` has, by layer, what each of its ranges belongs to: a range gets as much of the end as it is long."""
+
+    def __init__(self, contents: Mapping[int, Sequence[Bytes]]) -> None:
+        self._contents = contents
+
+    def bytes_of(self, extents: Extents) -> Bytes:
+        layers = sorted(self._contents) if extents.placed is None else extents.placed
+        contents = [content for layer in layers for content in self._contents[layer]]
+        lengths = extents.arrays[1].tolist()
+        parts = [memoryview(content)[-length:] for content, length in zip(contents, lengths, strict=True)]
+        assert [len(part) for part in parts] == lengths, "a range is longer than what is there to be written"
+        return joined(parts)
+
+
+def joined(parts: Sequence[memoryview]) -> memoryview:
+    """In memory that direct I/O takes as it is."""
+    whole = aligned_memory(max(1, sum(map(len, parts))))
+    at = 0
+    for part in parts:
+        whole[at : at + len(part)] = part
+        at += len(part)
+    return whole[:at]
+
+
+def source(extents: Extents, request: int | None, inputs: Sequence[Any]) -> Bytes:
+    """For a LiveMachine: what a write is of, from the op that it comes after."""
+    written: Written = inputs[0]
+    return written.bytes_of(extents)

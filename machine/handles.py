@@ -1,0 +1,83 @@
+"""What ops and moves carry for a machine that really carries them out: which KV, and where it lies."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Extents:
+    """Byte ranges of a storage file: parallel offsets and lengths, thousands of them if need be.
+
+    int64 arrays, or sequences of whole numbers: kept as they came, without a copy, and not to be written to
+    afterwards. Iterating yields (offset, length) as plain ints, whatever they came as.
+
+    KV has the same ranges in every tier. ``placed``: the layers whose KV it is, in order, where it gets its place in
+    the tier that it moves to; None: a copy of it is brought for a layer's attention.
+    """
+
+    offsets: Sequence[int] | np.ndarray
+    lengths: Sequence[int] | np.ndarray
+    placed: Sequence[int] | None = None
+    n_bytes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        lengths = self.lengths
+        assert len(self.offsets) == len(lengths), (len(self.offsets), len(lengths))
+        # A plain int: bytes(np.int64(5)) would be the number's own eight bytes.
+        total = int(lengths.sum()) if isinstance(lengths, np.ndarray) else sum(lengths)
+        object.__setattr__(self, "n_bytes", total)
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return zip(*(array.tolist() for array in self.arrays), strict=True)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def arrays(self) -> tuple[np.ndarray, np.ndarray]:
+        """Offsets and lengths as int64 arrays: the very ones that it was made from, if those were."""
+        return np.asarray(self.offsets, np.int64), np.asarray(self.lengths, np.int64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Attended:
+    """What one layer's attention takes in while the KV lies on storage: a handle for a machine that really does it.
+
+    The read that attention comes after brings the ``missing`` KV blocks (bool[rows, k]; a row is a sequence, or a head
+    of it that chooses for itself), row by row; None: whole stretches of them, one per row. ``slots`` int[rows, k] of
+    the layer's reuse buffer are where all k of a row are then; None: nothing is kept. ``recent`` tokens that are in
+    memory besides are attended too, and the new one. ``ids`` are the KV blocks, like `missing`. Where rows differ in
+    length, arrays are flat, and row r begins at ``starts[r]``; where blocks do, ``tokens`` are in each. ``at``: where
+    the blocks lie in the processor's own memory, for a layer whose KV is there; None: it is elsewhere, and is read.
+    """
+
+    layer: int
+    missing: np.ndarray | None
+    slots: np.ndarray | None
+    recent: int
+    ids: np.ndarray | None = None
+    starts: np.ndarray | None = None
+    tokens: np.ndarray | None = None
+    at: Extents | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rebuilt:
+    """Whose keys are rebuilt, before the layer's attention: a handle for a machine that really does it.
+
+    ``ids`` int[rows, k] are the KV blocks of each row, as a Selection has them; None: all that are stored.
+    """
+
+    layer: int
+    ids: np.ndarray | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """Which sequences of a run an op is for, where not all of them decode at once: a handle for a machine that really
+    does it. ``released`` are sequences that have ended: their KV is given up first."""
+
+    sequences: tuple[int, ...]
+    released: tuple[int, ...] = ()

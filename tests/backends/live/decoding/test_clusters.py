@@ -1,0 +1,166 @@
+"""Clusters of a real model's keys: full attention over all of them, and every entry where the pools say."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from small_decoding import SmallDecoding, exact_logits
+
+from kvferry.machine.handles import Attended
+from kvferry.machine.ops import Assign, DecodeAttention, Extents, OutputHead, PrefillLayer, ProjectQkv, RestOfLayer
+from kvferry.policies.decode.centroids import Centroids
+from kvferry.policies.decode.clusters import ClusterPools, Clusters, SplitClusters
+from kvferry.policies.decode.placement import OneTier, Progressive
+from kvferry.policies.decode.residency import DoubleBuffer, Residency, Reuse
+from kvferry.policies.decode.roles import Roles
+from kvferry.specs.errors import KvferryError
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+# Of a layer: 2 sides, 2 heads, 16 numbers of 4 B.
+TOKEN_BYTES = 2 * 2 * 16 * 4
+
+
+def roles(selected: int = 1000, *, per_head: bool = True, **others: Any) -> Roles:
+    return Roles(
+        selector=Centroids(selected_tokens=selected, per_head=per_head),
+        layout=ClusterPools(group_tokens=3, spare=1),
+        upkeep=SplitClusters(most_tokens=4),
+        **others,
+    )
+
+
+class ClusterDecoding(SmallDecoding):
+    """Every key and value is noted as it is computed."""
+
+    def __init__(self, *given: Any, **sizes: Any) -> None:
+        super().__init__(*given, **sizes)
+        self.computed: list[list[Any]] = [[] for _ in range(self.plan.model.layers)]
+        really = self.runner.decoder.keys_values
+
+        def noted(layer: int, hidden: Any, rotary: Any) -> Any:
+            both = really(layer, hidden, rotary)
+            self.computed[layer].append(self.runner.blocks.format.entries(*both))
+            return both
+
+        self.runner.decoder.keys_values = noted
+
+    def run(self) -> list[list[int]]:
+        """Also looks, before the world closes, whether each tier has every entry."""
+        with self.storage, self.machine:
+            env = self.machine.env
+            env.run(until=env.process(self.flow.run(self.output)))
+            # What was handed over for the last token is written behind it.
+            env.run(
+                until=env.all_of(
+                    [
+                        self.machine.move(self.flow.now.whole(layer), tier, "device")
+                        for layer, tier in enumerate(self.flow.now.tiers)
+                        if tier != "device"
+                    ]
+                )
+            )
+            self.check_entries()
+        answers: list[list[int]] = self.runner.answers
+        return answers
+
+    def check_entries(self) -> None:
+        """Each row's tokens, all of them and none twice, lie in its clusters, byte for byte, in the layer's tier."""
+        pools, tiers = self.flow.now.kept.pools, self.flow.now.tiers  # type: ignore[attr-defined]
+        pools.check()
+        stores = {"storage": self.storage, "host": self.tiers.host, "device": self.tiers.device}
+        for layer in range(self.plan.model.layers):
+            expected = torch.cat(self.computed[layer], dim=1)
+            for row in range(self.plan.rows):
+                found = []
+                for block in range(pools.blocks(layer, row)):
+                    place = layer, np.array([row]), np.array([block])
+                    data = bytes(stores[tiers[layer]].read(Extents(*pools.ranges(*place))))
+                    found.append(self.runner.blocks.format.unpacked(data, int(pools.tokens_of(*place)[0])))
+                entries = torch.cat(found).flatten(1)
+                wanted = expected[row].flatten(1)
+                assert sorted(entries.tolist()) == sorted(wanted.tolist())
+
+    @property
+    def kept(self) -> Clusters:
+        kept = self.flow.now.kept
+        assert isinstance(kept, Clusters)
+        return kept
+
+
+def far_apart(model: Any, decoding: SmallDecoding, answers: list[list[int]]) -> float:
+    told = torch.stack(decoding.logits)
+    exact = exact_logits(model, decoding.ids, answers)
+    return float((told - exact).abs().max() / exact.std())
+
+
+@pytest.mark.parametrize("per_head", [True, False])
+@pytest.mark.parametrize("residency", [DoubleBuffer(), Reuse(slots=80)])
+def test_all_clusters_are_full_attention(model: Any, tmp_path: Path, per_head: bool, residency: Residency) -> None:
+    """As clusters grow, split and move, with a context that makes no whole number of them."""
+    wanted = roles(per_head=per_head, residency=residency)
+    decoding = ClusterDecoding(model, tmp_path, wanted, context=26, batch=2, output=20)
+    answers = decoding.run()
+    assert far_apart(model, decoding, answers) < 1e-4
+    assert min(decoding.kept.splits, decoding.kept.moves) > 0
+
+
+def test_what_is_selected_is_less_and_all_is_kept(model: Any, tmp_path: Path) -> None:
+    """Clusters that are not in memory grow too, or keys open new ones: nothing is lost, and the index agrees."""
+    wanted = roles(12, residency=Reuse(slots=12))
+    decoding = ClusterDecoding(model, tmp_path, wanted, context=26, batch=2, output=20)
+    decoding.run()
+    kept, index = decoding.kept, decoding.runner._index
+    assert min(kept.splits, kept.moves, kept.opened) > 0
+    assert decoding.flow.record.blocks_reused > 0
+    for layer in range(decoding.plan.model.layers):
+        entries = torch.cat(decoding.computed[layer], dim=1)
+        for row in range(decoding.plan.rows):
+            blocks = np.arange(kept.pools.blocks(layer, row))
+            tokens = kept.pools.tokens_of(layer, np.full(len(blocks), row), blocks)
+            assert index.sizes(layer, row) == tokens.tolist()
+            # The centroids' mean, by size, is that of all keys.
+            mean = (index.centroids(layer, row) * torch.tensor(tokens)[:, None]).sum(0) / tokens.sum()
+            torch.testing.assert_close(mean, entries[row, :, 0].flatten(1).mean(0), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("tier", ["device", "host"])
+def test_clusters_in_memory(model: Any, tmp_path: Path, tier: Any) -> None:
+    decoding = ClusterDecoding(model, tmp_path, roles(placement=OneTier(tier)), context=40, output=12)
+    answers = decoding.run()
+    assert far_apart(model, decoding, answers) < 1e-4
+    assert decoding.storage.peak_buffer_bytes == 0
+
+
+def test_clusters_move_from_tier_to_tier(model: Any, tmp_path: Path) -> None:
+    placement = Progressive(host_bytes=44 * TOKEN_BYTES)
+    free_bytes = 3 * 41 * TOKEN_BYTES
+    decoding = ClusterDecoding(
+        model, tmp_path, roles(placement=placement), context=40, output=20, free_bytes=free_bytes
+    )
+    answers = decoding.run()
+    assert decoding.flow.now.tiers == ("device", "device", "storage")
+    assert far_apart(model, decoding, answers) < 1e-4
+
+
+def test_ops_out_of_turn_are_refused(model: Any, tmp_path: Path) -> None:
+    decoding = ClusterDecoding(model, tmp_path, roles(), context=12, output=3)
+    run = decoding.runner.run
+    for op, told in (
+        (Assign(1, 4, 0, 0, heads=2), "Assign of layer 0: its keys have not been projected"),
+        (ProjectQkv(1, 1), "ProjectQkv of layer 1: the hidden state stands below 0"),
+        (RestOfLayer(1, 0), "RestOfLayer of layer 0: it has not been projected"),
+        (DecodeAttention(1, 1), "DecodeAttention does not say which KV it attends to"),
+    ):
+        with pytest.raises(KvferryError, match=told):
+            run(op, None)
+    for layer in range(3):
+        run(PrefillLayer(1, 12, layer), None)
+    run(OutputHead(1), None)
+    run(ProjectQkv(1, 0), None)
+    with pytest.raises(KvferryError, match="layer 0 has not attended yet"):
+        run(RestOfLayer(1, 0), None)
+    assert Attended(0, None, None, 0).at is None
+    decoding.storage.close()
+    decoding.machine.close()
