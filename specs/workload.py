@@ -138,10 +138,14 @@ class DecodeSpec(Part):
     lengths: tuple[LengthSpec, ...] | None = Field(default=None, min_length=1, max_length=MOST_REQUESTS)
     # Tokens per sequence that are really decoded; the others follow at the pace of their second half. None: all.
     decoded: Tokens | None = Field(default=None, ge=2, le=1_000_000)
-    # Which KV blocks each step finds critical: a recorded stream's path, or generated with these properties.
+    # Which KV blocks each step finds critical: a recorded stream's path, or generated from latent scores: within how
+    # many tokens they are alike, within how many steps they are forgotten, and the share of their variance that lasts.
+    # Recorded from byte-large, scores are alike within 32 B of text and forgotten within 50 B: 8 tokens and 12 steps of
+    # a large model, at some 4 B per token. The other two make KVSwap's reuse (Tab. 5) and hot groups (3.4.2).
     selections: str | None = Field(default=None, min_length=1)
-    overlap: float = Field(default=0.72, ge=0, le=1, strict=True)
-    skew: float = Field(default=1.6, ge=0, le=10, strict=True)
+    reach: Tokens = Field(default=8, ge=1, le=1_000_000)
+    persistence: float = Field(default=9.0, gt=0, le=1e6, strict=True)
+    lasting: float = Field(default=0.35, ge=0, le=1, strict=True)
 
     @model_validator(mode="after")
     def _lengths_once(self) -> "DecodeSpec":

@@ -1,11 +1,12 @@
 """Critical tokens while decoding: what a modelled machine answers Select ops with, token by token or in groups.
 
-Each sequence, layer and head selects as many tokens in every step; some tokens are wanted far more often than others,
-and neighbouring steps share most of theirs (KVSwap 3.4.2). Groups are those of the tokens: see ``CriticalTokens``.
-Left out: tokens made while decoding (systems keep the last ones in memory), any likeness between heads or layers,
-and drift of what is popular.
+Each sequence, layer and head selects as many groups in every step; neighbouring steps share most of theirs, some are
+wanted far more often than others, and what is wanted lies together (KVSwap 3.4.2, and streams recorded from the bundled
+models). Left out: tokens made while decoding (systems keep the last ones in memory), and drift of what is wanted for
+good.
 """
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -15,21 +16,23 @@ from kvferry.specs.errors import InputError
 from kvferry.traces.chance import Source, generator
 from kvferry.traces.selections import SelectionStream
 
-# Resolution of the table that maps an even draw to a rank.
-_DRAWS = 1 << 14
+# Rows follow one process at steps of their own, up to so many apart.
+_LAGS = 256
+# Correlations below this are left out.
+_LEAST_CORRELATION = 1e-3
 
 
 class CriticalTokens:
-    """A seeded process over steps: `selected` tokens of `context`, and their groups of `group_tokens`.
+    """A seeded process over steps: the groups of `group_tokens` of `context` that hold `selected` tokens.
 
-    The context is cut into short blocks, dealt at random to as many places as tokens are selected. A place holds a
-    token of its own blocks, chosen in proportion to 1 / rank^skew; it keeps it from one step to the next with a chance
-    that makes neighbouring steps share `overlap` of their tokens (more where chance alone does), and chooses anew
-    otherwise. Places are bound into
-    sets of `group_tokens`; of every set one place is the strongest, and the group around its token is selected; when
-    that place chooses anew, another may become the strongest. So every selected group is that of a selected token,
-    and the tokens do not depend on how they are grouped. Only where a place's blocks are shorter than a group can two
-    groups be the same; the next free one then stands in.
+    Every group has a latent score, normally distributed, and those with the highest scores are selected. Scores of
+    groups n tokens apart have a correlation of exp(-n / `reach`). Of a score's variance the share `lasting` stays as it
+    is, the rest is forgotten within some `persistence` steps: its correlation with itself n steps later is
+    exp(-n / persistence). So the larger the share of the context that is selected, the more of it neighbouring steps
+    have in common.
+
+    All rows (of layers, sequences and heads) follow one such process, each at a step of its own, up to 256 steps apart:
+    each has the statistics asked for, and what they have in common is of no use to a system, as rows share nothing.
 
     ValueError when there are not enough to select.
     """
@@ -43,45 +46,40 @@ class CriticalTokens:
         context: int,
         selected: int,
         group_tokens: int = 1,
-        overlap: float,
-        skew: float,
+        reach: float,
+        persistence: float,
+        lasting: float,
         seed: int,
     ) -> None:
         if selected % group_tokens:
             raise ValueError(f"{selected} tokens are no whole number of groups of {group_tokens}")
         if not 1 <= selected <= context:
             raise ValueError(f"{selected} of {context} tokens cannot be selected")
-        if group_tokens > 1 and selected // group_tokens > context // group_tokens:
+        if selected // group_tokens > context // group_tokens:
             raise ValueError(f"{context} tokens have no {selected // group_tokens} groups of {group_tokens}")
-        self.layers, self.sequences, self.heads = layers, sequences, heads
-        self.group_tokens, self.groups = group_tokens, selected // group_tokens
+        if not 0 <= lasting <= 1:
+            raise ValueError(f"lasting must lie in 0..1, got {lasting}")
+        if min(reach, persistence) <= 0:
+            raise ValueError(f"reach and persistence must be positive, got {reach} and {persistence}")
+        self.context_groups, self.groups = context // group_tokens, selected // group_tokens
         self.step = -1
-        self._places, rows = selected, layers * sequences * heads
-        # Half of what a place has, or less: so that hot tokens of a place lie apart.
-        self._block = 1 << max(0, (context // (2 * selected)).bit_length() - 1)
-        blocks = context // self._block
-        self.context_groups = context // group_tokens
-        own, self._longer = divmod(blocks, selected)
-        self._own = own
-        short, long = _popularity(own * self._block, skew), _popularity((own + 1) * self._block, skew)
-        longer = self._longer / selected
-        again = (1 - longer) * float((short**2).sum()) + longer * float((long**2).sum())
-        # A rank is looked up by an even draw.
-        self._rank_of = np.stack([_ranks(short), _ranks(long)]).ravel()
-        if not 0 <= overlap <= 1:
-            raise ValueError(f"overlap must lie in 0..1, got {overlap}")
-        self._stay = max(0.0, (overlap - again) / (1 - again)) if again < 1 else 1.0
-        places = generator(Source.CRITICAL_PLACES, seed)
-        self._dealt = places.permuted(np.tile(np.arange(blocks, dtype=np.int32), (rows, 1)), axis=1).ravel()
-        self._blocks = blocks
+        self._shape = layers, sequences, heads, self.groups
+        self._alike = math.exp(-group_tokens / reach)
+        self._kept = math.exp(-1 / persistence)
+        rows = layers * sequences * heads
+        # As far apart as can be.
+        lags = np.arange(rows) * max(1, _LAGS // rows) % _LAGS
+        self._lags = generator(Source.CRITICAL_PLACES, seed).permutation(lags)
         self._rng = generator(Source.CRITICAL_STEPS, seed)
-        self._tokens = np.zeros(rows * selected, np.int32)
-        self._strong = generator(Source.CRITICAL_STRONGEST, seed)
-        self._strongest = self._strong.integers(0, group_tokens, rows * self.groups)
-        # Positions in _tokens of the strongest places: row, place within the set's, set.
-        sets = np.arange(rows * self.groups)
-        self._first_place = sets // self.groups * selected + sets % self.groups
-        self._choose(np.arange(rows * selected))
+        self._lasting = np.float32(math.sqrt(lasting)) * self._field()
+        # What changes with the steps, as large as its part of a score.
+        self._passing = np.float32(math.sqrt(1 - lasting)) * self._field()
+        self._change = np.float32(math.sqrt((1 - lasting) * (1 - self._kept**2)))
+        # The selections of the last steps, in a ring.
+        self._ring = np.empty((int(lags.max()) + 1, self.groups), np.int32)
+        for step in range(1 - len(self._ring), 0):
+            self._ring[step] = self._next()
+        self._selected = np.empty(0, np.int32)
 
     def __call__(self, op: Selecting) -> np.ndarray:
         """int32[batch, heads, groups]: the groups of an op's step and layer. Steps may only go forward."""
@@ -94,49 +92,36 @@ class CriticalTokens:
             raise ValueError(f"step {step} is over; the stream stands at {self.step}")
         while self.step < step:
             self.step += 1
-            if self.step:
-                leaves = self._rng.random(self._tokens.size, np.float32) >= self._stay
-                self._choose(np.flatnonzero(leaves))
-        self._selected = self._find_selected()
-
-    def tokens(self) -> np.ndarray:
-        """int32[layers, sequences, heads, selected]: the present step's."""
-        return self._tokens.reshape(self.layers, self.sequences, self.heads, self._places)
+            self._ring[self.step % len(self._ring)] = self._next()
+        self._selected = self._ring[(step - self._lags) % len(self._ring)].reshape(self._shape)
 
     def selected(self) -> np.ndarray:
-        """int32[layers, sequences, heads, groups], distinct along groups; not sorted."""
+        """int32[layers, sequences, heads, groups], ascending along groups."""
         return self._selected
 
-    def _choose(self, who: np.ndarray) -> None:
-        """New tokens for these places."""
-        row = who // self._places
-        place = who - row * self._places
-        longer = place < self._longer
-        rank = self._rank_of[self._rng.integers(0, _DRAWS, who.size) + _DRAWS * longer]
-        # Neighbours in rank lie in different blocks.
-        own = self._own + longer
-        turn = rank // own
-        block = self._dealt[row * self._blocks + place + (rank - turn * own) * self._places]
-        tokens = block * self._block + ((5 * turn + block) & (self._block - 1))
-        another = tokens != self._tokens[who]
-        self._tokens[who] = tokens
-        if self.group_tokens > 1:
-            place, row = place[another], row[another]
-            sub = place // self.groups
-            group = place - sub * self.groups
-            sets = row * self.groups + group
-            sets = sets[self._strongest[sets] == sub]
-            self._strongest[sets] = self._strong.integers(0, self.group_tokens, sets.size)
+    def _next(self) -> np.ndarray:
+        """The groups with the highest scores, a step later."""
+        self._passing *= np.float32(self._kept)
+        self._passing += self._change * self._field()
+        rest = self.context_groups - self.groups
+        best = np.argpartition(self._lasting + self._passing, rest)[rest:] if rest else np.arange(self.groups)
+        best.sort()
+        return best
 
-    def _find_selected(self) -> np.ndarray:
-        shape = self.layers, self.sequences, self.heads, self.groups
-        if self.group_tokens == 1:
-            return self._tokens.reshape(shape).copy()
-        tokens = self._tokens[self._first_place + self._strongest * self.groups]
-        groups = np.minimum(tokens // self.group_tokens, self.context_groups - 1).astype(np.int32)
-        if self._block % self.group_tokens:
-            _make_distinct(groups.reshape(-1, self.groups), self.context_groups)
-        return groups.reshape(shape)
+    def _field(self) -> np.ndarray:
+        """float32[groups of the context]: normal numbers, alike where they are near, around the context's ends too."""
+        field = self._rng.standard_normal(self.context_groups, np.float32)
+        # y[n] = x[n] + a * y[n - 1], in doubled strides.
+        stride, weight, variance = 1, self._alike, 1.0
+        while stride < self.context_groups and weight > _LEAST_CORRELATION:
+            before = field
+            field = before.copy()
+            field[stride:] += np.float32(weight) * before[:-stride]
+            field[:stride] += np.float32(weight) * before[-stride:]
+            variance *= 1 + weight**2
+            stride, weight = 2 * stride, weight**2
+        field /= np.float32(math.sqrt(variance))
+        return field
 
 
 class RecordedSelections:
@@ -163,28 +148,3 @@ class RecordedSelections:
                 f" {op.groups} groups for {op.heads} heads"
             )
         return self._stream.ids[(op.step + self._apart) % steps, op.layer]
-
-
-def _popularity(size: int, skew: float) -> np.ndarray:
-    weights = np.arange(1, size + 1, dtype=float) ** -skew
-    return weights / weights.sum()
-
-
-def _ranks(popularity: np.ndarray) -> np.ndarray:
-    """The rank that each of the draws stands for."""
-    draws = (np.arange(_DRAWS) + 0.5) / _DRAWS
-    return np.minimum(np.cumsum(popularity).searchsorted(draws), popularity.size - 1).astype(np.int32)
-
-
-def _make_distinct(chosen: np.ndarray, groups: int) -> None:
-    """Where places of one row have tokens of one group, the later ones take the next free group: contexts so short
-    that a place owns less than a group."""
-    ordered = np.sort(chosen, axis=1)
-    for row in np.flatnonzero((ordered[:, 1:] == ordered[:, :-1]).any(axis=1)):
-        _, first = np.unique(chosen[row], return_index=True)
-        later = np.setdiff1d(np.arange(chosen.shape[1]), first)
-        free = np.setdiff1d(np.arange(groups), chosen[row])
-        # Each at the next free one, or at the one after when that is taken too.
-        at = np.searchsorted(free, np.sort(chosen[row, later]))
-        at = np.maximum.accumulate(at - np.arange(at.size)) + np.arange(at.size)
-        chosen[row, later] = free[np.minimum(at, free.size - at.size + np.arange(at.size))]

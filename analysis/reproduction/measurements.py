@@ -134,8 +134,9 @@ def group_share(scenario: Scenario) -> Figures:
         context=workload.context,
         selected=selected,
         group_tokens=group_tokens,
-        overlap=workload.overlap,
-        skew=workload.skew,
+        reach=workload.reach,
+        persistence=workload.persistence,
+        lasting=workload.lasting,
         seed=scenario.seed,
     )
     ids = np.stack([stream(Select(1, stream.context_groups, stream.groups, step, 0)) for step in range(steps)])

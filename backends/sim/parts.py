@@ -1,5 +1,6 @@
 """What each sort of need makes of a modelled machine."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -35,6 +36,8 @@ class SimParts:
     selections: Callable[[Selecting], np.ndarray] | None = None
     assignments: Assigning | None = None
     stored: Callable[[int], StoredContext] = _no_contexts
+    # The storage file is mapped into memory: its size, and how much of it may be there.
+    mapped: tuple[float, float] | None = None
 
 
 def parts_for(scenario: Scenario, need: Need, inputs: Inputs) -> SimParts:
@@ -55,10 +58,12 @@ def _with_contexts(scenario: Scenario, need: ContextsInCloud, inputs: Inputs) ->
 
 
 def _with_kv_on_storage(scenario: Scenario, need: KvOnStorage, inputs: Inputs) -> SimParts:
+    mapped = need.sizes.mapped_bytes
     return SimParts(
         device=scenario.device,
         selections=selections(scenario, need, inputs),
         assignments=assignments(scenario, inputs.assignments),
+        mapped=None if mapped is None else (need.sizes.layout.file_bytes, mapped),
     )
 
 
@@ -122,8 +127,9 @@ def selections(scenario: Scenario, need: KvOnStorage, inputs: Inputs) -> Callabl
             context=workload.context,
             selected=sizes.selected * sizes.group_tokens,
             group_tokens=sizes.group_tokens,
-            overlap=workload.overlap,
-            skew=workload.skew,
+            reach=workload.reach,
+            persistence=workload.persistence,
+            lasting=workload.lasting,
             seed=scenario.seed,
         )
     except ValueError as error:
@@ -131,6 +137,7 @@ def selections(scenario: Scenario, need: KvOnStorage, inputs: Inputs) -> Callabl
 
 
 def assignments(scenario: Scenario, given: RecordedAssignments | None) -> Assigning:
-    """Answers the Assign ops of a run, from `given` or generated: a key joins its predecessor's cluster as often as
-    neighbouring steps share a critical token (workload.overlap)."""
-    return given or GeneratedAssignments(stay=scenario.decode.workload.overlap, seed=scenario.seed)
+    """Answers the Assign ops of a run, from `given` or generated: a key joins its predecessor's cluster by the
+    correlation of neighbouring tokens' scores (workload.reach)."""
+    stay = math.exp(-1 / scenario.decode.workload.reach)
+    return given or GeneratedAssignments(stay=stay, seed=scenario.seed)

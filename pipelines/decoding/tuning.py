@@ -174,8 +174,9 @@ def _reuse_rates(scenario: Scenario, limits: TuningLimits, context: int, group_t
         context=context,
         selected=groups * group_tokens,
         group_tokens=group_tokens,
-        overlap=workload.overlap,
-        skew=workload.skew,
+        reach=workload.reach,
+        persistence=workload.persistence,
+        lasting=workload.lasting,
         seed=scenario.seed,
     )
     rows = _LAYERS * _SEQUENCES

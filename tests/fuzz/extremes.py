@@ -100,8 +100,9 @@ def _decode(chance: Random, kind: str, model: dict[str, Any]) -> dict[str, Any]:
         "output": count(chance, 1, 10**5),
         # Each reads for itself in every layer and step.
         "decoded": count(chance, 2, max(2, 400 // model["layers"] // batch)),
-        "overlap": chance.choice([0.0, 0.72, 1.0]),
-        "skew": chance.choice([0.0, 1.6, 10.0]),
+        "reach": chance.choice([1, 32, 1_000_000]),
+        "persistence": chance.choice([1e-3, 9.0, 1e6]),
+        "lasting": chance.choice([0.0, 0.35, 1.0]),
     }
 
 

@@ -206,9 +206,9 @@ def test_the_reuse_table_knows_context_and_group_size() -> None:
     table = reuse_table(scenario, limits)
     assert (table.contexts, table.group_tokens) == ((4096, 8192, 16384), (1, 2, 4, 8))
     assert (np.diff(table.rates, axis=2) >= 0).all()
-    # A large buffer holds more of a short context, and tokens find their likes more often than groups do.
-    assert table(4096, 4, 1600) > table(16384, 4, 1600) + 0.03
-    assert table(16384, 1, 2400) > table(16384, 8, 2400) + 0.05
+    # Of a short context a larger share is selected, so neighbouring steps share more, and a buffer holds more of it.
+    assert table(4096, 4, 400) > table(16384, 4, 400) + 0.05
+    assert table(4096, 4, 1600) > table(16384, 4, 1600) + 0.05
     # In between, at what a stream of its own gives.
     own = _reuse_rates(scenario, limits, 12288, 6)
     assert [table(12288, 6, tokens) for tokens in table.capacity_tokens] == pytest.approx(own, abs=0.01)
