@@ -6,7 +6,7 @@ from typing import Any
 
 from kvferry.disk.direct_storage import Data, Storage
 from kvferry.machine.ops import Extents
-from kvferry.sim.storage import map_miss_s, merged
+from kvferry.sim.storage import commands_of, map_miss_s
 from kvferry.sim.storage_curve import StorageCurves
 from kvferry.specs.storage import StorageSpec
 
@@ -21,7 +21,7 @@ class PacedStorage(Storage):
 
     def __init__(self, path: Path | str, *, like: StorageSpec, **settings: Any) -> None:
         super().__init__(path, **settings)
-        self._map = like.map
+        self._like, self._map = like, like.map
         self._curves = StorageCurves(like)
         self._lowest, self._highest = self.size_bytes, 0
         self.batches = self.late = 0
@@ -38,7 +38,7 @@ class PacedStorage(Storage):
         self._wait(began_s, extents, writes=True)
 
     def _wait(self, began_s: float, extents: Extents, writes: bool) -> None:
-        offsets, lengths = merged(*extents.arrays)
+        offsets, lengths = commands_of(extents, self._like)
         if not len(offsets):
             return
         self._lowest = min(self._lowest, int(offsets[0]))

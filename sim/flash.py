@@ -32,7 +32,8 @@ class Flash:
     die's channel in whole sectors, and over the bus to the host without what was not asked for. A write takes the
     same path backwards, is gathered with others to whole pages, and has ended `buffer_s` before those are
     programmed. With half duplex there is one bus for both directions, and the controller's work on a command holds
-    it. Controller, dies, channels and bus serve one at a time, first come, first served.
+    it, as it may with full duplex (`commands_hold_bus`). Controller, dies, channels and bus serve one at a time,
+    first come, first served.
 
     Left out: garbage collection and wear, caches of what was read, suspended programs, several planes, thermal
     throttling, and where a file system puts a file's blocks.
@@ -42,6 +43,7 @@ class Flash:
         self.spec = spec
         self.now_s = 0.0
         self._half_duplex = half_duplex
+        self._commands_hold_bus = half_duplex or spec.commands_hold_bus
         self._page_bytes, self._sector_bytes = int(spec.page_bytes), int(spec.sector_bytes)
         self._channel_s_per_byte = 1 / spec.channel_bytes_per_s
         self._bus_s_per_byte = 1 / spec.bus_bytes_per_s
@@ -181,7 +183,7 @@ class Flash:
             work_s += spec.partial_s
         pieces = self._pieces(offset, length, writes)
         self._groups[command] = len(pieces), 0.0
-        if self._half_duplex:
+        if self._commands_hold_bus:
             die, die_s, channel_s, bus_s = pieces[0]
             pieces[0] = die, die_s, channel_s, bus_s + work_s
         else:

@@ -25,7 +25,7 @@ class Storage(WorkQueue):
     """A storage device; what its commands cost is its models' business.
 
     Batches begin in the order they were handed over, reads and writes alike; one that waits for other tickets holds
-    up what is behind it. Extents of a batch that lie against each other become one command.
+    up what is behind it. Extents of a batch that lie against each other become one command where the host merges them.
     """
 
     def __init__(self, env: simpy.Environment, spec: StorageSpec, tell: Tell, servers: int = 1) -> None:
@@ -43,7 +43,7 @@ class Storage(WorkQueue):
 
     def _move(self, label: str, extents: Extents, after: Iterable[Ticket], request: int | None) -> Ticket:
         batch = Batch(self.env, self, extents.n_bytes, label, request, None)
-        batch.offsets, batch.lengths = merged(*extents.arrays)
+        batch.offsets, batch.lengths = commands_of(extents, self.spec)
         batch.writes = label == "Write"
         return self.hand_over(batch, 0.0, after)
 
@@ -72,6 +72,19 @@ class Storage(WorkQueue):
 def map_miss_s(table: MapSpec, spread_bytes: float) -> float:
     """Mean seconds per command for entries that the controller does not hold."""
     return table.miss_s * max(0.0, 1.0 - table.covers_bytes / spread_bytes)
+
+
+def commands_of(extents: Extents, spec: StorageSpec) -> tuple[np.ndarray, np.ndarray]:
+    """Offsets, ascending, and lengths of the commands by which the host reads or writes these extents."""
+    if spec.merges:
+        return merged(*extents.arrays)
+    offsets, lengths = extents.arrays
+    if not lengths.all():
+        offsets, lengths = offsets[lengths > 0], lengths[lengths > 0]
+    if (offsets[1:] < offsets[:-1]).any():
+        order = offsets.argsort(kind="stable")
+        offsets, lengths = offsets[order], lengths[order]
+    return offsets, lengths
 
 
 def merged(offsets: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -10,7 +10,7 @@ import simpy
 from kvferry.machine.span import Tell
 from kvferry.machine.work_queue import TimedWork
 from kvferry.sim.alarm import Alarm
-from kvferry.sim.flash_curve import curve_rows
+from kvferry.sim.flash_curve import FlashCurve
 from kvferry.sim.storage import Batch, Storage
 from kvferry.specs.storage import CurveRow, StorageSpec
 
@@ -51,22 +51,29 @@ class LatencyCurve:
         return seconds
 
 
+# Lengths are as many as there are kinds of commands, but for those of a file with blocks of all sizes.
+_MOST_KNOWN = 10_000
+AnyCurve = Curve | LatencyCurve | FlashCurve
+
+
 class StorageCurves:
     """How long batches take on an idle device, by the profile's curves."""
 
     def __init__(self, spec: StorageSpec) -> None:
         self._spec, self._depth = spec, spec.queue_depth
+        # Seconds of one command by length, depth and direction: the same few come again and again.
+        self._known: dict[tuple[int, int, bool], float] = {}
 
     @cached_property
-    def read(self) -> "Curve | LatencyCurve":
+    def read(self) -> "AnyCurve":
         return _curve(self._spec, writes=False)
 
     @cached_property
-    def write(self) -> "Curve | LatencyCurve":
+    def write(self) -> "AnyCurve":
         return _curve(self._spec, writes=True)
 
     def batch_s(self, lengths: np.ndarray, writes: bool = False, extra_s: float = 0.0) -> float:
-        """Seconds for commands of these lengths (merged already), each delayed by `extra_s`.
+        """Seconds for commands of these lengths, each delayed by `extra_s`.
 
         Up to the queue depth are under way at once; each takes its share of a steady stream of commands like it at that
         depth. Together they never move faster than the highest bandwidth of the curve.
@@ -74,12 +81,21 @@ class StorageCurves:
         n = len(lengths)
         if not n:
             return 0.0
-        curve = self.write if writes else self.read
         depth = min(n, self._depth)
-        least, most = lengths.min(), lengths.max()
         # Usually all lengths are equal, and one look-up is enough.
-        total_s = n * curve.command_s(lengths[:1], depth)[0] if least == most else curve.command_s(lengths, depth).sum()
-        return float(total_s + n * extra_s)
+        if lengths.min() == lengths.max():
+            return n * (self._command_s(int(lengths[0]), depth, writes) + extra_s)
+        curve = self.write if writes else self.read
+        return float(curve.command_s(lengths, depth).sum() + n * extra_s)
+
+    def _command_s(self, length: int, depth: int, writes: bool) -> float:
+        key = length, depth, writes
+        if key not in self._known:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            curve = self.write if writes else self.read
+            self._known[key] = float(curve.command_s(np.array([length]), depth)[0])
+        return self._known[key]
 
 
 class CurveStorage(Storage):
@@ -138,13 +154,13 @@ class _Direction:
         self.alarm = Alarm(env, lambda _: done(self))
 
 
-def _curve(spec: StorageSpec, writes: bool) -> Curve | LatencyCurve:
+def _curve(spec: StorageSpec, writes: bool) -> AnyCurve:
     if spec.bytes_per_s is not None:
         return LatencyCurve(spec.bytes_per_s, spec.latency_s)
-    if spec.read:
-        return Curve(spec.write if writes and spec.write else spec.read)
+    if rows := spec.write if writes and spec.write else spec.read:
+        return Curve(rows)
     assert spec.queue is not None
-    return Curve(curve_rows(spec.queue, spec.queue_depth, spec.duplex == "half", writes))
+    return FlashCurve(spec.queue, spec.duplex == "half", writes)
 
 
 def _log_costs(row: CurveRow, log_sizes: np.ndarray) -> np.ndarray:

@@ -60,8 +60,10 @@ class FlashSpec(Spec):
     # On each channel.
     dies: Count = Field(ge=1, le=256)
     channel_bytes_per_s: BytesPerS
-    # Between device and host. With half duplex both directions share it, and commands hold it, too.
+    # Between device and host. With half duplex both directions share it, and commands hold it, too; with full duplex
+    # they do where `commands_hold_bus` says so, and are handled beside what the bus moves where not.
     bus_bytes_per_s: BytesPerS
+    commands_hold_bus: bool = False
 
     @model_validator(mode="after")
     def _whole_sectors(self) -> "FlashSpec":
@@ -89,6 +91,8 @@ class StorageSpec(Spec):
     queue: FlashSpec | None = None
     # Direct reads begin and end at a multiple of it: what is read as one lies on whole blocks.
     block_bytes: Bytes = Field(default=512, ge=1, le=2**20)
+    # The host joins extents of a batch that lie against each other into one command; without it, each is one.
+    merges: bool = True
     # Commands under way at once, at most.
     queue_depth: Count = Field(default=32, ge=1, le=1024)
     # half: one direction at a time.

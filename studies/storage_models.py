@@ -25,7 +25,7 @@ def errors() -> None:
     print("queue model over measured bandwidth, %")
     for name in names("storage"):
         storage = load_storage(name)
-        if storage.queue is None or not storage.read:
+        if storage.queue is None:
             continue
         for label, rows in (("read", storage.read), ("write", storage.write)):
             for row in rows:

@@ -172,3 +172,11 @@ def test_the_map_costs_nothing_until_accesses_spread_beyond_it() -> None:
     pair_s = StorageCurves(spec()).batch_s(np.full(2, 1 * KB))
     assert near_s == pytest.approx(pair_s)
     assert far_s == pytest.approx(pair_s + 1e-3 + 0.75e-3)
+
+
+@pytest.mark.parametrize(("merges", "seconds"), [(True, 2e-3), (False, 4e-3)])
+def test_a_host_that_does_not_merge_gives_a_command_for_each_extent(merges: bool, seconds: float) -> None:
+    # One at a time, 4 kB take 2 ms, and 1 kB takes 1 ms.
+    world = World(spec(merges=merges, queue_depth=1))
+    ticket = world.storage.read(Extents((3 * KB, 1 * KB, 0, 2 * KB, 9 * KB), (KB, KB, KB, KB, 0)))
+    assert world.ends_s(ticket) == pytest.approx([seconds])
