@@ -53,9 +53,10 @@ def paces_of(decoded: Decoded, requests: Sequence[RequestRecord] = (), *, interr
 def decoding_metrics(
     run: Run, decoded: Decoded, *, main_processor: str, measure: Literal["end_to_end", "decode"]
 ) -> dict[str, float]:
-    """``block_s``: TPOT over layers. ``io_to_compute``: time in reads over time in a block's ops, both while decoding.
-    Throughput counts all sequences' tokens, over the time spent decoding (measure "decode") or all of it. All but
-    ``tokens_decoded``, which were really decoded, is of the whole output; energy is per sequence."""
+    """``block_s``: TPOT over layers; ``block_io_s``: time in reads, per layer and step. ``io_to_compute``: time in
+    reads over time in a block's ops, both while decoding. Throughput counts all sequences' tokens, over the time spent
+    decoding (measure "decode") or all of it. All but ``tokens_decoded``, which were really decoded, is of the whole
+    output; energy is per sequence."""
     paces = paces_of(decoded, run.requests, interrupted=run.interrupted)
     if paces is None or run.outcome not in ("done", "interrupted"):
         return {}
@@ -85,6 +86,8 @@ def decoding_metrics(
         figures["tokens_decoded"] = sum(len(r.token_times_s) for r in run.requests) / len(run.requests)
         if decoded.preemptions:
             figures["preemptions"] = float(decoded.preemptions)
+    if sums["reading_s"]:
+        figures["block_io_s"] = sums["reading_s"] * decoded.batch / (paces.tokens * decoded.layers)
     if sums["reading_s"] and sums["block_ops_s"]:
         figures["io_to_compute"] = sums["reading_s"] / sums["block_ops_s"]
     if decoded.metadata_bytes is not None and decoded.buffer_bytes is not None:

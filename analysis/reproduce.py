@@ -128,23 +128,32 @@ def _cells(paper: Paper, key: Key, results: Results) -> Iterable[Report]:
 def agreement_of(cells: list[Report], everywhere: Collection[str]) -> Report | None:
     """How near the cells are that the paper prints: the median and 90th percentile of their errors, and how many pairs
     in one place (everything but the system the same, or the experiment too where one of both is `everywhere`) come
-    in the printed order, ties in print left out. None: it prints none."""
+    in the printed order, ties in print left out; "from_one_token_per_s": the errors of the throughputs among them that
+    are printed as 1 or more, as smaller ones have one digit. None: it prints none."""
     printed = [cell for cell in cells if cell["paper"] is not None]
     if not printed:
         return None
-    errors = sorted(abs(cell["relative_error"]) if cell["relative_error"] is not None else 1.0 for cell in printed)
     right = pairs = 0
     for n, one in enumerate(printed):
         for other in printed[:n]:
             if _comparable(one, other, everywhere) and one["paper"] != other["paper"] and one["ours"] and other["ours"]:
                 pairs += 1
                 right += (one["paper"] > other["paper"]) == (one["ours"] > other["ours"])
+    fast = [cell for cell in printed if cell["metric"] == "throughput_tokens_per_s" and cell["paper"] >= 1]
     return {
-        "cells": len(printed),
-        "median_error": float(np.median(errors)),
-        "p90_error": float(np.quantile(errors, 0.9)),
+        **_errors_of(printed),
+        **({"from_one_token_per_s": _errors_of(fast)} if fast else {}),
         "orderings": pairs,
         "orderings_right": right,
+    }
+
+
+def _errors_of(cells: list[Report]) -> Report:
+    errors = [abs(cell["relative_error"]) if cell["relative_error"] is not None else 1.0 for cell in cells]
+    return {
+        "cells": len(cells),
+        "median_error": float(np.median(errors)),
+        "p90_error": float(np.quantile(errors, 0.9)),
     }
 
 

@@ -61,6 +61,7 @@ FIGURES: dict[str, Figure] = {
     "reuse_rate": Figure("KV reused", "high"),
     "io_to_compute": Figure("I/O to compute", "low"),
     "block_s": Figure("time per layer", "low"),
+    "block_io_s": Figure("of it reading", "low"),
     "seconds_per_token": Figure("time per token of the batch", "low"),
     "tokens_decoded": Figure("tokens decoded per sequence"),
     "batch": Figure("sequences together"),

@@ -48,7 +48,14 @@ def reproduce(
             f" {agreement['p90_error']:.1%} at the 90th percentile; {agreement['orderings_right']} of"
             f" {agreement['orderings']} orderings"
         )
-    print(f"{hits} hits, {misses} misses, {len(claims) - hits - misses} without a verdict")
+        if fast := agreement.get("from_one_token_per_s"):
+            print(
+                f"{fast['cells']} of at least 1 token/s: {fast['median_error']:.1%} in the median,"
+                f" {fast['p90_error']:.1%} at the 90th percentile"
+            )
+    fitted = sum(claim["verdict"] == "hit" and claim["fitted"] for claim in claims)
+    of_them = f" ({fitted} of them fitted)" if fitted else ""
+    print(f"{hits} hits{of_them}, {misses} misses, {len(claims) - hits - misses} without a verdict")
 
 
 def _range(claim: dict[str, Any], whose: str) -> str | None:

@@ -55,6 +55,26 @@ def test_agreement_by_hand() -> None:
     assert agreement_of([cell("d", None, 5.0)], []) is None
 
 
+def test_throughputs_with_one_digit_do_not_hide_the_others() -> None:
+    throughput = {"metric": "throughput_tokens_per_s"}
+    cells = [cell("a", 0.1, 0.1, **throughput), cell("b", 0.1, 0.1, **throughput), cell("c", 10.0, 12.0, **throughput)]
+    found = agreement_of([*cells, cell("c", 0.77, 0.7, metric="reuse_rate")], ())
+    assert found is not None
+    assert found["median_error"] < 0.1
+    assert found["from_one_token_per_s"] == {
+        "cells": 1,
+        "median_error": pytest.approx(0.2),
+        "p90_error": pytest.approx(0.2),
+    }
+
+
+def test_claims_that_rest_on_fitted_cells_say_so() -> None:
+    evidence = load_paper("kvswap").evidence
+    assert [id for id, one in evidence.items() if one.fitted] == ["K3", "K4", "K12", "K13", "K18", "K21"]
+    # I/O alone, as the paper measures it.
+    assert evidence["K22"].metric == "block_io_s"
+
+
 def test_every_printed_cell_of_kvswap_is_run() -> None:
     paper = load_paper("kvswap")
     scenarios = scenarios_of(paper)
