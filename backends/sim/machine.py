@@ -32,12 +32,14 @@ from kvferry.sim.costs.cost_model import Builder
 from kvferry.sim.costs.roofline import Roofline
 from kvferry.sim.decompressor import Decompressor
 from kvferry.sim.energy import EnergyMeter
+from kvferry.sim.paged_storage import PagedStorage
 from kvferry.sim.processor import Processor
 from kvferry.sim.storage import Storage
 from kvferry.sim.storage_models import storage_of
 from kvferry.specs.device import DeviceSpec
 from kvferry.specs.errors import InputError
 from kvferry.specs.model import ModelSpec
+from kvferry.specs.storage import StorageSpec
 from kvferry.specs.tier import Tier
 from kvferry.traces.rate import RateTrace
 
@@ -50,7 +52,7 @@ class SimMachine:
     `weights_refused` says why they are not, when the model does not fit: nothing should be run then. `load` is the
     background load of processors by name. `selections` answers Select and Retrieve ops with int32[batch, head or
     1, k], from a recorded or generated stream, `assignments` Assign ops with int32[batch, head or 1]; their time is the
-    processor's business.
+    processor's business. `mapped`: the KV's file is mapped into memory, its size and what of it may be there.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class SimMachine:
         memory_bytes: float | None = None,
         selections: Callable[[Selecting], np.ndarray] | None = None,
         assignments: Callable[[Assign], np.ndarray] | None = None,
+        mapped: tuple[float, float] | None = None,
         tell: Tell = lambda span: None,
         env: simpy.Environment | None = None,
         switchboard: Switchboard | None = None,
@@ -110,7 +113,7 @@ class SimMachine:
             if memory.copy_bytes_per_s is None
             else CopyQueue(self.env, memory.copy_bytes_per_s, memory.copy_latency_s, tell, contention=contention)
         )
-        self.storage = None if device.storage is None else storage_of(self.env, device.storage, tell)
+        self.storage = _storage(self.env, device.storage, tell, mapped)
         if contention is not None:
             for path in (*self.processors.values(), self.decompressor, self._copies, self.storage):
                 if path is not None:
@@ -171,7 +174,7 @@ class SimMachine:
     def write(self, extents: Extents, *, after: Iterable[Ticket] = (), request: int | None = None) -> Ticket:
         return self._needed_storage().write(extents, after, request)
 
-    def _needed_storage(self) -> Storage:
+    def _needed_storage(self) -> Storage | PagedStorage:
         if self.storage is None:
             raise InputError(f"device {self.device.name} has no storage; its profile needs a `storage`")
         return self.storage
@@ -205,6 +208,17 @@ class SimMachine:
             link_queue=link.queued if link else 0,
             free_bytes=self.memory.free_bytes,
         )
+
+
+def _storage(
+    env: simpy.Environment, spec: StorageSpec | None, tell: Tell, mapped: tuple[float, float] | None
+) -> Storage | PagedStorage | None:
+    if spec is None:
+        return None
+    if mapped is None:
+        return storage_of(env, spec, tell)
+    file_bytes, most_bytes = mapped
+    return PagedStorage(env, spec, tell, file_bytes=file_bytes, most_bytes=most_bytes)
 
 
 def _or_endless(capacity_bytes: float | None) -> float:

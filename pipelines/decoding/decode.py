@@ -27,14 +27,16 @@ class LockStepDecode:
         self.now = DecodeState(machine, plan)
         self.record = self.now.record
 
-    def run(self, steps: int) -> Process:
-        """Prefill, then `steps` tokens per sequence; the first of them comes from prefill. Raises OutOfMemory."""
+    def run(self, steps: int, skipped: int = 0) -> Process:
+        """Prefill, then `steps` tokens per sequence; the first of them comes from prefill. `skipped` tokens, which take
+        no time, come between it and the next. Raises OutOfMemory."""
         env, record = self.now.machine.env, self.record
         self.now.place()
         under_way = yield from self._walk(self.plan.prefill_stages)
         yield env.all_of(under_way.values())
         record.prefill_s = env.now
         self._token()
+        self.now.skip(skipped)
         for self.now.step in range(steps - 1):
             self.now.place()
             under_way = yield from self._walk(self.plan.stages)

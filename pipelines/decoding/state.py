@@ -13,7 +13,7 @@ from kvferry.pipelines.workload import OutOfMemory
 from kvferry.policies.decode.layout import PlacedBlocks, Ranges
 from kvferry.policies.decode.residency import AllThere, Resident
 from kvferry.policies.decode.rows import Lookup
-from kvferry.policies.decode.upkeep import Kept
+from kvferry.policies.decode.upkeep import Kept, Learned
 from kvferry.specs.tier import Tier
 
 # Tiers whose KV takes of a budget of memory.
@@ -41,7 +41,7 @@ class DecodeState:
         self.kept: Kept = roles.upkeep.start(plan.context, plan.group_tokens, self.blocks)
         self.tiers = plan.tiers
         self.residents: list[Resident] = [self._resident(tier) for tier in self.tiers]
-        self.step = 0
+        self.step = self._skipped = 0
         # Memory for KV that lies in one, by tier.
         self._leases: dict[Tier, Lease] = {}
         # By layer, of the present step: what moves its KV to another tier, the machine's choice, where its blocks are
@@ -56,9 +56,15 @@ class DecodeState:
         """A layer's KV lies outside the processor's memory."""
         return self.tiers[layer] != "device"
 
+    def skip(self, tokens: int) -> None:
+        """Let every sequence have so many tokens more, as if they were decoded; reuse buffers are still empty."""
+        self._skipped += tokens
+        for _ in range(tokens):
+            self.kept.append(Learned((), ()))
+
     def place(self) -> None:
         """Hold memory for the KV there is, and begin to move what its placement has move now. Raises OutOfMemory."""
-        plan, tokens = self.plan, self.plan.context + self.step
+        plan, tokens = self.plan, self.plan.context + self._skipped + self.step
         before, self.tiers = self.tiers, plan.roles.placement.tiers(plan.kv_size(tokens))
         for layer, (source, to) in enumerate(zip(before, self.tiers, strict=True)):
             if source != to:

@@ -75,17 +75,21 @@ class Decode:
         plan = plan_for(scenario, system)
         if system.roles.placement.mapped:
             plan = replace(plan, mapped_bytes=plan.sequences * sequence_bytes(scenario, plan.sequences))
-        return LockStepFlow(scenario, plan, progress)
+        # A real world, and one that replays it, decode from the first token on.
+        anywhere = scenario.backend == "sim" and inputs == NO_INPUTS
+        return LockStepFlow(scenario, plan, progress, anywhere)
 
 
 class LockStepFlow:
-    """A Flow of a batch whose KV lies on storage."""
+    """A Flow of a batch whose KV lies on storage. Of an output of which only a part is decoded, it is a part in the
+    middle, where the world lets it begin `anywhere`; else its beginning."""
 
-    def __init__(self, scenario: Scenario, plan: DecodePlan, progress: Progress) -> None:
+    def __init__(self, scenario: Scenario, plan: DecodePlan, progress: Progress, anywhere: bool = True) -> None:
         self._scenario, self._plan, self._progress = scenario, plan, progress
         output, decoded = scenario.decode.workload.output, scenario.decode.workload.decoded
         # Tokens per sequence that are really decoded.
         self._steps = output if decoded is None else min(output, decoded)
+        self._skipped = middle_of(output - 1, self._steps - 1) if anywhere else 0
         self._decode: LockStepDecode | None = None
         self._half: Totals | None = None
         self._half_counts: dict[str, float] = {}
@@ -106,7 +110,7 @@ class LockStepFlow:
                 self._progress(tokens, output)
 
         self._decode = LockStepDecode(world.machine, self._plan, on_token)
-        yield from self._decode.run(self._steps)
+        yield from self._decode.run(self._steps, self._skipped)
 
     def left(self, world: World, end: Totals) -> Left:
         plan, times_s = self._plan, self._times_s
@@ -153,6 +157,12 @@ class LockStepFlow:
 def half_of(tokens: int) -> int:
     """The step with which the second half of so many tokens' steps begins."""
     return (tokens - 1) // 2
+
+
+def middle_of(all_steps: int, steps: int) -> int:
+    """How many steps come before those that are carried out, so that they and their second half, at whose pace the rest
+    follows, stand for all: where every step takes longer than the one before by as much, the sum is exact."""
+    return max(0, round(all_steps / 2 - 0.75 * steps + 0.25 * steps**2 / all_steps)) if all_steps else 0
 
 
 def plan_for(scenario: Scenario, system: DecodeSystem) -> DecodePlan:

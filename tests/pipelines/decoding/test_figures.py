@@ -12,10 +12,11 @@ from kvferry.analysis.decoding import paces_of
 from kvferry.analysis.envelope import envelope_of
 from kvferry.analysis.folder import write_run
 from kvferry.analysis.metrics import metrics_of
-from kvferry.pipelines.decoding.workload import half_of
+from kvferry.pipelines.decoding.workload import half_of, middle_of
 from kvferry.pipelines.record import Decoded, RequestRecord, Run
 from kvferry.pipelines.run import run_scenario
 from kvferry.pipelines.tally import Totals
+from kvferry.scenarios.loader import load_scenario
 from kvferry.specs.scenario import Scenario
 
 DESCRIBED = changed(
@@ -82,6 +83,7 @@ def test_a_part_of_the_steps_tells_every_figure_of_all(measure: Literal["decode"
         "reuse_rate",
         "compute_utilisation",
         "io_to_compute",
+        "block_io_s",
     } <= part.keys()
     assert part == pytest.approx(full, rel=0.05)
 
@@ -126,3 +128,33 @@ def test_answers_are_left_in_the_folder(tmp_path: Path) -> None:
     run = Run(outcome="done", measured={"answers": {"0": [7, 5]}})
     write_run(tmp_path, "", run, envelope_of(run, {}, scenario="x", system="kvswap", seed=0))
     assert json.loads((tmp_path / "answers.json").read_text()) == {"0": [7, 5]}
+
+
+@pytest.mark.parametrize("system", ["flexgen", "os-paging"])
+def test_a_short_context_that_grows_is_told_by_its_middle(system: str) -> None:
+    """Where all KV is read, every token takes longer than the one before: the first ones would be 10 % fast."""
+
+    def tpot_s(decoded: str) -> float:
+        settings = ["workload.context=1Ki", "workload.batch=1", "workload.output=250", f"workload.decoded={decoded}"]
+        one = load_scenario("kvswap/throughput", [f"system={system}", *settings])
+        return figures(run_scenario(one))["tpot_s"]
+
+    assert tpot_s("8") == pytest.approx(tpot_s("null"), rel=0.015)
+
+
+def test_what_was_asked_to_be_decoded_is_decoded() -> None:
+    assert (
+        figures(run_scenario(tiny(DECODING, system="flexgen", policies={}, workload={"decoded": 11})))["tokens_decoded"]
+        == 11
+    )
+
+
+@pytest.mark.parametrize(("all_steps", "steps"), [(999, 63), (999, 7), (10, 9), (10, 10), (1, 1), (0, 0)])
+def test_a_part_in_the_middle_stands_for_a_growing_whole(all_steps: int, steps: int) -> None:
+    before = middle_of(all_steps, steps)
+    assert 0 <= before <= all_steps - steps
+    if steps:
+        taken = [1000 + n for n in range(before, before + steps)]
+        late = taken[half_of(steps + 1) :]
+        whole = sum(taken) + (all_steps - steps) * sum(late) / len(late)
+        assert whole == pytest.approx(sum(1000 + n for n in range(all_steps)), rel=2e-3)

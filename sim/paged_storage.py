@@ -1,0 +1,102 @@
+"""A file that the operating system maps into memory: page faults read it, and memory keeps what was used last."""
+
+from collections import OrderedDict
+from collections.abc import Iterable
+
+import numpy as np
+import simpy
+
+from kvferry.machine.busy import Busy
+from kvferry.machine.ops import Extents
+from kvferry.machine.span import Tell
+from kvferry.machine.ticket import Ticket
+from kvferry.sim.storage_models import storage_of
+from kvferry.specs.storage import StorageSpec
+
+# A page fault reads so much around its page of 4 KiB: Linux's read-ahead, as it is unless set otherwise.
+READ_AHEAD_BYTES = 128 << 10
+# Pages of a larger file are kept and dropped in longer runs, so that there are no more runs than this.
+MOST_RUNS = 1 << 16
+
+
+class PageCache:
+    """Which runs of a file's pages are in memory, of `most_bytes` at most; those used longest ago go first."""
+
+    def __init__(self, file_bytes: float, most_bytes: float) -> None:
+        self.run_bytes = READ_AHEAD_BYTES
+        while file_bytes / self.run_bytes > MOST_RUNS:
+            self.run_bytes *= 2
+        self._most = max(1, int(most_bytes // self.run_bytes))
+        # By run, those used longest ago first: whether it was written to since it came.
+        self._held: OrderedDict[int, bool] = OrderedDict()
+
+    @property
+    def held_bytes(self) -> int:
+        return len(self._held) * self.run_bytes
+
+    def use(self, extents: Extents, writes: bool) -> tuple[list[int], list[int]]:
+        """Touch these bytes in order; the runs that fault, and those that are written back, as they are dropped. A run
+        that is written to does not fault: what was there is not wanted."""
+        faults, written_back, held = [], [], self._held
+        for offset, length in extents:
+            for run in range(offset // self.run_bytes, -(-(offset + length) // self.run_bytes) if length else 0):
+                if run in held:
+                    held.move_to_end(run)
+                    held[run] |= writes
+                    continue
+                if len(held) >= self._most:
+                    dropped, changed = held.popitem(last=False)
+                    if changed:
+                        written_back.append(dropped)
+                held[run] = writes
+                if not writes:
+                    faults.append(run)
+        return faults, written_back
+
+    def commands(self, runs: list[int]) -> Extents:
+        """A read-ahead at a time."""
+        each = self.run_bytes // READ_AHEAD_BYTES
+        offsets = (np.array(runs, np.int64)[:, None] * each + np.arange(each)).ravel() * READ_AHEAD_BYTES
+        return Extents(offsets, np.full(len(offsets), READ_AHEAD_BYTES))
+
+
+class PagedStorage:
+    """A storage device behind a page cache. A process that faults waits for its page, so one command is under way.
+
+    Left out: what a fault costs where the page is in memory, and that the system writes back before it has to.
+    """
+
+    def __init__(
+        self, env: simpy.Environment, spec: StorageSpec, tell: Tell, *, file_bytes: float, most_bytes: float
+    ) -> None:
+        one_by_one = spec.model_copy(update={"queue_depth": 1, "merges": False})
+        self._device, self.cache = storage_of(env, one_by_one, tell), PageCache(file_bytes, most_bytes)
+        self.spec = spec
+
+    @property
+    def resource(self) -> str:
+        return self._device.resource
+
+    @property
+    def busy(self) -> Busy:
+        return self._device.busy
+
+    @property
+    def queued(self) -> int:
+        return self._device.queued
+
+    def read(self, extents: Extents, after: Iterable[Ticket] = (), request: int | None = None) -> Ticket:
+        return self._use(extents, after, request, writes=False)
+
+    def write(self, extents: Extents, after: Iterable[Ticket] = (), request: int | None = None) -> Ticket:
+        return self._use(extents, after, request, writes=True)
+
+    def _use(self, extents: Extents, after: Iterable[Ticket], request: int | None, writes: bool) -> Ticket:
+        faults, written_back = self.cache.use(extents, writes)
+        waited = (*after,)
+        if written_back or writes:
+            written = self._device.write(self.cache.commands(written_back), waited, request)
+            if writes:
+                return written
+            waited = (*waited, written)
+        return self._device.read(self.cache.commands(faults), waited, request)
