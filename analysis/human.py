@@ -86,6 +86,7 @@ _BY_ENDING: dict[str, Callable[[float], str]] = {
     "_share": percent,
     "reuse_rate": percent,
     "slo_attainment": percent,
+    "kv_relative_error": percent,
     "bound_gap": percent,
     "regret": percent,
     "regret_p95": percent,

@@ -8,6 +8,7 @@ import numpy as np
 
 from kvferry.analysis.decoding import decoding_metrics
 from kvferry.analysis.remarks import BOUNDS, has_bounds, unpowered, why_no_energy
+from kvferry.codecs.distortion import of_mixture
 from kvferry.pipelines.record import RequestRecord, Run
 from kvferry.specs.scenario import Scenario
 from kvferry.specs.workload import SloSpec
@@ -50,6 +51,8 @@ def metrics_of(
       optimum lies between the bound and the load time, so these are upper estimates of the true regret; the
       bound gives each request the device and link for itself, so under concurrency they hold queueing too.
       ``streamed_share``: units fetched of all units; ``streamed_bits_per_value``: over what was fetched;
+      ``kv_relative_error`` and ``kv_kl_nats``: what the encodings cost in quality, mean over the requests, by the table
+      that was measured on a bundled model (codecs/distortion.py): an indicator; absent for a codec that has none.
       ``wasted_bytes``: fetched for nothing over the run: the processor was first, not all came, or it was unusable.
     Energy:
       ``energy_j``: the run's energy, idle time between requests included, over its requests; and the parts
@@ -161,6 +164,10 @@ def _loading_metrics(requests: Sequence[RequestRecord]) -> dict[str, float | Non
             "regret": regrets.mean(),
             "regret_p95": _percentile(regrets, 95),
         }
+    lost = [of_mixture(r.codec, r.shares_by_level) for _, r in loaded if r.codec is not None]
+    if lost and None not in lost:
+        errors, divergences = zip(*filter(None, lost), strict=True)
+        found |= {"kv_relative_error": _mean(errors), "kv_kl_nats": _mean(divergences)}
     if computed + streamed:
         found["streamed_share"] = streamed / (computed + streamed)
         found["wasted_bytes"] = sum(r.wasted_bytes for r in requests)

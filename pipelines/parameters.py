@@ -3,10 +3,10 @@
 import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import numpy as np
-from pydantic import BeforeValidator, ConfigDict, ValidationError, create_model
+from pydantic import BeforeValidator, ConfigDict, TypeAdapter, ValidationError, ValidationInfo, create_model
 
 from kvferry.policies.loading.problem import LoadProblem
 from kvferry.policies.loading.staged import SCHEDULES
@@ -57,8 +57,26 @@ def _type_of(name: str, annotation: Any) -> Any:
     if name in _NAMED:
         return Annotated[Any, BeforeValidator(_NAMED[name])]
     if name.endswith("_s"):
-        return Seconds | None if type(None) in getattr(annotation, "__args__", ()) else Seconds
+        words = tuple(word for part in get_args(annotation) if get_origin(part) is Literal for word in get_args(part))
+        seconds = _seconds_or(words) if words else Seconds
+        return seconds | None if type(None) in get_args(annotation) else seconds
     return annotation
+
+
+def _seconds_or(words: tuple[str, ...]) -> Any:
+    """A duration, or one of these words."""
+    seconds = TypeAdapter(Seconds)
+
+    def read(value: Any, info: ValidationInfo) -> Any:
+        if value in words:
+            return value
+        try:
+            return seconds.validate_python(value, context=info.context)
+        except ValidationError as error:
+            known = " or ".join(words)
+            raise ValueError(f"{error.errors()[0]['msg'].removeprefix('Value error, ')}; or {known}") from None
+
+    return Annotated[Any, BeforeValidator(read)]
 
 
 def _planner(value: Any) -> Any:

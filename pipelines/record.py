@@ -32,6 +32,10 @@ class RequestRecord:
     bound_s: float | None = None
     # Mean bits per key or value number over what was streamed; None: nothing was.
     streamed_bits_per_value: float | None = None
+    # What the stored context is encoded with, and the share of its key and value numbers that came at each level of it;
+    # the rest was computed. None: nothing was loaded.
+    codec: str | None = None
+    shares_by_level: Mapping[int, float] = field(default_factory=dict)
     # Why the link carried nothing any more, from when on what was missing was computed; None: it did to the end.
     link_down: str | None = None
     # Units that came whole and could not be decoded or put in place, hence were computed; and why the first of them.

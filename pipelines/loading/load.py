@@ -1,6 +1,6 @@
 """Bring one context's KV in over two paths at once, as a loader says: fetch from the cloud, compute here."""
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -68,7 +68,8 @@ class ContextLoad:
         self.progress = LoadProgress(problem)
         self.units_computed = 0
         self.units_streamed = 0
-        self.streamed_values = 0
+        # Key and value numbers that came, by the level of their encoding.
+        self.values_by_level: Counter[int] = Counter()
         self.streamed_bytes = 0.0
         self.wasted_bytes = 0.0
         self.done = machine.env.event()
@@ -297,7 +298,7 @@ class ContextLoad:
                 self.wasted_bytes += unit_bytes
             else:
                 self.units_streamed += 1
-                self.streamed_values += values // len(units)
+                self.values_by_level[level] += values // len(units)
                 self.streamed_bytes += unit_bytes
             self.progress.streamed(unit, unit_bytes)
         self._settle()

@@ -118,7 +118,7 @@ def context_reuse(
     yield load.done
     admission.end_load()
     loaded_s = env.now
-    values = load.streamed_values
+    values, all_values = load.values_by_level.total(), int(context.values.sum())
     records = []
     for turn in range(request.turns):
         if turn:
@@ -140,6 +140,7 @@ def context_reuse(
                 streamed_bytes=load.streamed_bytes,
                 wasted_bytes=load.wasted_bytes,
                 streamed_bits_per_value=8 * load.streamed_bytes / values if values else None,
+                shares_by_level={n: came / all_values for n, came in sorted(load.values_by_level.items())},
                 link_down=None if load.link_down is None else str(load.link_down),
                 units_unusable=load.units_unusable,
                 unusable=None if load.unusable is None else str(load.unusable),

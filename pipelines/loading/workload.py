@@ -99,7 +99,9 @@ class ContextReuseFlow:
         yield from self._requests.run(world.machine, self._finished, world.arrived.append)
 
     def left(self, world: World, end: Totals) -> Left:
-        return Left(requests=sorted(self._with_bounds(world), key=lambda record: record.request))
+        records = sorted(self._with_bounds(world), key=lambda record: record.request)
+        codec = self._system.codec
+        return Left(requests=[one if one.loaded_s is None else replace(one, codec=codec) for one in records])
 
     def kept(self) -> str:
         return f"{len(self._records):,} of {self._wanted:,} requests"

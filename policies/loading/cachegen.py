@@ -1,5 +1,8 @@
 """CacheGen: everything is streamed, at the quality that the bandwidth allows (SparKV VI-A)."""
 
+import math
+from typing import Literal
+
 from kvferry.policies.loading.loader import Compute, LinkWindow, LoadFacts, Stream
 from kvferry.policies.loading.problem import LoadProblem
 from kvferry.policies.loading.progress import LoadProgress
@@ -7,7 +10,8 @@ from kvferry.policies.loading.progress import LoadProgress
 
 class CacheGen:
     """Streams token chunk by token chunk, one transfer per layer, and chooses a quality level for each chunk:
-    the best one at which everything left arrives within `objective_s` of the start, else the lowest.
+    the best one at which everything left arrives within `objective_s` of the start, else the lowest. With "quality" for
+    an objective it is the best one, however long that takes, so that systems can be compared at equal quality.
 
     The rate is the last observed goodput, and before that the planned rate. Left out: CacheGen's fallback of sending
     text and computing its KV, which would make it a hybrid.
@@ -16,10 +20,10 @@ class CacheGen:
     # Wide enough for a rate that jumps; a level is chosen when its chunk is handed over, so no wider.
     window = LinkWindow(times=4, at_least_planned=True)
 
-    def __init__(self, objective_s: float = 2.0) -> None:
-        if not objective_s > 0:
+    def __init__(self, objective_s: float | Literal["quality"] = 2.0) -> None:
+        self.objective_s = math.inf if objective_s == "quality" else objective_s
+        if not self.objective_s > 0:
             raise ValueError(f"objective_s is {objective_s}; it must be above 0")
-        self.objective_s = objective_s
 
     def start(self, problem: LoadProblem, facts: LoadFacts) -> None:
         self._problem = problem
@@ -45,6 +49,8 @@ class CacheGen:
         return Stream(tuple(units), self._level)
 
     def _best_level(self, left_bytes: float, facts: LoadFacts) -> int:
+        if self.objective_s == math.inf:
+            return 0
         rate = facts.goodput_bytes_per_s
         can_come = (facts.planned_bytes_per_s if rate is None else rate) * (self._deadline_s - facts.now_s)
         scales = self._problem.level_scale

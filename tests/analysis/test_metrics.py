@@ -12,6 +12,7 @@ from kvferry.analysis.envelope import envelope_of, provenance_of, to_json
 from kvferry.analysis.metrics import metrics_of
 from kvferry.analysis.occupancy import busy_share, delivered, rows, shares, union
 from kvferry.backends.sim.machine import SimMachine
+from kvferry.codecs.distortion import measured
 from kvferry.machine.ops import Extents
 from kvferry.machine.span import Span
 from kvferry.pipelines.record import RequestRecord, Run
@@ -277,3 +278,21 @@ def test_a_request_without_a_token_kept_nothing() -> None:
     metrics = metrics_of(run, main_processor="gpu", slo=SloSpec(ttft_s=1.0))
     assert metrics["slo_attainment"] == 0.0
     assert "goodput_tokens_per_s" not in metrics
+
+
+def test_what_the_encoding_costs_is_the_mean_over_the_loads() -> None:
+    fine, coarse = measured()["cachegen"][0], measured()["cachegen"][4]
+    loads = [
+        RequestRecord(request=0, arrival_s=0.0, loaded_s=1.0, codec="cachegen", shares_by_level={0: 1.0}),
+        RequestRecord(request=1, arrival_s=0.0, loaded_s=1.0, codec="cachegen", shares_by_level={4: 0.25}),
+        # A further turn over the same context loads nothing.
+        RequestRecord(request=2, arrival_s=2.0),
+    ]
+    metrics = metrics_of(Run(outcome="done", requests=tuple(loads)), main_processor="gpu")
+    assert metrics["kv_relative_error"] == pytest.approx((fine.relative_error + coarse.relative_error / 2) / 2)
+    assert metrics["kv_kl_nats"] == pytest.approx((fine.kl_nats + coarse.kl_nats / 4) / 2)
+
+
+def test_a_codec_without_a_measurement_has_no_quality() -> None:
+    load = RequestRecord(request=0, arrival_s=0.0, loaded_s=1.0, codec="unheard-of", shares_by_level={0: 1.0})
+    assert "kv_relative_error" not in metrics_of(Run(outcome="done", requests=(load,)), main_processor="gpu")

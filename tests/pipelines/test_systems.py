@@ -92,6 +92,11 @@ def test_every_schedule_by_its_name(name: str) -> None:
         ("sparkv", {"schedule": {"name": "milp", "stages": 1.5}}, "schedule.stages: 1.5 is not a whole number"),
         ("strong-hybrid", {"variant": "static"}, "policies.variant: 'static' is none of uniform, true-costs"),
         ("cachegen", {"objective": "2"}, "policies.objective: '2' has no unit; write it like '4 ms'"),
+        (
+            "cachegen",
+            {"objective": "fast"},
+            "policies.objective: 'fast' is not a time; write it like '4 ms'; or quality",
+        ),
         ("cachegen", {"objective": "0 s"}, "policies.objective: .* must be above 0"),
         ("cachegen", {"codec": "gzip"}, "policies.codec: 'gzip' is none of "),
         ("cachegen", {"codec": {"name": "kivi", "bits": 2}}, "policies.codec: a mapping is none of "),

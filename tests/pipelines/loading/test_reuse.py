@@ -75,6 +75,7 @@ def test_stream_only() -> None:
     assert (record.units_streamed, record.units_computed) == (4, 0)
     assert (record.streamed_bytes, record.wasted_bytes) == (8.0, 0.0)
     assert record.streamed_bits_per_value == 8.0  # 8 bytes for 8 values
+    assert record.shares_by_level == {0: 1.0}
 
 
 def test_local_prefill_with_all_heads() -> None:

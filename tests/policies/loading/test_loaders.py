@@ -116,6 +116,17 @@ def test_cachegen_takes_the_best_level_that_meets_the_objective() -> None:
     assert loader.next_compute(progress, FACTS) is None
 
 
+def test_cachegen_keeps_its_best_level_where_quality_is_the_objective() -> None:
+    ones = np.ones((2, 1, 1))
+    load = LoadProblem(compute_s=ones, stream_bytes=ones, coupling="all_heads", level_scale=(1.0, 0.5))
+    loader = CacheGen(objective_s="quality")
+    loader.start(load, FACTS)
+    # However slow the link is, even where it carries nothing.
+    still = LoadFacts(1e6, 1.0, 0.0, goodput_bytes_per_s=0.0)
+    asked = [loader.next_stream(LoadProgress(load), facts) for facts in (FACTS, still)]
+    assert [s.level for s in asked if s] == [0, 0]
+
+
 def test_cachegen_keeps_a_chunk_at_one_level_and_sees_a_faster_link() -> None:
     ones = np.ones((2, 2, 1))
     load = LoadProblem(compute_s=ones, stream_bytes=ones, coupling="all_heads", level_scale=(1.0, 0.5))
