@@ -23,3 +23,10 @@ def test_layers_move_from_the_last_one_on() -> None:
     assert near == [4, 3, 3, 2, 1]
     assert Progressive(overflow="storage").tiers(size(5, 39)) == ("device", "device", "device", "storage")
     assert Progressive().tiers(size(5, -1)) == ("host",) * 4
+
+
+def test_what_the_host_has_no_room_for_lies_on_storage() -> None:
+    # Layers of 5 tokens take 10 B: three are near, and 9 B beside are too few for one; of 4 tokens, one of 8 B fits.
+    assert Progressive(host_bytes=9).tiers(size(5, 39)) == ("device",) * 3 + ("storage",)
+    assert Progressive(host_bytes=9).tiers(size(4, 20)) == ("device", "device", "host", "storage")
+    assert Progressive(host_bytes=100).tiers(size(4, 20)) == ("device", "device", "host", "host")

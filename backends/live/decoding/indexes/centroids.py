@@ -125,16 +125,29 @@ def clustered(vectors: torch.Tensor, sizes: list[int]) -> torch.Tensor:
 
 def halved(vectors: torch.Tensor, first: int) -> torch.Tensor:
     """The order int64[rows, n] of vectors [rows, n, width], of which the `first` are one half and the rest the other:
-    at first by their place along the direction in which they differ most, then by the difference of their distances to
-    both means. For given means this is the best cut of these sizes."""
+    at first by their place along the direction in which they differ most, from either end of it, then by the difference
+    of their distances to both means, which for given means is the best cut of these sizes. Of both ends, the better."""
     centred = vectors - vectors.mean(1, keepdim=True)
     along = (centred.double() @ principal_directions(centred)[..., :1])[..., 0]
-    order = along.argsort(dim=1, stable=True)
+    ends = [_settled(vectors, side.argsort(dim=1, stable=True), first) for side in (along, -along)]
+    better = _spread(vectors, ends[0], first) <= _spread(vectors, ends[1], first)
+    return torch.where(better[:, None], *ends)
+
+
+def _settled(vectors: torch.Tensor, order: torch.Tensor, first: int) -> torch.Tensor:
     for _ in range(_ROUNDS):
-        nearer, farther = (
-            vectors.gather(1, part[..., None].expand(-1, -1, vectors.shape[2])).mean(1, keepdim=True)
-            for part in (order[:, :first], order[:, first:])
-        )
+        nearer, farther = (part.mean(1, keepdim=True) for part in _parts(vectors, order, first))
         difference = (vectors - nearer).square().sum(-1) - (vectors - farther).square().sum(-1)
         order = difference.argsort(dim=1, stable=True)
     return order
+
+
+def _spread(vectors: torch.Tensor, order: torch.Tensor, first: int) -> torch.Tensor:
+    """[rows]: squared distances to the mean of the own half."""
+    parts = _parts(vectors, order, first)
+    return sum((part - part.mean(1, keepdim=True)).square().sum((1, 2)) for part in parts)
+
+
+def _parts(vectors: torch.Tensor, order: torch.Tensor, first: int) -> tuple[torch.Tensor, torch.Tensor]:
+    ordered = vectors.gather(1, order[..., None].expand(-1, -1, vectors.shape[2]))
+    return ordered[:, :first], ordered[:, first:]
