@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ from kvferry.analysis.compare import compare_gantt
 from kvferry.analysis.envelope import provenance_of, to_json, versions
 from kvferry.analysis.fidelity import TwoWorlds, beside, figures_of, in_both_worlds, summary_of
 from kvferry.analysis.folder import folder_name, write_pictures
+from kvferry.analysis.remarks import unmeasured
 from kvferry.analysis.settings import column_of, settings_of
 from kvferry.analysis.style import BLACK, FAINT, GREY, MARKERS, SERIES, render
 from kvferry.backends.world import Say
@@ -47,7 +48,8 @@ def measure(
     progress: Callable[[int, int], None] = lambda done, of: None,
     say: Say = lambda what: None,
 ) -> dict[str, Any]:
-    """The report: a row per scenario as ``beside`` has it, with what it was; and their ``summary``.
+    """The report: a row per scenario as ``beside`` has it, with what it was; their ``summary``; and ``remarks``, what
+    the errors hold and what they do not.
 
     Round by round, every scenario once in each: a machine is slower for minutes now and then, and no scenario should
     have all its runs then. With a folder, runs are kept there as they come, with a picture of the first one in both
@@ -84,6 +86,7 @@ def measure(
             system: summary_of([row for row in rows if row["system"] == system])
             for system in dict.fromkeys(row["system"] for row in rows)
         },
+        "remarks": list(dict.fromkeys(_remarks(study.scenarios))),
         "versions": versions(),
         "provenance": provenance_of(first.device, first.model),
     }
@@ -145,6 +148,12 @@ def _row(study: FidelityStudy, scenario: Scenario) -> dict[str, Any]:
         "varied": varied,
         "remark": WORKLOADS[scenario.workload.kind].remark(scenario),
     }
+
+
+def _remarks(scenarios: Iterable[Scenario]) -> Iterator[str]:
+    """An error is the profile's as well, where that was not measured here."""
+    for scenario in scenarios:
+        yield from filter(None, (WORKLOADS[scenario.workload.kind].remark(scenario), unmeasured(scenario.device)))
 
 
 def _draw(folder: Path, name: str, worlds: TwoWorlds) -> None:

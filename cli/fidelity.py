@@ -72,6 +72,7 @@ def _study(source: str, changes: list[str], systems: str | None, runs: int) -> F
 def _show(report: dict[str, Any]) -> None:
     from kvferry.analysis import human
     from kvferry.cli.table import print_table
+    from kvferry.specs.errors import quoted
 
     def percent(share: float | None) -> str | None:
         return None if share is None else f"{100 * share:.1f} %"
@@ -116,5 +117,5 @@ def _show(report: dict[str, Any]) -> None:
             f" {percent(summary['error_median'])}, largest {percent(summary['error_largest'])}; spread between runs"
             f" {percent(summary['spread_median'])}; {summary['beyond']} beyond 15 % and twice their spread"
         )
-    for remark in dict.fromkeys(row["remark"] for row in report["rows"] if row["remark"]):
-        print(remark)
+    for remark in report["remarks"]:
+        print(quoted(remark))

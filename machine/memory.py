@@ -45,9 +45,6 @@ class BudgetedPool:
     def peak_bytes(self) -> float:
         return self._peak_bytes
 
-    def used_by(self, tag: str) -> float:
-        return self._used_by_tag[tag]
-
     def peak_of(self, tag: str) -> float:
         """The most that one tag ever held; 0 for a tag never seen."""
         return self._peak_by_tag[tag]

@@ -39,7 +39,6 @@ NEEDLE_LENGTHS = (512, 1024, 2048, 4096, 8192)
 SHARE_LENGTHS = (2048, 8192)
 MASSES = (0.98, 0.90)
 OVERLAP_TOKENS, OVERLAP_STEPS, OVERLAP_GROUPS = 2048, 64, 4
-RETRIEVES = 0.2  # of a head's attention mass on the needle's value
 
 
 def measured(name: str, text: np.ndarray, dtype: str, contexts: int) -> dict[str, Any]:

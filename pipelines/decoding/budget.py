@@ -2,6 +2,7 @@
 
 from kvferry.specs.errors import InputError
 from kvferry.specs.scenario import Scenario
+from kvferry.specs.units import shown_size
 from kvferry.specs.workload import MOST_BATCH
 
 # Without storage nothing is read, and groups are as good as any.
@@ -29,17 +30,12 @@ def fitting_batch(scenario: Scenario, each_bytes: float, whole_bytes: float, key
     asked = scenario.decode.workload.batch
     fit = min(MOST_BATCH, int(whole_bytes // each_bytes))
     if not fit:
-        raise InputError(f"{key}: {mib(whole_bytes)} hold no sequence; one needs {mib(each_bytes)}")
+        raise InputError(f"{key}: {shown_size(whole_bytes)} hold no sequence; one needs {shown_size(each_bytes)}")
     if asked == "max":
         return fit
     if asked > fit:
         raise InputError(
-            f"{key}: {mib(whole_bytes)} hold {fit} sequences of {mib(each_bytes)} each,"
+            f"{key}: {shown_size(whole_bytes)} hold {fit} sequences of {shown_size(each_bytes)} each,"
             f" workload.batch asks for {asked}; batch: max takes as many as fit"
         )
     return asked
-
-
-def mib(n_bytes: float) -> str:
-    """For the user."""
-    return f"{n_bytes / 2**20:,.{0 if n_bytes >= 100 * 2**20 else 2}f} MiB"

@@ -1,7 +1,6 @@
 """From a named way of decoding with its KV outside the processor's memory to its sizes on one model, context, batch and
 budget."""
 
-import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
@@ -16,6 +15,7 @@ from kvferry.policies.decode.stages import Key, Stage, Stages
 from kvferry.specs.errors import InputError
 from kvferry.specs.model import ModelSpec
 from kvferry.specs.tier import Tier
+from kvferry.specs.units import shown_size
 
 # KV blocks of a run, over all layers, sequences and heads: their places are kept in memory, some bytes each.
 MOST_BLOCKS = 200_000_000
@@ -189,8 +189,9 @@ def plan_of(
     buffers = buffer_bytes(room, wanted, slots) + roles.upkeep.n_bytes(room, selected)
     if selected is not None and metadata + buffers > budget_bytes:
         what = f"{_counted(selected, 'group')} of {_counted(group, 'token')}"
-        would = f"{_size(metadata + buffers, up=True)} would (a full cache takes {_size(model.kv_full_bytes(context))})"
-        raise InputError(f"{budget_key}: {_size(budget_bytes)} per sequence hold no selection of {what}; {would}")
+        full = shown_size(model.kv_full_bytes(context))
+        would = f"{shown_size(metadata + buffers, up=True)} would (a full cache takes {full})"
+        raise InputError(f"{budget_key}: {shown_size(budget_bytes)} per sequence hold no selection of {what}; {would}")
     return DecodePlan(
         roles=roles,
         model=model,
@@ -227,13 +228,6 @@ def _keys(roles: Roles, room: Room, reserved_bytes: float) -> _Keys:
     index_bytes = index.n_bytes if index else 0.0
     rank = roles.layout.key_rank(room, reserved_bytes + index_bytes)
     return _Keys(index, rank, index_bytes + (0 if rank is None else room.key_cache_bytes(rank)))
-
-
-def _size(n_bytes: float, up: bool = False) -> str:
-    """In the largest unit of which there is one; to a tenth, or the next tenth."""
-    unit, of = next(((unit, of) for unit, of in (("MiB", 2**20), ("KiB", 2**10)) if n_bytes >= of), ("B", 1))
-    tenths = math.ceil(10 * n_bytes / of) if up else round(10 * n_bytes / of)
-    return f"{tenths / 10:,.{1 if of > 1 else 0}f} {unit}"
 
 
 def _counted(n: int, what: str) -> str:

@@ -12,7 +12,6 @@ from kvferry.pipelines.decoding.budget import (
     GOOD_READ_BYTES,
     asked_batch,
     fitting_batch,
-    mib,
     sequence_bytes,
 )
 from kvferry.pipelines.decoding.decode import LockStepDecode
@@ -27,6 +26,7 @@ from kvferry.policies.decode.placement import KvSize
 from kvferry.scenarios.resolve import Complaint
 from kvferry.specs.errors import InputError
 from kvferry.specs.scenario import Scenario
+from kvferry.specs.units import shown_size
 
 # Progress is reported every so many tokens.
 _PROGRESS_TOKENS = 16
@@ -210,11 +210,13 @@ def _without_reuse(scenario: Scenario, plan: DecodePlan, needs_bytes: float) -> 
     budget, full_bytes = scenario.decode.budget, scenario.model.kv_full_bytes(plan.context)
     share = math.ceil(1e4 * needs_bytes / full_bytes) / 1e4
     if budget.kv_share is not None and share <= 1:
-        would = f"budget.kv_share of {share:.4f}, {mib(needs_bytes)}, would"
+        would = f"budget.kv_share of {share:.4f}, {shown_size(needs_bytes)}, would"
     else:
         would = f"{'' if budget.kv_share is None else 'budget.kv_share of null and '}budget.kv of "
         would += f"{math.ceil(plan.sequences * needs_bytes / 2**10):,} KiB for all would"
-    holds = f"a budget of {mib(plan.budget_bytes)} per sequence holds no selection of every layer beside the keys"
+    holds = (
+        f"a budget of {shown_size(plan.budget_bytes)} per sequence holds no selection of every layer beside the keys"
+    )
     return f"nothing is reused: {holds}; {would}"
 
 

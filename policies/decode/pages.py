@@ -31,18 +31,18 @@ class PageTable:
 
     def has_room(self, sequence: int, tokens: int) -> bool:
         """Whether so many tokens of a sequence fit its pages and those that are free."""
-        return pages_of(tokens) - len(self.of(sequence)) <= len(self._free)
+        return pages_of(tokens) - len(self.of(sequence)) <= self.free_pages
 
     def make_room(self, sequence: int, tokens: int) -> None:
         """Give a sequence pages for so many tokens. Raises KvferryError, and takes none, when too few are free."""
         more = pages_of(tokens) - len(self.of(sequence))
-        if more > len(self._free):
+        if more > self.free_pages:
             raise KvferryError(
-                f"sequence {sequence} needs {more} more pages, {len(self._free)} of {self.pages} are free"
+                f"sequence {sequence} needs {more} more pages, {self.free_pages} of {self.pages} are free"
             )
         if more > 0:
             self._of.setdefault(sequence, []).extend(self._free.pop() for _ in range(more))
-            self.peak_pages = max(self.peak_pages, self.pages - len(self._free))
+            self.peak_pages = max(self.peak_pages, self.pages - self.free_pages)
 
     def release(self, sequence: int) -> None:
         """Give a sequence's pages back; one that has none is no error."""

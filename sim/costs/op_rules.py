@@ -8,7 +8,6 @@ rotary embedding and sampling (their time is the profile's ``layer_s``), top-k i
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 from kvferry.machine.ops import (
@@ -321,13 +320,3 @@ def _bookkeep(a: Arithmetic, op: Bookkeep) -> list[Work]:
 def _reconstruct(a: Arithmetic, op: Reconstruct) -> list[Work]:
     keys = op.batch * op.tokens
     return [("gemm", 2 * keys * op.rank * a.key_width, keys * a.score_bytes)]
-
-
-@lru_cache(maxsize=64)
-def _arithmetic(model: ModelSpec) -> Arithmetic:
-    return Arithmetic(model)
-
-
-def work_of(op: Op, model: ModelSpec) -> list[Work]:
-    """(kernel kind, flop, bytes) of an op; ``Arithmetic(model)`` is the same for many ops of one model."""
-    return _arithmetic(model)(op)

@@ -13,9 +13,11 @@ from tiny import DECODING
 from kvferry.analysis import fidelity_study
 from kvferry.analysis.fidelity import TwoWorlds, beside, figures_of, in_both_worlds, summary_of
 from kvferry.analysis.fidelity_study import FidelityStudy, measure
+from kvferry.analysis.remarks import unmeasured
 from kvferry.backends.needs import Needs
 from kvferry.backends.sim.world import SimWorld
 from kvferry.backends.world import Inputs, Say, World
+from kvferry.cli.fidelity import _show as show
 from kvferry.machine.span import Span, Tell
 from kvferry.pipelines.record import RequestRecord, Run
 from kvferry.pipelines.workloads import WORKLOADS
@@ -131,6 +133,25 @@ def test_runs_come_round_by_round_and_are_gone_on_from(tmp_path: Path, monkeypat
         "both-stream-only.png",
         "both-local-prefill.png",
     }
+
+
+def test_the_error_on_a_guessed_profile_is_said_to_be_the_profiles_as_well(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        fidelity_study, "in_both_worlds", lambda described, say: in_both_worlds(described, live=faithful)
+    )
+    both = [scenario(), scenario(system="local-prefill")]
+    report = measure(FidelityStudy(name="both", scenarios=both, varied=(), runs=1), None)
+    assert report["remarks"] == [unmeasured(both[0].device)]
+    assert "kvferry calibrate measures one" in report["remarks"][0]
+    show(report)
+    assert capsys.readouterr().out.count("is not a measured device") == 1
+    processors = {
+        name: one.model_copy(update={"measured": "measured"}) for name, one in both[0].device.processors.items()
+    }
+    calibrated = both[0].model_copy(update={"device": both[0].device.model_copy(update={"processors": processors})})
+    assert list(fidelity_study._remarks([calibrated])) == []
 
 
 def test_runs_of_something_else(tmp_path: Path) -> None:

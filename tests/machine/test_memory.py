@@ -17,7 +17,7 @@ def test_what_fits_is_held_until_released() -> None:
     weights, kv = granted(pool, 60, "weights"), granted(pool, 40)
     assert (pool.used_bytes, pool.free_bytes) == (100, 0)
     weights.release()
-    assert (pool.used_bytes, pool.used_by("weights"), pool.used_by("kv")) == (40, 0, 40)
+    assert (pool.used_bytes, pool.peak_of("kv")) == (40, 40)
     kv.release()
     assert pool.used_bytes == 0
     pool.check()

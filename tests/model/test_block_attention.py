@@ -12,6 +12,7 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import torch
+from logits import LOGIT_TOLERANCE
 
 from kvferry.model import attention
 from kvferry.model.attention import (
@@ -27,7 +28,7 @@ from kvferry.model.block_masks import BlockMasks
 from kvferry.model.kv import SessionKv
 from kvferry.model.models import random_model
 from kvferry.model.recording import Recording, entropy_bits, record
-from kvferry.model.session import LOGIT_TOLERANCE, Session
+from kvferry.model.session import Session
 from kvferry.specs.errors import InputError
 from kvferry.traces.chunks import ChunkTrace
 

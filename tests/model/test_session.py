@@ -11,11 +11,12 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import torch
+from logits import LOGIT_TOLERANCE
 from transformers import DynamicCache
 
 from kvferry.model.kv import NotReady, SessionKv
 from kvferry.model.models import FAMILIES, random_model
-from kvferry.model.session import LOGIT_TOLERANCE, Session
+from kvferry.model.session import Session
 from kvferry.specs.errors import InputError, KvferryError
 
 pytestmark = pytest.mark.torch

@@ -12,6 +12,7 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import torch
+from logits import LOGIT_TOLERANCE
 from transformers import DynamicCache
 
 from kvferry.backends.fake import FakeMachine
@@ -19,7 +20,6 @@ from kvferry.backends.live.loading.runner import Prompt, SessionRunner
 from kvferry.machine.ops import Chunks, Decompress, KvRef, Op
 from kvferry.machine.ticket import Ticket
 from kvferry.model.models import FAMILIES, random_model
-from kvferry.model.session import LOGIT_TOLERANCE
 from kvferry.pipelines.loading.context import Context
 from kvferry.pipelines.loading.load import Pace
 from kvferry.pipelines.loading.outlook import Outlook

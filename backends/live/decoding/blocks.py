@@ -54,11 +54,6 @@ class StoredBlocks:
         """What keys that are rebuilt take in memory."""
         return self._rebuilt.n_bytes if self._rebuilt else 0
 
-    def slot_blocks(self, layer: int) -> torch.Tensor:
-        """What a layer's reuse buffer holds, [rows, slots, *shape of a KV block]."""
-        assert self._slots is not None
-        return self._slots[layer].unflatten(0, (self.format.rows, -1))
-
     def prefilled(
         self, layer: int, keys: torch.Tensor, values: torch.Tensor, order: torch.Tensor | None
     ) -> WrittenLayers:

@@ -21,7 +21,7 @@ from kvferry.machine.ops import (
     Retrieve,
     Select,
 )
-from kvferry.sim.costs.op_rules import work_of
+from kvferry.sim.costs.op_rules import Arithmetic
 from kvferry.sim.costs.roofline import Roofline, round_up
 from kvferry.sim.costs.table import TABLES
 from kvferry.specs.device import ProcessorSpec
@@ -42,6 +42,7 @@ MODEL = ModelSpec(
     kv_value_bytes=2,
     source="made up",
 )
+WORK = Arithmetic(MODEL)
 # K and V projections: 2 x 10 x (2 x 5) = 200 weights. Q and output: 2 x 10 x (4 x 5) = 400. FFN: 3 x 10 x 20 = 600.
 PROJECTION, LAYER = 200, 1200
 # A block: 128 x 64 pairs x 2 query heads of the group x (2 + 2) x 5 flop; 64 keys and values x 5 x 2 bytes.
@@ -61,10 +62,10 @@ def processor(**changes: object) -> ProcessorSpec:
 
 def test_a_layer_in_two_parts_is_the_layer() -> None:
     # Q: 10 x 20 weights beside K and V; batch of 2.
-    ((_, flop, n_bytes),) = work_of(ProjectQkv(2), MODEL)
+    ((_, flop, n_bytes),) = WORK(ProjectQkv(2))
     assert (flop, n_bytes) == (2 * 2 * 400, 400)
-    ((_, rest_flop, rest_bytes),) = work_of(RestOfLayer(2), MODEL)
-    assert work_of(FeedForward(2), MODEL) == [("gemv", flop + rest_flop, n_bytes + rest_bytes)]
+    ((_, rest_flop, rest_bytes),) = WORK(RestOfLayer(2))
+    assert WORK(FeedForward(2)) == [("gemv", flop + rest_flop, n_bytes + rest_bytes)]
     eager = Roofline(processor(eager_layer_s=3.0, layer_s=0.5), MODEL)
     assert (eager.fixed_s(ProjectQkv(2)), eager.fixed_s(RestOfLayer(2))) == (0.0, 3.5)
     assert eager.fixed_s(FeedForward(2)) == 3.5
@@ -72,17 +73,17 @@ def test_a_layer_in_two_parts_is_the_layer() -> None:
 
 def test_choosing_before_the_pass_and_assigning_by_hand() -> None:
     # Q and K: 10 x (20 + 10) weights of 2 B; 7 keys of 10 numbers, of 2 B, scored by 4 query heads of 5.
-    assert work_of(Retrieve(2, groups=7, k=2, tokens=7, step=0), MODEL) == [
+    assert WORK(Retrieve(2, groups=7, k=2, tokens=7, step=0)) == [
         ("gemv", 2 * 2 * 300, 2 * 300),
         ("scoring", 2 * 7 * 2 * 4 * 5, 2 * 7 * 20),
     ]
     # 6 centroids of 10 numbers of 2 B, for two sequences.
-    assert work_of(Assign(2, centroids=6, step=0, layer=0), MODEL) == [("scoring", 2 * 2 * 60, 2 * 60 * 2)]
+    assert WORK(Assign(2, centroids=6, step=0, layer=0)) == [("scoring", 2 * 2 * 60, 2 * 60 * 2)]
 
 
 def test_an_op_without_a_price_is_refused_by_its_name() -> None:
     with pytest.raises(InputError, match="Decompress has no price"):
-        work_of(Decompress(5), MODEL)
+        WORK(Decompress(5))
 
 
 def test_a_table_is_named_after_its_op() -> None:
@@ -90,20 +91,20 @@ def test_a_table_is_named_after_its_op() -> None:
 
 
 def test_a_head_does_its_blocks_and_its_share_of_the_layer() -> None:
-    attention, dense = work_of(PrefillHead(tokens=8, active_blocks=3), MODEL)
+    attention, dense = WORK(PrefillHead(tokens=8, active_blocks=3))
     assert attention == ("sparse_attention", 3 * BLOCK_FLOP, 3 * BLOCK_BYTES)
     assert dense == ("gemm", 2 * 8 * LAYER / 2, LAYER / 2)
 
 
 def test_at_the_last_layer_a_head_is_only_projected() -> None:
-    attention, dense = work_of(PrefillHead(tokens=8, active_blocks=3, final_layer=True), MODEL)
+    attention, dense = WORK(PrefillHead(tokens=8, active_blocks=3, final_layer=True))
     assert attention == ("sparse_attention", 0, 0)
     assert dense == ("gemm", 2 * 8 * PROJECTION / 2, PROJECTION / 2)
 
 
 def test_project_and_advance_make_a_layer_of_all_heads() -> None:
-    heads = [work for blocks in (3, 5) for work in work_of(PrefillHead(8, blocks), MODEL)]
-    whole = work_of(Project(8), MODEL) + work_of(Advance(8, 3 + 5), MODEL)
+    heads = [work for blocks in (3, 5) for work in WORK(PrefillHead(8, blocks))]
+    whole = WORK(Project(8)) + WORK(Advance(8, 3 + 5))
     assert sum(flop for _, flop, _ in whole) == pytest.approx(sum(flop for _, flop, _ in heads))
     assert sum(n_bytes for _, _, n_bytes in whole) == pytest.approx(sum(n_bytes for _, _, n_bytes in heads))
 
@@ -111,7 +112,7 @@ def test_project_and_advance_make_a_layer_of_all_heads() -> None:
 def test_dense_prefill_counts_every_causal_pair_once() -> None:
     # 2 new tokens after 3: the first sees 4, the second 5, that is 9 pairs of 4 heads x 4 x 5 flop in 3 layers.
     # One block of queries reads 3 + (2 + 1) / 2 = 4.5 tokens of 40 bytes per layer.
-    attention, dense, head = work_of(Prefill(tokens=2, context_tokens=3), MODEL)
+    attention, dense, head = WORK(Prefill(tokens=2, context_tokens=3))
     assert attention == ("attention", 3 * 9 * 4 * 4 * 5, 3 * 4.5 * 40)
     assert dense == ("gemm", 3 * 2 * 2 * LAYER, 3 * LAYER)
     assert head == ("gemv", 2 * 1000, 2000)
@@ -119,7 +120,7 @@ def test_dense_prefill_counts_every_causal_pair_once() -> None:
 
 def test_a_prompt_in_two_parts_computes_the_pairs_of_the_whole() -> None:
     def pairs(tokens: int, context: int) -> float:
-        return work_of(Prefill(tokens, context), MODEL)[0][1]
+        return WORK(Prefill(tokens, context))[0][1]
 
     assert pairs(700, 0) + pairs(324, 700) == pytest.approx(pairs(1024, 0))
 
@@ -132,13 +133,13 @@ def test_a_decoding_step_is_its_layers_and_the_output_head() -> None:
 
 
 def test_decoding_reads_keys_values_and_weights() -> None:
-    assert work_of(DecodeAttention(2, 7), MODEL) == [("decode_attention", 2 * 7 * 4 * 4 * 5, 2 * 7 * 40)]
-    assert work_of(FeedForward(2), MODEL) == [("gemv", 2 * 2 * LAYER, LAYER)]
+    assert WORK(DecodeAttention(2, 7)) == [("decode_attention", 2 * 7 * 4 * 4 * 5, 2 * 7 * 40)]
+    assert WORK(FeedForward(2)) == [("gemv", 2 * 2 * LAYER, LAYER)]
 
 
 def test_select_scores_one_key_per_group_and_head() -> None:
     op = Select(batch=2, groups=6, k=3, step=0, layer=0)
-    assert work_of(op, MODEL) == [("scoring", 2 * 6 * 2 * 4 * 5, 2 * 6 * 20)]
+    assert WORK(op) == [("scoring", 2 * 6 * 2 * 4 * 5, 2 * 6 * 20)]
 
 
 def test_each_work_takes_the_longer_of_flop_and_bytes() -> None:

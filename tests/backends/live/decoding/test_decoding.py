@@ -62,7 +62,7 @@ class Decoding(SmallDecoding):
             buffer.check()
             if not isinstance(buffer, ReuseBuffer):
                 continue
-            held = self.runner.blocks.slot_blocks(layer)
+            held = self.runner.blocks._slots[layer].unflatten(0, (buffer.rows, -1))
             for row in range(buffer.rows):
                 for slot in range(buffer.slots):
                     if (unit := buffer.block_in(row, slot)) is not None:
