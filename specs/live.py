@@ -9,7 +9,7 @@ from kvferry.specs.units import Count
 
 
 class RealModel(Part):
-    """The real model and what it reads. The modelled world has no use for it."""
+    """The real model of a machine and what it reads. The modelled world has no use for it."""
 
     # A folder with a model, a name on the hub (in the local cache), or `random`: weights drawn from the scenario's
     # seed. None: the model of that name that comes with the project.
@@ -20,13 +20,18 @@ class RealModel(Part):
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     # The torch device that the model lies on.
     processor: str = Field(default="cpu", pattern=r"^[a-z]+(:[0-9]+)?$")
-    # CPU threads that an op runs on; decompression has workers of its own beside them.
-    threads: Count = Field(default=1, ge=1, le=1024)
     # A text file for the contexts. None: the sources of Python's standard library.
     text: str | None = Field(default=None, min_length=1, max_length=1000)
 
 
-class ContextReuseLive(RealModel):
+class RealRun(RealModel):
+    """The device's real model, and what all machines of the process share."""
+
+    # CPU threads that an op runs on; decompression has workers of its own beside them.
+    threads: Count = Field(default=1, ge=1, le=1024)
+
+
+class ContextReuseLive(RealRun):
     """Contexts are loaded from a real cloud."""
 
     # Of the workload; a file need not say it again.
@@ -36,7 +41,7 @@ class ContextReuseLive(RealModel):
     cloud: str | None = Field(default=None, pattern=r"^https?://[^\s]+$", max_length=1000)
 
 
-class DecodeLive(RealModel):
+class DecodeLive(RealRun):
     """A batch decodes with its KV in a real file."""
 
     kind: Literal["decode"] = Field(default="decode", exclude=True)

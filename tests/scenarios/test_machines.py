@@ -38,8 +38,10 @@ def test_machines_are_read_as_the_device_is() -> None:
 
 
 def test_a_machine_sees_the_scenario_as_its_own() -> None:
-    own = {**PHONES, "live": {"weights": "random", "threads": 2}}
-    described = changed(machines(phone=own), budget={"memory": "0.5 GB"}, load={"share": 0.3}, live={"family": "llama"})
+    own = {**PHONES, "live": {"weights": "random"}}
+    described = changed(
+        machines(phone=own), budget={"memory": "0.5 GB"}, load={"share": 0.3}, live={"family": "llama", "threads": 2}
+    )
     scenario = load_scenario(described)
     seen = scenario.seen_by("phone.1")
     assert (seen.link, seen.load, seen.budget.memory_bytes) == (scenario.link_of("phone.1"), None, None)
@@ -95,6 +97,8 @@ def test_paths_of_machines_start_at_their_file(tmp_path: Path) -> None:
         ("a", {**CLOUD, "device": "tinny"}, "a.device: unknown device 'tinny'"),
         ("a", {**CLOUD, "link": {}}, "a.link: needs a trace"),
         ("a", {**CLOUD, "live": {"attention": "dense"}}, "a.live.attention: unknown key"),
+        # All machines of a real run share the process's threads.
+        ("a", {**CLOUD, "live": {"threads": 2}}, "a.live.threads: unknown key"),
         ("a", {**CLOUD, "device": {"extends": "tiny", "main": "npu"}}, "a.device.main: 'npu' is no processor"),
         ("a", 3, "a: 3 is not a mapping"),
     ],
