@@ -12,7 +12,7 @@ from tiny import LIVE, LIVE_MODEL, TINY, changed
 from kvferry.backends.needs import ContextsInCloud, KvInPages, Needs, NoKv
 from kvferry.backends.world import DEVICE, NO_INPUTS, Inputs, World
 from kvferry.machine.machine import Refused
-from kvferry.machine.ops import Batch, DecodeStep, OutputHead, PrefillLayer
+from kvferry.machine.ops import Batch, Chunks, DecodeStep, OutputHead, PrefillLayer
 from kvferry.machine.span import Span
 from kvferry.pipelines.run import BACKENDS, run_scenario
 from kvferry.pipelines.tally import Totals
@@ -233,3 +233,20 @@ def test_memory_beside_the_device_is_a_pool_of_its_own(backend: str) -> None:
         assert cloud.memory_of("host") is not cloud.memory
         assert cloud.memory_of("host").capacity_bytes == 3e9
         assert world.machine.memory_of("host") is world.machine.memory
+
+
+@BACKEND
+def test_needs_of_a_machine_do_not_hang_on_the_kind_of_workload(backend: str) -> None:
+    """The device fetches contexts, a cloud keeps KV in pages: together they are no kind of workload that there is."""
+    cloud = {"device": "laptop-cpu", "model": LIVE_MODEL}
+    scenario = load_scenario(changed(DESCRIBED[backend]["context-reuse"], machines={"cloud": cloud}))
+    needs: Needs = {DEVICE: ContextsInCloud(codec="huffman"), "cloud": KvInPages(prompts=(8,), output=2, pages=1)}
+    with BACKENDS[backend](scenario, needs, NO_INPUTS, lambda span: None, lambda what: None) as world:
+        stored, env = world.stored(0), world.machine.env
+        chunk = Chunks(0, (0,), float(stored.encoding.encoded_bytes[0].flat[0]))
+        fetched = world.machine.fetch(chunk, request=0)
+        prefilled = world.machines["cloud"].submit(PrefillLayer(1, 8, 0, Batch((0,))))
+        env.run(until=env.all_of((fetched, prefilled)))
+        channel, heard = world.machine.open("cloud"), world.machines["cloud"].open(DEVICE)
+        channel.send("done", 4)
+        assert env.run(until=heard.receive()) == "done"
