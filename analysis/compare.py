@@ -11,7 +11,7 @@ import numpy as np
 from kvferry.analysis import human, style
 from kvferry.analysis.gantt import draw_lanes, draw_rate, legend, view_of, window_of
 from kvferry.analysis.style import BLACK, DARK, GREY, INK, SERIES
-from kvferry.analysis.tables import is_energy_part
+from kvferry.analysis.tables import is_energy_part, lower_quality
 from kvferry.analysis.timeline import resources_of
 from kvferry.pipelines.record import RequestRecord, Run
 
@@ -42,6 +42,9 @@ def compare_gantt(runs: Mapping[str, Run], *, title: str = "", request: int | No
     same_link = bool(longest.link_times_s) and len({record.arrival_s for record in records.values()}) == 1
     heights = [1.3] * same_link + [0.12 + 0.27 * len(resources_of(views[name].spans)) for name in order]
     figure = style.new_figure(10, 1.2 + sum(heights) + 0.12 * len(heights))
+    requests = max(len(run.requests) for run in drawable.values())
+    if requests > 1:
+        title = f"{title}{', ' if title else ''}request {request}, one of {requests}"
     if title:
         figure.suptitle(title, x=0.01, ha="left", weight="bold", size=12)
     axes = figure.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
@@ -75,7 +78,9 @@ def compare_bars(metrics: Mapping[str, Mapping[str, float]], *, title: str = "",
         else:
             _draw_rate(left, row, metrics[name].get(ranked_by), best)
     _draw_energy(right, order, metrics)
-    left.set_yticks(range(len(order)), order)
+    coarser = lower_quality(metrics)
+    names = [f"{name} ({coarser[name]:.3g} bits)" if name in coarser else name for name in order]
+    left.set_yticks(range(len(order)), names)
     left.invert_yaxis()
     left.set_title("Time to first token" if ranked_by == "ttft_s" else "Throughput of the batch")
     left.set_xlabel("s" if ranked_by == "ttft_s" else "tokens/s")

@@ -1,29 +1,38 @@
 """The folder of a run: its scenario, its results, and pictures of them."""
 
+from __future__ import annotations
+
 import io
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kvferry.analysis.envelope import Envelope, to_json
 from kvferry.analysis.timeline import chrome_trace
+from kvferry.backends.world import Inputs
 from kvferry.machine.span import Span
 from kvferry.pipelines.record import Run
+from kvferry.pipelines.workload import Progress
 from kvferry.system.whole_file import write_file
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
-def write_run(folder: Path, scenario_yaml: str, run: Run, envelope: Envelope) -> list[Path]:
-    """Write scenario.yaml, metrics.json, spans.parquet, trace.json and plots/; returns the files written.
+    Draw = Callable[[], Figure]
+
+
+def write_run(folder: Path, scenario_yaml: str, run: Run, envelope: Envelope, *, plots: bool = True) -> list[Path]:
+    """Write scenario.yaml, metrics.json, spans.parquet, trace.json and with `plots` also plots/; returns the files.
 
     If a real model answered, answers.json has its token ids by sequence.
 
     Equal runs give equal bytes. Files of the same names are replaced, others are left alone; each appears under
     its name only when complete. Raises KvferryError, naming the file, when it cannot be written.
     """
-    from kvferry.analysis.gantt import gantt
-    from kvferry.analysis.style import render
-
-    title = f"{envelope['scenario']}: {envelope['system']}{_unmeasured(envelope)}"
+    title = _title(envelope)
     written = [
         write_file(folder / "scenario.yaml", scenario_yaml.encode()),
         write_file(folder / "metrics.json", to_json(envelope).encode()),
@@ -32,9 +41,18 @@ def write_run(folder: Path, scenario_yaml: str, run: Run, envelope: Envelope) ->
     ]
     if "answers" in run.measured:
         written.append(write_file(folder / "answers.json", to_json(run.measured["answers"]).encode()))
-    if run.spans:
-        written += write_pictures(folder / "plots" / "gantt", render(lambda: gantt(run, title=title)))
+    if plots:
+        written += write_drawn(run_pictures(folder, run, envelope))
     return written
+
+
+def run_pictures(folder: Path, run: Run, envelope: Envelope) -> dict[Path, Draw]:
+    """How each picture of a run is drawn, by its path without an ending."""
+    from kvferry.analysis.gantt import gantt
+
+    # What a picture does not show need not go to another process.
+    shown = replace(run, inputs=Inputs(), measured={}, counted=None)
+    return {folder / "plots" / "gantt": partial(gantt, shown, title=_title(envelope))} if run.spans else {}
 
 
 def write_comparison(
@@ -43,24 +61,49 @@ def write_comparison(
     runs: Mapping[str, Run],
     envelopes: Mapping[str, Envelope],
     ranked_by: str = "ttft_s",
+    *,
+    plots: bool = True,
+    progress: Progress = lambda done, of: None,
 ) -> list[Path]:
     """Write a run's folder per system (all three mappings by system), comparison.json, and plots/ of all together, the
-    best by `ranked_by` first."""
+    best by `ranked_by` first. Calls `progress` with how many pictures are drawn."""
     from kvferry.analysis.compare import compare_bars, compare_gantt
-    from kvferry.analysis.style import render
 
     written = []
+    draws: dict[Path, Draw] = {}
     for system, run in runs.items():
-        written += write_run(folder / folder_name(system), scenario_yaml[system], run, envelopes[system])
+        own = folder / folder_name(system)
+        written += write_run(own, scenario_yaml[system], run, envelopes[system], plots=False)
+        draws |= run_pictures(own, run, envelopes[system])
     written.append(write_file(folder / "comparison.json", to_json({"systems": dict(envelopes)}).encode()))
     title = next((f"{envelope['scenario']}{_unmeasured(envelope)}" for envelope in envelopes.values()), "")
     metrics = {system: envelope["metrics"] for system, envelope in envelopes.items()}
     if any(run.spans for run in runs.values()):
-        written += write_pictures(folder / "plots" / "paths", render(lambda: compare_gantt(runs, title=title)))
+        shown = {name: replace(run, inputs=Inputs(), measured={}, counted=None) for name, run in runs.items()}
+        draws[folder / "plots" / "paths"] = partial(compare_gantt, shown, title=title)
     if any(ranked_by in figures for figures in metrics.values()):
-        bars = render(lambda: compare_bars(metrics, title=title, ranked_by=ranked_by))
-        written += write_pictures(folder / "plots" / "bars", bars)
+        draws[folder / "plots" / "bars"] = partial(compare_bars, metrics, title=title, ranked_by=ranked_by)
+    return written + (write_drawn(draws, progress) if plots else [])
+
+
+def write_drawn(draws: Mapping[Path, Draw], progress: Progress = lambda done, of: None) -> list[Path]:
+    """Draw pictures, on several cores where there are many, and write them."""
+    from joblib import Parallel, cpu_count, delayed
+
+    from kvferry.analysis.style import render
+
+    written = []
+    # Starting a process takes as long as drawing two or three.
+    workers = max(1, min(cpu_count(), len(draws) // 3))
+    pictures = Parallel(n_jobs=workers, return_as="generator")(delayed(render)(draw) for draw in draws.values())
+    for n, (stem, drawn) in enumerate(zip(draws, pictures, strict=True)):
+        written += write_pictures(stem, drawn)
+        progress(n + 1, len(draws))
     return written
+
+
+def _title(envelope: Envelope) -> str:
+    return f"{envelope['scenario']}: {envelope['system']}{_unmeasured(envelope)}"
 
 
 def _unmeasured(envelope: Envelope) -> str:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from kvferry.analysis.figures import FIGURES
 from kvferry.analysis.settings import column_of, settings_of
 from kvferry.analysis.study_spec import MOST_POINTS, PlotSpec, StudySpec
-from kvferry.analysis.tables import FIGURES
 from kvferry.scenarios.faults import MOST_LINES, complaints_of, input_error, nearest
 from kvferry.scenarios.library import BUNDLED, locate
 from kvferry.scenarios.loader import Check, checked_scenario

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvferry.analysis import human
+from kvferry.analysis.figures import FIGURES
 from kvferry.analysis.folder import write_pictures
 from kvferry.analysis.plots import PLOTS, Axis, short_names
 from kvferry.analysis.settings import column_of
 from kvferry.analysis.study_spec import PlotSpec
 from kvferry.analysis.style import render
-from kvferry.analysis.tables import FIGURES
 from kvferry.specs.errors import InputError
 
 if TYPE_CHECKING:

@@ -134,6 +134,6 @@ def render(draw: Callable[[], Figure]) -> dict[str, bytes]:
         for format, nothing in (("png", {"Software": None}), ("svg", {"Date": None, "Creator": None})):
             buffer = io.BytesIO()
             figure.savefig(buffer, format=format, metadata=nothing)
-            figure.set_layout_engine("none")  # found once: it takes as long as the drawing
+            figure.set_layout_engine(None)  # found once: it takes as long as the drawing
             pictures[format] = buffer.getvalue()
     return pictures

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Literal
+from typing import IO, TYPE_CHECKING
 
 from kvferry.analysis import human
+from kvferry.analysis.figures import COLUMNS, FIGURES, Figure
 from kvferry.analysis.repeats import Range, within_noise
 
 if TYPE_CHECKING:
@@ -18,93 +18,13 @@ Metrics = Mapping[str, float]
 Ranges = Mapping[str, Range]
 
 
-@dataclass(frozen=True)
-class Figure:
-    """How a metric is shown: its label, and whether higher is better (None: neither is)."""
-
-    label: str
-    better: Literal["low", "high"] | None = None
-
-
-# In the order they are shown. A metric that is not named here is shown last under its key.
-FIGURES: dict[str, Figure] = {
-    "ttft_s": Figure("TTFT, mean", "low"),
-    "ttft_p50_s": Figure("TTFT, median", "low"),
-    "ttft_p95_s": Figure("TTFT, p95", "low"),
-    "ttft_p99_s": Figure("TTFT, p99", "low"),
-    "ttft_device_s": Figure("TTFT of the device", "low"),
-    "load_s": Figure("load time", "low"),
-    "bound_s": Figure("bound on the load"),
-    "bound_gap": Figure("gap to the bound", "low"),
-    "regret": Figure("regret, at most", "low"),
-    "regret_p95": Figure("regret, p95", "low"),
-    "tpot_s": Figure("TPOT", "low"),
-    "tpot_p50_s": Figure("TPOT, median", "low"),
-    "tpot_p95_s": Figure("TPOT, p95", "low"),
-    "tpot_p99_s": Figure("TPOT, p99", "low"),
-    "largest_gap_s": Figure("largest gap", "low"),
-    "throughput_tokens_per_s": Figure("tokens/s", "high"),
-    "slo_attainment": Figure("requests within the SLO", "high"),
-    "goodput_requests_per_s": Figure("of them per second", "high"),
-    "goodput_tokens_per_s": Figure("their tokens/s", "high"),
-    "energy_j": Figure("energy/request", "low"),
-    "memory_peak_bytes": Figure("memory peak", "low"),
-    "kv_memory_peak_bytes": Figure("KV memory peak", "low"),
-    "kv_metadata_bytes": Figure("KV metadata", "low"),
-    "kv_buffer_bytes": Figure("KV buffers", "low"),
-    "streamed_share": Figure("units streamed"),
-    "streamed_bits_per_value": Figure("bits per value"),
-    "kv_relative_error": Figure("KV error", "low"),
-    "kv_kl_nats": Figure("KL, nats (indicator)", "low"),
-    "link_bytes": Figure("link traffic"),
-    "wasted_bytes": Figure("of it wasted", "low"),
-    "read_bytes": Figure("storage read"),
-    "write_bytes": Figure("storage written"),
-    "reuse_rate": Figure("KV reused", "high"),
-    "io_to_compute": Figure("I/O to compute", "low"),
-    "block_s": Figure("time per layer", "low"),
-    "block_io_s": Figure("of it reading", "low"),
-    "seconds_per_token": Figure("time per token of the batch", "low"),
-    "tokens_decoded": Figure("tokens decoded per sequence"),
-    "batch": Figure("sequences together"),
-    "link_utilisation": Figure("link busy"),
-    "compute_utilisation": Figure("processor busy"),
-    "storage_utilisation": Figure("storage busy"),
-    "requests": Figure("requests"),
-    "requests_finished": Figure("finished"),
-}
-
 # Statistics that say nothing of a single request.
 _OF_SEVERAL = {f"{key}_p{q}_s" for key in ("ttft", "tpot") for q in (50, 95, 99)} | {"bound_gap", "regret_p95"}
 
-# By the metric that a workload is about, the most important first: in a narrow terminal the last ones are left out.
-COMPARED = (
-    "ttft_s",
-    "energy_j",
-    "regret",
-    "link_bytes",
-    "streamed_bits_per_value",
-    "kv_relative_error",
-    "tpot_s",
-    "throughput_tokens_per_s",
-    "streamed_share",
-    "link_utilisation",
-    "compute_utilisation",
-)
-COMPARED_DECODING = (
-    "throughput_tokens_per_s",
-    "tpot_s",
-    "kv_memory_peak_bytes",
-    "reuse_rate",
-    "storage_utilisation",
-    "io_to_compute",
-    "energy_j",
-    "read_bytes",
-    "compute_utilisation",
-    "batch",
-    "ttft_s",
-)
-COLUMNS = {"ttft_s": COMPARED, "throughput_tokens_per_s": COMPARED_DECODING}
+_BITS = "streamed_bits_per_value"
+# Systems with less than this share of the most bits are marked.
+_AS_MANY_BITS = 0.97
+_MARK = "*"
 NOT_COUNTED = "not counted"
 # A pipe has no width, and 80 columns would cut figures that a script looks for.
 _PIPE_WIDTH = 240
@@ -168,6 +88,9 @@ def compare_table(
             shown.remove(spare[-1])
             left_out.insert(0, _label(spare[-1]))
         narrow = True
+    if lower_quality(systems):
+        most = max(one[_BITS] for one in systems.values() if _BITS in one)
+        notes = [*notes, f"{_MARK} fewer than {most:.3g} bits per value: coarser KV, hence answers of lower quality"]
     caption = [*notes, *([f"left out at {width} columns: {'; '.join(left_out)}"] if left_out else [])]
     table.caption, table.caption_justify = "\n".join(caption) or None, "left"
     return table
@@ -198,6 +121,7 @@ def _comparison(
             if ranges is not None:
                 add_column("range")
             add_column("vs best")
+    lesser = lower_quality(systems)
     unclear = _unclear(order, ranges or {}, ranked_by)
     outcome_of = {name: outcomes.get(name, "done") for name in order}
     failed = any(outcome != "done" for outcome in outcome_of.values())
@@ -216,8 +140,15 @@ def _comparison(
                 cells.append(("~ " if name in unclear else "") + _to_best(value, best[key], better))
         if failed:
             cells.append(outcome_of[name].replace("_", " "))
-        table.add_row(escape(name), *cells)
+        table.add_row(escape(name) + (f" {_MARK}" if name in lesser else ""), *cells)
     return table
+
+
+def lower_quality(systems: Mapping[str, Metrics]) -> dict[str, float]:
+    """Systems that streamed KV with clearly fewer bits per value than another did, with these bits: their answers come
+    from coarser KV, so their times are not those of equal quality."""
+    bits = {name: one[_BITS] for name, one in systems.items() if _BITS in one}
+    return {name: own for name, own in bits.items() if own < _AS_MANY_BITS * max(bits.values())}
 
 
 def terminal_width() -> int:

@@ -6,7 +6,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvferry.cli.options import JsonOption, OutputOption, RunsOption, ScenarioArgument, SeedOption, SetOption, overrides
+from kvferry.cli.options import (
+    JsonOption,
+    OutputOption,
+    PlotsOption,
+    RunsOption,
+    ScenarioArgument,
+    SeedOption,
+    SetOption,
+    overrides,
+)
 
 if TYPE_CHECKING:
     from kvferry.pipelines.workload import System
@@ -21,6 +30,7 @@ def compare(
     seed: SeedOption = None,
     runs: RunsOption = 1,
     output: OutputOption = None,
+    plots: PlotsOption = True,
     json: JsonOption = False,
 ) -> None:
     """Run a scenario under several systems and show them side by side.
@@ -28,13 +38,17 @@ def compare(
     The scenario's policies apply to its own system only; other systems run with their own. Ctrl-C keeps the systems
     that are done. Of several real runs (--runs), which the systems take in turns, it shows medians with their ranges
     and marks differences that lie inside the noise.
+
+    The folder is runs/NAME-compared, with what --set changed and a number where other results have that name, unless
+    --output names another; with --json alone, none is written.
     """
     from kvferry.analysis.envelope import to_json
-    from kvferry.analysis.folder import write_comparison
+    from kvferry.analysis.folder import folder_name, write_comparison
     from kvferry.analysis.remarks import remarks_on
     from kvferry.analysis.tables import compare_table, show, terminal_width
     from kvferry.cli.checks import scenario_for_run, scenarios_under
-    from kvferry.cli.progress import say
+    from kvferry.cli.output import own_folder
+    from kvferry.cli.progress import counted, say
     from kvferry.cli.repeats import carry_out, check_runs, summed_up
     from kvferry.cli.result import envelope_for
     from kvferry.pipelines.workloads import WORKLOADS
@@ -55,13 +69,18 @@ def compare(
                 raise InputError(f"{name}: {error}") from None
             say(f"{name} is left out: {error}")
             del under[name]
+    described = {name: dump_yaml(one) for name, one in under.items()}
+    if output is None and not json:
+        # Real runs of one scenario differ.
+        known = {folder_name(name): text for name, text in described.items()} if loaded.backend == "sim" else {}
+        output = own_folder(f"{loaded.name}-compared", overrides(settings, seed), known)
     carried = carry_out(under, runs)
     results, envelopes = {}, {}
     for name, of_system in carried.runs.items():
         results[name], envelopes[name] = summed_up(under[name], of_system, kind.headline, envelope_for)
     if output is not None and results:
-        described = {name: dump_yaml(under[name]) for name in results}
-        write_comparison(output, described, results, envelopes, kind.headline)
+        with counted(f"{loaded.name}: pictures") as progress:
+            write_comparison(output, described, results, envelopes, kind.headline, plots=plots, progress=progress)
     if json:
         sys.stdout.write(to_json({"scenario": loaded.name, "seed": loaded.seed, "systems": envelopes}))
     elif results:
@@ -87,7 +106,7 @@ def compare(
         for line in remarks_on({name: (under[name], result) for name, result in results.items()}):
             print(quoted(line))
     if output is not None and results:
-        say(f"written to {output}; pictures in {output / 'plots'}")
+        say(f"written to {output}" + (f"; pictures in {output / 'plots'}" if plots else ""))
     for name, why in carried.failed.items():
         say(f"{name}: failed: {why}")
     if carried.interrupted:

@@ -17,6 +17,7 @@ from typing import Annotated
 import typer
 from typer.core import TyperGroup
 
+from kvferry.analysis.figures import COMPARED, COMPARED_DECODING, FIGURES, explained
 from kvferry.cli.calibrate import calibrate
 from kvferry.cli.compare import compare
 from kvferry.cli.devices import devices
@@ -84,9 +85,13 @@ _COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
     "Measure": (calibrate, fidelity, encode, serve),
     "Look up": (scenarios, systems, devices, models, schema),
 }
+_EPILOGS = {
+    run: explained(FIGURES),
+    compare: explained(sorted({*COMPARED, *COMPARED_DECODING}, key=list(FIGURES).index)),
+}
 for panel, commands in _COMMANDS.items():
     for command in commands:
-        app.command(rich_help_panel=panel)(command)
+        app.command(rich_help_panel=panel, epilog=_EPILOGS.get(command))(command)
 app.add_typer(
     typer.Typer(cls=_Traces, no_args_is_help=True),
     name="traces",

@@ -16,6 +16,7 @@ SeedOption = Annotated[int | None, typer.Option("--seed", min=0, help="The same 
 OutputOption = Annotated[
     Path | None, typer.Option("--output", "-o", metavar="DIR", parser=results_folder, help="Folder for the results.")
 ]
+PlotsOption = Annotated[bool, typer.Option("--plots/--no-plots", help="Draw pictures; most of the time goes there.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 RunsOption = Annotated[

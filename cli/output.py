@@ -1,12 +1,15 @@
 """Where results go, looked at before anything is run: an hour's work must not end at a folder that is a file."""
 
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from kvferry.specs.errors import InputError
 
 # Of a folder or file, on the file systems in use.
 _MOST_NAME_BYTES = 255
+# Letters of one changed value in a folder's name, and of the whole name.
+_MOST_CHANGE, _MOST_STEM = 40, 120
 
 
 def results_folder(text: str) -> Path:
@@ -41,3 +44,30 @@ def _check(folder: Path, named: str) -> None:
 def _check_names(path: Path, named: str) -> None:
     if any(len(os.fsencode(part)) > _MOST_NAME_BYTES or "\0" in part for part in path.parts):
         raise InputError(f"{named}: a part of this path cannot be a name; it has 255 bytes at most, none of them 0")
+
+
+def own_folder(name: str, settings: Sequence[str], described: Mapping[str, str]) -> Path:
+    """A folder below runs/ for results that were given none: its name has what was changed with ``--set``. Where other
+    results lie under that name, it gets a number. `described`: the scenarios as written, by the folder inside in which
+    each lies; where the same ones lie, results are the same and replace them.
+
+    Raises InputError when nothing can be written there.
+    """
+    from kvferry.analysis.folder import folder_name
+
+    changes = (setting.partition("=") for setting in settings)
+    parts = [name, *(f"{key.rpartition('.')[2]}-{value}"[:_MOST_CHANGE] for key, _, value in changes)]
+    stem = folder_name("-".join(parts))[:_MOST_STEM].rstrip("-.")
+    number = 1
+    while _holds_others(Path("runs") / (stem if number == 1 else f"{stem}-{number}"), described):
+        number += 1
+    return results_folder(str(Path("runs") / (stem if number == 1 else f"{stem}-{number}")))
+
+
+def _holds_others(folder: Path, described: Mapping[str, str]) -> bool:
+    found = {str(path.parent.relative_to(folder)): path for path in folder.glob("**/scenario.yaml")}
+    try:
+        same = {inside: path.read_text(encoding="utf-8") for inside, path in found.items()} == described
+    except (OSError, ValueError):
+        same = False
+    return os.path.lexists(folder) and not (same and described)

@@ -21,14 +21,19 @@ def reproduce(
 ) -> None:
     """Run what a paper ran, and show every claim with our figure and a verdict: hit, miss, measured.
 
-    Figures and verdicts are medians over several seeds; a bound must hold with every seed. With --output it keeps the
-    runs, the report and pictures, and resumes after Ctrl-C.
+    Figures and verdicts are medians over several seeds; a bound must hold with every seed. The folder,
+    runs/PAPER-reproduced unless --output names another, keeps the runs, the report and pictures; after Ctrl-C the same
+    command resumes. With --json alone, none is written.
     """
     from kvferry.analysis.envelope import to_json
+    from kvferry.analysis.folder import folder_name
     from kvferry.analysis.reproduce import reproduce_paper
+    from kvferry.cli.output import results_folder
     from kvferry.cli.progress import counted, say
     from kvferry.cli.table import print_table
 
+    if output is None and not json:
+        output = results_folder(f"runs/{folder_name(paper)}-reproduced")
     with counted(paper) as bar:
         report = reproduce_paper(paper, output, seeds=seeds, progress=_with_lines(paper, bar))
     if output is not None:

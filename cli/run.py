@@ -1,12 +1,20 @@
 """``kvferry run``: one scenario under one system."""
 
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from kvferry.cli.options import JsonOption, OutputOption, RunsOption, ScenarioArgument, SeedOption, SetOption, overrides
+from kvferry.cli.options import (
+    JsonOption,
+    OutputOption,
+    PlotsOption,
+    RunsOption,
+    ScenarioArgument,
+    SeedOption,
+    SetOption,
+    overrides,
+)
 
 
 def run(
@@ -18,20 +26,21 @@ def run(
     seed: SeedOption = None,
     runs: RunsOption = 1,
     output: OutputOption = None,
+    plots: PlotsOption = True,
     json: JsonOption = False,
 ) -> None:
     """Run a scenario: a table of its metrics, and a folder with spans, timeline and pictures.
 
-    The folder is runs/NAME-SYSTEM unless --output names another; with --json alone, none is written. Interrupted, it
-    keeps the requests that are done. Of several real runs (--runs) it shows medians with their ranges, and keeps the
-    run of the median.
+    The folder is runs/NAME-SYSTEM, with what --set changed and a number where other results have that name, unless
+    --output names another; with --json alone, none is written. Interrupted, it keeps the requests that are done. Of
+    several real runs (--runs) it shows medians with their ranges, and keeps the run of the median.
     """
     from kvferry.analysis.envelope import to_json
-    from kvferry.analysis.folder import folder_name, write_run
+    from kvferry.analysis.folder import write_run
     from kvferry.analysis.remarks import remarks_on
     from kvferry.analysis.tables import run_table, show
     from kvferry.cli.checks import scenario_for_run
-    from kvferry.cli.output import results_folder
+    from kvferry.cli.output import own_folder
     from kvferry.cli.progress import say
     from kvferry.cli.repeats import carry_out, check_runs, summed_up
     from kvferry.cli.result import envelope_for
@@ -41,15 +50,18 @@ def run(
 
     loaded = scenario_for_run(scenario, overrides(settings, seed), system)
     check_runs(loaded, runs)
+    described = dump_yaml(loaded)
     if output is None and not json:
-        output = results_folder(str(Path("runs") / folder_name(f"{loaded.name}-{loaded.system}")))
+        # Real runs of one scenario differ.
+        known = {".": described} if loaded.backend == "sim" else {}
+        output = own_folder(f"{loaded.name}-{loaded.system}", overrides(settings, seed), known)
     carried = carry_out({loaded.system: loaded}, runs, keep_going=False)
     finished = carried.runs.get(loaded.system, [])
     kept = finished or ([carried.interrupted] if carried.interrupted and carried.interrupted.requests else [])
     if kept:
         result, envelope = summed_up(loaded, kept, WORKLOADS[loaded.workload.kind].headline, envelope_for)
         if output is not None:
-            write_run(output, dump_yaml(loaded), result, envelope)
+            write_run(output, described, result, envelope, plots=plots)
         if json:
             sys.stdout.write(to_json(envelope))
         else:

@@ -2,13 +2,14 @@
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 from typing import Annotated, Any
 
 import typer
 
-from kvferry.cli.options import JsonOption, OutputOption, SetOption
+from kvferry.cli.options import JsonOption, OutputOption, PlotsOption, SetOption
 
 # Where no bar can be drawn: a line this often.
 _LINE_EVERY_S = 10.0
@@ -20,6 +21,7 @@ def sweep(
     settings: SetOption = None,
     output: OutputOption = None,
     jobs: Annotated[int | None, typer.Option("--jobs", "-j", min=1, help="Processes. Default: one per core.")] = None,
+    plots: PlotsOption = True,
     json: JsonOption = False,
 ) -> None:
     """Run the points of a study that are missing from its data set, on all cores; then draw its plots.
@@ -40,7 +42,7 @@ def sweep(
     progress = _Progress(loaded.name)
     try:
         with counted(loaded.name) as progress.bar:
-            summary = run_study(loaded, folder, jobs, progress)
+            summary = run_study(loaded if plots else replace(loaded, plots=()), folder, jobs, progress)
     except KeyboardInterrupt:
         say(f"interrupted; kept {progress.done:,} of {progress.of:,} points in {folder}; run it again to go on")
         raise typer.Exit(130) from None
@@ -49,7 +51,7 @@ def sweep(
     else:
         print(_in_words(summary))
         for note in dict.fromkeys(unmeasured(point.device) for point in loaded.points):
-            if note is not None:
+            if note is not None and set(summary["outcomes"]) != {"failed"}:
                 print(quoted(note))
         say(f"written to {folder}")
     for name, what in summary["marks"].items():

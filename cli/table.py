@@ -22,13 +22,14 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: st
     show(drawn)
 
 
-def print_metrics(rows: Sequence[Mapping[str, Any]], title: str = "") -> None:
-    """Print records with the same keys; a number is written in the unit that its key ends in."""
+def print_metrics(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str], title: str = "") -> None:
+    """Print records under the headings of their keys, then what else they have under its key; a number is written in
+    the unit that its key ends in."""
     from kvferry.analysis import human
 
-    keys = list(dict.fromkeys(key for row in rows for key in row))
+    keys = list(dict.fromkeys([*columns, *(key for row in rows for key in row)]))
     cells = [
         [human.of_unit(key)(row[key]) if isinstance(row.get(key), int | float) else row.get(key) for key in keys]
         for row in rows
     ]
-    print_table([key.removesuffix("_s").replace("_", " ") for key in keys], cells, title)
+    print_table([columns.get(key, key) for key in keys], cells, title)

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from kvferry.analysis.envelope import Envelope, envelope_of
-from kvferry.analysis.folder import folder_name, spans_parquet, write_comparison, write_run
+from kvferry.analysis.folder import folder_name, run_pictures, spans_parquet, write_comparison, write_drawn, write_run
 from kvferry.analysis.metrics import metrics_of
 from kvferry.machine.span import Span
 from kvferry.pipelines.record import RequestRecord, Run
@@ -140,3 +140,19 @@ def test_a_file_where_a_folder_should_be(tmp_path: Path) -> None:
         write_run(tmp_path / "out", YAML, run(), envelope(run()))
     with pytest.raises(KvferryError, match="is a file"):
         write_run(tmp_path / "out" / "deeper", YAML, run(), envelope(run()))
+
+
+def test_without_plots_none_are_drawn(tmp_path: Path) -> None:
+    written = write_run(tmp_path, YAML, run(), envelope(run()), plots=False)
+    assert not (tmp_path / "plots").exists()
+    assert len(written) == 4
+
+
+def test_pictures_of_several_processes_are_the_same(tmp_path: Path) -> None:
+    done: list[tuple[int, int]] = []
+    (draw,) = run_pictures(tmp_path, run(), envelope(run())).values()
+    draws = {tmp_path / str(n): draw for n in range(6)}
+    write_drawn(draws, lambda n, of: done.append((n, of)))
+    assert done == [(n, 6) for n in range(1, 7)]
+    write_drawn({tmp_path / "alone": draw})
+    assert {path.read_bytes() for path in tmp_path.glob("*.png")} == {(tmp_path / "alone.png").read_bytes()}

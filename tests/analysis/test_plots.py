@@ -179,6 +179,18 @@ def test_the_request_shown_has_the_median_ttft_of_the_fastest() -> None:
     assert titles(figure) == ["Link", "fast: 2.00 s", "slow: 5.00 s"]
 
 
+def test_a_comparison_says_which_request_it_shows_and_of_how_many() -> None:
+    runs = {"a": together(run(1.5, 0.0, 0), run(3.0, 5.0, 1), run(2.0, 10.0, 2))}
+    assert compare_gantt(runs, title="quickstart").get_suptitle() == "quickstart, request 2, one of 3"
+    assert compare_gantt({"a": run()}, title="quickstart").get_suptitle() == "quickstart"
+
+
+def test_bars_say_who_answers_at_lower_quality() -> None:
+    bits = {"cachegen": 1.14, "sparkv": 2.99}
+    left, _ = panels(compare_bars({n: {"ttft_s": 1.0, "streamed_bits_per_value": b} for n, b in bits.items()}))
+    assert [label.get_text() for label in left.get_yticklabels()] == ["cachegen (1.14 bits)", "sparkv"]
+
+
 def test_requests_that_met_different_links_are_not_compared() -> None:
     # Request 1 came at 5 s in one run and at 6 s in the other: only request 0 saw the same link in both.
     fast, slow = together(run(1.5, 0.0, 0), run(1.0, 5.0, 1)), together(run(4.0, 0.0, 0), run(3.5, 6.0, 1))

@@ -1,12 +1,14 @@
 """Tables as text, and numbers as people read them."""
 
 import io
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from kvferry.analysis import human
-from kvferry.analysis.tables import COMPARED, FIGURES, compare_table, run_table, show
+from kvferry.analysis.figures import COMPARED, FIGURES, explained
+from kvferry.analysis.tables import compare_table, lower_quality, run_table, show
 
 
 @pytest.mark.parametrize(
@@ -110,7 +112,7 @@ MANY = {
 @pytest.mark.parametrize(
     ("width", "columns"),
     # system and "vs best" beside the metrics; at 240 nothing is left out
-    [(60, 2), (80, 4), (120, 8), (240, 10)],
+    [(60, 2), (80, 4), (120, 8), (240, 11)],
 )
 def test_a_comparison_fits_its_terminal(width: int, columns: int) -> None:
     table = compare_table(MANY, title="quickstart", notes=["a note"], width=width)
@@ -121,7 +123,7 @@ def test_a_comparison_fits_its_terminal(width: int, columns: int) -> None:
     assert max(map(len, lines)) <= width
     assert "…" not in file.getvalue()
     row = next(line.split() for line in lines if "strong-hybrid-two-pointer" in line)
-    assert row[:6] == ["strong-hybrid-two-pointer", "2.00", "s", "2.00x", "237", "J"]
+    assert row[:5] == ["strong-hybrid-two-pointer", "2.00", "s", "2.00x", "0.50"]
     printed = " ".join(file.getvalue().split())
     assert "a note" in printed
     left_out = [FIGURES[key].label for key in COMPARED[columns:]]
@@ -154,3 +156,26 @@ def test_a_decoding_comparison_ranks_by_tokens_per_second() -> None:
     assert "270.69x" in second
     assert "KV reused" in heading
     assert "0 %" in first  # a reuse of nothing is shown
+
+
+def test_every_figure_is_explained_in_docs_and_help() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    for key, figure in FIGURES.items():
+        assert f"| {figure.label} | `{key}` | {figure.about}" in page
+    assert "TPOT: time per output token" in explained(["tpot_s"])
+
+
+def test_a_system_of_lower_quality_is_marked_beside_its_rank() -> None:
+    systems = {
+        "cachegen": {"ttft_s": 1.0, "streamed_bits_per_value": 1.14},
+        "sparkv": {"ttft_s": 2.0, "streamed_bits_per_value": 2.99},
+        "ferry": {"ttft_s": 2.1, "streamed_bits_per_value": 3.0},
+        "local-prefill": {"ttft_s": 4.0},
+    }
+    assert lower_quality(systems) == {"cachegen": 1.14}
+    lines = printed(compare_table(systems, width=200))
+    assert lines[0].split("  ")[-1].strip() == "bits per value"
+    assert lines[2].split() == ["cachegen", "*", "1.00", "s", "1.00x", "1.14"]
+    assert lines[3].split()[0:2] == ["sparkv", "2.00"]
+    assert "* fewer than 3 bits per value" in " ".join(" ".join(lines).split())
+    assert not lower_quality({name: systems[name] for name in ("sparkv", "ferry")})

@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 from command import SMALL, Call, result
 
+from kvferry.analysis import human
 from kvferry.cli.checks import scenario_for_run
 from kvferry.pipelines.checks import check_names
 from kvferry.pipelines.record import RequestRecord, Run
 from kvferry.scenarios.library import names
-from kvferry.scenarios.loader import load_scenario
+from kvferry.scenarios.loader import load_device, load_scenario
 from kvferry.specs.errors import InputError, KvferryError
 from kvferry.specs.scenario import Scenario
 from kvferry.traces.chunks import generate_chunks
@@ -107,7 +108,8 @@ def test_a_result_says_that_the_device_was_not_measured(call: Call, runs: dict[s
 def test_devices_show_each_figure_beside_its_source(call: Call) -> None:
     _, out, _ = call("devices", "jetson-agx-orin-kvswap")
     line = next(line for line in out.splitlines() if "eager_layer_s" in line)
-    assert "1.23 ms" in line
+    eager_s = load_device("jetson-agx-orin-kvswap").processors["gpu"].eager_layer_s
+    assert human.seconds(eager_s) in line
     assert "fitted on KVSwap Tab. 4" in line
     assert "page_read_s" in out, "storage has sources of its own"
 
@@ -130,6 +132,38 @@ def test_compare_shows_the_best_first(call: Call, runs: dict[str, Any]) -> None:
     assert err == "written to both; pictures in both/plots\n"
     assert json.loads(Path("both/comparison.json").read_text())["systems"].keys() == {"stream-only", "local-prefill"}
     assert load_scenario("both/local-prefill/scenario.yaml").system == "local-prefill"
+
+
+def test_results_do_not_overwrite_others(call: Call, runs: dict[str, Any]) -> None:
+    def folders(*arguments: str) -> set[str]:
+        assert call(*arguments, "--no-plots")[0] == 0
+        return {path.name for path in Path("runs").iterdir()}
+
+    assert folders("run", "small.yaml") == {"small-stream-only"}
+    assert folders("run", "small.yaml") == {"small-stream-only"}, "the same run gives the same results"
+    changed = folders("run", "small.yaml", "--set", "link.rtt=20 ms", "--seed", "3")
+    assert changed == {"small-stream-only", "small-stream-only-rtt-20-ms-seed-3"}
+    Path("small.yaml").write_text(SMALL.replace("4Ki", "8Ki"))
+    assert folders("run", "small.yaml") - changed == {"small-stream-only-2"}
+    assert load_scenario("runs/small-stream-only/scenario.yaml").workload.context == 4096
+    assert load_scenario("runs/small-stream-only-2/scenario.yaml").workload.context == 8192
+
+
+def test_a_compare_without_a_folder_keeps_its_results(call: Call, runs: dict[str, Any]) -> None:
+    code, _, err = call("compare", "small.yaml", "--systems", "stream-only,local-prefill", "--no-plots")
+    assert (code, err) == (0, "written to runs/small-compared\n")
+    assert Path("runs/small-compared/comparison.json").exists()
+    assert not Path("runs/small-compared/plots").exists()
+    _, _, err = call("compare", "small.yaml", "--systems", "stream-only", "--no-plots")
+    assert err == "written to runs/small-compared-2\n"
+
+
+def test_real_runs_of_one_scenario_are_kept_apart(call: Call, runs: dict[str, Any]) -> None:
+    for _ in range(2):
+        assert call("run", "small.yaml", "--no-plots", "--set", "backend=torch")[0] == 0
+    assert {path.name for path in Path("runs").iterdir()} == {
+        "small-stream-only-backend-torch", "small-stream-only-backend-torch-2"
+    }  # fmt: skip
 
 
 def test_compare_as_json(call: Call, runs: dict[str, Any]) -> None:
@@ -298,7 +332,7 @@ def test_a_reader_that_left_is_no_fault(call: Call, runs: dict[str, Any]) -> Non
         (("--set", "link.rtt=4"), "kvferry: --set link.rtt=4: link.rtt: 4 has no unit; write it like '4 ms'\n"),
         (
             ("--set", "policies.cdec=kivi"),
-            "kvferry: --set policies.cdec=kivi: policies.cdec: unknown key; known here: codec; did you mean 'codec'?",
+            "kvferry: --set policies.cdec=kivi: policies.cdec: unknown key; known here: codec, serving;",
         ),
         (
             ("--set", "costs.truth=rooflin"),
@@ -334,14 +368,17 @@ def test_wrong_usage_is_two(call: Call, arguments: tuple[str, ...]) -> None:
 
 
 def test_schedule_shows_its_rows(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = [{"scheduler": "chain", "makespan_s": 1.5, "bound_gap": 0.01, "solve_s": 0.02}]
+    planned = {"solve_s": 0.02, "makespan_s": 1.5, "completion_s": 1.5, "bound_s": 1.4, "bound_gap": 0.01}
+    rows = [{"schedule": "chain", **planned, "load_s": 1.2, "regret": 0.5}]
     schedules = SimpleNamespace(compare_schedules=lambda scenario, solver: rows)
     monkeypatch.setitem(sys.modules, "kvferry.pipelines.loading.schedules", schedules)
     code, out, _ = call("schedule", "small.yaml")
     assert code == 0
-    assert out.split()[:5] == ["small", "scheduler", "makespan", "bound", "gap"]
-    assert "chain" in out
-    assert "1.50 s" in out
+    heading, figures = out.splitlines()[2], out.splitlines()[4]
+    assert heading.split()[-4:] == ["load", "load's", "bound", "regret"]
+    assert "plan's bound" in heading
+    # Two bounds: the plan's, and the one that the load's regret is against: 1.2 s / 1.5.
+    assert figures.split()[-8:] == ["1.00", "%", "1.20", "s", "800", "ms", "50.0", "%"]
     assert json.loads(call("schedule", "small.yaml", "--json")[1])["schedules"] == rows
 
 
@@ -354,6 +391,7 @@ def test_reproduce_shows_claims_and_counts_them(call: Call, monkeypatch: pytest.
         "ours_low": 1.4,
         "ours_high": 1.4,
         "seeds": 1,
+        "fitted": False,
     }
     several = {"seeds": 5, "seeds_hit": 2, "ours_range": [1.1, 1.5]}
     report = {
@@ -368,8 +406,8 @@ def test_reproduce_shows_claims_and_counts_them(call: Call, monkeypatch: pytest.
     }
     module = SimpleNamespace(reproduce_paper=lambda paper, output, seeds, progress: report)
     monkeypatch.setitem(sys.modules, "kvferry.analysis.reproduce", module)
-    code, out, _ = call("reproduce", "sparkv")
-    assert code == 0
+    code, out, err = call("reproduce", "sparkv")
+    assert code == 0, err
     lines = [line.split() for line in out.splitlines() if line.strip()]
     assert ["S1", "1.3-1.6", "1.4", "-", "-", "hit"] in lines
     assert ["S2", "1.3", "1.4", "1.1-1.5", "2", "of", "5", "miss", "too", "slow"] in lines

@@ -1,0 +1,137 @@
+"""What a metric is called, and what it means: the labels of tables and axes, and the texts of help and docs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Figure:
+    """How a metric is shown: its label, whether higher is better (None: neither is), and what it is."""
+
+    label: str
+    better: Literal["low", "high"] | None = None
+    about: str = ""
+
+
+# In the order they are shown. A metric that is not named here is shown last under its key.
+FIGURES: dict[str, Figure] = {
+    "ttft_s": Figure(
+        "TTFT, mean", "low", "time to first token: from a request's arrival, waiting included; mean over requests"
+    ),
+    "ttft_p50_s": Figure("TTFT, median", "low", "median over requests"),
+    "ttft_p95_s": Figure("TTFT, p95", "low", "95th percentile over requests"),
+    "ttft_p99_s": Figure("TTFT, p99", "low", "99th percentile over requests"),
+    "load_s": Figure("load time", "low", "from arrival until the context's KV is complete; mean"),
+    "bound_s": Figure(
+        "bound on the load", None, "no schedule could have been faster, even knowing the whole trace of the link; mean"
+    ),
+    "bound_gap": Figure("gap to the bound", "low", "mean load time over mean bound, minus 1"),
+    "regret": Figure(
+        "regret, at most",
+        "low",
+        "load time over its bound, minus 1; mean. The best possible schedule lies between the two",
+    ),
+    "regret_p95": Figure("regret, p95", "low", "its 95th percentile over requests"),
+    "tpot_s": Figure("TPOT", "low", "time per output token after the first, of a request; mean"),
+    "tpot_p50_s": Figure("TPOT, median", "low", "median over requests"),
+    "tpot_p95_s": Figure("TPOT, p95", "low", "95th percentile over requests"),
+    "tpot_p99_s": Figure("TPOT, p99", "low", "99th percentile over requests"),
+    "largest_gap_s": Figure("largest gap", "low", "longest wait between two tokens of one request"),
+    "throughput_tokens_per_s": Figure(
+        "tokens/s", "high", "of all requests together; with `measure: decode` over the time of decoding alone"
+    ),
+    "slo_attainment": Figure("requests within the SLO", "high", "share of requests that meet all limits of the SLO"),
+    "goodput_requests_per_s": Figure("of them per second", "high", "requests per second that meet the SLO"),
+    "goodput_tokens_per_s": Figure("their tokens/s", "high", "tokens per second of requests that meet the SLO"),
+    "energy_j": Figure(
+        "energy/request",
+        "low",
+        'of the whole run, idle time included, over its requests; "not counted" where a part is unknown',
+    ),
+    "memory_peak_bytes": Figure("memory peak", "low", "of weights, KV and workspace together"),
+    "kv_memory_peak_bytes": Figure("KV memory peak", "low", "of KV and what manages it, in memory"),
+    "kv_metadata_bytes": Figure("KV metadata", "low", "what selects KV: keys of low rank, landmarks, tables"),
+    "kv_buffer_bytes": Figure("KV buffers", "low", "KV that is kept in memory: reuse and rolling buffers"),
+    "streamed_share": Figure(
+        "units streamed", None, "share of the context's units that came over the link; the others were computed"
+    ),
+    "streamed_bits_per_value": Figure(
+        "bits per value", None, "of what was streamed; fewer bits are coarser KV and answers of lower quality (*)"
+    ),
+    "kv_relative_error": Figure(
+        "KV error",
+        "low",
+        "error of streamed KV relative to its size, by what was measured of its encoding on a bundled model",
+    ),
+    "kv_kl_nats": Figure(
+        "KL, nats (indicator)",
+        "low",
+        "how far a bundled model's next token strays under that encoding; an indicator only",
+    ),
+    "link_bytes": Figure("link traffic", None, "over the run"),
+    "wasted_bytes": Figure(
+        "of it wasted", "low", "fetched for nothing: the processor was first, not all came, or it was unusable"
+    ),
+    "read_bytes": Figure("storage read", None, "over the run"),
+    "write_bytes": Figure("storage written", None, "over the run"),
+    "reuse_rate": Figure("KV reused", "high", "share of selected KV blocks that were still in memory"),
+    "io_to_compute": Figure(
+        "I/O to compute", "low", "time in reads over time in computing the layers; above 1 reads cannot all be hidden"
+    ),
+    "block_s": Figure("time per layer", "low", "TPOT over the number of layers"),
+    "block_io_s": Figure("of it reading", "low", "time in reads per layer and step, hidden or not"),
+    "seconds_per_token": Figure("time per token of the batch", "low", "1 / tokens/s"),
+    "tokens_decoded": Figure(
+        "tokens decoded per sequence",
+        None,
+        "that were carried out; the rest of the output follows at the pace of the later half",
+    ),
+    "batch": Figure("sequences together", None, "decoded in one step; mean"),
+    "preemptions": Figure("preemptions", "low", "how often a request gave up its KV for others"),
+    "link_utilisation": Figure("link busy", None, "share of the time from the first arrival to the last token"),
+    "compute_utilisation": Figure("processor busy", None, "the same of the main processor"),
+    "storage_utilisation": Figure("storage busy", None, "the same of storage"),
+    "requests": Figure("requests", None, "that arrived"),
+    "requests_finished": Figure("finished", None, "that reached their first token"),
+    "kv_read_bytes": Figure("KV in read buffers", None, "memory that reads under way take, in a real run"),
+    "resident_bytes": Figure("memory of the process", None, "resident at the end of a real run"),
+    "storage_batches": Figure("batches of reads", None, "handed to storage, in a real run"),
+    "storage_batches_late": Figure("of them late", "low", "not complete when the layer wanted them"),
+}
+
+# By the metric that a workload is about, the most important first: in a narrow terminal the last ones are left out.
+COMPARED = (
+    "ttft_s",
+    "streamed_bits_per_value",
+    "kv_relative_error",
+    "energy_j",
+    "regret",
+    "link_bytes",
+    "tpot_s",
+    "throughput_tokens_per_s",
+    "streamed_share",
+    "link_utilisation",
+    "compute_utilisation",
+)
+COMPARED_DECODING = (
+    "throughput_tokens_per_s",
+    "tpot_s",
+    "kv_memory_peak_bytes",
+    "reuse_rate",
+    "storage_utilisation",
+    "io_to_compute",
+    "energy_j",
+    "read_bytes",
+    "compute_utilisation",
+    "batch",
+    "ttft_s",
+)
+COLUMNS = {"ttft_s": COMPARED, "throughput_tokens_per_s": COMPARED_DECODING}
+
+
+def explained(keys: Iterable[str]) -> str:
+    """Labels with what they mean, a paragraph each, for ``--help``."""
+    return "\n\n".join(f"{FIGURES[key].label}: {FIGURES[key].about}." for key in keys)
