@@ -4,6 +4,7 @@ import numpy as np
 
 from kvferry.model.block_masks import BlockMasks
 from kvferry.specs.model import ModelSpec
+from kvferry.traces.chance import Source, generator
 from kvferry.traces.chunks import CHUNK_TOKENS, KEY_BLOCK, QUERY_BLOCK
 
 
@@ -12,7 +13,7 @@ def drawn_masks(spec: ModelSpec, before: int, tokens: int, density: float | np.n
 
     Of all layers and heads alike, or float[layers, KV heads], for as many layers as that has.
     """
-    rng = np.random.default_rng([before, tokens])
+    rng = generator(Source.MEASURED_MASKS, 0, before, tokens)
     by_layer = np.broadcast_to(density, (spec.layers, spec.kv_heads)) if np.ndim(density) == 0 else np.asarray(density)
     counts = np.array([CHUNK_TOKENS] * (before // CHUNK_TOKENS) + [tokens])
     ends = np.cumsum(counts)

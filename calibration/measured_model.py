@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 
-import numpy as np
 import torch
 from transformers import PreTrainedModel
 
@@ -22,6 +21,7 @@ from kvferry.scenarios import loader
 from kvferry.scenarios.library import names
 from kvferry.specs.errors import InputError
 from kvferry.specs.model import ModelSpec
+from kvferry.traces.chance import Source, generator
 from kvferry.traces.chunks import CHUNK_TOKENS
 
 
@@ -60,7 +60,7 @@ class Rig:
 
     def context(self, tokens: int, seed: int = 0) -> tuple[int, ...]:
         """Random token ids: the time of an op does not depend on them."""
-        return tuple(np.random.default_rng(seed).integers(0, self.spec.vocabulary, tokens).tolist())
+        return tuple(generator(Source.MEASURED_TOKENS, seed).integers(0, self.spec.vocabulary, tokens).tolist())
 
     @contextmanager
     def running(

@@ -20,6 +20,7 @@ from kvferry.calibration.task import Task
 from kvferry.machine.ops import Advance, KvRef, Op, Project
 from kvferry.model.attention import Attention, BlockSparse
 from kvferry.model.kv import SessionKv
+from kvferry.traces.chance import Source, generator
 from kvferry.traces.chunks import CHUNK_TOKENS
 
 # Layers of a column at most: more points between one session and the next.
@@ -94,7 +95,7 @@ def grid(rig: Rig, before: int, shares: Sequence[float]) -> list[Measurement]:
 
 def held_out(rig: Rig, before: int) -> list[Measurement]:
     """The same with shares, drawn for each layer and head, that no grid has: what a fit is judged by."""
-    rng = np.random.default_rng([before, 1])
+    rng = generator(Source.MEASURED_SHARES, 0, before)
     layers, least = min(rig.spec.layers, _LAYERS), min(shares_of(rig.settings))
     share = np.exp(rng.uniform(np.log(least), 0, (layers, 1)))
     by_head = share * np.exp(rng.normal(0, _HEAD_SPREAD, (layers, rig.spec.kv_heads)))

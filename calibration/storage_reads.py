@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from time import perf_counter
 
-import numpy as np
-
 from kvferry.calibration.fio import rates_of
 from kvferry.calibration.measurement import Measurement, repeated
 from kvferry.calibration.settings import Settings
@@ -18,6 +16,7 @@ from kvferry.calibration.task import Task
 from kvferry.disk.direct_storage import Storage, StorageFull
 from kvferry.machine.ops import Extents
 from kvferry.specs.errors import KvferryError
+from kvferry.traces.chance import Source, generator
 
 BLOCKS = tuple(2**n for n in (12, 14, 16, 18, 20))
 DEPTHS = (1, 2, 4, 8, 16, 32)
@@ -49,7 +48,7 @@ def reads(settings: Settings, folder: Path, block_bytes: int, depth: int) -> lis
 
 
 def own_rates(settings: Settings, path: Path, block_bytes: int, depth: int) -> tuple[float, ...] | None:
-    rng = np.random.default_rng([block_bytes, depth])
+    rng = generator(Source.MEASURED_READS, 0, block_bytes, depth)
     with Storage(path, depth=depth) as store:
         if store.note:
             return None
@@ -92,7 +91,7 @@ def probe_file(settings: Settings, folder: Path) -> Path:
     partial = folder / f".{FILE}.{os.getpid()}"
     try:
         with Storage.create(partial, n_bytes) as store:
-            rng = np.random.default_rng(0)
+            rng = generator(Source.MEASURED_CONTENT, 0)
             for at in range(0, n_bytes, 4 << 20):
                 store.write(Extents((at,), (4 << 20,)), rng.bytes(4 << 20))
         partial.replace(path)

@@ -4,6 +4,7 @@ import numpy as np
 
 from kvferry.sim.flash import Flash
 from kvferry.specs.storage import FlashSpec
+from kvferry.traces.chance import Source, generator
 
 # The commands lie anywhere in this, as a benchmark's file does.
 FILE_BYTES = 4 << 30
@@ -63,7 +64,7 @@ def _idle(stations: np.ndarray, depth: int) -> np.ndarray:
 def random_rate(spec: FlashSpec, block_bytes: int, depth: int, half_duplex: bool, writes: bool = False) -> float:
     """Bytes per second of aligned random commands of one size, with `depth` of them always under way, by events."""
     flash = Flash(spec, depth, half_duplex)
-    rng = np.random.default_rng(0)
+    rng = generator(Source.FLASH_COMMANDS, 0)
     # Enough that neither chance nor the start matter by more than a percent or so.
     counted = max(8 * depth, min(1000, (4 << 20) // block_bytes), 16)
     # A write buffer fills only slowly, as programming keeps up with most of what comes.

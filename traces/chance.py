@@ -29,6 +29,12 @@ class Source(IntEnum):
     LENGTHS = 18
     ASSIGNMENTS = 19
     POPULARITY = 21
+    FLASH_COMMANDS = 31
+    MEASURED_MASKS = 32
+    MEASURED_SHARES = 33
+    MEASURED_TOKENS = 34
+    MEASURED_READS = 35
+    MEASURED_CONTENT = 36
 
 
 def generator(source: Source, seed: int, *place: int) -> np.random.Generator:

@@ -4,28 +4,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvferry.policies.decode.index import Scores
 from kvferry.policies.decode.room import Room
 from kvferry.policies.decode.rows import BlockRows
 from kvferry.policies.decode.selector import Index
 from kvferry.policies.decode.stages import Key, Stage, Stages, own_layer
-from kvferry.policies.decode.top_blocks import TopBlocks
+from kvferry.policies.decode.top_blocks import TopByOwnQuery
 
 
 @dataclass(frozen=True, kw_only=True)
-class Centroids(TopBlocks):
+class Centroids(TopByOwnQuery):
     """A KV block is a cluster, whose centroid stays in memory. The best clusters are taken until they hold
     ``selected_tokens``; every new key joins the cluster that it is nearest to."""
 
     kind = "centroids"
     clusters = True
-
-    ahead: bool = False
-    scores: Scores = "best_head"
-
-    @property
-    def fixed(self) -> bool:
-        return True
 
     def index(self, room: Room, reserved_bytes: float) -> Index | None:
         if self.ahead:

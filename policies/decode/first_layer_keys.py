@@ -2,27 +2,19 @@
 
 from dataclasses import dataclass
 
-from kvferry.policies.decode.index import Scores
 from kvferry.policies.decode.room import Room
 from kvferry.policies.decode.selector import Index
 from kvferry.policies.decode.stages import Key, Stage, Stages, before_pass
-from kvferry.policies.decode.top_blocks import TopBlocks
+from kvferry.policies.decode.top_blocks import TopByOwnQuery
 
 
 @dataclass(frozen=True, kw_only=True)
-class FirstLayerKeys(TopBlocks):
+class FirstLayerKeys(TopByOwnQuery):
     """The first layer's query of the new token scores the first layer's keys; all layers read the best blocks, whose
     transfers begin before the pass. SpeContext has a distilled head for this, which knows better what later layers
     attend to."""
 
     kind = "first-layer-keys"
-
-    ahead: bool = False
-    scores: Scores = "best_head"
-
-    @property
-    def fixed(self) -> bool:
-        return True
 
     def index(self, room: Room, reserved_bytes: float) -> Index | None:
         model = room.model

@@ -2,25 +2,17 @@
 
 from dataclasses import dataclass
 
-from kvferry.policies.decode.index import Scores
 from kvferry.policies.decode.room import Room
 from kvferry.policies.decode.selector import Index
-from kvferry.policies.decode.top_blocks import TopBlocks
+from kvferry.policies.decode.top_blocks import TopByOwnQuery
 
 
 @dataclass(frozen=True, kw_only=True)
-class PageBounds(TopBlocks):
+class PageBounds(TopByOwnQuery):
     """Of each block, the least and the largest value of every number of its keys stay in memory: with the layer's own
     query, they bound the score of any key in it."""
 
     kind = "page-bounds"
-
-    ahead: bool = False
-    scores: Scores = "best_head"
-
-    @property
-    def fixed(self) -> bool:
-        return True
 
     def index(self, room: Room, reserved_bytes: float) -> Index | None:
         model = room.model

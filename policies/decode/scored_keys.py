@@ -2,10 +2,9 @@
 
 from dataclasses import dataclass
 
-from kvferry.policies.decode.index import Scores
 from kvferry.policies.decode.room import Room
 from kvferry.policies.decode.selector import Index
-from kvferry.policies.decode.top_blocks import TopBlocks
+from kvferry.policies.decode.top_blocks import TopBlocks, TopByOwnQuery
 
 # KVSwap 4.3: the most that keys are compressed.
 MOST_COMPRESSION = 32.0
@@ -53,17 +52,10 @@ class PrincipalKeys(CompressedKeys):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Landmarks(TopBlocks):
+class Landmarks(TopByOwnQuery):
     """ShadowKV: a block scores as the mean of its keys does."""
 
     kind = "landmarks"
-
-    ahead: bool = False
-    scores: Scores = "best_head"
-
-    @property
-    def fixed(self) -> bool:
-        return True
 
     def index(self, room: Room, reserved_bytes: float) -> Index | None:
         model = room.model

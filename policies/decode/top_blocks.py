@@ -56,3 +56,16 @@ class TopBlocks(ABC):
             scores=self.scores,
             clusters=self.clusters,
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopByOwnQuery(TopBlocks):
+    """Each layer's own query scores an index that takes what it takes, whatever the budget: as the best of the heads
+    that choose together."""
+
+    ahead: bool = False
+    scores: Scores = "best_head"
+
+    @property
+    def fixed(self) -> bool:
+        return True

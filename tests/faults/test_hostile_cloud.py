@@ -1,15 +1,12 @@
 """A cloud that keeps the client waiting, is away for a moment, or says what no terminal should see."""
 
-import socket
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from harmful_proxy import Proxy
-from small_cloud import ALL, Watch, write_store
+from harmful_proxy import Hostile, Proxy
+from small_cloud import ALL, Watch
 
 from kvferry.cloud.client import CloudClient
 from kvferry.cloud.server_process import ServerProcess
@@ -21,50 +18,8 @@ pytest.importorskip("uvicorn")
 pytestmark = pytest.mark.torch
 
 
-class Hostile:
-    """A server that answers every connection with the same bytes, again and again, at intervals."""
-
-    def __init__(self, begin: bytes, again: bytes = b"", every_s: float = 0.02) -> None:
-        self._begin, self._again, self._every_s = begin, again, every_s
-        self._listening = socket.create_server(("127.0.0.1", 0))
-        self._closed = threading.Event()
-        self.url = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def __enter__(self) -> "Hostile":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._closed.set()
-        self._listening.close()
-
-    def _accept(self) -> None:
-        with suppress(OSError):
-            while True:
-                near, _ = self._listening.accept()
-                threading.Thread(target=self._answer, args=(near,), daemon=True).start()
-
-    def _answer(self, near: socket.socket) -> None:
-        with near, suppress(OSError):
-            near.recv(4096)
-            near.sendall(self._begin)
-            while not self._closed.wait(self._every_s):
-                near.sendall(self._again)
-
-
 def answer(status: str, body: bytes) -> bytes:
     return f"HTTP/1.1 {status}\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n".encode() + body
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_store(tmp_path_factory.mktemp("stores") / "0.kvs").parent
-
-
-@pytest.fixture(scope="module")
-def server(folder: Path) -> Iterator[ServerProcess]:
-    with ServerProcess(folder) as server:
-        yield server
 
 
 @pytest.fixture(scope="module")

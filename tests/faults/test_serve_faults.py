@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -32,17 +32,6 @@ pytestmark = pytest.mark.torch
 
 # Patience of the clients here: long enough for a busy machine, short enough for a test.
 PATIENCE_S = 1.0
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_store(tmp_path_factory.mktemp("stores") / "0.kvs").parent
-
-
-@pytest.fixture(scope="module")
-def server(folder: Path) -> Iterator[ServerProcess]:
-    with ServerProcess(folder) as server:
-        yield server
 
 
 @pytest.fixture(scope="module")
