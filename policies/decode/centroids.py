@@ -10,6 +10,9 @@ from kvferry.policies.decode.selector import Index
 from kvferry.policies.decode.stages import Key, Stage, Stages, own_layer
 from kvferry.policies.decode.top_blocks import TopByOwnQuery
 
+# A number of a mean that thousands of keys add to: single precision, whatever keys are stored in.
+_MEAN_BYTES = 4
+
 
 @dataclass(frozen=True, kw_only=True)
 class Centroids(TopByOwnQuery):
@@ -23,7 +26,7 @@ class Centroids(TopByOwnQuery):
         if self.ahead:
             raise ValueError("clusters are chosen with the layer's own query, not ahead")
         model = room.model
-        n_bytes = model.layers * room.blocks * model.key_width * model.kv_value_bytes
+        n_bytes = model.layers * room.blocks * model.key_width * _MEAN_BYTES
         return Index(self.spec(room, model.key_width), n_bytes)
 
     def vectors(self, block_tokens: int, stored: int) -> int:

@@ -230,7 +230,7 @@ def test_selections_that_cannot_be_recorded_are_refused_before_the_model_is_load
     def loaded(scenario: Scenario) -> None:
         pytest.fail("the model was loaded")
 
-    monkeypatch.setattr(parts, "model_of", loaded)
+    monkeypatch.setattr(parts, "warm_model", loaded)
     (tmp_path / "file").write_text("")
     os.mkfifo(tmp_path / "pipe")
     path = tmp_path / where

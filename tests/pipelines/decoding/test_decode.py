@@ -198,7 +198,7 @@ def test_delays_without_events_are_those_with(system: str, storage: str) -> None
             "hold no selection of 1 group of 1 token; ",
         ),
         ({"policies": {"slots": -5}}, "a reuse buffer has 4 slots or more, or 0 for no reuse, not -5"),
-        ({"system": "sparkv"}, "unknown system 'sparkv'"),
+        ({"system": "sparkv"}, "'sparkv' is a system for workload kind context-reuse"),
         ({"policies": {"sigma": 3}}, "sigma"),
     ],
 )

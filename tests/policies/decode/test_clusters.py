@@ -90,6 +90,15 @@ def test_the_best_clusters_are_taken_until_they_hold_enough() -> None:
     assert few.row(1).tolist() == [1, 0]
 
 
+def test_centroids_are_in_single_precision() -> None:
+    # Four blocks of two layers, 8 numbers each.
+    index = Centroids().index(ROOM, 0)
+    assert index is not None
+    assert (index.n_bytes, index.spec.clusters) == (2 * 4 * 8 * 4, True)
+    with pytest.raises(ValueError, match="clusters are chosen with the layer's own query, not ahead"):
+        Centroids(ahead=True).index(ROOM, 0)
+
+
 def test_a_layer_is_projected_before_it_chooses() -> None:
     kinds = [stage.kind for stage in Centroids().stages(1, ())]
     assert kinds == ["project", "select", "look_up", "bring", "assign", "attend", "rest"]

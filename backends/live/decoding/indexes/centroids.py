@@ -46,7 +46,8 @@ class Centroids(Index):
 
     @property
     def n_bytes(self) -> int:
-        return self._means.nbytes + self._sizes.nbytes
+        """Of the clusters there are: memory for those to come is reserved, and taken when they come."""
+        return int((self._sizes > 0).sum()) * self._means.shape[-1] * self._means.itemsize
 
     def blocks(self, layer: int) -> int:
         """Clusters of the row that has the most: others answer with some that are not there, behind those that are."""

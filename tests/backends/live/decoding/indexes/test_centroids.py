@@ -61,6 +61,7 @@ def test_clusters_follow_what_happens_to_them(heads: int) -> None:
         own = [members[row, block] for of, block in sorted(members) if of == row]
         assert index.sizes(0, row) == [len(one) for one in own]
         torch.testing.assert_close(index.centroids(0, row), torch.stack([one.mean(0) for one in own]))
+    assert index.n_bytes == len(members) * by_row.shape[2] * 4
     if heads > 1:
         # Rows differ.
         assert len({len(index.sizes(0, row)) for row in range(len(by_row))}) > 1
