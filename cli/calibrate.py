@@ -147,7 +147,9 @@ def _measure(
         from kvferry.calibration.environment import environment, usable_cores
         from kvferry.calibration.settings import Settings
     except ImportError as error:
-        raise MissingExtra(f"calibrating needs {error.name}: pip install 'kvferry[torch]'; --from needs none") from None
+        raise MissingExtra(
+            f"calibrating needs {error.name}: pip install '.[torch]' in KVFerry's folder; --from needs none"
+        ) from None
     try:
         asked["context"] = count(context)
     except ValueError as error:

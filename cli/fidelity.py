@@ -71,6 +71,7 @@ def _study(source: str, changes: list[str], systems: str | None, runs: int) -> F
 
 def _show(report: dict[str, Any]) -> None:
     from kvferry.analysis import human
+    from kvferry.analysis.figures import FIGURES
     from kvferry.cli.table import print_table
     from kvferry.specs.errors import quoted
 
@@ -85,7 +86,7 @@ def _show(report: dict[str, Any]) -> None:
                 rows.append(
                     (
                         row["name"],
-                        key,
+                        FIGURES[key].label if key in FIGURES else key,
                         shown(found["simulated"]),
                         shown(found["measured"]),
                         percent(found["error"]),

@@ -1,6 +1,7 @@
 """Where results go, looked at before anything is run: an hour's work must not end at a folder that is a file."""
 
 import os
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -37,8 +38,14 @@ def _check(folder: Path, named: str) -> None:
     there = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
     if not there.is_dir():
         raise InputError(f"{named}: {there} is a file, not a folder")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise InputError(f"{named}: no permission to write in {there}")
+    try:
+        # Asking for permissions is not enough: file systems may be read-only, full, or no place for files.
+        with tempfile.TemporaryFile(dir=there):
+            pass
+    except PermissionError:
+        raise InputError(f"{named}: no permission to write in {there}") from None
+    except OSError as error:
+        raise InputError(f"{named}: cannot write in {there}: {error.strerror}") from None
 
 
 def _check_names(path: Path, named: str) -> None:

@@ -31,7 +31,7 @@ class ServerProcess:
     def __init__(self, path: Path, link: LinkSpec | None = None, *, token: str | None = None) -> None:
         missing = [name for name in ("starlette", "uvicorn") if find_spec(name) is None]
         if missing:
-            raise MissingExtra(f"serving needs {missing[0]}: pip install 'kvferry[torch]'")
+            raise MissingExtra(f"serving needs {missing[0]}: pip install '.[torch]' in KVFerry's folder")
         settings = {
             "path": str(path),
             "link": None if link is None else link.model_dump(mode="json", by_alias=True),

@@ -25,6 +25,7 @@ try:
         Qwen3Config,
         Qwen3ForCausalLM,
     )
+    from transformers.utils import logging as hf_logging
 except ImportError as error:
     raise MissingExtra("a real model needs torch and transformers: install the [torch] extra") from error
 
@@ -68,6 +69,8 @@ def load_model(
     _check_weights(folder)
     spec = _spec(config, chosen, str(reference))
     _check_fits(spec, target)
+    # Its bar on standard error says nothing of a load of some seconds, and stands between our own lines.
+    hf_logging.disable_progress_bar()
     try:
         # Left out: spreading over several devices; weights pass through host memory.
         model, found = FAMILIES[config.model_type].model.from_pretrained(

@@ -4,9 +4,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from kvferry.scenarios.library import locate, looks_like_a_path
+from kvferry.scenarios.hugging_face import config_at, model_node
+from kvferry.scenarios.library import locate, looks_like_a_path, names
 from kvferry.scenarios.sources import laid_over, with_value
-from kvferry.specs.document import MOST_DEPTH, parse_document, read_document, regular_file, shown
+from kvferry.specs.document import MOST_DEPTH, expanded, parse_document, read_document, regular_file, shown
 from kvferry.specs.errors import InputError
 from kvferry.specs.node import Node, Place, brief, node_of
 
@@ -27,6 +28,9 @@ def read_tree(kind: str, reference: str, folder: Path) -> Node:
 
     Raises InputError.
     """
+    config = config_at(folder / expanded(reference)) if kind == "model" and reference not in names(kind) else None
+    if config is not None:
+        return model_node(config)
     path = locate(kind, reference, folder)
     return extended(kind, read_document(path), (path,))
 

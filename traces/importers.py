@@ -54,4 +54,6 @@ def reader_of(log: Log) -> str:
         return "mahimahi"
     if rows and all(re.match(r"\s*[\d.]+\s+[\d.]+(\s|$)", text) for text in rows):
         return "stamped"
+    if re.search(r"[A-Za-z]", first) and re.search(r"[,;\t]", first):
+        return "headed"
     raise InputError(f"{log.path}: no reader knows this content; choose one of {', '.join(READERS)}")

@@ -198,6 +198,73 @@ def iperf3_csv(log: Log) -> RateTrace:
     return log.trace(starts, end_s, [fmean(seconds[start_s]) for start_s in starts])
 
 
+def headed(log: Log) -> RateTrace:
+    """A table with a header, split by commas, semicolons or tabs, with a time and a rate whose names say what they
+    are, as `time,mbps` or `timestamp_ms;throughput_kbps`. A rate holds from its time to the next; the last one for
+    the usual step. Times may be dates."""
+    number, header = next(log.rows(), (1, ""))
+    split = max(",;\t", key=header.count)
+    columns = [name.strip().strip('"') for name in header.split(split)]
+    times = [
+        (place, _TIME_UNITS.get(found[2] or "s"))
+        for place, name in enumerate(columns)
+        if (found := _TIME.match(name.lower()))
+    ]
+    rates = [(place, mbit) for place, name in enumerate(columns) if (mbit := _mbit_of(name)) is not None]
+    if len(times) != 1 or len(rates) != 1:
+        what = "a time" if len(times) != 1 else "a rate with its unit"
+        raise InputError(
+            f"{log.path}:{number}: {len(times if len(times) != 1 else rates)} columns are {what};"
+            f" name them as in 'time_s,mbps'; there are {', '.join(columns)[:200]}"
+        )
+    (time_at, second), (rate_at, mbit) = times[0], rates[0]
+    starts: list[float] = []
+    found_rates: list[float] = []
+    for line, text in list(log.rows())[1:]:
+        cells = text.split(split)
+        if len(cells) <= max(time_at, rate_at):
+            raise InputError(f"{log.path}:{line}: {len(cells)} columns, the header has {len(columns)}")
+        starts.append(_stamp_s(log, line, cells[time_at].strip().strip('"'), second or 1.0))
+        rate = cells[rate_at].strip().strip('"')
+        found_rates.append(log.number(line, rate, columns[rate_at], MOST_MBIT_PER_S / mbit) * mbit)
+        if len(starts) > 1 and starts[-1] <= starts[-2]:
+            raise InputError(f"{log.path}:{line}: time {cells[time_at][:40]} does not come after the one before")
+    if len(starts) < 2:
+        raise InputError(f"{log.path}: {len(starts)} samples; their spacing needs two")
+    return log.trace(starts, starts[-1] + float(np.median(np.diff(starts))), found_rates)
+
+
+# Names of times with their unit, and what a unit of a rate is in Mbit/s.
+_TIME = re.compile(r"(time_?stamp|time|t|start|elapsed|seconds?|secs?)_?\s*[\[(]?(s|sec|seconds|ms|us)?[\])]?$")
+_TIME_UNITS = {"s": 1.0, "sec": 1.0, "seconds": 1.0, "ms": 1e-3, "us": 1e-6}
+_RATE = re.compile(
+    r"(?:^|[^a-z])([kmg]?)(bps|bits?(?:_per_|/|p)s(?:ec(?:ond)?)?|bytes?(?:_per_|/|p)s(?:ec(?:ond)?)?)\W*$",
+    re.IGNORECASE,
+)
+# A capital B is a byte: MBps, kB/s. "mb/s" may be either, and is not taken.
+_BYTES = re.compile(r"(?:^|[^A-Za-z])([kKMG]?)(Bps|B/s)\W*$")
+_PREFIX = {"": 1e-6, "k": 1e-3, "m": 1.0, "g": 1e3}
+
+
+def _mbit_of(name: str) -> float | None:
+    """How many Mbit/s a unit of a column is, by its name; None where it is no rate."""
+    found = _BYTES.search(name) or _RATE.search(name)
+    if found is None:
+        return None
+    return _PREFIX[found[1].lower()] * (8.0 if found[2].lower().startswith("byte") or found[2][0] == "B" else 1.0)
+
+
+def _stamp_s(log: Log, line: int, text: str, second: float) -> float:
+    """A time in seconds: a number in units of `second` (milliseconds where it can be no other), or a date."""
+    if re.match(r"\d{4}-\d\d-\d\d", text):
+        try:
+            return datetime.fromisoformat(text).timestamp()
+        except ValueError:
+            raise InputError(f"{log.path}:{line}: {text[:40]!r} is not a time like 2026-01-31T12:10:03.5") from None
+    stamp = log.number(line, text, "time", _MOST_STAMP * 1e3 / second)
+    return stamp * (1e-3 if second == 1.0 and stamp > _MOST_STAMP else second)
+
+
 def ucc_5g(log: Log) -> RateTrace:
     """G-NetTrack: `DL_bitrate` in kbit/s per second of `Timestamp`, where `State` is D (downloading).
 
@@ -250,4 +317,5 @@ READERS: dict[str, Callable[[Log], RateTrace]] = {
     "iperf3-csv": iperf3_csv,
     "ucc-5g": ucc_5g,
     "mahimahi": mahimahi,
+    "headed": headed,
 }

@@ -166,6 +166,16 @@ def test_real_runs_of_one_scenario_are_kept_apart(call: Call, runs: dict[str, An
     }  # fmt: skip
 
 
+def test_a_folder_that_takes_no_files_is_refused_before_the_run(call: Call, runs: dict[str, Any]) -> None:
+    # /proc has the permissions, and takes no files.
+    runs["stream-only"] = AssertionError("it ran")
+    if not Path("/proc/self").exists():
+        pytest.skip("no /proc here")
+    code, _, err = call("run", "small.yaml", "--output", "/proc/kvferry")
+    assert code == 2
+    assert err.startswith("kvferry: --output /proc/kvferry: cannot write in /proc: ")
+
+
 def test_compare_as_json(call: Call, runs: dict[str, Any]) -> None:
     code, out, err = call("compare", "small.yaml", "--systems", "local-prefill,stream-only", "--json")
     assert (code, err) == (0, "")

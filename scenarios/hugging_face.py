@@ -1,0 +1,68 @@
+"""A model's dimensions from Hugging Face's ``config.json``."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from kvferry.specs.document import read_text, regular_file, shown
+from kvferry.specs.errors import InputError
+from kvferry.specs.node import Node, Place, node_of
+
+CONFIG = "config.json"
+_BITS = {"float32": 32.0, "float": 32.0, "bfloat16": 16.0, "float16": 16.0, "half": 16.0}
+# Families whose output head is the embedding unless the file says otherwise; others keep the two apart.
+_TIED = ("gemma", "gpt2", "phi3small")
+_DIMENSIONS = {
+    "layers": "num_hidden_layers",
+    "hidden": "hidden_size",
+    "query_heads": "num_attention_heads",
+    "ffn": "intermediate_size",
+    "vocabulary": "vocab_size",
+}
+
+
+def config_at(path: Path) -> Path | None:
+    """The config.json that a path means: the file itself, or the one in that folder; None for anything else."""
+    file = path / CONFIG if path.is_dir() else path
+    return file if file.suffix == ".json" and regular_file(file) is None else None
+
+
+def model_node(file: Path) -> Node:
+    """The model that a config.json describes. Raises InputError for one that is no decoder of the kind that KVFerry
+    models, or lacks a dimension."""
+    name = shown(file)
+    try:
+        config = json.loads(read_text(file))
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{name}: not JSON: {str(error)[:100]}") from None
+    if not isinstance(config, dict):
+        raise InputError(f"{name}: not a model's config: it holds no mapping")
+    text = config.get("text_config")  # of models that also see or hear
+    text = config | text if isinstance(text, dict) else config
+    if experts := next((key for key in text if "experts" in key and text[key]), None):
+        raise InputError(f"{name}: {experts}: a mixture of experts is not modelled; one feed-forward network is")
+    missing = [key for key in _DIMENSIONS.values() if not isinstance(text.get(key), int)]
+    if missing:
+        raise InputError(f"{name}: {missing[0]}: is missing or no whole number; a decoder's config.json has it")
+    place = Place(name, None, file.parent)
+    return node_of(_model(text, file), place)
+
+
+def _model(config: dict[str, Any], file: Path) -> dict[str, Any]:
+    heads, hidden = config["num_attention_heads"], config["hidden_size"]
+    family = str(config.get("model_type", ""))
+    tied = config.get("tie_word_embeddings")
+    bits = _BITS.get(str(config.get("torch_dtype") or config.get("dtype")).removeprefix("torch."), 16.0)
+    quantised = config.get("quantization_config")
+    weight_bits = quantised.get("bits") if isinstance(quantised, dict) else None
+    return {
+        **{key: config[theirs] for key, theirs in _DIMENSIONS.items()},
+        "name": file.resolve().parent.name if file.name == CONFIG else file.stem,
+        "kv_heads": config.get("num_key_value_heads") or heads,
+        "head_dim": config.get("head_dim") or (hidden // heads if heads else 0),
+        "tied_embeddings": bool(tied) if tied is not None else family.startswith(_TIED),
+        "weight_bits": float(weight_bits or bits),
+        "embedding_bits": bits,
+        "kv_value_bytes": min(bits, 16.0) / 8,
+        "source": f"Hugging Face config.json, {file.resolve().parent.name}",
+    }

@@ -1,0 +1,71 @@
+"""Models by Hugging Face's config.json: the file or its folder stands where a model's name does."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny import LOADING, changed
+
+from kvferry.scenarios.loader import load_model, load_scenario
+from kvferry.specs.errors import InputError
+
+QWEN = {
+    "model_type": "qwen3", "num_hidden_layers": 28, "hidden_size": 1024, "num_attention_heads": 16,
+    "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 3072, "vocab_size": 151936,
+    "tie_word_embeddings": True, "torch_dtype": "bfloat16",
+}  # fmt: skip
+
+
+def config(folder: Path, **more: Any) -> Path:
+    (folder / "mine").mkdir(exist_ok=True)
+    (folder / "mine" / "config.json").write_text(json.dumps({**QWEN, **more}))
+    return folder / "mine"
+
+
+def test_a_config_is_the_model_that_it_describes(tmp_path: Path) -> None:
+    model, bundled = load_model(str(config(tmp_path))), load_model("qwen3-0.6b")
+    dimensions = set(type(model).model_fields) - {"name", "source", "weight_bits"}
+    assert {key: getattr(model, key) for key in dimensions} == {key: getattr(bundled, key) for key in dimensions}
+    assert (model.name, model.weight_bits) == ("mine", 16.0)
+    assert load_model(str(tmp_path / "mine" / "config.json")) == model
+
+
+def test_a_scenario_names_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "scenario.json").write_text(json.dumps(changed(LOADING, model="mine")))
+    config(tmp_path)
+    assert load_scenario(tmp_path / "scenario.json").model.layers == 28
+
+
+def test_what_a_config_leaves_out(tmp_path: Path) -> None:
+    folder = config(
+        tmp_path, num_key_value_heads=None, head_dim=None, tie_word_embeddings=None, torch_dtype=None,
+        quantization_config={"bits": 4},
+    )  # fmt: skip
+    model = load_model(str(folder))
+    assert (model.kv_heads, model.head_dim, model.tied_embeddings) == (16, 64, False)
+    assert (model.weight_bits, model.embedding_bits, model.kv_value_bytes) == (4.0, 16.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"num_hidden_layers": None}, "num_hidden_layers: is missing"),
+        ({"num_experts": 64}, "num_experts: a mixture of experts is not modelled"),
+        ({"num_key_value_heads": 3}, "kv_heads"),
+    ],
+)
+def test_what_is_no_such_model(tmp_path: Path, more: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError) as error:
+        load_model(str(config(tmp_path, **more)))
+    assert "config.json" in str(error.value)
+    assert message in str(error.value)
+
+
+def test_damaged_json_and_an_empty_folder(tmp_path: Path) -> None:
+    (config(tmp_path) / "config.json").write_text("{")
+    with pytest.raises(InputError, match="not JSON"):
+        load_model(str(tmp_path / "mine"))
+    (tmp_path / "mine" / "config.json").unlink()
+    with pytest.raises(InputError, match="folder"):
+        load_model(str(tmp_path / "mine"))
