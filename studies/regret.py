@@ -79,6 +79,7 @@ class Case:
     raw: bool
     truth: str
     estimate: str
+    rtt_s: float = RTT_S
 
 
 def price_s(cost_model: str, op: Op) -> np.ndarray:
@@ -117,14 +118,14 @@ def context_of(content: str, coupling: Coupling, tokens: int, sequence: int, cod
 
 def load_s(case: Case, loader: Loader, context: Context, link: RateTrace) -> float:
     """Seconds until the context is there."""
-    machine = SimMachine(DEVICE, MODEL, link, rtt_s=RTT_S, costs=COST_MODELS[case.truth])
+    machine = SimMachine(DEVICE, MODEL, link, rtt_s=case.rtt_s, costs=COST_MODELS[case.truth])
     load = ContextLoad(
         machine,
         context,
         context.problem(partial(price_s, case.estimate)),
         loader,
         request=0,
-        outlook=Outlook(bytes_per_s=link.mean(), rtt_s=RTT_S),
+        outlook=Outlook(bytes_per_s=link.mean(), rtt_s=case.rtt_s),
         pace=Pace(decoders=DEVICE.decompressor.workers),
     )
     machine.env.run(until=load.done)
@@ -140,7 +141,7 @@ def regrets(case: Case, names: list[str], trace_name: str, offsets: int) -> Iter
         link = trace.shifted((k + 0.5) / offsets * trace.duration_s)
         context = partial(context_of, case.content, case.coupling, case.tokens, k % SEQUENCES)
         truth = context("huffman").problem(partial(price_s, case.truth))
-        bound_s = load_bound_s(truth, np.zeros(truth.compute_s.shape), link, RTT_S, RateTrace.constant(1.0), 0.0)
+        bound_s = load_bound_s(truth, np.zeros(truth.compute_s.shape), link, case.rtt_s, RateTrace.constant(1.0), 0.0)
         for name in names:
             codec = "cachegen" if name == "cachegen" else "huffman"
             began_s = process_time()
@@ -170,8 +171,6 @@ def main() -> None:
 
     from joblib import Parallel, delayed
 
-    global RTT_S
-    RTT_S = asked.rtt
     traces = sorted(catalogue())[HALVES[asked.half]] if asked.half else list(catalogue())
     traces = traces[:: asked.every]
     rates = "as recorded" if asked.raw else f"scaled to a mean of {MEAN_BYTES_PER_S * 8 / 1e6:g} Mbit/s"
@@ -179,7 +178,7 @@ def main() -> None:
     print(f"costs: {asked.truth}, planned with {asked.estimate}")
     for content in asked.contents:
         for coupling in asked.couplings:
-            case = Case(content, coupling, asked.tokens, asked.raw, asked.truth, asked.estimate)
+            case = Case(content, coupling, asked.tokens, asked.raw, asked.truth, asked.estimate, asked.rtt)
             work = Parallel(n_jobs=asked.jobs)(
                 delayed(lambda *args: list(regrets(*args)))(case, asked.loaders, name, asked.offsets) for name in traces
             )
