@@ -304,6 +304,17 @@ def test_schedules_of_a_world_that_cannot_hold_them_say_so() -> None:
     assert (row["load_s"], row["outcome"]) == (None, "out_of_memory")
 
 
+def test_schedules_are_made_for_the_background_load_at_their_start() -> None:
+    idle, loaded = (
+        {row["schedule"]: row for row in compare_schedules(small("link.rate=5 Mbit/s", *load))}
+        for load in ((), ("load={share: 0.5}",))
+    )
+    for name, row in loaded.items():
+        # Slower, but by no more than the processor is; and carried out in the time that the plan promised.
+        assert 1.0 < row["makespan_s"] / idle[name]["makespan_s"] <= 2.0
+    assert loaded["chain"]["load_s"] == pytest.approx(loaded["chain"]["completion_s"], rel=0.1)
+
+
 def test_schedules_of_one_problem() -> None:
     rows = {row["schedule"]: row for row in compare_schedules(small(), solver="highs")}
     assert set(rows) == {
