@@ -32,6 +32,14 @@ class Busy:
         if self.listener is not None:
             self.listener(False)
 
+    def add(self, start_s: float, end_s: float) -> None:
+        """Busy from `start_s` to `end_s`, which is no earlier than what is known."""
+        if self._ends_s and start_s <= self._ends_s[-1]:
+            self._ends_s[-1] = max(self._ends_s[-1], end_s)
+        elif end_s > start_s:
+            self._starts_s.append(start_s)
+            self._ends_s.append(end_s)
+
     def intervals(self, from_s: float, until_s: float) -> Iterator[tuple[float, float]]:
         """(start, end) of every busy interval, clipped to the two times."""
         for i in range(bisect_right(self._ends_s, from_s), len(self._ends_s)):

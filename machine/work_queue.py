@@ -53,6 +53,10 @@ class WorkQueue:
         work.wait_for(after)
         return work
 
+    def record(self, label: str, start_s: float, end_s: float, n_bytes: float) -> None:
+        """Tell of work that was worked out elsewhere, now that it is over. The queue is idle."""
+        self._tell(Span(self.resource, label, start_s, end_s, n_bytes, None))
+
     def utilisation(self, window_s: float) -> float:
         """Share of the last `window_s` (of the time since the start, when that is less) with a server at work."""
         now = self.env.now

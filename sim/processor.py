@@ -72,6 +72,18 @@ class Processor(WorkQueue):
         return self.hand_over(work, self._spec.dispatch_s + cost.duration_s, after, priority)
 
     @property
+    def dispatch_s(self) -> float:
+        return self._spec.dispatch_s
+
+    def cost(self, op: Op) -> Cost:
+        """What an op takes on the idle device, besides its dispatch."""
+        return self._cost(op)
+
+    def record(self, label: str, start_s: float, end_s: float, n_bytes: float) -> None:
+        super().record(label, start_s, end_s, n_bytes)
+        self.busy.add(start_s, end_s)
+
+    @property
     def available(self) -> RateTrace:
         """The share of the processor that background load leaves over time."""
         return self._available or RateTrace.constant(1.0)

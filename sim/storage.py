@@ -59,13 +59,12 @@ class Storage(WorkQueue):
         """Whether the device takes this batch now, a server being free."""
         return True
 
-    def _map_miss_s(self, batch: Batch) -> float:
-        """What a command of this batch waits for the mapping table, on average."""
-        if self._map is None or not len(batch.offsets):
+    def _map_miss_s(self, offsets: np.ndarray, lengths: np.ndarray) -> float:
+        """What each of these commands, which ascend, waits for the mapping table, on average."""
+        if self._map is None or not len(offsets):
             return 0.0
-        # Commands ascend, whatever the extents did.
-        self._lowest = min(self._lowest, int(batch.offsets[0]))
-        self._highest = max(self._highest, int(batch.offsets[-1] + batch.lengths[-1]))
+        self._lowest = min(self._lowest, int(offsets[0]))
+        self._highest = max(self._highest, int(offsets[-1] + lengths[-1]))
         return map_miss_s(self._map, self._highest - self._lowest)
 
 

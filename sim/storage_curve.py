@@ -7,11 +7,12 @@ from typing import cast
 import numpy as np
 import simpy
 
+from kvferry.machine.ops import Extents
 from kvferry.machine.span import Tell
 from kvferry.machine.work_queue import TimedWork
 from kvferry.sim.alarm import Alarm
 from kvferry.sim.flash_curve import FlashCurve
-from kvferry.sim.storage import Batch, Storage
+from kvferry.sim.storage import Batch, Storage, commands_of, map_miss_s
 from kvferry.specs.storage import CurveRow, StorageSpec
 
 
@@ -81,12 +82,17 @@ class StorageCurves:
         n = len(lengths)
         if not n:
             return 0.0
-        depth = min(n, self._depth)
         # Usually all lengths are equal, and one look-up is enough.
         if lengths.min() == lengths.max():
-            return n * (self._command_s(int(lengths[0]), depth, writes) + extra_s)
+            return self.equal_s(n, int(lengths[0]), writes, extra_s)
         curve = self.write if writes else self.read
-        return float(curve.command_s(lengths, depth).sum() + n * extra_s)
+        return float(curve.command_s(lengths, min(n, self._depth)).sum() + n * extra_s)
+
+    def equal_s(self, commands: int, each_bytes: int, writes: bool = False, extra_s: float = 0.0) -> float:
+        """The same for so many commands of one length."""
+        if not commands:
+            return 0.0
+        return commands * (self._command_s(each_bytes, min(commands, self._depth), writes) + extra_s)
 
     def _command_s(self, length: int, depth: int, writes: bool) -> float:
         key = length, depth, writes
@@ -119,8 +125,20 @@ class CurveStorage(Storage):
         batch, now = cast(Batch, work), self.env.now
         direction = self._direction(batch)
         direction.batch = batch
-        batch.nominal_s = self.curves.batch_s(batch.lengths, batch.writes, self._map_miss_s(batch))
+        batch.nominal_s = self._seconds(batch.offsets, batch.lengths, batch.writes)
         direction.alarm.set(now + batch.nominal_s, now)
+
+    def seconds(self, extents: Extents, writes: bool = False) -> float:
+        """What a batch that comes next takes."""
+        return self._seconds(*commands_of(extents, self.spec), writes)
+
+    def seconds_of_equal(self, commands: int, each_bytes: int) -> float:
+        """What so many reads of one length take, within what has been read or written before."""
+        miss_s = map_miss_s(self.spec.map, self._highest - self._lowest) if self.spec.map else 0.0
+        return self.curves.equal_s(commands, each_bytes, extra_s=miss_s)
+
+    def _seconds(self, offsets: np.ndarray, lengths: np.ndarray, writes: bool) -> float:
+        return self.curves.batch_s(lengths, writes, self._map_miss_s(offsets, lengths))
 
     def withdraw(self, work: TimedWork) -> float | None:
         batch = cast(Batch, work)

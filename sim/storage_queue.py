@@ -34,7 +34,7 @@ class QueueStorage(Storage):
 
     def _begin(self, work: TimedWork) -> None:
         batch = cast(Batch, work)
-        extra_s = self._map_miss_s(batch)
+        extra_s = self._map_miss_s(batch.offsets, batch.lengths)
         self._catch_up()
         self._number += 1
         self._batches[self._number] = batch

@@ -83,9 +83,13 @@ class CriticalTokens:
 
     def __call__(self, op: Selecting) -> np.ndarray:
         """int32[batch, heads, groups]: the groups of an op's step and layer. Steps may only go forward."""
-        if op.step != self.step:
-            self.advance(op.step)
-        return self.selected()[op.layer]
+        return self.at(op.step)[op.layer]
+
+    def at(self, step: int) -> np.ndarray:
+        """int32[layers, sequences, heads, groups]: a step's. Steps may only go forward."""
+        if step != self.step:
+            self.advance(step)
+        return self._selected
 
     def advance(self, step: int) -> None:
         if step < self.step:

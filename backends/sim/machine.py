@@ -32,15 +32,18 @@ from kvferry.sim.costs.cost_model import Builder
 from kvferry.sim.costs.roofline import Roofline
 from kvferry.sim.decompressor import Decompressor
 from kvferry.sim.energy import EnergyMeter
+from kvferry.sim.foresight import Foresight
 from kvferry.sim.paged_storage import PagedStorage
 from kvferry.sim.processor import Processor
 from kvferry.sim.storage import Storage
+from kvferry.sim.storage_curve import CurveStorage
 from kvferry.sim.storage_models import storage_of
 from kvferry.specs.device import DeviceSpec
 from kvferry.specs.errors import InputError
 from kvferry.specs.model import ModelSpec
 from kvferry.specs.storage import StorageSpec
 from kvferry.specs.tier import Tier
+from kvferry.traces.critical_tokens import CriticalTokens
 from kvferry.traces.rate import RateTrace
 
 
@@ -90,7 +93,9 @@ class SimMachine:
         # What fetches come over, and messages to it.
         self.link = None if self.access is None else self.access.down
         mean_bytes_per_s = 0.0 if self.link is None else self.link.trace.mean()
-        contention = Contention(device.contention.at(mean_bytes_per_s)) if device.contention else None
+        slowdown = device.contention.at(mean_bytes_per_s) if device.contention else {}
+        contention = Contention(slowdown) if device.contention else None
+        self._slowdown, self._loaded = slowdown.get(device.main, {}), bool(load)
         bus = MemoryBus(memory.bytes_per_s) if memory.unified else None
         self.processors = {
             name: Processor(
@@ -139,6 +144,17 @@ class SimMachine:
     @property
     def _main(self) -> Processor:
         return self.processors[self.device.main]
+
+    @property
+    def foresight(self) -> Foresight | None:
+        """What follows by arithmetic while the main processor decodes with its KV on storage; None: something might
+        interfere, or what is chosen is not known before."""
+        stream = self._streams[Selection]
+        if self._loaded or not self.device.memory.unified or not isinstance(self.storage, CurveStorage):
+            return None
+        if not isinstance(stream, CriticalTokens):
+            return None
+        return Foresight(stream.at, self._main, self.storage, 1 / self._slowdown.get("storage", 1.0))
 
     def submit(
         self,

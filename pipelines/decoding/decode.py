@@ -7,10 +7,12 @@ import simpy
 
 from kvferry.machine.machine import Machine
 from kvferry.machine.ticket import Ticket
+from kvferry.pipelines.decoding.foreseen import ForeseenSteps, foreseeable
 from kvferry.pipelines.decoding.plan import DecodePlan
 from kvferry.pipelines.decoding.stages import KINDS
 from kvferry.pipelines.decoding.state import DecodeRecord, DecodeState
 from kvferry.policies.decode.stages import Key, Stages
+from kvferry.sim.foresight import Foresight
 
 # Called after every token with how many there are.
 OnToken = Callable[[int], None]
@@ -20,10 +22,17 @@ __all__ = ["DecodeRecord", "LockStepDecode", "OnToken", "Process"]
 
 
 class LockStepDecode:
-    """A lock-step batch. ``run`` is a SimPy process; ``record`` says what has happened so far."""
+    """A lock-step batch. ``run`` is a SimPy process; ``record`` says what has happened so far. With `foresight`, steps
+    are worked out instead of carried out stage by stage, where the plan allows it."""
 
-    def __init__(self, machine: Machine, plan: DecodePlan, on_token: OnToken = lambda tokens: None) -> None:
-        self.plan, self._on_token = plan, on_token
+    def __init__(
+        self,
+        machine: Machine,
+        plan: DecodePlan,
+        on_token: OnToken = lambda tokens: None,
+        foresight: Foresight | None = None,
+    ) -> None:
+        self.plan, self._on_token, self._foresight = plan, on_token, foresight
         self.now = DecodeState(machine, plan)
         self.record = self.now.record
 
@@ -37,8 +46,13 @@ class LockStepDecode:
         record.prefill_s = env.now
         self._token()
         self.now.skip(skipped)
+        foreseen = ForeseenSteps(self.now, self._foresight) if self._foresight and foreseeable(self.plan) else None
         for self.now.step in range(steps - 1):
             self.now.place()
+            if foreseen is not None:
+                yield from foreseen.step()
+                self._token()
+                continue
             under_way = yield from self._walk(self.plan.stages)
             yield under_way[self.plan.stages[-1].key]
             self._token()

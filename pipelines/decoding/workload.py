@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 from kvferry.backends.needs import KvOnStorage, Needs
+from kvferry.backends.sim.machine import SimMachine
 from kvferry.backends.world import DEVICE, NO_INPUTS, Inputs, World
 from kvferry.machine.machine import Machine, Refused
 from kvferry.pipelines.decoding.budget import (
@@ -109,7 +110,9 @@ class LockStepFlow:
             if tokens % _PROGRESS_TOKENS == 0 or tokens == output:
                 self._progress(tokens, output)
 
-        self._decode = LockStepDecode(world.machine, self._plan, on_token)
+        machine = world.machine
+        foresight = machine.foresight if isinstance(machine, SimMachine) else None
+        self._decode = LockStepDecode(machine, self._plan, on_token, foresight)
         yield from self._decode.run(self._steps, self._skipped)
 
     def left(self, world: World, end: Totals) -> Left:

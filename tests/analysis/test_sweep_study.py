@@ -195,7 +195,7 @@ FRAME = pd.DataFrame(
 )
 
 
-def test_plots_are_written_and_the_undrawable_named(tmp_path: Path) -> None:
+def test_plots_are_written_and_the_undrawable_told(tmp_path: Path) -> None:
     plots = [
         PlotSpec(kind="line", x="workload.context", y="ttft_s", by="system", log=("y",)),
         PlotSpec(kind="cdf", x="ttft_s", by="system", name="how-long"),

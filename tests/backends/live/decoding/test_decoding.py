@@ -158,7 +158,7 @@ def test_all_of_the_rank_predicts_exactly(model: Any, tmp_path: Path) -> None:
         assert set(ids.flatten().tolist()) == set(best.tolist())
 
 
-def test_a_scenario_is_carried_out_and_recorded() -> None:
+def test_a_scenario_is_carried_out_and_told() -> None:
     wanted = scenario(workload={"output": 6}, policies={"selected_tokens": 32})
     run = run_scenario(wanted)
     assert run.outcome == "done"
