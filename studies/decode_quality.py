@@ -26,21 +26,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from selection_quality import Task, needles, texts
+from selection_quality import Exact, Task, decoded, exact, needles, texts
 from transformers import PreTrainedModel
 
-from kvferry.backends.live.decoding.block_format import BlockFormat
 from kvferry.backends.live.decoding.indexes.index import Index
 from kvferry.backends.live.decoding.indexes.table import INDEXES
-from kvferry.backends.live.decoding.layers import Layers
-from kvferry.backends.live.decoding.written import source
-from kvferry.backends.live.engine.machine import LiveMachine
-from kvferry.disk.direct_storage import Storage
 from kvferry.model.decoder import Decoder
 from kvferry.model.prompts import Prompts
 from kvferry.model.scenario_model import model_of
-from kvferry.model.whole_prefill import PrefilledLayer, prefill_layer
-from kvferry.pipelines.decoding.decode import LockStepDecode
 from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS
 from kvferry.pipelines.decoding.workload import plan_for
 from kvferry.policies.decode.index import IndexSpec
@@ -80,34 +73,6 @@ WAYS = {
 }
 
 
-@dataclass(frozen=True)
-class Exact:
-    """Full attention over a Task: `logits` float[said, vocabulary] before each said token, attention `mass`
-    float[layers, KV heads, steps, tokens] of the steps that decode, and what the context leaves in each layer."""
-
-    logits: torch.Tensor
-    mass: torch.Tensor
-    prefilled: tuple[PrefilledLayer, ...]
-
-
-@torch.no_grad()
-def exact(model: PreTrainedModel, task: Task) -> Exact:
-    decoder = Decoder(model)
-    ids = torch.tensor([task.context + task.said], device=decoder.device)
-    n, begin = ids.shape[1], len(task.context)
-    rotary, hidden = decoder.rotary(n), decoder.embed(ids)
-    later = torch.arange(n) > torch.arange(begin, n - 1)[:, None]
-    masses, left = [], []
-    for layer in range(decoder.layers):
-        hidden, queries, keys, values = prefill_layer(decoder, layer, hidden, rotary)
-        of_context = (side[:, :, :begin].clone() for side in (queries, keys, values))
-        left.append(PrefilledLayer(hidden[:, :begin].clone(), *of_context))
-        by_kv_head = queries[0, :, begin : n - 1].unflatten(0, (decoder.heads, -1)).float() * decoder.head_dim**-0.5
-        scores = by_kv_head @ keys[0].float()[:, None].mT
-        masses.append(scores.masked_fill(later, -torch.inf).softmax(-1).sum(1))
-    return Exact(decoder.logits(hidden[0, begin - 1 : -1]).float(), torch.stack(masses), tuple(left))
-
-
 def index_of(plan: Any, way: Way, decoder: Decoder, sample: torch.Tensor) -> Index:
     room_tokens = plan.layout.blocks * plan.group_tokens
     if way.index == "chance":
@@ -125,39 +90,11 @@ def compared(
     scenario: Scenario, model: PreTrainedModel, task: Task, true: Exact, way: Way, sample: torch.Tensor, folder: Path
 ) -> dict[str, float]:
     plan = plan_for(scenario, DECODE_SYSTEMS[way.system].with_policies({**way.policies, **scenario.policy_values}))
-    format = BlockFormat(
-        plan.layout,
-        group_tokens=plan.group_tokens,
-        kv_heads=plan.model.kv_heads,
-        head_dim=plan.model.head_dim,
-        dtype=model.dtype,
-        values_only=plan.rebuilt_rank is not None,
-    )
-    logits: list[torch.Tensor] = []
     index = index_of(plan, way, Decoder(model), sample)
-    runner = Layers(
-        model,
-        [task.context],
-        format,
-        output=len(task.said),
-        slots=plan.slots,
-        index=index,
-        rebuilt_rank=plan.rebuilt_rank,
-        follow=[task.said],
-        listen=logits.append,
-        known=true.prefilled.__getitem__,
-    )
-    path = folder / "kv.bin"
-    with (
-        Storage.create(path, plan.layout.file_bytes, direct=False) as storage,
-        LiveMachine("here", runner, capacity_bytes=1e12, storage=storage, source=source) as machine,
-    ):
-        flow = LockStepDecode(machine, plan)
-        machine.env.run(until=machine.env.process(flow.run(len(task.said))))
-    path.unlink()
+    logits, runner, _ = decoded(plan, model, task, true, index, folder)
     hits, mass = attended(task, true, plan.group_tokens, runner.chosen)
     # The first token comes from prefill.
-    own, full = torch.cat(logits).float()[1:].log_softmax(-1), true.logits[1:].log_softmax(-1)
+    own, full = logits[1:].log_softmax(-1), true.logits[1:].log_softmax(-1)
     right = own.argmax(-1) == torch.tensor(task.said)[1:]
     found = [bool(right[begin - 1 : end - 1].all()) for begin, end in task.answers]
     figures = {

@@ -27,6 +27,7 @@ import torch
 from transformers import PreTrainedModel
 
 from kvferry.backends.live.decoding.block_format import BlockFormat
+from kvferry.backends.live.decoding.indexes.index import Index
 from kvferry.backends.live.decoding.indexes.low_rank_keys import LowRankKeys, low_rank_adapters
 from kvferry.backends.live.decoding.layers import Layers
 from kvferry.backends.live.decoding.written import source
@@ -37,7 +38,7 @@ from kvferry.model.models import load_model, spec_of
 from kvferry.model.prompts import Prompts
 from kvferry.model.whole_prefill import PrefilledLayer, prefill_layer
 from kvferry.pipelines.decoding.decode import LockStepDecode
-from kvferry.pipelines.decoding.plan import plan_of
+from kvferry.pipelines.decoding.plan import DecodePlan, plan_of
 from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS
 from kvferry.policies.decode.roles import Roles
 from kvferry.policies.decode.upkeep import RollingGroups
@@ -57,9 +58,8 @@ class Task:
 
 @dataclass(frozen=True)
 class Exact:
-    """Full attention over a Task: logits float[said, vocabulary] before each said token, and by layer the attention
-    mass float[layers, steps, tokens], summed over heads, of the steps that decode (all said tokens but the last), and
-    what the context leaves there: no way of decoding changes it."""
+    """Full attention over a Task: `logits` float[said, vocabulary] before each said token, attention `mass`
+    float[layers, KV heads, steps, tokens] of the steps that decode, and what the context leaves in each layer."""
 
     logits: torch.Tensor
     mass: torch.Tensor
@@ -75,38 +75,33 @@ class Way:
 @torch.no_grad()
 def exact(model: PreTrainedModel, task: Task) -> Exact:
     decoder = Decoder(model)
-    ids = torch.tensor([task.context + task.said])
+    ids = torch.tensor([task.context + task.said], device=decoder.device)
     n, begin = ids.shape[1], len(task.context)
     rotary, hidden = decoder.rotary(n), decoder.embed(ids)
+    later = torch.arange(n) > torch.arange(begin, n - 1)[:, None]
     masses, left = [], []
     for layer in range(decoder.layers):
-        queries = decoder.queries(layer, hidden, rotary)[0, :, begin : n - 1]
-        hidden, *all_tokens = prefill_layer(decoder, layer, hidden, rotary)
-        keys = all_tokens[1]
-        left.append(PrefilledLayer(hidden[:, :begin].clone(), *(side[:, :, :begin].clone() for side in all_tokens)))
-        by_kv_head = queries.unflatten(0, (decoder.heads, -1)).float() * decoder.head_dim**-0.5
-        scores = torch.einsum("kqsd,ktd->kqst", by_kv_head, keys[0].float())
-        later = torch.arange(n) > torch.arange(begin, n - 1)[:, None]
-        masses.append(scores.masked_fill(later, -torch.inf).softmax(-1).sum((0, 1)))
+        hidden, queries, keys, values = prefill_layer(decoder, layer, hidden, rotary)
+        of_context = (side[:, :, :begin].clone() for side in (queries, keys, values))
+        left.append(PrefilledLayer(hidden[:, :begin].clone(), *of_context))
+        by_kv_head = queries[0, :, begin : n - 1].unflatten(0, (decoder.heads, -1)).float() * decoder.head_dim**-0.5
+        scores = by_kv_head @ keys[0].float()[:, None].mT
+        masses.append(scores.masked_fill(later, -torch.inf).softmax(-1).sum(1))
     return Exact(decoder.logits(hidden[0, begin - 1 : -1]).float(), torch.stack(masses), tuple(left))
 
 
 def decoded(
-    model: PreTrainedModel, task: Task, true: Exact, way: Way, adapters: torch.Tensor, folder: Path
-) -> tuple[torch.Tensor, list[np.ndarray], LockStepDecode]:
-    """Logits before each said token, the groups chosen step by step and layer by layer, and the pipeline."""
-    spec = spec_of(model)
-    plan = plan_of(way.roles, spec, sequences=1, context=len(task.context), output=len(task.said), budget_bytes=1e12)
-    assert plan.index is not None
+    plan: DecodePlan, model: PreTrainedModel, task: Task, true: Exact, index: Index, folder: Path
+) -> tuple[torch.Tensor, Layers, LockStepDecode]:
+    """Logits before each said token, the runner with what was chosen, and the pipeline."""
     format = BlockFormat(
         plan.layout,
         group_tokens=plan.group_tokens,
-        kv_heads=spec.kv_heads,
-        head_dim=spec.head_dim,
+        kv_heads=plan.model.kv_heads,
+        head_dim=plan.model.head_dim,
         dtype=model.dtype,
+        values_only=plan.rebuilt_rank is not None,
     )
-    room_tokens = plan.layout.blocks * plan.group_tokens
-    index = LowRankKeys(adapters[..., : plan.rank], plan.index, sequences=1, room_tokens=room_tokens)
     logits: list[torch.Tensor] = []
     runner = Layers(
         model,
@@ -116,6 +111,7 @@ def decoded(
         output=len(task.said),
         slots=plan.slots,
         index=index,
+        rebuilt_rank=plan.rebuilt_rank,
         follow=[task.said],
         listen=logits.append,
     )
@@ -127,13 +123,23 @@ def decoded(
         flow = LockStepDecode(machine, plan)
         machine.env.run(until=machine.env.process(flow.run(len(task.said))))
     path.unlink()
-    return torch.cat(logits).float(), [ids[0, 0].numpy() for ids in runner.chosen], flow
+    return torch.cat(logits).float(), runner, flow
 
 
-def compared(
-    task: Task, true: Exact, way: Way, found: tuple[Any, list[np.ndarray], LockStepDecode]
-) -> dict[str, float]:
-    logits, chosen, flow = found
+def decoded_by(
+    way: Way, model: PreTrainedModel, task: Task, true: Exact, adapters: torch.Tensor, folder: Path
+) -> tuple[torch.Tensor, Layers, LockStepDecode]:
+    lengths = {"context": len(task.context), "output": len(task.said)}
+    plan = plan_of(way.roles, spec_of(model), sequences=1, **lengths, budget_bytes=1e12)
+    assert plan.index is not None
+    room_tokens = plan.layout.blocks * plan.group_tokens
+    index = LowRankKeys(adapters[..., : plan.rank], plan.index, sequences=1, room_tokens=room_tokens)
+    return decoded(plan, model, task, true, index, folder)
+
+
+def compared(task: Task, true: Exact, way: Way, found: tuple[torch.Tensor, Layers, LockStepDecode]) -> dict[str, float]:
+    logits, runner, flow = found
+    chosen = [ids[0, 0].numpy() for ids in runner.chosen]
     group, layers = flow.plan.group_tokens, flow.plan.model.layers
     said = torch.tensor(task.said)
     # The first token comes from prefill.
@@ -142,7 +148,7 @@ def compared(
     recall, mass = [], []
     for n, ids in enumerate(chosen):
         step, layer = divmod(n, layers)
-        by_token = true.mass[layer, step]
+        by_token = true.mass[layer, :, step].sum(0)
         known = len(task.context) + step + 1
         stored = (known - 1) // group
         by_group = by_token[: stored * group].unflatten(0, (stored, group)).sum(-1)
@@ -254,7 +260,7 @@ def main() -> None:
                 continue
             began_s = perf_counter()
             each = [
-                (task, compared(task, one, way, decoded(model, task, one, way, adapters, Path(folder))))
+                (task, compared(task, one, way, decoded_by(way, model, task, one, adapters, Path(folder))))
                 for task, one in zip(tasks, true, strict=True)
             ]
             # Text tells of distributions, needles of retrieval.
