@@ -53,7 +53,8 @@ class MappedStorage:
         self._held: OrderedDict[int, bool] = OrderedDict()
         self._peak = 0
         self._sums = BlockSums(self.size_bytes)
-        self._curves = None if like is None else StorageCurves(like)
+        # A process that faults waits for its page, so one command is under way.
+        self._curves = None if like is None else StorageCurves(like.model_copy(update={"queue_depth": 1}))
         in_memory = file_system(os.fstat(self._fd).st_dev) in ("tmpfs", "ramfs")
         self.note = f"{self.path} lies in memory: nothing of it can be dropped there" if in_memory else None
         self.batches = self.late = 0

@@ -22,6 +22,7 @@ from kvferry.policies.decode.roles import Roles
 from kvferry.policies.decode.upkeep import Learned
 from kvferry.sim.copy_queue import copy_s
 from kvferry.sim.costs.cost_model import COST_MODELS
+from kvferry.sim.paged_storage import READ_AHEAD_BYTES
 from kvferry.sim.storage import map_miss_s
 from kvferry.sim.storage_curve import StorageCurves
 from kvferry.specs.device import DeviceSpec
@@ -161,6 +162,10 @@ class Delays:
         if storage is None:
             raise InputError(f"device {self._device.name} has no storage; its profile needs a `storage`")
         miss_s = map_miss_s(storage.map, plan.layout.file_bytes) if storage.map else 0.0
+        if plan.roles.placement.mapped:
+            # One fault after the other; all pages do, as each is used once a token.
+            faults = commands * each_bytes / READ_AHEAD_BYTES
+            return Part("storage", faults * self._leg_s(leg, 1, READ_AHEAD_BYTES, miss_s))
         whole = max(1, round(commands))
         seconds = self._leg_s(leg, whole, each_bytes, miss_s) * commands / whole
         return Part("writes" if leg == "write" and storage.duplex == "full" else "storage", seconds)

@@ -172,7 +172,7 @@ def test_as_many_tokens_are_decoded_as_the_scenario_says() -> None:
     assert figures_of(scenario)["tokens_decoded"] == 20
 
 
-@pytest.mark.parametrize("system", ["kvswap", "infinigen-star", "shadowkv", "flexgen"])
+@pytest.mark.parametrize("system", ["kvswap", "infinigen-star", "shadowkv", "flexgen", "os-paging"])
 @pytest.mark.parametrize("storage", ["nvme", "emmc"])
 def test_delays_without_events_are_those_with(system: str, storage: str) -> None:
     settings = [f"system={system}", f"device.storage={storage}", "workload.batch=2", "workload.decoded=30"]
