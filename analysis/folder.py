@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvferry.analysis.envelope import Envelope, to_json
+from kvferry.analysis.metrics import token_times_s
+from kvferry.analysis.steps import steps_of
 from kvferry.analysis.timeline import chrome_trace
 from kvferry.backends.world import Inputs
-from kvferry.machine.span import Span
-from kvferry.pipelines.record import Run
+from kvferry.pipelines.record import RequestRecord, Run
 from kvferry.pipelines.workload import Progress
 from kvferry.system.whole_file import write_file
 
@@ -24,8 +25,12 @@ if TYPE_CHECKING:
     Draw = Callable[[], Figure]
 
 
+_PATHS = {True: "streamed", False: "computed"}
+
+
 def write_run(folder: Path, scenario_yaml: str, run: Run, envelope: Envelope, *, plots: bool = True) -> list[Path]:
-    """Write scenario.yaml, metrics.json, spans.parquet, trace.json and with `plots` also plots/; returns the files.
+    """Write scenario.yaml, metrics.json, spans.parquet, requests.parquet, trace.json and, with `plots`, plots/; returns
+    the files. Of a loaded context, units.parquet says which unit came by which path.
 
     If a real model answered, answers.json has its token ids by sequence.
 
@@ -36,7 +41,9 @@ def write_run(folder: Path, scenario_yaml: str, run: Run, envelope: Envelope, *,
     written = [
         write_file(folder / "scenario.yaml", scenario_yaml.encode()),
         write_file(folder / "metrics.json", to_json(envelope).encode()),
-        write_file(folder / "spans.parquet", spans_parquet(run.spans)),
+        write_file(folder / "spans.parquet", spans_parquet(run)),
+        write_file(folder / "requests.parquet", requests_parquet(run, bounded="bound_s" in envelope["metrics"])),
+        *_units_file(folder, run),
         write_file(folder / "trace.json", chrome_trace(run, title=title).encode()),
     ]
     if "answers" in run.measured:
@@ -48,11 +55,17 @@ def write_run(folder: Path, scenario_yaml: str, run: Run, envelope: Envelope, *,
 
 def run_pictures(folder: Path, run: Run, envelope: Envelope) -> dict[Path, Draw]:
     """How each picture of a run is drawn, by its path without an ending."""
+    from kvferry.analysis.decode_picture import decode_picture
     from kvferry.analysis.gantt import gantt
 
     # What a picture does not show need not go to another process.
     shown = replace(run, inputs=Inputs(), measured={}, counted=None)
-    return {folder / "plots" / "gantt": partial(gantt, shown, title=_title(envelope))} if run.spans else {}
+    if not run.spans:
+        return {}
+    draws: dict[Path, Draw] = {folder / "plots" / "gantt": partial(gantt, shown, title=_title(envelope))}
+    if steps_of(run) is not None:
+        draws[folder / "plots" / "decode"] = partial(decode_picture, shown, title=_title(envelope))
+    return draws
 
 
 def write_comparison(
@@ -122,11 +135,13 @@ def folder_name(system: str) -> str:
     return re.sub(r"[^\w.-]+", "-", system, flags=re.ASCII).lstrip(".") or "system"
 
 
-def spans_parquet(spans: tuple[Span, ...]) -> bytes:
-    """The spans as a Parquet table: resource, label, start_s, end_s, n_bytes, request (null: none)."""
+def spans_parquet(run: Run) -> bytes:
+    """The spans as a Parquet table: resource, label, start_s, end_s, n_bytes, request (null: none), and of a batch that
+    decodes in lock step the step that they began in and, of attention and feed-forward, the layer."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
+    spans, steps = run.spans, steps_of(run)
+    places = [(None, None) if steps is None else steps.of(span) for span in spans]
     columns = {
         "resource": pa.array([span.resource for span in spans], pa.string()),
         "label": pa.array([span.label for span in spans], pa.string()),
@@ -134,7 +149,76 @@ def spans_parquet(spans: tuple[Span, ...]) -> bytes:
         "end_s": pa.array([span.end_s for span in spans], pa.float64()),
         "n_bytes": pa.array([span.n_bytes for span in spans], pa.float64()),
         "request": pa.array([span.request for span in spans], pa.int64()),
+        "step": pa.array([step for step, _ in places], pa.int64()),
+        "layer": pa.array([layer for _, layer in places], pa.int64()),
     }
+    return _parquet(columns)
+
+
+def requests_parquet(run: Run, *, bounded: bool = True) -> bytes:
+    """A row per request: when it arrived, was loaded and answered, its tokens, and by which path its context came.
+    Null: not reached, or not applicable, as are bounds that rest on a profile which was not measured."""
+    import pyarrow as pa
+
+    rows = [_request_row(record if bounded else replace(record, bound_s=None)) for record in run.requests]
+    whole = ("request", "tokens", "units_computed", "units_streamed")
+    keys = list(_request_row(RequestRecord(request=0, arrival_s=0.0)))
+    kinds = {key: pa.int64() if key in whole else pa.float64() for key in keys}
+    return _parquet({key: pa.array([row[key] for row in rows], kinds[key]) for key in keys})
+
+
+def _request_row(record: RequestRecord) -> dict[str, float | None]:
+    times = token_times_s(record)
+    first, last, loaded = record.first_token_s, times[-1] if times else None, record.loaded_s
+    return {
+        "request": record.request,
+        "arrival_s": record.arrival_s,
+        "loaded_s": loaded,
+        "first_token_s": first,
+        "last_token_s": last,
+        "tokens": len(times),
+        "ttft_s": None if first is None else first - record.arrival_s,
+        "tpot_s": (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else None,
+        "load_s": None if loaded is None else loaded - record.arrival_s,
+        "bound_s": record.bound_s,
+        "units_computed": record.units_computed,
+        "units_streamed": record.units_streamed,
+        "streamed_bytes": record.streamed_bytes,
+        "wasted_bytes": record.wasted_bytes,
+        "streamed_bits_per_value": record.streamed_bits_per_value,
+    }
+
+
+def units_parquet(requests: Sequence[RequestRecord]) -> bytes:
+    """A row per unit of a context, in the order in which they came: request, token_chunk, layer, head (null: all), path
+    ("streamed" or "computed"), asked_s, ready_s."""
+    import pyarrow as pa
+
+    units = [(record.request, *unit) for record in requests for unit in record.units]
+    request, chunk, layer, head, streamed, asked_s, ready_s = zip(*units, strict=True) if units else ((),) * 7
+    columns = {
+        "request": pa.array(request, pa.int64()),
+        "token_chunk": pa.array(chunk, pa.int64()),
+        "layer": pa.array(layer, pa.int64()),
+        "head": pa.array(head, pa.int64()),
+        "path": pa.array([_PATHS[came] for came in streamed], pa.string()),
+        "asked_s": pa.array(asked_s, pa.float64()),
+        "ready_s": pa.array(ready_s, pa.float64()),
+    }
+    return _parquet(columns)
+
+
+def _units_file(folder: Path, run: Run) -> list[Path]:
+    """units.parquet of a run that loaded a context."""
+    if not any(record.units for record in run.requests):
+        return []
+    return [write_file(folder / "units.parquet", units_parquet(run.requests))]
+
+
+def _parquet(columns: Mapping[str, Any]) -> bytes:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     buffer = io.BytesIO()
-    pq.write_table(pa.table(columns), buffer, compression="zstd")
+    pq.write_table(pa.table(dict(columns)), buffer, compression="zstd")
     return buffer.getvalue()

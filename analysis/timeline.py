@@ -17,8 +17,8 @@ from kvferry.pipelines.record import RequestRecord, Run
 
 Event = dict[str, Any]
 
-DEVICE, NETWORK, REQUESTS = 1, 2, 3
-_PROCESS_NAMES = {DEVICE: "device", NETWORK: "network", REQUESTS: "requests"}
+DEVICE, NETWORK, REQUESTS, CONTEXT = 1, 2, 3, 4
+_PROCESS_NAMES = {DEVICE: "device", NETWORK: "network", REQUESTS: "requests", CONTEXT: "context"}
 # The order of resources from the top; processors, whose names are the device's, come between.
 _FIRST = ("link", "decompress", "copy", "storage")
 
@@ -54,6 +54,7 @@ def trace_events(run: Run) -> Iterator[Event]:
     for request in run.requests:
         yield from _thread(REQUESTS, request.request + 1, f"request {request.request}")
         yield from _phases(request)
+    yield from _units(run.requests)
     yield from _rates("link rate", run.link_times_s, run.link_bytes_per_s)
     if run.link_times_s:
         edges, moved = delivered((s for s in run.spans if s.resource == "link"), run.link_times_s, run.link_bytes_per_s)
@@ -105,6 +106,21 @@ def _phases(request: RequestRecord) -> Iterator[Event]:
         if end_s is not None and end_s > start_s:
             yield {**_slice(REQUESTS, request.request + 1, name, start_s, end_s), "cat": "request", "args": {}}
             start_s = end_s
+
+
+def _units(requests: Sequence[RequestRecord]) -> Iterator[Event]:
+    """A mark where each unit of a context was there, named by its path, in a thread per layer."""
+    for layer in sorted({unit.layer for request in requests for unit in request.units}):
+        yield from _thread(CONTEXT, layer + 1, f"layer {layer}")
+    for request in requests:
+        for unit in request.units:
+            path = "streamed" if unit.streamed else "computed"
+            head = "" if unit.head is None else f", head {unit.head}"
+            yield {
+                "ph": "i", "s": "t", "pid": CONTEXT, "tid": unit.layer + 1, "cat": path, "ts": _us(unit.ready_s),
+                "name": f"{path}: chunk {unit.token_chunk}{head}",
+                "args": {"request": request.request, "asked_ms": round(1e3 * unit.asked_s, 6)},
+            }  # fmt: skip
 
 
 def _rates(name: str, edges_s: Sequence[float], bytes_per_s: Sequence[float]) -> Iterator[Event]:

@@ -3,13 +3,29 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from kvferry.backends.world import Inputs
 from kvferry.machine.span import Span
 from kvferry.pipelines.tally import Tally, Totals
 
 Outcome = Literal["done", "interrupted", "out_of_memory", "infeasible"]
+
+
+# Units of which a run keeps the path, by the requests in order; of further requests only the counts.
+MOST_UNIT_PATHS = 100_000
+
+
+class UnitPath(NamedTuple):
+    """The path by which a unit of a context's KV came first, when it was handed over to it, and when it was there."""
+
+    token_chunk: int
+    layer: int
+    # None: all heads together.
+    head: int | None
+    streamed: bool
+    asked_s: float
+    ready_s: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +52,8 @@ class RequestRecord:
     # the rest was computed. None: nothing was loaded.
     codec: str | None = None
     shares_by_level: Mapping[int, float] = field(default_factory=dict)
+    # In the order in which they came; of a run's first requests.
+    units: tuple[UnitPath, ...] = ()
     # Why the link carried nothing any more, from when on what was missing was computed; None: it did to the end.
     link_down: str | None = None
     # Units that came whole and could not be decoded or put in place, hence were computed; and why the first of them.

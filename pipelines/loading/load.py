@@ -12,6 +12,7 @@ from kvferry.machine.ops import Decompress, KvRef
 from kvferry.machine.ticket import Cancelled, Ticket
 from kvferry.pipelines.loading.context import Context
 from kvferry.pipelines.loading.outlook import Outlook
+from kvferry.pipelines.record import UnitPath
 from kvferry.policies.loading.fallback import compute_without_link
 from kvferry.policies.loading.loader import Loader, LoadFacts, Stream
 from kvferry.policies.loading.problem import LoadProblem
@@ -62,12 +63,16 @@ class ContextLoad:
         outlook: Outlook,
         pace: Pace,
         loads: Callable[[], int] = lambda: 1,
+        keep_paths: bool = False,
     ) -> None:
         self.machine, self.context, self.loader, self.pace = machine, context, loader, pace
         self.request = request
         self.progress = LoadProgress(problem)
         self.units_computed = 0
         self.units_streamed = 0
+        # Where the path of every unit goes, if it is kept; and when units were handed over, by unit and path.
+        self.paths: list[UnitPath] | None = [] if keep_paths else None
+        self._asked_s: dict[tuple[int, bool], float] = {}
         # Key and value numbers that came, by the level of their encoding.
         self.values_by_level: Counter[int] = Counter()
         self.streamed_bytes = 0.0
@@ -172,6 +177,7 @@ class ContextLoad:
                 raise KvferryError(f"{type(self.loader).__name__} wants unit {unit} computed before it can be")
         self._moved()
         self.progress.hand_over_compute(unit)
+        self._asked_s[unit, False] = self.machine.env.now
         place = self.progress.problem.place(unit)
         tickets = [self.machine.submit(op, request=self.request) for op in self.context.ops_of(*place)]
         self._computing[unit] = tickets
@@ -186,10 +192,18 @@ class ContextLoad:
             return
         if not self.progress.present[unit]:
             self.units_computed += 1
+            self._came(unit, streamed=False)
         self.progress.computed(unit)
         if self.progress.streaming[unit]:
             self._drop_fetch(unit)
         self._settle()
+
+    def _came(self, unit: int, *, streamed: bool) -> None:
+        if self.paths is not None:
+            t, l, c = self.progress.problem.place(unit)
+            head = c if self.progress.problem.coupling == "per_head" else None
+            path = UnitPath(t, l, head, streamed, self._asked_s[unit, streamed], self.machine.env.now)
+            self.paths.append(path)
 
     def _drop_fetch(self, unit: int) -> None:
         """The processor won this race: stop the transfer if nothing else in it is wanted."""
@@ -251,6 +265,7 @@ class ContextLoad:
             for unit in wanted.units:
                 unit_bytes = self.context.unit_bytes(unit, level)
                 self.progress.hand_over_stream(unit, unit_bytes)
+                self._asked_s[unit, True] = self.machine.env.now
                 n_bytes += unit_bytes
             units += wanted.units
             if n_bytes >= enough_bytes:
@@ -298,6 +313,7 @@ class ContextLoad:
                 self.wasted_bytes += unit_bytes
             else:
                 self.units_streamed += 1
+                self._came(unit, streamed=True)
                 self.values_by_level[level] += values // len(units)
                 self.streamed_bytes += unit_bytes
             self.progress.streamed(unit, unit_bytes)

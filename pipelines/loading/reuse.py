@@ -11,7 +11,7 @@ from kvferry.machine.ops import DecodeStep, Prefill
 from kvferry.pipelines.loading.context import Context
 from kvferry.pipelines.loading.load import ContextLoad, Pace
 from kvferry.pipelines.loading.outlook import Outlook
-from kvferry.pipelines.record import RequestRecord
+from kvferry.pipelines.record import MOST_UNIT_PATHS, RequestRecord
 from kvferry.pipelines.workload import OutOfMemory
 from kvferry.policies.loading.discipline import Discipline, fair
 from kvferry.policies.loading.loader import Loader
@@ -114,6 +114,7 @@ def context_reuse(
         outlook=request.outlook,
         pace=pace,
         loads=lambda: admission.loads,
+        keep_paths=request.request * request.problem.units < MOST_UNIT_PATHS,
     )
     yield load.done
     admission.end_load()
@@ -136,6 +137,7 @@ def context_reuse(
                 record,
                 loaded_s=loaded_s,
                 units_computed=load.units_computed,
+                units=tuple(load.paths or ()),
                 units_streamed=load.units_streamed,
                 streamed_bytes=load.streamed_bytes,
                 wasted_bytes=load.wasted_bytes,

@@ -5,13 +5,22 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
 from kvferry.analysis.envelope import Envelope, envelope_of
-from kvferry.analysis.folder import folder_name, run_pictures, spans_parquet, write_comparison, write_drawn, write_run
+from kvferry.analysis.folder import (
+    folder_name,
+    requests_parquet,
+    run_pictures,
+    spans_parquet,
+    write_comparison,
+    write_drawn,
+    write_run,
+)
 from kvferry.analysis.metrics import metrics_of
 from kvferry.machine.span import Span
 from kvferry.pipelines.record import RequestRecord, Run
@@ -52,7 +61,8 @@ def contents(folder: Path) -> dict[str, bytes]:
 def test_a_run_leaves_its_folder(tmp_path: Path) -> None:
     written = write_run(tmp_path / "out" / "demo", YAML, run(), envelope(run()))
     assert [str(path.relative_to(tmp_path / "out" / "demo")) for path in written] == [
-        "scenario.yaml", "metrics.json", "spans.parquet", "trace.json", "plots/gantt.png", "plots/gantt.svg",
+        "scenario.yaml", "metrics.json", "spans.parquet", "requests.parquet", "trace.json",
+        "plots/gantt.png", "plots/gantt.svg",
     ]  # fmt: skip
     found = contents(tmp_path / "out" / "demo")
     assert set(found) == {str(path.relative_to(tmp_path / "out" / "demo")) for path in written}
@@ -64,10 +74,10 @@ def test_a_run_leaves_its_folder(tmp_path: Path) -> None:
 
 
 def test_spans_come_back() -> None:
-    table = pq.read_table(io.BytesIO(spans_parquet(run().spans)))
-    back = tuple(Span(**row) for row in table.to_pylist())
+    table = pq.read_table(io.BytesIO(spans_parquet(run())))
+    back = tuple(Span(**row) for row in table.drop_columns(["step", "layer"]).to_pylist())
     assert back == run().spans
-    assert pq.read_table(io.BytesIO(spans_parquet(()))).num_rows == 0
+    assert pq.read_table(io.BytesIO(spans_parquet(Run(outcome="done")))).num_rows == 0
 
 
 def test_equal_runs_give_equal_bytes(tmp_path: Path) -> None:
@@ -106,7 +116,13 @@ def test_own_files_are_replaced_and_others_left(tmp_path: Path) -> None:
 def test_a_run_without_work_still_tells_why(tmp_path: Path) -> None:
     failed = Run(outcome="out_of_memory", why="weights need 9 MiB, 2 MiB are free")
     written = write_run(tmp_path, YAML, failed, envelope(failed))
-    assert [path.name for path in written] == ["scenario.yaml", "metrics.json", "spans.parquet", "trace.json"]
+    assert [path.name for path in written] == [
+        "scenario.yaml",
+        "metrics.json",
+        "spans.parquet",
+        "requests.parquet",
+        "trace.json",
+    ]
     assert json.loads((tmp_path / "metrics.json").read_text())["why"].startswith("weights")
 
 
@@ -116,7 +132,7 @@ def test_systems_side_by_side(tmp_path: Path) -> None:
         tmp_path / "out", dict.fromkeys(runs, YAML), runs, {name: envelope(of) for name, of in runs.items()}
     )
     found = contents(tmp_path)
-    own = {"scenario.yaml", "metrics.json", "spans.parquet", "trace.json"}
+    own = {"scenario.yaml", "metrics.json", "spans.parquet", "requests.parquet", "trace.json"}
     pictures = {"plots/gantt.png", "plots/gantt.svg"}
     assert set(found) == (
         {f"out/{name}/{file}" for name in ("ferry", "stream-only") for file in own | pictures}
@@ -145,7 +161,7 @@ def test_a_file_where_a_folder_should_be(tmp_path: Path) -> None:
 def test_without_plots_none_are_drawn(tmp_path: Path) -> None:
     written = write_run(tmp_path, YAML, run(), envelope(run()), plots=False)
     assert not (tmp_path / "plots").exists()
-    assert len(written) == 4
+    assert len(written) == 5
 
 
 def test_pictures_of_several_processes_are_the_same(tmp_path: Path) -> None:
@@ -156,3 +172,13 @@ def test_pictures_of_several_processes_are_the_same(tmp_path: Path) -> None:
     assert done == [(n, 6) for n in range(1, 7)]
     write_drawn({tmp_path / "alone": draw})
     assert {path.read_bytes() for path in tmp_path.glob("*.png")} == {(tmp_path / "alone.png").read_bytes()}
+
+
+def test_requests_come_back() -> None:
+    table = pq.read_table(io.BytesIO(requests_parquet(run()))).to_pylist()
+    assert [(row["request"], row["ttft_s"], row["load_s"], row["tokens"], row["tpot_s"]) for row in table] == [
+        (0, 2.0, 1.5, 1, None)
+    ]
+    bound = replace(run(), requests=(replace(run().requests[0], bound_s=1.0),))
+    assert pq.read_table(io.BytesIO(requests_parquet(bound)))["bound_s"].to_pylist() == [1.0]
+    assert pq.read_table(io.BytesIO(requests_parquet(bound, bounded=False)))["bound_s"].to_pylist() == [None]

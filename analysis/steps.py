@@ -1,0 +1,62 @@
+"""Which decode step and layer a span belongs to, of a batch that decodes in lock step."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvferry.machine.span import Span
+from kvferry.pipelines.record import Run
+
+# The op that ends a layer, and the ops that are surely of the layer in which they run: what is selected and read may be
+# for the layer ahead.
+LAST_OP = "FeedForward"
+_OF_LAYER = ("DecodeAttention", LAST_OP)
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The decode steps of a run whose spans are all kept, in order.
+
+    ``ends_s[n]``: the end of each layer in step n, the last one before the token is; ``processor``: what computes them.
+    """
+
+    starts_s: tuple[float, ...]
+    ends_s: tuple[tuple[float, ...], ...]
+    processor: str
+
+    def of(self, span: Span) -> tuple[int | None, int | None]:
+        """(step, layer) of a span, None where it is in none or may belong to another layer than the one that runs."""
+        step = bisect_right(self.starts_s, span.start_s + 1e-12) - 1
+        if step < 0 or step >= len(self.ends_s):
+            return None, None
+        if span.resource != self.processor or span.label not in _OF_LAYER:
+            return step, None
+        # An op that ends a layer ends with it; attention begins after the layer before has ended.
+        layer = int(np.searchsorted(self.ends_s[step], span.end_s - 1e-12))
+        return step, layer if layer < len(self.ends_s[step]) else None
+
+
+def steps_of(run: Run) -> Steps | None:
+    """None where nothing decodes in lock step, or no step has the spans of all its layers."""
+    decoded = run.decoded
+    if decoded is None or len(decoded.token_times_s) < 2:
+        return None
+    last = sorted((span for span in run.spans if span.label == LAST_OP), key=lambda span: span.end_s)
+    if not last:
+        return None
+    times_s = decoded.token_times_s
+    ends: list[tuple[float, ...]] = []
+    for start_s, end_s in zip(times_s, times_s[1:], strict=False):
+        inside = _ends_within([span.end_s for span in last], start_s, end_s)
+        if len(inside) != decoded.layers:
+            break
+        ends.append(inside)
+    return Steps(tuple(times_s[: len(ends)]), tuple(ends), last[0].resource) if ends else None
+
+
+def _ends_within(ends_s: Sequence[float], start_s: float, end_s: float) -> tuple[float, ...]:
+    return tuple(ends_s[bisect_right(ends_s, start_s + 1e-12) : bisect_right(ends_s, end_s + 1e-12)])

@@ -1,0 +1,77 @@
+"""Decode steps and their layers, from spans; the picture of I/O beside compute."""
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+from tiny import DECODING
+
+from kvferry.analysis import style
+from kvferry.analysis.decode_picture import decode_picture
+from kvferry.analysis.steps import steps_of
+from kvferry.machine.span import Span
+from kvferry.pipelines.record import Decoded, Run
+from kvferry.pipelines.run import run_scenario
+from kvferry.pipelines.tally import Totals
+from kvferry.scenarios.loader import load_scenario
+
+
+def decoded(steps: int = 2, layers: int = 2) -> Run:
+    """Each layer takes 4 ms: 1 ms of attention, 2 ms of feed-forward, 1 ms of waiting; reads take 2 ms, 1 ms of them
+    while nothing is computed."""
+    spans, at_s = [], 1.0
+    for _ in range(steps * layers):
+        spans += [
+            Span("storage", "Read", at_s, at_s + 2e-3, 1e6),
+            Span("gpu", "DecodeAttention", at_s + 1e-3, at_s + 2e-3),
+            Span("gpu", "FeedForward", at_s + 2e-3, at_s + 4e-3),
+        ]
+        at_s += 4e-3
+    end = Totals(now_s=at_s, busy_s={}, n_bytes={}, energy_j={}, storage_utilisation=0.0)
+    times_s = tuple(1.0 + 4e-3 * layers * n for n in range(steps + 1))
+    batch = Decoded(batch=1, layers=layers, output=steps + 1, token_times_s=times_s, end=end)
+    return Run(outcome="done", spans=tuple(spans), decoded=batch, duration_s=at_s)
+
+
+def test_spans_know_their_step_and_layer() -> None:
+    run = decoded()
+    steps = steps_of(run)
+    assert steps is not None
+    assert [steps.of(span) for span in run.spans if span.label == "FeedForward"] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert [steps.of(span) for span in run.spans if span.label == "DecodeAttention"] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    # What is read may be for the layer ahead.
+    assert [steps.of(span) for span in run.spans if span.label == "Read"] == [
+        (0, None),
+        (0, None),
+        (1, None),
+        (1, None),
+    ]
+    assert steps.of(Span("gpu", "PrefillLayer", 0.0, 0.5)) == (None, None)
+
+
+def test_a_step_of_which_spans_are_missing_is_none() -> None:
+    run = decoded(steps=3)
+    steps = steps_of(Run(outcome="done", spans=run.spans[:-1], decoded=run.decoded))
+    assert steps is not None
+    assert len(steps.ends_s) == 2
+    assert steps_of(Run(outcome="done", spans=run.spans)) is None
+    with pytest.raises(ValueError, match="nothing to draw"):
+        decode_picture(Run(outcome="done", spans=run.spans))
+
+
+def test_the_picture_shows_io_beside_compute() -> None:
+    with mpl.rc_context(style.RC):
+        above, below = decode_picture(decoded(), title="tiny: kvswap").axes
+    assert [label.get_text() for label in above.get_yticklabels()] == ["storage", "gpu"]
+    assert [text.get_text() for text in above.texts] == ["layer 0", "layer 1"]
+    heights = [bar.get_height() for bar in below.patches]
+    assert heights == pytest.approx([3.0, 3.0, 2.0, 2.0])  # ms: the processor's, then storage's
+    assert "4.00 ms each, storage reads 2.00 ms, the processor works 3.00 ms" in below.get_title(loc="left")
+    assert "50.0 % of reading is hidden" in below.get_title(loc="left")
+
+
+def test_a_real_pipeline_has_steps() -> None:
+    run = run_scenario(load_scenario(DECODING))
+    steps = steps_of(run)
+    assert steps is not None
+    assert run.decoded is not None
+    assert np.shape(steps.ends_s) == (len(run.decoded.token_times_s) - 1, run.decoded.layers)
