@@ -140,8 +140,8 @@ class DecodeSpec(Part):
     decoded: Tokens | None = Field(default=None, ge=2, le=1_000_000)
     # Which KV blocks each step finds critical: a recorded stream's path, or generated from latent scores: within how
     # many tokens they are alike, within how many steps they are forgotten, and the share of their variance that lasts.
-    # Recorded from byte-large, scores are alike within 32 B of text and forgotten within 50 B: 8 tokens and 12 steps of
-    # a large model, at some 4 B per token. The other two make KVSwap's reuse (Tab. 5) and hot groups (3.4.2).
+    # Recorded from byte-large, scores are alike within 32 B of text, forgotten within 28 to 50 B: 8 tokens and 7 to 12
+    # steps of a large model, at some 4 B per token. The other two make KVSwap's reuse (Tab. 5) and hot groups (3.4.2).
     selections: str | None = Field(default=None, min_length=1)
     reach: Tokens = Field(default=8, ge=1, le=1_000_000)
     persistence: float = Field(default=9.0, gt=0, le=1e6, strict=True)
