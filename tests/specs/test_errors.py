@@ -34,7 +34,7 @@ def test_the_command_shows_escapes_of_files(tmp_path, call) -> None:
     (tmp_path / "m.yaml").write_text(
         'extends: tiny\nname: "\\e[31mred"\nsource: "from \\e]0;owned\\a"\n', encoding="utf-8"
     )
-    (tmp_path / "d.yaml").write_text('extends: tiny\nsources: {"main": "\\e[2J"}\n')
+    (tmp_path / "d.yaml").write_text('extends: tiny\nsources: {"memory": "\\e[2J"}\n')
     for words in (["traces", "show", "t.csv"], ["models", "m.yaml"], ["devices", "d.yaml"], ["run", "\x1b[31m"]):
         *first, last = words
         place = tmp_path / last
