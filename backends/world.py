@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 from kvferry.backends.needs import Need, Needs, NoKv
 from kvferry.machine.machine import Machine, Refused
 from kvferry.machine.span import Tell
+from kvferry.sim.foresight import Foresight
 from kvferry.specs.errors import InputError
 from kvferry.specs.link import LinkSpec
 from kvferry.specs.machine import DEVICE
@@ -95,6 +96,11 @@ class World(Protocol):
     @property
     def available(self) -> RateTrace:
         """The share of the main processor that others leave."""
+        ...
+
+    @property
+    def foresight(self) -> Foresight | None:
+        """What of the device's future follows by arithmetic; None: nothing, as always in a real world."""
         ...
 
     @property

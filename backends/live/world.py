@@ -96,6 +96,10 @@ class LiveWorld:
         return RateTrace.constant(1.0)
 
     @property
+    def foresight(self) -> None:
+        return None
+
+    @property
     def weights_refused(self) -> Refused | None:
         return self._weights_refused
 

@@ -17,6 +17,7 @@ from kvferry.machine.span import Tell
 from kvferry.sim.access import Accesses
 from kvferry.sim.channel import Switchboard
 from kvferry.sim.costs.cost_model import COST_MODELS
+from kvferry.sim.foresight import Foresight
 from kvferry.specs.errors import pick
 from kvferry.specs.scenario import Scenario
 from kvferry.traces.rate import RateTrace
@@ -77,6 +78,10 @@ class SimWorld:
     @property
     def available(self) -> RateTrace:
         return self.machine.processors[self.machine.device.main].available
+
+    @property
+    def foresight(self) -> Foresight | None:
+        return self.machine.foresight
 
     @property
     def weights_refused(self) -> Refused | None:

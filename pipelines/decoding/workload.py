@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 from kvferry.backends.needs import KvOnStorage, Needs
-from kvferry.backends.sim.machine import SimMachine
 from kvferry.backends.world import DEVICE, NO_INPUTS, Inputs, World
 from kvferry.machine.machine import Machine, Refused
 from kvferry.pipelines.decoding.budget import (
@@ -110,9 +109,7 @@ class LockStepFlow:
             if tokens % _PROGRESS_TOKENS == 0 or tokens == output:
                 self._progress(tokens, output)
 
-        machine = world.machine
-        foresight = machine.foresight if isinstance(machine, SimMachine) else None
-        self._decode = LockStepDecode(machine, self._plan, on_token, foresight)
+        self._decode = LockStepDecode(world.machine, self._plan, on_token, world.foresight)
         yield from self._decode.run(self._steps, self._skipped)
 
     def left(self, world: World, end: Totals) -> Left:
@@ -132,7 +129,8 @@ class LockStepFlow:
             reuses=plan.roles.selective and plan.roles.residency.keeps,
         )
         prefill_s = None if self._decode is None else self._decode.record.prefill_s
-        needs_bytes = plan.reuse_needs_bytes
+        # Of KV in the processor's memory, a reuse buffer would have nothing to keep.
+        needs_bytes = None if set(plan.tiers) == {"device"} else plan.reuse_needs_bytes
         notes = () if needs_bytes is None else (_without_reuse(self._scenario, plan, needs_bytes),)
         return Left(requests=_records(plan.sequences, prefill_s, times_s), decoded=decoded, notes=notes)
 
@@ -197,7 +195,9 @@ def plan_for(scenario: Scenario, system: DecodeSystem) -> DecodePlan:
         (scenario.free_bytes, "budget.memory") if budget.kv_bytes is None else (budget.kv_bytes, "budget.kv")
     )
     together = fitting_batch(scenario, plan.memory_bytes, whole_bytes, key)
-    return plan.together(together)
+    # Beside what manages it, a placement puts KV where the budget has room for it.
+    each_bytes = min(tuned_bytes or sequence_bytes(scenario, together), whole_bytes / together)
+    return replace(plan.together(together), budget_bytes=each_bytes)
 
 
 def _records(batch: int, prefill_s: float | None, times_s: tuple[float, ...]) -> list[RequestRecord]:

@@ -61,6 +61,7 @@ def test_a_world_keeps_its_word(backend: str, kind: str) -> None:
         assert world.machines[DEVICE] is world.machine
         assert len({id(machine.env) for machine in world.machines.values()}) == 1
         assert world.weights_refused is None
+        assert backend == "sim" or world.foresight is None
         assert world.machine.memory.used_bytes == scenario.model.weight_bytes
         assert world.link.amount(0.0, 1.0) > 0
         assert 0 < world.available.amount(0.0, 1.0) <= 1

@@ -171,6 +171,7 @@ class FakeWorld:
     link = RateTrace.constant(100e3)
     available = RateTrace.constant(1.0)
     weights_refused = None
+    foresight = None
 
     def __init__(self, scenario: Scenario, needs: Needs, inputs: Inputs) -> None:
         env = simpy.Environment()

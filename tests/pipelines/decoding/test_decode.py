@@ -1,5 +1,6 @@
 """Decoding with KV on storage: a few steps followed by hand, every system, what cannot be done."""
 
+import math
 from statistics import mean
 from typing import Any
 
@@ -260,6 +261,27 @@ def test_as_many_sequences_as_a_total_budget_holds() -> None:
     alone = load_scenario({**TINY, "workload": {**TINY["workload"], "batch": "max"}, "budget": {"kv": "2 MiB"}})
     with pytest.raises(InputError, match="max needs budget.kv_share"):
         plan_for(alone, DECODE_SYSTEMS["kvswap"])
+
+
+@pytest.mark.parametrize(
+    ("batch", "budget"),
+    [("max", {"kv_share": 0.5}), ("max", {"kv": "2 MiB"}), (4, {"kv_share": 0.5, "kv": "2 MiB"})],
+)
+@pytest.mark.parametrize("placement", ["progressive", "all-or-nothing"])
+def test_kv_in_memory_stays_within_the_budget_of_a_whole_batch(
+    placement: str, batch: int | str, budget: dict[str, Any]
+) -> None:
+    workload = {**TINY["workload"], "batch": batch}
+    changes = {"system": "flexgen", "workload": workload, "budget": budget, "policies": {"placement": placement}}
+    scenario = load_scenario({**TINY, **changes})
+    chosen = plan_for(scenario, DECODE_SYSTEMS["flexgen"].with_policies(scenario.policy_values))
+    whole_bytes = min(
+        2 * 2**20 if "kv" in budget else scenario.free_bytes,
+        0.5 * chosen.sequences * scenario.model.kv_full_bytes(1024) if "kv_share" in budget else math.inf,
+    )
+    assert chosen.sequences * chosen.budget_bytes == pytest.approx(whole_bytes)
+    assert "storage" in chosen.tiers or "host" in chosen.tiers
+    assert run_scenario(scenario).outcome == "done"
 
 
 def test_the_largest_batch_in_memory_fills_the_pool_with_pages() -> None:

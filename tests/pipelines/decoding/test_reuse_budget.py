@@ -78,6 +78,10 @@ def test_without_reuse_nothing_is_said() -> None:
     assert run.notes == () and "reuse_rate" not in metrics_for(given, run)
 
 
+def test_where_all_kv_is_in_memory_nothing_is_said() -> None:
+    assert run_scenario(scenario("budget.kv_share=0.065", "policies.placement=device")).notes == ()
+
+
 def test_the_terminal_shows_it() -> None:
     given = [word for setting in (*SHORT, "budget.kv_share=0.065") for word in ("--set", setting)]
     shown = CliRunner().invoke(app, ["compare", "kvswap/throughput", "--systems", "kvswap", *given]).stdout
