@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -101,18 +102,27 @@ def write_comparison(
 
 def write_drawn(draws: Mapping[Path, Draw], progress: Progress = lambda done, of: None) -> list[Path]:
     """Draw pictures, on several cores where there are many, and write them."""
-    from joblib import Parallel, cpu_count, delayed
+    from joblib import Parallel, delayed
 
     from kvferry.analysis.style import render
 
     written = []
-    # Starting a process takes as long as drawing two or three.
-    workers = max(1, min(cpu_count(), len(draws) // 3))
-    pictures = Parallel(n_jobs=workers, return_as="generator")(delayed(render)(draw) for draw in draws.values())
+    pictures = Parallel(n_jobs=_workers(len(draws)), return_as="generator")(
+        delayed(render)(draw) for draw in draws.values()
+    )
     for n, (stem, drawn) in enumerate(zip(draws, pictures, strict=True)):
         written += write_pictures(stem, drawn)
         progress(n + 1, len(draws))
     return written
+
+
+def _workers(pictures: int) -> int:
+    """Processes to draw with: none beside this one where other work keeps the cores busy, as they would take turns.
+    Starting one takes as long as drawing two or three pictures."""
+    from joblib import cpu_count
+
+    idle = cpu_count() - int(os.getloadavg()[0])
+    return max(1, min(idle, pictures // 3))
 
 
 def _title(envelope: Envelope) -> str:

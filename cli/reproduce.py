@@ -31,6 +31,7 @@ def reproduce(
     from kvferry.cli.output import results_folder
     from kvferry.cli.progress import counted, say
     from kvferry.cli.table import print_table
+    from kvferry.specs.errors import quoted
 
     if output is None and not json:
         output = results_folder(f"runs/{folder_name(paper)}-reproduced")
@@ -45,6 +46,10 @@ def reproduce(
     rows = [(c["id"], _range(c, "paper"), _range(c, "ours"), *_seeds(c), c["verdict"], c["why"]) for c in claims]
     print_table(("claim", "paper", "ours", "over seeds", "seeds that hit", "verdict", "why"), rows, title=paper)
     print_table(("table or figure", "status", "why"), [(t["name"], t["status"], t["why"]) for t in tables])
+    if report.get("not_measured"):
+        print(
+            quoted(f"not measured: {', '.join(report['not_measured'])} (kvferry devices says where figures are from)")
+        )
     hits = sum(claim["verdict"] == "hit" for claim in claims)
     misses = sum(claim["verdict"] == "miss" for claim in claims)
     if agreement := report.get("agreement"):

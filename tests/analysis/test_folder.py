@@ -8,9 +8,11 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import joblib
 import pyarrow.parquet as pq
 import pytest
 
+from kvferry.analysis import folder
 from kvferry.analysis.envelope import Envelope, envelope_of
 from kvferry.analysis.folder import (
     folder_name,
@@ -164,7 +166,8 @@ def test_without_plots_none_are_drawn(tmp_path: Path) -> None:
     assert len(written) == 5
 
 
-def test_pictures_of_several_processes_are_the_same(tmp_path: Path) -> None:
+def test_pictures_of_several_processes_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folder, "_workers", lambda pictures: 2)
     done: list[tuple[int, int]] = []
     (draw,) = run_pictures(tmp_path, run(), envelope(run())).values()
     draws = {tmp_path / str(n): draw for n in range(6)}
@@ -182,3 +185,11 @@ def test_requests_come_back() -> None:
     bound = replace(run(), requests=(replace(run().requests[0], bound_s=1.0),))
     assert pq.read_table(io.BytesIO(requests_parquet(bound)))["bound_s"].to_pylist() == [1.0]
     assert pq.read_table(io.BytesIO(requests_parquet(bound, bounded=False)))["bound_s"].to_pylist() == [None]
+
+
+def test_busy_cores_get_no_further_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joblib, "cpu_count", lambda: 8)
+    monkeypatch.setattr(os, "getloadavg", lambda: (1.4, 0.0, 0.0))
+    assert [folder._workers(pictures) for pictures in (1, 2, 6, 11, 90)] == [1, 1, 2, 3, 7]
+    monkeypatch.setattr(os, "getloadavg", lambda: (9.0, 0.0, 0.0))
+    assert folder._workers(90) == 1

@@ -413,11 +413,13 @@ def test_reproduce_shows_claims_and_counts_them(call: Call, monkeypatch: pytest.
         ],
         "cells": [],
         "tables": [{"name": "Table I", "status": "shape", "why": "not printed"}],
+        "not_measured": ["tiny"],
     }
     module = SimpleNamespace(reproduce_paper=lambda paper, output, seeds, progress: report)
     monkeypatch.setitem(sys.modules, "kvferry.analysis.reproduce", module)
     code, out, err = call("reproduce", "sparkv")
     assert code == 0, err
+    assert "not measured: tiny (kvferry devices says where figures are from)" in out
     lines = [line.split() for line in out.splitlines() if line.strip()]
     assert ["S1", "1.3-1.6", "1.4", "-", "-", "hit"] in lines
     assert ["S2", "1.3", "1.4", "1.1-1.5", "2", "of", "5", "miss", "too", "slow"] in lines
