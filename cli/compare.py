@@ -9,7 +9,6 @@ import typer
 from kvferry.cli.options import (
     JsonOption,
     OutputOption,
-    PlotsOption,
     RunsOption,
     ScenarioArgument,
     SeedOption,
@@ -30,7 +29,10 @@ def compare(
     seed: SeedOption = None,
     runs: RunsOption = 1,
     output: OutputOption = None,
-    plots: PlotsOption = True,
+    plots: Annotated[
+        bool | None,
+        typer.Option("--plots/--no-plots", help="Draw pictures; most of the time goes there. Default: with --output."),
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Run a scenario under several systems and show them side by side.
@@ -69,6 +71,7 @@ def compare(
                 raise InputError(f"{name}: {error}") from None
             say(f"{name} is left out: {error}")
             del under[name]
+    draws = output is not None if plots is None else plots
     described = {name: dump_yaml(one) for name, one in under.items()}
     if output is None and not json:
         # Real runs of one scenario differ.
@@ -80,7 +83,7 @@ def compare(
         results[name], envelopes[name] = summed_up(under[name], of_system, kind.headline, envelope_for)
     if output is not None and results:
         with counted(f"{loaded.name}: pictures") as progress:
-            write_comparison(output, described, results, envelopes, kind.headline, plots=plots, progress=progress)
+            write_comparison(output, described, results, envelopes, kind.headline, plots=draws, progress=progress)
     if json:
         sys.stdout.write(to_json({"scenario": loaded.name, "seed": loaded.seed, "systems": envelopes}))
     elif results:
@@ -106,7 +109,7 @@ def compare(
         for line in remarks_on({name: (under[name], result) for name, result in results.items()}):
             print(quoted(line))
     if output is not None and results:
-        say(f"written to {output}" + (f"; pictures in {output / 'plots'}" if plots else ""))
+        say(f"written to {output}" + (f"; pictures in {output / 'plots'}" if draws else ""))
     for name, why in carried.failed.items():
         say(f"{name}: failed: {why}")
     if carried.interrupted:

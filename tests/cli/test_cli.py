@@ -150,12 +150,13 @@ def test_results_do_not_overwrite_others(call: Call, runs: dict[str, Any]) -> No
 
 
 def test_a_compare_without_a_folder_keeps_its_results(call: Call, runs: dict[str, Any]) -> None:
-    code, _, err = call("compare", "small.yaml", "--systems", "stream-only,local-prefill", "--no-plots")
+    code, _, err = call("compare", "small.yaml", "--systems", "stream-only,local-prefill")
     assert (code, err) == (0, "written to runs/small-compared\n")
     assert Path("runs/small-compared/comparison.json").exists()
     assert not Path("runs/small-compared/plots").exists()
-    _, _, err = call("compare", "small.yaml", "--systems", "stream-only", "--no-plots")
-    assert err == "written to runs/small-compared-2\n"
+    _, _, err = call("compare", "small.yaml", "--systems", "stream-only", "--plots")
+    assert err == "written to runs/small-compared-2; pictures in runs/small-compared-2/plots\n"
+    assert Path("runs/small-compared-2/plots/bars.png").exists()
 
 
 def test_real_runs_of_one_scenario_are_kept_apart(call: Call, runs: dict[str, Any]) -> None:
