@@ -77,3 +77,11 @@ def _answers(model: PreTrainedModel, context: list[int], question: list[int], n:
     session = Session(model, context, chunk_tokens=512)
     session.prefill()
     return session.generate(question, max_new_tokens=n, do_sample=False)
+
+
+def test_loading_draws_no_progress_bar(capfd: pytest.CaptureFixture[str]) -> None:
+    from transformers.utils import logging
+
+    logging.enable_progress_bar()
+    load_model("byte-small")
+    assert "Loading weights" not in capfd.readouterr().err
