@@ -82,8 +82,14 @@ class CriticalTokens:
         self._selected = np.empty(0, np.int32)
 
     def __call__(self, op: Selecting) -> np.ndarray:
-        """int32[batch, heads, groups]: the groups of an op's step and layer. Steps may only go forward."""
-        return self.at(op.step)[op.layer]
+        """int32[batch, heads, k]: the groups of an op's step and layer. Steps may only go forward. An op that selects
+        more than there were in the context gets the newest besides."""
+        chosen = self.at(op.step)[op.layer]
+        more = op.k - self.groups
+        if more <= 0:
+            return chosen
+        newest = np.arange(op.groups - more, op.groups, dtype=np.int32)
+        return np.concatenate([chosen, np.broadcast_to(newest, (*chosen.shape[:2], more))], axis=2)
 
     def at(self, step: int) -> np.ndarray:
         """int32[layers, sequences, heads, groups]: a step's. Steps may only go forward."""

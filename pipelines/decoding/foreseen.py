@@ -34,8 +34,10 @@ class _Worked(NamedTuple):
 
 def foreseeable(plan: DecodePlan) -> bool:
     """Whether the steps of this plan are made of nothing but what is worked out here."""
-    tiers = {*plan.tiers, *plan.roles.placement.tiers(plan.kv_size(plan.context + plan.output))}
-    return plan.selected is not None and tiers == {"storage"} and {stage.kind for stage in plan.stages} <= _KINDS
+    tiers = {*plan.tiers, *plan.last_tiers}
+    # A selection of all there is grows with what is decoded.
+    chooses = plan.selected is not None and plan.selected < plan.blocks
+    return chooses and tiers == {"storage"} and {stage.kind for stage in plan.stages} <= _KINDS
 
 
 class ForeseenSteps:

@@ -15,6 +15,7 @@ from kvferry.policies.decode.pages import PAGE_TOKENS, pages_of
 from kvferry.specs.errors import InputError
 from kvferry.specs.model import ModelSpec
 from kvferry.specs.scenario import Scenario
+from kvferry.specs.units import shown_size
 from kvferry.specs.workload import MOST_BATCH, MOST_TOKENS_PER_RUN
 from kvferry.traces.request import Request
 from kvferry.traces.requests import as_they_came, decode_requests
@@ -58,8 +59,8 @@ class InMemoryFlow:
         longest_bytes = self._pages[0] * self._page_bytes
         if longest_bytes > batcher.pages.pages * self._page_bytes:
             what = f"the KV of {'the longest' if len(self._pages) > 1 else 'one'} sequence"
-            there = f"{self._pool_bytes / 2**20:,.0f} MiB are there for it"
-            raise OutOfMemory(f"{what} takes {longest_bytes / 2**20:,.0f} MiB, {there}")
+            there = f"{shown_size(self._pool_bytes)} are there for it"
+            raise OutOfMemory(f"{what} takes {shown_size(longest_bytes, up=True)}, {there}")
         wanted_bytes, free_bytes = batcher.pages.pages * self._page_bytes, machine.observe(1.0).free_bytes
         if wanted_bytes > free_bytes:
             raise OutOfMemory(str(Refused("kv", wanted_bytes, free_bytes)))

@@ -93,6 +93,11 @@ class DecodePlan:
         return self.roles.placement.tiers(self.kv_size(self.context))
 
     @property
+    def last_tiers(self) -> tuple[Tier, ...]:
+        """Where each layer's KV lies once all is decoded."""
+        return self.roles.placement.tiers(self.kv_size(self.context + self.output))
+
+    @property
     def brought_tokens(self) -> int:
         """Tokens of the context that attention takes in, in each row."""
         return self.context if self.selected is None else self.selected * self.group_tokens
@@ -183,6 +188,8 @@ def plan_of(
             needs_bytes = keys.n_bytes + reserved_bytes
             keys = _keys(roles, room, DoubleBuffer().reserved_bytes(room, wanted))
         layout = roles.layout.layout(room, sequences, heads, alignment_bytes)
+        # More slots than a row has blocks would stay empty.
+        slots = min(slots, layout.blocks)
     except ValueError as error:
         raise InputError(f"policies: {error}") from None
     metadata = keys.n_bytes

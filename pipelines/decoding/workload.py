@@ -57,12 +57,10 @@ class Decode:
         return f"batch {scenario.decode.workload.batch}, storage {storage.name if storage else 'none'}"
 
     def remark(self, scenario: Scenario) -> str | None:
-        roles = DECODE_SYSTEMS[scenario.system].with_policies(scenario.policy_values).roles
-        if (
-            not scenario.decode.live.paced
-            or scenario.device.storage is None
-            or roles.stays_in_memory(_most_kv(scenario))
-        ):
+        if not scenario.decode.live.paced or scenario.device.storage is None:
+            return None
+        system = DECODE_SYSTEMS[scenario.system].with_policies(scenario.policy_values)
+        if system.roles.stays_in_memory(_most_kv(scenario)) or "storage" not in plan_for(scenario, system).last_tiers:
             return None
         return (
             "storage is paced by the simulator's own curve: its error is not in this figure (live.paced: false has it)"

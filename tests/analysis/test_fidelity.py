@@ -218,3 +218,6 @@ def test_selections_that_a_world_recorded_are_what_is_simulated() -> None:
     assert WORKLOADS["decode"].remark(load_scenario(DECODING | {"live": {"paced": False}})) is None
     # It reads no storage, paced or not.
     assert WORKLOADS["decode"].remark(load_scenario(DECODING | {"system": "vllm"})) is None
+    for placement, paced in (("host", False), ("device", False), ("storage", True)):
+        scenario = load_scenario(DECODING | {"policies": {"placement": placement}})
+        assert (WORKLOADS["decode"].remark(scenario) is not None) == paced

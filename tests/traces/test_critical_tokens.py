@@ -143,3 +143,10 @@ def test_a_recorded_stream_answers_and_starts_again() -> None:
     assert chosen[:, 0].tolist() == [[9, 10, 11], [21, 22, 23]]
     with pytest.raises(InputError, match="recorded with 2 layers"):
         answers(Select(2, 24, 4, step=0, layer=0))
+
+
+def test_an_op_that_selects_more_than_the_context_had_gets_the_newest_besides() -> None:
+    stream = tokens_of(8, context=SELECTED)
+    (of_row,) = np.unique(stream(Select(8, 53, 52, 0, 0))[:, 0], axis=0)
+    assert of_row.tolist() == [*range(50), 51, 52]
+    assert stream(Select(8, 53, 50, 1, 0)).shape == (8, 1, 50)

@@ -16,7 +16,7 @@ from kvferry.specs.tier import Tier
 
 
 class TierMemory:
-    """Memory for KV, of which the system gives what is written. Whoever reads gets a copy."""
+    """Memory for KV, of which the system gives what is written. Reads return copies."""
 
     def __init__(self, n_bytes: int) -> None:
         try:

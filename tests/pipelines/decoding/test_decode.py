@@ -301,5 +301,14 @@ def test_metadata_and_buffers_are_reserved() -> None:
     assert chosen.memory_bytes <= 0.9 * 1024 * scenario.model.kv_bytes_per_token
 
 
+def test_a_selection_of_all_reads_what_is_decoded_too() -> None:
+    given = {**TINY, "workload": {**TINY["workload"], "context": 300}, "budget": {"kv_share": None}}
+    read = {
+        system: figures_of(load_scenario({**given, "system": system, "policies": policies}))["read_bytes"]
+        for system, policies in (("flexgen", {}), ("infinigen-star", {"selected_tokens": 400}))
+    }
+    assert read["infinigen-star"] == read["flexgen"]
+
+
 def test_every_system_has_one_kind() -> None:
     assert not set(WORKLOADS["context-reuse"].systems) & set(WORKLOADS["decode"].systems)

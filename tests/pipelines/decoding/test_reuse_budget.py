@@ -86,3 +86,11 @@ def test_the_terminal_shows_it() -> None:
     given = [word for setting in (*SHORT, "budget.kv_share=0.065") for word in ("--set", setting)]
     shown = CliRunner().invoke(app, ["compare", "kvswap/throughput", "--systems", "kvswap", *given]).stdout
     assert "kvswap: nothing is reused" in shown.replace("\n", " ")
+
+
+def test_a_buffer_has_no_more_slots_than_there_are_blocks() -> None:
+    # 48 GiB are free for a context of 768 MiB.
+    endless = plan("budget={kv_share: null}")
+    assert endless.slots == endless.layout.blocks
+    assert endless.buffer_bytes < 1.1 * endless.model.kv_full_bytes(endless.context + endless.output)
+    assert plan("budget={kv_share: null}", "policies.slots=9000").slots == endless.layout.blocks
