@@ -79,7 +79,7 @@ def compare_bars(metrics: Mapping[str, Mapping[str, float]], *, title: str = "",
             _draw_rate(left, row, metrics[name].get(ranked_by), best)
     _draw_energy(right, order, metrics)
     coarser = lower_quality(metrics)
-    names = [f"{name} ({coarser[name]:.3g} bits)" if name in coarser else name for name in order]
+    names = [f"{name} ({coarser[name]})" if name in coarser else name for name in order]
     left.set_yticks(range(len(order)), names)
     left.invert_yaxis()
     left.set_title("Time to first token" if ranked_by == "ttft_s" else "Throughput of the batch")

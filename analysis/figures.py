@@ -59,12 +59,13 @@ FIGURES: dict[str, Figure] = {
         "units streamed", None, "share of the context's units that came over the link; the others were computed"
     ),
     "streamed_bits_per_value": Figure(
-        "bits per value", None, "of what was streamed; fewer bits are coarser KV and answers of lower quality (*)"
+        "bits per value", None, "of what was streamed; with the same encoding, fewer bits are coarser KV"
     ),
     "kv_relative_error": Figure(
         "KV error",
         "low",
-        "error of streamed KV relative to its size, by what was measured of its encoding on a bundled model",
+        "error of the KV relative to its size, by what was measured of its encoding on a bundled model; what was"
+        " computed has none. Streamed with a clearly larger one than others: answers of lower quality (*)",
     ),
     "kv_kl_nats": Figure(
         "KL, nats (indicator)",

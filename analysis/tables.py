@@ -22,8 +22,9 @@ Ranges = Mapping[str, Range]
 _OF_SEVERAL = {f"{key}_p{q}_s" for key in ("ttft", "tpot") for q in (50, 95, 99)} | {"bound_gap", "regret_p95"}
 
 _BITS = "streamed_bits_per_value"
-# Systems with less than this share of the most bits are marked.
+# Systems with less than this share of the most bits are marked, or with so many times the smallest error.
 _AS_MANY_BITS = 0.97
+_AS_EXACT = 1.1
 _MARK = "*"
 NOT_COUNTED = "not counted"
 # A pipe has no width, and 80 columns would cut figures that a script looks for.
@@ -90,7 +91,10 @@ def compare_table(
         narrow = True
     if lower_quality(systems):
         most = max(one[_BITS] for one in systems.values() if _BITS in one)
-        notes = [*notes, f"{_MARK} fewer than {most:.3g} bits per value: coarser KV, hence answers of lower quality"]
+        coarser = f"fewer than {most:.3g} bits per value"
+        if errors := _errors(systems):
+            coarser = f"errors of what was streamed above {human.percent(min(errors.values()))}"
+        notes = [*notes, f"{_MARK} {coarser}: coarser KV, hence answers of lower quality"]
     caption = [*notes, *([f"left out at {width} columns: {'; '.join(left_out)}"] if left_out else [])]
     table.caption, table.caption_justify = "\n".join(caption) or None, "left"
     return table
@@ -144,11 +148,27 @@ def _comparison(
     return table
 
 
-def lower_quality(systems: Mapping[str, Metrics]) -> dict[str, float]:
-    """Systems that streamed KV with clearly fewer bits per value than another did, with these bits: their answers come
-    from coarser KV, so their times are not those of equal quality."""
+def lower_quality(systems: Mapping[str, Metrics]) -> dict[str, str]:
+    """Systems that streamed clearly coarser KV than another did, and how coarse it was: their times are not those of
+    equal quality. By the error of what was streamed, which encodings of equally many bits need not share; by bits per
+    value where that of a system is not known."""
+    if (errors := _errors(systems)) is not None:
+        return {
+            name: f"KV error {human.percent(own)}"
+            for name, own in errors.items()
+            if own > _AS_EXACT * min(errors.values())
+        }
     bits = {name: one[_BITS] for name, one in systems.items() if _BITS in one}
-    return {name: own for name, own in bits.items() if own < _AS_MANY_BITS * max(bits.values())}
+    return {name: f"{own:.3g} bits" for name, own in bits.items() if own < _AS_MANY_BITS * max(bits.values())}
+
+
+def _errors(systems: Mapping[str, Metrics]) -> dict[str, float] | None:
+    """The KV error of what each system streamed, without what it computed, which has none; None where one is unknown.
+    Squared errors add up."""
+    streamed = {name: one for name, one in systems.items() if _BITS in one}
+    if not all("kv_relative_error" in one and one.get("streamed_share") for one in streamed.values()):
+        return None
+    return {name: one["kv_relative_error"] / one["streamed_share"] ** 0.5 for name, one in streamed.items()} or None
 
 
 def terminal_width() -> int:

@@ -1,6 +1,7 @@
 """Recorded requests: when each one came, and how many tokens it read and answered."""
 
 import csv
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from kvferry.traces.request import Request
 MOST_RECORDED = 100_000
 _MOST_TOKENS = 10_000_000
 _MOST_STAMP_S = 1e11
+# As programs write small and large numbers, too: 1e-05.
+_NUMBER = re.compile(r"\d+\.?\d*(e[+-]?\d+)?|\.\d+", re.ASCII | re.IGNORECASE)
 # Columns (arrival, context, question, output) of every format, found by its header: this project's own, the Azure LLM
 # inference traces, and BurstGPT. A column that a format lacks is empty here.
 _FORMATS = (
@@ -23,11 +26,12 @@ _FORMATS = (
 )
 
 
-def read_requests(path: Path, *, most: int, question: int) -> tuple[Request, ...]:
-    """The first `most` requests of a CSV file with a header, in order of arrival, the first of them at 0.
+def read_requests(path: Path, *, first: int | None = None, most: int, question: int) -> tuple[Request, ...]:
+    """The `first` requests of a CSV file with a header, or all, in order of arrival, the first of them at 0.
 
     Arrivals are seconds, or date and time. `question` stands in where the file has no such column. Rows without tokens
-    are requests that failed, and are left out. Raises InputError with file and line.
+    are requests that failed, and are left out. Raises InputError with file and line, and for a file of more than `most`
+    requests unless `first` says how many of them to take.
     """
     lines = read_lines(path)
     reader = csv.reader(lines)
@@ -40,11 +44,11 @@ def read_requests(path: Path, *, most: int, question: int) -> tuple[Request, ...
     answered = [one for one in found if one.context > 0 and one.output > 0]
     if not answered:
         raise InputError(f"{path}: holds no request with tokens to read and to answer")
-    if len(answered) > MOST_RECORDED and most > MOST_RECORDED:
+    if first is None and len(answered) > most:
         raise InputError(
-            f"{path}: {len(answered):,} requests; say with workload.requests how many, {MOST_RECORDED:,} at most"
+            f"{path}: {len(answered):,} requests; say with workload.requests how many to take, at most {most:,}"
         )
-    answered = sorted(answered, key=lambda one: one.arrival_s)[:most]
+    answered = sorted(answered, key=lambda one: one.arrival_s)[:first]
     first_s, last_s = answered[0].arrival_s, answered[-1].arrival_s
     if last_s - first_s > MAX_DURATION_S:
         raise InputError(
@@ -58,7 +62,7 @@ def _columns(path: Path, header: list[str]) -> list[int | None]:
     for names in _FORMATS:
         if all(not name or name in header for name in names):
             return [header.index(name) if name else None for name in names]
-    known = "; ".join(",".join(name for name in names if name) for names in _FORMATS[::2])
+    known = "; ".join(",".join(filter(None, names)) for names in _FORMATS if "arrival_s" not in names)
     raise InputError(f"{path}:1: {','.join(header)[:200]!r} is no header of recorded requests; known are {known}")
 
 
@@ -84,7 +88,7 @@ def _row(path: Path, line: int, row: list[str], columns: list[int | None], quest
 
 def _seconds(path: Path, line: int, text: str) -> float:
     """From a number of seconds, or from date and time (to the microsecond; UTC where it names no zone)."""
-    if text.replace(".", "", 1).isdigit():
+    if _NUMBER.fullmatch(text):
         return read_number(path, line, text, "arrival", _MOST_STAMP_S)
     try:
         read = datetime.fromisoformat(text)

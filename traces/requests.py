@@ -30,9 +30,11 @@ def decode_requests(workload: DecodeSpec, requests: int | None, seed: int) -> tu
     """
     if workload.trace is not None:
         try:
-            return read_requests(Path(workload.trace), most=requests or MOST_REQUESTS, question=0)
+            found = read_requests(Path(workload.trace), first=requests, most=MOST_REQUESTS, question=0)
         except InputError as error:
             raise InputError(f"workload.trace: {error}") from None
+        # A question is the end of a prompt.
+        return tuple(replace(one, context=one.context + one.question, question=0) for one in found)
     if workload.lengths is not None:
         lengths = [(one.context or workload.context, one.output or workload.output) for one in workload.lengths]
     else:
@@ -75,8 +77,10 @@ def as_they_came(asked: tuple[Request, ...], arrivals: Sequence[Request] | None)
 def context_requests(workload: ContextReuseSpec, seed: int) -> ContextRequests:
     """Raises InputError for a trace that cannot be read, or asks for more than a run may have."""
     if workload.trace is not None:
-        most = workload.requests or MOST_RECORDED
-        found = read_requests(Path(workload.trace), most=most, question=workload.question)
+        path = Path(workload.trace)
+        found = read_requests(path, first=workload.requests, most=MOST_RECORDED, question=workload.question)
+        if not all(one.question for one in found):
+            raise InputError(f"{path}: holds a question of 0 tokens; its answer begins with 1 at least")
         own = tuple(replace(one, source=n) for n, one in enumerate(found))
         return ContextRequests(tuple(one.context for one in own), own, closed=False)
     n = workload.requests or 1

@@ -172,10 +172,23 @@ def test_a_system_of_lower_quality_is_marked_beside_its_rank() -> None:
         "ferry": {"ttft_s": 2.1, "streamed_bits_per_value": 3.0},
         "local-prefill": {"ttft_s": 4.0},
     }
-    assert lower_quality(systems) == {"cachegen": 1.14}
+    assert lower_quality(systems) == {"cachegen": "1.14 bits"}
     lines = printed(compare_table(systems, width=200))
     assert lines[0].split("  ")[-1].strip() == "bits per value"
     assert lines[2].split() == ["cachegen", "*", "1.00", "s", "1.00x", "1.14"]
     assert lines[3].split()[0:2] == ["sparkv", "2.00"]
     assert "* fewer than 3 bits per value" in " ".join(" ".join(lines).split())
     assert not lower_quality({name: systems[name] for name in ("sparkv", "ferry")})
+
+
+def test_quality_is_told_by_errors_where_all_are_known() -> None:
+    """As many bits in another encoding can be far coarser, and a mixture with computed KV is no better encoded."""
+    systems = {
+        "kivi": {"streamed_bits_per_value": 3.0, "kv_relative_error": 0.283, "streamed_share": 1.0},
+        "ferry": {"streamed_bits_per_value": 2.99, "kv_relative_error": 0.068 * 0.66**0.5, "streamed_share": 0.66},
+        "stream-only": {"streamed_bits_per_value": 2.9, "kv_relative_error": 0.068, "streamed_share": 1.0},
+        "local-prefill": {"kv_relative_error": 0.0, "streamed_share": 0.0},
+    }
+    assert lower_quality(systems) == {"kivi": "KV error 28.3 %"}
+    caption = compare_table({name: {"ttft_s": 1.0, **one} for name, one in systems.items()}, width=200).caption
+    assert "* errors of what was streamed above 6.80 %" in str(caption)

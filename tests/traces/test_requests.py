@@ -39,6 +39,7 @@ def written(tmp_path, text):
         (AZURE, [Request(0.0, 4808, 10, 64), Request(0.052, 3180, 8, 64)]),
         # A request without an answer failed.
         (BURST, [Request(0.0, 472, 18, 64), Request(113.0, 417, 276, 64)]),
+        ("arrival,context,output\n0,7,1\n1e-05,8,1\n", [Request(0.0, 7, 1, 64), Request(1e-5, 8, 1, 64)]),
         # In order of arrival, whatever the order in the file.
         ("arrival,context,output\n9,1,1\n7,2,2\n", [Request(0.0, 2, 2, 64), Request(2.0, 1, 1, 64)]),
     ],
@@ -50,7 +51,28 @@ def test_recorded_requests_of_every_format(tmp_path, text, requests):
 
 
 def test_no_more_are_read_than_asked_for(tmp_path):
-    assert len(read_requests(written(tmp_path, OURS), most=1, question=0)) == 1
+    assert len(read_requests(written(tmp_path, OURS), first=1, most=1, question=0)) == 1
+
+
+def test_more_than_a_run_may_have_are_never_cut_in_silence(tmp_path):
+    with pytest.raises(InputError, match="2 requests; say with workload.requests how many to take, at most 1"):
+        read_requests(written(tmp_path, OURS), most=1, question=0)
+    path = written(tmp_path, "arrival,context,output\n" + "0,1,1\n" * 10_001)
+    with pytest.raises(InputError, match="at most 10,000"):
+        decode_requests(DecodeSpec(kind="decode", context=1, trace=str(path)), None, 0)
+
+
+def test_a_header_of_no_format_is_shown_all_that_are_known(tmp_path):
+    with pytest.raises(InputError, match="TIMESTAMP,ContextTokens.*; Timestamp,Request tokens,Response tokens$"):
+        read_requests(written(tmp_path, "a,b\n1,2\n"), most=1, question=0)
+
+
+def test_questions_end_prompts_and_are_asked_of_contexts(tmp_path):
+    path = str(written(tmp_path, "arrival,context,question,output\n0,10,0,1\n1,10,5,1\n"))
+    prompts = decode_requests(DecodeSpec(kind="decode", context=1, trace=path), None, 0)
+    assert [one.context for one in prompts] == [10, 15]
+    with pytest.raises(InputError, match="a question of 0 tokens"):
+        context_requests(reuse(trace=path), seed=0)
 
 
 @pytest.mark.parametrize(
@@ -107,5 +129,5 @@ def test_recorded_requests_stand_in_for_described_ones(tmp_path):
     assert [(one.source, one.output) for one in asked.requests] == [(0, 5), (1, 7)]
     assert not asked.closed
     decode = DecodeSpec(kind="decode", context=1, trace=path)
-    assert [(one.context, one.output) for one in decode_requests(decode, None, 0)] == [(1000, 5), (500, 7)]
+    assert [(one.context, one.output) for one in decode_requests(decode, None, 0)] == [(1020, 5), (530, 7)]
     assert len(decode_requests(decode, 1, 0)) == 1
