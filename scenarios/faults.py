@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any, get_args, get_origin
 
@@ -52,7 +53,17 @@ _BOUNDS = {
 
 def complaints_of(error: ValidationError, model: type[BaseModel]) -> list[Complaint]:
     """pydantic's findings about a record of this model, each as a Complaint."""
-    return [_complaint(dict(detail), model) for detail in error.errors(include_url=False)]
+    complaints: list[Complaint] = []
+    for found in error.errors(include_url=False):
+        detail = dict(found)
+        complaint = _complaint(detail | {"loc": _without_branch(found["loc"])}, model)
+        if complaint.key == (complaints[-1].key if complaints else None) and detail["type"] == "literal_error":
+            # The other way to write it.
+            words = ", ".join(re.findall(r"'([^']*)'", detail["ctx"]["expected"]))
+            complaints[-1] = replace(complaints[-1], what=f"{complaints[-1].what}, or {words}")
+        else:
+            complaints.append(complaint)
+    return complaints
 
 
 def input_error(complaints: Iterable[Complaint], tree: Node) -> InputError:
@@ -113,6 +124,12 @@ def _complaint(detail: dict[str, Any], model: type[BaseModel]) -> Complaint:
     if kind == "string_pattern_mismatch":
         return Complaint(key, f"{came} is not {_PATTERNS.get(str(key[-1]), _NAME)}")
     return Complaint(key, f"{came} is not {_WANTED[kind]}" if kind in _WANTED else f"{came}: {detail['msg']}")
+
+
+def _without_branch(loc: tuple[str | int, ...]) -> tuple[str | int, ...]:
+    """pydantic puts the branch of a plain union behind the key that takes either: ``literal['max']``."""
+    is_branch = bool(loc) and re.match(r"(literal|function-\w+)\[", str(loc[-1])) is not None
+    return loc[:-1] if is_branch else loc
 
 
 def _of_key(key: tuple[str | int, ...], what: str) -> Complaint:

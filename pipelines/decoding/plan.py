@@ -157,9 +157,11 @@ def plan_of(
             " selector: centroids, layout: cluster-pools and upkeep: split-clusters together"
         )
     group = roles.layout.block_tokens(context, model.kv_entry_bytes, good_read_bytes)
-    least = None if group < 1 else selector.selected(group, context)
-    if group < 1 or (least is not None and least < 1):
-        raise InputError(f"policies: a selection has 1 group of 1 token at least, not {least} of {group}")
+    if group < 1:
+        raise InputError(f"policies.group_tokens: {group}: must be at least 1")
+    least = selector.selected(group, context)
+    if least is not None and least < 1:
+        raise InputError("policies.selected_tokens: must be at least 1")
     if group > context:
         raise InputError(
             f"policies.group_tokens: a group of {group:,} tokens is longer than the context of {context:,}"

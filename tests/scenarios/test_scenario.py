@@ -366,6 +366,21 @@ def test_a_key_of_another_workload_is_refused_with_its_place(scenario: str, chan
     assert f"--set {change}: {said}" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("batch", "said"),
+    [
+        ("0", "0: must be at least 1, or max"),
+        ("65", "65: must be at most 64, or max"),
+        ("2.5", "2.5 is not a whole number, or max"),
+        ("most", "'most' is not a count; write it like 32768 or '32Ki', or max"),
+    ],
+)
+def test_a_key_that_takes_a_number_or_a_word_says_both(batch: str, said: str) -> None:
+    with pytest.raises(InputError) as caught:
+        load_scenario("kvswap/throughput", [f"workload.batch={batch}"])
+    assert str(caught.value) == f"--set workload.batch={batch}: workload.batch: {said}"
+
+
 def test_an_override_takes_its_source_along() -> None:
     loaded = load_scenario("quickstart", ["device.memory.bytes_per_s=100 GB/s", "model.layers=30"])
     sources, before = loaded.device.sources, load_device("rtx-5080-laptop").sources
