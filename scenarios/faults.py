@@ -55,8 +55,8 @@ def complaints_of(error: ValidationError, model: type[BaseModel]) -> list[Compla
     """pydantic's findings about a record of this model, each as a Complaint."""
     complaints: list[Complaint] = []
     for found in error.errors(include_url=False):
-        detail = dict(found)
-        complaint = _complaint(detail | {"loc": _without_branch(found["loc"])}, model)
+        detail: dict[str, Any] = {**found, "loc": _without_branch(found["loc"])}
+        complaint = _complaint(detail, model)
         if complaint.key == (complaints[-1].key if complaints else None) and detail["type"] == "literal_error":
             # The other way to write it.
             words = ", ".join(re.findall(r"'([^']*)'", detail["ctx"]["expected"]))
