@@ -58,12 +58,12 @@ def reported_until_it_failed(wanted: Scenario, harm: Callable[[int], None]) -> t
     really = decoding.LockStepDecode
 
     class Harmed(really):  # type: ignore[valid-type, misc]
-        def __init__(self, machine: Any, plan: Any, say: Any) -> None:
+        def __init__(self, machine: Any, plan: Any, _on_token: Any, foresight: Any) -> None:
             def after(tokens: int) -> None:
                 reported.append(tokens)
                 harm(tokens)
 
-            super().__init__(machine, plan, after)
+            super().__init__(machine, plan, after, foresight)
 
     decoding.LockStepDecode = Harmed  # type: ignore[misc]
     try:
