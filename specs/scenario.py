@@ -14,6 +14,7 @@ from kvferry.specs.live import ContextReuseLive, DecodeLive, RealModel
 from kvferry.specs.load import LoadSpec
 from kvferry.specs.machine import DEVICE, MOST_MACHINES, MachineName, MachineSpec
 from kvferry.specs.model import ModelSpec
+from kvferry.specs.precision import PrecisionSpec, in_precision
 from kvferry.specs.workload import ContextReuseSpec, DecodeSpec, SloSpec
 
 
@@ -67,7 +68,11 @@ class Scenario(Part):
     # A named composition of a pipeline and its policies; the table stands in kvferry.pipelines.loading.systems.
     system: str = Field(min_length=1, max_length=100)
     device: DeviceSpec
+    # Of the device's processors the one that prefill and decoding run on; None: the device's own `main`.
+    processor: str | None = Field(default=None, min_length=1, max_length=100)
     model: ModelSpec
+    # Replaces the model's own, whichever model it is; None: as the model says.
+    precision: PrecisionSpec | None = None
     link: LinkSpec
     # Other machines by name, with which the device talks over channels.
     machines: dict[MachineName, MachineSpec] = Field(default_factory=dict, max_length=100)
@@ -109,6 +114,20 @@ class Scenario(Part):
                 parts[key] = {**part, "kind": kind}
         return {**value, **parts}
 
+    @model_validator(mode="before")
+    @classmethod
+    def _as_it_is_run(cls, value: Any) -> Any:
+        """The device with the processor, and the model in the precision, that the scenario asks for."""
+        if not isinstance(value, dict):
+            return value
+        device, processor = value.get("device"), value.get("processor")
+        if isinstance(device, dict) and isinstance(processor, str) and processor in (device.get("processors") or ()):
+            value = {**value, "device": {**device, "main": processor}}
+        model, precision = value.get("model"), value.get("precision")
+        if isinstance(model, dict) and precision is not None:
+            value = {**value, "model": in_precision(model, precision)}
+        return value
+
     @field_validator("policies", "machines", mode="before")
     @classmethod
     def _without_null(cls, named: Any) -> Any:
@@ -130,6 +149,8 @@ class Scenario(Part):
                 has = f"it has {', '.join(device.processors)}"
                 raise BadKey(f"{key}.main", f"{device.main!r} is no processor of this device; {has}")
         known = ", ".join(self.device.processors)
+        if self.processor is not None and self.processor not in self.device.processors:
+            raise BadKey("processor", f"{self.processor!r} is no processor of the device; it has {known}")
         wanted = self.load.processor if self.load else None
         if wanted is not None and wanted not in self.device.processors:
             raise BadKey("load.processor", f"{wanted!r} is no processor of the device; it has {known}")
@@ -196,7 +217,9 @@ class Scenario(Part):
         return self.model_copy(
             update={
                 "device": machine.device,
+                "processor": None,
                 "model": machine.model,
+                "precision": None,
                 "link": machine.link or self.link,
                 "live": self.live.model_copy(update=live),
                 "budget": type(self.budget)(),

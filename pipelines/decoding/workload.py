@@ -79,15 +79,17 @@ class Decode:
 
 
 class LockStepFlow:
-    """A Flow of a batch whose KV lies on storage. Of an output of which only a part is decoded, it is a part in the
-    middle, where the world lets it begin `anywhere`; else its beginning."""
+    """A Flow of a batch whose KV lies on storage. Of an output of which only a part is decoded, it is the part that the
+    workload asks for, where the world lets it begin `anywhere`; else its beginning."""
 
     def __init__(self, scenario: Scenario, plan: DecodePlan, progress: Progress, anywhere: bool = True) -> None:
         self._scenario, self._plan, self._progress = scenario, plan, progress
         output, decoded = scenario.decode.workload.output, scenario.decode.workload.decoded
+        part = scenario.decode.workload.part
         # Tokens per sequence that are really decoded.
         self._steps = output if decoded is None else min(output, decoded)
-        self._skipped = middle_of(output - 1, self._steps - 1) if anywhere else 0
+        before = output - self._steps if part == "end" else middle_of(output - 1, self._steps - 1)
+        self._skipped = before if anywhere else 0
         self._decode: LockStepDecode | None = None
         self._half: Totals | None = None
         self._half_counts: dict[str, float] = {}

@@ -61,7 +61,10 @@ def test_all_three_make_a_profile_that_a_scenario_runs_on(tmp_path: Path) -> Non
     # every number below processors, memory, storage ... has a source
     for key in ("processors.cpu.efficiency", "memory.capacity_bytes", "storage", "base_w"):
         assert key in device.sources
-    assert device.sources["memory.capacity_bytes"] == "not measured; oneplus-12: OnePlus data sheet"
+    assert (
+        device.sources["memory.capacity_bytes"]
+        == "not measured; oneplus-12: OnePlus data sheet, the largest; DynaKV Tab. 3"
+    )
 
 
 def test_tables_give_the_medians_that_llama_bench_saw(tmp_path: Path) -> None:
@@ -207,7 +210,7 @@ def changed(path: Path, *keys: Any, to: Any = None) -> Any:
         (changed(BENCH, 1, "model_type", to="qwen3 8B"), r"model_type is 'qwen3 8B'"),
         ([dict(loaded(BENCH)[0], n_gen=32)], "neither prompts"),
         ([dict(result, type_k="q3_x") for result in loaded(BENCH)], "type_k is 'q3_x'; known: f32"),
-        ([dict(result, model_n_params=3e9) for result in loaded(BENCH)], "none of the bundled models .*--model"),
+        ([dict(result, model_n_params=5.5e9) for result in loaded(BENCH)], "none of the bundled models .*--model"),
         ([dict(result, model_size=1e17) for result in loaded(BENCH)], r"model_size: 1e\+17 does not lie between 1 and"),
         ([dict(result, samples_ns=[1]) for result in loaded(BENCH)], "processors.cpu.bytes_per_s: .*is out of range"),
         (changed(FIO, "jobs", 0, "job options", "numjobs", to="9999"), "storage.queue_depth: 9999: must be at most"),

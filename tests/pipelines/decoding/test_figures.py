@@ -142,6 +142,17 @@ def test_a_short_context_that_grows_is_told_by_its_middle(system: str) -> None:
     assert tpot_s("8") == pytest.approx(tpot_s("null"), rel=0.015)
 
 
+def test_the_end_of_an_output_is_slower_where_all_is_read() -> None:
+    """Its context is that of nearly all tokens: 1,275 against 1,148 in the middle, of which FlexGen reads all."""
+
+    def read_bytes(part: str) -> float:
+        settings = ["system=flexgen", "workload.context=1Ki", "workload.batch=1", "workload.output=256"]
+        settings += ["workload.decoded=8", f"workload.part={part}"]
+        return figures(run_scenario(load_scenario("kvswap/throughput", settings)))["read_bytes"]
+
+    assert read_bytes("end") / read_bytes("middle") == pytest.approx(1275 / 1148, rel=0.01)
+
+
 def test_what_was_asked_to_be_decoded_is_decoded() -> None:
     asked = tiny(DECODING, system="flexgen", policies={}, workload={"output": 40, "decoded": 39})
     assert figures(run_scenario(asked))["tokens_decoded"] == 39

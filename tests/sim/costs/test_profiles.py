@@ -32,6 +32,8 @@ PRINTED_BILLIONS = {
     "llama-3.1-8b": 8.03,
     "llama-3.2-1b": 1.24,
     "llama-3.2-3b": 3.21,
+    "qwen2.5-1.5b": 1.54,
+    "qwen2.5-3b": 3.09,
     "mistral-7b": 7.25,
     "qwen2.5-vl-7b": 7.62,
     "internvl2-8b": 7.74,
