@@ -32,7 +32,7 @@ def reproduce_paper(
     "claims": [{"id", "what", "paper_low", "paper_high", "ours", "ours_low", "ours_high": medians over the seeds,
     "ours_range", "ours_low_range", "ours_high_range": each the least and the most of them, "seeds", "seeds_hit": how
     many would hit by themselves, "verdict", "fitted", "why"}], "cells": [{"experiment", "case", "system", ...,
-    "metric", "paper", "ours", "ours_range", "relative_error"}], "tables": [{"name", "status", "why"}],
+    "metric", "paper", "ours", "ours_range", "relative_error", "fitted": where it was}], "tables": [{"name", "status", "why"}],
     "not_measured": devices whose profile was not measured}. What does not exist is None.
 
     With an `output` folder the runs are kept there (the next call runs only what is missing), with report.json, a
@@ -122,6 +122,7 @@ def _cells(paper: Paper, key: Key, results: Results) -> Iterable[Report]:
             "ours": ours,
             "ours_range": _range(f and f * scale for f in results.of_seeds(key, metric)),
             "relative_error": None if cell is None or ours is None else cell.error(ours),
+            **({"fitted": True} if cell is not None and cell.fitted else {}),
             **({f"over_{paper.name}": ours / paper_s} if metric == "ttft_s" and ours and paper_s else {}),
         }
 
@@ -130,7 +131,8 @@ def agreement_of(cells: list[Report], everywhere: Collection[str]) -> Report | N
     """How near the cells are that the paper prints: the median and 90th percentile of their errors, and how many pairs
     in one place (everything but the system the same, or the experiment too where one of both is `everywhere`) come
     in the printed order, ties in print left out; "from_one_token_per_s": the errors of the throughputs among them that
-    are printed as 1 or more, as smaller ones have one digit. None: it prints none."""
+    are printed as 1 or more, as smaller ones have one digit; "not_fitted": of those to which nothing was fitted, where
+    some were. None: it prints none."""
     printed = [cell for cell in cells if cell["paper"] is not None]
     if not printed:
         return None
@@ -141,8 +143,10 @@ def agreement_of(cells: list[Report], everywhere: Collection[str]) -> Report | N
                 pairs += 1
                 right += (one["paper"] > other["paper"]) == (one["ours"] > other["ours"])
     fast = [cell for cell in printed if cell["metric"] == "throughput_tokens_per_s" and cell["paper"] >= 1]
+    predicted = [cell for cell in printed if not cell.get("fitted")]
     return {
         **_errors_of(printed),
+        **({"not_fitted": _errors_of(predicted)} if 0 < len(predicted) < len(printed) else {}),
         **({"from_one_token_per_s": _errors_of(fast)} if fast else {}),
         "orderings": pairs,
         "orderings_right": right,
@@ -238,7 +242,9 @@ def _lines(report: Report) -> Iterable[str]:
         if cell["ours"] is not None:
             where = "  ".join(str(cell[key]) for key in ("experiment", "case", "system"))
             over = _between(cell["ours_range"])
-            over += "" if cell["paper"] is None else f"  paper {cell['paper']:g} ({cell['relative_error']:+.1%})"
+            if cell["paper"] is not None:
+                fitted = ", fitted" if cell.get("fitted") else ""
+                over += f"  paper {cell['paper']:g} ({cell['relative_error']:+.1%}{fitted})"
             over += "".join(f"  x{value:.2f}" for key, value in cell.items() if key.startswith("over_"))
             yield f"{where}  {cell['metric']}  {cell['ours']:.4g}{over}"
     yield ""

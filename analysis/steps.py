@@ -11,10 +11,10 @@ import numpy as np
 from kvferry.machine.span import Span
 from kvferry.pipelines.record import Run
 
-# The op that ends a layer, and the ops that are surely of the layer in which they run: what is selected and read may be
-# for the layer ahead.
-LAST_OP = "FeedForward"
-_OF_LAYER = ("DecodeAttention", LAST_OP)
+# The op that ends a layer, whole or without its projections, and the ops that are surely of the layer in which they run:
+# what is selected and read may be for the layer ahead.
+LAST_OPS = ("FeedForward", "RestOfLayer")
+_OF_LAYER = ("DecodeAttention", *LAST_OPS)
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def steps_of(run: Run) -> Steps | None:
     decoded = run.decoded
     if decoded is None or len(decoded.token_times_s) < 2:
         return None
-    last = sorted((span for span in run.spans if span.label == LAST_OP), key=lambda span: span.end_s)
+    last = sorted((span for span in run.spans if span.label in LAST_OPS), key=lambda span: span.end_s)
     if not last:
         return None
     times_s = decoded.token_times_s

@@ -14,7 +14,7 @@ _LINE_EVERY_S = 10.0
 
 
 def reproduce(
-    paper: Annotated[str, typer.Argument(metavar="PAPER", help="The paper: sparkv or kvswap.")],
+    paper: Annotated[str, typer.Argument(metavar="PAPER", help="The paper: sparkv, kvswap or dynakv.")],
     output: OutputOption = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Take the first N seeds of each run; default: all.")] = None,
     json: JsonOption = False,
@@ -58,6 +58,11 @@ def reproduce(
             f" {agreement['p90_error']:.1%} at the 90th percentile; {agreement['orderings_right']} of"
             f" {agreement['orderings']} orderings"
         )
+        if predicted := agreement.get("not_fitted"):
+            print(
+                f"{predicted['cells']} to which nothing was fitted: {predicted['median_error']:.1%} in the median,"
+                f" {predicted['p90_error']:.1%} at the 90th percentile"
+            )
         if fast := agreement.get("from_one_token_per_s"):
             print(
                 f"{fast['cells']} of at least 1 token/s: {fast['median_error']:.1%} in the median,"

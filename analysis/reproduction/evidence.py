@@ -43,7 +43,9 @@ def _case_with(seed: int, evidence: EvidenceSpec, case: str, results: Results) -
         return ours
     others = [of(system, evidence.against_metric or evidence.metric) for system in evidence.against]
     known = [other for other in others if other is not None]
-    return min(known) / ours if len(known) == len(others) and ours else None
+    if len(known) < len(others) or not ours:
+        return None
+    return (mean(known) if evidence.of_several == "mean" else min(known)) / ours
 
 
 def conditions_of(paper: Paper, evidence: EvidenceSpec, results: Results) -> str:

@@ -70,7 +70,8 @@ class ExperimentSpec(Spec):
 class EvidenceSpec(Spec):
     """Which figure answers a claim: `metric` of `system`, case by case, then `take` over the cases.
 
-    `against`: the figure is instead the metric of that system over the metric of `system`; of several, the least.
+    `against`: the figure is instead the metric of that system over the metric of `system`; of several, the least, or
+    their `mean`, as `of_several` says.
     `less_case`: the metric of `system` in that case is taken off.
     """
 
@@ -80,6 +81,7 @@ class EvidenceSpec(Spec):
     cases: tuple[str, ...] = ()
     against: tuple[str, ...] = ()
     against_metric: str | None = None
+    of_several: Literal["least", "mean"] = "least"
     less_case: str | None = None
     take: Literal["mean", "max", "range"]
     # Our figure times this is in the claim's unit.
@@ -142,6 +144,8 @@ class PrintedCell(Spec):
     metric: str
     printed: str = Field(pattern=r"^\d+(\.\d+)?$")
     scale: float = 1.0
+    # What was fitted to this cell, so that its error is no prediction's.
+    fitted: str = ""
 
     @property
     def interval(self) -> tuple[float, float]:

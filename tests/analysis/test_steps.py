@@ -1,5 +1,7 @@
 """Decode steps and their layers, from spans; the picture of I/O beside compute."""
 
+from dataclasses import replace
+
 import matplotlib as mpl
 import numpy as np
 import pytest
@@ -46,6 +48,13 @@ def test_spans_know_their_step_and_layer() -> None:
         (1, None),
     ]
     assert steps.of(Span("gpu", "PrefillLayer", 0.0, 0.5)) == (None, None)
+
+
+def test_a_layer_may_end_without_its_projections() -> None:
+    """Clusters are chosen by the layer's own query: projections come first, and the rest of the layer after attention."""
+    run = decoded()
+    spans = tuple(span._replace(label=span.label.replace("FeedForward", "RestOfLayer")) for span in run.spans)
+    assert steps_of(replace(run, spans=spans)) == steps_of(run)
 
 
 def test_a_step_of_which_spans_are_missing_is_none() -> None:

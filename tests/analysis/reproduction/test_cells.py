@@ -55,6 +55,13 @@ def test_agreement_by_hand() -> None:
     assert agreement_of([cell("d", None, 5.0)], []) is None
 
 
+def test_errors_of_cells_that_were_not_fitted_stand_by_themselves() -> None:
+    found = agreement_of([cell("a", 1.0, 1.1), cell("b", 1.0, 1.0, fitted=True)], [])
+    assert found is not None
+    assert found["median_error"] == pytest.approx(0.05)
+    assert found["not_fitted"]["median_error"] == pytest.approx(0.1)
+
+
 def test_throughputs_with_one_digit_do_not_hide_the_others() -> None:
     throughput = {"metric": "throughput_tokens_per_s"}
     cells = [cell("a", 0.1, 0.1, **throughput), cell("b", 0.1, 0.1, **throughput), cell("c", 10.0, 12.0, **throughput)]

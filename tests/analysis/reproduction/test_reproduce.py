@@ -174,6 +174,9 @@ def test_figures_by_hand(paper: Paper) -> None:
     assert figures_of(paper, evidence(against=("local",), take="max"), found) == (Figure(value=4.5, low=2.0, high=4.5),)
     # the least of several others: stream itself
     assert figures_of(paper, evidence(against=("local", "stream")), found) == (Figure(value=1.0, low=1.0, high=1.0),)
+    # their mean: (2 + 1) / 2 over 1, and (9 + 2) / 2 over 2
+    both = evidence(against=("local", "stream"), of_several="mean", take="mean")
+    assert figures_of(paper, both, found) == (Figure(value=2.125, low=1.5, high=2.75),)
     # 2.0 - 1.0
     increase = evidence(cases=("long",), less_case="short", take="mean")
     assert figures_of(paper, increase, found) == (Figure(value=1.0, low=1.0, high=1.0),)
