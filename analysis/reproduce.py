@@ -32,8 +32,9 @@ def reproduce_paper(
     "claims": [{"id", "what", "paper_low", "paper_high", "ours", "ours_low", "ours_high": medians over the seeds,
     "ours_range", "ours_low_range", "ours_high_range": each the least and the most of them, "seeds", "seeds_hit": how
     many would hit by themselves, "verdict", "fitted", "why"}], "cells": [{"experiment", "case", "system", ...,
-    "metric", "paper", "ours", "ours_range", "relative_error", "fitted": where it was}], "tables": [{"name", "status", "why"}],
-    "not_measured": devices whose profile was not measured}. What does not exist is None.
+    "metric", "paper", "ours", "ours_range", "relative_error", "fitted": where it was}],
+    "tables": [{"name", "status", "why"}], "not_measured": devices whose profile was not measured}. What does not exist
+    is None.
 
     With an `output` folder the runs are kept there (the next call runs only what is missing), with report.json, a
     plain report.txt and pictures. Raises InputError for a paper that is not known, KvferryError for a folder that

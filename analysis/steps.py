@@ -11,8 +11,8 @@ import numpy as np
 from kvferry.machine.span import Span
 from kvferry.pipelines.record import Run
 
-# The op that ends a layer, whole or without its projections, and the ops that are surely of the layer in which they run:
-# what is selected and read may be for the layer ahead.
+# The op that ends a layer, whole or without its projections, and the ops that are surely of the layer in which they
+# run: what is selected and read may be for the layer ahead.
 LAST_OPS = ("FeedForward", "RestOfLayer")
 _OF_LAYER = ("DecodeAttention", *LAST_OPS)
 

@@ -51,7 +51,7 @@ def test_spans_know_their_step_and_layer() -> None:
 
 
 def test_a_layer_may_end_without_its_projections() -> None:
-    """Clusters are chosen by the layer's own query: projections come first, and the rest of the layer after attention."""
+    """Clusters are chosen by the layer's own query: projections come first, the rest of the layer after attention."""
     run = decoded()
     spans = tuple(span._replace(label=span.label.replace("FeedForward", "RestOfLayer")) for span in run.spans)
     assert steps_of(replace(run, spans=spans)) == steps_of(run)
