@@ -10,6 +10,8 @@ class _Component:
     idle_w: float
     active_w: float
     resources: tuple[Busy, ...]
+    waiting_w: float
+    waits_for: Busy
 
 
 class EnergyMeter:
@@ -20,20 +22,33 @@ class EnergyMeter:
     """
 
     def __init__(self, base_w: float = 0.0) -> None:
-        self._components = {"base": _Component(base_w, base_w, ())}
+        self._components: dict[str, _Component] = {}
+        self.add("base", base_w, base_w)
 
-    def add(self, name: str, idle_w: float, active_w: float, *resources: Busy) -> None:
-        """Add a component; one without resources is idle throughout."""
+    def add(
+        self,
+        name: str,
+        idle_w: float,
+        active_w: float,
+        *resources: Busy,
+        waiting_w: float | None = None,
+        waits_for: Busy | None = None,
+    ) -> None:
+        """Add a component; one without resources is idle throughout. Otherwise idle, it draws `waiting_w` (None:
+        `idle_w`) while `waits_for` is busy."""
         assert name not in self._components, name
-        self._components[name] = _Component(idle_w, active_w, resources)
+        waiting_w = idle_w if waiting_w is None else waiting_w
+        self._components[name] = _Component(idle_w, active_w, resources, waiting_w, waits_for or Busy())
 
     def energy_j(self, until_s: float, from_s: float = 0.0) -> dict[str, float]:
         """Joules by component, from `from_s` to `until_s`; unfinished work counts up to `until_s`."""
         energy_j = {}
         for name, component in self._components.items():
             active_s = active_within_s(component.resources, from_s, until_s)
-            idle_s = until_s - from_s - active_s
-            energy_j[name] = component.active_w * active_s + component.idle_w * idle_s
+            engaged_s = active_within_s((*component.resources, component.waits_for), from_s, until_s)
+            idle_s = until_s - from_s - engaged_s
+            waiting_j = component.waiting_w * (engaged_s - active_s)
+            energy_j[name] = component.active_w * active_s + waiting_j + component.idle_w * idle_s
         return energy_j
 
 

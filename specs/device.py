@@ -62,6 +62,8 @@ class ProcessorSpec(Spec):
     load_s: Seconds = 0.0
     idle_w: Watts = 0.0
     active_w: Watts = 0.0
+    # While it computes nothing and storage moves what it waits for, as threads that poll do; None: `idle_w`.
+    waiting_w: Watts | None = None
 
 
 class MemorySpec(Spec):

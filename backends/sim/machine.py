@@ -131,8 +131,12 @@ class SimMachine:
 
     def _energy_meter(self) -> EnergyMeter:
         meter = EnergyMeter(self.device.base_w)
+        storing = None if self.storage is None else self.storage.busy
         for name, spec in self.device.processors.items():
-            meter.add(name, spec.idle_w, spec.active_w, self.processors[name].busy)
+            # Only the processor that a run computes on has threads that wait.
+            waiting_w = spec.waiting_w if name == self.device.main else None
+            busy = self.processors[name].busy
+            meter.add(name, spec.idle_w, spec.active_w, busy, waiting_w=waiting_w, waits_for=storing)
         meter.add("decompress", 0.0, self.device.decompressor.active_w, self.decompressor.busy)
         if self.storage is not None and self.storage.spec.active_w is not None:
             meter.add("storage", self.storage.spec.idle_w, self.storage.spec.active_w, self.storage.busy)

@@ -49,6 +49,13 @@ def test_each_component_draws_its_idle_or_its_active_power() -> None:
     assert meter.energy_j(4, from_s=2) == {"base": 4, "gpu": 35, "network": 0, "npu": 2}
 
 
+def test_threads_that_poll_draw_power_while_they_wait() -> None:
+    # over 10 s: active from 1 to 3, 2 x 6 W; storage is busy from 2 to 5, of which 3 to 5 are waited for, 2 x 4 W
+    meter = EnergyMeter()
+    meter.add("cpu", 1, 6, busy((1, 3)), waiting_w=4, waits_for=busy((2, 5)))
+    assert meter.energy_j(10)["cpu"] == 12 + 8 + 6
+
+
 def test_resources_of_one_component_count_once_where_they_overlap() -> None:
     # 1 to 6 and 8 to 9
     meter = EnergyMeter()
