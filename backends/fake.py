@@ -13,9 +13,24 @@ import simpy
 
 from kvferry.machine.machine import Channel, Facts
 from kvferry.machine.memory import BudgetedPool
-from kvferry.machine.ops import Assign, Assigned, Chunks, Extents, KvRef, Op, Selecting, Selection
+from kvferry.machine.ops import (
+    Answer,
+    Assign,
+    Assigned,
+    Chunks,
+    Cluster,
+    Clustered,
+    Divided,
+    Extents,
+    KvRef,
+    Op,
+    Selecting,
+    Selection,
+    Split,
+)
 from kvferry.machine.ticket import Cancelled, Ticket
 from kvferry.machine.tiers import moved
+from kvferry.policies.decode.pools import even_sizes
 from kvferry.sim.channel import Switchboard
 from kvferry.specs.tier import Tier
 
@@ -122,14 +137,21 @@ class FakeMachine:
     ) -> Ticket:
         return self._put(on, self._op_s, 0.0, after, self._answer(op), priority)
 
-    def _answer(self, op: Op) -> Selection | Assigned | None:
+    def _answer(self, op: Op) -> Answer | None:
         """What ops that answer say: the same for the same step and layer, and for all rows."""
         if isinstance(op, Selecting):
             order = np.random.default_rng((op.step, op.layer)).permutation(op.groups)
             return Selection(np.broadcast_to(order[: op.k].astype(np.int32), (op.batch, op.heads, op.k)))
         if isinstance(op, Assign):
             nearest = np.random.default_rng((op.step, op.layer)).integers(op.centroids, dtype=np.int32)
-            return Assigned(np.full((op.batch, op.heads), nearest))
+            return Assigned(np.full((op.batch, op.heads), nearest), np.full((op.batch, op.heads), 4.0))
+        if isinstance(op, Cluster):
+            tokens = np.tile(even_sizes(op.tokens, op.clusters), (op.batch * op.heads, 1))
+            return Clustered(tokens, np.ones(tokens.shape))
+        if isinstance(op, Split):
+            leave = np.array([0 if cut.new is None else cut.tokens // 2 for cut in op.cuts])
+            tokens = np.stack([[cut.tokens for cut in op.cuts] - leave, leave], axis=1)
+            return Divided(tokens, np.ones(tokens.shape))
         return None
 
     def fetch(self, chunks: Chunks, *, after: Iterable[Ticket] = (), request: int | None = None) -> Ticket:

@@ -17,7 +17,7 @@ from kvferry.specs.errors import InputError
 from kvferry.specs.link import LinkSpec
 from kvferry.specs.machine import DEVICE
 from kvferry.specs.scenario import Scenario
-from kvferry.traces.assignments import RecordedAssignments
+from kvferry.traces.cluster_answers import RecordedClusters
 from kvferry.traces.rate import RateTrace
 from kvferry.traces.request import Request
 from kvferry.traces.selections import SelectionStream
@@ -33,13 +33,13 @@ class Inputs:
 
     None: a modelled world generates it from the scenario's seed, or reads the file that the scenario names.
     ``stored``: sizes and attention blocks of each request's context. ``selections``: the KV blocks that each step
-    selects, sequence after sequence. ``assignments``: the cluster that each new key joined. ``arrivals``: when
+    selects, sequence after sequence. ``clusters``: what keys said of their clusters. ``arrivals``: when
     requests came, and their lengths; for the flow, where they come whether or not those before are done.
     """
 
     stored: tuple[StoredContext, ...] | None = None
     selections: SelectionStream | None = None
-    assignments: RecordedAssignments | None = None
+    clusters: RecordedClusters | None = None
     arrivals: tuple[Request, ...] | None = None
 
 

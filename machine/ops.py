@@ -12,7 +12,7 @@ import numpy as np
 
 from kvferry.machine.handles import Attended, Batch, Rebuilt
 from kvferry.machine.handles import Extents as Extents
-from kvferry.policies.decode.rows import Joined
+from kvferry.policies.decode.rows import Cut, Joined
 
 # A number, or an array of them when a cost model is asked for many ops at once.
 Number = Any
@@ -58,11 +58,39 @@ class Selection:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Assigned:
-    """What an Assign op found: ``ids`` is int32[batch, head or 1], the nearest centroid of each new key."""
+    """What an Assign op found: ``ids`` is int32[batch, head or 1], the cluster whose centroid is nearest to each new
+    key, ``squared`` float64[batch, head or 1] the squared distance between them."""
 
     stream: ClassVar[str] = "assignments"
 
     ids: np.ndarray
+    squared: np.ndarray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Clustered:
+    """What a Cluster op found: ``tokens`` int64[rows, clusters] in each cluster of each row, none of them 0, and their
+    ``variances`` float64[rows, clusters]: the mean squared distance of a cluster's keys to its centroid."""
+
+    stream: ClassVar[str] = "clusters"
+
+    tokens: np.ndarray
+    variances: np.ndarray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Divided:
+    """What a Split op found, for each of its cuts: ``tokens`` int64[cuts, 2] that stay and that leave, and both parts'
+    ``variances`` float64[cuts, 2]. None leave where the cut asks for no new cluster, or keys are all equal."""
+
+    stream: ClassVar[str] = "splits"
+
+    tokens: np.ndarray
+    variances: np.ndarray
+
+
+# What ops answer with.
+Answer = Selection | Assigned | Clustered | Divided
 
 
 # Every op by its label, in the order in which they stand below.
@@ -80,7 +108,7 @@ class Op:
     __slots__ = ()
 
     label: ClassVar[str]
-    answer: ClassVar[type[Selection] | type[Assigned] | None] = None
+    answer: ClassVar[type[Answer] | None] = None
     of_block: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
@@ -161,6 +189,23 @@ class Decompose(Op):
     batch: Number
     tokens: Number
     layer: int | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster(Op):
+    """Make `clusters` clusters of like keys of the `tokens` newest tokens of each row, by k-means; the first of them is
+    number `first` of its row. A row is one of `heads` parts of a sequence's KV heads. Yields Clustered. `step` is -1
+    for the prompts."""
+
+    answer: ClassVar[type[Clustered]] = Clustered
+
+    batch: Number
+    tokens: Number
+    clusters: Number
+    layer: int
+    step: int = -1
+    heads: int = 1
+    first: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,6 +320,26 @@ class Assign(Op):
 
 
 @dataclass(frozen=True, slots=True)
+class Split(Op):
+    """Cut clusters of one layer in two, by 2-means over the `tokens` keys that they hold together; yields Divided.
+
+    `tokens` count those that waited for it in memory, and new keys that join. All of it is in memory: brought for this
+    layer's attention, or by the read that the op comes after, or `at` its place in the processor's own.
+    """
+
+    answer: ClassVar[type[Divided]] = Divided
+    of_block: ClassVar[bool] = True
+
+    batch: Number
+    tokens: Number
+    step: int
+    layer: int
+    heads: int = 1
+    cuts: Sequence[Cut] = field(default=(), compare=False)
+    at: Extents | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
 class DecodeAttention(Op):
     """Attention of one layer for one new token per sequence, over `attended_tokens` of its KV.
 
@@ -314,14 +379,15 @@ class OutputHead(Op):
     """From the last layer's hidden state to one new token per sequence.
 
     `complete` is the group whose last token has passed the layers: a machine that really does it gives its KV, to be
-    written. `joined` says by layer what became of each row's new key, where KV blocks are clusters. What of that KV
-    stays in the processor's own memory lies there at `stays`.
+    written. `joined` says by layer, where KV blocks are clusters, which new keys joined them and which clusters were
+    cut, in the order in which they are written. What of that KV stays in the processor's own memory lies there at
+    `stays`.
     """
 
     batch: Number
     complete: int | None = field(default=None, compare=False)
     of: Batch | None = field(default=None, compare=False)
-    joined: Sequence[Sequence[Joined]] = field(default=(), compare=False)
+    joined: Sequence[Sequence[Joined | Cut]] = field(default=(), compare=False)
     stays: Extents | None = field(default=None, compare=False)
 
 

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
 import numpy as np
 import simpy
@@ -10,8 +9,7 @@ import simpy
 from kvferry.machine.machine import Channel, Facts, Refused
 from kvferry.machine.memory import BudgetedPool
 from kvferry.machine.ops import (
-    Assign,
-    Assigned,
+    Answer,
     Chunks,
     Decompress,
     Extents,
@@ -43,6 +41,7 @@ from kvferry.specs.errors import InputError
 from kvferry.specs.model import ModelSpec
 from kvferry.specs.storage import StorageSpec
 from kvferry.specs.tier import Tier
+from kvferry.traces.cluster_answers import Clusters, OfClusters
 from kvferry.traces.critical_tokens import CriticalTokens
 from kvferry.traces.rate import RateTrace
 
@@ -54,7 +53,7 @@ class SimMachine:
 
     `weights_refused` says why they are not, when the model does not fit: nothing should be run then. `load` is the
     background load of processors by name. `selections` answers Select and Retrieve ops with int32[batch, head or
-    1, k], from a recorded or generated stream, `assignments` Assign ops with int32[batch, head or 1]; their time is the
+    1, k], from a recorded or generated stream, `clusters` those that ask about clusters of keys; their time is the
     processor's business. `mapped`: the KV's file is mapped into memory, its size and what of it may be there.
     """
 
@@ -71,7 +70,7 @@ class SimMachine:
         load: Mapping[str, RateTrace] | None = None,
         memory_bytes: float | None = None,
         selections: Callable[[Selecting], np.ndarray] | None = None,
-        assignments: Callable[[Assign], np.ndarray] | None = None,
+        clusters: Clusters | None = None,
         mapped: tuple[float, float] | None = None,
         tell: Tell = lambda span: None,
         env: simpy.Environment | None = None,
@@ -126,7 +125,7 @@ class SimMachine:
             if self.link is not None:
                 contention.watch("link", self.link.busy)
         self._switchboard = switchboard or Switchboard(self.env)
-        self._streams: dict[type, Callable[[Any], np.ndarray] | None] = {Selection: selections, Assigned: assignments}
+        self._selections, self._clusters = selections, clusters
         self.energy = self._energy_meter()
 
     def _energy_meter(self) -> EnergyMeter:
@@ -153,7 +152,7 @@ class SimMachine:
     def foresight(self) -> Foresight | None:
         """What follows by arithmetic while the main processor decodes with its KV on storage; None: something might
         interfere, or what is chosen is not known before."""
-        stream = self._streams[Selection]
+        stream = self._selections
         if self._loaded or not self.device.memory.unified or not isinstance(self.storage, CurveStorage):
             return None
         if not isinstance(stream, CriticalTokens):
@@ -174,14 +173,15 @@ class SimMachine:
         processor = self._main if on == "compute" else self.processors[on]
         return processor.submit(op, after, priority, op.label, request, self._answer(op))
 
-    def _answer(self, op: Op) -> Selection | Assigned | None:
+    def _answer(self, op: Op) -> Answer | None:
+        if self._clusters is not None and isinstance(op, OfClusters):
+            return self._clusters(op)
         if op.answer is None:
             return None
-        stream = self._streams[op.answer]
-        if stream is None:
+        if not isinstance(op, Selecting) or self._selections is None:
             what = f"a stream of {op.answer.stream}, recorded or generated"
             raise InputError(f"a {op.label} op needs {what}; this run has none")
-        return op.answer(stream(op))
+        return Selection(self._selections(op))
 
     def fetch(self, chunks: Chunks, *, after: Iterable[Ticket] = (), request: int | None = None) -> Ticket:
         if self.link is None:

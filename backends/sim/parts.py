@@ -1,6 +1,5 @@
 """What each sort of need makes of a modelled machine."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,9 +14,11 @@ from kvferry.machine.ops import Selecting
 from kvferry.specs.device import DeviceSpec
 from kvferry.specs.errors import InputError, KvferryError
 from kvferry.specs.scenario import Scenario
-from kvferry.traces.assignments import Assigning, GeneratedAssignments, RecordedAssignments
 from kvferry.traces.chunks import ChunkTrace, generate_chunks
+from kvferry.traces.cluster_answers import Clusters
+from kvferry.traces.clustered_keys import ClusteredKeys
 from kvferry.traces.critical_tokens import CriticalTokens, RecordedSelections
+from kvferry.traces.key_process import KeyProcess
 from kvferry.traces.requests import context_requests
 from kvferry.traces.selections import SelectionStream
 from kvferry.traces.stored import StoredContext
@@ -34,7 +35,7 @@ class SimParts:
 
     device: DeviceSpec
     selections: Callable[[Selecting], np.ndarray] | None = None
-    assignments: Assigning | None = None
+    clusters: Clusters | None = None
     stored: Callable[[int], StoredContext] = _no_contexts
     # The storage file is mapped into memory: its size, and how much of it may be there.
     mapped: tuple[float, float] | None = None
@@ -62,7 +63,7 @@ def _with_kv_on_storage(scenario: Scenario, need: KvOnStorage, inputs: Inputs) -
     return SimParts(
         device=scenario.device,
         selections=selections(scenario, need, inputs),
-        assignments=assignments(scenario, inputs.assignments),
+        clusters=clusters(scenario, need, inputs),
         mapped=None if mapped is None else (need.sizes.layout.file_bytes, mapped),
     )
 
@@ -109,7 +110,7 @@ def selections(scenario: Scenario, need: KvOnStorage, inputs: Inputs) -> Callabl
     Raises InputError for a recording of another context.
     """
     workload, sizes, given = scenario.decode.workload, need.sizes, inputs.selections
-    if sizes.selected is None:
+    if sizes.selected is None or (sizes.index is not None and sizes.index.clusters):
         return None
     if given is None and workload.selections is not None:
         given = SelectionStream.load(Path(workload.selections))
@@ -136,8 +137,18 @@ def selections(scenario: Scenario, need: KvOnStorage, inputs: Inputs) -> Callabl
         raise InputError(f"workload: {error}") from None
 
 
-def assignments(scenario: Scenario, given: RecordedAssignments | None) -> Assigning:
-    """Answers the Assign ops of a run, from `given` or generated: a key joins its predecessor's cluster by the
-    correlation of neighbouring tokens' scores (workload.reach)."""
-    stay = math.exp(-1 / scenario.decode.workload.reach)
-    return given or GeneratedAssignments(stay=stay, seed=scenario.seed)
+def clusters(scenario: Scenario, need: KvOnStorage, inputs: Inputs) -> Clusters | None:
+    """Answers ops about clusters of keys, from `inputs` or generated; None where KV blocks are no clusters."""
+    sizes, workload = need.sizes, scenario.decode.workload
+    if sizes.index is None or not sizes.index.clusters:
+        return None
+    return inputs.clusters or ClusteredKeys(
+        KeyProcess(),
+        layers=sizes.model.layers,
+        sequences=sizes.layout.sequences,
+        heads=sizes.heads,
+        context=workload.context,
+        output=workload.output,
+        most=sizes.layout.blocks,
+        seed=scenario.seed,
+    )

@@ -53,7 +53,7 @@ class SimWorld:
                 load=load,
                 memory_bytes=seen.budget.memory_bytes,
                 selections=parts.selections,
-                assignments=parts.assignments,
+                clusters=parts.clusters,
                 mapped=parts.mapped,
                 uplink=None if link is None or link.up is None else trace_of(link.up),
                 tell=tell_of(name, tell),

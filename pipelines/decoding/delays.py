@@ -106,7 +106,7 @@ class Delays:
             took_s = steps[key].stages[-1][1]
             times.append(times[-1] + took_s)
             free = {queue: end - took_s for queue, end in steps[key].free.items() if end > took_s}
-            if kept.append(Learned((), ())) is not None:
+            if kept.append(Learned(())) is not None:
                 free = self._written(plan, tiers, free)
         return times
 

@@ -35,8 +35,9 @@ class _Worked(NamedTuple):
 def foreseeable(plan: DecodePlan) -> bool:
     """Whether the steps of this plan are made of nothing but what is worked out here."""
     tiers = {*plan.tiers, *plan.last_tiers}
-    # A selection of all there is grows with what is decoded.
-    chooses = plan.selected is not None and plan.selected < plan.blocks
+    # A selection of all there is grows with what is decoded, as a share of it does.
+    at_end = plan.roles.selector.selected(plan.group_tokens, plan.layout.blocks)
+    chooses = plan.selected is not None and plan.selected < plan.blocks and plan.selected == at_end
     return chooses and tiers == {"storage"} and {stage.kind for stage in plan.stages} <= _KINDS
 
 
@@ -80,7 +81,7 @@ class ForeseenSteps:
             ends.append(end)
             if awaited:
                 handed_over = end
-        update = now.kept.append(Learned((), ()))
+        update = now.kept.append(Learned(()))
         if update is not None:
             written = Extents(*update.written(np.arange(plan.model.layers)))
             self._batch("Write", ends[-1], storage.seconds(written, writes=True), written.n_bytes)

@@ -119,7 +119,9 @@ class DecodePlan:
 @lru_cache(maxsize=64)
 def step_of(roles: Roles, layers: int) -> Stages:
     """One decoding step through so many layers, to the next token."""
-    stages = roles.selector.stages(layers, roles.layout.beside_moves)
+    upkeep = roles.upkeep
+    beside = (*roles.layout.beside_moves, *upkeep.beside_moves)
+    stages = roles.selector.stages(layers, beside, upkeep.after_attention)
     return (*stages, Stage("next_token", 0, (stages[-1].key,)))
 
 
@@ -130,8 +132,10 @@ def prefill_of(roles: Roles, layers: int) -> Stages:
     before: tuple[Key, ...] = ()
     for layer in range(layers):
         computed = Stage("prefill", layer, before)
+        first = [Stage(kind, layer, (computed.key,), awaited=True) for kind in roles.layout.before_write]
         rest = (Stage(kind, layer, (computed.key,)) for kind in roles.layout.after_prefill)
-        stages += [computed, Stage("write_out", layer, (computed.key,)), *rest]
+        written = Stage("write_out", layer, ((first or [computed])[-1].key,))
+        stages += [computed, *first, written, *rest]
         before = (next(stage.key for stage in reversed(stages) if stage.kind != "write_out"),)
     return (*stages, Stage("first_token", 0, before))
 
@@ -154,12 +158,15 @@ def plan_of(
     if len({part.clusters for part in (selector, roles.layout, roles.upkeep)}) > 1:
         raise InputError(
             "policies: clusters take a selector, a layout and an upkeep that are made for them: say"
-            " selector: centroids, layout: cluster-pools and upkeep: split-clusters together"
+            " selector: centroids, layout: cluster-pools and upkeep: adaptive-clusters together"
         )
     group = roles.layout.block_tokens(context, model.kv_entry_bytes, good_read_bytes)
     if group < 1:
         raise InputError(f"policies.group_tokens: {group}: must be at least 1")
-    least = selector.selected(group, context)
+    try:
+        least = selector.selected(group, context)
+    except ValueError as error:
+        raise InputError(f"policies: {error}") from None
     if least is not None and least < 1:
         raise InputError("policies.selected_tokens: must be at least 1")
     if group > context:

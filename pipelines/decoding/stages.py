@@ -6,9 +6,13 @@ from typing import Literal, Protocol
 from kvferry.machine.handles import Attended, Rebuilt
 from kvferry.machine.ops import (
     Assign,
+    Assigned,
     Bookkeep,
+    Cluster,
+    Clustered,
     DecodeAttention,
     Decompose,
+    Divided,
     Extents,
     FeedForward,
     OutputHead,
@@ -19,12 +23,14 @@ from kvferry.machine.ops import (
     Retrieve,
     Select,
     Selection,
+    Split,
 )
 from kvferry.machine.ticket import Ticket
 from kvferry.pipelines.decoding.plan import DecodePlan
 from kvferry.pipelines.decoding.prices import Parts, Prices
 from kvferry.pipelines.decoding.state import DecodeState
 from kvferry.policies.decode.rows import BlockRows
+from kvferry.policies.decode.tending import Regroup, Tending, clusters_of
 from kvferry.policies.decode.upkeep import Learned, Update
 
 # What works at a stage: the processor, or what moves KV between the tiers.
@@ -101,7 +107,8 @@ class LookUp:
         selection: Selection = chosen.value
         ids, starts = selection.ids, selection.starts
         ranked = BlockRows(ids.reshape(plan.rows, -1)) if starts is None else BlockRows(ids, starts)
-        wanted = plan.roles.selector.take(ranked, now.kept.tokens_of(layer, ranked))
+        tokens = now.kept.tokens_of(layer, ranked)
+        wanted = plan.roles.selector.take(ranked, tokens, now.tokens_stored, plan.slots or None)
         now.found[layer] = found = now.residents[layer].look_up(wanted)
         now.record.blocks_wanted += wanted.ids.size
         now.record.blocks_reused += found.hits
@@ -255,6 +262,49 @@ class AssignKeys:
         return prices.work(self.op(prices.plan, prices.plan.blocks, 0, 0))
 
 
+class TendClusters:
+    """What a layer's new keys lead to: clusters that are cut, having been read first where nobody asked for them, or
+    tokens that become clusters. Most often nothing."""
+
+    worker: Worker = "processor"
+
+    @staticmethod
+    def cut(plan: DecodePlan, tending: Tending, step: int, layer: int, at: Extents | None) -> Split:
+        tokens = sum(cut.tokens for cut in tending.cuts)
+        return Split(plan.sequences, tokens, step, layer, plan.heads, tending.cuts, at)
+
+    @staticmethod
+    def group(plan: DecodePlan, regroup: Regroup, step: int, layer: int) -> Cluster:
+        return Cluster(plan.sequences, regroup.tokens, regroup.clusters, layer, step, plan.heads, regroup.first)
+
+    def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
+        assigned, found = now.assigned[layer], now.found[layer]
+        assert found is not None
+        ids = squared = None
+        if assigned is not None:
+            answer: Assigned = assigned.value
+            ids, squared = answer.ids.ravel(), answer.squared.ravel()
+        tending = clusters_of(now.kept).tend(layer, ids, squared, found)
+        if tending is None:
+            now.tended[layer] = None
+            return now.done()
+        at = None
+        if tending.read is not None:
+            at = Extents(*now.blocks.ranges(layer, *tending.read.places))
+            if now.away(layer):
+                after, at = (now.machine.move(at, now.tiers[layer], "device"), *after), None
+        if tending.regroup is None:
+            op: Split | Cluster = self.cut(now.plan, tending, now.step, layer, at)
+        else:
+            op = self.group(now.plan, tending.regroup, now.step, layer)
+        now.tended[layer] = ticket = now.machine.submit(op, after=after)
+        return ticket
+
+    def parts(self, prices: Prices) -> Parts:
+        """Left out of the mean: what is cut depends on what keys say."""
+        return ()
+
+
 class PassOnRest:
     """The rest of a layer whose projections have been done."""
 
@@ -283,8 +333,11 @@ class NextToken:
         return OutputHead(plan.sequences, update.complete, joined=update.joined, stays=stays)
 
     def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
-        assigned = [ticket.value.ids for ticket in now.assigned if ticket is not None]
-        update = now.kept.append(Learned(assigned, now.found))
+        for tended, ticket in enumerate(now.tended):
+            if ticket is not None:
+                answer: Divided | Clustered = ticket.value
+                clusters_of(now.kept).outcome(tended, answer.tokens, answer.variances)
+        update = now.kept.append(Learned(now.found))
         stays = now.staying(update.written) if update else None
         ticket = now.machine.submit(self.op(now.plan, update, stays), after=after)
         if update is not None:
@@ -315,11 +368,28 @@ class PrefillOne:
         return PrefillLayer(plan.sequences, plan.context, layer, stays=stays)
 
     def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
-        stays = None if now.away(layer) else now.whole(layer)
+        stays = None if now.away(layer) or now.plan.roles.layout.before_write else now.whole(layer)
         return now.machine.submit(self.op(now.plan, layer, stays), after=after)
 
     def parts(self, prices: Prices) -> Parts:
         return prices.work(self.op(prices.plan))
+
+
+class ClusterKeys:
+    """A layer's context becomes clusters of like keys, which are its KV blocks from then on."""
+
+    worker: Worker = "processor"
+
+    @staticmethod
+    def op(plan: DecodePlan, layer: int) -> Cluster:
+        return Cluster(plan.sequences, plan.context, plan.blocks, layer, heads=plan.heads)
+
+    def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
+        now.clustered[layer] = ticket = now.machine.submit(self.op(now.plan, layer), after=after)
+        return ticket
+
+    def parts(self, prices: Prices) -> Parts:
+        return prices.work(self.op(prices.plan, 0))
 
 
 class WriteOut:
@@ -328,6 +398,12 @@ class WriteOut:
     worker: Worker = "mover"
 
     def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
+        if (ticket := now.clustered[layer]) is not None:
+            found: Clustered = ticket.value
+            clusters_of(now.kept).filled(layer, found.tokens, found.variances)
+            if not now.away(layer):
+                # Its place was not known before.
+                return now.machine.copy(now.whole(layer), "device", after=after)
         if not now.away(layer):
             return after[0]
         return now.machine.move(now.whole(layer), "device", now.tiers[layer], after=after)
@@ -367,6 +443,7 @@ class FirstToken:
 KINDS: dict[str, Kind] = {
     "prefill": PrefillOne(),
     "write_out": WriteOut(),
+    "cluster": ClusterKeys(),
     "decompose": DecomposeKeys(),
     "first_token": FirstToken(),
     "retrieve": RetrieveBlocks(),
@@ -378,6 +455,7 @@ KINDS: dict[str, Kind] = {
     "rebuild": RebuildKeys(),
     "attend": Attend(),
     "assign": AssignKeys(),
+    "tend": TendClusters(),
     "feed_forward": PassOn(),
     "rest": PassOnRest(),
     "next_token": NextToken(),

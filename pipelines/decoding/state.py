@@ -51,20 +51,29 @@ class DecodeState:
         self.found: list[Lookup | None] = [None] * layers
         self.tokens = [0] * layers
         self.assigned: list[Ticket | None] = [None] * layers
+        # What tends its clusters in this step: cuts, or tokens that are grouped anew.
+        self.tended: list[Ticket | None] = [None] * layers
+        # The clusters of its context.
+        self.clustered: list[Ticket | None] = [None] * layers
 
     def away(self, layer: int) -> bool:
         """A layer's KV lies outside the processor's memory."""
         return self.tiers[layer] != "device"
 
+    @property
+    def tokens_stored(self) -> int:
+        """Of a sequence, those of the context and all that were decoded since."""
+        return self.plan.context + self._skipped + self.step
+
     def skip(self, tokens: int) -> None:
         """Let every sequence have so many tokens more, as if they were decoded; reuse buffers are still empty."""
         self._skipped += tokens
         for _ in range(tokens):
-            self.kept.append(Learned((), ()))
+            self.kept.append(Learned(()))
 
     def place(self) -> None:
         """Hold memory for the KV there is, and begin to move what its placement has move now. Raises OutOfMemory."""
-        plan, tokens = self.plan, self.plan.context + self._skipped + self.step
+        plan, tokens = self.plan, self.tokens_stored
         before, self.tiers = self.tiers, plan.roles.placement.tiers(plan.kv_size(tokens))
         for layer, (source, to) in enumerate(zip(before, self.tiers, strict=True)):
             if source != to:
@@ -107,9 +116,9 @@ class DecodeState:
         """Fires when a layer's KV is in the processor's memory, where its placement may have begun to move it in this
         step: attention, which comes after it, is behind `after` in the processor's own queue."""
         moved = self.arriving[layer]
-        return moved[0] if moved else after[0] if after else self._nothing()
+        return moved[0] if moved else after[0] if after else self.done()
 
-    def _nothing(self) -> Ticket:
+    def done(self) -> Ticket:
         """A ticket of work that was done before."""
         ticket, now_s = Ticket(self.machine.env), self.machine.env.now
         ticket.settle(None, now_s, now_s)

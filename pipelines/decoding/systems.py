@@ -10,7 +10,8 @@ from kvferry.pipelines.parameters import BadParameters, arguments_of
 from kvferry.policies.decode.batcher import Continuous, LockStep
 from kvferry.policies.decode.blocking import TokenGroups, ValueGroups
 from kvferry.policies.decode.centroids import Centroids
-from kvferry.policies.decode.clusters import ClusterPools, SplitClusters
+from kvferry.policies.decode.cluster_upkeep import AdaptiveClusters, StaticClusters
+from kvferry.policies.decode.clusters import ClusterPools
 from kvferry.policies.decode.first_layer_keys import FirstLayerKeys
 from kvferry.policies.decode.page_bounds import PageBounds
 from kvferry.policies.decode.placement import AllOrNothing, OneTier, Progressive
@@ -36,7 +37,12 @@ ROLES: dict[str, dict[str, Callable[..., Any]]] = {
     },
     "residency": {"none": DoubleBuffer, "reuse": Reuse},
     "layout": {"groups": TokenGroups, "value-groups": ValueGroups, "cluster-pools": ClusterPools},
-    "upkeep": {"rolling-groups": RollingGroups, "none": KeepNewest, "split-clusters": SplitClusters},
+    "upkeep": {
+        "rolling-groups": RollingGroups,
+        "none": KeepNewest,
+        "adaptive-clusters": AdaptiveClusters,
+        "static-clusters": StaticClusters,
+    },
     "placement": {
         "host": partial(OneTier, "host"),
         "device": partial(OneTier, "device"),
@@ -177,6 +183,24 @@ DECODE_SYSTEMS: dict[str, DecodeSystem] = {
     "quest": DecodeSystem(
         about="pages chosen head by head by the bounds of their keys, with the layer's own query",
         roles=Roles(selector=PageBounds(per_head=True), layout=TokenGroups(group_tokens=16)),
+    ),
+    "dynakv": DecodeSystem(
+        about="clusters of like keys, cut as keys drift away, once they are in memory anyway",
+        roles=Roles(
+            selector=Centroids(per_head=True, selected_share=0.1),
+            residency=Reuse(),
+            layout=ClusterPools(group_tokens=32),
+            upkeep=AdaptiveClusters(),
+        ),
+    ),
+    "pqcache": DecodeSystem(
+        about="clusters of like keys, made at prefill; new keys join the nearest",
+        roles=Roles(
+            selector=Centroids(per_head=True, selected_share=0.1),
+            residency=Reuse(),
+            layout=ClusterPools(group_tokens=32),
+            upkeep=StaticClusters(),
+        ),
     ),
     "vllm": DecodeSystem(
         about="all KV in memory, in pages; requests join and leave the batch at any time",

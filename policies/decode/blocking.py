@@ -1,7 +1,7 @@
 """Layout roles: what a KV block is, and what the storage file holds of it."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from kvferry.policies.decode.layout import Layout
 from kvferry.policies.decode.pools import AnyLayout
@@ -22,6 +22,11 @@ class LayoutRole(Protocol):
     @property
     def beside_moves(self) -> tuple[str, ...]:
         """Kinds of the stages that run while a layer's KV moves to the processor."""
+        ...
+
+    @property
+    def before_write(self) -> tuple[str, ...]:
+        """Kinds of the stages between a layer's prefill and writing its KV."""
         ...
 
     @property
@@ -49,6 +54,7 @@ class TokenGroups:
     the storage."""
 
     clusters = False
+    before_write: ClassVar[tuple[str, ...]] = ()
 
     group_tokens: int | None = None
 

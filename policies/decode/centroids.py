@@ -1,17 +1,20 @@
 """Clusters of like keys by their centroids (DynaKV, PQCache, ClusterKV)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from kvferry.policies.decode.index import IndexSpec
 from kvferry.policies.decode.room import Room
 from kvferry.policies.decode.rows import BlockRows
-from kvferry.policies.decode.selector import Index
+from kvferry.policies.decode.selector import Ask, Index
 from kvferry.policies.decode.stages import Key, Stage, Stages, own_layer
 from kvferry.policies.decode.top_blocks import TopByOwnQuery
 
 # A number of a mean that thousands of keys add to: single precision, whatever keys are stored in.
 _MEAN_BYTES = 4
+# Clusters that are ranked, of those of mean size that would hold enough.
+_ASKED = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,14 +35,25 @@ class Centroids(TopByOwnQuery):
     def vectors(self, block_tokens: int, stored: int) -> int:
         return stored
 
-    def take(self, ranked: BlockRows, tokens: np.ndarray | None) -> BlockRows:
+    def wanted_tokens(self, stored: int) -> float:
+        """The best clusters are taken until they hold so many of a row's `stored` tokens."""
+        return self.selected_tokens if self.selected_share is None else self.selected_share * stored
+
+    def ask(self, index: IndexSpec, stored: int) -> Ask:
+        found = super().ask(index, stored)
+        # The best may be smaller than others.
+        return replace(found, k=min(stored, _ASKED * found.k))
+
+    def take(self, ranked: BlockRows, tokens: np.ndarray | None, stored: int, most: int | None) -> BlockRows:
         assert tokens is not None and ranked.starts is None
         before = np.cumsum(tokens, axis=1) - tokens
         # A row that has fewer clusters than others is answered with some that are not there.
-        wanted = (before < self.selected_tokens) & (tokens > 0)
+        wanted = (before < self.wanted_tokens(stored)) & (tokens > 0)
+        if most is not None:
+            wanted[:, most:] = False
         return BlockRows(ranked.ids[wanted], np.cumsum([0, *wanted.sum(axis=1)]))
 
-    def stages(self, layers: int, beside: tuple[str, ...]) -> Stages:
+    def stages(self, layers: int, beside: tuple[str, ...], after_attention: tuple[str, ...] = ()) -> Stages:
         """The query chooses, and meanwhile the key finds its cluster: both are there once the layer is projected."""
 
         def fetch(layer: int, after: tuple[Key, ...]) -> list[Stage]:
@@ -48,7 +62,7 @@ class Centroids(TopByOwnQuery):
                 Stage("select", layer, (("project", layer),), awaited=True),
                 Stage("look_up", layer),
                 Stage("bring", layer, (("look_up", layer),)),
-                Stage("assign", layer, (("project", layer),), awaited=True),
+                *(Stage(kind, layer, (("project", layer),), awaited=True) for kind in beside),
             ]
 
-        return own_layer(fetch, "bring", layers, rest="rest")
+        return own_layer(fetch, "bring", layers, "rest", after_attention)

@@ -23,7 +23,7 @@ class FirstLayerKeys(TopByOwnQuery):
     def vectors(self, block_tokens: int, stored: int) -> int:
         return stored * block_tokens
 
-    def stages(self, layers: int, beside: tuple[str, ...]) -> Stages:
+    def stages(self, layers: int, beside: tuple[str, ...], after_attention: tuple[str, ...] = ()) -> Stages:
         def fetch(layer: int, after: tuple[Key, ...]) -> list[Stage]:
             known = (("look_up", layer),)
             moves = [Stage("bring", layer, known), *(Stage(kind, layer, known) for kind in beside)]

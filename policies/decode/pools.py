@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from kvferry.policies.decode.layout import Layout, Ranges
+from kvferry.policies.decode.layout import Layout, Places, Ranges
 from kvferry.specs.errors import InputError
 
 
@@ -59,7 +59,7 @@ class PoolLayout:
         return self.file_spare * self.layers * self.rows * self.blocks * self.stride_bytes
 
     def start(self) -> "Pools":
-        """The blocks of a run, as they are at first."""
+        """The blocks of a run, as they are at first unless they are filled otherwise."""
         return Pools(self)
 
 
@@ -103,14 +103,43 @@ class Pools:
     def tokens(self, layer: int, row: int, block: int) -> int:
         return int(self._tokens[layer, row, block])
 
-    def fits(self, layer: int, row: int, block: int, tokens: int = 1) -> bool:
-        """There is room for so many tokens more where a block lies."""
-        place = layer, row, block
-        return bool((self._tokens[place] + tokens) * self._like.token_bytes <= self._pool_bytes[place])
+    def filled(self, layer: int, tokens: np.ndarray) -> None:
+        """The context's blocks of a layer have so many tokens, int[rows, first blocks]: before anything is written."""
+        like = self._like
+        assert tokens.shape == self._tokens[layer, :, : like.first_blocks].shape and tokens.min() > 0, tokens
+        sizes = np.maximum(_up(like.spare * tokens * like.token_bytes, like.alignment_bytes), like.alignment_bytes)
+        place = layer, slice(None), slice(like.first_blocks)
+        # Pools of layers that are not filled yet lie behind; the last layer's end is the file's.
+        begin = 0 if layer == 0 else int((self._offsets[layer - 1] + self._pool_bytes[layer - 1]).max())
+        ends = begin + np.cumsum(sizes).reshape(sizes.shape)
+        self._tokens[place], self._pool_bytes[place], self._offsets[place] = tokens, sizes, ends - sizes
+        if layer == like.layers - 1:
+            self._end = int(ends[-1, -1])
+            if self._end > like.file_bytes:
+                raise InputError(f"policies.layout: the file of {like.file_bytes:,} B has no room for {self._end:,} B")
 
-    def tokens_of(self, layer: int, rows: np.ndarray, blocks: np.ndarray) -> np.ndarray:
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Layers, rows, and blocks that a row has room for."""
+        return self._tokens.shape
+
+    @property
+    def room(self) -> int:
+        """Blocks that a row has room for."""
+        return self._like.blocks
+
+    def counts(self, layers: Places, rows: Places) -> np.ndarray:
+        """How many blocks rows have."""
+        return np.asarray(self._blocks[layers, rows])
+
+    def fits(self, layers: Places, rows: Places, blocks: Places, tokens: int = 1) -> np.ndarray:
+        """bool: there is room for so many tokens more where each block lies."""
+        place = layers, rows, blocks
+        return np.asarray((self._tokens[place] + tokens) * self._like.token_bytes <= self._pool_bytes[place])
+
+    def tokens_of(self, layers: Places, rows: Places, blocks: Places) -> np.ndarray:
         """Tokens in each (row, block) of a layer; 0 where there is none."""
-        return np.asarray(self._tokens[layer, rows, blocks])
+        return np.asarray(self._tokens[layers, rows, blocks])
 
     def ranges(self, layer: int, rows: np.ndarray, blocks: np.ndarray) -> Ranges:
         """A byte range for each (row, block) of a layer, in the order given."""
@@ -121,6 +150,21 @@ class Pools:
         """The first `blocks` of every row of a layer, those that it has."""
         rows, found = np.nonzero(np.arange(blocks) < self._blocks[layer][:, None])
         return self.ranges(layer, rows, found)
+
+    def grow(self, layers: np.ndarray, rows: np.ndarray, blocks: np.ndarray) -> Ranges:
+        """A token more in each of these blocks, of different rows: a range for each, in their order."""
+        unit, place = self._like.alignment_bytes, (layers, rows, blocks)
+        moving = ~self.fits(*place)
+        before = self._tokens[place] * self._like.token_bytes
+        self._tokens[place] += 1
+        begins = before // unit * unit
+        offsets = self._offsets[place] + begins
+        lengths = _up(before + self._like.token_bytes, unit) - begins
+        for n in np.flatnonzero(moving):
+            where = int(layers[n]), int(rows[n]), int(blocks[n])
+            self._tokens[where] -= 1
+            (offsets[n],), (lengths[n],) = self.append(*where)
+        return offsets, lengths
 
     def append(self, layer: int, row: int, block: int, tokens: int = 1) -> Ranges:
         """More tokens in a block: behind its others, or, where its pool is full, all of it in a larger one."""
@@ -137,13 +181,18 @@ class Pools:
         offsets = np.array([self._offsets[place] + begin])
         return offsets, np.array([_up(after, self._like.alignment_bytes) - begin])
 
-    def split(self, layer: int, row: int, block: int, tokens: int) -> tuple[int, Ranges]:
-        """So many tokens leave a block for a new one: its number. Both are written: the old one where it lies, the new
-        one in a pool of its own. ValueError when that leaves nothing in one of them, InputError without room."""
-        if not 0 < tokens < self._tokens[layer, row, block]:
-            raise ValueError(f"{tokens} of {self._tokens[layer, row, block]} tokens cannot leave a block")
-        new, _ = self.open(layer, row, tokens)
-        self._tokens[layer, row, block] -= tokens
+    def split(self, layer: int, row: int, block: int, stay: int, leave: int) -> tuple[int, Ranges]:
+        """So many of a block's tokens, and of those that came to it, stay, and others leave for a new one: its number.
+        Both are written: the old one where it lies, or where it fits, the new one in a pool of its own. ValueError when
+        that leaves nothing in one of them, InputError without room."""
+        place = layer, row, block
+        if not (stay > 0 < leave and stay + leave >= self._tokens[place]):
+            raise ValueError(f"a block of {self._tokens[place]} tokens cannot be split into {stay} and {leave}")
+        new, _ = self.open(layer, row, leave)
+        self._tokens[place] = stay
+        if stay * self._like.token_bytes > self._pool_bytes[place]:
+            self._free[int(self._pool_bytes[place])].append(int(self._offsets[place]))
+            self._take_pool(place)
         return new, self.ranges(layer, np.array([row, row]), np.array([block, new]))
 
     def open(self, layer: int, row: int, tokens: int) -> tuple[int, Ranges]:

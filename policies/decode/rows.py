@@ -58,13 +58,23 @@ class BlockRows:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """What became of a row's new key: it is in ``block`` now, which is a new one if it was not there. Then, where
-    ``new`` is one, `leaving` of the block's tokens went to that new block."""
+    """A row's new key is in ``block`` now; ``buffered``: it waits in memory until the block is cut."""
 
     row: int
     block: int
-    new: int | None = None
-    leaving: int = 0
+    buffered: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A row's block takes in what waited for it in memory, and the row's new key where that ``joins``: ``tokens`` then.
+    A part of them becomes block ``new``. None: it stays whole."""
+
+    row: int
+    block: int
+    new: int | None
+    joins: bool
+    tokens: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -64,12 +64,14 @@ class Selector(Protocol):
         """The question about `stored` blocks."""
         ...
 
-    def take(self, ranked: BlockRows, tokens: np.ndarray | None) -> BlockRows:
-        """Of the machine's answer, what is wanted; `tokens` are in each block, None: equally many in all."""
+    def take(self, ranked: BlockRows, tokens: np.ndarray | None, stored: int, most: int | None) -> BlockRows:
+        """Of the machine's answer, what is wanted; `tokens` are in each block, None: equally many in all. A sequence
+        has `stored` tokens. `most`: blocks that a row may want; None: any number."""
         ...
 
-    def stages(self, layers: int, beside: tuple[str, ...]) -> Stages:
-        """One decoding step; stages of the kinds `beside` run while a layer's KV moves."""
+    def stages(self, layers: int, beside: tuple[str, ...], after_attention: tuple[str, ...] = ()) -> Stages:
+        """One decoding step; stages of the kinds `beside` run while a layer's KV moves, those of `after_attention` once
+        it has attended, where clusters need them."""
         ...
 
 
@@ -99,10 +101,10 @@ class Everything:
     def ask(self, index: IndexSpec, stored: int) -> Ask:
         raise AssertionError("nothing is asked where everything is read")
 
-    def take(self, ranked: BlockRows, tokens: np.ndarray | None) -> BlockRows:
+    def take(self, ranked: BlockRows, tokens: np.ndarray | None, stored: int, most: int | None) -> BlockRows:
         return ranked
 
-    def stages(self, layers: int, beside: tuple[str, ...]) -> Stages:
+    def stages(self, layers: int, beside: tuple[str, ...], after_attention: tuple[str, ...] = ()) -> Stages:
         def fetch(layer: int, after: tuple[Key, ...]) -> list[Stage]:
             return [Stage("bring_all", layer, after), *(Stage(kind, layer, after) for kind in beside)]
 

@@ -31,13 +31,16 @@ Fetch = Callable[[int, tuple[Key, ...]], list[Stage]]
 Stages = tuple[Stage, ...]
 
 
-def own_layer(fetch: Fetch, arrival: str, layers: int, rest: str = "feed_forward") -> Stages:
+def own_layer(
+    fetch: Fetch, arrival: str, layers: int, rest: str = "feed_forward", after_attention: tuple[str, ...] = ()
+) -> Stages:
     """Each layer's KV is chosen when the layer below has ended, from the layer's own query. `rest` is the kind of the
-    stage that ends a layer."""
+    stage that ends a layer, and `after_attention` are the kinds of those before it, whose answers are awaited."""
     stages: list[Stage] = []
     for layer in range(layers):
         stages += fetch(layer, ((rest, layer - 1),) if layer else ())
-        stages += compute(layer, arrival, rest)
+        attend, last = compute(layer, arrival, rest)
+        stages += [attend, *(Stage(kind, layer, (attend.key,), awaited=True) for kind in after_attention), last]
     return tuple(stages)
 
 

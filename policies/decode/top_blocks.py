@@ -1,5 +1,6 @@
 """What selectors share that score every KV block and take the best."""
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
@@ -16,18 +17,24 @@ from kvferry.policies.decode.stages import Stages
 @dataclass(frozen=True, kw_only=True)
 class TopBlocks(ABC):
     """The blocks with the highest scores: as many as hold ``selected_tokens``, of each KV head (``per_head``) or of all
-    together. ``ahead``: by a prediction of the query, while the layer before computes. ``scores``: how heads that
-    choose together agree, as IndexSpec has it."""
+    together; or the share of all tokens that ``selected_share`` says, which grows as they decode. ``ahead``: by a
+    prediction of the query, while the layer before computes. ``scores``: how heads that choose together agree, as
+    IndexSpec has it."""
 
     kind: ClassVar[str]
     clusters: ClassVar[bool] = False
 
     selected_tokens: int = 400
+    selected_share: float | None = None
     per_head: bool = False
     ahead: bool = True
     scores: Scores = "summed"
 
     def selected(self, block_tokens: int, stored: int) -> int | None:
+        if self.selected_share is not None:
+            if not 0 < self.selected_share <= 1:
+                raise ValueError(f"selected_share lies above 0 and up to 1, got {self.selected_share}")
+            return math.ceil(self.selected_share * stored)
         return min(-(-self.selected_tokens // block_tokens), stored)
 
     def ask(self, index: IndexSpec, stored: int) -> Ask:
@@ -35,14 +42,14 @@ class TopBlocks(ABC):
         assert k is not None
         return Ask(stored, k, index.heads, self.vectors(index.block_tokens, stored), index.rank)
 
-    def take(self, ranked: BlockRows, tokens: np.ndarray | None) -> BlockRows:
+    def take(self, ranked: BlockRows, tokens: np.ndarray | None, stored: int, most: int | None) -> BlockRows:
         return ranked
 
     @abstractmethod
     def vectors(self, block_tokens: int, stored: int) -> int:
         """How many vectors of `stored` blocks are scored per sequence."""
 
-    def stages(self, layers: int, beside: tuple[str, ...]) -> Stages:
+    def stages(self, layers: int, beside: tuple[str, ...], after_attention: tuple[str, ...] = ()) -> Stages:
         return chosen_stages(self.ahead, layers, beside)
 
     def spec(self, room: Room, rank: int) -> IndexSpec:

@@ -3,21 +3,19 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
 from kvferry.policies.decode.layout import Layout, Ranges
 from kvferry.policies.decode.room import Room
-from kvferry.policies.decode.rows import BlockRows, Joined, Lookup
+from kvferry.policies.decode.rows import BlockRows, Cut, Joined, Lookup
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Learned:
-    """What a step has shown. By layer: where each row's new key belongs (int[batch, heads], where that was asked), and
-    the blocks that were wanted (None: all)."""
+    """What a step has shown: by layer, the blocks that were wanted (None: all)."""
 
-    assigned: Sequence[np.ndarray]
     found: Sequence[Lookup | None]
 
 
@@ -25,13 +23,13 @@ class Learned:
 class Update:
     """What new tokens lead to. ``written`` gives the byte ranges that some layers' KV is written to. ``complete``: the
     block of every row and layer that is full now, if it is one. ``changed``: by layer, blocks of which there may be
-    copies in memory that are out of date now. ``joined``: by layer, what became of each row's new key, where blocks are
-    clusters."""
+    copies in memory that are out of date now. ``joined``: by layer, where blocks are clusters, what became of new keys
+    and which clusters were cut, in the order of `written`."""
 
     written: Callable[[np.ndarray], Ranges]
     complete: int | None = None
     changed: Sequence[BlockRows] = ()
-    joined: Sequence[Sequence[Joined]] = ()
+    joined: Sequence[Sequence[Joined | Cut]] = ()
 
 
 class Kept(Protocol):
@@ -64,6 +62,16 @@ class Upkeep(Protocol):
         """KV blocks are clusters, which new keys join."""
         ...
 
+    @property
+    def beside_moves(self) -> tuple[str, ...]:
+        """Kinds of the stages that run while a layer's KV moves to the processor: what new keys are asked."""
+        ...
+
+    @property
+    def after_attention(self) -> tuple[str, ...]:
+        """Kinds of the stages that a layer needs once it has attended."""
+        ...
+
     def n_bytes(self, room: Room, selected: int | None) -> float:
         """Memory for the newest tokens of one sequence, all layers."""
         ...
@@ -83,6 +91,8 @@ class RollingGroups:
     ``rolling``: attention takes them in meanwhile; without it, it sees the newest one alone."""
 
     clusters = False
+    beside_moves: ClassVar[tuple[str, ...]] = ()
+    after_attention: ClassVar[tuple[str, ...]] = ()
 
     rolling: bool = True
 
@@ -132,6 +142,8 @@ class KeepNewest:
     """New tokens stay in memory for good and belong to no block; an index is that of the context alone."""
 
     clusters = False
+    beside_moves: ClassVar[tuple[str, ...]] = ()
+    after_attention: ClassVar[tuple[str, ...]] = ()
 
     def n_bytes(self, room: Room, selected: int | None) -> float:
         # What of the context makes no whole block stays beside them.

@@ -14,6 +14,7 @@ from kvferry.machine.ops import (
     Advance,
     Assign,
     Bookkeep,
+    Cluster,
     DecodeAttention,
     DecodeStep,
     Decompose,
@@ -30,7 +31,9 @@ from kvferry.machine.ops import (
     RestOfLayer,
     Retrieve,
     Select,
+    Split,
 )
+from kvferry.policies.decode.means import KMEANS_ROUNDS, SPLIT_ROUNDS
 from kvferry.specs.device import Kernel, ProcessorSpec
 from kvferry.specs.errors import InputError
 from kvferry.specs.model import ModelSpec
@@ -236,6 +239,13 @@ def _decompose(a: Arithmetic, op: Decompose) -> list[Work]:
     return [("svd", op.batch * flop, op.batch * op.tokens * a.score_bytes)]
 
 
+@priced(Cluster, features={"tokens": "tokens", "clusters": "clusters", "batch": "batch"})
+def _cluster(a: Arithmetic, op: Cluster) -> list[Work]:
+    # Every round compares each key with the centroids of its own head: a product, as prefill has them.
+    products = KMEANS_ROUNDS * op.batch * op.tokens * op.clusters * a.key_width
+    return [("gemm", 2 * products, KMEANS_ROUNDS * op.batch * op.tokens * a.score_bytes)]
+
+
 # --- decoding ----------------------------------------------------------------------------------------------------
 
 
@@ -304,6 +314,13 @@ def _assign(a: Arithmetic, op: Assign) -> list[Work]:
     # A key is compared with the centroids of its own head.
     values = op.batch * op.centroids * a.key_width
     return [("scoring", 2 * values, values * a.value_bytes)]
+
+
+@priced(Split, features={"tokens": "tokens", "batch": "batch"})
+def _split(a: Arithmetic, op: Split) -> list[Work]:
+    # In every round each key is compared with both centroids of its own row, and added to one of them.
+    values = SPLIT_ROUNDS * op.tokens * (a.key_width / op.heads)
+    return [("scoring", 6 * values, values * a.value_bytes)]
 
 
 @priced(

@@ -6,32 +6,35 @@ import pytest
 from toys import RunToy, decoded, toy_plan
 
 from kvferry.policies.decode.centroids import Centroids
-from kvferry.policies.decode.clusters import ClusterPools, Clusters, SplitClusters
+from kvferry.policies.decode.cluster_upkeep import AdaptiveClusters, TendedClusters
+from kvferry.policies.decode.clusters import ClusterPools
 from kvferry.policies.decode.residency import Reuse
 from kvferry.policies.decode.roles import Roles
+from kvferry.policies.decode.rows import BlockRows
 
-COUNTED = ("splits", "moves", "opened")
+COUNTED = ("splits", "delayed", "forced", "moves")
 CLUSTERS = Roles(
     selector=Centroids(selected_tokens=20, per_head=True),
     residency=Reuse(),
     layout=ClusterPools(group_tokens=3, spare=1),
-    upkeep=SplitClusters(most_tokens=4),
+    upkeep=AdaptiveClusters(threshold=1.0, buffer_tokens=2),
 )
 
 
 @pytest.mark.torch
 def test_what_a_real_run_assigned_is_replayed() -> None:
-    """The modelled world splits and moves the very clusters that the real one did."""
+    """The modelled world cuts and moves the very clusters that the real one did."""
     plan = toy_plan(CLUSTERS, sequences=2, context=50, output=24)
     with decoded("torch", plan) as live:
         assert live.world is not None
         inputs = live.world.inputs()
     with decoded("sim", plan, inputs) as simulated:
         for run in (live, simulated):
-            assert isinstance(run.decode.now.kept, Clusters)
+            assert isinstance(run.decode.now.kept, TendedClusters)
         real, modelled = live.decode.now.kept, simulated.decode.now.kept
         assert [vars(real)[what] for what in COUNTED] == [vars(modelled)[what] for what in COUNTED]
-        assert (real.pools.all_tokens == modelled.pools.all_tokens).all()
+        assert (real.places.all_tokens == modelled.places.all_tokens).all()
+        assert (real.waiting == modelled.waiting).all()
         assert live.decode.record.blocks_reused == simulated.decode.record.blocks_reused > 0
 
 
@@ -39,14 +42,15 @@ def test_clusters_grow_split_and_are_written(toy: RunToy) -> None:
     plan = toy_plan(CLUSTERS, sequences=2, context=50, output=24)
     with toy(plan) as run:
         clusters = run.decode.now.kept
-        assert isinstance(clusters, Clusters)
-        assert min(clusters.splits, clusters.moves, clusters.opened) > 0
+        assert isinstance(clusters, TendedClusters)
+        assert min(clusters.splits, clusters.delayed) > 0
         for layer in range(plan.model.layers):
             run.decode.now.residents[layer].check()
             # Every row has every token, in clusters of different sizes.
             for row in range(plan.rows):
-                blocks = np.arange(clusters.pools.blocks(layer, row))
-                tokens = clusters.pools.tokens_of(layer, np.full(len(blocks), row), blocks)
+                blocks = np.arange(clusters.places.blocks(layer, row))
+                starts = np.array([0] * (row + 1) + [len(blocks)] * (plan.rows - row))
+                tokens = clusters.tokens_of(layer, BlockRows(blocks, starts))
                 assert tokens.sum() == 50 + 24 - 1
                 assert len(set(tokens.tolist())) > 1
         assert len(run.decode.record.token_times_s) == 24

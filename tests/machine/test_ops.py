@@ -3,7 +3,21 @@
 import pytest
 
 from kvferry.analysis.decoding import BLOCK_LABELS
-from kvferry.machine.ops import OPS, Assign, Assigned, Decompress, FeedForward, Op, Retrieve, Select, Selection
+from kvferry.machine.ops import (
+    OPS,
+    Assign,
+    Assigned,
+    Cluster,
+    Clustered,
+    Decompress,
+    Divided,
+    FeedForward,
+    Op,
+    Retrieve,
+    Select,
+    Selection,
+    Split,
+)
 from kvferry.sim.costs.op_rules import RULES
 
 # Not a processor's op: the modelled decompressor prices it, a live machine's decoder carries it out.
@@ -20,6 +34,8 @@ def test_an_op_says_its_label_and_what_answers_it() -> None:
         Select: Selection,
         Retrieve: Selection,
         Assign: Assigned,
+        Cluster: Clustered,
+        Split: Divided,
     }
     assert FeedForward.label in BLOCK_LABELS
     assert FeedForward(1).label == "FeedForward"

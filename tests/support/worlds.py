@@ -15,7 +15,19 @@ from kvferry.backends.needs import Needs
 from kvferry.backends.sim.machine import SimMachine
 from kvferry.backends.world import DEVICE, Inputs, Say, described
 from kvferry.machine.machine import Machine
-from kvferry.machine.ops import Assign, Assigned, Chunks, Extents, Number, Op, Retrieve, Select, Selecting, Selection
+from kvferry.machine.ops import (
+    Answer,
+    Assign,
+    Assigned,
+    Chunks,
+    Extents,
+    Number,
+    Op,
+    Retrieve,
+    Select,
+    Selecting,
+    Selection,
+)
 from kvferry.machine.span import Tell
 from kvferry.scenarios.loader import load_device, load_model
 from kvferry.sim.channel import Switchboard
@@ -66,7 +78,7 @@ def sim() -> World:
         named = device.model_copy(update={"name": name})
         link = RateTrace.constant(rate)
         return SimMachine(
-            named, model, link, costs=fixed_cost, selections=shuffled, assignments=nearest, env=env, switchboard=board
+            named, model, link, costs=fixed_cost, selections=shuffled, clusters=answered, env=env, switchboard=board
         )
 
     device_machine = machine("device")
@@ -92,9 +104,14 @@ def shuffled(op: Selecting) -> np.ndarray:
     return np.broadcast_to(order, (op.batch, op.heads, op.k))
 
 
-def nearest(op: Assign) -> np.ndarray:
-    drawn = np.random.default_rng((op.step, op.layer)).integers(op.centroids, size=(op.batch, op.heads))
-    return drawn.astype(np.int32)
+def answered(op: Op) -> Answer | None:
+    """What a Select or an Assign op finds, the same for the same step and layer."""
+    if isinstance(op, Select | Retrieve):
+        return Selection(shuffled(op))
+    if isinstance(op, Assign):
+        drawn = np.random.default_rng((op.step, op.layer)).integers(op.centroids, size=(op.batch, op.heads))
+        return Assigned(drawn.astype(np.int32), np.ones(drawn.shape))
+    return None
 
 
 def live() -> World:
@@ -110,11 +127,9 @@ def live() -> World:
     op_s, n_bytes, capacity_bytes = 20e-3, 100_000, 1e6
 
     class Runner:
-        def run(self, op: Op, request: int | None, inputs: object = ()) -> Selection | Assigned | None:
+        def run(self, op: Op, request: int | None, inputs: object = ()) -> Answer | None:
             time.sleep(op_s)
-            if isinstance(op, Assign):
-                return Assigned(nearest(op))
-            return Selection(shuffled(op)) if isinstance(op, Select | Retrieve) else None
+            return answered(op)
 
     class Fetcher:
         """Twenty pieces in the time of an op, for every `n_bytes`."""

@@ -5,7 +5,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from transformers import PreTrainedModel
 
@@ -21,11 +20,13 @@ from kvferry.backends.world import Say
 from kvferry.disk.direct_storage import Storage
 from kvferry.disk.mapped_storage import MappedStorage
 from kvferry.disk.paced_storage import PacedStorage
+from kvferry.machine.ops import Answer
 from kvferry.model.decoder import Decoder
 from kvferry.model.prompts import Prompts
 from kvferry.policies.decode.pools import PoolLayout
 from kvferry.specs.errors import InputError, pick
 from kvferry.specs.scenario import Scenario
+from kvferry.traces.cluster_answers import Place
 
 # Text that an index learns directions from, at most: keys of so many tokens tell those of all.
 _SAMPLE_TOKENS = 8192
@@ -50,8 +51,8 @@ class DecodeRunner(OpRunner, Protocol):
         ...
 
     @property
-    def assigned(self) -> dict[tuple[int, int], np.ndarray]:
-        """The clusters that new keys joined, int32[sequences, heads] by step and layer."""
+    def said(self) -> dict[Place, Answer]:
+        """What was said of clusters."""
         ...
 
     @property

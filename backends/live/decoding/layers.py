@@ -6,7 +6,6 @@ What to choose is an index's business, where KV blocks lie that of the blocks; h
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from transformers import PreTrainedModel
@@ -24,11 +23,15 @@ from kvferry.backends.live.engine.op_runner import RegisteredOps, runs
 from kvferry.disk.direct_storage import Data
 from kvferry.machine.handles import Attended
 from kvferry.machine.ops import (
+    Answer,
     Assign,
     Assigned,
     Bookkeep,
+    Cluster,
+    Clustered,
     DecodeAttention,
     Decompose,
+    Divided,
     Extents,
     FeedForward,
     Op,
@@ -41,10 +44,12 @@ from kvferry.machine.ops import (
     Select,
     Selecting,
     Selection,
+    Split,
 )
 from kvferry.model.decoder import Decoder, Rotary
 from kvferry.model.whole_prefill import PrefilledLayer, prefill_layer
 from kvferry.specs.errors import InputError, KvferryError
+from kvferry.traces.cluster_answers import Place, place_of
 
 # What prompts leave in a layer, known without computing it.
 KnownPrefill = Callable[[int], PrefilledLayer]
@@ -126,8 +131,8 @@ class Layers(RegisteredOps):
         # int32[sequences, heads, k], step after step, layer after layer, or one for all layers.
         self.chosen: list[torch.Tensor] = []
         self._choosing: set[int] = set()
-        # int32[sequences, heads] by step and layer.
-        self.assigned: dict[tuple[int, int], np.ndarray] = {}
+        # What was said of clusters.
+        self.said: dict[Place, Answer] = {}
 
     @property
     def answers(self) -> list[list[int]]:
@@ -201,9 +206,13 @@ class Layers(RegisteredOps):
         best = scores.topk(op.k, dim=-1).indices
         # In the order of the file, which is the order of reading and of entering the reuse buffer.
         ids = (best if self._index.spec.clusters else best.sort(-1).values).to(torch.int32).cpu()
-        self.chosen.append(ids)
-        self._choosing.add(op.layer)
-        return Selection(ids.numpy())
+        selection = Selection(ids.numpy())
+        if isinstance(op, Select) and self._index.spec.clusters:
+            self.said[place_of(op)] = selection
+        else:
+            self.chosen.append(ids)
+            self._choosing.add(op.layer)
+        return selection
 
     @runs(ProjectQkv)
     def _project(self, op: ProjectQkv, inputs: Sequence[Any]) -> None:
@@ -215,13 +224,25 @@ class Layers(RegisteredOps):
 
     @runs(Assign)
     def _assign(self, op: Assign, inputs: Sequence[Any]) -> Assigned:
-        if not isinstance(self._index, Centroids):
-            raise KvferryError("keys can be assigned to clusters only where an index keeps their centroids")
+        index = self._centroids
         if self._projected is None or self._projected.layer != op.layer:
             raise KvferryError(f"{op.label} of layer {op.layer}: its keys have not been projected")
-        nearest = self._index.nearest(op.layer, self._projected.keys).numpy()
-        self.assigned[op.step, op.layer] = nearest
-        return Assigned(nearest)
+        self.said[place_of(op)] = assigned = Assigned(*index.nearest(op.layer, self._projected.keys))
+        return assigned
+
+    @runs(Cluster)
+    def _cluster(self, op: Cluster, inputs: Sequence[Any]) -> Clustered:
+        found = self._clusters.clustered(op.layer, op.clusters, self._centroids)
+        self.said[place_of(op)] = Clustered(found.tokens, found.variances)
+        return found
+
+    @runs(Split)
+    def _split(self, op: Split, inputs: Sequence[Any]) -> Divided:
+        read = next((one for one in inputs if isinstance(one, Data)), None)
+        if op.at is not None:
+            read = self._own(op.at)
+        self.said[place_of(op)] = divided = self._clusters.split(op, read, self._centroids)
+        return divided
 
     @runs(Bookkeep)
     def _bookkeep(self, op: Bookkeep, inputs: Sequence[Any]) -> None:
@@ -292,11 +313,25 @@ class Layers(RegisteredOps):
 
     def _brought(self, kv: Attended, inputs: Sequence[Any]) -> Data:
         """What a layer's attention takes in: what was brought, or lies in the processor's own memory."""
-        if kv.at is None:
-            return inputs[0]
+        return inputs[0] if kv.at is None else self._own(kv.at)
+
+    def _own(self, at: Extents) -> Data:
+        """What lies in the processor's own memory."""
         if self._tiers is None:
             raise KvferryError("no KV lies in the processor's own memory: this machine was made without it")
-        return self._tiers.device.read(kv.at)
+        return self._tiers.device.read(at)
+
+    @property
+    def _centroids(self) -> Centroids:
+        if not isinstance(self._index, Centroids):
+            raise KvferryError("keys belong to clusters only where an index keeps their centroids")
+        return self._index
+
+    @property
+    def _clusters(self) -> ClusterBlocks:
+        if not isinstance(self.blocks, ClusterBlocks):
+            raise KvferryError("KV blocks are no clusters")
+        return self.blocks
 
     def _left(self, written: Written | None, stays: Extents | None) -> Written | None:
         """Put what stays in the processor's own memory there; the rest is to be written elsewhere."""

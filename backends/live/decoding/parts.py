@@ -16,7 +16,7 @@ from kvferry.backends.world import Inputs, Say
 from kvferry.specs.errors import InputError, KvferryError
 from kvferry.specs.scenario import Scenario
 from kvferry.traces.arrays import check_writable
-from kvferry.traces.assignments import RecordedAssignments
+from kvferry.traces.cluster_answers import RecordedClusters
 from kvferry.traces.selections import SelectionStream
 from kvferry.traces.stored import StoredContext
 
@@ -48,9 +48,9 @@ class StoredKvParts:
         raise KvferryError("this workload has no contexts in a cloud")
 
     def inputs(self) -> Inputs:
-        """What was selected, where every step selected as many KV blocks, and the clusters that new keys joined."""
-        assigned = RecordedAssignments(self.runner.assigned) if self.runner.assigned else None
-        return Inputs(selections=self._selections(), assignments=assigned)
+        """What was selected, where every step selected as many KV blocks, and what was said of clusters."""
+        said = RecordedClusters(self.runner.said) if self.runner.said else None
+        return Inputs(selections=self._selections(), clusters=said)
 
     def measured(self) -> dict[str, Any]:
         """Answers, memory and storage as they were. Writes the selections where the scenario wants them; "not_recorded"
@@ -76,8 +76,6 @@ class StoredKvParts:
                     "live.record_selections: no step selected, or later steps more groups than earlier ones; "
                     "select fewer tokens than the context has"
                 )
-            if selections.ranked:
-                raise InputError("live.record_selections: a selection of clusters is no selection of groups")
             selections.save(path)
         except KvferryError as error:
             why = str(error) if isinstance(error, InputError) else f"live.record_selections: {error}"
@@ -94,8 +92,6 @@ class StoredKvParts:
             return None
         ids = torch.stack(chosen[: steps * layers]).unflatten(0, (steps, layers))  # steps layers sequences heads k
         by_sequence = ids.permute(2, 0, 1, 3, 4).flatten(0, 1).numpy()
-        if sizes.index is not None and sizes.index.clusters:
-            return SelectionStream(by_sequence, sizes.layout.blocks, ranked=True)
         return SelectionStream(np.sort(by_sequence, axis=-1), sizes.layout.blocks)
 
 

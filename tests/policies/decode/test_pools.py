@@ -37,7 +37,7 @@ def test_blocks_grow_split_and_move_by_hand() -> None:
     # Seven take a pool of 140 B at the end, and are written as a whole.
     assert ranges(blocks.append(0, 1, 0)) == [(240, 80)]
     # Three of them leave: 60 B, for which the pool is there that was left.
-    new, written = blocks.split(0, 1, 0, 3)
+    new, written = blocks.split(0, 1, 0, 4, 3)
     assert (new, ranges(written)) == (2, [(240, 40), (120, 40)])
     rows, ids = np.array([1, 1, 0]), np.array([0, 2, 1])
     assert blocks.tokens_of(0, rows, ids).tolist() == [4, 3, 3]
@@ -49,17 +49,17 @@ def test_blocks_grow_split_and_move_by_hand() -> None:
 
 
 def test_a_split_leaves_something_in_both() -> None:
-    for tokens in (0, 3):
-        with pytest.raises(ValueError, match=f"{tokens} of 3 tokens cannot leave a block"):
-            pools().split(0, 0, 0, tokens)
+    for stay, leave in ((3, 0), (0, 3), (1, 1)):
+        with pytest.raises(ValueError, match=f"a block of 3 tokens cannot be split into {stay} and {leave}"):
+            pools().split(0, 0, 0, stay, leave)
 
 
 def test_a_full_file_is_refused() -> None:
     blocks = pools(blocks=3, file_spare=1)
-    blocks.split(0, 0, 0, 1)
-    blocks.split(0, 1, 0, 1)
+    blocks.split(0, 0, 0, 2, 1)
+    blocks.split(0, 1, 0, 2, 1)
     with pytest.raises(InputError, match="a row has room for 3 blocks, and has them"):
-        blocks.split(0, 0, 1, 1)
+        blocks.split(0, 0, 1, 2, 1)
     # Four pools of 60 B and two of 20 B in 360 B.
     with pytest.raises(InputError, match="the file of 360 B has no room for a pool of 200 B"):
         blocks.append(0, 0, 1, 7)
@@ -108,7 +108,9 @@ def test_extents_never_overlap_and_every_byte_is_written(data: st.DataObject) ->
         tokens = len(held[place]) // token_bytes
         if data.draw(st.booleans(), "split") and tokens > 1:
             leaving = data.draw(st.integers(1, tokens - 1), "leaving")
-            new, written = blocks.split(*place, leaving)
+            came = data.draw(st.integers(0, 4), "came")
+            new, written = blocks.split(*place, tokens + came - leaving, leaving)
+            held[place] += fresh(came)
             cut = leaving * token_bytes
             held[place[0], place[1], new], held[place] = held[place][:cut], held[place][cut:]
         else:

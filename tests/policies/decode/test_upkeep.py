@@ -8,7 +8,7 @@ from kvferry.policies.decode.room import Room
 from kvferry.policies.decode.upkeep import KeepNewest, Learned, RollingGroups
 
 # Two layers of one sequence with room for five blocks of 64 B.
-NOTHING = Learned([], [])
+NOTHING = Learned([])
 LAYOUT = Layout(layers=2, sequences=1, blocks=5, block_bytes=64, alignment_bytes=64)
 
 

@@ -1,0 +1,263 @@
+"""Upkeeps of clusters that new keys join: adaptive, which cuts what is no longer alike (DynaKV Algorithm 1), and
+static (PQCache)."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from kvferry.policies.decode.layout import PlacedClusters, Places, Ranges
+from kvferry.policies.decode.room import Room
+from kvferry.policies.decode.rows import BlockRows, Cut, Joined, Lookup
+from kvferry.policies.decode.tending import Tending
+from kvferry.policies.decode.upkeep import Learned, Update
+
+# Which of some blocks (layers, rows, blocks) were retrieved in this step.
+Retrieved = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StaticClusters:
+    """Every new key joins the cluster whose centroid is nearest, for good (PQCache, as DynaKV 2.3 has it). A cluster
+    that outgrows its pool is read, if it was not retrieved, and moves."""
+
+    clusters = True
+    beside_moves: ClassVar[tuple[str, ...]] = ("assign",)
+    after_attention: ClassVar[tuple[str, ...]] = ("tend",)
+
+    def n_bytes(self, room: Room, selected: int | None) -> float:
+        # The storage block in which a cluster ends is in memory, to be written again: some tokens of each.
+        return room.model.layers * room.context_blocks * room.model.kv_entry_bytes
+
+    def mean_recent(self, block_tokens: int, output: int) -> float:
+        return 0.0
+
+    def start(self, context: int, block_tokens: int, layout: Any) -> "TendedClusters":
+        return TendedClusters(layout, threshold=math.inf, buffer_tokens=0, most_tokens=None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaptiveClusters(StaticClusters):
+    """DynaKV's Algorithm 1. A key joins the nearest cluster while the variance stays below the head's threshold,
+    ``threshold`` times the mean variance of the head's clusters in the context. Otherwise the cluster is cut in two, at
+    once if it was retrieved in this step; if not, the key waits in memory until it is. When ``buffer_tokens`` wait in a
+    row, the cluster that most of them wait for is read and cut.
+
+    ``most_tokens``: a cluster that would be larger is cut, too, whatever its variance; None: any size.
+    """
+
+    threshold: float = 1.0
+    buffer_tokens: int = 16
+    most_tokens: int | None = None
+
+    def n_bytes(self, room: Room, selected: int | None) -> float:
+        waiting = room.model.layers * self.buffer_tokens * room.model.kv_entry_bytes
+        return super().n_bytes(room, selected) + waiting
+
+    def start(self, context: int, block_tokens: int, layout: Any) -> "TendedClusters":
+        if not self.threshold >= 0:
+            raise ValueError(f"threshold is 0 or more, got {self.threshold}")
+        if self.buffer_tokens < 0:
+            raise ValueError(f"buffer_tokens is 0 or more, got {self.buffer_tokens}")
+        return TendedClusters(
+            layout, threshold=self.threshold, buffer_tokens=self.buffer_tokens, most_tokens=self.most_tokens
+        )
+
+
+@dataclass(eq=False)
+class Decision:
+    """What becomes of a step's keys, in some rows: places are (layer, row, block). ``joins`` and ``waits``: those that
+    join their block, and those that wait for its cut. ``cuts`` by layer and ``reads``: what was not retrieved and is
+    changed as a whole all the same."""
+
+    joins: tuple[np.ndarray, np.ndarray, np.ndarray]
+    waits: tuple[np.ndarray, np.ndarray, np.ndarray]
+    cuts: list[tuple[int, Cut]]
+    reads: list[tuple[int, int, int]]
+
+
+class TendedClusters:
+    """A run's clusters: every token of every row is in one of them, or waits in memory for one.
+
+    ``variances`` float64[layers, rows, blocks] are Algorithm 1's: of a cluster that nothing waits for, the variance of
+    its keys. ``waiting`` int64[layers, rows, blocks] counts the keys that wait. ``splits``, ``delayed`` (splits of what
+    had been waiting), ``forced`` (of them, those for want of buffer), ``moves`` (reads for want of room) and ``uncut``
+    (keys that joined a cluster beyond the threshold, as the row has room for no more clusters) count what happened.
+    """
+
+    def __init__(
+        self, places: PlacedClusters, *, threshold: float, buffer_tokens: int, most_tokens: int | None
+    ) -> None:
+        self.places = places
+        self._multiple, self._buffer_tokens = threshold, buffer_tokens
+        self._most_tokens = math.inf if most_tokens is None else most_tokens
+        shape = places.shape
+        self.variances = np.zeros(shape)
+        self.waiting = np.zeros(shape, np.int64)
+        self._waiting_in_row = np.zeros(shape[:2], np.int64)
+        self.thresholds = np.full(shape[:2], np.inf)
+        self.splits = self.delayed = self.forced = self.moves = self.uncut = 0
+        self._decided: dict[int, Decision] = {}
+        self._outcomes: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+
+    def stored(self, layer: int) -> int:
+        return self.places.most(layer)
+
+    def in_all_rows(self, layer: int) -> int:
+        return self.places.fewest(layer)
+
+    def recent(self, layer: int) -> int:
+        return 0
+
+    def tokens_of(self, layer: int, blocks: BlockRows) -> np.ndarray:
+        """Those that wait for a block come with it: they are in memory."""
+        return self._n(layer, blocks.spread(np.arange(blocks.rows)), blocks.ids)
+
+    def _n(self, layers: Places, rows: Places, blocks: Places) -> np.ndarray:
+        """Keys of clusters, with those that wait for them."""
+        return self.places.tokens_of(layers, rows, blocks) + self.waiting[layers, rows, blocks]
+
+    def filled(self, layer: int, tokens: np.ndarray, variances: np.ndarray) -> None:
+        self.places.filled(layer, tokens)
+        self.variances[layer, :, : variances.shape[1]] = variances
+        if math.isfinite(self._multiple):
+            self.thresholds[layer] = self._multiple * variances.mean(1)
+
+    def tend(self, layer: int, ids: np.ndarray | None, squared: np.ndarray | None, found: Lookup) -> Tending | None:
+        assert ids is not None and squared is not None
+        wanted = found.wanted
+
+        def retrieved(_: np.ndarray, rows: np.ndarray, blocks: np.ndarray) -> np.ndarray:
+            return np.array([block in wanted.row(row) for row, block in zip(rows, blocks.tolist(), strict=True)], bool)
+
+        rows = np.arange(len(ids))
+        self._decided[layer] = decision = self.decide(np.full(len(ids), layer), rows, ids, squared, retrieved)
+        if not decision.cuts:
+            return None
+        cuts = tuple(cut for _, cut in decision.cuts)
+        read = _by_row([(row, block) for _, row, block in decision.reads], len(ids)) if decision.reads else None
+        return Tending(cuts, read)
+
+    def outcome(self, layer: int, tokens: np.ndarray, variances: np.ndarray) -> None:
+        self._outcomes[layer] = tokens, variances
+
+    def append(self, learned: Learned) -> Update:
+        ranges: list[Ranges] = []
+        joined: list[Sequence[Joined | Cut]] = []
+        changed: list[BlockRows] = []
+        for layer in range(self.places.shape[0]):
+            decision = self._decided.pop(layer)
+            tokens, variances = self._outcomes.pop(layer, (np.empty((0, 2), int), np.empty((0, 2))))
+            written = self.carry_out(decision, tokens, variances)
+            _, rows, blocks = decision.joins
+            plain = [Joined(row, block) for row, block in zip(rows.tolist(), blocks.tolist(), strict=True)]
+            _, late_rows, late = decision.waits
+            waits = [Joined(row, block, True) for row, block in zip(late_rows.tolist(), late.tolist(), strict=True)]
+            cuts = [cut for _, cut in decision.cuts]
+            ranges.append(_together(written))
+            joined.append([*cuts, *plain, *waits])
+            of_cuts = [(cut.row, block) for cut in cuts for block in (cut.block, cut.new) if block is not None]
+            pairs = [*of_cuts, *((one.row, one.block) for one in plain)]
+            changed.append(_by_row(pairs, self.places.shape[1]))
+        return Update(lambda layers: _together([ranges[layer] for layer in layers]), changed=changed, joined=joined)
+
+    # --- Algorithm 1 -------------------------------------------------------------------------------------------------
+
+    def decide(
+        self, layers: np.ndarray, rows: np.ndarray, ids: np.ndarray, squared: np.ndarray, retrieved: Retrieved
+    ) -> Decision:
+        """One new key in each of these rows, all different: it is nearest to cluster `ids`, `squared` away from it."""
+        place = layers, rows, ids
+        n = self.places.tokens_of(*place)
+        # UPDATEVAR: the mean squared distance to the mean, of one key more.
+        self.variances[place] = after = n / (n + 1) * (self.variances[place] + squared / (n + 1))
+        over = (after > self.thresholds[layers, rows]) | (n + self.waiting[place] + 1 > self._most_tokens)
+        if over.any():
+            full = over & (self.places.counts(layers, rows) >= self.places.room)
+            self.uncut += int(full.sum())
+            over &= ~full
+        cuts: list[tuple[int, Cut]] = []
+        reads: list[tuple[int, int, int]] = []
+        joins, waits = ~over, np.zeros(len(rows), bool)
+        if over.any():
+            at = np.flatnonzero(over)
+            here = retrieved(layers[at], rows[at], ids[at])
+            waits[at[~here]] = True
+            np.add.at(self.waiting, tuple(of[waits] for of in place), 1)
+            self._waiting_in_row[layers[waits], rows[waits]] += 1
+        # Splits: of what was retrieved and is over the threshold, or flagged before; then for want of buffer.
+        for n_row in np.flatnonzero(over & ~waits | (self._waiting_in_row[layers, rows] > 0)):
+            layer, row, own = int(layers[n_row]), int(rows[n_row]), int(ids[n_row])
+            blocks = np.flatnonzero(self.waiting[layer, row])
+            now = retrieved(np.full(len(blocks), layer), np.full(len(blocks), row), blocks)
+            cut = dict.fromkeys([own] if over[n_row] and not waits[n_row] else [])
+            cut |= dict.fromkeys(blocks[now].tolist())
+            left = self._waiting_in_row[layer, row] - self.waiting[layer, row, list(cut)].sum()
+            if left and left >= self._buffer_tokens:
+                others = np.where(np.isin(blocks, list(cut)), 0, self.waiting[layer, row, blocks])
+                fullest = int(blocks[others.argmax()])
+                cut[fullest] = None
+                reads.append((layer, row, fullest))
+                self.forced += 1
+            free = int(self.places.room - self.places.counts(layer, row))
+            for number, block in enumerate(cut):
+                # A key is cut with its cluster; it need not have waited.
+                with_key = block == own
+                if with_key and waits[n_row]:
+                    self.waiting[layer, row, own] -= 1
+                    self._waiting_in_row[layer, row] -= 1
+                    waits[n_row] = False
+                joins[n_row] &= not with_key
+                new = self.places.room - free + number if number < free else None
+                cuts.append((layer, self._cut(layer, row, block, new, with_key)))
+        # What joins a cluster without room for it moves with it, so that all of it has to be there.
+        lacks = np.flatnonzero(joins)[~self.places.fits(*(of[joins] for of in place))]
+        if len(lacks):
+            here = retrieved(layers[lacks], rows[lacks], ids[lacks])
+            for n_row in lacks[~here]:
+                joins[n_row] = False
+                layer, row, own = int(layers[n_row]), int(rows[n_row]), int(ids[n_row])
+                cuts.append((layer, self._cut(layer, row, own, None, True)))
+                reads.append((layer, row, own))
+        self.moves += len(lacks)
+        return Decision(tuple(of[joins] for of in place), tuple(of[waits] for of in place), cuts, reads)  # type: ignore[arg-type]
+
+    def _cut(self, layer: int, row: int, block: int, new: int | None, joins: bool) -> Cut:
+        place = layer, row, block
+        return Cut(row, block, new, joins, int(self._n(*place)) + joins)
+
+    def carry_out(self, decision: Decision, tokens: np.ndarray, variances: np.ndarray) -> list[Ranges]:
+        """Cuts with their outcome, [cuts, 2] each, then keys that join: what is written, in this order."""
+        written: list[Ranges] = []
+        for (layer, cut), (stay, leave), of_parts in zip(decision.cuts, tokens.tolist(), variances, strict=True):
+            place = layer, cut.row, cut.block
+            self.delayed += bool(self.waiting[place])
+            self._waiting_in_row[layer, cut.row] -= self.waiting[place]
+            self.waiting[place] = 0
+            self.variances[place] = of_parts[0]
+            if cut.new is None:
+                written.append(self.places.append(*place, tokens=stay - int(self.places.tokens_of(*place))))
+                continue
+            new, ranges = self.places.split(*place, stay, leave)
+            assert new == cut.new, (new, cut)
+            self.variances[layer, cut.row, new] = of_parts[1]
+            self.splits += 1
+            written.append(ranges)
+        if len(decision.joins[0]):
+            written.append(self.places.grow(*decision.joins))
+        return written
+
+
+def _by_row(pairs: Sequence[tuple[int, int]], rows: int) -> BlockRows:
+    """Pairs of row and block, by row."""
+    found = np.array(sorted(pairs), np.int64).reshape(-1, 2)
+    return BlockRows(found[:, 1], np.searchsorted(found[:, 0], np.arange(rows + 1)))
+
+
+def _together(ranges: Sequence[Ranges]) -> Ranges:
+    if not ranges:
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    offsets, lengths = zip(*ranges, strict=True)
+    return np.concatenate(offsets), np.concatenate(lengths)

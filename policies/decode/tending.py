@@ -1,0 +1,53 @@
+"""What an upkeep of clusters decides while a token is decoded, layer by layer, and what it is told of the outcome."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from kvferry.policies.decode.rows import BlockRows, Cut, Lookup
+from kvferry.policies.decode.upkeep import Kept
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Regroup:
+    """The `tokens` newest tokens of every row, which are in memory, become `clusters` clusters, the first of them
+    number `first`. With ``whole`` they are all tokens that there are, and lie where KV lies."""
+
+    tokens: int
+    clusters: int
+    first: int
+    whole: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tending:
+    """What is to be done in a layer now that its new keys are there: bring ``read`` first, clusters that no query asked
+    for; then cut clusters, or group tokens anew."""
+
+    cuts: tuple[Cut, ...] = ()
+    read: BlockRows | None = None
+    regroup: Regroup | None = None
+
+
+class KeptClusters(Kept, Protocol):
+    """A Kept whose blocks are clusters. In each step every layer is tended, then ``append`` sums up."""
+
+    def filled(self, layer: int, tokens: np.ndarray, variances: np.ndarray) -> None:
+        """The context's clusters of a layer, both [rows, clusters], as a Clustered answer has them."""
+        ...
+
+    def tend(self, layer: int, ids: np.ndarray | None, squared: np.ndarray | None, found: Lookup) -> Tending | None:
+        """Where each row's new key belongs (int[rows]; None: nobody asked), how far it is from that centroid (squared,
+        float[rows]), and what was retrieved. None: nothing is to be done now."""
+        ...
+
+    def outcome(self, layer: int, tokens: np.ndarray, variances: np.ndarray) -> None:
+        """What came of the cuts ([cuts, 2]) or of the regrouping ([rows, clusters])."""
+        ...
+
+
+def clusters_of(kept: Kept) -> KeptClusters:
+    """The same, where blocks are clusters."""
+    assert hasattr(kept, "tend"), "blocks of consecutive tokens are not tended"
+    return kept  # type: ignore[return-value]

@@ -1,0 +1,191 @@
+"""Clusters of generated keys: what a modelled machine answers ops about clusters with."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from kvferry.machine.ops import (
+    Answer,
+    Assign,
+    Assigned,
+    Cluster,
+    Clustered,
+    Divided,
+    Op,
+    OutputHead,
+    Select,
+    Selection,
+    Split,
+)
+from kvferry.policies.decode.cluster_table import ClusterTable
+from kvferry.policies.decode.means import kmeans, two_means
+from kvferry.policies.decode.rows import Cut, Joined
+from kvferry.specs.errors import KvferryError
+from kvferry.traces.key_process import KeyProcess
+
+# Kinds of layers: further layers are like one of these, so that thousands of tokens take seconds.
+KINDS = 4
+
+
+class ClusteredKeys:
+    """The clusters of a run's rows, as policies decide about them: every key belongs to one, or waits for one.
+
+    ``labels`` int32[rows, tokens] is the cluster of each key, -1 for keys that are still to come; ``waits`` (bool, like
+    them) are those that wait in memory for a cluster to be cut. Rows are of a few kinds of layers, ``table`` has what
+    is known of their clusters; a layer of the same kind as another has the same rows.
+    """
+
+    def __init__(
+        self,
+        process: KeyProcess,
+        *,
+        layers: int,
+        sequences: int,
+        heads: int,
+        context: int,
+        output: int,
+        most: int,
+        seed: int,
+    ) -> None:
+        self.kinds = min(layers, KINDS)
+        self.rows = sequences * heads
+        self._heads, self._context = heads, context
+        drawn = [
+            process.drawn(context + output, heads, seed, sequence, kind)
+            for kind in range(self.kinds)
+            for sequence in range(sequences)
+        ]
+        self.keys, self.queries = (np.concatenate(of) for of in zip(*drawn, strict=True))
+        self.table = ClusterTable(len(self.keys), most, process.width)
+        self.labels = np.full(self.keys.shape[:2], -1, np.int32)
+        self.waits = np.zeros(self.labels.shape, bool)
+        self._skipped = 0
+        self._step = -1
+        self._ranked: dict[int, np.ndarray] = {}
+        self._nearest: tuple[np.ndarray, np.ndarray] | None = None
+        self._scores: np.ndarray | None = None
+        # By kind, what the present step's cuts came to.
+        self._divided: dict[int, tuple[Sequence[Cut], Divided]] = {}
+        self._clustered: dict[tuple[int, int], Clustered] = {}
+
+    def __call__(self, op: Op) -> Answer | None:
+        if isinstance(op, OutputHead):
+            self._join(op.joined)
+            return None
+        if isinstance(op, Cluster):
+            return self._cluster(op)
+        assert isinstance(op, Select | Assign | Split)
+        self._go_to(op.step)
+        of_kind = self._of_kind(op.layer)
+        shape = -1, self._heads
+        if isinstance(op, Select):
+            return Selection(self._ranking(op.k)[of_kind].reshape(*shape, op.k))
+        if isinstance(op, Assign):
+            ids, squared = self.nearest()
+            return Assigned(ids[of_kind].astype(np.int32).reshape(shape), squared[of_kind].reshape(shape))
+        return self._split(op)
+
+    @property
+    def entry(self) -> int:
+        """Of all tokens, the one under way."""
+        return self._context + self._skipped + self._step
+
+    def nearest(self) -> tuple[np.ndarray, np.ndarray]:
+        """The cluster that is nearest to the key under way in every row, and the squared distance."""
+        if self._nearest is None:
+            self._nearest = self.table.nearest(slice(None), self.keys[:, self.entry])
+        return self._nearest
+
+    def _ranking(self, k: int) -> np.ndarray:
+        """int32[rows, k]: the clusters with the best scores, the best first."""
+        if k not in self._ranked:
+            if self._scores is None:
+                self._scores = self.table.scores(slice(None), self.queries[:, self.entry])
+            scores = self._scores
+            if scores.shape[1] < k:
+                scores = np.pad(scores, ((0, 0), (0, k - scores.shape[1])), constant_values=-np.inf)
+            best = np.argpartition(-scores, k - 1, axis=1)[:, :k]
+            order = np.argsort(-np.take_along_axis(scores, best, 1), axis=1, kind="stable")
+            self._ranked[k] = np.take_along_axis(best, order, 1).astype(np.int32)
+        return self._ranked[k]
+
+    def _of_kind(self, layer: int) -> slice:
+        kind = layer % self.kinds
+        return slice(kind * self.rows, (kind + 1) * self.rows)
+
+    def _go_to(self, step: int) -> None:
+        if step != self._step:
+            self._step = step
+            self._ranked, self._nearest, self._scores, self._divided = {}, None, None, {}
+
+    # --- what policies decide ---------------------------------------------------------------------------------------
+
+    def _cluster(self, op: Cluster) -> Clustered:
+        """Of the prompts, or of the newest tokens."""
+        place = op.layer % self.kinds, op.step
+        if place not in self._clustered:
+            of_kind = self._of_kind(op.layer)
+            rows = np.arange(of_kind.start, of_kind.stop)
+            end = self._context if op.step < 0 else self.entry + 1
+            part = slice(end - op.tokens, end)
+            found = kmeans(self.keys[of_kind, part], op.clusters)
+            self.labels[of_kind, part], self.waits[of_kind, part] = op.first + found, False
+            self.table.fill(rows, self.keys[of_kind, part], found, op.first)
+            clusters = np.arange(op.first, op.first + op.clusters)
+            tokens = self.table.counts[of_kind, clusters[0] : clusters[-1] + 1].copy()
+            self._clustered = {key: one for key, one in self._clustered.items() if key[1] == op.step}
+            self._clustered[place] = Clustered(tokens, self.table.variances(rows[:, None], clusters))
+        return self._clustered[place]
+
+    def _split(self, op: Split) -> Divided:
+        kind = op.layer % self.kinds
+        if kind not in self._divided:
+            first = kind * self.rows
+            places = [(first + cut.row, cut.block, cut.new, cut.joins) for cut in op.cuts]
+            self._divided[kind] = op.cuts, self.cut(places)
+        cuts, divided = self._divided[kind]
+        if tuple(cuts) != tuple(op.cuts):
+            raise KvferryError(f"layer {op.layer} cuts other clusters than layer {kind}, which is like it")
+        return divided
+
+    def cut(self, places: Sequence[tuple[int, int, int | None, bool]]) -> Divided:
+        """Cuts in rows of this: row, cluster, the new one's number, and whether the key under way joins."""
+        for row, block, _, joins in places:
+            if joins:
+                self.labels[row, self.entry] = block
+        end = self.entry + 1
+        members = [np.flatnonzero(self.labels[row, :end] == block) for row, block, _, _ in places]
+        sizes = np.array([len(each) for each in members])
+        there = np.arange(sizes.max()) < sizes[:, None]
+        vectors = np.zeros((*there.shape, self.keys.shape[2]))
+        for n, (row, *_) in enumerate(places):
+            vectors[n, : sizes[n]] = self.keys[row, members[n]]
+        leaves = two_means(vectors, there)
+        tokens, variances = np.zeros((len(places), 2), np.int64), np.zeros((len(places), 2))
+        for n, (row, block, new, _) in enumerate(places):
+            self.waits[row, members[n]] = False
+            leaving = leaves[n, : sizes[n]] & (new is not None)
+            parts = ((block, ~leaving), (new, leaving))
+            for part, (cluster, inside) in enumerate(parts):
+                if cluster is None or not inside.any():
+                    continue
+                self.labels[row, members[n][inside]] = cluster
+                self.table.set(row, cluster, vectors[n, : sizes[n]][inside])
+                tokens[n, part] = self.table.counts[row, cluster]
+                variances[n, part] = self.table.squares[row, cluster] / tokens[n, part]
+        return Divided(tokens, variances)
+
+    def _join(self, joined: Sequence[Sequence[Joined | Cut]]) -> None:
+        """What became of the keys under way; cuts have been made."""
+        for kind, of_layer in enumerate(joined[: self.kinds]):
+            plain = [one for one in of_layer if isinstance(one, Joined)]
+            if plain:
+                rows = np.array([kind * self.rows + one.row for one in plain])
+                self.join(rows, np.array([one.block for one in plain]), np.array([one.buffered for one in plain]))
+
+    def join(self, rows: np.ndarray, clusters: np.ndarray, waiting: np.ndarray) -> None:
+        """The keys under way of these rows, all different, join clusters, or wait for them."""
+        self.labels[rows, self.entry], self.waits[rows, self.entry] = clusters, waiting
+        now = ~waiting
+        if now.any():
+            self.table.join(rows[now], clusters[now], self.keys[rows[now], self.entry])
