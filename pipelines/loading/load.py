@@ -240,7 +240,7 @@ class ContextLoad:
         for unit in units:
             self._fetches[unit] = (fetched, units, chunks.n_bytes)
         _then(fetched, partial(self._left_link, chunks.n_bytes))
-        _then(placed, partial(self._streamed, units, level, values))
+        _then(placed, partial(self._streamed, units, level))
         return True
 
     def _wanted_streams(self) -> tuple[tuple[int, ...], int]:
@@ -251,7 +251,8 @@ class ContextLoad:
         pace = self.pace
         enough_bytes = self._facts.seen_bytes_per_s * pace.transfer_s
         left = self.progress.remaining - len(self._fetches)
-        most_units = min(pace.transfer_units, 1 + left // pace.transfer_left)
+        # Of a transfer that carries more than one unit, some may be there by now: computing won that race.
+        most_units = min(pace.transfer_units, 1 + max(left, 0) // pace.transfer_left)
         while len(units) < most_units:
             wanted, self._postponed = self._postponed, None
             if wanted is None:
@@ -288,7 +289,7 @@ class ContextLoad:
             self.wasted_bytes += event.value.bytes_done
         self._pump()
 
-    def _streamed(self, units: tuple[int, ...], level: int, values: int, event: simpy.Event) -> None:
+    def _streamed(self, units: tuple[int, ...], level: int, event: simpy.Event) -> None:
         self._moved()
         self._transfers -= 1
         for unit in units:
@@ -314,7 +315,7 @@ class ContextLoad:
             else:
                 self.units_streamed += 1
                 self._came(unit, streamed=True)
-                self.values_by_level[level] += values // len(units)
+                self.values_by_level[level] += self.context.values_of((unit,))
                 self.streamed_bytes += unit_bytes
             self.progress.streamed(unit, unit_bytes)
         self._settle()

@@ -27,7 +27,7 @@ class Ready:
         """Units that have become computable since the last call; the first call returns all that are."""
         if not self._begun:
             return self._all(progress)
-        found: list[int] = []
+        found: dict[int, None] = {}  # in order, each once
         for unit in progress.handed_over[self._handed_over :]:
             t, l, c = self._problem.place(unit)
             self._look_at_column(progress, t, c, found)
@@ -36,26 +36,26 @@ class Ready:
             _, l, c = self._problem.place(unit)
             self._look_at_row(progress, l, c, found)
         self._handed_over, self._delivered = len(progress.handed_over), len(progress.delivered)
-        return found
+        return list(found)
 
     def _all(self, progress: LoadProgress) -> list[int]:
         self._begun = True
         self._handed_over, self._delivered = len(progress.handed_over), len(progress.delivered)
         self._first_missing = [list(row) for row in progress.first_missing]
-        found: list[int] = []
+        found: dict[int, None] = {}  # in order, each once
         for t in range(self._problem.token_chunks):
             for c in range(self._problem.columns_per_chunk):
                 self._look_at_column(progress, t, c, found)
-        return found
+        return list(found)
 
-    def _look_at_column(self, progress: LoadProgress, t: int, c: int, found: list[int]) -> None:
+    def _look_at_column(self, progress: LoadProgress, t: int, c: int, found: dict[int, None]) -> None:
         l = progress.depth[t][c]
         if l < self._problem.layers:
             unit = self._problem.unit(t, l, c)
             if progress.computable(unit):
-                found.append(unit)
+                found[unit] = None
 
-    def _look_at_row(self, progress: LoadProgress, l: int, c: int, found: list[int]) -> None:
+    def _look_at_row(self, progress: LoadProgress, l: int, c: int, found: dict[int, None]) -> None:
         """Find the token chunks that waited for KV of this layer and can go on."""
         was, now = self._first_missing[l][c], progress.first_missing[l][c]
         if now == was:

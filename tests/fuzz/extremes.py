@@ -35,6 +35,8 @@ def scenario(chance: Random, systems: dict[str, list[str]], traces: list[str]) -
         found["costs"] = {"truth": chance.choice(["roofline", "block-sparse", "table"]), "estimate": "roofline"}
     if chance.random() < 0.3 and decodes:
         found["policies"] = _decode_policies(chance)
+    if chance.random() < 0.3 and not decodes:
+        found["policies"] = _reuse_policies(chance, found["system"])
     return found
 
 
@@ -84,6 +86,14 @@ def _reuse(chance: Random, kind: str, model: dict[str, Any]) -> dict[str, Any]:
         "output": count(chance, 1, 2000),
         "requests": count(chance, 1, 4),
     }
+    if chance.random() < 0.3:
+        workload |= {
+            "spread": chance.choice([0.0, 1e-9, 1.0]),
+            "contexts": count(chance, 1, 100_000),
+            "zipf": chance.choice([0.0, 1.0, 10.0]),
+            "turns": count(chance, 1, 20),
+            "think": _seconds(chance, 1e7),
+        }
     if chance.random() < 0.5:
         workload["arrivals"] = chance.choice(
             [{"rate": f"{between(chance, 1e-6, 1e9)!r} Hz"}, {"every": f"{between(chance, 1e-9, 1e7)!r} s"}]
@@ -116,11 +126,24 @@ def _decode_policies(chance: Random) -> dict[str, Any]:
         "per_head": chance.random() < 0.5,
         "reuse": chance.random() < 0.5,
         "ahead": chance.random() < 0.5,
-        "landmarks": chance.random() < 0.5,
-        "values_only": chance.random() < 0.5,
+        "selector": chance.choice(["all", "low-rank-keys", "landmarks", "page-bounds", "first-layer-keys"]),
+        "placement": chance.choice(["storage", "host", "device", "all-or-nothing", "progressive"]),
         "rolling": chance.random() < 0.5,
     }
     return {key: found[key] for key in chance.sample(sorted(found), chance.randint(1, 3))}
+
+
+def _reuse_policies(chance: Random, system: str) -> dict[str, Any]:
+    found: dict[str, Any] = {"serving": chance.choice(["fair", "one-at-a-time"])}
+    if system == "sparkv":
+        found["adapt"] = chance.random() < 0.5
+        found["migration_limit"] = chance.choice([0.0, 1.0])
+        found["schedule"] = chance.choice(["greedy", "greedy-literal", "greedy-top-down", "greedy-last-first", "chain"])
+    elif system == "cachegen":
+        found["objective"] = chance.choice(["quality", "1 ns", "1 s", "1e9 s"])
+    elif system == "ferry":
+        found["needed_first"] = chance.random() < 0.5
+    return {key: found[key] for key in chance.sample(sorted(found), chance.randint(1, len(found)))}
 
 
 def _budget(chance: Random) -> dict[str, Any]:

@@ -94,6 +94,8 @@ class Case:
     planned_over_true: float
     estimate_spread: float
     compute_ahead: int
+    # Of what is left, the part that one transfer may carry; in a small load, one of 64 would be a unit at a time.
+    transfer_left: int
 
     def context(self) -> Context:
         t, l, h = self.shape
@@ -105,7 +107,7 @@ class Case:
             sequence=0,
             model=model,
             coupling=self.coupling,
-            tokens=np.full(t, 4),
+            tokens=np.append(np.full(t - 1, 4), 3),
             active_blocks=np.ones((t, l, h), dtype=int),
             encoded_bytes=rng.choice([0.0, 0.2, 1.0, 7.0], size=(t, l, h)),
             level_scale=(1.0, 0.5),
@@ -132,6 +134,7 @@ CASES = st.builds(
     planned_over_true=st.sampled_from([0.05, 1.0, 20.0]),
     estimate_spread=st.sampled_from([0.0, 1.0]),
     compute_ahead=st.integers(1, 3),
+    transfer_left=st.sampled_from([1, 4, 64]),
 )
 
 
@@ -173,7 +176,8 @@ def load(case: Case, loader: Loader) -> tuple[ContextLoad, Witness]:
         witness,
         request=0,
         outlook=Outlook(bytes_per_s=case.planned_over_true / case.byte_s, rtt_s=0.1),
-        pace=Pace(compute_ahead=case.compute_ahead, window_s=1.0),
+        pace=Pace(compute_ahead=case.compute_ahead, window_s=1.0, transfer_left=case.transfer_left, transfer_s=5.0),
+        keep_paths=True,
     )
     machine.env.run(until=load.done)
     return load, witness
@@ -189,6 +193,11 @@ def test_a_load_completes_with_each_unit_once(name: str, case: Case) -> None:
     assert all(progress.present)
     # Whichever path won a race, a unit counts for one.
     assert done.units_computed + done.units_streamed == progress.problem.units
+    # What was streamed counts with its own numbers, also where units of different lengths shared a transfer.
+    values = done.context.values
+    assert done.paths is not None
+    came = sum(values[unit.token_chunk, unit.layer, unit.head or 0] for unit in done.paths if unit.streamed)
+    assert done.values_by_level.total() == came
     assert len(set(witness.streamed)) == len(witness.streamed)
     assert set(witness.computed) | set(witness.streamed) == set(range(progress.problem.units))
 
