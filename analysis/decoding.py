@@ -29,10 +29,10 @@ class Paces:
 
 
 def paces_of(decoded: Decoded, requests: Sequence[RequestRecord] = (), *, interrupted: bool = False) -> Paces | None:
-    """The whole output's: tokens that were not decoded follow at the pace of the second half of those that were, and
-    take as much of everything (left out: what reads all of a growing cache reads and attends more towards the end).
-    Interrupted, only what was decoded. Where requests come and go, the mean over them. None where no sequence has two
-    tokens."""
+    """The paces of the whole output. Tokens that were not decoded are taken to follow at the pace of the second half of
+    those that were, and to cost as much of everything (left out: a system that reads all KV reads more towards the
+    end). For an interrupted run, the paces of what was decoded; where requests come and go, their mean. None where no
+    sequence has two tokens."""
     if decoded.steps:
         tokens = sum(n for n, _ in decoded.steps)
         gaps_s = [[b - a for a, b in pairwise(r.token_times_s)] for r in requests if len(r.token_times_s) > 1]
@@ -119,7 +119,7 @@ def _sums(totals: Totals, counts: Mapping[str, float], main_processor: str) -> d
 
 
 def _extended(now: Mapping[str, float], before: Mapping[str, float], times: float) -> dict[str, float]:
-    """What adds up, with what came since `before` so many times more."""
+    """The sums `now`, to which what was added since `before` is added so many times more."""
     if not times:
         return dict(now)
     return {name: value + times * (value - before.get(name, 0.0)) for name, value in now.items()}

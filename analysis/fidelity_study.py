@@ -33,7 +33,7 @@ AXES = {"ttft_s": "time to first token (s)", "throughput_tokens_per_s": "through
 
 @dataclass(frozen=True, kw_only=True)
 class FidelityStudy:
-    """Scenarios to be had in both worlds; `varied` names the settings by which they differ."""
+    """Scenarios to run in both worlds; `varied` names the settings by which they differ."""
 
     name: str
     scenarios: Sequence[Scenario]
@@ -151,7 +151,8 @@ def _row(study: FidelityStudy, scenario: Scenario) -> dict[str, Any]:
 
 
 def _remarks(scenarios: Iterable[Scenario]) -> Iterator[str]:
-    """An error is the profile's as well, where that was not measured here."""
+    """Remarks on what the errors leave out, and on profiles that were not measured: their error is in the figures as
+    well."""
     for scenario in scenarios:
         yield from filter(None, (WORKLOADS[scenario.workload.kind].remark(scenario), unmeasured(scenario.device)))
 

@@ -130,7 +130,7 @@ def _title(envelope: Envelope) -> str:
 
 
 def _unmeasured(envelope: Envelope) -> str:
-    """For a title: that the profile behind a picture was not measured."""
+    """What a title says besides where the profile behind a picture was not measured; else nothing."""
     device = envelope["provenance"].get("device", {"measured": True})
     return "" if device["measured"] else f" ({device['name']}: not measured)"
 

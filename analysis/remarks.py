@@ -10,7 +10,7 @@ BOUNDS = ("bound_s", "bound_gap", "regret", "regret_p95")
 
 
 def unmeasured(device: DeviceSpec) -> str | None:
-    """That a profile is not measured, and what makes one that is; None where it was."""
+    """A line that says that a profile was not measured, and how to measure one; None for a measured profile."""
     if device.is_measured:
         return None
     return (

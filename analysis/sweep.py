@@ -111,7 +111,7 @@ def _usable(table: pd.DataFrame) -> set[str]:
 def _rows(
     missing: Mapping[str, Scenario], workers: int | None, run: Callable[[Scenario], Run]
 ) -> Generator[Row, None, None]:
-    """A row per point as they finish. A process that dies takes the others with it: those start once more."""
+    """Yields a row per point as the points finish. When a process dies, the points under way are run once more."""
     from joblib import cpu_count
     from joblib.externals.loky.process_executor import TerminatedWorkerError
 
@@ -130,7 +130,8 @@ def _rows(
 def _parallel(
     points: Mapping[str, Scenario], workers: int, run: Callable[[Scenario], Run], started: list[str]
 ) -> Generator[Row, None, None]:
-    """The same in so many processes, or in this one for a single worker; `started` gets the keys handed over."""
+    """The same in so many processes, or in this one for a single worker. Appends the key of each point that begins to
+    `started`."""
     from joblib import Parallel, delayed
 
     version = code_version()  # here: the files may be edited before the last worker looks at them
@@ -157,7 +158,8 @@ def _parallel(
 
 
 def _row_alone(key: str, point: Scenario, run: Callable[[Scenario], Run]) -> Row:
-    """The row of one of the points that were under way when a process died: was it this one's?"""
+    """Runs by itself one of the points that were under way when a process died, and returns its row: so the point that
+    makes a process die is found."""
     from joblib.externals.loky.process_executor import TerminatedWorkerError
 
     began_s = perf_counter()

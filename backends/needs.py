@@ -73,7 +73,8 @@ class Need:
 
 @dataclass(frozen=True, kw_only=True)
 class NoKv(Need):
-    """Channels. The modelled world runs ops too; the real one has no KV that an op could work on, and refuses them."""
+    """Channels to other machines. The modelled world runs ops too; the real one has no KV for them, and raises
+    InputError."""
 
 
 @dataclass(frozen=True, kw_only=True)

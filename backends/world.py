@@ -79,8 +79,8 @@ class World(Protocol):
 
     @property
     def machines(self) -> Mapping[str, Machine]:
-        """DEVICE first, then those that the flow's needs name, by instance; all in one environment, and each can open
-        channels to the others."""
+        """Machines by instance name: DEVICE first, then those that the flow's needs name. All share one environment,
+        and each can open channels to the others."""
         ...
 
     @property
@@ -100,17 +100,18 @@ class World(Protocol):
 
     @property
     def foresight(self) -> Foresight | None:
-        """What of the device's future follows by arithmetic; None: nothing, as always in a real world."""
+        """Returns what the device's decoding steps can be calculated from, without events; None where they cannot, as
+        always in a real world."""
         ...
 
     @property
     def arrived(self) -> list[Request]:
-        """The requests that have come so far, each at its real time: the flow adds them."""
+        """The requests that have arrived so far, each with the time at which it did. The flow appends them."""
         ...
 
     @property
     def weights_refused(self) -> Refused | None:
-        """Why a machine's model is not in its memory; nothing can run then."""
+        """Why the weights of some machine do not fit its memory, or None. Nothing runs after a refusal."""
         ...
 
     def stored(self, sequence: int) -> StoredContext:
@@ -118,11 +119,11 @@ class World(Protocol):
         ...
 
     def inputs(self) -> Inputs:
-        """What the run so far was given or found, for another world to replay."""
+        """The inputs that the run has been given or has recorded so far, for another world to replay."""
         ...
 
     def energy_j(self, until_s: float, machine: str = DEVICE) -> dict[str, float]:
-        """A machine's by component, since the beginning; empty where no meter counts it."""
+        """Energy that a machine has used since the beginning, by component; empty where nothing meters it."""
         ...
 
     def storage_utilisation(self, until_s: float) -> float:

@@ -27,8 +27,8 @@ class Parts(Protocol):
         ...
 
     def warm_up(self, machine: LiveMachine) -> None:
-        """Do first what is slow the first time: kernels are chosen, threads get theirs, buffers their pages. None of it
-        belongs to a request."""
+        """Runs once what is slow the first time (choosing kernels, starting threads, mapping the pages of buffers), so
+        that no request pays for it."""
         ...
 
     def stored(self, sequence: int) -> StoredContext: ...
@@ -65,7 +65,7 @@ class NoKvParts:
 
 
 def parts_for(scenario: Scenario, need: Need, say: Say, stack: ExitStack) -> Parts:
-    """Of the machine that the scenario calls its device; `stack` closes them. Raises InputError."""
+    """Makes what the scenario's device needs; `stack` closes it with the world. Raises InputError."""
     return _MAKERS[type(need)](scenario, need, say, stack)
 
 

@@ -58,7 +58,7 @@ class LiveWorld:
     def _made(
         self, one: Described, env: WallClockEnvironment, switchboard: SocketSwitchboard | None, tell: Tell
     ) -> LiveMachine:
-        """A machine with its model's weights in its memory; what it lacks for them is kept in `weights_refused`."""
+        """A machine with its model's weights in its memory. Where they do not fit, `weights_refused` says so."""
         device, parts = one.scenario.device, self._parts[one.name]
         memory = device.memory
         host_bytes = math.inf if memory.host_capacity_bytes is None else memory.host_capacity_bytes
@@ -116,7 +116,8 @@ class LiveWorld:
         return self.machine.storage_busy.utilisation(0.0, until_s)
 
     def measured(self) -> dict[str, Any]:
-        """What the process holds and the device's parts observed; those of a further machine under its name."""
+        """Memory that the process holds, and what the device's parts observed. What a further machine's parts observed
+        stands under the machine's name."""
         memory = self.machine.memory
         held = {"resident_bytes": memory.resident_bytes(), "device_bytes": memory.device_bytes()}
         found = {key: value for key, value in held.items() if value is not None} | self.parts.measured()

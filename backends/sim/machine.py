@@ -150,8 +150,8 @@ class SimMachine:
 
     @property
     def foresight(self) -> Foresight | None:
-        """What follows by arithmetic while the main processor decodes with its KV on storage; None: something might
-        interfere, or what is chosen is not known before."""
+        """What decoding steps with KV on storage can be calculated from. None where something else may slow the main
+        processor or the storage, or where selections are not known in advance."""
         stream = self._selections
         if self._loaded or not self.device.memory.unified or not isinstance(self.storage, CurveStorage):
             return None

@@ -42,7 +42,7 @@ class SimParts:
 
 
 def parts_for(scenario: Scenario, need: Need, inputs: Inputs) -> SimParts:
-    """Of the machine that the scenario calls its device. Raises InputError."""
+    """Makes what the scenario's device needs. Raises InputError."""
     return _MAKERS[type(need)](scenario, need, inputs)
 
 
@@ -85,7 +85,8 @@ class ModelledContexts:
         self._tokens = context_requests(scenario.context_reuse.workload, scenario.seed).contexts
 
     def stored(self, sequence: int) -> StoredContext:
-        """Made when asked for: thousands of contexts need not be held at once. A recorded trace serves them all."""
+        """Returns the context of this number. It is made on each call, so that thousands need not be in memory; a
+        recorded trace stands for every context."""
         workload, model = self._scenario.context_reuse.workload, self._scenario.model
         chunks = self._recorded or generate_chunks(
             workload.content,

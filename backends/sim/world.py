@@ -92,7 +92,7 @@ class SimWorld:
         return self._stored(sequence)
 
     def inputs(self) -> Inputs:
-        """Those that it was given, with the requests that have come. What else it generates follows from the seed."""
+        """The inputs that it was given, with the requests that have arrived. Everything else follows from the seed."""
         return replace(self._given, arrivals=tuple(self.arrived)) if self.arrived else self._given
 
     def energy_j(self, until_s: float, machine: str = DEVICE) -> dict[str, float]:

@@ -68,7 +68,8 @@ class Delays:
         self._leg_s = lru_cache(maxsize=1 << 14)(self._leg_without_cache_s)
 
     def block(self, plan: DecodePlan, reuse_rate: float = 0.0, tier: Tier = "storage") -> BlockDelays:
-        """A block whose KV lies in `tier`. `reuse_rate`: the share of selected blocks that the reuse buffer holds."""
+        """The delays of a Transformer block whose KV lies in `tier`. `reuse_rate` is the share of selected KV blocks
+        that the reuse buffer holds."""
         table = _step_table(plan.roles, _BLOCKS)
         parts = self._parts(table, plan, reuse_rate, (tier,) * _BLOCKS)
         times = table.times(parts, self._beside).stages
@@ -79,13 +80,14 @@ class Delays:
         return BlockDelays(io_s=io_s, block_s=second - first, overlapped_s=io_s * (1 - idle))
 
     def step_s(self, plan: DecodePlan, reuse_rate: float = 0.0) -> float:
-        """One token per sequence, each layer's KV where it lies after prefill."""
+        """Seconds of a decoding step, which makes one token per sequence, with each layer's KV where it lies after
+        prefill."""
         table = _step_table(plan.roles, plan.model.layers)
         parts = self._parts(table, plan, reuse_rate, plan.tiers)
         return table.times(parts, self._beside).stages[-1][1]
 
     def prefill_s(self, plan: DecodePlan) -> float:
-        """The prompts of all sequences, until their KV lies where it is to lie."""
+        """Seconds until the prompts of all sequences have been computed and their KV lies where it belongs."""
         table = _prefill_table(plan.roles, plan.model.layers)
         times = table.times(self._parts(table, plan, 0.0, plan.tiers), self._beside)
         return max(end for _, end in times.stages)
@@ -124,7 +126,8 @@ class Delays:
         tiers: tuple[Tier, ...],
         free: Mapping[Queue, float],
     ) -> Times:
-        """A step, at whose beginning layers move from the tiers `before` to others; `free` as a timetable has it."""
+        """Times a step at whose beginning layers move from the tiers `before` to `tiers`; `free` is as in
+        ``Timetable.times``."""
         ends, arriving = dict(free), {}
         for layer, (source, to) in enumerate(zip(before, tiers, strict=True)):
             if source != to:
@@ -134,7 +137,7 @@ class Delays:
         return table.times(self._parts(table, plan, reuse_rate, tiers), self._beside, ends, arriving)
 
     def _written(self, plan: DecodePlan, tiers: tuple[Tier, ...], free: Mapping[Queue, float]) -> dict[Queue, float]:
-        """When the queues are free once the blocks that a step has completed are written behind it."""
+        """When each queue is free again, once the KV blocks that a step has completed are written."""
         ends = dict(free)
         for tier in dict.fromkeys(tiers):
             _queued(NextToken.behind(_Prices(self, plan, tier), tiers.count(tier)), ends)
@@ -197,7 +200,8 @@ class _Prices:
 
 
 def _queued(parts: Parts, ends: dict[Queue, float]) -> float:
-    """When parts end that are handed over at once, behind what the queues have; `ends` of the queues is updated."""
+    """When parts that are handed over together end, behind what their queues hold already. Updates `ends` of the
+    queues."""
     end = 0.0
     for queue, seconds in parts:
         ends[queue] = end = max(end, ends.get(queue, 0.0)) + seconds

@@ -89,7 +89,7 @@ class ForeseenSteps:
         self._record(env.now)
 
     def _look_up(self) -> Lookup:
-        """Of all layers."""
+        """Looks up, for all layers together, what a step selects."""
         chosen = self._seen.chosen(self._now.step)
         found = self._resident.look_up(BlockRows(chosen.reshape(-1, chosen.shape[-1])))
         self._now.record.blocks_wanted += chosen.size
@@ -130,7 +130,8 @@ class ForeseenSteps:
         return {kind: (ops[kind].label, cost.duration_s, cost.n_bytes) for kind, cost in costs.items()}
 
     def _batch(self, label: str, after_s: float, took_s: float, n_bytes: float) -> float:
-        """When a batch ends that is handed over now: it begins after those before it have begun."""
+        """When a batch of reads or writes that is handed over now ends. It begins after all batches before it have
+        begun."""
         lane = label if self._seen.storage.spec.duplex == "full" else "both"
         begin = max(after_s, self._began_s, self._free_s.get(lane, 0.0))
         self._began_s, self._free_s[lane] = begin, begin + took_s

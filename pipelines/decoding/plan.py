@@ -74,11 +74,11 @@ class DecodePlan:
 
     @property
     def row_bytes(self) -> int:
-        """Of the context's blocks in one row of one layer, where they lie outside the processor's memory."""
+        """Bytes of the context's KV blocks in one row of one layer, as they lie outside the processor's memory."""
         return self.blocks * self.layout.stride_bytes
 
     def kv_size(self, tokens: int) -> KvSize:
-        """The whole batch's, once each sequence has so many tokens: what its placement decides by."""
+        """The KV size of the whole batch once each sequence has so many tokens, by which the placement decides."""
         return KvSize(
             layers=self.model.layers,
             tokens=tokens,

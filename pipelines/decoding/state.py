@@ -97,7 +97,7 @@ class DecodeState:
                 self.machine.move(Extents(*written(layers), layers.tolist()), "device", tier, after=(after,))
 
     def staying(self, written: Callable[[np.ndarray], Ranges]) -> Extents | None:
-        """Of what new tokens changed, what stays in the processor's own memory."""
+        """The part of what new tokens changed that stays in the processor's own memory; None where nothing does."""
         layers = np.flatnonzero([tier == "device" for tier in self.tiers])
         return Extents(*written(layers), layers.tolist()) if len(layers) else None
 

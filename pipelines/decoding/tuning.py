@@ -63,7 +63,8 @@ class _ModelledTimes:
         return BlockTimes(block.block_s, block.io_s, block.overlapped_s)
 
     def with_rates(self, solution: Solution, limits: TuningLimits, reuse: ReuseTable) -> Solution:
-        """With what a run takes from beginning to end, each layer's KV where the placement has it."""
+        """The solution with the prefill time and the token rate of a whole run, each layer's KV where the placement
+        puts it."""
         grouping, batch, context = solution.grouping, solution.batch, solution.context
         # Of the whole budget, so that the placement knows what there is room for.
         plan = self._plan_of(grouping, batch, context, limits.each_bytes)
@@ -125,7 +126,8 @@ def limits_of(scenario: Scenario, **given: float | int | None) -> TuningLimits:
 
 
 def _system(scenario: Scenario) -> DecodeSystem:
-    """What is tuned. Raises InputError for systems and settings that leave nothing to tune, or would be ignored."""
+    """The system to tune. Raises InputError for systems and settings that leave nothing to tune, or would be
+    ignored."""
     if scenario.system != TUNED_SYSTEM:
         raise InputError(
             f"system: {scenario.system} has not the parameters that kvferry tune finds;"

@@ -201,7 +201,7 @@ def plan_for(scenario: Scenario, system: DecodeSystem) -> DecodePlan:
 
 
 def _records(batch: int, prefill_s: float | None, times_s: tuple[float, ...]) -> list[RequestRecord]:
-    """Of a lock-step batch: all sequences have their tokens at the same times."""
+    """A record for each sequence of a lock-step batch: all have their tokens at the same times."""
     if not times_s:
         return []
     shared = {"arrival_s": 0.0, "loaded_s": prefill_s, "first_token_s": times_s[0], "token_times_s": times_s}
@@ -228,7 +228,7 @@ def _sequences(n: int) -> str:
 
 
 def _most_kv(scenario: Scenario) -> KvSize:
-    """What there is at the end of the run, and all the memory there is for it."""
+    """The size of the KV at the end of the run, and all the memory that it may take."""
     workload, layers = scenario.decode.workload, scenario.model.layers
     tokens, batch = workload.context + workload.output, asked_batch(scenario)
     return KvSize(

@@ -75,7 +75,7 @@ class StoredBlocks:
         self._rebuilt.decompose(layer, self._undecomposed.pop(layer))
 
     def rebuild(self, kv: Rebuilt | None) -> None:
-        """Have the keys of a layer's chosen KV blocks ready for its attention."""
+        """Rebuilds the keys of a layer's chosen KV blocks, for its attention."""
         if self._rebuilt is None or kv is None:
             raise KvferryError("no keys can be rebuilt: the file has them all, or the op does not say which")
         self._ready_keys[kv.layer] = self._rebuilt.rebuilt(kv.layer, kv.ids)
@@ -102,8 +102,9 @@ class StoredBlocks:
         return whole[0], whole[1], None
 
     def grown(self, op: OutputHead, index: BlockIndex | None) -> WrittenLayers | None:
-        """The token under way has passed all layers. Where it completes the rolling buffer's KV block, as `op` says,
-        the buffer is empty then, and the block is to be written, and to be scored."""
+        """Takes note that the token under way has passed all layers. Where it completes the KV block of the rolling
+        buffer, as `op` says, empties the buffer, adds the block's keys to the index, and returns what is to be
+        written."""
         self.recent += 1
         if op.complete is None:
             return None

@@ -140,7 +140,8 @@ def storage_measured(storage: Storage | MappedStorage) -> dict[str, Any]:
 
 
 def _index(scenario: Scenario, sizes: DecodeSizes, model: PreTrainedModel, prompts: Prompts, say: Say) -> Index | None:
-    """Empty; what it learns offline comes from text behind that of the contexts."""
+    """An empty index, or None where all KV is read. What it learns offline comes from text that no prompt of the run
+    holds."""
     spec, workload = sizes.index, scenario.decode.workload
     if spec is None:
         return None

@@ -159,7 +159,8 @@ class ClusterBlocks:
         return Divided(tokens, variances)
 
     def grown(self, op: OutputHead, index: Centroids | None) -> WrittenBlocks:
-        """The token under way has passed all layers, and joins the clusters that `op` says; what is to be written."""
+        """Adds the token under way, which has passed all layers, to the clusters that `op` names. Returns what is to be
+        written."""
         assert index is not None
         if len(op.joined) != self.layers:
             raise KvferryError(f"new keys of {len(op.joined)} of {self.layers} layers are said to join clusters")
@@ -173,8 +174,8 @@ class ClusterBlocks:
         return [self._here[layer][place], *self._waiting[layer].get(place, [])]
 
     def _bring(self, kv: Attended, read: Data) -> None:
-        """Have the clusters of a step at hand: those that were read, put into their slots where there are any, and
-        those that lay there already."""
+        """Gathers the clusters of a step: those that were read, which enter their slots where there are any, and those
+        that lay there already."""
         assert kv.ids is not None and kv.starts is not None and kv.tokens is not None and kv.missing is not None
         here, slots, came = self._here[kv.layer], self._slots[kv.layer], iter(read.views)
         rows = np.repeat(np.arange(len(kv.starts) - 1), np.diff(kv.starts)).tolist()

@@ -246,7 +246,7 @@ class Layers(RegisteredOps):
 
     @runs(Bookkeep)
     def _bookkeep(self, op: Bookkeep, inputs: Sequence[Any]) -> None:
-        """It takes its time where the pipeline looks up; nothing is left to be run."""
+        """Does nothing: the pipeline has looked the KV blocks up already, which is what takes time."""
 
     @runs(Reconstruct)
     def _rebuild(self, op: Reconstruct, inputs: Sequence[Any]) -> None:
@@ -306,7 +306,8 @@ class Layers(RegisteredOps):
     # --- what they share -----------------------------------------------------------------------------------------
 
     def _queries(self, layer: int) -> torch.Tensor:
-        """Of the token under way; the hidden state below some layer stands in for the one below this."""
+        """The queries of the token under way in a layer. Where the token has not come so far, its present hidden state
+        stands in for the one below that layer."""
         if self._projected is not None and self._projected.layer == layer:
             return self._projected.queries
         return self.decoder.queries(layer, self._hidden, self._rotary_now)

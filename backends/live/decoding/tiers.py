@@ -16,7 +16,7 @@ from kvferry.specs.tier import Tier
 
 
 class TierMemory:
-    """Memory for KV, of which the system gives what is written. Reads return copies."""
+    """Memory for KV. The operating system provides its pages as they are written. Reads return copies."""
 
     def __init__(self, n_bytes: int) -> None:
         try:
@@ -41,7 +41,7 @@ class TierMemory:
         return Data(copied, ats, lengths, lambda: None)
 
     def give_up(self, extents: Extents) -> None:
-        """What lies there is not needed any more: the system gets the pages that are within the ranges."""
+        """Returns pages that lie within these ranges to the operating system, as their KV is not needed any more."""
         page = mmap.PAGESIZE
         for offset, length in extents:
             begin, end = -(-offset // page) * page, (offset + length) // page * page
@@ -75,7 +75,7 @@ class KvTiers:
                 getattr(self, tier)
 
     def source(self, extents: Extents, request: int | None, inputs: Sequence[Any]) -> Bytes:
-        """What leaves the processor's memory: made by the op that a move comes after, or what lies there."""
+        """The bytes that a move takes out of the processor's memory: what the op before it made, or what lies there."""
         if inputs and isinstance(inputs[0], Data):
             if extents.placed is not None:
                 # It came from there, for good.

@@ -71,7 +71,8 @@ class Library:
         return f"{codec_name}-{made_from.hexdigest()[:20]}"
 
     def prompt(self, request: int) -> Prompt:
-        """Of the conversation that begins with this request. Those about one context ask the same questions."""
+        """The prompt of the conversation that begins with this request. Conversations about one context ask the same
+        questions."""
         turns = self._scenario.context_reuse.workload.turns
         asked = self.asked.requests[request // turns]
         context, questions = self._prompts.tokens(asked.source, asked.context, turns * asked.question, self._apart)

@@ -38,12 +38,13 @@ class Centroids(Index):
 
     @property
     def n_bytes(self) -> int:
-        """Single-precision centroids of the clusters there are: memory for those to come is reserved, and taken when
-        they come."""
+        """Bytes of the clusters that exist now, in single precision. Memory for later ones is reserved, and used once
+        they exist."""
         return sum(int(table.used.sum()) * table.means.shape[-1] * 4 for table in self.tables)
 
     def blocks(self, layer: int) -> int:
-        """Clusters of the row that has the most: others answer with some that are not there, behind those that are."""
+        """The number of clusters of the row that has the most. The answers of other rows end with clusters that do not
+        exist."""
         return int(self.tables[layer].used.max())
 
     def sizes(self, layer: int, row: int) -> list[int]:
