@@ -67,7 +67,8 @@ class MemoryPool(Protocol):
 
 
 class Channel(Protocol):
-    """An ordered two-way channel to a peer. `receive` fires with the message, or with None once the peer has closed."""
+    """An ordered two-way channel to a peer. `receive` fires with the next message, or, once the peer has closed and all
+    were received, with None every time. `send` raises RuntimeError on a closed channel, TypeError for None."""
 
     def send(self, message: Any, n_bytes: float) -> simpy.Event: ...
 

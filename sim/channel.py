@@ -39,14 +39,25 @@ class ChannelEnd:
         self._closed = False
 
     def send(self, message: Any, n_bytes: float) -> simpy.Event:
-        """Send a message. The event fires when it has arrived. Raises RuntimeError on a closed channel."""
+        """Send a message. The event fires when it has arrived. Raises RuntimeError on a closed channel, TypeError for
+        None."""
         if self._closed:
             raise RuntimeError("this end of the channel is closed")
+        if message is None:
+            raise TypeError("None says that a channel has ended; it cannot be sent")
         return self._deliver(message, n_bytes)
 
     def receive(self) -> simpy.Event:
-        """The event fires with the next message, or with None once the peer has closed and all were received."""
-        return self._incoming.get()
+        """The event fires with the next message, or, once the peer has closed and all were received, with None every
+        time."""
+        message = self._incoming.get()
+        assert message.callbacks is not None
+        message.callbacks.append(self._stay_ended)
+        return message
+
+    def _stay_ended(self, message: simpy.Event) -> None:
+        if message.value is None:
+            self._incoming.put(None)
 
     def close(self) -> None:
         """Close this end, after all messages that were sent. Closing twice is harmless."""

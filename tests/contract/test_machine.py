@@ -230,6 +230,20 @@ def test_channels_keep_the_order_and_say_when_they_end(world: World) -> None:
     assert [m for m in got if not isinstance(m, int)] == [("seen", 0), ("seen", 1), ("seen", 2)]
 
 
+def test_a_channel_that_has_ended_stays_ended(world: World) -> None:
+    here, there = world.machine.open("cloud"), world.peer.open("device")
+    env = world.machine.env
+    with pytest.raises(TypeError, match="None says that a channel has ended"):
+        here.send(None, n_bytes=1)
+    here.send("last", n_bytes=1)
+    here.close()
+    assert [env.run(until=there.receive()) for _ in range(4)] == ["last", None, None, None]
+    with pytest.raises(RuntimeError, match="closed"):
+        here.send("more", n_bytes=1)
+    there.close()
+    assert env.run(until=here.receive()) is None
+
+
 def test_select_answers_with_ids_and_always_the_same(world: World) -> None:
     ask = Select(batch=2, groups=64, k=8, step=3, layer=1)
     tickets = [world.machine.submit(ask) for _ in range(2)]
