@@ -1,7 +1,6 @@
 """The real world of a scenario: its models on this device, and what its workload needs beside them."""
 
 import math
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -38,8 +37,7 @@ class LiveWorld:
         switchboard = None
         if len(machines) > 1:
             accesses = Accesses(env)
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="kvferry-"))
-            switchboard = SocketSwitchboard(env, folder, carry=accesses)
+            switchboard = SocketSwitchboard(env, folder=None, carry=accesses)
             stack.callback(switchboard.close)
         self._machines: dict[str, LiveMachine] = {}
         for one in machines:

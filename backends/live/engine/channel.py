@@ -38,19 +38,23 @@ class SocketSwitchboard:
     """Channels between machines by name; the machines may live in different processes that share a folder.
 
     The folder should be private to its user: every process that can reach it can send. Of two names, the first in the
-    alphabet listens and the other connects; either waits at most `patience_s`. With `carry`, a message goes into the
-    socket when its event has fired, as in the modelled world: so machines of one process are as far apart as their
-    links say. `carry` keeps the order of messages between two machines.
+    alphabet listens and the other connects; either waits at most `patience_s`. Without a folder all machines are of
+    this process, and each may open its end as late as it likes. With `carry`, a message goes into the socket when its
+    event has fired, as in the modelled world: so machines of one process are as far apart as their links say. `carry`
+    keeps the order of messages between two machines.
     """
 
     def __init__(
-        self, env: WallClockEnvironment, folder: Path | str, patience_s: float = 30.0, carry: Carry | None = None
+        self, env: WallClockEnvironment, folder: Path | str | None, patience_s: float = 30.0, carry: Carry | None = None
     ) -> None:
         self._env = env
         self._carry = carry
-        self._folder = Path(folder)
+        self._folder = None if folder is None else Path(folder)
         self._patience_s = patience_s
         self._ends: dict[tuple[str, str], LiveChannel] = {}
+        # Of channels within this process, the end that is not open yet; and all of them.
+        self._waiting: dict[tuple[str, str], socket.socket] = {}
+        self._paired: list[socket.socket] = []
 
     def open(self, name: str, peer: str) -> "LiveChannel":
         """The end that `name` holds of its channel with `peer`; always the same. Does not wait for the peer."""
@@ -64,6 +68,8 @@ class SocketSwitchboard:
         """End every channel at once, closed or not."""
         for end in self._ends.values():
             end.hang_up()
+        for wire in self._paired:
+            wire.close()
 
     def _way(self, name: str, peer: str) -> Callable[[], socket.socket]:
         for each in (name, peer):
@@ -73,6 +79,13 @@ class SocketSwitchboard:
                 )
         if name == peer:
             raise InputError(f"{name} cannot open a channel with itself")
+        if self._folder is None:
+            if (name, peer) not in self._waiting:
+                pair = socket.socketpair()
+                self._paired += pair
+                self._waiting[name, peer], self._waiting[peer, name] = pair
+            wire = self._waiting.pop((name, peer))
+            return lambda: wire
         first, second = sorted((name, peer))
         path = self._folder / f"{first}+{second}.sock"
         if len(str(path).encode()) > 100:

@@ -160,6 +160,21 @@ def test_a_peer_that_never_comes_is_reported(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_machines_of_one_process_may_come_late() -> None:
+    env = WallClockEnvironment()
+    board = SocketSwitchboard(env, folder=None, patience_s=0.0)
+    heard = board.open("device", "zoo").receive()
+    env.run(until=env.timeout(0.05))
+    there = board.open("zoo", "device")
+    there.send("late", 1)
+    assert env.run(until=heard) == "late"
+    # Messages wait for an end that is not open yet, and channels that are never used end with the board.
+    board.open("cloud", "zoo").send("early", 1)
+    assert env.run(until=board.open("zoo", "cloud").receive()) == "early"
+    board.open("cloud", "device")
+    board.close()
+
+
 @pytest.mark.parametrize("name", ["", "../cloud", "a/b", "a+b", ".", "clóud"])
 def test_names_stay_inside_the_folder(tmp_path: Path, name: str) -> None:
     with pytest.raises(InputError, match="needs a name"):
