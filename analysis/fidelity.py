@@ -41,7 +41,7 @@ def in_both_worlds(scenario: Scenario, *, say: Say = lambda what: None, live: Op
     """Carry a scenario out (in the torch backend's world, or the one that `live` opens), and simulate it.
 
     Raises InputError as ``run_scenario`` does, KvferryError when a run does not finish, or finishes only by
-    computing what the link should have brought.
+    computing what the link should have brought, KeyboardInterrupt where Ctrl-C ends one of the two.
     """
     measured = run_scenario(scenario, say=say, open_world=live or BACKENDS["torch"])
     if measured.interrupted:
@@ -51,6 +51,8 @@ def in_both_worlds(scenario: Scenario, *, say: Say = lambda what: None, live: Op
     if measured.faults:
         raise KvferryError(f"{scenario.name}: a run that measures nothing: {'; '.join(measured.faults)}")
     simulated = run_scenario(scenario, open_world=BACKENDS["sim"], inputs=measured.inputs)
+    if simulated.interrupted:
+        raise KeyboardInterrupt
     if simulated.outcome != "done":
         raise KvferryError(f"{scenario.name}: simulated, it ends {simulated.outcome}: {simulated.why}")
     return TwoWorlds(scenario=scenario, simulated=simulated, measured=measured)
@@ -151,7 +153,8 @@ def _ops(spans: Sequence[Span]) -> list[list[Any]]:
 def _ops_beside(
     simulated: Sequence[Sequence[Any]], measured: Sequence[Sequence[Sequence[Any]]]
 ) -> list[dict[str, Any]]:
-    """By resource and label. A link's transfers follow each other: their rate is the link's, not theirs."""
+    """A row per resource and label, simulated beside measured. Transfers share their link, so that their durations are
+    its rate's rather than their own."""
     ours, *theirs = ({(op[0], op[1]): (op[2], op[3]) for op in ops} for ops in (simulated, *measured))
     rows = []
     for key in sorted({key for found in (ours, *theirs) for key in found}):

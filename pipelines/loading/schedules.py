@@ -29,11 +29,11 @@ def compare_schedules(scenario: Scenario, solver: str | None = None) -> list[dic
     dependency waited for. ``bound_s``: no plan can be faster at that rate, by the estimated costs, and ``bound_gap`` is
     how far above it the makespan is. ``load_s``: the plan carried out to the letter in the scenario's world, whose
     link varies; ``regret``: over the clairvoyant bound there. Both are None where it could not be, and ``outcome`` and
-    ``why`` tell of it. ``note`` stands where the solver ran out of wall time, as another run may find another plan.
-    Raises InputError for an unknown solver.
+    ``why`` say why. ``note`` stands where the solver ran out of wall time, as another run may find another plan.
+    Raises InputError for an unknown solver, KeyboardInterrupt where Ctrl-C ends one of the runs.
     """
     link = link_trace(scenario.link)
-    single = scenario.model_copy(update={"workload": scenario.workload.model_copy(update={"requests": 1})})
+    single = scenario.model_copy(update={"workload": scenario.workload.model_copy(update={"requests": 1, "turns": 1})})
     system = replace(SYSTEMS["sparkv"], settings={"adapt": False})
     stored = ModelledContexts(single, system.codec).stored
     estimate_s = price_s(scenario, scenario.costs.estimate)
@@ -72,6 +72,8 @@ def _row(scenario: Scenario, problem: LoadProblem, planner: Planner, start: Load
     makespan_s = plan.stage_makespan_s(problem, bytes_per_s) / speed
     strict = replace(SYSTEMS["sparkv"], loader=lambda: Staged(lambda *_: plan, adapt=False), settings={})
     run = run_scenario(scenario, system=strict)
+    if run.interrupted:
+        raise KeyboardInterrupt  # the user has no use for the other schedules
     load_s = regret = None
     for record in run.requests:
         assert record.loaded_s is not None

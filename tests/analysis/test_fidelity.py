@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tiny import DECODING
 
-from kvferry.analysis import fidelity_study
+from kvferry.analysis import fidelity, fidelity_study
 from kvferry.analysis.fidelity import TwoWorlds, beside, figures_of, in_both_worlds, summary_of
 from kvferry.analysis.fidelity_study import FidelityStudy, measure
 from kvferry.analysis.remarks import unmeasured
@@ -69,6 +69,14 @@ def test_the_error_is_signed_and_relative_to_what_was_measured() -> None:
     assert found["error"] == pytest.approx(-0.5, abs=0.01)
     assert found["error"] == found["simulated"] / found["measured"] - 1
     assert found["spread"] is None
+
+
+@pytest.mark.parametrize("finished", [0, 1])
+def test_ctrl_c_in_either_world_ends_both(finished: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = [*[Run(outcome="done")] * finished, Run(outcome="interrupted", why="0 of 1 requests")]
+    monkeypatch.setattr(fidelity, "run_scenario", lambda *_, **__: runs.pop(0))
+    with pytest.raises(KeyboardInterrupt):
+        in_both_worlds(scenario(), live=faithful)
 
 
 def test_overlap_by_hand() -> None:

@@ -299,6 +299,17 @@ def test_interrupted_runs_keep_what_was_finished(monkeypatch: pytest.MonkeyPatch
     assert len(run.requests) == 2
 
 
+def test_schedules_are_of_a_conversations_first_question() -> None:
+    first, alone = (compare_schedules(small(*turns))[0] for turns in (["workload.turns=3"], []))
+    assert first["load_s"] == pytest.approx(alone["load_s"])
+
+
+def test_schedules_end_with_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schedules, "run_scenario", lambda *_, **__: Run(outcome="interrupted"))
+    with pytest.raises(KeyboardInterrupt):
+        compare_schedules(small())
+
+
 def test_schedules_of_a_world_that_cannot_hold_them_say_so() -> None:
     (row, *_) = compare_schedules(small("budget={memory: 10 kB}"))
     assert (row["load_s"], row["outcome"]) == (None, "out_of_memory")
