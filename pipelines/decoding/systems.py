@@ -58,10 +58,12 @@ _IN_MEMORY = ("batching",)
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeSystem:
-    """A composition. ``tuned``: a file of ``kvferry tune``, whose nearest solution replaces what it holds."""
+    """A composition. ``tuned``: a file of ``kvferry tune``, whose nearest solution replaces what it holds.
+    ``tunable``: its groups, compression and slots are what ``kvferry tune`` finds."""
 
     about: str
     roles: Roles
+    tunable: bool = False
     tuned: str | None = None
 
     @property
@@ -155,6 +157,7 @@ DECODE_SYSTEMS: dict[str, DecodeSystem] = {
     "kvswap": DecodeSystem(
         about="groups predicted from a low-rank key cache, read ahead, kept in a reuse buffer",
         roles=Roles(selector=LowRankKeys(), residency=Reuse()),
+        tunable=True,
     ),
     "flexgen": DecodeSystem(
         about="all KV of a layer read back while the layer before computes",
@@ -216,3 +219,8 @@ DECODE_SYSTEMS: dict[str, DecodeSystem] = {
         roles=Roles(selector=Everything(ahead=False), layout=TokenGroups(group_tokens=8), placement=AllOrNothing()),
     ),
 }
+
+
+def tunable_systems() -> str:
+    """Names of the systems that ``kvferry tune`` finds parameters for, for users."""
+    return ", ".join(name for name, system in DECODE_SYSTEMS.items() if system.tunable)

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from kvferry.pipelines.decoding.budget import asked_batch
-from kvferry.pipelines.decoding.systems import DecodeSystem
+from kvferry.pipelines.decoding.systems import DecodeSystem, tunable_systems
 from kvferry.policies.decode.blocking import TokenGroups
 from kvferry.policies.decode.grouping import Grouping
 from kvferry.policies.decode.residency import DoubleBuffer, Reuse
@@ -14,8 +14,6 @@ from kvferry.specs.document import read_text
 from kvferry.specs.errors import InputError
 from kvferry.specs.scenario import Scenario
 
-# Whose parameters are tuned.
-TUNED_SYSTEM = "kvswap"
 # Settings of a policy that a solution holds.
 TUNED_VALUES = ("group_tokens", "selected_tokens", "compression", "metadata_share", "slots", "reuse")
 # Roles that hold them.
@@ -29,8 +27,8 @@ def tuned(system: DecodeSystem, scenario: Scenario) -> tuple[DecodeSystem, float
     sequence may take then: those it was tuned for; None where the scenario's budget says. Raises InputError."""
     if system.tuned is None:
         return system, None
-    if scenario.system != TUNED_SYSTEM:
-        raise InputError(f"policies.tuned: holds parameters of {TUNED_SYSTEM}, {scenario.system} has others")
+    if not system.tunable:
+        raise InputError(f"policies.tuned: holds parameters of {tunable_systems()}, {scenario.system} has others")
     for name in (*TUNED_VALUES, *TUNED_ROLES):
         if name in scenario.policies:
             raise InputError(f"policies.{name}: policies.tuned holds it already; take one of the two away")
@@ -51,7 +49,7 @@ def tuned(system: DecodeSystem, scenario: Scenario) -> tuple[DecodeSystem, float
 
 
 def grouped(system: DecodeSystem, grouping: Grouping) -> DecodeSystem:
-    """KVSwap's parameters in place of the system's own."""
+    """The system with these parameters in place of its own."""
     roles = system.roles
     assert isinstance(roles.selector, LowRankKeys)
     assert isinstance(roles.layout, TokenGroups)

@@ -8,8 +8,8 @@ import numpy as np
 from kvferry.pipelines.decoding.budget import ALIGNMENT_BYTES, asked_batch, sequence_bytes
 from kvferry.pipelines.decoding.delays import Delays
 from kvferry.pipelines.decoding.plan import DecodePlan, plan_of
-from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS, ROLES, DecodeSystem
-from kvferry.pipelines.decoding.tuned import TUNED_SYSTEM, TUNED_VALUES, grouped
+from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS, ROLES, DecodeSystem, tunable_systems
+from kvferry.pipelines.decoding.tuned import TUNED_VALUES, grouped
 from kvferry.policies.decode.grouping import Grouping, rank_of
 from kvferry.policies.decode.reuse_buffer import ReuseBuffer
 from kvferry.policies.decode.reuse_table import ReuseTable
@@ -128,22 +128,23 @@ def limits_of(scenario: Scenario, **given: float | int | None) -> TuningLimits:
 def _system(scenario: Scenario) -> DecodeSystem:
     """The system to tune. Raises InputError for systems and settings that leave nothing to tune, or would be
     ignored."""
-    if scenario.system != TUNED_SYSTEM:
+    system = DECODE_SYSTEMS[scenario.system]
+    if not system.tunable:
         raise InputError(
             f"system: {scenario.system} has not the parameters that kvferry tune finds;"
-            f" give --set system={TUNED_SYSTEM}"
+            f" give --set system={tunable_systems()}"
         )
     for name in (*TUNED_VALUES, "tuned"):
         if name in scenario.policies and name != "selected_tokens":
             raise InputError(f"policies.{name}: is what kvferry tune finds; take it away")
     for name in ("per_head", *ROLES):
         if name in scenario.policies and name != "placement":
-            raise InputError(f"policies.{name}: kvferry tune knows kvswap's own way alone; take it away")
+            raise InputError(f"policies.{name}: kvferry tune knows {scenario.system}'s own way alone; take it away")
     if scenario.decode.workload.selections is not None:
         raise InputError(
             "workload.selections: recorded for one group size, kvferry tune needs many: generated ones; take it away"
         )
-    system = DECODE_SYSTEMS[TUNED_SYSTEM].with_policies(scenario.policy_values)
+    system = system.with_policies(scenario.policy_values)
     would = "storage, host or progressive would do"
     if system.roles.placement.away is None:
         raise InputError(f"policies.placement: all KV is in the processor's memory, nothing moves; {would}")
@@ -168,7 +169,7 @@ def reuse_table(scenario: Scenario, limits: TuningLimits) -> ReuseTable:
 
 
 def _reuse_rates(scenario: Scenario, limits: TuningLimits, context: int, group_tokens: int) -> np.ndarray:
-    """By capacity."""
+    """The mean reuse rate at each capacity."""
     workload, groups = scenario.decode.workload, limits.groups_of(group_tokens, context)
     stream = CriticalTokens(
         layers=_LAYERS,

@@ -46,6 +46,8 @@ class Decode:
         """Where KV lies on storage, one batch of one length decodes in lock step."""
         assert isinstance(system, DecodeSystem)
         workload = scenario.decode.workload
+        if scenario.coupling != "all_heads":
+            yield Complaint(("coupling",), "is about contexts loaded in chunks; decode loads none, leave it out")
         if not system.roles.all_in_memory:
             for key in ("requests", "arrivals", "spread", "lengths", "trace"):
                 if getattr(workload, key):

@@ -85,6 +85,11 @@ def test_what_a_system_does_not_have_is_refused_with_its_key(
         run_scenario(load_scenario({**TINY, "system": system, "policies": policies}))
 
 
+def test_decoding_has_no_coupling_of_chunks() -> None:
+    with pytest.raises(InputError, match="coupling: is about contexts loaded in chunks"):
+        run_scenario(load_scenario(TINY, ["coupling=per_head"]))
+
+
 def test_an_ablation_is_one_line() -> None:
     def figures(*settings: str) -> dict[str, float]:
         scenario = load_scenario(TINY, list(settings))

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,13 @@ def test_a_tuned_run(file: Path) -> None:
     run = run_scenario(load_scenario("kvswap/throughput", [*SMALL, "policies.tuned=tuned.json"]))
     assert run.outcome == "done"
     assert run.kv_memory_peak_bytes <= 200 * MIB
+
+
+def test_the_table_says_which_systems_are_tuned(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(DECODE_SYSTEMS, "variant", replace(DECODE_SYSTEMS["kvswap"], about="the same by another name"))
+    assert plan("system=variant", "policies.tuned=tuned.json") == plan("policies.tuned=tuned.json")
+    limits = limits_of(load_scenario("kvswap/throughput", [*SMALL, "system=variant"]))
+    assert limits == limits_of(load_scenario("kvswap/throughput", SMALL))
 
 
 def test_a_budget_in_bytes_still_holds_in_a_tuned_run(file: Path) -> None:
