@@ -29,6 +29,11 @@ def test_each_folder_with_code_is_installed(room: str) -> None:
     assert {"kvferry." + ".".join(folder.parts) for folder in folders} <= set(PACKAGES)
 
 
+def test_no_room_has_more_than_15_percent_of_the_lines() -> None:
+    lines = {room: sum(file.read_text().count("\n") for file in (HERE / room).rglob("*.py")) for room in ROOMS}
+    assert {room: n for room, n in lines.items() if n > 0.15 * sum(lines.values())} == {}
+
+
 @pytest.mark.parametrize("room", ROOMS)
 def test_no_file_is_longer_than_400_lines(room: str) -> None:
     assert [file for file in (HERE / room).rglob("*.py") if file.read_text().count("\n") > 400] == []
