@@ -114,7 +114,8 @@ def view_of(run: Run, request: int) -> Run:
 
 
 def window_of(run: Run) -> tuple[float, float]:
-    """From the first arrival to the end of the last work, with a margin. Raises ValueError for a run without work."""
+    """The time that a picture shows: from the first arrival to the end of the last work, with a margin. Raises
+    ValueError for a run without work."""
     ends_s = [span.end_s for span in run.spans] + [e for e in map(finish_s, run.requests) if e is not None]
     starts_s = [r.arrival_s for r in run.requests] or [span.start_s for span in run.spans]
     if not ends_s or max(ends_s) <= min(starts_s):

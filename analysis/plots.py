@@ -286,7 +286,7 @@ def _ticks(values: Sequence[Any], scale: float) -> list[str]:
 
 
 def short_names(values: Sequence[Any]) -> list[str]:
-    """The values as text; paths by as much of their ends as tells them apart."""
+    """The values as text. Of paths, as much of their ends as makes them different."""
     names = [str(value) for value in values]
     parts = [Path(name).with_suffix("").parts if "/" in name and Path(name).suffix else (name,) for name in names]
     for length in range(1, max(map(len, parts), default=0) + 1):

@@ -21,7 +21,7 @@ class Repeats:
 
     @property
     def medians(self) -> dict[str, float]:
-        """Of every metric that all runs have."""
+        """The median over the runs of every metric that all of them have."""
         shared = set.intersection(*(set(figures) for figures in self.metrics))
         return {key: float(np.median([m[key] for m in self.metrics])) for key in self.metrics[0] if key in shared}
 

@@ -35,8 +35,8 @@ def rates_of(content: Any, source: str) -> list[ReadRate]:
 
 
 def _rate(alike: Sequence[JsonValue], common: JsonValue) -> ReadRate | None:
-    """Of one job, if it reads anything. With --group_reporting its clones (numjobs) are one entry, whose rate is theirs
-    together; without it each is an entry with a rate of its own."""
+    """The rate of one job, if it reads anything. With --group_reporting its clones (numjobs) are one entry, with the
+    rate of all together; without it each is an entry with its own rate."""
     job = alike[0]
     bytes_per_s = sum(each.key("read").key("bw_bytes").number() for each in alike)
     if not bytes_per_s:

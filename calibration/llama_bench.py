@@ -31,7 +31,7 @@ class LlamaBench:
 
 
 def read_llama_bench(contents: Sequence[JsonValue]) -> LlamaBench:
-    """Of one or several files together. Raises InputError, naming file and key, when they are not of one model and
+    """Reads one file or several together. Raises InputError, naming file and key, when they are not of one model and
     setting, or hold neither prompts nor generation."""
     results = [result for content in contents for result in content.items()]
     if not results:

@@ -46,7 +46,7 @@ class Points:
 
     @property
     def samples(self) -> Samples:
-        """As a predictor is trained on, on an idle device."""
+        """The measurements as samples to train a predictor on, taken on an idle device."""
         return Samples(self.context // CHUNK_TOKENS + 1, self.blocks, np.zeros(self.seconds.size), self.seconds)
 
 
@@ -102,7 +102,8 @@ def fit_perceptron(
     versions: dict[str, str],
     seed: int = 0,
 ) -> PerceptronFit | None:
-    """From what ``sparsity.py`` measured; None when that is not there. The same measurements give the same weights."""
+    """Fits the perceptron to what ``sparsity.py`` measured; None when that is missing. The same measurements give the
+    same weights."""
     points, held_out = Points.of(measured, "sparse_attention"), Points.of(measured, "sparse_attention held out")
     if points.seconds.size < LEAST_POINTS:
         return None

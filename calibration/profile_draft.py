@@ -39,7 +39,7 @@ class Draft:
         self.sources[key] = source
 
     def checked(self) -> DeviceSpec:
-        """As a scenario would read it. Raises pydantic's ValidationError."""
+        """The profile as a scenario would read it. Raises pydantic's ValidationError."""
         return DeviceSpec.model_validate({**self.profile, "sources": self.sources}, context={"from_file": True})
 
     def yaml(self, heading: str) -> bytes:

@@ -33,7 +33,7 @@ _MOST_CONTEXTS = 9
 
 
 def shares_of(settings: Settings) -> tuple[float, ...]:
-    """Of the causal blocks, those that are active; below what the diagonal needs, a point is the diagonal's."""
+    """Shares of the causal blocks that are active; where the diagonal needs more, a point has the diagonal's share."""
     return (0.1, 0.3, 0.6, 1.0) if settings.quick else (0.02, 0.04, 0.08, 0.15, 0.25, 0.4, 0.65, 1.0)
 
 

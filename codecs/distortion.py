@@ -21,7 +21,7 @@ class Distortion(NamedTuple):
 
 @lru_cache(maxsize=1)
 def measured() -> dict[str, tuple[Distortion, ...]]:
-    """By codec, of every level from the best on."""
+    """The measured distortion by codec, of every level from the best on."""
     found: dict[str, list[Distortion]] = {}
     table = (files("kvferry.codecs") / "distortion.csv").read_text(encoding="utf-8")
     for row in csv.DictReader(table.splitlines()):
@@ -32,8 +32,8 @@ def measured() -> dict[str, tuple[Distortion, ...]]:
 
 
 def of_mixture(codec: str, shares: Mapping[int, float]) -> Distortion | None:
-    """Of KV of which these shares came at these levels, and the rest was computed: squared errors add up, and so, as
-    far as they are small, do divergences. None for a codec that was not measured."""
+    """The distortion of KV of which these shares came at these levels, while the rest was computed. Squared errors add
+    up, and so do divergences as long as they are small. None for a codec that was not measured."""
     levels = measured().get(codec)
     if levels is None:
         return None

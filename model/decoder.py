@@ -71,7 +71,7 @@ class Decoder:
         return hidden + layer.mlp(layer.post_attention_layernorm(hidden))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Of the next token, [..., vocabulary], from the hidden state above the last layer."""
+        """Logits of the next token, [..., vocabulary], from the hidden state above the last layer."""
         scores: torch.Tensor = self.model.lm_head(self.model.model.norm(hidden))
         return scores
 

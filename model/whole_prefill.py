@@ -19,7 +19,7 @@ class PrefilledLayer(NamedTuple):
 
 
 def prefill_layer(decoder: Decoder, layer: int, hidden: torch.Tensor, rotary: Rotary) -> PrefilledLayer:
-    """From the hidden state [sequences, tokens, hidden] below a layer."""
+    """Runs a layer on the hidden state [sequences, tokens, hidden] below it."""
     keys, values = decoder.keys_values(layer, hidden, rotary)
     queries = decoder.queries(layer, hidden, rotary)
     attended = F.scaled_dot_product_attention(queries, keys, values, is_causal=True, enable_gqa=True)

@@ -111,7 +111,7 @@ def scenario_hash(scenario: Scenario) -> str:
 
 
 def _content_hash(path: Path) -> str:
-    """Of a file, or of a folder's files with their names: measured tables, a model's config and weights."""
+    """The hash of a file, or of a folder's files with their names: measured tables, a model's config and weights."""
     found = hashlib.sha256()
     for file in sorted(file for file in path.rglob("*") if file.suffix in _HASHED) if path.is_dir() else [path]:
         if path.is_dir():

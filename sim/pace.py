@@ -23,12 +23,12 @@ class Pace:
         self._left_s = self._left_at_s = 0.0
 
     def begin(self, work_s: float, begins_s: float, speed: float) -> None:
-        """So many seconds of work at full speed, from `begins_s` on."""
+        """Begins work that takes so many seconds at full speed, from `begins_s` on."""
         self._left_s, self._left_at_s, self._speed = work_s, begins_s, speed
         self._plan()
 
     def respeed(self, speed: float) -> None:
-        """From now on it is `speed`."""
+        """Sets the speed from now on."""
         now = self._env.now
         if now > self._left_at_s:
             self._left_s = max(0.0, self._left_s - self._speed * self._progress_s(self._left_at_s, now))

@@ -9,7 +9,7 @@ from kvferry.specs.units import Bytes
 
 
 class ContextReuseBudget(Part):
-    """Of loading contexts and answering over them."""
+    """The budget of loading contexts and answering over them."""
 
     # Of the workload; a file need not say it again.
     kind: Literal["context-reuse"] = Field(default="context-reuse", exclude=True)
@@ -18,7 +18,7 @@ class ContextReuseBudget(Part):
 
 
 class DecodeBudget(Part):
-    """Of decoding a batch."""
+    """The budget of decoding a batch."""
 
     kind: Literal["decode"] = Field(default="decode", exclude=True)
     # None: all that the device leaves free.

@@ -181,7 +181,7 @@ class Scenario(Part):
 
     @property
     def context_reuse(self) -> ContextReuseParts:
-        """Of a scenario of that kind."""
+        """Workload, budget and live settings of a scenario whose workload is of this kind."""
         workload, budget, live = self.workload, self.budget, self.live
         assert isinstance(workload, ContextReuseSpec)
         assert isinstance(budget, ContextReuseBudget)
@@ -190,7 +190,7 @@ class Scenario(Part):
 
     @property
     def decode(self) -> DecodeParts:
-        """Of a scenario of that kind."""
+        """Workload, budget and live settings of a scenario whose workload is of this kind."""
         workload, budget, live = self.workload, self.budget, self.live
         assert isinstance(workload, DecodeSpec)
         assert isinstance(budget, DecodeBudget)

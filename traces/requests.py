@@ -65,8 +65,8 @@ class ContextRequests:
 
 
 def as_they_came(asked: tuple[Request, ...], arrivals: Sequence[Request] | None) -> tuple[Request, ...]:
-    """As many requests, at the times and of the lengths that another run recorded; None: as they are asked for. Raises
-    InputError for a recording of more or fewer, as an interrupted run leaves."""
+    """The requests at the times and of the lengths that another run recorded, or as they are asked for where it is
+    None. Raises InputError for a recording of more or fewer requests, as an interrupted run leaves."""
     if arrivals is None:
         return asked
     if len(arrivals) != len(asked):

@@ -19,6 +19,7 @@ class StoredContext:
 
     @classmethod
     def modelled(cls, chunks: ChunkTrace, codec: str, head_dim: int) -> "StoredContext":
-        """From entropies, by the model of a codec. Raises InputError for an unknown one."""
+        """The context with sizes that the model of a codec gives for its entropies. Raises InputError for an unknown
+        codec."""
         sizes = pick("codec", CODECS, codec)
         return cls(chunks.tokens, chunks.active_blocks, sizes(chunks.entropy_bits, chunks.tokens * 2 * head_dim))

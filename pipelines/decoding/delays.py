@@ -144,7 +144,7 @@ class Delays:
         return ends
 
     def _parts(self, table: Timetable, plan: DecodePlan, reuse_rate: float, tiers: tuple[Tier, ...]) -> list[Parts]:
-        """Of every stage; `tiers`: where each layer's KV lies."""
+        """The parts of every stage; `tiers` says where each layer's KV lies."""
         missing = plan.sequences * plan.blocks_per_selection * (1 - reuse_rate)
         by_tier = {
             tier: {kind: KINDS[kind].parts(_Prices(self, plan, tier, missing)) for kind in table.kinds}

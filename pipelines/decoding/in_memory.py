@@ -113,8 +113,8 @@ def paged_bytes(model: ModelSpec, context: int, output: int) -> float:
 
 
 def _requests(scenario: Scenario, pool_bytes: float) -> tuple[Request, ...]:
-    """As many as the workload, its lengths or its trace say; or one per sequence of its batch, with `max` as many as
-    fit. Raises InputError."""
+    """The requests of a run: as many as the workload, its lengths or its trace say, or one per sequence of its batch;
+    with `max`, as many as fit. Raises InputError."""
     workload = scenario.decode.workload
     n = workload.requests
     if n is None and workload.lengths is None and workload.trace is None:
@@ -131,7 +131,7 @@ def _requests(scenario: Scenario, pool_bytes: float) -> tuple[Request, ...]:
 
 
 def _records(decode: ContinuousDecode) -> list[RequestRecord]:
-    """Of the requests that have their first token."""
+    """The records of the requests that have their first token."""
     return [
         RequestRecord(
             request=n,

@@ -64,7 +64,7 @@ class DecodePlan:
 
     @property
     def rows(self) -> int:
-        """Of one layer and the whole batch."""
+        """The number of rows of one layer over the whole batch."""
         return self.sequences * self.heads
 
     @property

@@ -83,7 +83,7 @@ class ContextRequest:
 
     @property
     def kv_bytes(self) -> float:
-        """Of all turns: nothing is evicted in between."""
+        """KV bytes of all turns, as nothing is evicted in between."""
         spoken = self.turns * (self.question_tokens + self.output_tokens)
         return (self.context.total_tokens + spoken) * self.context.model.kv_bytes_per_token
 

@@ -131,7 +131,8 @@ class Batcher:
         return Turn(kind, tuple(r.sequence for r in requests), tuple(r.tokens for r in requests), released)
 
     def _admit(self) -> list[_Request]:
-        """Those at the head of the queue that find room, and may be prefilled, together."""
+        """Admits the requests at the head of the queue that find room and may be prefilled together, and returns
+        them."""
         admitted: list[_Request] = []
         most, tokens = self._batching.prefill_tokens or math.inf, 0
         if not self._batching.joins(self._decoding):

@@ -45,7 +45,7 @@ class PoolLayout:
 
     @property
     def stride_bytes(self) -> int:
-        """Of a pool made for a block as there are at first."""
+        """Bytes of a pool that is made for one of the first blocks."""
         most_tokens = self.block_tokens + bool(self.more)
         return _up(self.spare * most_tokens * self.token_bytes, self.alignment_bytes)
 
@@ -240,5 +240,5 @@ AnyLayout = Layout | PoolLayout
 
 
 def _up(n_bytes: Any, to: int) -> Any:
-    """To the next multiple, of a number or an array."""
+    """A number or an array rounded up to the next multiple."""
     return -(-n_bytes // to) * to

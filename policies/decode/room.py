@@ -18,7 +18,7 @@ class Room:
 
     @property
     def tokens(self) -> int:
-        """Of the context and what is decoded behind it, in whole blocks."""
+        """Tokens of the context and of what is decoded after it, in whole blocks."""
         return room_tokens(self.context, self.output, self.block_tokens)
 
     @property

@@ -27,7 +27,7 @@ class _Document(Spec):
 
 
 class Solutions:
-    """One per pair of batch and context; ``solved`` by both."""
+    """What a tuning found: ``solved`` has a solution for each pair of batch and context."""
 
     def __init__(self, limits: TuningLimits, solved: Iterable[Solution], tier: Tier = "storage") -> None:
         """`tier`: where the KV lies that the parameters were tuned for."""

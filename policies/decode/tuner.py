@@ -144,7 +144,7 @@ class _Room:
 
 
 def _rooms(context: int, model: ModelSpec, limits: TuningLimits) -> list[_Room]:
-    """By group size, then compression; those only that hold a selection."""
+    """The rooms that hold a selection, by group size, then by compression."""
     rooms = []
     for group_tokens in range(1, min(limits.most_group_tokens, context) + 1):
         groups = limits.groups_of(group_tokens, context)

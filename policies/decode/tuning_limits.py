@@ -56,7 +56,7 @@ class TuningLimits(Spec):
         return memory_bytes(grouping, room_tokens(context, self.output, grouping.group_tokens), model)
 
     def contexts(self) -> list[int]:
-        """Those that are solved for: from the least in steps to the most, the most included."""
+        """The contexts that are solved for: from the least in steps to the most, which is included."""
         least = min(self.least_context, self.most_context)
         return sorted({*range(least, self.most_context + 1, self.context_step), self.most_context})
 

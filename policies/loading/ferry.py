@@ -152,7 +152,8 @@ class Ferry:
     # --- races ------------------------------------------------------------------------------------------------------
 
     def _streamed_too_late(self, progress: LoadProgress, facts: LoadFacts) -> int | None:
-        """Of the units being streamed, the last to arrive that would be computed sooner; None if there is none."""
+        """The last to arrive of those units under way on the link that would be computed sooner; None if there is
+        none."""
         self._sent = [unit for unit in self._sent if progress.streaming[unit]]
         arrives_bytes = progress.streaming_bytes
         for unit in reversed(self._sent):

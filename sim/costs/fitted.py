@@ -36,7 +36,7 @@ class FittedCosts:
 
     @classmethod
     def read(cls, folder: Path, roofline: Roofline) -> "FittedCosts":
-        """From a profile's folder of the model. Raises InputError when a file in it is not in order."""
+        """Reads the costs from a profile's folder of the model. Raises InputError for a file that is not in order."""
         tables = any((folder / f"{name}.csv").is_file() for name in TABLES)
         dense = read_grid(folder / DENSE, ("tokens",)) if (folder / DENSE).is_file() else None
         rest = MeasuredTable.read(folder, roofline) if tables else roofline

@@ -29,7 +29,7 @@ class Mlp:
         return np.concatenate([self._activations(inputs[row : row + BATCH_ROWS])[-1][:, 0] for row in rows])
 
     def gradients(self, inputs: np.ndarray, targets: np.ndarray) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """Of the mean squared error over a batch: with respect to each weight matrix, and to each bias."""
+        """Gradients of the mean squared error over a batch, with respect to each weight matrix and to each bias."""
         activations = self._activations(inputs)
         slope = 2 / len(targets) * (activations[-1] - targets[:, None])
         weight_slopes, bias_slopes = [], []

@@ -48,7 +48,7 @@ class Predictor:
         rate: float = 0.02,
         momentum: float = 0.9,
     ) -> "Predictor":
-        """By stochastic gradient descent on the mean squared error, the rate falling to 0 along a cosine."""
+        """Trains by stochastic gradient descent on the mean squared error, at a rate that falls to 0 along a cosine."""
         rng = generator(Source.COST_WEIGHTS, seed)
         table = np.column_stack([samples.token_chunk, samples.active_blocks, samples.load, np.log(samples.seconds)])
         centre, spread = table.mean(axis=0), table.std(axis=0)

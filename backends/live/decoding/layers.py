@@ -349,7 +349,7 @@ class Layers(RegisteredOps):
 
     @property
     def _rotary_now(self) -> Rotary:
-        """Of the token under way."""
+        """The rotary embedding of the token under way."""
         return self._rotary_at(self._position, self._position + 1)
 
     def _next(self, op: Op, layer: int | None) -> int:

@@ -56,7 +56,7 @@ class Library:
         self._contexts: dict[int, tuple[int, ...]] = {}
 
     def tokens(self, sequence: int) -> list[int]:
-        """Of each token chunk of a context."""
+        """The tokens of each token chunk of a context."""
         each = self._scenario.context_reuse.workload.chunk_tokens
         whole, rest = divmod(self.asked.contexts[sequence], each)
         return [each] * whole + ([rest] if rest else [])
