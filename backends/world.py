@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 from kvferry.backends.needs import Need, Needs, NoKv
 from kvferry.machine.machine import Machine, Refused
 from kvferry.machine.span import Tell
+from kvferry.policies.decode.tending import KeysAhead
 from kvferry.sim.foresight import Foresight
 from kvferry.specs.errors import InputError
 from kvferry.specs.link import LinkSpec
@@ -102,6 +103,11 @@ class World(Protocol):
     def foresight(self) -> Foresight | None:
         """Returns what the device's decoding steps can be calculated from, without events; None where they cannot, as
         always in a real world."""
+        ...
+
+    @property
+    def keys(self) -> KeysAhead | None:
+        """The keys of the device, where a modelled world has clusters of them; None: they exist as they are decoded."""
         ...
 
     @property

@@ -59,8 +59,10 @@ class ClusteredKeys:
         self.table = ClusterTable(len(self.keys), most, process.width)
         self.labels = np.full(self.keys.shape[:2], -1, np.int32)
         self.waits = np.zeros(self.labels.shape, bool)
-        self._skipped = 0
-        self._step = -1
+        # Keys that wait for each cluster.
+        self._waiting = np.zeros(self.table.counts.shape, np.int64)
+        # Tokens that were skipped, and the step of the one under way.
+        self._skipped, self._step = 0, -1
         self._ranked: dict[int, np.ndarray] = {}
         self._nearest: tuple[np.ndarray, np.ndarray] | None = None
         self._scores: np.ndarray | None = None
@@ -70,7 +72,7 @@ class ClusteredKeys:
 
     def __call__(self, op: Op) -> Answer | None:
         if isinstance(op, OutputHead):
-            self._join(op.joined)
+            self._joined(op.joined)
             return None
         if isinstance(op, Cluster):
             return self._cluster(op)
@@ -99,15 +101,19 @@ class ClusteredKeys:
     def _ranking(self, k: int) -> np.ndarray:
         """int32[rows, k]: the clusters with the best scores, the best first."""
         if k not in self._ranked:
-            if self._scores is None:
-                self._scores = self.table.scores(slice(None), self.queries[:, self.entry])
-            scores = self._scores
+            scores = self._all_scores()
             if scores.shape[1] < k:
                 scores = np.pad(scores, ((0, 0), (0, k - scores.shape[1])), constant_values=-np.inf)
             best = np.argpartition(-scores, k - 1, axis=1)[:, :k]
             order = np.argsort(-np.take_along_axis(scores, best, 1), axis=1, kind="stable")
             self._ranked[k] = np.take_along_axis(best, order, 1).astype(np.int32)
         return self._ranked[k]
+
+    def _all_scores(self) -> np.ndarray:
+        """float32[rows, clusters]: of the query under way."""
+        if self._scores is None:
+            self._scores = self.table.scores(slice(None), self.queries[:, self.entry])
+        return self._scores
 
     def _of_kind(self, layer: int) -> slice:
         kind = layer % self.kinds
@@ -116,7 +122,37 @@ class ClusteredKeys:
     def _go_to(self, step: int) -> None:
         if step != self._step:
             self._step = step
-            self._ranked, self._nearest, self._scores, self._divided = {}, None, None, {}
+            self._forget()
+
+    def _forget(self) -> None:
+        """What was said of the token before."""
+        self._ranked, self._nearest, self._scores, self._divided = {}, None, None, {}
+
+    # --- ahead of time ----------------------------------------------------------------------------------------------
+
+    def go_on(self) -> None:
+        self._skipped += 1
+        self._forget()
+
+    def retrieved(self, layers: np.ndarray, rows: np.ndarray, clusters: np.ndarray, tokens: float) -> np.ndarray:
+        if not len(rows):
+            return np.empty(0, bool)
+        at = layers * self.rows + rows
+        scores = self._all_scores()[at]
+        width = scores.shape[1]
+        better = scores > scores[np.arange(len(at)), clusters][:, None]
+        before = (better * (self.table.counts[at, :width] + self._waiting[at, :width])).sum(1)
+        return np.asarray(before < tokens)
+
+    def cut(self, cuts: Sequence[tuple[int, Cut]]) -> tuple[np.ndarray, np.ndarray]:
+        if not cuts:
+            return np.empty((0, 2), np.int64), np.empty((0, 2))
+        found = self._cut([(layer * self.rows + cut.row, cut) for layer, cut in cuts])
+        return found.tokens, found.variances
+
+    def join(self, layers: np.ndarray, rows: np.ndarray, clusters: np.ndarray, *, waiting: bool) -> None:
+        if len(rows):
+            self._join(layers * self.rows + rows, clusters, waiting)
 
     # --- what policies decide ---------------------------------------------------------------------------------------
 
@@ -140,52 +176,51 @@ class ClusteredKeys:
     def _split(self, op: Split) -> Divided:
         kind = op.layer % self.kinds
         if kind not in self._divided:
-            first = kind * self.rows
-            places = [(first + cut.row, cut.block, cut.new, cut.joins) for cut in op.cuts]
-            self._divided[kind] = op.cuts, self.cut(places)
+            self._divided[kind] = op.cuts, self._cut([(kind * self.rows + cut.row, cut) for cut in op.cuts])
         cuts, divided = self._divided[kind]
         if tuple(cuts) != tuple(op.cuts):
             raise KvferryError(f"layer {op.layer} cuts other clusters than layer {kind}, which is like it")
         return divided
 
-    def cut(self, places: Sequence[tuple[int, int, int | None, bool]]) -> Divided:
-        """Cuts in rows of this: row, cluster, the new one's number, and whether the key under way joins."""
-        for row, block, _, joins in places:
-            if joins:
-                self.labels[row, self.entry] = block
+    def _cut(self, cuts: Sequence[tuple[int, Cut]]) -> Divided:
+        """Cuts in these rows."""
+        for row, cut in cuts:
+            if cut.joins:
+                self.labels[row, self.entry] = cut.block
         end = self.entry + 1
-        members = [np.flatnonzero(self.labels[row, :end] == block) for row, block, _, _ in places]
+        members = [np.flatnonzero(self.labels[row, :end] == cut.block) for row, cut in cuts]
         sizes = np.array([len(each) for each in members])
         there = np.arange(sizes.max()) < sizes[:, None]
         vectors = np.zeros((*there.shape, self.keys.shape[2]))
-        for n, (row, *_) in enumerate(places):
+        for n, (row, _) in enumerate(cuts):
             vectors[n, : sizes[n]] = self.keys[row, members[n]]
         leaves = two_means(vectors, there)
-        tokens, variances = np.zeros((len(places), 2), np.int64), np.zeros((len(places), 2))
-        for n, (row, block, new, _) in enumerate(places):
-            self.waits[row, members[n]] = False
-            leaving = leaves[n, : sizes[n]] & (new is not None)
-            parts = ((block, ~leaving), (new, leaving))
-            for part, (cluster, inside) in enumerate(parts):
-                if cluster is None or not inside.any():
-                    continue
-                self.labels[row, members[n][inside]] = cluster
-                self.table.set(row, cluster, vectors[n, : sizes[n]][inside])
-                tokens[n, part] = self.table.counts[row, cluster]
-                variances[n, part] = self.table.squares[row, cluster] / tokens[n, part]
+        tokens, variances = np.zeros((len(cuts), 2), np.int64), np.zeros((len(cuts), 2))
+        for n, (row, cut) in enumerate(cuts):
+            self.waits[row, members[n]], self._waiting[row, cut.block] = False, 0
+            leaving = leaves[n, : sizes[n]] & (cut.new is not None)
+            for part, (cluster, inside) in enumerate(((cut.block, ~leaving), (cut.new, leaving))):
+                if cluster is not None:
+                    self.labels[row, members[n][inside]] = cluster
+                    self.table.set(row, cluster, vectors[n, : sizes[n]][inside])
+                    tokens[n, part] = self.table.counts[row, cluster]
+                    variances[n, part] = self.table.squares[row, cluster] / tokens[n, part]
         return Divided(tokens, variances)
 
-    def _join(self, joined: Sequence[Sequence[Joined | Cut]]) -> None:
+    def _joined(self, joined: Sequence[Sequence[Joined | Cut]]) -> None:
         """What became of the keys under way; cuts have been made."""
         for kind, of_layer in enumerate(joined[: self.kinds]):
-            plain = [one for one in of_layer if isinstance(one, Joined)]
-            if plain:
-                rows = np.array([kind * self.rows + one.row for one in plain])
-                self.join(rows, np.array([one.block for one in plain]), np.array([one.buffered for one in plain]))
+            for waiting in (False, True):
+                some = [one for one in of_layer if isinstance(one, Joined) and one.buffered == waiting]
+                if some:
+                    rows = np.array([kind * self.rows + one.row for one in some])
+                    self._join(rows, np.array([one.block for one in some]), waiting)
 
-    def join(self, rows: np.ndarray, clusters: np.ndarray, waiting: np.ndarray) -> None:
+    def _join(self, rows: np.ndarray, clusters: np.ndarray, waiting: bool) -> None:
         """The keys under way of these rows, all different, join clusters, or wait for them."""
-        self.labels[rows, self.entry], self.waits[rows, self.entry] = clusters, waiting
-        now = ~waiting
-        if now.any():
-            self.table.join(rows[now], clusters[now], self.keys[rows[now], self.entry])
+        self.labels[rows, self.entry] = clusters
+        if waiting:
+            self.waits[rows, self.entry] = True
+            self._waiting[rows, clusters] += 1
+        else:
+            self.table.join(rows, clusters, self.keys[rows, self.entry])

@@ -98,6 +98,10 @@ class LiveWorld:
         return None
 
     @property
+    def keys(self) -> None:
+        return None
+
+    @property
     def weights_refused(self) -> Refused | None:
         return self._weights_refused
 

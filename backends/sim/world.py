@@ -14,12 +14,14 @@ from kvferry.backends.sim.parts import parts_for
 from kvferry.backends.world import DEVICE, Inputs, Say, described, tell_of
 from kvferry.machine.machine import Refused
 from kvferry.machine.span import Tell
+from kvferry.policies.decode.tending import KeysAhead
 from kvferry.sim.access import Accesses
 from kvferry.sim.channel import Switchboard
 from kvferry.sim.costs.cost_model import COST_MODELS
 from kvferry.sim.foresight import Foresight
 from kvferry.specs.errors import pick
 from kvferry.specs.scenario import Scenario
+from kvferry.traces.clustered_keys import ClusteredKeys
 from kvferry.traces.rate import RateTrace
 from kvferry.traces.request import Request
 from kvferry.traces.resolve import link_trace, load_trace
@@ -65,6 +67,7 @@ class SimWorld:
                 accesses.connect(name, machine.access)
             if name == DEVICE:
                 self.machine, self._stored = machine, parts.stored
+                self._keys = parts.clusters if isinstance(parts.clusters, ClusteredKeys) else None
 
     @property
     def machines(self) -> Mapping[str, SimMachine]:
@@ -82,6 +85,10 @@ class SimWorld:
     @property
     def foresight(self) -> Foresight | None:
         return self.machine.foresight
+
+    @property
+    def keys(self) -> KeysAhead | None:
+        return self._keys
 
     @property
     def weights_refused(self) -> Refused | None:

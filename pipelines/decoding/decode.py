@@ -12,6 +12,7 @@ from kvferry.pipelines.decoding.plan import DecodePlan
 from kvferry.pipelines.decoding.stages import KINDS
 from kvferry.pipelines.decoding.state import DecodeRecord, DecodeState
 from kvferry.policies.decode.stages import Key, Stages
+from kvferry.policies.decode.tending import KeysAhead
 from kvferry.sim.foresight import Foresight
 
 # Called after every token with how many there are.
@@ -23,7 +24,8 @@ __all__ = ["DecodeRecord", "LockStepDecode", "OnToken", "Process"]
 
 class LockStepDecode:
     """A lock-step batch. ``run`` is a SimPy process; ``record`` says what has happened so far. With `foresight`, steps
-    are worked out instead of carried out stage by stage, where the plan allows it."""
+    are worked out instead of carried out stage by stage, where the plan allows it. `keys` are those of a modelled
+    world, by which tokens that are skipped join clusters."""
 
     def __init__(
         self,
@@ -31,8 +33,9 @@ class LockStepDecode:
         plan: DecodePlan,
         on_token: OnToken = lambda tokens: None,
         foresight: Foresight | None = None,
+        keys: KeysAhead | None = None,
     ) -> None:
-        self.plan, self._on_token, self._foresight = plan, on_token, foresight
+        self.plan, self._on_token, self._foresight, self._keys = plan, on_token, foresight, keys
         self.now = DecodeState(machine, plan)
         self.record = self.now.record
 
@@ -45,7 +48,7 @@ class LockStepDecode:
         yield env.all_of(under_way.values())
         record.prefill_s = env.now
         self._token()
-        self.now.skip(skipped)
+        self.now.skip(skipped, self._keys)
         foreseen = ForeseenSteps(self.now, self._foresight) if self._foresight and foreseeable(self.plan) else None
         for self.now.step in range(steps - 1):
             self.now.place()

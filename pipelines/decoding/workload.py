@@ -111,7 +111,7 @@ class LockStepFlow:
             if tokens % _PROGRESS_TOKENS == 0 or tokens == output:
                 self._progress(tokens, output)
 
-        self._decode = LockStepDecode(world.machine, self._plan, on_token, world.foresight)
+        self._decode = LockStepDecode(world.machine, self._plan, on_token, world.foresight, world.keys)
         yield from self._decode.run(self._steps, self._skipped)
 
     def left(self, world: World, end: Totals) -> Left:

@@ -35,10 +35,6 @@ class Centroids(TopByOwnQuery):
     def vectors(self, block_tokens: int, stored: int) -> int:
         return stored
 
-    def wanted_tokens(self, stored: int) -> float:
-        """The best clusters are taken until they hold so many of a row's `stored` tokens."""
-        return self.selected_tokens if self.selected_share is None else self.selected_share * stored
-
     def ask(self, index: IndexSpec, stored: int) -> Ask:
         found = super().ask(index, stored)
         # The best may be smaller than others.

@@ -52,10 +52,10 @@ class ClusterTable:
         apart = vectors - self.means[rows][np.arange(len(found)), found]
         return found, (apart**2).sum(-1)
 
-    def scores(self, rows: slice, queries: np.ndarray) -> np.ndarray:
-        """float32[r, clusters]: products of each row's query [r, width] with the means of its clusters; -inf for those
-        that are not there."""
-        width = int(self.used[rows].max())
+    def scores(self, rows: slice | np.ndarray, queries: np.ndarray) -> np.ndarray:
+        """float32[r, clusters]: products of each row's query [r, width] with the means of its clusters, as many as any
+        row has; -inf for those that are not there."""
+        width = int(self.used.max())
         products = (queries[:, None].astype(np.float32) @ self._points[rows, :, :width])[:, 0]
         return np.where(np.isfinite(self._halves[rows, :width]), products, -np.inf)
 

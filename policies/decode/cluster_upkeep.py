@@ -2,8 +2,9 @@
 static (PQCache)."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy as np
 from kvferry.policies.decode.layout import PlacedClusters, Places, Ranges
 from kvferry.policies.decode.room import Room
 from kvferry.policies.decode.rows import BlockRows, Cut, Joined, Lookup
-from kvferry.policies.decode.tending import Tending
+from kvferry.policies.decode.tending import KeysAhead, Tending
 from kvferry.policies.decode.upkeep import Learned, Update
 
 # Which of some blocks (layers, rows, blocks) were retrieved in this step.
@@ -84,7 +85,8 @@ class TendedClusters:
     ``variances`` float64[layers, rows, blocks] are Algorithm 1's: of a cluster that nothing waits for, the variance of
     its keys. ``waiting`` int64[layers, rows, blocks] counts the keys that wait. ``splits``, ``delayed`` (splits of what
     had been waiting), ``forced`` (of them, those for want of buffer), ``moves`` (reads for want of room) and ``uncut``
-    (keys that joined a cluster beyond the threshold, as the row has room for no more clusters) count what happened.
+    (keys that joined a cluster beyond the threshold, as the row has room for no more clusters) count what happened
+    since keys were skipped.
     """
 
     def __init__(
@@ -97,6 +99,8 @@ class TendedClusters:
         self.variances = np.zeros(shape)
         self.waiting = np.zeros(shape, np.int64)
         self._waiting_in_row = np.zeros(shape[:2], np.int64)
+        # By layer and row, how many keys wait for each cluster that is flagged.
+        self._flagged: dict[tuple[int, int], dict[int, int]] = {}
         self.thresholds = np.full(shape[:2], np.inf)
         self.splits = self.delayed = self.forced = self.moves = self.uncut = 0
         self._decided: dict[int, Decision] = {}
@@ -163,6 +167,26 @@ class TendedClusters:
             changed.append(_by_row(pairs, self.places.shape[1]))
         return Update(lambda layers: _together([ranges[layer] for layer in layers]), changed=changed, joined=joined)
 
+    def skip(self, tokens: int, stored: int, keys: KeysAhead, wanted: Callable[[int], float]) -> None:
+        layers, rows, _ = self.places.shape
+        of_kinds = np.repeat(np.arange(keys.kinds), rows), np.tile(np.arange(rows), keys.kinds)
+        # By kind, the layers that are like it.
+        alike = [np.arange(kind, layers, keys.kinds) for kind in range(keys.kinds)]
+        for token in range(tokens):
+            keys.go_on()
+            retrieved = partial(keys.retrieved, tokens=wanted(stored + token))
+            decision = self.decide(*of_kinds, *keys.nearest(), retrieved)
+            parted = keys.cut(decision.cuts)
+            keys.join(*decision.joins, waiting=False)
+            keys.join(*decision.waits, waiting=True)
+            self.carry_out(*_everywhere(decision, *parted, alike))
+        kinds = np.arange(layers) % keys.kinds
+        self.variances, self.waiting = self.variances[kinds], self.waiting[kinds]
+        self._waiting_in_row = self._waiting_in_row[kinds]
+        for layer, row in np.ndindex(layers, rows):
+            self._flagged[layer, row] = dict(self._flagged.get((int(kinds[layer]), row), {}))
+        self.splits = self.delayed = self.forced = self.moves = self.uncut = 0
+
     # --- Algorithm 1 -------------------------------------------------------------------------------------------------
 
     def decide(
@@ -181,37 +205,40 @@ class TendedClusters:
         cuts: list[tuple[int, Cut]] = []
         reads: list[tuple[int, int, int]] = []
         joins, waits = ~over, np.zeros(len(rows), bool)
-        if over.any():
-            at = np.flatnonzero(over)
-            here = retrieved(layers[at], rows[at], ids[at])
-            waits[at[~here]] = True
-            np.add.at(self.waiting, tuple(of[waits] for of in place), 1)
-            self._waiting_in_row[layers[waits], rows[waits]] += 1
-        # Splits: of what was retrieved and is over the threshold, or flagged before; then for want of buffer.
-        for n_row in np.flatnonzero(over & ~waits | (self._waiting_in_row[layers, rows] > 0)):
-            layer, row, own = int(layers[n_row]), int(rows[n_row]), int(ids[n_row])
-            blocks = np.flatnonzero(self.waiting[layer, row])
-            now = retrieved(np.full(len(blocks), layer), np.full(len(blocks), row), blocks)
-            cut = dict.fromkeys([own] if over[n_row] and not waits[n_row] else [])
-            cut |= dict.fromkeys(blocks[now].tolist())
-            left = self._waiting_in_row[layer, row] - self.waiting[layer, row, list(cut)].sum()
-            if left and left >= self._buffer_tokens:
-                others = np.where(np.isin(blocks, list(cut)), 0, self.waiting[layer, row, blocks])
-                fullest = int(blocks[others.argmax()])
-                cut[fullest] = None
-                reads.append((layer, row, fullest))
-                self.forced += 1
-            free = int(self.places.room - self.places.counts(layer, row))
-            for number, block in enumerate(cut):
-                # A key is cut with its cluster; it need not have waited.
-                with_key = block == own
-                if with_key and waits[n_row]:
-                    self.waiting[layer, row, own] -= 1
-                    self._waiting_in_row[layer, row] -= 1
-                    waits[n_row] = False
-                joins[n_row] &= not with_key
-                new = self.places.room - free + number if number < free else None
-                cuts.append((layer, self._cut(layer, row, block, new, with_key)))
+        beyond = np.flatnonzero(over)
+        flagged = [
+            (n, block)
+            for n in np.flatnonzero(self._waiting_in_row[layers, rows])
+            for block in self._flags(layers[n], rows[n])
+        ]
+        if len(beyond) or flagged:
+            # One question for all: which of what is over the threshold, now or since before, was retrieved?
+            asked = np.array([*beyond, *(n for n, _ in flagged)], np.int64)
+            blocks = np.array([*ids[beyond], *(block for _, block in flagged)], np.int64)
+            here = retrieved(layers[asked], rows[asked], blocks)
+            waits[beyond[~here[: len(beyond)]]] = True
+            self._wait(layers[waits], rows[waits], ids[waits])
+            cut: dict[int, dict[int, None]] = {}
+            for n, block in zip(asked[here].tolist(), blocks[here].tolist(), strict=True):
+                cut.setdefault(n, {})[block] = None
+            for n in np.flatnonzero(self._waiting_in_row[layers, rows] >= max(self._buffer_tokens, 1)):
+                fullest = self._fullest(int(layers[n]), int(rows[n]), cut.get(int(n), {}))
+                if fullest is not None:
+                    cut.setdefault(int(n), {})[fullest] = None
+                    reads.append((int(layers[n]), int(rows[n]), fullest))
+                    self.forced += 1
+            for n, of_row in cut.items():
+                layer, row, own = int(layers[n]), int(rows[n]), int(ids[n])
+                free = int(self.places.room - self.places.counts(layer, row))
+                for number, block in enumerate(of_row):
+                    # A key is cut with its cluster; it need not have waited.
+                    with_key = block == own
+                    if with_key and waits[n]:
+                        self._wait(*(np.array([one]) for one in (layer, row, own)), -1)
+                        waits[n] = False
+                    joins[n] &= not with_key
+                    new = self.places.room - free + number if number < free else None
+                    cuts.append((layer, self._cut(layer, row, block, new, with_key)))
         # What joins a cluster without room for it moves with it, so that all of it has to be there.
         lacks = np.flatnonzero(joins)[~self.places.fits(*(of[joins] for of in place))]
         if len(lacks):
@@ -224,6 +251,27 @@ class TendedClusters:
         self.moves += len(lacks)
         return Decision(tuple(of[joins] for of in place), tuple(of[waits] for of in place), cuts, reads)  # type: ignore[arg-type]
 
+    def _flags(self, layer: int, row: int) -> list[int]:
+        """Clusters that something waits for."""
+        return list(self._flagged.get((int(layer), int(row)), ()))
+
+    def _wait(self, layers: np.ndarray, rows: np.ndarray, blocks: np.ndarray, keys: int = 1) -> None:
+        """So many keys more wait in each of these places, of different rows."""
+        self.waiting[layers, rows, blocks] += keys
+        self._waiting_in_row[layers, rows] += keys
+        for layer, row, block in zip(layers.tolist(), rows.tolist(), blocks.tolist(), strict=True):
+            flags = self._flagged.setdefault((layer, row), {})
+            flags[block] = flags.get(block, 0) + keys
+            if not flags[block]:
+                del flags[block]
+
+    def _fullest(self, layer: int, row: int, cut: Collection[int]) -> int | None:
+        """The cluster that most keys wait for, when those of `cut` are gone; None: there is buffer enough."""
+        left = {block: keys for block, keys in self._flagged[layer, row].items() if block not in cut}
+        if sum(left.values()) < max(self._buffer_tokens, 1):
+            return None
+        return max(left, key=lambda block: left[block])
+
     def _cut(self, layer: int, row: int, block: int, new: int | None, joins: bool) -> Cut:
         place = layer, row, block
         return Cut(row, block, new, joins, int(self._n(*place)) + joins)
@@ -233,9 +281,10 @@ class TendedClusters:
         written: list[Ranges] = []
         for (layer, cut), (stay, leave), of_parts in zip(decision.cuts, tokens.tolist(), variances, strict=True):
             place = layer, cut.row, cut.block
-            self.delayed += bool(self.waiting[place])
-            self._waiting_in_row[layer, cut.row] -= self.waiting[place]
-            self.waiting[place] = 0
+            waited = int(self.waiting[place])
+            if waited:
+                self.delayed += 1
+                self._wait(*(np.array([one]) for one in place), -waited)
             self.variances[place] = of_parts[0]
             if cut.new is None:
                 written.append(self.places.append(*place, tokens=stay - int(self.places.tokens_of(*place))))
@@ -248,6 +297,24 @@ class TendedClusters:
         if len(decision.joins[0]):
             written.append(self.places.grow(*decision.joins))
         return written
+
+
+def _everywhere(
+    decision: Decision, tokens: np.ndarray, variances: np.ndarray, alike: Sequence[np.ndarray]
+) -> tuple[Decision, np.ndarray, np.ndarray]:
+    """What was decided for one layer of each kind, for all layers that are like it."""
+    layers, rows, blocks = decision.joins
+    each = np.array([len(alike[layer]) for layer in layers], int)
+    everywhere = [alike[layer] for layer in layers]
+    joins = (
+        np.concatenate(everywhere) if everywhere else layers,
+        np.repeat(rows, each),
+        np.repeat(blocks, each),
+    )
+    cuts = [(int(layer), cut) for of, cut in decision.cuts for layer in alike[of]]
+    times = np.array([len(alike[of]) for of, _ in decision.cuts], int)
+    of_cuts = np.repeat(tokens, times, axis=0), np.repeat(variances, times, axis=0)
+    return Decision(joins, decision.waits, cuts, []), *of_cuts
 
 
 def _by_row(pairs: Sequence[tuple[int, int]], rows: int) -> BlockRows:

@@ -55,6 +55,10 @@ class Selector(Protocol):
         """How many of `stored` blocks each row selects. None: all, and nothing is asked."""
         ...
 
+    def wanted_tokens(self, stored: int) -> float:
+        """Of a row's `stored` tokens, how many are wanted at least."""
+        ...
+
     def index(self, room: Room, reserved_bytes: float) -> Index | None:
         """What is kept to score with; `reserved_bytes` of the budget are taken. None: nothing is scored. ValueError
         for parameters that cannot be."""
@@ -94,6 +98,9 @@ class Everything:
 
     def selected(self, block_tokens: int, stored: int) -> int | None:
         return None
+
+    def wanted_tokens(self, stored: int) -> float:
+        return stored
 
     def index(self, room: Room, reserved_bytes: float) -> Index | None:
         return None

@@ -1,5 +1,6 @@
 """What an upkeep of clusters decides while a token is decoded, layer by layer, and what it is told of the outcome."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -30,6 +31,33 @@ class Tending:
     regroup: Regroup | None = None
 
 
+class KeysAhead(Protocol):
+    """What keys say in a modelled world, which can go ahead of its time. A place is a layer, a row and a cluster; only
+    the first ``kinds`` layers are told apart, and those behind are each like one of them, in turn."""
+
+    kinds: int
+
+    def go_on(self) -> None:
+        """To the next token, without any time."""
+        ...
+
+    def nearest(self) -> tuple[np.ndarray, np.ndarray]:
+        """Cluster of each new key, and squared distance to it, each [kinds * rows]."""
+        ...
+
+    def retrieved(self, layers: np.ndarray, rows: np.ndarray, clusters: np.ndarray, tokens: float) -> np.ndarray:
+        """bool: which of these places are among the best of their rows, taken until they hold so many tokens."""
+        ...
+
+    def cut(self, cuts: Sequence[tuple[int, Cut]]) -> tuple[np.ndarray, np.ndarray]:
+        """Carry out cuts in these layers: tokens and variances as Divided has them."""
+        ...
+
+    def join(self, layers: np.ndarray, rows: np.ndarray, clusters: np.ndarray, *, waiting: bool) -> None:
+        """New keys of these rows join their clusters, or wait for them."""
+        ...
+
+
 class KeptClusters(Kept, Protocol):
     """A Kept whose blocks are clusters. In each step every layer is tended, then ``append`` sums up."""
 
@@ -40,6 +68,11 @@ class KeptClusters(Kept, Protocol):
     def tend(self, layer: int, ids: np.ndarray | None, squared: np.ndarray | None, found: Lookup) -> Tending | None:
         """Where each row's new key belongs (int[rows]; None: nobody asked), how far it is from that centroid (squared,
         float[rows]), and what was retrieved. None: nothing is to be done now."""
+        ...
+
+    def skip(self, tokens: int, stored: int, keys: KeysAhead, wanted: Callable[[int], float]) -> None:
+        """So many tokens more, after `stored` ones, as if they had been decoded: by what keys say, without any time.
+        `wanted` of a row's tokens are retrieved at a time."""
         ...
 
     def outcome(self, layer: int, tokens: np.ndarray, variances: np.ndarray) -> None:

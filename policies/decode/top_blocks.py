@@ -37,6 +37,9 @@ class TopBlocks(ABC):
             return math.ceil(self.selected_share * stored)
         return min(-(-self.selected_tokens // block_tokens), stored)
 
+    def wanted_tokens(self, stored: int) -> float:
+        return self.selected_tokens if self.selected_share is None else self.selected_share * stored
+
     def ask(self, index: IndexSpec, stored: int) -> Ask:
         k = self.selected(index.block_tokens, stored)
         assert k is not None

@@ -187,6 +187,7 @@ class FakeWorld:
     available = RateTrace.constant(1.0)
     weights_refused = None
     foresight = None
+    keys = None
 
     def __init__(self, scenario: Scenario, needs: Needs, inputs: Inputs) -> None:
         env = simpy.Environment()
