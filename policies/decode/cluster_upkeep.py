@@ -2,7 +2,7 @@
 static (PQCache)."""
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -15,6 +15,8 @@ from kvferry.policies.decode.rows import BlockRows, Cut, Joined, Lookup
 from kvferry.policies.decode.tending import KeysAhead, Tending
 from kvferry.policies.decode.upkeep import Learned, Update
 
+# Layers, rows and blocks, place by place.
+At = tuple[np.ndarray, np.ndarray, np.ndarray]
 # Which of some blocks (layers, rows, blocks) were retrieved in this step.
 Retrieved = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 
@@ -73,8 +75,8 @@ class Decision:
     join their block, and those that wait for its cut. ``cuts`` by layer and ``reads``: what was not retrieved and is
     changed as a whole all the same."""
 
-    joins: tuple[np.ndarray, np.ndarray, np.ndarray]
-    waits: tuple[np.ndarray, np.ndarray, np.ndarray]
+    joins: At
+    waits: At
     cuts: list[tuple[int, Cut]]
     reads: list[tuple[int, int, int]]
 
@@ -194,83 +196,90 @@ class TendedClusters:
     ) -> Decision:
         """One new key in each of these rows, all different: it is nearest to cluster `ids`, `squared` away from it."""
         place = layers, rows, ids
+        over = self._over(place, squared)
+        to_cut, waits = self._retrieved(place, over, retrieved)
+        reads = self._for_want_of_buffer(place, to_cut)
+        joins, cuts = ~over, list[tuple[int, Cut]]()
+        for n, blocks in to_cut.items():
+            layer, row, own = (int(of[n]) for of in place)
+            free = int(self.places.room - self.places.counts(layer, row))
+            for number, block in enumerate(blocks):
+                # A key is cut with its cluster; it need not have waited.
+                with_key = block == own
+                if with_key and waits[n]:
+                    self._wait((layer, row, own), -1)
+                    waits[n] = False
+                joins[n] &= not with_key
+                new = self.places.room - free + number if number < free else None
+                cuts.append((layer, self._cut(layer, row, block, new, with_key)))
+        # What joins a cluster without room for it moves with it, so that all of it has to be there.
+        lacks = np.flatnonzero(joins)[~self.places.fits(*(of[joins] for of in place))]
+        self.moves += len(lacks)
+        if len(lacks):
+            for n in lacks[~retrieved(*(of[lacks] for of in place))].tolist():
+                joins[n] = False
+                layer, row, own = (int(of[n]) for of in place)
+                cuts.append((layer, self._cut(layer, row, own, None, True)))
+                reads.append((layer, row, own))
+        return Decision(_those(place, joins), _those(place, waits), cuts, reads)
+
+    def _over(self, place: At, squared: np.ndarray) -> np.ndarray:
+        """bool: with which keys their clusters are beyond the threshold, and can be cut."""
         n = self.places.tokens_of(*place)
         # UPDATEVAR: the mean squared distance to the mean, of one key more.
         self.variances[place] = after = n / (n + 1) * (self.variances[place] + squared / (n + 1))
-        over = (after > self.thresholds[layers, rows]) | (n + self.waiting[place] + 1 > self._most_tokens)
+        over = (after > self.thresholds[place[:2]]) | (n + self.waiting[place] + 1 > self._most_tokens)
         if over.any():
-            full = over & (self.places.counts(layers, rows) >= self.places.room)
+            full = over & (self.places.counts(*place[:2]) >= self.places.room)
             self.uncut += int(full.sum())
             over &= ~full
-        cuts: list[tuple[int, Cut]] = []
-        reads: list[tuple[int, int, int]] = []
-        joins, waits = ~over, np.zeros(len(rows), bool)
-        beyond = np.flatnonzero(over)
-        flagged = [
-            (n, block)
-            for n in np.flatnonzero(self._waiting_in_row[layers, rows])
-            for block in self._flags(layers[n], rows[n])
-        ]
-        if len(beyond) or flagged:
-            # One question for all: which of what is over the threshold, now or since before, was retrieved?
-            asked = np.array([*beyond, *(n for n, _ in flagged)], np.int64)
-            blocks = np.array([*ids[beyond], *(block for _, block in flagged)], np.int64)
-            here = retrieved(layers[asked], rows[asked], blocks)
-            waits[beyond[~here[: len(beyond)]]] = True
-            self._wait(layers[waits], rows[waits], ids[waits])
-            cut: dict[int, dict[int, None]] = {}
-            for n, block in zip(asked[here].tolist(), blocks[here].tolist(), strict=True):
-                cut.setdefault(n, {})[block] = None
-            for n in np.flatnonzero(self._waiting_in_row[layers, rows] >= max(self._buffer_tokens, 1)):
-                fullest = self._fullest(int(layers[n]), int(rows[n]), cut.get(int(n), {}))
-                if fullest is not None:
-                    cut.setdefault(int(n), {})[fullest] = None
-                    reads.append((int(layers[n]), int(rows[n]), fullest))
-                    self.forced += 1
-            for n, of_row in cut.items():
-                layer, row, own = int(layers[n]), int(rows[n]), int(ids[n])
-                free = int(self.places.room - self.places.counts(layer, row))
-                for number, block in enumerate(of_row):
-                    # A key is cut with its cluster; it need not have waited.
-                    with_key = block == own
-                    if with_key and waits[n]:
-                        self._wait(*(np.array([one]) for one in (layer, row, own)), -1)
-                        waits[n] = False
-                    joins[n] &= not with_key
-                    new = self.places.room - free + number if number < free else None
-                    cuts.append((layer, self._cut(layer, row, block, new, with_key)))
-        # What joins a cluster without room for it moves with it, so that all of it has to be there.
-        lacks = np.flatnonzero(joins)[~self.places.fits(*(of[joins] for of in place))]
-        if len(lacks):
-            here = retrieved(layers[lacks], rows[lacks], ids[lacks])
-            for n_row in lacks[~here]:
-                joins[n_row] = False
-                layer, row, own = int(layers[n_row]), int(rows[n_row]), int(ids[n_row])
-                cuts.append((layer, self._cut(layer, row, own, None, True)))
-                reads.append((layer, row, own))
-        self.moves += len(lacks)
-        return Decision(tuple(of[joins] for of in place), tuple(of[waits] for of in place), cuts, reads)  # type: ignore[arg-type]
+        return np.asarray(over)
 
-    def _flags(self, layer: int, row: int) -> list[int]:
-        """Clusters that something waits for."""
-        return list(self._flagged.get((int(layer), int(row)), ()))
+    def _retrieved(self, place: At, over: np.ndarray, retrieved: Retrieved) -> tuple[dict[int, list[int]], np.ndarray]:
+        """What is cut because it was retrieved, by position: clusters that are over the threshold now, or were flagged
+        before. And bool: which of the new keys wait, as theirs was not."""
+        layers, rows, ids = place
+        waits, to_cut = np.zeros(len(rows), bool), dict[int, list[int]]()
+        beyond = np.flatnonzero(over).tolist()
+        asked = [(n, int(ids[n])) for n in beyond]
+        for n in np.flatnonzero(self._waiting_in_row[layers, rows]).tolist():
+            flags = self._flagged[int(layers[n]), int(rows[n])]
+            asked += [(n, block) for block in flags if not (over[n] and block == ids[n])]
+        if asked:
+            at, blocks = (np.array(of) for of in zip(*asked, strict=True))
+            here = retrieved(layers[at], rows[at], blocks)
+            for n, block in zip(at[here].tolist(), blocks[here].tolist(), strict=True):
+                to_cut.setdefault(n, []).append(block)
+            for n, is_here in zip(beyond, here[: len(beyond)].tolist(), strict=True):
+                if not is_here:
+                    waits[n] = True
+                    self._wait((int(layers[n]), int(rows[n]), int(ids[n])), 1)
+        return to_cut, waits
 
-    def _wait(self, layers: np.ndarray, rows: np.ndarray, blocks: np.ndarray, keys: int = 1) -> None:
-        """So many keys more wait in each of these places, of different rows."""
-        self.waiting[layers, rows, blocks] += keys
-        self._waiting_in_row[layers, rows] += keys
-        for layer, row, block in zip(layers.tolist(), rows.tolist(), blocks.tolist(), strict=True):
-            flags = self._flagged.setdefault((layer, row), {})
-            flags[block] = flags.get(block, 0) + keys
-            if not flags[block]:
-                del flags[block]
+    def _for_want_of_buffer(self, place: At, to_cut: dict[int, list[int]]) -> list[tuple[int, int, int]]:
+        """Where too many keys wait, the cluster that most of them wait for is cut, too: what has to be read for it."""
+        layers, rows, _ = place
+        reads, most = [], max(self._buffer_tokens, 1)
+        for n in np.flatnonzero(self._waiting_in_row[layers, rows] >= most).tolist():
+            layer, row = int(layers[n]), int(rows[n])
+            cut = to_cut.get(n, [])
+            left = {block: keys for block, keys in self._flagged[layer, row].items() if block not in cut}
+            if sum(left.values()) >= most:
+                fullest = max(left, key=lambda block: left[block])
+                to_cut.setdefault(n, []).append(fullest)
+                reads.append((layer, row, fullest))
+                self.forced += 1
+        return reads
 
-    def _fullest(self, layer: int, row: int, cut: Collection[int]) -> int | None:
-        """The cluster that most keys wait for, when those of `cut` are gone; None: there is buffer enough."""
-        left = {block: keys for block, keys in self._flagged[layer, row].items() if block not in cut}
-        if sum(left.values()) < max(self._buffer_tokens, 1):
-            return None
-        return max(left, key=lambda block: left[block])
+    def _wait(self, place: tuple[int, int, int], keys: int) -> None:
+        """So many keys more wait in a place."""
+        layer, row, block = place
+        self.waiting[place] += keys
+        self._waiting_in_row[layer, row] += keys
+        flags = self._flagged.setdefault((layer, row), {})
+        flags[block] = flags.get(block, 0) + keys
+        if not flags[block]:
+            del flags[block]
 
     def _cut(self, layer: int, row: int, block: int, new: int | None, joins: bool) -> Cut:
         place = layer, row, block
@@ -284,7 +293,7 @@ class TendedClusters:
             waited = int(self.waiting[place])
             if waited:
                 self.delayed += 1
-                self._wait(*(np.array([one]) for one in place), -waited)
+                self._wait(place, -waited)
             self.variances[place] = of_parts[0]
             if cut.new is None:
                 written.append(self.places.append(*place, tokens=stay - int(self.places.tokens_of(*place))))
@@ -297,6 +306,11 @@ class TendedClusters:
         if len(decision.joins[0]):
             written.append(self.places.grow(*decision.joins))
         return written
+
+
+def _those(place: At, flags: np.ndarray) -> At:
+    layers, rows, blocks = place
+    return layers[flags], rows[flags], blocks[flags]
 
 
 def _everywhere(
