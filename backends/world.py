@@ -36,12 +36,14 @@ class Inputs:
     ``stored``: sizes and attention blocks of each request's context. ``selections``: the KV blocks that each step
     selects, sequence after sequence. ``clusters``: what keys said of their clusters. ``arrivals``: when
     requests came, and their lengths; for the flow, where they come whether or not those before are done.
+    ``from_the_first``: the run that recorded them decoded every token from the first on.
     """
 
     stored: tuple[StoredContext, ...] | None = None
     selections: SelectionStream | None = None
     clusters: RecordedClusters | None = None
     arrivals: tuple[Request, ...] | None = None
+    from_the_first: bool = False
 
 
 NO_INPUTS = Inputs()
@@ -108,6 +110,12 @@ class World(Protocol):
     @property
     def keys(self) -> KeysAhead | None:
         """The keys of the device, where a modelled world has clusters of them; None: they exist as they are decoded."""
+        ...
+
+    @property
+    def may_skip(self) -> bool:
+        """Whether a flow may take tokens as decoded that were not. Not where their KV has to be real, or where a
+        recorded run is replayed."""
         ...
 
     @property

@@ -102,6 +102,10 @@ class LiveWorld:
         return None
 
     @property
+    def may_skip(self) -> bool:
+        return False
+
+    @property
     def weights_refused(self) -> Refused | None:
         return self._weights_refused
 
@@ -109,7 +113,7 @@ class LiveWorld:
         return self.parts.stored(sequence)
 
     def inputs(self) -> Inputs:
-        return replace(self.parts.inputs(), arrivals=tuple(self.arrived) or None)
+        return replace(self.parts.inputs(), arrivals=tuple(self.arrived) or None, from_the_first=True)
 
     def energy_j(self, until_s: float, machine: str = DEVICE) -> dict[str, float]:
         return {}

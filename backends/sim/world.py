@@ -11,7 +11,7 @@ import simpy
 from kvferry.backends.needs import Needs
 from kvferry.backends.sim.machine import SimMachine
 from kvferry.backends.sim.parts import parts_for
-from kvferry.backends.world import DEVICE, Inputs, Say, described, tell_of
+from kvferry.backends.world import DEVICE, NO_INPUTS, Inputs, Say, described, tell_of
 from kvferry.machine.machine import Refused
 from kvferry.machine.span import Tell
 from kvferry.policies.decode.tending import KeysAhead
@@ -89,6 +89,10 @@ class SimWorld:
     @property
     def keys(self) -> KeysAhead | None:
         return self._keys
+
+    @property
+    def may_skip(self) -> bool:
+        return self._given == NO_INPUTS
 
     @property
     def weights_refused(self) -> Refused | None:

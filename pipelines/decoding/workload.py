@@ -75,23 +75,21 @@ class Decode:
         plan = plan_for(scenario, system)
         if system.roles.placement.mapped:
             plan = replace(plan, mapped_bytes=plan.sequences * sequence_bytes(scenario, plan.sequences))
-        # A real world, and one that replays it, decode from the first token on.
-        anywhere = scenario.backend == "sim" and inputs == NO_INPUTS
-        return LockStepFlow(scenario, plan, progress, anywhere)
+        return LockStepFlow(scenario, plan, progress)
 
 
 class LockStepFlow:
     """A Flow of a batch whose KV lies on storage. Of an output of which only a part is decoded, it is the part that the
-    workload asks for, where the world lets it begin `anywhere`; else its beginning."""
+    workload asks for, where the world lets it skip what comes before; else its beginning."""
 
-    def __init__(self, scenario: Scenario, plan: DecodePlan, progress: Progress, anywhere: bool = True) -> None:
+    def __init__(self, scenario: Scenario, plan: DecodePlan, progress: Progress) -> None:
         self._scenario, self._plan, self._progress = scenario, plan, progress
         output, decoded = scenario.decode.workload.output, scenario.decode.workload.decoded
         part = scenario.decode.workload.part
         # Tokens per sequence that are really decoded.
         self._steps = output if decoded is None else min(output, decoded)
-        before = output - self._steps if part == "end" else middle_of(output - 1, self._steps - 1)
-        self._skipped = before if anywhere else 0
+        # What comes before them, where it may be skipped.
+        self._before = output - self._steps if part == "end" else middle_of(output - 1, self._steps - 1)
         self._decode: LockStepDecode | None = None
         self._half: Totals | None = None
         self._half_counts: dict[str, float] = {}
@@ -112,7 +110,7 @@ class LockStepFlow:
                 self._progress(tokens, output)
 
         self._decode = LockStepDecode(world.machine, self._plan, on_token, world.foresight, world.keys)
-        yield from self._decode.run(self._steps, self._skipped)
+        yield from self._decode.run(self._steps, self._before if world.may_skip else 0)
 
     def left(self, world: World, end: Totals) -> Left:
         plan, times_s = self._plan, self._times_s

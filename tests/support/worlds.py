@@ -188,6 +188,7 @@ class FakeWorld:
     weights_refused = None
     foresight = None
     keys = None
+    may_skip = False
 
     def __init__(self, scenario: Scenario, needs: Needs, inputs: Inputs) -> None:
         env = simpy.Environment()

@@ -1,6 +1,8 @@
 """Figures of a decoded batch: over the whole output, by hand; when it is interrupted; what a run leaves of them."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import mean
 from typing import Any, Literal
@@ -12,6 +14,10 @@ from kvferry.analysis.decoding import paces_of
 from kvferry.analysis.envelope import envelope_of
 from kvferry.analysis.folder import write_run
 from kvferry.analysis.metrics import metrics_of
+from kvferry.backends.needs import Needs
+from kvferry.backends.sim.world import SimWorld
+from kvferry.backends.world import Inputs, Say, World
+from kvferry.machine.span import Tell
 from kvferry.pipelines.decoding.workload import half_of, middle_of
 from kvferry.pipelines.record import Decoded, RequestRecord, Run
 from kvferry.pipelines.run import run_scenario
@@ -151,6 +157,31 @@ def test_the_end_of_an_output_is_slower_where_all_is_read() -> None:
         return figures(run_scenario(load_scenario("kvswap/throughput", settings)))["read_bytes"]
 
     assert read_bytes("end") / read_bytes("middle") == pytest.approx(1275 / 1148, rel=0.01)
+
+
+class FromTheFirst(SimWorld):
+    """Decodes every token, as a real world does."""
+
+    may_skip = False
+
+
+def test_the_world_says_whether_tokens_are_skipped_whatever_the_scenario_says() -> None:
+    """As a scenario for the modelled world is carried out for real by ``kvferry fidelity``."""
+    asked = tiny(DECODING, system="flexgen", policies={}, workload={"output": 400, "decoded": 8})
+
+    @contextmanager
+    def real(described: Scenario, needs: Needs, inputs: Inputs, tell: Tell, say: Say) -> Iterator[World]:
+        yield FromTheFirst(described, needs, inputs, tell)
+
+    skipping, first, replayed = (
+        run.tally.bytes_of("storage", "Read")
+        for run in (
+            run_scenario(asked),
+            run_scenario(asked, open_world=real),
+            run_scenario(asked, inputs=Inputs(from_the_first=True)),
+        )
+    )
+    assert first == replayed < skipping
 
 
 def test_what_was_asked_to_be_decoded_is_decoded() -> None:
