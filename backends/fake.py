@@ -30,7 +30,7 @@ from kvferry.machine.ops import (
 )
 from kvferry.machine.ticket import Cancelled, Ticket
 from kvferry.machine.tiers import moved
-from kvferry.policies.decode.pools import even_sizes
+from kvferry.policies.decode.cluster_layout import even_sizes
 from kvferry.sim.channel import Switchboard
 from kvferry.specs.tier import Tier
 

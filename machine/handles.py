@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from kvferry.policies.decode.pieces import Pieces, Reads
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Extents:
@@ -14,12 +16,14 @@ class Extents:
     afterwards. Iterating yields (offset, length) as plain ints, whatever they came as.
 
     KV has the same ranges in every tier. ``placed``: the layers whose KV it is, in order, where it gets its place in
-    the tier that it moves to; None: a copy of it is brought for a layer's attention.
+    the tier that it moves to; None: a copy of it is brought for a layer's attention. ``pieces``: what of clusters fills
+    the ranges, in the order of their bytes.
     """
 
     offsets: Sequence[int] | np.ndarray
     lengths: Sequence[int] | np.ndarray
     placed: Sequence[int] | None = None
+    pieces: Pieces | None = None
     n_bytes: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -51,6 +55,7 @@ class Attended:
     memory besides are attended too, and the new one. ``ids`` are the KV blocks, like `missing`. Where rows differ in
     length, arrays are flat, and row r begins at ``starts[r]``; where blocks do, ``tokens`` are in each. ``at``: where
     the blocks lie in the processor's own memory, for a layer whose KV is there; None: it is elsewhere, and is read.
+    ``reads``: where in what is read the entries of clusters are.
     """
 
     layer: int
@@ -61,6 +66,7 @@ class Attended:
     starts: np.ndarray | None = None
     tokens: np.ndarray | None = None
     at: Extents | None = None
+    reads: Reads | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -12,6 +12,7 @@ import numpy as np
 
 from kvferry.machine.handles import Attended, Batch, Rebuilt
 from kvferry.machine.handles import Extents as Extents
+from kvferry.policies.decode.pieces import Pieces, Reads
 from kvferry.policies.decode.rows import Cut, Joined
 
 # A number, or an array of them when a cost model is asked for many ops at once.
@@ -324,7 +325,8 @@ class Split(Op):
     """Cut clusters of one layer in two, by 2-means over the `tokens` keys that they hold together; yields Divided.
 
     `tokens` count those that waited for it in memory, and new keys that join. All of it is in memory: brought for this
-    layer's attention, or by the read that the op comes after, or `at` its place in the processor's own.
+    layer's attention, or by the read that the op comes after, or `at` its place in the processor's own; `reads` says
+    where in what is read it is.
     """
 
     answer: ClassVar[type[Divided]] = Divided
@@ -337,6 +339,7 @@ class Split(Op):
     heads: int = 1
     cuts: Sequence[Cut] = field(default=(), compare=False)
     at: Extents | None = field(default=None, compare=False)
+    reads: Reads | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,8 +383,8 @@ class OutputHead(Op):
 
     `complete` is the group whose last token has passed the layers: a machine that really does it gives its KV, to be
     written. `joined` says by layer, where KV blocks are clusters, which new keys joined them and which clusters were
-    cut, in the order in which they are written. What of that KV stays in the processor's own memory lies there at
-    `stays`.
+    cut, and `written` which pieces of clusters are to be written then. What of that KV stays in the processor's own
+    memory lies there at `stays`.
     """
 
     batch: Number
@@ -389,6 +392,7 @@ class OutputHead(Op):
     of: Batch | None = field(default=None, compare=False)
     joined: Sequence[Sequence[Joined | Cut]] = field(default=(), compare=False)
     stays: Extents | None = field(default=None, compare=False)
+    written: Pieces | None = field(default=None, compare=False)
 
 
 # Ops whose answers come from a stream of selections.

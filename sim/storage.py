@@ -39,7 +39,15 @@ class Storage(WorkQueue):
         return self._move("Read", extents, after, request)
 
     def write(self, extents: Extents, after: Iterable[Ticket] = (), request: int | None = None) -> Ticket:
-        return self._move("Write", extents, after, request)
+        """A block that is written in part is read first, as a real file past the page cache has to."""
+        parts = blocks_in_part(extents, int(self.spec.block_bytes))
+        if parts is None:
+            return self._move("Write", extents, after, request)
+        read = self._move("Read", parts, after, request)
+        offsets, lengths = extents.arrays
+        begins = offsets & -int(self.spec.block_bytes)
+        ends = -(-(offsets + lengths) & -int(self.spec.block_bytes))
+        return self._move("Write", Extents(begins, ends - begins), (read,), request)
 
     def _move(self, label: str, extents: Extents, after: Iterable[Ticket], request: int | None) -> Ticket:
         batch = Batch(self.env, self, extents.n_bytes, label, request, None)
@@ -66,6 +74,17 @@ class Storage(WorkQueue):
         self._lowest = min(self._lowest, int(offsets[0]))
         self._highest = max(self._highest, int(offsets[-1] + lengths[-1]))
         return map_miss_s(self._map, self._highest - self._lowest)
+
+
+def blocks_in_part(extents: Extents, block_bytes: int) -> Extents | None:
+    """The storage blocks at the edges of extents that these cover in part, each once; None: there is none."""
+    offsets, lengths = extents.arrays
+    ends = offsets + lengths
+    if not ((offsets | ends) & (block_bytes - 1)).any():
+        return None
+    edges = np.concatenate([offsets, ends])
+    blocks = np.unique(edges[edges & (block_bytes - 1) > 0] & -block_bytes)
+    return Extents(blocks, np.full(len(blocks), block_bytes))
 
 
 def map_miss_s(table: MapSpec, spread_bytes: float) -> float:

@@ -106,7 +106,9 @@ class ForeseenSteps:
             ids = found.wanted.ids.reshape(missing.shape)
             rows = np.arange(plan.rows)[:, None]
             extents = [
-                Extents(*self._now.blocks.ranges(layer, np.broadcast_to(rows, lacks.shape)[lacks], ids[layer][lacks]))
+                Extents(
+                    *self._now.blocks.reads(layer, np.broadcast_to(rows, lacks.shape)[lacks], ids[layer][lacks]).ranges
+                )
                 for layer, lacks in enumerate(missing)
             ]
             return [storage.seconds(one) for one in extents], [n * stride for n in counts]

@@ -4,9 +4,9 @@ budget."""
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
+from kvferry.policies.decode.cluster_layout import AnyLayout
 from kvferry.policies.decode.index import IndexSpec
 from kvferry.policies.decode.placement import KvSize
-from kvferry.policies.decode.pools import AnyLayout
 from kvferry.policies.decode.residency import DoubleBuffer, buffer_bytes
 from kvferry.policies.decode.roles import Roles
 from kvferry.policies.decode.room import Room

@@ -29,6 +29,7 @@ from kvferry.machine.ticket import Ticket
 from kvferry.pipelines.decoding.plan import DecodePlan
 from kvferry.pipelines.decoding.prices import Parts, Prices
 from kvferry.pipelines.decoding.state import DecodeState
+from kvferry.policies.decode.pieces import Pieces, Reads
 from kvferry.policies.decode.rows import BlockRows
 from kvferry.policies.decode.tending import Regroup, Tending, clusters_of
 from kvferry.policies.decode.upkeep import Learned, Update
@@ -131,9 +132,10 @@ class BringMissing:
     def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
         found = now.found[layer]
         assert found is not None
+        reads = now.to_read(layer)
         if not now.away(layer):
             return now.there(layer, after)
-        missing = Extents(*now.blocks.ranges(layer, *found.to_move))
+        missing = Extents(*reads.ranges)
         return now.machine.move(missing, now.tiers[layer], "device", after=(*after, *now.arriving[layer]))
 
     def parts(self, prices: Prices) -> Parts:
@@ -203,6 +205,7 @@ class Attend:
                 wanted.starts,
                 now.kept.tokens_of(layer, wanted),
                 now.here(layer),
+                now.reads[layer],
             )
         return now.machine.submit(self.op(now.plan, now.tokens[layer] + recent + 1, kv), after=after)
 
@@ -269,9 +272,11 @@ class TendClusters:
     worker: Worker = "processor"
 
     @staticmethod
-    def cut(plan: DecodePlan, tending: Tending, step: int, layer: int, at: Extents | None) -> Split:
+    def cut(
+        plan: DecodePlan, tending: Tending, step: int, layer: int, at: Extents | None, reads: Reads | None
+    ) -> Split:
         tokens = sum(cut.tokens for cut in tending.cuts)
-        return Split(plan.sequences, tokens, step, layer, plan.heads, tending.cuts, at)
+        return Split(plan.sequences, tokens, step, layer, plan.heads, tending.cuts, at, reads)
 
     @staticmethod
     def group(plan: DecodePlan, regroup: Regroup, step: int, layer: int) -> Cluster:
@@ -288,13 +293,14 @@ class TendClusters:
         if tending is None:
             now.tended[layer] = None
             return now.done()
-        at = None
+        at = reads = None
         if tending.read is not None:
-            at = Extents(*now.blocks.ranges(layer, *tending.read.places))
+            reads = now.blocks.reads(layer, *tending.read.places)
+            at = Extents(*reads.ranges)
             if now.away(layer):
                 after, at = (now.machine.move(at, now.tiers[layer], "device"), *after), None
         if tending.regroup is None:
-            op: Split | Cluster = self.cut(now.plan, tending, now.step, layer, at)
+            op: Split | Cluster = self.cut(now.plan, tending, now.step, layer, at, reads)
         else:
             op = self.group(now.plan, tending.regroup, now.step, layer)
         now.tended[layer] = ticket = now.machine.submit(op, after=after)
@@ -330,7 +336,8 @@ class NextToken:
     def op(plan: DecodePlan, update: Update | None = None, stays: Extents | None = None) -> OutputHead:
         if update is None:
             return OutputHead(plan.sequences)
-        return OutputHead(plan.sequences, update.complete, joined=update.joined, stays=stays)
+        written = Pieces.together([change.written for change in update.changes]) if update.changes else None
+        return OutputHead(plan.sequences, update.complete, joined=update.joined, stays=stays, written=written)
 
     def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
         for tended, ticket in enumerate(now.tended):
@@ -338,12 +345,12 @@ class NextToken:
                 answer: Divided | Clustered = ticket.value
                 clusters_of(now.kept).outcome(tended, answer.tokens, answer.variances)
         update = now.kept.append(Learned(now.found))
-        stays = now.staying(update.written) if update else None
+        stays = now.staying(update) if update else None
         ticket = now.machine.submit(self.op(now.plan, update, stays), after=after)
         if update is not None:
             for resident, changed in zip(now.residents, update.changed, strict=False):
                 resident.forget(changed)
-            now.write(update.written, ticket)
+            now.write(update, ticket)
         return ticket
 
     def parts(self, prices: Prices) -> Parts:

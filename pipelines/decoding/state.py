@@ -1,6 +1,6 @@
 """What a batch under way consists of: the machine, the plan, and what the roles and the present step hold."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,11 +10,13 @@ from kvferry.machine.ops import Extents
 from kvferry.machine.ticket import Ticket
 from kvferry.pipelines.decoding.plan import DecodePlan
 from kvferry.pipelines.workload import OutOfMemory
-from kvferry.policies.decode.layout import PlacedBlocks, Ranges
+from kvferry.policies.decode.cluster_layout import PlacedClusters
+from kvferry.policies.decode.layout import PlacedBlocks
+from kvferry.policies.decode.pieces import Change, Pieces, Reads
 from kvferry.policies.decode.residency import AllThere, Resident
 from kvferry.policies.decode.rows import Lookup
 from kvferry.policies.decode.tending import KeysAhead, clusters_of
-from kvferry.policies.decode.upkeep import Kept, Learned
+from kvferry.policies.decode.upkeep import Kept, Learned, Update
 from kvferry.specs.tier import Tier
 
 # Tiers whose KV takes of a budget of memory.
@@ -46,10 +48,12 @@ class DecodeState:
         # Memory for KV that lies in one, by tier.
         self._leases: dict[Tier, Lease] = {}
         # By layer, of the present step: what moves its KV to another tier, the machine's choice, where its blocks are
-        # (None: all are on their way), how many tokens of a sequence they hold, and where its new keys belong.
+        # (None: all are on their way) and how they are read, how many tokens of a sequence they hold, and where its new
+        # keys belong.
         self.arriving: list[tuple[Ticket, ...]] = [()] * layers
         self.chosen: list[Ticket | None] = [None] * layers
         self.found: list[Lookup | None] = [None] * layers
+        self.reads: list[Reads | None] = [None] * layers
         self.tokens = [0] * layers
         self.assigned: list[Ticket | None] = [None] * layers
         # What tends its clusters in this step: cuts, or tokens that are grouped anew.
@@ -96,28 +100,59 @@ class DecodeState:
                     raise OutOfMemory(f"{tier}: {lease}")
                 self._leases[tier] = lease
 
-    def write(self, written: Callable[[np.ndarray], Ranges], after: Ticket) -> None:
+    def write(self, update: Update, after: Ticket) -> None:
         """What new tokens changed, to where each layer's KV lies."""
         for tier in dict.fromkeys(self.tiers):
-            if tier != "device":
-                layers = np.flatnonzero([tier == each for each in self.tiers])
-                self.machine.move(Extents(*written(layers), layers.tolist()), "device", tier, after=(after,))
+            if tier == "device":
+                continue
+            layers = np.flatnonzero([tier == each for each in self.tiers])
+            if not update.changes and (written := Extents(*update.written(layers), layers.tolist())).n_bytes:
+                self.machine.move(written, "device", tier, after=(after,))
+            for change in update.changes:
+                self._change(change, layers, tier, after)
 
-    def staying(self, written: Callable[[np.ndarray], Ranges]) -> Extents | None:
-        """The part of what new tokens changed that stays in the processor's own memory; None where nothing does."""
+    def _change(self, change: Change, layers: np.ndarray, tier: Tier, after: Ticket) -> None:
+        """First what moves, then what is new."""
+        moves, written = change.moves.of(layers), change.written.of(layers)
+        if len(moves):
+            away = self.machine.move(Extents(moves.sources, moves.lengths), tier, "device", after=(after,))
+            self.machine.move(Extents(moves.targets, moves.lengths), "device", tier, after=(away,))
+        if len(written):
+            extents = Extents(*written.ranges, layers.tolist(), written)
+            self.machine.move(extents, "device", tier, after=(after,))
+
+    def staying(self, update: Update) -> Extents | None:
+        """Of what new tokens changed, what stays in the processor's own memory."""
         layers = np.flatnonzero([tier == "device" for tier in self.tiers])
-        return Extents(*written(layers), layers.tolist()) if len(layers) else None
+        if not len(layers):
+            return None
+        if not update.changes:
+            return Extents(*update.written(layers), layers.tolist())
+        written = Pieces.together([change.written for change in update.changes]).of(layers)
+        return Extents(*written.ranges, layers.tolist(), written)
 
     def whole(self, layer: int) -> Extents:
         """All KV blocks of a layer, to be placed somewhere."""
+        if isinstance(self.blocks, PlacedClusters):
+            pieces = self.blocks.whole(layer)
+            return Extents(*pieces.ranges, (layer,), pieces)
         return Extents(*self.blocks.stretches(layer, self.kept.stored(layer)), (layer,))
 
     def here(self, layer: int) -> Extents | None:
         """Where a layer's KV blocks lie, those that are wanted, in the processor's own memory; None: it is away."""
         if self.away(layer):
             return None
+        reads = self.reads[layer]
+        return self.whole(layer) if reads is None else Extents(*reads.ranges)
+
+    def to_read(self, layer: int) -> Reads:
+        """How a layer's blocks are read: those that are missing, or all that are wanted where they lie in the
+        processor's own memory."""
         found = self.found[layer]
-        return self.whole(layer) if found is None else Extents(*self.blocks.ranges(layer, *found.wanted.places))
+        assert found is not None
+        places = found.to_move if self.away(layer) else found.wanted.places
+        self.reads[layer] = reads = self.blocks.reads(layer, *places)
+        return reads
 
     def there(self, layer: int, after: Sequence[Ticket]) -> Ticket:
         """Fires when a layer's KV is in the processor's memory, where its placement may have begun to move it in this

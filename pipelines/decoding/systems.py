@@ -10,8 +10,8 @@ from kvferry.pipelines.parameters import BadParameters, arguments_of
 from kvferry.policies.decode.batcher import Continuous, LockStep
 from kvferry.policies.decode.blocking import TokenGroups, ValueGroups
 from kvferry.policies.decode.centroids import Centroids
+from kvferry.policies.decode.cluster_places import ClusterByCluster, ClusterPools, DualHeads, SequenceOrdered
 from kvferry.policies.decode.cluster_upkeep import AdaptiveClusters, StaticClusters
-from kvferry.policies.decode.clusters import ClusterPools
 from kvferry.policies.decode.first_layer_keys import FirstLayerKeys
 from kvferry.policies.decode.page_bounds import PageBounds
 from kvferry.policies.decode.placement import AllOrNothing, OneTier, Progressive
@@ -36,7 +36,14 @@ ROLES: dict[str, dict[str, Callable[..., Any]]] = {
         "first-layer-keys": FirstLayerKeys,
     },
     "residency": {"none": DoubleBuffer, "reuse": Reuse},
-    "layout": {"groups": TokenGroups, "value-groups": ValueGroups, "cluster-pools": ClusterPools},
+    "layout": {
+        "groups": TokenGroups,
+        "value-groups": ValueGroups,
+        "sequence-order": SequenceOrdered,
+        "cluster-by-cluster": ClusterByCluster,
+        "cluster-pools": ClusterPools,
+        "dual-head": DualHeads,
+    },
     "upkeep": {
         "rolling-groups": RollingGroups,
         "none": KeepNewest,

@@ -9,7 +9,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from kvferry.policies.decode.layout import PlacedClusters, Places, Ranges
+from kvferry.policies.decode.cluster_layout import PlacedClusters
+from kvferry.policies.decode.layout import Places
+from kvferry.policies.decode.pieces import Change, Pieces
 from kvferry.policies.decode.room import Room
 from kvferry.policies.decode.rows import BlockRows, Cut, Joined, Lookup
 from kvferry.policies.decode.tending import KeysAhead, Tending
@@ -150,24 +152,27 @@ class TendedClusters:
         self._outcomes[layer] = tokens, variances
 
     def append(self, learned: Learned) -> Update:
-        ranges: list[Ranges] = []
+        changes: list[Change] = []
         joined: list[Sequence[Joined | Cut]] = []
         changed: list[BlockRows] = []
         for layer in range(self.places.shape[0]):
             decision = self._decided.pop(layer)
             tokens, variances = self._outcomes.pop(layer, (np.empty((0, 2), int), np.empty((0, 2))))
-            written = self.carry_out(decision, tokens, variances)
+            changes += self.carry_out(decision, tokens, variances)
             _, rows, blocks = decision.joins
             plain = [Joined(row, block) for row, block in zip(rows.tolist(), blocks.tolist(), strict=True)]
             _, late_rows, late = decision.waits
             waits = [Joined(row, block, True) for row, block in zip(late_rows.tolist(), late.tolist(), strict=True)]
             cuts = [cut for _, cut in decision.cuts]
-            ranges.append(_together(written))
             joined.append([*cuts, *plain, *waits])
             of_cuts = [(cut.row, block) for cut in cuts for block in (cut.block, cut.new) if block is not None]
             pairs = [*of_cuts, *((one.row, one.block) for one in plain)]
             changed.append(_by_row(pairs, self.places.shape[1]))
-        return Update(lambda layers: _together([ranges[layer] for layer in layers]), changed=changed, joined=joined)
+        nothing = Pieces.none(self.places.like.token_bytes)
+        written = Pieces.together([nothing, *(change.written for change in changes)])
+        return Update(
+            lambda layers: written.of(layers).ranges, changed=changed, joined=joined, changes=Change.in_order(changes)
+        )
 
     def skip(self, tokens: int, stored: int, keys: KeysAhead, wanted: Callable[[int], float]) -> None:
         layers, rows, _ = self.places.shape
@@ -285,9 +290,9 @@ class TendedClusters:
         place = layer, row, block
         return Cut(row, block, new, joins, int(self._n(*place)) + joins)
 
-    def carry_out(self, decision: Decision, tokens: np.ndarray, variances: np.ndarray) -> list[Ranges]:
-        """Cuts with their outcome, [cuts, 2] each, then keys that join: what is written, in this order."""
-        written: list[Ranges] = []
+    def carry_out(self, decision: Decision, tokens: np.ndarray, variances: np.ndarray) -> list[Change]:
+        """Cuts with their outcome, [cuts, 2] each, then keys that join: what becomes of the file, in this order."""
+        changes: list[Change] = []
         for (layer, cut), (stay, leave), of_parts in zip(decision.cuts, tokens.tolist(), variances, strict=True):
             place = layer, cut.row, cut.block
             waited = int(self.waiting[place])
@@ -296,16 +301,16 @@ class TendedClusters:
                 self._wait(place, -waited)
             self.variances[place] = of_parts[0]
             if cut.new is None:
-                written.append(self.places.append(*place, tokens=stay - int(self.places.tokens_of(*place))))
+                changes.append(self.places.append(*place, tokens=stay - int(self.places.tokens_of(*place))))
                 continue
-            new, ranges = self.places.split(*place, stay, leave)
+            new, change = self.places.split(*place, stay, leave)
             assert new == cut.new, (new, cut)
             self.variances[layer, cut.row, new] = of_parts[1]
             self.splits += 1
-            written.append(ranges)
+            changes.append(change)
         if len(decision.joins[0]):
-            written.append(self.places.grow(*decision.joins))
-        return written
+            changes.append(self.places.grow(*decision.joins))
+        return changes
 
 
 def _those(place: At, flags: np.ndarray) -> At:
@@ -335,10 +340,3 @@ def _by_row(pairs: Sequence[tuple[int, int]], rows: int) -> BlockRows:
     """Pairs of row and block, by row."""
     found = np.array(sorted(pairs), np.int64).reshape(-1, 2)
     return BlockRows(found[:, 1], np.searchsorted(found[:, 0], np.arange(rows + 1)))
-
-
-def _together(ranges: Sequence[Ranges]) -> Ranges:
-    if not ranges:
-        return np.empty(0, np.int64), np.empty(0, np.int64)
-    offsets, lengths = zip(*ranges, strict=True)
-    return np.concatenate(offsets), np.concatenate(lengths)

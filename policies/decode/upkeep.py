@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from kvferry.policies.decode.layout import Layout, Ranges
+from kvferry.policies.decode.pieces import Change
 from kvferry.policies.decode.room import Room
 from kvferry.policies.decode.rows import BlockRows, Cut, Joined, Lookup
 
@@ -23,13 +24,14 @@ class Learned:
 class Update:
     """What new tokens lead to. ``written`` gives the byte ranges that some layers' KV is written to. ``complete``: the
     block of every row and layer that is full now, if it is one. ``changed``: by layer, blocks of which there may be
-    copies in memory that are out of date now. ``joined``: by layer, where blocks are clusters, what became of new keys
-    and which clusters were cut, in the order of `written`."""
+    copies in memory that are out of date now. Where blocks are clusters, ``joined`` says by layer what became of new
+    keys and which clusters were cut, and ``changes`` what becomes of the file, in this order."""
 
     written: Callable[[np.ndarray], Ranges]
     complete: int | None = None
     changed: Sequence[BlockRows] = ()
     joined: Sequence[Sequence[Joined | Cut]] = ()
+    changes: Sequence[Change] = ()
 
 
 class Kept(Protocol):

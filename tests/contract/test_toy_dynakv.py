@@ -6,8 +6,8 @@ import pytest
 from toys import RunToy, decoded, toy_plan
 
 from kvferry.policies.decode.centroids import Centroids
+from kvferry.policies.decode.cluster_places import ClusterPools
 from kvferry.policies.decode.cluster_upkeep import AdaptiveClusters, TendedClusters
-from kvferry.policies.decode.clusters import ClusterPools
 from kvferry.policies.decode.residency import Reuse
 from kvferry.policies.decode.roles import Roles
 from kvferry.policies.decode.rows import BlockRows

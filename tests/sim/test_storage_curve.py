@@ -22,7 +22,8 @@ ROWS = (
 
 
 def spec(**changes: object) -> StorageSpec:
-    return StorageSpec.model_validate({"read": ROWS, **changes})
+    """Of lengths that are round in tens: any byte begins a storage block."""
+    return StorageSpec.model_validate({"read": ROWS, "block_bytes": 1, **changes})
 
 
 def apart(*lengths: int) -> Extents:
@@ -118,6 +119,16 @@ def test_batches_come_one_after_the_other() -> None:
     assert span.end_s == first.end_s
     assert world.storage.busy.busy_s(0.0, 1.0) == pytest.approx(3e-3)
     assert world.storage.queued == 0
+
+
+def test_blocks_that_are_written_in_part_are_read_first() -> None:
+    """By hand: 100 B over the edge of two blocks of 512 B, and a whole block."""
+    world = World(spec(block_bytes=512))
+    world.ends_s(world.storage.write(Extents(np.array([500, 2048]), np.array([100, 512]))))
+    assert [(span.label, span.n_bytes) for span in world.spans] == [("Read", 1024), ("Write", 1536)]
+    whole = World(spec(block_bytes=512))
+    whole.ends_s(whole.storage.write(Extents(np.array([512]), np.array([512]))))
+    assert [span.label for span in whole.spans] == ["Write"]
 
 
 @pytest.mark.parametrize(("duplex", "ends_s"), [("half", [1e-3, 3e-3, 4e-3]), ("full", [1e-3, 2e-3, 2e-3])])

@@ -24,7 +24,9 @@ ALONE_S = 63e-6
 
 
 def spec(flash: FlashSpec = ROUND, **changes: Any) -> StorageSpec:
-    return StorageSpec.model_validate({"model": "queue", "queue": flash, "duplex": "full", **changes})
+    """Of lengths that are round in tens: any byte begins a storage block."""
+    sizes = {"model": "queue", "queue": flash, "duplex": "full", "block_bytes": 1}
+    return StorageSpec.model_validate({**sizes, **changes})
 
 
 class World:

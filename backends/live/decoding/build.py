@@ -23,7 +23,7 @@ from kvferry.disk.paced_storage import PacedStorage
 from kvferry.machine.ops import Answer
 from kvferry.model.decoder import Decoder
 from kvferry.model.prompts import Prompts
-from kvferry.policies.decode.pools import PoolLayout
+from kvferry.policies.decode.cluster_layout import ClusterLayout
 from kvferry.specs.errors import InputError, pick
 from kvferry.specs.scenario import Scenario
 from kvferry.traces.cluster_answers import Place
@@ -94,7 +94,7 @@ def decode_runner(
 def format_of(sizes: DecodeSizes, dtype: torch.dtype) -> BlockFormat | ClusterFormat:
     """What the file with the KV holds."""
     layout, model = sizes.layout, sizes.model
-    if isinstance(layout, PoolLayout):
+    if isinstance(layout, ClusterLayout):
         return ClusterFormat(layout, kv_heads=model.kv_heads, head_dim=model.head_dim, dtype=dtype)
     return BlockFormat(
         layout,

@@ -1,6 +1,6 @@
 """KV blocks that are clusters: of different size, growing and splitting as the policies decide."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,12 +8,13 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from kvferry.backends.live.decoding.indexes.centroids import Centroids
-from kvferry.backends.live.decoding.written import Bytes, WrittenBlocks
+from kvferry.backends.live.decoding.written import Bytes, WrittenPieces, joined
 from kvferry.disk.direct_storage import Data
 from kvferry.machine.handles import Attended
 from kvferry.machine.ops import Clustered, Divided, Extents, OutputHead, Split
+from kvferry.policies.decode.cluster_layout import ClusterLayout
 from kvferry.policies.decode.means import two_means
-from kvferry.policies.decode.pools import PoolLayout
+from kvferry.policies.decode.pieces import Pieces, Reads
 from kvferry.policies.decode.rows import Cut, Joined
 from kvferry.specs.errors import InputError, KvferryError
 
@@ -26,7 +27,7 @@ class ClusterFormat:
     numbers; so a token more is written behind the others. Raises InputError for a layout whose tokens have another
     size."""
 
-    def __init__(self, layout: PoolLayout, *, kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
+    def __init__(self, layout: ClusterLayout, *, kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
         self.layout, self.kv_heads, self.head_dim, self.dtype = layout, kv_heads, head_dim, dtype
         self.shape = (2, kv_heads // layout.heads, head_dim)
         n_bytes = int(np.prod(self.shape)) * dtype.itemsize
@@ -41,30 +42,35 @@ class ClusterFormat:
         sides = torch.stack([keys, values]).unflatten(2, (self.layout.heads, -1))
         return sides.permute(1, 2, 4, 0, 3, 5).flatten(0, 1)
 
-    def packed(self, entries: torch.Tensor) -> bytes:
-        """Entries [tokens, *shape] as they lie in the file, with zeros up to a whole storage block."""
-        whole = entries.to("cpu").contiguous().flatten().view(torch.uint8).numpy().tobytes()
-        return whole + bytes(-len(whole) % self.layout.alignment_bytes)
+    def packed(self, entries: torch.Tensor, down: bool) -> Bytes:
+        """Entries [tokens, *shape] as they lie in the file."""
+        in_file = entries.flip(0) if down else entries
+        return in_file.to("cpu").contiguous().flatten().view(torch.uint8).numpy().tobytes()
 
-    def unpacked(self, read: Bytes, tokens: int) -> torch.Tensor:
-        flat = torch.frombuffer(bytearray(read[: tokens * self.layout.token_bytes]), dtype=self.dtype)
-        return flat.view(tokens, *self.shape)
+    def unpacked(self, read: Bytes, down: bool) -> torch.Tensor:
+        entries = torch.frombuffer(bytearray(read), dtype=self.dtype).view(-1, *self.shape)
+        return entries.flip(0) if down else entries
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ClusteredKv(Clustered):
-    """The answer, and what is to be written of it."""
+    """The answer, and what is to be written of it, by row and cluster: a Written."""
 
-    written: WrittenBlocks
+    format: ClusterFormat
+    clusters: dict[Place, torch.Tensor]
 
     def bytes_of(self, extents: Extents) -> Bytes:
-        return self.written.bytes_of(extents)
+        assert extents.pieces is not None
+        parts = []
+        for place, first, tokens, down in stretches_of(extents.pieces):
+            parts.append(self.format.packed(self.clusters[place][first : first + tokens], down))
+        return joined([memoryview(part) for part in parts])
 
 
 class ClusterBlocks:
-    """Tensors of clusters of a lock-step batch. Of every cluster the storage block in which it ends is in memory, so
-    that a token more can be written without a read, and so are entries that wait for it to be cut; the clusters that a
-    step attends to are at hand until it ends."""
+    """Tensors of clusters of a lock-step batch, each with its entries in the order in which they came to it. Those that
+    a step attends to are at hand until it ends. Of others, entries that wait for a cut are, and those in page buffers,
+    which are not in the file yet."""
 
     def __init__(self, format: ClusterFormat, *, device: torch.device) -> None:
         layout = format.layout
@@ -72,11 +78,11 @@ class ClusterBlocks:
         # All tokens of the prompts belong to clusters.
         self.recent, self.key_bytes = 0, 0
         self._device = device
-        # By layer: slots of the reuse buffer by row, clusters at hand, ends of clusters, entries that wait for one, and
-        # the token under way.
+        # By layer: slots of the reuse buffer by row, clusters at hand, last entries that are not in the file, entries
+        # that wait for a cut, and the token under way.
         self._slots: list[dict[Place, torch.Tensor]] = [{} for _ in range(layout.layers)]
         self._here: list[dict[Place, torch.Tensor]] = [{} for _ in range(layout.layers)]
-        self._ends: list[dict[Place, bytes]] = [{} for _ in range(layout.layers)]
+        self._unwritten: list[dict[Place, torch.Tensor]] = [{} for _ in range(layout.layers)]
         self._waiting: list[dict[Place, list[torch.Tensor]]] = [{} for _ in range(layout.layers)]
         self._new: list[torch.Tensor | None] = [None] * layout.layers
         # What prompts left in a layer, until it is clustered.
@@ -84,10 +90,10 @@ class ClusterBlocks:
 
     @property
     def n_bytes(self) -> int:
-        """What reuse buffers, ends of clusters and entries that wait take in memory."""
-        slots = sum(slot.nbytes for of_layer in self._slots for slot in of_layer.values())
-        waiting = sum(one.nbytes for of_layer in self._waiting for some in of_layer.values() for one in some)
-        return slots + waiting + sum(len(end) for of_layer in self._ends for end in of_layer.values())
+        """What reuse buffers, page buffers and entries that wait take in memory."""
+        parts = (*self._slots, *self._unwritten)
+        kept = sum(entries.nbytes for of_layer in parts for entries in of_layer.values())
+        return kept + sum(one.nbytes for of_layer in self._waiting for some in of_layer.values() for one in some)
 
     def prefilled(self, layer: int, keys: torch.Tensor, values: torch.Tensor, order: torch.Tensor | None) -> None:
         """Take in a layer of the prompts. Nothing can be written before it is clustered."""
@@ -97,14 +103,14 @@ class ClusterBlocks:
         """Make clusters of a layer of the prompts."""
         keys, values = self._prompts.pop(layer)
         labels, entries = index.cluster(layer, keys, clusters, 0), self.format.entries(keys, values)
-        contents: list[Bytes] = []
+        parts = {}
         for row, of_row in enumerate(labels):
             order = torch.from_numpy(np.argsort(of_row, kind="stable"))
             for block, members in enumerate(entries[row][order].split(index.sizes(layer, row))):
-                contents.append(self._written(layer, (row, block), members))
+                parts[row, block] = members
         table, rows = index.tables[layer], np.arange(len(labels))[:, None]
         variances = table.variances(rows, np.arange(clusters))
-        return ClusteredKv(table.counts[:, :clusters].copy(), variances, WrittenBlocks({layer: contents}))
+        return ClusteredKv(table.counts[:, :clusters].copy(), variances, self.format, parts)
 
     def put(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Take in the token under way, each [sequences, KV heads, 1, head_dim]."""
@@ -133,20 +139,23 @@ class ClusterBlocks:
         here, new = self._here[op.layer], self._new[op.layer]
         assert new is not None
         places = [(cut.row, cut.block) for cut in op.cuts]
-        absent = sorted(place for place in places if place not in here)
-        if len(absent) != (0 if read is None else len(read.views)):
-            raise KvferryError(f"{len(absent)} clusters of layer {op.layer} are cut and not in memory")
         if read is not None:
-            for place, view in zip(absent, read.views, strict=True):
-                here[place] = self.format.unpacked(view, len(view) // self.format.layout.token_bytes).to(self._device)
-            read.release()
+            here |= self._read(op.layer, op.reads, read)
+        if absent := [place for place in places if place not in here]:
+            raise KvferryError(f"{len(absent)} clusters of layer {op.layer} are cut and not in memory")
         tokens, variances = np.zeros((len(places), 2), np.int64), np.zeros((len(places), 2))
         for n, (cut, place) in enumerate(zip(op.cuts, places, strict=True)):
             waiting = self._waiting[op.layer].get(place, [])
             came = [*waiting, *([new[cut.row][None]] if cut.joins else [])]
-            # What was read ends with a whole storage block.
-            entries = torch.cat([here[place][: cut.tokens - len(came)], *came])
+            entries = torch.cat([here[place], *came])
+            if len(entries) != cut.tokens:
+                what = f"{len(entries)} entries of cluster {cut.block}, row {cut.row}, layer {op.layer} are there"
+                raise KvferryError(f"{what}, {cut.tokens} are to be cut")
             self._waiting[op.layer].pop(place, None)
+            unwritten = self._unwritten[op.layer].pop(place, None)
+            if cut.new is None:
+                # It stays as it is, and what came may wait in a page buffer.
+                self._unwritten[op.layer][place] = torch.cat([*([] if unwritten is None else [unwritten]), *came])
             keys = entries[:, 0].flatten(1).float().cpu().double().numpy()
             leaves = np.zeros(len(keys), bool)
             if cut.new is not None:
@@ -158,16 +167,17 @@ class ClusterBlocks:
             tokens[n] = (~leaves).sum(), leaves.sum()
         return Divided(tokens, variances)
 
-    def grown(self, op: OutputHead, index: Centroids | None) -> WrittenBlocks:
-        """Adds the token under way, which has passed all layers, to the clusters that `op` names. Returns what is to be
-        written."""
+    def grown(self, op: OutputHead, index: Centroids | None) -> WrittenPieces:
+        """The token under way has passed all layers, and joins the clusters that `op` says; what is to be written."""
         assert index is not None
         if len(op.joined) != self.layers:
             raise KvferryError(f"new keys of {len(op.joined)} of {self.layers} layers are said to join clusters")
-        contents = {layer: self._join(layer, joined, index) for layer, joined in enumerate(op.joined)}
-        for of_layer in self._here:
-            of_layer.clear()
-        return WrittenBlocks(contents)
+        for layer, of_layer in enumerate(op.joined):
+            self._join(layer, of_layer, index)
+        contents = {} if op.written is None else self._written(op.written)
+        for of_here in self._here:
+            of_here.clear()
+        return WrittenPieces(contents)
 
     def _whole(self, layer: int, place: Place) -> list[torch.Tensor]:
         """A cluster at hand, with what waits for it."""
@@ -177,56 +187,79 @@ class ClusterBlocks:
         """Gathers the clusters of a step: those that were read, which enter their slots where there are any, and those
         that lay there already."""
         assert kv.ids is not None and kv.starts is not None and kv.tokens is not None and kv.missing is not None
-        here, slots, came = self._here[kv.layer], self._slots[kv.layer], iter(read.views)
+        here, slots = self._here[kv.layer], self._slots[kv.layer]
         rows = np.repeat(np.arange(len(kv.starts) - 1), np.diff(kv.starts)).tolist()
         is_read = np.ones(len(rows), bool) if kv.at is not None else kv.missing
-        if len(read.views) != int(is_read.sum()):
-            raise KvferryError(f"{len(read.views)} KV blocks were read, {int(is_read.sum())} are missing")
+        came = self._read(kv.layer, kv.reads, read)
         for n, (row, block) in enumerate(zip(rows, kv.ids.tolist(), strict=True)):
-            slot = None if kv.slots is None else (row, int(kv.slots[n]))
-            if is_read[n]:
-                # Of its tokens, those that lie in the file.
-                stored = int(kv.tokens[n]) - len(self._waiting[kv.layer].get((row, block), []))
-                here[row, block] = self.format.unpacked(next(came), stored).to(self._device)
-                if slot is not None:
-                    slots[slot] = here[row, block]
-            else:
+            place, slot = (row, block), None if kv.slots is None else (row, int(kv.slots[n]))
+            if not is_read[n]:
                 assert slot is not None
-                here[row, block] = slots[slot]
-        read.release()
-
-    def _join(self, layer: int, joined: Sequence[Joined | Cut], index: Centroids) -> list[Bytes]:
-        new, here, contents = self._new[layer], self._here[layer], list[Bytes]()
-        assert new is not None
-        for one in joined:
-            place = one.row, one.block
-            if isinstance(one, Cut):
-                contents.append(self._written(layer, place, here[place]))
-                if one.new is not None:
-                    contents.append(self._written(layer, (one.row, one.new), here[one.row, one.new]))
+                here[place] = slots[slot]
                 continue
-            entry = new[one.row][None]
+            if place not in came and place in self._unwritten[kv.layer]:
+                # All of it is in a page buffer.
+                came[place] = self._unwritten[kv.layer][place]
+            stored = int(kv.tokens[n]) - len(self._waiting[kv.layer].get(place, []))
+            if place not in came or len(came[place]) != stored:
+                what = f"{len(came.get(place, ()))} entries of cluster {block}, row {row}, layer {kv.layer} were read"
+                raise KvferryError(f"{what}, it has {stored}")
+            here[place] = came[place]
+            if slot is not None:
+                slots[slot] = here[place]
+
+    def _read(self, layer: int, reads: Reads | None, read: Data) -> dict[Place, torch.Tensor]:
+        """Clusters that were read, with what of them is in page buffers. Releases the read."""
+        whole = memoryview(bytes(read))
+        read.release()
+        if reads is None or reads.pieces is None or len(whole) != int(reads.lengths.sum()):
+            raise KvferryError(f"{len(whole):,} bytes of clusters were read, which is not what was asked for")
+        parts: dict[Place, list[torch.Tensor]] = {}
+        for (place, _, tokens, down), at in zip(stretches_of(reads.pieces), reads.ats.tolist(), strict=True):
+            end = at + tokens * self.format.layout.token_bytes
+            parts.setdefault(place, []).append(self.format.unpacked(whole[at:end], down).to(self._device))
+        late = self._unwritten[layer]
+        return {place: torch.cat([*some, *([late[place]] if place in late else [])]) for place, some in parts.items()}
+
+    def _join(self, layer: int, of_layer: Sequence[Joined | Cut], index: Centroids) -> None:
+        new, here, unwritten = self._new[layer], self._here[layer], self._unwritten[layer]
+        assert new is not None
+        for one in of_layer:
+            if isinstance(one, Cut):
+                continue
+            place, entry = (one.row, one.block), new[one.row][None]
             if one.buffered:
                 self._waiting[layer].setdefault(place, []).append(entry)
                 continue
             index.join(layer, one.row, one.block, entry[0, 0].flatten().float().cpu().numpy())
+            unwritten[place] = torch.cat([unwritten[place], entry]) if place in unwritten else entry
             if place in here:
                 here[place] = torch.cat([here[place], entry])
-                contents.append(self._written(layer, place, here[place]))
-            else:
-                contents.append(self._appended(layer, place, entry))
+
+    def _written(self, pieces: Pieces) -> dict[tuple[int, int, int, int], Bytes]:
+        """Pieces of clusters as they lie in the file, from those at hand, or from what is not in the file yet."""
+        contents: dict[tuple[int, int, int, int], Bytes] = {}
+        for layer, (place, first, tokens, down) in zip(pieces.layers.tolist(), stretches_of(pieces), strict=True):
+            here, unwritten = self._here[layer], self._unwritten[layer]
+            late = unwritten.get(place)
+            entries = here[place][first : first + tokens] if place in here else None
+            if late is not None:
+                # Where a cluster is not at hand, it is its first entry in the buffer that is written.
+                began = len(here[place]) - len(late) if place in here else first
+                entries = late[:tokens] if entries is None else entries
+                left = late[max(0, first + tokens - began) :]
+                if len(left):
+                    unwritten[place] = left
+                else:
+                    del unwritten[place]
+            if entries is None or len(entries) != tokens:
+                raise KvferryError(f"cluster {place[1]} of row {place[0]}, layer {layer} is written and not in memory")
+            contents[layer, *place, first] = self.format.packed(entries, down)
         return contents
 
-    def _written(self, layer: int, place: Place, entries: torch.Tensor) -> Bytes:
-        """A whole cluster; remembers its end."""
-        content, unit = self.format.packed(entries), self.format.layout.alignment_bytes
-        used = len(entries) * self.format.layout.token_bytes
-        self._ends[layer][place] = content[used // unit * unit : used]
-        return content
 
-    def _appended(self, layer: int, place: Place, entry: torch.Tensor) -> Bytes:
-        """One entry behind a cluster of which only the end is in memory."""
-        unit = self.format.layout.alignment_bytes
-        whole = self._ends[layer][place] + self.format.packed(entry)[: self.format.layout.token_bytes]
-        self._ends[layer][place] = whole[len(whole) // unit * unit :]
-        return whole + bytes(-len(whole) % unit)
+def stretches_of(pieces: Pieces) -> Iterator[tuple[Place, int, int, bool]]:
+    """Place, first entry, entries and direction of each piece."""
+    columns = (pieces.rows, pieces.blocks, pieces.firsts, pieces.tokens, pieces.down)
+    for row, block, first, tokens, down in zip(*(column.tolist() for column in columns), strict=True):
+        yield (row, block), first, tokens, down

@@ -30,19 +30,20 @@ class WrittenLayers:
         return joined([self._whole[self._at[layer] * each : (self._at[layer] + 1) * each] for layer in layers])
 
 
-class WrittenBlocks:
-    """``contents`` has, by layer, what each of its ranges belongs to: a range gets as much of the end as it is long."""
+class WrittenPieces:
+    """``contents`` has the bytes of pieces of clusters, by layer, row, block and first entry."""
 
-    def __init__(self, contents: Mapping[int, Sequence[Bytes]]) -> None:
+    def __init__(self, contents: Mapping[tuple[int, int, int, int], Bytes]) -> None:
         self._contents = contents
 
     def bytes_of(self, extents: Extents) -> Bytes:
-        layers = sorted(self._contents) if extents.placed is None else extents.placed
-        contents = [content for layer in layers for content in self._contents[layer]]
-        lengths = extents.arrays[1].tolist()
-        parts = [memoryview(content)[-length:] for content, length in zip(contents, lengths, strict=True)]
-        assert [len(part) for part in parts] == lengths, "a range is longer than what is there to be written"
-        return joined(parts)
+        pieces = extents.pieces
+        assert pieces is not None
+        columns = (pieces.layers, pieces.rows, pieces.blocks, pieces.firsts)
+        places = zip(*(column.tolist() for column in columns), strict=True)
+        whole = joined([memoryview(self._contents[place]) for place in places])
+        assert len(whole) == extents.n_bytes, "ranges are not as long as what is there to be written"
+        return whole
 
 
 def joined(parts: Sequence[memoryview]) -> memoryview:

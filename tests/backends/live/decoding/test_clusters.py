@@ -10,8 +10,8 @@ from small_decoding import SmallDecoding, exact_logits
 from kvferry.machine.handles import Attended
 from kvferry.machine.ops import Assign, DecodeAttention, Extents, OutputHead, PrefillLayer, ProjectQkv, RestOfLayer
 from kvferry.policies.decode.centroids import Centroids
+from kvferry.policies.decode.cluster_places import ClusterByCluster, ClusterPools, DualHeads
 from kvferry.policies.decode.cluster_upkeep import AdaptiveClusters, TendedClusters
-from kvferry.policies.decode.clusters import ClusterPools
 from kvferry.policies.decode.placement import OneTier, Progressive
 from kvferry.policies.decode.residency import DoubleBuffer, Residency, Reuse
 from kvferry.policies.decode.roles import Roles
@@ -24,12 +24,24 @@ TOKEN_BYTES = 2 * 2 * 16 * 4
 
 
 def roles(selected: int = 1000, *, per_head: bool = True, **others: Any) -> Roles:
-    return Roles(
-        selector=Centroids(selected_tokens=selected, per_head=per_head),
-        layout=ClusterPools(group_tokens=3, spare=1),
-        upkeep=AdaptiveClusters(threshold=1.0, buffer_tokens=2),
+    parts = {
+        "layout": ClusterPools(group_tokens=3, spare=1),
+        "upkeep": AdaptiveClusters(threshold=1.0, buffer_tokens=2),
         **others,
-    )
+    }
+    return Roles(selector=Centroids(selected_tokens=selected, per_head=per_head), **parts)
+
+
+# Page buffers of 2 tokens of a head.
+BUFFERS: dict[str, Any] = {"page_buffers": 2, "page_bytes": 256, "hot_steps": 4}
+LAYOUTS = [
+    DualHeads(group_tokens=3),
+    DualHeads(group_tokens=3, most_tokens=2, whole_pairs=False),
+    DualHeads(group_tokens=3, **BUFFERS),
+    ClusterPools(group_tokens=3, spare=1, **BUFFERS),
+    ClusterByCluster(group_tokens=3),
+    ClusterByCluster(group_tokens=3, **BUFFERS),
+]
 
 
 class ClusterDecoding(SmallDecoding):
@@ -76,9 +88,12 @@ class ClusterDecoding(SmallDecoding):
             for row in range(self.plan.rows):
                 found = []
                 for block in range(pools.blocks(layer, row)):
-                    place = layer, np.array([row]), np.array([block])
-                    data = bytes(stores[tiers[layer]].read(Extents(*pools.ranges(*place))))
-                    found.append(self.runner.blocks.format.unpacked(data, int(pools.tokens_of(*place)[0])))
+                    # What is in a page buffer is not in the file.
+                    found += [part for at, part in self.runner.blocks._unwritten[layer].items() if at == (row, block)]
+                    reads = pools.reads(layer, np.array([row]), np.array([block]))
+                    data = bytes(stores[tiers[layer]].read(Extents(*reads.ranges)))
+                    for at, length, down in zip(reads.ats, reads.pieces.lengths, reads.pieces.down, strict=True):
+                        found.append(self.runner.blocks.format.unpacked(data[at : at + length], bool(down)))
                 waiting = self.runner.blocks._waiting[layer].items()
                 found += [one for (of, _), some in waiting if of == row for one in some]
                 entries = torch.cat(found).flatten(1)
@@ -131,6 +146,17 @@ def test_what_is_selected_is_less_and_all_is_kept(model: Any, tmp_path: Path) ->
             expected = keys.sum(0) - sum(one[0].flatten() for one in late)
             torch.testing.assert_close(whole, expected, rtol=1e-4, atol=1e-4)
             assert tokens.sum() + len(late) == len(keys)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_every_layout_gives_back_what_was_written(model: Any, tmp_path: Path, layout: Any) -> None:
+    """Of all clusters in a real file, and of some of them, as they grow, are cut and move."""
+    wanted = roles(layout=layout, residency=Reuse(slots=80))
+    decoding = ClusterDecoding(model, tmp_path, wanted, context=26, batch=2, output=20)
+    answers = decoding.run()
+    assert far_apart(model, decoding, answers) < 1e-4
+    some = ClusterDecoding(model, tmp_path, roles(12, layout=layout), context=26, batch=2, output=20)
+    some.run()
 
 
 @pytest.mark.parametrize("tier", ["device", "host"])

@@ -1,0 +1,297 @@
+"""What layouts of clusters have in common: sizes of the file, and clusters of a run that grow, split and are counted
+(DynaKV 5)."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kvferry.policies.decode.layout import Layout, Ranges
+from kvferry.policies.decode.pieces import Change, Pieces, Reads
+from kvferry.specs.errors import InputError
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterLayout(ABC):
+    """In each row of a layer ``first_blocks`` blocks of ``block_tokens`` at first, the first ``more`` of them with one
+    token more; there is room for ``blocks`` blocks, and for ``row_tokens`` tokens in all of them (None: for as many as
+    so many blocks have at first).
+
+    Reads are of whole storage blocks of ``alignment_bytes``, a power of two; so are writes, where less is asked for.
+    ``page_buffers`` clusters of each row have a buffer in memory for a page of ``page_bytes`` (None: a storage block)
+    that is written when it is full: those that are updated again within ``hot_steps`` tokens (DynaKV 5.2). ValueError
+    for a size that is no power of two.
+    """
+
+    layers: int
+    sequences: int
+    heads: int = 1
+    blocks: int
+    first_blocks: int
+    block_tokens: int
+    token_bytes: int
+    more: int = 0
+    row_tokens: int | None = None
+    alignment_bytes: int = 512
+    page_bytes: int | None = None
+    page_buffers: int = 0
+    hot_steps: int = 32
+
+    def __post_init__(self) -> None:
+        for what, n_bytes in (("block size", self.alignment_bytes), ("page_bytes", self.page_bytes)):
+            if n_bytes is not None and (n_bytes < 1 or n_bytes & (n_bytes - 1)):
+                raise ValueError(f"{what} of {n_bytes} B is no power of two; 4096 or 16384 would do")
+        if self.page_buffers < 0 or self.hot_steps < 1:
+            what = f"{self.page_buffers} and {self.hot_steps}"
+            raise ValueError(f"page_buffers is 0 or more and hot_steps 1 or more, got {what}")
+
+    @property
+    def rows(self) -> int:
+        """Rows of one layer: sequence by sequence, head by head."""
+        return self.sequences * self.heads
+
+    @property
+    def all_rows(self) -> int:
+        """Rows of all layers, layer by layer."""
+        return self.layers * self.rows
+
+    @property
+    def page(self) -> int:
+        """Bytes of what is written at once."""
+        return self.page_bytes or self.alignment_bytes
+
+    @property
+    def most_row_tokens(self) -> int:
+        if self.row_tokens is not None:
+            return self.row_tokens
+        return self.blocks * (self.block_tokens + bool(self.more))
+
+    @property
+    def block_bytes(self) -> int:
+        return self.block_tokens * self.token_bytes
+
+    @property
+    def stride_bytes(self) -> int:
+        """What a block as there are at first takes of the file, in whole storage blocks."""
+        return up((self.block_tokens + bool(self.more)) * self.token_bytes, self.alignment_bytes)
+
+    @property
+    def first_tokens(self) -> np.ndarray:
+        """Tokens of every block at first."""
+        return even_sizes(self.block_tokens * self.first_blocks + self.more, self.first_blocks)
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Page buffers of all layers and rows, in memory."""
+        return self.all_rows * self.page_buffers * self.page
+
+    @property
+    @abstractmethod
+    def file_bytes(self) -> int: ...
+
+    @abstractmethod
+    def start(self) -> "PlacedClusters":
+        """The blocks of a run, to be placed layer by layer as it finds them (``filled``)."""
+
+
+@dataclass(slots=True)
+class LayoutCounts:
+    """What a layout has come to. ``new_bytes``: of entries that came after prefill. ``moved_bytes``: of entries that
+    had their place, and were written again at another. ``written_bytes``: in whole pages, both together."""
+
+    new_bytes: int = 0
+    moved_bytes: int = 0
+    written_bytes: int = 0
+
+
+class PlacedClusters(ABC):
+    """Blocks of a run, numbered from 0 in every row of a layer. Layers, rows and blocks are numbers or arrays of them,
+    one place each; places of one call are of different rows. What appends, splits and opens says what becomes of the
+    file: a Change, which a caller carries out in order."""
+
+    def __init__(self, like: ClusterLayout) -> None:
+        self.like = like
+        shape = like.all_rows, like.blocks
+        self.counted = LayoutCounts()
+        # By row of all layers: blocks, and tokens in each.
+        self._blocks = np.full(like.all_rows, like.first_blocks)
+        self._tokens = np.zeros(shape, np.int64)
+
+    # --- what there is -------------------------------------------------------------------------------------------
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Layers, rows of each, and blocks that a row has room for."""
+        return self.like.layers, self.like.rows, self.like.blocks
+
+    @property
+    def room(self) -> int:
+        """Blocks that a row has room for."""
+        return self.like.blocks
+
+    def blocks(self, layer: int, row: int) -> int:
+        return int(self._blocks[self._row(layer, row)])
+
+    def counts(self, layers: Any, rows: Any) -> np.ndarray:
+        """How many blocks rows have."""
+        return np.asarray(self._blocks[self._row(layers, rows)])
+
+    @property
+    def all_tokens(self) -> np.ndarray:
+        """int64[layers, rows, blocks]: tokens in every block; 0 where there is none."""
+        return self._tokens.reshape(self.like.layers, self.like.rows, -1).copy()
+
+    def fewest(self, layer: int) -> int:
+        """Blocks of the row that has the fewest."""
+        return int(self._of_layer(self._blocks, layer).min())
+
+    def most(self, layer: int) -> int:
+        """Blocks of the row that has the most."""
+        return int(self._of_layer(self._blocks, layer).max())
+
+    def full(self, layer: int, row: int) -> bool:
+        """A row has as many blocks as it has room for."""
+        return self.blocks(layer, row) == self.like.blocks
+
+    def tokens(self, layer: int, row: int, block: int) -> int:
+        return int(self._tokens[self._row(layer, row), block])
+
+    def tokens_of(self, layers: Any, rows: Any, blocks: Any) -> np.ndarray:
+        """Tokens in each block; 0 where there is none."""
+        return np.asarray(self._tokens[self._row(layers, rows), blocks])
+
+    def fits(self, layers: Any, rows: Any, blocks: Any, tokens: int = 1) -> Any:
+        """bool: there is room for so many tokens more where each block lies, so that nothing has to be moved."""
+        rows, blocks = np.asarray(self._row(layers, rows)), np.asarray(blocks)
+        return self._fits(rows, blocks, tokens) if rows.ndim else bool(self._fits(rows[None], blocks[None], tokens)[0])
+
+    @property
+    def entry_bytes(self) -> int:
+        """Of all entries, those in page buffers among them."""
+        return int(self._tokens.sum()) * self.like.token_bytes
+
+    @property
+    @abstractmethod
+    def taken_bytes(self) -> int:
+        """What the blocks take of the file, with the room that is kept for them to grow and what they have left."""
+
+    # --- where it lies -------------------------------------------------------------------------------------------
+
+    def filled(
+        self, layer: int, tokens: np.ndarray, order: np.ndarray | None = None, members: np.ndarray | None = None
+    ) -> None:
+        """Give a layer's first blocks their places, once, before anything of it is written.
+
+        `tokens` int[rows, blocks] in each, 0 where there is none, behind those that are. `order` int[rows, blocks]: the
+        block that comes next in the file (None: by their numbers). `members` int[rows, tokens of the row]: which tokens
+        they are, block by block, ascending in each (None: unknown; a layout that keeps tokens where they came deals
+        them in turn). InputError without room.
+        """
+        flat = layer * self.like.rows + np.arange(self.like.rows)
+        if tokens.shape[1] > self.like.blocks:
+            what = f"a row has room for {self.like.blocks} blocks, {tokens.shape[1]} are wanted"
+            raise InputError(f"policies.layout: {what}; a larger room would do")
+        self._tokens[flat] = 0
+        self._tokens[flat, : tokens.shape[1]] = tokens
+        self._blocks[flat] = (tokens > 0).sum(axis=1)
+        if order is None:
+            order = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape)
+        self._place(flat, order, members)
+
+    @abstractmethod
+    def _place(self, rows: np.ndarray, order: np.ndarray, members: np.ndarray | None) -> None:
+        """The first places of a layer's blocks, whose tokens are counted; `rows` of all layers."""
+
+    @abstractmethod
+    def reads(self, layer: int, rows: np.ndarray, blocks: np.ndarray) -> Reads:
+        """How (row, block)s of a layer are read; what of them is in page buffers is not."""
+
+    @abstractmethod
+    def whole(self, layer: int) -> Pieces:
+        """All that a layer has in the file, by its places there."""
+
+    def stretches(self, layer: int, blocks: int) -> Ranges:
+        """The first `blocks` of every row of a layer, those that it has, by their places in the file."""
+        return self.whole(layer).ranges
+
+    # --- what happens to it --------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def grow(self, layers: Any, rows: np.ndarray, blocks: np.ndarray, tokens: int = 1, here: Any = True) -> Change:
+        """So many tokens more in each of these blocks, of different rows. Where there is no room for them, entries
+        move: those of a block that is ``here``, in memory, are written anew, others are read first. InputError without
+        room."""
+
+    def append(self, layer: int, row: int, block: int, tokens: int = 1, here: bool = True) -> Change:
+        """The same for one block."""
+        return self.grow(layer, np.array([row]), np.array([block]), tokens, here)
+
+    def split(
+        self, layer: int, row: int, block: int, stay: int, leave: int, leaves: np.ndarray | None = None
+    ) -> tuple[int, Change]:
+        """So many of a block's tokens, and of those that came to it now, stay, and others leave for a new block: its
+        number. `leaves` bool[stay + leave]: which, in the order in which they came; None: unknown (a layout that keeps
+        tokens where they came takes the last ones). Both parts keep that order. All are in memory, and are written
+        where they are not already. ValueError when that leaves nothing in one part, or loses tokens; InputError without
+        room."""
+        flat = self._row(layer, row)
+        before = int(self._tokens[flat, block])
+        if not (stay > 0 < leave and stay + leave >= before):
+            raise ValueError(f"a block of {before} tokens cannot be split into {stay} and {leave}")
+        if leaves is not None and (len(leaves) != stay + leave or np.count_nonzero(leaves) != leave):
+            raise ValueError(f"{leave} of {stay + leave} tokens leave, {np.count_nonzero(leaves)} are said to")
+        new = self._number(flat)
+        self.counted.new_bytes += (stay + leave - before) * self.like.token_bytes
+        return new, self._counted(self._cut(flat, block, new, stay, leave, leaves))
+
+    @abstractmethod
+    def _cut(self, row: int, block: int, new: int, stay: int, leave: int, leaves: np.ndarray | None) -> Change: ...
+
+    @abstractmethod
+    def open(self, layer: int, row: int, tokens: int) -> tuple[int, Change]:
+        """A new block of so many tokens: its number. InputError when there is no room."""
+
+    @abstractmethod
+    def check(self) -> None:
+        """AssertionError when entries overlap in the file, or lie outside of it."""
+
+    # --- what they share -----------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _fits(self, rows: np.ndarray, blocks: np.ndarray, tokens: int) -> np.ndarray: ...
+
+    def _row(self, layer: Any, row: Any) -> Any:
+        return np.asarray(layer) * self.like.rows + row if np.ndim(layer) else layer * self.like.rows + row
+
+    def _of_layer(self, of_rows: np.ndarray, layer: int) -> np.ndarray:
+        return of_rows[layer * self.like.rows : (layer + 1) * self.like.rows]
+
+    def _number(self, row: int) -> int:
+        new = int(self._blocks[row])
+        if new == self.like.blocks:
+            raise InputError(f"policies.layout: a row has room for {new} blocks, and has them; a larger room would do")
+        self._blocks[row] += 1
+        return new
+
+    def _counted(self, change: Change) -> Change:
+        written, page = change.written, self.like.page
+        ends = written.offsets + written.lengths
+        self.counted.written_bytes += int((up(ends, page) - (written.offsets & -page)).sum())
+        self.counted.written_bytes += int(up(change.moves.lengths, page).sum())
+        self.counted.moved_bytes += int(change.moves.lengths.sum())
+        return change
+
+
+AnyLayout = Layout | ClusterLayout
+
+
+def even_sizes(tokens: int, blocks: int) -> np.ndarray:
+    """Tokens of each block, when they are dealt as evenly as can be; the first blocks have one more."""
+    each, more = divmod(tokens, blocks)
+    return each + (np.arange(blocks) < more)
+
+
+def up(n_bytes: Any, to: int) -> Any:
+    """To the next multiple, of a number or an array."""
+    return -(-n_bytes // to) * to

@@ -1,0 +1,187 @@
+"""A layout in which two clusters share a pool of the file, growing inward from its ends (DynaKV 5.2)."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kvferry.policies.decode.cluster_layout import ClusterLayout, up
+from kvferry.policies.decode.file_room import FileRoom
+from kvferry.policies.decode.pieces import Moves
+from kvferry.policies.decode.stretched import Stretched
+
+
+@dataclass(frozen=True, kw_only=True)
+class DualHeadLayout(ClusterLayout):
+    """A pool has twice the room of the largest cluster, of ``most_tokens``; one for a cluster that is larger has twice
+    that cluster's. Where both clusters of a pool are wanted and ``whole_pairs``, they are read as one, with the room
+    between them. The file has ``file_spare`` times the room of the pools that all pairs of blocks would take.
+    """
+
+    most_tokens: int
+    whole_pairs: bool = True
+    file_spare: int = 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.most_tokens < 1:
+            raise ValueError(f"most_tokens, of the largest cluster, is 1 or more, got {self.most_tokens}")
+
+    def pool_of(self, tokens: Any) -> Any:
+        """Bytes of a pool, or of each, in which the larger cluster has so many tokens."""
+        two = 2 * np.maximum(tokens, self.most_tokens) * self.token_bytes
+        return up(two, max(self.alignment_bytes, self.page))
+
+    @property
+    def file_bytes(self) -> int:
+        pools = -(-self.blocks // 2)
+        return self.file_spare * self.all_rows * pools * int(self.pool_of(self.block_tokens + bool(self.more)))
+
+    def start(self) -> "DualHead":
+        return DualHead(self)
+
+
+class DualHead(Stretched):
+    """The first cluster of a pool grows upwards from its beginning, its partner downwards from its end. A cluster that
+    opens or leaves another finds a partner of its row that is alone, the one that has been so the shortest, or has a
+    pool for itself. One that no longer fits beside its partner moves."""
+
+    like: DualHeadLayout
+
+    def __init__(self, like: DualHeadLayout) -> None:
+        super().__init__(like)
+        self._file = FileRoom(like.file_bytes)
+        self._pool_at = np.zeros_like(self._tokens)
+        self._pool_bytes = np.zeros_like(self._tokens)
+        # The cluster that grows downwards from the pool's end; -1: the block has no partner.
+        self._down = np.zeros(self._tokens.shape, bool)
+        self._partner = np.full_like(self._tokens, -1)
+        # By row, clusters whose pools have room for a partner.
+        self._alone: list[list[int]] = [[] for _ in range(like.all_rows)]
+
+    @property
+    def taken_bytes(self) -> int:
+        return self._file.end
+
+    def check(self) -> None:
+        super().check()
+        rows, blocks = np.nonzero(self._tokens)
+        partners = self._partner[rows, blocks]
+        paired = partners >= 0
+        # Partners have each other, one pool, and different ends of it.
+        mine, theirs = (rows[paired], blocks[paired]), (rows[paired], partners[paired])
+        assert (self._partner[theirs] == mine[1]).all()
+        assert (self._pool_at[theirs] == self._pool_at[mine]).all() and (self._down[theirs] != self._down[mine]).all()
+        assert (self._held(rows, blocks) * self.like.token_bytes <= self._pool_bytes[rows, blocks]).all()
+        alone = {(row, block) for row, of_row in enumerate(self._alone) for block in of_row}
+        assert alone == set(zip(rows[~paired].tolist(), blocks[~paired].tolist(), strict=True))
+        # Pools of clusters and those that are free make up the file, each once.
+        one = ~self._down[rows, blocks] | ~paired
+        begins, n_bytes = self._pool_at[rows, blocks][one], self._pool_bytes[rows, blocks][one]
+        begins = np.concatenate([begins, [offset for offset, _ in self._file.free]])
+        n_bytes = np.concatenate([n_bytes, [size for _, size in self._file.free]])
+        order = np.argsort(begins)
+        ends = begins[order] + n_bytes[order]
+        assert (ends[:-1] == begins[order][1:]).all() and begins.min() == 0 and ends[-1] == self._file.end
+
+    def _held(self, rows: np.ndarray, blocks: np.ndarray) -> np.ndarray:
+        """Tokens of each block and its partner."""
+        partners = self._partner[rows, blocks]
+        held: np.ndarray = self._tokens[rows, blocks] + np.where(partners >= 0, self._tokens[rows, partners], 0)
+        return held
+
+    def _place(self, rows: np.ndarray, order: np.ndarray, members: np.ndarray | None) -> None:
+        """Pairs are those that come next to each other in the order."""
+        tokens = np.take_along_axis(self._tokens[rows], order, axis=1)
+        # Clusters that are not there come last, whatever the order says.
+        last = np.argsort(tokens == 0, axis=1, kind="stable")
+        order, tokens = np.take_along_axis(order, last, axis=1), np.take_along_axis(tokens, last, axis=1)
+        if order.shape[1] % 2:
+            order, tokens = (np.pad(part, ((0, 0), (0, 1))) for part in (order, tokens))
+        pairs, sizes = order.reshape(len(rows), -1, 2), tokens.reshape(len(rows), -1, 2)
+        there = sizes[..., 0] > 0
+        n_bytes = self.like.pool_of(sizes.max(axis=2)[there])
+        of_row = np.broadcast_to(rows[:, None], there.shape)[there]
+        firsts, seconds, both = pairs[there][:, 0], pairs[there][:, 1], sizes[there][:, 1] > 0
+        at = self._file.take_together(n_bytes)
+        for blocks, which in ((firsts, np.ones(len(both), bool)), (seconds, both)):
+            self._pool_at[of_row[which], blocks[which]] = at[which]
+            self._pool_bytes[of_row[which], blocks[which]] = n_bytes[which]
+        self._down[of_row[both], seconds[both]] = True
+        self._partner[of_row[both], seconds[both]] = firsts[both]
+        self._partner[of_row[both], firsts[both]] = seconds[both]
+        for row, block in zip(of_row[~both].tolist(), firsts[~both].tolist(), strict=True):
+            self._alone[row].append(block)
+
+    def _addresses(
+        self, rows: np.ndarray, blocks: np.ndarray, firsts: np.ndarray, tokens: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        unit, at, down = self.like.token_bytes, self._pool_at[rows, blocks], self._down[rows, blocks]
+        from_end = at + self._pool_bytes[rows, blocks] - (firsts + tokens) * unit
+        return np.where(down, from_end, at + firsts * unit), down
+
+    def _pools(self, rows: np.ndarray, blocks: np.ndarray) -> np.ndarray | None:
+        return self._pool_at[rows, blocks] if self.like.whole_pairs else None
+
+    def _fits(self, rows: np.ndarray, blocks: np.ndarray, tokens: int) -> np.ndarray:
+        held = self._held(rows, blocks) + tokens
+        return np.asarray(held * self.like.token_bytes <= self._pool_bytes[rows, blocks])
+
+    def _make_room(
+        self, rows: np.ndarray, blocks: np.ndarray, tokens: int, here: np.ndarray
+    ) -> tuple[Moves, np.ndarray]:
+        anew = ~self._fits(rows, blocks, tokens)
+        if not anew.any():
+            return Moves.none(), anew
+        away = np.flatnonzero(anew & ~here)
+        places = rows[away], blocks[away], np.zeros(len(away), np.int64), self._stored(rows[away], blocks[away])
+        sources, _ = self._addresses(*places)
+        for n in np.flatnonzero(anew).tolist():
+            row, block = int(rows[n]), int(blocks[n])
+            self._leave(row, block)
+            # What is not in memory moves as it lies.
+            down = None if here[n] else bool(self._down[row, block])
+            self._find(row, block, int(self._tokens[row, block]) + tokens, down)
+        targets, _ = self._addresses(*places)
+        moves = Moves(rows[away] // self.like.rows, sources, targets, places[3] * self.like.token_bytes)
+        return moves, anew & here
+
+    def _divide(self, row: int, block: int, new: int, stay: int, leave: int) -> tuple[Moves, bool]:
+        self._settle(row, new, leave)
+        place = np.array([row]), np.array([block])
+        anew = not bool(self._fits(*place, stay - int(self._tokens[row, block]))[0])
+        if anew:
+            self._leave(row, block)
+            self._find(row, block, stay)
+        return Moves.none(), anew
+
+    def _settle(self, row: int, new: int, tokens: int) -> None:
+        self._find(row, new, tokens)
+
+    def _leave(self, row: int, block: int) -> None:
+        partner = int(self._partner[row, block])
+        if partner >= 0:
+            self._partner[row, partner] = self._partner[row, block] = -1
+            self._alone[row].append(partner)
+        else:
+            self._alone[row].remove(block)
+            self._file.give_back(int(self._pool_at[row, block]), int(self._pool_bytes[row, block]))
+
+    def _find(self, row: int, block: int, tokens: int, down: bool | None = None) -> None:
+        """A place for a block of so many tokens: it may take its half of a pool, and no more than its partner leaves.
+        `down`: how it is to grow, where that is not free."""
+        n_bytes = tokens * self.like.token_bytes
+        for partner in reversed(self._alone[row]):
+            room = int(self._pool_bytes[row, partner])
+            taken = int(self._tokens[row, partner]) * self.like.token_bytes
+            free = down is None or down != bool(self._down[row, partner])
+            if free and n_bytes <= min(room // 2, room - taken):
+                self._alone[row].remove(partner)
+                self._pool_at[row, block], self._pool_bytes[row, block] = self._pool_at[row, partner], room
+                self._down[row, block] = not self._down[row, partner]
+                self._partner[row, block], self._partner[row, partner] = partner, block
+                return
+        self._pool_bytes[row, block] = size = int(self.like.pool_of(tokens))
+        self._pool_at[row, block] = self._file.take(size)
+        self._down[row, block], self._partner[row, block] = bool(down), -1
+        self._alone[row].append(block)

@@ -1,0 +1,205 @@
+"""Stretches of KV entries in the storage file: what of a cluster lies where, and how a step's reads become commands."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+# Offset and length of byte ranges, int64 arrays.
+Ranges = tuple[np.ndarray, np.ndarray]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pieces:
+    """Entries ``firsts`` up to ``firsts + tokens`` of KV blocks, each stretch at a byte offset of the file: int64[n].
+
+    Entries are counted in the order in which they came to their block. Where ``down`` is set they lie from the end of
+    the stretch to its beginning (DynaKV 5.2: one cluster of a pair grows downwards).
+    """
+
+    layers: np.ndarray
+    rows: np.ndarray
+    blocks: np.ndarray
+    firsts: np.ndarray
+    tokens: np.ndarray
+    offsets: np.ndarray
+    down: np.ndarray
+    token_bytes: int
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        return self.tokens * self.token_bytes
+
+    @property
+    def n_bytes(self) -> int:
+        return int(self.tokens.sum()) * self.token_bytes
+
+    def taken(self, which: np.ndarray) -> "Pieces":
+        """Some of them, by index or flag."""
+        return Pieces(
+            self.layers[which],
+            self.rows[which],
+            self.blocks[which],
+            self.firsts[which],
+            self.tokens[which],
+            self.offsets[which],
+            self.down[which],
+            self.token_bytes,
+        )
+
+    def of(self, layers: np.ndarray) -> "Pieces":
+        """Those of some layers, layer by layer in that order, and by their places in the file: as they are written."""
+        nth = np.full(max(int(self.layers.max(initial=0)), int(layers.max(initial=0))) + 1, len(layers))
+        nth[layers] = np.arange(len(layers))
+        kept = np.flatnonzero(nth[self.layers] < len(layers))
+        return self.taken(kept[np.lexsort((self.offsets[kept], nth[self.layers[kept]]))])
+
+    @property
+    def ranges(self) -> Ranges:
+        """Byte ranges of all, those that lie against the one before as one; the bytes of the pieces, one behind the
+        other, fill them."""
+        offsets, lengths = self.offsets, self.lengths
+        if len(offsets) < 2:
+            return offsets, lengths
+        first = np.flatnonzero(np.concatenate([[True], offsets[1:] != offsets[:-1] + lengths[:-1]]))
+        return offsets[first], np.add.reduceat(lengths, first)
+
+    @staticmethod
+    def together(parts: "Sequence[Pieces]") -> "Pieces":
+        """Those of one token size, one after the other."""
+        if len(parts) == 1:
+            return parts[0]
+        columns = ("layers", "rows", "blocks", "firsts", "tokens", "offsets", "down")
+        whole = {name: np.concatenate([getattr(part, name) for part in parts]) for name in columns}
+        return Pieces(**whole, token_bytes=parts[0].token_bytes)
+
+    @staticmethod
+    def none(token_bytes: int) -> "Pieces":
+        nothing = np.empty(0, np.int64)
+        return Pieces(nothing, nothing, nothing, nothing, nothing, nothing, np.empty(0, bool), token_bytes)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Moves:
+    """Bytes that are read at one place of the file and written at another, layer by layer: int64[n]. All of them are
+    read before one is written."""
+
+    layers: np.ndarray
+    sources: np.ndarray
+    targets: np.ndarray
+    lengths: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def of(self, layers: np.ndarray) -> "Moves":
+        kept = np.isin(self.layers, layers)
+        return Moves(self.layers[kept], self.sources[kept], self.targets[kept], self.lengths[kept])
+
+    @staticmethod
+    def together(parts: "Sequence[Moves]") -> "Moves":
+        columns = ("layers", "sources", "targets", "lengths")
+        return Moves(*(np.concatenate([getattr(part, name) for part in parts]) for name in columns))
+
+    @staticmethod
+    def none() -> "Moves":
+        nothing = np.empty(0, np.int64)
+        return Moves(nothing, nothing, nothing, nothing)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Change:
+    """What has to be done to the file: first ``moves`` within it, then pieces to be ``written``."""
+
+    written: Pieces
+    moves: Moves = field(default_factory=Moves.none)
+
+    @staticmethod
+    def together(parts: "Sequence[Change]") -> "Change":
+        """Changes of which none moves what another has written."""
+        if len(parts) == 1:
+            return parts[0]
+        return Change(Pieces.together([one.written for one in parts]), Moves.together([one.moves for one in parts]))
+
+    @staticmethod
+    def in_order(parts: "Sequence[Change]") -> "list[Change]":
+        """The same in as few as have to be carried out one after the other: where something moves, a layer's have."""
+        some = [one for one in parts if len(one.written) or len(one.moves)]
+        if not any(len(one.moves) for one in some):
+            return [Change.together(some)] if some else []
+        turns: list[list[Change]] = []
+        seen: set[int] = set()
+        for one in some:
+            layers = {*one.written.layers.tolist(), *one.moves.layers.tolist()}
+            if not turns or seen & layers:
+                turns.append([])
+                seen = set()
+            turns[-1].append(one)
+            seen |= layers
+        return [Change.together(turn) for turn in turns]
+
+
+class Reads:
+    """What one layer reads in a step: commands by offset and length, int64[n], in the order in which they are given.
+
+    ``entries`` int64[n]: how many entries that are wanted each command brings (None: not counted). ``pieces`` says
+    where in the commands' bytes the entries of each block are, for a machine that really reads them (None: each command
+    is a block).
+    """
+
+    def __init__(
+        self,
+        offsets: np.ndarray,
+        lengths: np.ndarray,
+        entries: np.ndarray | None = None,
+        pieces: Callable[[], Pieces] | None = None,
+    ) -> None:
+        """`pieces` may be called long after clusters have changed."""
+        self.offsets, self.lengths, self.entries = offsets, lengths, entries
+        self._pieces = pieces
+
+    @property
+    def ranges(self) -> Ranges:
+        return self.offsets, self.lengths
+
+    @cached_property
+    def pieces(self) -> Pieces | None:
+        """Block by block as they were asked for, each with its entries in their order."""
+        return None if self._pieces is None else self._pieces()
+
+    @cached_property
+    def ats(self) -> np.ndarray:
+        """int64[pieces]: where each piece begins in the bytes of all commands, one behind the other."""
+        assert self.pieces is not None
+        before = np.cumsum(self.lengths) - self.lengths
+        command = np.searchsorted(self.offsets, self.pieces.offsets, side="right") - 1
+        ats: np.ndarray = before[command] + self.pieces.offsets - self.offsets[command]
+        return ats
+
+
+def gathered(
+    offsets: np.ndarray, tokens: np.ndarray, token_bytes: int, alignment_bytes: int, pools: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Commands that read stretches of entries, no two of which overlap: offsets, lengths, wanted entries of each.
+
+    A command covers whole storage blocks. Stretches that lie against each other, or share a storage block, are read as
+    one; so are two of one of `pools` (int64, like the stretches), through what lies between them.
+    """
+    if not len(offsets):
+        nothing = np.empty(0, np.int64)
+        return nothing, nothing, nothing
+    order = offsets.argsort()
+    offsets, tokens = offsets[order], tokens[order]
+    begins = offsets & -alignment_bytes
+    ends = (offsets + tokens * token_bytes + alignment_bytes - 1) & -alignment_bytes
+    apart = begins[1:] > ends[:-1]
+    if pools is not None:
+        pools = pools[order]
+        apart &= pools[1:] != pools[:-1]
+    first = np.concatenate(([0], apart.nonzero()[0] + 1))
+    last = np.append(first[1:], len(offsets)) - 1
+    return begins[first], ends[last] - begins[first], np.add.reduceat(tokens, first)

@@ -1,0 +1,165 @@
+"""A layout in which entries lie in the order of the tokens, whatever cluster they are in (DynaKV 5.1)."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kvferry.policies.decode.cluster_layout import ClusterLayout, PlacedClusters, up
+from kvferry.policies.decode.pieces import Change, Pieces, Reads, gathered
+from kvferry.specs.errors import InputError
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequenceLayout(ClusterLayout):
+    """A row has room for its tokens alone. Clusters have no place of their own, so no pages are buffered for them."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.page_buffers:
+            raise ValueError(f"page_buffers: {self.page_buffers}: clusters have no pages of their own here; 0 would do")
+
+    @property
+    def row_bytes(self) -> int:
+        return int(up(self.most_row_tokens * self.token_bytes, self.alignment_bytes))
+
+    @property
+    def file_bytes(self) -> int:
+        return self.all_rows * self.row_bytes
+
+    def start(self) -> "SequenceOrder":
+        return SequenceOrder(self)
+
+
+class SequenceOrder(PlacedClusters):
+    """A new token is written behind all others of its row. A split says which tokens are whose, and writes nothing."""
+
+    like: SequenceLayout
+
+    def __init__(self, like: SequenceLayout) -> None:
+        super().__init__(like)
+        # The block of each token of a row; -1: it has not come.
+        self._owner = np.full((like.all_rows, like.most_row_tokens), -1, np.int32)
+        self._lengths = np.zeros(like.all_rows, np.int64)
+
+    @property
+    def taken_bytes(self) -> int:
+        return int(up(self._lengths * self.like.token_bytes, self.like.alignment_bytes).sum())
+
+    def reads(self, layer: int, rows: np.ndarray, blocks: np.ndarray) -> Reads:
+        like, owner = self.like, self._of_layer(self._owner, layer)
+        # The last column is that of tokens that have not come.
+        wanted = np.zeros((like.rows, like.blocks + 1), bool)
+        wanted[rows, blocks] = True
+        found = np.flatnonzero(np.take_along_axis(wanted, owner, axis=1))
+        offsets = self._offsets(layer * like.rows + found // owner.shape[1], found % owner.shape[1])
+        ones = np.ones(len(offsets), np.int64)
+        commands = gathered(offsets, ones, like.token_bytes, like.alignment_bytes)
+        # As it is now: a machine may ask later.
+        owner = owner.copy()
+        return Reads(*commands, lambda: self._pieces_of(layer, owner, rows, blocks))
+
+    def whole(self, layer: int) -> Pieces:
+        return self._all(layer, self._of_layer(self._owner, layer))
+
+    def grow(self, layers: Any, rows: np.ndarray, blocks: np.ndarray, tokens: int = 1, here: Any = True) -> Change:
+        flat = self._row(layers, rows)
+        self.counted.new_bytes += tokens * len(flat) * self.like.token_bytes
+        nth = np.tile(np.arange(tokens), len(flat))
+        return self._counted(self._taken_in(np.repeat(flat, tokens), np.repeat(blocks, tokens), nth))
+
+    def open(self, layer: int, row: int, tokens: int) -> tuple[int, Change]:
+        flat = self._row(layer, row)
+        new = self._number(flat)
+        self.counted.new_bytes += tokens * self.like.token_bytes
+        return new, self._counted(self._taken_in(np.full(tokens, flat), np.full(tokens, new), np.arange(tokens)))
+
+    def _cut(self, row: int, block: int, new: int, stay: int, leave: int, leaves: np.ndarray | None) -> Change:
+        if leaves is None:
+            leaves = np.arange(stay + leave) >= stay
+        more = np.arange(stay + leave - int(self._tokens[row, block]))
+        came = self._taken_in(np.full(len(more), row), np.full(len(more), block), more)
+        members = np.flatnonzero(self._owner[row] == block)
+        self._owner[row, members[leaves]] = new
+        self._tokens[row, block], self._tokens[row, new] = stay, leave
+        # They are written as what they have become.
+        tokens = self._lengths[row] - len(more) + more
+        rows = np.full(len(more), row)
+        blocks = self._owner[rows, tokens].astype(np.int64)
+        firsts = np.array(
+            [np.count_nonzero(self._owner[row, :at] == one) for at, one in zip(tokens, blocks, strict=True)], np.int64
+        )
+        return Change(self._single(rows, blocks, firsts, tokens)) if len(more) else came
+
+    def check(self) -> None:
+        for row, owner in enumerate(self._owner):
+            came = owner[: self._lengths[row]]
+            assert (came >= 0).all() and (owner[self._lengths[row] :] < 0).all()
+            assert (np.bincount(came, minlength=self.like.blocks) == self._tokens[row]).all()
+
+    def _place(self, rows: np.ndarray, order: np.ndarray, members: np.ndarray | None) -> None:
+        for n, row in enumerate(rows.tolist()):
+            sizes = self._tokens[row]
+            owners = np.repeat(np.arange(len(sizes)), sizes)
+            self._check_room(row, len(owners))
+            self._owner[row] = -1
+            if members is None:
+                # Dealt in turn: one of each cluster, then the next of each that has more.
+                turn = np.concatenate([np.arange(size) for size in sizes])
+                self._owner[row, : len(owners)] = owners[np.argsort(turn, kind="stable")]
+            else:
+                self._owner[row, members[n]] = owners
+            self._lengths[row] = len(owners)
+
+    def _fits(self, rows: np.ndarray, blocks: np.ndarray, tokens: int) -> np.ndarray:
+        return np.asarray(self._lengths[rows] + tokens <= self.like.most_row_tokens)
+
+    def _taken_in(self, rows: np.ndarray, blocks: np.ndarray, nth: np.ndarray) -> Change:
+        """New tokens, each the nth of those that a row and block get."""
+        tokens = self._lengths[rows] + nth
+        if not len(rows):
+            return Change(Pieces.none(self.like.token_bytes))
+        self._check_room(int(rows[tokens.argmax()]), int(tokens.max()) + 1)
+        firsts = self._tokens[rows, blocks] + nth
+        self._owner[rows, tokens] = blocks
+        np.add.at(self._tokens, (rows, blocks), 1)
+        np.add.at(self._lengths, rows, 1)
+        return Change(self._single(rows, blocks, firsts, tokens))
+
+    def _check_room(self, row: int, tokens: int) -> None:
+        if tokens > self.like.most_row_tokens:
+            what = f"a row has room for {self.like.most_row_tokens:,} tokens, {tokens:,} are wanted"
+            raise InputError(f"policies.layout: {what}; a longer workload.output makes it longer")
+
+    def _offsets(self, rows: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+        return np.asarray(rows * self.like.row_bytes + tokens * self.like.token_bytes)
+
+    def _single(self, rows: np.ndarray, blocks: np.ndarray, firsts: np.ndarray, tokens: np.ndarray) -> Pieces:
+        """A piece for each of a row's tokens."""
+        layers, of_layer = np.divmod(rows, self.like.rows)
+        ones, down = np.ones(len(rows), np.int64), np.zeros(len(rows), bool)
+        offsets = self._offsets(rows, tokens)
+        return Pieces(layers, of_layer, blocks, firsts, ones, offsets, down, self.like.token_bytes)
+
+    def _all(self, layer: int, owner: np.ndarray) -> Pieces:
+        """The pieces of a layer, given the block of each of its tokens, int[rows, tokens]."""
+        rows, tokens = np.nonzero(owner >= 0)
+        blocks = owner[rows, tokens].astype(np.int64)
+        # How many tokens of the same block came before each.
+        places = rows * self.like.blocks + blocks
+        order = np.argsort(places, kind="stable")
+        grouped = places[order]
+        first = np.flatnonzero(np.concatenate([[True], grouped[1:] != grouped[:-1]]))
+        ranks = np.empty(len(places), np.int64)
+        counts = np.diff(np.append(first, len(grouped)))
+        ranks[order] = np.arange(len(grouped)) - np.repeat(first, counts)
+        return self._single(layer * self.like.rows + rows, blocks, ranks, tokens)
+
+    def _pieces_of(self, layer: int, owner: np.ndarray, rows: np.ndarray, blocks: np.ndarray) -> Pieces:
+        """Of blocks in the order given, each by its tokens."""
+        whole = self._all(layer, owner)
+        nth = np.full((self.like.rows, self.like.blocks), -1)
+        nth[rows, blocks] = np.arange(len(rows))
+        asked = nth[whole.rows, whole.blocks]
+        kept = np.flatnonzero(asked >= 0)
+        return whole.taken(kept[np.lexsort((whole.firsts[kept], asked[kept]))])

@@ -1,0 +1,126 @@
+"""Clusters of which each lies in one stretch of the file."""
+
+from abc import abstractmethod
+from typing import Any
+
+import numpy as np
+
+from kvferry.policies.decode.cluster_layout import ClusterLayout, PlacedClusters
+from kvferry.policies.decode.page_buffers import PageBuffers
+from kvferry.policies.decode.pieces import Change, Moves, Pieces, Reads, gathered
+
+
+class Stretched(PlacedClusters):
+    """What layouts share in which a block's entries lie one behind the other, upwards or downwards."""
+
+    def __init__(self, like: ClusterLayout) -> None:
+        super().__init__(like)
+        self._buffers = PageBuffers(like.all_rows, like.blocks, like.page_buffers, like.hot_steps)
+
+    def reads(self, layer: int, rows: np.ndarray, blocks: np.ndarray) -> Reads:
+        flat, like = layer * self.like.rows + rows, self.like
+        stored = self._stored(flat, blocks)
+        if not stored.all():
+            flat, blocks, stored = flat[stored > 0], blocks[stored > 0], stored[stored > 0]
+        pieces = self._pieces(flat, blocks, np.zeros_like(stored), stored)
+        commands = gathered(pieces.offsets, stored, like.token_bytes, like.alignment_bytes, self._pools(flat, blocks))
+        return Reads(*commands, lambda: pieces)
+
+    def whole(self, layer: int) -> Pieces:
+        rows, blocks = np.nonzero(self._of_layer(self._tokens, layer))
+        flat = layer * self.like.rows + rows
+        stored = self._stored(flat, blocks)
+        pieces = self._pieces(flat, blocks, np.zeros_like(stored), stored)
+        return pieces.taken(stored > 0).of(np.array([layer]))
+
+    def grow(self, layers: Any, rows: np.ndarray, blocks: np.ndarray, tokens: int = 1, here: Any = True) -> Change:
+        like, flat = self.like, self._row(layers, rows)
+        before = self._tokens[flat, blocks]
+        moves, anew = self._make_room(flat, blocks, tokens, np.broadcast_to(here, flat.shape))
+        self._tokens[flat, blocks] += tokens
+        self.counted.new_bytes += tokens * len(flat) * like.token_bytes
+        again = Pieces.none(like.token_bytes)
+        if anew.any():
+            # Nothing of a block that is written anew is left in a buffer.
+            self._buffers.give_up(flat[anew], blocks[anew])
+            again = self._pieces(flat[anew], blocks[anew], np.zeros_like(before[anew]), before[anew] + tokens)
+            self.counted.moved_bytes += int(before[anew].sum()) * like.token_bytes
+            flat, blocks, before = flat[~anew], blocks[~anew], before[~anew]
+        page_tokens = like.page // like.token_bytes
+        first, count, others = self._buffers.write(flat, blocks, before + tokens, tokens, page_tokens)
+        parts = [self._pieces(flat, blocks, first, count), again]
+        if len(others[0]):
+            of_rows, of_blocks, waited = others
+            parts.append(self._pieces(of_rows, of_blocks, self._tokens[of_rows, of_blocks] - waited, waited))
+        written = Pieces.together(parts)
+        return self._counted(Change(written.taken(written.tokens > 0), moves))
+
+    def _cut(self, row: int, block: int, new: int, stay: int, leave: int, leaves: np.ndarray | None) -> Change:
+        stored = int(self._stored(row, block))
+        moves, anew = self._divide(row, block, new, stay, leave)
+        self._tokens[row, block], self._tokens[row, new] = stay, leave
+        self._buffers.give_up(np.array([row]), np.array([block]))
+        # Entries before the first that leaves are where they were; those in a buffer have to be written at last.
+        begin = 0 if anew or leaves is None else min(int(leaves.argmax()), stored)
+        self.counted.moved_bytes += (stored - begin) * self.like.token_bytes
+        written = self._pieces(
+            np.array([row, row]), np.array([block, new]), np.array([begin, 0]), np.array([stay - begin, leave])
+        )
+        return Change(written.taken(written.tokens > 0), moves)
+
+    def open(self, layer: int, row: int, tokens: int) -> tuple[int, Change]:
+        flat = self._row(layer, row)
+        new = self._number(flat)
+        self._settle(flat, new, tokens)
+        self._tokens[flat, new] = tokens
+        self.counted.new_bytes += tokens * self.like.token_bytes
+        whole = np.array([tokens])
+        return new, self._counted(Change(self._pieces(np.array([flat]), np.array([new]), np.zeros_like(whole), whole)))
+
+    def check(self) -> None:
+        rows, blocks = np.nonzero(self._tokens)
+        tokens = self._tokens[rows, blocks]
+        pieces = self._pieces(rows, blocks, np.zeros_like(tokens), tokens)
+        order = np.argsort(pieces.offsets)
+        begins, ends = pieces.offsets[order], (pieces.offsets + pieces.lengths)[order]
+        assert (begins[1:] >= ends[:-1]).all() and begins.min() >= 0 and ends.max() <= self.like.file_bytes
+
+    # --- what a layout says --------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _addresses(
+        self, rows: np.ndarray, blocks: np.ndarray, firsts: np.ndarray, tokens: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Offset of each stretch of a block's entries, and whether they lie downwards in it."""
+
+    @abstractmethod
+    def _make_room(
+        self, rows: np.ndarray, blocks: np.ndarray, tokens: int, here: np.ndarray
+    ) -> tuple[Moves, np.ndarray]:
+        """Have room for so many tokens more: what moves within the file, and for each block whether it has another
+        place and has to be written as a whole. Called before they are counted."""
+
+    @abstractmethod
+    def _divide(self, row: int, block: int, new: int, stay: int, leave: int) -> tuple[Moves, bool]:
+        """Place the parts of a block that is split, before they are counted: what moves within the file, and whether
+        what stays has another place than the block had."""
+
+    @abstractmethod
+    def _settle(self, row: int, new: int, tokens: int) -> None:
+        """Place a new block of so many tokens, before they are counted."""
+
+    def _pools(self, rows: np.ndarray, blocks: np.ndarray) -> np.ndarray | None:
+        """Blocks of equal number that are wanted together are read as one; None: none are."""
+        return None
+
+    # --- what they share -----------------------------------------------------------------------------------------
+
+    def _pieces(self, rows: np.ndarray, blocks: np.ndarray, firsts: np.ndarray, tokens: np.ndarray) -> Pieces:
+        """Stretches of the blocks' entries, in the order given."""
+        offsets, down = self._addresses(rows, blocks, firsts, tokens)
+        layers, rows = np.divmod(rows, self.like.rows)
+        return Pieces(layers, rows, blocks, firsts, tokens, offsets, down, self.like.token_bytes)
+
+    def _stored(self, rows: Any, blocks: Any) -> Any:
+        """Tokens of each block that are in the file."""
+        return self._tokens[rows, blocks] - self._buffers.waiting(rows, blocks)
