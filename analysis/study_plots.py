@@ -55,6 +55,7 @@ def draw_plots(frame: pd.DataFrame, plots: Sequence[PlotSpec], folder: Path, axe
         name = _name(plot, names)
         names.append(name)
         try:
+            _check_there(plot, frame)
             rows, facet = _in_panels(plot, frame[frame["outcome"] == "done"], axes)
             drawn.behind[name] = _behind(plot, frame, rows, facet)
             arguments = _arguments(plot, rows.columns) | {"facet": facet, "note": drawn.behind[name]}
@@ -65,6 +66,13 @@ def draw_plots(frame: pd.DataFrame, plots: Sequence[PlotSpec], folder: Path, axe
         else:
             drawn.files += write_pictures(folder / name, pictures)
     return drawn
+
+
+def _check_there(plot: PlotSpec, frame: pd.DataFrame) -> None:
+    """Raises ValueError for a figure that no point has, such as one of another kind of workload."""
+    lacking = [named for named in plot.columns.values() if column_of(named, frame.columns) is None]
+    if lacking:
+        raise ValueError(f"no point has {' or '.join(lacking)}")
 
 
 def _columns(plot: PlotSpec, columns: Collection[str]) -> dict[str, str]:
