@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 from kvferry.backends.needs import Need, Needs, NoKv
 from kvferry.machine.machine import Machine, Refused
 from kvferry.machine.span import Tell
-from kvferry.policies.decode.tending import KeysAhead
+from kvferry.policies.decode.tending import Ahead
 from kvferry.sim.foresight import Foresight
 from kvferry.specs.errors import InputError
 from kvferry.specs.link import LinkSpec
@@ -108,8 +108,9 @@ class World(Protocol):
         ...
 
     @property
-    def keys(self) -> KeysAhead | None:
-        """The keys of the device, where a modelled world has clusters of them; None: they exist as they are decoded."""
+    def keys(self) -> Ahead | None:
+        """The device's keys, where a modelled world generates them; None: it has none, or they come as they are
+        decoded."""
         ...
 
     @property

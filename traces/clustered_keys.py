@@ -21,10 +21,7 @@ from kvferry.policies.decode.cluster_table import ClusterTable
 from kvferry.policies.decode.means import kmeans, two_means
 from kvferry.policies.decode.rows import Cut, Joined
 from kvferry.specs.errors import KvferryError
-from kvferry.traces.key_process import KeyProcess
-
-# Kinds of layers: further layers are like one of these, so that thousands of tokens take seconds.
-KINDS = 4
+from kvferry.traces.key_process import KINDS, KeyProcess
 
 
 class ClusteredKeys:
@@ -50,12 +47,7 @@ class ClusteredKeys:
         self.kinds = min(layers, KINDS)
         self.rows = sequences * heads
         self._heads, self._context = heads, context
-        drawn = [
-            process.drawn(context + output, heads, seed, sequence, kind)
-            for kind in range(self.kinds)
-            for sequence in range(sequences)
-        ]
-        self.keys, self.queries = (np.concatenate(of) for of in zip(*drawn, strict=True))
+        self.keys, self.queries = process.drawn(context + output, self.kinds, sequences, heads, seed)
         self.table = ClusterTable(len(self.keys), most, process.width)
         self.labels = np.full(self.keys.shape[:2], -1, np.int32)
         self.waits = np.zeros(self.labels.shape, bool)
@@ -154,6 +146,10 @@ class ClusteredKeys:
         if len(rows):
             self._join(layers * self.rows + rows, clusters, waiting)
 
+    def group(self, tokens: int, clusters: int, first: int) -> np.ndarray:
+        self._group(slice(None), tokens, clusters, first)
+        return self.table.counts[:, first : first + clusters].copy()
+
     # --- what policies decide ---------------------------------------------------------------------------------------
 
     def _cluster(self, op: Cluster) -> Clustered:
@@ -161,17 +157,23 @@ class ClusteredKeys:
         place = op.layer % self.kinds, op.step
         if place not in self._clustered:
             of_kind = self._of_kind(op.layer)
-            rows = np.arange(of_kind.start, of_kind.stop)
-            end = self._context if op.step < 0 else self.entry + 1
-            part = slice(end - op.tokens, end)
-            found = kmeans(self.keys[of_kind, part], op.clusters)
-            self.labels[of_kind, part], self.waits[of_kind, part] = op.first + found, False
-            self.table.fill(rows, self.keys[of_kind, part], found, op.first)
+            if op.step >= 0:
+                self._go_to(op.step)
+            rows = self._group(of_kind, op.tokens, op.clusters, op.first)
             clusters = np.arange(op.first, op.first + op.clusters)
-            tokens = self.table.counts[of_kind, clusters[0] : clusters[-1] + 1].copy()
+            tokens = self.table.counts[of_kind, op.first : op.first + op.clusters].copy()
             self._clustered = {key: one for key, one in self._clustered.items() if key[1] == op.step}
             self._clustered[place] = Clustered(tokens, self.table.variances(rows[:, None], clusters))
         return self._clustered[place]
+
+    def _group(self, rows: slice, tokens: int, clusters: int, first: int) -> np.ndarray:
+        """Make clusters of the newest tokens of rows: their numbers."""
+        part = slice(self.entry + 1 - tokens, self.entry + 1)
+        keys, numbers = self.keys[rows, part], np.arange(len(self.keys))[rows]
+        found = kmeans(keys, clusters)
+        self.labels[rows, part] = first + found
+        self.table.fill(numbers, keys, found, first)
+        return numbers
 
     def _split(self, op: Split) -> Divided:
         kind = op.layer % self.kinds

@@ -7,6 +7,9 @@ import numpy as np
 
 from kvferry.traces.chance import Source, generator
 
+# Kinds of layers: further layers are each like one of these, so that thousands of tokens take seconds.
+KINDS = 4
+
 
 @dataclass(frozen=True, kw_only=True)
 class KeyProcess:
@@ -53,10 +56,17 @@ class KeyProcess:
             topics += new
         return np.array(of_scene)[np.cumsum(changes) - 1]
 
-    def drawn(self, tokens: int, rows: int, seed: int, sequence: int, kind: int) -> tuple[np.ndarray, np.ndarray]:
-        """Keys and queries float32[rows, tokens, width] of one sequence in a layer of some kind."""
-        topics = self.topics(tokens, seed, sequence)
-        place = sequence, kind
+    def drawn(self, tokens: int, kinds: int, sequences: int, heads: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+        """Keys and queries float32[rows, tokens, width]: rows kind by kind, sequence by sequence, head by head."""
+        parts = [
+            self._of(tokens, heads, seed, kind, sequence) for kind in range(kinds) for sequence in range(sequences)
+        ]
+        keys, queries = zip(*parts, strict=True)
+        return np.concatenate(keys), np.concatenate(queries)
+
+    def _of(self, tokens: int, rows: int, seed: int, *place: int) -> tuple[np.ndarray, np.ndarray]:
+        """Of the heads of one kind of layer and one sequence, `place`."""
+        topics = self.topics(tokens, seed, place[-1])
         centres = generator(Source.DECODED_CENTRES, seed, *place).standard_normal(
             (int(topics.max()) + 1, rows, self.width), np.float32
         )

@@ -11,6 +11,7 @@ import numpy as np
 from kvferry.backends.needs import ContextsInCloud, KvInPages, KvOnStorage, Need, NoKv
 from kvferry.backends.world import Inputs
 from kvferry.machine.ops import Selecting
+from kvferry.policies.decode.tending import Ahead
 from kvferry.specs.device import DeviceSpec
 from kvferry.specs.errors import InputError, KvferryError
 from kvferry.specs.scenario import Scenario
@@ -19,6 +20,7 @@ from kvferry.traces.cluster_answers import Clusters
 from kvferry.traces.clustered_keys import ClusteredKeys
 from kvferry.traces.critical_tokens import CriticalTokens, RecordedSelections
 from kvferry.traces.key_process import KeyProcess
+from kvferry.traces.keyed_entries import KeyedEntries
 from kvferry.traces.requests import context_requests
 from kvferry.traces.selections import SelectionStream
 from kvferry.traces.stored import StoredContext
@@ -36,6 +38,7 @@ class SimParts:
     device: DeviceSpec
     selections: Callable[[Selecting], np.ndarray] | None = None
     clusters: Clusters | None = None
+    keys: Ahead | None = None
     stored: Callable[[int], StoredContext] = _no_contexts
     # The storage file is mapped into memory: its size, and how much of it may be there.
     mapped: tuple[float, float] | None = None
@@ -59,11 +62,13 @@ def _with_contexts(scenario: Scenario, need: ContextsInCloud, inputs: Inputs) ->
 
 
 def _with_kv_on_storage(scenario: Scenario, need: KvOnStorage, inputs: Inputs) -> SimParts:
-    mapped = need.sizes.mapped_bytes
+    mapped, keys = need.sizes.mapped_bytes, generated_keys(scenario, need, inputs)
+    entries = keys if isinstance(keys, KeyedEntries) else None
     return SimParts(
         device=scenario.device,
-        selections=selections(scenario, need, inputs),
-        clusters=clusters(scenario, need, inputs),
+        selections=entries or selections(scenario, need, inputs),
+        clusters=keys if isinstance(keys, ClusteredKeys) else inputs.clusters,
+        keys=keys,
         mapped=None if mapped is None else (need.sizes.layout.file_bytes, mapped),
     )
 
@@ -138,18 +143,16 @@ def selections(scenario: Scenario, need: KvOnStorage, inputs: Inputs) -> Callabl
         raise InputError(f"workload: {error}") from None
 
 
-def clusters(scenario: Scenario, need: KvOnStorage, inputs: Inputs) -> Clusters | None:
-    """Answers ops about clusters of keys, from `inputs` or generated; None where KV blocks are no clusters."""
+def generated_keys(scenario: Scenario, need: KvOnStorage, inputs: Inputs) -> ClusteredKeys | KeyedEntries | None:
+    """Keys of the run's own, where its KV blocks are chosen by what keys say: clusters of them, or one by one. None:
+    they are not, or `inputs` or the scenario's recording have what they said."""
     sizes, workload = need.sizes, scenario.decode.workload
-    if sizes.index is None or not sizes.index.clusters:
+    if sizes.index is None or inputs.clusters is not None:
         return None
-    return inputs.clusters or ClusteredKeys(
-        KeyProcess(),
-        layers=sizes.model.layers,
-        sequences=sizes.layout.sequences,
-        heads=sizes.heads,
-        context=workload.context,
-        output=workload.output,
-        most=sizes.layout.blocks,
-        seed=scenario.seed,
-    )
+    shape = {"layers": sizes.model.layers, "sequences": sizes.layout.sequences, "heads": sizes.heads}
+    length = {"context": workload.context, "output": workload.output}
+    if sizes.index.clusters:
+        return ClusteredKeys(KeyProcess(), **shape, **length, most=sizes.layout.blocks, seed=scenario.seed)
+    if sizes.index.kind == "keys" and inputs.selections is None and workload.selections is None:
+        return KeyedEntries(KeyProcess(), **shape, **length, seed=scenario.seed)
+    return None

@@ -14,14 +14,13 @@ from kvferry.backends.sim.parts import parts_for
 from kvferry.backends.world import DEVICE, NO_INPUTS, Inputs, Say, described, tell_of
 from kvferry.machine.machine import Refused
 from kvferry.machine.span import Tell
-from kvferry.policies.decode.tending import KeysAhead
+from kvferry.policies.decode.tending import Ahead
 from kvferry.sim.access import Accesses
 from kvferry.sim.channel import Switchboard
 from kvferry.sim.costs.cost_model import COST_MODELS
 from kvferry.sim.foresight import Foresight
 from kvferry.specs.errors import pick
 from kvferry.specs.scenario import Scenario
-from kvferry.traces.clustered_keys import ClusteredKeys
 from kvferry.traces.rate import RateTrace
 from kvferry.traces.request import Request
 from kvferry.traces.resolve import link_trace, load_trace
@@ -67,7 +66,7 @@ class SimWorld:
                 accesses.connect(name, machine.access)
             if name == DEVICE:
                 self.machine, self._stored = machine, parts.stored
-                self._keys = parts.clusters if isinstance(parts.clusters, ClusteredKeys) else None
+                self._keys = parts.keys
 
     @property
     def machines(self) -> Mapping[str, SimMachine]:
@@ -87,7 +86,7 @@ class SimWorld:
         return self.machine.foresight
 
     @property
-    def keys(self) -> KeysAhead | None:
+    def keys(self) -> Ahead | None:
         return self._keys
 
     @property

@@ -12,7 +12,7 @@ from kvferry.pipelines.decoding.plan import DecodePlan
 from kvferry.pipelines.decoding.stages import KINDS
 from kvferry.pipelines.decoding.state import DecodeRecord, DecodeState
 from kvferry.policies.decode.stages import Key, Stages
-from kvferry.policies.decode.tending import KeysAhead
+from kvferry.policies.decode.tending import Ahead
 from kvferry.sim.foresight import Foresight
 
 # Called after every token with how many there are.
@@ -33,7 +33,7 @@ class LockStepDecode:
         plan: DecodePlan,
         on_token: OnToken = lambda tokens: None,
         foresight: Foresight | None = None,
-        keys: KeysAhead | None = None,
+        keys: Ahead | None = None,
     ) -> None:
         self.plan, self._on_token, self._foresight, self._keys = plan, on_token, foresight, keys
         self.now = DecodeState(machine, plan)

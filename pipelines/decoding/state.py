@@ -15,7 +15,7 @@ from kvferry.policies.decode.layout import PlacedBlocks
 from kvferry.policies.decode.pieces import Change, Pieces, Reads
 from kvferry.policies.decode.residency import AllThere, Resident
 from kvferry.policies.decode.rows import Lookup
-from kvferry.policies.decode.tending import KeysAhead, clusters_of
+from kvferry.policies.decode.tending import Ahead, KeysAhead, clusters_of
 from kvferry.policies.decode.upkeep import Kept, Learned, Update
 from kvferry.specs.tier import Tier
 
@@ -70,15 +70,19 @@ class DecodeState:
         """Of a sequence, those of the context and all that were decoded since."""
         return self.plan.context + self._skipped + self.step
 
-    def skip(self, tokens: int, keys: KeysAhead | None) -> None:
-        """Let every sequence have so many tokens more, as if they were decoded; reuse buffers are still empty. Where
-        blocks are clusters, `keys` say which of them tokens join."""
+    def skip(self, tokens: int, keys: Ahead | None) -> None:
+        """Let every sequence have so many tokens more, as if they were decoded; reuse buffers are still empty. `keys`
+        go with them; where blocks are clusters, they say which of them tokens join."""
         before, self._skipped = self.tokens_stored, self._skipped + tokens
         if self.plan.roles.upkeep.clusters:
             assert keys is not None or not tokens, "what keys say is not known ahead"
-            if keys is not None:
-                clusters_of(self.kept).skip(tokens, before, keys, self.plan.roles.selector.wanted_tokens)
+            if tokens:
+                ahead: KeysAhead = keys  # type: ignore[assignment]
+                clusters_of(self.kept).skip(tokens, before, ahead, self.plan.roles.selector.wanted_tokens)
             return
+        if keys is not None:
+            for _ in range(tokens):
+                keys.go_on()
         for _ in range(tokens):
             self.kept.append(Learned(()))
 

@@ -12,7 +12,9 @@ from kvferry.policies.decode.blocking import TokenGroups, ValueGroups
 from kvferry.policies.decode.centroids import Centroids
 from kvferry.policies.decode.cluster_places import ClusterByCluster, ClusterPools, DualHeads, SequenceOrdered
 from kvferry.policies.decode.cluster_upkeep import AdaptiveClusters, StaticClusters
+from kvferry.policies.decode.entries import Entries
 from kvferry.policies.decode.first_layer_keys import FirstLayerKeys
+from kvferry.policies.decode.local_clusters import LocalClusters
 from kvferry.policies.decode.page_bounds import PageBounds
 from kvferry.policies.decode.placement import AllOrNothing, OneTier, Progressive
 from kvferry.policies.decode.residency import DoubleBuffer, Reuse
@@ -33,6 +35,7 @@ ROLES: dict[str, dict[str, Callable[..., Any]]] = {
         "landmarks": Landmarks,
         "page-bounds": PageBounds,
         "centroids": Centroids,
+        "keys": Entries,
         "first-layer-keys": FirstLayerKeys,
     },
     "residency": {"none": DoubleBuffer, "reuse": Reuse},
@@ -49,6 +52,7 @@ ROLES: dict[str, dict[str, Callable[..., Any]]] = {
         "none": KeepNewest,
         "adaptive-clusters": AdaptiveClusters,
         "static-clusters": StaticClusters,
+        "local-clusters": LocalClusters,
     },
     "placement": {
         "host": partial(OneTier, "host"),
@@ -211,6 +215,19 @@ DECODE_SYSTEMS: dict[str, DecodeSystem] = {
             layout=ClusterPools(group_tokens=32),
             upkeep=StaticClusters(),
         ),
+    ),
+    "clusterkv": DecodeSystem(
+        about="clusters of like keys; new tokens are clustered among themselves, window by window",
+        roles=Roles(
+            selector=Centroids(per_head=True, selected_share=0.1),
+            residency=Reuse(),
+            layout=ClusterPools(group_tokens=32),
+            upkeep=LocalClusters(),
+        ),
+    ),
+    "no-cluster": DecodeSystem(
+        about="every entry is scored by its own key and read by itself",
+        roles=Roles(selector=Entries(per_head=True, selected_share=0.1), residency=Reuse(), layout=_PER_TOKEN),
     ),
     "vllm": DecodeSystem(
         about="all KV in memory, in pages; requests join and leave the batch at any time",

@@ -31,15 +31,19 @@ class Tending:
     regroup: Regroup | None = None
 
 
-class KeysAhead(Protocol):
-    """What keys say in a modelled world, which can go ahead of its time. A place is a layer, a row and a cluster; only
-    the first ``kinds`` layers are told apart, and those behind are each like one of them, in turn."""
-
-    kinds: int
+class Ahead(Protocol):
+    """A modelled world's keys, which can go ahead of its time."""
 
     def go_on(self) -> None:
         """To the next token, without any time."""
         ...
+
+
+class KeysAhead(Ahead, Protocol):
+    """What they say of their clusters. A place is a layer, a row and a cluster; only
+    the first ``kinds`` layers are told apart, and those behind are each like one of them, in turn."""
+
+    kinds: int
 
     def nearest(self) -> tuple[np.ndarray, np.ndarray]:
         """Cluster of each new key, and squared distance to it, each [kinds * rows]."""
@@ -55,6 +59,11 @@ class KeysAhead(Protocol):
 
     def join(self, layers: np.ndarray, rows: np.ndarray, clusters: np.ndarray, *, waiting: bool) -> None:
         """New keys of these rows join their clusters, or wait for them."""
+        ...
+
+    def group(self, tokens: int, clusters: int, first: int) -> np.ndarray:
+        """The newest `tokens` of every row become `clusters` clusters, from number `first` on: int64[kinds * rows,
+        clusters] tokens in each."""
         ...
 
 

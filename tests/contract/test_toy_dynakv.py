@@ -1,6 +1,8 @@
 """What DynaKV needs of the roles and of every world: clusters of like keys as ragged KV blocks, new keys that are
 assigned to them, and clusters that split, move and are written."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from toys import RunToy, decoded, toy_plan
@@ -8,6 +10,7 @@ from toys import RunToy, decoded, toy_plan
 from kvferry.policies.decode.centroids import Centroids
 from kvferry.policies.decode.cluster_places import ClusterPools
 from kvferry.policies.decode.cluster_upkeep import AdaptiveClusters, TendedClusters
+from kvferry.policies.decode.local_clusters import LocalClusters, WindowedClusters
 from kvferry.policies.decode.residency import Reuse
 from kvferry.policies.decode.roles import Roles
 from kvferry.policies.decode.rows import BlockRows
@@ -53,4 +56,19 @@ def test_clusters_grow_split_and_are_written(toy: RunToy) -> None:
                 tokens = clusters.tokens_of(layer, BlockRows(blocks, starts))
                 assert tokens.sum() == 50 + 24 - 1
                 assert len(set(tokens.tolist())) > 1
+        assert len(run.decode.record.token_times_s) == 24
+
+
+def test_new_tokens_become_clusters_of_their_own(toy: RunToy) -> None:
+    """Three windows of seven tokens are two clusters each, in every row; two tokens are in none yet."""
+    roles = replace(CLUSTERS, upkeep=LocalClusters(window_tokens=7, window_clusters=2))
+    plan = toy_plan(roles, sequences=2, context=50, output=24)
+    with toy(plan) as run:
+        clusters = run.decode.now.kept
+        assert isinstance(clusters, WindowedClusters)
+        assert clusters.tokens == 2
+        for layer in range(plan.model.layers):
+            run.decode.now.residents[layer].check()
+            assert clusters.places.counts(layer, np.arange(plan.rows)).tolist() == [16 + 3 * 2] * plan.rows
+            assert clusters.places.all_tokens[layer].sum(1).tolist() == [50 + 21] * plan.rows
         assert len(run.decode.record.token_times_s) == 24

@@ -11,7 +11,7 @@ from kvferry.backends.live.decoding.indexes.centroids import Centroids
 from kvferry.backends.live.decoding.written import Bytes, WrittenPieces, joined
 from kvferry.disk.direct_storage import Data
 from kvferry.machine.handles import Attended
-from kvferry.machine.ops import Clustered, Divided, Extents, OutputHead, Split
+from kvferry.machine.ops import Cluster, Clustered, Divided, Extents, OutputHead, Split
 from kvferry.policies.decode.cluster_layout import ClusterLayout
 from kvferry.policies.decode.means import two_means
 from kvferry.policies.decode.pieces import Pieces, Reads
@@ -85,32 +85,44 @@ class ClusterBlocks:
         self._unwritten: list[dict[Place, torch.Tensor]] = [{} for _ in range(layout.layers)]
         self._waiting: list[dict[Place, list[torch.Tensor]]] = [{} for _ in range(layout.layers)]
         self._new: list[torch.Tensor | None] = [None] * layout.layers
+        # Tokens of every row that belong to no cluster yet.
+        self._recent: list[torch.Tensor | None] = [None] * layout.layers
         # What prompts left in a layer, until it is clustered.
         self._prompts: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     @property
     def n_bytes(self) -> int:
-        """What reuse buffers, page buffers and entries that wait take in memory."""
+        """What reuse buffers, page buffers, newest tokens and entries that wait take in memory."""
         parts = (*self._slots, *self._unwritten)
         kept = sum(entries.nbytes for of_layer in parts for entries in of_layer.values())
+        kept += sum(recent.nbytes for recent in self._recent if recent is not None)
         return kept + sum(one.nbytes for of_layer in self._waiting for some in of_layer.values() for one in some)
 
     def prefilled(self, layer: int, keys: torch.Tensor, values: torch.Tensor, order: torch.Tensor | None) -> None:
         """Take in a layer of the prompts. Nothing can be written before it is clustered."""
         self._prompts[layer] = keys, values
 
-    def clustered(self, layer: int, clusters: int, index: Centroids) -> ClusteredKv:
-        """Make clusters of a layer of the prompts."""
-        keys, values = self._prompts.pop(layer)
-        labels, entries = index.cluster(layer, keys, clusters, 0), self.format.entries(keys, values)
+    def clustered(self, op: Cluster, index: Centroids) -> Clustered:
+        """Make clusters of a layer of the prompts, which are to be written, or of its newest tokens, those that belong
+        to none yet, the one under way among them."""
+        if op.step < 0:
+            entries = self.format.entries(*self._prompts.pop(op.layer))
+        else:
+            entries = self._newest(op.layer)
+            self._recent[op.layer] = None
+        labels = index.cluster(op.layer, _numbers(entries), op.clusters, op.first)
+        table, rows = index.tables[op.layer], np.arange(len(labels))[:, None]
+        numbers = np.arange(op.first, op.first + op.clusters)
+        tokens, variances = table.counts[rows, numbers], table.variances(rows, numbers)
         parts = {}
         for row, of_row in enumerate(labels):
             order = torch.from_numpy(np.argsort(of_row, kind="stable"))
-            for block, members in enumerate(entries[row][order].split(index.sizes(layer, row))):
+            for block, members in zip(numbers.tolist(), entries[row][order].split(tokens[row].tolist()), strict=True):
                 parts[row, block] = members
-        table, rows = index.tables[layer], np.arange(len(labels))[:, None]
-        variances = table.variances(rows, np.arange(clusters))
-        return ClusteredKv(table.counts[:, :clusters].copy(), variances, self.format, parts)
+        if op.step < 0:
+            return ClusteredKv(tokens, variances, self.format, parts)
+        self._here[op.layer] |= parts
+        return Clustered(tokens, variances)
 
     def put(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Take in the token under way, each [sequences, KV heads, 1, head_dim]."""
@@ -119,13 +131,15 @@ class ClusterBlocks:
     def attended(self, kv: Attended, read: Data) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Keys and values that a layer's attention takes in, each [sequences, KV heads, tokens, head_dim], and which of
         them are there, bool[sequences, KV heads, 1, tokens]: rows differ in length. Releases the read."""
-        new = self._new[kv.layer]
-        assert new is not None and kv.ids is not None and kv.starts is not None and kv.tokens is not None
+        assert kv.ids is not None and kv.starts is not None and kv.tokens is not None
         self._bring(kv, read)
+        newest = self._newest(kv.layer)
+        if newest.shape[1] != kv.recent + 1:
+            raise KvferryError(f"{kv.recent} recent tokens are to be attended, {newest.shape[1] - 1} are in memory")
         rows = []
-        for row, one in enumerate(new):
+        for row, of_row in enumerate(newest):
             places = [(row, block) for block in kv.ids[kv.starts[row] : kv.starts[row + 1]].tolist()]
-            rows.append(torch.cat([*(part for place in places for part in self._whole(kv.layer, place)), one[None]]))
+            rows.append(torch.cat([*(part for place in places for part in self._whole(kv.layer, place)), of_row]))
         lengths = torch.tensor([len(row) for row in rows])
         padded = pad_sequence(rows, batch_first=True)  # rows, tokens, sides, heads of a row, head_dim
         there = (torch.arange(padded.shape[1]) < lengths[:, None]).to(self._device)
@@ -156,7 +170,7 @@ class ClusterBlocks:
             if cut.new is None:
                 # It stays as it is, and what came may wait in a page buffer.
                 self._unwritten[op.layer][place] = torch.cat([*([] if unwritten is None else [unwritten]), *came])
-            keys = entries[:, 0].flatten(1).float().cpu().double().numpy()
+            keys = _numbers(entries).astype(float)
             leaves = np.zeros(len(keys), bool)
             if cut.new is not None:
                 leaves = two_means(keys[None], np.ones((1, len(keys)), bool))[0]
@@ -174,10 +188,19 @@ class ClusterBlocks:
             raise KvferryError(f"new keys of {len(op.joined)} of {self.layers} layers are said to join clusters")
         for layer, of_layer in enumerate(op.joined):
             self._join(layer, of_layer, index)
+            if not of_layer:
+                # No new key belongs to a cluster yet.
+                self._recent[layer] = self._newest(layer)
         contents = {} if op.written is None else self._written(op.written)
         for of_here in self._here:
             of_here.clear()
         return WrittenPieces(contents)
+
+    def _newest(self, layer: int) -> torch.Tensor:
+        """[rows, tokens, *shape]: those that belong to no cluster yet, and the one under way."""
+        new, recent = self._new[layer], self._recent[layer]
+        assert new is not None
+        return new[:, None] if recent is None else torch.cat([recent, new[:, None]], dim=1)
 
     def _whole(self, layer: int, place: Place) -> list[torch.Tensor]:
         """A cluster at hand, with what waits for it."""
@@ -263,3 +286,8 @@ def stretches_of(pieces: Pieces) -> Iterator[tuple[Place, int, int, bool]]:
     columns = (pieces.rows, pieces.blocks, pieces.firsts, pieces.tokens, pieces.down)
     for row, block, first, tokens, down in zip(*(column.tolist() for column in columns), strict=True):
         yield (row, block), first, tokens, down
+
+
+def _numbers(entries: torch.Tensor) -> np.ndarray:
+    """float32[..., numbers]: keys of entries [..., sides, heads of a row, head_dim]."""
+    return np.asarray(entries.select(-3, 0).flatten(-2).float().cpu().numpy())

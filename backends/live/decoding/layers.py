@@ -232,7 +232,7 @@ class Layers(RegisteredOps):
 
     @runs(Cluster)
     def _cluster(self, op: Cluster, inputs: Sequence[Any]) -> Clustered:
-        found = self._clusters.clustered(op.layer, op.clusters, self._centroids)
+        found = self._clusters.clustered(op, self._centroids)
         self.said[place_of(op)] = Clustered(found.tokens, found.variances)
         return found
 

@@ -26,6 +26,7 @@ from kvferry.specs.scenario import Scenario
 
 # One byte per number: an entry is 2 B, and so is a block.
 MODEL = unit_model(kv_value_bytes=1.0)
+REUSING = ("kvswap", "infinigen-star-ru", "dynakv", "pqcache", "clusterkv", "no-cluster")
 
 
 def figures_of(scenario: Scenario) -> dict[str, float]:
@@ -144,7 +145,7 @@ def test_every_system_decodes(system: str) -> None:
         written = 2 * 1024 * scenario.model.kv_bytes_per_token / (2 if system == "shadowkv" else 1)
         assert metrics["write_bytes"] >= written
         assert metrics["read_bytes"] > 0
-    assert ("reuse_rate" in metrics) == (system in ("kvswap", "infinigen-star-ru", "dynakv", "pqcache"))
+    assert ("reuse_rate" in metrics) == (system in REUSING)
 
 
 def test_equal_scenarios_give_equal_runs() -> None:

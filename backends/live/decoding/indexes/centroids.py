@@ -61,12 +61,11 @@ class Centroids(Index):
         """Nothing: keys are clustered by an op of its own."""
         return None
 
-    def cluster(self, layer: int, keys: torch.Tensor, clusters: int, first: int) -> np.ndarray:
-        """Cut keys [sequences, KV heads, tokens, head_dim] into so many clusters, from number `first` on: of each row's
-        tokens the one that it is in, counted from there, int32[rows, tokens]."""
-        by_row = self.by_row(keys)
-        labels = kmeans(by_row, clusters)
-        self.tables[layer].fill(np.arange(len(by_row)), by_row, labels, first)
+    def cluster(self, layer: int, keys: np.ndarray, clusters: int, first: int) -> np.ndarray:
+        """Make so many clusters of keys [rows, tokens, numbers], from number `first` on: of each row's tokens the one
+        that it is in, counted from there, int32[rows, tokens]."""
+        labels = kmeans(keys, clusters)
+        self.tables[layer].fill(np.arange(len(keys)), keys, labels, first)
         return labels
 
     def scores(self, layer: int, queries: torch.Tensor, heads: int) -> torch.Tensor:
@@ -82,7 +81,9 @@ class Centroids(Index):
     def nearest(self, layer: int, keys: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
         """int32 and float64[sequences, heads]: the clusters whose centroids are nearest to keys [sequences, KV heads,
         1, head_dim] of one token, and the squared distances."""
-        ids, squared = self.tables[layer].nearest(slice(None), self.by_row(keys)[:, 0])
+        by_part = keys.float().cpu().unflatten(1, (self.spec.heads, -1))
+        by_row = by_part.transpose(2, 3).flatten(3).flatten(0, 1).numpy()
+        ids, squared = self.tables[layer].nearest(slice(None), by_row[:, 0])
         return ids.astype(np.int32).reshape(-1, self.spec.heads), squared.reshape(-1, self.spec.heads)
 
     def join(self, layer: int, row: int, block: int, key: np.ndarray) -> None:
@@ -94,8 +95,3 @@ class Centroids(Index):
         table = self.tables[layer]
         table.set(row, block, keys)
         return float(table.squares[row, block]) / len(keys)
-
-    def by_row(self, keys: torch.Tensor) -> np.ndarray:
-        """float32[rows, tokens, numbers of a row's keys] of keys [sequences, KV heads, tokens, head_dim]."""
-        by_part = keys.float().cpu().unflatten(1, (self.spec.heads, -1))
-        return np.asarray(by_part.transpose(2, 3).flatten(3).flatten(0, 1).numpy())

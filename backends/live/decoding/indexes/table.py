@@ -31,5 +31,7 @@ INDEXES: dict[str, MakeIndex] = {
     "landmarks": Landmarks.made,
     "page-bounds": PageBounds.made,
     "centroids": Centroids.made,
+    # The mean key of a token is its key.
+    "keys": Landmarks.made,
     "first-layer-keys": FirstLayerKeys.made,
 }

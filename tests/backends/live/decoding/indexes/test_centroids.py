@@ -3,6 +3,7 @@
 import itertools
 from typing import Any
 
+import numpy as np
 import pytest
 
 from kvferry.policies.decode.index import IndexSpec
@@ -35,32 +36,32 @@ def rows(of: Any, heads: int) -> Any:
 @pytest.mark.parametrize("heads", [1, 2])
 def test_clusters_follow_what_happens_to_them(heads: int) -> None:
     index, first = centroids(heads), keys(14)
-    order = index.prefill(0, torch.empty(0), first)
-    by_row = rows(first, heads)
-    # Three clusters of even sizes, each token in one of them.
-    members = {
-        (row, block): by_row[row, part]
-        for row in range(len(by_row))
-        for block, part in enumerate(order[row].split([5, 5, 4]))
-    }
-    assert all(sorted(of_row.tolist()) == list(range(14)) for of_row in order)
+    by_row = rows(first, heads).numpy()
+    labels = index.cluster(0, by_row, 3, 0)
+    members = {(row, block): by_row[row, labels[row] == block] for row in range(len(by_row)) for block in range(3)}
+    assert index.prefill(0, torch.empty(0), first) is None
     for step in range(20):
         new = keys(1, seed=step + 1)
-        nearest = index.nearest(0, new).flatten().tolist()
-        for row, key in enumerate(rows(new, heads)[:, 0]):
+        nearest, squared = index.nearest(0, new)
+        for row, key in enumerate(rows(new, heads)[:, 0].numpy()):
             there = [block for of, block in members if of == row]
-            best = min(there, key=lambda block: float((members[row, block].mean(0) - key).square().sum()))
-            assert nearest[row] == best
-            members[row, best] = torch.cat([members[row, best], key[None]])
+            apart = [float(((members[row, block].mean(0) - key) ** 2).sum()) for block in there]
+            best = nearest.flatten()[row]
+            assert best == np.argmin(apart)
+            assert squared.flatten()[row] == pytest.approx(apart[best], rel=1e-5)
+            members[row, best] = np.concatenate([members[row, best], key[None]])
             index.join(0, row, best, key)
             if len(members[row, best]) > 8 and len(there) < 12:
-                cut = index.split(0, row, best, len(there), members[row, best], 4)
-                whole = members[row, best][cut]
+                whole = members[row, best]
                 members[row, best], members[row, len(there)] = whole[:-4], whole[-4:]
+                index.set(0, row, best, whole[:-4])
+                assert index.set(0, row, len(there), whole[-4:]) == pytest.approx(whole[-4:].var(0).sum(), rel=1e-5)
     for row in range(len(by_row)):
         own = [members[row, block] for of, block in sorted(members) if of == row]
         assert index.sizes(0, row) == [len(one) for one in own]
-        torch.testing.assert_close(index.centroids(0, row), torch.stack([one.mean(0) for one in own]))
+        np.testing.assert_allclose(
+            index.centroids(0, row), np.stack([one.mean(0) for one in own]), rtol=1e-5, atol=1e-6
+        )
     assert index.n_bytes == len(members) * by_row.shape[2] * 4
     if heads > 1:
         # Rows differ.
@@ -80,25 +81,3 @@ def check_scores(index: Any, heads: int) -> None:
         found = scores[sequence, head]
         torch.testing.assert_close(found[: len(expected)], expected)
         assert (found[len(expected) :] == -torch.inf).all()
-
-
-def test_a_cut_is_the_best_for_its_means() -> None:
-    """Two heaps of different size are told apart, whichever half is asked for first."""
-    from kvferry.backends.live.decoding.indexes.centroids import clustered, halved
-
-    heap = torch.randn(1, 9, 4, generator=torch.Generator().manual_seed(1))
-    vectors = torch.cat([heap[:, :3] + 20, heap[:, 3:]], dim=1)
-    for first in (3, 6):
-        parts = halved(vectors, first)[0].split([first, 9 - first])
-        assert {tuple(sorted(part.tolist())) for part in parts} == {(0, 1, 2), (3, 4, 5, 6, 7, 8)}
-    four = torch.cat([heap[:, :4] * 0.01 + centre for centre in (0, 10, 30, 100)], dim=1)
-    found = clustered(four, [4, 4, 4, 4])[0].split(4)
-    assert {tuple(sorted(part.tolist())) for part in found} == {tuple(range(n, n + 4)) for n in (0, 4, 8, 12)}
-
-
-def test_keys_that_are_all_equal_are_cut_all_the_same() -> None:
-    index = centroids(1)
-    order = index.prefill(0, torch.empty(0), torch.ones(SEQUENCES, KV_HEADS, 9, HEAD_DIM))
-    assert index.sizes(0, 0) == [5, 4]
-    assert sorted(order[0].tolist()) == list(range(9))
-    assert torch.isfinite(index.centroids(0, 0)).all()

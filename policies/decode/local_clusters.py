@@ -1,0 +1,114 @@
+"""An upkeep that clusters new tokens among themselves, apart from what was clustered before (ClusterKV)."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from kvferry.policies.decode.cluster_layout import PlacedClusters
+from kvferry.policies.decode.pieces import Change, Pieces
+from kvferry.policies.decode.room import Room
+from kvferry.policies.decode.rows import BlockRows, Cut, Lookup
+from kvferry.policies.decode.tending import KeysAhead, Regroup, Tending
+from kvferry.policies.decode.upkeep import Learned, Update
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalClusters:
+    """New tokens stay in memory, and attention takes them in, until there are ``window_tokens``: they become
+    ``window_clusters`` clusters of their own then (DynaKV 2.3, ClusterKV). None: as many as clusters of the size that
+    the context's have in the mean."""
+
+    clusters = True
+    beside_moves: ClassVar[tuple[str, ...]] = ()
+    after_attention: ClassVar[tuple[str, ...]] = ("tend",)
+
+    window_tokens: int = 128
+    window_clusters: int | None = None
+
+    def n_bytes(self, room: Room, selected: int | None) -> float:
+        return room.model.layers * self.window_tokens * room.model.kv_entry_bytes
+
+    def mean_recent(self, block_tokens: int, output: int) -> float:
+        return (min(self.window_tokens, output) - 1) / 2
+
+    def start(self, context: int, block_tokens: int, layout: Any) -> "WindowedClusters":
+        clusters = max(1, self.window_tokens // block_tokens) if self.window_clusters is None else self.window_clusters
+        if not 1 <= clusters <= self.window_tokens:
+            raise ValueError(f"window_clusters: {self.window_tokens} tokens cannot make {clusters} clusters")
+        return WindowedClusters(layout, self.window_tokens, clusters)
+
+
+class WindowedClusters:
+    """A run's clusters, and how many of the newest tokens belong to none yet."""
+
+    def __init__(self, places: PlacedClusters, window_tokens: int, window_clusters: int) -> None:
+        self.places = places
+        self.tokens = 0
+        self._window_tokens, self._window_clusters = window_tokens, window_clusters
+        # By layer, tokens [rows, clusters] of the clusters that this step makes.
+        self._made: dict[int, np.ndarray] = {}
+
+    def stored(self, layer: int) -> int:
+        return self.places.most(layer)
+
+    def in_all_rows(self, layer: int) -> int:
+        return self.places.fewest(layer)
+
+    def recent(self, layer: int) -> int:
+        return self.tokens
+
+    def tokens_of(self, layer: int, blocks: BlockRows) -> np.ndarray:
+        return self.places.tokens_of(layer, blocks.spread(np.arange(blocks.rows)), blocks.ids)
+
+    def filled(self, layer: int, tokens: np.ndarray, variances: np.ndarray) -> None:
+        self.places.filled(layer, tokens)
+
+    def tend(self, layer: int, ids: np.ndarray | None, squared: np.ndarray | None, found: Lookup) -> Tending | None:
+        if self.tokens + 1 < self._window_tokens:
+            return None
+        return Tending(regroup=Regroup(self._window_tokens, self._window_clusters, self.places.most(layer)))
+
+    def outcome(self, layer: int, tokens: np.ndarray, variances: np.ndarray) -> None:
+        self._made[layer] = tokens
+
+    def append(self, learned: Learned) -> Update:
+        layers, rows, _ = self.places.shape
+        self.tokens += 1
+        if self.tokens < self._window_tokens:
+            return self._update([], [])
+        self.tokens, first = 0, self.places.most(0)
+        changes = [change for layer in range(layers) for change in self._opened(layer, self._made[layer])]
+        self._made.clear()
+        return self._update(
+            changes,
+            [Cut(row, first + block, None, False, 0) for row in range(rows) for block in range(self._window_clusters)],
+        )
+
+    def _update(self, changes: list[Change], made: list[Cut]) -> Update:
+        layers, rows, _ = self.places.shape
+        written = Pieces.together([Pieces.none(self.places.like.token_bytes), *(one.written for one in changes)])
+        nothing = BlockRows(np.empty(0, np.int64), np.zeros(rows + 1, np.int64))
+        return Update(
+            lambda of: written.of(of).ranges,
+            changed=[nothing] * layers,
+            joined=[made] * layers,
+            changes=Change.in_order(changes),
+        )
+
+    def skip(self, tokens: int, stored: int, keys: KeysAhead, wanted: Callable[[int], float]) -> None:
+        layers, rows, _ = self.places.shape
+        for _ in range(tokens):
+            keys.go_on()
+            self.tokens += 1
+            if self.tokens == self._window_tokens:
+                made = keys.group(self._window_tokens, self._window_clusters, self.places.most(0))
+                by_kind = made.reshape(keys.kinds, rows, -1)
+                for layer in range(layers):
+                    self._opened(layer, by_kind[layer % keys.kinds])
+                self.tokens = 0
+
+    def _opened(self, layer: int, tokens: np.ndarray) -> list[Change]:
+        """New clusters of every row [rows, clusters]."""
+        return [self.places.open(layer, row, n)[1] for row, of_row in enumerate(tokens.tolist()) for n in of_row]
