@@ -91,6 +91,8 @@ def _planner(value: Any) -> Any:
         planner = pick("schedule", SCHEDULES, name if isinstance(name, str) else repr(name))
         if not parameters:
             return planner
+        if said := [key for key in parameters if isinstance(planner, partial) and key in planner.keywords]:
+            raise BadParameters([Complaint((said[0],), f"{name} says it; leave it out, or name another schedule")])
         planner = partial(planner, **arguments_of(planner, parameters))
         planner(_ONE_UNIT, 1.0)  # says now what it cannot take
     except BadParameters as error:

@@ -88,6 +88,7 @@ def test_every_schedule_by_its_name(name: str) -> None:
         ),
         ("sparkv", {"schedule": {"name": "greedy", "own_weight": "x"}}, "schedule.own_weight: 'x' is not a number"),
         ("sparkv", {"schedule": {"name": "greedy", "reading": "litral"}}, "schedule: .* Did you mean 'literal'"),
+        ("sparkv", {"schedule": {"name": "greedy-last-first", "reading": "literal"}}, "greedy-last-first says it"),
         ("sparkv", {"schedule": {"name": "milp", "solver": "higs"}}, "schedule: .* Did you mean 'highs'"),
         ("sparkv", {"schedule": {"name": "milp", "stages": 1.5}}, "schedule.stages: 1.5 is not a whole number"),
         ("strong-hybrid", {"variant": "static"}, "policies.variant: 'static' is none of uniform, true-costs"),
