@@ -3,6 +3,7 @@
 import json
 import platform
 from collections.abc import Mapping
+from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
 
@@ -27,7 +28,8 @@ def envelope_of(
 ) -> Envelope:
     """{"outcome", "metrics", "scenario", "system", "seed", "versions", "provenance"}, and "why" unless done.
 
-    "not_counted" says why there is no energy.
+    "machines" has the energy by component and the memory of the machines beside the device, by name, where there are
+    any. "not_counted" says why there is no energy.
     "link_down" and "unusable" are there where a request met such a fault and went on without (see `Run.faults`),
     "not_recorded" where the selections of a run could not be written; "notes" where the run had to do otherwise than
     its system's description says.
@@ -45,6 +47,8 @@ def envelope_of(
     }
     if run.why:
         envelope["why"] = run.why
+    if run.machines:
+        envelope["machines"] = {name: asdict(one) for name, one in run.machines.items()}
     if not_counted:
         envelope["not_counted"] = {"energy": not_counted}
     if run.link_down:

@@ -3,6 +3,7 @@
 The kind of workload below is all that it takes: its worlds open a cloud and devices of one profile, each on a link.
 """
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from tiny import DECODING, LIVE_DECODING, LIVE_MODEL, changed
 from worlds import fake_world
 
+from kvferry.analysis.envelope import envelope_of, to_json
 from kvferry.backends.needs import KvInPages, Needs
 from kvferry.backends.world import DEVICE, NO_INPUTS, Inputs, OpenWorld, World
 from kvferry.machine.machine import Machine
@@ -176,6 +178,9 @@ def test_spans_tell_machines_apart(name: str, kind: ToyKind) -> None:
     assert list(run.machines) == [*toy.needs][1:]
     assert all(one.memory_peak_bytes > 0 for one in run.machines.values())
     assert all(one.energy_j.keys() >= run.energy_j.keys() - {"gpu", "npu", "storage"} for one in run.machines.values())
+    found = envelope_of(run, {}, scenario="toy", system="toy", seed=0)["machines"]
+    assert found["phone.1"]["memory_peak_bytes"] == run.machines["phone.1"].memory_peak_bytes
+    assert json.loads(to_json(found)).keys() == run.machines.keys()
     # The cloud has no link, and a processor of its own.
     resources = {resource for resource, _ in tally.busy_s}
     assert {"cloud/cpu", "phone.0/link"} <= resources
