@@ -5,7 +5,7 @@ from typing import ClassVar, Protocol
 
 from kvferry.policies.decode.cluster_layout import AnyLayout
 from kvferry.policies.decode.layout import Layout
-from kvferry.policies.decode.room import Room
+from kvferry.policies.decode.room import Room, Share
 
 
 class LayoutRole(Protocol):
@@ -105,7 +105,7 @@ class ValueGroups(TokenGroups):
     """
 
     compression: float | None = None
-    metadata_share: float = 1.0
+    metadata_share: Share = 1.0
 
     @property
     def fixed(self) -> bool:

@@ -1,9 +1,15 @@
 """What the roles of a decode system are sized by."""
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
 
 from kvferry.policies.decode.grouping import rank_of, room_tokens
 from kvferry.specs.model import ModelSpec
+
+# A part of a budget.
+Share = Annotated[float, Field(gt=0, le=1)]
 
 
 @dataclass(frozen=True, kw_only=True)

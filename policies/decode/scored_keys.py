@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from kvferry.policies.decode.room import Room
+from kvferry.policies.decode.room import Room, Share
 from kvferry.policies.decode.selector import Index
 from kvferry.policies.decode.top_blocks import TopBlocks, TopByOwnQuery
 
@@ -19,7 +19,7 @@ class CompressedKeys(TopBlocks):
     """
 
     compression: float | None = MOST_COMPRESSION
-    metadata_share: float = 1.0
+    metadata_share: Share = 1.0
 
     @property
     def fixed(self) -> bool:

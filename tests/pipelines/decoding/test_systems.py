@@ -62,6 +62,8 @@ def test_with_a_role_that_is_replaced_go_its_parameters() -> None:
         ("kvswap", {"slot": 3}, "policies.slot: unknown key; .*did you mean 'slots'"),
         ("kvswap", {"landmarks": True}, "policies.landmarks: unknown key"),
         ("kvswap", {"slots": "many"}, "policies.slots: 'many' is not a whole number"),
+        ("kvswap", {"metadata_share": -1.0}, "policies.metadata_share: -1.0: must be above 0"),
+        ("shadowkv", {"metadata_share": 1.5}, "policies.metadata_share: 1.5: must be at most 1"),
         ("kvswap", {"reuse": "no"}, "policies.reuse: 'no' is not true or false"),
         ("kvswap", {"residency": "lru"}, "policies.residency: unknown residency 'lru'; known: none, reuse"),
         ("kvswap", {"residency": 3}, "policies.residency: unknown residency '3'"),
