@@ -95,6 +95,15 @@ def decoding_metrics(
         figures["kv_buffer_bytes"] = decoded.buffer_bytes
     if decoded.reuses and sums["wanted"]:
         figures["reuse_rate"] = sums["reused"] / sums["wanted"]
+    if sums.get("accesses"):
+        figures["access_entries"] = sums["accessed"] / sums["accesses"]
+    if decoded.longest_access:
+        figures["access_entries_max"] = float(decoded.longest_access)
+    if decoded.space_overhead is not None:
+        figures["space_overhead"] = decoded.space_overhead
+        figures["moved_bytes"] = sums.get("moved_bytes", 0.0)
+    if sums.get("new_bytes"):
+        figures["write_amplification"] = sums["written_bytes"] / sums["new_bytes"]
     if run.requests:
         figures |= {f"energy_{part}_j": total_j / len(run.requests) for part, total_j in sorted(energy_j.items())}
         if energy_j:

@@ -79,6 +79,21 @@ FIGURES: dict[str, Figure] = {
     "read_bytes": Figure("storage read", None, "over the run"),
     "write_bytes": Figure("storage written", None, "over the run"),
     "reuse_rate": Figure("KV reused", "high", "share of selected KV blocks that were still in memory"),
+    "access_entries": Figure(
+        "entries per read", "high", "KV entries of clusters that a read of the storage brings in one piece; mean"
+    ),
+    "access_entries_max": Figure("longest read", None, "the most of them"),
+    "moved_bytes": Figure(
+        "KV moved on storage",
+        "low",
+        "entries of clusters that were stored and are written again as clusters grow and are cut; over the run",
+    ),
+    "write_amplification": Figure(
+        "write amplification", "low", "bytes written to clusters, in whole pages, over those of the new entries"
+    ),
+    "space_overhead": Figure(
+        "space overhead", "low", "what clusters take of the storage over the bytes of their entries, minus 1"
+    ),
     "io_to_compute": Figure(
         "I/O to compute", "low", "time in reads over time in computing the layers; above 1 reads cannot all be hidden"
     ),

@@ -69,7 +69,8 @@ class Decoded:
     the run's clock, where all decode in lock step. ``steps``: sequences that decoded together and the seconds of each
     step, where requests come and go; their records have the times of their tokens. ``half``: what had added up as the
     second half of the decoded steps began, after ``half_step`` steps; None where every token was decoded.
-    ``half_counts`` and ``end_counts``: KV blocks ``wanted`` and ``reused`` until then, and over the run.
+    ``half_counts`` and ``end_counts``: KV blocks ``wanted`` and ``reused`` until then, and over the run; of clusters on
+    storage also ``accesses``, entries ``accessed`` by them, and what their layout has counted.
     """
 
     batch: int
@@ -87,6 +88,10 @@ class Decoded:
     buffer_bytes: float | None = None
     # Whether the system keeps KV blocks that were read for later steps, as far as its budget has room for them.
     reuses: bool = False
+    # Of clusters on storage: the most entries that one read brought, and how much more of the file they take than their
+    # entries do, as a share of these.
+    longest_access: int | None = None
+    space_overhead: float | None = None
     # How often a request gave up its KV for others, and was prefilled again.
     preemptions: int = 0
 

@@ -135,6 +135,7 @@ class BringMissing:
         reads = now.to_read(layer)
         if not now.away(layer):
             return now.there(layer, after)
+        now.record.reads(reads)
         missing = Extents(*reads.ranges)
         return now.machine.move(missing, now.tiers[layer], "device", after=(*after, *now.arriving[layer]))
 

@@ -10,7 +10,7 @@ from kvferry.machine.ops import Extents
 from kvferry.machine.ticket import Ticket
 from kvferry.pipelines.decoding.plan import DecodePlan
 from kvferry.pipelines.workload import OutOfMemory
-from kvferry.policies.decode.cluster_layout import PlacedClusters
+from kvferry.policies.decode.cluster_layout import LayoutCounts, PlacedClusters
 from kvferry.policies.decode.layout import PlacedBlocks
 from kvferry.policies.decode.pieces import Change, Pieces, Reads
 from kvferry.policies.decode.residency import AllThere, Resident
@@ -31,6 +31,17 @@ class DecodeRecord:
     token_times_s: list[float] = field(default_factory=list)
     blocks_wanted: int = 0
     blocks_reused: int = 0
+    # Of clusters: commands that read them, entries that these brought, and the most that one did.
+    accesses: int = 0
+    accessed: int = 0
+    longest_access: int = 0
+
+    def reads(self, reads: Reads) -> None:
+        """Counts the commands of a layer's reads, where blocks are clusters."""
+        if reads.entries is not None and len(reads.entries):
+            self.accesses += len(reads.entries)
+            self.accessed += int(reads.entries.sum())
+            self.longest_access = max(self.longest_access, int(reads.entries.max()))
 
 
 class DecodeState:
@@ -79,6 +90,9 @@ class DecodeState:
             if tokens:
                 ahead: KeysAhead = keys  # type: ignore[assignment]
                 clusters_of(self.kept).skip(tokens, before, ahead, self.plan.roles.selector.wanted_tokens)
+                if isinstance(self.blocks, PlacedClusters):
+                    # Only what is really written counts.
+                    self.blocks.counted = LayoutCounts()
             return
         if keys is not None:
             for _ in range(tokens):

@@ -22,6 +22,7 @@ from kvferry.pipelines.decoding.tuned import tuned
 from kvferry.pipelines.record import Decoded, RequestRecord
 from kvferry.pipelines.tally import Totals
 from kvferry.pipelines.workload import Flow, Infeasible, Left, OutOfMemory, Process, Progress, System
+from kvferry.policies.decode.cluster_layout import PlacedClusters
 from kvferry.policies.decode.placement import KvSize
 from kvferry.scenarios.resolve import Complaint
 from kvferry.specs.errors import InputError
@@ -128,6 +129,12 @@ class LockStepFlow:
             buffer_bytes=plan.sequences * plan.buffer_bytes,
             reuses=plan.roles.selective and plan.roles.residency.keeps,
         )
+        if self._decode is not None and isinstance(blocks := self._decode.now.blocks, PlacedClusters):
+            decoded = replace(
+                decoded,
+                longest_access=self._decode.record.longest_access,
+                space_overhead=blocks.taken_bytes / max(1, blocks.entry_bytes) - 1,
+            )
         prefill_s = None if self._decode is None else self._decode.record.prefill_s
         # Of KV in the processor's memory, a reuse buffer would have nothing to keep.
         needs_bytes = None if set(plan.tiers) == {"device"} else plan.reuse_needs_bytes
@@ -146,7 +153,11 @@ class LockStepFlow:
     def _counts(self) -> dict[str, float]:
         if self._decode is None:
             return {}
-        return {"wanted": self._decode.record.blocks_wanted, "reused": self._decode.record.blocks_reused}
+        record, blocks = self._decode.record, self._decode.now.blocks
+        counts: dict[str, float] = {"wanted": record.blocks_wanted, "reused": record.blocks_reused}
+        if isinstance(blocks, PlacedClusters):
+            counts |= {"accesses": record.accesses, "accessed": record.accessed, **vars(blocks.counted)}
+        return counts
 
     def _check_room(self) -> None:
         storage, file_bytes = self._scenario.device.storage, self._plan.layout.file_bytes

@@ -95,7 +95,7 @@ class ClusterLayout(ABC):
         """The blocks of a run, to be placed layer by layer as it finds them (``filled``)."""
 
 
-@dataclass(slots=True)
+@dataclass
 class LayoutCounts:
     """What a layout has come to. ``new_bytes``: of entries that came after prefill. ``moved_bytes``: of entries that
     had their place, and were written again at another. ``written_bytes``: in whole pages, both together."""

@@ -1,0 +1,54 @@
+"""What layouts of clusters come to in a run: entries per read, bytes moved, room taken."""
+
+import pytest
+from tiny import tiny
+
+from kvferry.analysis.metrics import metrics_for
+from kvferry.pipelines.run import run_scenario
+from kvferry.specs.scenario import Scenario
+
+LAYOUTS = ("sequence-order", "cluster-by-cluster", "cluster-pools", "dual-head")
+
+
+def scenario(layout: str, **policies: object) -> Scenario:
+    return tiny(
+        {
+            "name": "layouts",
+            "system": "dynakv",
+            "device": {"extends": "laptop-cpu", "storage": "nvme"},
+            "model": "byte-small",
+            "link": {"rate": "1 MB/s"},
+            "workload": {"kind": "decode", "context": 256, "output": 96},
+            "budget": {"kv_share": 0.9},
+            "policies": {"layout": {"name": layout, "group_tokens": 16}, **policies},
+        }
+    )
+
+
+def figures(layout: str, **policies: object) -> dict[str, float]:
+    wanted = scenario(layout, **policies)
+    return metrics_for(wanted, run_scenario(wanted))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_is_counted(layout: str) -> None:
+    found = figures(layout)
+    assert 1 <= found["access_entries"] <= found["access_entries_max"]
+    assert found["write_amplification"] >= 1
+    assert found["space_overhead"] >= 0
+    assert (found["moved_bytes"] == 0) == (layout == "sequence-order")
+
+
+def test_layouts_differ_as_they_should() -> None:
+    """Clusters in one piece are read in fewer commands than tokens in their order, pairs move less than what lies one
+    behind the other, and take more room."""
+    tokens, packed, _, pairs = (figures(layout) for layout in LAYOUTS)
+    assert tokens["access_entries"] < min(packed["access_entries"], pairs["access_entries"])
+    assert pairs["moved_bytes"] < packed["moved_bytes"]
+    assert pairs["space_overhead"] > packed["space_overhead"]
+
+
+def test_page_buffers_write_less() -> None:
+    pages = {"page": "4 KiB"}
+    without, with_buffers = (figures("dual-head", **pages, page_buffers=buffers, hot_steps=64) for buffers in (0, 8))
+    assert with_buffers["write_amplification"] < without["write_amplification"]
