@@ -50,8 +50,9 @@ class Storage(WorkQueue):
         return self._move("Write", Extents(begins, ends - begins), (read,), request)
 
     def _move(self, label: str, extents: Extents, after: Iterable[Ticket], request: int | None) -> Ticket:
-        batch = Batch(self.env, self, extents.n_bytes, label, request, None)
-        batch.offsets, batch.lengths = commands_of(extents, self.spec)
+        offsets, lengths = commands_of(extents, self.spec)
+        batch = Batch(self.env, self, float(lengths.sum()), label, request, None)
+        batch.offsets, batch.lengths = offsets, lengths
         batch.writes = label == "Write"
         return self.hand_over(batch, 0.0, after)
 
@@ -93,16 +94,27 @@ def map_miss_s(table: MapSpec, spread_bytes: float) -> float:
 
 
 def commands_of(extents: Extents, spec: StorageSpec) -> tuple[np.ndarray, np.ndarray]:
-    """Offsets, ascending, and lengths of the commands by which the host reads or writes these extents."""
-    if spec.merges:
-        return merged(*extents.arrays)
+    """Offsets, ascending, and lengths of the commands by which the host reads or writes these extents: of whole storage
+    blocks. Extents that share one are one command where the host merges, whatever lies between them."""
     offsets, lengths = extents.arrays
     if not lengths.all():
         offsets, lengths = offsets[lengths > 0], lengths[lengths > 0]
-    if (offsets[1:] < offsets[:-1]).any():
-        order = offsets.argsort(kind="stable")
-        offsets, lengths = offsets[order], lengths[order]
-    return offsets, lengths
+    block = int(spec.block_bytes)
+    begins = offsets & -block
+    ends = (offsets + lengths + block - 1) & -block
+    if len(begins) and (begins[1:] < begins[:-1]).any():
+        order = begins.argsort(kind="stable")
+        begins, ends = begins[order], ends[order]
+    if spec.merges and len(begins) > 1 and (begins[1:] < ends[:-1]).any():
+        begins, ends = _apart(begins, ends)
+    return merged(begins, ends - begins) if spec.merges else (begins, ends - begins)
+
+
+def _apart(begins: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Ranges in ascending order, those that share bytes as one."""
+    reach = np.maximum.accumulate(ends)
+    first = np.concatenate(([0], (begins[1:] >= reach[:-1]).nonzero()[0] + 1))
+    return begins[first], np.append(reach[first[1:] - 1], reach[-1])
 
 
 def merged(offsets: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -38,7 +38,9 @@ def foreseeable(plan: DecodePlan) -> bool:
     # A selection of all there is grows with what is decoded, as a share of it does.
     at_end = plan.roles.selector.selected(plan.group_tokens, plan.layout.blocks)
     chooses = plan.selected is not None and plan.selected < plan.blocks and plan.selected == at_end
-    return chooses and tiers == {"storage"} and {stage.kind for stage in plan.stages} <= _KINDS
+    # Of packed blocks several may be read as one.
+    packed = plan.layout.alignment_bytes == 1
+    return chooses and not packed and tiers == {"storage"} and {stage.kind for stage in plan.stages} <= _KINDS
 
 
 class ForeseenSteps:

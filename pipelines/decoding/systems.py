@@ -227,7 +227,11 @@ DECODE_SYSTEMS: dict[str, DecodeSystem] = {
     ),
     "no-cluster": DecodeSystem(
         about="every entry is scored by its own key and read by itself",
-        roles=Roles(selector=Entries(per_head=True, selected_share=0.1), residency=Reuse(), layout=_PER_TOKEN),
+        roles=Roles(
+            selector=Entries(per_head=True, selected_share=0.1),
+            residency=Reuse(),
+            layout=TokenGroups(group_tokens=1, packed=True),
+        ),
     ),
     "vllm": DecodeSystem(
         about="all KV in memory, in pages; requests join and leave the batch at any time",

@@ -51,12 +51,14 @@ class LayoutRole(Protocol):
 @dataclass(frozen=True, kw_only=True)
 class TokenGroups:
     """A block is ``group_tokens`` consecutive tokens with their keys and values; None: as many as make a good read of
-    the storage."""
+    the storage. ``packed``: blocks lie one right behind the other, so that several may share a storage block; otherwise
+    each begins a new one."""
 
     clusters = False
     before_write: ClassVar[tuple[str, ...]] = ()
 
     group_tokens: int | None = None
+    packed: bool = False
 
     @property
     def fixed(self) -> bool:
@@ -80,7 +82,7 @@ class TokenGroups:
         return None
 
     def layout(self, room: Room, sequences: int, heads: int, alignment_bytes: int) -> AnyLayout:
-        return self._layout(room.block_bytes, room, sequences, heads, alignment_bytes)
+        return self._layout(room.block_bytes, room, sequences, heads, 1 if self.packed else alignment_bytes)
 
     @staticmethod
     def _layout(n_bytes: int, room: Room, sequences: int, heads: int, alignment_bytes: int) -> Layout:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from kvferry.machine.ops import Extents
 from kvferry.machine.span import Span
 from kvferry.machine.ticket import Cancelled, Ticket
-from kvferry.sim.storage import Storage, merged
+from kvferry.sim.storage import Storage, commands_of, merged
 from kvferry.sim.storage_curve import Curve, CurveStorage, StorageCurves
 from kvferry.specs.storage import CurveRow, MapSpec, StorageSpec
 
@@ -191,3 +191,28 @@ def test_a_host_that_does_not_merge_gives_a_command_for_each_extent(merges: bool
     world = World(spec(merges=merges, queue_depth=1))
     ticket = world.storage.read(Extents((3 * KB, 1 * KB, 0, 2 * KB, 9 * KB), (KB, KB, KB, KB, 0)))
     assert world.ends_s(ticket) == pytest.approx([seconds])
+
+
+def test_what_shares_a_storage_block_is_read_with_it() -> None:
+    """Entries of 256 B at 0, 512, 5,000 and 20,000: the first two lie in one block of 4 KiB, the third in the next one,
+    the last in one apart."""
+    asked = Extents((20_000, 0, 5_000, 512), (256, 256, 256, 256))
+    together = StorageSpec(bytes_per_s=1e9, block_bytes=4096)
+    assert [part.tolist() for part in commands_of(asked, together)] == [[0, 16_384], [8192, 4096]]
+    apart = together.model_copy(update={"merges": False})
+    assert [part.tolist() for part in commands_of(asked, apart)] == [[0, 0, 4096, 16_384], [4096] * 4]
+
+
+@given(st.lists(st.tuples(st.integers(0, 10**5), st.integers(0, 10**4)), max_size=20))
+def test_commands_cover_what_is_asked_and_are_apart(ranges: list[tuple[int, int]]) -> None:
+    spec = StorageSpec(bytes_per_s=1e9, block_bytes=512)
+    asked = Extents([offset for offset, _ in ranges], [length for _, length in ranges])
+    offsets, lengths = commands_of(asked, spec)
+    ends = offsets + lengths
+    assert (offsets % 512 == 0).all() and (lengths % 512 == 0).all()
+    assert (offsets[1:] > ends[:-1]).all()
+    covered = {
+        block for offset, length in zip(offsets, lengths, strict=True) for block in range(offset, offset + length, 512)
+    }
+    wanted = {byte & -512 for offset, length in ranges if length for byte in range(offset, offset + length)}
+    assert covered == wanted

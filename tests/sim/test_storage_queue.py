@@ -14,6 +14,7 @@ from kvferry.machine.ops import Extents
 from kvferry.machine.span import Span
 from kvferry.machine.ticket import Cancelled, Ticket
 from kvferry.sim.flash import Flash
+from kvferry.sim.storage import commands_of
 from kvferry.sim.storage_curve import CurveStorage
 from kvferry.sim.storage_queue import QueueStorage
 from kvferry.specs.storage import FlashSpec, MapSpec, StorageSpec
@@ -135,13 +136,13 @@ READS = st.lists(
 
 @settings(deadline=None, max_examples=25)
 @given(READS, st.integers(1, 8), st.sampled_from(["half", "full"]))
-def test_every_byte_asked_for_is_moved_once_or_given_back(batches: list, depth: int, duplex: str) -> None:
+def test_every_block_asked_for_is_moved_once_or_given_back(batches: list, depth: int, duplex: str) -> None:
     world = World(spec(queue_depth=depth, duplex=duplex))
     asked: list[tuple[Ticket, int]] = []
 
     def ask(writes: bool, extents: Extents, cancel_s: float | None) -> None:
         ticket = (world.storage.write if writes else world.storage.read)(extents)
-        asked.append((ticket, extents.n_bytes))
+        asked.append((ticket, int(commands_of(extents, world.storage.spec)[1].sum())))
         if cancel_s is not None:
             world.at(cancel_s, ticket.cancel)
 

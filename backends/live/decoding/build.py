@@ -17,7 +17,7 @@ from kvferry.backends.live.decoding.tiers import KvTiers
 from kvferry.backends.live.engine.machine import OpRunner
 from kvferry.backends.needs import DecodeSizes, KvOnStorage
 from kvferry.backends.world import Say
-from kvferry.disk.direct_storage import Storage
+from kvferry.disk.direct_storage import BLOCK_BYTES, Storage
 from kvferry.disk.mapped_storage import MappedStorage
 from kvferry.disk.paced_storage import PacedStorage
 from kvferry.machine.ops import Answer
@@ -114,7 +114,8 @@ def decode_storage(scenario: Scenario, sizes: DecodeSizes, stack: ExitStack) -> 
     except OSError as error:
         raise InputError(f"live.kv_folder: {live.kv_folder}: no file can be made there: {error.strerror}") from None
     path = Path(stack.enter_context(made)) / "kv.bin"
-    n_bytes, paced = sizes.layout.file_bytes, like if live.paced else None
+    # A file that is written has whole blocks.
+    n_bytes, paced = -(-sizes.layout.file_bytes // BLOCK_BYTES) * BLOCK_BYTES, like if live.paced else None
     storage: Storage | MappedStorage
     if sizes.mapped_bytes is not None:
         storage = MappedStorage.create(path, n_bytes, most_bytes=sizes.mapped_bytes, like=paced)

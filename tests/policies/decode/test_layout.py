@@ -5,7 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvferry.policies.decode.blocking import TokenGroups
 from kvferry.policies.decode.layout import Layout
+from kvferry.policies.decode.room import Room
+from kvferry.specs.model import ModelSpec
 
 
 def test_layout_by_hand() -> None:
@@ -57,3 +60,16 @@ def test_blocks_lie_apart_on_whole_blocks_and_within_the_file(
 def test_misaligned_blocks_are_refused() -> None:
     with pytest.raises(ValueError, match="block size 1000 B is no power of two"):
         Layout(layers=1, sequences=1, blocks=1, block_bytes=1, alignment_bytes=1000)
+
+
+def test_packed_blocks_lie_one_right_behind_the_other() -> None:
+    """Tokens of one of two heads, 8 numbers of 2 bytes each for key and value: 32 B, in storage blocks of 4 KiB."""
+    model = ModelSpec(
+        name="m", layers=1, hidden=16, query_heads=2, kv_heads=2, head_dim=8, ffn=1, vocabulary=1, source="made up"
+    )
+    room = Room(model=model, block_tokens=1, context=100, output=28, budget_bytes=0.0)
+    apart, packed = (TokenGroups(group_tokens=1, packed=one).layout(room, 1, 2, 4096) for one in (False, True))
+    assert (apart.stride_bytes, packed.stride_bytes) == (4096, 32)
+    assert isinstance(packed, Layout)
+    offsets, lengths = packed.ranges(0, np.array([0, 1]), np.array([3, 0]))
+    assert (offsets.tolist(), lengths.tolist()) == ([96, 128 * 32], [32, 32])
