@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+# Colour and shape say the same, as prints may have no colour.
 _COLOURS = {"hit": style.GREEN, "miss": style.VERMILION, "measured": style.GREY}
+_FITTED: dict[str, Any] = {"marker": "s", "color": style.INK, "markerfacecolor": "none", "markersize": 10}
+_SHAPES = {"hit": "o", "miss": "X", "measured": "D"}
 
 
 def pictures_of(paper: Paper, report: dict[str, Any], results: Results) -> dict[str, dict[str, bytes]]:
@@ -92,10 +95,12 @@ def _claims(claims: list[dict[str, Any]]) -> Figure:
     axis.axvline(1, color=style.GREY, linewidth=0.8)
     for row, claim in enumerate(claims):
         ends = _over_paper(claim)
-        colour = _COLOURS.get(claim["verdict"], style.GREY)
+        colour, shape = _COLOURS.get(claim["verdict"], style.GREY), _SHAPES.get(claim["verdict"], "D")
         for least, most in _ranges_over_paper(claim):
             axis.plot([least, most], [row, row], color=colour, linewidth=5, alpha=0.3, solid_capstyle="butt")
-        axis.plot(ends, [row] * len(ends), color=colour, marker="o" if not claim["fitted"] else "s", markersize=5)
+        axis.plot(ends, [row] * len(ends), color=colour, marker=shape, markersize=6)
+        if claim["fitted"]:
+            axis.plot(ends, [row] * len(ends), linestyle="none", **_FITTED)
     axis.set_yticks(range(len(claims)), [claim["id"] for claim in claims])
     axis.invert_yaxis()
     axis.set_xscale("log")
@@ -106,8 +111,8 @@ def _claims(claims: list[dict[str, Any]]) -> Figure:
     )
     axis.grid(axis="x")
     for verdict, colour in _COLOURS.items():
-        axis.plot([], [], "o", color=colour, label=verdict)
-    axis.plot([], [], "s", color=style.INK, markerfacecolor="none", label="fitted on this claim")
+        axis.plot([], [], _SHAPES[verdict], color=colour, label=verdict)
+    axis.plot([], [], linestyle="none", **_FITTED, label="fitted on this claim")
     figure.legend(loc="outside lower center", ncols=4)
     return figure
 
