@@ -83,7 +83,8 @@ class SimWorld:
 
     @property
     def foresight(self) -> Foresight | None:
-        return self.machine.foresight
+        # What other machines send may slow the device at any time.
+        return self.machine.foresight if len(self._machines) == 1 else None
 
     @property
     def keys(self) -> Ahead | None:

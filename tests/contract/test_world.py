@@ -159,6 +159,14 @@ def test_a_world_opens_the_machines_that_are_needed(backend: str) -> None:
         assert world.machines["cloud"].memory.used_bytes == weight_bytes
 
 
+def test_steps_are_not_foreseen_where_other_machines_may_interfere() -> None:
+    scenario = several("sim")
+    needs = WORKLOADS["decode"].flow(scenario, WORKLOADS["decode"].systems["kvswap"], lambda done, of: None).needs
+    with world_of("sim", needs) as (alone, _), world_of("sim", {**needs, "cloud": NoKv()}) as (together, _):
+        assert alone.foresight is not None
+        assert together.foresight is None
+
+
 @BACKEND
 def test_machines_work_beside_each_other(backend: str) -> None:
     needs = dict.fromkeys((DEVICE, "cloud"), KvInPages(prompts=(8,), output=2, pages=1))
