@@ -267,7 +267,7 @@ class AssignKeys:
 
 
 class TendClusters:
-    """What a layer's new keys lead to: clusters that are cut, having been read first where nobody asked for them, or
+    """What a layer's new keys lead to: clusters that are cut, having been read first if not selected, or
     tokens that become clusters. Most often nothing."""
 
     worker: Worker = "processor"

@@ -1,4 +1,4 @@
-"""What an upkeep of clusters decides while a token is decoded, layer by layer, and what it is told of the outcome."""
+"""What an upkeep of clusters decides while a token is decoded, layer by layer, and what it learns of the outcome."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -75,7 +75,7 @@ class KeptClusters(Kept, Protocol):
         ...
 
     def tend(self, layer: int, ids: np.ndarray | None, squared: np.ndarray | None, found: Lookup) -> Tending | None:
-        """Where each row's new key belongs (int[rows]; None: nobody asked), how far it is from that centroid (squared,
+        """Where each row's new key belongs (int[rows]; None: not asked), how far it is from that centroid (squared,
         float[rows]), and what was retrieved. None: nothing is to be done now."""
         ...
 
