@@ -110,6 +110,27 @@ def _said_by_the_trace(workload: "ContextReuseSpec | DecodeSpec", keys: tuple[st
             raise BadKey(key, "trace holds the requests' arrivals and lengths; leave one of the two out")
 
 
+class KeysSpec(Part):
+    """Statistics of keys and queries of a long generation, where KV blocks are chosen by what keys say
+    (kvferry.traces.key_process has what they mean). Chosen together so that a cluster which was updated is wanted again
+    as soon as with the models of DynaKV's Tab. 2, in their mean."""
+
+    width: Count = Field(default=8, ge=1, le=256)
+    scene: Tokens = Field(default=12, ge=1, le=1_000_000)
+    novelty: float = Field(default=0.25, ge=0, le=1, strict=True)
+    spread: float = Field(default=0.35, ge=0, le=100, strict=True)
+    drift: float = Field(default=0.1, ge=0, le=100, strict=True)
+    present: float = Field(default=0.25, ge=0, le=1, strict=True)
+    whim: float = Field(default=0.15, ge=0, le=1, strict=True)
+    persistence: float = Field(default=48.0, gt=0, le=1e6, strict=True)
+
+    @model_validator(mode="after")
+    def _shares(self) -> "KeysSpec":
+        if self.present + self.whim > 1:
+            raise ValueError(f"present and whim are shares of one, not {self.present} and {self.whim}")
+        return self
+
+
 class LengthSpec(Part):
     """One request's own lengths, where they are not the workload's."""
 
@@ -149,6 +170,8 @@ class DecodeSpec(Part):
     reach: Tokens = Field(default=8, ge=1, le=1_000_000)
     persistence: float = Field(default=9.0, gt=0, le=1e6, strict=True)
     lasting: float = Field(default=0.35, ge=0, le=1, strict=True)
+    # What keys say, where blocks are clusters of them, or are chosen by every key.
+    keys: KeysSpec = KeysSpec()
 
     @model_validator(mode="after")
     def _lengths_once(self) -> "DecodeSpec":

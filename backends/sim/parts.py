@@ -151,8 +151,9 @@ def generated_keys(scenario: Scenario, need: KvOnStorage, inputs: Inputs) -> Clu
         return None
     shape = {"layers": sizes.model.layers, "sequences": sizes.layout.sequences, "heads": sizes.heads}
     length = {"context": workload.context, "output": workload.output}
+    process = KeyProcess(workload.keys)
     if sizes.index.clusters:
-        return ClusteredKeys(KeyProcess(), **shape, **length, most=sizes.layout.blocks, seed=scenario.seed)
+        return ClusteredKeys(process, **shape, **length, most=sizes.layout.blocks, seed=scenario.seed)
     if sizes.index.kind == "keys" and inputs.selections is None and workload.selections is None:
-        return KeyedEntries(KeyProcess(), **shape, **length, seed=scenario.seed)
+        return KeyedEntries(process, **shape, **length, seed=scenario.seed)
     return None

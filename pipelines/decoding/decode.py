@@ -67,7 +67,7 @@ class LockStepDecode:
             after = tuple(under_way[key] for key in stage.after)
             ticket = KINDS[stage.kind].begin(self.now, stage.layer, after)
             under_way[stage.kind, stage.layer] = ticket
-            if stage.awaited:
+            if stage.awaited and not ticket.processed:
                 yield ticket
         return under_way
 

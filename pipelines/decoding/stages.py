@@ -99,8 +99,9 @@ class LookUp:
     worker: Worker = "processor"
 
     @staticmethod
-    def op(plan: DecodePlan, away: bool = True) -> Bookkeep:
-        return Bookkeep(plan.sequences * plan.blocks_per_selection if away else 0, plan.slots)
+    def op(plan: DecodePlan, blocks: int | None = None) -> Bookkeep:
+        """None: for as many as are selected of the context."""
+        return Bookkeep(plan.sequences * plan.blocks_per_selection if blocks is None else blocks, plan.slots)
 
     def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
         chosen, plan = now.chosen[layer], now.plan
@@ -113,15 +114,15 @@ class LookUp:
         now.found[layer] = found = now.residents[layer].look_up(wanted)
         now.record.blocks_wanted += wanted.ids.size
         now.record.blocks_reused += found.hits
-        tokens = now.kept.tokens_of(layer, wanted)
+        now.block_tokens[layer] = tokens = now.kept.tokens_of(layer, wanted)
         # Where rows differ, the mean of them.
         now.tokens[layer] = (
             wanted.widest * plan.group_tokens if tokens is None else -(-int(tokens.sum()) // wanted.rows)
         )
-        return now.machine.submit(self.op(plan, now.away(layer)), after=after)
+        return now.machine.submit(self.op(plan, wanted.ids.size if now.away(layer) else 0), after=after)
 
     def parts(self, prices: Prices) -> Parts:
-        return prices.work(self.op(prices.plan, prices.tier != "device"))
+        return prices.work(self.op(prices.plan, None if prices.tier != "device" else 0))
 
 
 class BringMissing:
@@ -204,7 +205,7 @@ class Attend:
                 recent,
                 wanted.ids,
                 wanted.starts,
-                now.kept.tokens_of(layer, wanted),
+                now.block_tokens[layer],
                 now.here(layer),
                 now.reads[layer],
             )

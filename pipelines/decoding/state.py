@@ -56,16 +56,18 @@ class DecodeState:
         self.tiers = plan.tiers
         self.residents: list[Resident] = [self._resident(tier) for tier in self.tiers]
         self.step = self._skipped = 0
+        self._done: Ticket | None = None
         # Memory for KV that lies in one, by tier.
         self._leases: dict[Tier, Lease] = {}
         # By layer, of the present step: what moves its KV to another tier, the machine's choice, where its blocks are
-        # (None: all are on their way) and how they are read, how many tokens of a sequence they hold, and where its new
-        # keys belong.
+        # (None: all are on their way) and how they are read, how many tokens of a sequence they hold, and each of them
+        # (None: all are full), and where its new keys belong.
         self.arriving: list[tuple[Ticket, ...]] = [()] * layers
         self.chosen: list[Ticket | None] = [None] * layers
         self.found: list[Lookup | None] = [None] * layers
         self.reads: list[Reads | None] = [None] * layers
         self.tokens = [0] * layers
+        self.block_tokens: list[np.ndarray | None] = [None] * layers
         self.assigned: list[Ticket | None] = [None] * layers
         # What tends its clusters in this step: cuts, or tokens that are grouped anew.
         self.tended: list[Ticket | None] = [None] * layers
@@ -180,9 +182,10 @@ class DecodeState:
 
     def done(self) -> Ticket:
         """A ticket of work that was done before."""
-        ticket, now_s = Ticket(self.machine.env), self.machine.env.now
-        ticket.settle(None, now_s, now_s)
-        return ticket
+        if self._done is None:
+            self._done, now_s = Ticket(self.machine.env), self.machine.env.now
+            self._done.settle(None, now_s, now_s)
+        return self._done
 
     def _resident(self, tier: Tier) -> Resident:
         plan = self.plan

@@ -53,7 +53,7 @@ class AdaptiveClusters(StaticClusters):
     ``most_tokens``: a cluster that would be larger is cut, too, whatever its variance; None: any size.
     """
 
-    threshold: float = 1.0
+    threshold: float = 2.0
     buffer_tokens: int = 16
     most_tokens: int | None = None
 
@@ -152,22 +152,25 @@ class TendedClusters:
         self._outcomes[layer] = tokens, variances
 
     def append(self, learned: Learned) -> Update:
-        changes: list[Change] = []
-        joined: list[Sequence[Joined | Cut]] = []
-        changed: list[BlockRows] = []
-        for layer in range(self.places.shape[0]):
-            decision = self._decided.pop(layer)
-            tokens, variances = self._outcomes.pop(layer, (np.empty((0, 2), int), np.empty((0, 2))))
-            changes += self.carry_out(decision, tokens, variances)
-            _, rows, blocks = decision.joins
-            plain = [Joined(row, block) for row, block in zip(rows.tolist(), blocks.tolist(), strict=True)]
-            _, late_rows, late = decision.waits
-            waits = [Joined(row, block, True) for row, block in zip(late_rows.tolist(), late.tolist(), strict=True)]
+        changes, decisions = list[Change](), [self._decided.pop(layer) for layer in range(self.places.shape[0])]
+        for layer, decision in enumerate(decisions):
+            if decision.cuts:
+                changes += self.carry_out(decision.cuts, *self._outcomes.pop(layer))
+        # Of all layers at once.
+        layers, rows, blocks = (
+            np.concatenate(of) for of in zip(*(decision.joins for decision in decisions), strict=True)
+        )
+        if len(layers):
+            changes.append(self.places.grow(layers, rows, blocks))
+        joined, changed = list[Sequence[Joined | Cut]](), list[BlockRows]()
+        for decision in decisions:
             cuts = [cut for _, cut in decision.cuts]
+            (_, rows, blocks), (_, late_rows, late) = decision.joins, decision.waits
+            plain = [Joined(row, block) for row, block in zip(rows.tolist(), blocks.tolist(), strict=True)]
+            waits = [Joined(row, block, True) for row, block in zip(late_rows.tolist(), late.tolist(), strict=True)]
             joined.append([*cuts, *plain, *waits])
             of_cuts = [(cut.row, block) for cut in cuts for block in (cut.block, cut.new) if block is not None]
-            pairs = [*of_cuts, *((one.row, one.block) for one in plain)]
-            changed.append(_by_row(pairs, self.places.shape[1]))
+            changed.append(_by_row([*of_cuts, *((one.row, one.block) for one in plain)], self.places.shape[1]))
         nothing = Pieces.none(self.places.like.token_bytes)
         written = Pieces.together([nothing, *(change.written for change in changes)])
         return Update(
@@ -186,7 +189,11 @@ class TendedClusters:
             parted = keys.cut(decision.cuts)
             keys.join(*decision.joins, waiting=False)
             keys.join(*decision.waits, waiting=True)
-            self.carry_out(*_everywhere(decision, *parted, alike))
+            cuts, joins = _everywhere(decision, alike)
+            times = [len(alike[of]) for of, _ in decision.cuts]
+            self.carry_out(cuts, *(np.repeat(of, times, axis=0) for of in parted))
+            if len(joins[0]):
+                self.places.grow(*joins)
         kinds = np.arange(layers) % keys.kinds
         self.variances, self.waiting = self.variances[kinds], self.waiting[kinds]
         self._waiting_in_row = self._waiting_in_row[kinds]
@@ -290,10 +297,10 @@ class TendedClusters:
         place = layer, row, block
         return Cut(row, block, new, joins, int(self._n(*place)) + joins)
 
-    def carry_out(self, decision: Decision, tokens: np.ndarray, variances: np.ndarray) -> list[Change]:
-        """Cuts with their outcome, [cuts, 2] each, then keys that join: what becomes of the file, in this order."""
+    def carry_out(self, cuts: Sequence[tuple[int, Cut]], tokens: np.ndarray, variances: np.ndarray) -> list[Change]:
+        """Cuts in these layers, with their outcome, [cuts, 2] each: what becomes of the file, in this order."""
         changes: list[Change] = []
-        for (layer, cut), (stay, leave), of_parts in zip(decision.cuts, tokens.tolist(), variances, strict=True):
+        for (layer, cut), (stay, leave), of_parts in zip(cuts, tokens.tolist(), variances, strict=True):
             place = layer, cut.row, cut.block
             waited = int(self.waiting[place])
             if waited:
@@ -308,8 +315,6 @@ class TendedClusters:
             self.variances[layer, cut.row, new] = of_parts[1]
             self.splits += 1
             changes.append(change)
-        if len(decision.joins[0]):
-            changes.append(self.places.grow(*decision.joins))
         return changes
 
 
@@ -318,22 +323,13 @@ def _those(place: At, flags: np.ndarray) -> At:
     return layers[flags], rows[flags], blocks[flags]
 
 
-def _everywhere(
-    decision: Decision, tokens: np.ndarray, variances: np.ndarray, alike: Sequence[np.ndarray]
-) -> tuple[Decision, np.ndarray, np.ndarray]:
-    """What was decided for one layer of each kind, for all layers that are like it."""
+def _everywhere(decision: Decision, alike: Sequence[np.ndarray]) -> tuple[list[tuple[int, Cut]], At]:
+    """Cuts and joins that were decided for one layer of each kind, for all layers that are like it."""
     layers, rows, blocks = decision.joins
-    each = np.array([len(alike[layer]) for layer in layers], int)
-    everywhere = [alike[layer] for layer in layers]
-    joins = (
-        np.concatenate(everywhere) if everywhere else layers,
-        np.repeat(rows, each),
-        np.repeat(blocks, each),
-    )
+    each = [len(alike[layer]) for layer in layers]
+    everywhere = np.concatenate([alike[layer] for layer in layers]) if each else layers
     cuts = [(int(layer), cut) for of, cut in decision.cuts for layer in alike[of]]
-    times = np.array([len(alike[of]) for of, _ in decision.cuts], int)
-    of_cuts = np.repeat(tokens, times, axis=0), np.repeat(variances, times, axis=0)
-    return Decision(joins, decision.waits, cuts, []), *of_cuts
+    return cuts, (everywhere, np.repeat(rows, each), np.repeat(blocks, each))
 
 
 def _by_row(pairs: Sequence[tuple[int, int]], rows: int) -> BlockRows:

@@ -17,15 +17,14 @@ from kvferry.policies.decode.upkeep import Learned, Update
 @dataclass(frozen=True, kw_only=True)
 class LocalClusters:
     """New tokens stay in memory, and attention takes them in, until there are ``window_tokens``: they become
-    ``window_clusters`` clusters of their own then (DynaKV 2.3, ClusterKV). None: as many as clusters of the size that
-    the context's have in the mean."""
+    ``window_clusters`` clusters of their own then (DynaKV 2.3, ClusterKV)."""
 
     clusters = True
     beside_moves: ClassVar[tuple[str, ...]] = ()
     after_attention: ClassVar[tuple[str, ...]] = ("tend",)
 
     window_tokens: int = 128
-    window_clusters: int | None = None
+    window_clusters: int = 8
 
     def n_bytes(self, room: Room, selected: int | None) -> float:
         return room.model.layers * self.window_tokens * room.model.kv_entry_bytes
@@ -34,10 +33,10 @@ class LocalClusters:
         return (min(self.window_tokens, output) - 1) / 2
 
     def start(self, context: int, block_tokens: int, layout: Any) -> "WindowedClusters":
-        clusters = max(1, self.window_tokens // block_tokens) if self.window_clusters is None else self.window_clusters
-        if not 1 <= clusters <= self.window_tokens:
-            raise ValueError(f"window_clusters: {self.window_tokens} tokens cannot make {clusters} clusters")
-        return WindowedClusters(layout, self.window_tokens, clusters)
+        if not 1 <= self.window_clusters <= self.window_tokens:
+            what = f"{self.window_tokens} tokens cannot make {self.window_clusters} clusters"
+            raise ValueError(f"window_clusters: {what}")
+        return WindowedClusters(layout, self.window_tokens, self.window_clusters)
 
 
 class WindowedClusters:
