@@ -22,6 +22,7 @@ from kvferry.policies.decode.means import kmeans, two_means
 from kvferry.policies.decode.rows import Cut, Joined
 from kvferry.specs.errors import KvferryError
 from kvferry.traces.key_process import KINDS, KeyProcess
+from kvferry.traces.keyed_entries import best_entries
 
 
 class ClusteredKeys:
@@ -150,7 +151,37 @@ class ClusteredKeys:
         self._group(slice(None), tokens, clusters, first)
         return self.table.counts[:, first : first + clusters].copy()
 
+    def best(self, tokens: float) -> np.ndarray:
+        """bool[rows, clusters]: of the clusters as they are now, those that the query under way wants most, until they
+        hold so many tokens."""
+        scores = self.table.scores(slice(None), self.queries[:, self.entry])
+        order = np.argsort(-scores, axis=1, kind="stable")
+        held = np.take_along_axis((self.table.counts + self._waiting)[:, : scores.shape[1]], order, 1)
+        found = np.zeros(scores.shape, bool)
+        np.put_along_axis(found, order, (np.cumsum(held, axis=1) - held < tokens) & (held > 0), 1)
+        return found
+
+    def joined(self) -> np.ndarray:
+        """int32[rows]: the cluster that the key under way is in; -1: none yet."""
+        return np.where(self.waits[:, self.entry], -1, self.labels[:, self.entry])
+
+    def recall(self, tokens: float) -> tuple[float, float]:
+        """Of the `tokens` entries of each row that the query under way wants most, the share that is in the clusters
+        that are taken until they hold so many, or in memory; and the share of all entries that these clusters hold.
+        Means over rows."""
+        end, found = self.entry, self.best(tokens)
+        wanted = best_entries(self.keys[:, :end], self.queries[:, end], max(1, round(tokens)))
+        rows = np.arange(len(found))[:, None]
+        labels = self.labels[rows, wanted]
+        had = found[rows, np.maximum(labels, 0)] | (labels < 0) | self.waits[rows, wanted]
+        held = (found * (self.table.counts + self._waiting)[:, : found.shape[1]]).sum(1)
+        return float(had.mean()), float(held.mean() / end)
+
     # --- what policies decide ---------------------------------------------------------------------------------------
+
+    def prompts(self, layer: int, clusters: int) -> Clustered:
+        """Clusters of the context of a layer."""
+        return self._cluster(Cluster(1, self._context, clusters, layer, heads=self._heads))
 
     def _cluster(self, op: Cluster) -> Clustered:
         """Of the prompts, or of the newest tokens."""

@@ -1,0 +1,150 @@
+"""Clusters over a long generation: what DynaKV observes of them (2.3, Tab. 2), and that nothing is ever lost."""
+
+import csv
+import math
+from pathlib import Path
+from statistics import mean
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny import tiny_model
+
+from kvferry.pipelines.decoding.evolution import Evolution, Quality, wanted_again
+from kvferry.pipelines.decoding.plan import plan_of
+from kvferry.policies.decode.centroids import Centroids
+from kvferry.policies.decode.cluster_places import ClusterPools
+from kvferry.policies.decode.cluster_upkeep import AdaptiveClusters, StaticClusters, TendedClusters
+from kvferry.policies.decode.local_clusters import LocalClusters
+from kvferry.policies.decode.roles import Roles
+from kvferry.policies.decode.upkeep import Upkeep
+from kvferry.specs.errors import InputError
+from kvferry.specs.workload import KeysSpec
+
+MODEL = tiny_model(layers=4, kv_heads=2, head_dim=4)
+
+
+def evolution(upkeep: Upkeep, seed: int = 1, *, context: int = 512, output: int = 1600, **others: object) -> Evolution:
+    roles = Roles(
+        selector=Centroids(per_head=True, selected_share=0.1),
+        layout=ClusterPools(group_tokens=int(others.pop("group", 32)), room=int(others.pop("room", 4))),
+        upkeep=upkeep,
+    )
+    plan = plan_of(roles, MODEL, sequences=1, context=context, output=output, budget_bytes=1e9)
+    return Evolution(plan, KeysSpec(**others), seed)
+
+
+def mean_quality(upkeep: Upkeep, seed: int) -> Quality:
+    """Over the second half of a generation three times as long as its prompt."""
+    run = evolution(upkeep, seed)
+    run.go(800)
+    found = []
+    for _ in range(25):
+        run.go(30)
+        found.append(vars(run.quality()))
+    return Quality(**{name: mean(one[name] for one in found) for name in found[0]})
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_static_clusters_spread_local_ones_fragment_and_cut_ones_do_neither(seed: int) -> None:
+    adaptive, static, local = (
+        mean_quality(upkeep, seed) for upkeep in (AdaptiveClusters(), StaticClusters(), LocalClusters())
+    )
+    first = evolution(StaticClusters(), seed).quality().variance
+    assert static.variance > 2 * first > adaptive.variance
+    assert static.clusters == 16
+    assert local.clusters > 1.3 * adaptive.clusters > 16
+    # At nearly as much that is read.
+    assert adaptive.recall > max(static.recall, local.recall)
+    assert adaptive.read < static.read + 0.01
+
+
+def test_an_updated_cluster_is_wanted_again_as_in_dynakvs_table_2() -> None:
+    """In the mean of the models, which differ by far more."""
+    printed: dict[int, list[float]] = {}
+    with (Path(__file__).parents[3] / "analysis/papers/dynakv/wanted_again.csv").open() as file:
+        for row in csv.DictReader(file):
+            printed.setdefault(int(row["within_tokens"]), []).append(float(row["share"]))
+    run = evolution(AdaptiveClusters())
+    run.go(700)
+    found = wanted_again(run, 400, tuple(printed))
+    assert list(found.values()) == sorted(found.values())
+    for within, shares in printed.items():
+        assert found[within] == pytest.approx(mean(shares), abs=0.1)
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    seed=st.integers(0, 1000),
+    threshold=st.sampled_from([0.0, 0.5, 1.0, 3.0, math.inf]),
+    buffer_tokens=st.sampled_from([0, 1, 3, 16]),
+    most_tokens=st.sampled_from([None, 4, 20]),
+    spread=st.sampled_from([0.0, 0.35]),
+    room=st.integers(1, 3),
+)
+def test_every_key_is_in_one_cluster_and_the_books_agree(
+    seed: int, threshold: float, buffer_tokens: int, most_tokens: int | None, spread: float, room: int
+) -> None:
+    """Whatever the threshold and the room: sizes in the layout, in the table and by counting labels are the same, and
+    variances that follow every key equal those of the keys within 1e-6."""
+    upkeep = AdaptiveClusters(threshold=threshold, buffer_tokens=buffer_tokens, most_tokens=most_tokens)
+    run = evolution(upkeep, seed, context=48, output=140, group=8, room=room, spread=spread, scene=5)
+    kept, keys = run.kept, run.keys
+    assert isinstance(kept, TendedClusters)
+    for tokens in (1, 40, 90):
+        run.go(tokens)
+        kept.places.check()
+        end = keys.entry + 1
+        assert end == run.tokens and (keys.labels[:, :end] >= 0).all() and (keys.labels[:, end:] < 0).all()
+        waiting_in_row = keys.waits[:, :end].sum(1)
+        assert waiting_in_row.max() < max(buffer_tokens, 1)
+        for row, (layer, of_layer) in enumerate(np.ndindex(MODEL.layers, run.plan.rows)):
+            blocks = np.arange(kept.places.blocks(layer, of_layer))
+            labels, waits = keys.labels[row, :end], keys.waits[row, :end]
+            sizes = np.bincount(labels[~waits], minlength=len(blocks))
+            assert sizes.tolist() == kept.places.tokens_of(layer, np.full(len(blocks), of_layer), blocks).tolist()
+            assert sizes.tolist() == keys.table.counts[row, : len(blocks)].tolist()
+            waiting = np.bincount(labels[waits], minlength=len(blocks))
+            assert waiting.tolist() == kept.waiting[layer, of_layer, : len(blocks)].tolist()
+            for block in blocks[sizes > 0]:
+                members = keys.keys[row, :end][(labels == block) & ~waits].astype(float)
+                exact = ((members - members.mean(0)) ** 2).sum(1).mean()
+                np.testing.assert_allclose(keys.table.means[row, block], members.mean(0), rtol=1e-6, atol=1e-9)
+                found = keys.table.variances(np.array([row]), np.array([block]))[0]
+                assert found == pytest.approx(exact, rel=1e-6, abs=1e-9)
+                if not waiting[block]:
+                    # Algorithm 1's own.
+                    assert kept.variances[layer, of_layer, block] == pytest.approx(exact, rel=1e-6, abs=1e-9)
+
+
+def test_thresholds_of_zero_and_infinity() -> None:
+    """Every key that differs cuts its cluster until the row is full of them; none ever does."""
+    runs = [evolution(AdaptiveClusters(threshold=of), context=64, output=200, group=8, room=2) for of in (0, math.inf)]
+    for run in runs:
+        run.go(190)
+    zero, infinite = (run.kept for run in runs)
+    assert isinstance(zero, TendedClusters) and isinstance(infinite, TendedClusters)
+    assert zero.places.fewest(0) == zero.places.room
+    assert (infinite.places.fewest(0), infinite.places.most(0)) == (8, 8)
+    for wrong, told in (({"threshold": -1.0}, "threshold is 0 or more, got -1.0"), ({"buffer_tokens": -1}, "got -1")):
+        with pytest.raises((ValueError, InputError), match=told):
+            evolution(AdaptiveClusters(**wrong), context=64, output=20, group=8)  # type: ignore[arg-type]
+
+
+def test_keys_that_are_all_equal_stay_together() -> None:
+    run = evolution(AdaptiveClusters(threshold=0), context=64, output=100, group=8, spread=0.0, drift=0.0, novelty=0.0)
+    run.go(90)
+    assert isinstance(run.kept, TendedClusters)
+    # One topic: no key is ever away from its centroid.
+    assert (run.kept.variances == 0).all()
+    assert run.kept.places.most(0) == 8
+
+
+def test_windows_of_new_tokens_by_hand() -> None:
+    run = evolution(LocalClusters(window_tokens=10, window_clusters=3), context=64, output=50, group=8)
+    run.go(25)
+    assert run.quality().clusters == 8 + 2 * 3
+    assert run.quality().waiting == 5
+    with pytest.raises(ValueError, match="window_clusters: 10 tokens cannot make 11 clusters"):
+        evolution(LocalClusters(window_tokens=10, window_clusters=11), context=64, output=50, group=8)
