@@ -80,9 +80,9 @@ FIGURES: dict[str, Figure] = {
     "write_bytes": Figure("storage written", None, "over the run"),
     "reuse_rate": Figure("KV reused", "high", "share of selected KV blocks that were still in memory"),
     "access_entries": Figure(
-        "entries per read", "high", "KV entries of clusters that a read of the storage brings in one piece; mean"
+        "entries per access", "high", "KV entries of clusters that lie in one piece and are read in one step; mean"
     ),
-    "access_entries_max": Figure("longest read", None, "the most of them"),
+    "access_entries_max": Figure("longest access", None, "the most of them"),
     "moved_bytes": Figure(
         "KV moved on storage",
         "low",

@@ -31,13 +31,13 @@ class DecodeRecord:
     token_times_s: list[float] = field(default_factory=list)
     blocks_wanted: int = 0
     blocks_reused: int = 0
-    # Of clusters: commands that read them, entries that these brought, and the most that one did.
+    # Of clusters: contiguous accesses, entries that these brought, and the most that one did.
     accesses: int = 0
     accessed: int = 0
     longest_access: int = 0
 
     def reads(self, reads: Reads) -> None:
-        """Counts the commands of a layer's reads, where blocks are clusters."""
+        """Counts the contiguous accesses of a layer's reads, where blocks are clusters."""
         if reads.entries is not None and len(reads.entries):
             self.accesses += len(reads.entries)
             self.accessed += int(reads.entries.sum())

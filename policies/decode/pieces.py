@@ -146,7 +146,8 @@ class Change:
 class Reads:
     """What one layer reads in a step: commands by offset and length, int64[n], in the order in which they are given.
 
-    ``entries`` int64[n]: how many entries that are wanted each command brings (None: not counted). ``pieces`` says
+    ``entries`` int64[accesses]: how many entries that are wanted lie in one piece, stretch by stretch (None: not
+    counted); several may be brought by one command. ``pieces`` says
     where in the commands' bytes the entries of each block are, for a machine that really reads them (None: each command
     is a block).
     """
@@ -184,10 +185,12 @@ class Reads:
 def gathered(
     offsets: np.ndarray, tokens: np.ndarray, token_bytes: int, alignment_bytes: int, pools: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Commands that read stretches of entries, no two of which overlap: offsets, lengths, wanted entries of each.
+    """Commands that read stretches of entries, no two of which overlap: their offsets and lengths, and the entries of
+    every contiguous access.
 
     A command covers whole storage blocks. Stretches that lie against each other, or share a storage block, are read as
-    one; so are two of one of `pools` (int64, like the stretches), through what lies between them.
+    one; so are two of one of `pools` (int64, like the stretches), through what lies between them. A contiguous access
+    is of stretches that lie against each other, or of such a pair, whatever storage blocks they share with others.
     """
     if not len(offsets):
         nothing = np.empty(0, np.int64)
@@ -197,9 +200,13 @@ def gathered(
     begins = offsets & -alignment_bytes
     ends = (offsets + tokens * token_bytes + alignment_bytes - 1) & -alignment_bytes
     apart = begins[1:] > ends[:-1]
+    broken = offsets[1:] != offsets[:-1] + tokens[:-1] * token_bytes
     if pools is not None:
         pools = pools[order]
-        apart &= pools[1:] != pools[:-1]
+        others = pools[1:] != pools[:-1]
+        apart &= others
+        broken &= others
     first = np.concatenate(([0], apart.nonzero()[0] + 1))
     last = np.append(first[1:], len(offsets)) - 1
-    return begins[first], ends[last] - begins[first], np.add.reduceat(tokens, first)
+    accesses = np.concatenate(([0], broken.nonzero()[0] + 1))
+    return begins[first], ends[last] - begins[first], np.add.reduceat(tokens, accesses)

@@ -120,6 +120,9 @@ def test_pairs_are_read_as_one_and_neighbours_too() -> None:
     assert blocks.reads(0, np.array([0, 0]), np.array([0, 1])).entries.tolist() == [6]
     # The end of the first pool and the beginning of the second lie against each other.
     assert read(blocks, (0, 2), (0, 1)) == [(96, 64)]
+    assert blocks.reads(0, np.array([0, 0]), np.array([2, 1])).entries.tolist() == [6]
+    # Two pools whose nearest clusters are not wanted: two commands, two accesses.
+    assert blocks.reads(0, np.array([0, 0]), np.array([0, 3])).entries.tolist() == [3, 3]
     assert read(blocks, (0, 0), (0, 2)) == [(0, 32), (128, 32)]
     apart = placed(DualHeadLayout, first_blocks=4, most_tokens=8, whole_pairs=False)
     assert read(apart, (0, 0), (0, 1)) == [(0, 32), (96, 32)]
@@ -155,7 +158,7 @@ def test_tokens_in_their_order_are_read_in_parts_by_hand() -> None:
     # Dealt in turn: 0, 2, 4 are the first cluster's, each storage block of 16 B has one of each.
     assert ranges(blocks.whole(0))[:3] == [(0, 8), (8, 8), (16, 8)]
     reads = blocks.reads(0, np.array([0]), np.array([0]))
-    assert (reads.offsets.tolist(), reads.lengths.tolist(), reads.entries.tolist()) == ([0], [48], [3])
+    assert (reads.offsets.tolist(), reads.lengths.tolist(), reads.entries.tolist()) == ([0], [48], [1, 1, 1])
     assert (reads.pieces.offsets.tolist(), reads.ats.tolist()) == ([0, 16, 32], [0, 16, 32])
     # New tokens come behind all others; a cluster that opens far away is a command of its own.
     blocks.grow(0, np.array([0, 1]), np.array([0, 1]))
