@@ -102,11 +102,11 @@ def test_what_a_machine_writes_is_not_read() -> None:
     device = load_device("tiny").model_copy(update={"storage": StorageSpec(bytes_per_s=1e9)})
     machine = SimMachine(device, load_model("tiny"), RateTrace.constant(1e6), costs=Roofline, tell=spans.append)
     machine.write(Extents((0, 8192), (1024, 2048)))
-    machine.read(Extents((0,), (500,)))
+    machine.read(Extents((0,), (512,)))
     machine.env.run()
     request = RequestRecord(request=0, arrival_s=0.0, first_token_s=1.0)
     metrics = metrics_of(Run(outcome="done", requests=(request,), spans=tuple(spans)), main_processor="cpu")
-    assert (metrics["write_bytes"], metrics["read_bytes"]) == (3072.0, 500.0)
+    assert (metrics["write_bytes"], metrics["read_bytes"]) == (3072.0, 512.0)
 
 
 def test_decode_throughput_counts_no_first_tokens() -> None:
