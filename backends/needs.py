@@ -35,7 +35,17 @@ class DecodeSizes(Protocol):
         ...
 
     @property
+    def file_bytes(self) -> int:
+        """Bytes of the storage file."""
+        ...
+
+    @property
     def slots(self) -> int: ...
+    @property
+    def kept_tokens(self) -> int:
+        """Tokens of each row and layer that are kept from one step to the next, where that is not said in slots."""
+        ...
+
     @property
     def rank(self) -> int:
         """Width of the compressed keys over all heads."""

@@ -71,7 +71,7 @@ def decoding(rig: Rig, folder: Path, point: Point) -> list[Measurement]:
     spans: list[Span] = []
     path = folder / "decode-probe.bin"
     with ExitStack() as stack:
-        storage = stack.enter_context(Storage.create(path, plan.layout.file_bytes, depth=32))
+        storage = stack.enter_context(Storage.create(path, plan.file_bytes, depth=32))
         stack.callback(path.unlink)
         machine = LiveMachine(
             "device",

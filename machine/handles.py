@@ -55,7 +55,8 @@ class Attended:
     memory besides are attended too, and the new one. ``ids`` are the KV blocks, like `missing`. Where rows differ in
     length, arrays are flat, and row r begins at ``starts[r]``; where blocks do, ``tokens`` are in each. ``at``: where
     the blocks lie in the processor's own memory, for a layer whose KV is there; None: it is elsewhere, and is read.
-    ``reads``: where in what is read the entries of clusters are.
+    ``reads``: where in what is read the entries of clusters are, and ``swapped`` in a second read, of what was kept.
+    ``dropped``: rows and ids of what is kept no longer, where a slot is the number of its block.
     """
 
     layer: int
@@ -67,6 +68,8 @@ class Attended:
     tokens: np.ndarray | None = None
     at: Extents | None = None
     reads: Reads | None = None
+    swapped: Reads | None = None
+    dropped: tuple[np.ndarray, np.ndarray] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

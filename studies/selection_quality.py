@@ -117,7 +117,7 @@ def decoded(
     )
     path = folder / "kv.bin"
     with (
-        Storage.create(path, plan.layout.file_bytes, direct=False) as storage,
+        Storage.create(path, plan.file_bytes, direct=False) as storage,
         LiveMachine("here", runner, capacity_bytes=1e12, storage=storage, source=source) as machine,
     ):
         flow = LockStepDecode(machine, plan)

@@ -4,10 +4,10 @@ budget."""
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
-from kvferry.policies.decode.cluster_layout import AnyLayout
+from kvferry.policies.decode.cluster_layout import AnyLayout, ClusterLayout
 from kvferry.policies.decode.index import IndexSpec
 from kvferry.policies.decode.placement import KvSize
-from kvferry.policies.decode.residency import DoubleBuffer, buffer_bytes
+from kvferry.policies.decode.residency import DoubleBuffer
 from kvferry.policies.decode.roles import Roles
 from kvferry.policies.decode.room import Room
 from kvferry.policies.decode.selector import Index
@@ -42,6 +42,10 @@ class DecodePlan:
     rebuilt_rank: int | None
     # Of each row's reuse buffer in each layer; 0: there is none.
     slots: int
+    # Of each row of a layer, kept from one step to the next where that is not said in slots.
+    kept_tokens: int = 0
+    # What a KV block of a row is scored by.
+    vector_bytes: int = 0
     # The budget with which a reuse buffer would hold one selection, where one is wanted and the budget holds none.
     reuse_needs_bytes: float | None = None
     metadata_bytes: float
@@ -71,6 +75,21 @@ class DecodePlan:
     def blocks_per_selection(self) -> int:
         """Blocks that one sequence selects in one layer, over all heads."""
         return self.heads * (self.blocks if self.selected is None else self.selected)
+
+    @property
+    def index_row_bytes(self) -> int:
+        """Bytes that a row's part of the index has in the file, where it does not stay in memory: whole storage blocks
+        for as many KV blocks as there may be."""
+        unit = self.layout.alignment_bytes
+        return -(-self.layout.blocks * self.vector_bytes // unit) * unit
+
+    @property
+    def file_bytes(self) -> int:
+        """Bytes of the storage file: KV, and behind it the index where it does not stay in memory."""
+        layers = self.model.layers
+        if self.roles.residency.index_layers(layers) == layers:
+            return self.layout.file_bytes
+        return self.layout.file_bytes + layers * self.rows * self.index_row_bytes
 
     @property
     def row_bytes(self) -> int:
@@ -122,6 +141,7 @@ def step_of(roles: Roles, layers: int) -> Stages:
     upkeep = roles.upkeep
     beside = (*roles.layout.beside_moves, *upkeep.beside_moves)
     stages = roles.selector.stages(layers, beside, upkeep.after_attention)
+    stages = roles.residency.arranged(stages, layers)
     return (*stages, Stage("next_token", 0, (stages[-1].key,)))
 
 
@@ -191,7 +211,8 @@ def plan_of(
         more_bytes = max(0.0, roles.upkeep.n_bytes(room, selected) - model.layers * room.block_bytes)
         left_bytes = budget_bytes - keys.n_bytes - more_bytes
         slots = 0 if most is None else residency.slots_within(room, wanted, left_bytes)
-        if most is not None and residency.keeps and not slots:
+        kept = 0 if most is None else residency.kept_tokens(room)
+        if most is not None and residency.keeps and not slots and not kept:
             # Keys as small as they may be leave no room for a selection in every layer: nothing is kept, and they need
             # not make room for it.
             needs_bytes = keys.n_bytes + reserved_bytes
@@ -202,7 +223,9 @@ def plan_of(
     except ValueError as error:
         raise InputError(f"policies: {error}") from None
     metadata = keys.n_bytes
-    buffers = buffer_bytes(room, wanted, slots) + roles.upkeep.n_bytes(room, selected)
+    buffers = residency.n_bytes(room, wanted, slots) + roles.upkeep.n_bytes(room, selected)
+    if isinstance(layout, ClusterLayout):
+        buffers += layout.buffer_bytes / sequences
     if selected is not None and metadata + buffers > budget_bytes:
         what = f"{_counted(selected, 'group')} of {_counted(group, 'token')}"
         full = shown_size(model.kv_full_bytes(context))
@@ -221,6 +244,8 @@ def plan_of(
         index=keys.index.spec if keys.index else None,
         rebuilt_rank=keys.rebuilt_rank,
         slots=slots,
+        kept_tokens=kept,
+        vector_bytes=0 if keys.index is None else round(keys.index.n_bytes / (model.layers * heads * room.blocks)),
         reuse_needs_bytes=needs_bytes,
         metadata_bytes=metadata,
         buffer_bytes=buffers,
@@ -241,7 +266,8 @@ class _Keys:
 def _keys(roles: Roles, room: Room, reserved_bytes: float) -> _Keys:
     """Where the budget has room beside `reserved_bytes`. Raises ValueError for parameters that cannot be."""
     index = roles.selector.index(room, reserved_bytes)
-    index_bytes = index.n_bytes if index else 0.0
+    layers = room.model.layers
+    index_bytes = index.n_bytes * roles.residency.index_layers(layers) / layers if index else 0.0
     rank = roles.layout.key_rank(room, reserved_bytes + index_bytes)
     return _Keys(index, rank, index_bytes + (0 if rank is None else room.key_cache_bytes(rank)))
 

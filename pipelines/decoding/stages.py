@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Literal, Protocol
 
+import numpy as np
+
 from kvferry.machine.handles import Attended, Rebuilt
 from kvferry.machine.ops import (
     Assign,
@@ -111,10 +113,10 @@ class LookUp:
         ranked = BlockRows(ids.reshape(plan.rows, -1)) if starts is None else BlockRows(ids, starts)
         tokens = now.kept.tokens_of(layer, ranked)
         wanted = plan.roles.selector.take(ranked, tokens, now.tokens_stored, plan.slots or None)
-        now.found[layer] = found = now.residents[layer].look_up(wanted)
+        now.block_tokens[layer] = tokens = now.kept.tokens_of(layer, wanted)
+        now.found[layer] = found = now.residents[layer].look_up(wanted, tokens)
         now.record.blocks_wanted += wanted.ids.size
         now.record.blocks_reused += found.hits
-        now.block_tokens[layer] = tokens = now.kept.tokens_of(layer, wanted)
         # Where rows differ, the mean of them.
         now.tokens[layer] = (
             wanted.widest * plan.group_tokens if tokens is None else -(-int(tokens.sum()) // wanted.rows)
@@ -142,6 +144,44 @@ class BringMissing:
 
     def parts(self, prices: Prices) -> Parts:
         return prices.move(prices.missing, prices.plan.layout.stride_bytes, prices.tier, "device")
+
+
+class SwapIn:
+    """What is kept of a layer comes into memory before the layer needs it (DynaKV 6.1)."""
+
+    worker: Worker = "mover"
+
+    def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
+        now.swapped[layer] = None
+        held = now.residents[layer].held()
+        if not now.away(layer) or not len(held[0]):
+            return after[0] if after else now.done()
+        now.swapped[layer] = reads = now.blocks.reads(layer, *held)
+        return now.machine.move(Extents(*reads.ranges), now.tiers[layer], "device", after=after)
+
+    def parts(self, prices: Prices) -> Parts:
+        plan = prices.plan
+        blocks = plan.rows * plan.kept_tokens / plan.group_tokens
+        return prices.move(blocks, plan.layout.stride_bytes, prices.tier, "device")
+
+
+class BringIndex:
+    """The vectors that a layer's KV blocks are scored by come into memory: a range for each row, behind the KV."""
+
+    worker: Worker = "mover"
+
+    def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
+        plan = now.plan
+        if not now.away(layer):
+            return after[0] if after else now.done()
+        n_bytes = now.kept.stored(layer) * plan.vector_bytes
+        begins = plan.layout.file_bytes + (layer * plan.rows + np.arange(plan.rows)) * plan.index_row_bytes
+        rows = Extents(begins, np.full(plan.rows, n_bytes))
+        return now.machine.move(rows, now.tiers[layer], "device", after=after)
+
+    def parts(self, prices: Prices) -> Parts:
+        plan = prices.plan
+        return prices.move(plan.rows, plan.blocks * plan.vector_bytes, prices.tier, "device")
 
 
 class BringAll:
@@ -208,6 +248,8 @@ class Attend:
                 now.block_tokens[layer],
                 now.here(layer),
                 now.reads[layer],
+                now.swapped[layer],
+                found.dropped,
             )
         return now.machine.submit(self.op(now.plan, now.tokens[layer] + recent + 1, kv), after=after)
 
@@ -350,8 +392,7 @@ class NextToken:
         stays = now.staying(update) if update else None
         ticket = now.machine.submit(self.op(now.plan, update, stays), after=after)
         if update is not None:
-            for resident, changed in zip(now.residents, update.changed, strict=False):
-                resident.forget(changed)
+            now.renew(update)
             now.write(update, ticket)
         return ticket
 
@@ -461,6 +502,8 @@ KINDS: dict[str, Kind] = {
     "look_up": LookUp(),
     "bring": BringMissing(),
     "bring_all": BringAll(),
+    "bring_index": BringIndex(),
+    "swap": SwapIn(),
     "rebuild": RebuildKeys(),
     "attend": Attend(),
     "assign": AssignKeys(),

@@ -14,7 +14,7 @@ from kvferry.policies.decode.cluster_layout import LayoutCounts, PlacedClusters
 from kvferry.policies.decode.layout import PlacedBlocks
 from kvferry.policies.decode.pieces import Change, Pieces, Reads
 from kvferry.policies.decode.residency import AllThere, Resident
-from kvferry.policies.decode.rows import Lookup
+from kvferry.policies.decode.rows import Cut, Lookup
 from kvferry.policies.decode.tending import Ahead, KeysAhead, clusters_of
 from kvferry.policies.decode.upkeep import Kept, Learned, Update
 from kvferry.specs.tier import Tier
@@ -66,6 +66,8 @@ class DecodeState:
         self.chosen: list[Ticket | None] = [None] * layers
         self.found: list[Lookup | None] = [None] * layers
         self.reads: list[Reads | None] = [None] * layers
+        # What brings what is kept of it, where that is swapped.
+        self.swapped: list[Reads | None] = [None] * layers
         self.tokens = [0] * layers
         self.block_tokens: list[np.ndarray | None] = [None] * layers
         self.assigned: list[Ticket | None] = [None] * layers
@@ -141,6 +143,14 @@ class DecodeState:
             extents = Extents(*written.ranges, layers.tolist(), written)
             self.machine.move(extents, "device", tier, after=(after,))
 
+    def renew(self, update: Update) -> None:
+        """What is kept in memory learns what has changed."""
+        for layer, changed in enumerate(update.changed):
+            tokens = self.kept.tokens_of(layer, changed) if changed.ids.size else None
+            cuts = [one for one in update.joined[layer] if isinstance(one, Cut)] if update.joined else []
+            made = [(one.row, block) for one in cuts for block in (one.block, one.new) if block is not None]
+            self.residents[layer].renew(changed, tokens, made)
+
     def staying(self, update: Update) -> Extents | None:
         """Of what new tokens changed, what stays in the processor's own memory."""
         layers = np.flatnonzero([tier == "device" for tier in self.tiers])
@@ -191,4 +201,5 @@ class DecodeState:
         plan = self.plan
         if tier == "device":
             return AllThere()
-        return plan.roles.residency.start(plan.rows, plan.layout.blocks, plan.slots)
+        sizes = plan.rows, plan.layout.blocks, plan.slots, plan.kept_tokens, plan.group_tokens
+        return plan.roles.residency.start(*sizes)

@@ -10,6 +10,7 @@ from kvferry.pipelines.parameters import BadParameters, arguments_of
 from kvferry.policies.decode.batcher import Continuous, LockStep
 from kvferry.policies.decode.blocking import TokenGroups, ValueGroups
 from kvferry.policies.decode.centroids import Centroids
+from kvferry.policies.decode.cluster_caches import VirtualCache, WholeCache
 from kvferry.policies.decode.cluster_places import ClusterByCluster, ClusterPools, DualHeads, SequenceOrdered
 from kvferry.policies.decode.cluster_upkeep import AdaptiveClusters, StaticClusters
 from kvferry.policies.decode.entries import Entries
@@ -38,7 +39,7 @@ ROLES: dict[str, dict[str, Callable[..., Any]]] = {
         "keys": Entries,
         "first-layer-keys": FirstLayerKeys,
     },
-    "residency": {"none": DoubleBuffer, "reuse": Reuse},
+    "residency": {"none": DoubleBuffer, "reuse": Reuse, "whole-cache": WholeCache, "virtual-cache": VirtualCache},
     "layout": {
         "groups": TokenGroups,
         "value-groups": ValueGroups,

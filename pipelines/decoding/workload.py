@@ -160,7 +160,7 @@ class LockStepFlow:
         return counts
 
     def _check_room(self) -> None:
-        storage, file_bytes = self._scenario.device.storage, self._plan.layout.file_bytes
+        storage, file_bytes = self._scenario.device.storage, self._plan.file_bytes
         if storage is not None and storage.capacity_bytes is not None and file_bytes > storage.capacity_bytes:
             what = f"the KV takes {file_bytes / 2**30:,.2f} GiB of storage"
             raise Infeasible(f"{what}, {storage.name} holds {storage.capacity_bytes / 2**30:,.2f} GiB")

@@ -33,8 +33,8 @@ class StaticClusters:
     after_attention: ClassVar[tuple[str, ...]] = ("tend",)
 
     def n_bytes(self, room: Room, selected: int | None) -> float:
-        # The storage block in which a cluster ends is in memory, to be written again: some tokens of each.
-        return room.model.layers * room.context_blocks * room.model.kv_entry_bytes
+        # Entries that wait for a page are the layout's business.
+        return 0.0
 
     def mean_recent(self, block_tokens: int, output: int) -> float:
         return 0.0

@@ -1,5 +1,6 @@
 """Residencies: which KV blocks stay in the processor's memory, in which slots, and what they push out."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -9,13 +10,23 @@ from kvferry.policies.decode.grouping import check_slots
 from kvferry.policies.decode.reuse_buffer import ReuseBuffer
 from kvferry.policies.decode.room import Room
 from kvferry.policies.decode.rows import BlockRows, Lookup
+from kvferry.policies.decode.stages import Stages
 
 
 class Resident(Protocol):
     """One layer's blocks in memory, over a run."""
 
-    def look_up(self, wanted: BlockRows) -> Lookup:
-        """Find the wanted blocks, and give a place to those that are missing: the caller moves them there."""
+    def look_up(self, wanted: BlockRows, tokens: np.ndarray | None = None) -> Lookup:
+        """Finds the wanted blocks, and gives a place to those that are missing: the caller moves them there. `tokens`
+        are in each, like the ids; None: all have as many."""
+        ...
+
+    def renew(self, changed: BlockRows, tokens: np.ndarray | None = None, made: Sequence[tuple[int, int]] = ()) -> None:
+        """Blocks have changed, and have so many tokens now. Those `made`, (row, block), are in memory as a whole."""
+        ...
+
+    def held(self) -> tuple[np.ndarray, np.ndarray]:
+        """Rows and ids of what is kept for the next step."""
         ...
 
     def forget(self, blocks: BlockRows) -> None:
@@ -47,9 +58,43 @@ class Residency(Protocol):
         nothing is kept from one step to the next. ValueError for what cannot be."""
         ...
 
-    def start(self, rows: int, blocks: int, slots: int) -> Resident:
-        """One layer's, for so many rows, each with room for so many blocks on storage."""
+    def kept_tokens(self, room: Room) -> int:
+        """Tokens per row and layer that are kept from one step to the next, where that is not said in slots. ValueError
+        for what cannot be."""
         ...
+
+    def n_bytes(self, room: Room, selected: int, slots: int) -> int:
+        """What it takes in memory, for one sequence."""
+        ...
+
+    def index_layers(self, layers: int) -> int:
+        """How many layers' vectors that KV blocks are scored by are in memory at a time."""
+        ...
+
+    def arranged(self, stages: Stages, layers: int) -> Stages:
+        """A decoding step's stages with what it needs besides."""
+        ...
+
+    def start(self, rows: int, blocks: int, slots: int, kept_tokens: int = 0, block_tokens: int = 1) -> Resident:
+        """One layer's, for so many rows, each with room for so many blocks on storage, of so many tokens each where
+        they are all alike."""
+        ...
+
+
+class InSlots:
+    """What residencies have in common that count in slots, or keep nothing."""
+
+    def kept_tokens(self, room: Room) -> int:
+        return 0
+
+    def n_bytes(self, room: Room, selected: int, slots: int) -> int:
+        return buffer_bytes(room, selected, slots)
+
+    def index_layers(self, layers: int) -> int:
+        return layers
+
+    def arranged(self, stages: Stages, layers: int) -> Stages:
+        return stages
 
 
 def buffer_bytes(room: Room, selected: int, slots: int) -> int:
@@ -59,7 +104,7 @@ def buffer_bytes(room: Room, selected: int, slots: int) -> int:
 
 
 @dataclass(frozen=True)
-class DoubleBuffer:
+class DoubleBuffer(InSlots):
     """Nothing is kept: what a layer wants is moved anew at every step."""
 
     @property
@@ -77,12 +122,12 @@ class DoubleBuffer:
     def slots_within(self, room: Room, selected: int, left_bytes: float) -> int:
         return 0
 
-    def start(self, rows: int, blocks: int, slots: int) -> Resident:
+    def start(self, rows: int, blocks: int, slots: int, kept_tokens: int = 0, block_tokens: int = 1) -> Resident:
         return NothingKept()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reuse:
+class Reuse(InSlots):
     """Blocks stay in ``slots`` until others need them, first in, first out. None: as many slots as the budget holds
     beside the keys, which are kept smaller where a selection would find no place; where it finds none beside the
     smallest keys, nothing is kept, and the run says so."""
@@ -110,31 +155,36 @@ class Reuse:
         check_slots(self.slots, selected)
         return self.slots
 
-    def start(self, rows: int, blocks: int, slots: int) -> Resident:
+    def start(self, rows: int, blocks: int, slots: int, kept_tokens: int = 0, block_tokens: int = 1) -> Resident:
         return ReuseBuffer(rows, blocks, slots) if slots else NothingKept()
 
 
-class NothingKept:
+class Copies:
+    """What is kept of blocks, if anything, is out of date once they change."""
+
+    def renew(self, changed: BlockRows, tokens: np.ndarray | None = None, made: Sequence[tuple[int, int]] = ()) -> None:
+        self.forget(changed)
+
+    def forget(self, blocks: BlockRows) -> None:
+        """There are no copies."""
+
+    def held(self) -> tuple[np.ndarray, np.ndarray]:
+        nothing = np.empty(0, np.int64)
+        return nothing, nothing
+
+    def check(self) -> None:
+        """There is nothing that could be wrong."""
+
+
+class NothingKept(Copies):
     """A Resident in which nothing is ever found."""
 
-    def look_up(self, wanted: BlockRows) -> Lookup:
+    def look_up(self, wanted: BlockRows, tokens: np.ndarray | None = None) -> Lookup:
         return Lookup(wanted, np.ones(wanted.ids.shape, bool))
 
-    def forget(self, blocks: BlockRows) -> None:
-        """There are no copies."""
 
-    def check(self) -> None:
-        """There is nothing that could be wrong."""
-
-
-class AllThere:
+class AllThere(Copies):
     """A Resident of a layer whose KV lies in the processor's memory as a whole: nothing ever has to be moved."""
 
-    def look_up(self, wanted: BlockRows) -> Lookup:
+    def look_up(self, wanted: BlockRows, tokens: np.ndarray | None = None) -> Lookup:
         return Lookup(wanted, np.zeros(wanted.ids.shape, bool))
-
-    def forget(self, blocks: BlockRows) -> None:
-        """There are no copies."""
-
-    def check(self) -> None:
-        """There is nothing that could be wrong."""

@@ -1,5 +1,7 @@
 """The reuse buffer: slots that keep KV blocks moved from storage, so that the next steps need not move them again."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from kvferry.policies.decode.rows import BlockRows, Lookup
@@ -33,7 +35,7 @@ class ReuseBuffer:
         block = int(self._block_in[row * self.slots + slot])
         return block - row * self.blocks if block >= 0 else None
 
-    def look_up(self, wanted: BlockRows) -> Lookup:
+    def look_up(self, wanted: BlockRows, tokens: np.ndarray | None = None) -> Lookup:
         """Find the wanted blocks, and give a slot to each that has none.
 
         The caller moves what is missing there before it is used. ValueError when a row wants more blocks than it has
@@ -55,6 +57,15 @@ class ReuseBuffer:
             self._slot_of[entering] = taken
             slots[missing] = taken
         return Lookup(wanted, missing, slots)
+
+    def renew(self, changed: BlockRows, tokens: np.ndarray | None = None, made: Sequence[tuple[int, int]] = ()) -> None:
+        """Copies of blocks that have changed are given up."""
+        self.forget(changed)
+
+    def held(self) -> tuple[np.ndarray, np.ndarray]:
+        """Rows and ids of what is in a slot."""
+        held = np.flatnonzero(self._slot_of >= 0)
+        return held // self.blocks, held % self.blocks
 
     def forget(self, blocks: BlockRows) -> None:
         """Give up blocks whose move failed, or that have changed: they lie on storage only."""

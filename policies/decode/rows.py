@@ -80,11 +80,13 @@ class Cut:
 @dataclass(frozen=True, slots=True, eq=False)
 class Lookup:
     """Where wanted blocks are. ``missing`` (bool, like the ids) are to be moved to the processor's memory first; then
-    all lie in their ``slots`` (like the ids; None: nothing is kept, they lie in the order in which they came)."""
+    all lie in their ``slots`` (like the ids; None: nothing is kept, they lie in the order in which they came). Where a
+    slot is the number of its block, ``dropped`` are rows and ids of what has left since the last look-up."""
 
     wanted: BlockRows
     missing: np.ndarray
     slots: np.ndarray | None = None
+    dropped: tuple[np.ndarray, np.ndarray] | None = None
 
     @property
     def hits(self) -> int:

@@ -72,7 +72,7 @@ class SmallDecoding:
             listen=self.logits.append,
             tiers=self.tiers,
         )
-        self.storage = Storage.create(folder / "kv.bin", layout.file_bytes)
+        self.storage = Storage.create(folder / "kv.bin", self.plan.file_bytes)
         self.machine = LiveMachine(
             "here",
             self.runner,

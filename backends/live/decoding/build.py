@@ -68,6 +68,8 @@ def check_plan(sizes: DecodeSizes, processor: str) -> None:
             pick("index", INDEXES, sizes.index.kind)
         except InputError as error:
             raise InputError(f"policies.selector: backend torch: {error}") from None
+    if sizes.kept_tokens and not isinstance(sizes.layout, ClusterLayout):
+        raise InputError("policies.residency: backend torch keeps clusters in such a cache alone; say reuse or none")
     if "device" in sizes.tiers and not processor.startswith("cpu"):
         what = "keeps KV that it chooses from in a processor's own memory on CPUs alone"
         raise InputError(f"policies.placement: backend torch {what}, not on {processor}; say host or storage")
@@ -115,7 +117,7 @@ def decode_storage(scenario: Scenario, sizes: DecodeSizes, stack: ExitStack) -> 
         raise InputError(f"live.kv_folder: {live.kv_folder}: no file can be made there: {error.strerror}") from None
     path = Path(stack.enter_context(made)) / "kv.bin"
     # A file that is written has whole blocks.
-    n_bytes, paced = -(-sizes.layout.file_bytes // BLOCK_BYTES) * BLOCK_BYTES, like if live.paced else None
+    n_bytes, paced = -(-sizes.file_bytes // BLOCK_BYTES) * BLOCK_BYTES, like if live.paced else None
     storage: Storage | MappedStorage
     if sizes.mapped_bytes is not None:
         storage = MappedStorage.create(path, n_bytes, most_bytes=sizes.mapped_bytes, like=paced)

@@ -81,6 +81,8 @@ class ClusterBlocks:
         # By layer: slots of the reuse buffer by row, clusters at hand, last entries that are not in the file, entries
         # that wait for a cut, and the token under way.
         self._slots: list[dict[Place, torch.Tensor]] = [{} for _ in range(layout.layers)]
+        # Slots are numbered as clusters are, and what changes is kept up to date there.
+        self._renewed = [False] * layout.layers
         self._here: list[dict[Place, torch.Tensor]] = [{} for _ in range(layout.layers)]
         self._unwritten: list[dict[Place, torch.Tensor]] = [{} for _ in range(layout.layers)]
         self._waiting: list[dict[Place, list[torch.Tensor]]] = [{} for _ in range(layout.layers)]
@@ -128,11 +130,13 @@ class ClusterBlocks:
         """Take in the token under way, each [sequences, KV heads, 1, head_dim]."""
         self._new[layer] = self.format.entries(keys, values)[:, 0]
 
-    def attended(self, kv: Attended, read: Data) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    def attended(
+        self, kv: Attended, read: Data, swapped: Data | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Keys and values that a layer's attention takes in, each [sequences, KV heads, tokens, head_dim], and which of
-        them are there, bool[sequences, KV heads, 1, tokens]: rows differ in length. Releases the read."""
+        them are there, bool[sequences, KV heads, 1, tokens]: rows differ in length. Releases the reads."""
         assert kv.ids is not None and kv.starts is not None and kv.tokens is not None
-        self._bring(kv, read)
+        self._bring(kv, read, swapped)
         newest = self._newest(kv.layer)
         if newest.shape[1] != kv.recent + 1:
             raise KvferryError(f"{kv.recent} recent tokens are to be attended, {newest.shape[1] - 1} are in memory")
@@ -177,6 +181,9 @@ class ClusterBlocks:
                 here[cut.row, cut.new] = entries[torch.from_numpy(leaves)]
                 variances[n, 1] = index.set(op.layer, cut.row, cut.new, keys[leaves])
             here[place] = entries[torch.from_numpy(~leaves)]
+            if self._renewed[op.layer]:
+                parts = (place, *([] if cut.new is None else [(cut.row, cut.new)]))
+                self._slots[op.layer] |= {part: here[part] for part in parts}
             variances[n, 0] = index.set(op.layer, cut.row, cut.block, keys[~leaves])
             tokens[n] = (~leaves).sum(), leaves.sum()
         return Divided(tokens, variances)
@@ -206,19 +213,27 @@ class ClusterBlocks:
         """A cluster at hand, with what waits for it."""
         return [self._here[layer][place], *self._waiting[layer].get(place, [])]
 
-    def _bring(self, kv: Attended, read: Data) -> None:
+    def _bring(self, kv: Attended, read: Data, swapped: Data | None) -> None:
         """Gathers the clusters of a step: those that were read, which enter their slots where there are any, and those
         that lay there already."""
         assert kv.ids is not None and kv.starts is not None and kv.tokens is not None and kv.missing is not None
         here, slots = self._here[kv.layer], self._slots[kv.layer]
         rows = np.repeat(np.arange(len(kv.starts) - 1), np.diff(kv.starts)).tolist()
         is_read = np.ones(len(rows), bool) if kv.at is not None else kv.missing
-        came = self._read(kv.layer, kv.reads, read)
+        came, kept = self._read(kv.layer, kv.reads, read), slots
+        self._renewed[kv.layer] = kv.dropped is not None and swapped is None
+        if kv.dropped is not None:
+            for place in zip(*(part.tolist() for part in kv.dropped), strict=True):
+                slots.pop(place, None)
+        if swapped is not None:
+            # What is kept lies in the file between steps.
+            slots.clear()
+            kept = self._read(kv.layer, kv.swapped, swapped)
         for n, (row, block) in enumerate(zip(rows, kv.ids.tolist(), strict=True)):
             place, slot = (row, block), None if kv.slots is None else (row, int(kv.slots[n]))
             if not is_read[n]:
                 assert slot is not None
-                here[place] = slots[slot]
+                here[place] = kept[slot] if slot in kept else self._unwritten[kv.layer][place]
                 continue
             if place not in came and place in self._unwritten[kv.layer]:
                 # All of it is in a page buffer.
@@ -228,7 +243,7 @@ class ClusterBlocks:
                 what = f"{len(came.get(place, ()))} entries of cluster {block}, row {row}, layer {kv.layer} were read"
                 raise KvferryError(f"{what}, it has {stored}")
             here[place] = came[place]
-            if slot is not None:
+            if slot is not None and swapped is None:
                 slots[slot] = here[place]
 
     def _read(self, layer: int, reads: Reads | None, read: Data) -> dict[Place, torch.Tensor]:
@@ -256,8 +271,9 @@ class ClusterBlocks:
                 continue
             index.join(layer, one.row, one.block, entry[0, 0].flatten().float().cpu().numpy())
             unwritten[place] = torch.cat([unwritten[place], entry]) if place in unwritten else entry
-            if place in here:
-                here[place] = torch.cat([here[place], entry])
+            for clusters in (here, self._slots[layer] if self._renewed[layer] else {}):
+                if place in clusters:
+                    clusters[place] = torch.cat([clusters[place], entry])
 
     def _written(self, pieces: Pieces) -> dict[tuple[int, int, int, int], Bytes]:
         """Pieces of clusters as they lie in the file, from those at hand, or from what is not in the file yet."""

@@ -264,7 +264,11 @@ class Layers(RegisteredOps):
         else:
             new = projected.keys, projected.values
         self.blocks.put(layer, *new)
-        keys, values, there = self.blocks.attended(kv, self._brought(kv, inputs))
+        brought = self._brought(kv, inputs)
+        if kv.swapped is None:
+            keys, values, there = self.blocks.attended(kv, brought)
+        else:
+            keys, values, there = self._clusters.attended(kv, brought, inputs[1])
         # Query heads that share a key head are the queries of one: nothing has to be repeated for each.
         queries = self._queries(layer)[:, :, 0].unflatten(1, (keys.shape[1], -1))
         attended = F.scaled_dot_product_attention(queries, keys, values, attn_mask=there)

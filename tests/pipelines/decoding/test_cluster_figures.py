@@ -49,6 +49,6 @@ def test_layouts_differ_as_they_should() -> None:
 
 
 def test_page_buffers_write_less() -> None:
-    pages = {"page": "4 KiB"}
-    without, with_buffers = (figures("dual-head", **pages, page_buffers=buffers, hot_steps=64) for buffers in (0, 8))
+    pages = {"page": "1 KiB"}
+    without, with_buffers = (figures("dual-head", **pages, page_buffers=buffers, hot_steps=64) for buffers in (0, 2))
     assert with_buffers["write_amplification"] < without["write_amplification"]

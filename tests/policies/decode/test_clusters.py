@@ -31,9 +31,9 @@ def test_pools_and_memory_by_hand() -> None:
     assert (layout.first_tokens.tolist(), layout.blocks, layout.token_bytes) == ([4, 4], 8, 32)
     longer = replace(ROOM, context=11)
     assert ClusterPools(group_tokens=3).layout(longer, 1, 1, 32).first_tokens.tolist() == [4, 4, 3]
-    # The end of each of two clusters in two layers, and up to five tokens that wait in each.
-    assert StaticClusters().n_bytes(ROOM, 2) == 2 * 2 * 32
-    assert AdaptiveClusters(buffer_tokens=5).n_bytes(ROOM, 2) == 2 * 2 * 32 + 2 * 5 * 32
+    # In two layers up to five tokens wait.
+    assert StaticClusters().n_bytes(ROOM, 2) == 0
+    assert AdaptiveClusters(buffer_tokens=5).n_bytes(ROOM, 2) == 2 * 5 * 32
     assert AdaptiveClusters().mean_recent(3, 4) == 0
     with pytest.raises(ValueError, match="spare is 1 or more, got 0"):
         ClusterPools(spare=0).layout(ROOM, 1, 1, 32)

@@ -10,6 +10,7 @@ from small_decoding import SmallDecoding, exact_logits
 from kvferry.machine.handles import Attended
 from kvferry.machine.ops import Assign, DecodeAttention, Extents, OutputHead, PrefillLayer, ProjectQkv, RestOfLayer
 from kvferry.policies.decode.centroids import Centroids
+from kvferry.policies.decode.cluster_caches import VirtualCache, WholeCache
 from kvferry.policies.decode.cluster_places import ClusterByCluster, ClusterPools, DualHeads
 from kvferry.policies.decode.cluster_upkeep import AdaptiveClusters, TendedClusters
 from kvferry.policies.decode.placement import OneTier, Progressive
@@ -157,6 +158,27 @@ def test_every_layout_gives_back_what_was_written(model: Any, tmp_path: Path, la
     assert far_apart(model, decoding, answers) < 1e-4
     some = ClusterDecoding(model, tmp_path, roles(12, layout=layout), context=26, batch=2, output=20)
     some.run()
+
+
+REPLACEMENTS: list[Any] = ["fifo", "lru", "lfu", "cluster-aligned"]
+CACHES = [WholeCache(cache_share=0.3, replacement=one) for one in REPLACEMENTS] + [
+    VirtualCache(cache_share=0.3),
+    VirtualCache(cache_share=1.0),
+]
+
+
+@pytest.mark.parametrize("residency", CACHES, ids=str)
+def test_a_cache_has_what_the_file_has(model: Any, tmp_path: Path, residency: Residency) -> None:
+    """Clusters that grow and are cut while they are kept are those that would have been read."""
+    layout = DualHeads(group_tokens=3, **BUFFERS)
+    sizes = {"context": 26, "batch": 2, "output": 20}
+    read = ClusterDecoding(model, tmp_path, roles(12, layout=layout, residency=DoubleBuffer()), **sizes)
+    kept = ClusterDecoding(model, tmp_path, roles(12, layout=layout, residency=residency), **sizes)
+    assert read.run() == kept.run()
+    torch.testing.assert_close(torch.stack(read.logits), torch.stack(kept.logits), rtol=1e-4, atol=1e-4)
+    assert kept.flow.record.blocks_reused > read.flow.record.blocks_reused == 0
+    for resident in kept.flow.now.residents:
+        resident.check()
 
 
 @pytest.mark.parametrize("tier", ["device", "host"])

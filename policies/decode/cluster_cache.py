@@ -1,0 +1,197 @@
+"""A cache of clusters, which differ in size: what of them stays in memory (DynaKV 6.2)."""
+
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+import numpy as np
+
+from kvferry.policies.decode.rows import BlockRows, Lookup
+
+Replacement = Literal["fifo", "lru", "lfu", "cluster-aligned"]
+# A cluster that was updated is wanted soon if at all (DynaKV, Tab. 2).
+RECENT_STEPS = 16
+
+
+class ClusterCache:
+    """One layer's cache: every row keeps clusters of up to ``capacity_tokens`` together, from one look-up to the next.
+
+    What a step wants is in memory until the next one; then the clusters that are worth least leave until the rest fits.
+    ``fifo``: those that came first; ``lru``: those not wanted for longest; ``lfu``: those wanted most rarely since they
+    came. ``cluster-aligned``: the large ones first, where those that were wanted lately count for more, as in
+    GreedyDual-Size (Cao and Irani, USITS 1997) with equal costs: a read is a command, whatever its length. Before all
+    others those stay that were updated in the last steps, as far as ``reserved_share`` of the cache has room for them.
+
+    Clusters that change stay: what is new of them is in memory at that time. A slot is the number of its block.
+    """
+
+    def __init__(
+        self,
+        rows: int,
+        blocks: int,
+        capacity_tokens: int,
+        replacement: Replacement = "lru",
+        reserved_share: float = 0.0,
+        block_tokens: int = 1,
+    ) -> None:
+        self.rows, self.blocks, self.capacity_tokens = rows, blocks, capacity_tokens
+        self._replacement, self._block_tokens = replacement, block_tokens
+        self._reserved = reserved_share * capacity_tokens
+        n = rows * blocks
+        # Flat [rows * blocks]: what is there, tokens, and by the count of look-ups when each came, was wanted last and
+        # was updated last; how often it was wanted, and what it is worth by its size.
+        self._held = np.zeros(n, bool)
+        self._size = np.zeros(n, np.int64)
+        self._came, self._wanted = np.zeros(n, np.int64), np.zeros(n, np.int64)
+        self._updated = np.full(n, -RECENT_STEPS - 1, np.int64)
+        self._times = np.zeros(n, np.int64)
+        self._worth = np.zeros(n)
+        # By row, the worth of what left last: what is worth less has not been wanted since.
+        self._least = np.zeros(rows)
+        self._now = 0
+        self._settled = True
+        self._dropped: list[np.ndarray] = []
+
+    def look_up(self, wanted: BlockRows, tokens: np.ndarray | None = None) -> Lookup:
+        """Find the wanted blocks, which have so many `tokens` (like the ids; None: all as many as blocks have)."""
+        self._settle()
+        self._now += 1
+        flat = (wanted.ids + wanted.spread(np.arange(self.rows) * self.blocks)).ravel()
+        missing = ~self._held[flat]
+        self._size[flat] = self._block_tokens if tokens is None else tokens.ravel()
+        self._came[flat[missing]] = self._now
+        self._enter(flat)
+        dropped = np.concatenate([np.empty(0, np.int64), *self._dropped])
+        self._dropped = []
+        return Lookup(wanted, missing.reshape(wanted.ids.shape), wanted.ids, self._places(dropped))
+
+    def renew(self, changed: BlockRows, tokens: np.ndarray | None = None, made: Sequence[tuple[int, int]] = ()) -> None:
+        """Blocks have changed, and have so many tokens now; those `made`, (row, block), are in memory as a whole."""
+        flat = (changed.ids + changed.spread(np.arange(self.rows) * self.blocks)).ravel()
+        self._size[flat] = self._block_tokens if tokens is None else tokens.ravel()
+        self._updated[flat] = self._now
+        if made:
+            new = np.array([row * self.blocks + block for row, block in made])
+            self._came[new[~self._held[new]]] = self._now
+            self._enter(new)
+        self._settled = False
+
+    def forget(self, blocks: BlockRows) -> None:
+        """Give up copies that are out of date, or never came."""
+        flat = (blocks.ids + blocks.spread(np.arange(self.rows) * self.blocks)).ravel()
+        self._drop(flat[self._held[flat]])
+
+    def held(self) -> tuple[np.ndarray, np.ndarray]:
+        """Rows and ids of what is in the cache when the next step begins, row by row."""
+        self._settle()
+        return self._places(np.flatnonzero(self._held))
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """int64[rows]: tokens in the cache when the next step begins."""
+        self._settle()
+        held = np.flatnonzero(self._held)
+        return np.bincount(held // self.blocks, self._size[held], self.rows).astype(np.int64)
+
+    def check(self) -> None:
+        """AssertionError when more is kept than there is room for, or something without a size."""
+        assert (self.tokens <= self.capacity_tokens).all()
+        assert (self._size[self._held] > 0).all()
+
+    def _enter(self, flat: np.ndarray) -> None:
+        self._wanted[flat] = self._now
+        self._times[flat] += 1
+        self._worth[flat] = self._least[flat // self.blocks] + 1 / self._size[flat]
+        self._held[flat] = True
+        self._settled = False
+
+    def _settle(self) -> None:
+        """What has no room leaves."""
+        if self._settled:
+            return
+        self._settled = True
+        flat = np.flatnonzero(self._held)
+        rows, sizes = flat // self.blocks, self._size[flat]
+        over = np.bincount(rows, sizes, self.rows) > self.capacity_tokens
+        if not over.any():
+            return
+        crowded = over[rows]
+        flat, rows, sizes = flat[crowded], rows[crowded], sizes[crowded]
+        order = np.lexsort((*self._values(flat), -self._protected(flat, rows, sizes).astype(np.int64), rows))
+        fits = _within(rows[order], sizes[order]) <= self.capacity_tokens
+        leaving = flat[order][~fits]
+        np.maximum.at(self._least, leaving // self.blocks, self._worth[leaving])
+        self._drop(leaving)
+
+    def _values(self, flat: np.ndarray) -> tuple[np.ndarray, ...]:
+        """What is worth most has the least value; keys as lexsort takes them, the last one first."""
+        if self._replacement == "fifo":
+            return flat, -self._came[flat]
+        if self._replacement == "lru":
+            return flat, -self._wanted[flat]
+        if self._replacement == "lfu":
+            return flat, -self._wanted[flat], -self._times[flat]
+        return flat, -self._wanted[flat], -self._worth[flat]
+
+    def _protected(self, flat: np.ndarray, rows: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+        """bool: updated lately, and within the room that is reserved for that."""
+        lately = np.zeros(len(flat), bool)
+        if self._replacement != "cluster-aligned" or not self._reserved:
+            return lately
+        at = np.flatnonzero(self._now - self._updated[flat] < RECENT_STEPS)
+        order = at[np.lexsort((flat[at], -self._updated[flat[at]], rows[at]))]
+        lately[order] = _within(rows[order], sizes[order]) <= self._reserved
+        return lately
+
+    def _drop(self, flat: np.ndarray) -> None:
+        self._held[flat] = False
+        self._times[flat] = 0
+        if len(flat):
+            self._dropped.append(flat)
+
+    def _places(self, flat: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return flat // self.blocks, flat % self.blocks
+
+
+class Optimum(ClusterCache):
+    """Belady's: what is not wanted for longest leaves, as all that will be wanted is known: `stream`, a BlockRows for
+    each look-up, of a recorded or generated run. No replacement has more hits where all clusters are of one size."""
+
+    def __init__(self, rows: int, blocks: int, capacity_tokens: int, stream: Sequence[BlockRows]) -> None:
+        super().__init__(rows, blocks, capacity_tokens)
+        self._next_at: list[tuple[np.ndarray, np.ndarray]] = []
+        never = np.full(rows * blocks, len(stream) + 1)
+        for step in range(len(stream), 0, -1):
+            wanted = stream[step - 1]
+            flat = (wanted.ids + wanted.spread(np.arange(rows) * blocks)).ravel()
+            self._next_at.append((flat, never[flat]))
+            never[flat] = step
+        self._next_at.reverse()
+        self._next = never
+
+    def look_up(self, wanted: BlockRows, tokens: np.ndarray | None = None) -> Lookup:
+        found = super().look_up(wanted, tokens)
+        flat, following = self._next_at[self._now - 1]
+        self._next[flat] = following
+        return found
+
+    def _values(self, flat: np.ndarray) -> tuple[np.ndarray, ...]:
+        return flat, self._next[flat]
+
+
+def hit_share(cache: ClusterCache, stream: Iterable[BlockRows], tokens: np.ndarray | None = None) -> float:
+    """The share of wanted blocks that a cache has, look-up after look-up; `tokens` int[rows, blocks] are in each."""
+    hits = asked = 0
+    for wanted in stream:
+        rows = np.broadcast_to(wanted.spread(np.arange(cache.rows)), wanted.ids.shape)
+        hits += cache.look_up(wanted, None if tokens is None else tokens[rows, wanted.ids]).hits
+        asked += wanted.ids.size
+    return hits / asked
+
+
+def _within(rows: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """Running sums of sizes, anew in each row; rows ascend."""
+    sums = np.cumsum(sizes)
+    first = np.flatnonzero(np.concatenate([[True], rows[1:] != rows[:-1]])) if len(rows) else np.empty(0, np.int64)
+    before = (sums - sizes)[first]
+    counts = np.diff(np.append(first, len(rows)))
+    return np.asarray(sums - np.repeat(before, counts))

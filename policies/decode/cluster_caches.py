@@ -1,0 +1,90 @@
+"""Residencies that keep clusters of any size: of the whole model, or swapped layer by layer (DynaKV 6)."""
+
+from dataclasses import dataclass
+
+from kvferry.policies.decode.cluster_cache import ClusterCache, Replacement
+from kvferry.policies.decode.residency import NothingKept, Resident
+from kvferry.policies.decode.room import Room
+from kvferry.policies.decode.stages import Stage, Stages
+
+
+@dataclass(frozen=True, kw_only=True)
+class WholeCache:
+    """Every layer keeps clusters in memory. ``cache_share``: of all KV that there will be. ``replacement`` and
+    ``reserved_share`` are as ClusterCache has them."""
+
+    cache_share: float = 0.1
+    replacement: Replacement = "cluster-aligned"
+    reserved_share: float = 0.25
+
+    @property
+    def fixed(self) -> bool:
+        return True
+
+    @property
+    def keeps(self) -> bool:
+        return self.cache_share > 0
+
+    def cached_layers(self, layers: int) -> int:
+        """How many layers' caches are in memory at a time."""
+        return layers
+
+    def index_layers(self, layers: int) -> int:
+        """How many layers' representatives are."""
+        return layers
+
+    def kept_tokens(self, room: Room) -> int:
+        if not 0 <= self.cache_share <= 1:
+            raise ValueError(f"cache_share lies in 0..1, got {self.cache_share}")
+        if not 0 <= self.reserved_share <= 1:
+            raise ValueError(f"reserved_share lies in 0..1, got {self.reserved_share}")
+        return int(self.cache_share * room.tokens)
+
+    def n_bytes(self, room: Room, selected: int, slots: int) -> int:
+        # Besides, what the layer that computes has selected.
+        cached = self.cached_layers(room.model.layers) * self.kept_tokens(room) * room.model.kv_entry_bytes
+        return cached + selected * room.block_bytes
+
+    def reserved_bytes(self, room: Room, selected: int) -> float:
+        return self.n_bytes(room, selected, 0)
+
+    def slots_within(self, room: Room, selected: int, left_bytes: float) -> int:
+        return 0
+
+    def start(self, rows: int, blocks: int, slots: int, kept_tokens: int = 0, block_tokens: int = 1) -> Resident:
+        if not kept_tokens:
+            return NothingKept()
+        return ClusterCache(rows, blocks, kept_tokens, self.replacement, self.reserved_share, block_tokens)
+
+    def arranged(self, stages: Stages, layers: int) -> Stages:
+        return stages
+
+
+@dataclass(frozen=True, kw_only=True)
+class VirtualCache(WholeCache):
+    """Only the layer that computes and the next one have their caches in memory: while a layer attends and passes on,
+    the next one's is read from where its clusters lie (DynaKV 6.1, pipeline 2). It leaves without being written, as
+    what is new of it has been. Representatives lie on storage, and are brought while queries are projected (pipeline
+    1). Left out: writing representatives that have changed, a vector per row and token."""
+
+    def cached_layers(self, layers: int) -> int:
+        return min(2, layers)
+
+    def index_layers(self, layers: int) -> int:
+        return 1
+
+    def arranged(self, stages: Stages, layers: int) -> Stages:
+        # What the last token changed has been handed over to be written.
+        found, begun = [Stage("swap", 0)], set[int]()
+        for stage in stages:
+            kind, layer = stage.kind, stage.layer
+            if layer not in begun:
+                begun.add(layer)
+                found.append(Stage("bring_index", layer, stage.after))
+            if kind in ("select", "attend"):
+                needed = "bring_index" if kind == "select" else "swap"
+                stage = stage._replace(after=(*stage.after, (needed, layer)))
+            found.append(stage)
+            if kind == "bring" and layer + 1 < layers:
+                found.append(Stage("swap", layer + 1, (("bring", layer),)))
+        return tuple(found)
