@@ -19,7 +19,7 @@ def scenario(layout: str, **policies: object) -> Scenario:
             "model": "byte-small",
             "link": {"rate": "1 MB/s"},
             "workload": {"kind": "decode", "context": 256, "output": 96},
-            "budget": {"kv_share": 1.5},
+            "budget": {"kv": "4 MB"},
             "policies": {"layout": {"name": layout, "group_tokens": 16}, **policies},
         }
     )
