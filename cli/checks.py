@@ -20,12 +20,16 @@ def scenario_for_run(source: str, overrides: Sequence[str], system: str | None =
 
 
 def scenarios_under(scenario: Scenario, systems: str | None) -> dict[str, Scenario]:
-    """The scenario under each system of a comma-separated list, in its order; None: under all there are.
+    """The scenario under each system of a comma-separated list, in its order; None: those of its system's paper.
 
     Raises InputError for a system that is not known, or an empty list.
     """
     table = WORKLOADS[scenario.workload.kind].systems
-    names = list(table) if systems is None else [name.strip() for name in systems.split(",") if name.strip()]
+    if systems is None:
+        paper = system_of(scenario.workload.kind, scenario.system).paper
+        names = [name for name, system in table.items() if system.paper == paper]
+    else:
+        names = [name.strip() for name in systems.split(",") if name.strip()]
     if not names:
         raise InputError(f"--systems: {systems!r} names none; known: {', '.join(table)}")
     for name in names:

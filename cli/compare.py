@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 def compare(
     scenario: ScenarioArgument,
     systems: Annotated[
-        str | None, typer.Option("--systems", metavar="A,B,...", help="Systems to compare. Default: all that can run.")
+        str | None,
+        typer.Option(
+            "--systems", metavar="A,B,...", help="Systems to compare. Default: those of the same paper that can run."
+        ),
     ] = None,
     settings: SetOption = None,
     seed: SeedOption = None,

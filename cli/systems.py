@@ -8,7 +8,7 @@ def systems(json: JsonOption = False) -> None:
     from kvferry.pipelines.workloads import WORKLOADS
 
     rows: list[dict[str, str | None]] = [
-        {"name": name, "workload": workload, "about": system.about, "codec": system.codec}
+        {"name": name, "workload": workload, "paper": system.paper, "about": system.about, "codec": system.codec}
         for workload, kind in WORKLOADS.items()
         for name, system in kind.systems.items()
     ]
@@ -19,5 +19,5 @@ def systems(json: JsonOption = False) -> None:
         return
     from kvferry.cli.table import print_table
 
-    shown = [(row["name"], row["workload"], row["codec"], row["about"]) for row in rows]
-    print_table(("system", "workload", "codec", "about"), shown)
+    shown = [(row["name"], row["workload"], row["paper"], row["codec"], row["about"]) for row in rows]
+    print_table(("system", "workload", "paper", "codec", "about"), shown)

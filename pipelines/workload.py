@@ -34,6 +34,11 @@ class System(Protocol):
     def about(self) -> str: ...
 
     @property
+    def paper(self) -> str:
+        """Whose experiments it belongs to: systems of one paper are compared, unless others are named."""
+        ...
+
+    @property
     def codec(self) -> str | None:
         """What its stored contexts are encoded with; None: it has none."""
         ...

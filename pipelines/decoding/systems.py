@@ -75,6 +75,7 @@ class DecodeSystem:
 
     about: str
     roles: Roles
+    paper: str = "kvswap"
     tunable: bool = False
     tuned: str | None = None
 
@@ -201,6 +202,7 @@ DECODE_SYSTEMS: dict[str, DecodeSystem] = {
     ),
     "dynakv": DecodeSystem(
         about="clusters of like keys, cut as keys drift away, once they are in memory anyway",
+        paper="dynakv",
         roles=Roles(
             selector=Centroids(per_head=True, selected_share=0.1),
             residency=Reuse(),
@@ -210,6 +212,7 @@ DECODE_SYSTEMS: dict[str, DecodeSystem] = {
     ),
     "pqcache": DecodeSystem(
         about="clusters of like keys, made at prefill; new keys join the nearest",
+        paper="dynakv",
         roles=Roles(
             selector=Centroids(per_head=True, selected_share=0.1),
             residency=Reuse(),
@@ -219,6 +222,7 @@ DECODE_SYSTEMS: dict[str, DecodeSystem] = {
     ),
     "clusterkv": DecodeSystem(
         about="clusters of like keys; new tokens are clustered among themselves, window by window",
+        paper="dynakv",
         roles=Roles(
             selector=Centroids(per_head=True, selected_share=0.1),
             residency=Reuse(),
@@ -228,6 +232,7 @@ DECODE_SYSTEMS: dict[str, DecodeSystem] = {
     ),
     "no-cluster": DecodeSystem(
         about="every entry is scored by its own key and read by itself",
+        paper="dynakv",
         roles=Roles(
             selector=Entries(per_head=True, selected_share=0.1),
             residency=Reuse(),

@@ -24,6 +24,7 @@ class LoadingSystem:
     codec: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     about: str
+    paper: str = "sparkv"
     # How loads that are under way together share link and processor.
     serving: Serving = "fair"
 
