@@ -184,6 +184,7 @@ def plan_of(
     if group < 1:
         raise InputError(f"policies.group_tokens: {group}: must be at least 1")
     try:
+        roles.upkeep.check()
         least = selector.selected(group, context)
     except ValueError as error:
         raise InputError(f"policies: {error}") from None

@@ -32,6 +32,9 @@ class StaticClusters:
     beside_moves: ClassVar[tuple[str, ...]] = ("assign",)
     after_attention: ClassVar[tuple[str, ...]] = ("tend",)
 
+    def check(self) -> None:
+        """There are none."""
+
     def n_bytes(self, room: Room, selected: int | None) -> float:
         # Entries that wait for a page are the layout's business.
         return 0.0
@@ -61,11 +64,17 @@ class AdaptiveClusters(StaticClusters):
         waiting = room.model.layers * self.buffer_tokens * room.model.kv_entry_bytes
         return super().n_bytes(room, selected) + waiting
 
-    def start(self, context: int, block_tokens: int, layout: Any) -> "TendedClusters":
+    def check(self) -> None:
         if not self.threshold >= 0:
-            raise ValueError(f"threshold is 0 or more, got {self.threshold}")
+            raise ValueError(f"threshold is 0 or more, got {self.threshold}; .inf never cuts a cluster")
         if self.buffer_tokens < 0:
-            raise ValueError(f"buffer_tokens is 0 or more, got {self.buffer_tokens}")
+            raise ValueError(
+                f"buffer_tokens is 0 or more, got {self.buffer_tokens}; 0 reads a cluster to cut it at once"
+            )
+        if self.most_tokens is not None and self.most_tokens < 1:
+            raise ValueError(f"most_tokens is 1 or more, got {self.most_tokens}")
+
+    def start(self, context: int, block_tokens: int, layout: Any) -> "TendedClusters":
         return TendedClusters(
             layout, threshold=self.threshold, buffer_tokens=self.buffer_tokens, most_tokens=self.most_tokens
         )

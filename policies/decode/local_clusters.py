@@ -26,6 +26,11 @@ class LocalClusters:
     window_tokens: int = 128
     window_clusters: int = 8
 
+    def check(self) -> None:
+        if not 1 <= self.window_clusters <= self.window_tokens:
+            what = f"{self.window_tokens} tokens cannot make {self.window_clusters} clusters"
+            raise ValueError(f"window_clusters: {what}")
+
     def n_bytes(self, room: Room, selected: int | None) -> float:
         return room.model.layers * self.window_tokens * room.model.kv_entry_bytes
 
@@ -33,9 +38,6 @@ class LocalClusters:
         return (min(self.window_tokens, output) - 1) / 2
 
     def start(self, context: int, block_tokens: int, layout: Any) -> "WindowedClusters":
-        if not 1 <= self.window_clusters <= self.window_tokens:
-            what = f"{self.window_tokens} tokens cannot make {self.window_clusters} clusters"
-            raise ValueError(f"window_clusters: {what}")
         return WindowedClusters(layout, self.window_tokens, self.window_clusters)
 
 

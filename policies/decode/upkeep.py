@@ -74,6 +74,10 @@ class Upkeep(Protocol):
         """Kinds of the stages that a layer needs once it has attended."""
         ...
 
+    def check(self) -> None:
+        """ValueError for parameters that cannot be."""
+        ...
+
     def n_bytes(self, room: Room, selected: int | None) -> float:
         """Memory for the newest tokens of one sequence, all layers."""
         ...
@@ -97,6 +101,9 @@ class RollingGroups:
     after_attention: ClassVar[tuple[str, ...]] = ()
 
     rolling: bool = True
+
+    def check(self) -> None:
+        """Any will do."""
 
     def n_bytes(self, room: Room, selected: int | None) -> float:
         # Where everything is read, the buffers that it is read into have room for all tokens.
@@ -146,6 +153,9 @@ class KeepNewest:
     clusters = False
     beside_moves: ClassVar[tuple[str, ...]] = ()
     after_attention: ClassVar[tuple[str, ...]] = ()
+
+    def check(self) -> None:
+        """There are none."""
 
     def n_bytes(self, room: Room, selected: int | None) -> float:
         # What of the context makes no whole block stays beside them.

@@ -1,0 +1,85 @@
+"""Clusters of generated keys: answers to ops, one by one, and a recording of them."""
+
+import numpy as np
+import pytest
+
+from kvferry.machine.ops import Assign, Assigned, Cluster, Clustered, Divided, OutputHead, Select, Selection, Split
+from kvferry.policies.decode.rows import Cut, Joined
+from kvferry.specs.errors import InputError, KvferryError
+from kvferry.specs.workload import KeysSpec
+from kvferry.traces.cluster_answers import RecordedClusters, place_of
+from kvferry.traces.clustered_keys import ClusteredKeys
+from kvferry.traces.key_process import KeyProcess
+
+
+def clustered(layers: int = 5) -> ClusteredKeys:
+    """Two rows in each of five layers, of which the first and the last are alike."""
+    keys = ClusteredKeys(
+        KeyProcess(KeysSpec()), layers=layers, sequences=1, heads=2, context=40, output=20, most=12, seed=1
+    )
+    for layer in range(layers):
+        answer = keys(Cluster(1, 40, 5, layer, heads=2))
+        assert isinstance(answer, Clustered) and answer.tokens.shape == (2, 5)
+        assert answer.tokens.sum(1).tolist() == [40, 40]
+    return keys
+
+
+def test_answers_are_of_the_keys_that_there_are() -> None:
+    keys = clustered()
+    for layer in range(5):
+        chosen, joined = keys(Select(1, 5, 3, 0, layer, heads=2)), keys(Assign(1, 5, 0, layer, heads=2))
+        assert isinstance(chosen, Selection) and isinstance(joined, Assigned)
+        for row in range(2):
+            at = layer % 4 * 2 + row
+            means = np.stack([keys.keys[at, :40][keys.labels[at, :40] == n].mean(0) for n in range(5)])
+            best = np.argsort(-(means @ keys.queries[at, 40]))[:3]
+            assert chosen.ids[0, row].tolist() == best.tolist()
+            apart = ((means - keys.keys[at, 40]) ** 2).sum(1)
+            assert joined.ids[0, row] == apart.argmin()
+            assert joined.squared[0, row] == pytest.approx(apart.min(), rel=1e-5)
+
+
+def test_a_cut_and_what_joins_by_hand() -> None:
+    keys = clustered(layers=1)
+    keys(Select(1, 5, 3, 0, 0, heads=2))
+    before = keys.table.counts.copy()
+    cut = Cut(1, 2, 5, True, int(before[1, 2]) + 1)
+    answer = keys(Split(1, cut.tokens, 0, 0, heads=2, cuts=(cut,)))
+    assert isinstance(answer, Divided) and answer.tokens.sum() == before[1, 2] + 1
+    assert answer.tokens[0, 0] >= answer.tokens[0, 1] > 0
+    assert keys.labels[1, 40] in (2, 5)
+    keys(OutputHead(1, joined=[[cut, Joined(0, 3, True)]]))
+    # The key of row 0 waits for cluster 3.
+    assert keys.waits[0, 40] and keys.labels[0, 40] == 3
+    assert keys.table.counts[0].tolist() == before[0].tolist()
+    keys(Select(1, 6, 3, 1, 0, heads=2))
+    keys(OutputHead(1, joined=[[Joined(0, 1), Joined(1, 0)]]))
+    assert keys.table.counts[0, 1] == before[0, 1] + 1
+    keys(Select(1, 6, 3, 2, 0, heads=2))
+    late = Cut(0, 3, 5, False, int(before[0, 3]) + 1)
+    answer = keys(Split(1, late.tokens, 2, 0, heads=2, cuts=(late,)))
+    assert isinstance(answer, Divided) and answer.tokens.sum() == before[0, 3] + 1
+    assert not keys.waits.any()
+
+
+def test_layers_that_are_alike_are_cut_alike() -> None:
+    keys = clustered()
+    keys(Select(1, 5, 3, 0, 0, heads=2))
+    cut = Cut(0, 1, 5, True, int(keys.table.counts[0, 1]) + 1)
+    first = keys(Split(1, cut.tokens, 0, 0, heads=2, cuts=(cut,)))
+    again = keys(Split(1, cut.tokens, 0, 4, heads=2, cuts=(cut,)))
+    assert isinstance(first, Divided) and isinstance(again, Divided)
+    assert (first.tokens == again.tokens).all()
+    with pytest.raises(KvferryError, match="layer 4 cuts other clusters than layer 0, which is like it"):
+        keys(Split(1, cut.tokens, 0, 4, heads=2, cuts=(Cut(0, 2, 5, True, 9),)))
+
+
+def test_a_recording_says_what_it_has_nothing_for() -> None:
+    op = Assign(1, 4, 0, 1, heads=2)
+    recorded = RecordedClusters({place_of(op): Assigned(np.array([[3, 0]], np.int32), np.ones((1, 2)))})
+    answer = recorded(op)
+    assert isinstance(answer, Assigned) and answer.ids.tolist() == [[3, 0]]
+    assert recorded(OutputHead(1)) is None
+    for other in (Assign(1, 4, 1, 1, heads=2), Select(1, 4, 2, 0, 1, heads=2), Cluster(1, 9, 3, 1)):
+        with pytest.raises(InputError, match="the recorded answers of clusters are of another run: they have nothing"):
+            recorded(other)
