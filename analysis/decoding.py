@@ -88,6 +88,8 @@ def decoding_metrics(
             figures["preemptions"] = float(decoded.preemptions)
     if sums["reading_s"]:
         figures["block_io_s"] = sums["reading_s"] * decoded.batch / (paces.tokens * decoded.layers)
+    if sums["reading_s"] and sums.get("brought_bytes"):
+        figures["effective_bytes_per_s"] = sums["brought_bytes"] / sums["reading_s"]
     if sums["reading_s"] and sums["block_ops_s"]:
         figures["io_to_compute"] = sums["reading_s"] / sums["block_ops_s"]
     if decoded.metadata_bytes is not None and decoded.buffer_bytes is not None:

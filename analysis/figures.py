@@ -79,6 +79,9 @@ FIGURES: dict[str, Figure] = {
     "read_bytes": Figure("storage read", None, "over the run"),
     "write_bytes": Figure("storage written", None, "over the run"),
     "reuse_rate": Figure("KV reused", "high", "share of selected KV blocks that were still in memory"),
+    "effective_bytes_per_s": Figure(
+        "effective bandwidth", "high", "KV that attention wanted and storage brought, over the time in reads"
+    ),
     "access_entries": Figure(
         "entries per access", "high", "KV entries of clusters that lie in one piece and are read in one step; mean"
     ),

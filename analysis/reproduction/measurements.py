@@ -12,6 +12,9 @@ import numpy as np
 
 from kvferry.backends.sim.parts import ModelledContexts
 from kvferry.machine.ops import PrefillHead, Select
+from kvferry.pipelines.decoding.evolution import Evolution, wanted_again
+from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS
+from kvferry.pipelines.decoding.workload import plan_for
 from kvferry.pipelines.loading.context import Context
 from kvferry.pipelines.loading.systems import SYSTEMS
 from kvferry.pipelines.loading.workload import Requests, price_s
@@ -144,12 +147,34 @@ def group_share(scenario: Scenario) -> Figures:
     return {"hot_share": found.hot_share(0.8), "overlap": float(found.overlaps().mean())}
 
 
+def clusters(scenario: Scenario) -> Figures:
+    """What has become of clusters once the scenario's output is decoded (DynaKV Tab. 5): their variance, the share of
+    the most wanted entries that is retrieved, and how many there are; and how soon one that was updated is wanted
+    again (Tab. 2)."""
+    workload, kept = scenario.decode.workload, 64
+    system = pick("system", DECODE_SYSTEMS, scenario.system).with_policies(scenario.policy_values)
+    plan, within = plan_for(scenario, system), (1, 2, 4, 8, 16)
+    evolution = Evolution(plan, workload.keys, scenario.seed)
+    evolution.go(workload.output - 1 - kept - max(within))
+    # Where new keys are clustered by themselves, none joins a cluster.
+    joins = "assign" in plan.roles.upkeep.beside_moves
+    again = wanted_again(evolution, kept, within) if joins else {}
+    quality = evolution.quality()
+    return {
+        "cluster_variance": quality.variance,
+        "recall": quality.recall,
+        "clusters": quality.clusters,
+        **{f"wanted_within_{steps}": share for steps, share in again.items()},
+    }
+
+
 MEASUREMENTS: dict[str, Callable[[Scenario], Figures]] = {
     "solver_times": solver_times,
     "path_shares": path_shares,
     "predictor_error": predictor_error,
     "chunk_spread": chunk_spread,
     "group_share": group_share,
+    "clusters": clusters,
 }
 
 

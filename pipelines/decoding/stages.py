@@ -117,6 +117,11 @@ class LookUp:
         now.found[layer] = found = now.residents[layer].look_up(wanted, tokens)
         now.record.blocks_wanted += wanted.ids.size
         now.record.blocks_reused += found.hits
+        if now.away(layer):
+            # What is swapped comes anew in every step, wherever it is found.
+            came = found.missing if now.swapped[layer] is None else np.ones(wanted.ids.shape, bool)
+            entries = plan.group_tokens * int(came.sum()) if tokens is None else int(tokens[came].sum())
+            now.record.brought_entries += entries
         # Where rows differ, the mean of them.
         now.tokens[layer] = (
             wanted.widest * plan.group_tokens if tokens is None else -(-int(tokens.sum()) // wanted.rows)

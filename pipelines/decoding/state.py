@@ -31,6 +31,8 @@ class DecodeRecord:
     token_times_s: list[float] = field(default_factory=list)
     blocks_wanted: int = 0
     blocks_reused: int = 0
+    # Entries that attention wanted and that came from outside the processor's memory in the same step.
+    brought_entries: int = 0
     # Of clusters: contiguous accesses, entries that these brought, and the most that one did.
     accesses: int = 0
     accessed: int = 0

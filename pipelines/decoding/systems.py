@@ -165,6 +165,13 @@ def _taking(parameters: Mapping[str, inspect.Parameter]) -> Callable[..., Any]:
 
 
 _PER_TOKEN = TokenGroups(group_tokens=1)
+# What DynaKV leaves open, once for all its systems (docs/dynakv.md): the share of the entries that is retrieved, and
+# tokens of a cluster after prefill. The others have no flash management: entries lie in the order of tokens, in two
+# buffers as large as a selection, which is what the virtual cache's two layers take.
+_SELECTED_SHARE = 0.1
+_CLUSTER_TOKENS = 16
+_BY_CENTROIDS = Centroids(per_head=True, selected_share=_SELECTED_SHARE)
+_IN_ORDER = SequenceOrdered(group_tokens=_CLUSTER_TOKENS)
 
 DECODE_SYSTEMS: dict[str, DecodeSystem] = {
     "kvswap": DecodeSystem(
@@ -204,38 +211,27 @@ DECODE_SYSTEMS: dict[str, DecodeSystem] = {
         about="clusters of like keys, cut as keys drift away, once they are in memory anyway",
         paper="dynakv",
         roles=Roles(
-            selector=Centroids(per_head=True, selected_share=0.1),
-            residency=Reuse(),
-            layout=ClusterPools(group_tokens=32),
-            upkeep=AdaptiveClusters(),
+            selector=_BY_CENTROIDS,
+            residency=VirtualCache(cache_share=0.01),
+            layout=DualHeads(group_tokens=_CLUSTER_TOKENS),
+            upkeep=AdaptiveClusters(threshold=1.5),
         ),
     ),
     "pqcache": DecodeSystem(
         about="clusters of like keys, made at prefill; new keys join the nearest",
         paper="dynakv",
-        roles=Roles(
-            selector=Centroids(per_head=True, selected_share=0.1),
-            residency=Reuse(),
-            layout=ClusterPools(group_tokens=32),
-            upkeep=StaticClusters(),
-        ),
+        roles=Roles(selector=_BY_CENTROIDS, layout=_IN_ORDER, upkeep=StaticClusters()),
     ),
     "clusterkv": DecodeSystem(
         about="clusters of like keys; new tokens are clustered among themselves, window by window",
         paper="dynakv",
-        roles=Roles(
-            selector=Centroids(per_head=True, selected_share=0.1),
-            residency=Reuse(),
-            layout=ClusterPools(group_tokens=32),
-            upkeep=LocalClusters(),
-        ),
+        roles=Roles(selector=_BY_CENTROIDS, layout=_IN_ORDER, upkeep=LocalClusters()),
     ),
     "no-cluster": DecodeSystem(
         about="every entry is scored by its own key and read by itself",
         paper="dynakv",
         roles=Roles(
-            selector=Entries(per_head=True, selected_share=0.1),
-            residency=Reuse(),
+            selector=Entries(per_head=True, selected_share=_SELECTED_SHARE),
             layout=TokenGroups(group_tokens=1, packed=True),
         ),
     ),

@@ -154,7 +154,9 @@ class LockStepFlow:
         if self._decode is None:
             return {}
         record, blocks = self._decode.record, self._decode.now.blocks
+        entry_bytes = self._plan.model.kv_entry_bytes / self._plan.heads
         counts: dict[str, float] = {"wanted": record.blocks_wanted, "reused": record.blocks_reused}
+        counts["brought_bytes"] = record.brought_entries * entry_bytes
         if isinstance(blocks, PlacedClusters):
             counts |= {"accesses": record.accesses, "accessed": record.accessed, **vars(blocks.counted)}
         return counts

@@ -1,0 +1,38 @@
+"""DynaKV's data and experiments: what is printed, what is run for it, and figures that need no run."""
+
+import pytest
+
+from kvferry.analysis.metrics import metrics_for
+from kvferry.analysis.reproduction.measurements import clusters
+from kvferry.pipelines.run import run_scenario
+from kvferry.scenarios.loader import load_scenario
+
+SHORT = ("model=tiny", "workload.context=256", "workload.output=160", "workload.decoded=40")
+
+
+def test_adaptive_clusters_stay_narrower_and_find_more_than_static_ones() -> None:
+    adaptive, static = (
+        clusters(load_scenario("dynakv/latency", [*SHORT, "workload.output=1Ki", f"system={system}"]))
+        for system in ("dynakv", "pqcache")
+    )
+    assert adaptive["cluster_variance"] < static["cluster_variance"]
+    assert adaptive["clusters"] > static["clusters"]
+    assert adaptive["recall"] > static["recall"]
+    # The more steps there are, the likelier an updated cluster is retrieved in one of them.
+    shares = [adaptive[f"wanted_within_{steps}"] for steps in (1, 2, 4, 8, 16)]
+    assert shares == sorted(shares)
+    assert 0 < shares[0] < shares[-1] <= 1
+
+
+def test_keys_that_are_clustered_by_themselves_join_no_cluster() -> None:
+    found = clusters(load_scenario("dynakv/latency", [*SHORT, "workload.output=1Ki", "system=clusterkv"]))
+    assert set(found) == {"cluster_variance", "recall", "clusters"}
+
+
+@pytest.mark.parametrize("system", ["dynakv", "pqcache", "clusterkv", "no-cluster"])
+def test_effective_bandwidth_is_of_what_attention_wanted(system: str) -> None:
+    """Storage reads more than that: whole blocks, and what a virtual cache swaps in unasked."""
+    scenario = load_scenario("dynakv/latency", [*SHORT, f"system={system}"])
+    figures = metrics_for(scenario, run_scenario(scenario))
+    reading_s = figures["block_io_s"] * (scenario.decode.workload.output - 1) * scenario.model.layers
+    assert 0 < figures["effective_bytes_per_s"] * reading_s < figures["read_bytes"]
