@@ -147,7 +147,8 @@ class FakeMachine:
             return Assigned(np.full((op.batch, op.heads), nearest), np.full((op.batch, op.heads), 4.0))
         if isinstance(op, Cluster):
             tokens = np.tile(even_sizes(op.tokens, op.clusters), (op.batch * op.heads, 1))
-            return Clustered(tokens, np.ones(tokens.shape))
+            labels = np.tile(np.sort(np.arange(op.tokens) % op.clusters), (len(tokens), 1))
+            return Clustered(tokens, np.ones(tokens.shape), labels)
         if isinstance(op, Split):
             leave = np.array([0 if cut.new is None else cut.tokens // 2 for cut in op.cuts])
             tokens = np.stack([[cut.tokens for cut in op.cuts] - leave, leave], axis=1)

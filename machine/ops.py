@@ -71,23 +71,29 @@ class Assigned:
 @dataclass(frozen=True, slots=True, eq=False)
 class Clustered:
     """What a Cluster op found: ``tokens`` int64[rows, clusters] in each cluster of each row, none of them 0, and their
-    ``variances`` float64[rows, clusters]: the mean squared distance of a cluster's keys to its centroid."""
+    ``variances`` float64[rows, clusters]: the mean squared distance of a cluster's keys to its centroid. ``labels``
+    int[rows, tokens]: the cluster of each token, counted from the first. ``retrieved`` int[rows, queries, k]: the best
+    clusters of each of the last queries, where those were asked for; -1 where a row has no more."""
 
     stream: ClassVar[str] = "clusters"
 
     tokens: np.ndarray
     variances: np.ndarray
+    labels: np.ndarray | None = None
+    retrieved: np.ndarray | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Divided:
     """What a Split op found, for each of its cuts: ``tokens`` int64[cuts, 2] that stay and that leave, and both parts'
-    ``variances`` float64[cuts, 2]. None leave where the cut asks for no new cluster, or keys are all equal."""
+    ``variances`` float64[cuts, 2]. None leave where the cut asks for no new cluster, or keys are all equal. ``leaves``
+    has for each cut which tokens leave, bool[tokens] in the order in which they came."""
 
     stream: ClassVar[str] = "splits"
 
     tokens: np.ndarray
     variances: np.ndarray
+    leaves: Sequence[np.ndarray] = ()
 
 
 # What ops answer with.
@@ -196,7 +202,7 @@ class Decompose(Op):
 class Cluster(Op):
     """Make `clusters` clusters of like keys of the `tokens` newest tokens of each row, by k-means; the first of them is
     number `first` of its row. A row is one of `heads` parts of a sequence's KV heads. Yields Clustered. `step` is -1
-    for the prompts."""
+    for the prompts; of these, the best `k` clusters are told for each of the last `references` queries."""
 
     answer: ClassVar[type[Clustered]] = Clustered
 
@@ -207,6 +213,8 @@ class Cluster(Op):
     step: int = -1
     heads: int = 1
     first: int = 0
+    references: int = 0
+    k: int = 0
 
 
 @dataclass(frozen=True, slots=True)

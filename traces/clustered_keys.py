@@ -137,19 +137,19 @@ class ClusteredKeys:
         before = (better * (self.table.counts[at, :width] + self._waiting[at, :width])).sum(1)
         return np.asarray(before < tokens)
 
-    def cut(self, cuts: Sequence[tuple[int, Cut]]) -> tuple[np.ndarray, np.ndarray]:
+    def cut(self, cuts: Sequence[tuple[int, Cut]]) -> tuple[np.ndarray, np.ndarray, Sequence[np.ndarray]]:
         if not cuts:
-            return np.empty((0, 2), np.int64), np.empty((0, 2))
+            return np.empty((0, 2), np.int64), np.empty((0, 2)), ()
         found = self._cut([(layer * self.rows + cut.row, cut) for layer, cut in cuts])
-        return found.tokens, found.variances
+        return found.tokens, found.variances, found.leaves
 
     def join(self, layers: np.ndarray, rows: np.ndarray, clusters: np.ndarray, *, waiting: bool) -> None:
         if len(rows):
             self._join(layers * self.rows + rows, clusters, waiting)
 
-    def group(self, tokens: int, clusters: int, first: int) -> np.ndarray:
-        self._group(slice(None), tokens, clusters, first)
-        return self.table.counts[:, first : first + clusters].copy()
+    def group(self, tokens: int, clusters: int, first: int) -> tuple[np.ndarray, np.ndarray]:
+        _, labels = self._group(slice(None), tokens, clusters, first)
+        return self.table.counts[:, first : first + clusters].copy(), labels
 
     def best(self, tokens: float) -> np.ndarray:
         """bool[rows, clusters]: of the clusters as they are now, those that the query under way wants most, until they
@@ -190,21 +190,33 @@ class ClusteredKeys:
             of_kind = self._of_kind(op.layer)
             if op.step >= 0:
                 self._go_to(op.step)
-            rows = self._group(of_kind, op.tokens, op.clusters, op.first)
+            rows, labels = self._group(of_kind, op.tokens, op.clusters, op.first)
             clusters = np.arange(op.first, op.first + op.clusters)
             tokens = self.table.counts[of_kind, op.first : op.first + op.clusters].copy()
             self._clustered = {key: one for key, one in self._clustered.items() if key[1] == op.step}
-            self._clustered[place] = Clustered(tokens, self.table.variances(rows[:, None], clusters))
+            variances = self.table.variances(rows[:, None], clusters)
+            self._clustered[place] = Clustered(tokens, variances, labels, self._references(of_kind, op))
         return self._clustered[place]
 
-    def _group(self, rows: slice, tokens: int, clusters: int, first: int) -> np.ndarray:
-        """Make clusters of the newest tokens of rows: their numbers."""
+    def _references(self, rows: slice, op: Cluster) -> np.ndarray | None:
+        """int[rows, queries, k]: the best clusters of the last queries of the prompts."""
+        if not op.references:
+            return None
+        end = self._context
+        of_queries = [
+            np.argsort(-self.table.scores(rows, self.queries[rows, at]), axis=1, kind="stable")[:, : op.k]
+            for at in range(max(0, end - op.references), end)
+        ]
+        return np.stack(of_queries, axis=1)
+
+    def _group(self, rows: slice, tokens: int, clusters: int, first: int) -> tuple[np.ndarray, np.ndarray]:
+        """Make clusters of the newest tokens of rows: the rows' numbers, and the cluster of each token."""
         part = slice(self.entry + 1 - tokens, self.entry + 1)
         keys, numbers = self.keys[rows, part], np.arange(len(self.keys))[rows]
         found = kmeans(keys, clusters)
         self.labels[rows, part] = first + found
         self.table.fill(numbers, keys, found, first)
-        return numbers
+        return numbers, found
 
     def _split(self, op: Split) -> Divided:
         kind = op.layer % self.kinds
@@ -238,7 +250,8 @@ class ClusteredKeys:
                     self.table.set(row, cluster, vectors[n, : sizes[n]][inside])
                     tokens[n, part] = self.table.counts[row, cluster]
                     variances[n, part] = self.table.squares[row, cluster] / tokens[n, part]
-        return Divided(tokens, variances)
+        left = [of[:n] & (cut.new is not None) for of, n, (_, cut) in zip(leaves, sizes, cuts, strict=True)]
+        return Divided(tokens, variances, left)
 
     def _joined(self, joined: Sequence[Sequence[Joined | Cut]]) -> None:
         """What became of the keys under way; cuts have been made."""

@@ -392,7 +392,9 @@ class NextToken:
         for tended, ticket in enumerate(now.tended):
             if ticket is not None:
                 answer: Divided | Clustered = ticket.value
-                clusters_of(now.kept).outcome(tended, answer.tokens, answer.variances)
+                leaves = answer.leaves if isinstance(answer, Divided) else ()
+                labels = answer.labels if isinstance(answer, Clustered) else None
+                clusters_of(now.kept).outcome(tended, answer.tokens, answer.variances, leaves, labels)
         update = now.kept.append(Learned(now.found))
         stays = now.staying(update) if update else None
         ticket = now.machine.submit(self.op(now.plan, update, stays), after=after)
@@ -437,7 +439,10 @@ class ClusterKeys:
 
     @staticmethod
     def op(plan: DecodePlan, layer: int) -> Cluster:
-        return Cluster(plan.sequences, plan.context, plan.blocks, layer, heads=plan.heads)
+        references = min(plan.roles.layout.reference_queries, plan.context)
+        k = 0 if plan.selected is None else min(plan.selected, plan.blocks)
+        clusters = plan.sequences, plan.context, plan.blocks
+        return Cluster(*clusters, layer, heads=plan.heads, references=references, k=k)
 
     def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
         now.clustered[layer] = ticket = now.machine.submit(self.op(now.plan, layer), after=after)
@@ -455,7 +460,7 @@ class WriteOut:
     def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
         if (ticket := now.clustered[layer]) is not None:
             found: Clustered = ticket.value
-            clusters_of(now.kept).filled(layer, found.tokens, found.variances)
+            clusters_of(now.kept).filled(layer, found.tokens, found.variances, found.labels, found.retrieved)
             if not now.away(layer):
                 # Its place was not known before.
                 return now.machine.copy(now.whole(layer), "device", after=after)

@@ -30,6 +30,11 @@ class LayoutRole(Protocol):
         ...
 
     @property
+    def reference_queries(self) -> int:
+        """How many of the prompts' last queries say what is wanted together."""
+        ...
+
+    @property
     def after_prefill(self) -> tuple[str, ...]:
         """Kinds of the stages that a layer's prefill needs besides writing its KV."""
         ...
@@ -67,6 +72,10 @@ class TokenGroups:
     @property
     def beside_moves(self) -> tuple[str, ...]:
         return ()
+
+    @property
+    def reference_queries(self) -> int:
+        return 0
 
     @property
     def after_prefill(self) -> tuple[str, ...]:

@@ -2,11 +2,13 @@
 (DynaKV 5)."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from kvferry.policies.decode.co_retrieval import orders
 from kvferry.policies.decode.layout import Layout, Ranges
 from kvferry.policies.decode.pieces import Change, Pieces, Reads
 from kvferry.specs.errors import InputError
@@ -178,6 +180,15 @@ class PlacedClusters(ABC):
 
     # --- where it lies -------------------------------------------------------------------------------------------
 
+    def arranged(
+        self, layer: int, tokens: np.ndarray, labels: np.ndarray | None = None, retrieved: np.ndarray | None = None
+    ) -> None:
+        """The same, by the block of each token, int[rows, tokens], and what the last queries wanted, int[rows, queries,
+        k] (DynaKV 5.1); None: unknown."""
+        order = None if retrieved is None else orders(retrieved, tokens.shape[1])
+        members = None if labels is None else np.argsort(labels, axis=1, kind="stable")
+        self.filled(layer, tokens, order, members)
+
     def filled(
         self, layer: int, tokens: np.ndarray, order: np.ndarray | None = None, members: np.ndarray | None = None
     ) -> None:
@@ -251,6 +262,13 @@ class PlacedClusters(ABC):
     @abstractmethod
     def open(self, layer: int, row: int, tokens: int) -> tuple[int, Change]:
         """A new block of so many tokens: its number. InputError when there is no room."""
+
+    def open_together(
+        self, layer: int, row: int, tokens: Sequence[int], labels: np.ndarray | None = None
+    ) -> list[Change]:
+        """New blocks of so many tokens each; `labels` say which of them the tokens are in, in the order in which these
+        came (None: unknown)."""
+        return [self.open(layer, row, n)[1] for n in tokens]
 
     @abstractmethod
     def check(self) -> None:

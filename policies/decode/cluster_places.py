@@ -60,10 +60,16 @@ class SequenceOrdered(PlacedAsClusters):
 @dataclass(frozen=True, kw_only=True)
 class Buffered(PlacedAsClusters):
     """Clusters have pages of their own. ``page_buffers`` of a row's clusters have a buffer for one in memory: those
-    that are updated again within ``hot_steps`` tokens."""
+    that are updated again within ``hot_steps`` tokens. Clusters lie beside each other that the last ``references``
+    queries of the prompts want together (DynaKV 5.1); 0: in the order of their numbers."""
 
     page_buffers: int = 0
     hot_steps: int = 32
+    references: int = 0
+
+    @property
+    def reference_queries(self) -> int:
+        return self.references
 
     @abstractmethod
     def _made(self, **sizes: Any) -> ClusterLayout: ...
@@ -97,6 +103,7 @@ class DualHeads(Buffered):
 
     most_tokens: int | None = None
     whole_pairs: bool = True
+    references: int = 64
 
     def _made(self, **sizes: Any) -> ClusterLayout:
         return DualHeadLayout(

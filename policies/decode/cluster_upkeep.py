@@ -117,7 +117,7 @@ class TendedClusters:
         self.thresholds = np.full(shape[:2], np.inf)
         self.splits = self.delayed = self.forced = self.moves = self.uncut = 0
         self._decided: dict[int, Decision] = {}
-        self._outcomes: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self._outcomes: dict[int, tuple[np.ndarray, np.ndarray, Sequence[np.ndarray]]] = {}
 
     def stored(self, layer: int) -> int:
         return self.places.most(layer)
@@ -136,8 +136,15 @@ class TendedClusters:
         """Keys of clusters, with those that wait for them."""
         return self.places.tokens_of(layers, rows, blocks) + self.waiting[layers, rows, blocks]
 
-    def filled(self, layer: int, tokens: np.ndarray, variances: np.ndarray) -> None:
-        self.places.filled(layer, tokens)
+    def filled(
+        self,
+        layer: int,
+        tokens: np.ndarray,
+        variances: np.ndarray,
+        labels: np.ndarray | None = None,
+        retrieved: np.ndarray | None = None,
+    ) -> None:
+        self.places.arranged(layer, tokens, labels, retrieved)
         self.variances[layer, :, : variances.shape[1]] = variances
         if math.isfinite(self._multiple):
             self.thresholds[layer] = self._multiple * variances.mean(1)
@@ -157,8 +164,15 @@ class TendedClusters:
         read = _by_row([(row, block) for _, row, block in decision.reads], len(ids)) if decision.reads else None
         return Tending(cuts, read)
 
-    def outcome(self, layer: int, tokens: np.ndarray, variances: np.ndarray) -> None:
-        self._outcomes[layer] = tokens, variances
+    def outcome(
+        self,
+        layer: int,
+        tokens: np.ndarray,
+        variances: np.ndarray,
+        leaves: Sequence[np.ndarray] = (),
+        labels: np.ndarray | None = None,
+    ) -> None:
+        self._outcomes[layer] = tokens, variances, leaves
 
     def append(self, learned: Learned) -> Update:
         changes, decisions = list[Change](), [self._decided.pop(layer) for layer in range(self.places.shape[0])]
@@ -200,7 +214,9 @@ class TendedClusters:
             keys.join(*decision.waits, waiting=True)
             cuts, joins = _everywhere(decision, alike)
             times = [len(alike[of]) for of, _ in decision.cuts]
-            self.carry_out(cuts, *(np.repeat(of, times, axis=0) for of in parted))
+            leaves = [leave for leave, n in zip(parted[2], times, strict=True) for _ in range(n)]
+            tokens_of, variances = (np.repeat(of, times, axis=0) for of in parted[:2])
+            self.carry_out(cuts, tokens_of, variances, leaves)
             if len(joins[0]):
                 self.places.grow(*joins)
         kinds = np.arange(layers) % keys.kinds
@@ -306,10 +322,17 @@ class TendedClusters:
         place = layer, row, block
         return Cut(row, block, new, joins, int(self._n(*place)) + joins)
 
-    def carry_out(self, cuts: Sequence[tuple[int, Cut]], tokens: np.ndarray, variances: np.ndarray) -> list[Change]:
-        """Cuts in these layers, with their outcome, [cuts, 2] each: what becomes of the file, in this order."""
+    def carry_out(
+        self,
+        cuts: Sequence[tuple[int, Cut]],
+        tokens: np.ndarray,
+        variances: np.ndarray,
+        leaves: Sequence[np.ndarray] = (),
+    ) -> list[Change]:
+        """Cuts in these layers, with their outcome, [cuts, 2] each and where it is known the tokens that leave: what
+        becomes of the file, in this order."""
         changes: list[Change] = []
-        for (layer, cut), (stay, leave), of_parts in zip(cuts, tokens.tolist(), variances, strict=True):
+        for n, ((layer, cut), (stay, leave), of_parts) in enumerate(zip(cuts, tokens.tolist(), variances, strict=True)):
             place = layer, cut.row, cut.block
             waited = int(self.waiting[place])
             if waited:
@@ -319,7 +342,7 @@ class TendedClusters:
             if cut.new is None:
                 changes.append(self.places.append(*place, tokens=stay - int(self.places.tokens_of(*place))))
                 continue
-            new, change = self.places.split(*place, stay, leave)
+            new, change = self.places.split(*place, stay, leave, leaves[n] if leaves else None)
             assert new == cut.new, (new, cut)
             self.variances[layer, cut.row, new] = of_parts[1]
             self.splits += 1

@@ -1,6 +1,6 @@
 """An upkeep that clusters new tokens among themselves, apart from what was clustered before (ClusterKV)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -49,7 +49,7 @@ class WindowedClusters:
         self.tokens = 0
         self._window_tokens, self._window_clusters = window_tokens, window_clusters
         # By layer, tokens [rows, clusters] of the clusters that this step makes.
-        self._made: dict[int, np.ndarray] = {}
+        self._made: dict[int, tuple[np.ndarray, np.ndarray | None]] = {}
 
     def stored(self, layer: int) -> int:
         return self.places.most(layer)
@@ -63,16 +63,30 @@ class WindowedClusters:
     def tokens_of(self, layer: int, blocks: BlockRows) -> np.ndarray:
         return self.places.tokens_of(layer, blocks.spread(np.arange(blocks.rows)), blocks.ids)
 
-    def filled(self, layer: int, tokens: np.ndarray, variances: np.ndarray) -> None:
-        self.places.filled(layer, tokens)
+    def filled(
+        self,
+        layer: int,
+        tokens: np.ndarray,
+        variances: np.ndarray,
+        labels: np.ndarray | None = None,
+        retrieved: np.ndarray | None = None,
+    ) -> None:
+        self.places.arranged(layer, tokens, labels, retrieved)
 
     def tend(self, layer: int, ids: np.ndarray | None, squared: np.ndarray | None, found: Lookup) -> Tending | None:
         if self.tokens + 1 < self._window_tokens:
             return None
         return Tending(regroup=Regroup(self._window_tokens, self._window_clusters, self.places.most(layer)))
 
-    def outcome(self, layer: int, tokens: np.ndarray, variances: np.ndarray) -> None:
-        self._made[layer] = tokens
+    def outcome(
+        self,
+        layer: int,
+        tokens: np.ndarray,
+        variances: np.ndarray,
+        leaves: Sequence[np.ndarray] = (),
+        labels: np.ndarray | None = None,
+    ) -> None:
+        self._made[layer] = tokens, labels
 
     def append(self, learned: Learned) -> Update:
         layers, rows, _ = self.places.shape
@@ -80,7 +94,7 @@ class WindowedClusters:
         if self.tokens < self._window_tokens:
             return self._update([], [])
         self.tokens, first = 0, self.places.most(0)
-        changes = [change for layer in range(layers) for change in self._opened(layer, self._made[layer])]
+        changes = [change for layer in range(layers) for change in self._opened(layer, *self._made[layer])]
         self._made.clear()
         return self._update(
             changes,
@@ -104,12 +118,15 @@ class WindowedClusters:
             keys.go_on()
             self.tokens += 1
             if self.tokens == self._window_tokens:
-                made = keys.group(self._window_tokens, self._window_clusters, self.places.most(0))
-                by_kind = made.reshape(keys.kinds, rows, -1)
+                made, found = keys.group(self._window_tokens, self._window_clusters, self.places.most(0))
+                by_kind, labels = (of.reshape(keys.kinds, rows, -1) for of in (made, found))
                 for layer in range(layers):
-                    self._opened(layer, by_kind[layer % keys.kinds])
+                    self._opened(layer, by_kind[layer % keys.kinds], labels[layer % keys.kinds])
                 self.tokens = 0
 
-    def _opened(self, layer: int, tokens: np.ndarray) -> list[Change]:
-        """New clusters of every row [rows, clusters]."""
-        return [self.places.open(layer, row, n)[1] for row, of_row in enumerate(tokens.tolist()) for n in of_row]
+    def _opened(self, layer: int, tokens: np.ndarray, labels: np.ndarray | None) -> list[Change]:
+        """New clusters of every row [rows, clusters], and the one of each new token [rows, tokens]."""
+        found: list[Change] = []
+        for row, of_row in enumerate(tokens.tolist()):
+            found += self.places.open_together(layer, row, of_row, None if labels is None else labels[row])
+        return found

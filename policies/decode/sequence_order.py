@@ -1,5 +1,6 @@
 """A layout in which entries lie in the order of the tokens, whatever cluster they are in (DynaKV 5.1)."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,6 +75,18 @@ class SequenceOrder(PlacedClusters):
         self.counted.new_bytes += tokens * self.like.token_bytes
         return new, self._counted(self._taken_in(np.full(tokens, flat), np.full(tokens, new), np.arange(tokens)))
 
+    def open_together(
+        self, layer: int, row: int, tokens: Sequence[int], labels: np.ndarray | None = None
+    ) -> list[Change]:
+        if labels is None:
+            return super().open_together(layer, row, tokens)
+        flat = self._row(layer, row)
+        new = np.array([self._number(flat) for _ in tokens])
+        self.counted.new_bytes += len(labels) * self.like.token_bytes
+        nth = np.array([np.count_nonzero(labels[:at] == label) for at, label in enumerate(labels)], np.int64)
+        rows = np.full(len(labels), flat)
+        return [self._counted(self._taken_in(rows, new[labels], nth, np.arange(len(labels))))]
+
     def _cut(self, row: int, block: int, new: int, stay: int, leave: int, leaves: np.ndarray | None) -> Change:
         if leaves is None:
             leaves = np.arange(stay + leave) >= stay
@@ -114,9 +127,11 @@ class SequenceOrder(PlacedClusters):
     def _fits(self, rows: np.ndarray, blocks: np.ndarray, tokens: int) -> np.ndarray:
         return np.asarray(self._lengths[rows] + tokens <= self.like.most_row_tokens)
 
-    def _taken_in(self, rows: np.ndarray, blocks: np.ndarray, nth: np.ndarray) -> Change:
-        """New tokens, each the nth of those that a row and block get."""
-        tokens = self._lengths[rows] + nth
+    def _taken_in(
+        self, rows: np.ndarray, blocks: np.ndarray, nth: np.ndarray, in_row: np.ndarray | None = None
+    ) -> Change:
+        """New tokens, each the nth of those that a block gets, and of those that its row gets (None: the same)."""
+        tokens = self._lengths[rows] + (nth if in_row is None else in_row)
         if not len(rows):
             return Change(Pieces.none(self.like.token_bytes))
         self._check_room(int(rows[tokens.argmax()]), int(tokens.max()) + 1)

@@ -53,7 +53,7 @@ class KeysAhead(Ahead, Protocol):
         """bool: which of these places are among the best of their rows, taken until they hold so many tokens."""
         ...
 
-    def cut(self, cuts: Sequence[tuple[int, Cut]]) -> tuple[np.ndarray, np.ndarray]:
+    def cut(self, cuts: Sequence[tuple[int, Cut]]) -> tuple[np.ndarray, np.ndarray, Sequence[np.ndarray]]:
         """Carry out cuts in these layers: tokens and variances as Divided has them."""
         ...
 
@@ -61,16 +61,23 @@ class KeysAhead(Ahead, Protocol):
         """New keys of these rows join their clusters, or wait for them."""
         ...
 
-    def group(self, tokens: int, clusters: int, first: int) -> np.ndarray:
+    def group(self, tokens: int, clusters: int, first: int) -> tuple[np.ndarray, np.ndarray]:
         """The newest `tokens` of every row become `clusters` clusters, from number `first` on: int64[kinds * rows,
-        clusters] tokens in each."""
+        clusters] tokens in each, and int[kinds * rows, tokens] the cluster of each, counted from `first`."""
         ...
 
 
 class KeptClusters(Kept, Protocol):
     """A Kept whose blocks are clusters. In each step every layer is tended, then ``append`` sums up."""
 
-    def filled(self, layer: int, tokens: np.ndarray, variances: np.ndarray) -> None:
+    def filled(
+        self,
+        layer: int,
+        tokens: np.ndarray,
+        variances: np.ndarray,
+        labels: np.ndarray | None = None,
+        retrieved: np.ndarray | None = None,
+    ) -> None:
         """The context's clusters of a layer, both [rows, clusters], as a Clustered answer has them."""
         ...
 
@@ -84,7 +91,14 @@ class KeptClusters(Kept, Protocol):
         `wanted` of a row's tokens are retrieved at a time."""
         ...
 
-    def outcome(self, layer: int, tokens: np.ndarray, variances: np.ndarray) -> None:
+    def outcome(
+        self,
+        layer: int,
+        tokens: np.ndarray,
+        variances: np.ndarray,
+        leaves: Sequence[np.ndarray] = (),
+        labels: np.ndarray | None = None,
+    ) -> None:
         """What came of the cuts ([cuts, 2]) or of the regrouping ([rows, clusters])."""
         ...
 

@@ -52,7 +52,7 @@ class ClusterFormat:
         return entries.flip(0) if down else entries
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class ClusteredKv(Clustered):
     """The answer, and what is to be written of it, by row and cluster: a Written."""
 
@@ -122,9 +122,10 @@ class ClusterBlocks:
             for block, members in zip(numbers.tolist(), entries[row][order].split(tokens[row].tolist()), strict=True):
                 parts[row, block] = members
         if op.step < 0:
-            return ClusteredKv(tokens, variances, self.format, parts)
+            retrieved = index.references(op.layer, op.references, op.k)
+            return ClusteredKv(tokens, variances, labels, retrieved, format=self.format, clusters=parts)
         self._here[op.layer] |= parts
-        return Clustered(tokens, variances)
+        return Clustered(tokens, variances, labels)
 
     def put(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Take in the token under way, each [sequences, KV heads, 1, head_dim]."""
@@ -162,6 +163,7 @@ class ClusterBlocks:
         if absent := [place for place in places if place not in here]:
             raise KvferryError(f"{len(absent)} clusters of layer {op.layer} are cut and not in memory")
         tokens, variances = np.zeros((len(places), 2), np.int64), np.zeros((len(places), 2))
+        leaving: list[np.ndarray] = []
         for n, (cut, place) in enumerate(zip(op.cuts, places, strict=True)):
             waiting = self._waiting[op.layer].get(place, [])
             came = [*waiting, *([new[cut.row][None]] if cut.joins else [])]
@@ -186,7 +188,8 @@ class ClusterBlocks:
                 self._slots[op.layer] |= {part: here[part] for part in parts}
             variances[n, 0] = index.set(op.layer, cut.row, cut.block, keys[~leaves])
             tokens[n] = (~leaves).sum(), leaves.sum()
-        return Divided(tokens, variances)
+            leaving.append(leaves)
+        return Divided(tokens, variances, leaving)
 
     def grown(self, op: OutputHead, index: Centroids | None) -> WrittenPieces:
         """The token under way has passed all layers, and joins the clusters that `op` says; what is to be written."""

@@ -233,7 +233,7 @@ class Layers(RegisteredOps):
     @runs(Cluster)
     def _cluster(self, op: Cluster, inputs: Sequence[Any]) -> Clustered:
         found = self._clusters.clustered(op, self._centroids)
-        self.said[place_of(op)] = Clustered(found.tokens, found.variances)
+        self.said[place_of(op)] = Clustered(found.tokens, found.variances, found.labels, found.retrieved)
         return found
 
     @runs(Split)

@@ -187,6 +187,27 @@ def test_known_members_and_an_order_by_hand() -> None:
     assert pairs.whole(0).blocks.tolist() == [1, 0, 0, 1]
 
 
+def test_what_queries_want_together_lies_together() -> None:
+    pairs = DualHeadLayout(**{**SIZES, "sequences": 1}, most_tokens=4).start()
+    retrieved = np.array([[[0, 2], [0, 2], [1, 3]]])
+    pairs.arranged(0, np.array([[3, 3, 3, 3]]), retrieved=retrieved)
+    assert pairs.whole(0).blocks.tolist() == [0, 2, 1, 3]
+    sequence = SequenceLayout(**{**SIZES, "sequences": 1}).start()
+    sequence.arranged(0, np.array([[2, 1]]), np.array([[1, 0, 0]]))
+    assert sequence.whole(0).blocks.tolist() == [1, 0, 0]
+
+
+def test_new_blocks_keep_the_order_of_tokens() -> None:
+    sequence = placed(SequenceLayout)
+    (change,) = sequence.open_together(0, 0, [1, 2], np.array([1, 0, 1]))
+    assert (change.written.blocks.tolist(), change.written.firsts.tolist()) == ([3, 2, 3], [0, 0, 1])
+    assert ranges(change.written) == [(48, 8), (56, 8), (64, 8)]
+    sequence.check()
+    contiguous = placed(ContiguousLayout)
+    changes = contiguous.open_together(0, 0, [1, 2], np.array([1, 0, 1]))
+    assert [ranges(change.written) for change in changes] == [[(48, 8)], [(56, 16)]]
+
+
 def test_pages_are_written_once_they_are_full() -> None:
     # A page of 4 tokens, one buffer in each row; three tokens of each cluster are in the file.
     blocks = placed(PoolLayout, page_bytes=32, page_buffers=1, hot_steps=2, spare=4)

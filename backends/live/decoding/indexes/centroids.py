@@ -22,6 +22,8 @@ class Centroids(Index):
         super().__init__(spec, layers=layers, head_dim=head_dim)
         self._kv_heads = kv_heads
         rows, width = sequences * spec.heads, kv_heads // spec.heads * head_dim
+        # Of the prompts, until they are clustered.
+        self._queries: dict[int, torch.Tensor] = {}
         self.tables = [ClusterTable(rows, room_tokens // spec.block_tokens, width) for _ in range(layers)]
 
     @classmethod
@@ -58,8 +60,19 @@ class Centroids(Index):
         return torch.from_numpy(table.means[row, : table.used[row]]).float()
 
     def prefill(self, layer: int, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor | None:
-        """Nothing: keys are clustered by an op of its own."""
+        """Keys are clustered by an op of its own, which may ask for queries."""
+        self._queries[layer] = queries
         return None
+
+    def references(self, layer: int, queries: int, k: int) -> np.ndarray | None:
+        """int[rows, queries, k]: the best clusters of each of the prompts' last queries; None: of none. They are not
+        kept longer."""
+        of_prompts = self._queries.pop(layer)
+        if not queries:
+            return None
+        last = range(of_prompts.shape[2] - queries, of_prompts.shape[2])
+        scores = [self.scores(layer, of_prompts[:, :, at : at + 1], self.spec.heads) for at in last]
+        return torch.stack([of_one.topk(k, dim=-1).indices.flatten(0, 1) for of_one in scores], dim=1).numpy()
 
     def cluster(self, layer: int, keys: np.ndarray, clusters: int, first: int) -> np.ndarray:
         """Make so many clusters of keys [rows, tokens, numbers], from number `first` on: of each row's tokens the one

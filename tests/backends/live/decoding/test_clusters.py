@@ -11,7 +11,7 @@ from kvferry.machine.handles import Attended
 from kvferry.machine.ops import Assign, DecodeAttention, Extents, OutputHead, PrefillLayer, ProjectQkv, RestOfLayer
 from kvferry.policies.decode.centroids import Centroids
 from kvferry.policies.decode.cluster_caches import VirtualCache, WholeCache
-from kvferry.policies.decode.cluster_places import ClusterByCluster, ClusterPools, DualHeads
+from kvferry.policies.decode.cluster_places import ClusterByCluster, ClusterPools, DualHeads, SequenceOrdered
 from kvferry.policies.decode.cluster_upkeep import AdaptiveClusters, TendedClusters
 from kvferry.policies.decode.placement import OneTier, Progressive
 from kvferry.policies.decode.residency import DoubleBuffer, Residency, Reuse
@@ -41,6 +41,8 @@ LAYOUTS = [
     DualHeads(group_tokens=3, **BUFFERS),
     ClusterPools(group_tokens=3, spare=1, **BUFFERS),
     ClusterByCluster(group_tokens=3),
+    ClusterByCluster(group_tokens=3, references=8),
+    SequenceOrdered(group_tokens=3),
     ClusterByCluster(group_tokens=3, **BUFFERS),
 ]
 
