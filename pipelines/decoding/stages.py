@@ -112,8 +112,8 @@ class LookUp:
         ids, starts = selection.ids, selection.starts
         ranked = BlockRows(ids.reshape(plan.rows, -1)) if starts is None else BlockRows(ids, starts)
         tokens = now.kept.tokens_of(layer, ranked)
-        wanted = plan.roles.selector.take(ranked, tokens, now.tokens_stored, plan.slots or None)
-        now.block_tokens[layer] = tokens = now.kept.tokens_of(layer, wanted)
+        wanted, tokens = plan.roles.selector.take(ranked, tokens, now.tokens_stored, plan.slots or None)
+        now.block_tokens[layer] = tokens
         now.found[layer] = found = now.residents[layer].look_up(wanted, tokens)
         now.record.blocks_wanted += wanted.ids.size
         now.record.blocks_reused += found.hits

@@ -7,7 +7,7 @@ import numpy as np
 from kvferry.policies.decode.index import IndexSpec
 from kvferry.policies.decode.room import Room
 from kvferry.policies.decode.rows import BlockRows
-from kvferry.policies.decode.selector import Ask, Index
+from kvferry.policies.decode.selector import Ask, Index, Taken
 from kvferry.policies.decode.stages import Key, Stage, Stages, own_layer
 from kvferry.policies.decode.top_blocks import TopByOwnQuery
 
@@ -40,14 +40,15 @@ class Centroids(TopByOwnQuery):
         # The best may be smaller than others.
         return replace(found, k=min(stored, _ASKED * found.k))
 
-    def take(self, ranked: BlockRows, tokens: np.ndarray | None, stored: int, most: int | None) -> BlockRows:
+    def take(self, ranked: BlockRows, tokens: np.ndarray | None, stored: int, most: int | None) -> Taken:
         assert tokens is not None and ranked.starts is None
         before = np.cumsum(tokens, axis=1) - tokens
         # A row that has fewer clusters than others is answered with some that are not there.
         wanted = (before < self.wanted_tokens(stored)) & (tokens > 0)
         if most is not None:
             wanted[:, most:] = False
-        return BlockRows(ranked.ids[wanted], np.cumsum([0, *wanted.sum(axis=1)]))
+        starts = np.concatenate([[0], np.cumsum(np.count_nonzero(wanted, axis=1))])
+        return BlockRows(ranked.ids[wanted], starts), tokens[wanted]
 
     def stages(self, layers: int, beside: tuple[str, ...], after_attention: tuple[str, ...] = ()) -> Stages:
         """The query chooses, and meanwhile the key finds its cluster: both are there once the layer is projected."""

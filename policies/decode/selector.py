@@ -15,6 +15,10 @@ from kvferry.policies.decode.rows import BlockRows
 from kvferry.policies.decode.stages import Key, Stage, Stages, layer_ahead, own_layer
 
 
+# KV blocks by row, and the tokens in each of them; None: equally many in all.
+Taken = tuple[BlockRows, np.ndarray | None]
+
+
 @dataclass(frozen=True, slots=True)
 class Ask:
     """One layer's question: choose `k` of `blocks` KV blocks for each of `heads`, by scoring `vectors` vectors of
@@ -68,8 +72,8 @@ class Selector(Protocol):
         """The question about `stored` blocks."""
         ...
 
-    def take(self, ranked: BlockRows, tokens: np.ndarray | None, stored: int, most: int | None) -> BlockRows:
-        """Of the machine's answer, what is wanted; `tokens` are in each block, None: equally many in all. A sequence
+    def take(self, ranked: BlockRows, tokens: np.ndarray | None, stored: int, most: int | None) -> Taken:
+        """Of the machine's answer, what is wanted, and the tokens in each block of that, as they were given; `tokens` are in each block, None: equally many in all. A sequence
         has `stored` tokens. `most`: blocks that a row may want; None: any number."""
         ...
 
@@ -108,8 +112,8 @@ class Everything:
     def ask(self, index: IndexSpec, stored: int) -> Ask:
         raise AssertionError("nothing is asked where everything is read")
 
-    def take(self, ranked: BlockRows, tokens: np.ndarray | None, stored: int, most: int | None) -> BlockRows:
-        return ranked
+    def take(self, ranked: BlockRows, tokens: np.ndarray | None, stored: int, most: int | None) -> Taken:
+        return ranked, tokens
 
     def stages(self, layers: int, beside: tuple[str, ...], after_attention: tuple[str, ...] = ()) -> Stages:
         def fetch(layer: int, after: tuple[Key, ...]) -> list[Stage]:

@@ -10,7 +10,7 @@ import numpy as np
 from kvferry.policies.decode.index import IndexSpec, Scores
 from kvferry.policies.decode.room import Room
 from kvferry.policies.decode.rows import BlockRows
-from kvferry.policies.decode.selector import Ask, chosen_stages
+from kvferry.policies.decode.selector import Ask, Taken, chosen_stages
 from kvferry.policies.decode.stages import Stages
 
 
@@ -45,8 +45,8 @@ class TopBlocks(ABC):
         assert k is not None
         return Ask(stored, k, index.heads, self.vectors(index.block_tokens, stored), index.rank)
 
-    def take(self, ranked: BlockRows, tokens: np.ndarray | None, stored: int, most: int | None) -> BlockRows:
-        return ranked
+    def take(self, ranked: BlockRows, tokens: np.ndarray | None, stored: int, most: int | None) -> Taken:
+        return ranked, tokens
 
     @abstractmethod
     def vectors(self, block_tokens: int, stored: int) -> int:

@@ -42,16 +42,17 @@ def test_pools_and_memory_by_hand() -> None:
 def test_the_best_clusters_are_taken_until_they_hold_enough() -> None:
     selector = Centroids(selected_tokens=7)
     ranked, tokens = BlockRows(np.array([[3, 0, 2, 1], [1, 0, 3, 2]])), np.array([[4, 3, 1, 9], [5, 1, 5, 0]])
-    taken = selector.take(ranked, tokens, 20, None)
+    taken, held = selector.take(ranked, tokens, 20, None)
+    assert held is not None and held.tolist() == [4, 3, 5, 1, 5]
     assert taken.starts is not None
     # The second row has three clusters alone.
     assert (taken.ids.tolist(), taken.starts.tolist()) == ([3, 0, 1, 0, 3], [0, 2, 5])
-    few = selector.take(ranked, np.array([[4, 3, 1, 9], [1, 1, 0, 0]]), 20, None)
+    few, _ = selector.take(ranked, np.array([[4, 3, 1, 9], [1, 1, 0, 0]]), 20, None)
     assert few.row(1).tolist() == [1, 0]
     # No more than there are slots for; and a share of 30 tokens.
-    assert selector.take(ranked, tokens, 20, 2).ids.tolist() == [3, 0, 1, 0]
+    assert selector.take(ranked, tokens, 20, 2)[0].ids.tolist() == [3, 0, 1, 0]
     share = Centroids(selected_share=0.2)
-    assert share.take(ranked, tokens, 30, None).row(1).tolist() == [1, 0]
+    assert share.take(ranked, tokens, 30, None)[0].row(1).tolist() == [1, 0]
     assert (share.selected(3, 24), Centroids(selected_tokens=7).selected(3, 24)) == (5, 3)
     with pytest.raises(ValueError, match="selected_share lies above 0 and up to 1, got 0"):
         Centroids(selected_share=0).selected(3, 24)
