@@ -1,5 +1,5 @@
-"""How long a decoded token takes to simulate where KV blocks are clusters, as DynaKV's are: 28 layers of Qwen2.5-1.5B on a
-phone, with 16Ki entries behind the prompt, and how that grows up to 100Ki; and tokens that are skipped."""
+"""How long a decoded token takes to simulate where KV blocks are clusters, as DynaKV's are: 28 layers of Qwen2.5-1.5B
+on a phone, with 16Ki entries behind the prompt, and how that grows up to 100Ki; and tokens that are skipped."""
 
 from collections.abc import Iterator
 from statistics import median

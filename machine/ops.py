@@ -202,7 +202,8 @@ class Decompose(Op):
 class Cluster(Op):
     """Make `clusters` clusters of like keys of the `tokens` newest tokens of each row, by k-means; the first of them is
     number `first` of its row. A row is one of `heads` parts of a sequence's KV heads. Yields Clustered. `step` is -1
-    for the prompts; of these, the best `k` clusters are told for each of the last `references` queries."""
+    for the prompts; of these, the best `k` clusters are told for each of the last `references` queries. Of all tokens
+    (`whole`), those that are not in memory are brought as for a Split."""
 
     answer: ClassVar[type[Clustered]] = Clustered
 
@@ -215,6 +216,9 @@ class Cluster(Op):
     first: int = 0
     references: int = 0
     k: int = 0
+    whole: bool = False
+    at: Extents | None = field(default=None, compare=False)
+    reads: Reads | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -328,8 +328,11 @@ class TendClusters:
         return Split(plan.sequences, tokens, step, layer, plan.heads, tending.cuts, at, reads)
 
     @staticmethod
-    def group(plan: DecodePlan, regroup: Regroup, step: int, layer: int) -> Cluster:
-        return Cluster(plan.sequences, regroup.tokens, regroup.clusters, layer, step, plan.heads, regroup.first)
+    def group(
+        plan: DecodePlan, regroup: Regroup, step: int, layer: int, at: Extents | None, reads: Reads | None
+    ) -> Cluster:
+        sizes = plan.sequences, regroup.tokens, regroup.clusters
+        return Cluster(*sizes, layer, step, plan.heads, regroup.first, whole=regroup.whole, at=at, reads=reads)
 
     def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
         assigned, found = now.assigned[layer], now.found[layer]
@@ -351,7 +354,7 @@ class TendClusters:
         if tending.regroup is None:
             op: Split | Cluster = self.cut(now.plan, tending, now.step, layer, at, reads)
         else:
-            op = self.group(now.plan, tending.regroup, now.step, layer)
+            op = self.group(now.plan, tending.regroup, now.step, layer, at, reads)
         now.tended[layer] = ticket = now.machine.submit(op, after=after)
         return ticket
 

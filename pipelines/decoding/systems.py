@@ -15,6 +15,7 @@ from kvferry.policies.decode.cluster_places import ClusterByCluster, ClusterPool
 from kvferry.policies.decode.cluster_upkeep import AdaptiveClusters, StaticClusters
 from kvferry.policies.decode.entries import Entries
 from kvferry.policies.decode.first_layer_keys import FirstLayerKeys
+from kvferry.policies.decode.global_clusters import GlobalClusters
 from kvferry.policies.decode.local_clusters import LocalClusters
 from kvferry.policies.decode.page_bounds import PageBounds
 from kvferry.policies.decode.placement import AllOrNothing, OneTier, Progressive
@@ -54,6 +55,7 @@ ROLES: dict[str, dict[str, Callable[..., Any]]] = {
         "adaptive-clusters": AdaptiveClusters,
         "static-clusters": StaticClusters,
         "local-clusters": LocalClusters,
+        "global-clusters": GlobalClusters,
     },
     "placement": {
         "host": partial(OneTier, "host"),

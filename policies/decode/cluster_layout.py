@@ -210,6 +210,21 @@ class PlacedClusters(ABC):
             order = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape)
         self._place(flat, order, members)
 
+    def refilled(self, layer: int, tokens: np.ndarray) -> Change:
+        """All tokens of a layer, which are in memory, become blocks of so many tokens, int[rows, blocks]; their places
+        are taken by others. InputError without room, and for a layout that is not made for it."""
+        flat = layer * self.like.rows + np.arange(self.like.rows)
+        before = int(self._tokens[flat].sum())
+        self._empty(flat)
+        self.filled(layer, tokens)
+        self.counted.moved_bytes += before * self.like.token_bytes
+        self.counted.new_bytes += (int(tokens.sum()) - before) * self.like.token_bytes
+        return self._counted(Change(self.whole(layer)))
+
+    def _empty(self, rows: np.ndarray) -> None:
+        """Give up the places of all blocks of these rows."""
+        raise InputError("policies.layout: clusters that are all made anew take cluster-pools")
+
     @abstractmethod
     def _place(self, rows: np.ndarray, order: np.ndarray, members: np.ndarray | None) -> None:
         """The first places of a layer's blocks, whose tokens are counted; `rows` of all layers."""

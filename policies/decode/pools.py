@@ -69,8 +69,21 @@ class Pools(Stretched):
         there = self._tokens[in_order, blocks] > 0
         in_order, blocks = in_order[there], blocks[there]
         n_bytes = np.maximum(self.like.pool_of(self._tokens[in_order, blocks]), self.like.pool_bytes)
-        self._offsets[in_order, blocks] = self._file.take_together(n_bytes)
+        if self._file.free:
+            # Made anew: as far as there is room between others.
+            self._offsets[in_order, blocks] = [self._file.take(size) for size in n_bytes.tolist()]
+        else:
+            self._offsets[in_order, blocks] = self._file.take_together(n_bytes)
         self._pool_bytes[in_order, blocks] = n_bytes
+
+    def _empty(self, rows: np.ndarray) -> None:
+        at, blocks = np.nonzero(self._tokens[rows])
+        of_rows = rows[at]
+        self._buffers.give_up(of_rows, blocks)
+        for offset, n_bytes in zip(
+            self._offsets[of_rows, blocks].tolist(), self._pool_bytes[of_rows, blocks].tolist(), strict=True
+        ):
+            self._file.give_back(offset, n_bytes)
 
     def _addresses(
         self, rows: np.ndarray, blocks: np.ndarray, firsts: np.ndarray, tokens: np.ndarray

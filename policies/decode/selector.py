@@ -14,7 +14,6 @@ from kvferry.policies.decode.room import Room
 from kvferry.policies.decode.rows import BlockRows
 from kvferry.policies.decode.stages import Key, Stage, Stages, layer_ahead, own_layer
 
-
 # KV blocks by row, and the tokens in each of them; None: equally many in all.
 Taken = tuple[BlockRows, np.ndarray | None]
 
@@ -73,8 +72,9 @@ class Selector(Protocol):
         ...
 
     def take(self, ranked: BlockRows, tokens: np.ndarray | None, stored: int, most: int | None) -> Taken:
-        """Of the machine's answer, what is wanted, and the tokens in each block of that, as they were given; `tokens` are in each block, None: equally many in all. A sequence
-        has `stored` tokens. `most`: blocks that a row may want; None: any number."""
+        """Of the machine's answer, what is wanted, and the tokens in each block of that. `tokens` are in each block of
+        the answer, None: equally many in all. A sequence has `stored` tokens. `most`: blocks that a row may want; None:
+        any number."""
         ...
 
     def stages(self, layers: int, beside: tuple[str, ...], after_attention: tuple[str, ...] = ()) -> Stages:

@@ -10,6 +10,7 @@ from toys import RunToy, decoded, toy_plan
 from kvferry.policies.decode.centroids import Centroids
 from kvferry.policies.decode.cluster_places import ClusterPools
 from kvferry.policies.decode.cluster_upkeep import AdaptiveClusters, TendedClusters
+from kvferry.policies.decode.global_clusters import GlobalClusters, RegroupedClusters
 from kvferry.policies.decode.local_clusters import LocalClusters, WindowedClusters
 from kvferry.policies.decode.residency import Reuse
 from kvferry.policies.decode.roles import Roles
@@ -71,4 +72,18 @@ def test_new_tokens_become_clusters_of_their_own(toy: RunToy) -> None:
             run.decode.now.residents[layer].check()
             assert clusters.places.counts(layer, np.arange(plan.rows)).tolist() == [16 + 3 * 2] * plan.rows
             assert clusters.places.all_tokens[layer].sum(1).tolist() == [50 + 21] * plan.rows
+        assert len(run.decode.record.token_times_s) == 24
+
+
+def test_all_tokens_become_clusters_anew(toy: RunToy) -> None:
+    """Twice, after eight and sixteen tokens: 66 tokens make 22 clusters, and seven more join those."""
+    plan = toy_plan(replace(CLUSTERS, upkeep=GlobalClusters(every_tokens=8)), sequences=2, context=50, output=24)
+    with toy(plan) as run:
+        clusters = run.decode.now.kept
+        assert isinstance(clusters, RegroupedClusters)
+        for layer in range(plan.model.layers):
+            run.decode.now.residents[layer].check()
+            assert clusters.places.counts(layer, np.arange(plan.rows)).tolist() == [22] * plan.rows
+            assert clusters.places.all_tokens[layer].sum(1).tolist() == [50 + 23] * plan.rows
+        clusters.places.check()
         assert len(run.decode.record.token_times_s) == 24

@@ -104,11 +104,13 @@ class ClusterBlocks:
         """Take in a layer of the prompts. Nothing can be written before it is clustered."""
         self._prompts[layer] = keys, values
 
-    def clustered(self, op: Cluster, index: Centroids) -> Clustered:
-        """Make clusters of a layer of the prompts, which are to be written, or of its newest tokens, those that belong
-        to none yet, the one under way among them."""
+    def clustered(self, op: Cluster, read: Data | None, index: Centroids) -> Clustered:
+        """Make clusters of a layer of the prompts, which are to be written, or of all of its tokens (`read` has those
+        that are not at hand), or of its newest, which belong to none yet; the one under way is among them."""
         if op.step < 0:
             entries = self.format.entries(*self._prompts.pop(op.layer))
+        elif op.whole:
+            entries = self._everything(op, read)
         else:
             entries = self._newest(op.layer)
             self._recent[op.layer] = None
@@ -205,6 +207,22 @@ class ClusterBlocks:
         for of_here in self._here:
             of_here.clear()
         return WrittenPieces(contents)
+
+    def _everything(self, op: Cluster, read: Data | None) -> torch.Tensor:
+        """[rows, tokens, *shape]: all of a layer's, which are in no cluster any more. Releases the read."""
+        here, new = self._here[op.layer], self._new[op.layer]
+        assert new is not None
+        if read is not None:
+            here |= self._read(op.layer, op.reads, read)
+        rows: list[list[torch.Tensor]] = [[] for _ in new]
+        for place in sorted({*here, *self._unwritten[op.layer]}):
+            rows[place[0]].append(here[place] if place in here else self._unwritten[op.layer][place])
+        entries = [torch.cat([*found, one[None]]) for found, one in zip(rows, new, strict=True)]
+        here.clear()
+        self._unwritten[op.layer].clear()
+        if {len(of_row) for of_row in entries} != {op.tokens}:
+            raise KvferryError(f"all {op.tokens} tokens of layer {op.layer} are to be clustered, and are not in memory")
+        return torch.stack(entries)
 
     def _newest(self, layer: int) -> torch.Tensor:
         """[rows, tokens, *shape]: those that belong to no cluster yet, and the one under way."""

@@ -232,17 +232,20 @@ class Layers(RegisteredOps):
 
     @runs(Cluster)
     def _cluster(self, op: Cluster, inputs: Sequence[Any]) -> Clustered:
-        found = self._clusters.clustered(op, self._centroids)
+        found = self._clusters.clustered(op, self._read_for(op, inputs), self._centroids)
         self.said[place_of(op)] = Clustered(found.tokens, found.variances, found.labels, found.retrieved)
         return found
 
     @runs(Split)
     def _split(self, op: Split, inputs: Sequence[Any]) -> Divided:
-        read = next((one for one in inputs if isinstance(one, Data)), None)
-        if op.at is not None:
-            read = self._own(op.at)
-        self.said[place_of(op)] = divided = self._clusters.split(op, read, self._centroids)
+        self.said[place_of(op)] = divided = self._clusters.split(op, self._read_for(op, inputs), self._centroids)
         return divided
+
+    def _read_for(self, op: Cluster | Split, inputs: Sequence[Any]) -> Data | None:
+        """Clusters that were read for this op, or lie in the processor's own memory."""
+        if op.at is not None:
+            return self._own(op.at)
+        return next((one for one in inputs if isinstance(one, Data)), None)
 
     @runs(Bookkeep)
     def _bookkeep(self, op: Bookkeep, inputs: Sequence[Any]) -> None:

@@ -16,6 +16,7 @@ from kvferry.pipelines.decoding.plan import plan_of
 from kvferry.policies.decode.centroids import Centroids
 from kvferry.policies.decode.cluster_places import ClusterPools
 from kvferry.policies.decode.cluster_upkeep import AdaptiveClusters, StaticClusters, TendedClusters
+from kvferry.policies.decode.global_clusters import GlobalClusters
 from kvferry.policies.decode.local_clusters import LocalClusters
 from kvferry.policies.decode.roles import Roles
 from kvferry.policies.decode.upkeep import Upkeep
@@ -48,8 +49,9 @@ def mean_quality(upkeep: Upkeep, seed: int) -> Quality:
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_static_clusters_spread_local_ones_fragment_and_cut_ones_do_neither(seed: int) -> None:
-    adaptive, static, local = (
-        mean_quality(upkeep, seed) for upkeep in (AdaptiveClusters(), StaticClusters(), LocalClusters())
+    adaptive, static, local, oracle = (
+        mean_quality(upkeep, seed)
+        for upkeep in (AdaptiveClusters(), StaticClusters(), LocalClusters(), GlobalClusters(every_tokens=200))
     )
     first = evolution(StaticClusters(), seed).quality().variance
     assert static.variance > 2 * first > adaptive.variance
@@ -58,6 +60,9 @@ def test_static_clusters_spread_local_ones_fragment_and_cut_ones_do_neither(seed
     # At nearly as much that is read.
     assert adaptive.recall > max(static.recall, local.recall)
     assert adaptive.read < static.read + 0.01
+    # With far fewer clusters than all tokens make when they are clustered anew, again and again.
+    assert oracle.clusters > 1.3 * adaptive.clusters
+    assert oracle.recall > static.recall
 
 
 def test_an_updated_cluster_is_wanted_again_as_in_dynakvs_table_2() -> None:

@@ -1,0 +1,106 @@
+"""An upkeep that clusters all tokens anew every so often: what other upkeeps are measured by (DynaKV 2.3)."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kvferry.policies.decode.cluster_layout import PlacedClusters
+from kvferry.policies.decode.cluster_upkeep import StaticClusters, TendedClusters
+from kvferry.policies.decode.pieces import Change, Pieces
+from kvferry.policies.decode.rows import BlockRows, Cut, Lookup
+from kvferry.policies.decode.tending import KeysAhead, Regroup, Tending
+from kvferry.policies.decode.upkeep import Learned, Update
+
+
+@dataclass(frozen=True, kw_only=True)
+class GlobalClusters(StaticClusters):
+    """Every ``every_tokens`` tokens all KV of a row is read and becomes clusters anew, of the size that the context's
+    had in the mean; between, new keys join the nearest. An oracle: nobody could afford that while decoding."""
+
+    every_tokens: int = 256
+
+    def check(self) -> None:
+        if self.every_tokens < 1:
+            raise ValueError(f"every_tokens is 1 or more, got {self.every_tokens}")
+
+    def start(self, context: int, block_tokens: int, layout: Any) -> "RegroupedClusters":
+        return RegroupedClusters(layout, block_tokens, self.every_tokens)
+
+
+class RegroupedClusters(TendedClusters):
+    """A run's clusters, and how many tokens have come since they were made."""
+
+    def __init__(self, places: PlacedClusters, block_tokens: int, every_tokens: int) -> None:
+        super().__init__(places, threshold=math.inf, buffer_tokens=0, most_tokens=None)
+        self._block_tokens, self._every_tokens, self._since = block_tokens, every_tokens, 0
+        self._made: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+
+    @property
+    def _due(self) -> bool:
+        return self._since + 1 >= self._every_tokens
+
+    def _regroup(self, tokens: int) -> Regroup:
+        return Regroup(tokens, min(max(1, tokens // self._block_tokens), self.places.room), 0, whole=True)
+
+    def tend(self, layer: int, ids: np.ndarray | None, squared: np.ndarray | None, found: Lookup) -> Tending | None:
+        if not self._due:
+            return super().tend(layer, ids, squared, found)
+        held = self.places.all_tokens[layer]
+        there = held > 0
+        there[found.wanted.places] = False
+        rows, blocks = np.nonzero(there)
+        absent = BlockRows(blocks, np.searchsorted(rows, np.arange(len(held) + 1)))
+        return Tending(read=absent if len(blocks) else None, regroup=self._regroup(int(held[0].sum()) + 1))
+
+    def outcome(
+        self,
+        layer: int,
+        tokens: np.ndarray,
+        variances: np.ndarray,
+        leaves: Sequence[np.ndarray] = (),
+        labels: np.ndarray | None = None,
+    ) -> None:
+        if self._due:
+            self._made[layer] = tokens, variances
+        else:
+            super().outcome(layer, tokens, variances, leaves)
+
+    def append(self, learned: Learned) -> Update:
+        if not self._due:
+            self._since += 1
+            return super().append(learned)
+        self._since, rows = 0, self.places.shape[1]
+        changes = [self._refill(layer, *self._made[layer]) for layer in sorted(self._made)]
+        joined = [
+            [Cut(row, block, None, False, int(n)) for row in range(rows) for block, n in enumerate(tokens[row])]
+            for _, (tokens, _) in sorted(self._made.items())
+        ]
+        everything = [np.nonzero(tokens) for _, (tokens, _) in sorted(self._made.items())]
+        changed = [BlockRows(blocks, np.searchsorted(of, np.arange(rows + 1))) for of, blocks in everything]
+        self._made.clear()
+        written = Pieces.together([change.written for change in changes])
+        return Update(
+            lambda of: written.of(of).ranges, changed=changed, joined=joined, changes=Change.in_order(changes)
+        )
+
+    def skip(self, tokens: int, stored: int, keys: KeysAhead, wanted: Callable[[int], float]) -> None:
+        layers, rows, _ = self.places.shape
+        while tokens:
+            joining = min(tokens, self._every_tokens - 1 - self._since)
+            super().skip(joining, stored, keys, wanted)
+            self._since, stored, tokens = self._since + joining, stored + joining, tokens - joining
+            if tokens:
+                keys.go_on()
+                stored, tokens, self._since = stored + 1, tokens - 1, 0
+                regroup = self._regroup(stored)
+                made = keys.group(stored, regroup.clusters, 0)[0].reshape(keys.kinds, rows, -1)
+                for layer in range(layers):
+                    of_kind = made[layer % keys.kinds]
+                    self._refill(layer, of_kind, np.zeros(of_kind.shape))
+
+    def _refill(self, layer: int, tokens: np.ndarray, variances: np.ndarray) -> Change:
+        self.variances[layer, :, : variances.shape[1]] = variances
+        return self.places.refilled(layer, tokens)
