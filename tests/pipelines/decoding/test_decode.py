@@ -26,7 +26,7 @@ from kvferry.specs.scenario import Scenario
 
 # One byte per number: an entry is 2 B, and so is a block.
 MODEL = unit_model(kv_value_bytes=1.0)
-REUSING = ("kvswap", "infinigen-star-ru", "dynakv", "pqcache", "clusterkv", "no-cluster")
+REUSING = ("kvswap", "infinigen-star-ru", "dynakv")
 
 
 def figures_of(scenario: Scenario) -> dict[str, float]:
