@@ -66,7 +66,7 @@ class AdaptiveClusters(StaticClusters):
 
     def check(self) -> None:
         if not self.threshold >= 0:
-            raise ValueError(f"threshold is 0 or more, got {self.threshold}; .inf never cuts a cluster")
+            raise ValueError(f"threshold is 0 or more, got {self.threshold}; upkeep: static-clusters never cuts")
         if self.buffer_tokens < 0:
             raise ValueError(
                 f"buffer_tokens is 0 or more, got {self.buffer_tokens}; 0 reads a cluster to cut it at once"

@@ -32,9 +32,7 @@ class TopBlocks(ABC):
 
     def selected(self, block_tokens: int, stored: int) -> int | None:
         if self.selected_share is not None:
-            if not 0 < self.selected_share <= 1:
-                raise ValueError(f"selected_share lies above 0 and up to 1, got {self.selected_share}")
-            return math.ceil(self.selected_share * stored)
+            return min(max(1, math.ceil(self.selected_share * stored)), stored)
         return min(-(-self.selected_tokens // block_tokens), stored)
 
     def wanted_tokens(self, stored: int) -> float:
@@ -56,7 +54,9 @@ class TopBlocks(ABC):
         return chosen_stages(self.ahead, layers, beside)
 
     def spec(self, room: Room, rank: int) -> IndexSpec:
-        """Of vectors of `rank` numbers, all heads together."""
+        """Of vectors of `rank` numbers, all heads together. ValueError for a share that is none."""
+        if self.selected_share is not None and not 0 < self.selected_share <= 1:
+            raise ValueError(f"selected_share lies above 0 and up to 1, got {self.selected_share}")
         heads = room.model.kv_heads if self.per_head else 1
         return IndexSpec(
             kind=self.kind,

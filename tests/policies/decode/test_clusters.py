@@ -55,7 +55,8 @@ def test_the_best_clusters_are_taken_until_they_hold_enough() -> None:
     assert share.take(ranked, tokens, 30, None)[0].row(1).tolist() == [1, 0]
     assert (share.selected(3, 24), Centroids(selected_tokens=7).selected(3, 24)) == (5, 3)
     with pytest.raises(ValueError, match="selected_share lies above 0 and up to 1, got 0"):
-        Centroids(selected_share=0).selected(3, 24)
+        Centroids(selected_share=0).index(ROOM, 0)
+    assert Centroids(selected_share=0.01).selected(3, 24) == 1
 
 
 def test_centroids_are_in_single_precision() -> None:
