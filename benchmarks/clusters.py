@@ -19,11 +19,20 @@ SYSTEMS = ("dynakv", "pqcache", "clusterkv", "no-cluster")
 ENTRIES = ("4Ki", "64Ki", "100Ki")
 
 
-def token_s(system: str, entries: str) -> tuple[float, float]:
+# Layouts and residencies that stand in for dynakv's own.
+PARTS = {
+    "pairs, virtual cache": ("policies.layout=dual-head", "policies.residency=virtual-cache"),
+    "order of tokens, whole cache": ("policies.layout=sequence-order", "policies.residency=whole-cache"),
+    "cluster by cluster, nothing kept": ("policies.layout=cluster-by-cluster", "policies.residency=none"),
+}
+
+
+def token_s(system: str, entries: str, *policies: str) -> tuple[float, float]:
     """Processor time of a token, the median of 64, and of 1,000 tokens that are skipped before."""
     wanted = [f"system={system}", "model=qwen2.5-1.5b", f"workload.output={entries}", f"workload.decoded={TOKENS}"]
+    wanted += policies
     scenario = load_scenario("dynakv/latency", wanted)
-    plan = plan_for(scenario, DECODE_SYSTEMS[system])
+    plan = plan_for(scenario, DECODE_SYSTEMS[system].with_policies(scenario.policy_values))
     needs = {DEVICE: KvOnStorage(sizes=plan, sequences=plan.sequences)}
     skipped = plan.output - TOKENS
     with sim_world(scenario, needs, NO_INPUTS, lambda span: None, lambda what: None) as world:
@@ -45,6 +54,8 @@ def rows() -> Iterator[Row]:
         # Asked for: 10 ms.
         yield lower(f"{system}, a token at 16Ki entries", 1e3 * each_s, "ms", 10.0)
         yield lower(f"{system}, 1,000 tokens skipped up to 16Ki entries", skipped_s, "s")
+    for name, policies in PARTS.items():
+        yield lower(f"{name}, a token at 16Ki entries", 1e3 * token_s("dynakv", "16Ki", *policies)[0], "ms", 10.0)
     for entries in ENTRIES:
         each_s, skipped_s = token_s("dynakv", entries)
         yield lower(f"dynakv, a token at {entries} entries", 1e3 * each_s, "ms")

@@ -232,7 +232,7 @@ def plan_of(
         full = shown_size(model.kv_full_bytes(context))
         would = f"{shown_size(metadata + buffers, up=True)} would (a full cache takes {full})"
         raise InputError(f"{budget_key}: {shown_size(budget_bytes)} per sequence hold no selection of {what}; {would}")
-    return DecodePlan(
+    plan = DecodePlan(
         roles=roles,
         model=model,
         sequences=sequences,
@@ -253,6 +253,10 @@ def plan_of(
         budget_bytes=budget_bytes,
         layout=layout,
     )
+    if isinstance(layout, ClusterLayout) and layout.moves and "device" in {*plan.tiers, *plan.last_tiers}:
+        what = "what lies behind a cluster moves as it grows, which is not modelled in the processor's own memory"
+        raise InputError(f"policies.layout: {what}; placement: storage or host, or layout: dual-head, would do")
+    return plan
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 Fig. 13 compare with."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -14,6 +15,8 @@ from kvferry.specs.errors import InputError
 @dataclass(frozen=True, kw_only=True)
 class ContiguousLayout(ClusterLayout):
     """A row has room for its tokens alone. Whatever lies behind a cluster that grows moves."""
+
+    moves: ClassVar[bool] = True
 
     @property
     def row_bytes(self) -> int:

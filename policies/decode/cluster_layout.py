@@ -4,7 +4,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -25,6 +25,9 @@ class ClusterLayout(ABC):
     that is written when it is full: those that are updated again within ``hot_steps`` tokens (DynaKV 5.2). ValueError
     for a size that is no power of two.
     """
+
+    # What is stored is read and written elsewhere as clusters grow.
+    moves: ClassVar[bool] = False
 
     layers: int
     sequences: int

@@ -2,13 +2,16 @@
 assigned to them, and clusters that split, move and are written."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 from toys import RunToy, decoded, toy_plan
 
 from kvferry.policies.decode.centroids import Centroids
-from kvferry.policies.decode.cluster_places import ClusterPools
+from kvferry.policies.decode.cluster_caches import VirtualCache, WholeCache
+from kvferry.policies.decode.cluster_layout import PlacedClusters
+from kvferry.policies.decode.cluster_places import ClusterByCluster, ClusterPools, DualHeads, SequenceOrdered
 from kvferry.policies.decode.cluster_upkeep import AdaptiveClusters, TendedClusters
 from kvferry.policies.decode.global_clusters import GlobalClusters, RegroupedClusters
 from kvferry.policies.decode.local_clusters import LocalClusters, WindowedClusters
@@ -40,6 +43,36 @@ def test_what_a_real_run_assigned_is_replayed() -> None:
         assert (real.places.all_tokens == modelled.places.all_tokens).all()
         assert (real.waiting == modelled.waiting).all()
         assert live.decode.record.blocks_reused == simulated.decode.record.blocks_reused > 0
+
+
+LAYOUTS: list[Any] = [SequenceOrdered, ClusterByCluster, ClusterPools, DualHeads]
+RESIDENCIES: list[Any] = [Reuse(), WholeCache(cache_share=0.3), VirtualCache(cache_share=0.3)]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_holds_every_token(toy: RunToy, layout: Any) -> None:
+    plan = toy_plan(replace(CLUSTERS, layout=layout(group_tokens=3)), sequences=2, context=50, output=16)
+    with toy(plan) as run:
+        blocks, kept = run.decode.now.blocks, run.decode.now.kept
+        assert isinstance(blocks, PlacedClusters) and isinstance(kept, TendedClusters)
+        blocks.check()
+        assert (blocks.all_tokens + kept.waiting).sum(axis=2).tolist() == [
+            [50 + 16 - 1] * plan.rows
+        ] * plan.model.layers
+        assert 1 <= run.decode.record.accesses <= run.decode.record.accessed
+        assert blocks.taken_bytes >= blocks.entry_bytes > 0
+
+
+@pytest.mark.parametrize("residency", RESIDENCIES, ids=str)
+def test_every_residency_keeps_what_it_may(toy: RunToy, residency: Any) -> None:
+    layout = DualHeads(group_tokens=3, page_buffers=1, page_bytes=4096, hot_steps=8)
+    roles = replace(CLUSTERS, layout=layout, residency=residency)
+    plan = toy_plan(roles, sequences=2, context=50, output=16)
+    with toy(plan) as run:
+        record = run.decode.record
+        assert 0 < record.blocks_reused < record.blocks_wanted
+        for resident in run.decode.now.residents:
+            resident.check()
 
 
 def test_clusters_grow_split_and_are_written(toy: RunToy) -> None:

@@ -13,8 +13,9 @@ from kvferry.pipelines.decoding.plan import plan_of
 from kvferry.policies.decode.centroids import Centroids
 from kvferry.policies.decode.cluster_cache import ClusterCache, Optimum, hit_share
 from kvferry.policies.decode.cluster_caches import VirtualCache, WholeCache
-from kvferry.policies.decode.cluster_places import DualHeads
+from kvferry.policies.decode.cluster_places import ClusterByCluster, DualHeads
 from kvferry.policies.decode.cluster_upkeep import AdaptiveClusters
+from kvferry.policies.decode.placement import OneTier
 from kvferry.policies.decode.roles import Roles
 from kvferry.policies.decode.room import Room
 from kvferry.policies.decode.rows import BlockRows
@@ -180,6 +181,17 @@ def test_a_virtual_cache_takes_less_of_memory_and_more_of_the_file() -> None:
     assert plan(WholeCache(), page_buffers=1).buffer_bytes - whole.buffer_bytes == 4 * 512
     with pytest.raises(InputError, match="policies: page_bytes of 1000 B is no power of two"):
         plan(WholeCache(), page_bytes=1000)
+
+
+def test_clusters_that_move_are_not_in_the_processors_own_memory() -> None:
+    roles = Roles(
+        selector=Centroids(selected_tokens=12),
+        layout=ClusterByCluster(group_tokens=4),
+        upkeep=AdaptiveClusters(),
+        placement=OneTier("device"),
+    )
+    with pytest.raises(InputError, match="policies.layout: what lies behind a cluster moves as it grows"):
+        plan_of(roles, MODEL, sequences=2, context=100, output=20, budget_bytes=1e6)
 
 
 def test_the_next_layer_is_swapped_in_while_one_computes() -> None:

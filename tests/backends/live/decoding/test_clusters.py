@@ -71,7 +71,7 @@ class ClusterDecoding(SmallDecoding):
             env.run(
                 until=env.all_of(
                     [
-                        self.machine.move(self.flow.now.whole(layer), tier, "device")
+                        self.machine.move(Extents(*self.flow.now.whole(layer).arrays), tier, "device")
                         for layer, tier in enumerate(self.flow.now.tiers)
                         if tier != "device"
                     ]
@@ -189,6 +189,12 @@ def test_clusters_in_memory(model: Any, tmp_path: Path, tier: Any) -> None:
     answers = decoding.run()
     assert far_apart(model, decoding, answers) < 1e-4
     assert decoding.storage.peak_buffer_bytes == 0
+
+
+def test_what_moves_moves_in_the_hosts_memory_too(model: Any, tmp_path: Path) -> None:
+    wanted = roles(layout=ClusterByCluster(group_tokens=3), placement=OneTier("host"))
+    decoding = ClusterDecoding(model, tmp_path, wanted, context=26, output=12)
+    assert far_apart(model, decoding, decoding.run()) < 1e-4
 
 
 def test_clusters_move_from_tier_to_tier(model: Any, tmp_path: Path) -> None:
