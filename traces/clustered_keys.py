@@ -4,19 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kvferry.machine.ops import (
-    Answer,
-    Assign,
-    Assigned,
-    Cluster,
-    Clustered,
-    Divided,
-    Op,
-    OutputHead,
-    Select,
-    Selection,
-    Split,
-)
+from kvferry.machine.answers import Answer, Assigned, Clustered, Divided, Selection
+from kvferry.machine.ops import Assign, Cluster, Op, OutputHead, Select, Split
 from kvferry.policies.decode.cluster_table import ClusterTable
 from kvferry.policies.decode.means import kmeans, two_means
 from kvferry.policies.decode.rows import Cut, Joined

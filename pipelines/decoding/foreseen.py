@@ -11,8 +11,9 @@ import numpy as np
 import simpy
 
 from kvferry.machine.ops import Extents, Op
+from kvferry.pipelines.decoding.computing import Attend, NextToken, PassOn
+from kvferry.pipelines.decoding.fetching import ChooseBlocks, LookUp, RebuildKeys
 from kvferry.pipelines.decoding.plan import DecodePlan
-from kvferry.pipelines.decoding.stages import Attend, ChooseBlocks, LookUp, NextToken, PassOn, RebuildKeys
 from kvferry.pipelines.decoding.state import DecodeState
 from kvferry.policies.decode.rows import BlockRows, Lookup
 from kvferry.policies.decode.upkeep import Learned

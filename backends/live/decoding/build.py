@@ -20,10 +20,10 @@ from kvferry.backends.world import Say
 from kvferry.disk.direct_storage import BLOCK_BYTES, Storage
 from kvferry.disk.mapped_storage import MappedStorage
 from kvferry.disk.paced_storage import PacedStorage
-from kvferry.machine.ops import Answer
+from kvferry.layouts.cluster_layout import ClusterLayout
+from kvferry.machine.answers import Answer
 from kvferry.model.decoder import Decoder
 from kvferry.model.prompts import Prompts
-from kvferry.policies.decode.cluster_layout import ClusterLayout
 from kvferry.specs.errors import InputError, pick
 from kvferry.specs.scenario import Scenario
 from kvferry.traces.cluster_answers import Place

@@ -21,17 +21,14 @@ from kvferry.backends.live.decoding.tiers import KvTiers
 from kvferry.backends.live.decoding.written import Written
 from kvferry.backends.live.engine.op_runner import RegisteredOps, runs
 from kvferry.disk.direct_storage import Data
+from kvferry.machine.answers import Answer, Assigned, Clustered, Divided, Selection
 from kvferry.machine.handles import Attended
 from kvferry.machine.ops import (
-    Answer,
     Assign,
-    Assigned,
     Bookkeep,
     Cluster,
-    Clustered,
     DecodeAttention,
     Decompose,
-    Divided,
     Extents,
     FeedForward,
     Op,
@@ -43,7 +40,6 @@ from kvferry.machine.ops import (
     Retrieve,
     Select,
     Selecting,
-    Selection,
     Split,
 )
 from kvferry.model.decoder import Decoder, Rotary
