@@ -97,6 +97,7 @@ class ForeseenSteps:
         found = self._resident.look_up(BlockRows(chosen.reshape(-1, chosen.shape[-1])))
         self._now.record.blocks_wanted += chosen.size
         self._now.record.blocks_reused += found.hits
+        self._now.record.brought_entries += self._plan.group_tokens * (chosen.size - found.hits)
         return found
 
     def _reads(self, found: Lookup) -> tuple[list[float], list[int]]:
