@@ -39,7 +39,7 @@ def test_every_number_of_a_storage_device_has_a_source(name: str) -> None:
     tree = yaml.safe_load((ROOT / f"scenarios/storage/{name}.yaml").read_text())
     sources = tree.pop("sources")
     leaves = list(numbers(tree))
-    assert len(leaves) > 10
+    assert len(leaves) > (0 if "extends" in tree else 10)
     assert [leaf for leaf in leaves if not any(f"{leaf}.".startswith(f"{key}.") for key in sources)] == []
     # "half" and "true" are no numbers, and have sources too.
     known = [*leaves, *tree, *(f"queue.{key}" for key in tree["queue"])]

@@ -1,9 +1,13 @@
 """DynaKV's data and experiments: what is printed, what is run for it, and figures that need no run."""
 
+import csv
+
 import pytest
 
 from kvferry.analysis.metrics import metrics_for
 from kvferry.analysis.reproduction.measurements import clusters
+from kvferry.analysis.reproduction.paper import PAPERS, load_paper
+from kvferry.analysis.reproduction.results import scenarios_of
 from kvferry.pipelines.run import run_scenario
 from kvferry.scenarios.loader import load_scenario
 
@@ -36,3 +40,27 @@ def test_effective_bandwidth_is_of_what_attention_wanted(system: str) -> None:
     figures = metrics_for(scenario, run_scenario(scenario))
     reading_s = figures["block_io_s"] * (scenario.decode.workload.output - 1) * scenario.model.layers
     assert 0 < figures["effective_bytes_per_s"] * reading_s < figures["read_bytes"]
+
+
+def test_every_printed_cell_is_run_and_every_claim_has_its_experiment() -> None:
+    paper = load_paper("dynakv")
+    scenarios = scenarios_of(paper)
+    assert [claim.id for claim in paper.claims] == [f"D{n}" for n in range(1, 21)]
+    with (PAPERS / "dynakv/latency.csv").open() as file:
+        table = [(int(row["decode_length"]), row["latency_ms"]) for row in csv.DictReader(file)]
+    runs = [scenarios[cell.experiment, cell.case, cell.system] for cell in paper.cells]  # type: ignore[index]
+    assert [(run.decode.workload.output, cell.printed) for run, cell in zip(runs, paper.cells, strict=True)] == table
+    assert all(cell.fitted for cell in paper.cells)
+    names = [exhibit.name for exhibit in paper.exhibits]
+    assert names == [f"Table {n}" for n in range(1, 7)] + ["Algorithm 1"] + [f"Fig. {n}" for n in range(1, 19)]
+    # Everything decodes on a CPU, in FP8 unless precision is what is varied.
+    assert {run.device.main for run in scenarios.values()} == {"cpu"}
+    assert {run.model.weight_bits for key, run in scenarios.items() if key.experiment != "precision"} == {8.0}
+
+
+def test_what_the_paper_leaves_open_is_the_same_for_all_systems() -> None:
+    scenarios = scenarios_of(load_paper("dynakv"))
+    alike = {(run.decode.workload.context, run.decode.workload.keys, run.decode.budget) for run in scenarios.values()}
+    assert len(alike) == 1
+    overall = [key for key in scenarios if key.experiment == "overall"]
+    assert not [key for key in overall if scenarios[key].policies]

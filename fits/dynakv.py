@@ -1,0 +1,179 @@
+"""Fit the OnePlus 12's profile on the ten cells of DynaKV's Tab. 6, and cross-validate.
+
+python fits/dynakv.py grid tmp/grid.csv      # simulate every cell with every combination of numbers, LEVELS
+python fits/dynakv.py fit tmp/grid.csv       # between them: the numbers that fit best, and every cell
+python fits/dynakv.py leave-out tmp/grid.csv # the same without some lengths or a model, errors on those left out
+
+Free are numbers of the hardware, see LEVELS, and none of a system or workload. Clusters change alike whatever the
+hardware, so that a cell's latency is a smooth function of few numbers: its logarithm is interpolated, by parabolas in
+their logarithms.
+"""
+
+import argparse
+import csv
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from joblib import Parallel, delayed
+
+from kvferry.analysis.metrics import metrics_for
+from kvferry.pipelines.run import run_scenario
+from kvferry.scenarios.loader import load_scenario
+
+PRINTED = Path(__file__).resolve().parents[1] / "analysis/papers/dynakv/latency.csv"
+MODELS = {"Qwen2.5-1.5B": "qwen2.5-1.5b", "Llama3.2-3B": "llama-3.2-3b"}
+# Keys of the scenario, and the values between which is interpolated.
+LEVELS: dict[str, tuple[float, ...]] = {
+    "device.processors.cpu.efficiency.gemv": (0.25, 0.4, 0.65),
+    "device.storage.queue.host_s": (1e-6, 8e-6, 64e-6),
+}
+UNITS = {"device.storage.queue.host_s": "s"}
+# Points of the search along each number, and half of a printed digit, in s.
+FINENESS = 121
+HALF_DIGIT_S = 0.05e-3
+Numbers = tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Cell:
+    model: str
+    length: int
+    printed_s: float
+
+
+def cells() -> list[Cell]:
+    with PRINTED.open() as file:
+        return [
+            Cell(row["model"], int(row["decode_length"]), float(row["latency_ms"]) / 1e3)
+            for row in csv.DictReader(file)
+        ]
+
+
+def simulated_s(cell: Cell, numbers: Numbers, settings: Sequence[str]) -> float:
+    given = [f"model={MODELS[cell.model]}", f"workload.output={cell.length}", *settings]
+    given += [f"{key}={value:.6g} {UNITS.get(key, '')}" for key, value in zip(LEVELS, numbers, strict=True)]
+    scenario = load_scenario("dynakv/latency", given)
+    return metrics_for(scenario, run_scenario(scenario))["tpot_s"]
+
+
+def parabolas(levels: Sequence[float], at: np.ndarray) -> np.ndarray:
+    """Weights [at, levels] of what is known at the levels, in the logarithm (Lagrange)."""
+    known, wanted = np.log(levels), np.log(at)
+    weights = np.ones((len(wanted), len(known)))
+    for one, other in itertools.permutations(range(len(known)), 2):
+        weights[:, one] *= (wanted - known[other]) / (known[one] - known[other])
+    return weights
+
+
+def surfaces(known_s: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Seconds of every cell, known at [cells, *levels], at all points of the search [cells, points], and what these are
+    made of, number by number."""
+    points = [np.geomspace(min(levels), max(levels), FINENESS) for levels in LEVELS.values()]
+    found = np.log(known_s)
+    for axis, (levels, at) in enumerate(zip(LEVELS.values(), points, strict=True), start=1):
+        found = np.moveaxis(np.tensordot(found, parabolas(levels, at), (axis, 1)), -1, axis)
+    return np.exp(found).reshape(len(found), -1), points
+
+
+def errors(printed_s: np.ndarray, ours_s: np.ndarray) -> np.ndarray:
+    """Distance to the interval that the printed digits allow, over its nearer end; cells come first."""
+    printed_s = printed_s.reshape(-1, *(1,) * (ours_s.ndim - 1))
+    low, high = printed_s - HALF_DIGIT_S, printed_s + HALF_DIGIT_S
+    return np.where(ours_s < low, ours_s / low - 1, np.where(ours_s > high, ours_s / high - 1, 0.0))
+
+
+def best(printed_s: np.ndarray, at_s: np.ndarray) -> int:
+    """The point [cells, points] where the summed sizes of the errors are least: cells which nothing here explains pull
+    little."""
+    return int(abs(errors(printed_s, at_s)).sum(axis=0).argmin())
+
+
+def numbers_at(points: Sequence[np.ndarray], place: int) -> list[float]:
+    indices = np.unravel_index(place, [len(values) for values in points])
+    return [float(values[n]) for values, n in zip(points, indices, strict=True)]
+
+
+def tell(what: str, found: np.ndarray) -> None:
+    sizes = abs(found)
+    print(f"{what}: median {np.median(sizes):.1%}, p90 {np.quantile(sizes, 0.9):.1%}, most {sizes.max():.1%}")
+
+
+def fit(everything: Sequence[Cell], known_s: np.ndarray) -> None:
+    printed_s = np.array([cell.printed_s for cell in everything])
+    at_s, points = surfaces(known_s)
+    place = best(printed_s, at_s)
+    for key, values, value in zip(LEVELS, points, numbers_at(points, place), strict=True):
+        edge = " (at an end of the search)" if value in (values[0], values[-1]) else ""
+        print(f"{key} {value:.4g}{edge}")
+    ours_s = at_s[:, place]
+    found = errors(printed_s, ours_s)
+    for cell, seconds, error in zip(everything, ours_s, found, strict=True):
+        print(f"{cell.model:14s} {cell.length:6d} {1e3 * cell.printed_s:8.1f} {1e3 * seconds:8.1f} {error:+.1%}")
+    tell("all", found)
+
+
+def leave_out(everything: Sequence[Cell], known_s: np.ndarray) -> None:
+    printed_s = np.array([cell.printed_s for cell in everything])
+    at_s, points = surfaces(known_s)
+    for what, left_out in LEFT_OUT.items():
+        out = np.array([left_out(cell) for cell in everything])
+        place = best(printed_s[~out], at_s[~out])
+        numbers = ", ".join(f"{value:.3g}" for value in numbers_at(points, place))
+        found = errors(printed_s, at_s[:, place])
+        tell(f"without {what} ({numbers}), there", found[out])
+        tell("  elsewhere", found[~out])
+
+
+def of_length(length: int) -> Callable[[Cell], bool]:
+    return lambda cell: cell.length == length
+
+
+def of_model(model: str) -> Callable[[Cell], bool]:
+    return lambda cell: cell.model == model
+
+
+LEFT_OUT: dict[str, Callable[[Cell], bool]] = {
+    **{f"{k}K": of_length(1024 * k) for k in (1, 2, 4, 8, 16)},
+    **{model: of_model(model) for model in MODELS},
+    "up to 4K": lambda cell: cell.length <= 4096,
+    "beyond 4K": lambda cell: cell.length > 4096,
+}
+
+
+def write_grid(path: Path, settings: Sequence[str], workers: int) -> None:
+    combinations = list(itertools.product(*LEVELS.values()))
+    asked = [(cell, numbers) for cell in cells() for numbers in combinations]
+    found = Parallel(n_jobs=workers)(delayed(simulated_s)(cell, numbers, settings) for cell, numbers in asked)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        rows = csv.writer(file, lineterminator="\n")
+        rows.writerow(["model", "length", *LEVELS, "seconds"])
+        for (cell, numbers), seconds in zip(asked, found, strict=True):
+            rows.writerow([cell.model, cell.length, *numbers, seconds])
+
+
+def read_grid(path: Path) -> np.ndarray:
+    """Seconds [cells, *levels]."""
+    with path.open() as file:
+        seconds = [float(row["seconds"]) for row in csv.DictReader(file)]
+    return np.array(seconds).reshape(len(cells()), *(len(levels) for levels in LEVELS.values()))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("what", choices=("grid", "fit", "leave-out"))
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--set", action="append", default=[], dest="settings", help="of the scenario, as kvferry's")
+    parser.add_argument("--workers", type=int, default=2)
+    chosen = parser.parse_args()
+    if chosen.what == "grid":
+        write_grid(chosen.file, chosen.settings, chosen.workers)
+    else:
+        (fit if chosen.what == "fit" else leave_out)(cells(), read_grid(chosen.file))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,1 +1,0 @@
-"""Where KV blocks lie in a file, and what becomes of them there: numpy only."""
