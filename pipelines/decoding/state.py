@@ -14,7 +14,7 @@ from kvferry.policies.decode.cluster_layout import LayoutCounts, PlacedClusters
 from kvferry.policies.decode.layout import PlacedBlocks
 from kvferry.policies.decode.pieces import Change, Pieces, Reads
 from kvferry.policies.decode.residency import AllThere, Resident
-from kvferry.policies.decode.rows import Cut, Lookup
+from kvferry.policies.decode.rows import BlockRows, Cut, Lookup
 from kvferry.policies.decode.tending import Ahead, KeysAhead, clusters_of
 from kvferry.policies.decode.upkeep import Kept, Learned, Update
 from kvferry.specs.tier import Tier
@@ -148,9 +148,12 @@ class DecodeState:
     def renew(self, update: Update) -> None:
         """What is kept in memory learns what has changed."""
         for layer, changed in enumerate(update.changed):
-            tokens = self.kept.tokens_of(layer, changed) if changed.ids.size else None
             cuts = [one for one in update.joined[layer] if isinstance(one, Cut)] if update.joined else []
             made = [(one.row, block) for one in cuts for block in (one.block, one.new) if block is not None]
+            if made:
+                places = zip(*(of.tolist() for of in changed.places), strict=True)
+                changed = BlockRows.of({*places, *made}, changed.rows)
+            tokens = self.kept.tokens_of(layer, changed) if changed.ids.size else None
             self.residents[layer].renew(changed, tokens, made)
 
     def staying(self, update: Update) -> Extents | None:

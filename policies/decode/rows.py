@@ -4,6 +4,7 @@ A row is a sequence, or a part of its KV heads that chooses for itself. Rows are
 row each) or ragged (one array with where each row starts), as clusters need it.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +23,12 @@ class BlockRows:
             assert self.ids.ndim == 2, self.ids.shape
         else:
             assert self.ids.ndim == 1 and self.starts[0] == 0 and self.starts[-1] == len(self.ids), self.starts
+
+    @staticmethod
+    def of(places: Iterable[tuple[int, int]], rows: int) -> "BlockRows":
+        """Ragged, of pairs of row and id, all different."""
+        found = np.array(sorted(places), np.int64).reshape(-1, 2)
+        return BlockRows(found[:, 1], np.searchsorted(found[:, 0], np.arange(rows + 1)))
 
     @property
     def rows(self) -> int:

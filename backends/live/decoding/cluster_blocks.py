@@ -127,6 +127,8 @@ class ClusterBlocks:
             retrieved = index.references(op.layer, op.references, op.k)
             return ClusteredKv(tokens, variances, labels, retrieved, format=self.format, clusters=parts)
         self._here[op.layer] |= parts
+        if self._renewed[op.layer]:
+            self._slots[op.layer] |= parts
         return Clustered(tokens, variances, labels)
 
     def put(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:

@@ -13,6 +13,8 @@ from kvferry.policies.decode.centroids import Centroids
 from kvferry.policies.decode.cluster_caches import VirtualCache, WholeCache
 from kvferry.policies.decode.cluster_places import ClusterByCluster, ClusterPools, DualHeads, SequenceOrdered
 from kvferry.policies.decode.cluster_upkeep import AdaptiveClusters, TendedClusters
+from kvferry.policies.decode.global_clusters import GlobalClusters
+from kvferry.policies.decode.local_clusters import LocalClusters
 from kvferry.policies.decode.placement import OneTier, Progressive
 from kvferry.policies.decode.residency import DoubleBuffer, Residency, Reuse
 from kvferry.policies.decode.roles import Roles
@@ -180,6 +182,25 @@ def test_a_cache_has_what_the_file_has(model: Any, tmp_path: Path, residency: Re
     torch.testing.assert_close(torch.stack(read.logits), torch.stack(kept.logits), rtol=1e-4, atol=1e-4)
     assert kept.flow.record.blocks_reused > read.flow.record.blocks_reused == 0
     for resident in kept.flow.now.residents:
+        resident.check()
+
+
+UPKEEPS = [LocalClusters(window_tokens=4, window_clusters=2), GlobalClusters(every_tokens=5)]
+
+
+@pytest.mark.parametrize("upkeep", UPKEEPS, ids=str)
+@pytest.mark.parametrize("residency", [WholeCache(cache_share=0.5), VirtualCache(cache_share=0.5)], ids=str)
+def test_a_cache_has_clusters_that_are_made_anew(model: Any, tmp_path: Path, residency: Residency, upkeep: Any) -> None:
+    sizes = {"context": 26, "batch": 2, "output": 20}
+    both = [
+        SmallDecoding(model, tmp_path, roles(12, residency=one, upkeep=upkeep), **sizes)
+        for one in (DoubleBuffer(), residency)
+    ]
+    assert both[0].run() == both[1].run()
+    told = [torch.stack(one.logits) for one in both]
+    torch.testing.assert_close(*told, rtol=1e-4, atol=1e-4)
+    assert both[1].flow.record.blocks_reused > 0
+    for resident in both[1].flow.now.residents:
         resident.check()
 
 
