@@ -151,10 +151,14 @@ class TendedClusters:
 
     def tend(self, layer: int, ids: np.ndarray | None, squared: np.ndarray | None, found: Lookup) -> Tending | None:
         assert ids is not None and squared is not None
-        wanted = found.wanted
+        by_row: dict[int, frozenset[int]] = {}
 
         def retrieved(_: np.ndarray, rows: np.ndarray, blocks: np.ndarray) -> np.ndarray:
-            return np.array([block in wanted.row(row) for row, block in zip(rows, blocks.tolist(), strict=True)], bool)
+            """Rows are few, and asked for a few blocks each."""
+            pairs = list(zip(rows.tolist(), blocks.tolist(), strict=True))
+            for row in {row for row, _ in pairs} - by_row.keys():
+                by_row[row] = frozenset(found.wanted.row(row).tolist())
+            return np.array([block in by_row[row] for row, block in pairs], bool)
 
         rows = np.arange(len(ids))
         self._decided[layer] = decision = self.decide(np.full(len(ids), layer), rows, ids, squared, retrieved)

@@ -12,6 +12,7 @@ from kvferry.policies.decode.room import Room
 from kvferry.policies.decode.rows import BlockRows, Cut, Lookup
 from kvferry.policies.decode.tending import KeysAhead, Regroup, Tending
 from kvferry.policies.decode.upkeep import Learned, Update
+from kvferry.specs.errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +77,7 @@ class WindowedClusters:
     def tend(self, layer: int, ids: np.ndarray | None, squared: np.ndarray | None, found: Lookup) -> Tending | None:
         if self.tokens + 1 < self._window_tokens:
             return None
-        return Tending(regroup=Regroup(self._window_tokens, self._window_clusters, self.places.most(layer)))
+        return Tending(regroup=Regroup(self._window_tokens, self._clusters(layer), self.places.most(layer)))
 
     def outcome(
         self,
@@ -93,12 +94,12 @@ class WindowedClusters:
         self.tokens += 1
         if self.tokens < self._window_tokens:
             return self._update([], [])
-        self.tokens, first = 0, self.places.most(0)
+        self.tokens, first, clusters = 0, self.places.most(0), self._made[0][0].shape[1]
         changes = [change for layer in range(layers) for change in self._opened(layer, *self._made[layer])]
         self._made.clear()
         return self._update(
             changes,
-            [Cut(row, first + block, None, False, 0) for row in range(rows) for block in range(self._window_clusters)],
+            [Cut(row, first + block, None, False, 0) for row in range(rows) for block in range(clusters)],
         )
 
     def _update(self, changes: list[Change], made: list[Cut]) -> Update:
@@ -118,11 +119,19 @@ class WindowedClusters:
             keys.go_on()
             self.tokens += 1
             if self.tokens == self._window_tokens:
-                made, found = keys.group(self._window_tokens, self._window_clusters, self.places.most(0))
+                made, found = keys.group(self._window_tokens, self._clusters(0), self.places.most(0))
                 by_kind, labels = (of.reshape(keys.kinds, rows, -1) for of in (made, found))
                 for layer in range(layers):
                     self._opened(layer, by_kind[layer % keys.kinds], labels[layer % keys.kinds])
                 self.tokens = 0
+
+    def _clusters(self, layer: int) -> int:
+        """Of a window, as far as rows have room for them. InputError when they have none."""
+        free = self.places.room - self.places.most(layer)
+        if not free:
+            what = f"a row has room for {self.places.room} blocks, and has them"
+            raise InputError(f"policies.layout: {what}; a larger room, or fewer window_clusters, would do")
+        return min(self._window_clusters, free)
 
     def _opened(self, layer: int, tokens: np.ndarray, labels: np.ndarray | None) -> list[Change]:
         """New clusters of every row [rows, clusters], and the one of each new token [rows, tokens]."""

@@ -151,5 +151,11 @@ def test_windows_of_new_tokens_by_hand() -> None:
     run.go(25)
     assert run.quality().clusters == 8 + 2 * 3
     assert run.quality().waiting == 5
+    # Room for 14 clusters, which two windows fill; a third has none.
+    few = evolution(LocalClusters(window_tokens=10, window_clusters=3), context=64, output=48, group=8, room=1)
+    few.go(29)
+    assert few.quality().clusters == 14
+    with pytest.raises(InputError, match="policies.layout: a row has room for 14 blocks, and has them; a larger room"):
+        few.go(1)
     with pytest.raises(InputError, match="policies: window_clusters: 10 tokens cannot make 11 clusters"):
         evolution(LocalClusters(window_tokens=10, window_clusters=11), context=64, output=50, group=8)
