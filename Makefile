@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-PACKAGES := specs system policies machine codecs traces scenarios sim disk model cloud backends pipelines calibration analysis cli
+PACKAGES := specs system layouts policies machine codecs traces scenarios sim disk model cloud backends pipelines calibration analysis cli
 
 .PHONY: demo test test-core test-all check clean
 

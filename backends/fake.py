@@ -11,26 +11,13 @@ from typing import Any
 import numpy as np
 import simpy
 
+from kvferry.layouts.cluster_layout import even_sizes
+from kvferry.machine.answers import Answer, Assigned, Clustered, Divided, Selection
 from kvferry.machine.machine import Channel, Facts
 from kvferry.machine.memory import BudgetedPool
-from kvferry.machine.ops import (
-    Answer,
-    Assign,
-    Assigned,
-    Chunks,
-    Cluster,
-    Clustered,
-    Divided,
-    Extents,
-    KvRef,
-    Op,
-    Selecting,
-    Selection,
-    Split,
-)
+from kvferry.machine.ops import Assign, Chunks, Cluster, Extents, KvRef, Op, Selecting, Split
 from kvferry.machine.ticket import Cancelled, Ticket
 from kvferry.machine.tiers import moved
-from kvferry.policies.decode.cluster_layout import even_sizes
 from kvferry.sim.channel import Switchboard
 from kvferry.specs.tier import Tier
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
-from kvferry.policies.decode.cluster_layout import AnyLayout
+from kvferry.layouts.cluster_layout import AnyLayout
 from kvferry.policies.decode.index import IndexSpec
 from kvferry.specs.model import ModelSpec
 from kvferry.specs.tier import Tier

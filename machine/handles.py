@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from kvferry.policies.decode.pieces import Pieces, Reads
+from kvferry.layouts.pieces import Pieces, Reads
 
 
 @dataclass(frozen=True, slots=True, eq=False)

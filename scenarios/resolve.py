@@ -121,12 +121,16 @@ def with_storage(device: Node, at: tuple[str, ...] = ()) -> tuple[Node, list[Com
     return device, []
 
 
+# Of a workload: what was recorded.
+_RECORDED = ("chunks", "selections", "trace", "recorded_keys")
+
+
 def path_keys(scenario: Any) -> list[tuple[str, ...]]:
     """The keys of a scenario (as a plain mapping, however wrong) that may lead to a file or folder.
 
     A trace may also be a name that kvferry.traces knows, weights the name of a model.
     """
-    keys: list[tuple[str, ...]] = [("load", "trace"), *(("workload", key) for key in ("chunks", "selections", "trace"))]
+    keys: list[tuple[str, ...]] = [("load", "trace"), *(("workload", key) for key in _RECORDED)]
     for at in [(), *_machine_keys(scenario)]:
         machine = scenario
         for key in at:

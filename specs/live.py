@@ -52,6 +52,8 @@ class DecodeLive(RealRun):
     paced: bool = Field(default=True, strict=True)
     # A file for what was selected, sequence after sequence, which workload.selections can replay.
     record_selections: str | None = Field(default=None, min_length=1, max_length=1000)
+    # A file for the keys and queries of the first sequence.
+    record_keys: str | None = Field(default=None, min_length=1, max_length=1000)
 
     @model_validator(mode="before")
     @classmethod

@@ -172,6 +172,8 @@ class DecodeSpec(Part):
     lasting: float = Field(default=0.35, ge=0, le=1, strict=True)
     # What keys say, where blocks are clusters of them, or are chosen by every key.
     keys: KeysSpec = KeysSpec()
+    # Keys and queries that were recorded from a real model (live.record_keys), in place of those that are generated.
+    recorded_keys: str | None = Field(default=None, min_length=1, max_length=1000)
 
     @model_validator(mode="after")
     def _lengths_once(self) -> "DecodeSpec":

@@ -78,16 +78,23 @@ def exact(model: PreTrainedModel, task: Task) -> Exact:
     ids = torch.tensor([task.context + task.said], device=decoder.device)
     n, begin = ids.shape[1], len(task.context)
     rotary, hidden = decoder.rotary(n), decoder.embed(ids)
-    later = torch.arange(n) > torch.arange(begin, n - 1)[:, None]
+    steps = torch.arange(begin, n - 1)
     masses, left = [], []
     for layer in range(decoder.layers):
         hidden, queries, keys, values = prefill_layer(decoder, layer, hidden, rotary)
         of_context = (side[:, :, :begin].clone() for side in (queries, keys, values))
         left.append(PrefilledLayer(hidden[:, :begin].clone(), *of_context))
-        by_kv_head = queries[0, :, begin : n - 1].unflatten(0, (decoder.heads, -1)).float() * decoder.head_dim**-0.5
-        scores = by_kv_head @ keys[0].float()[:, None].mT
-        masses.append(scores.masked_fill(later, -torch.inf).softmax(-1).sum(1))
+        masses.append(attention_mass(decoder, queries[:, :, steps], keys, steps))
     return Exact(decoder.logits(hidden[0, begin - 1 : -1]).float(), torch.stack(masses), tuple(left))
+
+
+def attention_mass(decoder: Decoder, queries: torch.Tensor, keys: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
+    """float[KV heads, steps, tokens]: what the query heads of a KV head give to each token, from queries [1, query
+    heads, steps, head_dim] of the tokens `steps`."""
+    by_kv_head = queries[0].unflatten(0, (decoder.heads, -1)).float() * decoder.head_dim**-0.5
+    later = torch.arange(keys.shape[2]) > steps[:, None]
+    scores = by_kv_head @ keys[0].float()[:, None].mT
+    return scores.masked_fill(later, -torch.inf).softmax(-1).sum(1)
 
 
 def decoded(

@@ -1,5 +1,6 @@
 """Tests import what tests/support holds by bare name; the command can be called by every test."""
 
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,11 @@ import pytest
 from kvferry.cli import main as command
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))
+
+# What a shell without job control starts in the background ignores Ctrl-C, and so would its children: tests that
+# interrupt them would wait for ever.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 Call = Callable[..., tuple[int, str, str]]
 

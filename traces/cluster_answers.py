@@ -3,7 +3,8 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from kvferry.machine.ops import Answer, Assign, Cluster, Op, OutputHead, Select, Split
+from kvferry.machine.answers import Answer
+from kvferry.machine.ops import Assign, Cluster, Op, OutputHead, Select, Split
 from kvferry.specs.errors import InputError
 
 # Ops that clusters of keys answer, and the one that says what became of new keys.

@@ -4,25 +4,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kvferry.machine.ops import (
-    Answer,
-    Assign,
-    Assigned,
-    Cluster,
-    Clustered,
-    Divided,
-    Op,
-    OutputHead,
-    Select,
-    Selection,
-    Split,
-)
+from kvferry.machine.answers import Answer, Assigned, Clustered, Divided, Selection
+from kvferry.machine.ops import Assign, Cluster, Op, OutputHead, Select, Split
 from kvferry.policies.decode.cluster_table import ClusterTable
 from kvferry.policies.decode.means import kmeans, two_means
 from kvferry.policies.decode.rows import Cut, Joined
 from kvferry.specs.errors import KvferryError
-from kvferry.traces.key_process import KINDS, KeyProcess
-from kvferry.traces.keyed_entries import best_entries
+from kvferry.traces.key_process import KeyProcess
+from kvferry.traces.key_recording import KeyRecording
+from kvferry.traces.keyed_entries import best_entries, best_head
 
 
 class ClusteredKeys:
@@ -35,7 +25,7 @@ class ClusteredKeys:
 
     def __init__(
         self,
-        process: KeyProcess,
+        process: KeyProcess | KeyRecording,
         *,
         layers: int,
         sequences: int,
@@ -45,7 +35,7 @@ class ClusteredKeys:
         most: int,
         seed: int,
     ) -> None:
-        self.kinds = min(layers, KINDS)
+        self.kinds = process.kinds(layers)
         self.rows = sequences * heads
         self._heads, self._context = heads, context
         self.keys, self.queries = process.drawn(context + output, self.kinds, sequences, heads, seed)
@@ -105,8 +95,15 @@ class ClusteredKeys:
     def _all_scores(self) -> np.ndarray:
         """float32[rows, clusters]: of the query under way."""
         if self._scores is None:
-            self._scores = self.table.scores(slice(None), self.queries[:, self.entry])
+            self._scores = self._scored(slice(None), self.queries[:, self.entry])
         return self._scores
+
+    def _scored(self, rows: slice | np.ndarray, queries: np.ndarray) -> np.ndarray:
+        """Of a query of each of these rows [rows, width], or of its query heads [rows, heads, width]."""
+        if queries.ndim == 2:
+            return self.table.scores(rows, queries)
+        by_head = [self.table.scores(rows, of_head) for of_head in queries.swapaxes(0, 1)]
+        return best_head(np.stack(by_head, axis=1), queries.shape[-1])
 
     def _of_kind(self, layer: int) -> slice:
         kind = layer % self.kinds
@@ -154,7 +151,7 @@ class ClusteredKeys:
     def best(self, tokens: float) -> np.ndarray:
         """bool[rows, clusters]: of the clusters as they are now, those that the query under way wants most, until they
         hold so many tokens."""
-        scores = self.table.scores(slice(None), self.queries[:, self.entry])
+        scores = self._scored(slice(None), self.queries[:, self.entry])
         order = np.argsort(-scores, axis=1, kind="stable")
         held = np.take_along_axis((self.table.counts + self._waiting)[:, : scores.shape[1]], order, 1)
         found = np.zeros(scores.shape, bool)
@@ -204,7 +201,7 @@ class ClusteredKeys:
             return None
         end = self._context
         of_queries = [
-            np.argsort(-self.table.scores(rows, self.queries[rows, at]), axis=1, kind="stable")[:, : op.k]
+            np.argsort(-self._scored(rows, self.queries[rows, at]), axis=1, kind="stable")[:, : op.k]
             for at in range(max(0, end - op.references), end)
         ]
         return np.stack(of_queries, axis=1)

@@ -29,6 +29,10 @@ class KeyProcess:
         self.statistics = statistics
         self.width = statistics.width
 
+    def kinds(self, layers: int) -> int:
+        """Kinds of layers that are told apart in a model of so many."""
+        return min(layers, KINDS)
+
     def topics(self, tokens: int, seed: int, sequence: int) -> np.ndarray:
         """int[tokens]: the topic of each token of a sequence. Longer texts of one seed begin with shorter ones."""
         like, chance = self.statistics, generator(Source.DECODED_SCENES, seed, sequence)

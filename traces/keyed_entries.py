@@ -3,7 +3,8 @@
 import numpy as np
 
 from kvferry.machine.ops import Selecting
-from kvferry.traces.key_process import KINDS, KeyProcess
+from kvferry.traces.key_process import KeyProcess
+from kvferry.traces.key_recording import KeyRecording
 
 
 class KeyedEntries:
@@ -11,9 +12,17 @@ class KeyedEntries:
     to find. The same keys as those of ClusteredKeys with the same seed."""
 
     def __init__(
-        self, process: KeyProcess, *, layers: int, sequences: int, heads: int, context: int, output: int, seed: int
+        self,
+        process: KeyProcess | KeyRecording,
+        *,
+        layers: int,
+        sequences: int,
+        heads: int,
+        context: int,
+        output: int,
+        seed: int,
     ) -> None:
-        self.kinds, self._rows = min(layers, KINDS), sequences * heads
+        self.kinds, self._rows = process.kinds(layers), sequences * heads
         self._heads, self._context, self._skipped, self._step = heads, context, 0, -1
         self.keys, self.queries = process.drawn(context + output, self.kinds, sequences, heads, seed)
         self._best: dict[int, np.ndarray] = {}
@@ -34,9 +43,21 @@ class KeyedEntries:
 
 
 def best_entries(keys: np.ndarray, queries: np.ndarray, k: int) -> np.ndarray:
-    """int32[rows, k], ascending: of keys [rows, n, width] those with the largest products with queries [rows,
-    width]."""
-    scores = np.einsum("rnd,rd->rn", keys, queries)
+    """int32[rows, k], ascending: of keys [rows, n, width] those with the largest products with queries [rows, width],
+    or that the best of several query heads [rows, heads, width] wants most."""
+    if queries.ndim == 2:
+        scores = np.einsum("rnd,rd->rn", keys, queries)
+    else:
+        scores = best_head(np.einsum("rnd,rhd->rhn", keys, queries), queries.shape[-1])
     best = np.argpartition(-scores, k - 1, axis=1)[:, :k]
     best.sort(axis=1)
     return best.astype(np.int32)
+
+
+def best_head(scores: np.ndarray, width: int) -> np.ndarray:
+    """[rows, n]: of the scores [rows, query heads, n] of what a row's query heads choose from together, the share of
+    attention that the head gives it which gives it most, as real machines have it; -inf where nothing is."""
+    scaled = scores * width**-0.5
+    weights = np.exp(scaled - scaled.max(-1, keepdims=True))
+    shares: np.ndarray = (weights / weights.sum(-1, keepdims=True)).max(1)
+    return np.where(np.isfinite(scores[:, 0]), shares, -np.inf)

@@ -6,18 +6,10 @@ from collections.abc import Callable, Iterable, Mapping
 import numpy as np
 import simpy
 
+from kvferry.machine.answers import Answer, Selection
 from kvferry.machine.machine import Channel, Facts, Refused
 from kvferry.machine.memory import BudgetedPool
-from kvferry.machine.ops import (
-    Answer,
-    Chunks,
-    Decompress,
-    Extents,
-    KvRef,
-    Op,
-    Selecting,
-    Selection,
-)
+from kvferry.machine.ops import Chunks, Decompress, Extents, KvRef, Op, Selecting
 from kvferry.machine.span import Tell
 from kvferry.machine.ticket import Ticket
 from kvferry.machine.tiers import moved

@@ -20,6 +20,7 @@ from kvferry.traces.cluster_answers import Clusters
 from kvferry.traces.clustered_keys import ClusteredKeys
 from kvferry.traces.critical_tokens import CriticalTokens, RecordedSelections
 from kvferry.traces.key_process import KeyProcess
+from kvferry.traces.key_recording import KeyRecording
 from kvferry.traces.keyed_entries import KeyedEntries
 from kvferry.traces.requests import context_requests
 from kvferry.traces.selections import SelectionStream
@@ -151,7 +152,8 @@ def generated_keys(scenario: Scenario, need: KvOnStorage, inputs: Inputs) -> Clu
         return None
     shape = {"layers": sizes.model.layers, "sequences": sizes.layout.sequences, "heads": sizes.heads}
     length = {"context": workload.context, "output": workload.output}
-    process = KeyProcess(workload.keys)
+    path = workload.recorded_keys
+    process = KeyProcess(workload.keys) if path is None else KeyRecording.load(Path(path))
     if sizes.index.clusters:
         return ClusteredKeys(process, **shape, **length, most=sizes.layout.blocks, seed=scenario.seed)
     if sizes.index.kind == "keys" and inputs.selections is None and workload.selections is None:

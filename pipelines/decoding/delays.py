@@ -14,9 +14,10 @@ import numpy as np
 
 from kvferry.machine.ops import Op
 from kvferry.machine.tiers import Leg, legs
+from kvferry.pipelines.decoding.computing import NextToken
 from kvferry.pipelines.decoding.plan import DecodePlan, prefill_of, step_of
 from kvferry.pipelines.decoding.prices import Part, Parts, Queue
-from kvferry.pipelines.decoding.stages import KINDS, NextToken
+from kvferry.pipelines.decoding.stages import KINDS
 from kvferry.pipelines.decoding.timetable import Times, Timetable, idle_s
 from kvferry.policies.decode.roles import Roles
 from kvferry.policies.decode.upkeep import Learned

@@ -11,8 +11,9 @@ import numpy as np
 import simpy
 
 from kvferry.machine.ops import Extents, Op
+from kvferry.pipelines.decoding.computing import Attend, NextToken, PassOn
+from kvferry.pipelines.decoding.fetching import ChooseBlocks, LookUp, RebuildKeys
 from kvferry.pipelines.decoding.plan import DecodePlan
-from kvferry.pipelines.decoding.stages import Attend, ChooseBlocks, LookUp, NextToken, PassOn, RebuildKeys
 from kvferry.pipelines.decoding.state import DecodeState
 from kvferry.policies.decode.rows import BlockRows, Lookup
 from kvferry.policies.decode.upkeep import Learned
@@ -96,6 +97,7 @@ class ForeseenSteps:
         found = self._resident.look_up(BlockRows(chosen.reshape(-1, chosen.shape[-1])))
         self._now.record.blocks_wanted += chosen.size
         self._now.record.blocks_reused += found.hits
+        self._now.record.brought_entries += self._plan.group_tokens * (chosen.size - found.hits)
         return found
 
     def _reads(self, found: Lookup) -> tuple[list[float], list[int]]:

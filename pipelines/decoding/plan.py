@@ -4,7 +4,7 @@ budget."""
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
-from kvferry.policies.decode.cluster_layout import AnyLayout, ClusterLayout
+from kvferry.layouts.cluster_layout import AnyLayout, ClusterLayout
 from kvferry.policies.decode.index import IndexSpec
 from kvferry.policies.decode.placement import KvSize
 from kvferry.policies.decode.residency import DoubleBuffer

@@ -5,14 +5,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from kvferry.layouts.cluster_layout import LayoutCounts, PlacedClusters
+from kvferry.layouts.layout import PlacedBlocks
+from kvferry.layouts.pieces import Change, Pieces, Reads
 from kvferry.machine.machine import Lease, Machine, Refused
 from kvferry.machine.ops import Extents
 from kvferry.machine.ticket import Ticket
 from kvferry.pipelines.decoding.plan import DecodePlan
 from kvferry.pipelines.workload import OutOfMemory
-from kvferry.policies.decode.cluster_layout import LayoutCounts, PlacedClusters
-from kvferry.policies.decode.layout import PlacedBlocks
-from kvferry.policies.decode.pieces import Change, Pieces, Reads
 from kvferry.policies.decode.residency import AllThere, Resident
 from kvferry.policies.decode.rows import BlockRows, Cut, Lookup
 from kvferry.policies.decode.tending import Ahead, KeysAhead, clusters_of

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from kvferry.backends.needs import KvOnStorage, Needs
 from kvferry.backends.world import DEVICE, NO_INPUTS, Inputs, World
+from kvferry.layouts.cluster_layout import PlacedClusters
 from kvferry.machine.machine import Machine, Refused
 from kvferry.pipelines.decoding.budget import (
     ALIGNMENT_BYTES,
@@ -22,7 +23,6 @@ from kvferry.pipelines.decoding.tuned import tuned
 from kvferry.pipelines.record import Decoded, RequestRecord
 from kvferry.pipelines.tally import Totals
 from kvferry.pipelines.workload import Flow, Infeasible, Left, OutOfMemory, Process, Progress, System
-from kvferry.policies.decode.cluster_layout import PlacedClusters
 from kvferry.policies.decode.placement import KvSize
 from kvferry.scenarios.resolve import Complaint
 from kvferry.specs.errors import InputError

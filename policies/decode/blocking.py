@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
-from kvferry.policies.decode.cluster_layout import AnyLayout
-from kvferry.policies.decode.layout import Layout
+from kvferry.layouts.cluster_layout import AnyLayout
+from kvferry.layouts.layout import Layout
 from kvferry.policies.decode.room import Room, Share
 
 

@@ -4,13 +4,13 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from kvferry.layouts.cluster_by_cluster import ContiguousLayout
+from kvferry.layouts.cluster_layout import ClusterLayout
+from kvferry.layouts.dual_head import DualHeadLayout
+from kvferry.layouts.pools import PoolLayout
+from kvferry.layouts.sequence_order import SequenceLayout
 from kvferry.policies.decode.blocking import TokenGroups
-from kvferry.policies.decode.cluster_by_cluster import ContiguousLayout
-from kvferry.policies.decode.cluster_layout import ClusterLayout
-from kvferry.policies.decode.dual_head import DualHeadLayout
-from kvferry.policies.decode.pools import PoolLayout
 from kvferry.policies.decode.room import Room
-from kvferry.policies.decode.sequence_order import SequenceLayout
 from kvferry.specs.units import Bytes
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from kvferry.policies.decode.cluster_layout import PlacedClusters
+from kvferry.layouts.cluster_layout import PlacedClusters
+from kvferry.layouts.pieces import Change, Pieces
 from kvferry.policies.decode.cluster_upkeep import StaticClusters, TendedClusters
-from kvferry.policies.decode.pieces import Change, Pieces
 from kvferry.policies.decode.rows import BlockRows, Cut, Lookup
 from kvferry.policies.decode.tending import KeysAhead, Regroup, Tending
 from kvferry.policies.decode.upkeep import Learned, Update

@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from kvferry.policies.decode.cluster_layout import PlacedClusters
-from kvferry.policies.decode.pieces import Change, Pieces
+from kvferry.layouts.cluster_layout import PlacedClusters
+from kvferry.layouts.pieces import Change, Pieces
 from kvferry.policies.decode.room import Room
 from kvferry.policies.decode.rows import BlockRows, Cut, Lookup
 from kvferry.policies.decode.tending import KeysAhead, Regroup, Tending

@@ -7,8 +7,8 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from kvferry.policies.decode.layout import Layout, Ranges
-from kvferry.policies.decode.pieces import Change
+from kvferry.layouts.layout import Layout, Ranges
+from kvferry.layouts.pieces import Change
 from kvferry.policies.decode.room import Room
 from kvferry.policies.decode.rows import BlockRows, Cut, Joined, Lookup
 

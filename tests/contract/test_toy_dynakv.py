@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from toys import RunToy, decoded, toy_plan
 
+from kvferry.layouts.cluster_layout import PlacedClusters
 from kvferry.policies.decode.centroids import Centroids
 from kvferry.policies.decode.cluster_caches import VirtualCache, WholeCache
-from kvferry.policies.decode.cluster_layout import PlacedClusters
 from kvferry.policies.decode.cluster_places import ClusterByCluster, ClusterPools, DualHeads, SequenceOrdered
 from kvferry.policies.decode.cluster_upkeep import AdaptiveClusters, TendedClusters
 from kvferry.policies.decode.global_clusters import GlobalClusters, RegroupedClusters

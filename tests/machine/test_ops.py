@@ -3,21 +3,8 @@
 import pytest
 
 from kvferry.analysis.decoding import BLOCK_LABELS
-from kvferry.machine.ops import (
-    OPS,
-    Assign,
-    Assigned,
-    Cluster,
-    Clustered,
-    Decompress,
-    Divided,
-    FeedForward,
-    Op,
-    Retrieve,
-    Select,
-    Selection,
-    Split,
-)
+from kvferry.machine.answers import Assigned, Clustered, Divided, Selection
+from kvferry.machine.ops import OPS, Assign, Cluster, Decompress, FeedForward, Op, Retrieve, Select, Split
 from kvferry.sim.costs.op_rules import RULES
 
 # Not a processor's op: the modelled decompressor prices it, a live machine's decoder carries it out.

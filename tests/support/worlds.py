@@ -14,20 +14,9 @@ from kvferry.backends.fake import FakeMachine
 from kvferry.backends.needs import Needs
 from kvferry.backends.sim.machine import SimMachine
 from kvferry.backends.world import DEVICE, Inputs, Say, described
+from kvferry.machine.answers import Answer, Assigned, Selection
 from kvferry.machine.machine import Machine
-from kvferry.machine.ops import (
-    Answer,
-    Assign,
-    Assigned,
-    Chunks,
-    Extents,
-    Number,
-    Op,
-    Retrieve,
-    Select,
-    Selecting,
-    Selection,
-)
+from kvferry.machine.ops import Assign, Chunks, Extents, Number, Op, Retrieve, Select, Selecting
 from kvferry.machine.span import Tell
 from kvferry.scenarios.loader import load_device, load_model
 from kvferry.sim.channel import Switchboard

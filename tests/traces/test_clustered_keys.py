@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from kvferry.machine.ops import Assign, Assigned, Cluster, Clustered, Divided, OutputHead, Select, Selection, Split
+from kvferry.machine.answers import Assigned, Clustered, Divided, Selection
+from kvferry.machine.ops import Assign, Cluster, OutputHead, Select, Split
 from kvferry.policies.decode.rows import Cut, Joined
 from kvferry.specs.errors import InputError, KvferryError
 from kvferry.specs.workload import KeysSpec

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from kvferry.policies.decode.layout import Layout
+from kvferry.layouts.layout import Layout
 from kvferry.specs.errors import InputError
 from kvferry.system.aligned_memory import aligned_memory
 

@@ -13,6 +13,7 @@ from kvferry.backends.live.decoding.cluster_blocks import ClusterFormat
 from kvferry.backends.live.decoding.indexes.index import Index
 from kvferry.backends.live.decoding.indexes.table import INDEXES
 from kvferry.backends.live.decoding.layers import Layers
+from kvferry.backends.live.decoding.noted_keys import NotedKeys
 from kvferry.backends.live.decoding.tiers import KvTiers
 from kvferry.backends.live.engine.machine import OpRunner
 from kvferry.backends.needs import DecodeSizes, KvOnStorage
@@ -20,10 +21,10 @@ from kvferry.backends.world import Say
 from kvferry.disk.direct_storage import BLOCK_BYTES, Storage
 from kvferry.disk.mapped_storage import MappedStorage
 from kvferry.disk.paced_storage import PacedStorage
-from kvferry.machine.ops import Answer
+from kvferry.layouts.cluster_layout import ClusterLayout
+from kvferry.machine.answers import Answer
 from kvferry.model.decoder import Decoder
 from kvferry.model.prompts import Prompts
-from kvferry.policies.decode.cluster_layout import ClusterLayout
 from kvferry.specs.errors import InputError, pick
 from kvferry.specs.scenario import Scenario
 from kvferry.traces.cluster_answers import Place
@@ -76,9 +77,15 @@ def check_plan(sizes: DecodeSizes, processor: str) -> None:
 
 
 def decode_runner(
-    scenario: Scenario, need: KvOnStorage, model: PreTrainedModel, prompts: Prompts, tiers: KvTiers, say: Say
+    scenario: Scenario,
+    need: KvOnStorage,
+    model: PreTrainedModel,
+    prompts: Prompts,
+    tiers: KvTiers,
+    noted: NotedKeys | None,
+    say: Say,
 ) -> DecodeRunner:
-    """Runs the layers of a batch with its KV on storage, or in `tiers` of memory."""
+    """Runs the layers of a batch with its KV on storage, or in `tiers` of memory; `noted` is told its keys."""
     workload, sizes = scenario.decode.workload, need.sizes
     contexts = [prompts.tokens(n, workload.context, 0)[0] for n in range(need.sequences)]
     return Layers(
@@ -90,6 +97,7 @@ def decode_runner(
         index=_index(scenario, sizes, model, prompts, say),
         rebuilt_rank=sizes.rebuilt_rank,
         tiers=tiers,
+        noted=noted,
     )
 
 

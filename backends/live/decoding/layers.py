@@ -16,22 +16,20 @@ from kvferry.backends.live.decoding.blocks import StoredBlocks
 from kvferry.backends.live.decoding.cluster_blocks import ClusterBlocks, ClusterFormat
 from kvferry.backends.live.decoding.indexes.centroids import Centroids
 from kvferry.backends.live.decoding.indexes.index import Index
+from kvferry.backends.live.decoding.noted_keys import NotedKeys
 from kvferry.backends.live.decoding.rebuilt_keys import RebuiltKeys
 from kvferry.backends.live.decoding.tiers import KvTiers
 from kvferry.backends.live.decoding.written import Written
 from kvferry.backends.live.engine.op_runner import RegisteredOps, runs
 from kvferry.disk.direct_storage import Data
+from kvferry.machine.answers import Answer, Assigned, Clustered, Divided, Selection
 from kvferry.machine.handles import Attended
 from kvferry.machine.ops import (
-    Answer,
     Assign,
-    Assigned,
     Bookkeep,
     Cluster,
-    Clustered,
     DecodeAttention,
     Decompose,
-    Divided,
     Extents,
     FeedForward,
     Op,
@@ -43,7 +41,6 @@ from kvferry.machine.ops import (
     Retrieve,
     Select,
     Selecting,
-    Selection,
     Split,
 )
 from kvferry.model.decoder import Decoder, Rotary
@@ -70,7 +67,7 @@ class Layers(RegisteredOps):
     `index` is empty, and None where everything is read. `slots` per row of each layer's reuse buffer, 0: none.
     `rebuilt_rank`: numbers per token from which keys are rebuilt; None where the file has them. `follow`
     [sequences][tokens] are said instead of what the model would say. `known` is taken instead of computing the prompts.
-    `tiers` is the memory of KV that does not lie on storage; None: all of it does.
+    `tiers` is the memory of KV that does not lie on storage; None: all of it does. `noted` is told keys and queries.
     Raises InputError for prompts that do not fit the layout.
     """
 
@@ -90,6 +87,7 @@ class Layers(RegisteredOps):
         listen: Listener = lambda logits: None,
         known: KnownPrefill | None = None,
         tiers: KvTiers | None = None,
+        noted: NotedKeys | None = None,
     ) -> None:
         self.decoder = decoder = Decoder(model)
         layout = format.layout
@@ -104,7 +102,7 @@ class Layers(RegisteredOps):
                 f"the layout has {layout.layers} layers and {format.kv_heads} KV heads, "
                 f"the model {decoder.layers} and {decoder.heads}"
             )
-        self._index, self._known = index, known
+        self._index, self._known, self._noted = index, known, noted
         self._prompts = decoder.token_ids(prompts)
         self._context = self._prompts.shape[1]
         self._rotary = decoder.rotary(self._context + output)
@@ -170,6 +168,8 @@ class Layers(RegisteredOps):
         prefilled = self._prefilled(layer)
         self._hidden = prefilled.hidden
         self._depth += 1
+        if self._noted is not None:
+            self._noted.put(layer, prefilled.queries, prefilled.keys)
         order = None
         if self._index is not None:
             whole = self._context - self.blocks.recent
@@ -273,7 +273,10 @@ class Layers(RegisteredOps):
         else:
             keys, values, there = self._clusters.attended(kv, brought, inputs[1])
         # Query heads that share a key head are the queries of one: nothing has to be repeated for each.
-        queries = self._queries(layer)[:, :, 0].unflatten(1, (keys.shape[1], -1))
+        queries = self._queries(layer)
+        if self._noted is not None:
+            self._noted.put(layer, queries, new[0])
+        queries = queries[:, :, 0].unflatten(1, (keys.shape[1], -1))
         attended = F.scaled_dot_product_attention(queries, keys, values, attn_mask=there)
         self._attended = attended.flatten(1, 2)[:, :, None]
 

@@ -1,5 +1,6 @@
 """What decoding with KV on storage needs of a real world: a real model, its KV in a real file that may be paced."""
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import numpy as np
 import torch
 
 from kvferry.backends.live.decoding.build import check_plan, decode_runner, decode_storage, storage_measured
+from kvferry.backends.live.decoding.noted_keys import NotedKeys
 from kvferry.backends.live.decoding.tiers import KvTiers
 from kvferry.backends.live.decoding.warm_model import warm_model
 from kvferry.backends.live.engine.machine import LiveMachine
@@ -33,7 +35,8 @@ class StoredKvParts:
         self._tiers.have_ready(sizes.tiers)
         self.model, prompts = warm_model(scenario)
         self._scenario, self._sizes, self._say = scenario, sizes, say
-        self.runner = decode_runner(scenario, need, self.model, prompts, self._tiers, say)
+        self._noted = None if scenario.decode.live.record_keys is None else NotedKeys(sizes.model.layers)
+        self.runner = decode_runner(scenario, need, self.model, prompts, self._tiers, self._noted, say)
         self._storage = decode_storage(scenario, sizes, stack)
         if self._storage.note is not None:
             say(self._storage.note)
@@ -53,8 +56,8 @@ class StoredKvParts:
         return Inputs(selections=self._selections(), clusters=said)
 
     def measured(self) -> dict[str, Any]:
-        """Answers, memory and storage as they were. Writes the selections where the scenario wants them; "not_recorded"
-        says why they could not be written."""
+        """Answers, memory and storage as they were. Writes selections and keys where the scenario wants them;
+        "not_recorded" says why they could not be written."""
         runner, storage = self.runner, self._storage
         found: dict[str, Any] = {
             "answers": {str(sequence): answer for sequence, answer in enumerate(runner.answers)},
@@ -63,25 +66,38 @@ class StoredKvParts:
         }
         found |= storage_measured(storage)
         found["kv_buffer_bytes"] += found.get("mapped_bytes", 0)
-        if self._scenario.decode.live.record_selections is not None:
-            found |= self._record(Path(self._scenario.decode.live.record_selections))
+        live = self._scenario.decode.live
+        recorded = (
+            ("selections", live.record_selections, self._write_selections),
+            ("keys", live.record_keys, self._write_keys),
+        )
+        failed = [self._written(what, path, write) for what, path, write in recorded if path is not None]
+        if said := [why for why in failed if why is not None]:
+            found["not_recorded"] = "; ".join(said)
         return found
 
-    def _record(self, path: Path) -> dict[str, str]:
-        """Write the selections. A failure does not lose the run: it is said, and returned under its key."""
-        selections = self._selections()
+    def _written(self, what: str, path: str, write: Callable[[Path], None]) -> str | None:
+        """Write what was recorded. A failure does not lose the run: it is said, and returned."""
         try:
-            if selections is None:
-                raise InputError(
-                    "live.record_selections: no step selected, or later steps more groups than earlier ones; "
-                    "select fewer tokens than the context has"
-                )
-            selections.save(path)
+            write(Path(path))
         except KvferryError as error:
-            why = str(error) if isinstance(error, InputError) else f"live.record_selections: {error}"
-            self._say(f"the selections are not recorded: {why}")
-            return {"not_recorded": why}
-        return {}
+            why = str(error) if isinstance(error, InputError) else f"live.record_{what}: {error}"
+            self._say(f"the {what} are not recorded: {why}")
+            return why
+        return None
+
+    def _write_selections(self, path: Path) -> None:
+        selections = self._selections()
+        if selections is None:
+            raise InputError(
+                "live.record_selections: no step selected, or later steps more groups than earlier ones; "
+                "select fewer tokens than the context has"
+            )
+        selections.save(path)
+
+    def _write_keys(self, path: Path) -> None:
+        assert self._noted is not None
+        self._noted.recording().save(path)
 
     def _selections(self) -> SelectionStream | None:
         """What was selected, step by step, sequence after sequence: as many sequences find each its own when it is
@@ -101,5 +117,7 @@ def check(scenario: Scenario) -> None:
         raise InputError("load: backend torch runs beside whatever this machine does; leave load out")
     if scenario.decode.workload.selections is not None:
         raise InputError("workload.selections: backend torch selects with the model itself; leave selections out")
-    if scenario.decode.live.record_selections is not None:
-        check_writable(Path(scenario.decode.live.record_selections), "live.record_selections")
+    for key in ("record_selections", "record_keys"):
+        path = getattr(scenario.decode.live, key)
+        if path is not None:
+            check_writable(Path(path), f"live.{key}")

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvferry.policies.decode.cluster_by_cluster import ContiguousLayout
-from kvferry.policies.decode.cluster_layout import ClusterLayout, PlacedClusters
-from kvferry.policies.decode.dual_head import DualHeadLayout
-from kvferry.policies.decode.pieces import Change, Pieces
-from kvferry.policies.decode.pools import PoolLayout
-from kvferry.policies.decode.sequence_order import SequenceLayout
+from kvferry.layouts.cluster_by_cluster import ContiguousLayout
+from kvferry.layouts.cluster_layout import ClusterLayout, PlacedClusters
+from kvferry.layouts.dual_head import DualHeadLayout
+from kvferry.layouts.pieces import Change, Pieces
+from kvferry.layouts.pools import PoolLayout
+from kvferry.layouts.sequence_order import SequenceLayout
 from kvferry.specs.errors import InputError
 
 # One layer of two rows, two clusters of three tokens of 8 B each.

@@ -3,7 +3,7 @@
 import numpy as np
 from tiny import tiny_model
 
-from kvferry.policies.decode.layout import Layout
+from kvferry.layouts.layout import Layout
 from kvferry.policies.decode.room import Room
 from kvferry.policies.decode.upkeep import KeepNewest, Learned, RollingGroups
 

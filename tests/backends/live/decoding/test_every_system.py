@@ -15,6 +15,7 @@ from kvferry.traces.chance import Source, generator
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 SELECTING = ("kvswap", "infinigen", "infinigen-star", "infinigen-star-ru", "loki", "shadowkv")
+CLUSTERS = ("dynakv", "pqcache", "clusterkv", "no-cluster")
 READING_ALL = ("flexgen", "os-paging", "vllm")
 CONTEXT, BATCH, OUTPUT = 150, 2, 40
 # Of the logits' standard deviation: where the best two are further apart, another token is an error. Sums in another
@@ -54,6 +55,20 @@ def test_all_blocks_selected_are_full_attention(model: Any, weights: Path, syste
     assert wrong_tokens(model, wanted.seed, run.measured["answers"]) == 0
 
 
+@pytest.mark.parametrize("system", CLUSTERS)
+def test_all_clusters_selected_are_full_attention(model: Any, weights: Path, system: str) -> None:
+    """While keys join clusters, wait for them, cut them, or become new ones; slots keep what was read before."""
+    policies: dict[str, Any] = {"selected_share": 1.0}
+    if system != "no-cluster":
+        policies["group_tokens"] = 8
+    if system == "clusterkv":
+        policies["window_tokens"] = 12
+    wanted = scenario(weights, system, policies=policies, budget={"kv": "90 MiB"})
+    run = run_scenario(wanted)
+    assert run.outcome == "done"
+    assert wrong_tokens(model, wanted.seed, run.measured["answers"]) == 0
+
+
 @pytest.mark.parametrize("system", READING_ALL)
 def test_systems_that_read_everything_are_full_attention(model: Any, weights: Path, system: str) -> None:
     # Os-paging has less memory than its KV takes; vLLM has room for one sequence at a time.
@@ -76,7 +91,7 @@ def test_few_blocks_are_not_full_attention(model: Any, weights: Path) -> None:
     assert wrong_tokens(model, wanted.seed, run_scenario(wanted).measured["answers"]) > 10
 
 
-@pytest.mark.parametrize("system", SELECTING)
+@pytest.mark.parametrize("system", SELECTING + CLUSTERS)
 def test_a_system_runs_with_its_own_settings(weights: Path, system: str) -> None:
     wanted = scenario(weights, system, policies={"selected_tokens": 64}, budget={"kv": "1 MiB"}, workload={"output": 6})
     run = run_scenario(wanted)

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvferry.policies.decode.layout import Layout
+from kvferry.layouts.layout import Layout
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch

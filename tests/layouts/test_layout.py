@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvferry.layouts.layout import Layout
 from kvferry.policies.decode.blocking import TokenGroups
-from kvferry.policies.decode.layout import Layout
 from kvferry.policies.decode.room import Room
 from kvferry.specs.model import ModelSpec
 

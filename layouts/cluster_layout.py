@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from kvferry.policies.decode.co_retrieval import orders
-from kvferry.policies.decode.layout import Layout, Ranges
-from kvferry.policies.decode.pieces import Change, Pieces, Reads
+from kvferry.layouts.co_retrieval import orders
+from kvferry.layouts.layout import Layout, Ranges
+from kvferry.layouts.pieces import Change, Pieces, Reads
 from kvferry.specs.errors import InputError
 
 

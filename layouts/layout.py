@@ -5,8 +5,8 @@ from typing import Protocol
 
 import numpy as np
 
-from kvferry.policies.decode.pieces import Ranges as Ranges
-from kvferry.policies.decode.pieces import Reads
+from kvferry.layouts.pieces import Ranges as Ranges
+from kvferry.layouts.pieces import Reads
 
 # One number, or an array of them, beside others.
 Places = np.ndarray | int

@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from kvferry.policies.decode.cluster_layout import ClusterLayout, up
-from kvferry.policies.decode.file_room import FileRoom
-from kvferry.policies.decode.pieces import Moves
-from kvferry.policies.decode.stretched import Stretched
+from kvferry.layouts.cluster_layout import ClusterLayout, up
+from kvferry.layouts.file_room import FileRoom
+from kvferry.layouts.pieces import Moves
+from kvferry.layouts.stretched import Stretched
 
 
 @dataclass(frozen=True, kw_only=True)

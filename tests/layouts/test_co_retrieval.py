@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvferry.policies.decode.co_retrieval import co_retrieval, orders, side_by_side
+from kvferry.layouts.co_retrieval import co_retrieval, orders, side_by_side
 
 
 def test_chances_by_hand() -> None:

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from kvferry.policies.decode.cluster_layout import ClusterLayout, PlacedClusters
-from kvferry.policies.decode.page_buffers import PageBuffers
-from kvferry.policies.decode.pieces import Change, Moves, Pieces, Reads, gathered
+from kvferry.layouts.cluster_layout import ClusterLayout, PlacedClusters
+from kvferry.layouts.page_buffers import PageBuffers
+from kvferry.layouts.pieces import Change, Moves, Pieces, Reads, gathered
 
 
 class Stretched(PlacedClusters):

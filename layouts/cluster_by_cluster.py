@@ -6,9 +6,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from kvferry.policies.decode.cluster_layout import ClusterLayout, up
-from kvferry.policies.decode.pieces import Moves
-from kvferry.policies.decode.stretched import Stretched
+from kvferry.layouts.cluster_layout import ClusterLayout, up
+from kvferry.layouts.pieces import Moves
+from kvferry.layouts.stretched import Stretched
 from kvferry.specs.errors import InputError
 
 

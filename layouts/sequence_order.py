@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from kvferry.policies.decode.cluster_layout import ClusterLayout, PlacedClusters, up
-from kvferry.policies.decode.pieces import Change, Pieces, Reads, gathered
+from kvferry.layouts.cluster_layout import ClusterLayout, PlacedClusters, up
+from kvferry.layouts.pieces import Change, Pieces, Reads, gathered
 from kvferry.specs.errors import InputError
 
 

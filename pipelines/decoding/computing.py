@@ -1,0 +1,210 @@
+"""Stages that compute a token and tend KV blocks, each as a pipeline begins it and a planner prices it."""
+
+from kvferry.layouts.pieces import Pieces, Reads
+from kvferry.machine.answers import Assigned, Clustered, Divided
+from kvferry.machine.handles import Attended
+from kvferry.machine.ops import (
+    Assign,
+    Cluster,
+    DecodeAttention,
+    Extents,
+    FeedForward,
+    OutputHead,
+    ProjectQkv,
+    RestOfLayer,
+    Split,
+)
+from kvferry.machine.ticket import Ticket
+from kvferry.pipelines.decoding.plan import DecodePlan
+from kvferry.pipelines.decoding.prices import Parts, Prices
+from kvferry.pipelines.decoding.stage_kind import After, Worker
+from kvferry.pipelines.decoding.state import DecodeState
+from kvferry.policies.decode.tending import Regroup, Tending, clusters_of
+from kvferry.policies.decode.upkeep import Learned, Update
+
+
+class Attend:
+    """Attention over what was brought, the newest tokens in memory, and the new one itself."""
+
+    worker: Worker = "processor"
+
+    @staticmethod
+    def op(plan: DecodePlan, tokens: float, kv: Attended | None = None) -> DecodeAttention:
+        # A selection is gathered from where its blocks lie.
+        return DecodeAttention(plan.sequences, tokens, plan.selected is not None, kv)
+
+    def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
+        found, recent = now.found[layer], now.kept.recent(layer)
+        kv = Attended(layer, None, None, recent, at=now.here(layer))
+        if found is not None:
+            wanted = found.wanted
+            kv = Attended(
+                layer,
+                found.missing,
+                found.slots,
+                recent,
+                wanted.ids,
+                wanted.starts,
+                now.block_tokens[layer],
+                now.here(layer),
+                now.reads[layer],
+                now.swapped[layer],
+                found.dropped,
+            )
+        return now.machine.submit(self.op(now.plan, now.tokens[layer] + recent + 1, kv), after=after)
+
+    def parts(self, prices: Prices) -> Parts:
+        plan = prices.plan
+        recent = plan.roles.upkeep.mean_recent(plan.group_tokens, plan.output)
+        return prices.work(self.op(plan, plan.brought_tokens + recent + 1))
+
+
+class PassOn:
+    """The rest of the layer."""
+
+    worker: Worker = "processor"
+
+    @staticmethod
+    def op(plan: DecodePlan, layer: int | None = None) -> FeedForward:
+        return FeedForward(plan.sequences, layer)
+
+    def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
+        return now.machine.submit(self.op(now.plan, layer), after=after)
+
+    def parts(self, prices: Prices) -> Parts:
+        return prices.work(self.op(prices.plan))
+
+
+class ProjectQueries:
+    """The layer's query, key and value of the new token, where something needs them before attention."""
+
+    worker: Worker = "processor"
+
+    @staticmethod
+    def op(plan: DecodePlan, layer: int | None = None) -> ProjectQkv:
+        return ProjectQkv(plan.sequences, layer)
+
+    def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
+        return now.machine.submit(self.op(now.plan, layer), after=after)
+
+    def parts(self, prices: Prices) -> Parts:
+        return prices.work(self.op(prices.plan))
+
+
+class AssignKeys:
+    """The cluster of every row that the new key is nearest to."""
+
+    worker: Worker = "processor"
+
+    @staticmethod
+    def op(plan: DecodePlan, stored: int, step: int, layer: int) -> Assign:
+        return Assign(plan.sequences, stored, step, layer, heads=plan.heads)
+
+    def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
+        op = self.op(now.plan, now.kept.in_all_rows(layer), now.step, layer)
+        now.assigned[layer] = ticket = now.machine.submit(op, after=after)
+        return ticket
+
+    def parts(self, prices: Prices) -> Parts:
+        return prices.work(self.op(prices.plan, prices.plan.blocks, 0, 0))
+
+
+class TendClusters:
+    """What a layer's new keys lead to: clusters that are cut, having been read first if not selected, or
+    tokens that become clusters. Most often nothing."""
+
+    worker: Worker = "processor"
+
+    @staticmethod
+    def cut(
+        plan: DecodePlan, tending: Tending, step: int, layer: int, at: Extents | None, reads: Reads | None
+    ) -> Split:
+        tokens = sum(cut.tokens for cut in tending.cuts)
+        return Split(plan.sequences, tokens, step, layer, plan.heads, tending.cuts, at, reads)
+
+    @staticmethod
+    def group(
+        plan: DecodePlan, regroup: Regroup, step: int, layer: int, at: Extents | None, reads: Reads | None
+    ) -> Cluster:
+        sizes = plan.sequences, regroup.tokens, regroup.clusters
+        return Cluster(*sizes, layer, step, plan.heads, regroup.first, whole=regroup.whole, at=at, reads=reads)
+
+    def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
+        assigned, found = now.assigned[layer], now.found[layer]
+        assert found is not None
+        ids = squared = None
+        if assigned is not None:
+            answer: Assigned = assigned.value
+            ids, squared = answer.ids.ravel(), answer.squared.ravel()
+        tending = clusters_of(now.kept).tend(layer, ids, squared, found)
+        if tending is None:
+            now.tended[layer] = None
+            return now.done()
+        at = reads = None
+        if tending.read is not None:
+            reads = now.blocks.reads(layer, *tending.read.places)
+            at = Extents(*reads.ranges)
+            if now.away(layer):
+                after, at = (now.machine.move(at, now.tiers[layer], "device"), *after), None
+        if tending.regroup is None:
+            op: Split | Cluster = self.cut(now.plan, tending, now.step, layer, at, reads)
+        else:
+            op = self.group(now.plan, tending.regroup, now.step, layer, at, reads)
+        now.tended[layer] = ticket = now.machine.submit(op, after=after)
+        return ticket
+
+    def parts(self, prices: Prices) -> Parts:
+        """Left out of the mean: what is cut depends on what keys say."""
+        return ()
+
+
+class PassOnRest:
+    """The rest of a layer whose projections have been done."""
+
+    worker: Worker = "processor"
+
+    @staticmethod
+    def op(plan: DecodePlan, layer: int | None = None) -> RestOfLayer:
+        return RestOfLayer(plan.sequences, layer)
+
+    def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
+        return now.machine.submit(self.op(now.plan, layer), after=after)
+
+    def parts(self, prices: Prices) -> Parts:
+        return prices.work(self.op(prices.plan))
+
+
+class NextToken:
+    """The next token of every sequence; what its KV completes goes to storage behind the reads."""
+
+    worker: Worker = "processor"
+
+    @staticmethod
+    def op(plan: DecodePlan, update: Update | None = None, stays: Extents | None = None) -> OutputHead:
+        if update is None:
+            return OutputHead(plan.sequences)
+        written = Pieces.together([change.written for change in update.changes]) if update.changes else None
+        return OutputHead(plan.sequences, update.complete, joined=update.joined, stays=stays, written=written)
+
+    def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
+        for tended, ticket in enumerate(now.tended):
+            if ticket is not None:
+                answer: Divided | Clustered = ticket.value
+                leaves = answer.leaves if isinstance(answer, Divided) else ()
+                labels = answer.labels if isinstance(answer, Clustered) else None
+                clusters_of(now.kept).outcome(tended, answer.tokens, answer.variances, leaves, labels)
+        update = now.kept.append(Learned(now.found))
+        stays = now.staying(update) if update else None
+        ticket = now.machine.submit(self.op(now.plan, update, stays), after=after)
+        if update is not None:
+            now.renew(update)
+            now.write(update, ticket)
+        return ticket
+
+    def parts(self, prices: Prices) -> Parts:
+        return prices.work(self.op(prices.plan))
+
+    @staticmethod
+    def behind(prices: Prices, layers: int) -> Parts:
+        """Writing what a token has completed: a block of every row of so many layers."""
+        return prices.move(layers * prices.plan.rows, prices.plan.layout.stride_bytes, "device", prices.tier)

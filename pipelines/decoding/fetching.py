@@ -1,0 +1,184 @@
+"""Stages that choose KV blocks and move them to the processor, each as a pipeline begins it and a planner prices it."""
+
+import numpy as np
+
+from kvferry.machine.answers import Selection
+from kvferry.machine.handles import Rebuilt
+from kvferry.machine.ops import Bookkeep, Extents, Reconstruct, Retrieve, Select
+from kvferry.machine.ticket import Ticket
+from kvferry.pipelines.decoding.plan import DecodePlan
+from kvferry.pipelines.decoding.prices import Parts, Prices
+from kvferry.pipelines.decoding.stage_kind import After, Worker
+from kvferry.pipelines.decoding.state import DecodeState
+from kvferry.policies.decode.rows import BlockRows
+
+
+class ChooseBlocks:
+    """The machine scores KV blocks and answers with those that attention wants."""
+
+    worker: Worker = "processor"
+
+    @staticmethod
+    def op(plan: DecodePlan, stored: int, step: int, layer: int) -> Select:
+        assert plan.index is not None
+        ask = plan.roles.selector.ask(plan.index, stored)
+        return Select(plan.sequences, ask.blocks, ask.k, step, layer, heads=ask.heads, keys=ask.vectors, rank=ask.rank)
+
+    def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
+        # What was written while decoding can be chosen, too.
+        op = self.op(now.plan, now.kept.stored(layer), now.step, layer)
+        now.chosen[layer] = ticket = now.machine.submit(op, after=after)
+        return ticket
+
+    def parts(self, prices: Prices) -> Parts:
+        return prices.work(self.op(prices.plan, prices.plan.blocks, 0, 0))
+
+
+class RetrieveBlocks:
+    """A retrieval head chooses for all layers, before the first computes."""
+
+    worker: Worker = "processor"
+
+    @staticmethod
+    def op(plan: DecodePlan, stored: int, step: int) -> Retrieve:
+        assert plan.index is not None
+        ask = plan.roles.selector.ask(plan.index, stored)
+        return Retrieve(plan.sequences, ask.blocks, ask.k, ask.vectors, step, heads=ask.heads)
+
+    def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
+        ticket = now.machine.submit(self.op(now.plan, now.kept.stored(layer), now.step), after=after)
+        now.chosen = [ticket] * len(now.chosen)
+        return ticket
+
+    def parts(self, prices: Prices) -> Parts:
+        return prices.work(self.op(prices.plan, prices.plan.blocks, 0))
+
+
+class LookUp:
+    """The host finds what is in memory already, and where the rest goes."""
+
+    worker: Worker = "processor"
+
+    @staticmethod
+    def op(plan: DecodePlan, blocks: int | None = None) -> Bookkeep:
+        """None: for as many as are selected of the context."""
+        return Bookkeep(plan.sequences * plan.blocks_per_selection if blocks is None else blocks, plan.slots)
+
+    def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
+        chosen, plan = now.chosen[layer], now.plan
+        assert chosen is not None
+        selection: Selection = chosen.value
+        ids, starts = selection.ids, selection.starts
+        ranked = BlockRows(ids.reshape(plan.rows, -1)) if starts is None else BlockRows(ids, starts)
+        tokens = now.kept.tokens_of(layer, ranked)
+        wanted, tokens = plan.roles.selector.take(ranked, tokens, now.tokens_stored, plan.slots or None)
+        now.block_tokens[layer] = tokens
+        now.found[layer] = found = now.residents[layer].look_up(wanted, tokens)
+        now.record.blocks_wanted += wanted.ids.size
+        now.record.blocks_reused += found.hits
+        if now.away(layer):
+            # What is swapped comes anew in every step, wherever it is found.
+            came = found.missing if now.swapped[layer] is None else np.ones(wanted.ids.shape, bool)
+            entries = plan.group_tokens * int(came.sum()) if tokens is None else int(tokens[came].sum())
+            now.record.brought_entries += entries
+        # Where rows differ, the mean of them.
+        now.tokens[layer] = (
+            wanted.widest * plan.group_tokens if tokens is None else -(-int(tokens.sum()) // wanted.rows)
+        )
+        return now.machine.submit(self.op(plan, wanted.ids.size if now.away(layer) else 0), after=after)
+
+    def parts(self, prices: Prices) -> Parts:
+        return prices.work(self.op(prices.plan, None if prices.tier != "device" else 0))
+
+
+class BringMissing:
+    """Chosen blocks that are not there yet move to the processor's memory."""
+
+    worker: Worker = "mover"
+
+    def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
+        found = now.found[layer]
+        assert found is not None
+        reads = now.to_read(layer)
+        if not now.away(layer):
+            return now.there(layer, after)
+        now.record.reads(reads)
+        missing = Extents(*reads.ranges)
+        return now.machine.move(missing, now.tiers[layer], "device", after=(*after, *now.arriving[layer]))
+
+    def parts(self, prices: Prices) -> Parts:
+        return prices.move(prices.missing, prices.plan.layout.stride_bytes, prices.tier, "device")
+
+
+class SwapIn:
+    """What is kept of a layer comes into memory before the layer needs it (DynaKV 6.1)."""
+
+    worker: Worker = "mover"
+
+    def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
+        now.swapped[layer] = None
+        held = now.residents[layer].held()
+        if not now.away(layer) or not len(held[0]):
+            return after[0] if after else now.done()
+        now.swapped[layer] = reads = now.blocks.reads(layer, *held)
+        return now.machine.move(Extents(*reads.ranges), now.tiers[layer], "device", after=after)
+
+    def parts(self, prices: Prices) -> Parts:
+        plan = prices.plan
+        blocks = plan.rows * plan.kept_tokens / plan.group_tokens
+        return prices.move(blocks, plan.layout.stride_bytes, prices.tier, "device")
+
+
+class BringIndex:
+    """The vectors that a layer's KV blocks are scored by come into memory: a range for each row, behind the KV."""
+
+    worker: Worker = "mover"
+
+    def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
+        plan = now.plan
+        if not now.away(layer):
+            return after[0] if after else now.done()
+        n_bytes = now.kept.stored(layer) * plan.vector_bytes
+        begins = plan.layout.file_bytes + (layer * plan.rows + np.arange(plan.rows)) * plan.index_row_bytes
+        rows = Extents(begins, np.full(plan.rows, n_bytes))
+        return now.machine.move(rows, now.tiers[layer], "device", after=after)
+
+    def parts(self, prices: Prices) -> Parts:
+        plan = prices.plan
+        return prices.move(plan.rows, plan.blocks * plan.vector_bytes, prices.tier, "device")
+
+
+class BringAll:
+    """All blocks of a layer move to the processor's memory."""
+
+    worker: Worker = "mover"
+
+    def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
+        stored = now.kept.stored(layer)
+        now.tokens[layer] = stored * now.plan.group_tokens
+        if not now.away(layer):
+            return now.there(layer, after)
+        whole = Extents(*now.blocks.stretches(layer, stored))
+        return now.machine.move(whole, now.tiers[layer], "device", after=(*after, *now.arriving[layer]))
+
+    def parts(self, prices: Prices) -> Parts:
+        return prices.move(prices.plan.rows, prices.plan.row_bytes, prices.tier, "device")
+
+
+class RebuildKeys:
+    """Keys of the chosen tokens are rebuilt while their values move (ShadowKV's second stream)."""
+
+    worker: Worker = "processor"
+
+    @staticmethod
+    def op(plan: DecodePlan, tokens: float, kv: Rebuilt | None = None) -> Reconstruct:
+        assert plan.rebuilt_rank is not None
+        return Reconstruct(plan.sequences, tokens, plan.rebuilt_rank, kv)
+
+    def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
+        found = now.found[layer]
+        kv = Rebuilt(layer, None if found is None else found.wanted.ids)
+        return now.machine.submit(self.op(now.plan, now.tokens[layer], kv), after=after)
+
+    def parts(self, prices: Prices) -> Parts:
+        return prices.work(self.op(prices.plan, prices.plan.brought_tokens))
