@@ -53,10 +53,10 @@ def reproduce(
     hits = sum(claim["verdict"] == "hit" for claim in claims)
     misses = sum(claim["verdict"] == "miss" for claim in claims)
     if agreement := report.get("agreement"):
+        orderings = f"; {agreement['orderings_right']} of {agreement['orderings']} orderings"
         print(
             f"{agreement['cells']} printed cells: error {agreement['median_error']:.1%} in the median,"
-            f" {agreement['p90_error']:.1%} at the 90th percentile; {agreement['orderings_right']} of"
-            f" {agreement['orderings']} orderings"
+            f" {agreement['p90_error']:.1%} at the 90th percentile{orderings if agreement['orderings'] else ''}"
         )
         if predicted := agreement.get("not_fitted"):
             print(
