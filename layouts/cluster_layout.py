@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from kvferry.layouts.co_retrieval import orders
-from kvferry.layouts.layout import Layout, Ranges
+from kvferry.layouts.layout import Layout, LayoutCounts, Ranges
 from kvferry.layouts.pieces import Change, Pieces, Reads
 from kvferry.specs.errors import InputError
 
@@ -100,16 +100,6 @@ class ClusterLayout(ABC):
         """The blocks of a run, to be placed layer by layer as it finds them (``filled``)."""
 
 
-@dataclass
-class LayoutCounts:
-    """What a layout has come to. ``new_bytes``: of entries that came after prefill. ``moved_bytes``: of entries that
-    had their place, and were written again at another. ``written_bytes``: in whole pages, both together."""
-
-    new_bytes: int = 0
-    moved_bytes: int = 0
-    written_bytes: int = 0
-
-
 class PlacedClusters(ABC):
     """Blocks of a run, numbered from 0 in every row of a layer. Layers, rows and blocks are numbers or arrays of them,
     one place each; places of one call are of different rows. What appends, splits and opens says what becomes of the
@@ -180,6 +170,14 @@ class PlacedClusters(ABC):
     @abstractmethod
     def taken_bytes(self) -> int:
         """What the blocks take of the file, with the room that is kept for them to grow and what they have left."""
+
+    @property
+    def space_overhead(self) -> float:
+        """What the blocks take over what their entries have, less one."""
+        return self.taken_bytes / max(1, self.entry_bytes) - 1
+
+    def count_anew(self) -> None:
+        self.counted = LayoutCounts()
 
     # --- where it lies -------------------------------------------------------------------------------------------
 

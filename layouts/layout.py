@@ -1,19 +1,41 @@
 """Where KV lies in the storage file: one layout for the modelled file and the real one."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 
+from kvferry.layouts.pieces import Pieces, Reads
 from kvferry.layouts.pieces import Ranges as Ranges
-from kvferry.layouts.pieces import Reads
 
 # One number, or an array of them, beside others.
 Places = np.ndarray | int
 
 
+@dataclass
+class LayoutCounts:
+    """What a layout has come to. ``new_bytes``: of entries that came after prefill. ``moved_bytes``: of entries that
+    had their place, and were written again at another. ``written_bytes``: in whole pages, both together."""
+
+    new_bytes: int = 0
+    moved_bytes: int = 0
+    written_bytes: int = 0
+
+
 class PlacedBlocks(Protocol):
     """Where the blocks of a run lie; blocks may have any size, and change it."""
+
+    @property
+    def counted(self) -> LayoutCounts | None:
+        """What has come of updates since they were counted anew; None: blocks never change."""
+        ...
+
+    @property
+    def space_overhead(self) -> float | None:
+        """What the blocks take of the file over what their entries have, less one; None: blocks never change."""
+        ...
+
+    def count_anew(self) -> None: ...
 
     def reads(self, layer: int, rows: np.ndarray, blocks: np.ndarray) -> Reads:
         """How (row, block)s of a layer are read."""
@@ -21,6 +43,10 @@ class PlacedBlocks(Protocol):
 
     def stretches(self, layer: int, blocks: int) -> Ranges:
         """All of the first `blocks` blocks of every row of a layer."""
+        ...
+
+    def whole(self, layer: int) -> Pieces | None:
+        """All that a layer has in the file, by its places there; None: its blocks never change."""
         ...
 
 
@@ -39,6 +65,11 @@ class Layout:
     block_bytes: int
     heads: int = 1
     alignment_bytes: int = 512
+    # Blocks stay as they are: nothing moves or waits in memory, and there is nothing to count.
+    moves: ClassVar[bool] = False
+    buffer_bytes: ClassVar[int] = 0
+    counted: ClassVar[None] = None
+    space_overhead: ClassVar[None] = None
 
     def __post_init__(self) -> None:
         if min(self.layers, self.sequences, self.heads, self.blocks, self.block_bytes) < 1:
@@ -73,6 +104,12 @@ class Layout:
         """The first `blocks` of every row of a layer, as one range each."""
         offsets = np.arange(layer * self.rows, (layer + 1) * self.rows) * (self.blocks * self.stride_bytes)
         return offsets, np.full(offsets.shape, blocks * self.stride_bytes, np.int64)
+
+    def whole(self, layer: int) -> None:
+        """Blocks never change."""
+
+    def count_anew(self) -> None:
+        """There is nothing to count."""
 
     def column(self, block: int, layers: np.ndarray) -> Ranges:
         """One block of every row of some layers."""

@@ -4,7 +4,7 @@ budget."""
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
-from kvferry.layouts.cluster_layout import AnyLayout, ClusterLayout
+from kvferry.layouts.cluster_layout import AnyLayout
 from kvferry.policies.decode.index import IndexSpec
 from kvferry.policies.decode.placement import KvSize
 from kvferry.policies.decode.residency import DoubleBuffer
@@ -225,8 +225,7 @@ def plan_of(
         raise InputError(f"policies: {error}") from None
     metadata = keys.n_bytes
     buffers = residency.n_bytes(room, wanted, slots) + roles.upkeep.n_bytes(room, selected)
-    if isinstance(layout, ClusterLayout):
-        buffers += layout.buffer_bytes / sequences
+    buffers += layout.buffer_bytes / sequences
     if selected is not None and metadata + buffers > budget_bytes:
         what = f"{_counted(selected, 'group')} of {_counted(group, 'token')}"
         full = shown_size(model.kv_full_bytes(context))
@@ -253,7 +252,7 @@ def plan_of(
         budget_bytes=budget_bytes,
         layout=layout,
     )
-    if isinstance(layout, ClusterLayout) and layout.moves and "device" in {*plan.tiers, *plan.last_tiers}:
+    if layout.moves and "device" in {*plan.tiers, *plan.last_tiers}:
         what = "what lies behind a cluster moves as it grows, which is not modelled in the processor's own memory"
         raise InputError(f"policies.layout: {what}; placement: storage or host, or layout: dual-head, would do")
     return plan

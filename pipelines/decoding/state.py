@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from kvferry.layouts.cluster_layout import LayoutCounts, PlacedClusters
 from kvferry.layouts.layout import PlacedBlocks
 from kvferry.layouts.pieces import Change, Pieces, Reads
 from kvferry.machine.machine import Lease, Machine, Refused
@@ -15,8 +14,8 @@ from kvferry.pipelines.decoding.plan import DecodePlan
 from kvferry.pipelines.workload import OutOfMemory
 from kvferry.policies.decode.residency import AllThere, Resident
 from kvferry.policies.decode.rows import BlockRows, Cut, Lookup
-from kvferry.policies.decode.tending import Ahead, KeysAhead, clusters_of
-from kvferry.policies.decode.upkeep import Kept, Learned, Update
+from kvferry.policies.decode.tending import Ahead
+from kvferry.policies.decode.upkeep import Kept, Update
 from kvferry.specs.tier import Tier
 
 # Tiers whose KV takes of a budget of memory.
@@ -90,21 +89,12 @@ class DecodeState:
     def skip(self, tokens: int, keys: Ahead | None) -> None:
         """Let every sequence have so many tokens more, as if they were decoded; reuse buffers are still empty. `keys`
         go with them; where blocks are clusters, they say which of them tokens join."""
-        before, self._skipped = self.tokens_stored, self._skipped + tokens
-        if self.plan.roles.upkeep.clusters:
-            assert keys is not None or not tokens, "what keys say is not known ahead"
-            if tokens:
-                ahead: KeysAhead = keys  # type: ignore[assignment]
-                clusters_of(self.kept).skip(tokens, before, ahead, self.plan.roles.selector.wanted_tokens)
-                if isinstance(self.blocks, PlacedClusters):
-                    # Only what is really written counts.
-                    self.blocks.counted = LayoutCounts()
+        if not tokens:
             return
-        if keys is not None:
-            for _ in range(tokens):
-                keys.go_on()
-        for _ in range(tokens):
-            self.kept.append(Learned(()))
+        before, self._skipped = self.tokens_stored, self._skipped + tokens
+        self.kept.skip(tokens, before, keys, self.plan.roles.selector.wanted_tokens)
+        # Only what is really written counts.
+        self.blocks.count_anew()
 
     def place(self) -> None:
         """Hold memory for the KV there is, and begin to move what its placement has move now. Raises OutOfMemory."""
@@ -168,10 +158,9 @@ class DecodeState:
 
     def whole(self, layer: int) -> Extents:
         """All KV blocks of a layer, to be placed somewhere."""
-        if isinstance(self.blocks, PlacedClusters):
-            pieces = self.blocks.whole(layer)
-            return Extents(*pieces.ranges, (layer,), pieces)
-        return Extents(*self.blocks.stretches(layer, self.kept.stored(layer)), (layer,))
+        pieces = self.blocks.whole(layer)
+        ranges = self.blocks.stretches(layer, self.kept.stored(layer)) if pieces is None else pieces.ranges
+        return Extents(*ranges, (layer,), pieces)
 
     def here(self, layer: int) -> Extents | None:
         """Where a layer's KV blocks lie, those that are wanted, in the processor's own memory; None: it is away."""

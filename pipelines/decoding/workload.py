@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from kvferry.backends.needs import KvOnStorage, Needs
 from kvferry.backends.world import DEVICE, NO_INPUTS, Inputs, World
-from kvferry.layouts.cluster_layout import PlacedClusters
 from kvferry.machine.machine import Machine, Refused
 from kvferry.pipelines.decoding.budget import (
     ALIGNMENT_BYTES,
@@ -128,13 +127,9 @@ class LockStepFlow:
             metadata_bytes=plan.sequences * plan.metadata_bytes,
             buffer_bytes=plan.sequences * plan.buffer_bytes,
             reuses=plan.roles.selective and plan.roles.residency.keeps,
+            longest_access=0 if self._decode is None else self._decode.record.longest_access,
+            space_overhead=None if self._decode is None else self._decode.now.blocks.space_overhead,
         )
-        if self._decode is not None and isinstance(blocks := self._decode.now.blocks, PlacedClusters):
-            decoded = replace(
-                decoded,
-                longest_access=self._decode.record.longest_access,
-                space_overhead=blocks.taken_bytes / max(1, blocks.entry_bytes) - 1,
-            )
         prefill_s = None if self._decode is None else self._decode.record.prefill_s
         # Of KV in the processor's memory, a reuse buffer would have nothing to keep.
         needs_bytes = None if set(plan.tiers) == {"device"} else plan.reuse_needs_bytes
@@ -157,7 +152,7 @@ class LockStepFlow:
         entry_bytes = self._plan.model.kv_entry_bytes / self._plan.heads
         counts: dict[str, float] = {"wanted": record.blocks_wanted, "reused": record.blocks_reused}
         counts["brought_bytes"] = record.brought_entries * entry_bytes
-        if isinstance(blocks, PlacedClusters):
+        if blocks.counted is not None:
             counts |= {"accesses": record.accesses, "accessed": record.accessed, **vars(blocks.counted)}
         return counts
 

@@ -1,13 +1,13 @@
 """What an upkeep of clusters decides while a token is decoded, layer by layer, and what it learns of the outcome."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
 from kvferry.policies.decode.rows import BlockRows, Cut, Lookup
-from kvferry.policies.decode.upkeep import Kept
+from kvferry.policies.decode.upkeep import Ahead, Kept
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,14 +29,6 @@ class Tending:
     cuts: tuple[Cut, ...] = ()
     read: BlockRows | None = None
     regroup: Regroup | None = None
-
-
-class Ahead(Protocol):
-    """A modelled world's keys, which can go ahead of its time."""
-
-    def go_on(self) -> None:
-        """To the next token, without any time."""
-        ...
 
 
 class KeysAhead(Ahead, Protocol):
@@ -84,11 +76,6 @@ class KeptClusters(Kept, Protocol):
     def tend(self, layer: int, ids: np.ndarray | None, squared: np.ndarray | None, found: Lookup) -> Tending | None:
         """Where each row's new key belongs (int[rows]; None: not asked), how far it is from that centroid (squared,
         float[rows]), and what was retrieved. None: nothing is to be done now."""
-        ...
-
-    def skip(self, tokens: int, stored: int, keys: KeysAhead, wanted: Callable[[int], float]) -> None:
-        """So many tokens more, after `stored` ones, as if they had been decoded: by what keys say, without any time.
-        `wanted` of a row's tokens are retrieved at a time."""
         ...
 
     def outcome(

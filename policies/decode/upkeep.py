@@ -34,6 +34,14 @@ class Update:
     changes: Sequence[Change] = ()
 
 
+class Ahead(Protocol):
+    """A modelled world's keys, which can go ahead of its time."""
+
+    def go_on(self) -> None:
+        """To the next token, without any time."""
+        ...
+
+
 class Kept(Protocol):
     """A run's blocks and newest tokens; every sequence gains a token per step."""
 
@@ -55,6 +63,12 @@ class Kept(Protocol):
 
     def append(self, learned: Learned) -> Update | None:
         """One new token per sequence; None when nothing has to be written."""
+        ...
+
+    def skip(self, tokens: int, stored: int, keys: Any, wanted: Callable[[int], float]) -> None:
+        """So many tokens more, after `stored` ones, as if they had been decoded, without any time. `keys` go with them
+        (an Ahead, KeysAhead where blocks are clusters; None: nothing is known of keys); `wanted` of a row's tokens are
+        retrieved at a time."""
         ...
 
 
@@ -116,7 +130,20 @@ class RollingGroups:
         return RollingBuffer(context, block_tokens, layout, attended=self.rolling)
 
 
-class RollingBuffer:
+class _TokenByToken:
+    """Tokens are skipped as they are appended, one by one."""
+
+    def append(self, learned: Learned) -> Update | None:
+        raise NotImplementedError
+
+    def skip(self, tokens: int, stored: int, keys: Ahead | None, wanted: Callable[[int], float]) -> None:
+        for _ in range(tokens):
+            if keys is not None:
+                keys.go_on()
+            self.append(Learned(()))
+
+
+class RollingBuffer(_TokenByToken):
     """Counts for a lock-step batch. The context's own last, incomplete block starts in the buffer."""
 
     def __init__(self, context_tokens: int, block_tokens: int, layout: Layout, *, attended: bool = True) -> None:
@@ -169,7 +196,7 @@ class KeepNewest:
         return Newest(*divmod(context, block_tokens))
 
 
-class Newest:
+class Newest(_TokenByToken):
     """Counts of a batch whose new tokens stay in memory."""
 
     def __init__(self, blocks: int, tokens: int) -> None:
