@@ -7,7 +7,7 @@ each way of keeping them by itself:
 adaptive    DynaKV's Algorithm 1
 static      new keys join the nearest of the prompt's clusters (PQCache)
 local       every window of new tokens is clustered by itself (ClusterKV)
-global      all keys are clustered anew before each step that is measured: as good as clusters of that size get
+global      all keys are clustered anew every 128 tokens, into clusters of the prompt's mean size
 none        no clusters, every key is scored by itself: what selecting costs at best
 
 At some steps the model decodes once with attention to what is selected alone, the KV of all tokens before being that
@@ -16,7 +16,8 @@ of full attention. Columns, by decoded tokens, in the mean over texts, layers, K
 hits        of the k tokens with most true attention mass in a KV head, the share among k tokens that are read, where of
             the last cluster that is read the part counts that they have room for; k is a share of all tokens. Tokens
             that wait in memory, or are too new for a cluster, are there without being read
-attended    the same, where tokens in memory count among the k: k tokens are attended in all
+older       hits among those of them that are older than a window, which every way has to read
+attended    hits, where tokens in memory count among the k: k tokens are attended in all
 mass        share of a KV head's true attention mass on what is attended, k tokens being read as for hits
 agree, KL   next tokens alike, and divergence of next-token distributions in nats, between full attention and one that
             sees what is selected, whole clusters being read
@@ -34,7 +35,6 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Protocol
@@ -53,7 +53,6 @@ from kvferry.model.prompts import Prompts
 from kvferry.model.whole_prefill import prefill_layer
 from kvferry.pipelines.decoding.plan import plan_of
 from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS
-from kvferry.policies.decode.means import kmeans
 from kvferry.policies.decode.tending import clusters_of
 from kvferry.traces.clustered_keys import ClusteredKeys
 from kvferry.traces.key_recording import KeyRecording
@@ -62,6 +61,9 @@ from kvferry.traces.key_recording import KeyRecording
 APART = 1 << 19
 # Bundled models are trained in bfloat16, and their KV is in it when they run; here they compute in single precision.
 _KV_VALUE_BYTES = 2
+_GLOBAL = {"name": "global-clusters", "every_tokens": 128}
+# ClusterKV's, beyond which no way has a token for nothing.
+_WINDOW_TOKENS = 128
 
 
 @dataclass(frozen=True)
@@ -125,8 +127,7 @@ class Tended:
             made = self._keys(Cluster(1, text.context, plan.blocks, layer, heads=plan.heads))
             self._kept.filled(layer, made.tokens, made.variances)
         self._wanted, self._at = roles.selector.wanted_tokens, text.context
-        parameters = vars(roles.upkeep)
-        self.reserved = parameters.get("window_tokens", parameters.get("buffer_tokens", 0))
+        self.reserved = getattr(roles.upkeep, "window_tokens", getattr(roles.upkeep, "buffer_tokens", 0))
 
     def go_to(self, tokens: int) -> None:
         self._kept.skip(tokens - self._at, self._at, self._keys, self._wanted)
@@ -143,26 +144,6 @@ class Tended:
     @property
     def means(self) -> np.ndarray:
         return self._keys.table.means
-
-
-class Anew:
-    """All keys, clustered whenever it is asked for, into clusters of `block_tokens` in the mean."""
-
-    reserved = 0
-
-    def __init__(self, text: Told, block_tokens: int) -> None:
-        self._vectors, _ = text.recording.drawn(len(text.ids), len(text.recording.keys), 1, text.mass.shape[1], 0)
-        self._block_tokens = block_tokens
-        self.go_to(text.context)
-
-    def go_to(self, tokens: int) -> None:
-        keys, clusters = self._vectors[:, :tokens], tokens // self._block_tokens
-        self.labels = kmeans(keys, clusters)
-        self.in_memory = np.zeros(self.labels.shape, bool)
-        flat = (np.arange(len(keys))[:, None] * clusters + self.labels).ravel()
-        counts = np.bincount(flat, minlength=len(keys) * clusters)
-        sums = [np.bincount(flat, keys[..., d].ravel(), len(counts)) for d in range(keys.shape[2])]
-        self.means = (np.stack(sums, -1) / counts[:, None]).reshape(len(keys), clusters, -1)
 
 
 class Apart:
@@ -239,7 +220,7 @@ class Measured:
         text, position = self._text, self._text.steps[step]
         wanted = self._share * position
         heads = self._decoder.heads
-        figures: dict[str, list[float]] = {"hits": [], "attended": [], "mass": [], "read": []}
+        figures: dict[str, list[float]] = {"hits": [], "older": [], "attended": [], "mass": [], "read": []}
         for layer in range(self._decoder.layers):
             queries = torch.from_numpy(text.recording.queries[layer, :, :, position])
             choice = chosen(kept, slice(layer * heads, (layer + 1) * heads), queries, self._scale)
@@ -248,6 +229,9 @@ class Measured:
             here = (choice.size == 0).sum(1, keepdims=True)
             for key, room in (("hits", wanted), ("attended", np.maximum(wanted - here, 0))):
                 figures[key].append(float(np.take_along_axis(choice.share(room), best, 1).mean()))
+            old = best < position - _WINDOW_TOKENS
+            shares = np.take_along_axis(choice.share(wanted), best, 1)
+            figures["older"].append(float((shares * old).sum() / max(old.sum(), 1)))
             own = float(text.mass[layer, :, step, position].sum())
             there = float((mass.numpy() * choice.share(wanted)).sum())
             figures["mass"].append((there + own) / (float(mass.sum()) + own))
@@ -300,34 +284,31 @@ Make = Callable[[Told, PreTrainedModel], Kept]
 
 def ways(block_tokens: int, share: float, threshold: float | None) -> dict[str, Make]:
     """By name, what keeps clusters of a text."""
-    own = {} if threshold is None else {"threshold": threshold, "room": 8}
+    own = {} if threshold is None else {"threshold": threshold}
     return {
         "adaptive": _system("dynakv", share, block_tokens, **own),
         "static": _system("pqcache", share, block_tokens),
         "local": _system("clusterkv", share, block_tokens),
-        "global": lambda text, model: Anew(text, block_tokens),
+        "global": _system("pqcache", share, block_tokens, upkeep=_GLOBAL),
         "none": lambda text, model: Apart(text),
     }
 
 
 def swept(share: float) -> dict[str, Make]:
     """The same, with parameters that make more or fewer clusters."""
-    thresholds, blocks, clusters = (0.6, 0.7, 0.8, 0.9, 1.0, 1.2), (2, 4, 8, 16, 32), (2, 4, 8, 12, 16)
+    thresholds, blocks, clusters = (0.6, 0.7, 0.8, 0.9, 1.0, 1.2, 1.5), (2, 4, 8, 16, 32), (2, 4, 8, 12, 16)
     return {
-        **{f"adaptive, {one}": _system("dynakv", share, 32, threshold=one, room=8) for one in thresholds},
+        **{f"adaptive, {one}": _system("dynakv", share, 16, threshold=one) for one in thresholds},
         **{f"static, {one}": _system("pqcache", share, one) for one in blocks},
-        **{f"local, {one}": _system("clusterkv", share, 32, window_clusters=one, room=8) for one in clusters},
-        **{f"global, {one}": partial(_anew, block_tokens=one) for one in (12, 16, 32)},
+        **{f"local, {one}": _system("clusterkv", share, 16, window_clusters=one) for one in clusters},
+        **{f"global, {one}": _system("pqcache", share, one, upkeep=_GLOBAL) for one in (32,)},
     }
 
 
 def _system(name: str, share: float, block_tokens: int, **policies: Any) -> Make:
-    asked = {"selected_share": share, "group_tokens": block_tokens, **policies}
-    return lambda text, model: Tended(name, asked, text, model)
-
-
-def _anew(text: Told, model: PreTrainedModel, block_tokens: int) -> Kept:
-    return Anew(text, block_tokens)
+    # Where clusters lie makes no difference here; there is room for all that any way makes.
+    layout = {"name": "cluster-pools", "group_tokens": block_tokens, "room": 16}
+    return lambda text, model: Tended(name, {"selected_share": share, "layout": layout, **policies}, text, model)
 
 
 def main() -> None:
@@ -338,7 +319,7 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=3)
     parser.add_argument("--every", type=int, default=73, help="decoded tokens between two steps that are measured")
     parser.add_argument("--share", type=float, default=0.1, help="of all tokens, read in every step")
-    parser.add_argument("--block", type=int, default=32, help="tokens of a cluster of the prompt, in the mean")
+    parser.add_argument("--block", type=int, default=16, help="tokens of a cluster of the prompt, in the mean")
     parser.add_argument("--threshold", type=float, help="of adaptive; else the system's own")
     parser.add_argument("--sweep", action="store_true")
     parser.add_argument("--ways", nargs="+", help="only these")

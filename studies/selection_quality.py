@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from kvferry.backends.live.decoding.block_format import BlockFormat
+from kvferry.backends.live.decoding.build import format_of
 from kvferry.backends.live.decoding.indexes.index import Index
 from kvferry.backends.live.decoding.indexes.low_rank_keys import LowRankKeys, low_rank_adapters
 from kvferry.backends.live.decoding.layers import Layers
@@ -101,19 +101,11 @@ def decoded(
     plan: DecodePlan, model: PreTrainedModel, task: Task, true: Exact, index: Index, folder: Path
 ) -> tuple[torch.Tensor, Layers, LockStepDecode]:
     """Logits before each said token, the runner with what was chosen, and the pipeline."""
-    format = BlockFormat(
-        plan.layout,
-        group_tokens=plan.group_tokens,
-        kv_heads=plan.model.kv_heads,
-        head_dim=plan.model.head_dim,
-        dtype=model.dtype,
-        values_only=plan.rebuilt_rank is not None,
-    )
     logits: list[torch.Tensor] = []
     runner = Layers(
         model,
         [task.context],
-        format,
+        format_of(plan, model.dtype),
         known=true.prefilled.__getitem__,
         output=len(task.said),
         slots=plan.slots,
