@@ -21,6 +21,10 @@ class KeyRecording:
         if self.keys.ndim != 4 or self.queries.ndim != 5 or self.keys.size == 0 or self.queries.size == 0:
             what = f"{self.keys.shape} and {self.queries.shape}"
             raise ValueError(f"keys are [layers, heads, tokens, width], queries have one dimension more, got {what}")
+        if self.keys.dtype.kind != "f" or self.queries.dtype.kind != "f":
+            raise ValueError(
+                f"keys and queries are numbers with a point, got {self.keys.dtype} and {self.queries.dtype}"
+            )
         layers, heads, _, tokens, width = self.queries.shape
         if self.keys.shape != (layers, heads, tokens, width):
             raise ValueError(f"keys {self.keys.shape} and queries {self.queries.shape} are not of the same tokens")

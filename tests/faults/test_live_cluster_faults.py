@@ -186,3 +186,64 @@ def test_a_process_that_is_killed_while_it_writes_a_cut(tmp_path: Path, share: f
     assert whole > 10 * len(harmed)
     assert len(harmed) <= len(said["ranges"])
     assert list(tmp_path.iterdir()) == []
+
+
+FULL = """
+    import json, os, subprocess, sys
+    from pathlib import Path
+    from kvferry.disk import direct_storage
+    from kvferry.disk.direct_storage import Storage, StorageError
+    from kvferry.pipelines.decoding import workload as decoding
+    from kvferry.pipelines.run import run_scenario
+    from kvferry.scenarios.loader import load_scenario
+
+    folder, described = Path(sys.argv[1]), json.loads(sys.argv[2])
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "small", folder], check=True)
+    write, really = Storage.write, decoding.LockStepDecode
+    reported, under_way = [], []
+
+    def sparse(path, n_bytes):
+        path.touch()
+        os.truncate(path, n_bytes)
+
+    def filled(tokens):
+        reported.append(tokens)
+        if tokens == 1:
+            # All the room that is left once the prompt's clusters are written goes to somebody else.
+            left = os.statvfs(folder)
+            with open(folder / "others", "wb") as file:
+                file.write(bytes(left.f_bavail * left.f_bsize))
+
+    class Filled(really):
+        def __init__(self, machine, plan, _on_token, *others):
+            super().__init__(machine, plan, filled, *others)
+
+    def noted(storage, extents, data):
+        pieces = extents.pieces
+        under_way[:] = [bool(((pieces.firsts == 0) & (pieces.tokens > 1)).any())]
+        write(storage, extents, data)
+        under_way[:] = []
+
+    direct_storage.make_room, Storage.write, decoding.LockStepDecode = sparse, noted, Filled
+    try:
+        run_scenario(load_scenario(described))
+    except StorageError as error:
+        print(json.dumps([type(error).__name__, str(error), under_way, reported, sorted(os.listdir(folder))]))
+"""
+
+
+def test_a_device_that_is_full_when_a_cluster_is_cut(tmp_path: Path) -> None:
+    """A file system that promised room, as thinly provisioned ones do, has none for the part that leaves."""
+    alone = ["unshare", "--user", "--map-root-user", "--mount"]
+    try:
+        subprocess.run([*alone, "mount", "-t", "tmpfs", "small", str(tmp_path)], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("mounting a small file system is not allowed here")
+    described = changed(SCENARIO, live={"kv_folder": str(tmp_path)})
+    command = [*alone, sys.executable, "-c", textwrap.dedent(FULL), str(tmp_path), json.dumps(described)]
+    kind, why, of_a_cut, reported, left = json.loads(subprocess.check_output(command, text=True, timeout=100))
+    assert kind == "StorageFull"
+    assert why.endswith("the device is full")
+    assert of_a_cut == [True]
+    assert reported[-1] < 40
+    assert left == ["others"]

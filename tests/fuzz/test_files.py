@@ -16,6 +16,7 @@ from kvferry.scenarios.library import BUNDLED as SCENARIOS
 from kvferry.scenarios.loader import load_device
 from kvferry.traces.chunks import generate_chunks
 from kvferry.traces.format import StoredTrace, write_trace
+from kvferry.traces.key_recording import KeyRecording
 from kvferry.traces.rate import RateTrace
 from kvferry.traces.resolve import BUNDLED as TRACES
 from kvferry.traces.selections import SelectionStream
@@ -52,6 +53,8 @@ ODD_VALUES: list[object] = [
     {},
     [[]],
 ]
+# Tokens of a decode.
+FEW = tuple(f"--set=workload.{size}" for size in ("context=40", "output=8", "decoded=null", "part=middle"))
 # What makes the whole file in a folder, its name, and the words of the command that reads it.
 Made = tuple[Callable[[Path], object], str, tuple[str, ...]]
 
@@ -66,6 +69,11 @@ def chunks(folder: Path) -> None:
 
 def selections(folder: Path) -> None:
     SelectionStream(np.array([[[[1, 2]]]] * 3, dtype=np.int32), groups=4).save(folder / "x.npz")
+
+
+def keys(folder: Path) -> None:
+    made = np.random.default_rng(1).normal(size=(2, 2, 50, 4)).astype(np.float32)
+    KeyRecording(made, made[:, :, None]).save(folder / "k.npz")
 
 
 def table(folder: Path) -> None:
@@ -113,6 +121,7 @@ def kinds() -> dict[str, Made]:
         ),
         "chunks": (chunks, "c.npz", (*run, "--set", "workload.chunks=./c.npz")),
         "chunks shown": (chunks, "c.npz", ("traces", "show", "c.npz")),
+        "keys": (keys, "k.npz", ("run", "dynakv/latency", "--json", *FEW, "--set", "workload.recorded_keys=./k.npz")),
         "selections shown": (selections, "x.npz", ("traces", "show", "x.npz")),
         "device": (copied(SCENARIOS / "devices" / "tiny.yaml", "d.yaml"), "d.yaml", (*run, "--set", "device=./d.yaml")),
         "device shown": (copied(SCENARIOS / "devices" / "oneplus-12.yaml", "d.yaml"), "d.yaml", ("devices", "d.yaml")),
