@@ -1,6 +1,6 @@
 """Stages that compute a token and tend KV blocks, each as a pipeline begins it and a planner prices it."""
 
-from kvferry.layouts.pieces import Pieces, Reads
+from kvferry.layouts.pieces import Reads
 from kvferry.machine.answers import Assigned, Clustered, Divided
 from kvferry.machine.handles import Attended
 from kvferry.machine.ops import (
@@ -183,8 +183,7 @@ class NextToken:
     def op(plan: DecodePlan, update: Update | None = None, stays: Extents | None = None) -> OutputHead:
         if update is None:
             return OutputHead(plan.sequences)
-        written = Pieces.together([change.written for change in update.changes]) if update.changes else None
-        return OutputHead(plan.sequences, update.complete, joined=update.joined, stays=stays, written=written)
+        return OutputHead(plan.sequences, update.complete, joined=update.joined, stays=stays, written=update.pieces)
 
     def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
         for tended, ticket in enumerate(now.tended):

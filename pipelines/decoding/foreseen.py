@@ -86,6 +86,7 @@ class ForeseenSteps:
                 handed_over = end
         update = now.kept.append(Learned(()))
         if update is not None:
+            assert update.written is not None, "clusters are not foreseen"
             written = Extents(*update.written(np.arange(plan.model.layers)))
             self._batch("Write", ends[-1], storage.seconds(written, writes=True), written.n_bytes)
         yield env.timeout(ends[-1] - env.now)

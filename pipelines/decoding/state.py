@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from kvferry.layouts.layout import PlacedBlocks
-from kvferry.layouts.pieces import Change, Pieces, Reads
+from kvferry.layouts.pieces import Change, Reads
 from kvferry.machine.machine import Lease, Machine, Refused
 from kvferry.machine.ops import Extents
 from kvferry.machine.ticket import Ticket
@@ -120,8 +120,8 @@ class DecodeState:
             if tier == "device":
                 continue
             layers = np.flatnonzero([tier == each for each in self.tiers])
-            if not update.changes and (written := Extents(*update.written(layers), layers.tolist())).n_bytes:
-                self.machine.move(written, "device", tier, after=(after,))
+            if update.written is not None:
+                self.machine.move(Extents(*update.written(layers), layers.tolist()), "device", tier, after=(after,))
             for change in update.changes:
                 self._change(change, layers, tier, after)
 
@@ -147,13 +147,15 @@ class DecodeState:
             self.residents[layer].renew(changed, tokens, made)
 
     def staying(self, update: Update) -> Extents | None:
-        """Of what new tokens changed, what stays in the processor's own memory."""
+        """Of what new tokens changed, what stays in the processor's own memory; None: nothing."""
         layers = np.flatnonzero([tier == "device" for tier in self.tiers])
         if not len(layers):
             return None
-        if not update.changes:
+        if update.written is not None:
             return Extents(*update.written(layers), layers.tolist())
-        written = Pieces.together([change.written for change in update.changes]).of(layers)
+        if update.pieces is None:
+            return None
+        written = update.pieces.of(layers)
         return Extents(*written.ranges, layers.tolist(), written)
 
     def whole(self, layer: int) -> Extents:

@@ -11,7 +11,7 @@ import numpy as np
 
 from kvferry.layouts.cluster_layout import PlacedClusters
 from kvferry.layouts.layout import Places
-from kvferry.layouts.pieces import Change, Pieces
+from kvferry.layouts.pieces import Change
 from kvferry.policies.decode.room import Room
 from kvferry.policies.decode.rows import BlockRows, Cut, Joined, Lookup
 from kvferry.policies.decode.tending import KeysAhead, Tending
@@ -165,7 +165,7 @@ class TendedClusters:
         if not decision.cuts:
             return None
         cuts = tuple(cut for _, cut in decision.cuts)
-        read = _by_row([(row, block) for _, row, block in decision.reads], len(ids)) if decision.reads else None
+        read = BlockRows.of([(row, block) for _, row, block in decision.reads], len(ids)) if decision.reads else None
         return Tending(cuts, read)
 
     def outcome(
@@ -197,12 +197,8 @@ class TendedClusters:
             waits = [Joined(row, block, True) for row, block in zip(late_rows.tolist(), late.tolist(), strict=True)]
             joined.append([*cuts, *plain, *waits])
             of_cuts = [(cut.row, block) for cut in cuts for block in (cut.block, cut.new) if block is not None]
-            changed.append(_by_row([*of_cuts, *((one.row, one.block) for one in plain)], self.places.shape[1]))
-        nothing = Pieces.none(self.places.like.token_bytes)
-        written = Pieces.together([nothing, *(change.written for change in changes)])
-        return Update(
-            lambda layers: written.of(layers).ranges, changed=changed, joined=joined, changes=Change.in_order(changes)
-        )
+            changed.append(BlockRows.of([*of_cuts, *((one.row, one.block) for one in plain)], self.places.shape[1]))
+        return Update(changed=changed, joined=joined, changes=Change.in_order(changes))
 
     def skip(self, tokens: int, stored: int, keys: KeysAhead, wanted: Callable[[int], float]) -> None:
         layers, rows, _ = self.places.shape
@@ -366,9 +362,3 @@ def _everywhere(decision: Decision, alike: Sequence[np.ndarray]) -> tuple[list[t
     everywhere = np.concatenate([alike[layer] for layer in layers]) if each else layers
     cuts = [(int(layer), cut) for of, cut in decision.cuts for layer in alike[of]]
     return cuts, (everywhere, np.repeat(rows, each), np.repeat(blocks, each))
-
-
-def _by_row(pairs: Sequence[tuple[int, int]], rows: int) -> BlockRows:
-    """Pairs of row and block, by row."""
-    found = np.array(sorted(pairs), np.int64).reshape(-1, 2)
-    return BlockRows(found[:, 1], np.searchsorted(found[:, 0], np.arange(rows + 1)))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from kvferry.layouts.cluster_layout import PlacedClusters
-from kvferry.layouts.pieces import Change, Pieces
+from kvferry.layouts.pieces import Change
 from kvferry.policies.decode.cluster_upkeep import StaticClusters, TendedClusters
 from kvferry.policies.decode.rows import BlockRows, Cut, Lookup
 from kvferry.policies.decode.tending import KeysAhead, Regroup, Tending
@@ -18,7 +18,7 @@ from kvferry.policies.decode.upkeep import Learned, Update
 @dataclass(frozen=True, kw_only=True)
 class GlobalClusters(StaticClusters):
     """Every ``every_tokens`` tokens all KV of a row is read and becomes clusters anew, of the size that the context's
-    had in the mean; between, new keys join the nearest. An oracle: nobody could afford that while decoding."""
+    had in the mean; between, new keys join the nearest. An oracle: decoding cannot afford to read all KV so often."""
 
     every_tokens: int = 256
 
@@ -51,9 +51,8 @@ class RegroupedClusters(TendedClusters):
         held = self.places.all_tokens[layer]
         there = held > 0
         there[found.wanted.places] = False
-        rows, blocks = np.nonzero(there)
-        absent = BlockRows(blocks, np.searchsorted(rows, np.arange(len(held) + 1)))
-        return Tending(read=absent if len(blocks) else None, regroup=self._regroup(int(held[0].sum()) + 1))
+        absent = BlockRows.where(there)
+        return Tending(read=absent if absent.ids.size else None, regroup=self._regroup(int(held[0].sum()) + 1))
 
     def outcome(
         self,
@@ -78,13 +77,9 @@ class RegroupedClusters(TendedClusters):
             [Cut(row, block, None, False, int(n)) for row in range(rows) for block, n in enumerate(tokens[row])]
             for _, (tokens, _) in sorted(self._made.items())
         ]
-        everything = [np.nonzero(tokens) for _, (tokens, _) in sorted(self._made.items())]
-        changed = [BlockRows(blocks, np.searchsorted(of, np.arange(rows + 1))) for of, blocks in everything]
+        changed = [BlockRows.where(tokens > 0) for _, (tokens, _) in sorted(self._made.items())]
         self._made.clear()
-        written = Pieces.together([change.written for change in changes])
-        return Update(
-            lambda of: written.of(of).ranges, changed=changed, joined=joined, changes=Change.in_order(changes)
-        )
+        return Update(changed=changed, joined=joined, changes=Change.in_order(changes))
 
     def skip(self, tokens: int, stored: int, keys: KeysAhead, wanted: Callable[[int], float]) -> None:
         layers, rows, _ = self.places.shape

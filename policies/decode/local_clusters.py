@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from kvferry.layouts.cluster_layout import PlacedClusters
-from kvferry.layouts.pieces import Change, Pieces
+from kvferry.layouts.pieces import Change
 from kvferry.policies.decode.room import Room
 from kvferry.policies.decode.rows import BlockRows, Cut, Lookup
 from kvferry.policies.decode.tending import KeysAhead, Regroup, Tending
@@ -104,14 +104,8 @@ class WindowedClusters:
 
     def _update(self, changes: list[Change], made: list[Cut]) -> Update:
         layers, rows, _ = self.places.shape
-        written = Pieces.together([Pieces.none(self.places.like.token_bytes), *(one.written for one in changes)])
-        nothing = BlockRows(np.empty(0, np.int64), np.zeros(rows + 1, np.int64))
-        return Update(
-            lambda of: written.of(of).ranges,
-            changed=[nothing] * layers,
-            joined=[made] * layers,
-            changes=Change.in_order(changes),
-        )
+        nothing = [BlockRows.of((), rows)] * layers
+        return Update(changed=nothing, joined=[made] * layers, changes=Change.in_order(changes))
 
     def skip(self, tokens: int, stored: int, keys: KeysAhead, wanted: Callable[[int], float]) -> None:
         layers, rows, _ = self.places.shape

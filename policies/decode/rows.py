@@ -30,6 +30,12 @@ class BlockRows:
         found = np.array(sorted(places), np.int64).reshape(-1, 2)
         return BlockRows(found[:, 1], np.searchsorted(found[:, 0], np.arange(rows + 1)))
 
+    @staticmethod
+    def where(flags: np.ndarray) -> "BlockRows":
+        """Ragged, those that are flagged, bool[rows, blocks]."""
+        rows, ids = np.nonzero(flags)
+        return BlockRows(ids, np.searchsorted(rows, np.arange(len(flags) + 1)))
+
     @property
     def rows(self) -> int:
         return len(self.ids) if self.starts is None else len(self.starts) - 1

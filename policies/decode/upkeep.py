@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from kvferry.layouts.layout import Layout, Ranges
-from kvferry.layouts.pieces import Change
+from kvferry.layouts.pieces import Change, Pieces
 from kvferry.policies.decode.room import Room
 from kvferry.policies.decode.rows import BlockRows, Cut, Joined, Lookup
 
@@ -22,16 +22,21 @@ class Learned:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Update:
-    """What new tokens lead to. ``written`` gives the byte ranges that some layers' KV is written to. ``complete``: the
-    block of every row and layer that is full now, if it is one. ``changed``: by layer, blocks of which there may be
-    copies in memory that are out of date now. Where blocks are clusters, ``joined`` says by layer what became of new
-    keys and which clusters were cut, and ``changes`` what becomes of the file, in this order."""
+    """What new tokens lead to. ``written`` gives the byte ranges that some layers' KV is written to; None: ``changes``
+    say all that becomes of the file, in this order. ``complete``: the block of every row and layer that is full now, if
+    it is one. ``changed``: by layer, blocks of which there may be copies in memory that are out of date now. ``joined``
+    says by layer, where blocks are clusters, what became of new keys and which clusters were cut."""
 
-    written: Callable[[np.ndarray], Ranges]
+    written: Callable[[np.ndarray], Ranges] | None = None
     complete: int | None = None
     changed: Sequence[BlockRows] = ()
     joined: Sequence[Sequence[Joined | Cut]] = ()
     changes: Sequence[Change] = ()
+
+    @property
+    def pieces(self) -> Pieces | None:
+        """All that is written of clusters; None: nothing is."""
+        return Pieces.together([change.written for change in self.changes]) if self.changes else None
 
 
 class Ahead(Protocol):
