@@ -1,0 +1,90 @@
+"""What a device's wait for its first tokens depends on, and what a cloud's help makes of it (P/D-Device 3.2 to 3.4)."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+# What the tokens from the cloud amortise. `paper`: prefill(rl) - TTFT_c, as Eq. 4 has it, though Eq. 3 begins that
+# prefill at TTFT_c: what is shown stalls once. `causal`: TTFT_d - TTFT_c, the time that the device really takes.
+Smoothing = Literal["causal", "paper"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assistance:
+    """One device's request and what is known of both sides.
+
+    A ratio r is the length of the refined prompt over that of the whole one. L tokens come from the cloud: the first,
+    and L - 1 that it decodes. Prefill takes a time per token (Sec. 3.3): attention within a window is linear, and short
+    prompts are bound by their dense layers.
+    """
+
+    # l
+    prompt_tokens: int
+    # k_c and k_d
+    cloud_s_per_token: float
+    device_s_per_token: float
+    # The parts of delta(l), which bound what choosing, packing and sending a mask takes.
+    compress_s: float
+    decompress_s: float
+    round_trip_s: float
+    cloud_tpot_s: float
+    device_tpot_s: float
+    # tau
+    tolerable_tpot_s: float
+    # xi: less of the prompt costs too much quality in this scenario.
+    least_ratio: float
+    # The longest prompt that the device takes. None: any.
+    most_device_tokens: int | None = None
+    smoothing: Smoothing = "causal"
+
+    def __post_init__(self) -> None:
+        if self.prompt_tokens < 1:
+            raise ValueError(f"a prompt has at least 1 token, not {self.prompt_tokens}")
+        if min(self.cloud_s_per_token, self.device_s_per_token, self.cloud_tpot_s, self.device_tpot_s) <= 0:
+            raise ValueError("times per token must be positive")
+        if min(self.compress_s, self.decompress_s, self.round_trip_s) < 0:
+            raise ValueError("times must not be negative")
+        if not 0 < self.least_ratio <= 1:
+            raise ValueError(f"the least ratio must lie above 0 and at most at 1, not at {self.least_ratio}")
+
+    @property
+    def cloud_ttft_s(self) -> float:
+        """Until the cloud's first token and the mask are there (Eq. 2): what the user waits."""
+        return self.cloud_s_per_token * self.prompt_tokens + self.compress_s + self.round_trip_s
+
+    def prefill_s(self, ratio: float) -> float:
+        """The device's prefill of the refined prompt."""
+        return self.device_s_per_token * ratio * self.prompt_tokens
+
+    def device_ttft_s(self, ratio: float) -> float:
+        """Until the device has a first token of its own (Eq. 3)."""
+        return self.cloud_ttft_s + self.decompress_s + self.prefill_s(ratio)
+
+    def amortised_s(self, ratio: float) -> float:
+        """The wait that tokens from the cloud are spread over, beyond the device's own pace. Negative where the device
+        is done first."""
+        if self.smoothing == "paper":
+            return self.prefill_s(ratio) - self.cloud_ttft_s
+        return self.device_ttft_s(ratio) - self.cloud_ttft_s
+
+    def smoothed_tpot_s(self, ratio: float, tokens: int) -> float:
+        """The pace at which `tokens` from the cloud are shown (Eq. 4); never faster than the device's own. ValueError
+        for less than two: there is nothing to pace."""
+        if tokens < 2:
+            raise ValueError(f"{tokens} tokens have no pace")
+        return self.device_tpot_s + max(0.0, self.amortised_s(ratio)) / (tokens - 1)
+
+    @property
+    def ratio_bounds(self) -> tuple[float, float]:
+        """Least and largest r (Eq. 5): quality, and that help must not take longer than prefilling the whole prompt on
+        the device, which may not take it all."""
+        extra_s = self.compress_s + self.decompress_s + self.round_trip_s
+        helpful = 1 - (self.cloud_s_per_token + extra_s / self.prompt_tokens) / self.device_s_per_token
+        most = 1.0 if self.most_device_tokens is None else self.most_device_tokens / self.prompt_tokens
+        return self.least_ratio, min(helpful, most)
+
+    def decoded_bounds(self, ratio: float) -> tuple[float, float]:
+        """Least and largest L - 1 (Eq. 6): a pace that users tolerate, and no decoding in the cloud beyond the device's
+        first token. The least is infinite where users tolerate nothing above the device's own pace."""
+        spare_s, amortised_s = self.tolerable_tpot_s - self.device_tpot_s, self.amortised_s(ratio)
+        least = max(0.0, amortised_s) / spare_s if spare_s > 0 else 0.0 if amortised_s <= 0 else float("inf")
+        return least, (self.device_ttft_s(ratio) - self.cloud_ttft_s) / self.cloud_tpot_s

@@ -1,0 +1,132 @@
+"""How much of a prompt a device prefills, and how many tokens the cloud decodes for it: problem P (P/D-Device 3.4)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kvferry.policies.assist.assistance import Assistance
+from kvferry.specs.errors import KvferryError
+
+if TYPE_CHECKING:
+    import pulp
+
+# Numbers of tokens are whole, up to so much.
+_ROUNDING = 1e-9
+# More than any device waits for.
+_MOST_DECODED = 100_000
+
+
+class NoSetting(KvferryError):
+    """No ratio and number of tokens keep Eq. 5 and 6; the message says which bound fails."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """``ratio``: r, of the prompt that the device prefills. ``tokens``: L, from the cloud, the first included."""
+
+    ratio: float
+    tokens: int
+
+
+def best_setting(of: Assistance) -> Setting:
+    """The solution of P in closed form: the least TTFT of the device, and among its L the smallest, since L is not in
+    the objective and every token more holds a slot of the cloud.
+
+    TTFT_d grows with r, so r is its lower bound unless Eq. 6 has no whole number there: then r grows as far as the
+    next one needs, whose upper bound is r >= ((L - 1) TPOT_c - decompress) / (k_d l).
+
+    Raises NoSetting.
+    """
+    least, most = _ratios(of)
+    tolerated = of.decoded_bounds(least)[0]
+    if not math.isfinite(tolerated):
+        raise _nothing_between(of, least, most)
+    first = max(1, math.ceil(tolerated - _ROUNDING))
+    last = min(_MOST_DECODED, math.floor(of.decoded_bounds(most)[1] + _ROUNDING))
+    for decoded in range(first, last + 1):
+        needed = (decoded * of.cloud_tpot_s - of.decompress_s) / of.prefill_s(1.0)
+        ratio = min(most, max(least, needed))
+        if of.decoded_bounds(ratio)[0] <= decoded + _ROUNDING:
+            return Setting(ratio, decoded + 1)
+    raise _nothing_between(of, least, most)
+
+
+def solved_setting(of: Assistance) -> Setting:
+    """The same by the mixed-integer program itself, solved by HiGHS: first for the least r, then for the smallest L at
+    that r. Raises NoSetting."""
+    import pulp
+
+    least, most = _ratios(of)
+    program, ratio, decoded = _program(of, least, most)
+    program += ratio
+    if not _solved(program):
+        raise _nothing_between(of, least, most)
+    best: float = ratio.value()
+    program, ratio, decoded = _program(of, least, min(most, best + _ROUNDING))
+    program += decoded
+    if not _solved(program):
+        raise _nothing_between(of, least, most)
+    assert isinstance(program, pulp.LpProblem)
+    return Setting(best, round(decoded.value()) + 1)
+
+
+def _ratios(of: Assistance) -> tuple[float, float]:
+    least, most = of.ratio_bounds
+    if least > most:
+        what = f"at least {least:.3g} of the prompt keep the quality"
+        if of.most_device_tokens is not None and most * of.prompt_tokens == of.most_device_tokens:
+            why = f"the device takes {of.most_device_tokens:,} of {of.prompt_tokens:,} tokens"
+        else:
+            why = f"with more than {max(0.0, most):.3g} of it the device alone is faster"
+        raise NoSetting(f"refinement ratio (Eq. 5): {what}, {why}")
+    return least, most
+
+
+def _program(of: Assistance, least: float, most: float) -> tuple[pulp.LpProblem, pulp.LpVariable, pulp.LpVariable]:
+    """Eq. 5 as bounds of r, and Eq. 6, linear in r, as two rows."""
+    import pulp
+
+    program = pulp.LpProblem("assistance", pulp.LpMinimize)
+    ratio = program.add_variable("ratio", least, most)
+    decoded = program.add_variable("decoded", 1, _MOST_DECODED, cat="Integer")
+    whole_s, at_zero_s = of.prefill_s(1.0), of.amortised_s(0.0)
+    program += whole_s * ratio + at_zero_s <= (of.tolerable_tpot_s - of.device_tpot_s) * decoded
+    program += of.cloud_tpot_s * decoded <= of.decompress_s + whole_s * ratio
+    return program, ratio, decoded
+
+
+def _solved(program: pulp.LpProblem) -> bool:
+    import pulp
+
+    program.solve(pulp.HiGHS(msg=False, threads=1, gapRel=0.0))
+    return bool(program.status == pulp.LpStatusOptimal)
+
+
+def _nothing_between(of: Assistance, least: float, most: float) -> NoSetting:
+    """Which side of Eq. 6 fails."""
+    tolerated, spared = of.decoded_bounds(least)[0], of.decoded_bounds(most)[1]
+    if not math.isfinite(tolerated):
+        pace = f"the device's own pace of {1e3 * of.device_tpot_s:.3g} ms per token"
+        return NoSetting(f"smoothed TPOT (Eq. 6, lower bound): {pace} is all of what is tolerated")
+    if spared < 1:
+        what = f"{1e3 * of.cloud_tpot_s:.3g} ms"
+        return NoSetting(
+            f"assisted tokens (Eq. 6, upper bound): the device is done before a token of {what} is decoded"
+        )
+    need, room = max(1, math.ceil(tolerated - _ROUNDING)), math.floor(spared + _ROUNDING)
+    what = f"{need:,} decoded tokens keep the tolerated pace, the cloud has time for {room:,}"
+    return NoSetting(f"assisted tokens (Eq. 6): {what}")
+
+
+def tabulated(scenes: dict[str, Assistance]) -> dict[str, Setting | NoSetting]:
+    """Procedure 1's table, made before any request comes: by name of (scenario, device, length), its setting, or why
+    there is none."""
+    table: dict[str, Setting | NoSetting] = {}
+    for name, assistance in scenes.items():
+        try:
+            table[name] = best_setting(assistance)
+        except NoSetting as nothing:
+            table[name] = nothing
+    return table

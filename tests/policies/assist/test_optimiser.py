@@ -1,0 +1,113 @@
+"""Problem P: by hand, and its closed form against the program."""
+
+from dataclasses import replace
+
+import pytest
+from assisted_phone import PHONE
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvferry.policies.assist.assistance import Assistance
+from kvferry.policies.assist.optimiser import NoSetting, Setting, best_setting, solved_setting, tabulated
+
+
+def test_what_help_comes_to_by_hand() -> None:
+    assert PHONE.cloud_ttft_s == pytest.approx(0.95)
+    assert PHONE.prefill_s(0.25) == pytest.approx(3.0)
+    assert PHONE.device_ttft_s(0.25) == pytest.approx(0.95 + 0.05 + 3.0)
+    # 1 - (0.8 + 0.2) / 12
+    assert PHONE.ratio_bounds == pytest.approx((0.25, 11 / 12))
+
+
+def test_as_few_tokens_as_the_tolerated_pace_needs() -> None:
+    # 3.05 s, 60 ms above the device's own pace with each: 50.8, and the cloud has time for 101.
+    assert PHONE.decoded_bounds(0.25) == pytest.approx((3.05 / 0.06, 3.05 / 0.03))
+    assert best_setting(PHONE) == Setting(0.25, 52)
+    assert PHONE.smoothed_tpot_s(0.25, 52) == pytest.approx(0.04 + 3.05 / 51)
+
+
+def test_as_the_paper_amortises() -> None:
+    # Eq. 4 takes the cloud's 0.95 s off the prefill: 2.05 s, 34.2 tokens.
+    paper = replace(PHONE, smoothing="paper")
+    assert best_setting(paper) == Setting(0.25, 36)
+    assert paper.smoothed_tpot_s(0.25, 36) == pytest.approx(0.04 + 2.05 / 35)
+
+
+def test_a_short_prompt_is_kept_longer_where_eq_6_has_no_whole_number() -> None:
+    # 10 tokens take the device 15 ms: no token of 30 ms is decoded meanwhile at r = 0.25 (3.75 ms), nor at any r.
+    short = replace(PHONE, prompt_tokens=10, compress_s=0.0, decompress_s=0.0, round_trip_s=0.0)
+    with pytest.raises(NoSetting, match=r"upper bound\): the device is done before a token of 30 ms"):
+        best_setting(short)
+    # 40 tokens take 60 ms: one token needs half of it.
+    assert best_setting(replace(short, prompt_tokens=40)) == Setting(0.5, 2)
+    # Unpacking the mask counts, too: its 6 ms leave 24 of them to prefill.
+    assert best_setting(replace(short, prompt_tokens=40, decompress_s=6e-3)) == Setting(pytest.approx(0.4), 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"device_s_per_token": 0.11e-3}, r"\(Eq. 5\).*the device alone is faster"),
+        ({"most_device_tokens": 1000}, r"\(Eq. 5\).*the device takes 1,000 of 8,000 tokens"),
+        ({"tolerable_tpot_s": 0.04}, r"lower bound\): the device's own pace of 40 ms"),
+        ({"cloud_tpot_s": 0.1}, r"\(Eq. 6\): 51 decoded tokens keep the tolerated pace, the cloud has time for 110"),
+    ],
+)
+def test_the_bound_that_fails_is_named(change: dict[str, float], why: str) -> None:
+    changed = replace(PHONE, **change)  # type: ignore[arg-type]
+    if "cloud_tpot_s" in change:
+        # A longer prompt gives a slow cloud time; a tolerated pace of 45 ms takes more of it than there is.
+        changed = replace(changed, tolerable_tpot_s=0.045)
+        why = r"\(Eq. 6\): 610 decoded tokens keep the tolerated pace, the cloud has time for 110"
+    for solve in (best_setting, solved_setting):
+        with pytest.raises(NoSetting, match=why):
+            solve(changed)
+
+
+def test_a_table_keeps_what_fails_beside_what_works() -> None:
+    table = tabulated({"summary on a phone": PHONE, "no help": replace(PHONE, most_device_tokens=1000)})
+    assert table["summary on a phone"] == Setting(0.25, 52)
+    assert isinstance(table["no help"], NoSetting)
+
+
+seconds = st.floats(1e-3, 1.0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    tokens=st.integers(1, 40_000),
+    cloud=st.floats(1e-5, 1e-3),
+    device=st.floats(1e-4, 5e-3),
+    extra=seconds,
+    tpots=st.tuples(seconds, st.floats(5e-3, 0.2), st.floats(5e-3, 0.4)),
+    ratio=st.floats(0.05, 1.0),
+    smoothing=st.sampled_from(["paper", "causal"]),
+)
+def test_the_closed_form_is_the_programs(tokens, cloud, device, extra, tpots, ratio, smoothing) -> None:  # type: ignore[no-untyped-def]
+    of = Assistance(
+        prompt_tokens=tokens,
+        cloud_s_per_token=cloud,
+        device_s_per_token=device,
+        compress_s=extra / 2,
+        decompress_s=extra / 3,
+        round_trip_s=extra / 4,
+        cloud_tpot_s=tpots[0],
+        device_tpot_s=tpots[1],
+        tolerable_tpot_s=tpots[2],
+        least_ratio=ratio,
+        smoothing=smoothing,
+    )
+    try:
+        best = best_setting(of)
+    except NoSetting as nothing:
+        with pytest.raises(NoSetting, match=str(nothing).split("(")[0]):
+            solved_setting(of)
+        return
+    least, most = of.decoded_bounds(best.ratio)
+    assert least - 1e-6 <= best.tokens - 1 <= most + 1e-6
+    assert of.smoothed_tpot_s(best.ratio, best.tokens) <= of.tolerable_tpot_s + 1e-9
+    solved = solved_setting(of)
+    assert solved.ratio == pytest.approx(best.ratio, abs=1e-6 / of.prefill_s(1.0) + 1e-6)
+    # A solver keeps rows up to 1e-6 s, which may be a token's difference where one just fits.
+    if all(abs(bound - round(bound)) > 1e-3 for bound in (least, most)):
+        assert solved.tokens == best.tokens
