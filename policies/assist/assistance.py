@@ -84,7 +84,11 @@ class Assistance:
 
     def decoded_bounds(self, ratio: float) -> tuple[float, float]:
         """Least and largest L - 1 (Eq. 6): a pace that users tolerate, and no decoding in the cloud beyond the device's
-        first token. The least is infinite where users tolerate nothing above the device's own pace."""
+        first token. The least is infinite where users do not tolerate the device's own pace, or nothing
+        above it."""
         spare_s, amortised_s = self.tolerable_tpot_s - self.device_tpot_s, self.amortised_s(ratio)
-        least = max(0.0, amortised_s) / spare_s if spare_s > 0 else 0.0 if amortised_s <= 0 else float("inf")
+        if spare_s > 0:
+            least = max(0.0, amortised_s) / spare_s
+        else:
+            least = 0.0 if spare_s == 0 and amortised_s <= 0 else float("inf")
         return least, (self.device_ttft_s(ratio) - self.cloud_ttft_s) / self.cloud_tpot_s

@@ -61,7 +61,8 @@ def solved_setting(of: Assistance) -> Setting:
     least, most = _ratios(of)
     program, ratio, decoded = _program(of, least, most)
     program += ratio
-    if not _solved(program):
+    # Rows are linear where tokens are shown no faster than the device's own pace.
+    if of.tolerable_tpot_s < of.device_tpot_s or not _solved(program):
         raise _nothing_between(of, least, most)
     best: float = ratio.value()
     program, ratio, decoded = _program(of, least, min(most, best + _ROUNDING))
@@ -109,7 +110,7 @@ def _nothing_between(of: Assistance, least: float, most: float) -> NoSetting:
     tolerated, spared = of.decoded_bounds(least)[0], of.decoded_bounds(most)[1]
     if not math.isfinite(tolerated):
         pace = f"the device's own pace of {1e3 * of.device_tpot_s:.3g} ms per token"
-        return NoSetting(f"smoothed TPOT (Eq. 6, lower bound): {pace} is all of what is tolerated")
+        return NoSetting(f"smoothed TPOT (Eq. 6, lower bound): {pace} is all that is tolerated, or more")
     if spared < 1:
         what = f"{1e3 * of.cloud_tpot_s:.3g} ms"
         return NoSetting(

@@ -49,6 +49,7 @@ def test_a_short_prompt_is_kept_longer_where_eq_6_has_no_whole_number() -> None:
     [
         ({"device_s_per_token": 0.11e-3}, r"\(Eq. 5\).*the device alone is faster"),
         ({"most_device_tokens": 1000}, r"\(Eq. 5\).*the device takes 1,000 of 8,000 tokens"),
+        ({"tolerable_tpot_s": 0.03}, r"lower bound\): the device's own pace of 40 ms"),
         ({"tolerable_tpot_s": 0.04}, r"lower bound\): the device's own pace of 40 ms"),
         ({"cloud_tpot_s": 0.1}, r"\(Eq. 6\): 51 decoded tokens keep the tolerated pace, the cloud has time for 110"),
     ],
