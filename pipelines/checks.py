@@ -46,7 +46,11 @@ def names_in_use(scenario: Scenario) -> Iterator[Complaint]:
     try:
         yield from kind.faults(scenario, system.with_policies(scenario.policy_values))
     except BadParameters as error:
-        yield from (Complaint(("policies", *fault.key), fault.what, fault.at_key) for fault in error.complaints)
+        for fault in error.complaints:
+            of_all = not fault.key or fault.key[0] in scenario.policies
+            at = ("policies",) if of_all else ("system_policies", scenario.system)
+            yield Complaint((*at, *fault.key), fault.what, fault.at_key)
+    yield from _of_other_systems(scenario)
     if not kind.of_many_machines:
         what = f"{scenario.workload.kind} runs on the device alone; leave it out"
         yield from (Complaint(("machines", name), what, at_key=True) for name in scenario.machines)
@@ -64,6 +68,20 @@ def names_in_use(scenario: Scenario) -> Iterator[Complaint]:
                 yield from _complaint((*way_key, "trace"), partial(link_trace, way))
     if scenario.load is not None and scenario.load.trace is not None:
         yield from _complaint(("load", "trace"), partial(load_trace, scenario.load))
+
+
+def _of_other_systems(scenario: Scenario) -> Iterator[Complaint]:
+    """What is wrong with policies of systems that this run does not have."""
+    for name in scenario.system_policies:
+        at = ("system_policies", name)
+        try:
+            system = system_of(scenario.workload.kind, name)
+            if name != scenario.system:
+                system.with_policies(scenario.under(name).policy_values)
+        except BadParameters as error:
+            yield from (Complaint((*at, *fault.key), fault.what, fault.at_key) for fault in error.complaints)
+        except InputError as error:
+            yield Complaint(at, str(error), at_key=True)
 
 
 def _complaint(key: tuple[str, ...], use: Callable[[], object]) -> Iterator[Complaint]:

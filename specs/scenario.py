@@ -1,5 +1,6 @@
 """A scenario: device, link, model, workload and policies together. Everything a run depends on."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, WithJsonSchema, field_validator, model_validator
@@ -47,6 +48,13 @@ class PolicySpec(Part):
         return dict(self.model_extra or {})
 
 
+def _values(policies: Mapping[str, PolicySpec]) -> dict[str, Any]:
+    return {
+        role: {"name": policy.name, **policy.parameters} if policy.parameters else policy.name
+        for role, policy in policies.items()
+    }
+
+
 class CostsSpec(Part):
     """The cost model that the modelled world obeys, and the one that planners estimate with."""
 
@@ -80,6 +88,8 @@ class Scenario(Part):
     load: LoadSpec | None = None
     # Role (schedule, control, ...) -> policy: replaces the system's own.
     policies: dict[str, PolicySpec] = Field(default_factory=dict)
+    # System -> the same for it alone, under `policies`, so that several systems can be run from one file.
+    system_policies: dict[str, dict[str, PolicySpec]] = Field(default_factory=dict)
     # per_head: SparKV's Eq. 4-5. all_heads: what a Transformer allows.
     coupling: Literal["per_head", "all_heads"] = "all_heads"
     costs: CostsSpec = CostsSpec()
@@ -136,6 +146,13 @@ class Scenario(Part):
             return named
         return {name: value for name, value in named.items() if value is not None}
 
+    @field_validator("system_policies", mode="before")
+    @classmethod
+    def _systems_without_null(cls, systems: Any) -> Any:
+        if not isinstance(systems, dict):
+            return systems
+        return {name: cls._without_null(policies) for name, policies in systems.items() if policies is not None}
+
     @model_validator(mode="after")
     def _bounded(self) -> "Scenario":
         self.workload.check_size(self.model, per_head=self.coupling == "per_head")
@@ -173,11 +190,9 @@ class Scenario(Part):
 
     @property
     def policy_values(self) -> dict[str, Any]:
-        """Role -> the name or value alone, or {"name", and the parameters}: what the file says."""
-        return {
-            role: {"name": policy.name, **policy.parameters} if policy.parameters else policy.name
-            for role, policy in self.policies.items()
-        }
+        """Role -> the name or value alone, or {"name", and the parameters}: what the file says for the scenario's
+        system."""
+        return _values({**self.system_policies.get(self.system, {}), **self.policies})
 
     @property
     def context_reuse(self) -> ContextReuseParts:

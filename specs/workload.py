@@ -1,7 +1,7 @@
 """What the user asks of the device: requests over reusable contexts, or a batch decoded from long ones."""
 
 import math
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -143,6 +143,7 @@ class DecodeSpec(Part):
     the system does. All sizes in tokens."""
 
     kind: Literal["decode"]
+    # A file may call it `input`.
     context: Tokens = Field(ge=1, le=10_000_000)
     output: Tokens = Field(default=1, ge=1, le=1_000_000)
     # Sequences that decode together, at most; max: as many as the budget holds, MOST_BATCH of them at most.
@@ -174,6 +175,17 @@ class DecodeSpec(Part):
     keys: KeysSpec = KeysSpec()
     # Keys and queries that were recorded from a real model (live.record_keys), in place of those that are generated.
     recorded_keys: str | None = Field(default=None, min_length=1, max_length=1000)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _input_is_the_context(cls, value: Any) -> Any:
+        """Papers about decoding call the prompt's length the input."""
+        if not isinstance(value, dict) or "input" not in value:
+            return value
+        if value.get("context") is not None and value["input"] is not None:
+            raise BadKey("input", "is another name for context; leave one of the two out")
+        others = {key: item for key, item in value.items() if key != "input"}
+        return others if value["input"] is None else {**others, "context": value["input"]}
 
     @model_validator(mode="after")
     def _lengths_once(self) -> "DecodeSpec":

@@ -30,7 +30,7 @@ def tuned(system: DecodeSystem, scenario: Scenario) -> tuple[DecodeSystem, float
     if not system.tunable:
         raise InputError(f"policies.tuned: holds parameters of {tunable_systems()}, {scenario.system} has others")
     for name in (*TUNED_VALUES, *TUNED_ROLES):
-        if name in scenario.policies:
+        if name in scenario.policy_values:
             raise InputError(f"policies.{name}: policies.tuned holds it already; take one of the two away")
     try:
         found = Solutions.from_json(read_text(Path(system.tuned), MOST_FILE_BYTES, "tuning"), system.tuned)

@@ -104,7 +104,7 @@ def limits_of(scenario: Scenario, **given: float | int | None) -> TuningLimits:
     selected = selector.selected_tokens
     if "selected_tokens" not in values:
         values["selected_tokens"] = selected
-    elif "selected_tokens" in scenario.policies and values["selected_tokens"] != selected:
+    elif "selected_tokens" in scenario.policy_values and values["selected_tokens"] != selected:
         raise InputError(
             f"policies.selected_tokens: {selected}, and {values['selected_tokens']} asked for; say it once"
         )
@@ -135,10 +135,10 @@ def _system(scenario: Scenario) -> DecodeSystem:
             f" give --set system={tunable_systems()}"
         )
     for name in (*TUNED_VALUES, "tuned"):
-        if name in scenario.policies and name != "selected_tokens":
+        if name in scenario.policy_values and name != "selected_tokens":
             raise InputError(f"policies.{name}: is what kvferry tune finds; take it away")
     for name in ("per_head", *ROLES):
-        if name in scenario.policies and name != "placement":
+        if name in scenario.policy_values and name != "placement":
             raise InputError(f"policies.{name}: kvferry tune knows {scenario.system}'s own way alone; take it away")
     if scenario.decode.workload.selections is not None:
         raise InputError(

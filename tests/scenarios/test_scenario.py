@@ -1,5 +1,6 @@
 """Scenarios: names, paths, extension and overrides; the dump, the hash and the schema."""
 
+import json
 import os
 import re
 import subprocess
@@ -10,6 +11,7 @@ from typing import Any, get_args
 import pytest
 import yaml
 
+from kvferry.pipelines.checks import names_in_use
 from kvferry.pipelines.loading.systems import SYSTEMS
 from kvferry.scenarios.library import names
 from kvferry.scenarios.loader import (
@@ -190,6 +192,42 @@ def test_under_another_system_policies_are_that_systems_own(small: Path) -> None
     scenario = load_scenario(small, ["policies.codec=kivi"])
     assert scenario.under("ferry") is scenario
     assert (scenario.under("sparkv").system, scenario.under("sparkv").policies) == ("sparkv", {})
+
+
+def test_policies_of_one_system_are_for_it_alone_and_under_those_of_the_run() -> None:
+    file = "kvswap/throughput"
+    of = {"quest": {"group_tokens": 8, "selected_tokens": 64}, "flexgen": None}
+    loaded = load_scenario(file, [f"system_policies={json.dumps(of)}", "system=quest", "policies.selected_tokens=128"])
+    assert loaded.policy_values == {"group_tokens": 8, "selected_tokens": 128}
+    assert loaded.under("kvswap").policy_values == {}
+    assert load_scenario(dump_scenario(loaded)) == loaded
+    assert load_scenario(dump_scenario(loaded.under("kvswap"))).under("quest").policy_values == of["quest"]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("system_policies.qest.group_tokens=8", "system_policies.qest: unknown system 'qest'"),
+        ("system_policies.quest.groups=8", "system_policies.quest.groups: unknown key"),
+        ("system_policies.kvswap.groups=8", "system_policies.kvswap.groups: unknown key"),
+        ("system_policies.sparkv.adapt=false", "system_policies.sparkv: 'sparkv' is a system for workload kind"),
+    ],
+)
+def test_policies_of_a_system_are_checked_whichever_runs(change: str, said: str) -> None:
+    with pytest.raises(InputError) as caught:
+        load_scenario("kvswap/throughput", [change], check=names_in_use)
+    assert said in str(caught.value)
+
+
+def test_the_input_is_the_context_by_another_name() -> None:
+    without = ["workload.context=null", "workload.input=2Ki"]
+    assert load_scenario("kvswap/throughput", without).decode.workload.context == 2048
+    with pytest.raises(InputError) as caught:
+        load_scenario("kvswap/throughput", ["workload.input=2Ki"])
+    assert "workload.input: is another name for context; leave one of the two out" in str(caught.value)
+    with pytest.raises(InputError) as caught:
+        load_scenario("kvswap/throughput", ["workload.context=null", "workload.input=0"])
+    assert "workload.context: 0: must be at least 1" in str(caught.value)
 
 
 def test_a_check_points_into_the_file(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
