@@ -129,7 +129,7 @@ def selections(scenario: Scenario, need: KvOnStorage, inputs: Inputs) -> Callabl
         return RecordedSelections(given, sizes.layout.sequences)
     try:
         return CriticalTokens(
-            layers=sizes.model.layers,
+            layers=1 if sizes.index is not None and sizes.index.for_all_layers else sizes.model.layers,
             sequences=sizes.layout.sequences,
             heads=sizes.heads,
             context=workload.context,

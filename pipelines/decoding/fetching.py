@@ -91,6 +91,37 @@ class LookUp:
         return prices.work(self.op(prices.plan, None if prices.tier != "device" else 0))
 
 
+class Compare:
+    """What was chosen for all layers is compared with what their slots hold, once (SpeContext 5.4)."""
+
+    worker: Worker = "processor"
+
+    @staticmethod
+    def op(plan: DecodePlan, blocks: int) -> Bookkeep:
+        # A set difference: no slot is searched.
+        return Bookkeep(blocks)
+
+    def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
+        chosen, plan = now.chosen[0], now.plan
+        assert chosen is not None
+        selection: Selection = chosen.value
+        ids = selection.ids
+        wanted = BlockRows(ids.reshape(plan.rows, -1))
+        found = now.residents[0].look_up(wanted)
+        layers, away = len(now.found), sum(map(now.away, range(len(now.found))))
+        now.found = [found] * layers
+        now.tokens = [wanted.widest * plan.group_tokens] * layers
+        now.record.blocks_wanted += layers * ids.size
+        now.record.blocks_reused += away * found.hits + (layers - away) * ids.size
+        now.record.brought_entries += away * plan.group_tokens * (ids.size - found.hits)
+        return now.machine.submit(self.op(plan, ids.size if away else 0), after=after)
+
+    def parts(self, prices: Prices) -> Parts:
+        plan = prices.plan
+        away = any(tier != "device" for tier in plan.tiers)
+        return prices.work(self.op(plan, plan.sequences * plan.blocks_per_selection if away else 0))
+
+
 class BringMissing:
     """Chosen blocks that are not there yet move to the processor's memory."""
 

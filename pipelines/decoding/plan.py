@@ -196,7 +196,7 @@ def plan_of(
         )
     heads = model.kv_heads if selector.per_head else 1
     room = Room(model=model, block_tokens=group, context=context, output=output, budget_bytes=budget_bytes)
-    all_blocks = model.layers * sequences * heads * room.blocks
+    all_blocks = (1 if selector.for_all_layers else model.layers) * sequences * heads * room.blocks
     if all_blocks > MOST_BLOCKS:
         what = f"{all_blocks:,} groups of {group:,} tokens over layers, sequences and heads"
         raise InputError(f"workload.context: makes {what}; at most {MOST_BLOCKS:,} will do")

@@ -55,7 +55,10 @@ class DecodeState:
         self.blocks: PlacedBlocks = plan.layout.start()
         self.kept: Kept = roles.upkeep.start(plan.context, plan.group_tokens, self.blocks)
         self.tiers = plan.tiers
-        self.residents: list[Resident] = [self._resident(tier) for tier in self.tiers]
+        # One for all layers where one choice serves them. It knows the slots of layers in the processor's memory too,
+        # so that these are filled when a layer moves away.
+        self._shared = self._resident("host") if roles.selector.for_all_layers else None
+        self.residents: list[Resident] = [self._shared or self._resident(tier) for tier in self.tiers]
         self.step = self._skipped = 0
         self._done: Ticket | None = None
         # Memory for KV that lies in one, by tier.
@@ -103,7 +106,7 @@ class DecodeState:
         for layer, (source, to) in enumerate(zip(before, self.tiers, strict=True)):
             if source != to:
                 self.arriving[layer] = (self.machine.move(self.whole(layer), source, to),)
-                self.residents[layer] = self._resident(to)
+                self.residents[layer] = self._shared or self._resident(to)
         for tier in MEMORIES:
             n_bytes = self.tiers.count(tier) * tokens * plan.sequences * plan.model.kv_entry_bytes
             if tier in self._leases:
@@ -172,11 +175,11 @@ class DecodeState:
         return self.whole(layer) if reads is None else Extents(*reads.ranges)
 
     def to_read(self, layer: int) -> Reads:
-        """How a layer's blocks are read: those that are missing, or all that are wanted where they lie in the
-        processor's own memory."""
+        """How a layer's blocks are read: those that are missing from their slots, or all that are wanted where nothing
+        is kept."""
         found = self.found[layer]
         assert found is not None
-        places = found.to_move if self.away(layer) else found.wanted.places
+        places = found.wanted.places if found.slots is None else found.to_move
         self.reads[layer] = reads = self.blocks.reads(layer, *places)
         return reads
 

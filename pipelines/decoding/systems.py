@@ -13,6 +13,7 @@ from kvferry.policies.decode.centroids import Centroids
 from kvferry.policies.decode.cluster_caches import VirtualCache, WholeCache
 from kvferry.policies.decode.cluster_places import ClusterByCluster, ClusterPools, DualHeads, SequenceOrdered
 from kvferry.policies.decode.cluster_upkeep import AdaptiveClusters, StaticClusters
+from kvferry.policies.decode.elastic_slots import Elastic
 from kvferry.policies.decode.entries import Entries
 from kvferry.policies.decode.first_layer_keys import FirstLayerKeys
 from kvferry.policies.decode.global_clusters import GlobalClusters
@@ -20,6 +21,7 @@ from kvferry.policies.decode.local_clusters import LocalClusters
 from kvferry.policies.decode.page_bounds import PageBounds
 from kvferry.policies.decode.placement import AllOrNothing, OneTier, Progressive
 from kvferry.policies.decode.residency import DoubleBuffer, Reuse
+from kvferry.policies.decode.retrieval_head import RetrievalHead
 from kvferry.policies.decode.roles import Roles
 from kvferry.policies.decode.scored_keys import Landmarks, LowRankKeys, PartialKeys, PrincipalKeys
 from kvferry.policies.decode.selector import Everything
@@ -38,9 +40,16 @@ ROLES: dict[str, dict[str, Callable[..., Any]]] = {
         "page-bounds": PageBounds,
         "centroids": Centroids,
         "keys": Entries,
+        "retrieval-head": RetrievalHead,
         "first-layer-keys": FirstLayerKeys,
     },
-    "residency": {"none": DoubleBuffer, "reuse": Reuse, "whole-cache": WholeCache, "virtual-cache": VirtualCache},
+    "residency": {
+        "none": DoubleBuffer,
+        "reuse": Reuse,
+        "elastic": Elastic,
+        "whole-cache": WholeCache,
+        "virtual-cache": VirtualCache,
+    },
     "layout": {
         "groups": TokenGroups,
         "value-groups": ValueGroups,
@@ -244,6 +253,16 @@ DECODE_SYSTEMS: dict[str, DecodeSystem] = {
             layout=TokenGroups(group_tokens=16),
             placement=OneTier("device"),
             batching=Continuous(),
+        ),
+    ),
+    "specontext": DecodeSystem(
+        about="a distilled head chooses tokens for all layers before the pass; layers leave memory one by one",
+        paper="specontext",
+        roles=Roles(
+            selector=RetrievalHead(),
+            residency=Elastic(),
+            layout=TokenGroups(group_tokens=1, packed=True),
+            placement=Progressive(),
         ),
     ),
     "os-paging": DecodeSystem(

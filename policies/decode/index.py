@@ -13,11 +13,13 @@ class IndexSpec:
     """What a selector needs the machine to keep in memory, so as to score KV blocks.
 
     ``kind``: "low-rank-keys" (KVSwap), "partial-keys" (InfiniGen), "principal-keys" (Loki), "landmarks" (ShadowKV),
-    "page-bounds" (Quest), "centroids" (DynaKV), "keys" (every token's own) or "first-layer-keys".
+    "page-bounds" (Quest), "centroids" (DynaKV), "keys" (every token's own), "retrieval-head" (SpeContext: keys
+    that a draft model's projection makes, one cache for all layers) or "first-layer-keys".
     ``heads``: parts of the KV heads that choose for themselves; 1: one choice for all. ``rank``: numbers per scored
     vector, all heads together. ``block_tokens``: tokens per KV block.
     ``clusters``: KV blocks are clusters of like keys, which new keys join one by one; the best is answered first.
-    Otherwise blocks are those of consecutive tokens, and answers are in the order of the file.
+    Otherwise blocks are those of consecutive tokens, and answers are in the order of the file. ``for_all_layers``: one
+    choice serves them all.
     """
 
     kind: str
@@ -26,3 +28,4 @@ class IndexSpec:
     block_tokens: int
     scores: Scores = "summed"
     clusters: bool = False
+    for_all_layers: bool = False

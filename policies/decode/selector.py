@@ -45,6 +45,11 @@ class Selector(Protocol):
         ...
 
     @property
+    def for_all_layers(self) -> bool:
+        """One choice serves all layers, whose KV blocks share their places in memory."""
+        ...
+
+    @property
     def per_head(self) -> bool:
         """Every KV head chooses, and is read, for itself."""
         ...
@@ -89,6 +94,7 @@ class Everything:
     one computes."""
 
     clusters = False
+    for_all_layers = False
 
     ahead: bool = True
 

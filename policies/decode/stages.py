@@ -58,9 +58,9 @@ def layer_ahead(fetch: Fetch, arrival: str, layers: int) -> Stages:
     return tuple(stages)
 
 
-def before_pass(choose: Stage, fetch: Fetch, arrival: str, layers: int) -> Stages:
+def before_pass(choose: Stages, fetch: Fetch, arrival: str, layers: int) -> Stages:
     """One choice for all layers, before the first computes: their KV moves one after the other from then on."""
-    stages = [choose]
+    stages = [*choose]
     for layer in range(layers):
         stages += fetch(layer, ())
     for layer in range(layers):

@@ -23,6 +23,7 @@ class TopBlocks(ABC):
 
     kind: ClassVar[str]
     clusters: ClassVar[bool] = False
+    for_all_layers: ClassVar[bool] = False
 
     selected_tokens: int = 400
     selected_share: float | None = None
@@ -65,6 +66,7 @@ class TopBlocks(ABC):
             block_tokens=room.block_tokens,
             scores=self.scores,
             clusters=self.clusters,
+            for_all_layers=self.for_all_layers,
         )
 
 

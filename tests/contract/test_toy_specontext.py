@@ -4,10 +4,9 @@ that move one by one as memory fills."""
 from toys import RunToy, toy_plan
 
 from kvferry.policies.decode.blocking import TokenGroups
+from kvferry.policies.decode.elastic_slots import Elastic
 from kvferry.policies.decode.first_layer_keys import FirstLayerKeys
-from kvferry.policies.decode.placement import Progressive
-from kvferry.policies.decode.residency import AllThere, Reuse
-from kvferry.policies.decode.reuse_buffer import ReuseBuffer
+from kvferry.policies.decode.placement import OneTier, Progressive
 from kvferry.policies.decode.roles import Roles
 from kvferry.specs.tier import Tier
 
@@ -16,10 +15,10 @@ TOKEN = 2 * 4 * 32 * 2
 
 
 def test_layers_move_one_by_one_as_memory_fills(toy: RunToy) -> None:
-    # Elastic loading is a buffer with a slot for each selected block. The host has room for one layer of 43 tokens.
+    # The host has room for one layer of 43 tokens.
     roles = Roles(
         selector=FirstLayerKeys(selected_tokens=16),
-        residency=Reuse(slots=4),
+        residency=Elastic(),
         layout=TokenGroups(group_tokens=4),
         placement=Progressive(host_bytes=43 * TOKEN),
     )
@@ -31,8 +30,27 @@ def test_layers_move_one_by_one_as_memory_fills(toy: RunToy) -> None:
         beside = {tokens: 1 if 40 < tokens <= 43 else 0 for tokens in near}
         expected = [("device",) * near[n] + ("host",) * beside[n] for n in near]
         assert seen[1:] == [(*tiers, *["storage"] * (8 - len(tiers))) for tiers in expected]
-        assert [type(one) for one in run.decode.now.residents] == [AllThere] * 6 + [ReuseBuffer] * 2
+        # One table of slots serves all layers.
+        assert len({id(one) for one in run.decode.now.residents}) == 1
         assert run.machine.memory_of("host").peak_of("kv") == 43 * TOKEN
         # One selection serves all layers.
         assert len({id(ticket) for ticket in run.decode.now.chosen}) == 1
         assert run.decode.record.blocks_wanted == (9 - 1) * 8 * 4
+
+
+def test_elastic_loading_moves_the_set_difference(toy: RunToy) -> None:
+    # The retrieval head's selections are shared by all layers; those in memory fill the slots too.
+    roles = Roles(
+        selector=FirstLayerKeys(selected_tokens=16),
+        residency=Elastic(),
+        layout=TokenGroups(group_tokens=4),
+        placement=OneTier("host"),
+    )
+    plan = toy_plan(roles, sequences=1, context=40, output=6)
+    with toy(plan) as run:
+        record = run.decode.record
+        assert record.blocks_wanted == (6 - 1) * 8 * 4
+        assert record.brought_entries == 4 * (record.blocks_wanted - record.blocks_reused)
+        assert record.blocks_reused > 0
+        for resident in run.decode.now.residents:
+            resident.check()

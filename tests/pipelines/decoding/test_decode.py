@@ -26,7 +26,7 @@ from kvferry.specs.scenario import Scenario
 
 # One byte per number: an entry is 2 B, and so is a block.
 MODEL = unit_model(kv_value_bytes=1.0)
-REUSING = ("kvswap", "infinigen-star-ru", "dynakv")
+REUSING = ("kvswap", "infinigen-star-ru", "dynakv", "specontext")
 
 
 def figures_of(scenario: Scenario) -> dict[str, float]:
@@ -134,13 +134,15 @@ def test_memory_counts_the_output_by_hand() -> None:
 
 @pytest.mark.parametrize("system", DECODE_SYSTEMS)
 def test_every_system_decodes(system: str) -> None:
-    scenario = load_scenario({**TINY, "system": system})
+    # A budget of the paper's would be the whole context.
+    policies = {"policies": {"selected_tokens": 64}} if system == "specontext" else {}
+    scenario = load_scenario({**TINY, "system": system, **policies})
     run = run_scenario(scenario)
     assert run.outcome == "done", run.why
     metrics = metrics_of(run, main_processor="gpu", measure="decode")
     assert metrics["throughput_tokens_per_s"] == pytest.approx(2 / metrics["tpot_s"], rel=1e-9)
     assert metrics["requests_finished"] == 2
-    if system != "vllm":
+    if system not in ("vllm", "specontext"):
         # The whole context is written, and read from.
         written = 2 * 1024 * scenario.model.kv_bytes_per_token / (2 if system == "shadowkv" else 1)
         assert metrics["write_bytes"] >= written

@@ -65,7 +65,7 @@ def test_with_a_role_that_is_replaced_go_its_parameters() -> None:
         ("kvswap", {"metadata_share": -1.0}, "policies.metadata_share: -1.0: must be above 0"),
         ("shadowkv", {"metadata_share": 1.5}, "policies.metadata_share: 1.5: must be at most 1"),
         ("kvswap", {"reuse": "no"}, "policies.reuse: 'no' is not true or false"),
-        ("kvswap", {"residency": "lru"}, "policies.residency: unknown residency 'lru'; known: none, reuse"),
+        ("kvswap", {"residency": "lru"}, "policies.residency: unknown residency 'lru'; known: elastic, none, reuse"),
         ("kvswap", {"residency": 3}, "policies.residency: unknown residency '3'"),
         ("kvswap", {"residency": {"name": "reuse", "slot": 3}}, "policies.residency.slot: unknown key"),
         ("kvswap", {"residency": {"name": "none", "slots": 3}}, "policies.residency.slots: unknown key"),

@@ -65,7 +65,7 @@ def brought_together(moves: Parts, beside: float) -> list[Interval]:
     def fetch(layer: int, after: tuple[Key, ...]) -> list[Stage]:
         return [Stage("bring", layer)]
 
-    table = Timetable(before_pass(Stage("retrieve", 0), fetch, "bring", 2))
+    table = Timetable(before_pass((Stage("retrieve", 0),), fetch, "bring", 2))
     return table.times(parts_of(table, moves), {"storage": beside, "copies": beside}).stages
 
 
@@ -102,7 +102,7 @@ def test_one_choice_before_the_pass_by_hand() -> None:
     def fetch(layer: int, after: tuple[Key, ...]) -> list[Stage]:
         return [Stage("look_up", layer), Stage("bring", layer, (("look_up", layer),))]
 
-    stages = before_pass(Stage("retrieve", 0, awaited=True), fetch, "bring", 2)
+    stages = before_pass((Stage("retrieve", 0, awaited=True),), fetch, "bring", 2)
     # Retrieve 6, look up 8 and 10; read from 8 to 18 and 28; layer 0 computes from 18 to 25, layer 1 from 28 to 35.
     table = Timetable(stages)
     assert [end for _, end in table.times(parts_of(table), {}).stages] == [6, 8, 18, 10, 28, 21, 25, 31, 35]

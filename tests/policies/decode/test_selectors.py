@@ -5,6 +5,7 @@ from tiny import tiny_model
 
 from kvferry.policies.decode.index import IndexSpec
 from kvferry.policies.decode.page_bounds import PageBounds
+from kvferry.policies.decode.retrieval_head import RetrievalHead
 from kvferry.policies.decode.room import Room
 from kvferry.policies.decode.scored_keys import Landmarks, LowRankKeys, PartialKeys
 from kvferry.policies.decode.selector import Ask, Everything
@@ -94,3 +95,17 @@ def test_the_order_of_a_step_by_hand() -> None:
         "attend1 <bring_all1",
         "feed_forward1 <attend1",
     ]
+
+
+def test_a_retrieval_head_by_hand() -> None:
+    selector = RetrievalHead(selected_tokens=8)
+    index = selector.index(ROOM, 0)
+    assert index is not None
+    # One key of both heads for each of 100 tokens, whatever the layers.
+    assert index.n_bytes == 100 * 8 * 2
+    assert index.spec.for_all_layers
+    assert selector.ask(index.spec, 20) == Ask(blocks=20, k=2, heads=2, vectors=80, rank=8)
+    # All layers' transfers begin once it has chosen, before the first layer computes.
+    kinds = [(stage.kind, stage.layer) for stage in selector.stages(2, ())]
+    assert kinds[:4] == [("retrieve", 0), ("compare", 0), ("bring", 0), ("bring", 1)]
+    assert kinds[4:] == [("attend", 0), ("feed_forward", 0), ("attend", 1), ("feed_forward", 1)]
