@@ -74,13 +74,12 @@ class LookUp:
         wanted, tokens = plan.roles.selector.take(ranked, tokens, now.tokens_stored, plan.slots or None)
         now.block_tokens[layer] = tokens
         now.found[layer] = found = now.residents[layer].look_up(wanted, tokens)
-        now.record.blocks_wanted += wanted.ids.size
-        now.record.blocks_reused += found.hits
+        entries = 0
         if now.away(layer):
             # What is swapped comes anew in every step, wherever it is found.
             came = found.missing if now.swapped[layer] is None else np.ones(wanted.ids.shape, bool)
             entries = plan.group_tokens * int(came.sum()) if tokens is None else int(tokens[came].sum())
-            now.record.brought_entries += entries
+        now.record.looked_up(found, entries)
         # Where rows differ, the mean of them.
         now.tokens[layer] = (
             wanted.widest * plan.group_tokens if tokens is None else -(-int(tokens.sum()) // wanted.rows)

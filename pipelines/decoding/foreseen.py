@@ -96,9 +96,7 @@ class ForeseenSteps:
         """Looks up, for all layers together, what a step selects."""
         chosen = self._seen.chosen(self._now.step)
         found = self._resident.look_up(BlockRows(chosen.reshape(-1, chosen.shape[-1])))
-        self._now.record.blocks_wanted += chosen.size
-        self._now.record.blocks_reused += found.hits
-        self._now.record.brought_entries += self._plan.group_tokens * (chosen.size - found.hits)
+        self._now.record.looked_up(found, self._plan.group_tokens * (chosen.size - found.hits))
         return found
 
     def _reads(self, found: Lookup) -> tuple[list[float], list[int]]:

@@ -37,6 +37,12 @@ class DecodeRecord:
     accessed: int = 0
     longest_access: int = 0
 
+    def looked_up(self, found: Lookup, entries: int) -> None:
+        """Counts what was wanted and what of it was there; so many `entries` of it come."""
+        self.blocks_wanted += found.missing.size
+        self.blocks_reused += found.hits
+        self.brought_entries += entries
+
     def reads(self, reads: Reads) -> None:
         """Counts the contiguous accesses of a layer's reads, where blocks are clusters."""
         if reads.entries is not None and len(reads.entries):

@@ -14,7 +14,7 @@ from kvferry.layouts.layout import Places
 from kvferry.layouts.pieces import Change
 from kvferry.policies.decode.room import Room
 from kvferry.policies.decode.rows import BlockRows, Cut, Joined, Lookup
-from kvferry.policies.decode.tending import KeysAhead, Tending
+from kvferry.policies.decode.tending import KeptClusters, KeysAhead, Tending
 from kvferry.policies.decode.upkeep import Learned, Update
 
 # Layers, rows and blocks, place by place.
@@ -92,7 +92,7 @@ class Decision:
     reads: list[tuple[int, int, int]]
 
 
-class TendedClusters:
+class TendedClusters(KeptClusters):
     """A run's clusters: every token of every row is in one of them, or waits in memory for one.
 
     ``variances`` float64[layers, rows, blocks] are Algorithm 1's: of a cluster that nothing waits for, the variance of
@@ -105,7 +105,7 @@ class TendedClusters:
     def __init__(
         self, places: PlacedClusters, *, threshold: float, buffer_tokens: int, most_tokens: int | None
     ) -> None:
-        self.places = places
+        super().__init__(places)
         self._multiple, self._buffer_tokens = threshold, buffer_tokens
         self._most_tokens = math.inf if most_tokens is None else most_tokens
         shape = places.shape
@@ -118,15 +118,6 @@ class TendedClusters:
         self.splits = self.delayed = self.forced = self.moves = self.uncut = 0
         self._decided: dict[int, Decision] = {}
         self._outcomes: dict[int, tuple[np.ndarray, np.ndarray, Sequence[np.ndarray]]] = {}
-
-    def stored(self, layer: int) -> int:
-        return self.places.most(layer)
-
-    def in_all_rows(self, layer: int) -> int:
-        return self.places.fewest(layer)
-
-    def recent(self, layer: int) -> int:
-        return 0
 
     def tokens_of(self, layer: int, blocks: BlockRows) -> np.ndarray:
         """Those that wait for a block come with it: they are in memory."""
@@ -144,7 +135,7 @@ class TendedClusters:
         labels: np.ndarray | None = None,
         retrieved: np.ndarray | None = None,
     ) -> None:
-        self.places.arranged(layer, tokens, labels, retrieved)
+        super().filled(layer, tokens, variances, labels, retrieved)
         self.variances[layer, :, : variances.shape[1]] = variances
         if math.isfinite(self._multiple):
             self.thresholds[layer] = self._multiple * variances.mean(1)

@@ -10,7 +10,7 @@ from kvferry.layouts.cluster_layout import PlacedClusters
 from kvferry.layouts.pieces import Change
 from kvferry.policies.decode.room import Room
 from kvferry.policies.decode.rows import BlockRows, Cut, Lookup
-from kvferry.policies.decode.tending import KeysAhead, Regroup, Tending
+from kvferry.policies.decode.tending import KeptClusters, KeysAhead, Regroup, Tending
 from kvferry.policies.decode.upkeep import Learned, Update
 from kvferry.specs.errors import InputError
 
@@ -42,37 +42,18 @@ class LocalClusters:
         return WindowedClusters(layout, self.window_tokens, self.window_clusters)
 
 
-class WindowedClusters:
+class WindowedClusters(KeptClusters):
     """A run's clusters, and how many of the newest tokens belong to none yet."""
 
     def __init__(self, places: PlacedClusters, window_tokens: int, window_clusters: int) -> None:
-        self.places = places
+        super().__init__(places)
         self.tokens = 0
         self._window_tokens, self._window_clusters = window_tokens, window_clusters
         # By layer, tokens [rows, clusters] of the clusters that this step makes.
         self._made: dict[int, tuple[np.ndarray, np.ndarray | None]] = {}
 
-    def stored(self, layer: int) -> int:
-        return self.places.most(layer)
-
-    def in_all_rows(self, layer: int) -> int:
-        return self.places.fewest(layer)
-
     def recent(self, layer: int) -> int:
         return self.tokens
-
-    def tokens_of(self, layer: int, blocks: BlockRows) -> np.ndarray:
-        return self.places.tokens_of(layer, blocks.spread(np.arange(blocks.rows)), blocks.ids)
-
-    def filled(
-        self,
-        layer: int,
-        tokens: np.ndarray,
-        variances: np.ndarray,
-        labels: np.ndarray | None = None,
-        retrieved: np.ndarray | None = None,
-    ) -> None:
-        self.places.arranged(layer, tokens, labels, retrieved)
 
     def tend(self, layer: int, ids: np.ndarray | None, squared: np.ndarray | None, found: Lookup) -> Tending | None:
         if self.tokens + 1 < self._window_tokens:

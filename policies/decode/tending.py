@@ -1,13 +1,15 @@
 """What an upkeep of clusters decides while a token is decoded, layer by layer, and what it learns of the outcome."""
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
+from kvferry.layouts.cluster_layout import PlacedClusters
 from kvferry.policies.decode.rows import BlockRows, Cut, Lookup
-from kvferry.policies.decode.upkeep import Ahead, Kept
+from kvferry.policies.decode.upkeep import Ahead, Kept, Learned, Update
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,8 +61,23 @@ class KeysAhead(Ahead, Protocol):
         ...
 
 
-class KeptClusters(Kept, Protocol):
-    """A Kept whose blocks are clusters. In each step every layer is tended, then ``append`` sums up."""
+class KeptClusters(ABC):
+    """A Kept whose blocks are clusters, in `places`. In each step every layer is tended, then ``append`` sums up."""
+
+    def __init__(self, places: PlacedClusters) -> None:
+        self.places = places
+
+    def stored(self, layer: int) -> int:
+        return self.places.most(layer)
+
+    def in_all_rows(self, layer: int) -> int:
+        return self.places.fewest(layer)
+
+    def recent(self, layer: int) -> int:
+        return 0
+
+    def tokens_of(self, layer: int, blocks: BlockRows) -> np.ndarray:
+        return self.places.tokens_of(layer, blocks.spread(np.arange(blocks.rows)), blocks.ids)
 
     def filled(
         self,
@@ -71,13 +88,14 @@ class KeptClusters(Kept, Protocol):
         retrieved: np.ndarray | None = None,
     ) -> None:
         """The context's clusters of a layer, both [rows, clusters], as a Clustered answer has them."""
-        ...
+        self.places.arranged(layer, tokens, labels, retrieved)
 
+    @abstractmethod
     def tend(self, layer: int, ids: np.ndarray | None, squared: np.ndarray | None, found: Lookup) -> Tending | None:
         """Where each row's new key belongs (int[rows]; None: not asked), how far it is from that centroid (squared,
         float[rows]), and what was retrieved. None: nothing is to be done now."""
-        ...
 
+    @abstractmethod
     def outcome(
         self,
         layer: int,
@@ -87,10 +105,15 @@ class KeptClusters(Kept, Protocol):
         labels: np.ndarray | None = None,
     ) -> None:
         """What came of the cuts ([cuts, 2]) or of the regrouping ([rows, clusters])."""
-        ...
+
+    @abstractmethod
+    def append(self, learned: Learned) -> Update: ...
+
+    @abstractmethod
+    def skip(self, tokens: int, stored: int, keys: KeysAhead, wanted: Callable[[int], float]) -> None: ...
 
 
 def clusters_of(kept: Kept) -> KeptClusters:
     """The same, where blocks are clusters."""
-    assert hasattr(kept, "tend"), "blocks of consecutive tokens are not tended"
-    return kept  # type: ignore[return-value]
+    assert isinstance(kept, KeptClusters), "blocks of consecutive tokens are not tended"
+    return kept

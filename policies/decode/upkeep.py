@@ -1,5 +1,6 @@
 """Upkeeps: what a new token does to KV blocks and buffers."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -135,11 +136,11 @@ class RollingGroups:
         return RollingBuffer(context, block_tokens, layout, attended=self.rolling)
 
 
-class _TokenByToken:
+class _TokenByToken(ABC):
     """Tokens are skipped as they are appended, one by one."""
 
-    def append(self, learned: Learned) -> Update | None:
-        raise NotImplementedError
+    @abstractmethod
+    def append(self, learned: Learned) -> Update | None: ...
 
     def skip(self, tokens: int, stored: int, keys: Ahead | None, wanted: Callable[[int], float]) -> None:
         for _ in range(tokens):
