@@ -9,7 +9,8 @@ from typing import Any
 from kvferry.backends.live.engine.channel import SocketSwitchboard
 from kvferry.backends.live.engine.environment import WallClockEnvironment
 from kvferry.backends.live.engine.machine import LiveMachine
-from kvferry.backends.live.parts import Parts, parts_for
+from kvferry.backends.live.machine_parts import MachineParts
+from kvferry.backends.live.parts import parts_for
 from kvferry.backends.needs import Needs
 from kvferry.backends.world import DEVICE, Described, Inputs, Say, described, tell_of
 from kvferry.machine.machine import Refused
@@ -77,7 +78,7 @@ class LiveWorld:
         return machine
 
     @property
-    def parts(self) -> Parts:
+    def parts(self) -> MachineParts:
         """The device's."""
         return self._parts[DEVICE]
 

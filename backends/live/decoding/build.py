@@ -85,7 +85,7 @@ def decode_runner(
     noted: NotedKeys | None,
     say: Say,
 ) -> DecodeRunner:
-    """Runs the layers of a batch with its KV on storage, or in `tiers` of memory; `noted` is told its keys."""
+    """Runs the layers of a batch with its KV on storage, or in `tiers` of memory; `noted` gets its keys."""
     workload, sizes = scenario.decode.workload, need.sizes
     contexts = [prompts.tokens(n, workload.context, 0)[0] for n in range(need.sequences)]
     return Layers(

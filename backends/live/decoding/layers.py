@@ -67,7 +67,7 @@ class Layers(RegisteredOps):
     `index` is empty, and None where everything is read. `slots` per row of each layer's reuse buffer, 0: none.
     `rebuilt_rank`: numbers per token from which keys are rebuilt; None where the file has them. `follow`
     [sequences][tokens] are said instead of what the model would say. `known` is taken instead of computing the prompts.
-    `tiers` is the memory of KV that does not lie on storage; None: all of it does. `noted` is told keys and queries.
+    `tiers` is the memory of KV that does not lie on storage; None: all of it does. `noted` gets keys and queries.
     Raises InputError for prompts that do not fit the layout.
     """
 

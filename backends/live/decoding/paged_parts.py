@@ -5,16 +5,17 @@ from typing import Any
 
 from kvferry.backends.live.decoding.paged_layers import PagedLayers
 from kvferry.backends.live.decoding.warm_model import warm_model
-from kvferry.backends.live.engine.machine import LiveMachine
+from kvferry.backends.live.machine_parts import MachineParts
 from kvferry.backends.needs import KvInPages
-from kvferry.backends.world import Inputs, Say
-from kvferry.specs.errors import InputError, KvferryError
+from kvferry.backends.world import Say
+from kvferry.specs.errors import InputError
 from kvferry.specs.scenario import Scenario
-from kvferry.traces.stored import StoredContext
 
 
-class PagedParts:
+class PagedParts(MachineParts):
     """A runner of prompts whose KV is in pages of memory."""
+
+    runner: PagedLayers
 
     def __init__(self, scenario: Scenario, need: KvInPages, say: Say, stack: ExitStack) -> None:
         if scenario.load is not None:
@@ -22,18 +23,6 @@ class PagedParts:
         self.model, prompts = warm_model(scenario)
         of_requests = [prompts.tokens(n, context, 0)[0] for n, context in enumerate(need.prompts)]
         self.runner = PagedLayers(self.model, of_requests, output=need.output, pages=need.pages)
-
-    def machine_options(self) -> dict[str, Any]:
-        return {}
-
-    def warm_up(self, machine: LiveMachine) -> None:
-        """The model was warmed before it was handed to the machine."""
-
-    def stored(self, sequence: int) -> StoredContext:
-        raise KvferryError("this workload has no contexts in a cloud")
-
-    def inputs(self) -> Inputs:
-        return Inputs()
 
     def measured(self) -> dict[str, Any]:
         runner = self.runner

@@ -8,11 +8,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from kvferry.backends.live.decoding.build import check_plan, decode_runner, decode_storage, storage_measured
+from kvferry.backends.live.decoding.build import (
+    DecodeRunner,
+    check_plan,
+    decode_runner,
+    decode_storage,
+    storage_measured,
+)
 from kvferry.backends.live.decoding.noted_keys import NotedKeys
 from kvferry.backends.live.decoding.tiers import KvTiers
 from kvferry.backends.live.decoding.warm_model import warm_model
-from kvferry.backends.live.engine.machine import LiveMachine
+from kvferry.backends.live.machine_parts import MachineParts
 from kvferry.backends.needs import KvOnStorage
 from kvferry.backends.world import Inputs, Say
 from kvferry.specs.errors import InputError, KvferryError
@@ -20,11 +26,12 @@ from kvferry.specs.scenario import Scenario
 from kvferry.traces.arrays import check_writable
 from kvferry.traces.cluster_answers import RecordedClusters
 from kvferry.traces.selections import SelectionStream
-from kvferry.traces.stored import StoredContext
 
 
-class StoredKvParts:
+class StoredKvParts(MachineParts):
     """A runner and a storage file for a LiveMachine; `stack` closes them."""
+
+    runner: DecodeRunner
 
     def __init__(self, scenario: Scenario, need: KvOnStorage, say: Say, stack: ExitStack) -> None:
         check(scenario)
@@ -43,12 +50,6 @@ class StoredKvParts:
 
     def machine_options(self) -> dict[str, Any]:
         return {"storage": self._storage, "source": self._tiers.source, "place": self._tiers.place}
-
-    def warm_up(self, machine: LiveMachine) -> None:
-        """The model was warmed before it was handed to the machine."""
-
-    def stored(self, sequence: int) -> StoredContext:
-        raise KvferryError("this workload has no contexts in a cloud")
 
     def inputs(self) -> Inputs:
         """What was selected, where every step selected as many KV blocks, and what was said of clusters."""

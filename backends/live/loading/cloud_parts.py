@@ -17,6 +17,7 @@ from kvferry.backends.live.engine.stream import streams_of
 from kvferry.backends.live.loading.library import Library
 from kvferry.backends.live.loading.runner import SessionRunner
 from kvferry.backends.live.loading.temporary_stores import TemporaryStores
+from kvferry.backends.live.machine_parts import MachineParts
 from kvferry.backends.needs import ContextsInCloud
 from kvferry.backends.world import Inputs, Say
 from kvferry.cloud.client import CloudClient, CloudGone, WrongToken
@@ -38,8 +39,10 @@ STORES = "KVFERRY_STORES"
 TOKEN = "KVFERRY_TOKEN"
 
 
-class LoadingParts:
+class LoadingParts(MachineParts):
     """What a LiveMachine needs to load contexts: a session runner, a client and decoders. `stack` closes them."""
+
+    runner: SessionRunner
 
     def __init__(self, scenario: Scenario, need: ContextsInCloud, say: Say, stack: ExitStack) -> None:
         codec_name = need.codec
