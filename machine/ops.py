@@ -144,8 +144,8 @@ class Decompose(Op):
 class Cluster(Op):
     """Make `clusters` clusters of like keys of the `tokens` newest tokens of each row, by k-means; the first of them is
     number `first` of its row. A row is one of `heads` parts of a sequence's KV heads. Yields Clustered. `step` is -1
-    for the prompts; of these, the best `k` clusters are told for each of the last `references` queries. Of all tokens
-    (`whole`), those that are not in memory are brought as for a Split."""
+    for the prompts; the answer says of these which `k` clusters are best for each of the last `references` queries. Of
+    all tokens (`whole`), those that are not in memory are brought as for a Split."""
 
     answer: ClassVar[type[Clustered]] = Clustered
 
