@@ -10,7 +10,7 @@ import numpy as np
 from kvferry.analysis import human, style
 from kvferry.analysis.occupancy import shares, union
 from kvferry.analysis.steps import Steps, steps_of
-from kvferry.analysis.style import BLUE, FAINT, GREEN, GREY, INK, ORANGE, SKY, VERMILION
+from kvferry.analysis.style import BLUE, FAINT, GREEN, GREY, INK, ORANGE, PURPLE, SKY, VERMILION
 from kvferry.machine.span import Span
 from kvferry.pipelines.record import Run
 
@@ -31,13 +31,16 @@ _FOR = {
     "RestOfLayer": "feed-forward and projections",
     "Select": "choosing KV",
     "Retrieve": "choosing KV",
-    "Assign": "choosing KV",
+    "Assign": "updating clusters",
+    "Cluster": "updating clusters",
+    "Split": "updating clusters",
     "Bookkeep": "choosing KV",
     "Read": "reading KV",
     "Write": "writing KV",
 }
 _LOOKS: dict[str, tuple[str, str | None]] = {
     "choosing KV": (VERMILION, "xxxx"),
+    "updating clusters": (PURPLE, "++++"),
     "attention": (GREEN, "\\\\\\\\"),
     "feed-forward and projections": (ORANGE, None),
     "reading KV": (BLUE, "////"),

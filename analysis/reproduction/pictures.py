@@ -21,13 +21,15 @@ if TYPE_CHECKING:
 # Colour and shape say the same, as prints may have no colour.
 _COLOURS = {"hit": style.GREEN, "miss": style.VERMILION, "measured": style.GREY}
 _FITTED: dict[str, Any] = {"marker": "s", "color": style.INK, "markerfacecolor": "none", "markersize": 10}
+# What is further from the paper's figure, either way, is an arrow at the edge with its number beside it.
+_FURTHEST = 32.0
 _SHAPES = {"hit": "o", "miss": "X", "measured": "D"}
 
 
 def pictures_of(paper: Paper, report: dict[str, Any], results: Results) -> dict[str, dict[str, bytes]]:
     """By name: the pictures that the paper's data ask for, and "claims"; each as {"png", "svg"}."""
     pictures = {spec.name: style.render(partial(_draw, spec, results)) for spec in paper.pictures}
-    return pictures | {"claims": style.render(partial(_claims, report["claims"]))}
+    return pictures | {"claims": style.render(partial(claims_picture, report["claims"]))}
 
 
 def _draw(spec: PictureSpec, results: Results) -> Figure:
@@ -87,27 +89,38 @@ def _places(panel: PanelSpec, cases: list[str], results: Results) -> list[Any]:
     ]
 
 
-def _claims(claims: list[dict[str, Any]]) -> Figure:
+def claims_picture(claims: list[dict[str, Any]]) -> Figure:
     """Ours over the paper's, claim by claim, on a logarithmic axis; the band is what counts as a hit."""
+    from matplotlib.ticker import LogLocator
+
     figure = style.new_figure(10, 1.2 + 0.24 * len(claims))
     axis = figure.subplots()
     axis.axvspan(1 - TOLERANCE, 1 + TOLERANCE, color=style.FAINT, zorder=0)
     axis.axvline(1, color=style.GREY, linewidth=0.8)
     for row, claim in enumerate(claims):
         ends = _over_paper(claim)
+        shown = [min(max(end, 1 / _FURTHEST), _FURTHEST) for end in ends]
         colour, shape = _COLOURS.get(claim["verdict"], style.GREY), _SHAPES.get(claim["verdict"], "D")
         for least, most in _ranges_over_paper(claim):
-            axis.plot([least, most], [row, row], color=colour, linewidth=5, alpha=0.3, solid_capstyle="butt")
-        axis.plot(ends, [row] * len(ends), color=colour, marker=shape, markersize=6)
+            if least >= 1 / _FURTHEST and most <= _FURTHEST:
+                axis.plot([least, most], [row, row], color=colour, linewidth=5, alpha=0.3, solid_capstyle="butt")
+        axis.plot(shown, [row] * len(ends), color=colour)
+        for end, at in zip(ends, shown):
+            mark = shape if end == at else "<" if end < at else ">"
+            axis.plot(at, row, color=colour, marker=mark, markersize=6)
+            if end != at:
+                axis.annotate(f"{end:.1g}", (at, row), (0, 5), textcoords="offset points", ha="center", size=8)
         if claim["fitted"]:
-            axis.plot(ends, [row] * len(ends), linestyle="none", **_FITTED)
+            axis.plot(shown, [row] * len(ends), linestyle="none", **_FITTED)
     axis.set_yticks(range(len(claims)), [claim["id"] for claim in claims])
     axis.invert_yaxis()
-    axis.set_xscale("log")
-    axis.set_xticks([0.25, 0.5, 1, 2, 4, 8], ["0.25", "0.5", "1", "2", "4", "8"])
-    axis.set_xticks([], minor=True)
+    axis.set_xscale("log", subs=())
+    axis.xaxis.set_major_locator(LogLocator(base=2, numticks=16))
+    axis.xaxis.set_major_formatter("{x:.2g}")
+    axis.minorticks_off()
     axis.set_xlabel(
-        "ours / paper, medians over seeds; bars: least to most; a sweep's two ends are joined; grey: within 15 %"
+        "ours / paper, medians over seeds; bars: least to most; a sweep's two ends are joined; arrows: off the axis; "
+        "grey: within 15 %"
     )
     axis.grid(axis="x")
     for verdict, colour in _COLOURS.items():
