@@ -148,6 +148,8 @@ class DualHead(Stretched):
 
     def _divide(self, row: int, block: int, new: int, stay: int, leave: int) -> tuple[Moves, bool]:
         self._settle(row, new, leave)
+        # It may have come to lie beside the block that it leaves.
+        self._tokens[row, new] = leave
         place = np.array([row]), np.array([block])
         anew = not bool(self._fits(*place, stay - int(self._tokens[row, block]))[0])
         if anew:

@@ -138,6 +138,20 @@ def test_a_pair_away_keeps_its_direction_as_it_moves() -> None:
     blocks.check()
 
 
+def test_what_leaves_may_take_the_room_that_what_stays_needs() -> None:
+    # One cluster of 7 tokens alone in a pool of 16 (128 B). With two more, 15 stay and one leaves.
+    blocks = placed(DualHeadLayout, sequences=1, first_blocks=1, most_tokens=8)
+    blocks.append(0, 0, 0, 11)
+    new, change = blocks.split(0, 0, 0, 15, 1)
+    assert ranges(change.written) == [(0, 120), (120, 8)]
+    # With three more 16 stay: no room is left beside the one that left, which keeps the pool.
+    blocks = placed(DualHeadLayout, sequences=1, first_blocks=1, most_tokens=8)
+    blocks.append(0, 0, 0, 12)
+    new, change = blocks.split(0, 0, 0, 16, 1)
+    assert ranges(change.written) == [(128, 128), (120, 8)]
+    blocks.check()
+
+
 def test_what_lies_behind_a_cluster_moves_by_hand() -> None:
     blocks = placed(ContiguousLayout)
     # A row of 100 tokens takes 800 B.
