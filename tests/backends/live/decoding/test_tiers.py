@@ -36,6 +36,22 @@ def test_bytes_come_back_as_they_went() -> None:
     assert left == content[4 : 4 + 3192] + bytes(4096) + content[4 + 7288 : 4 + 8192]
 
 
+def test_alike_rows_come_back_as_they_went() -> None:
+    """Ranges of one length at multiples of it, in any order, are copied at once; of zero bytes there are none."""
+    from kvferry.backends.live.decoding.tiers import TierMemory
+
+    memory = TierMemory(1000)
+    rows = Extents((96, 0, 864), (96, 96, 96))
+    content = bytes(range(96)) * 3
+    memory.write(rows, content)
+    memory.write(Extents((0,), (50,)), b"x" * 50)
+    read = memory.read(rows)
+    assert read.rows().tobytes() == bytes(read) == content[:96] + b"x" * 50 + content[146:]
+    assert [len(view) for view in read.views] == [96] * 3
+    assert bytes(memory.read(Extents((864, 0), (96, 96)))) == content[192:] + b"x" * 50 + content[146:192]
+    assert bytes(memory.read(Extents((), ()))) == b""
+
+
 def test_memory_that_is_not_there_is_refused_by_its_placement() -> None:
     from kvferry.backends.live.decoding.tiers import TierMemory
 
