@@ -105,11 +105,13 @@ class KvOnStorage(Need):
 
 @dataclass(frozen=True, kw_only=True)
 class KvInPages(Need):
-    """KV is in memory while decoding: tokens of each prompt and of the longest answer; pages of the pool."""
+    """KV is in memory while decoding: tokens of each prompt and of the longest answer; pages of the pool. ``evicts``:
+    that of some tokens is given up for good."""
 
     prompts: tuple[int, ...]
     output: int
     pages: int
+    evicts: bool = False
 
 
 # By machine; one that is not named is not opened, but for the device.

@@ -12,6 +12,7 @@ from kvferry.layouts.pieces import Pieces, Reads
 from kvferry.machine.answers import Answer, Assigned, Clustered, Divided, Selection
 from kvferry.machine.handles import Attended, Batch, Rebuilt
 from kvferry.machine.handles import Extents as Extents
+from kvferry.policies.decode.attention_kernel import AttentionKernel
 from kvferry.policies.decode.rows import Cut, Joined
 
 # A number, or an array of them when a cost model is asked for many ops at once.
@@ -120,13 +121,14 @@ class Prefill(Op):
 @dataclass(frozen=True, slots=True)
 class PrefillLayer(Op):
     """One layer for `batch` whole prompts of `tokens` each; gives its KV, to be written, or to stay in the processor's
-    own memory at `stays`."""
+    own memory at `stays`. `kernel`: how a modelled machine attends."""
 
     batch: Number
     tokens: Number
     layer: int | None = field(default=None, compare=False)
     of: Batch | None = field(default=None, compare=False)
     stays: Extents | None = field(default=None, compare=False)
+    kernel: AttentionKernel = AttentionKernel()
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,11 +177,13 @@ class Decompress(Op):
 
 @dataclass(frozen=True, slots=True)
 class DecodeStep(Op):
-    """One new token per sequence through all layers: `context_tokens` of KV are read for each, in the mean."""
+    """One new token per sequence through all layers: `context_tokens` of KV are read for each, in the mean. `kernel`:
+    how a modelled machine attends."""
 
     batch: Number
     context_tokens: Number
     of: Batch | None = field(default=None, compare=False)
+    kernel: AttentionKernel = AttentionKernel()
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,7 +304,8 @@ class Split(Op):
 class DecodeAttention(Op):
     """Attention of one layer for one new token per sequence, over `attended_tokens` of its KV.
 
-    `gathered`: they lie scattered over buffers and are brought together first.
+    `gathered`: they lie scattered over buffers and are brought together first. `kernel`: how a modelled machine
+    attends.
     """
 
     of_block: ClassVar[bool] = True
@@ -309,16 +314,19 @@ class DecodeAttention(Op):
     attended_tokens: Number
     gathered: bool = False
     kv: Attended | None = field(default=None, compare=False)
+    kernel: AttentionKernel = AttentionKernel()
 
 
 @dataclass(frozen=True, slots=True)
 class FeedForward(Op):
-    """The dense operators of one layer for one new token per sequence."""
+    """The dense operators of one layer for one new token per sequence. `captured`: the layer's kernels are launched at
+    once with all others of the step, not one by one."""
 
     of_block: ClassVar[bool] = True
 
     batch: Number
     layer: int | None = field(default=None, compare=False)
+    captured: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,6 +337,7 @@ class RestOfLayer(Op):
 
     batch: Number
     layer: int | None = field(default=None, compare=False)
+    captured: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,19 @@ from kvferry.specs.storage import StorageSpec
 from kvferry.specs.units import Bytes, BytesPerS, Count, FlopPerS, Seconds, ValuesPerS, Watts
 
 # Kernel kinds: what an efficiency belongs to. Never a system. "attention" is dense prefill attention,
-# "sparse_attention" the block-sparse one with its mask derivation, "decode_attention" one new token's.
-Kernel = Literal["gemm", "gemv", "attention", "sparse_attention", "decode_attention", "scoring", "gather", "svd"]
+# "sparse_attention" the block-sparse one with its mask derivation, "decode_attention" one new token's, "gather" copies
+# of KV. "unsplit_attention" is a new token's where one block of threads reads all KV of a sequence and head.
+Kernel = Literal[
+    "gemm",
+    "gemv",
+    "attention",
+    "sparse_attention",
+    "decode_attention",
+    "unsplit_attention",
+    "scoring",
+    "gather",
+    "svd",
+]
 Share = Annotated[float, Field(gt=0, le=1)]
 # How many times as long something takes.
 Slowdown = Annotated[float, Field(ge=1, le=1000)]
@@ -47,6 +58,8 @@ class ProcessorSpec(Spec):
     # On top of it for a layer of decoding that is launched kernel by kernel, as an eager runtime does where it must
     # look at every layer; whole steps and prefill are captured or long enough to hide it.
     eager_layer_s: Seconds = 0.0
+    # The host's time per sequence and token: sampling, page tables, scheduling.
+    sequence_s: Seconds = 0.0
     # The host's bookkeeping of KV on storage: per KV block (group, token or chunk) that a layer selects, and on top
     # of it per slot that the block is looked for in.
     block_s: Seconds = 0.0

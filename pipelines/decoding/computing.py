@@ -31,7 +31,7 @@ class Attend:
     @staticmethod
     def op(plan: DecodePlan, tokens: float, kv: Attended | None = None) -> DecodeAttention:
         # A selection is gathered from where its blocks lie.
-        return DecodeAttention(plan.sequences, tokens, plan.selected is not None, kv)
+        return DecodeAttention(plan.sequences, tokens, plan.selected is not None, kv, plan.roles.attention)
 
     def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
         found, recent = now.found[layer], now.kept.recent(layer)
@@ -66,7 +66,7 @@ class PassOn:
 
     @staticmethod
     def op(plan: DecodePlan, layer: int | None = None) -> FeedForward:
-        return FeedForward(plan.sequences, layer)
+        return FeedForward(plan.sequences, layer, captured=bool(plan.roles.attention.captured))
 
     def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
         return now.machine.submit(self.op(now.plan, layer), after=after)
@@ -165,7 +165,7 @@ class PassOnRest:
 
     @staticmethod
     def op(plan: DecodePlan, layer: int | None = None) -> RestOfLayer:
-        return RestOfLayer(plan.sequences, layer)
+        return RestOfLayer(plan.sequences, layer, captured=bool(plan.roles.attention.captured))
 
     def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
         return now.machine.submit(self.op(now.plan, layer), after=after)

@@ -13,6 +13,7 @@ from kvferry.machine.machine import Lease, Machine, Refused
 from kvferry.machine.ops import DecodeStep, OutputHead, PrefillLayer
 from kvferry.machine.ticket import Ticket
 from kvferry.pipelines.workload import OutOfMemory
+from kvferry.policies.decode.attention_kernel import AttentionKernel
 from kvferry.policies.decode.batcher import Batcher, Turn
 from kvferry.traces.request import Request
 
@@ -22,7 +23,8 @@ Process = Generator[simpy.Event, Any, None]
 class ContinuousDecode:
     """Carries out a batcher's turns, one after the other. ``run`` is a SimPy process.
 
-    Every request must fit the batcher's pages, of `page_bytes` each. Calls `on_turn` after each turn, and `on_arrival`
+    Every request must fit the batcher's pages, of `page_bytes` each; a turn takes `workspace_bytes` besides, and
+    attends as `attention` says. Calls `on_turn` after each turn, and `on_arrival`
     with each request as it comes, at the time when it really does.
     """
 
@@ -34,11 +36,14 @@ class ContinuousDecode:
         batcher: Batcher,
         *,
         page_bytes: float,
+        workspace_bytes: Callable[[Turn], float] = lambda turn: 0.0,
+        attention: AttentionKernel | None = None,
         on_turn: Callable[[], None] = lambda: None,
         on_arrival: Callable[[Request], None] = lambda request: None,
     ) -> None:
         self.machine, self._layers, self._on_turn, self._on_arrival = machine, layers, on_turn, on_arrival
         self.requests, self.batcher = requests, batcher
+        self._workspace_bytes, self._attention = workspace_bytes, attention or AttentionKernel()
         # When each token was there, request by request.
         self.token_times_s: list[list[float]] = [[] for _ in requests]
         # Sequences of every decode step, and its seconds.
@@ -49,7 +54,7 @@ class ContinuousDecode:
         self._leases: list[Lease] = []
 
     def run(self) -> Process:
-        """Raises OutOfMemory when the machine lacks memory for a page that the batcher has."""
+        """Raises OutOfMemory when the machine lacks memory for a page that the batcher has, or for a turn."""
         env, left = self.machine.env, len(self.requests)
         env.process(self._arrivals())
         while left:
@@ -59,8 +64,10 @@ class ContinuousDecode:
                 yield self._arrived
                 continue
             self._hold_pages()
-            began_s = env.now
+            began_s, workspace = env.now, self._workspace(turn)
             yield self._submit(turn)
+            if workspace is not None:
+                workspace.release()
             # Read once: a wall clock goes on meanwhile.
             now_s = env.now
             for sequence in turn.sequences:
@@ -81,6 +88,13 @@ class ContinuousDecode:
             self._leases.append(lease)
             self._held_pages += more
 
+    def _workspace(self, turn: Turn) -> Lease | None:
+        n_bytes = self._workspace_bytes(turn)
+        lease = self.machine.memory.reserve(n_bytes, "workspace") if n_bytes else None
+        if isinstance(lease, Refused):
+            raise OutOfMemory(f"{turn.kind} of {len(turn.sequences)} sequences: {lease}")
+        return lease
+
     def _arrivals(self) -> Process:
         env = self.machine.env
         due_s = came_s = 0.0
@@ -98,13 +112,15 @@ class ContinuousDecode:
         """The ticket of the turn's tokens."""
         machine, n = self.machine, len(turn.sequences)
         if turn.kind == "decode":
-            return machine.submit(DecodeStep(n, sum(turn.tokens) / n, Batch(turn.sequences, turn.released)))
+            step = DecodeStep(n, sum(turn.tokens) / n, Batch(turn.sequences, turn.released), self._attention)
+            return machine.submit(step)
         done: tuple[Ticket, ...] = ()
         released = turn.released
         for layer in range(self._layers):
             # Prompts of one length pass a layer in one op.
             for tokens, group in groupby(zip(turn.tokens, turn.sequences, strict=True), key=itemgetter(0)):
                 sequences = tuple(sequence for _, sequence in group)
-                prefill = PrefillLayer(len(sequences), tokens, layer, Batch(sequences, released))
+                together = Batch(sequences, released)
+                prefill = PrefillLayer(len(sequences), tokens, layer, together, kernel=self._attention)
                 done, released = (machine.submit(prefill, after=done),), ()
         return machine.submit(OutputHead(n, of=Batch(turn.sequences)), after=done)

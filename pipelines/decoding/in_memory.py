@@ -5,18 +5,19 @@ from collections.abc import Callable, Sequence
 from kvferry.backends.needs import KvInPages, Needs
 from kvferry.backends.world import DEVICE, World
 from kvferry.machine.machine import Refused
-from kvferry.pipelines.decoding.budget import asked_batch, fitting_batch
+from kvferry.pipelines.decoding.budget import asked_batch
 from kvferry.pipelines.decoding.continuous import ContinuousDecode
+from kvferry.pipelines.decoding.peak import Peak
 from kvferry.pipelines.record import Decoded, RequestRecord
 from kvferry.pipelines.tally import Totals
 from kvferry.pipelines.workload import Left, OutOfMemory, Process, Progress
-from kvferry.policies.decode.batcher import Batcher, Batching
+from kvferry.policies.decode.batcher import Batcher
 from kvferry.policies.decode.pages import PAGE_TOKENS, pages_of
+from kvferry.policies.decode.roles import Roles
 from kvferry.specs.errors import InputError
-from kvferry.specs.model import ModelSpec
 from kvferry.specs.scenario import Scenario
 from kvferry.specs.units import shown_size
-from kvferry.specs.workload import MOST_BATCH, MOST_TOKENS_PER_RUN
+from kvferry.specs.workload import MOST_TOKENS_PER_RUN
 from kvferry.traces.request import Request
 from kvferry.traces.requests import as_they_came, decode_requests
 
@@ -30,20 +31,25 @@ class InMemoryFlow:
     def __init__(
         self,
         scenario: Scenario,
-        batching: Batching,
+        roles: Roles,
         progress: Progress,
         arrivals: Sequence[Request] | None = None,
     ) -> None:
-        self._scenario, self._progress = scenario, progress
-        model, (workload, budget, _) = scenario.model, scenario.decode
-        pool_bytes = budget.in_memory_kv_bytes or scenario.free_bytes
-        self._requests = as_they_came(_requests(scenario, pool_bytes), arrivals)
-        slots = MOST_BATCH if workload.batch == "max" else workload.batch
-        self._pool_bytes, self._page_bytes = pool_bytes, PAGE_TOKENS * model.kv_bytes_per_token
+        self._scenario, self._progress, self._roles = scenario, progress, roles
+        self._peak = peak = Peak(roles, scenario.model)
+        pool_bytes = scenario.decode.budget.in_memory_kv_bytes or scenario.free_bytes
+        self._requests = as_they_came(_requests(scenario, peak, pool_bytes), arrivals)
+        self._longest = max(self._requests, key=lambda one: (one.context + one.output, one.context))
+        slots = asked_batch(scenario)
+        if roles.attention.needs_memory:
+            # As many of the longest as fit with what their attention takes besides.
+            slots = min(slots, max(1, peak.sequences_within(pool_bytes, self._longest)))
+        self._pool_bytes, self._page_bytes = pool_bytes, PAGE_TOKENS * scenario.model.kv_bytes_per_token
         # Of each request when it ends; no more are taken than the longest together need.
-        self._pages = sorted((pages_of(one.context + one.output) for one in self._requests), reverse=True)
+        kept = roles.selector.kept_tokens
+        self._pages = sorted((pages_of(kept(one.context + one.output)) for one in self._requests), reverse=True)
         pool = min(int(pool_bytes // self._page_bytes), sum(self._pages[:slots]))
-        self._batcher = Batcher(pool, slots, batching)
+        self._batcher = Batcher(pool, slots, roles.batching, kept)
         self._decode: ContinuousDecode | None = None
         self._turns = 0
 
@@ -51,14 +57,18 @@ class InMemoryFlow:
     def needs(self) -> Needs:
         prompts = tuple(one.context for one in self._requests)
         output = max(one.output for one in self._requests)
-        return {DEVICE: KvInPages(prompts=prompts, output=output, pages=self._batcher.pages.pages)}
+        tokens = self._longest.context + self._longest.output
+        evicts = self._roles.selector.kept_tokens(tokens) < tokens
+        return {DEVICE: KvInPages(prompts=prompts, output=output, pages=self._batcher.pages.pages, evicts=evicts)}
 
     def run(self, world: World, totals: Callable[[], Totals]) -> Process:
         """Raises OutOfMemory when the longest request does not fit."""
         machine, batcher = world.machine, self._batcher
-        longest_bytes = self._pages[0] * self._page_bytes
-        if longest_bytes > batcher.pages.pages * self._page_bytes:
-            what = f"the KV of {'the longest' if len(self._pages) > 1 else 'one'} sequence"
+        # At the peak, what attention needs for one sequence is there besides its KV.
+        longest_bytes = max(self._pages[0] * self._page_bytes, self._peak.batch_bytes(1, self._longest))
+        if longest_bytes > self._pool_bytes:
+            besides = "" if longest_bytes == self._pages[0] * self._page_bytes else " with what its attention needs"
+            what = f"the KV of {'the longest' if len(self._pages) > 1 else 'one'} sequence{besides}"
             there = f"{shown_size(self._pool_bytes)} are there for it"
             raise OutOfMemory(f"{what} takes {shown_size(longest_bytes, up=True)}, {there}")
         wanted_bytes, free_bytes = batcher.pages.pages * self._page_bytes, machine.observe(1.0).free_bytes
@@ -70,6 +80,8 @@ class InMemoryFlow:
             self._requests,
             batcher,
             page_bytes=self._page_bytes,
+            workspace_bytes=self._peak.turn_bytes,
+            attention=self._roles.attention,
             on_turn=self._on_turn,
             on_arrival=world.arrived.append,
         )
@@ -107,21 +119,15 @@ class InMemoryFlow:
             self._progress(self._done, self._wanted)
 
 
-def paged_bytes(model: ModelSpec, context: int, output: int) -> float:
-    """The KV of one sequence in whole pages."""
-    return pages_of(context + output) * PAGE_TOKENS * model.kv_bytes_per_token
-
-
-def _requests(scenario: Scenario, pool_bytes: float) -> tuple[Request, ...]:
+def _requests(scenario: Scenario, peak: Peak, pool_bytes: float) -> tuple[Request, ...]:
     """The requests of a run: as many as the workload, its lengths or its trace say, or one per sequence of its batch;
-    with `max`, as many as fit. Raises InputError."""
+    with `max`, as many as fit, or one that does not. Raises InputError."""
     workload = scenario.decode.workload
     n = workload.requests
     if n is None and workload.lengths is None and workload.trace is None:
         n = asked_batch(scenario)
         if workload.batch == "max":
-            each_bytes = paged_bytes(scenario.model, workload.context, workload.output)
-            n = fitting_batch(scenario, each_bytes, pool_bytes, "budget.in_memory_kv")
+            n = max(1, peak.sequences_within(pool_bytes, Request(0.0, workload.context, workload.output)))
     requests = decode_requests(workload, n, scenario.seed)
     tokens = sum(one.output for one in requests)
     if tokens > MOST_TOKENS_PER_RUN:

@@ -18,7 +18,7 @@ class PrefillOne:
 
     @staticmethod
     def op(plan: DecodePlan, layer: int | None = None, stays: Extents | None = None) -> PrefillLayer:
-        return PrefillLayer(plan.sequences, plan.context, layer, stays=stays)
+        return PrefillLayer(plan.sequences, plan.context, layer, stays=stays, kernel=plan.roles.attention)
 
     def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
         stays = None if now.away(layer) or now.plan.roles.layout.before_write else now.whole(layer)

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from kvferry.pipelines.parameters import BadParameters, arguments_of
+from kvferry.policies.decode.attention_kernel import EAGER, FLASH, PAGED
 from kvferry.policies.decode.batcher import Continuous, LockStep
 from kvferry.policies.decode.blocking import TokenGroups, ValueGroups
 from kvferry.policies.decode.centroids import Centroids
@@ -26,6 +27,7 @@ from kvferry.policies.decode.roles import Roles
 from kvferry.policies.decode.scored_keys import Landmarks, LowRankKeys, PartialKeys, PrincipalKeys
 from kvferry.policies.decode.selector import Everything
 from kvferry.policies.decode.upkeep import KeepNewest, RollingGroups
+from kvferry.policies.decode.window import Window
 from kvferry.scenarios.resolve import Complaint
 from kvferry.specs.errors import InputError, pick
 
@@ -42,6 +44,7 @@ ROLES: dict[str, dict[str, Callable[..., Any]]] = {
         "keys": Entries,
         "retrieval-head": RetrievalHead,
         "first-layer-keys": FirstLayerKeys,
+        "window": Window,
     },
     "residency": {
         "none": DoubleBuffer,
@@ -74,9 +77,12 @@ ROLES: dict[str, dict[str, Callable[..., Any]]] = {
         "progressive": Progressive,
     },
     "batching": {"continuous": Continuous, "lock-step": LockStep},
+    "attention": {"eager": lambda: EAGER, "flash": lambda: FLASH, "paged": lambda: PAGED},
 }
-# Roles that matter where all KV is in the processor's memory; the others matter elsewhere, and placement anywhere.
+# Roles that matter where all KV is in the processor's memory alone, and those that matter anywhere; the others matter
+# elsewhere.
 _IN_MEMORY = ("batching",)
+_ANYWHERE = ("placement", "attention")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +123,8 @@ class DecodeSystem:
             complaints.append(Complaint(("residency",), "everything is read anew at every step, nothing can be kept"))
         if self.roles.placement.away is None and roles.placement.away is None:
             what = "all KV is in memory: nothing is selected, kept or laid out, so this role has no effect"
-            idle = [role for role in ROLES if role not in ("placement", *_IN_MEMORY)]
+            windowed = ("selector",) if isinstance(roles.selector, Window) else ()
+            idle = [role for role in ROLES if role not in (*_ANYWHERE, *_IN_MEMORY, *windowed)]
         else:
             what = "KV is not always in memory: one batch decodes in lock step, so this role has no effect"
             idle = [] if roles.all_in_memory else list(_IN_MEMORY)
@@ -158,9 +165,12 @@ def _parameters_of(roles: Roles) -> dict[str, inspect.Parameter]:
     if roles.selective:
         known["reuse"] = inspect.Parameter("reuse", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=bool)
     for role in ROLES:
-        if (role in _IN_MEMORY) != roles.all_in_memory:
-            continue
         part = getattr(roles, role)
+        if role == "attention":
+            # A kernel is named, it has no parameters.
+            continue
+        if (role in _IN_MEMORY) != roles.all_in_memory and not isinstance(part, Window):
+            continue
         declared = inspect.signature(type(part), eval_str=True).parameters
         known |= {name: declared[name] for name in declared if name in _fields_of(part)}
     return known
@@ -176,6 +186,8 @@ def _taking(parameters: Mapping[str, inspect.Parameter]) -> Callable[..., Any]:
 
 
 _PER_TOKEN = TokenGroups(group_tokens=1)
+# All KV in the processor's memory, whichever kernel attends to it.
+_IN_DEVICE = OneTier("device")
 # What DynaKV leaves open, once for all its systems (docs/dynakv.md): the share of the entries that is retrieved, and
 # tokens of a cluster after prefill. The others have no flash management: entries lie in the order of tokens, in two
 # buffers as large as a selection, which is what the virtual cache's two layers take.
@@ -263,6 +275,43 @@ DECODE_SYSTEMS: dict[str, DecodeSystem] = {
             residency=Elastic(),
             layout=TokenGroups(group_tokens=1, packed=True),
             placement=Progressive(),
+            attention=PAGED,
+        ),
+    ),
+    "full-eager": DecodeSystem(
+        about="all KV attended to, kernel by kernel: joined, repeated and scored in memory (Hugging Face)",
+        paper="specontext",
+        roles=Roles(selector=Everything(), layout=_PER_TOKEN, placement=_IN_DEVICE, attention=EAGER),
+    ),
+    "full-flash": DecodeSystem(
+        about="all KV attended to by FlashAttention over one tensor per layer (Hugging Face)",
+        paper="specontext",
+        roles=Roles(selector=Everything(), layout=_PER_TOKEN, placement=_IN_DEVICE, attention=FLASH),
+    ),
+    "full-flashinfer": DecodeSystem(
+        about="all KV attended to in pages, steps captured; requests join and leave at any time (FlashInfer)",
+        paper="specontext",
+        roles=Roles(
+            selector=Everything(),
+            layout=TokenGroups(group_tokens=16),
+            placement=_IN_DEVICE,
+            batching=Continuous(),
+            attention=PAGED,
+        ),
+    ),
+    "sliding-window": DecodeSystem(
+        about="the newest KV alone is kept and attended to",
+        paper="specontext",
+        roles=Roles(selector=Window(), placement=_IN_DEVICE, batching=Continuous(), attention=PAGED),
+    ),
+    "streaming-llm": DecodeSystem(
+        about="the newest KV is kept and attended to, with that of the first tokens (attention sinks)",
+        paper="specontext",
+        roles=Roles(
+            selector=Window(window_tokens=2044, sink_tokens=4),
+            placement=_IN_DEVICE,
+            batching=Continuous(),
+            attention=PAGED,
         ),
     ),
     "os-paging": DecodeSystem(

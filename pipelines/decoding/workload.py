@@ -71,7 +71,7 @@ class Decode:
     def flow(self, scenario: Scenario, system: System, progress: Progress, inputs: Inputs = NO_INPUTS) -> Flow:
         assert isinstance(system, DecodeSystem)
         if system.roles.stays_in_memory(_most_kv(scenario)):
-            return InMemoryFlow(scenario, system.roles.batching, progress, inputs.arrivals)
+            return InMemoryFlow(scenario, system.roles, progress, inputs.arrivals)
         plan = plan_for(scenario, system)
         if system.roles.placement.mapped:
             plan = replace(plan, mapped_bytes=plan.sequences * sequence_bytes(scenario, plan.sequences))

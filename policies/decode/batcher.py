@@ -2,6 +2,7 @@
 
 import math
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Literal, Protocol
 
@@ -48,8 +49,8 @@ class LockStep:
 class Turn:
     """What the processor does next: prefill prompts, or decode a token of each sequence.
 
-    ``tokens`` of each sequence are in its KV afterwards. ``released`` sequences have ended, or were preempted, since
-    the turn before: their KV is given up first.
+    ``tokens`` of each sequence are in its KV afterwards; of a prompt, all are computed. ``released`` sequences have
+    ended, or were preempted, since the turn before: their KV is given up first.
     """
 
     kind: Literal["prefill", "decode"]
@@ -80,10 +81,16 @@ class Batcher:
     Left out: chunked prefill beside decoding, and swapping out instead of recomputing.
     """
 
-    def __init__(self, pages: int, slots: int, batching: Batching | None = None) -> None:
-        """`batching`: continuous by default."""
+    def __init__(
+        self,
+        pages: int,
+        slots: int,
+        batching: Batching | None = None,
+        kept: Callable[[int], int] = lambda tokens: tokens,
+    ) -> None:
+        """`batching`: continuous by default. `kept`: of a sequence's tokens, those whose KV is kept."""
         self.pages = PageTable(pages)
-        self._slots, self._batching = slots, batching or Continuous()
+        self._slots, self._batching, self._kept = slots, batching or Continuous(), kept
         # Both in order of arrival, and all that runs arrived before all that waits.
         self._waiting: deque[_Request] = deque()
         self._running: dict[int, _Request] = {}
@@ -98,8 +105,8 @@ class Batcher:
 
     def arrive(self, sequence: int, context: int, output: int) -> None:
         """A request for `output` tokens. Raises ValueError when the whole pool could not hold it to its end."""
-        if pages_of(context + output) > self.pages.pages:
-            raise ValueError(f"{context + output:,} tokens do not fit {self.pages.pages:,} pages")
+        if pages_of(self._kept(context + output)) > self.pages.pages:
+            raise ValueError(f"{self._kept(context + output):,} tokens do not fit {self.pages.pages:,} pages")
         self._waiting.append(_Request(sequence, context, output))
 
     def turn(self) -> Turn | None:
@@ -128,7 +135,8 @@ class Batcher:
 
     def _turn(self, kind: Literal["prefill", "decode"], requests: list[_Request]) -> Turn:
         released, self._released = tuple(self._released), []
-        return Turn(kind, tuple(r.sequence for r in requests), tuple(r.tokens for r in requests), released)
+        tokens = (r.tokens if kind == "prefill" else self._kept(r.tokens) for r in requests)
+        return Turn(kind, tuple(r.sequence for r in requests), tuple(tokens), released)
 
     def _admit(self) -> list[_Request]:
         """Admits the requests at the head of the queue that find room and may be prefilled together, and returns
@@ -142,9 +150,9 @@ class Batcher:
             tokens += first.tokens
             if admitted and tokens > most:
                 break
-            if not self.pages.has_room(first.sequence, first.tokens + 1):
+            if not self.pages.has_room(first.sequence, self._kept(first.tokens + 1)):
                 break
-            self.pages.make_room(first.sequence, first.tokens)
+            self.pages.make_room(first.sequence, self._kept(first.tokens))
             self._running[first.sequence] = first
             admitted.append(self._waiting.popleft())
         return admitted
@@ -153,10 +161,11 @@ class Batcher:
         """Give each running request room for one more token, earlier arrivals first; the last give way to them."""
         together = []
         for request in list(self._running.values()):
-            while request.sequence in self._running and not self.pages.has_room(request.sequence, request.tokens):
+            kept = self._kept(request.tokens)
+            while request.sequence in self._running and not self.pages.has_room(request.sequence, kept):
                 self._preempt()
             if request.sequence in self._running:
-                self.pages.make_room(request.sequence, request.tokens)
+                self.pages.make_room(request.sequence, kept)
                 together.append(request)
         return together
 

@@ -1,7 +1,8 @@
-"""A way of decoding with KV blocks: one object for each of six roles."""
+"""A way of decoding with KV blocks: one object for each of seven roles."""
 
 from dataclasses import dataclass
 
+from kvferry.policies.decode.attention_kernel import AttentionKernel
 from kvferry.policies.decode.batcher import Batching, LockStep
 from kvferry.policies.decode.blocking import LayoutRole, TokenGroups
 from kvferry.policies.decode.placement import KvSize, OneTier, Placement
@@ -14,7 +15,8 @@ from kvferry.policies.decode.upkeep import RollingGroups, Upkeep
 class Roles:
     """``selector``: which blocks attention wants, from which query, and when. ``residency``: what stays in memory.
     ``layout``: what a block is, and where it lies. ``upkeep``: what a new token does. ``placement``: the tier of each
-    layer's KV. ``batching``: who decodes together where all of it is in memory."""
+    layer's KV. ``batching``: who decodes together where all of it is in memory. ``attention``: how it is computed over
+    what is there."""
 
     selector: Selector
     residency: Residency = DoubleBuffer()
@@ -22,6 +24,7 @@ class Roles:
     upkeep: Upkeep = RollingGroups()
     placement: Placement = OneTier("storage")
     batching: Batching = LockStep()
+    attention: AttentionKernel = AttentionKernel()
 
     @property
     def fixed(self) -> bool:

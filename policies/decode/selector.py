@@ -67,6 +67,10 @@ class Selector(Protocol):
         """Of a row's `stored` tokens, how many are wanted at least."""
         ...
 
+    def kept_tokens(self, stored: int) -> int:
+        """Of a sequence's `stored` tokens, those whose KV is kept; that of others is gone for good."""
+        ...
+
     def index(self, room: Room, reserved_bytes: float) -> Index | None:
         """What is kept to score with; `reserved_bytes` of the budget are taken. None: nothing is scored. ValueError
         for parameters that cannot be."""
@@ -88,14 +92,12 @@ class Selector(Protocol):
         ...
 
 
-@dataclass(frozen=True, kw_only=True)
-class Everything:
-    """All KV blocks, in the order in which they lie; nothing is scored. ``ahead``: the next layer's move while this
-    one computes."""
+class Unscored:
+    """All KV blocks that are there, in the order in which they lie; nothing is scored. ``ahead``: the next layer's move
+    while this one computes."""
 
     clusters = False
     for_all_layers = False
-
     ahead: bool = True
 
     @property
@@ -112,6 +114,9 @@ class Everything:
     def wanted_tokens(self, stored: int) -> float:
         return stored
 
+    def kept_tokens(self, stored: int) -> int:
+        return stored
+
     def index(self, room: Room, reserved_bytes: float) -> Index | None:
         return None
 
@@ -126,6 +131,13 @@ class Everything:
             return [Stage("bring_all", layer, after), *(Stage(kind, layer, after) for kind in beside)]
 
         return (layer_ahead if self.ahead else own_layer)(fetch, "bring_all", layers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Everything(Unscored):
+    """A Selector of all KV blocks."""
+
+    ahead: bool = True
 
 
 def chosen_stages(ahead: bool, layers: int, beside: tuple[str, ...]) -> Stages:

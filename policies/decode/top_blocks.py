@@ -39,6 +39,9 @@ class TopBlocks(ABC):
     def wanted_tokens(self, stored: int) -> float:
         return self.selected_tokens if self.selected_share is None else self.selected_share * stored
 
+    def kept_tokens(self, stored: int) -> int:
+        return stored
+
     def ask(self, index: IndexSpec, stored: int) -> Ask:
         k = self.selected(index.block_tokens, stored)
         assert k is not None

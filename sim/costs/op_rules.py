@@ -33,6 +33,7 @@ from kvferry.machine.ops import (
     Select,
     Split,
 )
+from kvferry.policies.decode.attention_kernel import AttentionKernel
 from kvferry.policies.decode.means import KMEANS_ROUNDS, SPLIT_ROUNDS
 from kvferry.specs.device import Kernel, ProcessorSpec
 from kvferry.specs.errors import InputError
@@ -101,8 +102,11 @@ class Arithmetic:
             ("gemm", batch * tokens * self.layer_flop, self.layer_bytes),
         ]
 
-    def attend(self, batch: Number, tokens: Number) -> Work:
-        return "decode_attention", batch * tokens * self.pair_flop, batch * tokens * self.kv_bytes
+    def attend(self, batch: Number, tokens: Number, kernel: AttentionKernel) -> list[Work]:
+        """One layer's new tokens over so many of KV each: what the kernel copies first, and what it reads."""
+        n_bytes, copied = batch * tokens * self.kv_bytes, kernel.copied(self.model)
+        reads = (kernel.reads, batch * tokens * self.pair_flop, kernel.attended(self.model) * n_bytes)
+        return [("gather", 0, copied * n_bytes), reads] if copied else [reads]
 
     def score(self, vectors: Number, rank: Number | None) -> Work:
         """Vectors of so many numbers, all heads together, scored by every query head; None: full keys."""
@@ -119,13 +123,15 @@ Feature = str | Callable[[Any, Arithmetic], Number]
 class OpRule:
     """``passes``: how many layers the op runs through. ``features``: columns that a measured table of it may have,
     which is named ``table``. ``fixed_s``: what a processor takes outside of kernels, besides its layers.
-    ``compiled``: runs as the next larger compiled shape, on a processor that has such."""
+    ``eager``: its layers are launched kernel by kernel. ``compiled``: runs as the next larger compiled shape, on a
+    processor that has such."""
 
     table: str
     works: Callable[[Arithmetic, Any], list[Work]]
     passes: Callable[[Arithmetic], float]
     features: Mapping[str, Feature]
     fixed_s: Callable[[ProcessorSpec, Any], Number]
+    eager: Callable[[Any], bool]
     compiled: bool
 
     def features_of(self, op: Op, arithmetic: Arithmetic) -> dict[str, Number]:
@@ -158,19 +164,25 @@ def _all_layers(arithmetic: Arithmetic) -> float:
     return float(arithmetic.layers)
 
 
+def _sequences_s(processor: ProcessorSpec, op: DecodeStep | OutputHead) -> Number:
+    # The host takes a token of each.
+    return op.batch * processor.sequence_s
+
+
 def priced(
     op: type,
     *,
     passes: Callable[[Arithmetic], float] = _none,
     features: Mapping[str, Feature] | None = None,
     fixed_s: Callable[[ProcessorSpec, Any], Number] = _none,
+    eager: Callable[[Any], bool] = lambda op: False,
     compiled: bool = False,
 ) -> Callable[[Callable[[Arithmetic, Any], list[Work]]], None]:
     """Registers an op with the function below, which gives its works."""
 
     def register(works: Callable[[Arithmetic, Any], list[Work]]) -> None:
         table = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", op.__name__).lower()
-        RULES[op] = OpRule(table, works, passes, features or {}, fixed_s, compiled)
+        RULES[op] = OpRule(table, works, passes, features or {}, fixed_s, eager, compiled)
 
     return register
 
@@ -229,7 +241,10 @@ def _prefill(a: Arithmetic, op: Prefill) -> list[Work]:
 
 @priced(PrefillLayer, passes=_one_layer)
 def _prefill_layer(a: Arithmetic, op: PrefillLayer) -> list[Work]:
-    return a.layer(op.batch, op.tokens, 0)
+    scores = op.kernel.score_bytes * op.batch * op.tokens**2 * a.model.query_heads
+    # What is held of the scores is written once and read once.
+    written: list[Work] = [("gather", 0, 2 * scores)] if op.kernel.score_bytes else []
+    return [*a.layer(op.batch, op.tokens, 0), *written]
 
 
 @priced(Decompose)
@@ -249,11 +264,17 @@ def _cluster(a: Arithmetic, op: Cluster) -> list[Work]:
 # --- decoding ----------------------------------------------------------------------------------------------------
 
 
-@priced(DecodeStep, passes=_all_layers, features={"context": "context_tokens", "batch": "batch"})
+@priced(
+    DecodeStep,
+    passes=_all_layers,
+    features={"context": "context_tokens", "batch": "batch"},
+    fixed_s=_sequences_s,
+    eager=lambda op: op.kernel.captured is False,
+)
 def _decode_step(a: Arithmetic, op: DecodeStep) -> list[Work]:
-    kernel, flop, n_bytes = a.attend(op.batch, op.context_tokens)
+    attended = a.attend(op.batch, op.context_tokens, op.kernel)
     return [
-        (kernel, a.layers * flop, a.layers * n_bytes),
+        *((kernel, a.layers * flop, a.layers * n_bytes) for kernel, flop, n_bytes in attended),
         ("gemv", a.layers * op.batch * a.layer_flop, a.layers * a.layer_bytes),
         ("gemv", op.batch * a.head_flop, a.head_bytes),
     ]
@@ -261,17 +282,14 @@ def _decode_step(a: Arithmetic, op: DecodeStep) -> list[Work]:
 
 @priced(DecodeAttention, features={"context": "attended_tokens", "batch": "batch"})
 def _decode_attention(a: Arithmetic, op: DecodeAttention) -> list[Work]:
-    attend = a.attend(op.batch, op.attended_tokens)
+    attended = a.attend(op.batch, op.attended_tokens, op.kernel)
     # Gathering reads every key and value once and writes it once.
-    return [("gather", 0, 2 * attend[2]), attend] if op.gathered else [attend]
+    gathered: Work = ("gather", 0, 2 * op.batch * op.attended_tokens * a.kv_bytes)
+    return [gathered, *attended] if op.gathered else attended
 
 
-def _eager(processor: ProcessorSpec, op: object) -> float:
-    # A layer of decoding that is handed over by itself is launched kernel by kernel.
-    return processor.eager_layer_s
-
-
-@priced(FeedForward, passes=_one_layer, features={"batch": "batch"}, fixed_s=_eager)
+# A layer of decoding that is handed over by itself is launched kernel by kernel, unless its step was captured.
+@priced(FeedForward, passes=_one_layer, features={"batch": "batch"}, eager=lambda op: not op.captured)
 def _feed_forward(a: Arithmetic, op: FeedForward) -> list[Work]:
     return [("gemv", op.batch * a.layer_flop, a.layer_bytes)]
 
@@ -281,12 +299,12 @@ def _project_qkv(a: Arithmetic, op: ProjectQkv) -> list[Work]:
     return [("gemv", op.batch * a.qkv_flop, a.qkv_bytes)]
 
 
-@priced(RestOfLayer, passes=_one_layer, features={"batch": "batch"}, fixed_s=_eager)
+@priced(RestOfLayer, passes=_one_layer, features={"batch": "batch"}, eager=lambda op: not op.captured)
 def _rest_of_layer(a: Arithmetic, op: RestOfLayer) -> list[Work]:
     return [("gemv", op.batch * (a.layer_flop - a.qkv_flop), a.layer_bytes - a.qkv_bytes)]
 
 
-@priced(OutputHead, features={"batch": "batch"})
+@priced(OutputHead, features={"batch": "batch"}, fixed_s=_sequences_s)
 def _output_head(a: Arithmetic, op: OutputHead) -> list[Work]:
     return [("gemv", op.batch * a.head_flop, a.head_bytes)]
 

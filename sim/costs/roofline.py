@@ -47,9 +47,12 @@ class Roofline:
         return np.asarray(self.fixed_s(op) + self.price_arrays(self.arithmetic(op)))
 
     def fixed_s(self, op: Op) -> Any:
-        """Time outside of kernels: the fixed cost of each layer that the op runs through, and bookkeeping."""
-        rule = rule_of(type(op))
-        return rule.fixed_s(self._processor, op) + self._layer_s * rule.passes(self.arithmetic)
+        """Time outside of kernels: the fixed cost of each layer that the op runs through, launched kernel by kernel or
+        not, and the host's work."""
+        rule, layer_s = rule_of(type(op)), self._layer_s
+        if rule.eager(op):
+            layer_s += self._processor.eager_layer_s
+        return rule.fixed_s(self._processor, op) + layer_s * rule.passes(self.arithmetic)
 
     def price(self, works: list[Work]) -> tuple[float, float]:
         """Seconds and bytes of works with plain numbers."""

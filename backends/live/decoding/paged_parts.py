@@ -20,6 +20,9 @@ class PagedParts(MachineParts):
     def __init__(self, scenario: Scenario, need: KvInPages, say: Say, stack: ExitStack) -> None:
         if scenario.load is not None:
             raise InputError("load: backend torch runs beside whatever this machine does; leave load out")
+        if need.evicts:
+            what = f"{scenario.system} gives up KV for good, which backend torch does not do"
+            raise InputError(f"system: {what}; backend: sim would")
         self.model, prompts = warm_model(scenario)
         of_requests = [prompts.tokens(n, context, 0)[0] for n, context in enumerate(need.prompts)]
         self.runner = PagedLayers(self.model, of_requests, output=need.output, pages=need.pages)

@@ -58,7 +58,11 @@ def test_with_a_role_that_is_replaced_go_its_parameters() -> None:
 @pytest.mark.parametrize(
     ("system", "policies", "message"),
     [
-        ("kvswap", {"sigma": 3}, "policies.sigma: unknown key; known here: ahead, compression, group_tokens, layout, "),
+        (
+            "kvswap",
+            {"sigma": 3},
+            "policies.sigma: unknown key; known here: ahead, attention, compression, group_tokens, ",
+        ),
         ("kvswap", {"slot": 3}, "policies.slot: unknown key; .*did you mean 'slots'"),
         ("kvswap", {"landmarks": True}, "policies.landmarks: unknown key"),
         ("kvswap", {"slots": "many"}, "policies.slots: 'many' is not a whole number"),

@@ -13,14 +13,17 @@ from kvferry.machine.ops import (
     DecodeStep,
     Decompress,
     FeedForward,
+    OutputHead,
     Prefill,
     PrefillHead,
+    PrefillLayer,
     Project,
     ProjectQkv,
     RestOfLayer,
     Retrieve,
     Select,
 )
+from kvferry.policies.decode.attention_kernel import EAGER, FLASH, PAGED
 from kvferry.sim.costs.op_rules import Arithmetic
 from kvferry.sim.costs.roofline import Roofline, round_up
 from kvferry.sim.costs.table import TABLES
@@ -69,6 +72,35 @@ def test_a_layer_in_two_parts_is_the_layer() -> None:
     eager = Roofline(processor(eager_layer_s=3.0, layer_s=0.5), MODEL)
     assert (eager.fixed_s(ProjectQkv(2)), eager.fixed_s(RestOfLayer(2))) == (0.0, 3.5)
     assert eager.fixed_s(FeedForward(2)) == 3.5
+
+
+def test_attention_moves_what_its_kernel_says_by_hand() -> None:
+    # 2 sequences x 7 tokens x 2 x 2 heads x 5 numbers x 2 B = 560 B of KV in each of 3 layers; two query heads share a
+    # KV head. Joined: 2 x; repeated: 1 x read, 2 x written; attention reads the copies, 2 x.
+    flop = 3 * 2 * 7 * 4 * 4 * 5
+    for kernel, copied, reads, read in (
+        (EAGER, 5, "unsplit_attention", 2),
+        (FLASH, 2, "unsplit_attention", 1),
+        (PAGED, 0, "decode_attention", 1),
+    ):
+        copies = [("gather", 0, copied * 3 * 560)] if copied else []
+        assert WORK(DecodeStep(2, 7, kernel=kernel))[:-2] == [*copies, (reads, flop, read * 3 * 560)]
+        gathered = ("gather", 0, 2 * 560)
+        copies = [("gather", 0, copied * 560)] if copied else []
+        own = (reads, flop / 3, read * 560)
+        assert WORK(DecodeAttention(2, 7, True, kernel=kernel)) == [gathered, *copies, own]
+    # 8 B for each of 2 x 4 heads x 6 x 6 scores, written and read.
+    assert WORK(PrefillLayer(2, 6, kernel=EAGER))[2:] == [("gather", 0, 2 * 8 * 2 * 4 * 36)]
+    assert WORK(PrefillLayer(2, 6, kernel=FLASH)) == WORK(PrefillLayer(2, 6))
+
+
+def test_the_host_takes_its_time_per_sequence_and_per_layer_that_was_not_captured() -> None:
+    host = Roofline(processor(eager_layer_s=3.0, layer_s=0.5, sequence_s=0.25), MODEL)
+    assert host.fixed_s(DecodeStep(2, 7)) == host.fixed_s(DecodeStep(2, 7, kernel=PAGED)) == 3 * 0.5 + 2 * 0.25
+    assert host.fixed_s(DecodeStep(2, 7, kernel=FLASH)) == 3 * 3.5 + 2 * 0.25
+    assert host.fixed_s(OutputHead(2)) == 2 * 0.25
+    assert (host.fixed_s(FeedForward(2)), host.fixed_s(FeedForward(2, captured=True))) == (3.5, 0.5)
+    assert host.fixed_s(RestOfLayer(2, captured=True)) == 0.5
 
 
 def test_choosing_before_the_pass_and_assigning_by_hand() -> None:
@@ -186,7 +218,8 @@ OPS = [
 @pytest.mark.parametrize("compiled", [(), (128, 512)])
 def test_arrays_are_priced_as_their_elements(op: object, compiled: tuple[int, ...]) -> None:
     costs = Roofline(processor(layer_s=0.1, compiled_tokens=compiled), MODEL)
-    counts = [field.name for field in dataclass_fields(op) if field.compare]  # type: ignore[arg-type]
+    fixed = ("kernel", "captured")
+    counts = [one.name for one in dataclass_fields(op) if one.compare and one.name not in fixed]  # type: ignore[arg-type]
     fields = {name: np.asarray(getattr(op, name)) for name in counts}
     together = costs.durations_s(op)  # type: ignore[arg-type]
     for index, duration_s in np.ndenumerate(together):
