@@ -16,7 +16,6 @@ from kvferry.policies.decode.cluster_places import ClusterByCluster, ClusterPool
 from kvferry.policies.decode.cluster_upkeep import AdaptiveClusters, StaticClusters
 from kvferry.policies.decode.elastic_slots import Elastic
 from kvferry.policies.decode.entries import Entries
-from kvferry.policies.decode.first_layer_keys import FirstLayerKeys
 from kvferry.policies.decode.global_clusters import GlobalClusters
 from kvferry.policies.decode.local_clusters import LocalClusters
 from kvferry.policies.decode.page_bounds import PageBounds
@@ -43,7 +42,6 @@ ROLES: dict[str, dict[str, Callable[..., Any]]] = {
         "centroids": Centroids,
         "keys": Entries,
         "retrieval-head": RetrievalHead,
-        "first-layer-keys": FirstLayerKeys,
         "window": Window,
     },
     "residency": {

@@ -13,8 +13,8 @@ class IndexSpec:
     """What a selector needs the machine to keep in memory, so as to score KV blocks.
 
     ``kind``: "low-rank-keys" (KVSwap), "partial-keys" (InfiniGen), "principal-keys" (Loki), "landmarks" (ShadowKV),
-    "page-bounds" (Quest), "centroids" (DynaKV), "keys" (every token's own), "retrieval-head" (SpeContext: keys
-    that a draft model's projection makes, one cache for all layers) or "first-layer-keys".
+    "page-bounds" (Quest), "centroids" (DynaKV), "keys" (every token's own) or "retrieval-head" (SpeContext:
+    keys that a draft model's projection makes, one cache for all layers).
     ``heads``: parts of the KV heads that choose for themselves; 1: one choice for all. ``rank``: numbers per scored
     vector, all heads together. ``block_tokens``: tokens per KV block.
     ``clusters``: KV blocks are clusters of like keys, which new keys join one by one; the best is answered first.

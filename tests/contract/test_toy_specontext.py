@@ -5,19 +5,19 @@ from toys import RunToy, toy_plan
 
 from kvferry.policies.decode.blocking import TokenGroups
 from kvferry.policies.decode.elastic_slots import Elastic
-from kvferry.policies.decode.first_layer_keys import FirstLayerKeys
 from kvferry.policies.decode.placement import OneTier, Progressive
+from kvferry.policies.decode.retrieval_head import RetrievalHead
 from kvferry.policies.decode.roles import Roles
 from kvferry.specs.tier import Tier
 
-# Bytes of a token in one layer of byte-small.
+# Bytes of a token in one layer of byte-small, whose four KV heads choose each for itself.
 TOKEN = 2 * 4 * 32 * 2
 
 
 def test_layers_move_one_by_one_as_memory_fills(toy: RunToy) -> None:
     # The host has room for one layer of 43 tokens.
     roles = Roles(
-        selector=FirstLayerKeys(selected_tokens=16),
+        selector=RetrievalHead(selected_tokens=16),
         residency=Elastic(),
         layout=TokenGroups(group_tokens=4),
         placement=Progressive(host_bytes=43 * TOKEN),
@@ -35,13 +35,13 @@ def test_layers_move_one_by_one_as_memory_fills(toy: RunToy) -> None:
         assert run.machine.memory_of("host").peak_of("kv") == 43 * TOKEN
         # One selection serves all layers.
         assert len({id(ticket) for ticket in run.decode.now.chosen}) == 1
-        assert run.decode.record.blocks_wanted == (9 - 1) * 8 * 4
+        assert run.decode.record.blocks_wanted == (9 - 1) * 8 * 4 * 4
 
 
 def test_elastic_loading_moves_the_set_difference(toy: RunToy) -> None:
     # The retrieval head's selections are shared by all layers; those in memory fill the slots too.
     roles = Roles(
-        selector=FirstLayerKeys(selected_tokens=16),
+        selector=RetrievalHead(selected_tokens=16),
         residency=Elastic(),
         layout=TokenGroups(group_tokens=4),
         placement=OneTier("host"),
@@ -49,7 +49,7 @@ def test_elastic_loading_moves_the_set_difference(toy: RunToy) -> None:
     plan = toy_plan(roles, sequences=1, context=40, output=6)
     with toy(plan) as run:
         record = run.decode.record
-        assert record.blocks_wanted == (6 - 1) * 8 * 4
+        assert record.blocks_wanted == (6 - 1) * 8 * 4 * 4
         assert record.brought_entries == 4 * (record.blocks_wanted - record.blocks_reused)
         assert record.blocks_reused > 0
         for resident in run.decode.now.residents:

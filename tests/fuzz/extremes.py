@@ -126,7 +126,7 @@ def _decode_policies(chance: Random) -> dict[str, Any]:
         "per_head": chance.random() < 0.5,
         "reuse": chance.random() < 0.5,
         "ahead": chance.random() < 0.5,
-        "selector": chance.choice(["all", "low-rank-keys", "landmarks", "page-bounds", "first-layer-keys"]),
+        "selector": chance.choice(["all", "low-rank-keys", "landmarks", "page-bounds", "retrieval-head"]),
         "placement": chance.choice(["storage", "host", "device", "all-or-nothing", "progressive"]),
         "rolling": chance.random() < 0.5,
     }

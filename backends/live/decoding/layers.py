@@ -16,6 +16,7 @@ from kvferry.backends.live.decoding.blocks import StoredBlocks
 from kvferry.backends.live.decoding.cluster_blocks import ClusterBlocks, ClusterFormat
 from kvferry.backends.live.decoding.indexes.centroids import Centroids
 from kvferry.backends.live.decoding.indexes.index import Index
+from kvferry.backends.live.decoding.indexes.retrieval_head import RetrievalHeadKeys
 from kvferry.backends.live.decoding.noted_keys import NotedKeys
 from kvferry.backends.live.decoding.rebuilt_keys import RebuiltKeys
 from kvferry.backends.live.decoding.tiers import KvTiers
@@ -104,6 +105,8 @@ class Layers(RegisteredOps):
             )
         self._index, self._known, self._noted = index, known, noted
         self._prompts = decoder.token_ids(prompts)
+        if index is not None:
+            index.read(self._prompts)
         self._context = self._prompts.shape[1]
         self._rotary = decoder.rotary(self._context + output)
         self.blocks: StoredBlocks | ClusterBlocks
@@ -188,26 +191,33 @@ class Layers(RegisteredOps):
     @runs(Select)
     def _select(self, op: Select, inputs: Sequence[Any]) -> Selection:
         """The hidden state below some layer stands in for the one below `op.layer`, of which it is the input."""
-        return self._choose(op)
+        index = self._indexed(op)
+        return self._choose(op, index, index.scores(op.layer, self._queries(op.layer), op.heads))
 
     @runs(Retrieve)
     def _retrieve(self, op: Retrieve, inputs: Sequence[Any]) -> Selection:
-        """The hidden state below the first layer is the new token's embedding."""
+        """By the token's id, before the first layer computes."""
         self._next(op, op.layer)
-        return self._choose(op)
+        head = self._indexed(op)
+        if not isinstance(head, RetrievalHeadKeys):
+            raise KvferryError("one choice for all layers takes a retrieval head")
+        return self._choose(op, head, head.shares(op.heads))
 
-    def _choose(self, op: Selecting) -> Selection:
+    def _indexed(self, op: Selecting) -> Index:
+        """The index, which has enough to choose from."""
         if self._index is None:
             raise KvferryError("nothing can be selected without an index")
         blocks = self._index.blocks(op.layer)
         if op.k > blocks:
             raise KvferryError(f"{op.k} groups are to be selected, {blocks} are on storage")
-        scores = self._index.scores(op.layer, self._queries(op.layer), op.heads)
+        return self._index
+
+    def _choose(self, op: Selecting, index: Index, scores: torch.Tensor) -> Selection:
         best = scores.topk(op.k, dim=-1).indices
         # In the order of the file, which is the order of reading and of entering the reuse buffer.
-        ids = (best if self._index.spec.clusters else best.sort(-1).values).to(torch.int32).cpu()
+        ids = (best if index.spec.clusters else best.sort(-1).values).to(torch.int32).cpu()
         selection = Selection(ids.numpy())
-        if isinstance(op, Select) and self._index.spec.clusters:
+        if isinstance(op, Select) and index.spec.clusters:
             self.said[place_of(op)] = selection
         else:
             self.chosen.append(ids)
@@ -309,6 +319,8 @@ class Layers(RegisteredOps):
         if self.answers[0]:
             written = self._left(self.blocks.grown(op, self._index), op.stays)  # type: ignore[arg-type]
         said = self._answers.say(self.decoder.logits(self._hidden[:, -1]), range(len(self.answers)))
+        if self._index is not None:
+            self._index.read(said[:, None])
         self._hidden, self._depth = self.decoder.embed(said[:, None]), 0
         self._position += 1
         return written

@@ -30,6 +30,10 @@ class Index(ABC):
     def blocks(self, layer: int) -> int:
         """How many KV blocks of each row can be chosen from."""
 
+    def read(self, ids: torch.Tensor) -> None:  # noqa: B027
+        """Take note of the token ids int[sequences, tokens] that the model reads next: the prompts, then every token
+        that was said. Most indexes are made of the model's keys, and need none."""
+
     @abstractmethod
     def prefill(self, layer: int, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor | None:
         """Take in what the prompts leave in a layer: keys of whole KV blocks, and the queries of all tokens. Returns

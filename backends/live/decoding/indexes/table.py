@@ -5,13 +5,13 @@ from typing import Protocol
 import torch
 
 from kvferry.backends.live.decoding.indexes.centroids import Centroids
-from kvferry.backends.live.decoding.indexes.first_layer_keys import FirstLayerKeys
 from kvferry.backends.live.decoding.indexes.index import Index
 from kvferry.backends.live.decoding.indexes.landmarks import Landmarks
 from kvferry.backends.live.decoding.indexes.low_rank_keys import LowRankKeys
 from kvferry.backends.live.decoding.indexes.page_bounds import PageBounds
 from kvferry.backends.live.decoding.indexes.partial_keys import PartialKeys
 from kvferry.backends.live.decoding.indexes.principal_keys import PrincipalKeys
+from kvferry.backends.live.decoding.indexes.retrieval_head import RetrievalHeadKeys
 from kvferry.model.decoder import Decoder
 from kvferry.policies.decode.index import IndexSpec
 
@@ -33,5 +33,5 @@ INDEXES: dict[str, MakeIndex] = {
     "centroids": Centroids.made,
     # The mean key of a token is its key.
     "keys": Landmarks.made,
-    "first-layer-keys": FirstLayerKeys.made,
+    "retrieval-head": RetrievalHeadKeys.made,
 }

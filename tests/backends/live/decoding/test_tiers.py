@@ -78,28 +78,6 @@ def test_all_blocks_in_any_tier_are_full_attention(model: Any, tmp_path: Path, s
         assert decoding.flow.now.tiers == ("device", "device", "storage")
 
 
-def test_first_layers_keys_choose_for_all_layers(model: Any, tmp_path: Path) -> None:
-    """The best blocks by the first layer's true scores, asked once per step."""
-    roles = roles_of("kvswap", selector={"name": "first-layer-keys", "selected_tokens": 16}, group_tokens=4)
-    decoding = SmallDecoding(model, tmp_path, roles, context=80, output=3)
-    decoder, asked = decoding.runner.decoder, []
-    really = decoding.runner._index.scores
-    decoding.runner._index.scores = lambda *given: asked.append(given[1]) or really(*given)
-    answers = decoding.run()
-    assert decoding.runner.choosing == 1
-    assert len(decoding.runner.chosen) == len(asked) == 2
-    ids = torch.tensor([decoding.ids[0] + answers[0]])
-    rotary = decoder.rotary(ids.shape[1])
-    keys, _ = decoder.keys_values(0, decoder.embed(ids), rotary)
-    queries = decoder.queries(0, decoder.embed(ids), rotary)
-    for step, chosen in enumerate(decoding.runner.chosen):
-        query = queries[0, :, 80 + step]
-        torch.testing.assert_close(asked[step][0, :, 0], query)
-        shares = torch.einsum("hgd,htd->hgt", query.unflatten(0, (2, 2)), keys[0, :, :80]) * 16**-0.5
-        best = shares.softmax(-1).amax((0, 1)).unflatten(0, (-1, 4)).amax(1).topk(4).indices
-        assert set(chosen.flatten().tolist()) == set(best.tolist())
-
-
 def test_a_scenario_places_its_kv() -> None:
     """Layers move to the host as memory fills, within the budgets of both; nothing is read from storage."""
     memory = {"unified": False, "capacity_bytes": "8 GB", "bytes_per_s": "10 GB/s", "copy_bytes_per_s": "1 GB/s"}
