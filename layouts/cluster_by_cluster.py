@@ -1,6 +1,7 @@
 """A layout in which the clusters of a row lie one behind the other without room between them: what DynaKV 5.2 and its
 Fig. 13 compare with."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -79,7 +80,9 @@ class Contiguous(Stretched):
         moves = Moves(layers, sources[moving], sources[moving] + tokens * unit, lengths[moving])
         return moves, np.zeros(len(rows), bool)
 
-    def _divide(self, row: int, block: int, new: int, stay: int, leave: int) -> tuple[Moves, bool]:
+    def _divide(
+        self, row: int, block: int, new: int, stay: int, leave: int, beside: Collection[int]
+    ) -> tuple[Moves, bool]:
         more = stay + leave - int(self._tokens[row, block])
         moves, _ = self._make_room(np.array([row]), np.array([block]), more, np.array([True]))
         self._starts[row, new] = self._starts[row, block] + stay

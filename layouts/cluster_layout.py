@@ -2,7 +2,7 @@
 (DynaKV 5)."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -254,12 +254,24 @@ class PlacedClusters(ABC):
         """The same for one block."""
         return self.grow(layer, np.array([row]), np.array([block]), tokens, here)
 
+    def alone(self, layer: int, row: int) -> Sequence[int]:
+        """Blocks of a row that another one could lie beside, so that both are read as one."""
+        return ()
+
     def split(
-        self, layer: int, row: int, block: int, stay: int, leave: int, leaves: np.ndarray | None = None
+        self,
+        layer: int,
+        row: int,
+        block: int,
+        stay: int,
+        leave: int,
+        leaves: np.ndarray | None = None,
+        beside: Collection[int] = (),
     ) -> tuple[int, Change]:
         """So many of a block's tokens, and of those that came to it now, stay, and others leave for a new block: its
         number. `leaves` bool[stay + leave]: which, in the order in which they came; None: unknown (a layout that keeps
-        tokens where they came takes the last ones). Both parts keep that order. All are in memory, and are written
+        tokens where they came takes the last ones). `beside`: of the blocks that are alone, those that the new one may
+        come to lie beside. Both parts keep that order. All are in memory, and are written
         where they are not already. ValueError when that leaves nothing in one part, or loses tokens; InputError without
         room."""
         flat = self._row(layer, row)
@@ -270,10 +282,19 @@ class PlacedClusters(ABC):
             raise ValueError(f"{leave} of {stay + leave} tokens leave, {np.count_nonzero(leaves)} are said to")
         new = self._number(flat)
         self.counted.new_bytes += (stay + leave - before) * self.like.token_bytes
-        return new, self._counted(self._cut(flat, block, new, stay, leave, leaves))
+        return new, self._counted(self._cut(flat, block, new, stay, leave, leaves, beside))
 
     @abstractmethod
-    def _cut(self, row: int, block: int, new: int, stay: int, leave: int, leaves: np.ndarray | None) -> Change: ...
+    def _cut(
+        self,
+        row: int,
+        block: int,
+        new: int,
+        stay: int,
+        leave: int,
+        leaves: np.ndarray | None,
+        beside: Collection[int],
+    ) -> Change: ...
 
     @abstractmethod
     def open(self, layer: int, row: int, tokens: int) -> tuple[int, Change]:

@@ -1,5 +1,6 @@
 """A layout in which two clusters share a pool of the file, growing inward from its ends (DynaKV 5.2)."""
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,9 +43,11 @@ class DualHeadLayout(ClusterLayout):
 
 
 class DualHead(Stretched):
-    """The first cluster of a pool grows upwards from its beginning, its partner downwards from its end. A cluster that
-    opens or leaves another finds a partner of its row that is alone, the one that has been so the shortest, or has a
-    pool for itself. One that no longer fits beside its partner moves."""
+    """The first cluster of a pool grows upwards from its beginning, its partner downwards from its end. A part that
+    leaves a cluster lies beside it, if that is alone, or beside another of its row that is alone and that it is wanted
+    together with, the one that has been alone the shortest; otherwise it has a pool for itself until a partner comes. A
+    cluster that opens, of which nothing is known, takes any that is alone. One that no longer fits beside its partner
+    moves to a pool of its own."""
 
     like: DualHeadLayout
 
@@ -123,6 +126,9 @@ class DualHead(Stretched):
     def _pools(self, rows: np.ndarray, blocks: np.ndarray) -> np.ndarray | None:
         return self._pool_at[rows, blocks] if self.like.whole_pairs else None
 
+    def alone(self, layer: int, row: int) -> Sequence[int]:
+        return self._alone[self._row(layer, row)]
+
     def _fits(self, rows: np.ndarray, blocks: np.ndarray, tokens: int) -> np.ndarray:
         held = self._held(rows, blocks) + tokens
         return np.asarray(held * self.like.token_bytes <= self._pool_bytes[rows, blocks])
@@ -141,24 +147,28 @@ class DualHead(Stretched):
             self._leave(row, block)
             # What is not in memory moves as it lies.
             down = None if here[n] else bool(self._down[row, block])
-            self._find(row, block, int(self._tokens[row, block]) + tokens, down)
+            self._find(row, block, int(self._tokens[row, block]) + tokens, (), down)
         targets, _ = self._addresses(*places)
         moves = Moves(rows[away] // self.like.rows, sources, targets, places[3] * self.like.token_bytes)
         return moves, anew & here
 
-    def _divide(self, row: int, block: int, new: int, stay: int, leave: int) -> tuple[Moves, bool]:
-        self._settle(row, new, leave)
+    def _divide(
+        self, row: int, block: int, new: int, stay: int, leave: int, beside: Collection[int]
+    ) -> tuple[Moves, bool]:
+        near = [other for other in self._alone[row] if other in beside]
+        # The cluster that it comes from is the first to be asked.
+        self._find(row, new, leave, [*near, *([block] if block in self._alone[row] else [])])
         # It may have come to lie beside the block that it leaves.
         self._tokens[row, new] = leave
         place = np.array([row]), np.array([block])
         anew = not bool(self._fits(*place, stay - int(self._tokens[row, block]))[0])
         if anew:
             self._leave(row, block)
-            self._find(row, block, stay)
+            self._find(row, block, stay, ())
         return Moves.none(), anew
 
     def _settle(self, row: int, new: int, tokens: int) -> None:
-        self._find(row, new, tokens)
+        self._find(row, new, tokens, self._alone[row])
 
     def _leave(self, row: int, block: int) -> None:
         partner = int(self._partner[row, block])
@@ -169,11 +179,12 @@ class DualHead(Stretched):
             self._alone[row].remove(block)
             self._file.give_back(int(self._pool_at[row, block]), int(self._pool_bytes[row, block]))
 
-    def _find(self, row: int, block: int, tokens: int, down: bool | None = None) -> None:
-        """A place for a block of so many tokens: it may take its half of a pool, and no more than its partner leaves.
-        `down`: how it is to grow, where that is not free."""
+    def _find(self, row: int, block: int, tokens: int, partners: Sequence[int], down: bool | None = None) -> None:
+        """A place for a block of so many tokens beside the last of `partners`, which are alone, that has room for it,
+        or in a pool of its own: it may take its half of a pool, and no more than its partner leaves. `down`: how it is
+        to grow, where that is not free."""
         n_bytes = tokens * self.like.token_bytes
-        for partner in reversed(self._alone[row]):
+        for partner in reversed(partners):
             room = int(self._pool_bytes[row, partner])
             taken = int(self._tokens[row, partner]) * self.like.token_bytes
             free = down is None or down != bool(self._down[row, partner])

@@ -1,7 +1,7 @@
 """Where KV lies in the storage file: one layout for the modelled file and the real one."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -43,6 +43,10 @@ class PlacedBlocks(Protocol):
 
     def stretches(self, layer: int, blocks: int) -> Ranges:
         """All of the first `blocks` blocks of every row of a layer."""
+        ...
+
+    def tokens_of(self, layers: Any, rows: Any, blocks: Any) -> np.ndarray:
+        """Tokens in each of these blocks."""
         ...
 
     def whole(self, layer: int) -> Pieces | None:
@@ -104,6 +108,9 @@ class Layout:
         """The first `blocks` of every row of a layer, as one range each."""
         offsets = np.arange(layer * self.rows, (layer + 1) * self.rows) * (self.blocks * self.stride_bytes)
         return offsets, np.full(offsets.shape, blocks * self.stride_bytes, np.int64)
+
+    def tokens_of(self, layers: Any, rows: Any, blocks: Any) -> np.ndarray:
+        raise NotImplementedError("a block is as many tokens as the plan says, a layout knows bytes alone")
 
     def whole(self, layer: int) -> None:
         """Blocks never change."""

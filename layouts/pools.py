@@ -1,5 +1,6 @@
 """A layout of blocks that grow, split and move: each has a pool of its own in the file."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,7 +116,9 @@ class Pools(Stretched):
         )
         return Moves(*places), anew
 
-    def _divide(self, row: int, block: int, new: int, stay: int, leave: int) -> tuple[Moves, bool]:
+    def _divide(
+        self, row: int, block: int, new: int, stay: int, leave: int, beside: Collection[int]
+    ) -> tuple[Moves, bool]:
         self._settle(row, new, leave)
         anew = stay * self.like.token_bytes > self._pool_bytes[row, block]
         if anew:

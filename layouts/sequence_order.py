@@ -1,6 +1,6 @@
 """A layout in which entries lie in the order of the tokens, whatever cluster they are in (DynaKV 5.1)."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,7 +87,16 @@ class SequenceOrder(PlacedClusters):
         rows = np.full(len(labels), flat)
         return [self._counted(self._taken_in(rows, new[labels], nth, np.arange(len(labels))))]
 
-    def _cut(self, row: int, block: int, new: int, stay: int, leave: int, leaves: np.ndarray | None) -> Change:
+    def _cut(
+        self,
+        row: int,
+        block: int,
+        new: int,
+        stay: int,
+        leave: int,
+        leaves: np.ndarray | None,
+        beside: Collection[int],
+    ) -> Change:
         if leaves is None:
             leaves = np.arange(stay + leave) >= stay
         more = np.arange(stay + leave - int(self._tokens[row, block]))

@@ -1,6 +1,7 @@
 """Clusters of which each lies in one stretch of the file."""
 
 from abc import abstractmethod
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -55,9 +56,18 @@ class Stretched(PlacedClusters):
         written = Pieces.together(parts)
         return self._counted(Change(written.taken(written.tokens > 0), moves))
 
-    def _cut(self, row: int, block: int, new: int, stay: int, leave: int, leaves: np.ndarray | None) -> Change:
+    def _cut(
+        self,
+        row: int,
+        block: int,
+        new: int,
+        stay: int,
+        leave: int,
+        leaves: np.ndarray | None,
+        beside: Collection[int],
+    ) -> Change:
         stored = int(self._stored(row, block))
-        moves, anew = self._divide(row, block, new, stay, leave)
+        moves, anew = self._divide(row, block, new, stay, leave, beside)
         self._tokens[row, block], self._tokens[row, new] = stay, leave
         self._buffers.give_up(np.array([row]), np.array([block]))
         # Entries before the first that leaves are where they were; those in a buffer have to be written at last.
@@ -101,7 +111,9 @@ class Stretched(PlacedClusters):
         place and has to be written as a whole. Called before they are counted."""
 
     @abstractmethod
-    def _divide(self, row: int, block: int, new: int, stay: int, leave: int) -> tuple[Moves, bool]:
+    def _divide(
+        self, row: int, block: int, new: int, stay: int, leave: int, beside: Collection[int]
+    ) -> tuple[Moves, bool]:
         """Place the parts of a block that is split, before they are counted: what moves within the file, and whether
         what stays has another place than the block had."""
 

@@ -49,6 +49,7 @@ class Attend:
                 now.here(layer),
                 now.reads[layer],
                 now.swapped[layer],
+                now.areas[layer] is not None and now.away(layer),
                 found.dropped,
             )
         return now.machine.submit(self.op(now.plan, now.tokens[layer] + recent + 1, kv), after=after)
@@ -137,6 +138,7 @@ class TendClusters:
             answer: Assigned = assigned.value
             ids, squared = answer.ids.ravel(), answer.squared.ravel()
         tending = clusters_of(now.kept).tend(layer, ids, squared, found)
+        now.cuts[layer] = () if tending is None else tending.cuts
         if tending is None:
             now.tended[layer] = None
             return now.done()

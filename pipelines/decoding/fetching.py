@@ -77,7 +77,7 @@ class LookUp:
         entries = 0
         if now.away(layer):
             # What is swapped comes anew in every step, wherever it is found.
-            came = found.missing if now.swapped[layer] is None else np.ones(wanted.ids.shape, bool)
+            came = found.missing if now.areas[layer] is None else np.ones(wanted.ids.shape, bool)
             entries = plan.group_tokens * int(came.sum()) if tokens is None else int(tokens[came].sum())
         now.record.looked_up(found, entries)
         # Where rows differ, the mean of them.
@@ -146,17 +146,42 @@ class SwapIn:
     worker: Worker = "mover"
 
     def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
-        now.swapped[layer] = None
-        held = now.residents[layer].held()
-        if not now.away(layer) or not len(held[0]):
+        area = now.areas[layer]
+        now.swapped[layer] = reads = None if area is None or not now.away(layer) else area.reads()
+        if reads is None:
             return after[0] if after else now.done()
-        now.swapped[layer] = reads = now.blocks.reads(layer, *held)
         return now.machine.move(Extents(*reads.ranges), now.tiers[layer], "device", after=after)
 
     def parts(self, prices: Prices) -> Parts:
+        return prices.move(1, prices.plan.swap_layer_bytes, prices.tier, "device")
+
+
+class SwapOut:
+    """What is kept of a layer goes back to where it lies while others compute, as far as it has changed, and so do the
+    representatives of clusters that new keys have changed (DynaKV 6.1)."""
+
+    worker: Worker = "mover"
+
+    def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
+        area, assigned = now.areas[layer], now.assigned[layer]
+        if area is None or not now.away(layer):
+            return after[0]
+        changing = None if assigned is None else BlockRows(assigned.value.ids.reshape(now.plan.rows, 1))
+        rows, blocks = now.residents[layer].held(changing)
+        # What is cut has its new parts in memory until the next turn.
+        if cuts := now.cuts[layer]:
+            whole = ~np.isin(rows * area.blocks + blocks, [cut.row * area.blocks + cut.block for cut in cuts])
+            rows, blocks = rows[whole], blocks[whole]
+        ranges, pieces = area.keep(rows, blocks, now.blocks.tokens_of(layer, rows, blocks))
+        if not len(ranges[0]):
+            return after[0]
+        return now.machine.move(Extents(*ranges, (layer,), pieces), "device", now.tiers[layer], after=after)
+
+    def parts(self, prices: Prices) -> Parts:
+        """What is brought anew in a step stays, if all of it finds room."""
         plan = prices.plan
-        blocks = plan.rows * plan.kept_tokens / plan.group_tokens
-        return prices.move(blocks, plan.layout.stride_bytes, prices.tier, "device")
+        n_bytes = min(prices.missing * plan.layout.block_bytes, plan.swap_layer_bytes)
+        return prices.move(1, int(n_bytes), "device", prices.tier)
 
 
 class BringIndex:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
 from kvferry.layouts.cluster_layout import AnyLayout
+from kvferry.layouts.swap_area import SwapArea
 from kvferry.policies.decode.index import IndexSpec
 from kvferry.policies.decode.placement import KvSize
 from kvferry.policies.decode.residency import DoubleBuffer
@@ -84,12 +85,44 @@ class DecodePlan:
         return -(-self.layout.blocks * self.vector_bytes // unit) * unit
 
     @property
-    def file_bytes(self) -> int:
-        """Bytes of the storage file: KV, and behind it the index where it does not stay in memory."""
+    def index_end(self) -> int:
+        """Where the index ends in the file, which lies behind the KV; where it stays in memory, the KV does."""
         layers = self.model.layers
         if self.roles.residency.index_layers(layers) == layers:
             return self.layout.file_bytes
         return self.layout.file_bytes + layers * self.rows * self.index_row_bytes
+
+    @property
+    def swap_layer_bytes(self) -> int:
+        """Bytes that what is kept of a layer has in the file, where it does not stay in memory."""
+        if not self.roles.residency.swaps:
+            return 0
+        return SwapArea.n_bytes(self.rows * self.kept_tokens, self.token_bytes, self.layout.alignment_bytes)
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of a token's entry in one row of a layer."""
+        return self.model.kv_entry_bytes // self.heads
+
+    @property
+    def file_bytes(self) -> int:
+        """Bytes of the storage file: KV, and behind it the index and what is kept, where these do not stay in
+        memory."""
+        return self.index_end + self.model.layers * self.swap_layer_bytes
+
+    def swap_area(self, layer: int) -> SwapArea | None:
+        """Where what is kept of a layer lies while others compute; None: it stays in memory, or nothing is kept."""
+        if not self.swap_layer_bytes:
+            return None
+        return SwapArea(
+            layer=layer,
+            offset=self.index_end + layer * self.swap_layer_bytes,
+            slots=self.rows * self.kept_tokens,
+            rows=self.rows,
+            blocks=self.layout.blocks,
+            token_bytes=self.token_bytes,
+            alignment_bytes=self.layout.alignment_bytes,
+        )
 
     @property
     def row_bytes(self) -> int:
@@ -179,6 +212,10 @@ def plan_of(
         raise InputError(
             "policies: clusters take a selector, a layout and an upkeep that are made for them: say"
             " selector: centroids, layout: cluster-pools and upkeep: adaptive-clusters together"
+        )
+    if roles.residency.swaps and not roles.layout.clusters:
+        raise InputError(
+            "policies.residency: a virtual cache keeps clusters; say layout: dual-head, or residency: reuse"
         )
     group = roles.layout.block_tokens(context, model.kv_entry_bytes, good_read_bytes)
     if group < 1:

@@ -19,6 +19,7 @@ from kvferry.pipelines.decoding.fetching import (
     RebuildKeys,
     RetrieveBlocks,
     SwapIn,
+    SwapOut,
 )
 from kvferry.pipelines.decoding.prefilling import ClusterKeys, DecomposeKeys, FirstToken, PrefillOne, WriteOut
 from kvferry.pipelines.decoding.stage_kind import Kind
@@ -38,6 +39,7 @@ KINDS: dict[str, Kind] = {
     "bring_all": BringAll(),
     "bring_index": BringIndex(),
     "swap": SwapIn(),
+    "swap_out": SwapOut(),
     "rebuild": RebuildKeys(),
     "attend": Attend(),
     "assign": AssignKeys(),

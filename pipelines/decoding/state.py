@@ -7,6 +7,7 @@ import numpy as np
 
 from kvferry.layouts.layout import PlacedBlocks
 from kvferry.layouts.pieces import Change, Reads
+from kvferry.layouts.swap_area import SwapArea
 from kvferry.machine.machine import Lease, Machine, Refused
 from kvferry.machine.ops import Extents
 from kvferry.machine.ticket import Ticket
@@ -76,13 +77,15 @@ class DecodeState:
         self.chosen: list[Ticket | None] = [None] * layers
         self.found: list[Lookup | None] = [None] * layers
         self.reads: list[Reads | None] = [None] * layers
-        # What brings what is kept of it, where that is swapped.
+        # What brings what is kept of it, where that is swapped, and where it lies meanwhile (None: it stays in memory).
         self.swapped: list[Reads | None] = [None] * layers
+        self.areas: list[SwapArea | None] = [plan.swap_area(layer) for layer in range(layers)]
         self.tokens = [0] * layers
         self.block_tokens: list[np.ndarray | None] = [None] * layers
         self.assigned: list[Ticket | None] = [None] * layers
-        # What tends its clusters in this step: cuts, or tokens that are grouped anew.
+        # What tends its clusters in this step: cuts, or tokens that are grouped anew; and which are cut.
         self.tended: list[Ticket | None] = [None] * layers
+        self.cuts: list[Sequence[Cut]] = [()] * layers
         # The clusters of its context.
         self.clustered: list[Ticket | None] = [None] * layers
 
@@ -154,6 +157,9 @@ class DecodeState:
                 changed = BlockRows.of({*places, *made}, changed.rows)
             tokens = self.kept.tokens_of(layer, changed) if changed.ids.size else None
             self.residents[layer].renew(changed, tokens, made)
+            area = self.areas[layer]
+            if area is not None and made:
+                area.give_up(*(np.array(of) for of in zip(*made, strict=True)))
 
     def staying(self, update: Update) -> Extents | None:
         """Of what new tokens changed, what stays in the processor's own memory; None: nothing."""

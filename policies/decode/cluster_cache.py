@@ -80,8 +80,11 @@ class ClusterCache:
         flat = (blocks.ids + blocks.spread(np.arange(self.rows) * self.blocks)).ravel()
         self._drop(flat[self._held[flat]])
 
-    def held(self) -> tuple[np.ndarray, np.ndarray]:
-        """Rows and ids of what is in the cache when the next step begins, row by row."""
+    def held(self, changing: BlockRows | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Rows and ids of what is in the cache when the next step begins, row by row; those that are `changing` count
+        as updated now."""
+        if changing is not None:
+            self._updated[(changing.ids + changing.spread(np.arange(self.rows) * self.blocks)).ravel()] = self._now
         self._settle()
         return self._places(np.flatnonzero(self._held))
 

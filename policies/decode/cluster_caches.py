@@ -33,6 +33,10 @@ class WholeCache:
         """How many layers' representatives are."""
         return layers
 
+    @property
+    def swaps(self) -> bool:
+        return False
+
     def kept_tokens(self, room: Room) -> int:
         if not 0 <= self.cache_share <= 1:
             raise ValueError(f"cache_share lies in 0..1, got {self.cache_share}")
@@ -62,10 +66,11 @@ class WholeCache:
 
 @dataclass(frozen=True, kw_only=True)
 class VirtualCache(WholeCache):
-    """Only the layer that computes and the next one have their caches in memory: while a layer attends and passes on,
-    the next one's is read from where its clusters lie (DynaKV 6.1, pipeline 2). It leaves without being written, as
-    what is new of it has been. Representatives lie on storage, and are brought while queries are projected (pipeline
-    1). Left out: writing representatives that have changed, a vector per row and token."""
+    """Only the layer that computes and the next one have their caches in memory (DynaKV 6.1, pipeline 2). Others lie on
+    storage, each in an area of its own, beside the clusters that they are copies of: while a layer attends and passes
+    on, the next one's is read as one, and what has changed of its own is written back. What new keys change after that,
+    a key in every row, stays in memory until the layer's next turn. Representatives lie on storage, too: they are
+    brought while queries are projected (pipeline 1), and those that have changed go back with the cache."""
 
     def cached_layers(self, layers: int) -> int:
         return min(2, layers)
@@ -73,10 +78,21 @@ class VirtualCache(WholeCache):
     def index_layers(self, layers: int) -> int:
         return 1
 
+    @property
+    def swaps(self) -> bool:
+        return True
+
+    def n_bytes(self, room: Room, selected: int, slots: int) -> int:
+        newest = room.model.layers * room.model.kv_entry_bytes if self.kept_tokens(room) else 0
+        return super().n_bytes(room, selected, slots) + newest
+
     def arranged(self, stages: Stages, layers: int) -> Stages:
-        # What the last token changed has been handed over to be written.
         found, begun = [Stage("swap", 0)], set[int]()
+        # What ends a layer comes behind all that attention and clusters need.
+        last = {stage.layer: stage.key for stage in stages}
         for stage in stages:
+            if stage.key == last[stage.layer]:
+                found.append(Stage("swap_out", stage.layer, (("attend", stage.layer),)))
             kind, layer = stage.kind, stage.layer
             if layer not in begun:
                 begun.add(layer)

@@ -83,13 +83,15 @@ class AdaptiveClusters(StaticClusters):
 @dataclass(eq=False)
 class Decision:
     """What becomes of a step's keys, in some rows: places are (layer, row, block). ``joins`` and ``waits``: those that
-    join their block, and those that wait for its cut. ``cuts`` by layer and ``reads``: what was not retrieved and is
-    changed as a whole all the same."""
+    join their block, and those that wait for its cut. ``cuts`` by layer, and for each what its new part may come to lie
+    ``beside``, as it was retrieved in the same step. ``reads``: what was not retrieved and is changed as a whole all
+    the same."""
 
     joins: At
     waits: At
     cuts: list[tuple[int, Cut]]
     reads: list[tuple[int, int, int]]
+    beside: list[frozenset[int]]
 
 
 class TendedClusters(KeptClusters):
@@ -173,7 +175,7 @@ class TendedClusters(KeptClusters):
         changes, decisions = list[Change](), [self._decided.pop(layer) for layer in range(self.places.shape[0])]
         for layer, decision in enumerate(decisions):
             if decision.cuts:
-                changes += self.carry_out(decision.cuts, *self._outcomes.pop(layer))
+                changes += self.carry_out(decision.cuts, *self._outcomes.pop(layer), decision.beside)
         # Of all layers at once.
         layers, rows, blocks = (
             np.concatenate(of) for of in zip(*(decision.joins for decision in decisions), strict=True)
@@ -207,7 +209,8 @@ class TendedClusters(KeptClusters):
             times = [len(alike[of]) for of, _ in decision.cuts]
             leaves = [leave for leave, n in zip(parted[2], times, strict=True) for _ in range(n)]
             tokens_of, variances = (np.repeat(of, times, axis=0) for of in parted[:2])
-            self.carry_out(cuts, tokens_of, variances, leaves)
+            beside = [near for near, n in zip(decision.beside, times, strict=True) for _ in range(n)]
+            self.carry_out(cuts, tokens_of, variances, leaves, beside)
             if len(joins[0]):
                 self.places.grow(*joins)
         kinds = np.arange(layers) % keys.kinds
@@ -249,7 +252,22 @@ class TendedClusters(KeptClusters):
                 layer, row, own = (int(of[n]) for of in place)
                 cuts.append((layer, self._cut(layer, row, own, None, True)))
                 reads.append((layer, row, own))
-        return Decision(_those(place, joins), _those(place, waits), cuts, reads)
+        beside = self._beside(cuts, retrieved)
+        return Decision(_those(place, joins), _those(place, waits), cuts, reads, beside)
+
+    def _beside(self, cuts: Sequence[tuple[int, Cut]], retrieved: Retrieved) -> list[frozenset[int]]:
+        """For every cut, of the blocks that could be a pair with its new part those that are wanted with it."""
+        asked = [
+            (n, layer, cut.row, other)
+            for n, (layer, cut) in enumerate(cuts)
+            if cut.new is not None
+            for other in self.places.alone(layer, cut.row)
+        ]
+        if not asked:
+            return [frozenset()] * len(cuts)
+        at, layers, rows, blocks = np.array(asked).T
+        here = retrieved(layers, rows, blocks)
+        return [frozenset(blocks[here & (at == n)].tolist()) for n in range(len(cuts))]
 
     def _over(self, place: At, squared: np.ndarray) -> np.ndarray:
         """bool: with which keys their clusters are beyond the threshold, and can be cut."""
@@ -319,9 +337,10 @@ class TendedClusters(KeptClusters):
         tokens: np.ndarray,
         variances: np.ndarray,
         leaves: Sequence[np.ndarray] = (),
+        beside: Sequence[frozenset[int]] = (),
     ) -> list[Change]:
-        """Cuts in these layers, with their outcome, [cuts, 2] each and where it is known the tokens that leave: what
-        becomes of the file, in this order."""
+        """Cuts in these layers, with their outcome, [cuts, 2] each and where it is known the tokens that leave, and
+        with what new parts may come to lie beside: what becomes of the file, in this order."""
         changes: list[Change] = []
         for n, ((layer, cut), (stay, leave), of_parts) in enumerate(zip(cuts, tokens.tolist(), variances, strict=True)):
             place = layer, cut.row, cut.block
@@ -333,7 +352,8 @@ class TendedClusters(KeptClusters):
             if cut.new is None:
                 changes.append(self.places.append(*place, tokens=stay - int(self.places.tokens_of(*place))))
                 continue
-            new, change = self.places.split(*place, stay, leave, leaves[n] if leaves else None)
+            near = beside[n] if beside else ()
+            new, change = self.places.split(*place, stay, leave, leaves[n] if leaves else None, near)
             assert new == cut.new, (new, cut)
             self.variances[layer, cut.row, new] = of_parts[1]
             self.splits += 1

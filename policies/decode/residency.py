@@ -25,8 +25,8 @@ class Resident(Protocol):
         """Blocks have changed, and have so many tokens now. Those `made`, (row, block), are in memory as a whole."""
         ...
 
-    def held(self) -> tuple[np.ndarray, np.ndarray]:
-        """Rows and ids of what is kept for the next step."""
+    def held(self, changing: BlockRows | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Rows and ids of what is kept for the next step, in which the blocks that are `changing` will have changed."""
         ...
 
     def forget(self, blocks: BlockRows) -> None:
@@ -67,6 +67,11 @@ class Residency(Protocol):
         """What it takes in memory, for one sequence."""
         ...
 
+    @property
+    def swaps(self) -> bool:
+        """What is kept of a layer lies on storage while others compute."""
+        ...
+
     def index_layers(self, layers: int) -> int:
         """How many layers' vectors that KV blocks are scored by are in memory at a time."""
         ...
@@ -83,6 +88,10 @@ class Residency(Protocol):
 
 class InSlots:
     """What residencies have in common that count in slots, or keep nothing."""
+
+    @property
+    def swaps(self) -> bool:
+        return False
 
     def kept_tokens(self, room: Room) -> int:
         return 0
@@ -168,7 +177,7 @@ class Copies:
     def forget(self, blocks: BlockRows) -> None:
         """There are no copies."""
 
-    def held(self) -> tuple[np.ndarray, np.ndarray]:
+    def held(self, changing: BlockRows | None = None) -> tuple[np.ndarray, np.ndarray]:
         nothing = np.empty(0, np.int64)
         return nothing, nothing
 

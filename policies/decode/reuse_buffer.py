@@ -62,7 +62,7 @@ class ReuseBuffer:
         """Copies of blocks that have changed are given up."""
         self.forget(changed)
 
-    def held(self) -> tuple[np.ndarray, np.ndarray]:
+    def held(self, changing: BlockRows | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Rows and ids of what is in a slot."""
         held = np.flatnonzero(self._slot_of >= 0)
         return held // self.blocks, held % self.blocks

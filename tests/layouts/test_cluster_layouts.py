@@ -113,6 +113,23 @@ def test_pairs_grow_towards_each_other_by_hand() -> None:
     blocks.check()
 
 
+def test_a_part_lies_beside_its_origin_or_what_is_wanted_with_it() -> None:
+    # 0 and 1 are a pair, 2 and 3 are; pools of 128 B.
+    blocks = placed(DualHeadLayout, first_blocks=4, most_tokens=8)
+    assert blocks.split(0, 0, 0, 2, 1)[0] == 4 and list(blocks.alone(0, 0)) == [4]
+    # 4 is alone, and not wanted with 5.
+    assert blocks.split(0, 0, 2, 2, 1)[0] == 5 and list(blocks.alone(0, 0)) == [4, 5]
+    assert read(blocks, (0, 4), (0, 5)) != read(blocks, (0, 4))
+    assert blocks.split(0, 0, 1, 2, 1, None, {4})[0] == 6 and list(blocks.alone(0, 0)) == [5]
+    assert len(read(blocks, (0, 4), (0, 6))) == 1
+    # What it comes from is asked first.
+    blocks.append(0, 0, 5, 2)
+    assert blocks.split(0, 0, 3, 2, 1)[0] == 7 and list(blocks.alone(0, 0)) == [5, 7]
+    assert blocks.split(0, 0, 5, 2, 1, None, {7})[0] == 8 and list(blocks.alone(0, 0)) == [7]
+    assert len(read(blocks, (0, 5), (0, 8))) == 1
+    blocks.check()
+
+
 def test_pairs_are_read_as_one_and_neighbours_too() -> None:
     blocks = placed(DualHeadLayout, first_blocks=4, most_tokens=8)
     # Pools of 128 B. 0 and 1 have the first, 2 and 3 the second; between 0 and 1 there are 80 B.

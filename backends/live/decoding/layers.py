@@ -266,7 +266,7 @@ class Layers(RegisteredOps):
         self._rebuildable(op).rebuild(op.kv)
 
     @runs(DecodeAttention)
-    def _attend(self, op: DecodeAttention, inputs: Sequence[Any]) -> None:
+    def _attend(self, op: DecodeAttention, inputs: Sequence[Any]) -> Written | None:
         kv = op.kv
         if kv is None:
             raise KvferryError(f"{op.label} does not say which KV it attends to")
@@ -278,10 +278,11 @@ class Layers(RegisteredOps):
             new = projected.keys, projected.values
         self.blocks.put(layer, *new)
         brought = self._brought(kv, inputs)
-        if kv.swapped is None:
-            keys, values, there = self.blocks.attended(kv, brought)
+        if kv.swaps:
+            swapped = None if kv.swapped is None else inputs[1]
+            keys, values, there = self._clusters.attended(kv, brought, swapped)
         else:
-            keys, values, there = self._clusters.attended(kv, brought, inputs[1])
+            keys, values, there = self.blocks.attended(kv, brought)
         # Query heads that share a key head are the queries of one: nothing has to be repeated for each.
         queries = self._queries(layer)
         if self._noted is not None:
@@ -289,6 +290,7 @@ class Layers(RegisteredOps):
         queries = queries[:, :, 0].unflatten(1, (keys.shape[1], -1))
         attended = F.scaled_dot_product_attention(queries, keys, values, attn_mask=there)
         self._attended = attended.flatten(1, 2)[:, :, None]
+        return self._clusters.swapped_out(layer) if kv.swaps else None
 
     @runs(FeedForward)
     def _feed_forward(self, op: FeedForward, inputs: Sequence[Any]) -> None:

@@ -38,7 +38,7 @@ class StoredKvParts(MachineParts):
         sizes = need.sizes
         check_plan(sizes, scenario.decode.live.processor)
         # Even where all KV is on storage: its placement may move some of it later.
-        self._tiers = KvTiers(sizes.layout.file_bytes)
+        self._tiers = KvTiers(sizes.file_bytes)
         self._tiers.have_ready(sizes.tiers)
         self.model, prompts = warm_model(scenario)
         self._scenario, self._sizes, self._say = scenario, sizes, say

@@ -149,9 +149,10 @@ ROOM = Room(model=MODEL, block_tokens=4, context=100, output=20, budget_bytes=1e
 
 
 def test_memory_by_hand() -> None:
-    # 12 of 120 tokens of four layers, or of two; and a selection of 3 clusters.
+    # 12 of 120 tokens of four layers, or of two; and a selection of 3 clusters. What is new of a layer since its turn
+    # is an entry in each.
     assert WholeCache().n_bytes(ROOM, 3, 0) == 4 * 12 * 32 + 3 * 128
-    assert VirtualCache().n_bytes(ROOM, 3, 0) == 2 * 12 * 32 + 3 * 128
+    assert VirtualCache().n_bytes(ROOM, 3, 0) == (2 * 12 + 4) * 32 + 3 * 128
     for cache_share in (-0.1, 1.1):
         with pytest.raises(ValueError, match="cache_share lies in 0..1"):
             WholeCache(cache_share=cache_share).kept_tokens(ROOM)
@@ -172,10 +173,13 @@ def plan(residency: Any, **layout: Any) -> Any:
 def test_a_virtual_cache_takes_less_of_memory_and_more_of_the_file() -> None:
     whole, virtual = plan(WholeCache()), plan(VirtualCache())
     assert whole.metadata_bytes == 4 * virtual.metadata_bytes
-    assert whole.buffer_bytes - virtual.buffer_bytes == 2 * 12 * 32
+    assert whole.buffer_bytes - virtual.buffer_bytes == (2 * 12 - 4) * 32
     # A representative of 8 numbers of 4 B; room for 60 clusters in each of 4 layers and 2 rows, in whole blocks.
     assert (virtual.vector_bytes, virtual.index_row_bytes) == (32, 2048)
-    assert virtual.file_bytes - virtual.layout.file_bytes == 4 * 2 * 2048
+    # Behind them areas for the caches of 4 layers: 2 rows of 12 entries of 32 B, in two storage blocks of 512 B each.
+    assert virtual.swap_layer_bytes == 1024 and whole.swap_layer_bytes == 0
+    assert virtual.index_end - virtual.layout.file_bytes == 4 * 2 * 2048
+    assert virtual.file_bytes - virtual.index_end == 4 * 1024
     assert whole.file_bytes == whole.layout.file_bytes
     # Page buffers are in memory, too: of 4 layers one of 512 B.
     assert plan(WholeCache(), page_buffers=1).buffer_bytes - whole.buffer_bytes == 4 * 512
@@ -197,6 +201,8 @@ def test_clusters_that_move_are_not_in_the_processors_own_memory() -> None:
 def test_the_next_layer_is_swapped_in_while_one_computes() -> None:
     stages = plan(VirtualCache()).stages
     kinds = [(stage.kind, stage.layer) for stage in stages]
+    assert kinds.index(("attend", 0)) < kinds.index(("swap_out", 0)) < kinds.index(("bring_index", 1))
+    assert ("tend", 0) not in kinds[kinds.index(("swap_out", 0)) :]
     assert kinds[:6] == [("swap", 0), ("bring_index", 0), ("project", 0), ("select", 0), ("look_up", 0), ("bring", 0)]
     assert kinds.index(("swap", 1)) == kinds.index(("bring", 0)) + 1
     by_key = {stage.key: stage for stage in stages}
