@@ -155,9 +155,12 @@ class DualHead(Stretched):
     def _divide(
         self, row: int, block: int, new: int, stay: int, leave: int, beside: Collection[int]
     ) -> tuple[Moves, bool]:
-        near = [other for other in self._alone[row] if other in beside]
-        # The cluster that it comes from is the first to be asked.
-        self._find(row, new, leave, [*near, *([block] if block in self._alone[row] else [])])
+        near = [other for other in self._alone[row] if other in beside and other != block]
+        # The cluster that it comes from is the first to be asked, where it has room for what came to it besides.
+        both = (max(stay, int(self._tokens[row, block])) + leave) * self.like.token_bytes
+        if block in self._alone[row] and both <= self._pool_bytes[row, block]:
+            near.append(block)
+        self._find(row, new, leave, near)
         # It may have come to lie beside the block that it leaves.
         self._tokens[row, new] = leave
         place = np.array([row]), np.array([block])

@@ -53,7 +53,8 @@ class AdaptiveClusters(StaticClusters):
     once if it was retrieved in this step; if not, the key waits in memory until it is. When ``buffer_tokens`` wait in a
     row, the cluster that most of them wait for is read and cut.
 
-    ``most_tokens``: a cluster that would be larger is cut, too, whatever its variance; None: any size.
+    ``most_tokens``: a cluster that would be larger is cut, too, whatever its variance, and one that is larger as it is
+    made once it is retrieved; None: any size.
     """
 
     threshold: float = 2.0
@@ -114,7 +115,8 @@ class TendedClusters(KeptClusters):
         self.variances = np.zeros(shape)
         self.waiting = np.zeros(shape, np.int64)
         self._waiting_in_row = np.zeros(shape[:2], np.int64)
-        # By layer and row, how many keys wait for each cluster that is flagged.
+        # By layer and row, how many keys wait for each cluster that is flagged: none for one that is too large as it
+        # was made.
         self._flagged: dict[tuple[int, int], dict[int, int]] = {}
         self.thresholds = np.full(shape[:2], np.inf)
         self.splits = self.delayed = self.forced = self.moves = self.uncut = 0
@@ -141,6 +143,8 @@ class TendedClusters(KeptClusters):
         self.variances[layer, :, : variances.shape[1]] = variances
         if math.isfinite(self._multiple):
             self.thresholds[layer] = self._multiple * variances.mean(1)
+        for row, block in np.argwhere(tokens > self._most_tokens).tolist():
+            self._flags(layer, row)[block] = 0
 
     def tend(self, layer: int, ids: np.ndarray | None, squared: np.ndarray | None, found: Lookup) -> Tending | None:
         assert ids is not None and squared is not None
@@ -217,7 +221,7 @@ class TendedClusters(KeptClusters):
         self.variances, self.waiting = self.variances[kinds], self.waiting[kinds]
         self._waiting_in_row = self._waiting_in_row[kinds]
         for layer, row in np.ndindex(layers, rows):
-            self._flagged[layer, row] = dict(self._flagged.get((int(kinds[layer]), row), {}))
+            self._flagged[layer, row] = dict(self._flags(int(kinds[layer]), row))
         self.splits = self.delayed = self.forced = self.moves = self.uncut = 0
 
     # --- Algorithm 1 -------------------------------------------------------------------------------------------------
@@ -288,8 +292,7 @@ class TendedClusters(KeptClusters):
         waits, to_cut = np.zeros(len(rows), bool), dict[int, list[int]]()
         beyond = np.flatnonzero(over).tolist()
         asked = [(n, int(ids[n])) for n in beyond]
-        for n in np.flatnonzero(self._waiting_in_row[layers, rows]).tolist():
-            flags = self._flagged[int(layers[n]), int(rows[n])]
+        for n, flags in enumerate(map(self._flags, layers.tolist(), rows.tolist())):
             asked += [(n, block) for block in flags if not (over[n] and block == ids[n])]
         if asked:
             at, blocks = (np.array(of) for of in zip(*asked, strict=True))
@@ -322,10 +325,13 @@ class TendedClusters(KeptClusters):
         layer, row, block = place
         self.waiting[place] += keys
         self._waiting_in_row[layer, row] += keys
-        flags = self._flagged.setdefault((layer, row), {})
+        flags = self._flags(layer, row)
         flags[block] = flags.get(block, 0) + keys
         if not flags[block]:
             del flags[block]
+
+    def _flags(self, layer: int, row: int) -> dict[int, int]:
+        return self._flagged.setdefault((layer, row), {})
 
     def _cut(self, layer: int, row: int, block: int, new: int | None, joins: bool) -> Cut:
         place = layer, row, block
@@ -348,7 +354,13 @@ class TendedClusters(KeptClusters):
             if waited:
                 self.delayed += 1
                 self._wait(place, -waited)
+            flags = self._flags(layer, cut.row)
+            flags.pop(cut.block, None)
             self.variances[place] = of_parts[0]
+            if cut.new is not None:
+                flags |= {
+                    of: 0 for of, n_tokens in ((cut.block, stay), (cut.new, leave)) if n_tokens > self._most_tokens
+                }
             if cut.new is None:
                 changes.append(self.places.append(*place, tokens=stay - int(self.places.tokens_of(*place))))
                 continue
