@@ -104,6 +104,7 @@ def decoding_metrics(
     if decoded.space_overhead is not None:
         figures["space_overhead"] = decoded.space_overhead
         figures["moved_bytes"] = sums.get("moved_bytes", 0.0)
+        figures["cut_read_bytes"] = sums.get("cut_read_bytes", 0.0)
     if sums.get("new_bytes"):
         figures["write_amplification"] = sums["written_bytes"] / sums["new_bytes"]
     if run.requests:

@@ -91,6 +91,11 @@ FIGURES: dict[str, Figure] = {
         "low",
         "entries of clusters that were stored and are written again as clusters grow and are cut; over the run",
     ),
+    "cut_read_bytes": Figure(
+        "KV read to be cut",
+        "low",
+        "entries of clusters that no query wanted, and that were read to be cut; over the run",
+    ),
     "write_amplification": Figure(
         "write amplification", "low", "bytes written to clusters, in whole pages, over those of the new entries"
     ),

@@ -147,6 +147,8 @@ class TendClusters:
             reads = now.blocks.reads(layer, *tending.read.places)
             at = Extents(*reads.ranges)
             if now.away(layer):
+                if reads.entries is not None:
+                    now.record.cut_entries += int(reads.entries.sum())
                 after, at = (now.machine.move(at, now.tiers[layer], "device"), *after), None
         if tending.regroup is None:
             op: Split | Cluster = self.cut(now.plan, tending, now.step, layer, at, reads)

@@ -37,6 +37,8 @@ class DecodeRecord:
     accesses: int = 0
     accessed: int = 0
     longest_access: int = 0
+    # Entries of clusters that were read for nothing but to be cut.
+    cut_entries: int = 0
 
     def looked_up(self, found: Lookup, entries: int) -> None:
         """Counts what was wanted and what of it was there; so many `entries` of it come."""

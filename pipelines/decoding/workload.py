@@ -154,6 +154,7 @@ class LockStepFlow:
         counts["brought_bytes"] = record.brought_entries * entry_bytes
         if blocks.counted is not None:
             counts |= {"accesses": record.accesses, "accessed": record.accessed, **vars(blocks.counted)}
+            counts["cut_read_bytes"] = record.cut_entries * entry_bytes
         return counts
 
     def _check_room(self) -> None:

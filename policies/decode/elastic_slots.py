@@ -74,7 +74,7 @@ class ElasticSlots(Copies):
         slots[missing] = taken
         return Lookup(wanted, missing, slots)
 
-    def held(self) -> tuple[np.ndarray, np.ndarray]:
+    def held(self, changing: BlockRows | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Rows and ids of the last selection."""
         held = np.flatnonzero(self._slot_of >= 0)
         return held // self.blocks, held % self.blocks

@@ -123,6 +123,18 @@ def test_a_cluster_at_its_largest_is_cut_whatever_its_variance() -> None:
     assert row.key(1, 0.0, 1)[0] == [Cut(0, 1, 2, True, 6)]
 
 
+def test_a_cluster_too_large_as_it_is_made_is_cut_once_it_is_retrieved() -> None:
+    row = Row(most_tokens=3, threshold=np.inf)
+    assert row.key(0, 1.0) == ([Joined(0, 0, True)], [])
+    # No key is near cluster 1, but it has four.
+    assert row.key(0, 1.0, 1) == ([Cut(0, 1, 2, False, 4), Joined(0, 0, True)], [])
+    assert row.sizes == [4, 2, 2]
+    # With its two that waited and a third; its parts are too large still.
+    assert row.key(0, 1.0, 0, 1, 2) == ([Cut(0, 0, 3, True, 7)], [])
+    assert row.sizes == [4, 2, 2, 3]
+    assert row.key(1, 1.0, 3) == ([Joined(0, 1)], [])
+
+
 def test_a_cluster_without_room_is_read_and_moves() -> None:
     row = Row(spare=1, threshold=np.inf)
     # Its pool holds four keys.
