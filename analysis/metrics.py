@@ -6,6 +6,7 @@ from typing import Literal
 
 import numpy as np
 
+from kvferry.analysis.assisted import assisted_metrics
 from kvferry.analysis.decoding import decoding_metrics
 from kvferry.analysis.remarks import BOUNDS, has_bounds, unpowered, why_no_energy
 from kvferry.codecs.distortion import of_mixture
@@ -74,6 +75,8 @@ def metrics_of(
     found |= _machine_metrics(run, main_processor)
     if run.decoded is not None:
         found |= decoding_metrics(run, run.decoded, main_processor=main_processor, measure=measure)
+    if run.assisted is not None:
+        found |= assisted_metrics(run.assisted, slo)
     if run.decoded is not None and not run.decoded.steps:
         # All sequences of a lock-step batch are alike, and what was not decoded follows at the mean pace.
         found = {key: value for key, value in found.items() if not key.startswith(("tpot_p", "goodput_"))}

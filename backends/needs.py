@@ -88,6 +88,12 @@ class NoKv(Need):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Prompts(Need):
+    """Prompts are prefilled, whole or behind a part of them, and answers decoded, whichever request comes when; and
+    channels to other machines."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ContextsInCloud(Need):
     """The scenario's contexts lie in the cloud, encoded with ``codec``, and can be fetched."""
 

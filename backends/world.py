@@ -91,6 +91,20 @@ class World(Protocol):
         """The scenario's device."""
         ...
 
+    def device(self, n: int) -> Machine:
+        """The n-th of several devices that are all as the scenario's own, which is the first, for as long as it has
+        something to do: until ``leave``. Raises InputError in a world that has no such device."""
+        ...
+
+    def leave(self, n: int) -> None:
+        """The n-th device has nothing to do for now, and no conversation is under way."""
+        ...
+
+    def stays_j(self) -> dict[str, float]:
+        """Energy by component that devices have used between ``device`` and ``leave``, all together; empty where
+        nothing meters it."""
+        ...
+
     @property
     def link(self) -> RateTrace:
         """Bytes per second over the run."""

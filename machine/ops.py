@@ -187,6 +187,20 @@ class DecodeStep(Op):
 
 
 @dataclass(frozen=True, slots=True)
+class DecodeRun(Op):
+    """`tokens` new tokens of one sequence, one after the other, with `context_tokens` of KV before the first: what so
+    many steps of DecodeStep are, where nobody has to look at the tokens in between."""
+
+    tokens: int
+    context_tokens: int
+
+    @property
+    def middle(self) -> DecodeStep:
+        """The step that all of them cost as much as, in the mean."""
+        return DecodeStep(1, self.context_tokens + (self.tokens - 1) / 2)
+
+
+@dataclass(frozen=True, slots=True)
 class Retrieve(Op):
     """Choose `k` KV blocks for all layers at once, before the pass: a retrieval head projects the new token and scores
     the keys that it keeps of `tokens` tokens per sequence (SpeContext); yields a Selection among `groups`."""

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
+
 from kvferry.backends.world import Inputs
 from kvferry.machine.span import Span
 from kvferry.pipelines.tally import Tally, Totals
@@ -96,6 +98,23 @@ class Decoded:
     preemptions: int = 0
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Assisted:
+    """Requests of devices with a cloud, column by column, in the order in which they began; NaN where a time was not
+    reached or does not apply.
+
+    Of each: when it came and when its first token was shown; the device's own first token; how many tokens were shown,
+    the last of them, and the longest wait between two; L; r; the promised pace; the parts of the wait for the first
+    token (``prepared_s`` on the device, ``waited_s`` for a slot, ``cloud_prefill_s``, ``refined_s``) and what the
+    device then took to unpack and to prefill (``unpacked_s``, ``own_prefill_s``); bytes of the first response.
+    ``cloud``: figures of the cloud over the run. ``energy_j``: of devices while they had a request, by component.
+    """
+
+    columns: Mapping[str, np.ndarray]
+    cloud: Mapping[str, float]
+    energy_j: Mapping[str, float]
+
+
 @dataclass(frozen=True, kw_only=True)
 class MachineRecord:
     """What a run took of a machine beside the device."""
@@ -116,6 +135,8 @@ class Run:
     requests: tuple[RequestRecord, ...] = ()
     # Of a workload that decodes a batch.
     decoded: Decoded | None = None
+    # Of devices with a cloud.
+    assisted: Assisted | None = None
     # For the user: what was done otherwise than the system's description says, and why.
     notes: tuple[str, ...] = ()
     # The first spans, for pictures and tables, and the tally of all; None: these spans are all.

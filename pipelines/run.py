@@ -84,6 +84,7 @@ def run_scenario(
             why=why,
             requests=tuple(left.requests),
             decoded=left.decoded,
+            assisted=left.assisted,
             notes=left.notes,
             spans=tuple(tally.spans),
             counted=tally,

@@ -8,7 +8,7 @@ import simpy
 
 from kvferry.backends.needs import Needs
 from kvferry.backends.world import NO_INPUTS, Inputs, World
-from kvferry.pipelines.record import Decoded, RequestRecord
+from kvferry.pipelines.record import Assisted, Decoded, RequestRecord
 from kvferry.pipelines.tally import Totals
 from kvferry.scenarios.resolve import Complaint
 from kvferry.specs.errors import KvferryError
@@ -55,6 +55,7 @@ class Left:
 
     requests: Sequence[RequestRecord]
     decoded: Decoded | None = None
+    assisted: Assisted | None = None
     notes: tuple[str, ...] = ()
 
 

@@ -1,6 +1,6 @@
 """How messages between machines cross: over the sender's uplink and the receiver's downlink."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import simpy
@@ -60,6 +60,9 @@ class Accesses:
         """Give a machine its access."""
         self._machines[name] = access
 
+    def disconnect(self, name: str) -> None:
+        self._machines.pop(name, None)
+
     def __call__(self, sender: str, receiver: str, n_bytes: float) -> Ticket:
         """Fires when a message of so many bytes has arrived; fails with LinkDown when a trace ends before."""
         here, there = self._machines.get(sender), self._machines.get(receiver)
@@ -78,3 +81,15 @@ class Accesses:
             else (here.up.transfer(flow, n_bytes, label=label, before_s=0.0, behind_s=here.rtt_s / 2),)
         )
         return there.down.transfer(flow, n_bytes, after, label=label, before_s=there.rtt_s / 2, behind_s=0.0)
+
+    def arrivals_s(self, sender: str, receiver: str, sent_s: Sequence[float], n_bytes: float) -> Sequence[float]:
+        """When messages of so many bytes each arrive that were sent one after the other at these times, by arithmetic:
+        as if no other message or fetch were under way meanwhile."""
+        here, there = self._machines.get(sender), self._machines.get(receiver)
+        times_s = sent_s
+        if here is not None:
+            times_s = [time_s + here.rtt_s / 2 for time_s in here.up.served_s(times_s, n_bytes, "Message")]
+        if there is not None:
+            half_s = there.rtt_s / 2
+            times_s = there.down.served_s([time_s + half_s for time_s in times_s], n_bytes, "Message")
+        return times_s

@@ -1,12 +1,36 @@
 """Conversations between machines of one simulated world."""
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import simpy
 
-# How a message of so many bytes crosses from one named machine to another: fires when it has arrived.
-Carry = Callable[[str, str, float], simpy.Event]
+from kvferry.machine.machine import Streamed
+
+
+class Carry(Protocol):
+    """How messages cross from one named machine to another."""
+
+    def __call__(self, sender: str, receiver: str, n_bytes: float) -> simpy.Event:
+        """Fires when a message of so many bytes, sent now, has arrived."""
+        ...
+
+    def arrivals_s(self, sender: str, receiver: str, sent_s: Sequence[float], n_bytes: float) -> Sequence[float]:
+        """When messages of so many bytes each arrive that were sent one after the other at these times."""
+        ...
+
+
+class AtOnce:
+    """Machines that nothing lies between."""
+
+    def __init__(self, env: simpy.Environment) -> None:
+        self._env = env
+
+    def __call__(self, sender: str, receiver: str, n_bytes: float) -> simpy.Event:
+        return self._env.timeout(0)
+
+    def arrivals_s(self, sender: str, receiver: str, sent_s: Sequence[float], n_bytes: float) -> Sequence[float]:
+        return sent_s
 
 
 class Switchboard:
@@ -18,25 +42,42 @@ class Switchboard:
 
     def __init__(self, env: simpy.Environment, carry: Carry | None = None) -> None:
         self._env = env
-        self._carry = carry or (lambda _from, _to, _n_bytes: env.timeout(0))
-        self._inboxes: dict[tuple[str, str], simpy.Store] = {}
+        self._carry = carry or AtOnce(env)
+        # By receiver and sender.
+        self._inboxes: dict[str, dict[str, simpy.Store]] = {}
 
     def open(self, name: str, peer: str) -> "ChannelEnd":
         """The end that `name` holds of its channel with `peer`."""
-        return ChannelEnd(
-            self._inbox(peer, name), self._inbox(name, peer), lambda n_bytes: self._carry(name, peer, n_bytes)
-        )
+        return ChannelEnd(self._env, self._inbox(peer, name), self._inbox(name, peer), self._carry, (name, peer))
+
+    def forget(self, name: str) -> None:
+        """Give up a machine's channels, on which nothing is under way: when it opens one again, that is a new one."""
+        for peer in self._inboxes.pop(name, {}):
+            self._inboxes.get(peer, {}).pop(name, None)
 
     def _inbox(self, sender: str, receiver: str) -> simpy.Store:
-        return self._inboxes.setdefault((sender, receiver), simpy.Store(self._env))
+        inboxes = self._inboxes.setdefault(receiver, {})
+        inbox = inboxes.get(sender)
+        if inbox is None:
+            inbox = inboxes[sender] = simpy.Store(self._env)
+        return inbox
 
 
 class ChannelEnd:
     """One end: a machine.Channel."""
 
-    def __init__(self, incoming: simpy.Store, outgoing: simpy.Store, carry: Callable[[float], simpy.Event]) -> None:
-        self._incoming, self._outgoing, self._carry = incoming, outgoing, carry
+    def __init__(
+        self,
+        env: simpy.Environment,
+        incoming: simpy.Store,
+        outgoing: simpy.Store,
+        carry: Carry,
+        names: tuple[str, str],
+    ) -> None:
+        self._env, self._incoming, self._outgoing, self._carry, self._names = env, incoming, outgoing, carry, names
         self._closed = False
+        # When the last message of this side arrived.
+        self._arrived_s = 0.0
 
     def send(self, message: Any, n_bytes: float) -> simpy.Event:
         """Send a message. The event fires when it has arrived. Raises RuntimeError on a closed channel, TypeError for
@@ -46,6 +87,16 @@ class ChannelEnd:
         if message is None:
             raise TypeError("None says that a channel has ended; it cannot be sent")
         return self._deliver(message, n_bytes)
+
+    def stream(self, n_bytes: float) -> "SimStream":
+        """A stream of parts of so many bytes each. It crosses by arithmetic, not by an event for every part."""
+        if self._closed:
+            raise RuntimeError("this end of the channel is closed")
+        return SimStream(self, n_bytes)
+
+    @property
+    def now_s(self) -> float:
+        return float(self._env.now)
 
     def receive(self) -> simpy.Event:
         """The event fires with the next message, or, once the peer has closed and all were received, with None every
@@ -65,14 +116,48 @@ class ChannelEnd:
             self._closed = True
             self._deliver(None, 0.0)
 
+    def deliver_stream(self, sent_s: Sequence[float], n_bytes: float) -> None:
+        """Send what was streamed at these times, the last of them now; for a SimStream."""
+        arrivals_s = self._carry.arrivals_s(*self._names, sent_s, n_bytes)
+        # Behind what was sent before, which it cannot overtake.
+        crossing = self._carry(*self._names, 0.0)
+        assert crossing.callbacks is not None
+        crossing.callbacks.append(lambda crossed: self._arrive_streamed(crossed, arrivals_s))
+
+    def _arrive_streamed(self, crossed: simpy.Event, arrivals_s: Sequence[float]) -> None:
+        before_s = self._arrived_s
+        streamed = Streamed([max(before_s, time_s) for time_s in arrivals_s])
+        late_s = max(arrivals_s, default=0.0) - self._env.now
+        if not crossed.ok or late_s <= 0:
+            self._arrive(crossed, streamed)
+            return
+        there = self._env.timeout(late_s)
+        assert there.callbacks is not None
+        there.callbacks.append(lambda there: self._arrive(there, streamed))
+
     def _deliver(self, message: Any, n_bytes: float) -> simpy.Event:
-        crossing = self._carry(n_bytes)
+        crossing = self._carry(*self._names, n_bytes)
         assert crossing.callbacks is not None
         crossing.callbacks.append(lambda crossed: self._arrive(crossed, message))
         return crossing
 
     def _arrive(self, crossed: simpy.Event, message: Any) -> None:
         if crossed.ok:
+            self._arrived_s = self._env.now
             self._outgoing.put(message)
         else:
             crossed.defused = True  # a sender that waits for it raises the error; the message is lost
+
+
+class SimStream:
+    """A machine.MessageStream that keeps when each part was sent, and crosses when it ends."""
+
+    def __init__(self, end: ChannelEnd, n_bytes: float) -> None:
+        self._end, self._n_bytes = end, n_bytes
+        self._sent_s: list[float] = []
+
+    def put(self) -> None:
+        self._sent_s.append(self._end.now_s)
+
+    def end(self) -> None:
+        self._end.deliver_stream(self._sent_s, self._n_bytes)

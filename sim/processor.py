@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import simpy
 
-from kvferry.machine.ops import Op
+from kvferry.machine.ops import DecodeRun, Op
 from kvferry.machine.span import Span, Tell
 from kvferry.machine.ticket import Ticket
 from kvferry.machine.work_queue import TimedWork, WorkQueue
@@ -44,7 +44,7 @@ class Processor(WorkQueue):
     ) -> None:
         super().__init__(env, name, tell)
         self._spec = spec
-        self._cost = cost
+        self._cost = _in_steps(cost, spec.dispatch_s)
         self._available = _available(name, load)
         self._bus = bus
         self._loaded = spec.load_s == 0
@@ -157,3 +157,16 @@ def _available(name: str, load: RateTrace | None) -> RateTrace | None:
     if math.isinf(available.finish_s(available.duration_s, 1.0)):
         raise InputError(f"the background load of {name} leaves nothing of it for ever; it must fall below 1")
     return available
+
+
+def _in_steps(cost: Callable[[Op], Cost], dispatch_s: float) -> Callable[[Op], Cost]:
+    """Prices a run of steps by its middle one: a step's cost grows evenly with its context. All but the first are
+    handed over within the op."""
+
+    def price(op: Op) -> Cost:
+        if not isinstance(op, DecodeRun):
+            return cost(op)
+        one = cost(op.middle)
+        return Cost(op.tokens * one.duration_s + (op.tokens - 1) * dispatch_s, op.tokens * one.n_bytes)
+
+    return price

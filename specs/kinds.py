@@ -4,6 +4,7 @@ from typing import Annotated, NamedTuple, get_args
 
 from pydantic import BaseModel, Field
 
+from kvferry.specs.assist import AssistBudget, AssistLive, AssistSpec
 from kvferry.specs.budget import ContextReuseBudget, DecodeBudget
 from kvferry.specs.live import ContextReuseLive, DecodeLive
 from kvferry.specs.workload import ContextReuseSpec, DecodeSpec
@@ -25,9 +26,17 @@ class DecodeParts(NamedTuple):
     live: DecodeLive
 
 
-WorkloadSpec = Annotated[ContextReuseSpec | DecodeSpec, Field(discriminator="kind")]
-BudgetSpec = Annotated[ContextReuseBudget | DecodeBudget, Field(discriminator="kind")]
-LiveSpec = Annotated[ContextReuseLive | DecodeLive, Field(discriminator="kind")]
+class AssistParts(NamedTuple):
+    """What only scenarios of workload kind assist say."""
+
+    workload: AssistSpec
+    budget: AssistBudget
+    live: AssistLive
+
+
+WorkloadSpec = Annotated[ContextReuseSpec | DecodeSpec | AssistSpec, Field(discriminator="kind")]
+BudgetSpec = Annotated[ContextReuseBudget | DecodeBudget | AssistBudget, Field(discriminator="kind")]
+LiveSpec = Annotated[ContextReuseLive | DecodeLive | AssistLive, Field(discriminator="kind")]
 # Parts of a scenario whose keys depend on the kind of its workload, which they need not repeat.
 BY_KIND = {"budget": BudgetSpec, "live": LiveSpec}
 

@@ -33,6 +33,11 @@ def _is_machine_name(name: str) -> str:
 MachineName = Annotated[str, AfterValidator(_is_machine_name)]
 
 
+def device_name(n: int) -> str:
+    """What the n-th of several devices is called that are all as the scenario's own; the first is that one."""
+    return f"{DEVICE}.{n}" if n else DEVICE
+
+
 class MachineSpec(Part):
     """A machine, or `count` equal ones, with which the device talks over channels."""
 

@@ -5,11 +5,21 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, WithJsonSchema, field_validator, model_validator
 
+from kvferry.specs.assist import AssistBudget, AssistLive, AssistSpec
 from kvferry.specs.base import BadKey, Part
 from kvferry.specs.budget import ContextReuseBudget, DecodeBudget
 from kvferry.specs.device import DeviceSpec
 from kvferry.specs.errors import InputError, unknown_name
-from kvferry.specs.kinds import BY_KIND, KINDS, BudgetSpec, ContextReuseParts, DecodeParts, LiveSpec, WorkloadSpec
+from kvferry.specs.kinds import (
+    BY_KIND,
+    KINDS,
+    AssistParts,
+    BudgetSpec,
+    ContextReuseParts,
+    DecodeParts,
+    LiveSpec,
+    WorkloadSpec,
+)
 from kvferry.specs.link import LinkSpec
 from kvferry.specs.live import ContextReuseLive, DecodeLive, RealModel
 from kvferry.specs.load import LoadSpec
@@ -211,6 +221,15 @@ class Scenario(Part):
         assert isinstance(budget, DecodeBudget)
         assert isinstance(live, DecodeLive)
         return DecodeParts(workload, budget, live)
+
+    @property
+    def assist(self) -> AssistParts:
+        """Workload, budget and live settings of a scenario whose workload is of this kind."""
+        workload, budget, live = self.workload, self.budget, self.live
+        assert isinstance(workload, AssistSpec)
+        assert isinstance(budget, AssistBudget)
+        assert isinstance(live, AssistLive)
+        return AssistParts(workload, budget, live)
 
     @property
     def machine_names(self) -> tuple[str, ...]:

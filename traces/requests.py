@@ -38,7 +38,7 @@ def decode_requests(workload: DecodeSpec, requests: int | None, seed: int) -> tu
     if workload.lengths is not None:
         lengths = [(one.context or workload.context, one.output or workload.output) for one in workload.lengths]
     else:
-        drawn = _drawn((workload.context, workload.output), workload.spread, (requests or 1, seed))
+        drawn = lengths_around((workload.context, workload.output), workload.spread, (requests or 1, seed))
         lengths = [(context, output) for context, output in drawn.tolist()]
     pairs = zip(_arrivals_s(workload.arrivals, len(lengths), seed), lengths, strict=True)
     return tuple(Request(arrival_s, context, output) for arrival_s, (context, output) in pairs)
@@ -85,8 +85,8 @@ def context_requests(workload: ContextReuseSpec, seed: int) -> ContextRequests:
         return ContextRequests(tuple(one.context for one in own), own, closed=False)
     n = workload.requests or 1
     sources = _sources(workload, n, seed)
-    contexts = _drawn((workload.context,), workload.spread, (max(sources) + 1, seed, 1))[:, 0].tolist()
-    asked = _drawn((workload.question, workload.output), workload.spread, (n, seed, 2)).tolist()
+    contexts = lengths_around((workload.context,), workload.spread, (max(sources) + 1, seed, 1))[:, 0].tolist()
+    asked = lengths_around((workload.question, workload.output), workload.spread, (n, seed, 2)).tolist()
     arrivals_s = _arrivals_s(workload.arrivals, n, seed)
     requests = tuple(
         Request(arrival_s, contexts[source], output, question, source)
@@ -114,7 +114,7 @@ def _arrivals_s(arrivals: ArrivalsSpec | None, requests: int, seed: int) -> list
     return found
 
 
-def _drawn(medians: Sequence[int], spread: float, of: tuple[int, ...]) -> np.ndarray:
+def lengths_around(medians: Sequence[int], spread: float, of: tuple[int, ...]) -> np.ndarray:
     """Lognormal lengths int[requests, medians], for `of`: the number of requests, the seed and the place of chance."""
     requests, seed, *place = of
     drawn = generator(Source.LENGTHS, seed, *place).standard_normal((requests, len(medians)))

@@ -28,6 +28,8 @@ class NoKvParts(MachineParts):
 
 def parts_for(scenario: Scenario, need: Need, say: Say, stack: ExitStack) -> MachineParts:
     """Makes what the scenario's device needs; `stack` closes it with the world. Raises InputError."""
+    if type(need) not in _MAKERS:
+        raise InputError(f"backend: torch has nothing that runs workload kind {scenario.workload.kind}; take sim")
     return _MAKERS[type(need)](scenario, need, say, stack)
 
 

@@ -16,6 +16,7 @@ from kvferry.backends.world import DEVICE, Described, Inputs, Say, described, te
 from kvferry.machine.machine import Refused
 from kvferry.machine.span import Tell
 from kvferry.sim.access import Access, Accesses, access_over
+from kvferry.specs.errors import InputError
 from kvferry.specs.link import LinkSpec
 from kvferry.specs.scenario import Scenario
 from kvferry.traces.rate import RateTrace
@@ -85,6 +86,17 @@ class LiveWorld:
     @property
     def machines(self) -> Mapping[str, LiveMachine]:
         return self._machines
+
+    def device(self, n: int) -> LiveMachine:
+        if n:
+            raise InputError(f"workload.devices: a real run has one device, not {n + 1}")
+        return self.machine
+
+    def leave(self, n: int) -> None:
+        pass
+
+    def stays_j(self) -> dict[str, float]:
+        return {}
 
     @property
     def link(self) -> RateTrace:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from kvferry.backends.needs import ContextsInCloud, KvInPages, KvOnStorage, Need, NoKv
+from kvferry.backends.needs import ContextsInCloud, KvInPages, KvOnStorage, Need, NoKv, Prompts
 from kvferry.backends.world import Inputs
 from kvferry.machine.ops import Selecting
 from kvferry.policies.decode.tending import Ahead
@@ -77,6 +77,7 @@ def _with_kv_on_storage(scenario: Scenario, need: KvOnStorage, inputs: Inputs) -
 # How a machine is made for each sort of need.
 _MAKERS: dict[type[Need], Callable[[Scenario, Any, Inputs], SimParts]] = {
     NoKv: _plain,
+    Prompts: _plain,
     KvInPages: _plain,
     ContextsInCloud: _with_contexts,
     KvOnStorage: _with_kv_on_storage,

@@ -1,5 +1,6 @@
 """The modelled world of a scenario: machines in one virtual time, their inputs generated, recorded or given."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -10,8 +11,8 @@ import simpy
 
 from kvferry.backends.needs import Needs
 from kvferry.backends.sim.machine import SimMachine
-from kvferry.backends.sim.parts import parts_for
-from kvferry.backends.world import DEVICE, NO_INPUTS, Inputs, Say, described, tell_of
+from kvferry.backends.sim.parts import SimParts, parts_for
+from kvferry.backends.world import DEVICE, NO_INPUTS, Described, Inputs, Say, described, tell_of
 from kvferry.machine.machine import Refused
 from kvferry.machine.span import Tell
 from kvferry.policies.decode.tending import Ahead
@@ -20,6 +21,7 @@ from kvferry.sim.channel import Switchboard
 from kvferry.sim.costs.cost_model import COST_MODELS
 from kvferry.sim.foresight import Foresight
 from kvferry.specs.errors import pick
+from kvferry.specs.machine import device_name
 from kvferry.specs.scenario import Scenario
 from kvferry.traces.rate import RateTrace
 from kvferry.traces.request import Request
@@ -35,38 +37,66 @@ class SimWorld:
         self._given = inputs
         self.arrived: list[Request] = []
         env = simpy.Environment()
-        accesses = Accesses(env)
-        switchboard = Switchboard(env, accesses)
+        self._accesses = accesses = Accesses(env)
+        self._switchboard = Switchboard(env, accesses)
+        self._tell = tell
         # Thousands of machines on links that are alike replay one trace.
         trace_of = cache(link_trace)
         self._machines: dict[str, SimMachine] = {}
-        for name, need, seen, link in described(scenario, needs):
+        self._costs, self._trace_of = scenario.costs.truth, trace_of
+        # Of devices that have something to do: the machine, and since when.
+        self._staying: dict[int, tuple[SimMachine, float]] = {}
+        self._stays_j: Counter[str] = Counter()
+        for one in described(scenario, needs):
             # What was recorded is the device's.
-            parts = parts_for(seen, need, inputs if name == DEVICE else Inputs())
-            load = {} if seen.load is None else {seen.load.processor or seen.device.main: load_trace(seen.load)}
-            machine = SimMachine(
-                parts.device,
-                seen.model,
-                None if link is None else trace_of(link),
-                name=name,
-                rtt_s=0.0 if link is None else link.rtt_s,
-                costs=pick("cost model", COST_MODELS, scenario.costs.truth),
-                load=load,
-                memory_bytes=seen.budget.memory_bytes,
-                selections=parts.selections,
-                clusters=parts.clusters,
-                mapped=parts.mapped,
-                uplink=None if link is None or link.up is None else trace_of(link.up),
-                tell=tell_of(name, tell),
-                env=env,
-                switchboard=switchboard,
-            )
-            self._machines[name] = machine
-            if machine.access is not None:
-                accesses.connect(name, machine.access)
-            if name == DEVICE:
+            parts = parts_for(one.scenario, one.need, inputs if one.name == DEVICE else Inputs())
+            machine = self._made(one, parts, env)
+            self._machines[one.name] = machine
+            if one.name == DEVICE:
                 self.machine, self._stored = machine, parts.stored
-                self._keys = parts.keys
+                self._keys, self._first = parts.keys, (one, parts)
+
+    def _made(self, one: Described, parts: SimParts, env: simpy.Environment) -> SimMachine:
+        seen, link, trace_of = one.scenario, one.link, self._trace_of
+        machine = SimMachine(
+            parts.device,
+            seen.model,
+            None if link is None else trace_of(link),
+            name=one.name,
+            rtt_s=0.0 if link is None else link.rtt_s,
+            costs=pick("cost model", COST_MODELS, self._costs),
+            load={} if seen.load is None else {seen.load.processor or seen.device.main: load_trace(seen.load)},
+            memory_bytes=seen.budget.memory_bytes,
+            selections=parts.selections,
+            clusters=parts.clusters,
+            mapped=parts.mapped,
+            uplink=None if link is None or link.up is None else trace_of(link.up),
+            tell=tell_of(one.name, self._tell),
+            env=env,
+            switchboard=self._switchboard,
+        )
+        if machine.access is not None:
+            self._accesses.connect(one.name, machine.access)
+        return machine
+
+    def device(self, n: int) -> SimMachine:
+        if n not in self._staying:
+            machine = self.machine
+            if n:
+                one, parts = self._first
+                machine = self._made(one._replace(name=device_name(n)), parts, machine.env)
+            self._staying[n] = machine, machine.env.now
+        return self._staying[n][0]
+
+    def leave(self, n: int) -> None:
+        machine, since_s = self._staying.pop(n)
+        self._switchboard.forget(machine.name)
+        self._stays_j.update(machine.energy.energy_j(machine.env.now, since_s))
+        if n:
+            self._accesses.disconnect(machine.name)
+
+    def stays_j(self) -> dict[str, float]:
+        return dict(self._stays_j)
 
     @property
     def machines(self) -> Mapping[str, SimMachine]:

@@ -37,6 +37,7 @@ REFUSED = {
     ("schedule --solver", "decode"),
     ("encode", "decode"),
     ("tune", "context-reuse"),
+    *((name, "assist") for name in ("schedule", "schedule --solver", "tune")),
 }
 
 
@@ -72,10 +73,11 @@ def test_every_workload_is_here() -> None:
 @pytest.mark.parametrize("name", SIMULATED)
 def test_simulated(call: Call, name: str, kind: str) -> None:
     Path("tiny.yaml").write_text(json.dumps(TINY[kind]))
+    length = "workload.prompt" if kind == "assist" else "workload.context"
     study = {
         "base": TINY[kind],
-        "axes": {"system": list(WORKLOADS[kind].systems)[:2], "workload.context": [1024, 2048]},
-        "plots": [{"kind": "line", "x": "workload.context", "y": "energy_j", "by": "system"}],
+        "axes": {"system": list(WORKLOADS[kind].systems)[:2], length: [1024, 2048]},
+        "plots": [{"kind": "line", "x": length, "y": "energy_j", "by": "system"}],
     }
     Path("study.yaml").write_text(json.dumps(study))
     met(call, name, kind, SIMULATED[name])
@@ -87,4 +89,8 @@ def test_simulated(call: Call, name: str, kind: str) -> None:
 def test_for_real(call: Call, name: str, kind: str) -> None:
     pytest.importorskip("torch")
     Path("live.yaml").write_text(json.dumps(LIVE[kind]))
+    if kind == "assist":
+        code, _, err = call(*LIVE_TOO[name])
+        assert code == 2 and err.startswith("kvferry: ")
+        return
     met(call, name, kind, LIVE_TOO[name])

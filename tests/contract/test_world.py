@@ -26,12 +26,15 @@ from kvferry.traces.rate import RateTrace
 
 # A scenario of every kind, small enough for the backend.
 DESCRIBED: dict[str, dict[str, dict[str, Any]]] = {"sim": TINY, "torch": LIVE}
+# What a world has nothing for.
+REFUSED = {("torch", "assist")}
 IN_EVERY_WORLD = pytest.mark.parametrize(
     ("backend", "kind"),
     [
         pytest.param(backend, kind, marks=[pytest.mark.torch] if backend == "torch" else [])
         for backend, of_kinds in DESCRIBED.items()
         for kind in of_kinds
+        if (backend, kind) not in REFUSED
     ],
 )
 
@@ -53,6 +56,12 @@ def totals(world: World) -> Totals:
 def test_there_is_a_scenario_of_every_kind_in_every_backend() -> None:
     assert set(DESCRIBED) == set(BACKENDS)
     assert all(set(of_kinds) == set(WORKLOADS) for of_kinds in DESCRIBED.values())
+
+
+@pytest.mark.torch
+def test_what_a_world_has_nothing_for_is_refused() -> None:
+    with pytest.raises(InputError, match="backend: torch has nothing that runs workload kind assist"):
+        run_scenario(load_scenario(LIVE["assist"]))
 
 
 @IN_EVERY_WORLD
@@ -98,6 +107,7 @@ COMING = {"requests": 3, "arrivals": {"rate": "10 requests/s"}, "spread": 0.2}
 OPEN: dict[str, dict[str, Any]] = {
     "context-reuse": {"workload": {**COMING, "contexts": 1, "zipf": 1.0, "spread": 0}},
     "decode": {"system": "vllm", "policies": {}, "workload": COMING, "budget": {"kv": None, "kv_share": None}},
+    "assist": {"workload": COMING},
 }
 
 

@@ -393,7 +393,11 @@ def test_the_docs_tell_every_key() -> None:
         ("quickstart", "live.paced=false", "live.paced: unknown key"),
         ("kvswap/throughput", "workload.question=3", "workload.question: unknown key; known here: arrivals"),
         ("kvswap/throughput", "live.cloud=http://127.0.0.1:1", "live.cloud: unknown key"),
-        ("quickstart", "workload.kind=decod", "workload.kind: 'decod' is none of context-reuse, decode; did you mean"),
+        (
+            "quickstart",
+            "workload.kind=decod",
+            "workload.kind: 'decod' is none of context-reuse, decode, assist; did",
+        ),
         ("quickstart", "workload={context: 4Ki}", "workload.kind: is missing"),
         ("quickstart", "budget={kind: decode}", "budget.kind: 'decode' is not the workload's, which is context-reuse"),
     ],

@@ -27,8 +27,18 @@ DECODING: dict[str, Any] = {
     "measure": "decode",
     "budget": {"kv_share": 0.9},
 }
+ASSISTED: dict[str, Any] = {
+    "name": "tiny",
+    "system": "pd-device",
+    "device": "tiny",
+    "model": "tiny",
+    "link": {"rate": "50 Mbit/s", "rtt": "4 ms"},
+    "machines": {"cloud": {"device": "rtx-5080-laptop", "model": "tiny"}},
+    "workload": {"kind": "assist", "prompt": 4096, "output": 20, "devices": 2},
+    "policies": {"assist": {"name": "optimised", "tokens": 4}},
+}
 # The tiny scenario of each workload, by kind.
-TINY: dict[str, dict[str, Any]] = {"context-reuse": LOADING, "decode": DECODING}
+TINY: dict[str, dict[str, Any]] = {"context-reuse": LOADING, "decode": DECODING, "assist": ASSISTED}
 
 # A model that a CPU runs in milliseconds, and scenarios that run it for real.
 LIVE_MODEL: dict[str, Any] = {
@@ -67,7 +77,15 @@ LIVE_DECODING: dict[str, Any] = {
     "budget": {"kv": "10 MiB"},
     "live": {"weights": "random", "paced": False},
 }
-LIVE: dict[str, dict[str, Any]] = {"context-reuse": LIVE_LOADING, "decode": LIVE_DECODING}
+# It is refused: no real world has what it needs.
+LIVE_ASSISTED: dict[str, Any] = ASSISTED | {
+    "backend": "torch",
+    "device": "laptop-cpu",
+    "model": LIVE_MODEL,
+    "machines": {"cloud": {"device": "laptop-cpu", "model": LIVE_MODEL}},
+    "live": {"weights": "random"},
+}
+LIVE: dict[str, dict[str, Any]] = {"context-reuse": LIVE_LOADING, "decode": LIVE_DECODING, "assist": LIVE_ASSISTED}
 
 
 def changed(described: dict[str, Any], **changes: Any) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +23,7 @@ from kvferry.sim.channel import Switchboard
 from kvferry.sim.cost import Cost
 from kvferry.sim.costs.cost_model import CostModel
 from kvferry.specs.device import ProcessorSpec
+from kvferry.specs.machine import device_name
 from kvferry.specs.model import ModelSpec
 from kvferry.specs.scenario import Scenario
 from kvferry.specs.storage import StorageSpec
@@ -169,6 +170,19 @@ def live() -> World:
     return World(device, cloud, n_bytes, capacity_bytes, close)
 
 
+class OneRate:
+    """A Carry: 10 ms, and 100 kB/s."""
+
+    def __init__(self, env: simpy.Environment) -> None:
+        self._env = env
+
+    def __call__(self, sender: str, receiver: str, n_bytes: float) -> simpy.Event:
+        return self._env.timeout(0.01 + n_bytes / 100e3)
+
+    def arrivals_s(self, sender: str, receiver: str, sent_s: Sequence[float], n_bytes: float) -> Sequence[float]:
+        return [time_s + 0.01 + n_bytes / 100e3 for time_s in sent_s]
+
+
 class FakeWorld:
     """A world of FakeMachines, whose messages cross at one rate."""
 
@@ -181,11 +195,20 @@ class FakeWorld:
 
     def __init__(self, scenario: Scenario, needs: Needs, inputs: Inputs) -> None:
         env = simpy.Environment()
-        carry = Switchboard(env, lambda sender, receiver, n_bytes: env.timeout(0.01 + n_bytes / 100e3))
+        carry = Switchboard(env, OneRate(env))
         names = [one.name for one in described(scenario, needs)]
         self.machines = {name: FakeMachine(name, env=env, switchboard=carry) for name in names}
         self.machine, self._given = self.machines[DEVICE], inputs
         self.arrived: list[Request] = []
+
+    def device(self, n: int) -> Machine:
+        return self.machines[device_name(n)]
+
+    def leave(self, n: int) -> None:
+        pass
+
+    def stays_j(self) -> dict[str, float]:
+        return {}
 
     def stored(self, sequence: int) -> StoredContext:
         raise NotImplementedError

@@ -14,6 +14,7 @@ from typing import Any
 from kvferry.backends.live.engine.environment import WallClockEnvironment
 from kvferry.backends.live.engine.thread_work import LiveWork
 from kvferry.backends.live.engine.worker import Worker
+from kvferry.machine.machine import Streamed
 from kvferry.machine.ticket import Ticket
 from kvferry.specs.errors import InputError, KvferryError
 
@@ -22,6 +23,8 @@ _HEAD = struct.Struct("!IQ")
 # No message of ours comes near; a length beyond says that the peer speaks something else.
 _LONGEST_TEXT, _LONGEST_BYTES = 1 << 28, 1 << 34
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+# In place of a message's text, which is JSON: a part of a stream, and its end.
+_PART, _END_OF_STREAM = b"+", b"."
 # How often a peer that is not there yet is tried again.
 _RETRY_S = 0.01
 
@@ -132,6 +135,19 @@ class LiveChannel:
         text, blobs = _packed(message)
         return self._sender.do(lambda _: self._send(text, blobs), self._crossed(n_bytes))
 
+    def stream(self, n_bytes: float) -> "LiveStream":
+        """A stream of parts of `n_bytes` each on a modelled link; each part goes into the socket as it is put.
+
+        Raises RuntimeError on a closed channel.
+        """
+        if self._closed:
+            raise RuntimeError("this end of the channel is closed")
+        return LiveStream(self._put, n_bytes)
+
+    def _put(self, part: bytes, n_bytes: float) -> None:
+        # It may fail: the peer may be gone, which the next message says.
+        self._sender.do(lambda _: self._send(part, []), self._crossed(n_bytes)).defused = True
+
     def receive(self) -> LiveWork:
         """The ticket fires with the next message, or with None once the peer has closed its end. It fails with
         ChannelBroken when the peer is gone."""
@@ -178,6 +194,12 @@ class LiveChannel:
             raise ChannelBroken(f"cannot send to {self._peer}: it is gone ({error.strerror})") from error
 
     def _receive(self) -> Any:
+        times_s: list[float] = []
+        while (message := self._next()) == _PART:
+            times_s.append(self._env.now)
+        return Streamed(times_s) if message == _END_OF_STREAM else message
+
+    def _next(self) -> Any:
         if self._peer_closed:
             return None
         text_bytes, blob_bytes = _HEAD.unpack(self._exactly(_HEAD.size))
@@ -187,6 +209,8 @@ class LiveChannel:
         if text_bytes > _LONGEST_TEXT or blob_bytes > _LONGEST_BYTES:
             raise ChannelBroken(f"what {self._peer} sends is no message of ours")
         text, blobs = self._exactly(text_bytes), self._exactly(blob_bytes)
+        if bytes(text) in (_PART, _END_OF_STREAM):
+            return bytes(text)
         try:
             return _unpacked(text, blobs)
         except (ValueError, TypeError, AttributeError, RecursionError) as error:
@@ -205,6 +229,19 @@ class LiveChannel:
                     raise ChannelBroken(f"{self._peer} went away without saying goodbye")
                 got += n
         return message
+
+
+class LiveStream:
+    """A machine.MessageStream: part by part through the socket."""
+
+    def __init__(self, put: Callable[[bytes, float], None], n_bytes: float) -> None:
+        self._put, self._n_bytes = put, n_bytes
+
+    def put(self) -> None:
+        self._put(_PART, self._n_bytes)
+
+    def end(self) -> None:
+        self._put(_END_OF_STREAM, 0.0)
 
 
 # --- messages ----------------------------------------------------------------------------------------------------

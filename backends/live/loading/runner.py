@@ -8,7 +8,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from kvferry.backends.live.engine.op_runner import RegisteredOps, runs
-from kvferry.machine.ops import Advance, DecodeStep, KvRef, Op, Prefill, PrefillHead, Project
+from kvferry.machine.ops import Advance, DecodeRun, DecodeStep, KvRef, Op, Prefill, PrefillHead, Project
 from kvferry.model.attention import Attention, dense
 from kvferry.model.decoder import Decoder
 from kvferry.model.kv import NotReady, SessionKv
@@ -110,6 +110,11 @@ class SessionRunner(RegisteredOps):
         if not self._sessions.get(request) or not self.answers.get(request):
             raise NotReady(f"request {request} cannot go on decoding before its question was read")
         return self._answer(request, self.answers[request][-1:])
+
+    @runs(DecodeRun)
+    def _decode_run(self, op: DecodeRun, request: int) -> None:
+        for n in range(op.tokens):
+            self._decode_step(DecodeStep(1, op.context_tokens + n), request)
 
     def load(self, request: int, chunk: int, keys: Any, values: Any) -> bool:
         """Take in one decoded chunk, by its flat index in (token chunk, layer, KV head); see SessionKv.load.

@@ -1,0 +1,76 @@
+"""What helping devices came to: figures of requests, of the devices' own prefill, and of the cloud."""
+
+import numpy as np
+
+from kvferry.pipelines.record import Assisted
+from kvferry.specs.workload import SloSpec
+
+# Parts of the wait for a first token, and of the device's own first token behind it (Fig. 9).
+_PARTS = ("prepared_s", "answered_s", "waited_s", "cloud_prefill_s", "refined_s", "unpacked_s", "own_prefill_s")
+
+
+def assisted_metrics(assisted: Assisted, slo: SloSpec | None) -> dict[str, float]:
+    """``ttft_s`` and the like: as users perceive it; ``ttft_device_s``: until a device has a first token of its own.
+    ``assisted_tokens``: L, mean and largest over the requests that the cloud helped, ``assisted_share`` of all.
+    ``promised_tpot_s``: the pace of Eq. 4. Figures of a part of the wait are means over the requests that have it.
+    Energy is per request, of devices while they had one."""
+    columns = assisted.columns
+    n = len(columns["arrival_s"])
+    if not n:
+        return {}
+    ttft_s = columns["first_s"] - columns["arrival_s"]
+    shown = columns["shown"]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        tpot_s = (columns["last_s"] - columns["first_s"]) / (shown - 1)
+    helped = columns["tokens"] > 0
+    took_s = float(np.nanmax(columns["last_s"]) - columns["arrival_s"].min())
+    found = {
+        "requests": float(n),
+        "requests_finished": float(np.isfinite(columns["last_s"]).sum()),
+        "ttft_s": _mean(ttft_s),
+        **_percentiles("ttft", ttft_s),
+        "ttft_device_s": _mean(columns["own_first_s"] - columns["arrival_s"]),
+        "tpot_s": _mean(tpot_s),
+        **_percentiles("tpot", tpot_s),
+        "largest_gap_s": _most(columns["largest_gap_s"]),
+        "throughput_tokens_per_s": float(shown.sum()) / took_s if took_s else np.nan,
+        "assisted_share": float(helped.mean()),
+        "assisted_tokens": _mean(columns["tokens"][helped]),
+        "assisted_tokens_max": _most(columns["tokens"][helped]),
+        "assisted_ratio": _mean(columns["ratio"][helped]),
+        "promised_tpot_s": _mean(columns["pace_s"]),
+        "promised_tpot_max_s": _most(columns["pace_s"]),
+        "first_response_bytes": _mean(columns["response_bytes"]),
+        "first_response_bytes_max": _most(columns["response_bytes"]),
+        **{f"{part.removesuffix('_s')}_mean_s": _mean(columns[part]) for part in _PARTS},
+        **assisted.cloud,
+    }
+    if slo is not None:
+        kept = np.isfinite(ttft_s)
+        if slo.ttft_s is not None:
+            kept &= ttft_s <= slo.ttft_s
+        if slo.tpot_s is not None:
+            kept &= ~(tpot_s > slo.tpot_s)
+        found["slo_attainment"] = float(kept.mean())
+        if took_s:
+            found["goodput_requests_per_s"] = float(kept.sum()) / took_s
+            found["goodput_tokens_per_s"] = float(shown[kept].sum()) / took_s
+    if assisted.energy_j:
+        found |= {f"energy_{part}_j": total_j / n for part, total_j in sorted(assisted.energy_j.items())}
+        found["energy_j"] = sum(assisted.energy_j.values()) / n
+    return {key: value for key, value in found.items() if np.isfinite(value)}
+
+
+def _percentiles(name: str, values: np.ndarray) -> dict[str, float]:
+    known = values[np.isfinite(values)]
+    return {f"{name}_p{q}_s": float(np.percentile(known, q)) if len(known) else np.nan for q in (50, 95, 99)}
+
+
+def _mean(values: np.ndarray) -> float:
+    known = values[np.isfinite(values)]
+    return float(known.mean()) if len(known) else np.nan
+
+
+def _most(values: np.ndarray) -> float:
+    known = values[np.isfinite(values)]
+    return float(known.max()) if len(known) else np.nan

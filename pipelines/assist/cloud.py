@@ -1,0 +1,175 @@
+"""The cloud's role: instances that prefill, decode, or both, and slots that requests hold (P/D-Device 3.1, 3.2)."""
+
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
+
+import simpy
+
+from kvferry.machine.machine import Channel, Lease, Machine, MessageStream, Refused
+from kvferry.machine.ops import DecodeStep, Extents, Prefill
+from kvferry.machine.ticket import Ticket
+from kvferry.pipelines.assist.messages import Message, response_bytes
+from kvferry.pipelines.workload import OutOfMemory, Process
+from kvferry.policies.assist.serving import Serving, Slots
+from kvferry.specs.assist import AssistSpec
+from kvferry.specs.model import ModelSpec
+
+
+class _Decoding:
+    """A request that an instance decodes for."""
+
+    __slots__ = ("context", "done", "left", "stream")
+
+    def __init__(self, context: int, left: int, stream: MessageStream, done: simpy.Event) -> None:
+        self.context, self.left, self.stream, self.done = context, left, stream, done
+
+
+class Instance:
+    """One instance on its own machine. Requests join and leave at any step (continuous batching)."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        # Tokens of prompts that it has in hand.
+        self.prefilling = 0
+        # Whose LoRA it has.
+        self.scene = 0
+        self._running: list[_Decoding] = []
+        # Steps, and tokens of all of them.
+        self.steps = 0
+        self.decoded = 0
+
+    def decode(self, context: int, tokens: int, stream: MessageStream) -> simpy.Event:
+        """Decode so many tokens into a stream; fires when the last one is there."""
+        done = self.machine.env.event()
+        self._running.append(_Decoding(context, tokens, stream, done))
+        if len(self._running) == 1:
+            self.machine.env.process(self._decode())
+        return done
+
+    def _decode(self) -> Process:
+        while together := tuple(self._running):
+            n = len(together)
+            yield self.machine.submit(DecodeStep(n, sum(one.context for one in together) / n))
+            self.steps += 1
+            self.decoded += n
+            for one in together:
+                one.stream.put()
+                one.context += 1
+                one.left -= 1
+                if not one.left:
+                    self._running.remove(one)
+                    one.done.succeed()
+
+
+class Cloud:
+    """All instances behind one name. Those of `prefilling` prefill, those of `decoding` decode; one may do both.
+
+    A slot of an instance that decodes is held from admission until the last token: early termination frees it. A
+    request waits, first come first served, until one is free and the instance has memory for its KV. Prefill goes to
+    the instance with the fewest tokens in hand; KV moves from there over the instance's copy path, where the two
+    differ.
+
+    Left out: chunked prefill beside decoding, preemption, and prefixes shared between requests.
+    """
+
+    def __init__(
+        self,
+        front: Machine,
+        prefilling: Sequence[Instance],
+        decoding: Sequence[Instance],
+        serving: Serving,
+        model: ModelSpec,
+        workload: AssistSpec,
+    ) -> None:
+        self._front, self._prefilling, self._decoding = front, prefilling, decoding
+        self.slots = Slots(len(decoding), serving)
+        self._model, self._workload = model, workload
+        self._waiting: deque[tuple[float, simpy.Event]] = deque()
+        # Seconds that slots were held, all together; requests that were served, and when the last one left.
+        self.held_s = 0.0
+        self.served = 0
+        self.served_by_s = 0.0
+
+    @property
+    def batch(self) -> float:
+        """Requests that decoded together, in the mean over all steps; 0 without any."""
+        steps = sum(one.steps for one in self._decoding)
+        return sum(one.decoded for one in self._decoding) / steps if steps else 0.0
+
+    def serve(self, device: str, tell: Callable[[float, float, float], None]) -> Process:
+        """One request of a device, from its prompt to the last token that it is to get. Calls `tell` with the seconds
+        of waiting for a slot, prefill, and refinement."""
+        channel = self._front.open(device)
+        asked = yield channel.receive()
+        if asked is None:
+            return
+        env, handling = self._front.env, self._workload.handling
+        yield env.timeout(handling.forward_s)
+        prompt, tokens = asked["prompt"], asked["tokens"]
+        came_s = env.now
+        place, lease = yield self._admitted((prompt + tokens) * self._model.kv_bytes_per_token)
+        began_s = env.now
+        prefilled = yield from self._prefill(prompt, asked["scene"])
+        there_s = env.now
+        if asked["ratio"] < 1:
+            yield env.timeout(handling.refine_token_s * prompt)
+        tell(began_s - came_s, there_s - began_s, env.now - there_s)
+        n_bytes = response_bytes(self._workload, prompt, asked["ratio"])
+        channel.send({"tokens": tokens, "bytes": n_bytes}, n_bytes)
+        if tokens > 1:
+            yield from self._continue(channel, asked, prefilled, self._decoding[place])
+        self.slots.give_back(place)
+        lease.release()
+        self.held_s += env.now - began_s
+        self.served += 1
+        self.served_by_s = env.now
+        self._admit()
+
+    def _prefill(self, prompt: int, scene: int) -> Generator[simpy.Event, Any, Instance]:
+        """Returns the instance that has the prompt's KV."""
+        instance = min(self._prefilling, key=lambda one: one.prefilling)
+        instance.prefilling += prompt
+        after: tuple[Ticket, ...] = ()
+        if instance.scene != scene:
+            lora = Extents([0], [int(self._workload.lora_bytes)])
+            after, instance.scene = (instance.machine.copy(lora, "device"),), scene
+        yield instance.machine.submit(Prefill(prompt, 0), after=after)
+        instance.prefilling -= prompt
+        return instance
+
+    def _continue(self, channel: Channel, asked: Message, prefilled: Instance, decoding: Instance) -> Process:
+        """The tokens behind the first one."""
+        if prefilled is not decoding:
+            kv = Extents([0], [round(asked["prompt"] * self._model.kv_bytes_per_token)])
+            yield prefilled.machine.copy(kv, "host")
+        stream = channel.stream(self._workload.handling.answer_token_bytes)
+        yield decoding.decode(asked["prompt"], asked["tokens"] - 1, stream)
+        stream.end()
+
+    def _admitted(self, kv_bytes: float) -> simpy.Event:
+        """Fires with the number of an instance and the lease of its memory, once there is a slot."""
+        granted = self._front.env.event()
+        self._waiting.append((kv_bytes, granted))
+        self._admit()
+        return granted
+
+    def _admit(self) -> None:
+        while self._waiting:
+            kv_bytes, granted = self._waiting[0]
+            leases: dict[int, Lease] = {}
+
+            def fits(place: int, kv_bytes: float = kv_bytes, leases: dict[int, Lease] = leases) -> bool:
+                lease = self._decoding[place].machine.memory.reserve(kv_bytes, "kv")
+                if isinstance(lease, Refused):
+                    if not self.slots.held[place]:
+                        raise OutOfMemory(f"an instance of the cloud: {lease}")
+                    return False
+                leases[place] = lease
+                return True
+
+            place = self.slots.take(fits)
+            if place is None:
+                return
+            self._waiting.popleft()
+            granted.succeed((place, leases[place]))

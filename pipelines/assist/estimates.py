@@ -1,0 +1,148 @@
+"""What prefill and decoding take on either side, as planned with, and what help that makes of a prompt."""
+
+import math
+from collections.abc import Callable, Iterator
+from functools import cached_property, lru_cache
+
+import simpy
+
+from kvferry.machine.ops import DecodeStep, Extents, Op, Prefill
+from kvferry.pipelines.assist.systems import Help
+from kvferry.policies.assist.assistance import Assistance, Smoothing
+from kvferry.policies.assist.optimiser import NoSetting, Setting, best_setting
+from kvferry.sim.costs.cost_model import main_costs
+from kvferry.sim.storage_models import storage_of
+from kvferry.specs.device import DeviceSpec
+from kvferry.specs.model import ModelSpec
+from kvferry.specs.scenario import Scenario
+from kvferry.traces.resolve import link_trace
+
+
+def pieces(tokens: int, before: int, window: int | None) -> Iterator[Prefill]:
+    """Prefill of so many tokens behind those `before`, where attention sees so far back; None: all the way. What fits
+    the window is one piece; what comes behind it goes in quarters of a window, each of which sees a window before."""
+    if window is None:
+        yield Prefill(tokens, before)
+        return
+    while tokens:
+        now = min(tokens, window - before if before < window else max(1, window // 4))
+        yield Prefill(now, min(before, window))
+        tokens, before = tokens - now, before + now
+
+
+def window_of(device: DeviceSpec) -> int | None:
+    return device.processors[device.main].window_tokens
+
+
+def start_bytes(scenario: Scenario) -> int:
+    """What a device reads before it can prefill; 0 where its model is in memory, or lies on no storage."""
+    workload = scenario.assist.workload
+    if workload.resident or scenario.device.storage is None:
+        return 0
+    return int(scenario.model.weight_bytes + workload.lora_bytes)
+
+
+class Estimates:
+    """Seconds on idle machines, by the scenario's estimate of costs."""
+
+    def __init__(self, scenario: Scenario, cloud: Scenario | None, slots: int) -> None:
+        """`cloud`: the scenario as an instance of the cloud sees it; None: there is none."""
+        self._scenario = scenario
+        self._here = _priced(scenario.costs.estimate, scenario.device, scenario.model)
+        self._window = window_of(scenario.device)
+        self._there = None if cloud is None else _priced(scenario.costs.estimate, cloud.device, cloud.model)
+        self._slots = slots
+        link = scenario.link
+        self._down_bytes_per_s = link_trace(link).mean()
+        self._up_bytes_per_s = self._down_bytes_per_s if link.up is None else link_trace(link.up).mean()
+
+    def prefill_s(self, tokens: int, before: int = 0) -> float:
+        """The device's."""
+        return sum(self._here(piece) for piece in pieces(tokens, before, self._window))
+
+    def tpot_s(self, context: float) -> float:
+        """The device's."""
+        return self._here(DecodeStep(1, context))
+
+    @cached_property
+    def start_s(self) -> float:
+        """Until a model that lies on the device's storage is in its memory, with its LoRA."""
+        storage, n_bytes = self._scenario.device.storage, start_bytes(self._scenario)
+        if storage is None or not n_bytes:
+            return 0.0
+        env = simpy.Environment()
+        env.run(until=storage_of(env, storage, lambda span: None).read(Extents([0], [n_bytes])))
+        return float(env.now)
+
+    def assistance(self, prompt: int, response_bytes: float, smoothing: Smoothing) -> Assistance:
+        """Problem P of a prompt. Quality asks for at least so much of it as the workload says, but for no more than the
+        device's window holds."""
+        assert self._there is not None
+        workload = self._scenario.assist.workload
+        handling = workload.handling
+        least = workload.least_ratio
+        if self._window is not None:
+            least = min(least, self._window / prompt)
+        refined = max(1, round(least * prompt))
+        sent_s = prompt * handling.prompt_token_bytes / self._up_bytes_per_s
+        sent_s += response_bytes / self._down_bytes_per_s
+        return Assistance(
+            prompt_tokens=prompt,
+            cloud_s_per_token=self._there(Prefill(prompt, 0)) / prompt,
+            device_s_per_token=self.prefill_s(refined) / refined,
+            compress_s=handling.refine_token_s * prompt,
+            decompress_s=handling.unpack_token_s * prompt,
+            round_trip_s=self._scenario.link.rtt_s + sent_s + handling.forward_s,
+            cloud_tpot_s=self._there(DecodeStep(self._slots, prompt)),
+            device_tpot_s=self.tpot_s(refined + workload.output / 2),
+            tolerable_tpot_s=workload.tolerable_tpot_s,
+            least_ratio=least,
+            most_device_tokens=self._window,
+            smoothing=smoothing,
+        )
+
+
+def setting_of(assistance: Assistance, wanted: Help) -> Setting | NoSetting:
+    """What help comes to for a prompt: as the scenario says, and problem P's solution for what it leaves open. Why it
+    is none, where P has none."""
+    if wanted.tokens != "auto" and wanted.ratio != "auto":
+        return Setting(wanted.ratio, wanted.tokens)
+    if wanted.tokens != "auto":
+        # Without Eq. 6, the least r is best.
+        least, most = assistance.ratio_bounds
+        return Setting(least, wanted.tokens) if least <= most else _why(assistance)
+    if wanted.ratio != "auto":
+        return _tokens_at(assistance, wanted.ratio)
+    try:
+        return best_setting(assistance)
+    except NoSetting as nothing:
+        return nothing
+
+
+def _why(assistance: Assistance) -> NoSetting:
+    try:
+        best_setting(assistance)
+    except NoSetting as nothing:
+        return nothing
+    raise AssertionError("a setting without a ratio")
+
+
+def _tokens_at(assistance: Assistance, ratio: float) -> Setting | NoSetting:
+    """The smallest L of Eq. 6 at a given ratio."""
+    least, most = assistance.decoded_bounds(ratio)
+    decoded = max(1, math.ceil(least - 1e-9)) if math.isfinite(least) else None
+    if decoded is None or decoded > most + 1e-9:
+        what = f"at a ratio of {ratio:.3g}, {least:,.1f} decoded tokens keep the tolerated pace"
+        return NoSetting(f"assisted tokens (Eq. 6): {what}, the cloud has time for {most:,.1f}")
+    return Setting(ratio, decoded + 1)
+
+
+def _priced(costs: str, device: DeviceSpec, model: ModelSpec) -> Callable[[Op], float]:
+    """Seconds of an op on the idle main processor, dispatch included; each op is priced once."""
+    model_costs, dispatch_s = main_costs(costs, device, model), device.processors[device.main].dispatch_s
+
+    @lru_cache(maxsize=65_536)
+    def price(op: Op) -> float:
+        return float(model_costs.durations_s(op)) + dispatch_s
+
+    return price

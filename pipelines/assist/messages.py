@@ -1,0 +1,46 @@
+"""What a device and a cloud tell each other, and what it weighs."""
+
+from functools import lru_cache
+from typing import Any
+
+from kvferry.policies.assist.prompt_mask import packed
+from kvferry.policies.assist.refiner import content_tokens
+from kvferry.specs.assist import AssistSpec
+from kvferry.traces.assisted import drawn_mask
+
+# Masks are made for lengths rounded up to so many tokens: a few hundred of them for any number of requests.
+_MASK_STEP = 256
+
+# A message: plain values, so that it may go through any channel.
+Message = dict[str, Any]
+
+
+def refined_tokens(workload: AssistSpec, prompt: int, ratio: float) -> int:
+    """Tokens of a prompt that the device prefills: its fixed parts and, where it is refined, some of its content."""
+    if ratio >= 1:
+        return prompt
+    return workload.fixed + content_tokens(prompt, workload.fixed, ratio)
+
+
+def ask(
+    workload: AssistSpec, request: int, prompt: int, scene: int, tokens: int, ratio: float
+) -> tuple[Message, float]:
+    """What a device sends, and its bytes: the prompt as text, without what is private."""
+    message = {"request": request, "prompt": prompt, "scene": scene, "tokens": tokens, "ratio": ratio}
+    return message, prompt * workload.handling.prompt_token_bytes
+
+
+def response_bytes(workload: AssistSpec, prompt: int, ratio: float) -> float:
+    """The cloud's first response: "token#mask#L" in JSON, the mask as text (P/D-Device 3.3)."""
+    frame = workload.handling.response_bytes + workload.handling.answer_token_bytes
+    if ratio >= 1:
+        return frame
+    length = -(-prompt // _MASK_STEP) * _MASK_STEP
+    kept = round(refined_tokens(workload, prompt, ratio) / prompt * length)
+    return frame + _mask_text_bytes(length, workload.beginning, workload.question, kept)
+
+
+@lru_cache(maxsize=65_536)
+def _mask_text_bytes(tokens: int, beginning: int, question: int, kept: int) -> int:
+    # Base64: four characters for three bytes.
+    return 4 * -(-len(packed(drawn_mask(tokens, beginning, question, kept), "")) // 3)

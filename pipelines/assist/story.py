@@ -1,0 +1,38 @@
+"""One request as it went: what the roles leave behind."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+
+@dataclass(slots=True)
+class Story:
+    """Times are on the run's clock, None: never reached. ``tokens``: L, those that came from the cloud; 0: none.
+    ``ratio``: r, of the prompt that the device prefilled."""
+
+    request: int
+    device: int
+    prompt: int
+    output: int
+    scene: int
+    arrival_s: float
+    tokens: int = 0
+    ratio: float = 1.0
+    # On the device: what it asked has left; the cloud's first token is there; the mask is unpacked; its own first token
+    # is there; its last one.
+    asked_s: float | None = None
+    first_s: float | None = None
+    unpacked_s: float | None = None
+    own_first_s: float | None = None
+    end_s: float | None = None
+    # In the cloud: seconds until a slot was free, of prefill, waiting for an instance included, and of refinement.
+    waited_s: float = 0.0
+    cloud_prefill_s: float = 0.0
+    refine_s: float = 0.0
+    # The pace that was promised for tokens from the cloud (Eq. 4); None: none.
+    pace_s: float | None = None
+    response_bytes: float = 0.0
+    # When each token was shown.
+    shown_s: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    # Why the cloud did not help, where it should have.
+    alone: str | None = None

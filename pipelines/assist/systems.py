@@ -1,0 +1,111 @@
+"""Systems for devices with a cloud, by name: P/D-Device and what it is compared with."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from kvferry.pipelines.parameters import BadParameters, arguments_of
+from kvferry.policies.assist.assistance import Smoothing
+from kvferry.policies.assist.serving import Routing, Serving
+from kvferry.scenarios.resolve import Complaint
+
+# Who answers: a device that a cloud helps, one of the two alone, or both in turns.
+Answers = Literal["helped", "device", "cloud", "in-turns"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Help:
+    """What a device asks of a cloud. ``tokens``: L, the first included. ``ratio``: r, of the prompt that it then
+    prefills itself. auto: as problem P has it. ``draft``: tokens that a device drafts before the cloud looks at them,
+    and ``accepted``: the share of them that stands, in the mean, where the two answer in turns."""
+
+    tokens: int | Literal["auto"] = "auto"
+    ratio: float | Literal["auto"] = "auto"
+    smoothing: Smoothing = "causal"
+    draft: int = 5
+    accepted: float = 0.6
+
+
+def help_of(
+    tokens: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto",
+    ratio: Annotated[float, Field(gt=0, le=1)] | Literal["auto"] = "auto",
+    smoothing: Smoothing = "causal",
+    draft: Annotated[int, Field(ge=1, le=100)] = 5,
+    accepted: Annotated[float, Field(gt=0, le=1)] = 0.6,
+) -> None:
+    """What a scenario may say of `assist`."""
+
+
+def serving_of(slots: Annotated[int, Field(ge=1, le=100_000)] = 16, routing: Routing = "least-loaded") -> None:
+    """What a scenario may say of `serving`."""
+
+
+# By the key under `policies`, and the only name that stands there: what it says replaces the system's own.
+_ROLES: dict[str, tuple[str, Callable[..., None]]] = {
+    "assist": ("optimised", help_of),
+    "serving": ("slots", serving_of),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class AssistSystem:
+    about: str
+    answers: Answers
+    assist: Help = field(default_factory=Help)
+    serving: Serving = field(default_factory=Serving)
+    paper: str = "pd_device"
+
+    @property
+    def codec(self) -> None:
+        """No contexts of this workload lie in a cloud."""
+        return None
+
+    @property
+    def needs_a_cloud(self) -> bool:
+        return self.answers != "device"
+
+    def with_policies(self, policies: Mapping[str, Any]) -> "AssistSystem":
+        """The same system with what ``policies.assist`` and ``policies.serving`` say. Raises BadParameters."""
+        complaints = [
+            Complaint((role,), f"{role!r} is no role here; known: {', '.join(_ROLES)}", at_key=True)
+            for role in policies
+            if role not in _ROLES
+        ]
+        changed: dict[str, Any] = {}
+        for role, (name, declares) in _ROLES.items():
+            if role not in policies:
+                continue
+            said = policies[role]
+            parameters = dict(said) if isinstance(said, Mapping) else {"name": said}
+            if (given := parameters.pop("name", None)) != name:
+                complaints.append(Complaint((role, "name"), f"unknown {role} {given!r}; known: {name}"))
+                continue
+            try:
+                changed[role] = replace(getattr(self, role), **arguments_of(declares, parameters))
+            except BadParameters as error:
+                complaints += [replace(one, key=(role, *one.key)) for one in error.complaints]
+        if complaints:
+            raise BadParameters(complaints)
+        return replace(self, **changed)
+
+
+ASSIST_SYSTEMS: dict[str, AssistSystem] = {
+    "pd-device": AssistSystem(
+        about="a refined prompt and as many tokens as cover its prefill, shown at a steady pace",
+        answers="helped",
+    ),
+    "tokens-only": AssistSystem(
+        about="tokens alone: the device prefills the whole prompt meanwhile",
+        answers="helped",
+        assist=Help(ratio=1.0),
+    ),
+    "refinement-only": AssistSystem(
+        about="the first token and a refined prompt, no further tokens",
+        answers="helped",
+        assist=Help(tokens=1),
+    ),
+    "device-only": AssistSystem(about="the device answers by itself", answers="device"),
+    "cloud-only": AssistSystem(about="the cloud answers to the last token", answers="cloud"),
+}

@@ -1,0 +1,265 @@
+"""The assist workload: requests of many devices with one cloud, and what they leave behind."""
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
+import simpy
+
+from kvferry.backends.needs import Needs, Prompts
+from kvferry.backends.world import DEVICE, NO_INPUTS, Inputs, World
+from kvferry.pipelines.assist.cloud import Cloud, Instance
+from kvferry.pipelines.assist.device import Device
+from kvferry.pipelines.assist.estimates import Estimates, setting_of
+from kvferry.pipelines.assist.messages import response_bytes
+from kvferry.pipelines.assist.story import Story
+from kvferry.pipelines.assist.systems import ASSIST_SYSTEMS, AssistSystem
+from kvferry.pipelines.record import Assisted, RequestRecord
+from kvferry.pipelines.tally import Totals
+from kvferry.pipelines.workload import Flow, Left, Process, Progress, System
+from kvferry.policies.assist.optimiser import NoSetting, Setting
+from kvferry.scenarios.resolve import Complaint
+from kvferry.specs.machine import device_name
+from kvferry.specs.scenario import Scenario
+from kvferry.traces.assisted import assisted_requests
+from kvferry.traces.request import Request
+
+# Machines of a scenario that make up the cloud: instances that do both, or each one of the two.
+BOTH, PREFILL, DECODE = "cloud", "prefill", "decode"
+# Progress is reported every so many requests.
+_PROGRESS_REQUESTS = 64
+
+
+class Assist:
+    """A WorkloadKind."""
+
+    headline = "ttft_s"
+    of_many_machines = True
+
+    @property
+    def systems(self) -> Mapping[str, System]:
+        return ASSIST_SYSTEMS
+
+    def faults(self, scenario: Scenario, system: System) -> Iterator[Complaint]:
+        assert isinstance(system, AssistSystem)
+        known = {*scenario.machines}
+        for name in sorted(known - {BOTH, PREFILL, DECODE}):
+            what = f"plays no part; a cloud is {BOTH}, or {PREFILL} and {DECODE}"
+            yield Complaint(("machines", name), what, at_key=True)
+        if system.needs_a_cloud and not (known == {BOTH} or known == {PREFILL, DECODE}):
+            what = f"{scenario.system} needs a cloud: instances called {BOTH}, or some called {PREFILL} and {DECODE}"
+            yield Complaint(("machines",), what)
+        if len({machine.model.name for machine in scenario.machines.values()}) > 1:
+            yield Complaint(("machines", DECODE, "model"), f"is another than {PREFILL}'s, whose KV it goes on from")
+        if scenario.load is not None:
+            yield Complaint(("load",), "is not known of these devices; leave it out", at_key=True)
+
+    def medium(self, scenario: Scenario) -> str:
+        link = scenario.link
+        over = link.trace or f"{8e-6 * (link.rate_bytes_per_s or 0):.4g} Mbit/s"
+        return f"{scenario.assist.workload.devices:,} devices over {over}"
+
+    def remark(self, scenario: Scenario) -> str | None:
+        return None
+
+    def flow(self, scenario: Scenario, system: System, progress: Progress, inputs: Inputs = NO_INPUTS) -> Flow:
+        assert isinstance(system, AssistSystem)
+        return AssistFlow(scenario, system, progress, inputs)
+
+
+class AssistFlow:
+    """A Flow. A device answers one request at a time; those that come meanwhile wait for it."""
+
+    def __init__(self, scenario: Scenario, system: AssistSystem, progress: Progress, inputs: Inputs) -> None:
+        self._scenario, self._system, self._progress = scenario, system, progress
+        workload = scenario.assist.workload
+        self._requests = assisted_requests(workload, scenario.seed).as_they_came(inputs.arrivals)
+        self._prefilling = _instances(scenario, PREFILL) or _instances(scenario, BOTH)
+        self._decoding = _instances(scenario, DECODE) or _instances(scenario, BOTH)
+        # Whom devices talk to: the load balancer stands before the first instance.
+        front = next(iter(self._prefilling), None)
+        seen = None if front is None else scenario.seen_by(front)
+        self._estimates = Estimates(scenario, seen, system.serving.slots)
+        self._device = Device(scenario, self._estimates, front or "", system.assist.smoothing)
+        self._cloud: Cloud | None = None
+        self._cloud_model = scenario.model if seen is None else seen.model
+        self._settings: dict[int, Setting | NoSetting] = {}
+        self._busy: dict[int, deque[int]] = {}
+        self._stories: list[Story] = []
+        self._done = 0
+        self._all_done: simpy.Event | None = None
+
+    @property
+    def needs(self) -> Needs:
+        cloud = (*self._prefilling, *self._decoding) if self._system.needs_a_cloud else ()
+        return dict.fromkeys((DEVICE, *cloud), Prompts())
+
+    def run(self, world: World, totals: Callable[[], Totals]) -> Process:
+        env = world.machine.env
+        self._all_done = env.event()
+        if self._system.needs_a_cloud:
+            instances = {name: Instance(world.machines[name]) for name in (*self._prefilling, *self._decoding)}
+            self._cloud = Cloud(
+                world.machines[self._prefilling[0]],
+                [instances[name] for name in self._prefilling],
+                [instances[name] for name in self._decoding],
+                self._system.serving,
+                self._cloud_model,
+                self._scenario.assist.workload,
+            )
+        env.process(self._arrivals(world))
+        yield self._all_done
+
+    def left(self, world: World, end: Totals) -> Left:
+        stories = [story for story in self._stories if story.first_s is not None]
+        alone = [story.alone for story in stories if story.alone]
+        notes = (f"{len(alone):,} of {len(stories):,} requests without the cloud: {alone[0]}",) if alone else ()
+        return Left(
+            requests=[
+                RequestRecord(
+                    request=story.request,
+                    arrival_s=story.arrival_s,
+                    first_token_s=story.first_s,
+                    token_times_s=tuple(story.shown_s.tolist()),
+                )
+                for story in stories
+            ],
+            assisted=_assisted(stories, self._cloud, world.stays_j()),
+            notes=notes,
+        )
+
+    def kept(self) -> str:
+        return f"{self._done:,} of {len(self._requests):,} requests"
+
+    # --- requests as they come -----------------------------------------------------------------------------------
+
+    def _arrivals(self, world: World) -> Process:
+        env, requests = world.machine.env, self._requests
+        for n, (arrival_s, device) in enumerate(
+            zip(requests.arrivals_s.tolist(), requests.devices.tolist(), strict=True)
+        ):
+            if arrival_s > env.now:
+                yield env.timeout(arrival_s - env.now)
+            if not requests.closed:
+                prompt, output = int(requests.prompts[n]), int(requests.outputs[n])
+                world.arrived.append(Request(env.now, prompt, output, source=device))
+            if device in self._busy:
+                self._busy[device].append(n)
+            else:
+                self._busy[device] = deque()
+                env.process(self._served(world, device, n))
+
+    def _served(self, world: World, device: int, request: int) -> Process:
+        """A device's requests one after the other, as long as there are any."""
+        more = self._busy[device]
+        while True:
+            yield from self._answered(world, self._story(request, world.machine.env.now))
+            self._done += 1
+            if self._done % _PROGRESS_REQUESTS == 0:
+                self._progress(self._done, len(self._requests))
+            if not more:
+                break
+            request = more.popleft()
+        del self._busy[device]
+        if self._done == len(self._requests):
+            assert self._all_done is not None
+            self._all_done.succeed()
+
+    def _answered(self, world: World, story: Story) -> Process:
+        machine = world.device(story.device)
+        self._stories.append(story)
+        role = self._device.alone
+        if story.tokens:
+            assert self._cloud is not None
+
+            def tell(waited_s: float, prefill_s: float, refine_s: float) -> None:
+                story.waited_s, story.cloud_prefill_s, story.refine_s = waited_s, prefill_s, refine_s
+
+            machine.env.process(self._cloud.serve(device_name(story.device), tell))
+            role = self._device.through_the_cloud if self._system.answers == "cloud" else self._device.helped
+        yield from role(machine, story)
+        world.leave(story.device)
+
+    def _story(self, n: int, now_s: float) -> Story:
+        """A request with the help that it is to get."""
+        requests = self._requests
+        story = Story(
+            request=n,
+            device=int(requests.devices[n]),
+            prompt=int(requests.prompts[n]),
+            output=int(requests.outputs[n]),
+            scene=int(requests.scenes[n]),
+            arrival_s=now_s if requests.closed else float(requests.arrivals_s[n]),
+        )
+        if not self._system.needs_a_cloud:
+            return story
+        if self._scenario.assist.workload.privacy == "stays":
+            story.alone = "workload.privacy: prompts stay on the device"
+        elif self._system.answers == "cloud":
+            story.tokens = story.output
+        else:
+            setting = self._setting(story.prompt)
+            if isinstance(setting, NoSetting):
+                story.alone = str(setting)
+            else:
+                story.tokens, story.ratio = min(setting.tokens, story.output), setting.ratio
+        return story
+
+    def _setting(self, prompt: int) -> Setting | NoSetting:
+        """What help a prompt of this length gets: tabulated (procedure 1)."""
+        if prompt not in self._settings:
+            workload, wanted = self._scenario.assist.workload, self._system.assist
+            ratio = workload.least_ratio if wanted.ratio == "auto" else wanted.ratio
+            sent_bytes = response_bytes(workload, prompt, ratio)
+            self._settings[prompt] = setting_of(
+                self._estimates.assistance(prompt, sent_bytes, wanted.smoothing), wanted
+            )
+        return self._settings[prompt]
+
+
+def _instances(scenario: Scenario, name: str) -> tuple[str, ...]:
+    return scenario.machines[name].instances(name) if name in scenario.machines else ()
+
+
+def _assisted(stories: list[Story], cloud: Cloud | None, energy_j: Mapping[str, float]) -> Assisted:
+    columns = {name: np.array([of(story) for story in stories], float) for name, of in _COLUMNS.items()}
+    figures: dict[str, float] = {}
+    if cloud is not None and cloud.served:
+        began_s = min(story.arrival_s for story in stories)
+        figures = {
+            "cloud_throughput_requests_per_s": cloud.served / (cloud.served_by_s - began_s),
+            "slot_occupancy": cloud.held_s / (cloud.slots.all * (cloud.served_by_s - began_s)),
+            "cloud_batch": cloud.batch,
+        }
+    return Assisted(columns=columns, cloud=figures, energy_j=energy_j)
+
+
+def _gap_s(story: Story) -> float:
+    return float(np.diff(story.shown_s).max()) if len(story.shown_s) > 1 else math.nan
+
+
+def _since(end_s: float | None, start_s: float | None) -> float:
+    return math.nan if end_s is None or start_s is None else end_s - start_s
+
+
+_COLUMNS: dict[str, Callable[[Story], float]] = {
+    "arrival_s": lambda one: one.arrival_s,
+    "first_s": lambda one: _since(one.first_s, 0.0),
+    "own_first_s": lambda one: _since(one.own_first_s, 0.0),
+    "last_s": lambda one: float(one.shown_s[-1]) if len(one.shown_s) else math.nan,
+    "shown": lambda one: len(one.shown_s),
+    "largest_gap_s": _gap_s,
+    "prompt": lambda one: one.prompt,
+    "tokens": lambda one: one.tokens,
+    "ratio": lambda one: one.ratio,
+    "pace_s": lambda one: math.nan if one.pace_s is None else one.pace_s,
+    "prepared_s": lambda one: _since(one.asked_s, one.arrival_s),
+    "answered_s": lambda one: _since(one.first_s, one.asked_s),
+    "waited_s": lambda one: one.waited_s if one.tokens else math.nan,
+    "cloud_prefill_s": lambda one: one.cloud_prefill_s if one.tokens else math.nan,
+    "refined_s": lambda one: one.refine_s if one.tokens else math.nan,
+    "unpacked_s": lambda one: _since(one.unpacked_s, one.first_s),
+    "own_prefill_s": lambda one: _since(one.own_first_s, one.unpacked_s),
+    "response_bytes": lambda one: one.response_bytes if one.tokens else math.nan,
+}

@@ -1,0 +1,48 @@
+"""Which instance of a cloud serves a request: slots that are held, and who waits for one (P/D-Device 3.1)."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+# least-loaded: the instance with most free slots; in-turn: one after the other.
+Routing = Literal["least-loaded", "in-turn"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serving:
+    """How a cloud serves. `slots` of an instance that decodes: requests that it has in hand together, each from its
+    admission until its last token, as its KV keeps a place from then on."""
+
+    slots: int = 16
+    routing: Routing = "least-loaded"
+
+
+class Slots:
+    """Slots of several instances; gives one to a request, or None."""
+
+    def __init__(self, instances: int, serving: Serving) -> None:
+        self.held = [0] * instances
+        self._serving, self._next = serving, 0
+
+    @property
+    def all(self) -> int:
+        return len(self.held) * self._serving.slots
+
+    def take(self, fits: Callable[[int], bool]) -> int | None:
+        """A slot of the first instance, in the order of routing, that has a free one and for which `fits` says so."""
+        for instance in self._order():
+            if self.held[instance] < self._serving.slots and fits(instance):
+                self.held[instance] += 1
+                self._next = instance + 1
+                return instance
+        return None
+
+    def give_back(self, instance: int) -> None:
+        assert self.held[instance] > 0, instance
+        self.held[instance] -= 1
+
+    def _order(self) -> Sequence[int]:
+        instances = len(self.held)
+        if self._serving.routing == "in-turn":
+            return [(self._next + n) % instances for n in range(instances)]
+        return sorted(range(instances), key=self.held.__getitem__)

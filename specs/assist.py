@@ -1,0 +1,139 @@
+"""Devices whose prompts a cloud helps with (P/D-Device): what is asked, budget and live settings."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from kvferry.specs.base import BadKey, Part
+from kvferry.specs.live import RealRun
+from kvferry.specs.model import ModelSpec
+from kvferry.specs.units import Bytes, Count, Hertz, Requests, Seconds, Tokens
+from kvferry.specs.workload import MOST_TOKENS_PER_RUN
+
+# Devices of a run, and requests of all of them together.
+MOST_DEVICES = 100_000
+MOST_ASSISTED = 1_000_000
+# Answer tokens of all requests together: a cloud that decodes them all takes a minute for so many.
+_MOST_TOKENS = 100 * MOST_TOKENS_PER_RUN
+
+
+class DeviceArrivalsSpec(Part):
+    """Requests that each device's user has, at random times: a Poisson process; or one whose rate changes for all
+    devices together between bursts and calm, each of exponential length."""
+
+    # Of one device, in the mean.
+    rate_hz: Hertz
+    # The rate in a burst over that in calm. 1: a Poisson process.
+    burst: float = Field(default=1.0, ge=1, le=1000, strict=True)
+    # Mean length of a burst, and of what lies between two.
+    burst_s: Seconds = Field(default=60.0, gt=0)
+    calm_s: Seconds = Field(default=300.0, gt=0)
+
+
+class HandlingSpec(Part):
+    """What software on either side takes for a request, beside prefill and decoding (P/D-Device 4.3)."""
+
+    # On the device, before anything leaves it: authorisation, and taking out what is private.
+    prepare_s: Seconds = 0.02
+    # In the cloud: load balancer, gateway, batching, logs.
+    forward_s: Seconds = 0.005
+    # In the cloud, per token of the prompt: choosing what is kept, and packing the mask.
+    refine_token_s: Seconds = 20e-6
+    # On the device, per token of the prompt: unpacking the mask, and the refined prompt through its own tokenizer.
+    unpack_token_s: Seconds = 3e-6
+    # What a token of the prompt, and one of the answer with its frame in an event stream, weighs.
+    prompt_token_bytes: Bytes = 4.0
+    answer_token_bytes: Bytes = 60.0
+    # The fixed part of the cloud's first response.
+    response_bytes: Bytes = 200.0
+
+
+class AssistSpec(Part):
+    """Requests of many devices. All sizes in tokens."""
+
+    kind: Literal["assist"]
+    # A prompt's tokens: a fixed beginning, content that may be refined, and a question at its end.
+    prompt: Tokens = Field(ge=2, le=10_000_000)
+    beginning: Tokens = Field(default=0, ge=0, le=1_000_000)
+    question: Tokens = Field(default=0, ge=0, le=1_000_000)
+    output: Tokens = Field(default=200, ge=1, le=1_000_000)
+    # Standard deviation of the logarithm of prompt and output, which are then the medians.
+    spread: float = Field(default=0.0, ge=0, le=1, strict=True)
+    # Users with a device each; all devices are the scenario's.
+    devices: Count = Field(default=1, ge=1, le=MOST_DEVICES)
+    # None: each device has one request at the start, or those of `requests` are shared among them.
+    arrivals: DeviceArrivalsSpec | None = None
+    # For how long requests come; those that have come are served to their end.
+    duration_s: Seconds | None = Field(default=None, gt=0)
+    # How many come in all. None: as `duration` says, or one for each device.
+    requests: Requests | None = Field(default=None, ge=1, le=MOST_ASSISTED)
+    # A file of recorded requests: their arrivals and lengths replace those above.
+    trace: str | None = Field(default=None, min_length=1, max_length=1000)
+    # What prompts are about: each kind has a LoRA of its own.
+    scenes: Count = Field(default=1, ge=1, le=1000)
+    lora_bytes: Bytes = 0.0
+    # xi: with less of a prompt, quality suffers; tau: the longest time per token that users tolerate (Eq. 5 and 6).
+    least_ratio: float = Field(default=0.25, gt=0, le=1, strict=True)
+    tolerable_tpot_s: Seconds = Field(default=0.1, gt=0)
+    # Whether prompts may leave the device. None: in a modelled world.
+    privacy: Literal["may-leave", "stays"] | None = None
+    # Whether the device's model is in memory when a request comes. False: it is loaded from storage each time.
+    resident: bool = Field(default=False, strict=True)
+    handling: HandlingSpec = HandlingSpec()
+
+    @property
+    def context(self) -> int:
+        """What other kinds of workload call a prompt."""
+        return self.prompt
+
+    @property
+    def fixed(self) -> int:
+        """Tokens of a prompt that are never left out."""
+        return self.beginning + self.question
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> "AssistSpec":
+        if self.fixed >= self.prompt:
+            what = f"{self.fixed:,} with the question leave nothing of {self.prompt:,} tokens to refine"
+            raise BadKey("beginning", what)
+        if self.trace is not None:
+            for key in ("arrivals", "spread"):
+                if getattr(self, key):
+                    raise BadKey(key, "trace holds the requests' arrivals and lengths; leave one of the two out")
+        if self.duration_s is not None and self.arrivals is None:
+            raise BadKey("duration", "needs arrivals, which come for so long (arrivals: {rate: 6 requests/hour})")
+        if self.duration_s is not None and self.requests is not None:
+            raise BadKey("requests", "stands beside duration; keep one of them and set the other to null")
+        return self
+
+    @property
+    def expected_requests(self) -> float:
+        if self.requests is not None:
+            return self.requests
+        if self.arrivals is not None and self.duration_s is not None:
+            return self.devices * self.arrivals.rate_hz * self.duration_s
+        return self.devices
+
+    def check_size(self, model: ModelSpec, *, per_head: bool) -> None:
+        """Raises BadKey for more requests, or tokens of answers, than a run may have."""
+        requests = self.expected_requests
+        if requests > MOST_ASSISTED:
+            key = "workload.devices" if self.requests is None else "workload.requests"
+            raise BadKey(key, f"make {requests:,.0f} requests; at most {MOST_ASSISTED:,} will do")
+        if requests * self.output > _MOST_TOKENS:
+            raise BadKey("workload.output", f"makes {requests * self.output:,.0f} tokens; {_MOST_TOKENS:,} will do")
+
+
+class AssistBudget(Part):
+    """The budget of a device that is helped."""
+
+    # Of the workload; a file need not say it again.
+    kind: Literal["assist"] = Field(default="assist", exclude=True)
+    # None: all that the device leaves free.
+    memory_bytes: Annotated[Bytes | None, Field(gt=0)] = None
+
+
+class AssistLive(RealRun):
+    """A device and a cloud, each with a real model."""
+
+    kind: Literal["assist"] = Field(default="assist", exclude=True)

@@ -1,0 +1,131 @@
+"""Requests of many devices over time, and the masks that a cloud would send them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from kvferry.specs.assist import MOST_ASSISTED, AssistSpec, DeviceArrivalsSpec
+from kvferry.specs.errors import InputError
+from kvferry.traces.chance import Source, generator
+from kvferry.traces.request import Request
+from kvferry.traces.request_log import read_requests
+from kvferry.traces.requests import lengths_around
+
+# Tokens of a sentence, in the mean: some 19 words.
+_SENTENCE_TOKENS = 25
+
+
+@dataclass(frozen=True, eq=False)
+class AssistedRequests:
+    """Request by request, in order of arrival: when it comes, to which device, tokens of prompt and answer, and what it
+    is about. ``closed``: a device's next request comes when the one before has ended."""
+
+    arrivals_s: np.ndarray
+    devices: np.ndarray
+    prompts: np.ndarray
+    outputs: np.ndarray
+    scenes: np.ndarray
+    closed: bool
+
+    def __len__(self) -> int:
+        return len(self.arrivals_s)
+
+    def as_they_came(self, arrivals: Sequence[Request] | None) -> "AssistedRequests":
+        """At the times, of the lengths and at the devices that another run recorded, where it is not None. Raises
+        InputError for a recording of more or fewer requests."""
+        if arrivals is None:
+            return self
+        if len(arrivals) != len(self):
+            raise InputError(f"workload: {len(arrivals):,} requests were recorded, this run has {len(self):,}")
+        return AssistedRequests(
+            arrivals_s=np.array([one.arrival_s for one in arrivals]),
+            devices=np.array([one.source for one in arrivals]),
+            prompts=np.array([one.context for one in arrivals]),
+            outputs=np.array([one.output for one in arrivals]),
+            scenes=self.scenes,
+            closed=False,
+        )
+
+
+def assisted_requests(workload: AssistSpec, seed: int) -> AssistedRequests:
+    """Raises InputError for a trace that cannot be read, and for a time in which no request comes."""
+    rng = generator(Source.DEVICES, seed)
+    if workload.trace is not None:
+        found = read_requests(
+            Path(workload.trace), first=workload.requests, most=MOST_ASSISTED, question=workload.question
+        )
+        arrivals_s = np.array([one.arrival_s for one in found])
+        prompts = np.maximum([one.context + one.question for one in found], workload.fixed + 1)
+        outputs = np.array([one.output for one in found])
+    else:
+        arrivals_s = _arrivals_s(workload, seed)
+        if not len(arrivals_s):
+            raise InputError("workload.duration: no request comes within it; make it longer")
+        prompts, outputs = lengths_around(
+            (workload.prompt, workload.output), workload.spread, (len(arrivals_s), seed)
+        ).T
+        prompts = np.maximum(prompts, workload.fixed + 1)
+    n, closed = len(arrivals_s), workload.trace is None and workload.arrivals is None
+    devices = np.arange(n) % workload.devices if closed else rng.integers(workload.devices, size=n)
+    scenes = rng.integers(workload.scenes, size=n)
+    return AssistedRequests(arrivals_s, devices, prompts, outputs, scenes, closed)
+
+
+def _arrivals_s(workload: AssistSpec, seed: int) -> np.ndarray:
+    arrivals = workload.arrivals
+    if arrivals is None:
+        return np.zeros(workload.requests or workload.devices)
+    rng = generator(Source.ARRIVALS, seed)
+    rate_hz = arrivals.rate_hz * workload.devices
+    if workload.duration_s is not None:
+        # By what share of the expected number had come: so a process of any rate takes one draw.
+        n = rng.poisson(rate_hz * workload.duration_s)
+        shares = np.sort(rng.uniform(size=n))
+        edges_s, sums = _expected(arrivals, workload.duration_s, seed)
+        arrived_s: np.ndarray = np.interp(shares, sums / sums[-1], edges_s)
+        return arrived_s
+    n = workload.requests or workload.devices
+    came = np.cumsum(rng.exponential(1 / rate_hz, size=n))
+    if arrivals.burst == 1:
+        return came
+    edges_s, sums = _expected(arrivals, 2 * float(came[-1]) + 10 * (arrivals.burst_s + arrivals.calm_s), seed)
+    # `came` are times at the mean rate: by then so much of the expected number has come.
+    return np.interp(came, sums, edges_s)
+
+
+def _expected(arrivals: DeviceArrivalsSpec, duration_s: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Edges in seconds, and how many requests are expected by each, in units of a second at the mean rate."""
+    if arrivals.burst == 1:
+        return np.array([0.0, duration_s]), np.array([0.0, duration_s])
+    rng = generator(Source.BURSTS, seed)
+    pairs = 2 + int(4 * duration_s / (arrivals.burst_s + arrivals.calm_s))
+    lengths_s = rng.exponential([arrivals.calm_s, arrivals.burst_s], size=(pairs, 2)).ravel()
+    edges_s = np.append(0.0, np.cumsum(lengths_s))
+    both_s = arrivals.burst_s + arrivals.calm_s
+    calm = both_s / (arrivals.calm_s + arrivals.burst * arrivals.burst_s)
+    sums = np.append(0.0, np.cumsum(lengths_s * np.tile([calm, calm * arrivals.burst], pairs)))
+    # As long as it lasts, and at the mean rate behind what was drawn.
+    at_end = np.interp(duration_s, edges_s, sums)
+    within = edges_s < duration_s
+    return np.append(edges_s[within], duration_s), np.append(sums[within], at_end)
+
+
+def drawn_mask(tokens: int, beginning: int, question: int, kept: int, seed: int = 0) -> np.ndarray:
+    """bool[tokens]: a mask as a refiner makes it that keeps whole sentences, `kept` tokens at most, the beginning and
+    the question among them."""
+    rng = generator(Source.SENTENCES, seed)
+    mask = np.zeros(tokens, np.bool_)
+    mask[:beginning] = True
+    mask[tokens - question :] = True
+    ends = np.cumsum(rng.geometric(1 / _SENTENCE_TOKENS, size=2 + 2 * tokens // _SENTENCE_TOKENS)) + beginning
+    ends = np.append(ends[ends < tokens - question], tokens - question)
+    starts = np.append(beginning, ends[:-1])
+    left = kept - beginning - question
+    for sentence in rng.permutation(len(starts)):
+        size = int(ends[sentence] - starts[sentence])
+        if 0 < size <= left:
+            mask[starts[sentence] : ends[sentence]] = True
+            left -= size
+    return mask
