@@ -361,7 +361,7 @@ class OutputHead(Op):
     `complete` is the group whose last token has passed the layers: a machine that really does it gives its KV, to be
     written. `joined` says by layer, where KV blocks are clusters, which new keys joined them and which clusters were
     cut, and `written` which pieces of clusters are to be written then. What of that KV stays in the processor's own
-    memory lies there at `stays`.
+    memory lies there at `stays`. `paged`: the host makes page tables for the token to come.
     """
 
     batch: Number
@@ -370,6 +370,7 @@ class OutputHead(Op):
     joined: Sequence[Sequence[Joined | Cut]] = field(default=(), compare=False)
     stays: Extents | None = field(default=None, compare=False)
     written: Pieces | None = field(default=None, compare=False)
+    paged: bool = False
 
 
 # Ops whose answers come from a stream of selections.

@@ -58,12 +58,14 @@ class ProcessorSpec(Spec):
     # On top of it for a layer of decoding that is launched kernel by kernel, as an eager runtime does where it must
     # look at every layer; whole steps and prefill are captured or long enough to hide it.
     eager_layer_s: Seconds = 0.0
-    # The host's time per sequence and token: sampling, page tables, scheduling.
+    # The host's time per sequence and token where KV lies in pages: page tables, scheduling.
     sequence_s: Seconds = 0.0
     # The host's bookkeeping of KV on storage: per KV block (group, token or chunk) that a layer selects, and on top
     # of it per slot that the block is looked for in.
     block_s: Seconds = 0.0
     slot_s: Seconds = 0.0
+    # Scores that softmax and top-k go through while decoding; None: as if in no time.
+    topk_per_s: ValuesPerS | None = None
     block_sparse: BlockSparseSpec | None = None
     # Folder with a folder per model of measured tables: see sim/costs/table.py.
     measured: str | None = Field(default=None, min_length=1, max_length=1000)

@@ -29,9 +29,10 @@ class Attend:
     worker: Worker = "processor"
 
     @staticmethod
-    def op(plan: DecodePlan, tokens: float, kv: Attended | None = None) -> DecodeAttention:
-        # A selection is gathered from where its blocks lie.
-        return DecodeAttention(plan.sequences, tokens, plan.selected is not None, kv, plan.roles.attention)
+    def op(plan: DecodePlan, tokens: float, kv: Attended | None = None, *, away: bool = True) -> DecodeAttention:
+        # A selection is gathered from where its blocks lie, unless there are slots that hold nothing else.
+        gathered = plan.selected is not None and not (away and plan.slots == plan.selected)
+        return DecodeAttention(plan.sequences, tokens, gathered, kv, plan.roles.attention)
 
     def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
         found, recent = now.found[layer], now.kept.recent(layer)
@@ -52,12 +53,13 @@ class Attend:
                 now.areas[layer] is not None and now.away(layer),
                 found.dropped,
             )
-        return now.machine.submit(self.op(now.plan, now.tokens[layer] + recent + 1, kv), after=after)
+        op = self.op(now.plan, now.tokens[layer] + recent + 1, kv, away=now.away(layer))
+        return now.machine.submit(op, after=after)
 
     def parts(self, prices: Prices) -> Parts:
         plan = prices.plan
         recent = plan.roles.upkeep.mean_recent(plan.group_tokens, plan.output)
-        return prices.work(self.op(plan, plan.brought_tokens + recent + 1))
+        return prices.work(self.op(plan, plan.brought_tokens + recent + 1, away=prices.tier != "device"))
 
 
 class PassOn:

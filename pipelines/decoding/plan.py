@@ -232,7 +232,14 @@ def plan_of(
             f"policies.group_tokens: a group of {group:,} tokens is longer than the context of {context:,}"
         )
     heads = model.kv_heads if selector.per_head else 1
-    room = Room(model=model, block_tokens=group, context=context, output=output, budget_bytes=budget_bytes)
+    room = Room(
+        model=model,
+        block_tokens=group,
+        context=context,
+        output=output,
+        budget_bytes=budget_bytes,
+        grows=roles.upkeep.grows,
+    )
     all_blocks = (1 if selector.for_all_layers else model.layers) * sequences * heads * room.blocks
     if all_blocks > MOST_BLOCKS:
         what = f"{all_blocks:,} groups of {group:,} tokens over layers, sequences and heads"
@@ -263,6 +270,9 @@ def plan_of(
     metadata = keys.n_bytes
     buffers = residency.n_bytes(room, wanted, slots) + roles.upkeep.n_bytes(room, selected)
     buffers += layout.buffer_bytes / sequences
+    if slots and keys.rebuilt_rank is not None:
+        # Slots hold values; keys are rebuilt in two buffers, of the layer that computes and of the next.
+        buffers -= (model.layers * slots - 2 * wanted) * room.block_bytes // 2
     if selected is not None and metadata + buffers > budget_bytes:
         what = f"{_counted(selected, 'group')} of {_counted(group, 'token')}"
         full = shown_size(model.kv_full_bytes(context))

@@ -265,6 +265,7 @@ DECODE_SYSTEMS: dict[str, DecodeSystem] = {
             layout=TokenGroups(group_tokens=16),
             placement=OneTier("device"),
             batching=Continuous(),
+            attention=PAGED,
         ),
     ),
     "specontext": DecodeSystem(

@@ -17,14 +17,16 @@ class AttentionKernel:
     which each token is joined by a copy of all of it (torch.cat in the DynamicCache of Hugging Face transformers).
     ``repeated``: KV heads are copied once for every query head that shares them (its repeat_kv), and attention reads
     these copies. ``score_bytes``: what prefill holds of every pair of tokens and query head; 0: scores never leave the
-    kernel. ``captured``: whole steps are captured and launched at once, or every kernel by itself; None: whole steps
-    are captured, and layers that are handed over one by one are not.
+    kernel. ``paged``: KV lies in pages, whose tables the host makes for every step. ``captured``: whole steps are
+    captured and launched at once, or every kernel by itself; None: whole steps are captured, and layers that are handed
+    over one by one are not.
     """
 
     reads: Kernel = "decode_attention"
     grown: bool = False
     repeated: bool = False
     score_bytes: float = 0.0
+    paged: bool = False
     captured: bool | None = None
 
     @property
@@ -61,4 +63,4 @@ EAGER = AttentionKernel(reads="unsplit_attention", grown=True, repeated=True, sc
 # One block per sequence and head reads all of its KV: FlashAttention-2 as transformers calls it.
 FLASH = AttentionKernel(reads="unsplit_attention", grown=True, captured=False)
 # Pages, split among blocks; decoding steps are captured as CUDA graphs (FlashInfer).
-PAGED = AttentionKernel(captured=True)
+PAGED = AttentionKernel(paged=True, captured=True)

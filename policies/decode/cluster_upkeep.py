@@ -29,6 +29,7 @@ class StaticClusters:
     that outgrows its pool is read, if it was not retrieved, and moves."""
 
     clusters = True
+    grows = True
     beside_moves: ClassVar[tuple[str, ...]] = ("assign",)
     after_attention: ClassVar[tuple[str, ...]] = ("tend",)
 

@@ -21,6 +21,7 @@ class LocalClusters:
     ``window_clusters`` clusters of their own then (DynaKV 2.3, ClusterKV)."""
 
     clusters = True
+    grows = True
     beside_moves: ClassVar[tuple[str, ...]] = ()
     after_attention: ClassVar[tuple[str, ...]] = ("tend",)
 

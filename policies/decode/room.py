@@ -21,11 +21,13 @@ class Room:
     context: int
     output: int
     budget_bytes: float
+    # New tokens become blocks, too.
+    grows: bool = True
 
     @property
     def tokens(self) -> int:
-        """Tokens of the context and of what is decoded after it, in whole blocks."""
-        return room_tokens(self.context, self.output, self.block_tokens)
+        """Tokens in blocks, whole ones: of the context, and of what is decoded after it where that becomes blocks."""
+        return room_tokens(self.context, self.output if self.grows else 0, self.block_tokens)
 
     @property
     def blocks(self) -> int:

@@ -85,6 +85,11 @@ class Upkeep(Protocol):
         ...
 
     @property
+    def grows(self) -> bool:
+        """New tokens become KV blocks, or join them."""
+        ...
+
+    @property
     def beside_moves(self) -> tuple[str, ...]:
         """Kinds of the stages that run while a layer's KV moves to the processor: what new keys are asked."""
         ...
@@ -117,6 +122,7 @@ class RollingGroups:
     ``rolling``: attention takes them in meanwhile; without it, it sees the newest one alone."""
 
     clusters = False
+    grows = True
     beside_moves: ClassVar[tuple[str, ...]] = ()
     after_attention: ClassVar[tuple[str, ...]] = ()
 
@@ -184,6 +190,7 @@ class KeepNewest:
     """New tokens stay in memory for good and belong to no block; an index is that of the context alone."""
 
     clusters = False
+    grows = False
     beside_moves: ClassVar[tuple[str, ...]] = ()
     after_attention: ClassVar[tuple[str, ...]] = ()
 

@@ -2,7 +2,7 @@
 columns that a measured table of it may have.
 
 Left out everywhere: activations (prefill tiles are bound by compute, decoding by weights and KV), norms,
-rotary embedding and sampling (their time is the profile's ``layer_s``), top-k inside a Select.
+rotary embedding and sampling (their time is the profile's ``layer_s`` and ``sequence_s``).
 """
 
 import re
@@ -164,9 +164,10 @@ def _all_layers(arithmetic: Arithmetic) -> float:
     return float(arithmetic.layers)
 
 
-def _sequences_s(processor: ProcessorSpec, op: DecodeStep | OutputHead) -> Number:
-    # The host takes a token of each.
-    return op.batch * processor.sequence_s
+def _paging_s(processor: ProcessorSpec, op: DecodeStep | OutputHead) -> Number:
+    # The host makes the page tables of each sequence's next token.
+    paged = op.kernel.paged if isinstance(op, DecodeStep) else op.paged
+    return op.batch * processor.sequence_s if paged else 0.0
 
 
 def priced(
@@ -268,7 +269,7 @@ def _cluster(a: Arithmetic, op: Cluster) -> list[Work]:
     DecodeStep,
     passes=_all_layers,
     features={"context": "context_tokens", "batch": "batch"},
-    fixed_s=_sequences_s,
+    fixed_s=_paging_s,
     eager=lambda op: op.kernel.captured is False,
 )
 def _decode_step(a: Arithmetic, op: DecodeStep) -> list[Work]:
@@ -304,7 +305,7 @@ def _rest_of_layer(a: Arithmetic, op: RestOfLayer) -> list[Work]:
     return [("gemv", op.batch * (a.layer_flop - a.qkv_flop), a.layer_bytes - a.qkv_bytes)]
 
 
-@priced(OutputHead, features={"batch": "batch"}, fixed_s=_sequences_s)
+@priced(OutputHead, features={"batch": "batch"}, fixed_s=_paging_s)
 def _output_head(a: Arithmetic, op: OutputHead) -> list[Work]:
     return [("gemv", op.batch * a.head_flop, a.head_bytes)]
 
@@ -312,17 +313,22 @@ def _output_head(a: Arithmetic, op: OutputHead) -> list[Work]:
 # --- choosing ----------------------------------------------------------------------------------------------------
 
 
+def _ranked_s(processor: ProcessorSpec, op: Select | Retrieve) -> Number:
+    # Softmax and top-k go through a score for each group, in every row that chooses for itself.
+    return 0.0 if processor.topk_per_s is None else op.batch * op.heads * op.groups / processor.topk_per_s
+
+
 def _keys(op: Select, a: Arithmetic) -> Number:
     # One representative key per group by default.
     return op.groups if op.keys is None else op.keys
 
 
-@priced(Select, features={"groups": "groups", "keys": _keys, "batch": "batch"})
+@priced(Select, features={"groups": "groups", "keys": _keys, "batch": "batch"}, fixed_s=_ranked_s)
 def _select(a: Arithmetic, op: Select) -> list[Work]:
     return [a.score(op.batch * _keys(op, a), op.rank)]
 
 
-@priced(Retrieve, features={"keys": "tokens", "batch": "batch"})
+@priced(Retrieve, features={"keys": "tokens", "batch": "batch"}, fixed_s=_ranked_s)
 def _retrieve(a: Arithmetic, op: Retrieve) -> list[Work]:
     return [("gemv", op.batch * a.retrieval_flop, a.retrieval_bytes), a.score(op.batch * op.tokens, None)]
 

@@ -94,13 +94,22 @@ def test_attention_moves_what_its_kernel_says_by_hand() -> None:
     assert WORK(PrefillLayer(2, 6, kernel=FLASH)) == WORK(PrefillLayer(2, 6))
 
 
-def test_the_host_takes_its_time_per_sequence_and_per_layer_that_was_not_captured() -> None:
+def test_the_host_takes_its_time_per_sequence_in_pages_and_per_layer_that_was_not_captured() -> None:
     host = Roofline(processor(eager_layer_s=3.0, layer_s=0.5, sequence_s=0.25), MODEL)
-    assert host.fixed_s(DecodeStep(2, 7)) == host.fixed_s(DecodeStep(2, 7, kernel=PAGED)) == 3 * 0.5 + 2 * 0.25
-    assert host.fixed_s(DecodeStep(2, 7, kernel=FLASH)) == 3 * 3.5 + 2 * 0.25
-    assert host.fixed_s(OutputHead(2)) == 2 * 0.25
+    assert host.fixed_s(DecodeStep(2, 7)) == 3 * 0.5
+    assert host.fixed_s(DecodeStep(2, 7, kernel=PAGED)) == 3 * 0.5 + 2 * 0.25
+    assert host.fixed_s(DecodeStep(2, 7, kernel=FLASH)) == 3 * 3.5
+    assert (host.fixed_s(OutputHead(2)), host.fixed_s(OutputHead(2, paged=True))) == (0.0, 2 * 0.25)
     assert (host.fixed_s(FeedForward(2)), host.fixed_s(FeedForward(2, captured=True))) == (3.5, 0.5)
     assert host.fixed_s(RestOfLayer(2, captured=True)) == 0.5
+
+
+def test_top_k_goes_through_a_score_per_group_and_row() -> None:
+    ranks = Roofline(processor(topk_per_s=10.0), MODEL)
+    # 3 sequences x 2 heads x 7 groups; one row for all heads.
+    assert ranks.fixed_s(Select(3, 7, 2, step=0, layer=0, heads=2)) == 4.2
+    assert ranks.fixed_s(Retrieve(3, groups=7, k=2, tokens=7, step=0)) == 2.1
+    assert Roofline(processor(), MODEL).fixed_s(Select(3, 7, 2, step=0, layer=0)) == 0
 
 
 def test_choosing_before_the_pass_and_assigning_by_hand() -> None:
