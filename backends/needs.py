@@ -67,6 +67,11 @@ class DecodeSizes(Protocol):
         ...
 
     @property
+    def newest_tokens(self) -> int | None:
+        """New tokens that stay in the processor's memory, where others lie on the host; None: all of them stay."""
+        ...
+
+    @property
     def mapped_bytes(self) -> float | None:
         """What a file that is mapped into memory may take there; None: it is read past the page cache."""
         ...

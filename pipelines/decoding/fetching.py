@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from kvferry.layouts.layout import Ranges
+from kvferry.layouts.pieces import Reads
 from kvferry.machine.answers import Selection
 from kvferry.machine.handles import Rebuilt
 from kvferry.machine.ops import Bookkeep, Extents, Reconstruct, Retrieve, Select
@@ -133,10 +135,21 @@ class BringMissing:
         if not now.away(layer):
             return now.there(layer, after)
         now.record.reads(reads)
-        missing = Extents(*reads.ranges)
+        missing = Extents(*self._with_newest(now, layer, reads))
         return now.machine.move(missing, now.tiers[layer], "device", after=(*after, *now.arriving[layer]))
 
+    @staticmethod
+    def _with_newest(now: DecodeState, layer: int, reads: Reads) -> Ranges:
+        """With new tokens that found no room in the processor's memory, behind the blocks."""
+        plan = now.plan
+        more = 0 if plan.newest_tokens is None else now.kept.recent(layer) - plan.newest_tokens
+        if more <= 0:
+            return reads.ranges
+        n_bytes = plan.sequences * more * plan.model.kv_entry_bytes
+        return np.append(reads.offsets, plan.file_bytes), np.append(reads.lengths, n_bytes)
+
     def parts(self, prices: Prices) -> Parts:
+        """Left out: new tokens that found no room."""
         return prices.move(prices.missing, prices.plan.layout.stride_bytes, prices.tier, "device")
 
 

@@ -1,6 +1,7 @@
 """From a named way of decoding with its KV outside the processor's memory to its sizes on one model, context, batch and
 budget."""
 
+import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
@@ -49,6 +50,8 @@ class DecodePlan:
     vector_bytes: int = 0
     # The budget with which a reuse buffer would hold one selection, where one is wanted and the budget holds none.
     reuse_needs_bytes: float | None = None
+    # New tokens of a sequence that stay in the processor's memory, the others lie on the host; None: all of them stay.
+    newest_tokens: int | None = None
     metadata_bytes: float
     buffer_bytes: float
     # For all of it.
@@ -273,6 +276,13 @@ def plan_of(
     if slots and keys.rebuilt_rank is not None:
         # Slots hold values; keys are rebuilt in two buffers, of the layer that computes and of the next.
         buffers -= (model.layers * slots - 2 * wanted) * room.block_bytes // 2
+    newest = None
+    if metadata + buffers > budget_bytes and not roles.upkeep.grows and roles.placement.away == "host":
+        # New tokens that find no room lie where the rest of the KV does.
+        entries_bytes = model.layers * model.kv_entry_bytes
+        newest = output - math.ceil((metadata + buffers - budget_bytes) / entries_bytes)
+        if newest >= 0:
+            buffers -= (output - newest) * entries_bytes
     if selected is not None and metadata + buffers > budget_bytes:
         what = f"{_counted(selected, 'group')} of {_counted(group, 'token')}"
         full = shown_size(model.kv_full_bytes(context))
@@ -294,6 +304,7 @@ def plan_of(
         kept_tokens=kept,
         vector_bytes=0 if keys.index is None else round(keys.index.n_bytes / (model.layers * heads * room.blocks)),
         reuse_needs_bytes=needs_bytes,
+        newest_tokens=newest,
         metadata_bytes=metadata,
         buffer_bytes=buffers,
         budget_bytes=budget_bytes,

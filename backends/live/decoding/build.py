@@ -69,6 +69,9 @@ def check_plan(sizes: DecodeSizes, processor: str) -> None:
             pick("index", INDEXES, sizes.index.kind)
         except InputError as error:
             raise InputError(f"policies.selector: backend torch: {error}") from None
+    if sizes.newest_tokens is not None:
+        what = f"memory holds {sizes.newest_tokens:,} new tokens of each sequence, and backend torch keeps all there"
+        raise InputError(f"policies.upkeep: {what}; a shorter output or a smaller batch would do")
     if sizes.kept_tokens and not isinstance(sizes.layout, ClusterLayout):
         raise InputError("policies.residency: backend torch keeps clusters in such a cache alone; say reuse or none")
     if "device" in sizes.tiers and not processor.startswith("cpu"):

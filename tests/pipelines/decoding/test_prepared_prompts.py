@@ -1,16 +1,24 @@
 """Systems that prepare the prompt alone and keep new tokens in memory, as SpeContext runs its baselines."""
 
+from dataclasses import replace
+from typing import Any
+
 from decoding import roles_of
 from tiny import tiny_model
 
+from kvferry.backends.fake import FakeMachine
+from kvferry.machine.ops import Extents
+from kvferry.machine.ticket import Ticket
 from kvferry.pipelines.decoding.computing import Attend
+from kvferry.pipelines.decoding.decode import LockStepDecode
 from kvferry.pipelines.decoding.plan import DecodePlan, plan_of
+from kvferry.specs.tier import Tier
 
 # 64 B for a token's KV in a layer: keys of 2 x 8 numbers of 2 B, and as many values.
 MODEL = tiny_model()
 
 
-def plan(slots: int) -> DecodePlan:
+def plan(slots: int, budget_bytes: float = 1e9) -> DecodePlan:
     roles = roles_of(
         "shadowkv",
         layout={"name": "value-groups", "group_tokens": 8, "compression": 4.0},
@@ -19,7 +27,7 @@ def plan(slots: int) -> DecodePlan:
         upkeep="none",
         placement="host",
     )
-    return plan_of(roles, MODEL, sequences=2, context=80, output=40, budget_bytes=1e9)
+    return plan_of(roles, MODEL, sequences=2, context=80, output=40, budget_bytes=budget_bytes)
 
 
 def test_memory_of_shadowkv_by_hand() -> None:
@@ -35,3 +43,33 @@ def test_slots_that_hold_the_selection_alone_are_attended_to_where_they_lie() ->
     assert Attend.op(plan(5), 24).gathered
     # In the processor's own memory a selection lies scattered among all of the KV.
     assert Attend.op(plan(3), 24, away=False).gathered
+
+
+class Counting(FakeMachine):
+    """Notes the bytes of moves to the processor."""
+
+    moved: list[int]
+
+    def move(self, what: Extents, source: Tier, to: Tier, **more: Any) -> Ticket:
+        if to == "device":
+            self.moved.append(what.n_bytes)
+        return super().move(what, source, to, **more)
+
+
+def test_new_tokens_that_find_no_room_come_from_the_host_in_every_step_by_hand() -> None:
+    whole = plan(3)
+    assert whole.newest_tokens is None
+    # Room for all but 100 B: of 40 tokens of 2 x 64 B, the last one lies on the host.
+    less = plan(3, whole.memory_bytes - 100)
+    assert (less.newest_tokens, less.memory_bytes) == (39, whole.memory_bytes - 128)
+    two = replace(less, newest_tokens=2)
+    moved = {}
+    for name, chosen in (("whole", whole), ("two", two)):
+        machine = Counting(capacity_bytes=1e6)
+        machine.moved = []
+        decode = LockStepDecode(machine, chosen)
+        machine.env.run(until=machine.env.process(decode.run(6)))
+        moved[name] = machine.moved
+    # In the five steps there are 0 to 4 new ones, of which two stay; two sequences, 64 B each.
+    more = [b - a for a, b in zip(moved["whole"], moved["two"], strict=True)]
+    assert more == [0, 0] * 3 + [128, 128] + [256, 256]
