@@ -191,8 +191,6 @@ _IN_DEVICE = OneTier("device")
 # buffers as large as a selection, which is what the virtual cache's two layers take.
 _SELECTED_SHARE = 0.1
 _CLUSTER_TOKENS = 16
-# Of the largest cluster, which a pool has twice the room of (DynaKV 5.2).
-_MOST_CLUSTER_TOKENS = 48
 _BY_CENTROIDS = Centroids(per_head=True, selected_share=_SELECTED_SHARE)
 _IN_ORDER = SequenceOrdered(group_tokens=_CLUSTER_TOKENS)
 
@@ -235,9 +233,9 @@ DECODE_SYSTEMS: dict[str, DecodeSystem] = {
         paper="dynakv",
         roles=Roles(
             selector=_BY_CENTROIDS,
-            residency=VirtualCache(cache_share=0.02),
-            layout=DualHeads(group_tokens=_CLUSTER_TOKENS, most_tokens=_MOST_CLUSTER_TOKENS),
-            upkeep=AdaptiveClusters(threshold=1.5, most_tokens=_MOST_CLUSTER_TOKENS),
+            residency=VirtualCache(cache_share=0.01),
+            layout=DualHeads(group_tokens=_CLUSTER_TOKENS),
+            upkeep=AdaptiveClusters(threshold=1.5),
         ),
     ),
     "pqcache": DecodeSystem(

@@ -69,8 +69,9 @@ class VirtualCache(WholeCache):
     """Only the layer that computes and the next one have their caches in memory (DynaKV 6.1, pipeline 2). Others lie on
     storage, each in an area of its own, beside the clusters that they are copies of: while a layer attends and passes
     on, the next one's is read as one, and what has changed of its own is written back. What new keys change after that,
-    a key in every row, stays in memory until the layer's next turn. Representatives lie on storage, too: they are
-    brought while queries are projected (pipeline 1), and those that have changed go back with the cache."""
+    a key in every row and the parts of what was cut, stays in memory until the layer's next turn. Representatives lie
+    on storage, too, and are brought while queries are projected (pipeline 1). Left out: writing those that have
+    changed, a vector per row and token, of which the paper says nothing."""
 
     def cached_layers(self, layers: int) -> int:
         return min(2, layers)
