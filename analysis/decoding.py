@@ -10,7 +10,7 @@ from kvferry.pipelines.record import Decoded, RequestRecord, Run
 from kvferry.pipelines.tally import Totals
 
 # Observed in a real world; what managing the KV really took goes before what was reserved for it.
-_OBSERVED = ("kv_metadata_bytes", "kv_buffer_bytes", "kv_read_bytes", "resident_bytes")
+_OBSERVED = ("kv_metadata_bytes", "kv_buffer_bytes", "kv_read_bytes", "kv_log_bytes", "resident_bytes")
 _BATCHES = ("storage_batches", "storage_batches_late")
 
 

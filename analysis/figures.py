@@ -121,6 +121,7 @@ FIGURES: dict[str, Figure] = {
     "requests": Figure("requests", None, "that arrived"),
     "requests_finished": Figure("finished", None, "that reached their first token"),
     "kv_read_bytes": Figure("KV in read buffers", None, "memory that reads under way take, in a real run"),
+    "kv_log_bytes": Figure("log of the KV file", None, "bytes of it, in a real run that keeps its file"),
     "resident_bytes": Figure("memory of the process", None, "resident at the end of a real run"),
     "storage_batches": Figure("batches of reads", None, "handed to storage, in a real run"),
     "storage_batches_late": Figure("of them late", "low", "not complete when the layer wanted them"),

@@ -23,6 +23,7 @@ from kvferry.cli.compare import compare
 from kvferry.cli.devices import devices
 from kvferry.cli.encode import encode
 from kvferry.cli.fidelity import fidelity
+from kvferry.cli.kv_file import kv_file
 from kvferry.cli.models import models
 from kvferry.cli.reproduce import reproduce
 from kvferry.cli.run import run
@@ -83,7 +84,7 @@ def kvferry(
 _COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
     "Simulate": (run, compare, schedule, sweep, tune, reproduce),
     "Measure": (calibrate, fidelity, encode, serve),
-    "Look up": (scenarios, systems, devices, models, schema),
+    "Look up": (scenarios, systems, devices, models, schema, kv_file),
 }
 _EPILOGS = {
     run: explained(FIGURES),

@@ -1,5 +1,6 @@
 """Checksums of a file's blocks: what was written there, as far as 64 bits per block tell."""
 
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -7,9 +8,16 @@ import numpy as np
 from kvferry.disk.opened_file import BLOCK_BYTES, StorageError
 
 _WORDS = BLOCK_BYTES // 8
-# An odd factor for every place in a block, modulo 2**64: one changed word always changes the sum, and any other change
-# does but for a chance of about one in 2**63.
-_FACTORS = np.random.default_rng(4096).integers(1 << 63, size=_WORDS, dtype=np.uint64) * 2 + 1
+
+
+@lru_cache(maxsize=4)
+def _factors(words: int) -> np.ndarray:
+    """An odd factor for every place in a block, modulo 2**64: one changed word always changes the sum, and any other
+    change does but for a chance of about one in 2**63."""
+    return np.random.default_rng(4096).integers(1 << 63, size=words, dtype=np.uint64) * 2 + 1
+
+
+_FACTORS = _factors(_WORDS)
 
 
 class BlockSums:
@@ -35,6 +43,18 @@ def sums_of(memory: memoryview) -> np.ndarray:
     """uint64[blocks]."""
     words = np.frombuffer(memory, np.uint64).reshape(-1, _WORDS)
     sums: np.ndarray = np.einsum("ij,j->i", words, _FACTORS)
+    return sums
+
+
+def row_sums(rows: np.ndarray) -> np.ndarray:
+    """uint64[n]: such a sum for each row of uint8[n, bytes], of any length."""
+    n, n_bytes = rows.shape
+    words = -(-n_bytes // 8)
+    whole = rows
+    if n_bytes % 8:
+        whole = np.zeros((n, 8 * words), np.uint8)
+        whole[:, :n_bytes] = rows
+    sums: np.ndarray = np.einsum("ij,j->i", np.ascontiguousarray(whole).view(np.uint64), _factors(words))
     return sums
 
 

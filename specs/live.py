@@ -48,6 +48,9 @@ class DecodeLive(RealRun):
     # The folder for the file with the KV, on the device that is to be used. None: the system's folder for temporary
     # files.
     kv_folder: str | None = Field(default=None, min_length=1, max_length=1000)
+    # The file with the KV, which stays there with a log beside it, FILE.log: it can be read up to the last finished
+    # step, however the run ends. None: it has no name, no log, and goes with the run.
+    kv_file: str | None = Field(default=None, min_length=1, max_length=1000)
     # The file is read and written as slowly as `device.storage` says; false: as fast as it is.
     paced: bool = Field(default=True, strict=True)
     # A file for what was selected, sequence after sequence, which workload.selections can replay.

@@ -57,8 +57,7 @@ class BlockFormat:
         whole = aligned_memory(len(layers) * rows * blocks * self.layout.stride_bytes)
         there = np.frombuffer(whole, np.uint8).reshape(len(layers), rows, blocks, self.layout.stride_bytes)
         for into, of_layer in zip(there, layers, strict=True):
-            flat = of_layer.to("cpu").contiguous().flatten(2).view(torch.uint8).numpy()
-            into[..., : self.layout.block_bytes] = flat
+            into[..., : self.layout.block_bytes] = raw_bytes(of_layer)
         return whole
 
     def unpacked(self, read: np.ndarray) -> torch.Tensor:
@@ -72,6 +71,11 @@ class BlockFormat:
         by_sequence = blocks.unflatten(0, (self.layout.sequences, self.layout.heads))
         # sequences, heads, blocks, sides, heads of a row, tokens, head_dim
         return by_sequence.permute(3, 0, 1, 4, 2, 5, 6).flatten(4, 5).flatten(2, 3)
+
+
+def raw_bytes(tensor: torch.Tensor) -> np.ndarray:
+    """uint8[n, m, bytes] of [n, m, *shape]."""
+    return np.asarray(tensor.to("cpu").contiguous().flatten(2).view(torch.uint8).numpy())
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -1,8 +1,10 @@
 """KV blocks of a lock-step batch: those in the file, those in slots of the reuse buffers, and the one that grows."""
 
+import numpy as np
 import torch
 
-from kvferry.backends.live.decoding.block_format import BlockFormat
+from kvferry.backends.live.decoding.block_format import BlockFormat, raw_bytes
+from kvferry.backends.live.decoding.entry_log import EntryLog
 from kvferry.backends.live.decoding.indexes.index import BlockIndex
 from kvferry.backends.live.decoding.rebuilt_keys import RebuiltKeys
 from kvferry.backends.live.decoding.written import WrittenLayers
@@ -17,7 +19,7 @@ class StoredBlocks:
 
     ``recent`` tokens of every sequence are in the rolling buffer, as their KV block is not complete; the token under
     way is not among them. `slots` per row of each layer's reuse buffer, 0: none. `rebuilt` holds the keys where the
-    file has values alone.
+    file has values alone. `log`, where KV blocks are of one token, is told what becomes of the file before it does.
     """
 
     def __init__(
@@ -28,8 +30,11 @@ class StoredBlocks:
         device: torch.device,
         slots: int = 0,
         rebuilt: RebuiltKeys | None = None,
+        log: EntryLog | None = None,
     ) -> None:
         assert format.values_only == (rebuilt is not None)
+        assert log is None or format.group_tokens == 1
+        self._log = log
         layout = format.layout
         self.format, self.layers, self.sequences = format, layout.layers, layout.sequences
         self.recent = context % format.group_tokens
@@ -65,8 +70,11 @@ class StoredBlocks:
         self._rolling[layer, 1, :, :, : self.recent] = values[:, :, whole:]
         if self._rebuilt is not None:
             self._undecomposed[layer] = keys[:, :, :whole]
-        packed = self.format.packed([self.format.blocks(keys[:, :, :whole], values[:, :, :whole])])
-        return WrittenLayers(packed, [layer])
+        blocks = self.format.blocks(keys[:, :, :whole], values[:, :, :whole])
+        if self._log is not None:
+            rows, tokens = np.indices(blocks.shape[:2])
+            self._log.prompts(layer, raw_bytes(blocks), self.format.layout.ranges(layer, rows, tokens)[0])
+        return WrittenLayers(self.format.packed([blocks]), [layer])
 
     def decompose(self, layer: int | None) -> None:
         """Keep a prefilled layer's keys at a low rank."""
@@ -118,8 +126,11 @@ class StoredBlocks:
         if index is not None:
             for layer, of_layer in enumerate(keys):
                 index.append(layer, of_layer)
-        packed = self.format.packed([self.format.blocks(*layer) for layer in self._rolling])
-        return WrittenLayers(packed, range(self.layers))
+        blocks = [self.format.blocks(*layer) for layer in self._rolling]
+        if self._log is not None:
+            offsets, _ = self.format.layout.column(op.complete, np.arange(self.layers))
+            self._log.step(raw_bytes(torch.stack(blocks)[:, :, 0]), offsets)
+        return WrittenLayers(self.format.packed(blocks), range(self.layers))
 
     def _brought(self, kv: Attended, read: Data) -> torch.Tensor:
         """KV blocks [rows, k, *shape]: those that were read, put into their slots where there are any, and those that

@@ -12,6 +12,7 @@ from kvferry.backends.live.decoding.block_format import BlockFormat
 from kvferry.backends.live.decoding.cluster_blocks import ClusterFormat
 from kvferry.backends.live.decoding.indexes.index import Index
 from kvferry.backends.live.decoding.indexes.table import INDEXES
+from kvferry.backends.live.decoding.kept_file import data_bytes
 from kvferry.backends.live.decoding.layers import Layers
 from kvferry.backends.live.decoding.noted_keys import NotedKeys
 from kvferry.backends.live.decoding.tiers import KvTiers
@@ -19,6 +20,7 @@ from kvferry.backends.live.engine.machine import OpRunner
 from kvferry.backends.needs import DecodeSizes, KvOnStorage
 from kvferry.backends.world import Say
 from kvferry.disk.direct_storage import BLOCK_BYTES, Storage
+from kvferry.disk.kv_log import KvLog
 from kvferry.disk.mapped_storage import MappedStorage
 from kvferry.disk.paced_storage import PacedStorage
 from kvferry.layouts.cluster_layout import ClusterLayout
@@ -86,9 +88,11 @@ def decode_runner(
     prompts: Prompts,
     tiers: KvTiers,
     noted: NotedKeys | None,
+    log: KvLog | None,
     say: Say,
 ) -> DecodeRunner:
-    """Runs the layers of a batch with its KV on storage, or in `tiers` of memory; `noted` gets its keys."""
+    """Runs the layers of a batch with its KV on storage, or in `tiers` of memory; `noted` gets its keys, and `log` what
+    becomes of the file."""
     workload, sizes = scenario.decode.workload, need.sizes
     contexts = [prompts.tokens(n, workload.context, 0)[0] for n in range(need.sequences)]
     return Layers(
@@ -101,6 +105,7 @@ def decode_runner(
         rebuilt_rank=sizes.rebuilt_rank,
         tiers=tiers,
         noted=noted,
+        log=log,
     )
 
 
@@ -120,27 +125,33 @@ def format_of(sizes: DecodeSizes, dtype: torch.dtype) -> BlockFormat | ClusterFo
 
 
 def decode_storage(scenario: Scenario, sizes: DecodeSizes, stack: ExitStack) -> Storage | MappedStorage:
-    """The file that KV lies in, which goes with the run."""
-    live, like = scenario.decode.live, scenario.device.storage
+    """The file that KV lies in, which goes with the run unless it is to be kept."""
+    live = scenario.decode.live
+    if live.kv_file is not None:
+        kept = _storage(Path(live.kv_file), data_bytes(sizes) + BLOCK_BYTES, scenario, sizes)
+        stack.enter_context(kept)
+        return kept
     try:
         made = tempfile.TemporaryDirectory(prefix="kvferry-kv-", dir=live.kv_folder)
     except OSError as error:
         raise InputError(f"live.kv_folder: {live.kv_folder}: no file can be made there: {error.strerror}") from None
     path = Path(stack.enter_context(made)) / "kv.bin"
-    # A file that is written has whole blocks.
-    n_bytes, paced = -(-sizes.file_bytes // BLOCK_BYTES) * BLOCK_BYTES, like if live.paced else None
-    storage: Storage | MappedStorage
-    if sizes.mapped_bytes is not None:
-        storage = MappedStorage.create(path, n_bytes, most_bytes=sizes.mapped_bytes, like=paced)
-    elif paced is None:
-        storage = Storage.create(path, n_bytes, depth=32 if like is None else like.queue_depth)
-    else:
-        storage = PacedStorage.create(path, n_bytes, depth=paced.queue_depth, like=paced)
+    storage = _storage(path, data_bytes(sizes), scenario, sizes)
     # It has no name from now on: however this process ends, its room is given back.
     path.unlink()
     path.parent.rmdir()
     stack.enter_context(storage)
     return storage
+
+
+def _storage(path: Path, n_bytes: int, scenario: Scenario, sizes: DecodeSizes) -> Storage | MappedStorage:
+    like = scenario.device.storage
+    paced = like if scenario.decode.live.paced else None
+    if sizes.mapped_bytes is not None:
+        return MappedStorage.create(path, n_bytes, most_bytes=sizes.mapped_bytes, like=paced)
+    if paced is None:
+        return Storage.create(path, n_bytes, depth=32 if like is None else like.queue_depth)
+    return PacedStorage.create(path, n_bytes, depth=paced.queue_depth, like=paced)
 
 
 def storage_measured(storage: Storage | MappedStorage) -> dict[str, Any]:

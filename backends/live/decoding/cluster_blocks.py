@@ -7,6 +7,8 @@ import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
+from kvferry.backends.live.decoding.block_format import raw_bytes
+from kvferry.backends.live.decoding.entry_log import ClusterLog, Place
 from kvferry.backends.live.decoding.indexes.centroids import Centroids
 from kvferry.backends.live.decoding.written import Bytes, WrittenPieces, joined
 from kvferry.disk.direct_storage import Data
@@ -19,9 +21,6 @@ from kvferry.policies.decode.means import two_means
 from kvferry.policies.decode.rows import Cut, Joined
 from kvferry.specs.errors import InputError, KvferryError
 from kvferry.system.aligned_memory import aligned_memory
-
-# A row and a block of it, in some layer.
-Place = tuple[int, int]
 
 
 class ClusterFormat:
@@ -56,17 +55,22 @@ class ClusterFormat:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class ClusteredKv(Clustered):
-    """The answer, and what is to be written of it, by row and cluster: a Written."""
+    """The answer, and what is to be written of it, by row and cluster: a Written, of which a log is told."""
 
     format: ClusterFormat
     clusters: dict[Place, torch.Tensor]
+    log: ClusterLog | None
 
     def bytes_of(self, extents: Extents) -> Bytes:
         assert extents.pieces is not None
         parts = []
         for place, first, tokens, down in stretches_of(extents.pieces):
             parts.append(self.format.packed(self.clusters[place][first : first + tokens], down))
-        return joined([memoryview(part) for part in parts])
+        whole = joined([memoryview(part) for part in parts])
+        if self.log is not None:
+            assert self.labels is not None
+            self.log.clustered(int(extents.pieces.layers[0]), self.labels, extents.pieces, whole)
+        return whole
 
 
 class SwappedKv:
@@ -94,10 +98,10 @@ class SwappedKv:
 class ClusterBlocks:
     """Tensors of clusters of a lock-step batch, each with its entries in the order in which they came to it. Those that
     a step attends to are at hand until it ends. Of others, entries that wait for a cut are, and those in page buffers,
-    which are not in the file yet."""
+    which are not in the file yet. `log` is told what becomes of the file before it does."""
 
-    def __init__(self, format: ClusterFormat, *, device: torch.device) -> None:
-        layout = format.layout
+    def __init__(self, format: ClusterFormat, *, device: torch.device, log: ClusterLog | None = None) -> None:
+        layout, self._log = format.layout, log
         self.format, self.layers, self.sequences = format, layout.layers, layout.sequences
         # All tokens of the prompts belong to clusters.
         self.recent, self.key_bytes = 0, 0
@@ -155,7 +159,9 @@ class ClusterBlocks:
                 parts[row, block] = members
         if op.step < 0:
             retrieved = index.references(op.layer, op.references, op.k)
-            return ClusteredKv(tokens, variances, labels, retrieved, format=self.format, clusters=parts)
+            return ClusteredKv(tokens, variances, labels, retrieved, format=self.format, clusters=parts, log=self._log)
+        if self._log is not None:
+            self._log.grouped(op.layer, op.first, labels, op.whole)
         self._here[op.layer] |= parts
         self._renew(op.layer, parts)
         return Clustered(tokens, variances, labels)
@@ -221,6 +227,8 @@ class ClusterBlocks:
             variances[n, 0] = index.set(op.layer, cut.row, cut.block, keys[~leaves])
             tokens[n] = (~leaves).sum(), leaves.sum()
             leaving.append(leaves)
+            if self._log is not None:
+                self._log.cut(op.layer, cut, leaves)
         return Divided(tokens, variances, leaving)
 
     def grown(self, op: OutputHead, index: Centroids | None) -> WrittenPieces:
@@ -234,6 +242,9 @@ class ClusterBlocks:
                 # No new key belongs to a cluster yet.
                 self._recent[layer] = self._newest(layer)
         contents = {} if op.written is None else self._written(op.written)
+        if self._log is not None:
+            entries = torch.stack([new for new in self._new if new is not None])
+            self._log.grown(op.joined, op.written, contents, raw_bytes(entries))
         for of_here in self._here:
             of_here.clear()
         return WrittenPieces(contents)

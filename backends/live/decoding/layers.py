@@ -14,6 +14,7 @@ from kvferry.backends.live.decoding.answers import Answers, Listener
 from kvferry.backends.live.decoding.block_format import BlockFormat
 from kvferry.backends.live.decoding.blocks import StoredBlocks
 from kvferry.backends.live.decoding.cluster_blocks import ClusterBlocks, ClusterFormat
+from kvferry.backends.live.decoding.entry_log import ClusterLog, EntryLog
 from kvferry.backends.live.decoding.indexes.centroids import Centroids
 from kvferry.backends.live.decoding.indexes.index import Index
 from kvferry.backends.live.decoding.indexes.retrieval_head import RetrievalHeadKeys
@@ -23,6 +24,7 @@ from kvferry.backends.live.decoding.tiers import KvTiers
 from kvferry.backends.live.decoding.written import Written
 from kvferry.backends.live.engine.op_runner import RegisteredOps, runs
 from kvferry.disk.direct_storage import Data
+from kvferry.disk.kv_log import KvLog
 from kvferry.machine.answers import Answer, Assigned, Clustered, Divided, Selection
 from kvferry.machine.handles import Attended
 from kvferry.machine.ops import (
@@ -68,7 +70,8 @@ class Layers(RegisteredOps):
     `index` is empty, and None where everything is read. `slots` per row of each layer's reuse buffer, 0: none.
     `rebuilt_rank`: numbers per token from which keys are rebuilt; None where the file has them. `follow`
     [sequences][tokens] are said instead of what the model would say. `known` is taken instead of computing the prompts.
-    `tiers` is the memory of KV that does not lie on storage; None: all of it does. `noted` gets keys and queries.
+    `tiers` is the memory of KV that does not lie on storage; None: all of it does. `noted` gets keys and queries, `log`
+    what becomes of the file.
     Raises InputError for prompts that do not fit the layout.
     """
 
@@ -89,6 +92,7 @@ class Layers(RegisteredOps):
         known: KnownPrefill | None = None,
         tiers: KvTiers | None = None,
         noted: NotedKeys | None = None,
+        log: KvLog | None = None,
     ) -> None:
         self.decoder = decoder = Decoder(model)
         layout = format.layout
@@ -110,14 +114,21 @@ class Layers(RegisteredOps):
         self._context = self._prompts.shape[1]
         self._rotary = decoder.rotary(self._context + output)
         self.blocks: StoredBlocks | ClusterBlocks
+        told = {"layers": layout.layers, "rows": layout.rows, "context": self._context}
         if isinstance(format, ClusterFormat):
-            self.blocks = ClusterBlocks(format, device=decoder.device)
+            of_clusters = None if log is None else ClusterLog(log, **told)
+            self.blocks = ClusterBlocks(format, device=decoder.device, log=of_clusters)
         else:
             rebuilt = None
             if rebuilt_rank is not None:
                 rebuilt = RebuiltKeys(format, rebuilt_rank, self._rotary, device=decoder.device)
             self.blocks = StoredBlocks(
-                format, context=self._context, device=decoder.device, slots=slots, rebuilt=rebuilt
+                format,
+                context=self._context,
+                device=decoder.device,
+                slots=slots,
+                rebuilt=rebuilt,
+                log=None if log is None else EntryLog(log, **told),
             )
         self._tiers = tiers
         self._answers = Answers(len(prompts), follow, listen)

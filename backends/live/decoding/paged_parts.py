@@ -3,6 +3,7 @@
 from contextlib import ExitStack
 from typing import Any
 
+from kvferry.backends.live.decoding.kept_file import check_kept
 from kvferry.backends.live.decoding.paged_layers import PagedLayers
 from kvferry.backends.live.decoding.warm_model import warm_model
 from kvferry.backends.live.machine_parts import MachineParts
@@ -23,6 +24,7 @@ class PagedParts(MachineParts):
         if need.evicts:
             what = f"{scenario.system} gives up KV for good, which backend torch does not do"
             raise InputError(f"system: {what}; backend: sim would")
+        check_kept(scenario, None)
         self.model, prompts = warm_model(scenario)
         of_requests = [prompts.tokens(n, context, 0)[0] for n, context in enumerate(need.prompts)]
         self.runner = PagedLayers(self.model, of_requests, output=need.output, pages=need.pages)

@@ -15,6 +15,7 @@ from kvferry.backends.live.decoding.build import (
     decode_storage,
     storage_measured,
 )
+from kvferry.backends.live.decoding.kept_file import begin, check_kept, kept_log
 from kvferry.backends.live.decoding.noted_keys import NotedKeys
 from kvferry.backends.live.decoding.tiers import KvTiers
 from kvferry.backends.live.decoding.warm_model import warm_model
@@ -37,14 +38,19 @@ class StoredKvParts(MachineParts):
         check(scenario)
         sizes = need.sizes
         check_plan(sizes, scenario.decode.live.processor)
+        check_kept(scenario, sizes)
         # Even where all KV is on storage: its placement may move some of it later.
         self._tiers = KvTiers(sizes.file_bytes)
         self._tiers.have_ready(sizes.tiers)
         self.model, prompts = warm_model(scenario)
         self._scenario, self._sizes, self._say = scenario, sizes, say
         self._noted = None if scenario.decode.live.record_keys is None else NotedKeys(sizes.model.layers)
-        self.runner = decode_runner(scenario, need, self.model, prompts, self._tiers, self._noted, say)
+        kept = scenario.decode.live.kv_file
+        self._log = None if kept is None else kept_log(Path(kept), stack)
+        self.runner = decode_runner(scenario, need, self.model, prompts, self._tiers, self._noted, self._log, say)
         self._storage = decode_storage(scenario, sizes, stack)
+        if self._log is not None:
+            begin(self._log, self._storage, sizes, scenario.decode.workload.context, self.model.dtype)
         if self._storage.note is not None:
             say(self._storage.note)
 
@@ -66,6 +72,8 @@ class StoredKvParts(MachineParts):
             "kv_buffer_bytes": runner.buffer_bytes,
         }
         found |= storage_measured(storage)
+        if self._log is not None:
+            found["kv_log_bytes"] = self._log.n_bytes
         found["kv_buffer_bytes"] += found.get("mapped_bytes", 0)
         live = self._scenario.decode.live
         recorded = (
