@@ -22,8 +22,6 @@ from kvferry.layouts.pools import PoolLayout
 from kvferry.layouts.sequence_order import SequenceLayout
 from kvferry.specs.errors import InputError
 
-pytest.importorskip("torch", reason="the package of what decodes for real is imported")
-
 SIZES: dict[str, Any] = {
     "layers": 1,
     "sequences": 1,
