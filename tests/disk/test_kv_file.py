@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from kept_clusters import ENTRY_BYTES, KeptClusters, entry
 
@@ -119,6 +119,7 @@ def test_a_log_that_was_cut_off_at_every_byte(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: type(layout).__name__)
+@settings(deadline=None)
 @given(data=st.data())
 def test_any_sequence_that_was_cut_off_anywhere(layout: ClusterLayout, data: st.DataObject) -> None:
     """Keys join, wait and cut, page buffers are filled and given up; the process is killed at any byte of the log, with
@@ -185,6 +186,7 @@ def test_a_file_of_later_steps_than_its_log(tmp_path: Path) -> None:
         KvFile(path)
 
 
+@settings(deadline=None)
 @given(at=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
 def test_a_log_with_a_bit_flipped(at: float, bit: int) -> None:
     with TemporaryDirectory() as folder:
