@@ -27,5 +27,7 @@ class DecodeBudget(Part):
     # share of its context's full cache. None of the two: all that the weights leave free.
     kv_bytes: Bytes | None = Field(default=None, gt=0)
     kv_share: float | None = Field(default=None, gt=0, le=1, strict=True)
+    # Held for intermediate values (activations), as a share of the weights; SpeContext takes 0.3 (Eq. 6).
+    runtime_share: float = Field(default=0.0, ge=0, le=10, strict=True)
     # For the KV of systems that keep it all in memory. None: all that is free.
     in_memory_kv_bytes: Bytes | None = Field(default=None, gt=0)

@@ -44,6 +44,12 @@ class ModelSpec(Spec):
         return 2 * self.hidden * self.kv_heads * self.head_dim
 
     @property
+    def retrieval_parameters(self) -> int:
+        """Weights of a retrieval head's projections to queries and keys, of one layer (SpeContext 4.3); the embeddings
+        are the model's own."""
+        return self.hidden * (self.query_heads + self.kv_heads) * self.head_dim
+
+    @property
     def layer_parameters(self) -> int:
         """Weights of one layer: Q, K, V and output projections and the gated feed-forward network."""
         attention = 2 * self.hidden * self.query_heads * self.head_dim + self.projection_parameters

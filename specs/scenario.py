@@ -271,9 +271,16 @@ class Scenario(Part):
         return machine
 
     @property
+    def runtime_share(self) -> float:
+        """What is held for intermediate values, as a share of weights."""
+        return self.budget.runtime_share if isinstance(self.budget, DecodeBudget) else 0.0
+
+    @property
     def free_bytes(self) -> float:
-        """Memory for KV and workspace: what the budget, or else the device, leaves beside the weights."""
-        return max(0.0, (self.budget.memory_bytes or self.device.memory.free_bytes) - self.model.weight_bytes)
+        """Memory for KV and workspace: what the budget, or else the device, leaves beside the weights and what is held
+        for intermediate values."""
+        held_bytes = (1 + self.runtime_share) * self.model.weight_bytes
+        return max(0.0, (self.budget.memory_bytes or self.device.memory.free_bytes) - held_bytes)
 
     def under(self, system: str) -> "Scenario":
         """The same scenario under another system, with that system's own policies."""

@@ -1,5 +1,10 @@
 """What a decode scenario grants a sequence of memory for its KV, and how many sequences decode together."""
 
+import math
+
+from kvferry.machine.machine import Machine, Refused
+from kvferry.pipelines.decoding.plan import DecodePlan
+from kvferry.pipelines.workload import OutOfMemory
 from kvferry.specs.errors import InputError
 from kvferry.specs.scenario import Scenario
 from kvferry.specs.units import shown_size
@@ -24,11 +29,28 @@ def sequence_bytes(scenario: Scenario, batch: int) -> float:
     return (scenario.free_bytes if budget.kv_bytes is None else budget.kv_bytes) / batch
 
 
+def hold_runtime(machine: Machine, scenario: Scenario) -> None:
+    """Hold what intermediate values take for the whole run. Raises OutOfMemory."""
+    n_bytes = scenario.runtime_share * scenario.model.weight_bytes
+    if n_bytes and isinstance(refused := machine.memory.reserve(n_bytes, "workspace"), Refused):
+        raise OutOfMemory(str(refused))
+
+
+def fits(scenario: Scenario, plan: DecodePlan) -> bool:
+    """Whether the memory of device and host holds the KV of a plan's whole output, with what manages it."""
+    memory, most_bytes = scenario.device.memory, plan.most_bytes
+    device_bytes, host_bytes = most_bytes["device"], most_bytes["host"]
+    if memory.unified:
+        return device_bytes + host_bytes <= scenario.free_bytes
+    capacity_bytes = math.inf if memory.host_capacity_bytes is None else memory.host_capacity_bytes
+    return device_bytes <= scenario.free_bytes and host_bytes <= capacity_bytes
+
+
 def fitting_batch(scenario: Scenario, each_bytes: float, whole_bytes: float, key: str) -> int:
     """How many sequences decode together when each takes `each_bytes` of `whole_bytes`: as many as asked, or with `max`
     as many as fit. Raises InputError, which names `key`, when asked for more than fit, or when not even one does."""
     asked = scenario.decode.workload.batch
-    fit = min(MOST_BATCH, int(whole_bytes // each_bytes))
+    fit = min(MOST_BATCH, int(whole_bytes // each_bytes)) if each_bytes else MOST_BATCH
     if not fit:
         raise InputError(f"{key}: {shown_size(whole_bytes)} hold no sequence; one needs {shown_size(each_bytes)}")
     if asked == "max":

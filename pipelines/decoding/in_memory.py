@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from kvferry.backends.needs import KvInPages, Needs
 from kvferry.backends.world import DEVICE, World
 from kvferry.machine.machine import Refused
-from kvferry.pipelines.decoding.budget import asked_batch
+from kvferry.pipelines.decoding.budget import asked_batch, hold_runtime
 from kvferry.pipelines.decoding.continuous import ContinuousDecode
 from kvferry.pipelines.decoding.peak import Peak
 from kvferry.pipelines.record import Decoded, RequestRecord
@@ -64,6 +64,7 @@ class InMemoryFlow:
     def run(self, world: World, totals: Callable[[], Totals]) -> Process:
         """Raises OutOfMemory when the longest request does not fit."""
         machine, batcher = world.machine, self._batcher
+        hold_runtime(machine, self._scenario)
         # At the peak, what attention needs for one sequence is there besides its KV.
         longest_bytes = max(self._pages[0] * self._page_bytes, self._peak.batch_bytes(1, self._longest))
         if longest_bytes > self._pool_bytes:

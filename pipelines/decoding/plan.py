@@ -2,6 +2,7 @@
 budget."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
@@ -54,6 +55,11 @@ class DecodePlan:
     newest_tokens: int | None = None
     metadata_bytes: float
     buffer_bytes: float
+    # Of what is scored, as tokens come, in layers of KV; tokens for which a layer whose KV lies elsewhere has room in
+    # the processor's memory; and weights that it is scored with, once for all sequences.
+    beside_layers: float = 0.0
+    away_tokens: int = 0
+    weight_bytes: float = 0.0
     # For all of it.
     budget_bytes: float
     layout: AnyLayout = field(compare=False)
@@ -139,8 +145,35 @@ class DecodePlan:
             tokens=tokens,
             most_tokens=self.context + self.output,
             token_bytes=self.sequences * self.model.kv_entry_bytes,
-            memory_bytes=self.sequences * (self.budget_bytes - self.memory_bytes),
+            memory_bytes=self.sequences * (self.budget_bytes - self.memory_bytes) - self.weight_bytes,
+            beside_layers=self.beside_layers,
+            away_tokens=self.away_tokens,
         )
+
+    @property
+    def managing_bytes(self) -> float:
+        """What choosing takes of memory once all is decoded, of the whole batch."""
+        beside = self.beside_layers * (self.context + self.output) * self.model.kv_entry_bytes
+        return self.sequences * (self.metadata_bytes + beside) + self.weight_bytes
+
+    @property
+    def resident_bytes(self) -> float:
+        """What buffers take of memory once all is decoded, of the whole batch."""
+        away = sum(tier != "device" for tier in self.last_tiers)
+        tokens = min(self.away_tokens, self.context + self.output)
+        return self.sequences * (self.buffer_bytes + away * tokens * self.model.kv_entry_bytes)
+
+    @property
+    def most_bytes(self) -> Mapping[Tier, float]:
+        """What KV takes of each tier once all is decoded, of the whole batch, and what is kept with it."""
+        size, tiers = self.kv_size(self.context + self.output), self.last_tiers
+        layer_bytes = size.tokens * size.token_bytes
+        held = size.held_bytes(tiers.count("device")) + self.sequences * self.memory_bytes + self.weight_bytes
+        return {
+            "device": held,
+            "host": tiers.count("host") * layer_bytes,
+            "storage": tiers.count("storage") * layer_bytes,
+        }
 
     @property
     def tiers(self) -> tuple[Tier, ...]:
@@ -207,9 +240,12 @@ def plan_of(
     good_read_bytes: float = 16384,
     alignment_bytes: int = 512,
     budget_key: str = "budget",
+    runtime_share: float = 0.0,
 ) -> DecodePlan:
-    """Raises InputError when a group is longer than the context, or the budget (bytes per sequence, said by
-    `budget_key`) is too small for anything; it says the smallest that works."""
+    """`runtime_share` of an index' own weights is held for intermediate values besides.
+
+    Raises InputError when a group is longer than the context, or the budget (bytes per sequence, said by `budget_key`)
+    is too small for anything; it says the smallest that works."""
     selector = roles.selector
     if len({part.clusters for part in (selector, roles.layout, roles.upkeep)}) > 1:
         raise InputError(
@@ -307,6 +343,9 @@ def plan_of(
         newest_tokens=newest,
         metadata_bytes=metadata,
         buffer_bytes=buffers,
+        beside_layers=keys.index.kv_layers if keys.index else 0.0,
+        away_tokens=0 if most is None else residency.away_tokens(room, slots),
+        weight_bytes=(1 + runtime_share) * keys.index.weight_bytes if keys.index else 0.0,
         budget_bytes=budget_bytes,
         layout=layout,
     )

@@ -11,7 +11,9 @@ from kvferry.pipelines.decoding.budget import (
     ALIGNMENT_BYTES,
     GOOD_READ_BYTES,
     asked_batch,
+    fits,
     fitting_batch,
+    hold_runtime,
     sequence_bytes,
 )
 from kvferry.pipelines.decoding.decode import LockStepDecode
@@ -100,6 +102,7 @@ class LockStepFlow:
 
     def run(self, world: World, totals: Callable[[], Totals]) -> Process:
         self._check_room()
+        hold_runtime(world.machine, self._scenario)
         _reserve(world.machine, self._plan)
         output = self._scenario.decode.workload.output
 
@@ -124,8 +127,8 @@ class LockStepFlow:
             end=end,
             half_counts=self._half_counts,
             end_counts=self._counts(),
-            metadata_bytes=plan.sequences * plan.metadata_bytes,
-            buffer_bytes=plan.sequences * plan.buffer_bytes,
+            metadata_bytes=plan.managing_bytes,
+            buffer_bytes=plan.resident_bytes,
             reuses=plan.roles.selective and plan.roles.residency.keeps,
             longest_access=0 if self._decode is None else self._decode.record.longest_access,
             space_overhead=None if self._decode is None else self._decode.now.blocks.space_overhead,
@@ -197,6 +200,7 @@ def plan_for(scenario: Scenario, system: DecodeSystem) -> DecodePlan:
         good_read_bytes=GOOD_READ_BYTES if storage is None else storage.good_read_bytes,
         alignment_bytes=ALIGNMENT_BYTES if storage is None else int(storage.block_bytes),
         budget_key="policies.tuned" if tuned_bytes else budget_key,
+        runtime_share=scenario.runtime_share,
     )
     if not capped:
         return plan
@@ -204,9 +208,13 @@ def plan_for(scenario: Scenario, system: DecodeSystem) -> DecodePlan:
         (scenario.free_bytes, "budget.memory") if budget.kv_bytes is None else (budget.kv_bytes, "budget.kv")
     )
     together = fitting_batch(scenario, plan.memory_bytes, whole_bytes, key)
-    # Beside what manages it, a placement puts KV where the budget has room for it.
-    each_bytes = min(tuned_bytes or sequence_bytes(scenario, together), whole_bytes / together)
-    return replace(plan.together(together), budget_bytes=each_bytes)
+    while True:
+        # Beside what manages it, a placement puts KV where the budget has room for it.
+        each_bytes = min(tuned_bytes or sequence_bytes(scenario, together), whole_bytes / together)
+        fitting = replace(plan.together(together), budget_bytes=each_bytes)
+        if workload.batch != "max" or together == 1 or fits(scenario, fitting):
+            return fitting
+        together -= 1
 
 
 def _records(batch: int, prefill_s: float | None, times_s: tuple[float, ...]) -> list[RequestRecord]:
@@ -250,7 +258,19 @@ def _most_kv(scenario: Scenario) -> KvSize:
 
 
 def _reserve(machine: Machine, plan: DecodePlan) -> None:
-    """Hold what managing the KV takes for the whole run. Raises OutOfMemory."""
-    for tag, each_bytes in (("metadata", plan.metadata_bytes), ("kv", plan.buffer_bytes)):
-        if isinstance(refused := machine.memory.reserve(plan.sequences * each_bytes, tag), Refused):
+    """Hold what managing the KV takes for the whole run. Raises OutOfMemory, also where the KV of the whole output will
+    not fit, of which perhaps only a part is decoded."""
+    most_bytes = plan.most_bytes
+    for tier, what in (("device", "the processor's memory"), ("host", "the host's memory")):
+        pool = machine.memory_of(tier)
+        shared = tier == "device" and pool is machine.memory_of("host")
+        wanted_bytes = most_bytes["device"] + most_bytes["host"] if shared else most_bytes[tier]
+        free_bytes = pool.capacity_bytes - pool.used_bytes
+        if wanted_bytes > free_bytes:
+            tokens = plan.context + plan.output
+            lacks = shown_size(wanted_bytes - free_bytes, up=True)
+            raise OutOfMemory(f"{what} lacks {lacks} for the KV of {_sequences(plan.sequences)} of {tokens:,} tokens")
+    metadata_bytes = plan.sequences * plan.metadata_bytes + plan.weight_bytes
+    for tag, n_bytes in (("metadata", metadata_bytes), ("kv", plan.sequences * plan.buffer_bytes)):
+        if isinstance(refused := machine.memory.reserve(n_bytes, tag), Refused):
             raise OutOfMemory(str(refused))

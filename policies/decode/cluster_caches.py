@@ -29,6 +29,9 @@ class WholeCache:
         """How many layers' caches are in memory at a time."""
         return layers
 
+    def away_tokens(self, room: Room, slots: int) -> int:
+        return 0
+
     def index_layers(self, layers: int) -> int:
         """How many layers' representatives are."""
         return layers

@@ -12,7 +12,7 @@ from kvferry.policies.decode.rows import BlockRows, Lookup
 @dataclass(frozen=True, kw_only=True)
 class Elastic(InSlots):
     """As many slots as are selected at a time. A step moves the set difference of its selection and the last one, in
-    place (SpeContext 5.4)."""
+    place (SpeContext 5.4). Layers have them once their KV lies elsewhere (Eq. 7)."""
 
     @property
     def fixed(self) -> bool:
@@ -23,7 +23,13 @@ class Elastic(InSlots):
         return True
 
     def reserved_bytes(self, room: Room, selected: int) -> float:
-        return self.n_bytes(room, selected, selected)
+        return 0.0
+
+    def n_bytes(self, room: Room, selected: int, slots: int) -> int:
+        return 0
+
+    def away_tokens(self, room: Room, slots: int) -> int:
+        return slots * room.block_tokens
 
     def slots_within(self, room: Room, selected: int, left_bytes: float) -> int:
         return selected

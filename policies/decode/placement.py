@@ -1,7 +1,10 @@
 """Placements: the tier in which each layer's KV lies, and when it moves to another."""
 
-from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol
+import math
+from bisect import bisect_left
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Literal, Protocol
 
 from kvferry.specs.tier import Tier
 from kvferry.specs.units import Bytes
@@ -19,6 +22,35 @@ class KvSize:
     token_bytes: float
     # What KV may take of the processor's memory.
     memory_bytes: float
+    # What grows with the tokens besides, in layers of KV: a retrieval head's own cache and working copy.
+    beside_layers: float = 0.0
+    # Tokens of each sequence for which there is room in the processor's memory per layer that lies elsewhere.
+    away_tokens: int = 0
+
+    def held_bytes(self, near: int) -> float:
+        """Of the processor's memory, with the KV of so many layers there (SpeContext Eq. 7)."""
+        away = (self.layers - near) * min(self.away_tokens, self.tokens)
+        return self.token_bytes * ((near + self.beside_layers) * self.tokens + away)
+
+
+def thresholds(size: KvSize) -> tuple[float, ...]:
+    """The most tokens per sequence that fit into ``size.memory_bytes`` with the last 0, 1, ... all layers elsewhere, as
+    whole numbers or infinity; never descending (SpeContext, Algorithm 1).
+
+    ``size.tokens`` is not asked. The factor of K and V stands before `i x B` too, as Eq. 7 has it and line 3 of the
+    algorithm has not.
+    """
+    most = max(0.0, size.memory_bytes) / size.token_bytes
+    all_near = math.floor(most / (size.layers + size.beside_layers))
+    if all_near < size.away_tokens:
+        # What is elsewhere would take as much here.
+        return (all_near,) * (size.layers + 1)
+    found: list[float] = []
+    for away in range(size.layers + 1):
+        growing = size.layers - away + size.beside_layers
+        left = most - away * size.away_tokens
+        found.append(math.floor(left / growing) if growing else math.inf if left >= 0 else -1)
+    return tuple(found)
 
 
 class Placement(Protocol):
@@ -52,17 +84,24 @@ class OneTier:
         return (self.tier,) * size.layers
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class AllOrNothing:
-    """All in the processor's memory when the whole output fits there; else all on storage, in a file that is mapped
-    into memory."""
+    """All in the processor's memory when the whole output fits there, as is decided before the run; else all in
+    ``overflow``: on storage, in a file that is mapped into memory, or in the host's memory."""
 
-    away: ClassVar[Tier] = "storage"
-    mapped = True
+    overflow: Literal["host", "storage"] = "storage"
+
+    @property
+    def away(self) -> Tier:
+        return self.overflow
+
+    @property
+    def mapped(self) -> bool:
+        return self.overflow == "storage"
 
     def tiers(self, size: KvSize) -> tuple[Tier, ...]:
-        fits = size.layers * size.most_tokens * size.token_bytes <= size.memory_bytes
-        tier: Tier = "device" if fits else "storage"
+        fits = replace(size, tokens=size.most_tokens).held_bytes(size.layers) <= size.memory_bytes
+        tier: Tier = "device" if fits else self.overflow
         return (tier,) * size.layers
 
 
@@ -70,11 +109,21 @@ class AllOrNothing:
 class Progressive:
     """As many layers as fit stay in the processor's memory. As the KV grows, one after the other moves to
     ``overflow``, the last layer first (SpeContext, algorithms 1 and 2). ``host_bytes``: what KV may take there; as many
-    layers as fit lie there, and the last ones on storage. None: all that overflow."""
+    layers as fit lie there, and the last ones on storage. None: all that overflow. ``thresholds``: the tokens beyond
+    which one layer, two, ... have moved; None: by what memory holds. ValueError for a list that descends."""
 
     overflow: Literal["host", "storage"] = "host"
     host_bytes: Bytes | None = None
+    thresholds: tuple[int, ...] | None = None
     mapped = False
+
+    def __post_init__(self) -> None:
+        for before, after in pairwise(self.thresholds or ()):
+            if after < before:
+                what = f"thresholds: {after:,} stands behind {before:,}: a layer does not come back as KV grows"
+                raise ValueError(f"{what}; an ascending list would do")
+        if self.thresholds and self.thresholds[0] < 0:
+            raise ValueError(f"thresholds: are numbers of tokens, got {self.thresholds[0]:,}")
 
     @property
     def away(self) -> Tier:
@@ -82,8 +131,9 @@ class Progressive:
 
     def tiers(self, size: KvSize) -> tuple[Tier, ...]:
         layer_bytes = size.tokens * size.token_bytes
-        near = min(size.layers, int(max(0.0, size.memory_bytes) // layer_bytes))
-        beside = size.layers - near
+        known = thresholds(size) if self.thresholds is None else self.thresholds
+        beside = min(size.layers, bisect_left(known, size.tokens))
+        near = size.layers - beside
         if self.host_bytes is not None and self.overflow == "host":
             beside = min(beside, int(self.host_bytes // layer_bytes))
         tiers: list[Tier] = ["device"] * near

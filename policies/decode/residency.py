@@ -64,7 +64,11 @@ class Residency(Protocol):
         ...
 
     def n_bytes(self, room: Room, selected: int, slots: int) -> int:
-        """What it takes in memory, for one sequence."""
+        """What it takes in memory from beginning to end, for one sequence."""
+        ...
+
+    def away_tokens(self, room: Room, slots: int) -> int:
+        """Tokens for which each layer whose KV lies elsewhere has room in memory besides."""
         ...
 
     @property
@@ -98,6 +102,9 @@ class InSlots:
 
     def n_bytes(self, room: Room, selected: int, slots: int) -> int:
         return buffer_bytes(room, selected, slots)
+
+    def away_tokens(self, room: Room, slots: int) -> int:
+        return 0
 
     def index_layers(self, layers: int) -> int:
         return layers

@@ -14,7 +14,9 @@ class RetrievalHead(TopByOwnQuery):
     """The embedding and the QK projection of a distilled one-layer draft model score all tokens by a K cache of their
     own (SpeContext 4.3); every layer's KV head reads the tokens that weigh most in the same head of the draft.
 
-    ``selected_tokens``: the budget of each KV head. The cache has one key of full width and precision per token.
+    ``selected_tokens``: the budget of each KV head. The cache has one key of full width and precision per token; memory
+    counts a layer of KV for it, and one for each query head of a group, as keys are repeated for those to be scored
+    (Eq. 6: 1 + alpha).
     """
 
     kind = "retrieval-head"
@@ -25,7 +27,13 @@ class RetrievalHead(TopByOwnQuery):
 
     def index(self, room: Room, reserved_bytes: float) -> Index | None:
         model = room.model
-        return Index(self.spec(room, model.key_width), room.tokens * model.key_width * model.kv_value_bytes)
+        queries = model.query_heads // model.kv_heads
+        return Index(
+            self.spec(room, model.key_width),
+            0.0,
+            kv_layers=1 + queries if queries > 1 else 1,
+            weight_bytes=model.retrieval_parameters * model.embedding_bits / 8,
+        )
 
     def vectors(self, block_tokens: int, stored: int) -> int:
         return stored * block_tokens

@@ -32,10 +32,13 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """An index as sized for a run. ``n_bytes``: of one sequence, all layers."""
+    """An index as sized for a run. ``n_bytes``: of one sequence, all layers. ``kv_layers``: what it takes as tokens
+    come, in layers of KV. ``weight_bytes``: of its own weights, once for all sequences."""
 
     spec: IndexSpec
     n_bytes: float
+    kv_layers: float = 0.0
+    weight_bytes: float = 0.0
 
 
 class Selector(Protocol):

@@ -61,9 +61,8 @@ class Arithmetic:
         qkv_parameters = model.projection_parameters + model.hidden * query_width
         self.qkv_flop, self.qkv_bytes = 2 * qkv_parameters, qkv_parameters * weight_bytes
         # A retrieval head projects to queries and keys, in full precision (SpeContext 4).
-        retrieval_parameters = model.projection_parameters // 2 + model.hidden * query_width
-        self.retrieval_flop = 2 * retrieval_parameters
-        self.retrieval_bytes = retrieval_parameters * model.embedding_bits / 8
+        self.retrieval_flop = 2 * model.retrieval_parameters
+        self.retrieval_bytes = model.retrieval_parameters * model.embedding_bits / 8
         self.head_flop = 2 * model.head_parameters
         self.head_bytes = model.head_parameters * model.embedding_bits / 8
         # One query attending one key, all heads: a product for the score, one for the value.

@@ -22,11 +22,14 @@ def test_layers_move_one_by_one_as_memory_fills(toy: RunToy) -> None:
         layout=TokenGroups(group_tokens=4),
         placement=Progressive(host_bytes=43 * TOKEN),
     )
-    plan = toy_plan(roles, sequences=1, context=40, output=9, free_bytes=8 * 40 * TOKEN)
+    plan = toy_plan(roles, sequences=1, context=40, output=9, free_bytes=11 * 40 * TOKEN)
     seen: list[tuple[Tier, ...]] = []
     with toy(plan, on_token=lambda decode: seen.append(decode.now.tiers)) as run:
-        # Eight layers of 40 tokens fit, seven of 41 to 45, six of 46 and more; the host is too small from 44 on.
-        near = {tokens: 8 if tokens == 40 else 7 if tokens <= 45 else 6 for tokens in range(40, 48)}
+        # Eight layers of 40 tokens fit, beside three layers' worth of the retrieval head; with room for 16 tokens of
+        # each that is away, seven of up to 42, six of up to 45, five of up to 49. The host is too small from 44 on.
+        near = {
+            tokens: 8 if tokens == 40 else 7 if tokens <= 42 else 6 if tokens <= 45 else 5 for tokens in range(40, 48)
+        }
         beside = {tokens: 1 if 40 < tokens <= 43 else 0 for tokens in near}
         expected = [("device",) * near[n] + ("host",) * beside[n] for n in near]
         assert seen[1:] == [(*tiers, *["storage"] * (8 - len(tiers))) for tiers in expected]

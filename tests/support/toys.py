@@ -41,7 +41,8 @@ class Toy:
 def toy_plan(roles: Roles, *, free_bytes: float = 1e9, **sizes: int) -> DecodePlan:
     """The sizes of a toy, with so many bytes per sequence for KV beside what it manages."""
     plan = plan_of(roles, load_model(MODEL), budget_bytes=1e9, **sizes)
-    return replace(plan, budget_bytes=plan.memory_bytes + free_bytes)
+    managing_bytes = plan.memory_bytes + plan.weight_bytes / plan.sequences
+    return replace(plan, budget_bytes=managing_bytes + free_bytes)
 
 
 def toy_scenario(backend: str, plan: DecodePlan) -> Scenario:

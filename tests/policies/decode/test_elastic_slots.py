@@ -48,11 +48,11 @@ def test_what_never_came_is_forgotten() -> None:
 
 
 def test_sizes_by_hand() -> None:
-    # 3 layers of 4 slots per head; a token has 2 x 2 heads x 4 numbers of 2 B in a layer.
     model = tiny_model(layers=3, kv_heads=2, head_dim=4)
     room = Room(model=model, block_tokens=1, context=9, output=3, budget_bytes=1)
     assert Elastic().slots_within(room, 4, 0) == 4
-    assert Elastic().n_bytes(room, 4, 4) == 3 * 4 * 32
+    # Layers have them once their KV lies elsewhere.
+    assert (Elastic().n_bytes(room, 4, 4), Elastic().away_tokens(room, 4)) == (0, 4)
 
 
 @settings(max_examples=60, deadline=None)

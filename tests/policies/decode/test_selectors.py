@@ -1,5 +1,7 @@
 """What selectors ask, keep and take, by hand."""
 
+from dataclasses import replace
+
 import pytest
 from tiny import tiny_model
 
@@ -101,9 +103,13 @@ def test_a_retrieval_head_by_hand() -> None:
     selector = RetrievalHead(selected_tokens=8)
     index = selector.index(ROOM, 0)
     assert index is not None
-    # One key of both heads for each of 100 tokens, whatever the layers.
-    assert index.n_bytes == 100 * 8 * 2
-    assert index.spec.for_all_layers
+    # A layer of KV for its keys, whatever the model's layers, and one for each of the two queries that share a key.
+    assert (index.n_bytes, index.kv_layers, index.spec.for_all_layers) == (0, 1 + 2, True)
+    # From the hidden state to four queries and two keys of four numbers of 2 B.
+    assert index.weight_bytes == ROOM.model.hidden * 6 * 4 * 2
+    alone = selector.index(replace(ROOM, model=tiny_model(layers=2, kv_heads=4, head_dim=4)), 0)
+    assert alone is not None
+    assert alone.kv_layers == 1
     assert selector.ask(index.spec, 20) == Ask(blocks=20, k=2, heads=2, vectors=80, rank=8)
     # All layers' transfers begin once it has chosen, before the first layer computes.
     kinds = [(stage.kind, stage.layer) for stage in selector.stages(2, ())]
