@@ -28,6 +28,7 @@ from kvferry.policies.decode.placement import KvSize
 from kvferry.scenarios.resolve import Complaint
 from kvferry.specs.errors import InputError
 from kvferry.specs.scenario import Scenario
+from kvferry.specs.tier import Tier
 from kvferry.specs.units import shown_size
 
 # Progress is reported every so many tokens.
@@ -261,7 +262,8 @@ def _reserve(machine: Machine, plan: DecodePlan) -> None:
     """Hold what managing the KV takes for the whole run. Raises OutOfMemory, also where the KV of the whole output will
     not fit, of which perhaps only a part is decoded."""
     most_bytes = plan.most_bytes
-    for tier, what in (("device", "the processor's memory"), ("host", "the host's memory")):
+    memories: dict[Tier, str] = {"device": "the processor's memory", "host": "the host's memory"}
+    for tier, what in memories.items():
         pool = machine.memory_of(tier)
         shared = tier == "device" and pool is machine.memory_of("host")
         wanted_bytes = most_bytes["device"] + most_bytes["host"] if shared else most_bytes[tier]
