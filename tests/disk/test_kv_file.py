@@ -2,6 +2,7 @@
 
 import json
 import struct
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kept_clusters import ENTRY_BYTES, KeptClusters, entry
 
+from kvferry.disk import log_frames
 from kvferry.disk.kv_file import KvFile
 from kvferry.disk.kv_log import KvLog, last_block
 from kvferry.disk.log_frames import HEAD_BYTES, append
@@ -197,6 +199,32 @@ def test_a_log_with_a_bit_flipped(at: float, bit: int) -> None:
         log.write_bytes(whole)
         with pytest.raises(InputError, match="kv.bin.log: "):
             KvFile(path)
+
+
+@settings(deadline=None)
+@given(data=st.data())
+def test_a_log_whose_writer_meant_harm(data: st.DataObject) -> None:
+    """Its checksums are right. Whatever its numbers say: it is read, or refused."""
+    with TemporaryDirectory() as folder:
+        path = kept_whole(Path(folder))
+        log = path.with_name("kv.bin.log")
+        with open(log, "rb") as file:
+            parts = [(frame.kind, log_frames.content_of(file, log, frame)) for frame in log_frames.frames(file, log)]
+        which = data.draw(st.integers(0, len(parts) - 1))
+        kind, content = parts[which]
+        changed = bytearray(content)
+        for _ in range(data.draw(st.integers(1, 3))):
+            changed[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.sampled_from([0, 1, 127, 128, 255]))
+        parts[which] = data.draw(st.sampled_from([kind, b"head", b"prom", b"step", b"none"])), bytes(changed)
+        with open(log, "r+b") as file:
+            file.truncate(0)
+            at = 0
+            for part in parts:
+                at = append(file.fileno(), log, at, *part)
+        with suppress(InputError):
+            found = KvFile(path)
+            assert found.summary()["tokens"] == found.raw(0, 0).shape[0]
+            found.clusters(0, 0)
 
 
 @pytest.mark.parametrize(

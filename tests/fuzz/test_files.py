@@ -8,10 +8,12 @@ from random import Random
 import numpy as np
 import pytest
 from damage import damaged, damaged_lines
+from kept_clusters import KeptClusters
 from limited import called
 from seeds import blocks, check_each
 
 from kvferry.analysis.dataset import Dataset
+from kvferry.layouts.pools import PoolLayout
 from kvferry.scenarios.library import BUNDLED as SCENARIOS
 from kvferry.scenarios.loader import load_device
 from kvferry.traces.chunks import generate_chunks
@@ -76,6 +78,16 @@ def keys(folder: Path) -> None:
     KeyRecording(made, made[:, :, None]).save(folder / "k.npz")
 
 
+def kept_kv(folder: Path) -> None:
+    """``crashed/kv.bin`` and its log."""
+    layout = PoolLayout(layers=2, sequences=1, blocks=9, first_blocks=2, block_tokens=4, token_bytes=16, file_spare=9)
+    kept, chance = KeptClusters(folder, layout, 9), Random(1)
+    for _ in range(6):
+        kept.step(chance.randrange)
+    kept.close()
+    kept.crashed(len(kept.log) - 5, bool)
+
+
 def table(folder: Path) -> None:
     (folder / "measured").mkdir(exist_ok=True)
     rows = "\n".join(
@@ -123,6 +135,8 @@ def kinds() -> dict[str, Made]:
         "chunks shown": (chunks, "c.npz", ("traces", "show", "c.npz")),
         "keys": (keys, "k.npz", ("run", "dynakv/latency", "--json", *FEW, "--set", "workload.recorded_keys=./k.npz")),
         "selections shown": (selections, "x.npz", ("traces", "show", "x.npz")),
+        "KV file": (kept_kv, "crashed/kv.bin", ("kv-file", "crashed/kv.bin")),
+        "KV file's log": (kept_kv, "crashed/kv.bin.log", ("kv-file", "crashed/kv.bin", "--json")),
         "device": (copied(SCENARIOS / "devices" / "tiny.yaml", "d.yaml"), "d.yaml", (*run, "--set", "device=./d.yaml")),
         "device shown": (copied(SCENARIOS / "devices" / "oneplus-12.yaml", "d.yaml"), "d.yaml", ("devices", "d.yaml")),
         "model": (copied(SCENARIOS / "models" / "tiny.yaml", "m.yaml"), "m.yaml", ("models", "m.yaml")),
@@ -157,7 +171,7 @@ def test_damaged_files(seeds: range, tmp_path: Path) -> None:
         folder.mkdir()
         make(folder)
         content = (folder / name).read_bytes()
-        if name.endswith((".npz", ".parquet")) or chance.random() < 0.5:
+        if name.endswith((".npz", ".parquet", ".bin", ".log")) or chance.random() < 0.5:
             content = damaged(chance, content)
         else:
             content = damaged_lines(chance, content.decode()).encode("utf-8", "surrogatepass")
