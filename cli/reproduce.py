@@ -14,7 +14,7 @@ _LINE_EVERY_S = 10.0
 
 
 def reproduce(
-    paper: Annotated[str, typer.Argument(metavar="PAPER", help="The paper: sparkv, kvswap or dynakv.")],
+    paper: Annotated[str, typer.Argument(metavar="PAPER", help="The paper: sparkv, kvswap, dynakv or pd_device.")],
     output: OutputOption = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Take the first N seeds of each run; default: all.")] = None,
     json: JsonOption = False,

@@ -103,11 +103,12 @@ class Assisted:
     """Requests of devices with a cloud, column by column, in the order in which they began; NaN where a time was not
     reached or does not apply.
 
-    Of each: when it came and when its first token was shown; the device's own first token; how many tokens were shown,
-    the last of them, and the longest wait between two; L; r; the promised pace; the parts of the wait for the first
-    token (``prepared_s`` on the device, ``waited_s`` for a slot, ``cloud_prefill_s``, ``refined_s``) and what the
-    device then took to unpack and to prefill (``unpacked_s``, ``own_prefill_s``); bytes of the first response.
-    ``cloud``: figures of the cloud over the run. ``energy_j``: of devices while they had a request, by component.
+    Of each: its number, when it came, when its device turned to it, and when its first token was shown; the device's
+    own first token; how many tokens were shown, the last of them, and the longest wait between two; L; r; the promised
+    pace; the parts of the wait for the first token (``prepared_s`` on the device, ``waited_s`` for a slot,
+    ``cloud_prefill_s``, ``refined_s``) and what the device then took to unpack and to prefill (``unpacked_s``,
+    ``own_prefill_s``); bytes of the first response. ``cloud``: figures of the cloud over the run. ``energy_j``: of
+    devices while they had a request, by component.
     """
 
     columns: Mapping[str, np.ndarray]

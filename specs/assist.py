@@ -24,7 +24,7 @@ class DeviceArrivalsSpec(Part):
     # Of one device, in the mean.
     rate_hz: Hertz
     # The rate in a burst over that in calm. 1: a Poisson process.
-    burst: float = Field(default=1.0, ge=1, le=1000, strict=True)
+    burstiness: float = Field(default=1.0, ge=1, le=1000, strict=True)
     # Mean length of a burst, and of what lies between two.
     burst_s: Seconds = Field(default=60.0, gt=0)
     calm_s: Seconds = Field(default=300.0, gt=0)

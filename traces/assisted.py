@@ -88,7 +88,7 @@ def _arrivals_s(workload: AssistSpec, seed: int) -> np.ndarray:
         return arrived_s
     n = workload.requests or workload.devices
     came = np.cumsum(rng.exponential(1 / rate_hz, size=n))
-    if arrivals.burst == 1:
+    if arrivals.burstiness == 1:
         return came
     edges_s, sums = _expected(arrivals, 2 * float(came[-1]) + 10 * (arrivals.burst_s + arrivals.calm_s), seed)
     # `came` are times at the mean rate: by then so much of the expected number has come.
@@ -97,15 +97,15 @@ def _arrivals_s(workload: AssistSpec, seed: int) -> np.ndarray:
 
 def _expected(arrivals: DeviceArrivalsSpec, duration_s: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Edges in seconds, and how many requests are expected by each, in units of a second at the mean rate."""
-    if arrivals.burst == 1:
+    if arrivals.burstiness == 1:
         return np.array([0.0, duration_s]), np.array([0.0, duration_s])
     rng = generator(Source.BURSTS, seed)
     pairs = 2 + int(4 * duration_s / (arrivals.burst_s + arrivals.calm_s))
     lengths_s = rng.exponential([arrivals.calm_s, arrivals.burst_s], size=(pairs, 2)).ravel()
     edges_s = np.append(0.0, np.cumsum(lengths_s))
     both_s = arrivals.burst_s + arrivals.calm_s
-    calm = both_s / (arrivals.calm_s + arrivals.burst * arrivals.burst_s)
-    sums = np.append(0.0, np.cumsum(lengths_s * np.tile([calm, calm * arrivals.burst], pairs)))
+    calm = both_s / (arrivals.calm_s + arrivals.burstiness * arrivals.burst_s)
+    sums = np.append(0.0, np.cumsum(lengths_s * np.tile([calm, calm * arrivals.burstiness], pairs)))
     # As long as it lasts, and at the mean rate behind what was drawn.
     at_end = np.interp(duration_s, edges_s, sums)
     within = edges_s < duration_s

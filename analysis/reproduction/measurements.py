@@ -18,6 +18,8 @@ from kvferry.pipelines.decoding.workload import plan_for
 from kvferry.pipelines.loading.context import Context
 from kvferry.pipelines.loading.systems import SYSTEMS
 from kvferry.pipelines.loading.workload import Requests, price_s
+from kvferry.pipelines.record import Assisted
+from kvferry.pipelines.run import run_scenario
 from kvferry.policies.decode.scored_keys import LowRankKeys
 from kvferry.policies.loading.greedy import greedy_plan
 from kvferry.policies.loading.milp import milp_plan
@@ -26,7 +28,7 @@ from kvferry.sim.costs.predictor import Predictor
 from kvferry.sim.costs.roofline import Roofline
 from kvferry.sim.costs.samples import Samples, measure
 from kvferry.specs.errors import pick
-from kvferry.specs.scenario import Scenario
+from kvferry.specs.scenario import PolicySpec, Scenario
 from kvferry.traces.chance import Source, generator
 from kvferry.traces.chunks import generate_chunks
 from kvferry.traces.critical_tokens import CriticalTokens
@@ -168,6 +170,45 @@ def clusters(scenario: Scenario) -> Figures:
     }
 
 
+def ttft_decrease(scenario: Scenario) -> Figures:
+    """By how much a cloud's help brings forward a device's own first token, per cent of what the device takes by
+    itself: the mean over the same requests (P/D-Device Fig. 7a)."""
+    helped, alone = (run_scenario(scenario.under(system)).assisted for system in (scenario.system, "device-only"))
+    assert helped is not None and alone is not None
+    # Requests begin in the same order: a device's next waits for the one before, which differs; arrivals do not.
+    ttft_s = [_by_arrival(one.columns["own_first_s"] - one.columns["began_s"], one) for one in (helped, alone)]
+    perceived_s = _by_arrival(helped.columns["first_s"] - helped.columns["began_s"], helped)
+    return {
+        "ttft_decrease_percent": float(100 * (1 - ttft_s[0] / ttft_s[1]).mean()),
+        "ttft_decrease_of_mean_percent": float(100 * (1 - ttft_s[0].mean() / ttft_s[1].mean())),
+        "perceived_decrease_percent": float(100 * (1 - perceived_s / ttft_s[1]).mean()),
+        "ttft_device_s": float(ttft_s[0].mean()),
+        "ttft_alone_s": float(ttft_s[1].mean()),
+        "assisted_share": float((helped.columns["tokens"] > 0).mean()),
+    }
+
+
+def _by_arrival(values: np.ndarray, of: Assisted) -> np.ndarray:
+    return values[np.argsort(of.columns["request"])]
+
+
+def cloud_gain(scenario: Scenario) -> Figures:
+    """Requests per second of a cloud that sends the scenario's L, over those where it sends 200 (P/D-Device Fig. 7d);
+    and what it serves per second with either."""
+    whole = {"name": "optimised", "tokens": 200}
+    policies = scenario.policies | {"assist": PolicySpec.model_validate(whole)}
+    figures = []
+    for one in (scenario, scenario.model_copy(update={"policies": policies})):
+        assisted = run_scenario(one).assisted
+        assert assisted is not None
+        figures.append(assisted.cloud["cloud_throughput_requests_per_s"])
+    return {
+        "cloud_throughput_gain": figures[0] / figures[1],
+        "cloud_throughput_requests_per_s": figures[0],
+        "with_200_requests_per_s": figures[1],
+    }
+
+
 MEASUREMENTS: dict[str, Callable[[Scenario], Figures]] = {
     "solver_times": solver_times,
     "path_shares": path_shares,
@@ -175,6 +216,8 @@ MEASUREMENTS: dict[str, Callable[[Scenario], Figures]] = {
     "chunk_spread": chunk_spread,
     "group_share": group_share,
     "clusters": clusters,
+    "ttft_decrease": ttft_decrease,
+    "cloud_gain": cloud_gain,
 }
 
 

@@ -45,13 +45,12 @@ def start_bytes(scenario: Scenario) -> int:
 class Estimates:
     """Seconds on idle machines, by the scenario's estimate of costs."""
 
-    def __init__(self, scenario: Scenario, cloud: Scenario | None, slots: int) -> None:
+    def __init__(self, scenario: Scenario, cloud: Scenario | None) -> None:
         """`cloud`: the scenario as an instance of the cloud sees it; None: there is none."""
         self._scenario = scenario
         self._here = _priced(scenario.costs.estimate, scenario.device, scenario.model)
         self._window = window_of(scenario.device)
         self._there = None if cloud is None else _priced(scenario.costs.estimate, cloud.device, cloud.model)
-        self._slots = slots
         link = scenario.link
         self._down_bytes_per_s = link_trace(link).mean()
         self._up_bytes_per_s = self._down_bytes_per_s if link.up is None else link_trace(link.up).mean()
@@ -93,7 +92,8 @@ class Estimates:
             compress_s=handling.refine_token_s * prompt,
             decompress_s=handling.unpack_token_s * prompt,
             round_trip_s=self._scenario.link.rtt_s + sent_s + handling.forward_s,
-            cloud_tpot_s=self._there(DecodeStep(self._slots, prompt)),
+            # Of one request: how many others share a step is not known beforehand.
+            cloud_tpot_s=self._there(DecodeStep(1, prompt)),
             device_tpot_s=self.tpot_s(refined + workload.output / 2),
             tolerable_tpot_s=workload.tolerable_tpot_s,
             least_ratio=least,

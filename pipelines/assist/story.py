@@ -16,6 +16,8 @@ class Story:
     output: int
     scene: int
     arrival_s: float
+    # When its device turned to it: later, where that was still busy with another.
+    began_s: float = 0.0
     tokens: int = 0
     ratio: float = 1.0
     # On the device: what it asked has left; the cloud's first token is there; the mask is unpacked; its own first token

@@ -80,7 +80,7 @@ class AssistFlow:
         # Whom devices talk to: the load balancer stands before the first instance.
         front = next(iter(self._prefilling), None)
         seen = None if front is None else scenario.seen_by(front)
-        self._estimates = Estimates(scenario, seen, system.serving.slots)
+        self._estimates = Estimates(scenario, seen)
         self._device = Device(scenario, self._estimates, front or "", system.assist.smoothing)
         self._cloud: Cloud | None = None
         self._cloud_model = scenario.model if seen is None else seen.model
@@ -191,6 +191,7 @@ class AssistFlow:
             output=int(requests.outputs[n]),
             scene=int(requests.scenes[n]),
             arrival_s=now_s if requests.closed else float(requests.arrivals_s[n]),
+            began_s=now_s,
         )
         if not self._system.needs_a_cloud:
             return story
@@ -231,6 +232,7 @@ def _assisted(stories: list[Story], cloud: Cloud | None, energy_j: Mapping[str, 
             "cloud_throughput_requests_per_s": cloud.served / (cloud.served_by_s - began_s),
             "slot_occupancy": cloud.held_s / (cloud.slots.all * (cloud.served_by_s - began_s)),
             "cloud_batch": cloud.batch,
+            "cloud_latency_s": cloud.held_s / cloud.served,
         }
     return Assisted(columns=columns, cloud=figures, energy_j=energy_j)
 
@@ -244,7 +246,9 @@ def _since(end_s: float | None, start_s: float | None) -> float:
 
 
 _COLUMNS: dict[str, Callable[[Story], float]] = {
+    "request": lambda one: one.request,
     "arrival_s": lambda one: one.arrival_s,
+    "began_s": lambda one: one.began_s,
     "first_s": lambda one: _since(one.first_s, 0.0),
     "own_first_s": lambda one: _since(one.own_first_s, 0.0),
     "last_s": lambda one: float(one.shown_s[-1]) if len(one.shown_s) else math.nan,
@@ -254,7 +258,7 @@ _COLUMNS: dict[str, Callable[[Story], float]] = {
     "tokens": lambda one: one.tokens,
     "ratio": lambda one: one.ratio,
     "pace_s": lambda one: math.nan if one.pace_s is None else one.pace_s,
-    "prepared_s": lambda one: _since(one.asked_s, one.arrival_s),
+    "prepared_s": lambda one: _since(one.asked_s, one.began_s),
     "answered_s": lambda one: _since(one.first_s, one.asked_s),
     "waited_s": lambda one: one.waited_s if one.tokens else math.nan,
     "cloud_prefill_s": lambda one: one.cloud_prefill_s if one.tokens else math.nan,
