@@ -14,6 +14,7 @@ from kvferry.calibration import (
     decoding,
     dispatch,
     power,
+    retrieval,
     sparsity,
 )
 from kvferry.calibration import (
@@ -32,7 +33,7 @@ from kvferry.calibration.measured_model import Rig
 from kvferry.calibration.measurement import merged
 from kvferry.calibration.perceptron import put_perceptron
 from kvferry.calibration.profile import profile
-from kvferry.calibration.settings import PARTS, Settings
+from kvferry.calibration.settings import KNOWN_PARTS, PARTS, Settings
 from kvferry.calibration.task import Task
 from kvferry.model.models import DTYPES, check_device
 from kvferry.specs.device import DeviceSpec
@@ -61,9 +62,11 @@ def calibrate(
     if not parts:
         raise InputError(f"--parts: names nothing to measure; known: {', '.join(PARTS)}")
     pick("dtype", DTYPES, settings.dtype or "float32")
+    if {"decode", "retrieval"} <= set(parts):
+        raise InputError("--parts: decode and retrieval measure the same ops, each its own way; measure one of them")
     for part in parts:
-        if part not in PARTS:
-            raise unknown_name("part", part, PARTS)
+        if part not in KNOWN_PARTS:
+            raise unknown_name("part", part, KNOWN_PARTS)
     rig = Rig(settings)
     check_device(settings.device)
     begun_with = surroundings(rig)  # before the model takes its part of the memory
@@ -116,6 +119,7 @@ def tasks(rig: Rig, probe: Path, parts: Sequence[str]) -> Iterator[Task]:
         "compute": lambda: compute.tasks(rig),
         "sparsity": lambda: sparsity.tasks(rig),
         "decode": lambda: decoding.tasks(rig, probe),
+        "retrieval": lambda: retrieval.tasks(rig, probe),
         "dispatch": lambda: dispatch.tasks(settings),
         "codec": lambda: codec.tasks(rig, probe),
         "storage": lambda: storage.tasks(settings, probe),
@@ -123,7 +127,7 @@ def tasks(rig: Rig, probe: Path, parts: Sequence[str]) -> Iterator[Task]:
         "contention": lambda: contention.tasks(rig, probe),
         "power": lambda: power.tasks(rig),
     }
-    for part in PARTS:
+    for part in KNOWN_PARTS:
         if part in parts:
             yield from by_part[part]()
 

@@ -158,11 +158,13 @@ def step_seconds(spans: Sequence[Span]) -> list[dict[str, float]]:
     reads they add up to the step.
 
     What lies between ops, handing over and looking up in reuse buffers, is in the op that comes after; handing over a
-    read is in Bookkeep, which it follows.
+    read, or a copy from the host, is in Bookkeep, which it follows.
     """
-    reads = sorted((span for span in spans if span.label == "Read"), key=lambda span: span.start_s)
+    reads = sorted((span for span in spans if span.label in ("Read", "Copy")), key=lambda span: span.start_s)
     begun_s, arrived_s = (np.sort([getattr(read, side) for read in reads]) for side in ("start_s", "end_s"))
-    computed = sorted((span for span in spans if span.resource != "storage"), key=lambda span: span.start_s)
+    computed = sorted(
+        (span for span in spans if span.resource not in ("storage", "copy")), key=lambda span: span.start_s
+    )
     first = next(n for n, span in enumerate(computed) if span.label == "OutputHead")
     steps: list[dict[str, list[float]]] = [defaultdict(list)]
     # The first step waits for what prefill wrote.

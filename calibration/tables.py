@@ -27,6 +27,7 @@ AXES = {
 # Of ops that were measured in place, handing over included.
 IN_PLACE = {
     "select": ("keys", "batch"),
+    "retrieve": ("keys", "batch"),
     "bookkeep": ("blocks",),
     "decode_attention": ("context", "batch"),
     "feed_forward": ("batch",),

@@ -7,6 +7,9 @@ import numpy as np
 import pytest
 from decoding import roles_of
 from small_decoding import SmallDecoding, exact_logits
+from tiny import LIVE_DECODING, tiny
+
+from kvferry.pipelines.run import run_scenario
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -79,3 +82,42 @@ def test_elastic_loading_moves_the_difference_of_two_choices(model: Any, tmp_pat
         assert elastic.brought_entries == LAYERS * (first + differ)
         assert reload.brought_entries == LAYERS * 9 * first
     assert 0 < elastic.brought_entries < reload.brought_entries
+
+
+# A difference between the two largest logits up to which bfloat16 may tell them apart either way: logits lie within 32,
+# where its steps are 1/8, and sums in another order end a step or two apart.
+TOLERANCE = 0.25
+
+
+def test_at_full_budget_a_trained_model_says_what_it_says_in_memory() -> None:
+    """Layers move from the processor's memory to the host's and to storage as it decodes; a token may differ from the
+    run with all KV in memory only where the two best logits lie closer than the tolerance, and what follows it then."""
+    from kvferry.model.models import BUNDLED, load_model
+    from kvferry.model.prompts import Prompts
+
+    def answers(resources: set[str], **changes: Any) -> list[list[int]]:
+        wanted = {**LIVE_DECODING, "model": "byte-small", "live": {"paced": False}, "policies": {}, **changes}
+        run = run_scenario(tiny(wanted, workload={"kind": "decode", "context": 300, "batch": 2, "output": 40}))
+        assert run.outcome == "done"
+        assert {span.resource for span in run.spans} == {"cpu", *resources}
+        return [run.measured["answers"][str(n)] for n in range(2)]
+
+    memory = {"unified": False, "capacity_bytes": "8 GB", "bytes_per_s": "10 GB/s", "copy_bytes_per_s": "1 GB/s"}
+    device = {"extends": "laptop-cpu", "storage": "nvme", "memory": {**memory, "host_capacity_bytes": "8 GB"}}
+    placement = {"name": "progressive", "host": "500 KiB"}
+    away = answers(
+        {"copy", "storage"},
+        system="specontext",
+        device=device,
+        policies={"selected_tokens": 1000, "placement": placement},
+        budget={"kv": "5 MiB"},
+    )
+    there = answers(set(), system="vllm", budget={"kv": "64 MiB"})
+    model, prompts = load_model("byte-small"), Prompts(BUNDLED / "byte-small", 260, None, 0)
+    for n, (ours, theirs) in enumerate(zip(away, there, strict=True)):
+        context = prompts.tokens(n, 300, 0)[0]
+        with torch.no_grad():
+            logits = model(torch.tensor([[*context, *theirs]])).logits[0, 299:-1].float()
+        best = logits.topk(2).values
+        differ = [at for at, pair in enumerate(zip(ours, theirs, strict=True)) if pair[0] != pair[1]]
+        assert not differ or best[differ[0], 0] - best[differ[0], 1] <= TOLERANCE
