@@ -124,7 +124,7 @@ def test_damaged_files_are_refused(saved: Any, damage: str) -> None:
         load_head(model)
 
 
-@pytest.mark.parametrize("name", ["byte-small"])
+@pytest.mark.parametrize("name", ["byte-large", "byte-small"])
 def test_bundled_models_come_with_a_head(name: str) -> None:
     from kvferry.model.models import load_model
     from kvferry.model.retrieval_head import FILE, load_head
