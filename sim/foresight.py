@@ -5,16 +5,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kvferry.machine.answers import Answer
+from kvferry.machine.ops import Op
 from kvferry.sim.processor import Processor
 from kvferry.sim.storage_curve import CurveStorage
 
 
 @dataclass(frozen=True)
 class Foresight:
-    """``chosen(step)``: int32[layers, batch, heads, k], what the Select ops of a step will be answered. ``beside``: the
-    processor's speed (up to 1) while the storage works; nothing else slows either of them."""
+    """``answer(op)``: what an op will be answered, asked in the order of a run. ``chosen(step)``: int32[layers, batch,
+    heads, k], the answers of a step's Select ops; None: they depend on what becomes of the steps before. ``beside``:
+    the processor's speed (up to 1) while the storage works; nothing else slows either of them."""
 
-    chosen: Callable[[int], np.ndarray]
+    answer: Callable[[Op], Answer | None]
+    chosen: Callable[[int], np.ndarray] | None
     processor: Processor
     storage: CurveStorage
     beside: float

@@ -44,10 +44,14 @@ class Storage(WorkQueue):
         if parts is None:
             return self._move("Write", extents, after, request)
         read = self._move("Read", parts, after, request)
+        return self._move("Write", self.whole_blocks(extents), (read,), request)
+
+    def whole_blocks(self, extents: Extents) -> Extents:
+        """The storage blocks that extents lie in."""
         offsets, lengths = extents.arrays
         begins = offsets & -int(self.spec.block_bytes)
         ends = -(-(offsets + lengths) & -int(self.spec.block_bytes))
-        return self._move("Write", Extents(begins, ends - begins), (read,), request)
+        return Extents(begins, ends - begins)
 
     def _move(self, label: str, extents: Extents, after: Iterable[Ticket], request: int | None) -> Ticket:
         offsets, lengths = commands_of(extents, self.spec)

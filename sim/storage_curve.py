@@ -1,6 +1,6 @@
 """Storage by its measured bandwidth: one event per batch."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import cast
 
@@ -12,7 +12,7 @@ from kvferry.machine.span import Tell
 from kvferry.machine.work_queue import TimedWork
 from kvferry.sim.alarm import Alarm
 from kvferry.sim.flash_curve import FlashCurve
-from kvferry.sim.storage import Batch, Storage, commands_of, map_miss_s
+from kvferry.sim.storage import Batch, Storage, blocks_in_part, commands_of, map_miss_s
 from kvferry.specs.storage import CurveRow, StorageSpec
 
 
@@ -131,6 +131,17 @@ class CurveStorage(Storage):
     def seconds(self, extents: Extents, writes: bool = False) -> float:
         """What a batch that comes next takes."""
         return self._seconds(*commands_of(extents, self.spec), writes)
+
+    def batches(self, extents: Extents, writes: bool) -> Iterator[tuple[str, float, float]]:
+        """Label, seconds and bytes of the batches that read or write these extents, one after the other, if they come
+        next."""
+        if writes:
+            parts = blocks_in_part(extents, int(self.spec.block_bytes))
+            if parts is not None:
+                yield from self.batches(parts, writes=False)
+                extents = self.whole_blocks(extents)
+        offsets, lengths = commands_of(extents, self.spec)
+        yield "Write" if writes else "Read", self._seconds(offsets, lengths, writes), float(lengths.sum())
 
     def seconds_of_equal(self, commands: int, each_bytes: int) -> float:
         """What so many reads of one length take, within what has been read or written before."""

@@ -143,13 +143,14 @@ class SimMachine:
     @property
     def foresight(self) -> Foresight | None:
         """What decoding steps with KV on storage can be calculated from. None where something else may slow the main
-        processor or the storage, or where selections are not known in advance."""
+        processor or the storage, or where nothing is selected."""
         stream = self._selections
         if self._loaded or not self.device.memory.unified or not isinstance(self.storage, CurveStorage):
             return None
-        if not isinstance(stream, CriticalTokens):
+        if stream is None and self._clusters is None:
             return None
-        return Foresight(stream.at, self._main, self.storage, 1 / self._slowdown.get("storage", 1.0))
+        chosen = stream.at if isinstance(stream, CriticalTokens) else None
+        return Foresight(self._answer, chosen, self._main, self.storage, 1 / self._slowdown.get("storage", 1.0))
 
     def submit(
         self,

@@ -8,6 +8,7 @@ import simpy
 from kvferry.machine.machine import Machine
 from kvferry.machine.ticket import Ticket
 from kvferry.pipelines.decoding.foreseen import ForeseenSteps, foreseeable
+from kvferry.pipelines.decoding.foreseen_stages import StagedSteps, foreseeable_by_stages
 from kvferry.pipelines.decoding.plan import DecodePlan
 from kvferry.pipelines.decoding.stages import KINDS
 from kvferry.pipelines.decoding.state import DecodeRecord, DecodeState
@@ -49,7 +50,7 @@ class LockStepDecode:
         record.prefill_s = env.now
         self._token()
         self.now.skip(skipped, self._keys)
-        foreseen = ForeseenSteps(self.now, self._foresight) if self._foresight and foreseeable(self.plan) else None
+        foreseen = self._foreseen()
         for self.now.step in range(steps - 1):
             self.now.place()
             if foreseen is not None:
@@ -59,6 +60,15 @@ class LockStepDecode:
             under_way = yield from self._walk(self.plan.stages)
             yield under_way[self.plan.stages[-1].key]
             self._token()
+
+    def _foreseen(self) -> ForeseenSteps | StagedSteps | None:
+        """What works steps out; None: events decide."""
+        seen = self._foresight
+        if seen is not None and foreseeable(self.plan, seen):
+            return ForeseenSteps(self.now, seen)
+        if seen is not None and foreseeable_by_stages(self.plan, seen):
+            return StagedSteps(self.now, seen)
+        return None
 
     def _walk(self, stages: Stages) -> Generator[simpy.Event, Any, dict[Key, Ticket]]:
         """Hand every stage to the machine, in order; their tickets."""

@@ -5,7 +5,6 @@ over the list of stages. Tests hold it equal to the events.
 """
 
 from collections.abc import Generator
-from typing import NamedTuple
 
 import numpy as np
 import simpy
@@ -17,24 +16,17 @@ from kvferry.pipelines.decoding.plan import DecodePlan
 from kvferry.pipelines.decoding.state import DecodeState
 from kvferry.policies.decode.rows import BlockRows, Lookup
 from kvferry.policies.decode.upkeep import Learned
+from kvferry.sim.foreseen_queues import ForeseenQueues
 from kvferry.sim.foresight import Foresight
 
 # Stages whose ops depend on nothing but how much there is.
 _KINDS = {"select", "look_up", "bring", "rebuild", "attend", "feed_forward", "next_token"}
 
 
-class _Worked(NamedTuple):
-    """An op, or a batch of reads or writes. In order of their ends."""
-
-    end_s: float
-    start_s: float
-    label: str
-    n_bytes: float
-    on_storage: bool
-
-
-def foreseeable(plan: DecodePlan) -> bool:
+def foreseeable(plan: DecodePlan, foresight: Foresight) -> bool:
     """Whether the steps of this plan are made of nothing but what is worked out here."""
+    if foresight.chosen is None:
+        return False
     tiers = {*plan.tiers, *plan.last_tiers}
     # A selection of all there is grows with what is decoded, as a share of it does.
     at_end = plan.roles.selector.selected(plan.group_tokens, plan.layout.blocks)
@@ -55,12 +47,7 @@ class ForeseenSteps:
         place = {stage.key: n for n, stage in enumerate(stages)}
         self._stages = [(s.kind, s.layer, [place[key] for key in s.after], s.awaited) for s in stages]
         self._kinds = {stage.kind for stage in stages}
-        # Of the storage: when its last batch began, when each direction is free, and when it works, in order of time.
-        self._began_s = 0.0
-        self._free_s: dict[str, float] = {}
-        self._busy: list[tuple[float, float]] = []
-        # Of it and what was worked on, what is not over yet.
-        self._worked: list[_Worked] = []
+        self._queues = ForeseenQueues(foresight.processor, foresight.storage, foresight.beside)
 
     def step(self) -> Generator[simpy.Event, None, None]:
         """A SimPy process of one step: it waits for its end, when all that is over is on record."""
@@ -68,19 +55,17 @@ class ForeseenSteps:
         found = self._look_up()
         read_s, read_bytes = self._reads(found)
         costs = self._costs(found)
-        env, dispatch_s, ends = now.machine.env, self._seen.processor.dispatch_s, list[float]()
-        handed_over = processor_s = env.now
+        env, ends = now.machine.env, list[float]()
+        handed_over = env.now
         for kind, layer, after, awaited in self._stages:
             begin = handed_over
             for n in after:
                 begin = max(begin, ends[n])
             if kind == "bring":
-                end = self._batch("Read", begin, read_s[layer], read_bytes[layer])
+                end = self._queues.batch("Read", begin, read_s[layer], read_bytes[layer])
             else:
                 label, duration_s, n_bytes = costs[kind]
-                begin = max(begin, processor_s)
-                processor_s = end = self._end_beside(begin + dispatch_s, duration_s)
-                self._worked.append(_Worked(end, begin, label, n_bytes, False))
+                end = self._queues.op(label, begin, duration_s, n_bytes)
             ends.append(end)
             if awaited:
                 handed_over = end
@@ -88,12 +73,13 @@ class ForeseenSteps:
         if update is not None:
             assert update.written is not None, "clusters are not foreseen"
             written = Extents(*update.written(np.arange(plan.model.layers)))
-            self._batch("Write", ends[-1], storage.seconds(written, writes=True), written.n_bytes)
+            self._queues.batch("Write", ends[-1], storage.seconds(written, writes=True), written.n_bytes)
         yield env.timeout(ends[-1] - env.now)
-        self._record(env.now)
+        self._queues.record(env.now)
 
     def _look_up(self) -> Lookup:
         """Looks up, for all layers together, what a step selects."""
+        assert self._seen.chosen is not None
         chosen = self._seen.chosen(self._now.step)
         found = self._resident.look_up(BlockRows(chosen.reshape(-1, chosen.shape[-1])))
         self._now.record.looked_up(found, self._plan.group_tokens * (chosen.size - found.hits))
@@ -133,47 +119,3 @@ class ForeseenSteps:
             ops["rebuild"] = RebuildKeys.op(plan, tokens)
         costs = {kind: self._seen.processor.cost(op) for kind, op in ops.items()}
         return {kind: (ops[kind].label, cost.duration_s, cost.n_bytes) for kind, cost in costs.items()}
-
-    def _batch(self, label: str, after_s: float, took_s: float, n_bytes: float) -> float:
-        """When a batch of reads or writes that is handed over now ends. It begins after all batches before it have
-        begun."""
-        lane = label if self._seen.storage.spec.duplex == "full" else "both"
-        begin = max(after_s, self._began_s, self._free_s.get(lane, 0.0))
-        self._began_s, self._free_s[lane] = begin, begin + took_s
-        self._worked.append(_Worked(begin + took_s, begin, label, n_bytes, True))
-        if self._busy and begin <= self._busy[-1][1]:
-            self._busy[-1] = self._busy[-1][0], max(self._busy[-1][1], begin + took_s)
-        else:
-            self._busy.append((begin, begin + took_s))
-        return begin + took_s
-
-    def _end_beside(self, now: float, left: float) -> float:
-        """When work that begins now ends; the storage slows it."""
-        beside = self._seen.beside
-        if beside == 1:
-            return now + left
-        for begin, end in self._busy:
-            if end <= now:
-                continue
-            if now + left <= begin:
-                break
-            if now < begin:
-                left -= begin - now
-                now = begin
-            if left <= (end - now) * beside:
-                return now + left / beside
-            left -= (end - now) * beside
-            now = end
-        return now + left
-
-    def _record(self, now: float) -> None:
-        """Put on record what is over, in the order of the ends."""
-        over = sorted(one for one in self._worked if one.end_s <= now)
-        self._worked = [one for one in self._worked if one.end_s > now]
-        processor, storage = self._seen.processor, self._seen.storage
-        for end_s, start_s, label, n_bytes, on_storage in over:
-            (storage if on_storage else processor).record(label, start_s, end_s, n_bytes)
-        # What is under way has been so until now.
-        for begin, end in self._busy:
-            storage.busy.add(begin, min(end, now))
-        self._busy = [one for one in self._busy if one[1] > now]

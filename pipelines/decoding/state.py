@@ -1,15 +1,17 @@
 """What a batch under way consists of: the machine, the plan, and what the roles and the present step hold."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
+import simpy
 
 from kvferry.layouts.layout import PlacedBlocks
 from kvferry.layouts.pieces import Change, Reads
 from kvferry.layouts.swap_area import SwapArea
-from kvferry.machine.machine import Lease, Machine, Refused
-from kvferry.machine.ops import Extents
+from kvferry.machine.machine import Lease, MemoryPool, Refused
+from kvferry.machine.ops import Extents, KvRef, Op
 from kvferry.machine.ticket import Ticket
 from kvferry.pipelines.decoding.plan import DecodePlan
 from kvferry.pipelines.workload import OutOfMemory
@@ -51,11 +53,27 @@ class DecodeRecord:
             self.longest_access = max(self.longest_access, int(reads.entries.max()))
 
 
+class Asked(Protocol):
+    """What decoding asks of a machine."""
+
+    @property
+    def env(self) -> simpy.Environment: ...
+
+    def submit(self, op: Op, *, after: Iterable[Ticket] = ()) -> Ticket: ...
+
+    def move(self, what: Extents, source: Tier, to: Tier, *, after: Iterable[Ticket] = ()) -> Ticket: ...
+
+    def copy(self, kv: KvRef | Extents, to: Tier, *, after: Iterable[Ticket] = ()) -> Ticket: ...
+
+    def memory_of(self, tier: Tier) -> MemoryPool: ...
+
+
 class DecodeState:
     """What the stages of one batch share: the machine, the plan, and the roles' state so far."""
 
-    def __init__(self, machine: Machine, plan: DecodePlan) -> None:
-        self.machine, self.plan = machine, plan
+    def __init__(self, machine: Asked, plan: DecodePlan) -> None:
+        self.machine: Asked = machine
+        self.plan = plan
         self.record = DecodeRecord()
         layers, roles = plan.model.layers, plan.roles
         self.blocks: PlacedBlocks = plan.layout.start()

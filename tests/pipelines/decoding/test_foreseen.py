@@ -8,31 +8,44 @@ from tiny import DECODING, tiny
 
 from kvferry.analysis.metrics import metrics_for
 from kvferry.pipelines.decoding.foreseen import ForeseenSteps
+from kvferry.pipelines.decoding.foreseen_stages import StagedSteps
 from kvferry.pipelines.record import Run
 from kvferry.pipelines.run import run_scenario
 from kvferry.scenarios.loader import load_scenario
 from kvferry.specs.scenario import Scenario
 
+CLUSTERS = ["model=qwen2.5-1.5b", "workload.context=256", "workload.output=60", "workload.decoded=20"]
 SMALL = ["workload.context=6Ki", "workload.batch=2", "workload.output=40", "workload.decoded=12"]
 
 
 @pytest.fixture
 def foreseen(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Counts the steps that were worked out."""
-    steps: list[int] = []
-    step = ForeseenSteps.step
+    return counted(ForeseenSteps, monkeypatch)
 
-    def counted(self: ForeseenSteps) -> Any:
+
+@pytest.fixture
+def staged(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Those that were worked out stage by stage."""
+    return counted(StagedSteps, monkeypatch)
+
+
+def counted(kind: type[ForeseenSteps] | type[StagedSteps], monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    steps: list[int] = []
+    step = kind.step
+
+    def one(self: Any) -> Any:
         steps.append(self._now.step)
         return step(self)
 
-    monkeypatch.setattr(ForeseenSteps, "step", counted)
+    monkeypatch.setattr(kind, "step", one)
     return steps
 
 
 def by_events(scenario: Scenario, monkeypatch: pytest.MonkeyPatch) -> Run:
     with monkeypatch.context() as patch:
-        patch.setattr("kvferry.pipelines.decoding.decode.foreseeable", lambda plan: False)
+        for how in ("foreseeable", "foreseeable_by_stages"):
+            patch.setattr(f"kvferry.pipelines.decoding.decode.{how}", lambda plan, foresight: False)
         return run_scenario(scenario)
 
 
@@ -73,9 +86,41 @@ def test_they_are_equal(settings: tuple[str, ...], foreseen: list[int], monkeypa
 @pytest.mark.parametrize(
     "settings",
     [
+        ("system=dynakv",),
+        ("system=dynakv", "policies.page_buffers=4", "policies.buffer_tokens=2", "device.storage.merges=false"),
+        ("system=dynakv", "policies.layout=cluster-by-cluster", "policies.residency=whole-cache"),
+        (
+            "system=dynakv",
+            "policies.layout=cluster-pools",
+            "policies.upkeep=global-clusters",
+            "policies.every_tokens=5",
+        ),
+        ("system=pqcache", "device.storage.duplex=full"),
+        ("system=clusterkv", "policies.window_tokens=8", "policies.window_clusters=2"),
+        ("system=no-cluster", "device.storage.duplex=half"),
+    ],
+)
+def test_clusters_are_equal_stage_by_stage(
+    settings: tuple[str, ...], staged: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scenario = load_scenario("dynakv/latency", [*CLUSTERS, *settings])
+    run = run_scenario(scenario)
+    assert len(staged) == len(run.requests[0].token_times_s) - 1
+    expected = by_events(scenario, monkeypatch)
+    assert len(staged) == len(run.requests[0].token_times_s) - 1
+    # To the last digit: nothing slows what is under way.
+    assert run.requests[0].token_times_s == expected.requests[0].token_times_s
+    assert figures(run, scenario) == figures(expected, scenario)
+    assert sorted(tuple(span) for span in run.spans) == sorted(tuple(span) for span in expected.spans)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
         ("load={share: 0.5}",),
         ("device.storage.model=queue", "workload.batch=1", "workload.context=4Ki"),
         ("system=flexgen",),
+        ("system=no-cluster", "workload.batch=1", "budget.kv_share=1"),
         (
             "device.memory.unified=false",
             "device.memory.copy_bytes_per_s=10 GB/s",
@@ -84,10 +129,12 @@ def test_they_are_equal(settings: tuple[str, ...], foreseen: list[int], monkeypa
         ("policies.placement={name: progressive, overflow: storage}",),
     ],
 )
-def test_where_something_may_interfere_events_decide(settings: tuple[str, ...], foreseen: list[int]) -> None:
+def test_where_something_may_interfere_events_decide(
+    settings: tuple[str, ...], foreseen: list[int], staged: list[int]
+) -> None:
     scenario = load_scenario("kvswap/throughput", [*SMALL, *settings])
     assert run_scenario(scenario).outcome == "done"
-    assert not foreseen
+    assert not foreseen and not staged
 
 
 def test_interrupted_it_keeps_what_was_decoded(foreseen: list[int]) -> None:

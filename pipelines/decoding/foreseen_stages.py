@@ -1,0 +1,106 @@
+"""Decoding steps stage by stage, without events: the stages that pipelines carry out, on queues that are worked out.
+
+What a stage asks for is answered when it is handed over, as the modelled machine does, and its end follows by
+arithmetic. Tests hold it equal to the events.
+"""
+
+from collections.abc import Generator, Iterable
+from typing import Any
+
+import simpy
+
+from kvferry.machine.machine import MemoryPool
+from kvferry.machine.ops import Extents, KvRef, Op
+from kvferry.machine.ticket import Ticket
+from kvferry.pipelines.decoding.plan import DecodePlan
+from kvferry.pipelines.decoding.stages import KINDS
+from kvferry.pipelines.decoding.state import DecodeState
+from kvferry.policies.decode.stages import Key
+from kvferry.sim.foreseen_queues import ForeseenQueues
+from kvferry.sim.foresight import Foresight
+from kvferry.specs.tier import Tier
+
+
+def foreseeable_by_stages(plan: DecodePlan, foresight: Foresight) -> bool:
+    """Whether steps of this plan can be worked out stage by stage: all KV lies on storage throughout, and nothing is
+    slowed by what is handed over after it."""
+    return foresight.beside == 1 and {*plan.tiers, *plan.last_tiers} == {"storage"}
+
+
+class ForeseenTicket(Ticket):
+    """Of work whose end is known. It fires no one."""
+
+    def __init__(self, env: simpy.Environment, value: Any, end_s: float) -> None:
+        # As of an event that has been processed.
+        self.env, self.callbacks, self._value, self._ok = env, None, value, True
+        self.start_s, self.end_s = None, end_s
+
+
+class ForeseenMachine:
+    """What decoding asks of a machine, worked out at once."""
+
+    def __init__(self, env: simpy.Environment, foresight: Foresight, memory: Any) -> None:
+        self.env, self._seen, self._memory = env, foresight, memory
+        self.queues = ForeseenQueues(foresight.processor, foresight.storage, 1.0)
+        # When what comes next is handed over.
+        self.handed_over_s = env.now
+
+    def submit(
+        self,
+        op: Op,
+        *,
+        after: Iterable[Ticket] = (),
+        on: str = "compute",
+        priority: int = 0,
+        request: int | None = None,
+    ) -> Ticket:
+        processor = self._seen.processor
+        answer, cost = self._seen.answer(op), processor.cost(op)
+        # As much as is left of the whole once it was dispatched.
+        cost_s = processor.dispatch_s + cost.duration_s - processor.dispatch_s
+        end_s = self.queues.op(op.label, self._begin_s(after), cost_s, cost.n_bytes)
+        return ForeseenTicket(self.env, answer, end_s)
+
+    def move(
+        self, what: Extents, source: Tier, to: Tier, *, after: Iterable[Ticket] = (), request: int | None = None
+    ) -> Ticket:
+        storage, begin_s = self._seen.storage, self._begin_s(after)
+        for label, took_s, n_bytes in storage.batches(what, writes=to == "storage"):
+            begin_s = self.queues.batch(label, begin_s, took_s, n_bytes)
+        return ForeseenTicket(self.env, None, begin_s)
+
+    def copy(
+        self, kv: KvRef | Extents, to: Tier, *, after: Iterable[Ticket] = (), request: int | None = None
+    ) -> Ticket:
+        """The memory is one: what is to be copied is there already."""
+        return ForeseenTicket(self.env, None, self._begin_s(after))
+
+    def memory_of(self, tier: Tier) -> MemoryPool:
+        pool: MemoryPool = self._memory(tier)
+        return pool
+
+    def _begin_s(self, after: Iterable[Ticket]) -> float:
+        return max((self.handed_over_s, *(ticket.end_s or 0.0 for ticket in after)))
+
+
+class StagedSteps:
+    """The steps of a batch after prefill, each worked out when it begins."""
+
+    def __init__(self, now: DecodeState, foresight: Foresight) -> None:
+        machine = now.machine
+        self._now, self._env = now, machine.env
+        now.machine = self._machine = ForeseenMachine(machine.env, foresight, machine.memory_of)
+        self._stages = [(KINDS[stage.kind], stage) for stage in now.plan.stages]
+
+    def step(self) -> Generator[simpy.Event, None, None]:
+        """A SimPy process of one step: it waits for its end, when all that is over is on record."""
+        now, machine, under_way = self._now, self._machine, dict[Key, Ticket]()
+        machine.handed_over_s = self._env.now
+        for kind, stage in self._stages:
+            ticket = kind.begin(now, stage.layer, tuple(under_way[key] for key in stage.after))
+            under_way[stage.key] = ticket
+            end_s = ticket.end_s or 0.0
+            if stage.awaited and end_s > machine.handed_over_s:
+                machine.handed_over_s = end_s
+        yield self._env.timeout(end_s - self._env.now)
+        machine.queues.record(self._env.now)

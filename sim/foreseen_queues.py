@@ -1,0 +1,80 @@
+"""When work ends that a processor and a storage do one by one, by arithmetic, where nothing else slows them."""
+
+from typing import NamedTuple
+
+from kvferry.sim.processor import Processor
+from kvferry.sim.storage_curve import CurveStorage
+
+
+class _Worked(NamedTuple):
+    """An op, or a batch of reads or writes. In order of their ends."""
+
+    end_s: float
+    start_s: float
+    label: str
+    n_bytes: float
+    on_storage: bool
+
+
+class ForeseenQueues:
+    """A processor and a storage, each with work in the order in which it is handed over. ``beside``: the processor's
+    speed (up to 1) while the storage works on what was handed over before."""
+
+    def __init__(self, processor: Processor, storage: CurveStorage, beside: float) -> None:
+        self._processor, self._storage, self._beside = processor, storage, beside
+        # When the processor is free, when the storage began its last batch, when each direction is free, and when it
+        # works, in order of time.
+        self._processor_s = self._began_s = 0.0
+        self._free_s: dict[str, float] = {}
+        self._busy: list[tuple[float, float]] = []
+        # What is not over yet.
+        self._worked: list[_Worked] = []
+
+    def op(self, label: str, after_s: float, cost_s: float, n_bytes: float) -> float:
+        """When an op ends that costs so much besides its dispatch, and may begin then."""
+        begin = max(after_s, self._processor_s)
+        self._processor_s = end = self._end_beside(begin + self._processor.dispatch_s, cost_s)
+        self._worked.append(_Worked(end, begin, label, n_bytes, False))
+        return end
+
+    def batch(self, label: str, after_s: float, took_s: float, n_bytes: float) -> float:
+        """When a batch of reads or writes ends. It begins after all batches before it have begun."""
+        lane = label if self._storage.spec.duplex == "full" else "both"
+        begin = max(after_s, self._began_s, self._free_s.get(lane, 0.0))
+        self._began_s, self._free_s[lane] = begin, begin + took_s
+        self._worked.append(_Worked(begin + took_s, begin, label, n_bytes, True))
+        if self._busy and begin <= self._busy[-1][1]:
+            self._busy[-1] = self._busy[-1][0], max(self._busy[-1][1], begin + took_s)
+        else:
+            self._busy.append((begin, begin + took_s))
+        return begin + took_s
+
+    def _end_beside(self, now: float, left: float) -> float:
+        """When work that begins now ends; the storage slows it."""
+        beside = self._beside
+        if beside == 1:
+            return now + left
+        for begin, end in self._busy:
+            if end <= now:
+                continue
+            if now + left <= begin:
+                break
+            if now < begin:
+                left -= begin - now
+                now = begin
+            if left <= (end - now) * beside:
+                return now + left / beside
+            left -= (end - now) * beside
+            now = end
+        return now + left
+
+    def record(self, now: float) -> None:
+        """Put on record what is over, in the order of the ends."""
+        over = sorted(one for one in self._worked if one.end_s <= now)
+        self._worked = [one for one in self._worked if one.end_s > now]
+        for end_s, start_s, label, n_bytes, on_storage in over:
+            (self._storage if on_storage else self._processor).record(label, start_s, end_s, n_bytes)
+        # What is under way has been so until now.
+        for begin, end in self._busy:
+            self._storage.busy.add(begin, min(end, now))
+        self._busy = [one for one in self._busy if one[1] > now]
