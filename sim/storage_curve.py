@@ -54,6 +54,8 @@ class LatencyCurve:
 
 # Lengths are as many as there are kinds of commands, but for those of a file with blocks of all sizes.
 _MOST_KNOWN = 10_000
+# Clusters are of all sizes, and most of a few storage blocks.
+_BLOCKS_KNOWN = 512
 AnyCurve = Curve | LatencyCurve | FlashCurve
 
 
@@ -64,6 +66,8 @@ class StorageCurves:
         self._spec, self._depth = spec, spec.queue_depth
         # Seconds of one command by length, depth and direction: the same few come again and again.
         self._known: dict[tuple[int, int, bool], float] = {}
+        # By depth and direction, of commands of one storage block, of two, and so on.
+        self._by_blocks: dict[tuple[int, bool], np.ndarray] = {}
 
     @cached_property
     def read(self) -> "AnyCurve":
@@ -85,14 +89,24 @@ class StorageCurves:
         # Usually all lengths are equal, and one look-up is enough.
         if lengths.min() == lengths.max():
             return self.equal_s(n, int(lengths[0]), writes, extra_s)
-        curve = self.write if writes else self.read
-        return float(curve.command_s(lengths, min(n, self._depth)).sum() + n * extra_s)
+        return float(self._commands_s(lengths, min(n, self._depth), writes).sum() + n * extra_s)
 
     def equal_s(self, commands: int, each_bytes: int, writes: bool = False, extra_s: float = 0.0) -> float:
         """The same for so many commands of one length."""
         if not commands:
             return 0.0
         return commands * (self._command_s(each_bytes, min(commands, self._depth), writes) + extra_s)
+
+    def _commands_s(self, lengths: np.ndarray, depth: int, writes: bool) -> np.ndarray:
+        """Of commands of different lengths. Those of a few storage blocks are looked up."""
+        curve, block = self.write if writes else self.read, int(self._spec.block_bytes)
+        nth = lengths // block
+        if nth.max() > _BLOCKS_KNOWN or (nth * block != lengths).any():
+            return curve.command_s(lengths, depth)
+        key = depth, writes
+        if key not in self._by_blocks:
+            self._by_blocks[key] = curve.command_s(np.arange(1, _BLOCKS_KNOWN + 1) * block, depth)
+        return self._by_blocks[key][nth - 1]
 
     def _command_s(self, length: int, depth: int, writes: bool) -> float:
         key = length, depth, writes

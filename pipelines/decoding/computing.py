@@ -139,7 +139,13 @@ class TendClusters:
         if assigned is not None:
             answer: Assigned = assigned.value
             ids, squared = answer.ids.ravel(), answer.squared.ravel()
-        tending = clusters_of(now.kept).tend(layer, ids, squared, found)
+        kept, first = clusters_of(now.kept), now.first_alike[layer]
+        if first == layer:
+            tending = kept.tend(layer, ids, squared, found)
+        else:
+            tending = now.tending[first]
+            kept.tended_like(layer, first)
+        now.tending[layer] = tending
         now.cuts[layer] = () if tending is None else tending.cuts
         if tending is None:
             now.tended[layer] = None

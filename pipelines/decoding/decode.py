@@ -67,7 +67,7 @@ class LockStepDecode:
         if seen is not None and foreseeable(self.plan, seen):
             return ForeseenSteps(self.now, seen)
         if seen is not None and foreseeable_by_stages(self.plan, seen):
-            return StagedSteps(self.now, seen)
+            return StagedSteps(self.now, seen, self.plan.model.layers if self._keys is None else self._keys.kinds)
         return None
 
     def _walk(self, stages: Stages) -> Generator[simpy.Event, Any, dict[Key, Ticket]]:

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from kvferry.layouts.layout import Ranges
-from kvferry.layouts.pieces import Reads
+from kvferry.layouts.pieces import Pieces, Ranges, Reads
+from kvferry.layouts.swap_area import SwapArea
 from kvferry.machine.answers import Selection
 from kvferry.machine.handles import Rebuilt
 from kvferry.machine.ops import Bookkeep, Extents, Reconstruct, Retrieve, Select
@@ -67,6 +67,20 @@ class LookUp:
         return Bookkeep(plan.sequences * plan.blocks_per_selection if blocks is None else blocks, plan.slots)
 
     def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
+        first = now.first_alike[layer]
+        if first == layer:
+            self._look_up(now, layer)
+        else:
+            now.found[layer], now.block_tokens[layer] = now.found[first], now.block_tokens[first]
+            now.tokens[layer], now.brought[layer] = now.tokens[first], now.brought[first]
+        found = now.found[layer]
+        assert found is not None
+        now.record.looked_up(found, now.brought[layer])
+        blocks = found.wanted.ids.size if now.away(layer) else 0
+        return now.machine.submit(self.op(now.plan, blocks), after=after)
+
+    @staticmethod
+    def _look_up(now: DecodeState, layer: int) -> None:
         chosen, plan = now.chosen[layer], now.plan
         assert chosen is not None
         selection: Selection = chosen.value
@@ -76,17 +90,15 @@ class LookUp:
         wanted, tokens = plan.roles.selector.take(ranked, tokens, now.tokens_stored, plan.slots or None)
         now.block_tokens[layer] = tokens
         now.found[layer] = found = now.residents[layer].look_up(wanted, tokens)
-        entries = 0
+        now.brought[layer] = 0
         if now.away(layer):
             # What is swapped comes anew in every step, wherever it is found.
             came = found.missing if now.areas[layer] is None else np.ones(wanted.ids.shape, bool)
-            entries = plan.group_tokens * int(came.sum()) if tokens is None else int(tokens[came].sum())
-        now.record.looked_up(found, entries)
+            now.brought[layer] = plan.group_tokens * int(came.sum()) if tokens is None else int(tokens[came].sum())
         # Where rows differ, the mean of them.
         now.tokens[layer] = (
             wanted.widest * plan.group_tokens if tokens is None else -(-int(tokens.sum()) // wanted.rows)
         )
-        return now.machine.submit(self.op(plan, wanted.ids.size if now.away(layer) else 0), after=after)
 
     def parts(self, prices: Prices) -> Parts:
         return prices.work(self.op(prices.plan, None if prices.tier != "device" else 0))
@@ -159,11 +171,16 @@ class SwapIn:
     worker: Worker = "mover"
 
     def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
-        area = now.areas[layer]
-        now.swapped[layer] = reads = None if area is None or not now.away(layer) else area.reads()
+        area, first = now.areas[layer], now.first_alike[layer]
+        if first != layer:
+            reads = now.swapped[first]
+        else:
+            reads = None if area is None or not now.away(layer) else area.reads()
+        now.swapped[layer] = reads
         if reads is None:
             return after[0] if after else now.done()
-        return now.machine.move(Extents(*reads.ranges), now.tiers[layer], "device", after=after)
+        offsets = reads.offsets + (layer - first) * now.plan.swap_layer_bytes
+        return now.machine.move(Extents(offsets, reads.lengths), now.tiers[layer], "device", after=after)
 
     def parts(self, prices: Prices) -> Parts:
         return prices.move(1, prices.plan.swap_layer_bytes, prices.tier, "device")
@@ -176,19 +193,28 @@ class SwapOut:
     worker: Worker = "mover"
 
     def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
-        area, assigned = now.areas[layer], now.assigned[layer]
+        area, first = now.areas[layer], now.first_alike[layer]
         if area is None or not now.away(layer):
             return after[0]
+        if first == layer:
+            now.swapped_out[layer] = self._kept(now, layer, area)
+        (offsets, lengths), pieces = now.swapped_out[first]
+        if not len(offsets):
+            return after[0]
+        written = Extents(offsets + (layer - first) * now.plan.swap_layer_bytes, lengths, (layer,), pieces)
+        return now.machine.move(written, "device", now.tiers[layer], after=after)
+
+    @staticmethod
+    def _kept(now: DecodeState, layer: int, area: SwapArea) -> tuple[Ranges, Pieces]:
+        """Ranges that are to be written, and the entries in them."""
+        assigned = now.assigned[layer]
         changing = None if assigned is None else BlockRows(assigned.value.ids.reshape(now.plan.rows, 1))
         rows, blocks = now.residents[layer].held(changing)
         # What is cut has its new parts in memory until the next turn.
         if cuts := now.cuts[layer]:
             whole = ~np.isin(rows * area.blocks + blocks, [cut.row * area.blocks + cut.block for cut in cuts])
             rows, blocks = rows[whole], blocks[whole]
-        ranges, pieces = area.keep(rows, blocks, now.blocks.tokens_of(layer, rows, blocks))
-        if not len(ranges[0]):
-            return after[0]
-        return now.machine.move(Extents(*ranges, (layer,), pieces), "device", now.tiers[layer], after=after)
+        return area.keep(rows, blocks, now.blocks.tokens_of(layer, rows, blocks))
 
     def parts(self, prices: Prices) -> Parts:
         """What is brought anew in a step stays, if all of it finds room."""

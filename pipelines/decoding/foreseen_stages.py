@@ -16,6 +16,7 @@ from kvferry.pipelines.decoding.plan import DecodePlan
 from kvferry.pipelines.decoding.stages import KINDS
 from kvferry.pipelines.decoding.state import DecodeState
 from kvferry.policies.decode.stages import Key
+from kvferry.sim.cost import Cost
 from kvferry.sim.foreseen_queues import ForeseenQueues
 from kvferry.sim.foresight import Foresight
 from kvferry.specs.tier import Tier
@@ -42,6 +43,8 @@ class ForeseenMachine:
     def __init__(self, env: simpy.Environment, foresight: Foresight, memory: Any) -> None:
         self.env, self._seen, self._memory = env, foresight, memory
         self.queues = ForeseenQueues(foresight.processor, foresight.storage, 1.0)
+        # In this step, of ops that many layers have alike.
+        self._costs: dict[Op, Cost] = {}
         # When what comes next is handed over.
         self.handed_over_s = env.now
 
@@ -55,11 +58,23 @@ class ForeseenMachine:
         request: int | None = None,
     ) -> Ticket:
         processor = self._seen.processor
-        answer, cost = self._seen.answer(op), processor.cost(op)
+        answer, cost = self._seen.answer(op), self._cost(op)
         # As much as is left of the whole once it was dispatched.
         cost_s = processor.dispatch_s + cost.duration_s - processor.dispatch_s
         end_s = self.queues.op(op.label, self._begin_s(after), cost_s, cost.n_bytes)
         return ForeseenTicket(self.env, answer, end_s)
+
+    def _cost(self, op: Op) -> Cost:
+        if op.answer is not None:
+            return self._seen.processor.cost(op)
+        if op not in self._costs:
+            self._costs[op] = self._seen.processor.cost(op)
+        return self._costs[op]
+
+    def begin(self) -> None:
+        """A step begins."""
+        self.handed_over_s = self.env.now
+        self._costs.clear()
 
     def move(
         self, what: Extents, source: Tier, to: Tier, *, after: Iterable[Ticket] = (), request: int | None = None
@@ -84,9 +99,11 @@ class ForeseenMachine:
 
 
 class StagedSteps:
-    """The steps of a batch after prefill, each worked out when it begins."""
+    """The steps of a batch after prefill, each worked out when it begins. Of the layers the first `kinds` are told
+    apart, and those behind are each like one of them."""
 
-    def __init__(self, now: DecodeState, foresight: Foresight) -> None:
+    def __init__(self, now: DecodeState, foresight: Foresight, kinds: int) -> None:
+        now.tell_apart(kinds)
         machine = now.machine
         self._now, self._env = now, machine.env
         now.machine = self._machine = ForeseenMachine(machine.env, foresight, machine.memory_of)
@@ -95,7 +112,7 @@ class StagedSteps:
     def step(self) -> Generator[simpy.Event, None, None]:
         """A SimPy process of one step: it waits for its end, when all that is over is on record."""
         now, machine, under_way = self._now, self._machine, dict[Key, Ticket]()
-        machine.handed_over_s = self._env.now
+        machine.begin()
         for kind, stage in self._stages:
             ticket = kind.begin(now, stage.layer, tuple(under_way[key] for key in stage.after))
             under_way[stage.key] = ticket

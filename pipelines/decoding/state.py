@@ -8,7 +8,7 @@ import numpy as np
 import simpy
 
 from kvferry.layouts.layout import PlacedBlocks
-from kvferry.layouts.pieces import Change, Reads
+from kvferry.layouts.pieces import Change, Pieces, Ranges, Reads
 from kvferry.layouts.swap_area import SwapArea
 from kvferry.machine.machine import Lease, MemoryPool, Refused
 from kvferry.machine.ops import Extents, KvRef, Op
@@ -17,7 +17,7 @@ from kvferry.pipelines.decoding.plan import DecodePlan
 from kvferry.pipelines.workload import OutOfMemory
 from kvferry.policies.decode.residency import AllThere, Resident
 from kvferry.policies.decode.rows import BlockRows, Cut, Lookup
-from kvferry.policies.decode.tending import Ahead
+from kvferry.policies.decode.tending import Ahead, Tending
 from kvferry.policies.decode.upkeep import Kept, Update
 from kvferry.specs.tier import Tier
 
@@ -96,6 +96,7 @@ class DecodeState:
         self.reads: list[Reads | None] = [None] * layers
         # What brings what is kept of it, where that is swapped, and where it lies meanwhile (None: it stays in memory).
         self.swapped: list[Reads | None] = [None] * layers
+        self.swapped_out: dict[int, tuple[Ranges, Pieces]] = {}
         self.areas: list[SwapArea | None] = [plan.swap_area(layer) for layer in range(layers)]
         self.tokens = [0] * layers
         self.block_tokens: list[np.ndarray | None] = [None] * layers
@@ -103,8 +104,17 @@ class DecodeState:
         # What tends its clusters in this step: cuts, or tokens that are grouped anew; and which are cut.
         self.tended: list[Ticket | None] = [None] * layers
         self.cuts: list[Sequence[Cut]] = [()] * layers
+        self.tending: list[Tending | None] = [None] * layers
+        # Entries that attention wants and that come from elsewhere.
+        self.brought = [0] * layers
         # The clusters of its context.
         self.clustered: list[Ticket | None] = [None] * layers
+        # The first layer that is answered alike and has the same blocks: what a step finds there goes for all of them.
+        self.first_alike = list(range(layers))
+
+    def tell_apart(self, kinds: int) -> None:
+        """Only the first layers are told apart from now on, and those behind are each like one of them, in turn."""
+        self.first_alike = [layer % kinds for layer in range(len(self.first_alike))]
 
     def away(self, layer: int) -> bool:
         """A layer's KV lies outside the processor's memory."""
@@ -177,6 +187,8 @@ class DecodeState:
     def renew(self, update: Update) -> None:
         """What is kept in memory learns what has changed."""
         for layer, changed in enumerate(update.changed):
+            if self.first_alike[layer] != layer:
+                break
             cuts = [one for one in update.joined[layer] if isinstance(one, Cut)] if update.joined else []
             made = [(one.row, block) for one in cuts for block in (one.block, one.new) if block is not None]
             if made:

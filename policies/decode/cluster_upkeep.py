@@ -95,6 +95,12 @@ class Decision:
     reads: list[tuple[int, int, int]]
     beside: list[frozenset[int]]
 
+    def of(self, layer: int) -> "Decision":
+        """The same in another layer, of one layer's."""
+        joins, waits = ((np.full_like(of[0], layer), *of[1:]) for of in (self.joins, self.waits))
+        reads = [(layer, row, block) for _, row, block in self.reads]
+        return Decision(joins, waits, [(layer, cut) for _, cut in self.cuts], reads, self.beside)
+
 
 class TendedClusters(KeptClusters):
     """A run's clusters: every token of every row is in one of them, or waits in memory for one.
@@ -165,6 +171,13 @@ class TendedClusters(KeptClusters):
         cuts = tuple(cut for _, cut in decision.cuts)
         read = BlockRows.of([(row, block) for _, row, block in decision.reads], len(ids)) if decision.reads else None
         return Tending(cuts, read)
+
+    def tended_like(self, layer: int, first: int) -> None:
+        for of_layers in (self.variances, self.waiting, self._waiting_in_row):
+            of_layers[layer] = of_layers[first]
+        for row in range(self.places.shape[1]):
+            self._flagged[layer, row] = dict(self._flags(first, row))
+        self._decided[layer] = self._decided[first].of(layer)
 
     def outcome(
         self,

@@ -54,6 +54,10 @@ class RegroupedClusters(TendedClusters):
         absent = BlockRows.where(there)
         return Tending(read=absent if absent.ids.size else None, regroup=self._regroup(int(held[0].sum()) + 1))
 
+    def tended_like(self, layer: int, first: int) -> None:
+        if not self._due:
+            super().tended_like(layer, first)
+
     def outcome(
         self,
         layer: int,

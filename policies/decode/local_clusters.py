@@ -61,6 +61,9 @@ class WindowedClusters(KeptClusters):
             return None
         return Tending(regroup=Regroup(self._window_tokens, self._clusters(layer), self.places.most(layer)))
 
+    def tended_like(self, layer: int, first: int) -> None:
+        """Nothing is decided by layers."""
+
     def outcome(
         self,
         layer: int,

@@ -34,10 +34,7 @@ class Tending:
 
 
 class KeysAhead(Ahead, Protocol):
-    """What they say of their clusters. A place is a layer, a row and a cluster; only
-    the first ``kinds`` layers are told apart, and those behind are each like one of them, in turn."""
-
-    kinds: int
+    """What they say of their clusters. A place is one of the layers that are told apart, a row and a cluster."""
 
     def nearest(self) -> tuple[np.ndarray, np.ndarray]:
         """Cluster of each new key, and squared distance to it, each [kinds * rows]."""
@@ -94,6 +91,10 @@ class KeptClusters(ABC):
     def tend(self, layer: int, ids: np.ndarray | None, squared: np.ndarray | None, found: Lookup) -> Tending | None:
         """Where each row's new key belongs (int[rows]; None: not asked), how far it is from that centroid (squared,
         float[rows]), and what was retrieved. None: nothing is to be done now."""
+
+    @abstractmethod
+    def tended_like(self, layer: int, first: int) -> None:
+        """What was decided in this step for the `first` layer goes for this one, which has the same clusters."""
 
     @abstractmethod
     def outcome(

@@ -41,7 +41,10 @@ class Update:
 
 
 class Ahead(Protocol):
-    """A modelled world's keys, which can go ahead of its time."""
+    """A modelled world's keys, which can go ahead of its time. Only the first ``kinds`` layers are told apart, and
+    those behind are each like one of them, in turn."""
+
+    kinds: int
 
     def go_on(self) -> None:
         """To the next token, without any time."""
