@@ -119,10 +119,11 @@ def _cells(paper: Paper, key: Key, results: Results) -> Iterable[Report]:
             "context": scenario.workload.context,
             "outcome": results.outcome(key),
             "metric": metric,
-            "paper": None if cell is None else float(cell.printed),
+            "paper": None if cell is None else cell.value,
+            **({} if cell is None else {"paper_outcome": "out_of_memory" if cell.out_of_memory else "done"}),
             "ours": ours,
             "ours_range": _range(f and f * scale for f in results.of_seeds(key, metric)),
-            "relative_error": None if cell is None or ours is None else cell.error(ours),
+            "relative_error": None if cell is None or cell.out_of_memory or ours is None else cell.error(ours),
             **({"fitted": True} if cell is not None and cell.fitted else {}),
             **({f"over_{paper.name}": ours / paper_s} if metric == "ttft_s" and ours and paper_s else {}),
         }
@@ -133,7 +134,8 @@ def agreement_of(cells: list[Report], everywhere: Collection[str]) -> Report | N
     in one place (everything but the system the same, or the experiment too where one of both is `everywhere`) come
     in the printed order, ties in print left out; "from_one_token_per_s": the errors of the throughputs among them that
     are printed as 1 or more, as smaller ones have one digit; "not_fitted": of those to which nothing was fitted, where
-    some were. None: it prints none."""
+    some were; "outcomes": where some are printed as out of memory, all that are printed, and how many come out as
+    printed. None: it prints none."""
     printed = [cell for cell in cells if cell["paper"] is not None]
     if not printed:
         return None
@@ -149,9 +151,17 @@ def agreement_of(cells: list[Report], everywhere: Collection[str]) -> Report | N
         **_errors_of(printed),
         **({"not_fitted": _errors_of(predicted)} if 0 < len(predicted) < len(printed) else {}),
         **({"from_one_token_per_s": _errors_of(fast)} if fast else {}),
+        **_outcomes_of(cells),
         "orderings": pairs,
         "orderings_right": right,
     }
+
+
+def _outcomes_of(cells: list[Report]) -> Report:
+    told = [cell for cell in cells if "paper_outcome" in cell]
+    if all(cell["paper_outcome"] == "done" for cell in told):
+        return {}
+    return {"outcomes": len(told), "outcomes_right": sum(cell["outcome"] == cell["paper_outcome"] for cell in told)}
 
 
 def _errors_of(cells: list[Report]) -> Report:
@@ -240,6 +250,9 @@ def _lines(report: Report) -> Iterable[str]:
         yield f"    {table['why']}"
     yield ""
     for cell in report["cells"]:
+        if cell["ours"] is None and "paper_outcome" in cell:
+            told = "runs out of memory" if cell["paper_outcome"] == "out_of_memory" else f"paper {cell['paper']:g}"
+            yield f"{cell['experiment']}  {cell['case']}  {cell['system']}  {cell['outcome']}  paper: {told}"
         if cell["ours"] is not None:
             where = "  ".join(str(cell[key]) for key in ("experiment", "case", "system"))
             over = _between(cell["ours_range"])

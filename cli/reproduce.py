@@ -58,6 +58,10 @@ def reproduce(
             f"{agreement['cells']} printed cells: error {agreement['median_error']:.1%} in the median,"
             f" {agreement['p90_error']:.1%} at the 90th percentile{orderings if agreement['orderings'] else ''}"
         )
+        if "outcomes" in agreement:
+            print(
+                f"{agreement['outcomes_right']} of {agreement['outcomes']} cells run out of memory, or not, as printed"
+            )
         if predicted := agreement.get("not_fitted"):
             print(
                 f"{predicted['cells']} to which nothing was fitted: {predicted['median_error']:.1%} in the median,"

@@ -38,7 +38,7 @@ SYSTEMS = {
     "specontext": "specontext",
 }
 Workload = tuple[int, int]
-FITTED: tuple[Workload, ...] = ((2048, 16384), (32768, 2048))
+FITTED: tuple[Workload, ...] = ((2048, 16384), (16384, 2048))
 # Name, where the search begins, and the bounds that keep a number physical.
 FREE: dict[str, tuple[float, float, float]] = {
     "gemv": (0.85, 0.6, 0.95),

@@ -31,3 +31,8 @@ class DecodeBudget(Part):
     runtime_share: float = Field(default=0.0, ge=0, le=10, strict=True)
     # For the KV of systems that keep it all in memory. None: all that is free.
     in_memory_kv_bytes: Bytes | None = Field(default=None, gt=0)
+
+    @property
+    def limits_kv(self) -> bool:
+        """Grants KV outside the processor's memory less than the device has."""
+        return self.kv_bytes is not None or self.kv_share is not None

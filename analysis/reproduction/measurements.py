@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from kvferry.analysis.reproduction.memory_measurements import choosing_share, drop_at_threshold, largest_batch
 from kvferry.backends.sim.parts import ModelledContexts
 from kvferry.machine.ops import PrefillHead, Select
 from kvferry.pipelines.decoding.evolution import Evolution, wanted_again
@@ -218,6 +219,9 @@ MEASUREMENTS: dict[str, Callable[[Scenario], Figures]] = {
     "clusters": clusters,
     "ttft_decrease": ttft_decrease,
     "cloud_gain": cloud_gain,
+    "largest_batch": largest_batch,
+    "drop_at_threshold": drop_at_threshold,
+    "choosing_share": choosing_share,
 }
 
 

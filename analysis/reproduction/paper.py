@@ -52,7 +52,8 @@ class ExperimentSpec(Spec):
     """A base scenario with settings (dotted keys, as ``--set`` takes them); every case under every system.
 
     `by` is "simulation", or a measurement of measurements.py, whose figures need no run. `seeds` replaces the paper's;
-    an experiment that sets `seed` itself, in its settings or a case, is run with that one alone.
+    an experiment that sets `seed` itself, in its settings or a case, is run with that one alone. `own`: settings of one
+    system in one case, over those of the case; where it is given for a system, that runs the cases named there alone.
     """
 
     title: str
@@ -61,10 +62,15 @@ class ExperimentSpec(Spec):
     settings: Mapping[str, Any] = Field(default_factory=dict)
     cases: Mapping[str, Mapping[str, Any]] = Field(min_length=1)
     systems: tuple[str, ...] = Field(min_length=1)
+    own: Mapping[str, Mapping[str, Mapping[str, Any]]] = Field(default_factory=dict)
     by: str = "simulation"
     seeds: tuple[NonNegativeInt, ...] = ()
     # Printed with every claim that it answers.
     remark: str = ""
+
+    def cases_of(self, system: str) -> tuple[str, ...]:
+        """Those that a system is run in."""
+        return tuple(case for case in self.cases if case in self.own.get(system, self.cases))
 
 
 class EvidenceSpec(Spec):
@@ -142,14 +148,24 @@ class PrintedCell(Spec):
     case: str
     system: str
     metric: str
-    printed: str = Field(pattern=r"^\d+(\.\d+)?$")
+    # OOM: the run ran out of memory.
+    printed: str = Field(pattern=r"^(\d+(\.\d+)?|OOM)$")
     scale: float = 1.0
     # What was fitted to this cell, so that its error is no prediction's.
     fitted: str = ""
 
     @property
+    def out_of_memory(self) -> bool:
+        return self.printed == "OOM"
+
+    @property
+    def value(self) -> float | None:
+        """The printed figure; None where the run ran out of memory."""
+        return None if self.out_of_memory else float(self.printed)
+
+    @property
     def interval(self) -> tuple[float, float]:
-        """The interval of values that round to the printed one."""
+        """The interval of values that round to the printed one. ValueError where none is printed."""
         _, _, decimals = self.printed.partition(".")
         half = 0.5 * 10.0 ** -len(decimals)
         return float(self.printed) - half, float(self.printed) + half
@@ -253,6 +269,10 @@ def _check(paper: Paper) -> None:
     ids = {claim.id: claim for claim in paper.claims}
     for id in ids:
         pick("claim with evidence", paper.evidence, id)
+        for system, cases in experiment.own.items():
+            pick("system of the experiment", dict.fromkeys(experiment.systems), system)
+            for case in cases:
+                pick("case", experiment.cases, case)
     for id, evidence in paper.evidence.items():
         pick("claim", ids, id)
         experiment = pick("experiment", paper.experiments, evidence.experiment)

@@ -39,7 +39,7 @@ class Results:
 
     def figure(self, key: Key, metric: str) -> float | None:
         """The median over the seeds; None if no seed gave one."""
-        known = [figure for figure in self.of_seeds(key, metric) if figure is not None]
+        known = [figure for figure in self.of_seeds(key, metric) if figure is not None] if key in self.rows else []
         return median(known) if known else None
 
     def outcome(self, key: Key) -> str:
@@ -54,6 +54,7 @@ def scenarios_of(paper: Paper) -> dict[Key, Scenario]:
         key: _with_seed(_scenario(paper, experiment, key), paper.seeds_of(name)[0])
         for name, experiment in paper.experiments.items()
         for key in (Key(name, case, system) for case in experiment.cases for system in experiment.systems)
+        if key.case in experiment.cases_of(key.system)
     }
 
 
@@ -95,6 +96,7 @@ def _scenario(paper: Paper, experiment: ExperimentSpec, key: Key) -> Scenario:
     system = paper.systems[key.system]
     settings = {"system": system.system, "policies": dict(system.policies)}
     settings |= {**paper.settings, **experiment.settings, **experiment.cases[key.case]}
+    settings |= experiment.own.get(key.system, {}).get(key.case, {})
     # JSON is valid YAML, so a setting's value reaches the scenario as the paper's file has it.
     overrides = [f"{name}={json.dumps(value)}" for name, value in settings.items()]
     return load_scenario(experiment.base, overrides)

@@ -3,7 +3,7 @@
 import math
 
 from kvferry.machine.machine import Machine, Refused
-from kvferry.pipelines.decoding.plan import DecodePlan
+from kvferry.pipelines.decoding.plan import DecodePlan, NoRoom
 from kvferry.pipelines.workload import OutOfMemory
 from kvferry.specs.errors import InputError
 from kvferry.specs.scenario import Scenario
@@ -29,9 +29,14 @@ def sequence_bytes(scenario: Scenario, batch: int) -> float:
     return (scenario.free_bytes if budget.kv_bytes is None else budget.kv_bytes) / batch
 
 
+def runtime_bytes(scenario: Scenario) -> float:
+    """What is held for intermediate values."""
+    return scenario.runtime_share * scenario.model.weight_bytes
+
+
 def hold_runtime(machine: Machine, scenario: Scenario) -> None:
     """Hold what intermediate values take for the whole run. Raises OutOfMemory."""
-    n_bytes = scenario.runtime_share * scenario.model.weight_bytes
+    n_bytes = runtime_bytes(scenario)
     if n_bytes and isinstance(refused := machine.memory.reserve(n_bytes, "workspace"), Refused):
         raise OutOfMemory(str(refused))
 
@@ -48,11 +53,11 @@ def fits(scenario: Scenario, plan: DecodePlan) -> bool:
 
 def fitting_batch(scenario: Scenario, each_bytes: float, whole_bytes: float, key: str) -> int:
     """How many sequences decode together when each takes `each_bytes` of `whole_bytes`: as many as asked, or with `max`
-    as many as fit. Raises InputError, which names `key`, when asked for more than fit, or when not even one does."""
+    as many as fit. Raises InputError, which names `key`, when asked for more than fit; NoRoom when not one does."""
     asked = scenario.decode.workload.batch
     fit = min(MOST_BATCH, int(whole_bytes // each_bytes)) if each_bytes else MOST_BATCH
     if not fit:
-        raise InputError(f"{key}: {shown_size(whole_bytes)} hold no sequence; one needs {shown_size(each_bytes)}")
+        raise NoRoom(f"{key}: {shown_size(whole_bytes)} hold no sequence; one needs {shown_size(each_bytes)}")
     if asked == "max":
         return fit
     if asked > fit:

@@ -1,4 +1,4 @@
-"""What decoding with all KV in memory takes at its peak: pages of KV, and what its attention needs besides."""
+"""What decoding takes of memory at its peak: pages of KV where all of it is there, and what attention needs besides."""
 
 from dataclasses import dataclass
 from itertools import groupby
@@ -13,10 +13,12 @@ from kvferry.traces.request import Request
 
 @dataclass(frozen=True)
 class Peak:
-    """Bytes of the processor's memory, for one way of decoding and one model."""
+    """Bytes of the processor's memory, for one way of decoding and one model. `held_bytes` are there for intermediate
+    values anyway, among them what attention needs."""
 
     roles: Roles
     model: ModelSpec
+    held_bytes: float = 0.0
 
     def kv_bytes(self, tokens: int) -> float:
         """The KV of a sequence of so many tokens, in whole pages."""
@@ -25,21 +27,28 @@ class Peak:
     def turn_bytes(self, turn: Turn) -> float:
         """What attention takes besides in a turn: scores of the prompts that pass a layer together, or copies of a
         layer's KV."""
-        kernel = self.roles.attention
         if turn.kind == "decode":
-            return kernel.decode_bytes(self.model, sum(turn.tokens))
+            return self.decode_bytes(sum(turn.tokens))
         groups = ((len(list(alike)), tokens) for tokens, alike in groupby(turn.tokens))
-        return max(kernel.prefill_bytes(self.model, n, tokens) for n, tokens in groups)
+        return max(self.prefill_bytes(n, tokens) for n, tokens in groups)
+
+    def prefill_bytes(self, batch: int, tokens: int) -> float:
+        """Beyond what is held anyway: scores of so many prompts that pass a layer together."""
+        return max(0.0, self.roles.attention.prefill_bytes(self.model, batch, tokens) - self.held_bytes)
+
+    def decode_bytes(self, tokens: float) -> float:
+        """Beyond what is held anyway: copies of a layer's KV of `tokens` over all sequences."""
+        return max(0.0, self.roles.attention.decode_bytes(self.model, tokens) - self.held_bytes)
 
     def batch_bytes(self, n: int, request: Request) -> float:
         """The most that `n` sequences like this one take together, at the end of their prefill or of their output."""
-        kernel, kept = self.roles.attention, self.roles.selector.kept_tokens
+        kept = self.roles.selector.kept_tokens
         together, most = n, self.roles.batching.prefill_tokens
         if most is not None:
             together = min(n, max(1, most // request.context))
-        begin = n * self.kv_bytes(request.context) + kernel.prefill_bytes(self.model, together, request.context)
+        begin = n * self.kv_bytes(request.context) + self.prefill_bytes(together, request.context)
         tokens = request.context + request.output
-        end = n * self.kv_bytes(tokens) + kernel.decode_bytes(self.model, n * kept(tokens))
+        end = n * self.kv_bytes(tokens) + self.decode_bytes(n * kept(tokens))
         return max(begin, end)
 
     def sequences_within(self, whole_bytes: float, request: Request) -> int:

@@ -24,6 +24,10 @@ from kvferry.specs.units import shown_size
 MOST_BLOCKS = 200_000_000
 
 
+class NoRoom(InputError):
+    """What is granted holds no selection, or no sequence."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class DecodePlan:
     """The sizes of one run, per sequence unless said otherwise."""
@@ -323,7 +327,7 @@ def plan_of(
         what = f"{_counted(selected, 'group')} of {_counted(group, 'token')}"
         full = shown_size(model.kv_full_bytes(context))
         would = f"{shown_size(metadata + buffers, up=True)} would (a full cache takes {full})"
-        raise InputError(f"{budget_key}: {shown_size(budget_bytes)} per sequence hold no selection of {what}; {would}")
+        raise NoRoom(f"{budget_key}: {shown_size(budget_bytes)} per sequence hold no selection of {what}; {would}")
     plan = DecodePlan(
         roles=roles,
         model=model,

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from kvferry.pipelines.parameters import BadParameters, arguments_of
-from kvferry.policies.decode.attention_kernel import EAGER, FLASH, PAGED
+from kvferry.policies.decode.attention_kernel import EAGER, FLASH, IN_PLACE, PAGED
 from kvferry.policies.decode.batcher import Continuous, LockStep
 from kvferry.policies.decode.blocking import TokenGroups, ValueGroups
 from kvferry.policies.decode.centroids import Centroids
@@ -75,7 +75,7 @@ ROLES: dict[str, dict[str, Callable[..., Any]]] = {
         "progressive": Progressive,
     },
     "batching": {"continuous": Continuous, "lock-step": LockStep},
-    "attention": {"eager": lambda: EAGER, "flash": lambda: FLASH, "paged": lambda: PAGED},
+    "attention": {"eager": lambda: EAGER, "flash": lambda: FLASH, "in-place": lambda: IN_PLACE, "paged": lambda: PAGED},
 }
 # Roles that matter where all KV is in the processor's memory alone, and those that matter anywhere; the others matter
 # elsewhere.

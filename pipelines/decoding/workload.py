@@ -14,22 +14,27 @@ from kvferry.pipelines.decoding.budget import (
     fits,
     fitting_batch,
     hold_runtime,
+    runtime_bytes,
     sequence_bytes,
 )
 from kvferry.pipelines.decoding.decode import LockStepDecode
 from kvferry.pipelines.decoding.in_memory import InMemoryFlow
-from kvferry.pipelines.decoding.plan import DecodePlan, plan_of
+from kvferry.pipelines.decoding.no_room import NoRoomFlow
+from kvferry.pipelines.decoding.peak import Peak
+from kvferry.pipelines.decoding.plan import DecodePlan, NoRoom, plan_of
 from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS, DecodeSystem
 from kvferry.pipelines.decoding.tuned import tuned
 from kvferry.pipelines.record import Decoded, RequestRecord
 from kvferry.pipelines.tally import Totals
 from kvferry.pipelines.workload import Flow, Infeasible, Left, OutOfMemory, Process, Progress, System
 from kvferry.policies.decode.placement import KvSize
+from kvferry.policies.decode.roles import Roles
 from kvferry.scenarios.resolve import Complaint
 from kvferry.specs.errors import InputError
 from kvferry.specs.scenario import Scenario
 from kvferry.specs.tier import Tier
 from kvferry.specs.units import shown_size
+from kvferry.traces.request import Request
 
 # Progress is reported every so many tokens.
 _PROGRESS_TOKENS = 16
@@ -65,7 +70,7 @@ class Decode:
         if not scenario.decode.live.paced or scenario.device.storage is None:
             return None
         system = DECODE_SYSTEMS[scenario.system].with_policies(scenario.policy_values)
-        if system.roles.stays_in_memory(_most_kv(scenario)) or "storage" not in plan_for(scenario, system).last_tiers:
+        if _stays_in_memory(scenario, system.roles) or "storage" not in plan_for(scenario, system).last_tiers:
             return None
         return (
             "storage is paced by the simulator's own curve: its error is not in this figure (live.paced: false has it)"
@@ -73,9 +78,15 @@ class Decode:
 
     def flow(self, scenario: Scenario, system: System, progress: Progress, inputs: Inputs = NO_INPUTS) -> Flow:
         assert isinstance(system, DecodeSystem)
-        if system.roles.stays_in_memory(_most_kv(scenario)):
+        if _stays_in_memory(scenario, system.roles):
             return InMemoryFlow(scenario, system.roles, progress, inputs.arrivals)
-        plan = plan_for(scenario, system)
+        try:
+            plan = plan_for(scenario, system)
+        except NoRoom as error:
+            if scenario.decode.budget.limits_kv:
+                raise
+            # Nothing but the device limits it.
+            return NoRoomFlow(str(error))
         if system.roles.placement.mapped:
             plan = replace(plan, mapped_bytes=plan.sequences * sequence_bytes(scenario, plan.sequences))
         return LockStepFlow(scenario, plan, progress)
@@ -104,6 +115,7 @@ class LockStepFlow:
     def run(self, world: World, totals: Callable[[], Totals]) -> Process:
         self._check_room()
         hold_runtime(world.machine, self._scenario)
+        self._check_attention(world.machine)
         _reserve(world.machine, self._plan)
         output = self._scenario.decode.workload.output
 
@@ -115,6 +127,18 @@ class LockStepFlow:
 
         self._decode = LockStepDecode(world.machine, self._plan, on_token, world.foresight, world.keys)
         yield from self._decode.run(self._steps, self._before if world.may_skip else 0)
+
+    def _check_attention(self, machine: Machine) -> None:
+        """Raises OutOfMemory where there is no room for scores of the prompts, or copies of a layer's KV."""
+        plan = self._plan
+        peak = Peak(plan.roles, plan.model, runtime_bytes(self._scenario))
+        tokens = plan.sequences * (plan.context + plan.output)
+        wanted_bytes = max(peak.prefill_bytes(plan.sequences, plan.context), peak.decode_bytes(tokens))
+        lease = machine.memory.reserve(wanted_bytes, "workspace")
+        if isinstance(lease, Refused):
+            raise OutOfMemory(f"attention: {lease}")
+        # Beside the KV that is there with it, less than at the end of the output.
+        lease.release()
 
     def left(self, world: World, end: Totals) -> Left:
         plan, times_s = self._plan, self._times_s
@@ -191,6 +215,8 @@ def plan_for(scenario: Scenario, system: DecodeSystem) -> DecodePlan:
     capped = by_sequence and (workload.batch == "max" or budget.kv_bytes is not None)
     each_bytes = math.inf if capped and system.roles.fixed else tuned_bytes or sequence_bytes(scenario, batch)
     budget_key = "budget.kv" if budget.kv_share is None and budget.kv_bytes is not None else "budget.kv_share"
+    if not budget.limits_kv:
+        budget_key = "budget.memory"
     plan = plan_of(
         system.roles,
         scenario.model,
@@ -243,6 +269,17 @@ def _without_reuse(scenario: Scenario, plan: DecodePlan, needs_bytes: float) -> 
 
 def _sequences(n: int) -> str:
     return f"{n} sequence{'s' if n > 1 else ''}"
+
+
+def _stays_in_memory(scenario: Scenario, roles: Roles) -> bool:
+    """All KV lies in the processor's memory from beginning to end: in whole pages, with what attention needs, where it
+    may lie elsewhere as well."""
+    size, workload = _most_kv(scenario), scenario.decode.workload
+    if not roles.stays_in_memory(size) or roles.placement.away is None:
+        return roles.stays_in_memory(size)
+    peak = Peak(roles, scenario.model, runtime_bytes(scenario))
+    request = Request(0.0, workload.context, workload.output)
+    return peak.batch_bytes(asked_batch(scenario), request) <= size.memory_bytes
 
 
 def _most_kv(scenario: Scenario) -> KvSize:

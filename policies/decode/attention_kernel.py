@@ -62,5 +62,7 @@ class AttentionKernel:
 EAGER = AttentionKernel(reads="unsplit_attention", grown=True, repeated=True, score_bytes=8.0, captured=False)
 # One block per sequence and head reads all of its KV: FlashAttention-2 as transformers calls it.
 FLASH = AttentionKernel(reads="unsplit_attention", grown=True, captured=False)
+# The same over room that is set aside beforehand, so that nothing is copied (its kv-cache call).
+IN_PLACE = AttentionKernel(reads="unsplit_attention")
 # Pages, split among blocks; decoding steps are captured as CUDA graphs (FlashInfer).
 PAGED = AttentionKernel(paged=True, captured=True)

@@ -329,7 +329,11 @@ def _select(a: Arithmetic, op: Select) -> list[Work]:
 
 @priced(Retrieve, features={"keys": "tokens", "batch": "batch"}, fixed_s=_ranked_s)
 def _retrieve(a: Arithmetic, op: Retrieve) -> list[Work]:
-    return [("gemv", op.batch * a.retrieval_flop, a.retrieval_bytes), a.score(op.batch * op.tokens, None)]
+    kernel, flop, n_bytes = a.score(op.batch * op.tokens, None)
+    alpha = a.model.query_heads / a.model.kv_heads
+    # Keys are copied once for every query head of a group, and these copies are scored (SpeContext 4.3, 6.2).
+    copied: list[Work] = [("gather", 0, (1 + alpha) * n_bytes)] if alpha > 1 else []
+    return [("gemv", op.batch * a.retrieval_flop, a.retrieval_bytes), *copied, (kernel, flop, alpha * n_bytes)]
 
 
 @priced(Assign, features={"centroids": "centroids", "batch": "batch"})

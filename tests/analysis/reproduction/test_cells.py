@@ -105,3 +105,39 @@ def test_what_kvswaps_claims_rest_on() -> None:
     assert not paper.evidence["K13"].cases
     # Figures are drawn: of none is all compared that it states.
     assert all(e.not_compared for e in paper.exhibits if e.name.startswith("Fig.") and e.experiments)
+
+
+def test_a_cell_that_is_printed_as_out_of_memory_counts_by_its_outcome() -> None:
+    printed = PrintedCell(experiment="e", case="c", system="s", metric="m", printed="OOM")
+    assert (printed.out_of_memory, printed.value) == (True, None)
+    cells = [
+        cell("a", 1.0, 1.1, paper_outcome="done", outcome="done"),
+        cell("b", None, None, paper_outcome="out_of_memory", outcome="out_of_memory"),
+        cell("c", None, 2.0, paper_outcome="out_of_memory", outcome="done"),
+        cell("d", 2.0, None, paper_outcome="done", outcome="out_of_memory"),
+    ]
+    found = agreement_of(cells, [])
+    assert found is not None
+    assert (found["outcomes"], found["outcomes_right"], found["cells"]) == (4, 2, 2)
+    assert "outcomes" not in (agreement_of(cells[:1], []) or {})
+
+
+def test_a_system_may_have_settings_of_its_own_in_the_cases_that_it_is_run_in() -> None:
+    paper = load_paper("specontext")
+    scenarios = scenarios_of(paper)
+    batches = {
+        (key.case, key.system): scenario.decode.workload.batch
+        for key, scenario in scenarios.items()
+        if key.experiment == "table 3"
+    }
+    with (PAPERS / "specontext/throughput.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    systems = {"flash_attention": "flash"}
+    for row in rows:
+        case = f"[{int(row['input']) // 1024}k, {int(row['output']) // 1024}k]"
+        batch = batches[case, systems.get(row["method"], row["method"])]
+        assert batch == (int(row["requests"]) if row["requests"] else 1)
+    assert len(batches) == len(rows) == 20
+    ablation = {(key.case, key.system) for key in scenarios if key.experiment == "ablation"}
+    assert ("[16k, 2k]", "eager") not in ablation
+    assert ("[16k, 2k]", "specontext") in ablation

@@ -113,10 +113,12 @@ def test_top_k_goes_through_a_score_per_group_and_row() -> None:
 
 
 def test_choosing_before_the_pass_and_assigning_by_hand() -> None:
-    # Q and K: 10 x (20 + 10) weights of 2 B; 7 keys of 10 numbers, of 2 B, scored by 4 query heads of 5.
+    # Q and K: 10 x (20 + 10) weights of 2 B; 7 keys of 10 numbers, of 2 B, read, written for either query head of a
+    # group, and these copies scored by 4 query heads of 5.
     assert WORK(Retrieve(2, groups=7, k=2, tokens=7, step=0)) == [
         ("gemv", 2 * 2 * 300, 2 * 300),
-        ("scoring", 2 * 7 * 2 * 4 * 5, 2 * 7 * 20),
+        ("gather", 0, (1 + 2) * 2 * 7 * 20),
+        ("scoring", 2 * 7 * 2 * 4 * 5, 2 * 2 * 7 * 20),
     ]
     # 6 centroids of 10 numbers of 2 B, for two sequences.
     assert WORK(Assign(2, centroids=6, step=0, layer=0)) == [("scoring", 2 * 2 * 60, 2 * 60 * 2)]
