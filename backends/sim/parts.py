@@ -19,6 +19,7 @@ from kvferry.traces.chunks import ChunkTrace, generate_chunks
 from kvferry.traces.cluster_answers import Clusters
 from kvferry.traces.clustered_keys import ClusteredKeys
 from kvferry.traces.critical_tokens import CriticalTokens, RecordedSelections
+from kvferry.traces.growing_tokens import GrowingTokens
 from kvferry.traces.key_process import KeyProcess
 from kvferry.traces.key_recording import KeyRecording
 from kvferry.traces.keyed_entries import KeyedEntries
@@ -129,8 +130,19 @@ def selections(scenario: Scenario, need: KvOnStorage, inputs: Inputs) -> Callabl
             )
         return RecordedSelections(given, sizes.layout.sequences)
     try:
+        if sizes.index is not None and sizes.index.for_all_layers:
+            return GrowingTokens(
+                sequences=sizes.layout.sequences,
+                heads=sizes.heads,
+                blocks=sizes.layout.blocks,
+                block_tokens=sizes.group_tokens,
+                reach=workload.reach,
+                persistence=workload.persistence,
+                lasting=workload.lasting,
+                seed=scenario.seed,
+            )
         return CriticalTokens(
-            layers=1 if sizes.index is not None and sizes.index.for_all_layers else sizes.model.layers,
+            layers=sizes.model.layers,
             sequences=sizes.layout.sequences,
             heads=sizes.heads,
             context=workload.context,
