@@ -104,6 +104,10 @@ class Layout:
         """One range for each, in the order given."""
         return Reads(*self.ranges(layer, rows, blocks))
 
+    def reads_like(self, reads: Reads, of: int, layer: int) -> Reads:
+        """What `reads` are for layer `of`, for another layer."""
+        return Reads(reads.offsets + (layer - of) * self.rows * self.blocks * self.stride_bytes, reads.lengths)
+
     def stretches(self, layer: int, blocks: int) -> Ranges:
         """The first `blocks` of every row of a layer, as one range each."""
         offsets = np.arange(layer * self.rows, (layer + 1) * self.rows) * (self.blocks * self.stride_bytes)

@@ -161,8 +161,8 @@ class DecodeSpec(Part):
     # Tokens per sequence that are really decoded; the others follow at the pace of their second half. None: all.
     decoded: Tokens | None = Field(default=None, ge=2, le=1_000_000)
     # Which of them: in the middle, so that they stand for the whole output, or its last ones, so that figures are those
-    # of a sequence of full length.
-    part: Literal["middle", "end"] = "middle"
+    # of a sequence of full length, or spread over it, so that what grows and moves meanwhile is seen at every length.
+    part: Literal["middle", "end", "spread"] = "middle"
     # Which KV blocks each step finds critical: a recorded stream's path, or generated from latent scores: within how
     # many tokens they are alike, within how many steps they are forgotten, and the share of their variance that lasts.
     # Recorded from byte-large, scores are alike within 32 B of text, forgotten within 28 to 50 B: 8 tokens and 7 to 12

@@ -14,12 +14,11 @@ import numpy as np
 from kvferry.machine.ops import Selecting
 from kvferry.specs.errors import InputError
 from kvferry.traces.chance import Source, generator
+from kvferry.traces.fields import SmoothFields
 from kvferry.traces.selections import SelectionStream
 
 # Rows follow one process at steps of their own, up to so many apart.
 _LAGS = 256
-# Correlations below this are left out.
-_LEAST_CORRELATION = 1e-3
 
 
 class CriticalTokens:
@@ -64,7 +63,7 @@ class CriticalTokens:
         self.context_groups, self.groups = context // group_tokens, selected // group_tokens
         self.step = -1
         self._shape = layers, sequences, heads, self.groups
-        self._alike = math.exp(-group_tokens / reach)
+        self._fields = SmoothFields(1, self.context_groups, math.exp(-group_tokens / reach))
         self._kept = math.exp(-1 / persistence)
         rows = layers * sequences * heads
         # As far apart as can be.
@@ -119,18 +118,8 @@ class CriticalTokens:
         return best
 
     def _field(self) -> np.ndarray:
-        """float32[groups of the context]: normal numbers, alike where they are near, around the context's ends too."""
-        field = self._rng.standard_normal(self.context_groups, np.float32)
-        # y[n] = x[n] + a * y[n - 1], in doubled strides.
-        stride, weight, variance = 1, self._alike, 1.0
-        while stride < self.context_groups and weight > _LEAST_CORRELATION:
-            before = field
-            field = before.copy()
-            field[stride:] += np.float32(weight) * before[:-stride]
-            field[:stride] += np.float32(weight) * before[-stride:]
-            variance *= 1 + weight**2
-            stride, weight = 2 * stride, weight**2
-        field /= np.float32(math.sqrt(variance))
+        """float32[groups of the context]"""
+        field: np.ndarray = self._fields.drawn(self._rng)[0]
         return field
 
 

@@ -1,5 +1,7 @@
 """Normal numbers along a context, alike where they are near."""
 
+import math
+
 import numpy as np
 
 # Correlations below this are left out.
@@ -19,7 +21,7 @@ class SmoothFields:
             self._strides.append((stride, np.float32(weight)))
             variance *= 1 + weight**2
             stride, weight = 2 * stride, weight**2
-        self._scale = np.float32(variance**-0.5)
+        self._scale = np.float32(math.sqrt(variance))
 
     def drawn(self, rng: np.random.Generator) -> np.ndarray:
         field = rng.standard_normal(self._shape, np.float32)
@@ -28,5 +30,5 @@ class SmoothFields:
             field = before.copy()
             field[:, stride:] += weight * before[:, :-stride]
             field[:, :stride] += weight * before[:, -stride:]
-        field *= self._scale
+        field /= self._scale
         return field

@@ -23,7 +23,7 @@ class GrowingTokens:
     Every block has one, normally distributed from the beginning, and can be chosen once it is there. Scores of blocks n
     tokens apart have a correlation of exp(-n / `reach`). Of a score's variance the share `lasting` stays as it is, the
     rest is forgotten within some `persistence` steps: its correlation with itself n steps later is exp(-n /
-    persistence). So the larger the share of all blocks that is chosen, the more of it neighbouring steps have in common.
+    persistence). So the larger the share of blocks that is chosen, the more of it neighbouring steps have in common.
 
     `blocks`: as many as there will ever be. ValueError for statistics that cannot be.
     """

@@ -1,6 +1,6 @@
 """Decoding with the KV cache on storage: prefill writes it out, every layer brings back what it selects."""
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import simpy
@@ -43,23 +43,32 @@ class LockStepDecode:
     def run(self, steps: int, skipped: int = 0) -> Process:
         """Prefill, then `steps` tokens per sequence; the first of them comes from prefill. `skipped` tokens, which take
         no time, come between it and the next. Raises OutOfMemory."""
+        yield from self.run_parts([(skipped, steps - 1)])
+
+    def run_parts(self, parts: Sequence[tuple[int, int]]) -> Process:
+        """Prefill with the first token, then parts of the output: of each, tokens that are skipped, and steps that are
+        carried out behind them. Raises OutOfMemory."""
         env, record = self.now.machine.env, self.record
         self.now.place()
         under_way = yield from self._walk(self.plan.prefill_stages)
         yield env.all_of(under_way.values())
         record.prefill_s = env.now
         self._token()
-        self.now.skip(skipped, self._keys)
-        foreseen = self._foreseen()
-        for self.now.step in range(steps - 1):
-            self.now.place()
-            if foreseen is not None:
-                yield from foreseen.step()
+        foreseen, done = None, 0
+        for skipped, steps in parts:
+            self.now.step = done
+            self.now.skip(skipped, self._keys)
+            foreseen = foreseen or self._foreseen()
+            for self.now.step in range(done, done + steps):
+                self.now.place()
+                if foreseen is not None:
+                    yield from foreseen.step()
+                    self._token()
+                    continue
+                under_way = yield from self._walk(self.plan.stages)
+                yield under_way[self.plan.stages[-1].key]
                 self._token()
-                continue
-            under_way = yield from self._walk(self.plan.stages)
-            yield under_way[self.plan.stages[-1].key]
-            self._token()
+            done += steps
 
     def _foreseen(self) -> ForeseenSteps | StagedSteps | None:
         """What works steps out; None: events decide."""

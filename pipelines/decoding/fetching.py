@@ -124,8 +124,9 @@ class Compare:
         layers, away = len(now.found), sum(map(now.away, range(len(now.found))))
         now.found = [found] * layers
         now.tokens = [wanted.widest * plan.group_tokens] * layers
-        now.record.blocks_wanted += layers * ids.size
-        now.record.blocks_reused += away * found.hits + (layers - away) * ids.size
+        # Layers in the processor's memory have nothing to bring.
+        now.record.blocks_wanted += away * ids.size
+        now.record.blocks_reused += away * found.hits
         now.record.brought_entries += away * plan.group_tokens * (ids.size - found.hits)
         return now.machine.submit(self.op(plan, ids.size if away else 0), after=after)
 

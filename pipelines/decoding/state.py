@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 import simpy
 
-from kvferry.layouts.layout import PlacedBlocks
+from kvferry.layouts.layout import Layout, PlacedBlocks
 from kvferry.layouts.pieces import Change, Pieces, Ranges, Reads
 from kvferry.layouts.swap_area import SwapArea
 from kvferry.machine.machine import Lease, MemoryPool, Refused
@@ -94,6 +94,8 @@ class DecodeState:
         self.chosen: list[Ticket | None] = [None] * layers
         self.found: list[Lookup | None] = [None] * layers
         self.reads: list[Reads | None] = [None] * layers
+        # What was found when blocks were read last, for which layer, and how.
+        self._read_last: tuple[Lookup, int, Reads] | None = None
         # What brings what is kept of it, where that is swapped, and where it lies meanwhile (None: it stays in memory).
         self.swapped: list[Reads | None] = [None] * layers
         self.swapped_out: dict[int, tuple[Ranges, Pieces]] = {}
@@ -230,8 +232,14 @@ class DecodeState:
         is kept."""
         found = self.found[layer]
         assert found is not None
+        if self._read_last is not None and self._read_last[0] is found and isinstance(self.blocks, Layout):
+            # One choice for all layers, at the same places in each.
+            _, like, of = self._read_last
+            self.reads[layer] = reads = self.blocks.reads_like(of, like, layer)
+            return reads
         places = found.wanted.places if found.slots is None else found.to_move
         self.reads[layer] = reads = self.blocks.reads(layer, *places)
+        self._read_last = found, layer, reads
         return reads
 
     def there(self, layer: int, after: Sequence[Ticket]) -> Ticket:

@@ -22,6 +22,7 @@ from kvferry.pipelines.decoding.in_memory import InMemoryFlow
 from kvferry.pipelines.decoding.no_room import NoRoomFlow
 from kvferry.pipelines.decoding.peak import Peak
 from kvferry.pipelines.decoding.plan import DecodePlan, NoRoom, plan_of
+from kvferry.pipelines.decoding.spread import Spread, Told, windows_of
 from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS, DecodeSystem
 from kvferry.pipelines.decoding.tuned import tuned
 from kvferry.pipelines.record import Decoded, RequestRecord
@@ -107,6 +108,9 @@ class LockStepFlow:
         self._decode: LockStepDecode | None = None
         self._half: Totals | None = None
         self._half_counts: dict[str, float] = {}
+        # Where windows all over the output are carried out.
+        self._spread: Spread | None = None
+        self._wants_spread = part == "spread" and self._steps < output
 
     @property
     def needs(self) -> Needs:
@@ -118,15 +122,25 @@ class LockStepFlow:
         self._check_attention(world.machine)
         _reserve(world.machine, self._plan)
         output = self._scenario.decode.workload.output
+        if self._wants_spread and world.may_skip:
+            self._spread = Spread(windows_of(output - 1, self._steps - 1))
 
         def on_token(tokens: int) -> None:
-            if self._steps < output and tokens == half_of(self._steps) + 1:
+            if self._spread is not None:
+                told = Told(totals=totals(), counts=self._counts()) if self._spread.wants(tokens) else None
+                self._spread.on_token(tokens, world.machine.env.now, told)
+            elif self._steps < output and tokens == half_of(self._steps) + 1:
                 self._half, self._half_counts = totals(), self._counts()
             if tokens % _PROGRESS_TOKENS == 0 or tokens == output:
                 self._progress(tokens, output)
 
         self._decode = LockStepDecode(world.machine, self._plan, on_token, world.foresight, world.keys)
-        yield from self._decode.run(self._steps, self._before if world.may_skip else 0)
+        if self._spread is None:
+            yield from self._decode.run(self._steps, self._before if world.may_skip else 0)
+        else:
+            yield from self._decode.run_parts(
+                [(one.skipped, one.warming + one.counted) for one in self._spread.windows]
+            )
 
     def _check_attention(self, machine: Machine) -> None:
         """Raises OutOfMemory where there is no room for scores of the prompts, or copies of a layer's KV."""
@@ -142,16 +156,21 @@ class LockStepFlow:
 
     def left(self, world: World, end: Totals) -> Left:
         plan, times_s = self._plan, self._times_s
+        half, half_step, half_counts, end_counts = self._half, half_of(self._steps), self._half_counts, self._counts()
+        if (spread := self._spread) is not None and spread.prefill is not None and spread.end is not None:
+            # As if what was counted were all that was decoded; it follows again as often as the output is longer.
+            half, half_step, half_counts = spread.prefill.totals, 0, dict(spread.prefill.counts)
+            times_s, end, end_counts = tuple(spread.token_times_s), spread.end.totals, dict(spread.end.counts)
         decoded = Decoded(
             batch=plan.sequences,
             layers=self._scenario.model.layers,
             output=self._scenario.decode.workload.output,
             token_times_s=times_s,
-            half=self._half,
-            half_step=half_of(self._steps),
+            half=half,
+            half_step=half_step,
             end=end,
-            half_counts=self._half_counts,
-            end_counts=self._counts(),
+            half_counts=half_counts,
+            end_counts=end_counts,
             metadata_bytes=plan.managing_bytes,
             buffer_bytes=plan.resident_bytes,
             reuses=plan.roles.selective and plan.roles.residency.keeps,

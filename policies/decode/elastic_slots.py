@@ -39,18 +39,18 @@ class Elastic(InSlots):
 
 
 class ElasticSlots(Copies):
-    """A Resident of `slots` per row, which hold the last selection and nothing else. ``slot_of``: where a block is;
-    ``block_in``: what a slot holds; -1 for none."""
+    """A Resident of `slots` per row, which hold the last selection and nothing else."""
 
     def __init__(self, rows: int, blocks: int, slots: int) -> None:
         """`rows` that have room for so many blocks each. ValueError without slots."""
         if slots < 1:
             raise ValueError(f"a selection takes a slot at least, got {slots}")
         self.rows, self.blocks, self.slots = rows, blocks, slots
-        # int32[rows * blocks], int64[rows, slots] of flat block numbers.
+        # Flat: int32[rows * blocks], and int64[rows * slots] of flat block numbers.
         self._slot_of = np.full(rows * blocks, -1, np.int32)
-        self._block_in = np.full((rows, slots), -1, np.int64)
+        self._block_in = np.full(rows * slots, -1, np.int64)
         self._first_block = np.arange(rows) * blocks
+        self._first_slot = np.arange(rows) * slots
 
     def slot_of(self, row: int, block: int) -> int | None:
         slot = int(self._slot_of[row * self.blocks + block])
@@ -64,17 +64,19 @@ class ElasticSlots(Copies):
         ids = wanted.ids + wanted.spread(self._first_block)
         slots = self._slot_of[ids]
         missing = slots < 0
-        stays = ~missing
-        free = np.ones((self.rows, self.slots), bool)
-        free[np.repeat(np.arange(self.rows), wanted.count(stays)), slots[stays]] = False
+        is_free = np.ones(self._block_in.size, bool)
+        is_free[(slots + wanted.spread(self._first_slot))[~missing]] = False
+        free = np.flatnonzero(is_free)
         leaving = self._block_in[free]
         self._slot_of[leaving[leaving >= 0]] = -1
         self._block_in[free] = -1
         entering = ids[missing]
-        if len(entering) < len(leaving):
+        if len(entering) < len(free):
             # More are free than are needed: the first of every row.
-            free &= np.cumsum(free, axis=1) <= wanted.count(missing)[:, None]
-        taken = np.nonzero(free)[1].astype(np.int32)
+            rows = free // self.slots
+            order = np.arange(len(free)) - np.searchsorted(rows, rows)
+            free = free[order < wanted.count(missing)[rows]]
+        taken = (free % self.slots).astype(np.int32)
         self._block_in[free] = entering
         self._slot_of[entering] = taken
         slots[missing] = taken
@@ -89,11 +91,11 @@ class ElasticSlots(Copies):
         """Give up copies of blocks that have changed, or never came."""
         ids = (blocks.ids + blocks.spread(self._first_block)).ravel()
         ids = ids[self._slot_of[ids] >= 0]
-        self._block_in[ids // self.blocks, self._slot_of[ids]] = -1
+        self._block_in[ids // self.blocks * self.slots + self._slot_of[ids]] = -1
         self._slot_of[ids] = -1
 
     def check(self) -> None:
         """AssertionError when a block has two slots, or a slot two blocks."""
         held = np.flatnonzero(self._slot_of >= 0)
-        assert (self._block_in[held // self.blocks, self._slot_of[held]] == held).all()
+        assert (self._block_in[held // self.blocks * self.slots + self._slot_of[held]] == held).all()
         assert np.count_nonzero(self._block_in >= 0) == len(held)

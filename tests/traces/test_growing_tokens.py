@@ -64,7 +64,8 @@ def test_neighbouring_steps_share_more_of_a_larger_budget() -> None:
     assert shares == sorted(shares)
     assert shares[0] > 0.8
     assert overlap(1024, persistence=5) < shares[1]
-    assert overlap(1024, lasting=1.0) == 1.0
+    # What lasts leaves only for tokens that are new.
+    assert 0.999 < overlap(1024, lasting=1.0) < 1
 
 
 def test_a_jump_forgets_as_much_as_its_steps() -> None:
