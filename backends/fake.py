@@ -108,7 +108,7 @@ class FakeMachine:
             "host": self.memory if unified else BudgetedPool(host_bytes),
             "storage": BudgetedPool(math.inf),
         }
-        self._name = name
+        self.name = name
         self._switchboard = switchboard or Switchboard(self.env)
         self._op_s, self._bytes_per_s = op_s, bytes_per_s
         self._lanes: dict[object, _Lane] = {}
@@ -165,7 +165,7 @@ class FakeMachine:
         return self._tiers[tier]
 
     def open(self, peer: str) -> Channel:
-        return self._switchboard.open(self._name, peer)
+        return self._switchboard.open(self.name, peer)
 
     def observe(self, window_s: float) -> Facts:
         busy = {name for name, lane in self._lanes.items() if lane.running}

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 from kvferry.backends.needs import Need, Needs, NoKv
 from kvferry.machine.machine import Machine, Refused
-from kvferry.machine.span import Tell
+from kvferry.machine.span import Span, Tell
 from kvferry.policies.decode.tending import Ahead
 from kvferry.sim.foresight import Foresight
 from kvferry.specs.errors import InputError
@@ -74,7 +74,12 @@ def tell_of(name: str, tell: Tell) -> Tell:
     """Reports spans of a machine: resources of all but the device bear its name, as in ``cloud/gpu``."""
     if name == DEVICE:
         return tell
-    return lambda span: tell(span._replace(resource=f"{name}/{span.resource}"))
+
+    def told(span: Span) -> None:
+        resource, label, start_s, end_s, n_bytes, request = span
+        tell(Span(f"{name}/{resource}", label, start_s, end_s, n_bytes, request))
+
+    return told
 
 
 class World(Protocol):
@@ -92,8 +97,8 @@ class World(Protocol):
         ...
 
     def device(self, n: int) -> Machine:
-        """The n-th of several devices that are all as the scenario's own, which is the first, for as long as it has
-        something to do: until ``leave``. Raises InputError in a world that has no such device."""
+        """The machine of the n-th of several devices that are all as the scenario's own, which is the first, for as
+        long as it has something to do: until ``leave``. Raises InputError in a world that has no such device."""
         ...
 
     def leave(self, n: int) -> None:

@@ -110,6 +110,11 @@ class Machine(Protocol):
     env: simpy.Environment
 
     @property
+    def name(self) -> str:
+        """By which other machines open channels to it."""
+        ...
+
+    @property
     def memory(self) -> MemoryPool:
         """The processor's."""
         ...

@@ -100,7 +100,7 @@ class Decoded:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Assisted:
-    """Requests of devices with a cloud, column by column, in the order in which they began; NaN where a time was not
+    """Requests of devices with a cloud, column by column, in the order in which they ended; NaN where a time was not
     reached or does not apply.
 
     Of each: its number, when it came, when its device turned to it, and when its first token was shown; the device's

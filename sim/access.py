@@ -60,9 +60,6 @@ class Accesses:
         """Give a machine its access."""
         self._machines[name] = access
 
-    def disconnect(self, name: str) -> None:
-        self._machines.pop(name, None)
-
     def __call__(self, sender: str, receiver: str, n_bytes: float) -> Ticket:
         """Fires when a message of so many bytes has arrived; fails with LinkDown when a trace ends before."""
         here, there = self._machines.get(sender), self._machines.get(receiver)

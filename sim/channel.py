@@ -1,5 +1,6 @@
 """Conversations between machines of one simulated world."""
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -43,24 +44,43 @@ class Switchboard:
     def __init__(self, env: simpy.Environment, carry: Carry | None = None) -> None:
         self._env = env
         self._carry = carry or AtOnce(env)
-        # By receiver and sender.
-        self._inboxes: dict[str, dict[str, simpy.Store]] = {}
+        self._inboxes: dict[tuple[str, str], _Inbox] = {}
 
     def open(self, name: str, peer: str) -> "ChannelEnd":
         """The end that `name` holds of its channel with `peer`."""
         return ChannelEnd(self._env, self._inbox(peer, name), self._inbox(name, peer), self._carry, (name, peer))
 
-    def forget(self, name: str) -> None:
-        """Give up a machine's channels, on which nothing is under way: when it opens one again, that is a new one."""
-        for peer in self._inboxes.pop(name, {}):
-            self._inboxes.get(peer, {}).pop(name, None)
-
-    def _inbox(self, sender: str, receiver: str) -> simpy.Store:
-        inboxes = self._inboxes.setdefault(receiver, {})
-        inbox = inboxes.get(sender)
+    def _inbox(self, sender: str, receiver: str) -> "_Inbox":
+        inbox = self._inboxes.get((sender, receiver))
         if inbox is None:
-            inbox = inboxes[sender] = simpy.Store(self._env)
+            inbox = self._inboxes[sender, receiver] = _Inbox(self._env)
         return inbox
+
+
+class _Inbox:
+    """What has arrived and was not received, and who waits: as simpy.Store, with one event for a message instead of
+    two."""
+
+    __slots__ = ("_env", "_messages", "_waiting")
+
+    def __init__(self, env: simpy.Environment) -> None:
+        self._env = env
+        self._messages: deque[Any] = deque()
+        self._waiting: deque[simpy.Event] = deque()
+
+    def put(self, message: Any) -> None:
+        if self._waiting:
+            self._waiting.popleft().succeed(message)
+        else:
+            self._messages.append(message)
+
+    def get(self) -> simpy.Event:
+        taken = self._env.event()
+        if self._messages:
+            taken.succeed(self._messages.popleft())
+        else:
+            self._waiting.append(taken)
+        return taken
 
 
 class ChannelEnd:
@@ -69,8 +89,8 @@ class ChannelEnd:
     def __init__(
         self,
         env: simpy.Environment,
-        incoming: simpy.Store,
-        outgoing: simpy.Store,
+        incoming: _Inbox,
+        outgoing: _Inbox,
         carry: Carry,
         names: tuple[str, str],
     ) -> None:

@@ -40,6 +40,11 @@ class EnergyMeter:
         waiting_w = idle_w if waiting_w is None else waiting_w
         self._components[name] = _Component(idle_w, active_w, resources, waiting_w, waits_for or Busy())
 
+    @property
+    def idle_w(self) -> dict[str, float]:
+        """What each component draws when nothing is at work."""
+        return {name: component.idle_w for name, component in self._components.items()}
+
     def energy_j(self, until_s: float, from_s: float = 0.0) -> dict[str, float]:
         """Joules by component, from `from_s` to `until_s`; unfinished work counts up to `until_s`."""
         energy_j = {}

@@ -1,6 +1,6 @@
 """The modelled world of a scenario: machines in one virtual time, their inputs generated, recorded or given."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -44,19 +44,22 @@ class SimWorld:
         trace_of = cache(link_trace)
         self._machines: dict[str, SimMachine] = {}
         self._costs, self._trace_of = scenario.costs.truth, trace_of
-        # Of devices that have something to do: the machine, and since when.
-        self._staying: dict[int, tuple[SimMachine, float]] = {}
-        self._stays_j: Counter[str] = Counter()
+        # Of devices that have something to do, and since when; machines of others, and how long each had had.
+        self._staying: dict[int, SimMachine] = {}
+        self._arrived_s: dict[int, float] = {}
+        self._spare: list[SimMachine] = []
+        self._devices = 0
+        self._stayed_s: defaultdict[SimMachine, float] = defaultdict(float)
         for one in described(scenario, needs):
             # What was recorded is the device's.
             parts = parts_for(one.scenario, one.need, inputs if one.name == DEVICE else Inputs())
-            machine = self._made(one, parts, env)
+            machine = self._made(one, parts, env, tell_of(one.name, tell))
             self._machines[one.name] = machine
             if one.name == DEVICE:
                 self.machine, self._stored = machine, parts.stored
                 self._keys, self._first = parts.keys, (one, parts)
 
-    def _made(self, one: Described, parts: SimParts, env: simpy.Environment) -> SimMachine:
+    def _made(self, one: Described, parts: SimParts, env: simpy.Environment, tell: Tell) -> SimMachine:
         seen, link, trace_of = one.scenario, one.link, self._trace_of
         machine = SimMachine(
             parts.device,
@@ -71,7 +74,7 @@ class SimWorld:
             clusters=parts.clusters,
             mapped=parts.mapped,
             uplink=None if link is None or link.up is None else trace_of(link.up),
-            tell=tell_of(one.name, self._tell),
+            tell=tell,
             env=env,
             switchboard=self._switchboard,
         )
@@ -80,23 +83,32 @@ class SimWorld:
         return machine
 
     def device(self, n: int) -> SimMachine:
+        """A machine of devices that have nothing to do serves another one: there are as many as work at once. Their
+        spans are told together, as of `devices`."""
         if n not in self._staying:
-            machine = self.machine
-            if n:
-                one, parts = self._first
-                machine = self._made(one._replace(name=device_name(n)), parts, machine.env)
-            self._staying[n] = machine, machine.env.now
-        return self._staying[n][0]
+            self._staying[n] = (self._spare.pop() if self._spare else self._another()) if n else self.machine
+            self._arrived_s[n] = self.machine.env.now
+        return self._staying[n]
+
+    def _another(self) -> SimMachine:
+        one, parts = self._first
+        self._devices += 1
+        of = one._replace(name=device_name(self._devices))
+        return self._made(of, parts, self.machine.env, tell_of("devices", self._tell))
 
     def leave(self, n: int) -> None:
-        machine, since_s = self._staying.pop(n)
-        self._switchboard.forget(machine.name)
-        self._stays_j.update(machine.energy.energy_j(machine.env.now, since_s))
+        machine = self._staying.pop(n)
+        self._stayed_s[machine] += machine.env.now - self._arrived_s.pop(n)
         if n:
-            self._accesses.disconnect(machine.name)
+            self._spare.append(machine)
 
     def stays_j(self) -> dict[str, float]:
-        return dict(self._stays_j)
+        found, now = Counter[str](), self.machine.env.now
+        for machine, stayed_s in self._stayed_s.items():
+            # All its work was within its stays.
+            found.update(machine.energy.energy_j(now))
+            found.subtract({name: idle_w * (now - stayed_s) for name, idle_w in machine.energy.idle_w.items()})
+        return dict(found)
 
     @property
     def machines(self) -> Mapping[str, SimMachine]:

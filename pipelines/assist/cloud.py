@@ -15,14 +15,18 @@ from kvferry.policies.assist.serving import Serving, Slots
 from kvferry.specs.assist import AssistSpec
 from kvferry.specs.model import ModelSpec
 
+# A step's mean context is rounded to so many tokens, by which its price changes by some ten-thousandths.
+_CONTEXT_STEP = 16
+
 
 class _Decoding:
-    """A request that an instance decodes for."""
+    """A request that an instance decodes for, until its step of that number."""
 
-    __slots__ = ("context", "done", "left", "stream")
+    __slots__ = ("context", "done", "stream", "tokens", "until")
 
-    def __init__(self, context: int, left: int, stream: MessageStream, done: simpy.Event) -> None:
-        self.context, self.left, self.stream, self.done = context, left, stream, done
+    def __init__(self, context: int, tokens: int, stream: MessageStream, done: simpy.Event, step: int) -> None:
+        self.context, self.tokens, self.stream, self.done = context, tokens, stream, done
+        self.until = step + tokens
 
 
 class Instance:
@@ -35,6 +39,11 @@ class Instance:
         # Whose LoRA it has.
         self.scene = 0
         self._running: list[_Decoding] = []
+        # Those who join with the next step: context, tokens, stream, and what fires behind the last one.
+        self._joining: list[tuple[int, int, MessageStream, simpy.Event]] = []
+        self._idle = True
+        # Tokens in the KV of those that run.
+        self._context = 0
         # Steps, and tokens of all of them.
         self.steps = 0
         self.decoded = 0
@@ -42,24 +51,41 @@ class Instance:
     def decode(self, context: int, tokens: int, stream: MessageStream) -> simpy.Event:
         """Decode so many tokens into a stream; fires when the last one is there."""
         done = self.machine.env.event()
-        self._running.append(_Decoding(context, tokens, stream, done))
-        if len(self._running) == 1:
+        # A step under way is not the first one of those that join.
+        self._joining.append((context, tokens, stream, done))
+        if self._idle:
+            self._idle = False
             self.machine.env.process(self._decode())
         return done
 
     def _decode(self) -> Process:
-        while together := tuple(self._running):
-            n = len(together)
-            yield self.machine.submit(DecodeStep(n, sum(one.context for one in together) / n))
+        machine, running = self.machine, self._running
+        while True:
+            for context, tokens, stream, done in self._joining:
+                running.append(_Decoding(context, tokens, stream, done, self.steps))
+                self._context += context
+            self._joining.clear()
+            n = len(running)
+            if not n:
+                break
+            mean = _CONTEXT_STEP * round(self._context / (n * _CONTEXT_STEP))
+            yield machine.submit(DecodeStep(n, mean))
             self.steps += 1
             self.decoded += n
-            for one in together:
+            self._context += n
+            ended = False
+            for one in running:
                 one.stream.put()
-                one.context += 1
-                one.left -= 1
-                if not one.left:
-                    self._running.remove(one)
-                    one.done.succeed()
+                ended |= one.until == self.steps
+            if ended:
+                self._leave()
+        self._idle = True
+
+    def _leave(self) -> None:
+        for one in [one for one in self._running if one.until == self.steps]:
+            self._running.remove(one)
+            self._context -= one.context + one.tokens
+            one.done.succeed()
 
 
 class Cloud:

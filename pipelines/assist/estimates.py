@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 import simpy
 
@@ -138,11 +138,10 @@ def _tokens_at(assistance: Assistance, ratio: float) -> Setting | NoSetting:
 
 
 def _priced(costs: str, device: DeviceSpec, model: ModelSpec) -> Callable[[Op], float]:
-    """Seconds of an op on the idle main processor, dispatch included; each op is priced once."""
+    """Seconds of an op on the idle main processor, dispatch included."""
     model_costs, dispatch_s = main_costs(costs, device, model), device.processors[device.main].dispatch_s
 
-    @lru_cache(maxsize=65_536)
     def price(op: Op) -> float:
-        return float(model_costs.durations_s(op)) + dispatch_s
+        return model_costs.cost(op).duration_s + dispatch_s
 
     return price

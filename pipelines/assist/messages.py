@@ -8,8 +8,8 @@ from kvferry.policies.assist.refiner import content_tokens
 from kvferry.specs.assist import AssistSpec
 from kvferry.traces.assisted import drawn_mask
 
-# Masks are made for lengths rounded up to so many tokens: a few hundred of them for any number of requests.
-_MASK_STEP = 256
+# Masks are made for lengths, and tokens kept of them, rounded up to so many: a few hundred for any number of requests.
+_MASK_STEP, _KEPT_STEP = 256, 64
 
 # A message: plain values, so that it may go through any channel.
 Message = dict[str, Any]
@@ -36,7 +36,7 @@ def response_bytes(workload: AssistSpec, prompt: int, ratio: float) -> float:
     if ratio >= 1:
         return frame
     length = -(-prompt // _MASK_STEP) * _MASK_STEP
-    kept = round(refined_tokens(workload, prompt, ratio) / prompt * length)
+    kept = -(-refined_tokens(workload, prompt, ratio) // _KEPT_STEP) * _KEPT_STEP
     return frame + _mask_text_bytes(length, workload.beginning, workload.question, kept)
 
 

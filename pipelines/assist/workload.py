@@ -1,6 +1,7 @@
 """The assist workload: requests of many devices with one cloud, and what they leave behind."""
 
 import math
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 
@@ -20,7 +21,6 @@ from kvferry.pipelines.tally import Totals
 from kvferry.pipelines.workload import Flow, Left, Process, Progress, System
 from kvferry.policies.assist.optimiser import NoSetting, Setting
 from kvferry.scenarios.resolve import Complaint
-from kvferry.specs.machine import device_name
 from kvferry.specs.scenario import Scenario
 from kvferry.traces.assisted import assisted_requests
 from kvferry.traces.request import Request
@@ -29,6 +29,8 @@ from kvferry.traces.request import Request
 BOTH, PREFILL, DECODE = "cloud", "prefill", "decode"
 # Progress is reported every so many requests.
 _PROGRESS_REQUESTS = 64
+# Requests whose tokens a run keeps one by one; of all it keeps figures.
+MOST_STORIES = 1000
 
 
 class Assist:
@@ -86,8 +88,12 @@ class AssistFlow:
         self._cloud_model = scenario.model if seen is None else seen.model
         self._settings: dict[int, Setting | NoSetting] = {}
         self._busy: dict[int, deque[int]] = {}
+        # Of every request that has ended, a figure in each column; and the first ones' stories.
+        self._columns = {name: array("d") for name in _COLUMNS}
         self._stories: list[Story] = []
         self._done = 0
+        # Requests without the cloud that should have had it, and why the first of them.
+        self._alone, self._why_alone = 0, ""
         self._all_done: simpy.Event | None = None
 
     @property
@@ -112,9 +118,12 @@ class AssistFlow:
         yield self._all_done
 
     def left(self, world: World, end: Totals) -> Left:
-        stories = [story for story in self._stories if story.first_s is not None]
-        alone = [story.alone for story in stories if story.alone]
-        notes = (f"{len(alone):,} of {len(stories):,} requests without the cloud: {alone[0]}",) if alone else ()
+        n, kept = len(self._columns["request"]), len(self._stories)
+        notes = []
+        if self._alone:
+            notes.append(f"{self._alone:,} of {n:,} requests without the cloud: {self._why_alone}")
+        if n > kept:
+            notes.append(f"token by token are kept the first {kept:,} of {n:,} requests")
         return Left(
             requests=[
                 RequestRecord(
@@ -123,11 +132,38 @@ class AssistFlow:
                     first_token_s=story.first_s,
                     token_times_s=tuple(story.shown_s.tolist()),
                 )
-                for story in stories
+                for story in sorted(self._stories, key=lambda story: story.request)
             ],
-            assisted=_assisted(stories, self._cloud, world.stays_j()),
-            notes=notes,
+            assisted=Assisted(
+                columns={name: np.array(column) for name, column in self._columns.items()},
+                cloud=self._cloud_figures(),
+                energy_j=world.stays_j(),
+            ),
+            notes=tuple(notes),
         )
+
+    def _cloud_figures(self) -> dict[str, float]:
+        cloud = self._cloud
+        if cloud is None or not cloud.served or not self._columns["arrival_s"]:
+            return {}
+        took_s = cloud.served_by_s - min(self._columns["arrival_s"])
+        return {
+            "cloud_throughput_requests_per_s": cloud.served / took_s,
+            "slot_occupancy": cloud.held_s / (cloud.slots.all * took_s),
+            "cloud_batch": cloud.batch,
+            "cloud_latency_s": cloud.held_s / cloud.served,
+        }
+
+    def _ended(self, story: Story) -> None:
+        for name, of in _COLUMNS.items():
+            self._columns[name].append(of(story))
+        if story.alone:
+            self._alone, self._why_alone = self._alone + 1, self._why_alone or story.alone
+        if len(self._stories) < MOST_STORIES:
+            self._stories.append(story)
+        self._done += 1
+        if self._done % _PROGRESS_REQUESTS == 0:
+            self._progress(self._done, len(self._requests))
 
     def kept(self) -> str:
         return f"{self._done:,} of {len(self._requests):,} requests"
@@ -154,10 +190,9 @@ class AssistFlow:
         """A device's requests one after the other, as long as there are any."""
         more = self._busy[device]
         while True:
-            yield from self._answered(world, self._story(request, world.machine.env.now))
-            self._done += 1
-            if self._done % _PROGRESS_REQUESTS == 0:
-                self._progress(self._done, len(self._requests))
+            story = self._story(request, world.machine.env.now)
+            yield from self._answered(world, story)
+            self._ended(story)
             if not more:
                 break
             request = more.popleft()
@@ -168,7 +203,6 @@ class AssistFlow:
 
     def _answered(self, world: World, story: Story) -> Process:
         machine = world.device(story.device)
-        self._stories.append(story)
         role = self._device.alone
         if story.tokens:
             assert self._cloud is not None
@@ -176,7 +210,7 @@ class AssistFlow:
             def tell(waited_s: float, prefill_s: float, refine_s: float) -> None:
                 story.waited_s, story.cloud_prefill_s, story.refine_s = waited_s, prefill_s, refine_s
 
-            machine.env.process(self._cloud.serve(device_name(story.device), tell))
+            machine.env.process(self._cloud.serve(machine.name, tell))
             role = self._device.through_the_cloud if self._system.answers == "cloud" else self._device.helped
         yield from role(machine, story)
         world.leave(story.device)
@@ -221,20 +255,6 @@ class AssistFlow:
 
 def _instances(scenario: Scenario, name: str) -> tuple[str, ...]:
     return scenario.machines[name].instances(name) if name in scenario.machines else ()
-
-
-def _assisted(stories: list[Story], cloud: Cloud | None, energy_j: Mapping[str, float]) -> Assisted:
-    columns = {name: np.array([of(story) for story in stories], float) for name, of in _COLUMNS.items()}
-    figures: dict[str, float] = {}
-    if cloud is not None and cloud.served:
-        began_s = min(story.arrival_s for story in stories)
-        figures = {
-            "cloud_throughput_requests_per_s": cloud.served / (cloud.served_by_s - began_s),
-            "slot_occupancy": cloud.held_s / (cloud.slots.all * (cloud.served_by_s - began_s)),
-            "cloud_batch": cloud.batch,
-            "cloud_latency_s": cloud.held_s / cloud.served,
-        }
-    return Assisted(columns=columns, cloud=figures, energy_j=energy_j)
 
 
 def _gap_s(story: Story) -> float:
