@@ -24,6 +24,9 @@ FIGURES: dict[str, Figure] = {
     "ttft_p50_s": Figure("TTFT, median", "low", "median over requests"),
     "ttft_p95_s": Figure("TTFT, p95", "low", "95th percentile over requests"),
     "ttft_p99_s": Figure("TTFT, p99", "low", "99th percentile over requests"),
+    "ttft_device_s": Figure(
+        "device's own first token", "low", "from arrival until a device that a cloud helps has one itself; mean"
+    ),
     "load_s": Figure("load time", "low", "from arrival until the context's KV is complete; mean"),
     "bound_s": Figure(
         "bound on the load", None, "no schedule could have been faster, even knowing the whole trace of the link; mean"
@@ -72,6 +75,29 @@ FIGURES: dict[str, Figure] = {
         "low",
         "how far a bundled model's next token strays under that encoding; an indicator only",
     ),
+    "assisted_tokens": Figure("tokens from the cloud", None, "L, the first included, of requests it helped; mean"),
+    "assisted_tokens_max": Figure("the most of them", None, "largest L of a request"),
+    "assisted_ratio": Figure("prompt kept", None, "r, the part of a prompt that the device prefills; mean"),
+    "assisted_share": Figure("requests helped", None, "share of requests that the cloud had a part in"),
+    "promised_tpot_s": Figure(
+        "promised TPOT", "low", "the pace at which tokens from the cloud are shown (Eq. 4); mean"
+    ),
+    "promised_tpot_max_s": Figure("the longest", "low", "of a request"),
+    "cloud_throughput_requests_per_s": Figure(
+        "cloud's requests/s", "high", "from the first arrival to the last served"
+    ),
+    "slot_occupancy": Figure("slots held", None, "share of the cloud's slots, over that time"),
+    "cloud_latency_s": Figure("slot held for", "low", "from admission to the last token of a request; mean"),
+    "cloud_batch": Figure("decoding together", None, "requests in a step of an instance of the cloud; mean"),
+    "prepared_mean_s": Figure("device prepares", "low", "before anything leaves it; mean, as the parts below"),
+    "answered_mean_s": Figure("the cloud answers", "low", "from asking until its first token is there"),
+    "waited_mean_s": Figure("of it for a slot", "low", "in the cloud's queue"),
+    "cloud_prefill_mean_s": Figure("of it prefill", "low", "in the cloud, waiting for an instance within"),
+    "refined_mean_s": Figure("of it refinement", "low", "choosing what of the prompt is kept, and packing the mask"),
+    "unpacked_mean_s": Figure("device unpacks", "low", "the mask, and the prompt that it leaves"),
+    "own_prefill_mean_s": Figure("device prefills", "low", "from then until it has a first token of its own"),
+    "first_response_bytes": Figure("first response", "low", "bytes of the first token with the mask; mean"),
+    "first_response_bytes_max": Figure("the largest", "low", "bytes"),
     "link_bytes": Figure("link traffic", None, "over the run"),
     "wasted_bytes": Figure(
         "of it wasted", "low", "fetched for nothing: the processor was first, not all came, or it was unusable"

@@ -56,6 +56,7 @@ def write_run(folder: Path, scenario_yaml: str, run: Run, envelope: Envelope, *,
 
 def run_pictures(folder: Path, run: Run, envelope: Envelope) -> dict[Path, Draw]:
     """How each picture of a run is drawn, by its path without an ending."""
+    from kvferry.analysis.assist_picture import assist_picture
     from kvferry.analysis.decode_picture import decode_picture
     from kvferry.analysis.gantt import gantt
 
@@ -66,6 +67,8 @@ def run_pictures(folder: Path, run: Run, envelope: Envelope) -> dict[Path, Draw]
     draws: dict[Path, Draw] = {folder / "plots" / "gantt": partial(gantt, shown, title=_title(envelope))}
     if steps_of(run) is not None:
         draws[folder / "plots" / "decode"] = partial(decode_picture, shown, title=_title(envelope))
+    if run.assisted is not None and run.requests:
+        draws[folder / "plots" / "assist"] = partial(assist_picture, shown, title=_title(envelope))
     return draws
 
 

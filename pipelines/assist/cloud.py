@@ -6,10 +6,10 @@ from typing import Any
 
 import simpy
 
-from kvferry.machine.machine import Channel, Lease, Machine, MessageStream, Refused
+from kvferry.machine.machine import Lease, Machine, MessageStream, Refused
 from kvferry.machine.ops import DecodeStep, Extents, Prefill
 from kvferry.machine.ticket import Ticket
-from kvferry.pipelines.assist.messages import Message, response_bytes
+from kvferry.pipelines.assist.messages import response_bytes
 from kvferry.pipelines.workload import OutOfMemory, Process
 from kvferry.policies.assist.serving import Serving, Slots
 from kvferry.specs.assist import AssistSpec
@@ -138,13 +138,20 @@ class Cloud:
         began_s = env.now
         prefilled = yield from self._prefill(prompt, asked["scene"])
         there_s = env.now
+        decoding = self._decoding[place]
+        # KV moves while the prompt is refined, which the host does.
+        moved = self._moved(prompt, prefilled, decoding) if tokens > 1 else None
         if asked["ratio"] < 1:
             yield env.timeout(handling.refine_token_s * prompt)
         tell(began_s - came_s, there_s - began_s, env.now - there_s)
         n_bytes = response_bytes(self._workload, prompt, asked["ratio"])
         channel.send({"tokens": tokens, "bytes": n_bytes}, n_bytes)
         if tokens > 1:
-            yield from self._continue(channel, asked, prefilled, self._decoding[place])
+            if moved is not None:
+                yield moved
+            stream = channel.stream(handling.answer_token_bytes)
+            yield decoding.decode(prompt, tokens - 1, stream)
+            stream.end()
         self.slots.give_back(place)
         lease.release()
         self.held_s += env.now - began_s
@@ -164,14 +171,11 @@ class Cloud:
         instance.prefilling -= prompt
         return instance
 
-    def _continue(self, channel: Channel, asked: Message, prefilled: Instance, decoding: Instance) -> Process:
-        """The tokens behind the first one."""
-        if prefilled is not decoding:
-            kv = Extents([0], [round(asked["prompt"] * self._model.kv_bytes_per_token)])
-            yield prefilled.machine.copy(kv, "host")
-        stream = channel.stream(self._workload.handling.answer_token_bytes)
-        yield decoding.decode(asked["prompt"], asked["tokens"] - 1, stream)
-        stream.end()
+    def _moved(self, prompt: int, prefilled: Instance, decoding: Instance) -> Ticket | None:
+        """Fires when the instance that decodes has the prompt's KV; None: it has made it."""
+        if prefilled is decoding:
+            return None
+        return prefilled.machine.copy(Extents([0], [round(prompt * self._model.kv_bytes_per_token)]), "host")
 
     def _admitted(self, kv_bytes: float) -> simpy.Event:
         """Fires with the number of an instance and the lease of its memory, once there is a slot."""

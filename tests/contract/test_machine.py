@@ -7,7 +7,7 @@ import pytest
 import simpy
 from worlds import World, finish
 
-from kvferry.machine.machine import Refused
+from kvferry.machine.machine import Refused, Streamed
 from kvferry.machine.ops import Assign, Chunks, Decompress, Extents, FeedForward, KvRef, Prefill, Retrieve, Select
 from kvferry.machine.ticket import Cancelled, Ticket
 
@@ -228,6 +228,32 @@ def test_channels_keep_the_order_and_say_when_they_end(world: World) -> None:
     env.run(until=env.all_of(talks))
     assert [m for m in got if isinstance(m, int)] == [0, 1, 2]
     assert [m for m in got if not isinstance(m, int)] == [("seen", 0), ("seen", 1), ("seen", 2)]
+
+
+def test_a_stream_arrives_together_with_when_each_part_did(world: World) -> None:
+    here, there = world.machine.open("cloud"), world.peer.open("device")
+    env = world.machine.env
+
+    def device() -> simpy.events.ProcessGenerator:
+        here.send("before", n_bytes=10)
+        stream = here.stream(n_bytes=1)
+        for _ in range(3):
+            stream.put()
+            yield env.timeout(0.01)
+        stream.end()
+        here.send("behind", n_bytes=10)
+
+    env.process(device())
+    assert env.run(until=there.receive()) == "before"
+    before_s = env.now
+    streamed = env.run(until=there.receive())
+    assert isinstance(streamed, Streamed)
+    assert len(streamed.times_s) == 3
+    assert list(streamed.times_s) == sorted(streamed.times_s)
+    assert streamed.times_s[-1] - streamed.times_s[0] >= 0.015
+    assert streamed.times_s[-1] <= env.now
+    assert streamed.times_s[0] >= before_s - 0.005
+    assert env.run(until=there.receive()) == "behind"
 
 
 def test_a_channel_that_has_ended_stays_ended(world: World) -> None:

@@ -5,40 +5,11 @@ either way, with a round trip of 20 ms.
 """
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest
+from assisted import CLOUD, columns, only, ran
 from by_hand import by_hand
-from tiny import changed, tiny
-
-from kvferry.pipelines.record import Assisted, Run
-from kvferry.pipelines.run import run_scenario
-
-CLOUD = {"device": {"extends": "tiny", "processors": {"gpu": {"kind": "npu"}}}, "model": "tiny"}
-ASSIST: dict[str, Any] = {
-    "name": "by-hand",
-    "system": "pd-device",
-    "device": "tiny",
-    "model": "tiny",
-    "link": {"rate": "1 MB/s", "rtt": "20 ms"},
-    "costs": "by-hand",
-    "machines": {"cloud": CLOUD},
-    "workload": {
-        "kind": "assist",
-        "prompt": 1000,
-        "output": 10,
-        "handling": {
-            "prepare": "20 ms",
-            "forward": "5 ms",
-            "refine_token": "20 us",
-            "unpack_token": "10 us",
-            "prompt_token": "4 B",
-            "answer_token": "100 B",
-            "response": "1000 B",
-        },
-    },
-}
 
 
 @pytest.fixture(autouse=True)
@@ -47,21 +18,10 @@ def _costs() -> Iterator[None]:
         yield
 
 
-def ran(*overrides: str, **changes: Any) -> Run:
-    run = run_scenario(tiny(changed(ASSIST, **changes), *overrides))
-    assert run.outcome == "done", run.why
-    return run
-
-
-def columns(run: Run) -> Any:
-    assert isinstance(run.assisted, Assisted)
-    return {name: column.tolist() for name, column in run.assisted.columns.items()}
-
-
 def test_a_prompt_that_is_refined_and_tokens_that_cover_its_prefill() -> None:
     run = ran("policies.assist={name: optimised, tokens: 5, ratio: 0.25}")
     (one,) = run.requests
-    got = {name: values[0] for name, values in columns(run).items()}
+    got = only(run)
     # 20 ms of preparing, 4 kB up, half a round trip; forwarded in 5 ms, prefilled in 100, refined in 20.
     answered_s = 0.020 + 0.004 + 0.010 + 0.005 + 0.100 + 0.020
     # The response crosses at 1 MB/s behind another half.
@@ -82,7 +42,7 @@ def test_a_prompt_that_is_refined_and_tokens_that_cover_its_prefill() -> None:
 def test_under_the_papers_smoothing_the_stream_stalls() -> None:
     # Eq. 4 spreads prefill(rl) - TTFT_c, as though prefill had begun when the request was sent.
     run = ran("policies.assist={name: optimised, tokens: 5, ratio: 0.25, smoothing: paper}")
-    got = {name: values[0] for name, values in columns(run).items()}
+    got = only(run)
     ttft_c_s = got["answered_s"]
     assert got["pace_s"] == pytest.approx(0.020 + (0.250 - ttft_c_s) / 4)
     # The last token from the cloud is shown, and the device's next is not there yet.
@@ -93,13 +53,13 @@ def test_under_the_papers_smoothing_the_stream_stalls() -> None:
 
 def test_as_problem_p_has_it() -> None:
     # r is the least that quality allows, 0.25; 260 ms over at most 100 - 20 ms each take 4 tokens behind the first.
-    got = {name: values[0] for name, values in columns(ran()).items()}
+    got = only(ran())
     assert (got["ratio"], got["tokens"]) == (0.25, 5)
 
 
 def test_the_beginning_is_prefilled_while_the_cloud_works() -> None:
     run = ran("policies.assist={name: optimised, tokens: 5, ratio: 0.25}", workload={"beginning": 50})
-    got = {name: values[0] for name, values in columns(run).items()}
+    got = only(run)
     # Of 250 tokens, 50 are done long before the mask comes.
     assert got["own_first_s"] == pytest.approx(got["first_s"] + 0.010 + 0.200)
 
@@ -124,7 +84,7 @@ def test_by_the_cloud_alone() -> None:
 
 def test_without_refinement_the_device_prefills_at_once() -> None:
     run = ran("policies.assist={name: optimised, tokens: 11, ratio: 1.0}", workload={"output": 20})
-    got = {name: values[0] for name, values in columns(run).items()}
+    got = only(run)
     assert got["own_first_s"] == pytest.approx(0.020 + 1.000)
     assert got["pace_s"] == pytest.approx(0.020 + (got["own_first_s"] - got["first_s"]) / 10)
 
@@ -160,3 +120,53 @@ def test_prefill_and_decoding_apart() -> None:
     np.testing.assert_allclose(apart.requests[0].token_times_s, joint.requests[0].token_times_s)
     resources = {resource for resource, _ in apart.tally.busy_s}
     assert {"prefill/gpu", "decode/gpu"} <= resources
+
+
+def test_a_device_with_two_requests_answers_one_after_the_other() -> None:
+    run = ran(system="device-only", workload={"requests": 2})
+    first, second = run.requests
+    assert second.arrival_s == pytest.approx(first.token_times_s[-1])
+    assert second.first_token_s == pytest.approx(second.arrival_s + 1.0)
+
+
+def test_devices_take_turns_on_machines_and_keep_their_times() -> None:
+    # Twenty requests over seven minutes, on as many devices: each as though it were alone.
+    run = ran(workload={"devices": 1000, "requests": 20, "arrivals": {"rate": "0.01 requests/hour"}})
+    alone = only(ran())
+    got = columns(run)
+    for name in ("answered_s", "own_prefill_s", "pace_s", "largest_gap_s", "tokens"):
+        assert got[name] == pytest.approx([alone[name]] * 20), name
+    assert run.assisted is not None
+    # While a request is under way; the idle time between counts for nothing.
+    assert sum(run.assisted.energy_j.values()) < 20 * 60 * (alone["last_s"])
+
+
+def test_with_slots_for_one_the_queue_is_that_of_theory() -> None:
+    # M/D/1: a service of 100 ms at half the rate that it could bear waits for rho / (2 (1 - rho)) services.
+    workload = {"devices": 2000, "requests": 6000, "arrivals": {"rate": "9 requests/hour"}, "output": 1}
+    run = ran("policies.serving={name: slots, slots: 1}", system="cloud-only", workload=workload)
+    waited_s = np.array(columns(run)["waited_s"])
+    assert waited_s.mean() == pytest.approx(0.05, rel=0.15)
+    # Little's law: slots held are arrivals per second times seconds in service.
+    assert run.assisted is not None
+    rate_hz = run.assisted.cloud["cloud_throughput_requests_per_s"]
+    assert run.assisted.cloud["slot_occupancy"] == pytest.approx(rate_hz * 0.1, rel=1e-3)
+
+
+def test_a_lora_that_an_instance_lacks_is_brought_first() -> None:
+    copied = {**CLOUD, "device": {**CLOUD["device"], "memory": {"unified": False, "copy_bytes_per_s": "1 GB/s"}}}  # type: ignore[dict-item]
+    workload = {"devices": 8, "scenes": 8, "lora": "200 MB"}
+    run = ran(system="cloud-only", workload=workload, machines={"cloud": copied}, seed=3)
+    moved = run.tally.bytes_of("cloud/copy")
+    assert moved >= 2 * 200e6
+    assert moved % 200e6 == 0
+
+
+def test_what_does_not_fit_the_clouds_memory_is_said() -> None:
+    from assisted import BY_HAND
+    from tiny import changed, tiny
+
+    from kvferry.pipelines.run import run_scenario
+
+    run = run_scenario(tiny(changed(BY_HAND, workload={"prompt": 9_000_000})))
+    assert run.outcome == "out_of_memory"

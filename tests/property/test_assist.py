@@ -1,0 +1,114 @@
+"""Whatever the prompt, the link and the help: what users wait between tokens, what leaves a device, what is held."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from assisted import BY_HAND, columns, only, ran
+from by_hand import by_hand
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tiny import changed, tiny
+
+from kvferry.pipelines.assist.estimates import Estimates
+from kvferry.pipelines.assist.messages import response_bytes
+from kvferry.pipelines.assist.systems import ASSIST_SYSTEMS
+from kvferry.traces.assisted import assisted_requests
+
+SLOW = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+NEEDING_A_CLOUD = [name for name, system in ASSIST_SYSTEMS.items() if system.needs_a_cloud]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _costs() -> Iterator[None]:
+    with by_hand():
+        yield
+
+
+@SLOW
+@given(
+    prompt=st.integers(300, 20_000),
+    output=st.integers(2, 120),
+    beginning=st.integers(0, 100),
+    outage_s=st.tuples(st.floats(0.01, 3), st.floats(0.001, 1)),
+)
+def test_users_wait_no_longer_than_promised_and_the_links_jitter(
+    prompt: int, output: int, beginning: int, outage_s: tuple[float, float]
+) -> None:
+    begins_s, lasts_s = outage_s
+    outages = [{"start": f"{begins_s} s", "duration": f"{lasts_s} s"}]
+    workload = {"prompt": prompt, "output": output, "beginning": beginning}
+    got = only(ran(workload=workload, link={"outages": outages}))
+    pace_s = 0.020 if np.isnan(got["pace_s"]) else got["pace_s"]
+    # An outage holds up every message by as much, at most.
+    assert got["largest_gap_s"] <= max(pace_s, 0.020) + lasts_s + 1e-9
+    # Without one, nothing is late: the cloud decodes faster than users are shown.
+    assert only(ran(workload=workload))["largest_gap_s"] <= max(pace_s, 0.020) + 1e-9
+
+
+@SLOW
+@given(prompt=st.integers(50, 60_000), tolerable_ms=st.integers(21, 300))
+def test_tokens_lie_within_eq_6_or_the_cloud_does_not_help(prompt: int, tolerable_ms: int) -> None:
+    workload = {"prompt": prompt, "output": 2000, "tolerable_tpot": f"{tolerable_ms} ms"}
+    got = only(ran(workload=workload))
+    if not got["tokens"]:
+        return
+    scenario = tiny(changed(BY_HAND, workload=workload))
+    estimates = Estimates(scenario, scenario.seen_by("cloud"))
+    sent_bytes = response_bytes(scenario.assist.workload, prompt, got["ratio"])
+    of = estimates.assistance(prompt, sent_bytes, "causal")
+    least, most = of.decoded_bounds(got["ratio"])
+    decoded = min(got["tokens"], 2000) - 1
+    assert least - 1e-6 <= decoded <= most + 1e-6
+
+
+@SLOW
+@given(system=st.sampled_from(NEEDING_A_CLOUD), devices=st.integers(1, 4))
+def test_nothing_leaves_a_device_whose_prompts_stay(system: str, devices: int) -> None:
+    run = ran(system=system, workload={"privacy": "stays", "devices": devices})
+    assert not [resource for resource, label in run.tally.n_bytes if label == "Message"]
+    assert all(tokens == 0 for tokens in columns(run)["tokens"])
+
+
+@SLOW
+@given(
+    seed=st.integers(0, 1000),
+    devices=st.integers(1, 6),
+    slots=st.integers(1, 3),
+    system=st.sampled_from(list(ASSIST_SYSTEMS)),
+    apart=st.booleans(),
+)
+def test_every_request_ends_with_all_its_tokens_in_order(
+    seed: int, devices: int, slots: int, system: str, apart: bool
+) -> None:
+    cloud = BY_HAND["machines"]["cloud"]
+    machines = {"cloud": None, "prefill": {**cloud, "count": 2}, "decode": cloud} if apart else {}
+    workload = {"devices": devices, "requests": 12, "arrivals": {"rate": "900 requests/hour"}, "spread": 0.6}
+    changes = {"system": system, "seed": seed, "machines": machines, "workload": workload}
+    run = ran(f"policies.serving={{name: slots, slots: {slots}}}", **changes)
+    asked = assisted_requests(tiny(changed(BY_HAND, **changes)).assist.workload, seed)
+    assert [record.request for record in run.requests] == list(range(12))
+    for record, output in zip(run.requests, asked.outputs.tolist(), strict=True):
+        assert len(record.token_times_s) == output
+        assert (np.diff(record.token_times_s) >= -1e-12).all()
+        assert record.first_token_s is not None
+        assert record.first_token_s >= record.arrival_s
+    if run.assisted is not None and run.assisted.cloud:
+        assert 0 <= run.assisted.cloud["slot_occupancy"] <= 1 + 1e-9
+
+
+@given(
+    seed=st.integers(0, 100),
+    burstiness=st.sampled_from([1.0, 5.0, 50.0]),
+    devices=st.sampled_from([10, 1000]),
+)
+def test_arrivals_keep_their_mean_rate(seed: int, burstiness: float, devices: int) -> None:
+    arrivals = {"rate": "60 requests/hour", "burstiness": burstiness, "burst": "20 s", "calm": "40 s"}
+    workload = {"devices": devices, "arrivals": arrivals, "duration": "1 h"}
+    found = assisted_requests(tiny(changed(BY_HAND, workload=workload)).assist.workload, seed)
+    expected = 60 * devices
+    # Counts of a Poisson process lie within six standard deviations.
+    assert abs(len(found) - expected) <= 6 * expected**0.5
+    assert (np.diff(found.arrivals_s) >= 0).all()
+    assert 0 <= found.arrivals_s[0] <= found.arrivals_s[-1] <= 3600
+    assert set(found.devices.tolist()) <= set(range(devices))
