@@ -38,7 +38,8 @@ class Refused:
     free_bytes: float
 
     def __str__(self) -> str:
-        return f"{self.tag} needs {self.wanted_bytes / 2**20:,.0f} MiB, {self.free_bytes / 2**20:,.0f} MiB are free"
+        wanted, free = self.wanted_bytes / 2**20, self.free_bytes / 2**20
+        return f"{self.tag} needs {wanted:,.0f} MiB, {free:,.0f} MiB are free: {wanted - free:,.0f} MiB are missing"
 
 
 class Lease(Protocol):

@@ -155,6 +155,11 @@ class DecodePlan:
         )
 
     @property
+    def selects_all(self) -> bool:
+        """A selection holds all blocks there will ever be."""
+        return self.selected is not None and self.roles.selector.wanted_tokens(1) >= self.context + self.output
+
+    @property
     def managing_bytes(self) -> float:
         """What choosing takes of memory once all is decoded, of the whole batch."""
         beside = self.beside_layers * (self.context + self.output) * self.model.kv_entry_bytes

@@ -85,8 +85,8 @@ class DecodeState:
         self.residents: list[Resident] = [self._shared or self._resident(tier) for tier in self.tiers]
         self.step = self._skipped = 0
         self._done: Ticket | None = None
-        # Memory for KV that lies in one, and for what is scored, by tier and tag.
-        self._leases: dict[tuple[Tier, str], Lease] = {}
+        # Memory for KV that lies in one, and for what is scored, by tier.
+        self._leases: dict[Tier, Lease] = {}
         # By layer, of the present step: what moves its KV to another tier, the machine's choice, where its blocks are
         # (None: all are on their way) and how they are read, how many tokens of a sequence they hold, and each of them
         # (None: all are full), and where its new keys belong.
@@ -145,24 +145,21 @@ class DecodeState:
             if source != to:
                 self.arriving[layer] = (self.machine.move(self.whole(layer), source, to),)
                 self.residents[layer] = self._shared or self._resident(to)
-        for (tier, tag), n_bytes in self._held(tokens).items():
-            if (tier, tag) in self._leases:
-                self._leases.pop((tier, tag)).release()
+        for tier, n_bytes in self._held(tokens).items():
+            if tier in self._leases:
+                self._leases.pop(tier).release()
             if n_bytes:
-                lease = self.machine.memory_of(tier).reserve(n_bytes, tag)
+                lease = self.machine.memory_of(tier).reserve(n_bytes, "kv")
                 if isinstance(lease, Refused):
                     raise OutOfMemory(f"{tier}: {lease}")
-                self._leases[tier, tag] = lease
+                self._leases[tier] = lease
 
-    def _held(self, tokens: int) -> dict[tuple[Tier, str], float]:
+    def _held(self, tokens: int) -> dict[Tier, float]:
         """What KV and the choosing among it take of memory, with so many tokens of every sequence."""
         size = self.plan.kv_size(tokens)
-        near, layer_bytes = self.tiers.count("device"), tokens * size.token_bytes
-        beside_bytes = size.beside_layers * layer_bytes
         return {
-            ("device", "kv"): size.held_bytes(near) - beside_bytes,
-            ("device", "metadata"): beside_bytes,
-            ("host", "kv"): self.tiers.count("host") * layer_bytes,
+            "device": size.held_bytes(self.tiers.count("device")),
+            "host": self.tiers.count("host") * tokens * size.token_bytes,
         }
 
     def write(self, update: Update, after: Ticket) -> None:

@@ -135,7 +135,10 @@ class DecodeSystem:
             part = getattr(roles, role)
             own = {name: value for name, value in given.items() if name in _fields_of(part)}
             if own:
-                roles = replace(roles, **{role: replace(part, **own)})
+                try:
+                    roles = replace(roles, **{role: replace(part, **own)})
+                except ValueError as error:
+                    raise BadParameters([Complaint((role,), str(error))]) from None
         return replace(self, roles=roles, **({"tuned": given["tuned"]} if "tuned" in given else {}))
 
 
@@ -148,7 +151,7 @@ def _stand_in(role: str, value: Any) -> Any:
         return maker(**arguments_of(maker, parameters))
     except BadParameters as error:
         raise BadParameters([replace(one, key=(role, *one.key)) for one in error.complaints]) from None
-    except InputError as error:
+    except (InputError, ValueError) as error:
         raise BadParameters([Complaint((role,), str(error))]) from None
 
 

@@ -4,7 +4,9 @@ import math
 from bisect import bisect_left
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Literal, Protocol
+from typing import Annotated, Literal, Protocol
+
+from pydantic import Field
 
 from kvferry.specs.tier import Tier
 from kvferry.specs.units import Bytes
@@ -31,6 +33,10 @@ class KvSize:
         """Of the processor's memory, with the KV of so many layers there (SpeContext Eq. 7)."""
         away = (self.layers - near) * min(self.away_tokens, self.tokens)
         return self.token_bytes * ((near + self.beside_layers) * self.tokens + away)
+
+
+# Numbers of tokens, as a file has them in a list.
+Thresholds = Annotated[tuple[Annotated[int, Field(ge=0, strict=True)], ...], Field(strict=False, max_length=1000)]
 
 
 def thresholds(size: KvSize) -> tuple[float, ...]:
@@ -114,7 +120,7 @@ class Progressive:
 
     overflow: Literal["host", "storage"] = "host"
     host_bytes: Bytes | None = None
-    thresholds: tuple[int, ...] | None = None
+    thresholds: Thresholds | None = None
     mapped = False
 
     def __post_init__(self) -> None:
@@ -122,8 +128,6 @@ class Progressive:
             if after < before:
                 what = f"thresholds: {after:,} stands behind {before:,}: a layer does not come back as KV grows"
                 raise ValueError(f"{what}; an ascending list would do")
-        if self.thresholds and self.thresholds[0] < 0:
-            raise ValueError(f"thresholds: are numbers of tokens, got {self.thresholds[0]:,}")
 
     @property
     def away(self) -> Tier:

@@ -69,6 +69,16 @@ def test_with_a_role_that_is_replaced_go_its_parameters() -> None:
         ("kvswap", {"metadata_share": -1.0}, "policies.metadata_share: -1.0: must be above 0"),
         ("shadowkv", {"metadata_share": 1.5}, "policies.metadata_share: 1.5: must be at most 1"),
         ("kvswap", {"reuse": "no"}, "policies.reuse: 'no' is not true or false"),
+        (
+            "specontext",
+            {"placement": {"name": "progressive", "thresholds": [5, 3]}},
+            "policies.placement: thresholds: 3 stands behind 5: a layer does not come back as KV grows",
+        ),
+        (
+            "specontext",
+            {"placement": {"name": "progressive", "thresholds": [-1]}},
+            "policies.placement.thresholds.0: -1: must be at least 0",
+        ),
         ("kvswap", {"residency": "lru"}, "policies.residency: unknown residency 'lru'; known: elastic, none, reuse"),
         ("kvswap", {"residency": 3}, "policies.residency: unknown residency '3'"),
         ("kvswap", {"residency": {"name": "reuse", "slot": 3}}, "policies.residency.slot: unknown key"),
