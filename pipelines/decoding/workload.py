@@ -180,10 +180,12 @@ class LockStepFlow:
         prefill_s = None if self._decode is None else self._decode.record.prefill_s
         # Of KV in the processor's memory, a reuse buffer would have nothing to keep.
         needs_bytes = None if set(plan.tiers) == {"device"} else plan.reuse_needs_bytes
-        notes = () if needs_bytes is None else (_without_reuse(self._scenario, plan, needs_bytes),)
+        notes = [] if needs_bytes is None else [_without_reuse(self._scenario, plan, needs_bytes)]
         if plan.selects_all:
-            notes += (f"nothing is left out: {plan.context + plan.output:,} tokens are no more than what is selected",)
-        return Left(requests=_records(plan.sequences, prefill_s, times_s), decoded=decoded, notes=notes)
+            notes.append(
+                f"nothing is left out: {plan.context + plan.output:,} tokens are no more than what is selected"
+            )
+        return Left(requests=_records(plan.sequences, prefill_s, times_s), decoded=decoded, notes=tuple(notes))
 
     def kept(self) -> str:
         batch = self._plan.sequences
