@@ -38,17 +38,15 @@ SYSTEMS = {
     "specontext": "specontext",
 }
 Workload = tuple[int, int]
-FITTED: tuple[Workload, ...] = ((2048, 16384), (16384, 2048))
+FITTED: tuple[Workload, ...] = ((2048, 16384), (32768, 2048))
 # Name, where the search begins, and the bounds that keep a number physical.
 FREE: dict[str, tuple[float, float, float]] = {
-    "gemv": (0.85, 0.6, 0.95),
     "decode_attention": (0.76, 0.5, 0.95),
     "gather": (0.5, 0.2, 0.95),
     "unsplit_attention": (0.35, 0.1, 0.95),
     "eager_layer_s": (2e-4, 2e-5, 2e-3),
     "sequence_s": (6e-4, 1e-5, 2e-3),
     "topk_per_s": (3e8, 5e7, 5e9),
-    "copy_bytes_per_s": (2e10, 1e10, 2.6e10),
 }
 Numbers = dict[str, float]
 
@@ -105,8 +103,7 @@ def device_with(device: DeviceSpec, numbers: Numbers) -> DeviceSpec:
     efficiency["scoring"] = numbers["decode_attention"]
     changed = {name: numbers[name] for name in ("eager_layer_s", "sequence_s", "topk_per_s")}
     gpu = gpu.model_copy(update={"efficiency": efficiency, **changed})
-    memory = device.memory.model_copy(update={"copy_bytes_per_s": numbers["copy_bytes_per_s"]})
-    return device.model_copy(update={"processors": {**device.processors, "gpu": gpu}, "memory": memory})
+    return device.model_copy(update={"processors": {**device.processors, "gpu": gpu}})
 
 
 @dataclass(frozen=True)
@@ -125,7 +122,16 @@ class Known:
     def of(cls, cell: Cell) -> "Known":
         scenario = scenario_of(cell)
         system = DECODE_SYSTEMS[cell.system].with_policies(scenario.policy_values)
-        return cls(cell, scenario, system, None if system.roles.all_in_memory else plan_for(scenario, system))
+        return cls(cell, scenario, system, None if system.roles.all_in_memory else _plan(scenario, system))
+
+
+def _plan(scenario: Scenario, system: DecodeSystem) -> DecodePlan:
+    """Where new tokens become blocks, that of a sequence of mean length."""
+    workload = scenario.decode.workload
+    if system.roles.upkeep.grows:
+        middle = {"context": workload.context + workload.output // 2, "output": 1}
+        scenario = scenario.model_copy(update={"workload": workload.model_copy(update=middle)})
+    return plan_for(scenario, system)
 
 
 def predicted(known: Sequence[Known], numbers: Numbers) -> np.ndarray:

@@ -203,7 +203,8 @@ class DecodeRun(Op):
 @dataclass(frozen=True, slots=True)
 class Retrieve(Op):
     """Choose `k` KV blocks for all layers at once, before the pass: a retrieval head projects the new token and scores
-    the keys that it keeps of `tokens` tokens per sequence (SpeContext); yields a Selection among `groups`."""
+    the keys that it keeps of `tokens` tokens per sequence (SpeContext); yields a Selection among `groups`. `paged`: the
+    host makes page tables for the pass meanwhile, which are as long whatever is chosen."""
 
     answer: ClassVar[type[Selection]] = Selection
     of_block: ClassVar[bool] = True
@@ -214,6 +215,7 @@ class Retrieve(Op):
     tokens: Number
     step: int
     heads: int = 1
+    paged: bool = False
 
     @property
     def layer(self) -> int:

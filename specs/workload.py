@@ -171,6 +171,8 @@ class DecodeSpec(Part):
     reach: Tokens = Field(default=8, ge=1, le=1_000_000)
     persistence: float = Field(default=9.0, gt=0, le=1e6, strict=True)
     lasting: float = Field(default=0.35, ge=0, le=1, strict=True)
+    # Of what a retrieval head chooses for all layers; None: as what layers choose by their own queries.
+    retrieval_persistence: float | None = Field(default=None, gt=0, le=1e6, strict=True)
     # What keys say, where blocks are clusters of them, or are chosen by every key.
     keys: KeysSpec = KeysSpec()
     # Keys and queries that were recorded from a real model (live.record_keys), in place of those that are generated.

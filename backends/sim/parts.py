@@ -137,7 +137,7 @@ def selections(scenario: Scenario, need: KvOnStorage, inputs: Inputs) -> Callabl
                 blocks=sizes.layout.blocks,
                 block_tokens=sizes.group_tokens,
                 reach=workload.reach,
-                persistence=workload.persistence,
+                persistence=workload.retrieval_persistence or workload.persistence,
                 lasting=workload.lasting,
                 seed=scenario.seed,
             )

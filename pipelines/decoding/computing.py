@@ -30,8 +30,10 @@ class Attend:
 
     @staticmethod
     def op(plan: DecodePlan, tokens: float, kv: Attended | None = None, *, away: bool = True) -> DecodeAttention:
-        # A selection is gathered from where its blocks lie, unless there are slots that hold nothing else.
-        gathered = plan.selected is not None and not (away and plan.slots == plan.selected)
+        # A selection is gathered from where its blocks lie, unless there are slots that hold nothing else, or a table
+        # says where each page is.
+        in_slots = away and plan.slots == plan.selected
+        gathered = plan.selected is not None and not in_slots and not plan.roles.attention.paged
         return DecodeAttention(plan.sequences, tokens, gathered, kv, plan.roles.attention)
 
     def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
@@ -193,9 +195,12 @@ class NextToken:
 
     @staticmethod
     def op(plan: DecodePlan, update: Update | None = None, stays: Extents | None = None) -> OutputHead:
+        # Where one choice is made before the pass, page tables are made beside it.
+        paged = plan.roles.attention.paged and not plan.roles.selector.for_all_layers
         if update is None:
-            return OutputHead(plan.sequences)
-        return OutputHead(plan.sequences, update.complete, joined=update.joined, stays=stays, written=update.pieces)
+            return OutputHead(plan.sequences, paged=paged)
+        written = update.pieces
+        return OutputHead(plan.sequences, update.complete, None, update.joined, stays, written, paged)
 
     def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
         for tended, ticket in enumerate(now.tended):

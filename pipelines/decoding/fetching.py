@@ -45,7 +45,8 @@ class RetrieveBlocks:
     def op(plan: DecodePlan, stored: int, step: int) -> Retrieve:
         assert plan.index is not None
         ask = plan.roles.selector.ask(plan.index, stored)
-        return Retrieve(plan.sequences, ask.blocks, ask.k, ask.vectors, step, heads=ask.heads)
+        paged = plan.roles.attention.paged
+        return Retrieve(plan.sequences, ask.blocks, ask.k, ask.vectors, step, heads=ask.heads, paged=paged)
 
     def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
         ticket = now.machine.submit(self.op(now.plan, now.kept.stored(layer), now.step), after=after)

@@ -122,14 +122,15 @@ Feature = str | Callable[[Any, Arithmetic], Number]
 class OpRule:
     """``passes``: how many layers the op runs through. ``features``: columns that a measured table of it may have,
     which is named ``table``. ``fixed_s``: what a processor takes outside of kernels, besides its layers.
-    ``eager``: its layers are launched kernel by kernel. ``compiled``: runs as the next larger compiled shape, on a
-    processor that has such."""
+    ``beside_s``: what the host does while the kernels run. ``eager``: its layers are launched kernel by kernel.
+    ``compiled``: runs as the next larger compiled shape, on a processor that has such."""
 
     table: str
     works: Callable[[Arithmetic, Any], list[Work]]
     passes: Callable[[Arithmetic], float]
     features: Mapping[str, Feature]
     fixed_s: Callable[[ProcessorSpec, Any], Number]
+    beside_s: Callable[[ProcessorSpec, Any], Number]
     eager: Callable[[Any], bool]
     compiled: bool
 
@@ -163,7 +164,7 @@ def _all_layers(arithmetic: Arithmetic) -> float:
     return float(arithmetic.layers)
 
 
-def _paging_s(processor: ProcessorSpec, op: DecodeStep | OutputHead) -> Number:
+def _paging_s(processor: ProcessorSpec, op: DecodeStep | OutputHead | Retrieve) -> Number:
     # The host makes the page tables of each sequence's next token.
     paged = op.kernel.paged if isinstance(op, DecodeStep) else op.paged
     return op.batch * processor.sequence_s if paged else 0.0
@@ -175,6 +176,7 @@ def priced(
     passes: Callable[[Arithmetic], float] = _none,
     features: Mapping[str, Feature] | None = None,
     fixed_s: Callable[[ProcessorSpec, Any], Number] = _none,
+    beside_s: Callable[[ProcessorSpec, Any], Number] = _none,
     eager: Callable[[Any], bool] = lambda op: False,
     compiled: bool = False,
 ) -> Callable[[Callable[[Arithmetic, Any], list[Work]]], None]:
@@ -182,7 +184,7 @@ def priced(
 
     def register(works: Callable[[Arithmetic, Any], list[Work]]) -> None:
         table = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", op.__name__).lower()
-        RULES[op] = OpRule(table, works, passes, features or {}, fixed_s, eager, compiled)
+        RULES[op] = OpRule(table, works, passes, features or {}, fixed_s, beside_s, eager, compiled)
 
     return register
 
@@ -327,7 +329,7 @@ def _select(a: Arithmetic, op: Select) -> list[Work]:
     return [a.score(op.batch * _keys(op, a), op.rank)]
 
 
-@priced(Retrieve, features={"keys": "tokens", "batch": "batch"}, fixed_s=_ranked_s)
+@priced(Retrieve, features={"keys": "tokens", "batch": "batch"}, fixed_s=_ranked_s, beside_s=_paging_s)
 def _retrieve(a: Arithmetic, op: Retrieve) -> list[Work]:
     kernel, flop, n_bytes = a.score(op.batch * op.tokens, None)
     alpha = a.model.query_heads / a.model.kv_heads

@@ -13,7 +13,8 @@ from kvferry.specs.model import ModelSpec
 
 
 class Roofline:
-    """Duration = fixed cost of the layers + sum over works of max(flop / rate, bytes / bandwidth).
+    """Duration = fixed cost of the layers + sum over works of max(flop / rate, bytes / bandwidth); what the host does
+    meanwhile, where that takes longer.
 
     Rates are the processor's peaks times the efficiency of the work's kernel kind. The queue, not the roofline, adds
     ``dispatch_s`` and the effect of background load. On a processor with compiled shapes, prefill
@@ -36,7 +37,8 @@ class Roofline:
         """Seconds on an idle processor, and bytes of memory traffic, of one op with plain numbers."""
         op = self.compiled(op)
         seconds, n_bytes = self.price(self.arithmetic(op))
-        return Cost(self.fixed_s(op) + seconds, n_bytes)
+        beside_s = rule_of(type(op)).beside_s(self._processor, op)
+        return Cost(max(self.fixed_s(op) + seconds, beside_s), n_bytes)
 
     def durations_s(self, op: Op, *, load: Number = 0.0) -> np.ndarray:
         """Seconds of each op that the arrays in `op` describe, broadcast; equal to ``cost`` one by one.
@@ -44,7 +46,8 @@ class Roofline:
         The roofline knows neither where active blocks lie nor the load.
         """
         op = self.compiled(op)
-        return np.asarray(self.fixed_s(op) + self.price_arrays(self.arithmetic(op)))
+        beside_s = rule_of(type(op)).beside_s(self._processor, op)
+        return np.maximum(self.fixed_s(op) + self.price_arrays(self.arithmetic(op)), beside_s)
 
     def fixed_s(self, op: Op) -> Any:
         """Time outside of kernels: the fixed cost of each layer that the op runs through, launched kernel by kernel or

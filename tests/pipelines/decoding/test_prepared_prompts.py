@@ -12,6 +12,7 @@ from kvferry.machine.ticket import Ticket
 from kvferry.pipelines.decoding.computing import Attend
 from kvferry.pipelines.decoding.decode import LockStepDecode
 from kvferry.pipelines.decoding.plan import DecodePlan, plan_of
+from kvferry.policies.decode.attention_kernel import PAGED
 from kvferry.specs.tier import Tier
 
 # 64 B for a token's KV in a layer: keys of 2 x 8 numbers of 2 B, and as many values.
@@ -73,3 +74,8 @@ def test_new_tokens_that_find_no_room_come_from_the_host_in_every_step_by_hand()
     # In the five steps there are 0 to 4 new ones, of which two stay; two sequences, 64 B each.
     more = [b - a for a, b in zip(moved["whole"], moved["two"], strict=True)]
     assert more == [0, 0] * 3 + [128, 128] + [256, 256]
+
+
+def test_a_paged_kernel_finds_a_selection_by_its_table() -> None:
+    roles = replace(plan(5).roles, attention=PAGED)
+    assert not Attend.op(replace(plan(5), roles=roles), 24).gathered

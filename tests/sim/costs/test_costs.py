@@ -99,6 +99,13 @@ def test_the_host_takes_its_time_per_sequence_in_pages_and_per_layer_that_was_no
     assert host.fixed_s(DecodeStep(2, 7)) == 3 * 0.5
     assert host.fixed_s(DecodeStep(2, 7, kernel=PAGED)) == 3 * 0.5 + 2 * 0.25
     assert host.fixed_s(DecodeStep(2, 7, kernel=FLASH)) == 3 * 3.5
+    # Beside a retrieval that takes a while, tables take no time.
+    chosen = Retrieve(2, groups=7, k=2, tokens=7, step=0)
+    retrieval_s = host.cost(chosen).duration_s
+    assert host.cost(replace(chosen, paged=True)).duration_s == max(0.5, retrieval_s)
+    slow = Roofline(processor(sequence_s=2 * retrieval_s), MODEL)
+    assert slow.cost(replace(chosen, paged=True)).duration_s == 4 * retrieval_s
+    assert slow.durations_s(replace(chosen, paged=True)) == 4 * retrieval_s
     assert (host.fixed_s(OutputHead(2)), host.fixed_s(OutputHead(2, paged=True))) == (0.0, 2 * 0.25)
     assert (host.fixed_s(FeedForward(2)), host.fixed_s(FeedForward(2, captured=True))) == (3.5, 0.5)
     assert host.fixed_s(RestOfLayer(2, captured=True)) == 0.5
