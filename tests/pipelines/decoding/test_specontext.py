@@ -6,6 +6,8 @@ import pytest
 from tiny import DECODING as TINY
 
 from kvferry.analysis.metrics import metrics_for
+from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS
+from kvferry.pipelines.decoding.workload import plan_for
 from kvferry.pipelines.record import Run
 from kvferry.pipelines.run import run_scenario
 from kvferry.scenarios.loader import load_scenario
@@ -73,3 +75,29 @@ def test_a_budget_over_the_context_selects_all_and_says_so() -> None:
 def test_a_budget_of_nothing_is_refused() -> None:
     with pytest.raises(InputError, match="policies.selected_tokens: must be at least 1"):
         run(policies={"selected_tokens": 0})
+
+
+def test_the_largest_batch_is_what_device_and_host_hold() -> None:
+    small = {**DEVICE, "memory": {**DEVICE["memory"], "host_capacity_bytes": "5 MB"}}
+    wanted = {**TINY, "system": "specontext", "device": small, "budget": {}, "policies": {"selected_tokens": 64}}
+    wanted |= {"policies": {"selected_tokens": 64, "placement": "host"}}
+    scenario = load_scenario({**wanted, "workload": {**TINY["workload"], "batch": "max"}})
+    plan = plan_for(scenario, DECODE_SYSTEMS["specontext"].with_policies(scenario.policy_values))
+    # All KV of a sequence lies in the host's memory.
+    each_bytes = (plan.context + plan.output) * scenario.model.kv_bytes_per_token
+    assert plan.sequences == 5e6 // each_bytes
+    assert run_scenario(scenario).outcome == "done"
+    more = load_scenario({**wanted, "workload": {**TINY["workload"], "batch": plan.sequences + 1}})
+    assert run_scenario(more).outcome == "out_of_memory"
+
+
+def test_windows_tell_of_an_output_during_which_layers_move_away() -> None:
+    model = load_scenario({**TINY, "device": DEVICE}).model
+    # At the beginning all layers are near, at the end none.
+    budget = {"kv": f"{2 * 1.05 * 1024 * (model.layers + 3) * model.kv_entry_bytes} B"}
+    workload = {**TINY["workload"], "output": 1600}
+    _, whole = run(budget=budget, workload=workload)
+    _, part = run(budget=budget, workload={**workload, "decoded": 129, "part": "spread"})
+    assert whole["reuse_rate"] == pytest.approx(part["reuse_rate"], abs=0.02)
+    for name in ("tpot_s", "throughput_tokens_per_s"):
+        assert part[name] == pytest.approx(whole[name], rel=0.03), name
