@@ -234,6 +234,10 @@ class PlacedClusters(ABC):
     def reads(self, layer: int, rows: np.ndarray, blocks: np.ndarray) -> Reads:
         """How (row, block)s of a layer are read; what of them is in page buffers is not."""
 
+    def reads_alike(self, layers: np.ndarray, rows: np.ndarray, blocks: np.ndarray) -> list[Reads]:
+        """How the same (row, block)s of several layers are read, whose blocks have the same tokens."""
+        return [self.reads(int(layer), rows, blocks) for layer in layers]
+
     @abstractmethod
     def whole(self, layer: int) -> Pieces:
         """All that a layer has in the file, by its places there."""

@@ -41,6 +41,10 @@ class PlacedBlocks(Protocol):
         """How (row, block)s of a layer are read."""
         ...
 
+    def reads_alike(self, layers: np.ndarray, rows: np.ndarray, blocks: np.ndarray) -> list[Reads]:
+        """How the same (row, block)s of several layers are read, whose blocks have the same tokens."""
+        ...
+
     def stretches(self, layer: int, blocks: int) -> Ranges:
         """All of the first `blocks` blocks of every row of a layer."""
         ...
@@ -107,6 +111,11 @@ class Layout:
     def reads_like(self, reads: Reads, of: int, layer: int) -> Reads:
         """What `reads` are for layer `of`, for another layer."""
         return Reads(reads.offsets + (layer - of) * self.rows * self.blocks * self.stride_bytes, reads.lengths)
+
+    def reads_alike(self, layers: np.ndarray, rows: np.ndarray, blocks: np.ndarray) -> list[Reads]:
+        first = int(layers[0])
+        found = self.reads(first, rows, blocks)
+        return [self.reads_like(found, first, layer) for layer in layers.tolist()]
 
     def stretches(self, layer: int, blocks: int) -> Ranges:
         """The first `blocks` of every row of a layer, as one range each."""

@@ -38,7 +38,7 @@ class Pieces:
     def n_bytes(self) -> int:
         return int(self.tokens.sum()) * self.token_bytes
 
-    def taken(self, which: np.ndarray) -> "Pieces":
+    def taken(self, which: np.ndarray | slice) -> "Pieces":
         """Some of them, by index or flag."""
         return Pieces(
             self.layers[which],
@@ -182,9 +182,13 @@ class Reads:
         return ats
 
 
+# Offsets and lengths of commands, and the entries of every contiguous access.
+Gathered = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+
 def gathered(
     offsets: np.ndarray, tokens: np.ndarray, token_bytes: int, alignment_bytes: int, pools: np.ndarray | None = None
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+) -> Gathered:
     """Commands that read stretches of entries, no two of which overlap: their offsets and lengths, and the entries of
     every contiguous access.
 
@@ -192,11 +196,20 @@ def gathered(
     one; so are two of one of `pools` (int64, like the stretches), through what lies between them. A contiguous access
     is of stretches that lie against each other, or of such a pair, whatever storage blocks they share with others.
     """
-    if not len(offsets):
+    return gathered_apart(offsets[None], tokens[None], token_bytes, alignment_bytes, pools)[0]
+
+
+def gathered_apart(
+    offsets: np.ndarray, tokens: np.ndarray, token_bytes: int, alignment_bytes: int, pools: np.ndarray | None = None
+) -> list[Gathered]:
+    """The same of several readers, each with its own row of `offsets` and `tokens` int64[readers, stretches] (`pools`
+    flat), and with commands of its own."""
+    readers, each = offsets.shape
+    if not each:
         nothing = np.empty(0, np.int64)
-        return nothing, nothing, nothing
-    order = offsets.argsort()
-    offsets, tokens = offsets[order], tokens[order]
+        return [(nothing, nothing, nothing)] * readers
+    order = (offsets.argsort(axis=1) + np.arange(readers)[:, None] * each).ravel()
+    offsets, tokens = offsets.ravel()[order], tokens.ravel()[order]
     begins = offsets & -alignment_bytes
     ends = (offsets + tokens * token_bytes + alignment_bytes - 1) & -alignment_bytes
     apart = begins[1:] > ends[:-1]
@@ -206,7 +219,14 @@ def gathered(
         others = pools[1:] != pools[:-1]
         apart &= others
         broken &= others
+    starts = np.arange(0, readers * each, each)
+    apart[starts[1:] - 1] = broken[starts[1:] - 1] = True
     first = np.concatenate(([0], apart.nonzero()[0] + 1))
     last = np.append(first[1:], len(offsets)) - 1
     accesses = np.concatenate(([0], broken.nonzero()[0] + 1))
-    return begins[first], ends[last] - begins[first], np.add.reduceat(tokens, accesses)
+    found = begins[first], ends[last] - begins[first], np.add.reduceat(tokens, accesses)
+    if readers == 1:
+        return [found]
+    commands, entries = first.searchsorted(starts[1:]), accesses.searchsorted(starts[1:])
+    parts = (np.split(of, at) for of, at in zip(found, (commands, commands, entries), strict=True))
+    return list(zip(*parts, strict=True))

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -48,17 +49,30 @@ class SequenceOrder(PlacedClusters):
         return int(up(self._lengths * self.like.token_bytes, self.like.alignment_bytes).sum())
 
     def reads(self, layer: int, rows: np.ndarray, blocks: np.ndarray) -> Reads:
-        like, owner = self.like, self._of_layer(self._owner, layer)
+        return self.reads_alike(np.array([layer]), rows, blocks)[0]
+
+    def reads_alike(self, layers: np.ndarray, rows: np.ndarray, blocks: np.ndarray) -> list[Reads]:
+        like, layer = self.like, int(layers[0])
+        owner = self._of_layer(self._owner, layer)
         # The last column is that of tokens that have not come.
         wanted = np.zeros((like.rows, like.blocks + 1), bool)
         wanted[rows, blocks] = True
         found = np.flatnonzero(np.take_along_axis(wanted, owner, axis=1))
         offsets = self._offsets(layer * like.rows + found // owner.shape[1], found % owner.shape[1])
         ones = np.ones(len(offsets), np.int64)
-        commands = gathered(offsets, ones, like.token_bytes, like.alignment_bytes)
+        begins, lengths, entries = gathered(offsets, ones, like.token_bytes, like.alignment_bytes)
         # As it is now: a machine may ask later.
         owner = owner.copy()
-        return Reads(*commands, lambda: self._pieces_of(layer, owner, rows, blocks))
+        layer_bytes = like.rows * like.row_bytes
+        return [
+            Reads(
+                begins + (one - layer) * layer_bytes,
+                lengths,
+                entries,
+                partial(self._pieces_of, one, owner, rows, blocks),
+            )
+            for one in layers.tolist()
+        ]
 
     def whole(self, layer: int) -> Pieces:
         return self._all(layer, self._of_layer(self._owner, layer))

@@ -2,13 +2,14 @@
 
 from abc import abstractmethod
 from collections.abc import Collection
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from kvferry.layouts.cluster_layout import ClusterLayout, PlacedClusters
 from kvferry.layouts.page_buffers import PageBuffers
-from kvferry.layouts.pieces import Change, Moves, Pieces, Reads, gathered
+from kvferry.layouts.pieces import Change, Moves, Pieces, Reads, gathered_apart
 
 
 class Stretched(PlacedClusters):
@@ -19,13 +20,20 @@ class Stretched(PlacedClusters):
         self._buffers = PageBuffers(like.all_rows, like.blocks, like.page_buffers, like.hot_steps)
 
     def reads(self, layer: int, rows: np.ndarray, blocks: np.ndarray) -> Reads:
-        flat, like = layer * self.like.rows + rows, self.like
+        return self.reads_alike(np.array([layer]), rows, blocks)[0]
+
+    def reads_alike(self, layers: np.ndarray, rows: np.ndarray, blocks: np.ndarray) -> list[Reads]:
+        like, flat = self.like, layers[:, None] * self.like.rows + rows
         stored = self._stored(flat, blocks)
         if not stored.all():
-            flat, blocks, stored = flat[stored > 0], blocks[stored > 0], stored[stored > 0]
-        pieces = self._pieces(flat, blocks, np.zeros_like(stored), stored)
-        commands = gathered(pieces.offsets, stored, like.token_bytes, like.alignment_bytes, self._pools(flat, blocks))
-        return Reads(*commands, lambda: pieces)
+            there = stored[0] > 0
+            flat, blocks, stored = flat[:, there], blocks[there], stored[:, there]
+        each, flat, blocks = len(blocks), flat.ravel(), np.tile(blocks, len(layers))
+        pieces = self._pieces(flat, blocks, np.zeros_like(flat), stored.ravel())
+        offsets, pools = pieces.offsets.reshape(stored.shape), self._pools(flat, blocks)
+        found = gathered_apart(offsets, stored, like.token_bytes, like.alignment_bytes, pools)
+        parts = [slice(n * each, (n + 1) * each) for n in range(len(layers))]
+        return [Reads(*commands, partial(pieces.taken, part)) for commands, part in zip(found, parts, strict=True)]
 
     def whole(self, layer: int) -> Pieces:
         rows, blocks = np.nonzero(self._of_layer(self._tokens, layer))

@@ -15,7 +15,6 @@ from kvferry.machine.ticket import Ticket
 from kvferry.pipelines.decoding.plan import DecodePlan
 from kvferry.pipelines.decoding.stages import KINDS
 from kvferry.pipelines.decoding.state import DecodeState
-from kvferry.policies.decode.stages import Key
 from kvferry.sim.cost import Cost
 from kvferry.sim.foreseen_queues import ForeseenQueues
 from kvferry.sim.foresight import Foresight
@@ -95,7 +94,11 @@ class ForeseenMachine:
         return pool
 
     def _begin_s(self, after: Iterable[Ticket]) -> float:
-        return max((self.handed_over_s, *(ticket.end_s or 0.0 for ticket in after)))
+        begin_s = self.handed_over_s
+        for ticket in after:
+            if ticket.end_s is not None and ticket.end_s > begin_s:
+                begin_s = ticket.end_s
+        return begin_s
 
 
 class StagedSteps:
@@ -107,17 +110,19 @@ class StagedSteps:
         machine = now.machine
         self._now, self._env = now, machine.env
         now.machine = self._machine = ForeseenMachine(machine.env, foresight, machine.memory_of)
-        self._stages = [(KINDS[stage.kind], stage) for stage in now.plan.stages]
+        stages = now.plan.stages
+        place = {stage.key: n for n, stage in enumerate(stages)}
+        self._stages = [(KINDS[s.kind], s.layer, [place[key] for key in s.after], s.awaited) for s in stages]
 
     def step(self) -> Generator[simpy.Event, None, None]:
         """A SimPy process of one step: it waits for its end, when all that is over is on record."""
-        now, machine, under_way = self._now, self._machine, dict[Key, Ticket]()
+        now, machine, under_way = self._now, self._machine, list[Ticket]()
         machine.begin()
-        for kind, stage in self._stages:
-            ticket = kind.begin(now, stage.layer, tuple(under_way[key] for key in stage.after))
-            under_way[stage.key] = ticket
+        for kind, layer, after, awaited in self._stages:
+            ticket = kind.begin(now, layer, tuple([under_way[n] for n in after]))
+            under_way.append(ticket)
             end_s = ticket.end_s or 0.0
-            if stage.awaited and end_s > machine.handed_over_s:
+            if awaited and end_s > machine.handed_over_s:
                 machine.handed_over_s = end_s
         yield self._env.timeout(end_s - self._env.now)
         machine.queues.record(self._env.now)

@@ -105,7 +105,7 @@ class DecodePlan:
             return self.layout.file_bytes
         return self.layout.file_bytes + layers * self.rows * self.index_row_bytes
 
-    @property
+    @cached_property
     def swap_layer_bytes(self) -> int:
         """Bytes that what is kept of a layer has in the file, where it does not stay in memory."""
         if not self.roles.residency.swaps:

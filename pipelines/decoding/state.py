@@ -234,10 +234,15 @@ class DecodeState:
             _, like, of = self._read_last
             self.reads[layer] = reads = self.blocks.reads_like(of, like, layer)
             return reads
-        places = found.wanted.places if found.slots is None else found.to_move
-        self.reads[layer] = reads = self.blocks.reads(layer, *places)
-        self._read_last = found, layer, reads
-        return reads
+        if self.first_alike[layer] == layer:
+            places = found.wanted.places if found.slots is None else found.to_move
+            alike = [other for other, first in enumerate(self.first_alike) if first == layer]
+            for other, reads in zip(alike, self.blocks.reads_alike(np.array(alike), *places), strict=True):
+                self.reads[other] = reads
+        found_reads = self.reads[layer]
+        assert found_reads is not None
+        self._read_last = found, layer, found_reads
+        return found_reads
 
     def there(self, layer: int, after: Sequence[Ticket]) -> Ticket:
         """Fires when a layer's KV is in the processor's memory, where its placement may have begun to move it in this

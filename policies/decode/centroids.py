@@ -1,6 +1,6 @@
 """Clusters of like keys by their centroids (DynaKV, PQCache, ClusterKV)."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -36,9 +36,11 @@ class Centroids(TopByOwnQuery):
         return stored
 
     def ask(self, index: IndexSpec, stored: int) -> Ask:
-        found = super().ask(index, stored)
+        k = self.selected(index.block_tokens, stored)
+        assert k is not None
         # The best may be smaller than others.
-        return replace(found, k=min(stored, _ASKED * found.k))
+        most = min(stored, _ASKED * k)
+        return Ask(stored, most, index.heads, self.vectors(index.block_tokens, stored), index.rank)
 
     def take(self, ranked: BlockRows, tokens: np.ndarray | None, stored: int, most: int | None) -> Taken:
         assert tokens is not None and ranked.starts is None

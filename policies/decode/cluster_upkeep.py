@@ -128,6 +128,8 @@ class TendedClusters(KeptClusters):
         self.thresholds = np.full(shape[:2], np.inf)
         self.splits = self.delayed = self.forced = self.moves = self.uncut = 0
         self._decided: dict[int, Decision] = {}
+        # Layers that a step did not decide about by themselves, and the one that they are like.
+        self._alike: dict[int, int] = {}
         self._outcomes: dict[int, tuple[np.ndarray, np.ndarray, Sequence[np.ndarray]]] = {}
 
     def tokens_of(self, layer: int, blocks: BlockRows) -> np.ndarray:
@@ -178,6 +180,7 @@ class TendedClusters(KeptClusters):
         for row in range(self.places.shape[1]):
             self._flagged[layer, row] = dict(self._flags(first, row))
         self._decided[layer] = self._decided[first].of(layer)
+        self._alike[layer] = first
 
     def outcome(
         self,
@@ -201,7 +204,11 @@ class TendedClusters(KeptClusters):
         if len(layers):
             changes.append(self.places.grow(layers, rows, blocks))
         joined, changed = list[Sequence[Joined | Cut]](), list[BlockRows]()
-        for decision in decisions:
+        for layer, decision in enumerate(decisions):
+            if (first := self._alike.get(layer)) is not None:
+                joined.append(joined[first])
+                changed.append(changed[first])
+                continue
             cuts = [cut for _, cut in decision.cuts]
             (_, rows, blocks), (_, late_rows, late) = decision.joins, decision.waits
             plain = [Joined(row, block) for row, block in zip(rows.tolist(), blocks.tolist(), strict=True)]
@@ -209,6 +216,7 @@ class TendedClusters(KeptClusters):
             joined.append([*cuts, *plain, *waits])
             of_cuts = [(cut.row, block) for cut in cuts for block in (cut.block, cut.new) if block is not None]
             changed.append(BlockRows.of([*of_cuts, *((one.row, one.block) for one in plain)], self.places.shape[1]))
+        self._alike.clear()
         return Update(changed=changed, joined=joined, changes=Change.in_order(changes))
 
     def skip(self, tokens: int, stored: int, keys: KeysAhead, wanted: Callable[[int], float]) -> None:

@@ -203,6 +203,29 @@ def test_tokens_in_their_order_are_read_in_parts_by_hand() -> None:
     blocks.check()
 
 
+@pytest.mark.parametrize(("kind", "own"), LAYOUTS)
+@pytest.mark.parametrize("buffers", [0, 2])
+def test_layers_alike_are_read_as_each_by_itself(kind: type[ClusterLayout], own: dict[str, Any], buffers: int) -> None:
+    if kind is SequenceLayout and buffers:
+        pytest.skip("clusters have no pages of their own")
+    blocks = placed(kind, **own, layers=3, first_blocks=5, page_buffers=buffers)
+    layers, rows = np.repeat([0, 1, 2], 2), np.tile([0, 1], 3)
+    for more in (0, 0, 3, 1, 1):
+        blocks.grow(layers, rows, np.full(6, more))
+    for layer in range(3):
+        blocks.split(layer, 0, 2, 1, 2)
+    wanted = np.array([0, 1, 1, 0, 0]), np.array([5, 3, 0, 0, 1])
+    found = blocks.reads_alike(np.array([0, 2]), *wanted)
+    for layer, reads in zip((0, 2), found, strict=True):
+        alone = blocks.reads(layer, *wanted)
+        for of, other in ((reads, alone), (reads.pieces, alone.pieces)):
+            assert (of.offsets.tolist(), of.lengths.tolist()) == (other.offsets.tolist(), other.lengths.tolist())
+        assert reads.entries.tolist() == alone.entries.tolist()
+        assert reads.pieces.layers.tolist() == alone.pieces.layers.tolist()
+    assert found[0].offsets[0] < found[1].offsets[0]
+    assert blocks.reads_alike(np.array([0, 1]), *(of[:0] for of in wanted))[1].entries.tolist() == []
+
+
 def test_known_members_and_an_order_by_hand() -> None:
     tokens = np.array([[3, 3], [4, 2]])
     sequence = SequenceLayout(**SIZES).start()
