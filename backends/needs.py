@@ -67,6 +67,11 @@ class DecodeSizes(Protocol):
         ...
 
     @property
+    def writes_back(self) -> bool:
+        """All KV of a layer that lies elsewhere is written there anew in every step."""
+        ...
+
+    @property
     def newest_tokens(self) -> int | None:
         """New tokens that stay in the processor's memory, where others lie on the host; None: all of them stay."""
         ...

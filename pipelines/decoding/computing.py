@@ -56,7 +56,11 @@ class Attend:
                 found.dropped,
             )
         op = self.op(now.plan, now.tokens[layer] + recent + 1, kv, away=now.away(layer))
-        return now.machine.submit(op, after=after)
+        ticket = now.machine.submit(op, after=after)
+        if now.plan.writes_back and now.away(layer):
+            # The layer's KV is a new tensor now.
+            now.machine.move(now.whole(layer), "device", now.tiers[layer], after=(ticket,))
+        return ticket
 
     def parts(self, prices: Prices) -> Parts:
         plan = prices.plan

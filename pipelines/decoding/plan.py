@@ -81,6 +81,12 @@ class DecodePlan:
         return self.metadata_bytes + self.buffer_bytes
 
     @property
+    def writes_back(self) -> bool:
+        """All KV of a layer that lies elsewhere is written there anew in every step, as attention has made another
+        tensor of it."""
+        return self.selected is None and self.roles.attention.grown
+
+    @property
     def rows(self) -> int:
         """The number of rows of one layer over the whole batch."""
         return self.sequences * self.heads

@@ -71,6 +71,9 @@ def check_plan(sizes: DecodeSizes, processor: str) -> None:
             pick("index", INDEXES, sizes.index.kind)
         except InputError as error:
             raise InputError(f"policies.selector: backend torch: {error}") from None
+    if sizes.writes_back:
+        what = "writes all KV of a layer anew in every step, which backend torch does not do"
+        raise InputError(f"policies.attention: joining tensors {what}; paged would do")
     if sizes.newest_tokens is not None:
         what = f"memory holds {sizes.newest_tokens:,} new tokens of each sequence, and backend torch keeps all there"
         raise InputError(f"policies.upkeep: {what}; a shorter output or a smaller batch would do")

@@ -12,7 +12,7 @@ from kvferry.machine.ticket import Ticket
 from kvferry.pipelines.decoding.computing import Attend
 from kvferry.pipelines.decoding.decode import LockStepDecode
 from kvferry.pipelines.decoding.plan import DecodePlan, plan_of
-from kvferry.policies.decode.attention_kernel import PAGED
+from kvferry.policies.decode.attention_kernel import FLASH, PAGED
 from kvferry.specs.tier import Tier
 
 # 64 B for a token's KV in a layer: keys of 2 x 8 numbers of 2 B, and as many values.
@@ -79,3 +79,29 @@ def test_new_tokens_that_find_no_room_come_from_the_host_in_every_step_by_hand()
 def test_a_paged_kernel_finds_a_selection_by_its_table() -> None:
     roles = replace(plan(5).roles, attention=PAGED)
     assert not Attend.op(replace(plan(5), roles=roles), 24).gathered
+
+
+def test_a_tensor_that_grows_is_written_back_whole_by_hand() -> None:
+    whole = roles_of("full-flashinfer", placement={"name": "all-or-nothing", "overflow": "host"})
+    written = {}
+    for kernel in (PAGED, FLASH):
+        roles = replace(whole, attention=kernel)
+        chosen = plan_of(roles, MODEL, sequences=2, context=32, output=8, budget_bytes=4500)
+        machine = Writing(capacity_bytes=1e6)
+        machine.written = 0
+        decode = LockStepDecode(machine, chosen)
+        machine.env.run(until=machine.env.process(decode.run(3)))
+        written[kernel] = machine.written
+    # In each of two steps both layers' 2 x 32 tokens of 64 B.
+    assert written[FLASH] - written[PAGED] == 2 * 2 * 2 * 32 * 64
+
+
+class Writing(FakeMachine):
+    """Counts the bytes of moves from the processor."""
+
+    written: int
+
+    def move(self, what: Extents, source: Tier, to: Tier, **more: Any) -> Ticket:
+        if source == "device":
+            self.written += what.n_bytes
+        return super().move(what, source, to, **more)
