@@ -66,6 +66,12 @@ def test_kv_that_will_not_fit_is_out_of_memory_before_prefill() -> None:
     assert not found.spans
 
 
+def test_a_budget_that_holds_no_selection_is_too_small() -> None:
+    found, _ = run(budget={"kv": "100 kB"})
+    assert found.outcome == "out_of_memory"
+    assert found.why.startswith("the budget lacks ")
+
+
 def test_a_budget_over_the_context_selects_all_and_says_so() -> None:
     found, _ = run(policies={"selected_tokens": 100_000})
     assert found.outcome == "done"
@@ -94,7 +100,7 @@ def test_the_largest_batch_is_what_device_and_host_hold() -> None:
 def test_windows_tell_of_an_output_during_which_layers_move_away() -> None:
     model = load_scenario({**TINY, "device": DEVICE}).model
     # At the beginning all layers are near, at the end none.
-    budget = {"kv": f"{2 * 1.05 * 1024 * (model.layers + 3) * model.kv_entry_bytes} B"}
+    budget = {"kv": f"{2 * 1.3 * 1024 * (model.layers + 3) * model.kv_entry_bytes} B"}
     workload = {**TINY["workload"], "output": 1600}
     _, whole = run(budget=budget, workload=workload)
     _, part = run(budget=budget, workload={**workload, "decoded": 129, "part": "spread"})
