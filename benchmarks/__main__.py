@@ -21,6 +21,7 @@ NAMES = (
     "costs",
     "storage_models",
     "simulate",
+    "assist",
     "clusters",
     "transfers",
     "codec",

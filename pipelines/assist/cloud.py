@@ -1,12 +1,13 @@
 """The cloud's role: instances that prefill, decode, or both, and slots that requests hold (P/D-Device 3.1, 3.2)."""
 
+import math
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import simpy
 
-from kvferry.machine.machine import Lease, Machine, MessageStream, Refused
+from kvferry.machine.machine import Channel, Lease, Machine, MessageStream, Refused
 from kvferry.machine.ops import DecodeStep, Extents, Prefill
 from kvferry.machine.ticket import Ticket
 from kvferry.pipelines.assist.messages import response_bytes
@@ -15,6 +16,10 @@ from kvferry.policies.assist.serving import Serving, Slots
 from kvferry.specs.assist import AssistSpec
 from kvferry.specs.model import ModelSpec
 
+# Called with the seconds that a request waited for a slot, and those of its prefill and refinement.
+Tell = Callable[[float, float, float], None]
+# A share of whole tokens is whole up to so much.
+_ROUNDING = 1e-9
 # A step's mean context is rounded to so many tokens, by which its price changes by some ten-thousandths.
 _CONTEXT_STEP = 16
 
@@ -123,9 +128,8 @@ class Cloud:
         steps = sum(one.steps for one in self._decoding)
         return sum(one.decoded for one in self._decoding) / steps if steps else 0.0
 
-    def serve(self, device: str, tell: Callable[[float, float, float], None]) -> Process:
-        """One request of a device, from its prompt to the last token that it is to get. Calls `tell` with the seconds
-        of waiting for a slot, prefill, and refinement."""
+    def serve(self, device: str, tell: Tell) -> Process:
+        """One request of a device, from its prompt to the last token that it is to get."""
         channel = self._front.open(device)
         asked = yield channel.receive()
         if asked is None:
@@ -135,10 +139,9 @@ class Cloud:
         prompt, tokens = asked["prompt"], asked["tokens"]
         came_s = env.now
         place, lease = yield self._admitted((prompt + tokens) * self._model.kv_bytes_per_token)
-        began_s = env.now
+        began_s, decoding = env.now, self._decoding[place]
         prefilled = yield from self._prefill(prompt, asked["scene"])
         there_s = env.now
-        decoding = self._decoding[place]
         # KV moves while the prompt is refined, which the host does.
         moved = self._moved(prompt, prefilled, decoding) if tokens > 1 else None
         if asked["ratio"] < 1:
@@ -146,9 +149,11 @@ class Cloud:
         tell(began_s - came_s, there_s - began_s, env.now - there_s)
         n_bytes = response_bytes(self._workload, prompt, asked["ratio"])
         channel.send({"tokens": tokens, "bytes": n_bytes}, n_bytes)
-        if tokens > 1:
-            if moved is not None:
-                yield moved
+        if moved is not None:
+            yield moved
+        if asked["drafts"]:
+            yield from self._verify(channel, decoding.machine, prompt, asked["accepted"])
+        elif tokens > 1:
             stream = channel.stream(handling.answer_token_bytes)
             yield decoding.decode(prompt, tokens - 1, stream)
             stream.end()
@@ -158,6 +163,17 @@ class Cloud:
         self.served += 1
         self.served_by_s = env.now
         self._admit()
+
+    def _verify(self, channel: Channel, machine: Machine, prompt: int, accepted: float) -> Process:
+        """Looks at what the device drafts, several tokens in one pass, until it drafts no more. Of each round the same
+        share stands, in whole tokens that add up to it."""
+        stood, drafted_before, n_bytes = 0, 0, self._workload.handling.answer_token_bytes
+        while drafted := (yield channel.receive())["drafted"]:
+            yield machine.submit(Prefill(drafted, prompt + 1 + stood))
+            drafted_before += drafted
+            stands = math.floor(drafted_before * accepted + _ROUNDING) - stood
+            stood += stands
+            channel.send({"stands": stands}, n_bytes)
 
     def _prefill(self, prompt: int, scene: int) -> Generator[simpy.Event, Any, Instance]:
         """Returns the instance that has the prompt's KV."""

@@ -12,8 +12,8 @@ from kvferry.machine.ticket import Ticket
 from kvferry.pipelines.assist.estimates import Estimates, pieces, start_bytes, window_of
 from kvferry.pipelines.assist.messages import ask, refined_tokens
 from kvferry.pipelines.assist.story import Story
+from kvferry.pipelines.assist.systems import Help
 from kvferry.pipelines.workload import OutOfMemory, Process
-from kvferry.policies.assist.assistance import Smoothing
 from kvferry.policies.assist.speed_controller import shown_times_s
 from kvferry.specs.scenario import Scenario
 
@@ -29,10 +29,10 @@ class Device:
     and awaited. Prefill of the prompt's fixed beginning does not wait for the mask either.
     """
 
-    def __init__(self, scenario: Scenario, estimates: Estimates, front: str, smoothing: Smoothing) -> None:
+    def __init__(self, scenario: Scenario, estimates: Estimates, front: str, wanted: Help) -> None:
         self._scenario, self._estimates, self._front = scenario, estimates, front
         self._workload, self._model = scenario.assist.workload, scenario.model
-        self._window, self._smoothing = window_of(scenario.device), smoothing
+        self._window, self._help = window_of(scenario.device), wanted
         self._start_bytes = start_bytes(scenario)
 
     def alone(self, machine: Machine, story: Story) -> Process:
@@ -51,6 +51,25 @@ class Device:
         story.first_s, story.response_bytes = machine.env.now, answer["bytes"]
         story.shown_s = yield from self._arrived(channel, story)
         story.end_s = machine.env.now
+
+    def in_turns(self, machine: Machine, story: Story) -> Process:
+        """Drafts some tokens at a time, which the cloud looks at before they are shown; both have prefilled the prompt
+        (speculative decoding between edge and cloud, 2.2.1). The first token is its own."""
+        env, wanted = machine.env, self._help
+        lease = self._hold(machine, story.prompt + story.output)
+        channel = yield from self._asked(machine, story, drafts=True)
+        yield self._prefill(machine, story.prompt, 0, self._started(machine))
+        story.first_s = story.own_first_s = env.now
+        shown_s = [env.now]
+        story.response_bytes = (yield channel.receive())["bytes"]
+        while len(shown_s) < story.output:
+            drafted, context = min(wanted.draft, story.output - len(shown_s)), story.prompt + len(shown_s)
+            yield machine.submit(DecodeRun(drafted, self._seen(context)))
+            channel.send({"drafted": drafted}, drafted * self._workload.handling.answer_token_bytes)
+            shown_s += (yield channel.receive())["stands"] * [env.now]
+        channel.send({"drafted": 0}, 0.0)
+        story.shown_s, story.end_s = np.array(shown_s), env.now
+        lease.release()
 
     def helped(self, machine: Machine, story: Story) -> Process:
         """Has the cloud help with so many tokens and such a part of the prompt as the story says."""
@@ -85,12 +104,12 @@ class Device:
 
     # --- parts of these ------------------------------------------------------------------------------------------
 
-    def _asked(self, machine: Machine, story: Story) -> Steps[Channel]:
+    def _asked(self, machine: Machine, story: Story, drafts: bool = False) -> Steps[Channel]:
         """Returns the channel over which the request has left."""
         workload = self._workload
         yield machine.env.timeout(workload.handling.prepare_s)
         channel = machine.open(self._front)
-        message, n_bytes = ask(workload, story.request, story.prompt, story.scene, story.tokens, story.ratio)
+        message, n_bytes = ask(workload, story, drafts, self._help.accepted)
         channel.send(message, n_bytes)
         story.asked_s = machine.env.now
         return channel
@@ -107,12 +126,14 @@ class Device:
         """When the device has each token of its own behind the first; they come evenly."""
         if tokens < 2:
             return []
-        seen = context + 1 if self._window is None else min(context + 1, self._window)
-        run = machine.submit(DecodeRun(tokens - 1, seen))
+        run = machine.submit(DecodeRun(tokens - 1, self._seen(context + 1)))
         yield run
         assert run.start_s is not None and run.end_s is not None
         times_s: list[float] = np.linspace(run.start_s, run.end_s, tokens)[1:].tolist()
         return times_s
+
+    def _seen(self, context: int) -> int:
+        return context if self._window is None else min(context, self._window)
 
     def _arrived(self, channel: Channel, story: Story) -> Steps[np.ndarray]:
         """Returns when each token from the cloud arrived."""
@@ -128,7 +149,7 @@ class Device:
         if story.tokens < 2:
             return None
         assert story.first_s is not None and story.asked_s is not None
-        if self._smoothing == "paper":
+        if self._help.smoothing == "paper":
             amortised_s = self._estimates.prefill_s(refined) - (story.first_s - story.asked_s)
         else:
             amortised_s = expected_s - story.first_s

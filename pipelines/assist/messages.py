@@ -3,6 +3,7 @@
 from functools import lru_cache
 from typing import Any
 
+from kvferry.pipelines.assist.story import Story
 from kvferry.policies.assist.prompt_mask import packed
 from kvferry.policies.assist.refiner import content_tokens
 from kvferry.specs.assist import AssistSpec
@@ -22,12 +23,19 @@ def refined_tokens(workload: AssistSpec, prompt: int, ratio: float) -> int:
     return workload.fixed + content_tokens(prompt, workload.fixed, ratio)
 
 
-def ask(
-    workload: AssistSpec, request: int, prompt: int, scene: int, tokens: int, ratio: float
-) -> tuple[Message, float]:
-    """What a device sends, and its bytes: the prompt as text, without what is private."""
-    message = {"request": request, "prompt": prompt, "scene": scene, "tokens": tokens, "ratio": ratio}
-    return message, prompt * workload.handling.prompt_token_bytes
+def ask(workload: AssistSpec, story: Story, drafts: bool = False, accepted: float = 1.0) -> tuple[Message, float]:
+    """What a device sends, and its bytes: the prompt as text, without what is private. `drafts`: it drafts tokens that
+    the cloud is to look at, of which such a share stands."""
+    message = {
+        "request": story.request,
+        "prompt": story.prompt,
+        "scene": story.scene,
+        "tokens": story.tokens,
+        "ratio": story.ratio,
+        "drafts": drafts,
+        "accepted": accepted,
+    }
+    return message, story.prompt * workload.handling.prompt_token_bytes
 
 
 def response_bytes(workload: AssistSpec, prompt: int, ratio: float) -> float:

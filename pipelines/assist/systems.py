@@ -107,5 +107,9 @@ ASSIST_SYSTEMS: dict[str, AssistSystem] = {
         assist=Help(tokens=1),
     ),
     "device-only": AssistSystem(about="the device answers by itself", answers="device"),
+    "speculative-edge": AssistSystem(
+        about="drafts of the device, at which the cloud looks several tokens at a time",
+        answers="in-turns",
+    ),
     "cloud-only": AssistSystem(about="the cloud answers to the last token", answers="cloud"),
 }

@@ -83,7 +83,7 @@ class AssistFlow:
         front = next(iter(self._prefilling), None)
         seen = None if front is None else scenario.seen_by(front)
         self._estimates = Estimates(scenario, seen)
-        self._device = Device(scenario, self._estimates, front or "", system.assist.smoothing)
+        self._device = Device(scenario, self._estimates, front or "", system.assist)
         self._cloud: Cloud | None = None
         self._cloud_model = scenario.model if seen is None else seen.model
         self._settings: dict[int, Setting | NoSetting] = {}
@@ -91,6 +91,8 @@ class AssistFlow:
         # Of every request that has ended, a figure in each column; and the first ones' stories.
         self._columns = {name: array("d") for name in _COLUMNS}
         self._stories: list[Story] = []
+        # Requests that the cloud has in hand.
+        self._serving: dict[simpy.Event, None] = {}
         self._done = 0
         # Requests without the cloud that should have had it, and why the first of them.
         self._alone, self._why_alone = 0, ""
@@ -116,6 +118,8 @@ class AssistFlow:
             )
         env.process(self._arrivals(world))
         yield self._all_done
+        # The cloud may hear later than the user that it was the last word.
+        yield env.all_of(list(self._serving))
 
     def left(self, world: World, end: Totals) -> Left:
         n, kept = len(self._columns["request"]), len(self._stories)
@@ -210,8 +214,14 @@ class AssistFlow:
             def tell(waited_s: float, prefill_s: float, refine_s: float) -> None:
                 story.waited_s, story.cloud_prefill_s, story.refine_s = waited_s, prefill_s, refine_s
 
-            machine.env.process(self._cloud.serve(machine.name, tell))
-            role = self._device.through_the_cloud if self._system.answers == "cloud" else self._device.helped
+            serving = machine.env.process(self._cloud.serve(machine.name, tell))
+            self._serving[serving] = None
+            serving.callbacks.append(self._serving.pop)
+            role = {
+                "helped": self._device.helped,
+                "cloud": self._device.through_the_cloud,
+                "in-turns": self._device.in_turns,
+            }[self._system.answers]
         yield from role(machine, story)
         world.leave(story.device)
 
@@ -231,7 +241,7 @@ class AssistFlow:
             return story
         if self._scenario.assist.workload.privacy == "stays":
             story.alone = "workload.privacy: prompts stay on the device"
-        elif self._system.answers == "cloud":
+        elif self._system.answers != "helped":
             story.tokens = story.output
         else:
             setting = self._setting(story.prompt)

@@ -96,6 +96,23 @@ def test_a_prompt_that_may_not_leave_is_answered_here() -> None:
     assert "prompts stay on the device" in run.notes[0]
 
 
+def test_drafts_that_the_cloud_looks_at() -> None:
+    # Of five drafted tokens three stand (2.2.1): 10 tokens are the first and three rounds.
+    run = ran("policies.assist={name: optimised, draft: 5, accepted: 0.6}", system="speculative-edge")
+    (one,) = run.requests
+    # The device's own prefill, beside what it asks.
+    first_s = 0.020 + 1.0
+    assert one.first_token_s == pytest.approx(first_s)
+    # Drafted at 20 ms each; up with 100 B each; five tokens of prefill in the cloud; down with 100 B.
+    round_s = 5 * 0.020 + 500e-6 + 0.010 + 5 * 0.1e-3 + 0.010 + 100e-6
+    shown_s = [first_s] + [first_s + n * round_s for n in (1, 2, 3) for _ in range(3)]
+    assert len(one.token_times_s) == 10
+    assert one.token_times_s[:7] == pytest.approx(shown_s[:7])
+    # The cloud is not rid of the request before the device is.
+    assert run.assisted is not None
+    assert run.assisted.cloud["cloud_latency_s"] == pytest.approx(one.token_times_s[-1] + 0.010 - 0.039, abs=1e-3)
+
+
 def test_a_slot_that_is_held_makes_the_next_wait() -> None:
     # Two devices and one slot: the second prompt is prefilled when the first request's last token is there.
     run = ran(
