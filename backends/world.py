@@ -96,9 +96,10 @@ class World(Protocol):
         """The scenario's device."""
         ...
 
-    def device(self, n: int) -> Machine:
+    def device(self, n: int, link: LinkSpec | None = None) -> Machine:
         """The machine of the n-th of several devices that are all as the scenario's own, which is the first, for as
-        long as it has something to do: until ``leave``. Raises InputError in a world that has no such device."""
+        long as it has something to do: until ``leave``. `link`: its own way to the network; None: the scenario's.
+        Raises InputError in a world that has no such device."""
         ...
 
     def leave(self, n: int) -> None:

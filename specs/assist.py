@@ -1,10 +1,12 @@
 """Devices whose prompts a cloud helps with (P/D-Device): what is asked, budget and live settings."""
 
+import math
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from kvferry.specs.base import BadKey, Part
+from kvferry.specs.link import LinkSpec
 from kvferry.specs.live import RealRun
 from kvferry.specs.model import ModelSpec
 from kvferry.specs.units import Bytes, Count, Hertz, Requests, Seconds, Tokens
@@ -48,6 +50,14 @@ class HandlingSpec(Part):
     response_bytes: Bytes = 200.0
 
 
+class NetworkSpec(Part):
+    """A way to the network that a share of the devices has, as far as it differs from the scenario's link: a class of
+    round trips, say, or another trace."""
+
+    share: float = Field(gt=0, le=1, strict=True)
+    link: LinkSpec
+
+
 class AssistSpec(Part):
     """Requests of many devices. All sizes in tokens."""
 
@@ -75,6 +85,8 @@ class AssistSpec(Part):
     # xi: with less of a prompt, quality suffers; tau: the longest time per token that users tolerate (Eq. 5 and 6).
     least_ratio: float = Field(default=0.25, gt=0, le=1, strict=True)
     tolerable_tpot_s: Seconds = Field(default=0.1, gt=0)
+    # Further devices than the first are each on one of these, by chance. None: all on the scenario's link.
+    networks: tuple[NetworkSpec, ...] | None = Field(default=None, min_length=1, max_length=16)
     # Whether prompts may leave the device. None: in a modelled world.
     privacy: Literal["may-leave", "stays"] | None = None
     # Whether the device's model is in memory when a request comes. False: it is loaded from storage each time.
@@ -96,6 +108,8 @@ class AssistSpec(Part):
         if self.fixed >= self.prompt:
             what = f"{self.fixed:,} with the question leave nothing of {self.prompt:,} tokens to refine"
             raise BadKey("beginning", what)
+        if self.networks is not None and not math.isclose(sum(one.share for one in self.networks), 1, abs_tol=1e-6):
+            raise BadKey("networks", f"have shares that sum to {sum(one.share for one in self.networks):g}, not 1")
         if self.trace is not None:
             for key in ("arrivals", "spread"):
                 if getattr(self, key):

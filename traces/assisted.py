@@ -129,3 +129,14 @@ def drawn_mask(tokens: int, beginning: int, question: int, kept: int, seed: int 
             mask[starts[sentence] : ends[sentence]] = True
             left -= size
     return mask
+
+
+def networks_of(workload: AssistSpec, seed: int) -> np.ndarray:
+    """int[devices]: which of the workload's networks each device is on; the first device is on the scenario's own
+    link, -1, as all are where it has none."""
+    found = np.full(workload.devices, -1)
+    if workload.networks is not None:
+        shares = np.array([one.share for one in workload.networks])
+        drawn = generator(Source.LINKS, seed).choice(len(shares), size=workload.devices - 1, p=shares / shares.sum())
+        found[1:] = drawn
+    return found

@@ -87,7 +87,7 @@ class LiveWorld:
     def machines(self) -> Mapping[str, LiveMachine]:
         return self._machines
 
-    def device(self, n: int) -> LiveMachine:
+    def device(self, n: int, link: LinkSpec | None = None) -> LiveMachine:
         if n:
             raise InputError(f"workload.devices: a real run has one device, not {n + 1}")
         return self.machine

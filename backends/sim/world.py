@@ -1,5 +1,6 @@
 """The modelled world of a scenario: machines in one virtual time, their inputs generated, recorded or given."""
 
+import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -21,12 +22,17 @@ from kvferry.sim.channel import Switchboard
 from kvferry.sim.costs.cost_model import COST_MODELS
 from kvferry.sim.foresight import Foresight
 from kvferry.specs.errors import pick
+from kvferry.specs.link import LinkSpec
 from kvferry.specs.machine import device_name
 from kvferry.specs.scenario import Scenario
+from kvferry.traces.chance import Source, generator
 from kvferry.traces.rate import RateTrace
 from kvferry.traces.request import Request
 from kvferry.traces.resolve import link_trace, load_trace
 from kvferry.traces.stored import StoredContext
+
+# Courses of one trace that devices of one network replay.
+_COURSES = 16
 
 
 class SimWorld:
@@ -45,14 +51,14 @@ class SimWorld:
         self._machines: dict[str, SimMachine] = {}
         self._costs, self._trace_of = scenario.costs.truth, trace_of
         # Of devices that have something to do, and since when; machines of others, and how long each had had.
-        self._staying: dict[int, SimMachine] = {}
+        self._staying: dict[int, tuple[SimMachine, list[SimMachine]]] = {}
         self._arrived_s: dict[int, float] = {}
-        self._spare: list[SimMachine] = []
+        self._spare: dict[int, list[SimMachine]] = {}
         self._devices = 0
         self._stayed_s: defaultdict[SimMachine, float] = defaultdict(float)
         for one in described(scenario, needs):
-            # What was recorded is the device's.
-            parts = parts_for(one.scenario, one.need, inputs if one.name == DEVICE else Inputs())
+            # What was recorded is the device's; others draw from seeds of their own.
+            parts = parts_for(_with_own_seed(one), one.need, inputs if one.name == DEVICE else Inputs())
             machine = self._made(one, parts, env, tell_of(one.name, tell))
             self._machines[one.name] = machine
             if one.name == DEVICE:
@@ -82,25 +88,35 @@ class SimWorld:
             self._accesses.connect(one.name, machine.access)
         return machine
 
-    def device(self, n: int) -> SimMachine:
-        """A machine of devices that have nothing to do serves another one: there are as many as work at once. Their
-        spans are told together, as of `devices`."""
+    def device(self, n: int, link: LinkSpec | None = None) -> SimMachine:
+        """A machine of devices that have nothing to do serves another one on the same network: there are as many as
+        work at once. Their spans are told together, as of `devices`. Each begins its link's trace at a time of its
+        own."""
         if n not in self._staying:
-            self._staying[n] = (self._spare.pop() if self._spare else self._another()) if n else self.machine
-            self._arrived_s[n] = self.machine.env.now
-        return self._staying[n]
+            spare = self._spare.setdefault(id(link), [])
+            machine = (spare.pop() if spare else self._another(link)) if n else self.machine
+            self._staying[n] = machine, spare
+            self._arrived_s[n] = machine.env.now
+        return self._staying[n][0]
 
-    def _another(self) -> SimMachine:
+    def _another(self, link: LinkSpec | None) -> SimMachine:
         one, parts = self._first
         self._devices += 1
-        of = one._replace(name=device_name(self._devices))
+        link = link or one.link
+        if link is not None and link.trace is not None and link.on_end == "loop":
+            # A few courses do for all, and each takes memory.
+            course = self._devices % _COURSES
+            drawn = generator(Source.LINKS, one.scenario.seed, course).uniform()
+            offset_s = link.offset_s + drawn * self._trace_of(link).duration_s
+            link = link.model_copy(update={"offset_s": offset_s})
+        of = one._replace(name=device_name(self._devices), link=link)
         return self._made(of, parts, self.machine.env, tell_of("devices", self._tell))
 
     def leave(self, n: int) -> None:
-        machine = self._staying.pop(n)
+        machine, spare = self._staying.pop(n)
         self._stayed_s[machine] += machine.env.now - self._arrived_s.pop(n)
         if n:
-            self._spare.append(machine)
+            spare.append(machine)
 
     def stays_j(self) -> dict[str, float]:
         found, now = Counter[str](), self.machine.env.now
@@ -156,6 +172,14 @@ class SimWorld:
 
     def measured(self) -> dict[str, Any]:
         return {}
+
+
+def _with_own_seed(one: Described) -> Scenario:
+    """The scenario as a machine sees it, what is drawn for it being its own: the device's from the scenario's seed."""
+    if one.name == DEVICE:
+        return one.scenario
+    digest = hashlib.sha256(f"{one.scenario.seed} {one.name}".encode()).digest()
+    return one.scenario.model_copy(update={"seed": int.from_bytes(digest[:7], "big")})
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
-from functools import cached_property
+from functools import cache, cached_property
 
 import simpy
 
@@ -13,6 +13,7 @@ from kvferry.policies.assist.optimiser import NoSetting, Setting, best_setting
 from kvferry.sim.costs.cost_model import main_costs
 from kvferry.sim.storage_models import storage_of
 from kvferry.specs.device import DeviceSpec
+from kvferry.specs.link import LinkSpec, WaySpec
 from kvferry.specs.model import ModelSpec
 from kvferry.specs.scenario import Scenario
 from kvferry.traces.resolve import link_trace
@@ -51,9 +52,6 @@ class Estimates:
         self._here = _priced(scenario.costs.estimate, scenario.device, scenario.model)
         self._window = window_of(scenario.device)
         self._there = None if cloud is None else _priced(scenario.costs.estimate, cloud.device, cloud.model)
-        link = scenario.link
-        self._down_bytes_per_s = link_trace(link).mean()
-        self._up_bytes_per_s = self._down_bytes_per_s if link.up is None else link_trace(link.up).mean()
 
     def prefill_s(self, tokens: int, before: int = 0) -> float:
         """The device's."""
@@ -73,7 +71,7 @@ class Estimates:
         env.run(until=storage_of(env, storage, lambda span: None).read(Extents([0], [n_bytes])))
         return float(env.now)
 
-    def assistance(self, prompt: int, response_bytes: float, smoothing: Smoothing) -> Assistance:
+    def assistance(self, prompt: int, response_bytes: float, smoothing: Smoothing, link: LinkSpec) -> Assistance:
         """Problem P of a prompt. Quality asks for at least so much of it as the workload says, but for no more than the
         device's window holds."""
         assert self._there is not None
@@ -83,15 +81,15 @@ class Estimates:
         if self._window is not None:
             least = min(least, self._window / prompt)
         refined = max(1, round(least * prompt))
-        sent_s = prompt * handling.prompt_token_bytes / self._up_bytes_per_s
-        sent_s += response_bytes / self._down_bytes_per_s
+        sent_s = prompt * handling.prompt_token_bytes / _mean_bytes_per_s(link.up or link)
+        sent_s += response_bytes / _mean_bytes_per_s(link)
         return Assistance(
             prompt_tokens=prompt,
             cloud_s_per_token=self._there(Prefill(prompt, 0)) / prompt,
             device_s_per_token=self.prefill_s(refined) / refined,
             compress_s=handling.refine_token_s * prompt,
             decompress_s=handling.unpack_token_s * prompt,
-            round_trip_s=self._scenario.link.rtt_s + sent_s + handling.forward_s,
+            round_trip_s=link.rtt_s + sent_s + handling.forward_s,
             # Of one request: how many others share a step is not known beforehand.
             cloud_tpot_s=self._there(DecodeStep(1, prompt)),
             device_tpot_s=self.tpot_s(refined + workload.output / 2),
@@ -135,6 +133,11 @@ def _tokens_at(assistance: Assistance, ratio: float) -> Setting | NoSetting:
         what = f"at a ratio of {ratio:.3g}, {least:,.1f} decoded tokens keep the tolerated pace"
         return NoSetting(f"assisted tokens (Eq. 6): {what}, the cloud has time for {most:,.1f}")
     return Setting(ratio, decoded + 1)
+
+
+@cache
+def _mean_bytes_per_s(way: WaySpec) -> float:
+    return link_trace(way).mean()
 
 
 def _priced(costs: str, device: DeviceSpec, model: ModelSpec) -> Callable[[Op], float]:

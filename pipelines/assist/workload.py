@@ -22,7 +22,7 @@ from kvferry.pipelines.workload import Flow, Left, Process, Progress, System
 from kvferry.policies.assist.optimiser import NoSetting, Setting
 from kvferry.scenarios.resolve import Complaint
 from kvferry.specs.scenario import Scenario
-from kvferry.traces.assisted import assisted_requests
+from kvferry.traces.assisted import assisted_requests, networks_of
 from kvferry.traces.request import Request
 
 # Machines of a scenario that make up the cloud: instances that do both, or each one of the two.
@@ -86,7 +86,10 @@ class AssistFlow:
         self._device = Device(scenario, self._estimates, front or "", system.assist)
         self._cloud: Cloud | None = None
         self._cloud_model = scenario.model if seen is None else seen.model
-        self._settings: dict[int, Setting | NoSetting] = {}
+        self._networks = networks_of(workload, scenario.seed)
+        self._links = {n: one.link for n, one in enumerate(workload.networks or ())}
+        # By network and prompt's length.
+        self._settings: dict[tuple[int, int], Setting | NoSetting] = {}
         self._busy: dict[int, deque[int]] = {}
         # Of every request that has ended, a figure in each column; and the first ones' stories.
         self._columns = {name: array("d") for name in _COLUMNS}
@@ -206,7 +209,8 @@ class AssistFlow:
             self._all_done.succeed()
 
     def _answered(self, world: World, story: Story) -> Process:
-        machine = world.device(story.device)
+        network = int(self._networks[story.device])
+        machine = world.device(story.device, self._links.get(network))
         role = self._device.alone
         if story.tokens:
             assert self._cloud is not None
@@ -244,23 +248,23 @@ class AssistFlow:
         elif self._system.answers != "helped":
             story.tokens = story.output
         else:
-            setting = self._setting(story.prompt)
+            setting = self._setting(int(self._networks[story.device]), story.prompt)
             if isinstance(setting, NoSetting):
                 story.alone = str(setting)
             else:
                 story.tokens, story.ratio = min(setting.tokens, story.output), setting.ratio
         return story
 
-    def _setting(self, prompt: int) -> Setting | NoSetting:
-        """What help a prompt of this length gets: tabulated (procedure 1)."""
-        if prompt not in self._settings:
+    def _setting(self, network: int, prompt: int) -> Setting | NoSetting:
+        """What help a prompt of this length gets on this network: tabulated (procedure 1)."""
+        key = network, prompt
+        if key not in self._settings:
             workload, wanted = self._scenario.assist.workload, self._system.assist
             ratio = workload.least_ratio if wanted.ratio == "auto" else wanted.ratio
-            sent_bytes = response_bytes(workload, prompt, ratio)
-            self._settings[prompt] = setting_of(
-                self._estimates.assistance(prompt, sent_bytes, wanted.smoothing), wanted
-            )
-        return self._settings[prompt]
+            sent_bytes, link = response_bytes(workload, prompt, ratio), self._links.get(network, self._scenario.link)
+            assistance = self._estimates.assistance(prompt, sent_bytes, wanted.smoothing, link)
+            self._settings[key] = setting_of(assistance, wanted)
+        return self._settings[key]
 
 
 def _instances(scenario: Scenario, name: str) -> tuple[str, ...]:

@@ -56,7 +56,7 @@ def test_tokens_lie_within_eq_6_or_the_cloud_does_not_help(prompt: int, tolerabl
     scenario = tiny(changed(BY_HAND, workload=workload))
     estimates = Estimates(scenario, scenario.seen_by("cloud"))
     sent_bytes = response_bytes(scenario.assist.workload, prompt, got["ratio"])
-    of = estimates.assistance(prompt, sent_bytes, "causal")
+    of = estimates.assistance(prompt, sent_bytes, "causal", scenario.link)
     least, most = of.decoded_bounds(got["ratio"])
     decoded = min(got["tokens"], 2000) - 1
     assert least - 1e-6 <= decoded <= most + 1e-6

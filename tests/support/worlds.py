@@ -23,6 +23,7 @@ from kvferry.sim.channel import Switchboard
 from kvferry.sim.cost import Cost
 from kvferry.sim.costs.cost_model import CostModel
 from kvferry.specs.device import ProcessorSpec
+from kvferry.specs.link import LinkSpec
 from kvferry.specs.machine import device_name
 from kvferry.specs.model import ModelSpec
 from kvferry.specs.scenario import Scenario
@@ -201,7 +202,7 @@ class FakeWorld:
         self.machine, self._given = self.machines[DEVICE], inputs
         self.arrived: list[Request] = []
 
-    def device(self, n: int) -> Machine:
+    def device(self, n: int, link: LinkSpec | None = None) -> Machine:
         return self.machines[device_name(n)]
 
     def leave(self, n: int) -> None:

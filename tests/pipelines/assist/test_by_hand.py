@@ -158,6 +158,18 @@ def test_devices_take_turns_on_machines_and_keep_their_times() -> None:
     assert sum(run.assisted.energy_j.values()) < 20 * 60 * (alone["last_s"])
 
 
+def test_devices_on_networks_of_their_own() -> None:
+    near, far = {"rate": "1 MB/s", "rtt": "20 ms"}, {"rate": "1 MB/s", "rtt": "220 ms"}
+    networks = [{"share": 0.5, "link": near}, {"share": 0.5, "link": far}]
+    got = columns(ran(system="cloud-only", workload={"devices": 60, "networks": networks, "output": 1}, seed=2))
+    way_s = [answered - waited - prefill for answered, waited, prefill in zip(
+        got["answered_s"], got["waited_s"], got["cloud_prefill_s"], strict=True
+    )]  # fmt: skip
+    # 4 kB up, 1,100 B down, 5 ms of forwarding, and one round trip or the other.
+    both_s = {round(0.0101 + rtt_s, 4) for rtt_s in (0.020, 0.220)}
+    assert {round(one_s, 4) for one_s in way_s} == both_s
+
+
 def test_with_slots_for_one_the_queue_is_that_of_theory() -> None:
     # M/D/1: a service of 100 ms at half the rate that it could bear waits for rho / (2 (1 - rho)) services.
     workload = {"devices": 2000, "requests": 6000, "arrivals": {"rate": "9 requests/hour"}, "output": 1}
