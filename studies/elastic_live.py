@@ -17,10 +17,12 @@ from kvferry.pipelines.run import run_scenario
 from kvferry.scenarios.loader import load_scenario
 
 
-def copied_bytes(spans: Sequence[Span], new_tokens_bytes: float) -> float:
-    """Bytes that were copied to the processor's memory after prefill."""
-    first = min(span.end_s for span in spans if span.label == "OutputHead")
-    return sum(span.n_bytes for span in spans if span.label == "Copy" and span.start_s >= first) - new_tokens_bytes
+def copied_bytes(spans: Sequence[Span], layer_bytes: float, layers: int, new_tokens_bytes: float) -> float:
+    """Bytes that were copied to the processor's memory. The first copies take what prefill leaves in each layer to the
+    host; copies come one after the other."""
+    copies = sorted((span for span in spans if span.label == "Copy"), key=lambda span: span.start_s)
+    assert all(span.n_bytes == layer_bytes for span in copies[:layers])
+    return sum(span.n_bytes for span in copies[layers:]) - new_tokens_bytes
 
 
 def measured(settings: Sequence[str]) -> dict[str, Any]:
@@ -28,9 +30,10 @@ def measured(settings: Sequence[str]) -> dict[str, Any]:
     run = run_scenario(scenario)
     figures = metrics_for(scenario, run)
     workload, model = scenario.decode.workload, scenario.model
-    new_tokens = (workload.output - 1) * workload.batch * model.layers
+    steps, of_tokens = workload.output - 1, workload.batch * model.kv_entry_bytes
+    copied = copied_bytes(run.spans, workload.context * of_tokens, model.layers, steps * model.layers * of_tokens)
     return {
-        "bytes_per_step": copied_bytes(run.spans, new_tokens * model.kv_entry_bytes) / (workload.output - 1),
+        "bytes_per_step": copied / steps,
         "tokens_per_s": figures["throughput_tokens_per_s"],
         "answers": run.measured["answers"],
     }
