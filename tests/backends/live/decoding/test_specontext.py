@@ -110,7 +110,7 @@ def test_at_full_budget_a_trained_model_says_what_it_says_in_memory() -> None:
         system="specontext",
         device=device,
         policies={"selected_tokens": 1000, "placement": placement},
-        budget={"kv": "5 MiB"},
+        budget={"kv": "2 MiB"},
     )
     there = answers(set(), system="vllm", budget={"kv": "64 MiB"})
     model, prompts = load_model("byte-small"), Prompts(BUNDLED / "byte-small", 260, None, 0)
