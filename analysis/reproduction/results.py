@@ -34,12 +34,12 @@ class Results:
     rows: Mapping[Key, Sequence[Mapping[str, Any]]]
 
     def of_seeds(self, key: Key, metric: str) -> list[float | None]:
-        """A figure of a run with each seed; None where that run gave none, or it does not apply."""
-        return [None if row.get(metric) is None else float(row[metric]) for row in self.rows[key]]
+        """A figure of a run with each seed; None where that run gave none, or it does not apply. Empty: not run."""
+        return [None if row.get(metric) is None else float(row[metric]) for row in self.rows.get(key, ())]
 
     def figure(self, key: Key, metric: str) -> float | None:
         """The median over the seeds; None if no seed gave one."""
-        known = [figure for figure in self.of_seeds(key, metric) if figure is not None] if key in self.rows else []
+        known = [figure for figure in self.of_seeds(key, metric) if figure is not None]
         return median(known) if known else None
 
     def outcome(self, key: Key) -> str:

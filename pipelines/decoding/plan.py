@@ -81,6 +81,31 @@ class DecodePlan:
         return self.metadata_bytes + self.buffer_bytes
 
     @property
+    def least_bytes(self) -> float:
+        """What it takes where all new tokens that can lie on the host do."""
+        return self.memory_bytes - (self.output * self._new_token_bytes if self._spills else 0)
+
+    @property
+    def _spills(self) -> bool:
+        """New tokens that find no room in the processor's memory lie on the host, where the rest of the KV does."""
+        if self.selected is None or self.newest_tokens is not None:
+            return False
+        return not self.roles.upkeep.grows and self.roles.placement.away == "host"
+
+    @property
+    def _new_token_bytes(self) -> int:
+        return self.model.layers * self.model.kv_entry_bytes
+
+    def within(self, budget_bytes: float) -> "DecodePlan":
+        """The same with another budget for each sequence, and as many new tokens in memory as that has room for."""
+        if not self._spills or not self.least_bytes <= budget_bytes < self.memory_bytes:
+            return replace(self, budget_bytes=budget_bytes)
+        away = math.ceil((self.memory_bytes - budget_bytes) / self._new_token_bytes)
+        buffer_bytes = self.buffer_bytes - away * self._new_token_bytes
+        newest = self.output - away
+        return replace(self, budget_bytes=budget_bytes, buffer_bytes=buffer_bytes, newest_tokens=newest)
+
+    @property
     def writes_back(self) -> bool:
         """All KV of a layer that lies elsewhere is written there anew in every step, as attention has made another
         tensor of it."""
@@ -327,18 +352,6 @@ def plan_of(
     if slots and keys.rebuilt_rank is not None:
         # Slots hold values; keys are rebuilt in two buffers, of the layer that computes and of the next.
         buffers -= (model.layers * slots - 2 * wanted) * room.block_bytes // 2
-    newest = None
-    if metadata + buffers > budget_bytes and not roles.upkeep.grows and roles.placement.away == "host":
-        # New tokens that find no room lie where the rest of the KV does.
-        entries_bytes = model.layers * model.kv_entry_bytes
-        newest = output - math.ceil((metadata + buffers - budget_bytes) / entries_bytes)
-        if newest >= 0:
-            buffers -= (output - newest) * entries_bytes
-    if selected is not None and metadata + buffers > budget_bytes:
-        what = f"{_counted(selected, 'group')} of {_counted(group, 'token')}"
-        full = shown_size(model.kv_full_bytes(context))
-        would = f"{shown_size(metadata + buffers, up=True)} would (a full cache takes {full})"
-        raise NoRoom(f"{budget_key}: {shown_size(budget_bytes)} per sequence hold no selection of {what}; {would}")
     plan = DecodePlan(
         roles=roles,
         model=model,
@@ -355,7 +368,6 @@ def plan_of(
         kept_tokens=kept,
         vector_bytes=0 if keys.index is None else round(keys.index.n_bytes / (model.layers * heads * room.blocks)),
         reuse_needs_bytes=needs_bytes,
-        newest_tokens=newest,
         metadata_bytes=metadata,
         buffer_bytes=buffers,
         beside_layers=keys.index.kv_layers if keys.index else 0.0,
@@ -364,10 +376,15 @@ def plan_of(
         budget_bytes=budget_bytes,
         layout=layout,
     )
+    if selected is not None and plan.least_bytes > budget_bytes:
+        what = f"{_counted(selected, 'group')} of {_counted(group, 'token')}"
+        full = shown_size(model.kv_full_bytes(context))
+        would = f"{shown_size(plan.least_bytes, up=True)} would (a full cache takes {full})"
+        raise NoRoom(f"{budget_key}: {shown_size(budget_bytes)} per sequence hold no selection of {what}; {would}")
     if layout.moves and "device" in {*plan.tiers, *plan.last_tiers}:
         what = "what lies behind a cluster moves as it grows, which is not modelled in the processor's own memory"
         raise InputError(f"policies.layout: {what}; placement: storage or host, or layout: dual-head, would do")
-    return plan
+    return plan.within(budget_bytes)
 
 
 @dataclass(frozen=True, slots=True)

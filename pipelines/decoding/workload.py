@@ -257,11 +257,11 @@ def plan_for(scenario: Scenario, system: DecodeSystem) -> DecodePlan:
     whole_bytes, key = (
         (scenario.free_bytes, "budget.memory") if budget.kv_bytes is None else (budget.kv_bytes, "budget.kv")
     )
-    together = fitting_batch(scenario, plan.memory_bytes, whole_bytes, key)
+    together = fitting_batch(scenario, plan.least_bytes, whole_bytes, key)
     while True:
         # Beside what manages it, a placement puts KV where the budget has room for it.
         each_bytes = min(tuned_bytes or sequence_bytes(scenario, together), whole_bytes / together)
-        fitting = replace(plan.together(together), budget_bytes=each_bytes)
+        fitting = plan.together(together).within(each_bytes)
         if workload.batch != "max" or together == 1 or fits(scenario, fitting):
             return fitting
         together -= 1

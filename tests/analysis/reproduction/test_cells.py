@@ -8,7 +8,7 @@ import pytest
 
 from kvferry.analysis.reproduce import agreement_of
 from kvferry.analysis.reproduction.paper import PAPERS, PrintedCell, load_paper
-from kvferry.analysis.reproduction.results import scenarios_of
+from kvferry.analysis.reproduction.results import Key, Results, scenarios_of
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -141,3 +141,9 @@ def test_a_system_may_have_settings_of_its_own_in_the_cases_that_it_is_run_in() 
     ablation = {(key.case, key.system) for key in scenarios if key.experiment == "ablation"}
     assert ("[16k, 2k]", "eager") not in ablation
     assert ("[16k, 2k]", "specontext") in ablation
+
+
+def test_a_run_that_an_experiment_leaves_out_has_no_figure() -> None:
+    results = Results({}, {})
+    left_out = Key("ablation", "[16k, 2k]", "eager")
+    assert (results.of_seeds(left_out, "tpot_s"), results.figure(left_out, "tpot_s")) == ([], None)
