@@ -115,8 +115,8 @@ class Link:
 
     def served_s(self, enters_s: Sequence[float], n_bytes: float, label: str) -> list[float]:
         """When the last byte of each of these transfers is served that come to the bottleneck at these times, one
-        behind the other, as if nothing else were served. They are told as one span, as long as their bytes take.
-        Raises LinkDown."""
+        behind the other, as if nothing else were served; `busy` does not know of it. They are told as one span, as
+        long as their bytes take. Raises LinkDown."""
         finish_s, served_s = self.trace.finish_s, 0.0
         found, took_s = [], 0.0
         for enter_s in enters_s:
@@ -127,7 +127,6 @@ class Link:
         if served_s == math.inf:
             raise LinkDown(f"the link's trace ends at {self.trace.duration_s:g} s, with a stream still to come")
         if found:
-            self._served_bytes += n_bytes * len(found)
             self._tell(Span(self.resource, label, served_s - took_s, served_s, n_bytes * len(found)))
         return found
 

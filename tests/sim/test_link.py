@@ -363,3 +363,15 @@ def test_mean_times_of_poisson_arrivals(flow_of, expected_s: float) -> None:  # 
     assert abs(np.mean(means) - expected_s) < 3 * np.std(means, ddof=1) / len(means) ** 0.5
     # and the spread is small enough for this to mean something
     assert np.std(means, ddof=1) / len(means) ** 0.5 < 0.03 * expected_s
+
+
+def test_what_is_streamed_is_served_one_behind_the_other_by_arithmetic() -> None:
+    # 100 B/s for 2 s, then nothing for 3 s, then 50 B/s. Parts of 50 B at 0, 0.1 and 1.8 s: the first takes half a
+    # second, the second waits for it, the third has 20 B before the outage and 30 behind it.
+    world = World(trace_of((2, 100), (3, 0), (5, 50)))
+    assert world.link.served_s([0.0, 0.1, 1.8], 50, "Message") == pytest.approx([0.5, 1.0, 5.6])
+    (span,) = world.spans
+    assert (span.n_bytes, span.end_s) == (150, pytest.approx(5.6))
+    assert span.end_s - span.start_s == pytest.approx(0.5 + 0.5 + 3.8)
+    with pytest.raises(LinkDown, match="a stream still to come"):
+        world.link.served_s([9.9], 50, "Message")

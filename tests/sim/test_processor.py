@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import simpy
 
-from kvferry.machine.ops import FeedForward, Op
+from kvferry.machine.ops import DecodeRun, DecodeStep, FeedForward, Op
 from kvferry.machine.span import Span
 from kvferry.machine.ticket import Cancelled, Ticket
 from kvferry.sim.bus import MemoryBus
@@ -259,3 +259,16 @@ def test_mean_wait_of_poisson_arrivals(under_bus: bool) -> None:
     error = np.std(means, ddof=1) / len(means) ** 0.5
     assert abs(np.mean(means) - 0.7 / (2 * 0.3)) < 3 * error
     assert error < 0.05 * 1.1667
+
+
+def test_a_run_of_steps_takes_what_its_steps_do() -> None:
+    # A step behind c tokens takes 1 + c / 100 s, and 0.5 s to hand over: four of them behind 10, 11, 12 and 13 tokens.
+    def cost(op: Op) -> Cost:
+        assert isinstance(op, DecodeStep)
+        return Cost(1 + float(op.context_tokens) / 100, 8.0)
+
+    world = World(dispatch_s=0.5, cost=cost)
+    run = world.gpu.submit(DecodeRun(4, 10))
+    world.env.run()
+    assert run.end_s == pytest.approx(sum(1.5 + context / 100 for context in (10, 11, 12, 13)))
+    assert world.spans[0].n_bytes == 4 * 8

@@ -15,6 +15,7 @@ from kvferry.backends.live.loading.runner import Prompt, SessionRunner
 from kvferry.machine.ops import (
     Advance,
     DecodeAttention,
+    DecodeRun,
     DecodeStep,
     Decompress,
     FeedForward,
@@ -169,3 +170,15 @@ def test_a_prompt_brings_its_attention(runner: SessionRunner) -> None:
     for op in LOAD:
         own.run(op, request=0)
     assert seen == [(0, 0), (1, 0)]
+
+
+def test_a_run_of_steps_decodes_what_its_steps_do() -> None:
+    answers = []
+    for ops in ((DecodeStep(1, 23), DecodeStep(1, 24), DecodeStep(1, 25)), (DecodeRun(3, 23),)):
+        model = random_model("qwen3", SPEC, seed=2, spread=0.25)
+        runner = SessionRunner(model, lambda request: Prompt(CONTEXT, QUESTION, output_tokens=4), chunk_tokens=16)
+        for op in (*LOAD, Prefill(3, 20), *ops):
+            runner.run(op, 0)
+        answers.append(runner.answers[0])
+    assert answers[0] == answers[1]
+    assert len(answers[0]) == 4
