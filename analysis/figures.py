@@ -25,7 +25,7 @@ FIGURES: dict[str, Figure] = {
     "ttft_p95_s": Figure("TTFT, p95", "low", "95th percentile over requests"),
     "ttft_p99_s": Figure("TTFT, p99", "low", "99th percentile over requests"),
     "ttft_device_s": Figure(
-        "device's own first token", "low", "from arrival until a device that a cloud helps has one itself; mean"
+        "own TTFT", "low", "from arrival until a device that a cloud helps has a first token of its own; mean"
     ),
     "load_s": Figure("load time", "low", "from arrival until the context's KV is complete; mean"),
     "bound_s": Figure(
@@ -75,7 +75,7 @@ FIGURES: dict[str, Figure] = {
         "low",
         "how far a bundled model's next token strays under that encoding; an indicator only",
     ),
-    "assisted_tokens": Figure("tokens from the cloud", None, "L, the first included, of requests it helped; mean"),
+    "assisted_tokens": Figure("cloud's tokens", None, "L, the first included, of requests it helped; mean"),
     "assisted_tokens_max": Figure("the most of them", None, "largest L of a request"),
     "assisted_ratio": Figure("prompt kept", None, "r, the part of a prompt that the device prefills; mean"),
     "assisted_share": Figure("requests helped", None, "share of requests that the cloud had a part in"),
@@ -166,6 +166,8 @@ COMPARED = (
     "streamed_share",
     "link_utilisation",
     "compute_utilisation",
+    "ttft_device_s",
+    "cloud_latency_s",
 )
 COMPARED_DECODING = (
     "throughput_tokens_per_s",
