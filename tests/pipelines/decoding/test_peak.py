@@ -13,6 +13,7 @@ from kvferry.pipelines.decoding.peak import Peak
 from kvferry.pipelines.run import run_scenario
 from kvferry.policies.decode.attention_kernel import EAGER, FLASH, PAGED
 from kvferry.policies.decode.batcher import Batcher, Turn
+from kvferry.specs.errors import InputError
 from kvferry.specs.scenario import Scenario
 from kvferry.traces.request import Request
 
@@ -120,3 +121,35 @@ def test_kernels_differ_in_how_fast_they_decode_and_windows_do_not_slow_down() -
     steps = runs[-1].decoded.steps  # type: ignore[union-attr]
     assert steps[0][1] == pytest.approx(steps[-1][1])
     assert runs[-1].kv_memory_peak_bytes == 4 * 4 * PAGE_BYTES
+
+
+def test_what_the_device_holds_no_selection_of_is_out_of_memory_and_a_budget_is_at_fault_itself() -> None:
+    workload = {"context": 1024, "output": 8, "batch": 2}
+    run = run_scenario(in_memory("quest", 1000.0, workload=workload))
+    assert run.outcome == "out_of_memory"
+    assert "budget.memory: 500 B per sequence hold no selection" in run.why
+    limited = tiny(DECODING, system="quest", model=MODEL.model_dump(), workload=workload, budget={"kv": "1 kB"})
+    with pytest.raises(InputError, match="hold no selection"):
+        run_scenario(limited.model_copy(update={"budget": limited.budget.model_copy(update={"kv_share": None})}))
+
+
+def test_scores_of_a_prompt_whose_kv_is_on_the_host_run_out_of_memory_too() -> None:
+    memory = {"unified": False, "copy_bytes_per_s": "1 GB/s", "host_capacity_bytes": "1 GB"}
+    device = {"extends": "tiny", "memory": memory}
+    placed = {"placement": {"name": "all-or-nothing", "overflow": "host"}}
+    workload = {"context": 1024, "output": 8, "batch": 1}
+    outcomes = {}
+    for name in ("full-eager", "full-flash"):
+        scenario = tiny(
+            DECODING,
+            system=name,
+            device=device,
+            model=tiny_model(layers=8).model_dump(),
+            policies=placed,
+            workload=workload,
+            budget={"kv_share": None, "memory": f"{tiny_model(layers=8).weight_bytes + 400e3} B"},
+        )
+        outcomes[name] = run_scenario(scenario)
+    assert outcomes["full-flash"].outcome == "done"
+    assert outcomes["full-eager"].outcome == "out_of_memory"
+    assert outcomes["full-eager"].why.startswith("attention: workspace needs 32")
