@@ -63,7 +63,7 @@ class AssistSpec(Part):
 
     kind: Literal["assist"]
     # A prompt's tokens: a fixed beginning, content that may be refined, and a question at its end.
-    prompt: Tokens = Field(ge=2, le=10_000_000)
+    prompt: Tokens = Field(ge=2, le=1_000_000)
     beginning: Tokens = Field(default=0, ge=0, le=1_000_000)
     question: Tokens = Field(default=0, ge=0, le=1_000_000)
     output: Tokens = Field(default=200, ge=1, le=1_000_000)

@@ -4,7 +4,7 @@ from functools import lru_cache
 from typing import Any
 
 from kvferry.pipelines.assist.story import Story
-from kvferry.policies.assist.prompt_mask import packed
+from kvferry.policies.assist.prompt_mask import MOST_PROMPT_TOKENS, packed
 from kvferry.policies.assist.refiner import content_tokens
 from kvferry.specs.assist import AssistSpec
 from kvferry.traces.assisted import drawn_mask
@@ -43,7 +43,7 @@ def response_bytes(workload: AssistSpec, prompt: int, ratio: float) -> float:
     frame = workload.handling.response_bytes + workload.handling.answer_token_bytes
     if ratio >= 1:
         return frame
-    length = -(-prompt // _MASK_STEP) * _MASK_STEP
+    length = min(MOST_PROMPT_TOKENS, -(-prompt // _MASK_STEP) * _MASK_STEP)
     kept = -(-refined_tokens(workload, prompt, ratio) // _KEPT_STEP) * _KEPT_STEP
     return frame + _mask_text_bytes(length, workload.beginning, workload.question, kept)
 

@@ -8,8 +8,11 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from assisted import CLOUD, columns, only, ran
+from assisted import BY_HAND, CLOUD, columns, only, ran
 from by_hand import by_hand
+from tiny import changed, tiny
+
+from kvferry.pipelines.run import run_scenario
 
 
 @pytest.fixture(autouse=True)
@@ -192,10 +195,9 @@ def test_a_lora_that_an_instance_lacks_is_brought_first() -> None:
 
 
 def test_what_does_not_fit_the_clouds_memory_is_said() -> None:
-    from assisted import BY_HAND
-    from tiny import changed, tiny
-
-    from kvferry.pipelines.run import run_scenario
-
-    run = run_scenario(tiny(changed(BY_HAND, workload={"prompt": 9_000_000})))
+    model = tiny(BY_HAND).model
+    room_bytes = model.weight_bytes + 999 * model.kv_bytes_per_token
+    small = {**CLOUD, "device": {**CLOUD["device"], "memory": {"capacity_bytes": f"{room_bytes} B"}}}  # type: ignore[dict-item]
+    run = run_scenario(tiny(changed(BY_HAND, machines={"cloud": small})))
     assert run.outcome == "out_of_memory"
+    assert "an instance of the cloud: kv needs" in run.why
