@@ -6,10 +6,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from kvferry.cli import main as command
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))
+
+# How long an example takes is no property: machines are busy at times.
+settings.register_profile("kvferry", deadline=None)
+settings.load_profile("kvferry")
 
 # What a shell without job control starts in the background ignores Ctrl-C, and so would its children: tests that
 # interrupt them would wait for ever.
