@@ -9,8 +9,9 @@ import numpy as np
 
 from kvferry.layouts.cluster_layout import PlacedClusters
 from kvferry.layouts.pieces import Change
-from kvferry.policies.decode.cluster_upkeep import StaticClusters, TendedClusters
+from kvferry.policies.decode.cluster_upkeep import StaticClusters
 from kvferry.policies.decode.rows import BlockRows, Cut, Lookup
+from kvferry.policies.decode.tended_clusters import TendedClusters
 from kvferry.policies.decode.tending import KeysAhead, Regroup, Tending
 from kvferry.policies.decode.upkeep import Learned, Update
 

@@ -12,12 +12,13 @@ from kvferry.layouts.cluster_layout import PlacedClusters
 from kvferry.policies.decode.centroids import Centroids
 from kvferry.policies.decode.cluster_caches import VirtualCache, WholeCache
 from kvferry.policies.decode.cluster_places import ClusterByCluster, ClusterPools, DualHeads, SequenceOrdered
-from kvferry.policies.decode.cluster_upkeep import AdaptiveClusters, TendedClusters
+from kvferry.policies.decode.cluster_upkeep import AdaptiveClusters
 from kvferry.policies.decode.global_clusters import GlobalClusters, RegroupedClusters
 from kvferry.policies.decode.local_clusters import LocalClusters, WindowedClusters
 from kvferry.policies.decode.residency import Reuse
 from kvferry.policies.decode.roles import Roles
 from kvferry.policies.decode.rows import BlockRows
+from kvferry.policies.decode.tended_clusters import TendedClusters
 
 COUNTED = ("splits", "delayed", "forced", "moves")
 CLUSTERS = Roles(

@@ -15,10 +15,11 @@ from kvferry.pipelines.decoding.evolution import Evolution, Quality, wanted_agai
 from kvferry.pipelines.decoding.plan import plan_of
 from kvferry.policies.decode.centroids import Centroids
 from kvferry.policies.decode.cluster_places import ClusterPools
-from kvferry.policies.decode.cluster_upkeep import AdaptiveClusters, StaticClusters, TendedClusters
+from kvferry.policies.decode.cluster_upkeep import AdaptiveClusters, StaticClusters
 from kvferry.policies.decode.global_clusters import GlobalClusters
 from kvferry.policies.decode.local_clusters import LocalClusters
 from kvferry.policies.decode.roles import Roles
+from kvferry.policies.decode.tended_clusters import TendedClusters
 from kvferry.policies.decode.upkeep import Upkeep
 from kvferry.specs.errors import InputError
 from kvferry.specs.workload import KeysSpec

@@ -12,12 +12,13 @@ from kvferry.machine.ops import Assign, DecodeAttention, Extents, OutputHead, Pr
 from kvferry.policies.decode.centroids import Centroids
 from kvferry.policies.decode.cluster_caches import VirtualCache, WholeCache
 from kvferry.policies.decode.cluster_places import ClusterByCluster, ClusterPools, DualHeads, SequenceOrdered
-from kvferry.policies.decode.cluster_upkeep import AdaptiveClusters, TendedClusters
+from kvferry.policies.decode.cluster_upkeep import AdaptiveClusters
 from kvferry.policies.decode.global_clusters import GlobalClusters
 from kvferry.policies.decode.local_clusters import LocalClusters
 from kvferry.policies.decode.placement import OneTier, Progressive
 from kvferry.policies.decode.residency import DoubleBuffer, Residency, Reuse
 from kvferry.policies.decode.roles import Roles
+from kvferry.policies.decode.tended_clusters import TendedClusters
 from kvferry.specs.errors import KvferryError
 
 torch = pytest.importorskip("torch")

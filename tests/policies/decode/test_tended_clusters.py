@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from kvferry.layouts.pools import PoolLayout
-from kvferry.policies.decode.cluster_upkeep import TendedClusters
 from kvferry.policies.decode.rows import BlockRows, Cut, Joined, Lookup
+from kvferry.policies.decode.tended_clusters import TendedClusters
 from kvferry.policies.decode.upkeep import Learned
 
 
