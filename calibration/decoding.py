@@ -25,7 +25,8 @@ from kvferry.disk.direct_storage import Storage
 from kvferry.machine.span import Span
 from kvferry.model.whole_prefill import PrefilledLayer
 from kvferry.pipelines.decoding.decode import LockStepDecode
-from kvferry.pipelines.decoding.plan import DecodePlan, plan_of
+from kvferry.pipelines.decoding.plan import DecodePlan
+from kvferry.pipelines.decoding.sizing import plan_of
 from kvferry.policies.decode import scored_keys
 from kvferry.policies.decode.blocking import TokenGroups
 from kvferry.policies.decode.residency import Reuse

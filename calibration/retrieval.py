@@ -24,7 +24,8 @@ from kvferry.machine.span import Span
 from kvferry.model.decoder import Decoder
 from kvferry.model.prompts import Prompts
 from kvferry.pipelines.decoding.decode import LockStepDecode
-from kvferry.pipelines.decoding.plan import DecodePlan, plan_of
+from kvferry.pipelines.decoding.plan import DecodePlan
+from kvferry.pipelines.decoding.sizing import plan_of
 from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS
 from kvferry.specs.model import ModelSpec
 

@@ -20,7 +20,7 @@ from kvferry.backends.live.decoding.indexes.table import INDEXES
 from kvferry.model.decoder import Decoder
 from kvferry.model.models import load_model, spec_of
 from kvferry.model.prompts import Prompts
-from kvferry.pipelines.decoding.plan import plan_of
+from kvferry.pipelines.decoding.sizing import plan_of
 from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS
 
 SYSTEMS = ("dynakv", "pqcache", "clusterkv", "no-cluster")

@@ -51,7 +51,7 @@ from kvferry.model.decoder import Decoder, Rotary
 from kvferry.model.models import load_model, spec_of
 from kvferry.model.prompts import Prompts
 from kvferry.model.whole_prefill import prefill_layer
-from kvferry.pipelines.decoding.plan import plan_of
+from kvferry.pipelines.decoding.sizing import plan_of
 from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS
 from kvferry.policies.decode.tending import clusters_of
 from kvferry.traces.clustered_keys import ClusteredKeys

@@ -38,7 +38,8 @@ from kvferry.model.models import load_model, spec_of
 from kvferry.model.prompts import Prompts
 from kvferry.model.whole_prefill import PrefilledLayer, prefill_layer
 from kvferry.pipelines.decoding.decode import LockStepDecode
-from kvferry.pipelines.decoding.plan import DecodePlan, plan_of
+from kvferry.pipelines.decoding.plan import DecodePlan
+from kvferry.pipelines.decoding.sizing import plan_of
 from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS
 from kvferry.policies.decode.roles import Roles
 from kvferry.policies.decode.upkeep import RollingGroups

@@ -3,7 +3,8 @@
 import math
 
 from kvferry.machine.machine import Machine, Refused
-from kvferry.pipelines.decoding.plan import DecodePlan, NoRoom
+from kvferry.pipelines.decoding.plan import DecodePlan
+from kvferry.pipelines.decoding.sizing import NoRoom
 from kvferry.pipelines.workload import OutOfMemory
 from kvferry.specs.errors import InputError
 from kvferry.specs.scenario import Scenario

@@ -1,5 +1,4 @@
-"""From a named way of decoding with its KV outside the processor's memory to its sizes on one model, context, batch and
-budget."""
+"""The sizes of one run that decodes with KV blocks, where its KV lies, and the stages of its steps."""
 
 import math
 from collections.abc import Mapping
@@ -10,22 +9,10 @@ from kvferry.layouts.cluster_layout import AnyLayout
 from kvferry.layouts.swap_area import SwapArea
 from kvferry.policies.decode.index import IndexSpec
 from kvferry.policies.decode.placement import KvSize
-from kvferry.policies.decode.residency import DoubleBuffer
 from kvferry.policies.decode.roles import Roles
-from kvferry.policies.decode.room import Room
-from kvferry.policies.decode.selector import Index
 from kvferry.policies.decode.stages import Key, Stage, Stages
-from kvferry.specs.errors import InputError
 from kvferry.specs.model import ModelSpec
 from kvferry.specs.tier import Tier
-from kvferry.specs.units import shown_size
-
-# KV blocks of a run, over all layers, sequences and heads: their places are kept in memory, some bytes each.
-MOST_BLOCKS = 200_000_000
-
-
-class NoRoom(InputError):
-    """What is granted holds no selection, or no sequence."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,143 +254,3 @@ def prefill_of(roles: Roles, layers: int) -> Stages:
         stages += [computed, *first, written, *rest]
         before = (next(stage.key for stage in reversed(stages) if stage.kind != "write_out"),)
     return (*stages, Stage("first_token", 0, before))
-
-
-def plan_of(
-    roles: Roles,
-    model: ModelSpec,
-    *,
-    sequences: int,
-    context: int,
-    output: int,
-    budget_bytes: float,
-    good_read_bytes: float = 16384,
-    alignment_bytes: int = 512,
-    budget_key: str = "budget",
-    runtime_share: float = 0.0,
-) -> DecodePlan:
-    """`runtime_share` of an index' own weights is held for intermediate values besides.
-
-    Raises InputError when a group is longer than the context, or the budget (bytes per sequence, said by `budget_key`)
-    is too small for anything; it says the smallest that works."""
-    selector = roles.selector
-    if len({part.clusters for part in (selector, roles.layout, roles.upkeep)}) > 1:
-        raise InputError(
-            "policies: clusters take a selector, a layout and an upkeep that are made for them: say"
-            " selector: centroids, layout: cluster-pools and upkeep: adaptive-clusters together"
-        )
-    if roles.residency.swaps and not roles.layout.clusters:
-        raise InputError(
-            "policies.residency: a virtual cache keeps clusters; say layout: dual-head, or residency: reuse"
-        )
-    group = roles.layout.block_tokens(context, model.kv_entry_bytes, good_read_bytes)
-    if group < 1:
-        raise InputError(f"policies.group_tokens: {group}: must be at least 1")
-    try:
-        roles.upkeep.check()
-        least = selector.selected(group, context)
-    except ValueError as error:
-        raise InputError(f"policies: {error}") from None
-    if least is not None and least < 1:
-        raise InputError("policies.selected_tokens: must be at least 1")
-    if group > context:
-        raise InputError(
-            f"policies.group_tokens: a group of {group:,} tokens is longer than the context of {context:,}"
-        )
-    heads = model.kv_heads if selector.per_head else 1
-    room = Room(
-        model=model,
-        block_tokens=group,
-        context=context,
-        output=output,
-        budget_bytes=budget_bytes,
-        grows=roles.upkeep.grows,
-    )
-    all_blocks = (1 if selector.for_all_layers else model.layers) * sequences * heads * room.blocks
-    if all_blocks > MOST_BLOCKS:
-        what = f"{all_blocks:,} groups of {group:,} tokens over layers, sequences and heads"
-        raise InputError(f"workload.context: makes {what}; at most {MOST_BLOCKS:,} will do")
-    # A context shorter than what would be selected is read whole. Where a selection takes all, it grows with what is
-    # decoded.
-    selected, most = selector.selected(group, room.context_blocks), selector.selected(group, room.blocks)
-    wanted = room.blocks if most is None else most
-    residency, needs_bytes = roles.residency, None
-    try:
-        reserved_bytes = 0.0 if most is None else residency.reserved_bytes(room, wanted)
-        keys = _keys(roles, room, reserved_bytes)
-        # A residency counts a block of newest tokens by itself.
-        more_bytes = max(0.0, roles.upkeep.n_bytes(room, selected) - model.layers * room.block_bytes)
-        left_bytes = budget_bytes - keys.n_bytes - more_bytes
-        slots = 0 if most is None else residency.slots_within(room, wanted, left_bytes)
-        kept = 0 if most is None else residency.kept_tokens(room)
-        if most is not None and residency.keeps and not slots and not kept:
-            # Keys as small as they may be leave no room for a selection in every layer: nothing is kept, and they need
-            # not make room for it.
-            needs_bytes = keys.n_bytes + reserved_bytes
-            keys = _keys(roles, room, DoubleBuffer().reserved_bytes(room, wanted))
-        layout = roles.layout.layout(room, sequences, heads, alignment_bytes)
-        # More slots than a row has blocks would stay empty.
-        slots = min(slots, layout.blocks)
-    except ValueError as error:
-        raise InputError(f"policies: {error}") from None
-    metadata = keys.n_bytes
-    buffers = residency.n_bytes(room, wanted, slots) + roles.upkeep.n_bytes(room, selected)
-    buffers += layout.buffer_bytes / sequences
-    if slots and keys.rebuilt_rank is not None:
-        # Slots hold values; keys are rebuilt in two buffers, of the layer that computes and of the next.
-        buffers -= (model.layers * slots - 2 * wanted) * room.block_bytes // 2
-    plan = DecodePlan(
-        roles=roles,
-        model=model,
-        sequences=sequences,
-        context=context,
-        output=output,
-        group_tokens=group,
-        heads=heads,
-        blocks=room.context_blocks,
-        selected=selected,
-        index=keys.index.spec if keys.index else None,
-        rebuilt_rank=keys.rebuilt_rank,
-        slots=slots,
-        kept_tokens=kept,
-        vector_bytes=0 if keys.index is None else round(keys.index.n_bytes / (model.layers * heads * room.blocks)),
-        reuse_needs_bytes=needs_bytes,
-        metadata_bytes=metadata,
-        buffer_bytes=buffers,
-        beside_layers=keys.index.kv_layers if keys.index else 0.0,
-        away_tokens=0 if most is None else residency.away_tokens(room, slots),
-        weight_bytes=(1 + runtime_share) * keys.index.weight_bytes if keys.index else 0.0,
-        budget_bytes=budget_bytes,
-        layout=layout,
-    )
-    if selected is not None and plan.least_bytes > budget_bytes:
-        what = f"{_counted(selected, 'group')} of {_counted(group, 'token')}"
-        full = shown_size(model.kv_full_bytes(context))
-        would = f"{shown_size(plan.least_bytes, up=True)} would (a full cache takes {full})"
-        raise NoRoom(f"{budget_key}: {shown_size(budget_bytes)} per sequence hold no selection of {what}; {would}")
-    if layout.moves and "device" in {*plan.tiers, *plan.last_tiers}:
-        what = "what lies behind a cluster moves as it grows, which is not modelled in the processor's own memory"
-        raise InputError(f"policies.layout: {what}; placement: storage or host, or layout: dual-head, would do")
-    return plan.within(budget_bytes)
-
-
-@dataclass(frozen=True, slots=True)
-class _Keys:
-    """What of the keys stays in memory: to be scored, and to be rebuilt from."""
-
-    index: Index | None
-    rebuilt_rank: int | None
-    n_bytes: float
-
-
-def _keys(roles: Roles, room: Room, reserved_bytes: float) -> _Keys:
-    """Where the budget has room beside `reserved_bytes`. Raises ValueError for parameters that cannot be."""
-    index = roles.selector.index(room, reserved_bytes)
-    layers = room.model.layers
-    index_bytes = index.n_bytes * roles.residency.index_layers(layers) / layers if index else 0.0
-    rank = roles.layout.key_rank(room, reserved_bytes + index_bytes)
-    return _Keys(index, rank, index_bytes + (0 if rank is None else room.key_cache_bytes(rank)))
-
-
-def _counted(n: int, what: str) -> str:
-    return f"{n:,} {what}{'' if n == 1 else 's'}"

@@ -7,7 +7,8 @@ import numpy as np
 
 from kvferry.pipelines.decoding.budget import ALIGNMENT_BYTES, asked_batch, sequence_bytes
 from kvferry.pipelines.decoding.delays import Delays
-from kvferry.pipelines.decoding.plan import DecodePlan, plan_of
+from kvferry.pipelines.decoding.plan import DecodePlan
+from kvferry.pipelines.decoding.sizing import plan_of
 from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS, ROLES, DecodeSystem, tunable_systems
 from kvferry.pipelines.decoding.tuned import TUNED_VALUES, grouped
 from kvferry.policies.decode.grouping import Grouping, rank_of

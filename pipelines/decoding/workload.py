@@ -21,7 +21,8 @@ from kvferry.pipelines.decoding.decode import LockStepDecode
 from kvferry.pipelines.decoding.in_memory import InMemoryFlow
 from kvferry.pipelines.decoding.no_room import NoRoomFlow
 from kvferry.pipelines.decoding.peak import Peak
-from kvferry.pipelines.decoding.plan import DecodePlan, NoRoom, plan_of
+from kvferry.pipelines.decoding.plan import DecodePlan
+from kvferry.pipelines.decoding.sizing import NoRoom, plan_of
 from kvferry.pipelines.decoding.spread import Spread, Told, windows_of
 from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS, DecodeSystem
 from kvferry.pipelines.decoding.tuned import tuned

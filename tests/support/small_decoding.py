@@ -8,7 +8,8 @@ import numpy as np
 from tiny import LIVE_MODEL
 
 from kvferry.pipelines.decoding.decode import LockStepDecode
-from kvferry.pipelines.decoding.plan import DecodePlan, plan_of
+from kvferry.pipelines.decoding.plan import DecodePlan
+from kvferry.pipelines.decoding.sizing import plan_of
 from kvferry.policies.decode.roles import Roles
 from kvferry.specs.model import ModelSpec
 

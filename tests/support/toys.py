@@ -14,7 +14,8 @@ from kvferry.backends.world import DEVICE, Inputs, World
 from kvferry.machine.machine import Machine
 from kvferry.machine.span import Span
 from kvferry.pipelines.decoding.decode import LockStepDecode
-from kvferry.pipelines.decoding.plan import DecodePlan, plan_of
+from kvferry.pipelines.decoding.plan import DecodePlan
+from kvferry.pipelines.decoding.sizing import plan_of
 from kvferry.pipelines.run import BACKENDS
 from kvferry.policies.decode.roles import Roles
 from kvferry.scenarios.loader import load_model

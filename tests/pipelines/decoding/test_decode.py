@@ -15,7 +15,8 @@ from kvferry.machine.machine import Machine
 from kvferry.machine.ops import DecodeAttention, Select
 from kvferry.pipelines.decoding.decode import LockStepDecode
 from kvferry.pipelines.decoding.delays import Delays
-from kvferry.pipelines.decoding.plan import DecodePlan, plan_of
+from kvferry.pipelines.decoding.plan import DecodePlan
+from kvferry.pipelines.decoding.sizing import plan_of
 from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS
 from kvferry.pipelines.decoding.workload import plan_for
 from kvferry.pipelines.run import run_scenario

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tiny import tiny_model
 
 from kvferry.pipelines.decoding.evolution import Evolution, Quality, wanted_again
-from kvferry.pipelines.decoding.plan import plan_of
+from kvferry.pipelines.decoding.sizing import plan_of
 from kvferry.policies.decode.centroids import Centroids
 from kvferry.policies.decode.cluster_places import ClusterPools
 from kvferry.policies.decode.cluster_upkeep import AdaptiveClusters, StaticClusters

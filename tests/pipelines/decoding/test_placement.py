@@ -8,7 +8,7 @@ from kvferry.backends.fake import FakeMachine
 from kvferry.machine.ops import DecodeAttention, Op
 from kvferry.machine.ticket import Ticket
 from kvferry.pipelines.decoding.decode import LockStepDecode
-from kvferry.pipelines.decoding.plan import plan_of
+from kvferry.pipelines.decoding.sizing import plan_of
 from kvferry.policies.decode.blocking import TokenGroups
 from kvferry.policies.decode.placement import KvSize
 from kvferry.policies.decode.roles import Roles

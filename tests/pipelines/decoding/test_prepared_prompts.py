@@ -11,7 +11,8 @@ from kvferry.machine.ops import Extents
 from kvferry.machine.ticket import Ticket
 from kvferry.pipelines.decoding.computing import Attend
 from kvferry.pipelines.decoding.decode import LockStepDecode
-from kvferry.pipelines.decoding.plan import DecodePlan, plan_of
+from kvferry.pipelines.decoding.plan import DecodePlan
+from kvferry.pipelines.decoding.sizing import plan_of
 from kvferry.policies.decode.attention_kernel import FLASH, PAGED
 from kvferry.specs.tier import Tier
 

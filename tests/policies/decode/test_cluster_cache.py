@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import tiny_model
 
-from kvferry.pipelines.decoding.plan import plan_of
+from kvferry.pipelines.decoding.sizing import plan_of
 from kvferry.policies.decode.centroids import Centroids
 from kvferry.policies.decode.cluster_cache import ClusterCache, Optimum, hit_share
 from kvferry.policies.decode.cluster_caches import VirtualCache, WholeCache

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tiny import tiny_model
 
-from kvferry.pipelines.decoding.plan import plan_of
+from kvferry.pipelines.decoding.sizing import plan_of
 from kvferry.policies.decode.blocking import TokenGroups
 from kvferry.policies.decode.centroids import Centroids
 from kvferry.policies.decode.cluster_places import ClusterPools
