@@ -43,7 +43,10 @@ def hold_runtime(machine: Machine, scenario: Scenario) -> None:
 
 
 def fits(scenario: Scenario, plan: DecodePlan) -> bool:
-    """Whether the memory of device and host holds the KV of a plan's whole output, with what manages it."""
+    """Whether the budget, and the memory of device and host, hold the KV of a plan's whole output, with what manages
+    it."""
+    if plan.over_bytes:
+        return False
     memory, most_bytes = scenario.device.memory, plan.most_bytes
     device_bytes, host_bytes = most_bytes["device"], most_bytes["host"]
     if memory.unified:

@@ -203,6 +203,15 @@ class DecodePlan:
         }
 
     @property
+    def over_bytes(self) -> float:
+        """What the budget lacks for the KV of the whole output in the processor's memory, with what grows beside it and
+        what layers hold there that lie elsewhere; 0 where there is neither."""
+        if not (self.away_tokens or self.beside_layers):
+            return 0.0
+        size = self.kv_size(self.context + self.output)
+        return max(0.0, size.held_bytes(self.last_tiers.count("device")) - size.memory_bytes)
+
+    @property
     def tiers(self) -> tuple[Tier, ...]:
         """Where each layer's KV lies after prefill."""
         return self.roles.placement.tiers(self.kv_size(self.context))

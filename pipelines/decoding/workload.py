@@ -333,11 +333,9 @@ def _reserve(machine: Machine, plan: DecodePlan) -> None:
             tokens = plan.context + plan.output
             lacks = shown_size(wanted_bytes - free_bytes, up=True)
             raise OutOfMemory(f"{what} lacks {lacks} for the KV of {_sequences(plan.sequences)} of {tokens:,} tokens")
-    size = plan.kv_size(plan.context + plan.output)
-    over_bytes = size.held_bytes(plan.last_tiers.count("device")) - size.memory_bytes
-    if (plan.away_tokens or plan.beside_layers) and over_bytes > 0:
-        lacks, what = shown_size(over_bytes, up=True), _sequences(plan.sequences)
-        raise OutOfMemory(f"the budget lacks {lacks} for the KV of {what} of {size.tokens:,} tokens")
+    if plan.over_bytes:
+        lacks, what = shown_size(plan.over_bytes, up=True), _sequences(plan.sequences)
+        raise OutOfMemory(f"the budget lacks {lacks} for the KV of {what} of {plan.context + plan.output:,} tokens")
     metadata_bytes = plan.sequences * plan.metadata_bytes + plan.weight_bytes
     for tag, n_bytes in (("metadata", metadata_bytes), ("kv", plan.sequences * plan.buffer_bytes)):
         if isinstance(refused := machine.memory.reserve(n_bytes, tag), Refused):

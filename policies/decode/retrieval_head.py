@@ -1,12 +1,15 @@
 """SpeContext's retrieval head: one choice for all layers before the first computes, each KV head for itself."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
+
+from pydantic import Field
 
 from kvferry.policies.decode.room import Room
 from kvferry.policies.decode.selector import Index
 from kvferry.policies.decode.stages import Key, Stage, Stages, before_pass
 from kvferry.policies.decode.top_blocks import TopByOwnQuery
+from kvferry.specs.units import Tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +25,7 @@ class RetrievalHead(TopByOwnQuery):
     kind = "retrieval-head"
     for_all_layers: ClassVar[bool] = True
 
-    selected_tokens: int = 2048
+    selected_tokens: Annotated[Tokens, Field(ge=1)] = 2048
     per_head: bool = True
 
     def index(self, room: Room, reserved_bytes: float) -> Index | None:

@@ -79,7 +79,7 @@ def test_a_budget_over_the_context_selects_all_and_says_so() -> None:
 
 
 def test_a_budget_of_nothing_is_refused() -> None:
-    with pytest.raises(InputError, match="policies.selected_tokens: must be at least 1"):
+    with pytest.raises(InputError, match="policies.selected_tokens: 0: must be at least 1"):
         run(policies={"selected_tokens": 0})
 
 
@@ -107,3 +107,11 @@ def test_windows_tell_of_an_output_during_which_layers_move_away() -> None:
     assert whole["reuse_rate"] == pytest.approx(part["reuse_rate"], abs=0.02)
     for name in ("tpot_s", "throughput_tokens_per_s"):
         assert part[name] == pytest.approx(whole[name], rel=0.03), name
+
+
+def test_as_many_sequences_as_the_budget_holds() -> None:
+    found = load_scenario("specontext/throughput", ["workload.batch=max", "budget.kv=10 GiB"])
+    plan = plan_for(found, DECODE_SYSTEMS["specontext"].with_policies(found.policy_values))
+    assert 1 < plan.sequences < 64
+    assert plan.over_bytes == 0
+    assert plan.together(plan.sequences).most_bytes["device"] <= 10 * 2**30
