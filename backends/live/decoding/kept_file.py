@@ -14,6 +14,7 @@ from kvferry.disk.mapped_storage import MappedStorage
 from kvferry.layouts.cluster_layout import ClusterLayout
 from kvferry.machine.handles import Extents
 from kvferry.specs.errors import InputError
+from kvferry.specs.live import DecodeLive
 from kvferry.specs.scenario import Scenario
 from kvferry.traces.arrays import check_writable
 
@@ -21,8 +22,9 @@ from kvferry.traces.arrays import check_writable
 def check_kept(scenario: Scenario, sizes: DecodeSizes | None) -> None:
     """Raises InputError, where the file is to be kept, for KV whose file cannot be read by its log. None: there is no
     file."""
-    live = scenario.decode.live
-    if live.kv_file is None:
+    live = scenario.live
+    # Pages of memory serve other kinds of workload, too, which keep no file.
+    if not isinstance(live, DecodeLive) or live.kv_file is None:
         return
     if sizes is None or set(sizes.tiers) != {"storage"}:
         raise InputError("live.kv_file: not all KV lies in a file here; placement: storage would have it there")
