@@ -192,7 +192,7 @@ _IN_DEVICE = OneTier("device")
 # What DynaKV leaves open, once for all its systems (docs/dynakv.md): the share of the entries that is retrieved, and
 # tokens of a cluster after prefill. The others have no flash management: entries lie in the order of tokens, in two
 # buffers as large as a selection, which is what the virtual cache's two layers take.
-_SELECTED_SHARE = 0.1
+_SELECTED_SHARE = 0.15
 _CLUSTER_TOKENS = 16
 _BY_CENTROIDS = Centroids(per_head=True, selected_share=_SELECTED_SHARE)
 _IN_ORDER = SequenceOrdered(group_tokens=_CLUSTER_TOKENS)

@@ -145,7 +145,8 @@ def test_the_good_one_is_good() -> None:
         (
             "context-reuse",
             "context-reus",
-            "s.yaml:9: workload.kind: 'context-reus' is none of context-reuse, decode, assist; did you mean 'context-reuse'?",
+            "s.yaml:9: workload.kind: 'context-reus' is none of context-reuse, decode, assist;"
+            " did you mean 'context-reuse'?",
         ),
         (
             "name: small",
