@@ -279,8 +279,17 @@ class Scenario(Part):
     def free_bytes(self) -> float:
         """Memory for KV and workspace: what the budget, or else the device, leaves beside the weights and what is held
         for intermediate values."""
+        return max(0.0, self._left_bytes)
+
+    @property
+    def lacking_bytes(self) -> float:
+        """What weights and intermediate values take beyond the memory there is."""
+        return max(0.0, -self._left_bytes)
+
+    @property
+    def _left_bytes(self) -> float:
         held_bytes = (1 + self.runtime_share) * self.model.weight_bytes
-        return max(0.0, (self.budget.memory_bytes or self.device.memory.free_bytes) - held_bytes)
+        return (self.budget.memory_bytes or self.device.memory.free_bytes) - held_bytes
 
     def under(self, system: str) -> "Scenario":
         """The same scenario under another system, with that system's own policies."""

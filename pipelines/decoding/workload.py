@@ -88,7 +88,9 @@ class Decode:
             if scenario.decode.budget.limits_kv:
                 raise
             # Nothing but the device limits it.
-            return NoRoomFlow(str(error))
+            lacking_bytes = scenario.lacking_bytes
+            what = "weights and intermediate values take more memory than there is: it lacks"
+            return NoRoomFlow(f"{what} {shown_size(lacking_bytes, up=True)}" if lacking_bytes else str(error))
         if system.roles.placement.mapped:
             plan = replace(plan, mapped_bytes=plan.sequences * sequence_bytes(scenario, plan.sequences))
         return LockStepFlow(scenario, plan, progress)

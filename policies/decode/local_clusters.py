@@ -34,7 +34,8 @@ class LocalClusters:
             raise ValueError(f"window_clusters: {what}")
 
     def n_bytes(self, room: Room, selected: int | None) -> float:
-        return room.model.layers * self.window_tokens * room.model.kv_entry_bytes
+        # No more than are ever new.
+        return room.model.layers * min(self.window_tokens, room.output) * room.model.kv_entry_bytes
 
     def mean_recent(self, block_tokens: int, output: int) -> float:
         return (min(self.window_tokens, output) - 1) / 2

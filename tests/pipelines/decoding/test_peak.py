@@ -133,6 +133,17 @@ def test_what_the_device_holds_no_selection_of_is_out_of_memory_and_a_budget_is_
         run_scenario(limited.model_copy(update={"budget": limited.budget.model_copy(update={"kv_share": None})}))
 
 
+def test_what_weights_and_activations_lack_is_said() -> None:
+    scenario = in_memory("quest", 0.0, workload={"context": 1024, "output": 8})
+    # Weights fit, and nothing besides.
+    share = 2**20 / scenario.model.weight_bytes
+    run = run_scenario(
+        scenario.model_copy(update={"budget": scenario.budget.model_copy(update={"runtime_share": share})})
+    )
+    assert run.outcome == "out_of_memory"
+    assert "more memory than there is: it lacks 1.0 MiB" in run.why
+
+
 def test_scores_of_a_prompt_whose_kv_is_on_the_host_run_out_of_memory_too() -> None:
     memory = {"unified": False, "copy_bytes_per_s": "1 GB/s", "host_capacity_bytes": "1 GB"}
     device = {"extends": "tiny", "memory": memory}

@@ -11,6 +11,7 @@ from kvferry.policies.decode.blocking import TokenGroups
 from kvferry.policies.decode.centroids import Centroids
 from kvferry.policies.decode.cluster_places import ClusterPools
 from kvferry.policies.decode.cluster_upkeep import AdaptiveClusters, StaticClusters
+from kvferry.policies.decode.local_clusters import LocalClusters
 from kvferry.policies.decode.residency import DoubleBuffer, Reuse
 from kvferry.policies.decode.roles import Roles
 from kvferry.policies.decode.room import Room
@@ -83,6 +84,12 @@ def test_clusters_take_three_roles_together(role: str, own: bool) -> None:
     roles = Roles(**{**others, role: one[role]})  # type: ignore[arg-type]
     with pytest.raises(InputError, match="policies: clusters take a selector, a layout and an upkeep"):
         plan_of(roles, MODEL, sequences=1, context=8, output=4, budget_bytes=1e6)
+
+
+def test_a_window_takes_no_more_room_than_new_tokens_do() -> None:
+    windows = [LocalClusters(window_tokens=tokens, window_clusters=1) for tokens in (3, 4, 4000)]
+    each = MODEL.layers * MODEL.kv_entry_bytes
+    assert [window.n_bytes(ROOM, 1) / each for window in windows] == [3, 4, 4]
 
 
 def test_slots_leave_room_for_what_upkeep_takes() -> None:
