@@ -14,7 +14,7 @@ _TAG = b"KVFERRY KV FILE\n"
 
 def log_of(path: Path) -> Path:
     """The log's place beside its file."""
-    return path.with_name(path.name + ".log")
+    return path.parent / (path.name + ".log")
 
 
 def last_block(identity: str) -> bytes:

@@ -22,7 +22,7 @@ class FileRoom:
             return self._free[n_bytes].pop()
         if self.end + n_bytes > self.file_bytes:
             what = f"the file of {self.file_bytes:,} B has no room for a pool of {n_bytes:,} B"
-            raise InputError(f"policies.layout: {what}; a larger file_spare, or a smaller pool, would do")
+            raise InputError(f"policies.layout: {what}; a larger room, or a smaller pool, would do")
         offset, self.end = self.end, self.end + n_bytes
         return offset
 
@@ -31,7 +31,7 @@ class FileRoom:
         ends = self.end + np.cumsum(n_bytes)
         if len(ends) and ends[-1] > self.file_bytes:
             what = f"the file of {self.file_bytes:,} B has no room for pools of {int(n_bytes.sum()):,} B"
-            raise InputError(f"policies.layout: {what}; a larger file_spare, or smaller pools, would do")
+            raise InputError(f"policies.layout: {what}; a larger room, or smaller pools, would do")
         self.end = int(ends[-1]) if len(ends) else self.end
         return np.asarray(ends - n_bytes)
 

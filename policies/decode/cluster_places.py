@@ -71,6 +71,11 @@ class Buffered(PlacedAsClusters):
     def reference_queries(self) -> int:
         return self.references
 
+    def layout(self, room: Room, sequences: int, heads: int, alignment_bytes: int) -> ClusterLayout:
+        if self.references < 0:
+            raise ValueError(f"references is 0 or more, got {self.references}; 0 pairs clusters by their numbers")
+        return super().layout(room, sequences, heads, alignment_bytes)
+
     @abstractmethod
     def _made(self, **sizes: Any) -> ClusterLayout: ...
 

@@ -269,6 +269,8 @@ def test_files_of_another_kind(tmp_path: Path) -> None:
         KvFile(tmp_path / "b")
     with pytest.raises(InputError, match="is no file"):
         KvFile(tmp_path)
+    with pytest.raises(InputError, match="is no file"):
+        KvFile("")
 
 
 # --- the writer ------------------------------------------------------------------------------------------------------

@@ -38,6 +38,8 @@ def test_pools_and_memory_by_hand() -> None:
     assert AdaptiveClusters().mean_recent(3, 4) == 0
     with pytest.raises(ValueError, match="spare is 1 or more, got 0"):
         ClusterPools(spare=0).layout(ROOM, 1, 1, 32)
+    with pytest.raises(ValueError, match="references is 0 or more, got -1"):
+        ClusterPools(references=-1).layout(ROOM, 1, 1, 32)
 
 
 def test_the_best_clusters_are_taken_until_they_hold_enough() -> None:
