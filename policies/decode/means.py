@@ -69,7 +69,9 @@ def two_means(vectors: np.ndarray, there: np.ndarray, rounds: int = SPLIT_ROUNDS
     first = vectors[sets, _farthest(vectors, mean, there)]
     second = vectors[sets, _farthest(vectors, first, there)]
     # The later half, where nothing tells them apart.
-    leaves = halves = there & (np.cumsum(there, axis=1) > n - n // 2)
+    halves = there & (np.cumsum(there, axis=1) > n - n // 2)
+    # No parts yet, so that the first ones are never taken for the second time.
+    leaves = np.zeros_like(halves)
     apart = (first != second).any(-1)
     total = vectors.sum(1)
     for _ in range(rounds):

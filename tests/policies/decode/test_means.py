@@ -27,6 +27,13 @@ def test_two_heaps_are_told_apart_and_the_smaller_leaves() -> None:
     assert two_means(vectors, there).tolist() == [[False, True, False, True, False, False]]
 
 
+def test_a_first_cut_into_halves_is_no_last_one() -> None:
+    # Nearest to 1 and to 19 are the first three and the later two; to their means, 7 and 15, all but the last one.
+    vectors = np.array([1.0, 10.0, 10.0, 11.0, 19.0])[None, :, None]
+    there = np.ones((1, 5), bool)
+    assert two_means(vectors, there).tolist() == [[False, False, False, False, True]]
+
+
 def test_vectors_that_are_all_equal_are_cut_in_halves() -> None:
     there = np.array([[True, False, True, True, True, True], [True, True, False, False, False, False]])
     assert two_means(np.ones((2, 6, 3)), there).tolist() == [
