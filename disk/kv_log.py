@@ -22,6 +22,23 @@ def last_block(identity: str) -> bytes:
     return (_TAG + identity.encode()).ljust(BLOCK_BYTES, b"\0")
 
 
+def check_own(path: Path) -> None:
+    """Raises InputError where a file or a log would be replaced that no run has left there."""
+    for place, own in ((path, _ends_as_own), (log_of(path), log_frames.begins_a_log)):
+        try:
+            foreign = place.is_file() and place.stat().st_size > 0 and not own(place)
+        except OSError as error:
+            raise InputError(f"live.kv_file: {place} cannot be read: {error.strerror}") from None
+        if foreign:
+            raise InputError(f"live.kv_file: {place} is nothing that a run has left, and would be lost; name another")
+
+
+def _ends_as_own(path: Path) -> bool:
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - BLOCK_BYTES))
+        return file.read(len(_TAG)) == _TAG
+
+
 class KvLog:
     """Append-only. A record is in the system's hands once a call returns, and outlives the process; it is not made
     sure that it outlives the power.

@@ -43,6 +43,12 @@ def append(fd: int, path: Path, at: int, kind: bytes, content: bytes) -> int:
     return at + len(whole)
 
 
+def begins_a_log(path: Path) -> bool:
+    """A file's first bytes are a frame's. Raises OSError."""
+    with path.open("rb") as file:
+        return file.read(len(_MARK)) == _MARK
+
+
 def frames(file: BinaryIO, path: Path) -> Iterator[Frame]:
     """The whole frames of a log. It ends where the last one does: bytes behind it begin a frame that was cut off.
     Raises InputError for a frame that is as long as it says, and was changed."""

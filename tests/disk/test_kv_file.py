@@ -15,7 +15,7 @@ from kept_clusters import ENTRY_BYTES, KeptClusters, entry
 
 from kvferry.disk import log_frames
 from kvferry.disk.kv_file import KvFile
-from kvferry.disk.kv_log import KvLog, last_block
+from kvferry.disk.kv_log import KvLog, check_own, last_block, log_of
 from kvferry.disk.log_frames import HEAD_BYTES, append
 from kvferry.disk.opened_file import StorageFull
 from kvferry.layouts.cluster_layout import ClusterLayout
@@ -293,3 +293,18 @@ def test_one_run_writes_a_file(tmp_path: Path) -> None:
 def test_no_room_for_a_record(tmp_path: Path) -> None:
     with open("/dev/full", "wb") as full, pytest.raises(StorageFull, match=r"cannot write .*x\.log .* device is full"):
         append(full.fileno(), tmp_path / "x.log", 0, b"step", bytes(100))
+
+
+def test_files_that_no_run_has_left_are_not_replaced(tmp_path: Path) -> None:
+    file = tmp_path / "kv"
+    check_own(file)
+    file.write_bytes(b"\0" * 4096 + last_block("0" * 32))
+    log_of(file).write_bytes(b"KVFR")
+    check_own(file)
+    log_of(file).write_text("a log of something else")
+    with pytest.raises(InputError, match=r"kv.log is nothing that a run has left, and would be lost; name another"):
+        check_own(file)
+    log_of(file).unlink()
+    file.write_text("notes")
+    with pytest.raises(InputError, match=r"kv is nothing that a run has left"):
+        check_own(file)

@@ -8,7 +8,7 @@ import torch
 
 from kvferry.backends.needs import DecodeSizes
 from kvferry.disk.direct_storage import BLOCK_BYTES, Storage
-from kvferry.disk.kv_log import KvLog, last_block
+from kvferry.disk.kv_log import KvLog, check_own, last_block
 from kvferry.disk.kv_record import NUMBER_BYTES, KvHeader
 from kvferry.disk.mapped_storage import MappedStorage
 from kvferry.layouts.cluster_layout import ClusterLayout
@@ -43,6 +43,7 @@ def check_kept(scenario: Scenario, sizes: DecodeSizes | None) -> None:
             what = "the file has keys and values, not values alone"
         raise InputError(f"live.kv_file: {what}; system: dynakv, pqcache, clusterkv or no-cluster would do")
     check_writable(Path(live.kv_file), "live.kv_file")
+    check_own(Path(live.kv_file))
 
 
 def kept_log(path: Path, stack: ExitStack) -> KvLog:
