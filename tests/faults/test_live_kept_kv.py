@@ -130,7 +130,10 @@ CUT = """
 """
 
 
-@pytest.mark.parametrize(("share", "cuts"), [(0.0, 1), (0.5, 9), (1.0, 1)])
+@pytest.mark.parametrize(
+    ("share", "cuts"),
+    [pytest.param(0.0, 1, marks=pytest.mark.long), (0.5, 9), pytest.param(1.0, 1, marks=pytest.mark.long)],
+)
 def test_killed_between_the_log_and_the_file(tmp_path: Path, computed: Computed, share: float, cuts: int) -> None:
     path = tmp_path / "run.kv"
     # Nothing is kept in memory or in an area of its own: what is written is what is new, or cut.
