@@ -4,9 +4,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvferry.policies.decode.residency import Copies, InSlots, Resident
+from kvferry.policies.decode.residency import InSlots, Resident
 from kvferry.policies.decode.room import Room
 from kvferry.policies.decode.rows import BlockRows, Lookup
+from kvferry.policies.decode.slot_table import SlotTable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,23 +39,14 @@ class Elastic(InSlots):
         return ElasticSlots(rows, blocks, slots)
 
 
-class ElasticSlots(Copies):
+class ElasticSlots(SlotTable):
     """A Resident of `slots` per row, which hold the last selection and nothing else."""
 
     def __init__(self, rows: int, blocks: int, slots: int) -> None:
         """`rows` that have room for so many blocks each. ValueError without slots."""
         if slots < 1:
             raise ValueError(f"a selection takes a slot at least, got {slots}")
-        self.rows, self.blocks, self.slots = rows, blocks, slots
-        # Flat: int32[rows * blocks], and int64[rows * slots] of flat block numbers.
-        self._slot_of = np.full(rows * blocks, -1, np.int32)
-        self._block_in = np.full(rows * slots, -1, np.int64)
-        self._first_block = np.arange(rows) * blocks
-        self._first_slot = np.arange(rows) * slots
-
-    def slot_of(self, row: int, block: int) -> int | None:
-        slot = int(self._slot_of[row * self.blocks + block])
-        return slot if slot >= 0 else None
+        super().__init__(rows, blocks, slots)
 
     def look_up(self, wanted: BlockRows, tokens: np.ndarray | None = None) -> Lookup:
         """Blocks that are no longer wanted leave; those that are missing take their slots, in order. ValueError when a
@@ -81,21 +73,3 @@ class ElasticSlots(Copies):
         self._slot_of[entering] = taken
         slots[missing] = taken
         return Lookup(wanted, missing, slots)
-
-    def held(self, changing: BlockRows | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Rows and ids of the last selection."""
-        held = np.flatnonzero(self._slot_of >= 0)
-        return held // self.blocks, held % self.blocks
-
-    def forget(self, blocks: BlockRows) -> None:
-        """Give up copies of blocks that have changed, or never came."""
-        ids = (blocks.ids + blocks.spread(self._first_block)).ravel()
-        ids = ids[self._slot_of[ids] >= 0]
-        self._block_in[ids // self.blocks * self.slots + self._slot_of[ids]] = -1
-        self._slot_of[ids] = -1
-
-    def check(self) -> None:
-        """AssertionError when a block has two slots, or a slot two blocks."""
-        held = np.flatnonzero(self._slot_of >= 0)
-        assert (self._block_in[held // self.blocks * self.slots + self._slot_of[held]] == held).all()
-        assert np.count_nonzero(self._block_in >= 0) == len(held)

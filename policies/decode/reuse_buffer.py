@@ -1,13 +1,12 @@
 """The reuse buffer: slots that keep KV blocks moved from storage, so that the next steps need not move them again."""
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from kvferry.policies.decode.rows import BlockRows, Lookup
+from kvferry.policies.decode.slot_table import SlotTable
 
 
-class ReuseBuffer:
+class ReuseBuffer(SlotTable):
     """One layer's slots for a lock-step batch (KVSwap 3.4.3): a slot table, filled first in, first out.
 
     A slot whose block the present selection needs is passed over, and its turn comes in the next round. The mapping
@@ -19,17 +18,8 @@ class ReuseBuffer:
         """Slots for each row, which has room for so many blocks on storage. ValueError without slots."""
         if slots < 1:
             raise ValueError(f"a reuse buffer has a slot at least, got {slots}")
-        self.rows, self.blocks, self.slots = rows, blocks, slots
-        # Flat [rows * blocks] and [rows * slots]; -1: none.
-        self._slot_of = np.full(rows * blocks, -1, np.int32)
-        self._block_in = np.full(rows * slots, -1, np.int64)
-        self._first_block = np.arange(rows) * blocks
-        self._first_slot = np.arange(rows) * slots
+        super().__init__(rows, blocks, slots)
         self._next = np.zeros((rows, 1), np.int64)
-
-    def slot_of(self, row: int, block: int) -> int | None:
-        slot = int(self._slot_of[row * self.blocks + block])
-        return slot if slot >= 0 else None
 
     def block_in(self, row: int, slot: int) -> int | None:
         block = int(self._block_in[row * self.slots + slot])
@@ -57,29 +47,6 @@ class ReuseBuffer:
             self._slot_of[entering] = taken
             slots[missing] = taken
         return Lookup(wanted, missing, slots)
-
-    def renew(self, changed: BlockRows, tokens: np.ndarray | None = None, made: Sequence[tuple[int, int]] = ()) -> None:
-        """Copies of blocks that have changed are given up."""
-        self.forget(changed)
-
-    def held(self, changing: BlockRows | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Rows and ids of what is in a slot."""
-        held = np.flatnonzero(self._slot_of >= 0)
-        return held // self.blocks, held % self.blocks
-
-    def forget(self, blocks: BlockRows) -> None:
-        """Give up blocks whose move failed, or that have changed: they lie on storage only."""
-        ids = (blocks.ids + blocks.spread(self._first_block)).ravel()
-        ids = ids[self._slot_of[ids] >= 0]
-        self._block_in[ids // self.blocks * self.slots + self._slot_of[ids]] = -1
-        self._slot_of[ids] = -1
-
-    def check(self) -> None:
-        """AssertionError when the tables disagree: then a block has two slots, or a slot two blocks."""
-        held = np.flatnonzero(self._slot_of >= 0)
-        rows = held // self.blocks
-        assert (self._block_in[rows * self.slots + self._slot_of[held]] == held).all()
-        assert np.count_nonzero(self._block_in >= 0) == len(held)
 
     def _victims(self, in_use: np.ndarray, counts: np.ndarray) -> np.ndarray:
         """Flat indices of the slots to fill, row by row, `counts` [rows, 1] of each; none of those `in_use`."""
