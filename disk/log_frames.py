@@ -1,5 +1,5 @@
-"""Frames of an append-only log: each with its length and checksum, so that one that was cut off is told from one that
-was changed."""
+"""Frames of an append-only log: each with its length and checksum, so that a frame that was cut off and one that
+was changed are different errors."""
 
 import os
 import struct

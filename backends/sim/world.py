@@ -90,7 +90,7 @@ class SimWorld:
 
     def device(self, n: int, link: LinkSpec | None = None) -> SimMachine:
         """A machine of devices that have nothing to do serves another one on the same network: there are as many as
-        work at once. Their spans are told together, as of `devices`. Each begins its link's trace at a time of its
+        work at once. Their spans are kept together, as of `devices`. Each begins its link's trace at a time of its
         own."""
         if n not in self._staying:
             spare = self._spare.setdefault(id(link), [])

@@ -19,7 +19,7 @@ class StoredBlocks:
 
     ``recent`` tokens of every sequence are in the rolling buffer, as their KV block is not complete; the token under
     way is not among them. `slots` per row of each layer's reuse buffer, 0: none. `rebuilt` holds the keys where the
-    file has values alone. `log`, where KV blocks are of one token, is told what becomes of the file before it does.
+    file has values alone. `log`, where KV blocks are of one token, records what becomes of the file before it does.
     """
 
     def __init__(

@@ -55,7 +55,7 @@ class ClusterFormat:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class ClusteredKv(Clustered):
-    """The answer, and what is to be written of it, by row and cluster: a Written, of which a log is told."""
+    """The answer, and what is to be written of it, by row and cluster: a Written, which a log records."""
 
     format: ClusterFormat
     clusters: dict[Place, torch.Tensor]
@@ -98,7 +98,7 @@ class SwappedKv:
 class ClusterBlocks:
     """Tensors of clusters of a lock-step batch, each with its entries in the order in which they came to it. Those that
     a step attends to are at hand until it ends. Of others, entries that wait for a cut are, and those in page buffers,
-    which are not in the file yet. `log` is told what becomes of the file before it does."""
+    which are not in the file yet. `log` records what becomes of the file before it does."""
 
     def __init__(self, format: ClusterFormat, *, device: torch.device, log: ClusterLog | None = None) -> None:
         layout, self._log = format.layout, log

@@ -1,4 +1,4 @@
-"""What the log of a KV file is told while a batch decodes: by entries, whether KV blocks are clusters or not."""
+"""What is written to the log of a KV file while a batch decodes: by entries, whether KV blocks are clusters or not."""
 
 from array import array
 from collections.abc import Mapping, Sequence
