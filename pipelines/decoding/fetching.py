@@ -126,9 +126,7 @@ class Compare:
         now.found = [found] * layers
         now.tokens = [wanted.widest * plan.group_tokens] * layers
         # Layers in the processor's memory have nothing to bring.
-        now.record.blocks_wanted += away * ids.size
-        now.record.blocks_reused += away * found.hits
-        now.record.brought_entries += away * plan.group_tokens * (ids.size - found.hits)
+        now.record.looked_up(found, plan.group_tokens * (ids.size - found.hits), away)
         return now.machine.submit(self.op(plan, ids.size if away else 0), after=after)
 
     def parts(self, prices: Prices) -> Parts:

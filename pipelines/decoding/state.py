@@ -39,11 +39,12 @@ class DecodeRecord:
     # Entries of clusters that were read for nothing but to be cut.
     cut_entries: int = 0
 
-    def looked_up(self, found: Lookup, entries: int) -> None:
-        """Counts what was wanted and what of it was there; so many `entries` of it come."""
-        self.blocks_wanted += found.missing.size
-        self.blocks_reused += found.hits
-        self.brought_entries += entries
+    def looked_up(self, found: Lookup, entries: int, layers: int = 1) -> None:
+        """Counts what was wanted and what of it was there; so many `entries` of it come. It is alike in so many
+        `layers`."""
+        self.blocks_wanted += layers * found.missing.size
+        self.blocks_reused += layers * found.hits
+        self.brought_entries += layers * entries
 
     def reads(self, reads: Reads) -> None:
         """Counts the contiguous accesses of a layer's reads, where blocks are clusters."""
