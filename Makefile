@@ -34,7 +34,7 @@ test-core: $(VENV)/dev
 	$(BIN)/python -m pytest -n auto -m "not long and not torch"
 
 test-all: $(VENV)/torch
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto --hypothesis-profile=thorough
 
 check: $(VENV)/dev
 	@mkdir -p build/typing && ln -sfn ../.. build/typing/kvferry

@@ -12,9 +12,10 @@ from kvferry.cli import main as command
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))
 
-# How long an example takes is no property: machines are busy at times.
-settings.register_profile("kvferry", deadline=None)
-settings.load_profile("kvferry")
+# How long an example takes is no property: machines are busy at times. `make test-all` looks at more examples.
+settings.register_profile("quick", deadline=None, max_examples=30)
+settings.register_profile("thorough", deadline=None)
+settings.load_profile("quick")
 
 # What a shell without job control starts in the background ignores Ctrl-C, and so would its children: tests that
 # interrupt them would wait for ever.

@@ -27,8 +27,9 @@ MEASURED = ("calibrate", "fidelity")
 
 
 def _marked(command: list[str]) -> Any:
-    marks = [pytest.mark.long] if command[1] in LONG else []
-    return pytest.param(command, marks=[*marks, pytest.mark.torch] if "live/quickstart" in command else marks)
+    live = "live/quickstart" in command
+    marks = [pytest.mark.long] if command[1] in LONG or live else []
+    return pytest.param(command, marks=[*marks, pytest.mark.torch] if live else marks)
 
 
 @pytest.mark.parametrize("command", [_marked(c) for c in COMMANDS if c[1] not in MEASURED], ids=" ".join)

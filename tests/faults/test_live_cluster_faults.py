@@ -144,7 +144,7 @@ KILLED = """
 """
 
 
-@pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
+@pytest.mark.parametrize("share", [0.4, *(pytest.param(one, marks=pytest.mark.long) for one in (0.0, 1.0))])
 def test_a_process_that_is_killed_while_it_writes_a_cut(tmp_path: Path, share: float) -> None:
     """Its file has no name, and goes with it. Somebody who has it open finds all that was there when the last write
     ended, but for the clusters that were being written: those of the cut lie there in part."""

@@ -131,7 +131,7 @@ def test_killed_again_and_again_at_any_moment_it_ends_with_the_same_bytes(tmp_pa
     assert (tmp_path / "data" / "points.parquet").read_bytes() == whole(tmp_path, 12)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_interrupted_it_keeps_what_is_done(tmp_path: Path, workers: int) -> None:
     process = start(tmp_path / "data", 30, workers, nap_s=0.5)
     wait_for_parts(tmp_path / "data", process)

@@ -60,10 +60,10 @@ def test_no_tokenizer(tmp_path: Path) -> None:
 
 
 def test_a_tokenizer_of_a_larger_vocabulary_than_the_model_s_is_refused() -> None:
-    folder, vocabulary = bundled_bpe_folder(), bundled_bpe().vocabulary
-    assert len(Prompts(folder, vocabulary, None, seed=0).tokens(0, 10, 1)[0]) == 10
+    folder, vocabulary, text = bundled_bpe_folder(), bundled_bpe().vocabulary, Path(__file__)
+    assert len(Prompts(folder, vocabulary, text, seed=0).tokens(0, 10, 1)[0]) == 10
     with pytest.raises(InputError, match=r"tokenizer.json: has token ids up to \d+, .* vocabulary has 500: .* another"):
-        Prompts(folder, 500, None, seed=0)
+        Prompts(folder, 500, text, seed=0)
 
 
 def bundled_bpe_folder() -> Path:

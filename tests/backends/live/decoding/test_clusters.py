@@ -39,15 +39,24 @@ def roles(selected: int = 1000, *, per_head: bool = True, **others: Any) -> Role
 # Page buffers of 2 tokens of a head.
 BUFFERS: dict[str, Any] = {"page_buffers": 2, "page_bytes": 256, "hot_steps": 4}
 LAYOUTS = [
-    DualHeads(group_tokens=3),
     DualHeads(group_tokens=3, most_tokens=2, whole_pairs=False),
-    DualHeads(group_tokens=3, **BUFFERS),
     ClusterPools(group_tokens=3, spare=1, **BUFFERS),
-    ClusterByCluster(group_tokens=3),
     ClusterByCluster(group_tokens=3, references=8),
     SequenceOrdered(group_tokens=3),
+]
+FURTHER_LAYOUTS = [
+    DualHeads(group_tokens=3),
+    DualHeads(group_tokens=3, **BUFFERS),
+    ClusterByCluster(group_tokens=3),
     ClusterByCluster(group_tokens=3, **BUFFERS),
 ]
+
+
+def named(some: list[Any], further: list[Any]) -> list[Any]:
+    """Parameters of a test, the further ones of its long part."""
+    return [pytest.param(one, id=str(one)) for one in some] + [
+        pytest.param(one, id=str(one), marks=pytest.mark.long) for one in further
+    ]
 
 
 class ClusterDecoding(SmallDecoding):
@@ -154,7 +163,7 @@ def test_what_is_selected_is_less_and_all_is_kept(model: Any, tmp_path: Path) ->
             assert tokens.sum() + len(late) == len(keys)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("layout", named(LAYOUTS, FURTHER_LAYOUTS))
 def test_every_layout_gives_back_what_was_written(model: Any, tmp_path: Path, layout: Any) -> None:
     """Of all clusters in a real file, and of some of them, as they grow, are cut and move."""
     wanted = roles(layout=layout, residency=Reuse(slots=80))
@@ -165,14 +174,14 @@ def test_every_layout_gives_back_what_was_written(model: Any, tmp_path: Path, la
     some.run()
 
 
-REPLACEMENTS: list[Any] = ["fifo", "lru", "lfu", "cluster-aligned"]
-CACHES = [WholeCache(cache_share=0.3, replacement=one) for one in REPLACEMENTS] + [
-    VirtualCache(cache_share=0.3),
-    VirtualCache(cache_share=1.0),
+REPLACEMENTS: list[Any] = ["fifo", "lru", "lfu"]
+CACHES = [WholeCache(cache_share=0.3, replacement="cluster-aligned"), VirtualCache(cache_share=0.3)]
+FURTHER_CACHES = [WholeCache(cache_share=0.3, replacement=one) for one in REPLACEMENTS] + [
+    VirtualCache(cache_share=1.0)
 ]
 
 
-@pytest.mark.parametrize("residency", CACHES, ids=str)
+@pytest.mark.parametrize("residency", named(CACHES, FURTHER_CACHES))
 def test_a_cache_has_what_the_file_has(model: Any, tmp_path: Path, residency: Residency) -> None:
     """Clusters that grow and are cut while they are kept are those that would have been read."""
     layout = DualHeads(group_tokens=3, **BUFFERS)

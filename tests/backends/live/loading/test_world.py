@@ -51,7 +51,9 @@ def exact_store(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
 
 
 @pytest.mark.parametrize(
-    "system", ["ferry", "sparkv", "strong-hybrid", "cachegen", "kivi", "stream-only", "local-prefill"]
+    "system",
+    ["ferry", "cachegen", "local-prefill"]
+    + [pytest.param(one, marks=pytest.mark.long) for one in ("sparkv", "strong-hybrid", "kivi", "stream-only")],
 )
 def test_every_system_answers(system: str) -> None:
     run = run_scenario(scenario(system=system))
@@ -129,7 +131,7 @@ def test_what_cannot_be_had_is_reported(changes: dict[str, Any], message: str) -
     assert type(caught.value).__module__.startswith("kvferry")
 
 
-@pytest.mark.parametrize("system", ["ferry", "stream-only"])
+@pytest.mark.parametrize("system", ["ferry", pytest.param("stream-only", marks=pytest.mark.long)])
 def test_a_cloud_that_is_gone_before_the_start(system: str) -> None:
     said: list[str] = []
     run = run_scenario(scenario(system=system, live={"cloud": "http://127.0.0.1:9"}), say=said.append)
@@ -153,8 +155,14 @@ def _chunks_that_do_not_decode(path: Path, bad: Callable[[int], bool]) -> None:
             writer.put(*place, data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :] if bad(i) else data)
 
 
-@pytest.mark.parametrize("system", ["ferry", "stream-only", "sparkv"])
-@pytest.mark.parametrize("which", ["one", "all"])
+@pytest.mark.parametrize(
+    ("which", "system"),
+    [("one", "stream-only"), ("all", "ferry")]
+    + [
+        pytest.param(*both, marks=pytest.mark.long)
+        for both in (("one", "ferry"), ("one", "sparkv"), ("all", "stream-only"), ("all", "sparkv"))
+    ],
+)
 def test_chunks_that_arrive_whole_and_do_not_decode(
     tmp_path: Path, exact_store: tuple[Path, Any], system: str, which: str
 ) -> None:
