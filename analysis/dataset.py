@@ -1,22 +1,20 @@
-"""The results of many points on disk: small parts while they are computed, one sorted Parquet table at the end."""
+"""The results of many points on disk: a line each while they are computed, one sorted Parquet table at the end."""
 
 from __future__ import annotations
 
 import io
-import json
-import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any
 
+from kvferry.analysis.journal import SUFFIX, Journal, Row, rows_of
 from kvferry.specs.errors import KvferryError
 from kvferry.system.whole_file import write_file
 
 if TYPE_CHECKING:
     import pandas as pd
 
-Row = Mapping[str, Any]
 # Wall times start with this. They differ between equal runs and are kept apart, so that the points' bytes do not.
 MEASURED = "measured."
 # The first columns of the table; the prefix of a column's name says what it holds.
@@ -24,8 +22,6 @@ _FIRST = ("key", "outcome", "why", "name", "backend", "system", "seed", "couplin
 _PROFILES = ("device.", "model.")
 _LAST = ("version",)
 _ALWAYS = ("key", "outcome", "why", "version")
-# At most this much computing time is lost to kill -9; writing a part for every quick point would cost more than it.
-_AT_RISK_S = 1.0
 
 
 class Dataset:
@@ -33,36 +29,37 @@ class Dataset:
 
     points.parquet   one row per point, sorted by key: equal results give equal bytes, whatever their order
     timings.parquet  the wall times of the same points
-    parts/           rows not yet in the two; each part appears under its name only when complete
+    parts/           journals: rows not yet in the two, on disk as soon as they were added
 
     Raises KvferryError when another process writes here, a file cannot be written, or one is no Parquet file.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._unwritten: list[Row] = []
-        self._at_risk_s = 0.0
+        self._journal: Journal | None = None
 
     def __enter__(self) -> Dataset:
         self._lock = _locked(self.folder)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._lock.close()
+        try:
+            self._close_journal()
+        finally:
+            self._lock.close()
 
     def add(self, row: Row) -> None:
-        """Keep a row: scalars by column, with "key" and "measured.wall_s"; it replaces the one of the same key."""
-        self._unwritten.append(row)
-        self._at_risk_s += row[MEASURED + "wall_s"]
-        if self._at_risk_s >= _AT_RISK_S:
-            self._write_part()
+        """Keep a row: scalars by column; it replaces the one of the same "key"."""
+        if self._journal is None:
+            self._journal = Journal(self.folder / "parts")
+        self._journal.add(row)
 
     def compact(self) -> pd.DataFrame:
         """Bring all rows into the two tables and remove the parts; returns the points, as ``read_points`` does.
 
         Safe to interrupt: the parts are removed last.
         """
-        self._write_part()
+        self._close_journal()
         parts = _parts(self.folder)
         rows = _read(self.folder)
         if parts:
@@ -70,19 +67,14 @@ class Dataset:
             write_file(self.folder / "points.parquet", _bytes_of(rows.drop_columns(_timed(rows))))
             write_file(self.folder / "timings.parquet", _bytes_of(timings))
         # The second pattern: files that a killed process left unfinished.
-        for path in (*parts, *(self.folder / "parts").glob(".*.partial"), *self.folder.glob(".*.partial")):
+        for path in (*parts, *self.folder.glob(".*.partial")):
             path.unlink(missing_ok=True)
         return _points(rows)
 
-    def _write_part(self) -> None:
-        if not self._unwritten:
-            return
-        import pyarrow as pa
-
-        # As JSON, since columns and types are known only once all rows are there.
-        table = pa.table({"row": [json.dumps(dict(row)) for row in self._unwritten]})
-        write_file(self.folder / "parts" / f"{secrets.token_hex(8)}.parquet", _bytes_of(table))
-        self._unwritten, self._at_risk_s = [], 0.0
+    def _close_journal(self) -> None:
+        journal, self._journal = self._journal, None
+        if journal is not None:
+            journal.close()
 
 
 def read_points(folder: Path) -> pd.DataFrame:
@@ -94,7 +86,7 @@ def read_points(folder: Path) -> pd.DataFrame:
 
 
 def _parts(folder: Path) -> list[Path]:
-    return sorted((folder / "parts").glob("[!.]*.parquet"))
+    return sorted((folder / "parts").glob(f"[!.]*{SUFFIX}"))
 
 
 def _read(folder: Path) -> Any:
@@ -103,14 +95,14 @@ def _read(folder: Path) -> Any:
     import pyarrow as pa
 
     # Parts first: if another process compacts one meanwhile, its rows are then found in the tables.
-    fresh = [row for path in _parts(folder) for row in _rows_of(path)]
+    fresh = _by_column(row for path in _parts(folder) for row in _rows_of(path))
     points = _table(folder / "points.parquet", ("key", "outcome", "version"))
     timings = _table(folder / "timings.parquet", ("key",))
     rows = pd.DataFrame(columns=list(_ALWAYS)) if points is None else points.to_pandas()
     if timings is not None:
         rows = rows.merge(timings.to_pandas(), on="key", how="left")
     # As objects: pandas would turn False into 0 in a column with whole numbers.
-    rows = pd.concat([rows.astype(object), pd.DataFrame(fresh, dtype=object)])
+    rows = pd.concat([rows.astype(object), fresh])
     rows = rows.drop_duplicates("key", keep="last").sort_values("key")
     # Without columns that only replaced rows had.
     used = [column for column in map(str, rows.columns) if column in _ALWAYS or rows[column].notna().any()]
@@ -192,21 +184,30 @@ def _table(path: Path, columns: tuple[str, ...]) -> Any:
     return table
 
 
-def _rows_of(path: Path) -> list[Row]:
+def _rows_of(path: Path) -> Iterator[Row]:
     """The rows of a part. Raises KvferryError when one is no row."""
-    table = _table(path, ("row",))
-    if table is None:
-        return []
     try:
-        rows = [json.loads(text) for text in table["row"].to_pylist()]
-        for row in rows:
-            if not all(isinstance(row[column], str) for column in ("key", "outcome", "version")):
-                raise ValueError("a row has no key, outcome or version")
-            if not all(isinstance(value, str | int | float | NoneType) for value in row.values()):
-                raise ValueError("a row holds more than text, numbers and truth values")
-    except (ValueError, TypeError, LookupError, RecursionError) as error:
+        yield from rows_of(path)
+    except (OSError, ValueError) as error:
         raise _damaged(path, error) from error
-    return rows
+
+
+def _by_column(rows: Iterable[Row]) -> pd.DataFrame:
+    """The rows as a table of objects, of which each value that is repeated is held once: most settings are."""
+    import pandas as pd
+
+    columns: dict[str, list[Any]] = {}
+    held: dict[Any, Any] = {}
+    n_rows = 0
+    for row in rows:
+        for name, value in row.items():
+            column = columns.setdefault(name, [])
+            column += [None] * (n_rows - len(column))
+            column.append(held.setdefault(value, value) if isinstance(value, str) else value)
+        n_rows += 1
+    for column in columns.values():
+        column += [None] * (n_rows - len(column))
+    return pd.DataFrame(columns, dtype=object)
 
 
 def _damaged(path: Path, error: Exception) -> KvferryError:

@@ -86,6 +86,15 @@ def dump_scenario(scenario: Scenario) -> dict[str, Any]:
     return scenario.model_dump(mode="json", by_alias=True)
 
 
+def dumped_scenario(dumped: Mapping[str, Any]) -> Scenario:
+    """The scenario that ``dump_scenario`` made this of. Faster than ``load_scenario``, as every name is resolved: its
+    faults have no places. Raises InputError."""
+    try:
+        return Scenario.model_validate(dumped, context={"from_file": True})
+    except ValidationError:
+        return _validated(Scenario, node_of(dumped, Place("(dumped)", None, Path.cwd())))
+
+
 def dump_yaml(scenario: Scenario) -> str:
     """The same as YAML text, to be kept beside a run's results."""
     import yaml

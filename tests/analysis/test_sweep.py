@@ -198,15 +198,23 @@ def test_the_bytes_do_not_tell_how_rows_came(
     assert stored(folder / "a", values, list(range(n)), [False] * n) == stored(folder / "b", values, order, compacted)
 
 
-def test_a_second_of_work_is_on_disk_at_once(tmp_path: Path) -> None:
+def test_a_row_is_on_disk_at_once(tmp_path: Path) -> None:
     with Dataset(tmp_path) as data:
-        for n in range(9):
-            data.add(row(str(n), **{"measured.wall_s": 0.11}))
-        assert len(read_points(tmp_path)) == 0
-        data.add(row("9", **{"measured.wall_s": 0.11}))
-        assert len(read_points(tmp_path)) == 10
-        data.add(row("10", **{"measured.wall_s": 60.0}))
-        assert len(read_points(tmp_path)) == 11
+        for n in range(3):
+            data.add(row(str(n)))
+            assert len(read_points(tmp_path)) == n + 1
+
+
+def test_a_line_that_was_not_finished_is_no_row(tmp_path: Path) -> None:
+    with Dataset(tmp_path) as data:
+        data.add(row("a"))
+        data.add(row("b"))
+    (journal,) = (tmp_path / "parts").iterdir()
+    whole = journal.read_bytes()
+    first = whole.index(b"\n") + 1
+    for length, keys in ((0, []), (first - 1, []), (first, ["a"]), (len(whole) - 1, ["a"]), (len(whole), ["a", "b"])):
+        journal.write_bytes(whole[:length])
+        assert read_points(tmp_path)["key"].tolist() == keys
 
 
 def test_a_replaced_row_leaves_no_column_behind(tmp_path: Path) -> None:

@@ -5,13 +5,12 @@ import signal
 import subprocess
 import sys
 import time
+import zlib
 from contextlib import suppress
 from pathlib import Path
 from random import Random
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from kvferry.analysis.dataset import Dataset, read_points
@@ -62,13 +61,13 @@ def start(folder: Path, n_points: int, workers: int, nap_s: float = 0.0, deadly:
     )
 
 
-def wait_for_parts(folder: Path, process: subprocess.Popen[str]) -> None:
+def wait_for_rows(folder: Path, process: subprocess.Popen[str]) -> None:
     for _ in range(1200):
-        if len(list((folder / "parts").glob("*.parquet"))) >= 2:
+        if sum(path.read_bytes().count(b"\n") for path in (folder / "parts").glob("*.rows")) >= 2:
             return
         assert process.poll() is None, process.communicate()[1]
         time.sleep(0.05)
-    raise AssertionError("no parts appeared within a minute")
+    raise AssertionError("no rows appeared within a minute")
 
 
 def whole(folder: Path, n_points: int) -> bytes:
@@ -89,10 +88,10 @@ def processes_of(group: int) -> dict[int, str]:
 
 def test_killed_in_the_middle_it_goes_on_where_it_was(tmp_path: Path) -> None:
     process = start(tmp_path / "data", 12, 2, nap_s=0.5)
-    wait_for_parts(tmp_path / "data", process)
+    wait_for_rows(tmp_path / "data", process)
     process.kill()
     process.wait()
-    (tmp_path / "data" / "parts" / ".x.parquet.abcd.partial").write_bytes(b"PAR1 half a fi")
+    (tmp_path / "data" / ".x.parquet.abcd.partial").write_bytes(b"PAR1 half a fi")
     kept = read_points(tmp_path / "data")
     assert 2 <= len(kept) < 12
     assert kept["outcome"].tolist() == ["done"] * len(kept)
@@ -134,7 +133,7 @@ def test_killed_again_and_again_at_any_moment_it_ends_with_the_same_bytes(tmp_pa
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_interrupted_it_keeps_what_is_done(tmp_path: Path, workers: int) -> None:
     process = start(tmp_path / "data", 30, workers, nap_s=0.5)
-    wait_for_parts(tmp_path / "data", process)
+    wait_for_rows(tmp_path / "data", process)
     # Interrupts are the parent's business: it may get its own a moment later, or never.
     others = [pid for pid, command in processes_of(process.pid).items() if "LokyProcess" in command]
     assert len(others) == (workers if workers > 1 else 0)
@@ -190,13 +189,14 @@ def test_no_damage_to_a_file_is_a_fault_of_the_sweep(tmp_path: Path, name: str) 
                 read_points(tmp_path)
             except KvferryError as error:
                 messages.append(str(error))
-    assert len(messages) > len(whole) / 101
+    # A journal that is too short was left by a killed process; in all else, every change is noticed.
+    assert len(messages) > len(whole) / 101 * (0.9 if name == "parts" else 1)
     for message in messages:
         assert message.startswith(f"cannot read {path}: ")
         assert "removing this file costs only" in message
         assert message.isprintable()
     path.unlink()
-    assert len(read_points(tmp_path)) == {"points.parquet": 20, "timings.parquet": 21, "parts": 20}[name]
+    assert len(read_points(tmp_path)) == {"points.parquet": 20, "timings.parquet": 21, "parts": 1}[name]
 
 
 @pytest.mark.parametrize(
@@ -205,10 +205,10 @@ def test_no_damage_to_a_file_is_a_fault_of_the_sweep(tmp_path: Path, name: str) 
     + ['{"key": "a", "outcome": "done", "version": "v", "x": [1]}', b"\xff"],
 )
 def test_a_part_whose_rows_are_none(tmp_path: Path, row: str | bytes) -> None:
-    rows = pa.array([row], pa.binary()).view(pa.string()) if isinstance(row, bytes) else pa.array([row])
+    text = row if isinstance(row, bytes) else row.encode()
     (tmp_path / "parts").mkdir()
-    pq.write_table(pa.table({"row": rows}), tmp_path / "parts" / "x.parquet")
-    with pytest.raises(KvferryError, match="cannot read .*x.parquet: .*costs only its points"):
+    (tmp_path / "parts" / "x.rows").write_bytes(b"%08x %b\n" % (zlib.crc32(text), text))
+    with pytest.raises(KvferryError, match="cannot read .*x.rows: .*costs only its points"):
         read_points(tmp_path)
 
 

@@ -117,7 +117,7 @@ def points(folder: Path) -> None:
         data.compact()
         data.add(row | {"key": "g", "measured.wall_s": 9.0})
     part = next((folder / "out" / "parts").iterdir())
-    part.rename(part.with_name("x.parquet"))
+    part.rename(part.with_name("x.rows"))
 
 
 def kinds() -> dict[str, Made]:
@@ -143,7 +143,7 @@ def kinds() -> dict[str, Made]:
         "study": (points, "study.yaml", ("sweep", "study.yaml", "-j", "1", "-o", "new", "--json")),
         **{
             f"data set, {name}": (points, f"out/{name}", ("sweep", "study.yaml", "-j", "1", "-o", "out", "--json"))
-            for name in ("points.parquet", "timings.parquet", "parts/x.parquet")
+            for name in ("points.parquet", "timings.parquet", "parts/x.rows")
         },
     }
     for file in sorted(FOREIGN.glob("*.json")):
@@ -171,7 +171,7 @@ def test_damaged_files(seeds: range, tmp_path: Path) -> None:
         folder.mkdir()
         make(folder)
         content = (folder / name).read_bytes()
-        if name.endswith((".npz", ".parquet", ".bin", ".log")) or chance.random() < 0.5:
+        if name.endswith((".npz", ".parquet", ".rows", ".bin", ".log")) or chance.random() < 0.5:
             content = damaged(chance, content)
         else:
             content = damaged_lines(chance, content.decode()).encode("utf-8", "surrogatepass")

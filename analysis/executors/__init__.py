@@ -1,0 +1,1 @@
+"""Where points run: in this process, on all cores, or on many machines."""

@@ -1,0 +1,123 @@
+"""Points on the cores of this computer, in processes of their own."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Generator, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from itertools import islice
+from threading import Thread
+from time import perf_counter, sleep
+from typing import Any
+
+from kvferry.analysis.executors.executor import DIED
+from kvferry.analysis.journal import Row
+from kvferry.analysis.point import Point, Work
+
+# Handed to a worker while it is busy, so that it need not wait for the next.
+_AHEAD = 1
+# Libraries would start threads on all cores in each worker.
+_THREADS = ("OMP", "OPENBLAS", "MKL", "BLIS", "NUMEXPR")
+_ONE_THREAD = {f"{library}_NUM_THREADS": "1" for library in _THREADS}
+# An idle worker ends by itself.
+_IDLE_S = 300
+
+
+class Cores:
+    """The executor of joblib's loky: a process per core, or as many as `workers` says. They stay for the next call."""
+
+    def __init__(self, workers: int | None = None) -> None:
+        from joblib import cpu_count
+
+        self.workers = workers or cpu_count()
+
+    def __enter__(self) -> Cores:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def rows(self, points: Iterable[Point], work: Work) -> Generator[Row, None, None]:
+        """As ``Executor.rows`` says. When a process dies, the points under way are run once more, each alone: so the
+        one that makes its process die is found."""
+        from joblib.externals.loky.process_executor import TerminatedWorkerError
+
+        left = iter(points)
+        under_way: dict[Future[Row], Point] = {}
+        while True:
+            try:
+                yield from self._until_done(left, under_way, work)
+                return
+            except TerminatedWorkerError:
+                for point in list(under_way.values()):
+                    yield self._alone(point, work)
+                under_way.clear()
+
+    def _until_done(
+        self, points: Iterator[Point], under_way: dict[Future[Row], Point], work: Work
+    ) -> Generator[Row, None, None]:
+        room = self.workers * (1 + _AHEAD)
+        executor: Any = None
+        ended = False
+        try:
+            while True:
+                for point in islice(points, room - len(under_way)):
+                    executor = executor or self._processes()
+                    under_way[_submitted(executor, work, point, under_way)] = point
+                if not under_way:
+                    ended = True
+                    return
+                for future in wait(under_way, return_when=FIRST_COMPLETED).done:
+                    row = future.result()
+                    del under_way[future]
+                    yield row
+        finally:
+            if not ended and executor is not None:  # interrupted, or given up: what is under way is not waited for
+                executor.shutdown(wait=True, kill_workers=True)
+
+    def _alone(self, point: Point, work: Work) -> Row:
+        from joblib.externals.loky.process_executor import TerminatedWorkerError
+
+        began_s = perf_counter()
+        executor = self._processes()
+        try:
+            row: Row = executor.submit(work, point).result()
+            return row
+        except TerminatedWorkerError:
+            return work.failed(point, DIED, perf_counter() - began_s)
+        except BaseException:
+            executor.shutdown(wait=True, kill_workers=True)
+            raise
+
+    def _processes(self) -> Any:
+        from joblib.externals.loky import get_reusable_executor
+
+        return get_reusable_executor(
+            self.workers, timeout=_IDLE_S, initializer=_begin_worker, initargs=(os.getpid(),), env=_ONE_THREAD
+        )
+
+
+def _submitted(executor: Any, work: Work, point: Point, under_way: dict[Future[Row], Point]) -> Future[Row]:
+    """The future of a point. Where a process has died, the point counts as under way."""
+    from joblib.externals.loky.process_executor import TerminatedWorkerError
+
+    try:
+        future: Future[Row] = executor.submit(work, point)
+    except TerminatedWorkerError:
+        under_way[Future()] = point
+        raise
+    return future
+
+
+def _begin_worker(parent: int) -> None:
+    """Ignore Ctrl-C, which reaches every process of a terminal: the parent answers it. A killed parent cannot end
+    its workers, so they look for it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def end_with_the_parent() -> None:
+        while os.getppid() == parent:
+            sleep(1.0)
+        os._exit(1)
+
+    Thread(target=end_with_the_parent, daemon=True).start()
