@@ -1,11 +1,12 @@
 """The protocol that pipelines are written against, and that every backend keeps (tests/contract)."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import simpy
 
+from kvferry.machine.channel import Channel
 from kvferry.machine.ops import Chunks, Extents, KvRef, Op
 from kvferry.machine.ticket import Ticket
 from kvferry.specs.tier import Tier
@@ -65,39 +66,6 @@ class MemoryPool(Protocol):
     def peak_of(self, tag: str) -> float: ...
 
     def reserve(self, n_bytes: float, tag: str) -> Lease | Refused: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Streamed:
-    """A stream that has come to its end: when each of its parts arrived, in seconds on the run's clock."""
-
-    times_s: Sequence[float]
-
-
-class MessageStream(Protocol):
-    """Parts of one message that are sent one by one, as tokens of an answer are. The peer receives them together, as a
-    Streamed, when the stream has ended; what is sent besides comes before or after it."""
-
-    def put(self) -> None:
-        """Send the next part now."""
-        ...
-
-    def end(self) -> None: ...
-
-
-class Channel(Protocol):
-    """An ordered two-way channel to a peer. `receive` fires with the next message, or, once the peer has closed and all
-    were received, with None every time. `send` raises RuntimeError on a closed channel, TypeError for None."""
-
-    def send(self, message: Any, n_bytes: float) -> simpy.Event: ...
-
-    def stream(self, n_bytes: float) -> MessageStream:
-        """A stream of parts of so many bytes each. Nothing else is sent before it has ended."""
-        ...
-
-    def receive(self) -> simpy.Event: ...
-
-    def close(self) -> None: ...
 
 
 class Machine(Protocol):

@@ -1,12 +1,13 @@
 """Conversations between machines of one simulated world."""
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 import simpy
 
-from kvferry.machine.machine import Streamed
+from kvferry.machine.channel import ChannelStalled, Each, Streamed
 
 
 class Carry(Protocol):
@@ -61,10 +62,12 @@ class _Inbox:
     """What has arrived and was not received, and who waits: as simpy.Store, with one event for a message instead of
     two."""
 
-    __slots__ = ("_env", "_messages", "_waiting")
+    __slots__ = ("_env", "_messages", "_waiting", "stream")
 
     def __init__(self, env: simpy.Environment) -> None:
         self._env = env
+        # The last one that was opened towards this end.
+        self.stream: SimStream | None = None
         self._messages: deque[Any] = deque()
         self._waiting: deque[simpy.Event] = deque()
 
@@ -81,6 +84,10 @@ class _Inbox:
         else:
             self._waiting.append(taken)
         return taken
+
+    def give_up(self, taken: simpy.Event) -> None:
+        """Let nothing more come to who waits by this."""
+        self._waiting.remove(taken)
 
 
 class ChannelEnd:
@@ -112,23 +119,44 @@ class ChannelEnd:
         """A stream of parts of so many bytes each. It crosses by arithmetic, not by an event for every part."""
         if self._closed:
             raise RuntimeError("this end of the channel is closed")
-        return SimStream(self, n_bytes)
+        stream = self._outgoing.stream = SimStream(self, n_bytes)
+        return stream
 
     @property
     def now_s(self) -> float:
         return float(self._env.now)
 
-    def receive(self) -> simpy.Event:
+    def receive(self, each: Each | None = None, patience_s: float | None = None) -> simpy.Event:
         """The event fires with the next message, or, once the peer has closed and all were received, with None every
-        time."""
+        time. A part of a stream counts for `patience_s` from when it was sent."""
         message = self._incoming.get()
         assert message.callbacks is not None
         message.callbacks.append(self._stay_ended)
+        if each is not None:
+            message.callbacks.append(lambda message: _tell_parts(message, each))
+        if patience_s is not None and not message.triggered:
+            self._wait(message, patience_s, patience_s)
         return message
 
     def _stay_ended(self, message: simpy.Event) -> None:
-        if message.value is None:
+        if message.ok and message.value is None:
             self._incoming.put(None)
+
+    def _wait(self, message: simpy.Event, wait_s: float, patience_s: float) -> None:
+        waited = self._env.timeout(wait_s)
+        assert waited.callbacks is not None
+        waited.callbacks.append(lambda _: self._waited(message, patience_s))
+
+    def _waited(self, message: simpy.Event, patience_s: float) -> None:
+        if message.triggered:
+            return
+        stream, now_s = self._incoming.stream, self._env.now
+        last_s = -math.inf if stream is None else stream.last_s
+        if last_s + patience_s > now_s:
+            self._wait(message, last_s + patience_s - now_s, patience_s)
+            return
+        self._incoming.give_up(message)
+        message.fail(ChannelStalled(f"nothing has come from {self._names[1]} for {patience_s:g} s"))
 
     def close(self) -> None:
         """Close this end, after all messages that were sent. Closing twice is harmless."""
@@ -136,17 +164,17 @@ class ChannelEnd:
             self._closed = True
             self._deliver(None, 0.0)
 
-    def deliver_stream(self, sent_s: Sequence[float], n_bytes: float) -> None:
+    def deliver_stream(self, sent_s: Sequence[float], values: Sequence[Any], n_bytes: float) -> None:
         """Send what was streamed at these times, the last of them now; for a SimStream."""
         arrivals_s = self._carry.arrivals_s(*self._names, sent_s, n_bytes)
         # Behind what was sent before, which it cannot overtake.
         crossing = self._carry(*self._names, 0.0)
         assert crossing.callbacks is not None
-        crossing.callbacks.append(lambda crossed: self._arrive_streamed(crossed, arrivals_s))
+        crossing.callbacks.append(lambda crossed: self._arrive_streamed(crossed, arrivals_s, values))
 
-    def _arrive_streamed(self, crossed: simpy.Event, arrivals_s: Sequence[float]) -> None:
+    def _arrive_streamed(self, crossed: simpy.Event, arrivals_s: Sequence[float], values: Sequence[Any]) -> None:
         before_s = self._arrived_s
-        streamed = Streamed([max(before_s, time_s) for time_s in arrivals_s])
+        streamed = Streamed([max(before_s, time_s) for time_s in arrivals_s], values)
         late_s = max(arrivals_s, default=0.0) - self._env.now
         if not crossed.ok or late_s <= 0:
             self._arrive(crossed, streamed)
@@ -172,12 +200,27 @@ class ChannelEnd:
 class SimStream:
     """A machine.MessageStream that keeps when each part was sent, and crosses when it ends."""
 
+    __slots__ = ("_end", "_n_bytes", "_sent_s", "_values")
+
     def __init__(self, end: ChannelEnd, n_bytes: float) -> None:
         self._end, self._n_bytes = end, n_bytes
         self._sent_s: list[float] = []
+        self._values: list[Any] = []
 
-    def put(self) -> None:
+    @property
+    def last_s(self) -> float:
+        """When the last part was sent; long ago, before there was any."""
+        return self._sent_s[-1] if self._sent_s else -math.inf
+
+    def put(self, value: Any = None) -> None:
         self._sent_s.append(self._end.now_s)
+        self._values.append(value)
 
     def end(self) -> None:
-        self._end.deliver_stream(self._sent_s, self._n_bytes)
+        self._end.deliver_stream(self._sent_s, self._values, self._n_bytes)
+
+
+def _tell_parts(message: simpy.Event, each: Each) -> None:
+    if message.ok and isinstance(message.value, Streamed):
+        for time_s, value in zip(message.value.times_s, message.value.values, strict=True):
+            each(time_s, value)

@@ -7,7 +7,8 @@ from typing import Any
 
 import simpy
 
-from kvferry.machine.machine import Channel, Lease, Machine, MessageStream, Refused
+from kvferry.machine.channel import Channel, MessageStream
+from kvferry.machine.machine import Lease, Machine, Refused
 from kvferry.machine.ops import DecodeStep, Extents, Prefill
 from kvferry.machine.ticket import Ticket
 from kvferry.pipelines.assist.messages import response_bytes

@@ -6,7 +6,8 @@ from typing import Any, TypeVar
 import numpy as np
 import simpy
 
-from kvferry.machine.machine import Channel, Lease, Machine, Refused, Streamed
+from kvferry.machine.channel import Channel, Streamed
+from kvferry.machine.machine import Lease, Machine, Refused
 from kvferry.machine.ops import DecodeRun, Extents
 from kvferry.machine.ticket import Ticket
 from kvferry.pipelines.assist.estimates import Estimates, pieces, start_bytes, window_of

@@ -7,7 +7,8 @@ import pytest
 import simpy
 from worlds import World, finish
 
-from kvferry.machine.machine import Refused, Streamed
+from kvferry.machine.channel import ChannelStalled, Streamed
+from kvferry.machine.machine import Refused
 from kvferry.machine.ops import Assign, Chunks, Decompress, Extents, FeedForward, KvRef, Prefill, Retrieve, Select
 from kvferry.machine.ticket import Cancelled, Ticket
 
@@ -230,31 +231,62 @@ def test_channels_keep_the_order_and_say_when_they_end(world: World) -> None:
     assert [m for m in got if not isinstance(m, int)] == [("seen", 0), ("seen", 1), ("seen", 2)]
 
 
-def test_a_stream_arrives_together_with_when_each_part_did(world: World) -> None:
+def test_a_stream_arrives_with_when_each_part_did_and_what_it_carried(world: World) -> None:
     here, there = world.machine.open("cloud"), world.peer.open("device")
     env = world.machine.env
-
     put_s = []
+    told: list[tuple[float, object]] = []
 
     def device() -> simpy.events.ProcessGenerator:
         here.send("before", n_bytes=10)
         stream = here.stream(n_bytes=1)
-        for _ in range(3):
+        for value in (None, ["a", 7], "é"):
             put_s.append(env.now)
-            stream.put()
+            stream.put(value)
             yield env.timeout(0.01)
         stream.end()
         here.send("behind", n_bytes=10)
 
+    def tell(time_s: float, value: object) -> None:
+        assert time_s <= env.now
+        told.append((time_s, value))
+
     env.process(device())
-    assert env.run(until=there.receive()) == "before"
-    streamed = env.run(until=there.receive())
+    assert env.run(until=there.receive(tell)) == "before"
+    assert not told
+    streamed = env.run(until=there.receive(tell))
     assert isinstance(streamed, Streamed)
-    assert len(streamed.times_s) == 3
+    assert list(streamed.values) == [None, ["a", 7], "é"]
+    # Each part was told before the stream, as it says.
+    assert told == list(zip(streamed.times_s, streamed.values, strict=True))
     assert list(streamed.times_s) == sorted(streamed.times_s)
     assert all(arrived >= put for arrived, put in zip(streamed.times_s, put_s, strict=True))
     assert streamed.times_s[-1] <= env.now
     assert env.run(until=there.receive()) == "behind"
+
+
+def test_who_waits_with_patience_hears_that_nothing_comes(world: World) -> None:
+    here, there = world.machine.open("cloud"), world.peer.open("device")
+    env = world.machine.env
+
+    def device() -> simpy.events.ProcessGenerator:
+        here.send("hello", n_bytes=10)
+        stream = here.stream(n_bytes=1)
+        # Longer in all than the peer has patience: parts count.
+        for _ in range(6):
+            stream.put()
+            yield env.timeout(0.1)
+        stream.end()
+        # A stream that never goes on.
+        here.stream(n_bytes=1).put()
+
+    env.process(device())
+    assert env.run(until=there.receive(patience_s=0.5)) == "hello"
+    assert len(env.run(until=there.receive(patience_s=0.5)).times_s) == 6
+    began_s = env.now
+    with pytest.raises(ChannelStalled, match=r"nothing has come from device for 0\.5 s"):
+        env.run(until=there.receive(patience_s=0.5))
+    assert env.now - began_s >= 0.5
 
 
 def test_a_channel_that_has_ended_stays_ended(world: World) -> None:

@@ -3,10 +3,12 @@
 import contextlib
 import json
 import re
+import select
 import socket
 import struct
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -14,16 +16,16 @@ from typing import Any
 from kvferry.backends.live.engine.environment import WallClockEnvironment
 from kvferry.backends.live.engine.thread_work import LiveWork
 from kvferry.backends.live.engine.worker import Worker
-from kvferry.machine.machine import Streamed
+from kvferry.machine.channel import ChannelBroken, ChannelStalled, Each, Streamed
 from kvferry.machine.ticket import Ticket
-from kvferry.specs.errors import InputError, KvferryError
+from kvferry.specs.errors import InputError
 
 # Before every message: the lengths of its JSON text and of the bytes behind that. No text: goodbye.
 _HEAD = struct.Struct("!IQ")
 # No message of ours comes near; a length beyond says that the peer speaks something else.
 _LONGEST_TEXT, _LONGEST_BYTES = 1 << 28, 1 << 34
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-# In place of a message's text, which is JSON: a part of a stream, and its end.
+# What a message's text, which is JSON, cannot begin with: a part of a stream, with its value behind it, and the end.
 _PART, _END_OF_STREAM = b"+", b"."
 # How often a peer that is not there yet is tried again.
 _RETRY_S = 0.01
@@ -33,8 +35,14 @@ _RETRY_S = 0.01
 Carry = Callable[[str, str, float], Ticket]
 
 
-class ChannelBroken(KvferryError):
-    """The peer never connected, closed its socket without ending the channel, or sent something that is no message."""
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A part of a stream."""
+
+    value: Any
+
+
+_END = object()
 
 
 class SocketSwitchboard:
@@ -144,14 +152,14 @@ class LiveChannel:
             raise RuntimeError("this end of the channel is closed")
         return LiveStream(self._put, n_bytes)
 
-    def _put(self, part: bytes, n_bytes: float) -> None:
+    def _put(self, part: bytes, blobs: list[memoryview], n_bytes: float) -> None:
         # It may fail: the peer may be gone, which the next message says.
-        self._sender.do(lambda _: self._send(part, []), self._crossed(n_bytes)).defused = True
+        self._sender.do(lambda _: self._send(part, blobs), self._crossed(n_bytes)).defused = True
 
-    def receive(self) -> LiveWork:
+    def receive(self, each: Each | None = None, patience_s: float | None = None) -> LiveWork:
         """The ticket fires with the next message, or with None once the peer has closed its end. It fails with
         ChannelBroken when the peer is gone."""
-        return self._receiver.do(lambda _: self._receive())
+        return self._receiver.do(lambda _: self._receive(each, patience_s))
 
     def close(self) -> None:
         """End this side after what was sent. What the peer still sends can be received. Closing twice is harmless."""
@@ -193,34 +201,47 @@ class LiveChannel:
         except OSError as error:
             raise ChannelBroken(f"cannot send to {self._peer}: it is gone ({error.strerror})") from error
 
-    def _receive(self) -> Any:
+    def _receive(self, each: Each | None = None, patience_s: float | None = None) -> Any:
         times_s: list[float] = []
-        while (message := self._next()) == _PART:
+        values: list[Any] = []
+        while isinstance(message := self._next(patience_s), _Part):
             times_s.append(self._env.now)
-        return Streamed(times_s) if message == _END_OF_STREAM else message
+            values.append(message.value)
+            if each is not None:
+                self._tell(each, times_s[-1], message.value)
+        return Streamed(times_s, values) if message is _END else message
 
-    def _next(self) -> Any:
+    def _tell(self, each: Each, time_s: float, value: Any) -> None:
+        with self._env.lock:
+            self._env.expect()
+            self._env.post(lambda part: each(*part), (time_s, value))
+
+    def _next(self, patience_s: float | None) -> Any:
+        """The next message, a part of a stream, or its end; None: the peer has closed."""
         if self._peer_closed:
             return None
-        text_bytes, blob_bytes = _HEAD.unpack(self._exactly(_HEAD.size))
+        text_bytes, blob_bytes = _HEAD.unpack(self._exactly(_HEAD.size, patience_s))
         if not text_bytes:
             self._peer_closed = True
             return None
         if text_bytes > _LONGEST_TEXT or blob_bytes > _LONGEST_BYTES:
             raise ChannelBroken(f"what {self._peer} sends is no message of ours")
-        text, blobs = self._exactly(text_bytes), self._exactly(blob_bytes)
-        if bytes(text) in (_PART, _END_OF_STREAM):
-            return bytes(text)
+        text, blobs = self._exactly(text_bytes, patience_s), self._exactly(blob_bytes, patience_s)
         try:
-            return _unpacked(text, blobs)
+            if text[:1] == _PART:
+                return _Part(_unpacked(text[1:], blobs) if text[1:] else None)
+            return _END if text == _END_OF_STREAM else _unpacked(text, blobs)
         except (ValueError, TypeError, AttributeError, RecursionError) as error:
             raise ChannelBroken(f"what {self._peer} sends is no message of ours: {error}") from error
 
-    def _exactly(self, n_bytes: int) -> bytearray:
+    def _exactly(self, n_bytes: int, patience_s: float | None) -> bytearray:
         wire, got = self._wire(), 0
         message = bytearray(n_bytes)
         with memoryview(message) as view:
             while got < n_bytes:
+                # Not by a time-out of the socket, which would hold for what is sent as well.
+                if patience_s is not None and not _readable(wire, patience_s):
+                    raise ChannelStalled(f"nothing has come from {self._peer} for {patience_s:g} s")
                 try:
                     n = wire.recv_into(view[got:])
                 except OSError:
@@ -234,14 +255,16 @@ class LiveChannel:
 class LiveStream:
     """A machine.MessageStream: part by part through the socket."""
 
-    def __init__(self, put: Callable[[bytes, float], None], n_bytes: float) -> None:
+    def __init__(self, put: Callable[[bytes, list[memoryview], float], None], n_bytes: float) -> None:
         self._put, self._n_bytes = put, n_bytes
 
-    def put(self) -> None:
-        self._put(_PART, self._n_bytes)
+    def put(self, value: Any = None) -> None:
+        """Raises TypeError for what no message can hold."""
+        text, blobs = (b"", []) if value is None else _packed(value)
+        self._put(_PART + text, blobs, self._n_bytes)
 
     def end(self) -> None:
-        self._put(_END_OF_STREAM, 0.0)
+        self._put(_END_OF_STREAM, [], 0.0)
 
 
 # --- messages ----------------------------------------------------------------------------------------------------
@@ -289,6 +312,13 @@ def _unpacked(text: bytearray, blobs: bytearray) -> Any:
         raise ValueError(f"unknown tag {tag!r}")
 
     return whole(json.loads(text.decode()))
+
+
+def _readable(wire: socket.socket, within_s: float) -> bool:
+    """Whether there is something to read, or the end, within so many seconds."""
+    poll = select.poll()
+    poll.register(wire, select.POLLIN)
+    return bool(poll.poll(1e3 * within_s))
 
 
 # --- how two ends meet -------------------------------------------------------------------------------------------

@@ -18,8 +18,9 @@ import simpy
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from kvferry.backends.live.engine.channel import ChannelBroken, LiveChannel, SocketSwitchboard, _packed, _unpacked
+from kvferry.backends.live.engine.channel import LiveChannel, SocketSwitchboard, _packed, _unpacked
 from kvferry.backends.live.engine.environment import WallClockEnvironment
+from kvferry.machine.channel import ChannelBroken
 from kvferry.specs.errors import InputError
 
 values = st.recursive(
@@ -60,6 +61,22 @@ def test_what_is_no_message_is_refused_where_it_is_sent(message: Any, tmp_path: 
         channel.send(message, 1)
     with pytest.raises(TypeError, match="cannot be sent"):
         channel.send(None, 1)
+
+
+def test_each_part_is_told_as_it_arrives() -> None:
+    env = WallClockEnvironment()
+    board = SocketSwitchboard(env, None)
+    here, there = board.open("device", "cloud"), board.open("cloud", "device")
+    came = env.event()
+    received = there.receive(lambda time_s, value: came.succeed(value))
+    stream = here.stream(n_bytes=1)
+    stream.put(7)
+    # The stream has not ended, and will not before its part is there.
+    assert env.run(until=came) == 7
+    assert not received.triggered
+    stream.end()
+    assert env.run(until=received).values == [7]
+    board.close()
 
 
 # --- with a process at the other end -----------------------------------------------------------------------------

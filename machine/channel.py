@@ -1,0 +1,64 @@
+"""Channels between machines: what a role may say to another, and hear from it, in every world."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import simpy
+
+from kvferry.specs.errors import KvferryError
+
+# Called with when a part of a stream arrived, in seconds on the run's clock, and the value that it carried.
+Each = Callable[[float, Any], None]
+
+
+class ChannelBroken(KvferryError):
+    """The peer cannot be reached, went away without ending the channel, or sent something that is no message. The
+    channel is of no further use."""
+
+
+class ChannelStalled(ChannelBroken):
+    """Nothing came for as long as a receiver had patience."""
+
+
+@dataclass(frozen=True, slots=True)
+class Streamed:
+    """A stream that has come to its end: when each of its parts arrived, in seconds on the run's clock, and what each
+    carried."""
+
+    times_s: Sequence[float]
+    values: Sequence[Any]
+
+
+class MessageStream(Protocol):
+    """Parts of one message that are sent one by one, as tokens of an answer are. The peer receives them as a Streamed
+    when the stream has ended, and may have each told as it arrives; what is sent besides comes before or after it."""
+
+    def put(self, value: Any = None) -> None:
+        """Send the next part now, with a value that a message could be, or with none."""
+        ...
+
+    def end(self) -> None: ...
+
+
+class Channel(Protocol):
+    """An ordered two-way channel to a peer. `send` raises RuntimeError on a closed channel, TypeError for None."""
+
+    def send(self, message: Any, n_bytes: float) -> simpy.Event: ...
+
+    def stream(self, n_bytes: float) -> MessageStream:
+        """A stream of parts of so many bytes each. Nothing else is sent before it has ended."""
+        ...
+
+    def receive(self, each: Each | None = None, patience_s: float | None = None) -> simpy.Event:
+        """Fires with the next message, or, once the peer has closed and all were received, with None every time. Fails
+        with ChannelBroken.
+
+        Where the message is a stream, `each` is told every part in order before the event fires: in wall time as the
+        part arrives; in the modelled world, where streams cross by arithmetic, when the stream has ended, with
+        when the part arrived. It is called where processes run. `patience_s`: fails with ChannelStalled once neither a
+        message nor a part has come for so long.
+        """
+        ...
+
+    def close(self) -> None: ...
