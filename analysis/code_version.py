@@ -4,6 +4,7 @@ import hashlib
 from functools import cache
 from pathlib import Path
 
+from kvferry.pipelines.plugins import used
 from kvferry.specs.version import VERSION
 
 _HOUSE = Path(__file__).resolve().parents[1]
@@ -15,12 +16,17 @@ _SOURCES = (
 )
 
 
-@cache
 def code_version() -> str:
-    """ "0.1.0+3f2a91bc": the version, and a digest of the code and bundled data that results come from.
+    """ "0.1.0+3f2a91bc": the version, and a digest of the code and bundled data that results come from; of each plugin
+    in use, its name and the beginning of its file's SHA-256 behind that, as in "0.1.0+3f2a91bc+my_policy-5f1c09aa37e2".
 
     It tells apart two checkouts with the same version that compute differently; plots do not count.
     """
+    return "+".join([_of_the_house(), *(f"{plugin.name}-{plugin.sha256[:12]}" for plugin in used())])
+
+
+@cache
+def _of_the_house() -> str:
     digest = hashlib.sha256()
     for path in sorted(path for pattern in _SOURCES for path in _HOUSE.glob(pattern) if path.is_file()):
         content = path.read_bytes()

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
 
+from kvferry.pipelines.plugins import used
 from kvferry.pipelines.record import Run
 from kvferry.specs.device import DeviceSpec
 from kvferry.specs.errors import UNSHOWN
@@ -63,10 +64,13 @@ def envelope_of(
 
 
 def provenance_of(device: DeviceSpec, model: ModelSpec, **more: str) -> dict[str, Any]:
-    """The sources of the numbers behind a run; `more` names the trace, a cost table ..."""
+    """The sources of the numbers behind a run; `more` names the trace, a cost table ... "plugins": of those in use the
+    SHA-256 of their files, by name."""
+    plugins = {plugin.name: f"sha256:{plugin.sha256}" for plugin in used()}
     return {
         "device": {"name": device.name, "measured": device.is_measured, "sources": dict(device.sources)},
         "model": {"name": model.name, "source": model.source},
+        **({"plugins": plugins} if plugins else {}),
         **more,
     }
 

@@ -9,6 +9,7 @@ import typer
 from kvferry.cli.options import (
     JsonOption,
     OutputOption,
+    PluginOption,
     RunsOption,
     ScenarioArgument,
     SeedOption,
@@ -29,6 +30,7 @@ def compare(
         ),
     ] = None,
     settings: SetOption = None,
+    plugins: PluginOption = None,
     seed: SeedOption = None,
     runs: RunsOption = 1,
     output: OutputOption = None,

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from kvferry.cli.options import ScenarioArgument, SeedOption, SetOption, overrides
+from kvferry.cli.options import PluginOption, ScenarioArgument, SeedOption, SetOption, overrides
 
 
 def encode(
@@ -16,6 +16,7 @@ def encode(
         typer.Option("--systems", help="Encode with these systems' codecs. Default: the scenario's system."),
     ] = None,
     settings: SetOption = None,
+    plugins: PluginOption = None,
     seed: SeedOption = None,
 ) -> None:
     """Encode the contexts of a scenario for `kvferry serve`, so that `live.cloud` finds them there.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvferry.cli.options import JsonOption, OutputOption, SeedOption, SetOption, overrides
+from kvferry.cli.options import JsonOption, OutputOption, PluginOption, SeedOption, SetOption, overrides
 
 if TYPE_CHECKING:
     from kvferry.analysis.fidelity_study import FidelityStudy
@@ -19,6 +19,7 @@ def fidelity(
     ] = None,
     runs: Annotated[int, typer.Option("--runs", min=1, max=1000, help="Real runs of each scenario.")] = 5,
     settings: SetOption = None,
+    plugins: PluginOption = None,
     seed: SeedOption = None,
     output: OutputOption = None,
     json: JsonOption = False,

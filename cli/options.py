@@ -19,6 +19,24 @@ OutputOption = Annotated[
 PlotsOption = Annotated[bool, typer.Option("--plots/--no-plots", help="Draw pictures; most of the time goes there.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
+
+def _used(text: str) -> str:
+    """A plugin's file or module, used while the command line is read: before a scenario names what it has."""
+    from kvferry.pipelines.plugins import use
+
+    use(text)
+    return text
+
+
+PluginOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--plugin",
+        metavar="FILE",
+        parser=_used,
+        help="A Python file, or a module, with policies of your own (docs/plugins.md). Repeatable.",
+    ),
+]
 RunsOption = Annotated[
     int,
     typer.Option("--runs", min=1, max=1000, metavar="N", help="Run for real so often; medians and ranges are shown."),

@@ -9,6 +9,7 @@ from kvferry.cli.options import (
     JsonOption,
     OutputOption,
     PlotsOption,
+    PluginOption,
     RunsOption,
     ScenarioArgument,
     SeedOption,
@@ -23,6 +24,7 @@ def run(
         str | None, typer.Option("--system", help="Run it under this system, with that system's own policies.")
     ] = None,
     settings: SetOption = None,
+    plugins: PluginOption = None,
     seed: SeedOption = None,
     runs: RunsOption = 1,
     output: OutputOption = None,

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kvferry.cli.options import JsonOption, ScenarioArgument, SeedOption, SetOption, overrides
+from kvferry.cli.options import JsonOption, PluginOption, ScenarioArgument, SeedOption, SetOption, overrides
 
 
 def schedule(
@@ -13,6 +13,7 @@ def schedule(
         str | None, typer.Option("--solver", metavar="NAME", help="Also solve the MILP, with highs, cbc or gurobi.")
     ] = None,
     settings: SetOption = None,
+    plugins: PluginOption = None,
     seed: SeedOption = None,
     json: JsonOption = False,
 ) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kvferry.cli.options import JsonOption, OutputOption, PlotsOption, SetOption
+from kvferry.cli.options import JsonOption, OutputOption, PlotsOption, PluginOption, SetOption
 
 # Where no bar can be drawn: a line this often.
 _LINE_EVERY_S = 10.0
@@ -19,6 +19,7 @@ _MOST_FAILED = 20
 def sweep(
     study: Annotated[str, typer.Argument(metavar="STUDY", help="A bundled study by name, or a file.")],
     settings: SetOption = None,
+    plugins: PluginOption = None,
     output: OutputOption = None,
     jobs: Annotated[int | None, typer.Option("--jobs", "-j", min=1, help="Processes. Default: one per core.")] = None,
     plots: PlotsOption = True,

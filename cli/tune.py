@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from kvferry.cli.options import JsonOption, ScenarioArgument, SeedOption, SetOption, overrides
+from kvferry.cli.options import JsonOption, PluginOption, ScenarioArgument, SeedOption, SetOption, overrides
 
 
 def tune(
@@ -58,6 +58,7 @@ def tune(
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="File for the result as JSON.")
     ] = None,
     settings: SetOption = None,
+    plugins: PluginOption = None,
     seed: SeedOption = None,
     json: JsonOption = False,
 ) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from kvferry.pipelines.parameters import BadParameters
+from kvferry.pipelines.plugins import use_installed
 from kvferry.pipelines.workload import System
 from kvferry.pipelines.workloads import WORKLOADS
 from kvferry.scenarios.library import names
@@ -36,7 +37,8 @@ def system_of(kind: str, name: str) -> System:
 
 
 def names_in_use(scenario: Scenario) -> Iterator[Complaint]:
-    """What a valid scenario names that nothing knows or that does not fit it."""
+    """What a valid scenario names that nothing knows or that does not fit it. What installed plugins have is known."""
+    use_installed()
     kind = WORKLOADS[scenario.workload.kind]
     try:
         system = system_of(scenario.workload.kind, scenario.system)

@@ -11,6 +11,7 @@ from kvferry.backends.sim.world import sim_world
 from kvferry.backends.world import DEVICE, NO_INPUTS, Inputs, OpenWorld, Say, World
 from kvferry.machine.span import Tell
 from kvferry.pipelines.checks import check_names
+from kvferry.pipelines.plugins import naming_plugins
 from kvferry.pipelines.record import MachineRecord, Outcome, Run
 from kvferry.pipelines.tally import Tally, Totals
 from kvferry.pipelines.workload import Flow, Infeasible, OutOfMemory, Progress, System
@@ -37,6 +38,7 @@ def _torch_world(
 BACKENDS: dict[str, OpenWorld] = {"sim": sim_world, "torch": _torch_world}
 
 
+@naming_plugins()
 def run_scenario(
     scenario: Scenario,
     progress: Progress = lambda done, of: None,
@@ -52,7 +54,8 @@ def run_scenario(
     of the one that the scenario names, if given, in the world that `open_world` opens, on the recorded `inputs`.
 
     Raises InputError for names and settings that do not exist or fit. A model or context that does not fit, a link that
-    ends and Ctrl-C are outcomes of the Run, which holds what was finished by then.
+    ends and Ctrl-C are outcomes of the Run, which holds what was finished by then. Raises KvferryError with file and
+    line for an error in a plugin.
     """
     began_s = perf_counter()
     check_names(scenario)

@@ -1,0 +1,114 @@
+"""Policies of the user's own at the command line: wherever a scenario is named, and in every process."""
+
+import json
+from pathlib import Path
+
+import pytest
+from command import SMALL, Call
+from plugin import FAULTY, LOADER, none_left, written  # noqa: F401
+from tiny import DECODING
+
+from kvferry.pipelines.plugins import drop, used
+
+STUDY = """\
+base: small.yaml
+axes:
+  system: [mine, stream-only]
+  workload.context: [2Ki, 4Ki]
+"""
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("small.yaml").write_text(SMALL)
+    Path("study.yaml").write_text(STUDY)
+    written(LOADER)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("run", "small.yaml", "--system", "mine"),
+        ("run", "small.yaml", "--set", "system=mine"),
+        ("compare", "small.yaml", "--systems", "mine,stream-only"),
+        ("sweep", "study.yaml", "--jobs", "1", "--output", "swept"),
+        ("schedule", "small.yaml"),
+    ],
+    ids=" ".join,
+)
+def test_a_command_that_takes_a_scenario(call: Call, command: tuple[str, ...]) -> None:
+    code, out, err = call(*command, "--plugin", "mine.py", "--json")
+    assert code == 0, err
+    assert json.loads(out)
+
+
+def test_tuning_knows_them(call: Call) -> None:
+    Path("tiny.yaml").write_text(json.dumps(DECODING))
+    code, _, err = call("tune", "tiny.yaml", "--least-context", "512", "--plugin", "mine.py")
+    assert code == 0, err
+
+
+def test_no_scenario_runs_code(call: Call) -> None:
+    code, _, err = call("run", "small.yaml", "--set", "system=mine")
+    assert code == 2
+    assert "unknown system 'mine'" in err
+    code, _, err = call("run", "small.yaml", "--set", "plugin=mine.py")
+    assert code == 2
+    assert "unknown key" in err
+    assert used() == ()
+
+
+def test_what_it_has_is_listed(call: Call) -> None:
+    code, out, _ = call("systems", "--plugin", "mine.py")
+    assert code == 0
+    assert "mine (mine)" in out and "Streams all, as a test does" in out
+    code, out, _ = call("systems", "--plugin", "mine.py", "--json")
+    listed = json.loads(out)
+    assert [row["plugin"] for row in listed["systems"] if row["name"] == "mine"] == ["mine"]
+    assert not any("plugin" in row for row in listed["systems"] if row["name"] != "mine")
+    assert "greedy" in listed["policies"]["schedule"]
+
+
+def test_results_have_its_hash(call: Call) -> None:
+    code, out, _ = call("run", "small.yaml", "--system", "mine", "--plugin", "mine.py", "--json")
+    (plugin,) = used()
+    assert json.loads(out)["provenance"]["plugins"] == {"mine": f"sha256:{plugin.sha256}"}
+    drop(plugin)
+    code, out, _ = call("run", "small.yaml", "--json")
+    assert "plugins" not in json.loads(out)["provenance"]
+
+
+def test_one_worker_or_two_give_the_same_bytes_and_its_hash(call: Call) -> None:
+    points = []
+    for workers in ("1", "2"):
+        code, out, err = call("sweep", "study.yaml", "-j", workers, "-o", workers, "--plugin", "mine.py", "--json")
+        assert code == 0, err
+        assert json.loads(out)["outcomes"] == {"done": 4}
+        points.append((Path(workers) / "points.parquet").read_bytes())
+    assert points[0] == points[1]
+    (plugin,) = used()
+    assert f"mine-{plugin.sha256[:12]}".encode() in points[0]
+
+
+def test_points_run_again_once_the_file_has_changed(call: Call) -> None:
+    sweep = ("sweep", "study.yaml", "--jobs", "1", "--output", "swept", "--plugin", "mine.py", "--no-plots", "--json")
+    news = []
+    for text in (LOADER, LOADER, LOADER + "# Changed.\n"):
+        written(text)
+        _, out, _ = call(*sweep)
+        news.append(json.loads(out)["new"])
+    assert news == [4, 0, 4]
+
+
+def test_its_errors_are_the_users(call: Call) -> None:
+    written("KVFERRY = {'loader': {'ferry': int}}\n", "wrong.py")
+    code, out, err = call("run", "small.yaml", "--plugin", "wrong.py")
+    assert (code, out, err) == (
+        2,
+        "",
+        "kvferry: wrong.py:1: loader 'ferry' is there already; give yours another name\n",
+    )
+    written(FAULTY, "faulty.py")
+    code, out, err = call("run", "small.yaml", "--plugin", "faulty.py", "--system", "faulty", "--json")
+    assert (code, out, err) == (1, "", "kvferry: faulty.py:8: ZeroDivisionError: division by zero\n")
