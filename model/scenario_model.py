@@ -16,6 +16,9 @@ _SAME = ("layers", "hidden", "query_heads", "kv_heads", "head_dim", "ffn", "voca
 def model_of(scenario: Scenario) -> tuple[PreTrainedModel, Path | None]:
     """The model, and its folder if it has one. Raises InputError when it is not the scenario's."""
     live, spec = scenario.live, scenario.model
+    if spec.latent is not None or spec.experts is not None:
+        what = "latent cache or a mixture of experts, which backend torch does not run"
+        raise InputError(f"model: {spec.name} has a {what}; backend: sim, or another model would do")
     try:
         check_device(live.processor)
     except InputError as error:

@@ -1,13 +1,20 @@
 """A Transformer by its dimensions, and the sizes that follow from them."""
 
+from typing import Any
+
 from pydantic import Field, model_validator
 
 from kvferry.specs.base import BadKey, Spec
+from kvferry.specs.latent import Experts, LatentKv
 from kvferry.specs.units import Count
 
 
 class ModelSpec(Spec):
-    """A decoder-only Transformer with grouped-query attention and a gated feed-forward network."""
+    """A decoder-only Transformer with grouped-query attention and a gated feed-forward network.
+
+    With ``latent``, attention is multi-head latent attention: there is one KV head, the latent cache, and ``head_dim``
+    are the numbers of a head's query, rotary ones included. With ``experts``, ``ffn`` is that of the dense layers.
+    """
 
     name: str
     layers: Count = Field(ge=1, le=1000)
@@ -22,6 +29,8 @@ class ModelSpec(Spec):
     # Embeddings and output head: 4-bit formats (AWQ, GPTQ) leave them at 16 bits.
     embedding_bits: float = Field(default=16.0, gt=0, le=64)
     kv_value_bytes: float = Field(default=2.0, gt=0, le=8)
+    latent: LatentKv | None = None
+    experts: Experts | None = None
     source: str
 
     @model_validator(mode="after")
@@ -31,29 +40,98 @@ class ModelSpec(Spec):
         return self
 
     @model_validator(mode="after")
+    def _one_latent_cache(self) -> "ModelSpec":
+        latent = self.latent
+        if latent is not None and self.kv_heads != 1:
+            raise BadKey("kv_heads", f"{self.kv_heads} cannot be: all heads share the latent cache; 1 would do")
+        if latent is not None and self.head_dim <= latent.qk_rope_head_dim:
+            what = f"{self.head_dim} holds the {latent.qk_rope_head_dim} numbers with the rotary embedding"
+            raise BadKey("head_dim", f"{what} and others; more than {latent.qk_rope_head_dim} would do")
+        return self
+
+    @model_validator(mode="after")
+    def _experts_to_choose_from(self) -> "ModelSpec":
+        experts = self.experts
+        if experts is not None and experts.active > experts.routed:
+            what = f"{experts.active} active experts of {experts.routed} cannot be"
+            raise BadKey("experts", f"{what}; up to {experts.routed} would do")
+        if experts is not None and experts.dense_layers > self.layers:
+            what = f"{experts.dense_layers} dense layers of {self.layers} cannot be"
+            raise BadKey("experts", f"{what}; up to {self.layers} would do")
+        return self
+
+    @model_validator(mode="after")
     def _at_least_a_byte(self) -> "ModelSpec":
         """Storage is read in bytes, hence one head's KV of one token takes one at least."""
-        if 2 * self.head_dim * self.kv_value_bytes < 1:
-            what = f"{self.kv_value_bytes:g} bytes for each of {2 * self.head_dim} numbers are less than a byte"
-            raise BadKey("kv_value_bytes", f"{what} per token and head; at least {0.5 / self.head_dim:g} will do")
+        numbers = self.kv_entry_values // self.kv_heads
+        if numbers * self.kv_value_bytes < 1:
+            what = f"{self.kv_value_bytes:g} bytes for each of {numbers} numbers are less than a byte"
+            raise BadKey("kv_value_bytes", f"{what} per token and head; at least {1 / numbers:g} will do")
         return self
 
     @property
+    def value_dim(self) -> int:
+        """Numbers of a head's value."""
+        return self.latent.v_head_dim if self.latent else self.head_dim
+
+    @property
+    def query_parameters(self) -> int:
+        """Weights of one layer's projection to queries."""
+        width = self.query_heads * self.head_dim
+        rank = self.latent.q_lora_rank if self.latent else None
+        return self.hidden * width if rank is None else rank * (self.hidden + width)
+
+    @property
     def projection_parameters(self) -> int:
-        """Weights of one layer's K and V projections: all that emitting a layer's KV costs."""
-        return 2 * self.hidden * self.kv_heads * self.head_dim
+        """Weights of one layer's K and V projections: all that emitting a layer's KV costs. Of a latent cache, of the
+        projection to it."""
+        return self.hidden * self.kv_entry_values
+
+    @property
+    def qkv_parameters(self) -> int:
+        """Weights that a token passes in one layer before it attends. Its queries are taken to the space of a latent
+        cache, where keys need not be made (DeepSeek-V2, 2.1.2: the key's up-projection is absorbed)."""
+        absorbed = 0
+        if self.latent:
+            absorbed = self.latent.kv_lora_rank * self.query_heads * (self.head_dim - self.latent.qk_rope_head_dim)
+        return self.query_parameters + self.projection_parameters + absorbed
 
     @property
     def retrieval_parameters(self) -> int:
-        """Weights of a retrieval head's projections to queries and keys, of one layer (SpeContext 4.3); the embeddings
-        are the model's own."""
-        return self.hidden * (self.query_heads + self.kv_heads) * self.head_dim
+        """Weights of a retrieval head's projections to queries and keys, of one layer with the model's own kind of
+        attention (SpeContext 4.3); the embeddings are the model's own."""
+        return self.qkv_parameters if self.latent else self.query_parameters + self.projection_parameters // 2
 
     @property
-    def layer_parameters(self) -> int:
-        """Weights of one layer: Q, K, V and output projections and the gated feed-forward network."""
-        attention = 2 * self.hidden * self.query_heads * self.head_dim + self.projection_parameters
-        return attention + 3 * self.hidden * self.ffn
+    def attention_parameters(self) -> int:
+        """Weights of one layer's attention: Q, K, V and output projections."""
+        out = self.query_heads * self.value_dim * (self.hidden + (self.latent.kv_lora_rank if self.latent else 0))
+        return self.qkv_parameters + out
+
+    def ffn_parameters(self, experts: Any) -> Any:
+        """Weights of one layer's feed-forward network, in the mean of all layers; of a mixture, those of so many
+        experts."""
+        mixture, one = self.experts, 3 * self.hidden
+        if mixture is None:
+            return one * self.ffn
+        mixed = one * mixture.ffn * experts + self.hidden * mixture.routed
+        return (mixture.dense_layers * one * self.ffn + (self.layers - mixture.dense_layers) * mixed) / self.layers
+
+    def parameters_read(self, tokens: Any) -> Any:
+        """Weights of one layer that are read for so many tokens, a number or an array; in the mean of all layers."""
+        return self.attention_parameters + self.ffn_parameters(self.experts.read(tokens) if self.experts else 0)
+
+    @property
+    def active_parameters(self) -> float:
+        """Weights of one layer that one token passes, in the mean of all layers."""
+        experts = self.experts.shared + self.experts.active if self.experts else 0
+        return float(self.attention_parameters + self.ffn_parameters(experts))
+
+    @property
+    def layer_parameters(self) -> float:
+        """Weights of one layer, in the mean of all: attention and the gated feed-forward network."""
+        experts = self.experts.shared + self.experts.routed if self.experts else 0
+        return float(self.attention_parameters + self.ffn_parameters(experts))
 
     @property
     def head_parameters(self) -> int:
@@ -67,7 +145,7 @@ class ModelSpec(Spec):
 
     @property
     def parameters(self) -> int:
-        return self.layers * self.layer_parameters + self.embedding_parameters
+        return round(self.layers * self.layer_parameters) + self.embedding_parameters
 
     @property
     def weight_bytes(self) -> float:
@@ -76,22 +154,41 @@ class ModelSpec(Spec):
 
     @property
     def key_width(self) -> int:
-        """Numbers in one token's key in one layer, all KV heads side by side."""
-        return self.kv_heads * self.head_dim
+        """Numbers in one token's key in one layer, as they are scored: all KV heads side by side, or all that a latent
+        cache has."""
+        return self.latent.width if self.latent else self.kv_heads * self.head_dim
+
+    @property
+    def kv_entry_values(self) -> int:
+        """Numbers that one token caches in one layer: key and value of all KV heads, or a latent vector with its rotary
+        key. All that is said of KV in bytes follows from here."""
+        return self.latent.width if self.latent else 2 * self.key_width
+
+    @property
+    def expansion(self) -> float:
+        """Size of one token's keys and values with one of each for every query head, over what is cached: the query
+        heads that share a KV head, or what a latent vector is brought up to."""
+        return self.query_heads * (self.head_dim + self.value_dim) / self.kv_entry_values
+
+    @property
+    def key_copies(self) -> float:
+        """Copies of a retrieval head's keys with which they are scored: one for every query head that shares a KV head;
+        a latent cache is scored as it is."""
+        return 1.0 if self.latent else self.query_heads / self.kv_heads
 
     @property
     def kv_entry_bytes(self) -> int:
-        """Key and value of one token in one layer, all KV heads."""
-        return round(2 * self.key_width * self.kv_value_bytes)
+        """What one token caches in one layer, all KV heads."""
+        return round(self.kv_entry_values * self.kv_value_bytes)
 
     def kv_full_bytes(self, tokens: int) -> int:
-        """Keys and values of all tokens and layers, in whole entries."""
+        """KV of all tokens and layers, in whole entries."""
         return self.layers * tokens * self.kv_entry_bytes
 
     @property
     def kv_values_per_token(self) -> int:
-        """Key and value numbers that one token adds, over all layers and KV heads."""
-        return 2 * self.layers * self.kv_heads * self.head_dim
+        """Numbers that one token caches, over all layers and KV heads."""
+        return self.layers * self.kv_entry_values
 
     @property
     def kv_bytes_per_token(self) -> float:

@@ -4,6 +4,8 @@ budget."""
 from dataclasses import dataclass
 
 from kvferry.pipelines.decoding.plan import DecodePlan
+from kvferry.policies.decode.head_choice import choosing_heads
+from kvferry.policies.decode.latent_cache import latent_faults
 from kvferry.policies.decode.residency import DoubleBuffer
 from kvferry.policies.decode.roles import Roles
 from kvferry.policies.decode.room import Room
@@ -39,6 +41,8 @@ def plan_of(
     `budget_key`) is too small for anything; the message has the smallest that works.
     """
     selector = roles.selector
+    for role, what in latent_faults(roles) if model.latent else ():
+        raise InputError(f"policies.{role}: {what}")
     if len({part.clusters for part in (selector, roles.layout, roles.upkeep)}) > 1:
         raise InputError(
             "policies: clusters take a selector, a layout and an upkeep that are made for them: say"
@@ -62,7 +66,7 @@ def plan_of(
         raise InputError(
             f"policies.group_tokens: a group of {group:,} tokens is longer than the context of {context:,}"
         )
-    heads = model.kv_heads if selector.per_head else 1
+    heads = choosing_heads(model) if selector.per_head else 1
     room = Room(
         model=model,
         block_tokens=group,

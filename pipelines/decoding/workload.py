@@ -29,6 +29,7 @@ from kvferry.pipelines.decoding.tuned import tuned
 from kvferry.pipelines.record import Decoded, RequestRecord
 from kvferry.pipelines.tally import Totals
 from kvferry.pipelines.workload import Flow, Infeasible, Left, OutOfMemory, Process, Progress, System
+from kvferry.policies.decode.latent_cache import latent_faults
 from kvferry.policies.decode.placement import KvSize
 from kvferry.policies.decode.roles import Roles
 from kvferry.scenarios.resolve import Complaint
@@ -58,6 +59,9 @@ class Decode:
         workload = scenario.decode.workload
         if scenario.coupling != "all_heads":
             yield Complaint(("coupling",), "is about contexts loaded in chunks; decode loads none, leave it out")
+        for role, what in latent_faults(system.roles) if scenario.model.latent else ():
+            given = role in scenario.policy_values
+            yield Complaint(("policies", role), what) if given else Complaint(("system",), f"its {role}: {what}")
         if not system.roles.all_in_memory:
             for key in ("requests", "arrivals", "spread", "lengths", "trace"):
                 if getattr(workload, key):

@@ -46,6 +46,9 @@ class ContextReuse:
         return SYSTEMS
 
     def faults(self, scenario: Scenario, system: System) -> Iterator[Complaint]:
+        if scenario.model.latent is not None:
+            what = "has a latent cache (model.latent), and contexts are stored as keys and values of heads"
+            yield Complaint(("model",), f"{scenario.model.name} {what}; kind: decode, or a model without it would do")
         if scenario.context_reuse.workload.chunks is not None:
             try:
                 _check_chunks(scenario)

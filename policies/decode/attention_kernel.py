@@ -14,7 +14,9 @@ class AttentionKernel:
     """One way to compute attention over KV in the processor's memory.
 
     ``reads``: the kind of kernel that reads keys and values for a new token. ``grown``: KV is one tensor per layer, to
-    which each token is joined by a copy of all of it (torch.cat in the DynamicCache of Hugging Face transformers).
+    which each token is joined by a copy of all of it (torch.cat in the DynamicCache of Hugging Face transformers); a
+    latent cache is brought up to keys and values of every head anew in every step (its expand_kv), where other kernels
+    attend to the latent vectors themselves, with absorbed matrices (DeepSeek-V2, 2.1.2).
     ``repeated``: KV heads are copied once for every query head that shares them (its repeat_kv), and attention reads
     these copies. ``score_bytes``: what prefill holds of every pair of tokens and query head; 0: scores never leave the
     kernel. ``paged``: KV lies in pages, whose tables the host makes for every step. ``captured``: whole steps are
@@ -34,14 +36,18 @@ class AttentionKernel:
         """Takes memory besides the KV itself."""
         return self.grown or self.repeated or self.score_bytes > 0
 
+    def expands(self, model: ModelSpec) -> bool:
+        """Makes keys and values of every query head before attention reads them."""
+        return self.repeated or (self.grown and model.latent is not None)
+
     def copied(self, model: ModelSpec) -> float:
         """Bytes that are moved to copy KV before a new token attends, per byte of KV: joined, all is read and written;
-        repeated, it is read once and written once per query head."""
-        return 2.0 * self.grown + (1.0 + self.alpha(model)) * self.repeated
+        expanded, it is read once and written for every query head."""
+        return 2.0 * self.grown + (1.0 + model.expansion) * self.expands(model)
 
     def attended(self, model: ModelSpec) -> float:
         """Bytes that attention itself reads, per byte of KV."""
-        return self.alpha(model) if self.repeated else 1.0
+        return model.expansion if self.expands(model) else 1.0
 
     def prefill_bytes(self, model: ModelSpec, batch: int, tokens: int) -> float:
         """Memory for the scores of one layer, of `batch` prompts that are prefilled together."""
@@ -49,13 +55,8 @@ class AttentionKernel:
 
     def decode_bytes(self, model: ModelSpec, tokens: float) -> float:
         """Memory for the copies of one layer's KV, of `tokens` over all sequences."""
-        copies = 1.0 * self.grown + self.alpha(model) * self.repeated
+        copies = 1.0 * self.grown + model.expansion * self.expands(model)
         return copies * tokens * model.kv_entry_bytes
-
-    @staticmethod
-    def alpha(model: ModelSpec) -> float:
-        """Query heads that share a KV head."""
-        return model.query_heads / model.kv_heads
 
 
 # Scores in 16 bits, their softmax in 32 and its cast to 16 are there together (modeling_llama.py's eager attention).

@@ -1,35 +1,39 @@
-"""Head-level selection from a retrieval head's attention weights, by the model's kind of attention (SpeContext 4.3)."""
+"""Head-level selection, by the model's kind of attention (SpeContext 4.3): which heads choose, and how those that share
+what is cached agree. Both worlds take it from here."""
 
-from typing import Literal
+from collections.abc import Callable
+from typing import Any, Literal
 
 import numpy as np
+
+from kvferry.specs.model import ModelSpec
 
 # How query heads share what is cached: each has its own, groups share, all share; or all read a latent vector.
 AttentionKind = Literal["mha", "gqa", "mqa", "mla"]
 
 
-def group_weights(weights: np.ndarray, kv_heads: int, kind: AttentionKind) -> np.ndarray:
-    """float[heads that choose, tokens] of weights [query heads, tokens].
+def attention_kind(model: ModelSpec) -> AttentionKind:
+    if model.latent is not None:
+        return "mla"
+    if model.kv_heads == model.query_heads:
+        return "mha"
+    return "mqa" if model.kv_heads == 1 else "gqa"
 
-    With "mha" and "mla" every query head chooses for itself: MLA has one latent cache, from which each head brings up
-    what it has chosen. With "gqa" and "mqa" the heads of a group choose together, by the element-wise maximum.
-    ValueError for a number of KV heads that is not this kind's.
+
+def choosing_heads(model: ModelSpec) -> int:
+    """Rows of one layer's KV that choose, and are read, for themselves: every head of "mha", every group of "gqa", and
+    one for all heads of "mqa" and "mla", as these share each entry of the cache. (Of MLA the paper says that its heads
+    choose as those of MHA do; what has to be loaded then is the union of their choices.)"""
+    return {"mha": model.query_heads, "gqa": model.kv_heads, "mqa": 1, "mla": 1}[attention_kind(model)]
+
+
+def group_weights(weights: Any, heads: int, largest: Callable[[Any, int], Any] = np.max) -> Any:
+    """[..., heads, tokens] of attention weights [..., query heads, tokens]: the query heads of each of `heads` groups
+    choose together, by the element-wise maximum. `largest` takes it along an axis; torch.amax for tensors.
+
+    ValueError for a number of groups into which the query heads do not fall evenly.
     """
-    heads = len(weights)
-    fitting = {"mha": kv_heads == heads, "gqa": heads % kv_heads == 0, "mqa": kv_heads == 1, "mla": kv_heads == 1}
-    if kv_heads < 1 or not fitting[kind]:
-        needs = {"mha": f"{heads}", "gqa": f"a divisor of {heads}", "mqa": "1", "mla": "1 (the latent cache)"}[kind]
-        raise ValueError(f"{kind} of {heads} query heads has {needs} for KV heads, not {kv_heads}")
-    if kind in ("mha", "mla"):
-        return weights
-    best: np.ndarray = weights.reshape(kv_heads, -1, weights.shape[1]).max(axis=1)
-    return best
-
-
-def best_tokens(weights: np.ndarray, budget: int) -> np.ndarray:
-    """int32[heads, min(budget, tokens)]: of each head the tokens of the largest weights, ascending; of equal ones the
-    first. ValueError for a budget of nothing."""
-    if budget < 1:
-        raise ValueError(f"a budget is a token at least, got {budget}")
-    best = np.argsort(-weights, axis=1, kind="stable")[:, :budget]
-    return np.sort(best, axis=1).astype(np.int32)
+    queries, tokens = weights.shape[-2:]
+    if heads < 1 or queries % heads:
+        raise ValueError(f"{queries} query heads cannot choose as {heads} groups; a divisor of {queries} would do")
+    return largest(weights.reshape((*weights.shape[:-2], heads, queries // heads, tokens)), -2)

@@ -19,7 +19,8 @@ class RetrievalHead(TopByOwnQuery):
 
     ``selected_tokens``: the budget of each KV head. The cache has one key of full width and precision per token; memory
     counts a layer of KV for it, and one for each query head of a group, as keys are repeated for those to be scored
-    (Eq. 6: 1 + alpha).
+    (Eq. 6: 1 + alpha). With a latent cache (MLA), a draft of the same attention keeps a layer of it, which all
+    its heads score as it is; they choose together, as one entry of the cache serves all.
     """
 
     kind = "retrieval-head"
@@ -30,11 +31,11 @@ class RetrievalHead(TopByOwnQuery):
 
     def index(self, room: Room, reserved_bytes: float) -> Index | None:
         model = room.model
-        queries = model.query_heads // model.kv_heads
+        copies = model.key_copies
         return Index(
             self.spec(room, model.key_width),
             0.0,
-            kv_layers=1 + queries if queries > 1 else 1,
+            kv_layers=1 + copies if copies > 1 else 1,
             weight_bytes=model.retrieval_parameters * model.embedding_bits / 8,
         )
 

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from kvferry.policies.decode.head_choice import choosing_heads
 from kvferry.policies.decode.index import IndexSpec, Scores
 from kvferry.policies.decode.room import Room
 from kvferry.policies.decode.rows import BlockRows
@@ -61,7 +62,7 @@ class TopBlocks(ABC):
         """Of vectors of `rank` numbers, all heads together. ValueError for a share that is none."""
         if self.selected_share is not None and not 0 < self.selected_share <= 1:
             raise ValueError(f"selected_share lies above 0 and up to 1, got {self.selected_share}")
-        heads = room.model.kv_heads if self.per_head else 1
+        heads = choosing_heads(room.model) if self.per_head else 1
         return IndexSpec(
             kind=self.kind,
             heads=heads,

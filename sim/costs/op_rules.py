@@ -49,33 +49,40 @@ class Arithmetic:
 
     def __init__(self, model: ModelSpec) -> None:
         self.model = model
-        query_width = model.query_heads * model.head_dim
         weight_bytes = model.weight_bits / 8
         self.layers = model.layers
         self.kv_heads = model.kv_heads
-        self.layer_flop = 2 * model.layer_parameters
-        self.layer_bytes = model.layer_parameters * weight_bytes
+        self.layer_flop = 2 * model.active_parameters
+        self._weight_bytes = weight_bytes
         # K and V alone, and all three.
         self.projection_flop = 2 * model.projection_parameters
         self.projection_bytes = model.projection_parameters * weight_bytes
-        qkv_parameters = model.projection_parameters + model.hidden * query_width
-        self.qkv_flop, self.qkv_bytes = 2 * qkv_parameters, qkv_parameters * weight_bytes
+        self.qkv_flop, self.qkv_bytes = 2 * model.qkv_parameters, model.qkv_parameters * weight_bytes
         # A retrieval head projects to queries and keys, in full precision (SpeContext 4).
         self.retrieval_flop = 2 * model.retrieval_parameters
         self.retrieval_bytes = model.retrieval_parameters * model.embedding_bits / 8
         self.head_flop = 2 * model.head_parameters
         self.head_bytes = model.head_parameters * model.embedding_bits / 8
         # One query attending one key, all heads: a product for the score, one for the value.
-        self.pair_flop = 4 * query_width
-        # Keys and values of one token in one layer, all KV heads.
-        self.kv_bytes = 2 * model.kv_heads * model.head_dim * model.kv_value_bytes
+        self.pair_flop = 2 * model.query_heads * (model.head_dim + model.value_dim)
+        # What one token caches in one layer, and what prompts attend to of it: a latent vector brought up to keys and
+        # values of all heads.
+        self.kv_bytes = model.kv_entry_values * model.kv_value_bytes
+        self.prompt_kv_bytes = self.kv_bytes * (model.expansion if model.latent else 1)
         # A block serves all query heads of its KV head, which read its keys and values once.
         self.block_flop = QUERY_BLOCK * KEY_BLOCK * self.pair_flop / model.kv_heads
-        self.block_bytes = KEY_BLOCK * self.kv_bytes / model.kv_heads
+        self.block_bytes = KEY_BLOCK * self.prompt_kv_bytes / model.kv_heads
         self.key_width = model.key_width
         self.value_bytes = model.kv_value_bytes
-        self.score_flop = 2 * query_width
-        self.score_bytes = self.kv_bytes / 2
+        self.score_flop = 2 * model.query_heads * (model.key_width // model.kv_heads)
+        self.score_bytes = model.key_width * model.kv_value_bytes
+        # The same for a new token, which attends to latent vectors as they are, with absorbed matrices: the whole of
+        # one scores, its first part is the value. And what bringing one up to keys and values takes.
+        self.new_pair_flop, self.expansion_flop = self.pair_flop, 0
+        if latent := model.latent:
+            self.new_pair_flop = self.score_flop + 2 * model.query_heads * latent.kv_lora_rank
+            made = model.head_dim - latent.qk_rope_head_dim + latent.v_head_dim
+            self.expansion_flop = 2 * latent.kv_lora_rank * model.query_heads * made
 
     def __call__(self, op: Op) -> list[Work]:
         """The works of an op, one after the other. Block-sparse attention, where there is any, comes first."""
@@ -87,6 +94,11 @@ class Arithmetic:
 
     # --- what several ops have in common -------------------------------------------------------------------------
 
+    def layer_bytes(self, tokens: Number) -> Number:
+        """Weights of a layer that so many tokens read together."""
+        read: Number = self.model.parameters_read(tokens) * self._weight_bytes
+        return read
+
     def blocks(self, active_blocks: Number) -> Work:
         return "sparse_attention", active_blocks * self.block_flop, active_blocks * self.block_bytes
 
@@ -97,15 +109,19 @@ class Arithmetic:
         query_blocks = -(-tokens // QUERY_BLOCK)
         kv_tokens = query_blocks * (context_tokens + (tokens + 1) / 2)
         return [
-            ("attention", batch * pairs * self.pair_flop, batch * kv_tokens * self.kv_bytes),
-            ("gemm", batch * tokens * self.layer_flop, self.layer_bytes),
+            ("attention", batch * pairs * self.pair_flop, batch * kv_tokens * self.prompt_kv_bytes),
+            ("gemm", batch * tokens * self.layer_flop, self.layer_bytes(batch * tokens)),
         ]
 
     def attend(self, batch: Number, tokens: Number, kernel: AttentionKernel) -> list[Work]:
         """One layer's new tokens over so many of KV each: what the kernel copies first, and what it reads."""
         n_bytes, copied = batch * tokens * self.kv_bytes, kernel.copied(self.model)
-        reads = (kernel.reads, batch * tokens * self.pair_flop, kernel.attended(self.model) * n_bytes)
-        return [("gather", 0, copied * n_bytes), reads] if copied else [reads]
+        expands = kernel.expands(self.model)
+        pair_flop = self.pair_flop if expands else self.new_pair_flop
+        works: list[Work] = [("gather", 0, copied * n_bytes)] if copied else []
+        if expands and self.expansion_flop:
+            works.append(("gemm", batch * tokens * self.expansion_flop, 0))
+        return [*works, (kernel.reads, batch * tokens * pair_flop, kernel.attended(self.model) * n_bytes)]
 
     def score(self, vectors: Number, rank: Number | None) -> Work:
         """Vectors of so many numbers, all heads together, scored by every query head; None: full keys."""
@@ -215,7 +231,7 @@ def _prefill_head(a: Arithmetic, op: PrefillHead) -> list[Work]:
     # 1 for an inner layer; at the last one nothing but the projection that emits K and V (IV-C: t_proj).
     inner = 1 - op.final_layer
     rest_flop = inner * (a.layer_flop - a.projection_flop)
-    rest_bytes = inner * (a.layer_bytes - a.projection_bytes)
+    rest_bytes = inner * (a.layer_bytes(op.tokens) - a.projection_bytes)
     flop = op.tokens * ((a.projection_flop + rest_flop) / a.kv_heads)
     return [a.blocks(op.active_blocks * inner), ("gemm", flop, (a.projection_bytes + rest_bytes) / a.kv_heads)]
 
@@ -228,7 +244,7 @@ def _project(a: Arithmetic, op: Project) -> list[Work]:
 @priced(Advance, passes=_one_layer, features=_blocks_and_density(_mean_blocks), compiled=True)
 def _advance(a: Arithmetic, op: Advance) -> list[Work]:
     flop = op.tokens * (a.layer_flop - a.projection_flop)
-    return [a.blocks(op.active_blocks), ("gemm", flop, a.layer_bytes - a.projection_bytes)]
+    return [a.blocks(op.active_blocks), ("gemm", flop, a.layer_bytes(op.tokens) - a.projection_bytes)]
 
 
 @priced(Prefill, passes=_all_layers, features={"context": "context_tokens", "tokens": "tokens"}, compiled=True)
@@ -277,7 +293,7 @@ def _decode_step(a: Arithmetic, op: DecodeStep) -> list[Work]:
     attended = a.attend(op.batch, op.context_tokens, op.kernel)
     return [
         *((kernel, a.layers * flop, a.layers * n_bytes) for kernel, flop, n_bytes in attended),
-        ("gemv", a.layers * op.batch * a.layer_flop, a.layers * a.layer_bytes),
+        ("gemv", a.layers * op.batch * a.layer_flop, a.layers * a.layer_bytes(op.batch)),
         ("gemv", op.batch * a.head_flop, a.head_bytes),
     ]
 
@@ -293,7 +309,7 @@ def _decode_attention(a: Arithmetic, op: DecodeAttention) -> list[Work]:
 # A layer of decoding that is handed over by itself is launched kernel by kernel, unless its step was captured.
 @priced(FeedForward, passes=_one_layer, features={"batch": "batch"}, eager=lambda op: not op.captured)
 def _feed_forward(a: Arithmetic, op: FeedForward) -> list[Work]:
-    return [("gemv", op.batch * a.layer_flop, a.layer_bytes)]
+    return [("gemv", op.batch * a.layer_flop, a.layer_bytes(op.batch))]
 
 
 @priced(ProjectQkv, features={"batch": "batch"})
@@ -303,7 +319,7 @@ def _project_qkv(a: Arithmetic, op: ProjectQkv) -> list[Work]:
 
 @priced(RestOfLayer, passes=_one_layer, features={"batch": "batch"}, eager=lambda op: not op.captured)
 def _rest_of_layer(a: Arithmetic, op: RestOfLayer) -> list[Work]:
-    return [("gemv", op.batch * (a.layer_flop - a.qkv_flop), a.layer_bytes - a.qkv_bytes)]
+    return [("gemv", op.batch * (a.layer_flop - a.qkv_flop), a.layer_bytes(op.batch) - a.qkv_bytes)]
 
 
 @priced(OutputHead, features={"batch": "batch"}, fixed_s=_paging_s)
@@ -332,7 +348,7 @@ def _select(a: Arithmetic, op: Select) -> list[Work]:
 @priced(Retrieve, features={"keys": "tokens", "batch": "batch"}, fixed_s=_ranked_s, beside_s=_paging_s)
 def _retrieve(a: Arithmetic, op: Retrieve) -> list[Work]:
     kernel, flop, n_bytes = a.score(op.batch * op.tokens, None)
-    alpha = a.model.query_heads / a.model.kv_heads
+    alpha = a.model.key_copies
     # Keys are copied once for every query head of a group, and these copies are scored (SpeContext 4.3, 6.2).
     copied: list[Work] = [("gather", 0, (1 + alpha) * n_bytes)] if alpha > 1 else []
     return [("gemv", op.batch * a.retrieval_flop, a.retrieval_bytes), *copied, (kernel, flop, alpha * n_bytes)]

@@ -3,6 +3,8 @@
 import pytest
 from tiny import tiny_model
 
+from kvferry.scenarios.loader import load_scenario
+
 
 @pytest.mark.parametrize(("value_bytes", "entry_bytes"), [(2.0, 32), (0.5, 8), (0.13, 2)])
 def test_kv_sizes_by_hand(value_bytes: float, entry_bytes: int) -> None:
@@ -11,3 +13,49 @@ def test_kv_sizes_by_hand(value_bytes: float, entry_bytes: int) -> None:
     assert model.key_width == 8
     assert model.kv_entry_bytes == entry_bytes
     assert model.kv_full_bytes(100) == 3 * 100 * entry_bytes
+
+
+LATENT = {"kv_lora_rank": 5, "qk_rope_head_dim": 3, "v_head_dim": 4}
+
+
+def test_sizes_of_a_latent_cache_by_hand() -> None:
+    model = tiny_model(layers=3, query_heads=4, kv_heads=1, head_dim=7, latent=LATENT, kv_value_bytes=2.0)
+    # A vector of five numbers and a key of three, once for all heads.
+    assert (model.key_width, model.kv_entry_values, model.kv_entry_bytes) == (8, 8, 16)
+    assert (model.kv_full_bytes(100), model.kv_bytes_per_token) == (3 * 100 * 16, 3 * 16)
+    # Keys of seven numbers and values of four, of four heads.
+    assert model.expansion == 4 * (7 + 4) / 8
+    # From 32 hidden numbers: queries by way of six numbers, and what is cached.
+    through = model.model_copy(update={"latent": model.latent.model_copy(update={"q_lora_rank": 6})})  # type: ignore[union-attr]
+    assert (model.query_parameters, through.query_parameters) == (32 * 28, 6 * 32 + 6 * 28)
+    assert model.projection_parameters == 32 * 8
+    # Keys are 5 x 4 x 4 weights, values 5 x 4 x 4, the output 16 x 32.
+    assert model.attention_parameters == 32 * 28 + 32 * 8 + 80 + 80 + 512
+
+
+def test_deepseek_v2_lite_is_as_large_as_its_paper_says() -> None:
+    model = load_scenario("specontext/throughput", ["model=deepseek-v2-lite"]).model
+    # 15.7 G weights, of which a token passes 2.4 G; 576 numbers per token and layer.
+    assert round(model.parameters / 1e9, 1) == 15.7
+    assert model.layers * model.active_parameters + model.head_parameters == pytest.approx(2.4e9, rel=0.03)
+    assert model.kv_bytes_per_token == 27 * 576 * 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"kv_heads": 2, "head_dim": 7}, "2 cannot be: all heads share the latent cache; 1 would do"),
+        ({"kv_heads": 1, "head_dim": 3}, "3 holds the 3 numbers with the rotary embedding"),
+    ],
+)
+def test_latent_dimensions_that_cannot_be_are_refused(changes: dict[str, int], what: str) -> None:
+    with pytest.raises(ValueError, match=what):
+        tiny_model(latent=LATENT, **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"), [({"active": 5}, "5 active experts of 4"), ({"dense_layers": 9}, "9 dense")]
+)
+def test_experts_that_cannot_be_are_refused(changes: dict[str, int], what: str) -> None:
+    with pytest.raises(ValueError, match=what):
+        tiny_model(experts={"routed": 4, "active": 1, "ffn": 5, **changes})

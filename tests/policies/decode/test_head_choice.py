@@ -1,11 +1,15 @@
-"""Which tokens heads choose, by hand for every kind of attention."""
+"""How heads choose together, by hand for every kind of attention."""
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny import tiny_model
 
-from kvferry.policies.decode.head_choice import best_tokens, group_weights
+from kvferry.policies.decode.head_choice import attention_kind, choosing_heads, group_weights
+from kvferry.policies.decode.retrieval_head import RetrievalHead
+from kvferry.policies.decode.room import Room
+from kvferry.specs.model import ModelSpec
 
 # Four query heads over five tokens.
 WEIGHTS = np.array(
@@ -16,43 +20,49 @@ WEIGHTS = np.array(
         [0.2, 0.1, 0.5, 0.1, 0.1],
     ]
 )
+MODELS = {
+    "mha": tiny_model(query_heads=4, kv_heads=4),
+    "gqa": tiny_model(query_heads=4, kv_heads=2),
+    "mqa": tiny_model(query_heads=4, kv_heads=1),
+    "mla": tiny_model(
+        query_heads=4, kv_heads=1, head_dim=6, latent={"kv_lora_rank": 8, "qk_rope_head_dim": 2, "v_head_dim": 4}
+    ),
+}
+ALL = [0.5, 0.6, 0.5, 0.3, 0.4]
+EXPECTED = {"mha": WEIGHTS.tolist(), "gqa": [[0.5, 0.6, 0.2, 0.1, 0.1], [0.2, 0.1, 0.5, 0.3, 0.4]]}
+EXPECTED |= {"mqa": [ALL], "mla": [ALL]}
 
 
-def test_every_head_of_mha_and_mla_chooses_for_itself() -> None:
-    expected = [[0, 1], [0, 2], [3, 4], [0, 2]]
-    assert best_tokens(group_weights(WEIGHTS, 4, "mha"), 2).tolist() == expected
-    assert best_tokens(group_weights(WEIGHTS, 1, "mla"), 2).tolist() == expected
+@pytest.mark.parametrize("kind", MODELS)
+def test_what_heads_weigh_together(kind: str) -> None:
+    model = MODELS[kind]
+    assert attention_kind(model) == kind
+    assert group_weights(WEIGHTS, choosing_heads(model)).tolist() == EXPECTED[kind]
 
 
-def test_groups_of_gqa_choose_by_the_largest_weight() -> None:
-    # Two heads each: 0.5 0.6 0.2 0.1 0.1, and 0.2 0.1 0.5 0.3 0.4.
-    assert group_weights(WEIGHTS, 2, "gqa").tolist() == [[0.5, 0.6, 0.2, 0.1, 0.1], [0.2, 0.1, 0.5, 0.3, 0.4]]
-    assert best_tokens(group_weights(WEIGHTS, 2, "gqa"), 2).tolist() == [[0, 1], [2, 4]]
-
-
-def test_all_heads_of_mqa_choose_together() -> None:
-    # 0.5 0.6 0.5 0.3 0.4: of equal weights the first.
-    assert best_tokens(group_weights(WEIGHTS, 1, "mqa"), 2).tolist() == [[0, 1]]
-    assert best_tokens(group_weights(WEIGHTS, 1, "mqa"), 9).tolist() == [[0, 1, 2, 3, 4]]
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_retrieval_head_chooses_by_them(kind: str) -> None:
+    model: ModelSpec = MODELS[kind]
+    room = Room(model=model, block_tokens=1, context=64, output=8, budget_bytes=1e6, grows=True)
+    found = RetrievalHead(selected_tokens=2).index(room, 0.0)
+    assert found is not None
+    assert found.spec.heads == len(EXPECTED[kind])
+    assert RetrievalHead(selected_tokens=2, per_head=False).spec(room, 4).heads == 1
 
 
 def test_head_counts_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(ValueError, match="gqa of 4 query heads has a divisor of 4 for KV heads, not 3"):
-        group_weights(WEIGHTS, 3, "gqa")
-    with pytest.raises(ValueError, match="mha of 4 query heads has 4 for KV heads, not 2"):
-        group_weights(WEIGHTS, 2, "mha")
-    with pytest.raises(ValueError, match="mla of 4 query heads has 1 .the latent cache. for KV heads, not 2"):
-        group_weights(WEIGHTS, 2, "mla")
-    with pytest.raises(ValueError, match="a budget is a token at least, got 0"):
-        best_tokens(WEIGHTS, 0)
+    with pytest.raises(ValueError, match="4 query heads cannot choose as 3 groups; a divisor of 4 would do"):
+        group_weights(WEIGHTS, 3)
+    with pytest.raises(ValueError, match="4 query heads cannot choose as 0 groups"):
+        group_weights(WEIGHTS, 0)
 
 
 @settings(max_examples=50, deadline=None)
-@given(groups=st.integers(1, 4), shared=st.integers(1, 4), tokens=st.integers(1, 12), budget=st.integers(1, 12))
-def test_what_is_left_out_weighs_no_more(groups: int, shared: int, tokens: int, budget: int) -> None:
-    weights = np.random.default_rng(tokens).random((groups * shared, tokens))
-    together = group_weights(weights, groups, "gqa")
-    for row, chosen in zip(together, best_tokens(together, budget), strict=True):
-        assert len(set(chosen.tolist())) == len(chosen) == min(budget, tokens)
-        left_out = np.delete(row, chosen)
-        assert not len(left_out) or left_out.max() <= row[chosen].min()
+@given(groups=st.integers(1, 4), shared=st.integers(1, 4), tokens=st.integers(1, 12), rows=st.integers(1, 3))
+def test_nobody_weighs_more_than_the_group(groups: int, shared: int, tokens: int, rows: int) -> None:
+    weights = np.random.default_rng(tokens).random((rows, groups * shared, tokens))
+    together = group_weights(weights, groups)
+    assert together.shape == (rows, groups, tokens)
+    of_each = np.repeat(together, shared, axis=1)
+    assert (weights <= of_each).all()
+    assert (weights == of_each).reshape(rows, groups, shared, tokens).any(axis=2).all()

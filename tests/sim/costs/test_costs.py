@@ -244,3 +244,60 @@ def test_arrays_are_priced_as_their_elements(op: object, compiled: tuple[int, ..
         element = {name: np.broadcast_to(value, together.shape)[index].item() for name, value in fields.items()}
         one = replace(op, **element)  # type: ignore[type-var]
         assert costs.cost(one).duration_s == pytest.approx(duration_s, rel=1e-12)  # type: ignore[arg-type]
+
+
+# Queries of 3 + 2 numbers; a token caches 6 + 2; a value has 4. Q 10 x 20, to the cache 10 x 8, absorbed keys
+# 4 x 6 x 3, absorbed values 4 x 6 x 4, output 10 x 16, FFN 600 weights.
+LATENT = ModelSpec.model_validate(
+    MODEL.model_dump()
+    | {"kv_heads": 1, "latent": {"kv_lora_rank": 6, "qk_rope_head_dim": 2, "v_head_dim": 4}, "name": "latent-by-hand"}
+)
+LATENT_WORK = Arithmetic(LATENT)
+
+
+def test_a_latent_cache_is_attended_to_with_absorbed_matrices_by_hand() -> None:
+    before, whole = 200 + 80 + 72, 200 + 80 + 72 + 96 + 160 + 600
+    # Of 4 heads, 8 numbers score and 6 are the value; 8 numbers of 2 B are read once for all heads.
+    assert LATENT_WORK(DecodeStep(2, 7, kernel=PAGED)) == [
+        ("decode_attention", 3 * 2 * 7 * 2 * 4 * (8 + 6), 3 * 2 * 7 * 16),
+        ("gemv", 3 * 2 * 2 * whole, 3 * whole),
+        ("gemv", 2 * 2 * 1000, 2 * 1000),
+    ]
+    assert LATENT_WORK(ProjectQkv(2, layer=0)) == [("gemv", 2 * 2 * before, before)]
+    assert LATENT_WORK(RestOfLayer(2)) == [("gemv", 2 * 2 * (whole - before), whole - before)]
+    # Prompts attend to keys of 5 numbers and values of 4, of 4 heads.
+    assert LATENT_WORK(PrefillLayer(2, 5)) == [
+        ("attention", 2 * 15 * 2 * 4 * (5 + 4), 2 * 3 * 4 * 9 * 2),
+        ("gemm", 2 * 5 * 2 * whole, whole),
+    ]
+
+
+def test_transformers_brings_a_latent_cache_up_in_every_step_by_hand() -> None:
+    # 8 numbers become 4 x (5 + 4): 4.5 times as many, made by 6 x 4 x (3 + 4) weights.
+    for kernel in (FLASH, EAGER):
+        assert LATENT_WORK(DecodeAttention(2, 7, kernel=kernel)) == [
+            ("gather", 0, (2 + 1 + 4.5) * 2 * 7 * 16),
+            ("gemm", 2 * 7 * 2 * 6 * 4 * 7, 0),
+            ("unsplit_attention", 2 * 7 * 2 * 4 * 9, 4.5 * 2 * 7 * 16),
+        ]
+        assert kernel.decode_bytes(LATENT, 20) == (1 + 4.5) * 20 * 16
+    assert (PAGED.copied(LATENT), PAGED.attended(LATENT), PAGED.decode_bytes(LATENT, 20)) == (0, 1, 0)
+
+
+def test_a_retrieval_head_scores_its_latent_keys_as_they_are_by_hand() -> None:
+    assert LATENT_WORK(Retrieve(2, groups=7, k=2, tokens=7, step=0)) == [
+        ("gemv", 2 * 2 * 352, 2 * 352),
+        ("scoring", 2 * 7 * 2 * 4 * 8, 2 * 7 * 16),
+    ]
+
+
+def test_experts_are_read_as_far_as_tokens_choose_them_by_hand() -> None:
+    experts = {"routed": 4, "active": 1, "shared": 1, "ffn": 5, "dense_layers": 1}
+    mixed = Arithmetic(ModelSpec.model_validate(MODEL.model_dump() | {"experts": experts}))
+    # One dense layer of 600 weights; two with a router of 40, experts of 150: a token passes two. Two tokens read the
+    # shared one and 4 x (1 - (3/4)^2) others in the mean.
+    [(_, flop, n_bytes)] = mixed(FeedForward(2))
+    assert flop == pytest.approx(2 * 2 * (600 + (600 + 2 * (40 + 300)) / 3))
+    assert n_bytes == pytest.approx(600 + (600 + 2 * (40 + 2.75 * 150)) / 3)
+    assert mixed.model.layer_parameters == pytest.approx(600 + (600 + 2 * (40 + 750)) / 3)
+    assert mixed.model.weight_bytes == pytest.approx(3 * mixed.model.layer_parameters + 2 * 1000 * 2)

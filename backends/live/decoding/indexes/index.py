@@ -7,6 +7,7 @@ import torch
 
 from kvferry.model.decoder import Decoder
 from kvferry.model.whole_prefill import PrefilledLayer, prefill_layer
+from kvferry.policies.decode.head_choice import group_weights
 from kvferry.policies.decode.index import IndexSpec, Scores
 
 
@@ -86,8 +87,10 @@ def agreed(scores: torch.Tensor, heads: int, how: Scores, scale: float) -> torch
     by_choice = scores.unflatten(1, (heads, -1))
     if how == "summed":
         return by_choice.sum(2)
-    shares = (by_choice * scale).softmax(-1)
-    return shares.sum(2) if how == "by_head" else shares.amax(2)
+    if how == "by_head":
+        return (by_choice * scale).softmax(-1).sum(2)
+    agreed: torch.Tensor = group_weights((scores * scale).softmax(-1), heads, torch.amax)
+    return agreed
 
 
 def by_kv_head(queries: torch.Tensor, kv_heads: int) -> torch.Tensor:
