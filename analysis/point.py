@@ -13,6 +13,7 @@ from kvferry.analysis.dataset import MEASURED
 from kvferry.analysis.journal import Row
 from kvferry.analysis.metrics import metrics_for
 from kvferry.analysis.settings import settings_of
+from kvferry.pipelines.plugins import Plugin, take_up
 from kvferry.pipelines.record import Run
 from kvferry.scenarios.loader import dump_scenario, dumped_scenario, scenario_hash
 from kvferry.specs.errors import KvferryError
@@ -41,11 +42,13 @@ class Point:
 class Work:
     """What is done with a point, the same wherever it is: run it, and make a row of the result.
 
-    `run` is a function that every process can import. `version` is that of the code that asks for the work.
+    `run` is a function that every process can import. `version` is that of the code that asks for the work, which uses
+    these `plugins`: another process is given them.
     """
 
     run: Callable[[Scenario], Run]
     version: str
+    plugins: tuple[Plugin, ...] = ()
 
     def __call__(self, point: Point) -> Row:
         """A row with key, outcome, why, settings, metrics, version and wall times. Whatever goes wrong with a point is
@@ -53,6 +56,7 @@ class Work:
         began_s = perf_counter()
         scenario = point.scenario()
         try:
+            take_up(self.plugins)
             result = self.run(scenario)
             if result.interrupted:
                 raise KeyboardInterrupt  # a part of a run is no result
@@ -68,7 +72,8 @@ class Work:
         """The same in a process that was started by others, perhaps on another computer: its KVFerry has to be the
         same one, and the files that the scenario names have to lie there too, with the same content.
 
-        Raises KvferryError for another KVFerry."""
+        Raises KvferryError for another KVFerry, and for a plugin that cannot be used there."""
+        take_up(self.plugins)
         if (here := code_version()) != self.version:
             raise KvferryError(f"a worker has KVFerry {here} and this process {self.version}; results would be mixed")
         try:

@@ -16,7 +16,7 @@ from kvferry.analysis.point import Point, Work
 from kvferry.analysis.settings import column_of
 from kvferry.analysis.study import Study
 from kvferry.analysis.study_plots import draw_plots
-from kvferry.pipelines.plugins import with_plugins
+from kvferry.pipelines.plugins import used
 from kvferry.pipelines.record import Run
 from kvferry.pipelines.run import run_scenario
 from kvferry.scenarios.loader import scenario_hash
@@ -59,7 +59,7 @@ def run_points(
             alone = any(point.backend != "sim" for point in missing.values())
             where = InProcess() if alone else executor or executor_for(None, workers)
             tasks = (Point.of(point, key) for key, point in missing.items())
-            with where, closing(where.rows(tasks, Work(with_plugins(run), code_version()))) as rows:
+            with where, closing(where.rows(tasks, Work(run, code_version(), used()))) as rows:
                 for row in rows:
                     data.add(row)
                     done += 1

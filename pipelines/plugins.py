@@ -10,7 +10,7 @@ import ast
 import hashlib
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -22,10 +22,8 @@ from types import ModuleType
 from typing import Any
 
 from kvferry.pipelines.plugin_kinds import KINDS, entry_of, table_of, taken_names
-from kvferry.pipelines.record import Run
 from kvferry.specs.document import read_text, shown
 from kvferry.specs.errors import InputError, KvferryError, unknown_name
-from kvferry.specs.scenario import Scenario
 
 # What a plugin's file has, and the group of installed ones.
 TABLE = "KVFERRY"
@@ -115,23 +113,6 @@ def drop(plugin: Plugin) -> None:
     """Its entries are not known any more."""
     for table, name in _used.pop(plugin.path).added:
         del table[name]
-
-
-@dataclass(frozen=True)
-class WithPlugins:
-    """Runs a scenario with plugins in use, in any process that this is sent to."""
-
-    run: Callable[[Scenario], Run]
-    plugins: tuple[Plugin, ...]
-
-    def __call__(self, scenario: Scenario) -> Run:
-        take_up(self.plugins)
-        return self.run(scenario)
-
-
-def with_plugins(run: Callable[[Scenario], Run]) -> Callable[[Scenario], Run]:
-    """The same function, for other processes too."""
-    return WithPlugins(run, used()) if _used else run
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """Policies of the user's own at the command line: wherever a scenario is named, and in every process."""
 
 import json
+import pickle
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,11 @@ from command import SMALL, Call
 from plugin import FAULTY, LOADER, none_left, written  # noqa: F401
 from tiny import DECODING
 
-from kvferry.pipelines.plugins import drop, used
+from kvferry.analysis.code_version import code_version
+from kvferry.analysis.point import Point, Work
+from kvferry.pipelines.plugins import drop, use, used
+from kvferry.pipelines.run import run_scenario
+from kvferry.scenarios.loader import load_scenario
 
 STUDY = """\
 base: small.yaml
@@ -112,3 +117,13 @@ def test_its_errors_are_the_users(call: Call) -> None:
     written(FAULTY, "faulty.py")
     code, out, err = call("run", "small.yaml", "--plugin", "faulty.py", "--system", "faulty", "--json")
     assert (code, out, err) == (1, "", "kvferry: faulty.py:8: ZeroDivisionError: division by zero\n")
+
+
+def test_a_machine_elsewhere_is_given_the_file_before_versions_are_compared() -> None:
+    plugin = use("mine.py")
+    point = Point.of(load_scenario("small.yaml", ["system=mine"]))
+    work = pickle.dumps(Work(run_scenario, code_version(), used()))
+    drop(plugin)
+    Path("mine.py").unlink()
+    row = pickle.loads(work).elsewhere(point)  # noqa: S301
+    assert (row["outcome"], row["version"]) == ("done", code_version())

@@ -15,7 +15,7 @@ from kvferry.pipelines.checks import check_names
 from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS, ROLES
 from kvferry.pipelines.loading.systems import SYSTEMS
 from kvferry.pipelines.plugin_kinds import KINDS
-from kvferry.pipelines.plugins import drop, take_up, use, used, with_plugins
+from kvferry.pipelines.plugins import drop, take_up, use, used
 from kvferry.pipelines.run import run_scenario
 from kvferry.policies.loading.staged import SCHEDULES
 from kvferry.sim.costs.cost_model import COST_MODELS
@@ -168,19 +168,16 @@ def test_an_error_while_it_runs_names_its_line() -> None:
 def test_another_process_is_given_the_text() -> None:
     """A worker has neither the file nor, at first, its names; it takes up a later text of the same file, too."""
     first = use(written(LOADER))
-    sent = pickle.dumps(with_plugins(run_scenario))
+    sent = pickle.dumps(used())
     drop(first)
     Path("mine.py").unlink()
-    assert pickle.loads(sent)(tiny(LOADING, system="mine")).outcome == "done"  # noqa: S301
+    take_up(pickle.loads(sent))  # noqa: S301
+    assert run_scenario(tiny(LOADING, system="mine")).outcome == "done"
     assert used() == (first,)
     second = plugins.Plugin(first.path, "0" * 64, first.text and first.text.replace(b'"mine"', b'"yours"'), "mine")
     take_up([second])
     assert used() == (second,)
     assert "yours" in SYSTEMS and "mine" not in SYSTEMS
-
-
-def test_without_plugins_nothing_is_sent() -> None:
-    assert with_plugins(run_scenario) is run_scenario
 
 
 def test_a_module_by_its_name_and_an_installed_one(monkeypatch: pytest.MonkeyPatch) -> None:
