@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 
 PACKAGES := specs system layouts policies machine codecs traces scenarios sim disk model cloud backends pipelines calibration analysis cli
 
-.PHONY: demo test test-core test-all check clean
+.PHONY: demo test test-core test-all check docs clean
 
 $(VENV)/core: setup.cfg constraints.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit("KVFerry needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Try: make PYTHON=python3.11 ...") if sys.version_info < (3, 11) else None'
@@ -42,6 +42,11 @@ check: $(VENV)/dev
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/mypy $(addprefix -p kvferry.,$(PACKAGES))
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+
+docs: $(VENV)/dev
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+	@echo "the documentation is in build/site/index.html"
 
 clean:
 	rm -rf $(VENV) build out

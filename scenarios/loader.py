@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from kvferry.scenarios.faults import complaints_of, input_error
+from kvferry.scenarios.field_notes import add_notes
 from kvferry.scenarios.library import names
 from kvferry.scenarios.resolve import Complaint, extended, path_keys, read_tree, resolve, with_override, with_storage
 from kvferry.specs.base import Spec
@@ -133,6 +134,7 @@ def _content_hash(path: Path) -> str:
 def scenario_schema() -> dict[str, Any]:
     """JSON schema of a scenario file, for editors: what may be named or extended instead of written out too."""
     schema = Scenario.model_json_schema(by_alias=True)
+    add_notes(schema)
     parts = schema["$defs"]
     for kind, part in (("device", "DeviceSpec"), ("model", "ModelSpec")):
         name_or_path = {"type": "string", "examples": names(kind), "description": f"name or path of a {kind}"}

@@ -1,0 +1,59 @@
+"""What the comments above a record's fields say, as descriptions in the JSON schema of a scenario file."""
+
+import inspect
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from kvferry.specs.base import Part, Spec
+
+_FIELD = re.compile(r"    (?P<field>[a-z]\w*)\s*:")
+_COMMENT = re.compile(r"    # ?(?P<text>.*)")
+
+
+def add_notes(schema: dict[str, Any]) -> None:
+    """Describes each property of the schema by the comment that stands above its field, if there is one.
+
+    The comments are read from the source of the records; where there is none (a package without its sources), the
+    schema stays as it is.
+    """
+    for record in _records(Spec):
+        part = schema if record.__name__ == schema.get("title") else schema.get("$defs", {}).get(record.__name__)
+        if part is None or "properties" not in part:
+            continue
+        for field, note in _notes(record).items():
+            alias = record.model_fields[field].alias or field
+            if alias in part["properties"]:
+                part["properties"][alias]["description"] = note
+
+
+def _records(base: type[Spec]) -> Iterator[type[Spec]]:
+    for record in base.__subclasses__():
+        if record is not Part:
+            yield record
+        yield from _records(record)
+
+
+def _notes(record: type[Spec]) -> dict[str, str]:
+    """By field, also those of the records that it extends."""
+    found: dict[str, str] = {}
+    for each in reversed(record.__mro__):
+        if not issubclass(each, Spec):
+            continue
+        try:
+            lines = inspect.getsource(each).splitlines()
+        except OSError:
+            continue
+        found |= {field: note for field, note in _with_comments(lines) if field in record.model_fields}
+    return found
+
+
+def _with_comments(lines: list[str]) -> Iterator[tuple[str, str]]:
+    above: list[str] = []
+    for line in lines:
+        if comment := _COMMENT.fullmatch(line):
+            above.append(comment["text"])
+            continue
+        if above and (field := _FIELD.match(line)):
+            yield field["field"], " ".join(above)
+        above = []
