@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 
 PACKAGES := specs system layouts policies machine codecs traces scenarios sim disk model cloud backends pipelines calibration analysis cli
 
-.PHONY: demo test test-core test-all check docs clean
+.PHONY: demo test test-core test-all check docs dist clean
 
 $(VENV)/core: setup.cfg constraints.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit("KVFerry needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Try: make PYTHON=python3.11 ...") if sys.version_info < (3, 11) else None'
@@ -44,9 +44,18 @@ check: $(VENV)/dev
 	$(BIN)/mypy $(addprefix -p kvferry.,$(PACKAGES))
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
 
+# A wheel and a source archive in dist/; the wheel is installed into an environment of its own and run.
+dist: $(VENV)/dev
+	@rm -rf dist build/dist
+	@$(BIN)/python -m build --outdir dist . >/dev/null
+	@$(PYTHON) -m venv build/dist
+	@build/dist/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt dist/*.whl
+	@cd build/dist && bin/kvferry run quickstart --output out >/dev/null
+	@ls dist
+
 docs: $(VENV)/dev
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
 	@echo "the documentation is in build/site/index.html"
 
 clean:
-	rm -rf $(VENV) build out
+	rm -rf $(VENV) build dist out
