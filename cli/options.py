@@ -16,6 +16,15 @@ SeedOption = Annotated[int | None, typer.Option("--seed", min=0, help="The same 
 OutputOption = Annotated[
     Path | None, typer.Option("--output", "-o", metavar="DIR", parser=results_folder, help="Folder for the results.")
 ]
+JobsOption = Annotated[int | None, typer.Option("--jobs", "-j", min=1, help="Processes. Default: one per core.")]
+ExecutorOption = Annotated[
+    str | None,
+    typer.Option(
+        "--executor",
+        metavar="WHERE",
+        help="in-process, cores, or a dask scheduler's address as tcp://127.0.0.1:8786. Results are the same bytes.",
+    ),
+]
 PlotsOption = Annotated[bool, typer.Option("--plots/--no-plots", help="Draw pictures; most of the time goes there.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 

@@ -3,11 +3,14 @@
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from time import monotonic
 
 from kvferry.specs.errors import quoted
 
 # Called with how much is done, of how much.
 Progress = Callable[[int, int], None]
+# Where no bar can be drawn: a line this often.
+_LINE_EVERY_S = 10.0
 
 
 @contextmanager
@@ -21,9 +24,50 @@ def counted(doing: str) -> Iterator[Progress]:
     from rich.progress import Progress as Bar
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(doing, total=None)
-        yield lambda done, of: bar.update(task, completed=done, total=of)
+    left = (TextColumn("{task.fields[left]}"),)
+    estimate = Estimate(monotonic)
+    with Bar(*columns, *left, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(doing, total=None, left="")
+        yield lambda done, of: bar.update(task, completed=done, total=of, left=estimate.in_words(done, of))
+
+
+class Estimate:
+    """How long the rest will take, at the pace of what was done since the first call."""
+
+    def __init__(self, clock_s: Callable[[], float]) -> None:
+        self._clock_s = clock_s
+        self._began: tuple[float, int] | None = None
+
+    def in_words(self, done: int, of: int) -> str:
+        """ "about 3 min left"; "" while nothing is known, and when nothing is left."""
+        now_s = self._clock_s()
+        self._began = self._began or (now_s, done)
+        began_s, before = self._began
+        if not before < done < of:
+            return ""
+        left_s = (of - done) * (now_s - began_s) / (done - before)
+        for unit, length_s in (("days", 86400), ("h", 3600), ("min", 60), ("s", 1)):
+            if left_s >= 1.95 * length_s or unit == "s":
+                return f"about {max(1, round(left_s / length_s))} {unit} left"
+        raise AssertionError
+
+
+class PointsProgress:
+    """Moves a bar, or where there is no terminal says a line now and then; remembers how far it came."""
+
+    def __init__(self, name: str) -> None:
+        self.bar: Progress = lambda done, of: None
+        self.done, self.of = 0, 0
+        self._name, self._said_s = name, monotonic()
+        self._estimate = Estimate(monotonic)
+
+    def __call__(self, done: int, of: int) -> None:
+        self.done, self.of = done, of
+        self.bar(done, of)
+        left = self._estimate.in_words(done, of)
+        if not sys.stderr.isatty() and done < of and monotonic() - self._said_s >= _LINE_EVERY_S:
+            say(f"{self._name}: {done:,} of {of:,} points{', ' if left else ''}{left}")
+            self._said_s = monotonic()
 
 
 @contextmanager

@@ -1,18 +1,22 @@
 """``kvferry sweep``: a scenario over axes and seeds."""
 
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from time import monotonic
 from typing import Annotated, Any
 
 import typer
 
-from kvferry.cli.options import JsonOption, OutputOption, PlotsOption, PluginOption, SetOption
+from kvferry.cli.options import (
+    ExecutorOption,
+    JobsOption,
+    JsonOption,
+    OutputOption,
+    PlotsOption,
+    PluginOption,
+    SetOption,
+)
 
-# Where no bar can be drawn: a line this often.
-_LINE_EVERY_S = 10.0
 _MOST_FAILED = 20
 
 
@@ -21,29 +25,32 @@ def sweep(
     settings: SetOption = None,
     plugins: PluginOption = None,
     output: OutputOption = None,
-    jobs: Annotated[int | None, typer.Option("--jobs", "-j", min=1, help="Processes. Default: one per core.")] = None,
+    jobs: JobsOption = None,
+    executor: ExecutorOption = None,
     plots: PlotsOption = True,
     json: JsonOption = False,
 ) -> None:
-    """Run the points of a study that are missing from its data set, on all cores; then draw its plots.
+    """Run the points of a study that are missing from its data set, on all cores or machines; then draw its plots.
 
     The folder is the one that the study names, or runs/NAME, unless --output names another. Interrupted, it keeps
     what is done: the same command goes on from there.
     """
     from kvferry.analysis.envelope import to_json
+    from kvferry.analysis.executors.choice import executor_for
     from kvferry.analysis.remarks import unmeasured
     from kvferry.analysis.study import load_study
     from kvferry.analysis.sweep import run_study
-    from kvferry.cli.progress import counted, say
+    from kvferry.cli.progress import PointsProgress, counted, say
     from kvferry.pipelines.checks import names_in_use
     from kvferry.specs.errors import quoted
 
+    where = executor_for(executor, jobs)
     loaded = load_study(study, settings or [], check=names_in_use)
     folder: Path = output or loaded.output
-    progress = _Progress(loaded.name)
+    progress = PointsProgress(loaded.name)
     try:
         with counted(loaded.name) as progress.bar:
-            summary = run_study(loaded if plots else replace(loaded, plots=()), folder, jobs, progress)
+            summary = run_study(loaded if plots else replace(loaded, plots=()), folder, jobs, progress, where)
     except KeyboardInterrupt:
         say(f"interrupted; kept {progress.done:,} of {progress.of:,} points in {folder}; run it again to go on")
         raise typer.Exit(130) from None
@@ -62,24 +69,6 @@ def sweep(
     if summary["failed"]:
         say("\n".join(_failures(summary["failed"])))
         raise typer.Exit(1)
-
-
-class _Progress:
-    """Moves the bar, or says a line now and then; remembers how far it came."""
-
-    def __init__(self, name: str) -> None:
-        self.bar: Callable[[int, int], None] = lambda done, of: None
-        self.done, self.of = 0, 0
-        self._name, self._said_s = name, monotonic()
-
-    def __call__(self, done: int, of: int) -> None:
-        from kvferry.cli.progress import say
-
-        self.done, self.of = done, of
-        self.bar(done, of)
-        if not sys.stderr.isatty() and done < of and monotonic() - self._said_s >= _LINE_EVERY_S:
-            say(f"{self._name}: {done:,} of {of:,} points")
-            self._said_s = monotonic()
 
 
 def _in_words(summary: dict[str, Any]) -> str:

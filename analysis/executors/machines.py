@@ -67,10 +67,10 @@ class Machines:
         left = iter(points)
         under_way: dict[str, tuple[Any, Point]] = {}
         deadly: list[Point] = []
-        done = as_completed()
+        done = as_completed(loop=self._client.loop)
         try:
             while True:
-                for point in islice(left, self._room() - len(under_way)):
+                for point in islice(left, max(0, self._room() - len(under_way))):
                     future = self._submitted(point, work)
                     under_way[future.key] = (future, point)
                     done.add(future)

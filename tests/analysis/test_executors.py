@@ -1,0 +1,168 @@
+"""Executors: which one a name means, and the same rows from each."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from dask_cluster import DEADLY_SEED, dask_cluster, deadly_run
+
+from kvferry.analysis.executors.choice import executor_for
+from kvferry.analysis.executors.cores import Cores
+from kvferry.analysis.executors.executor import DIED
+from kvferry.analysis.executors.in_process import InProcess
+from kvferry.analysis.executors.machines import Machines
+from kvferry.analysis.point import Point, Work
+from kvferry.analysis.sweep import run_points
+from kvferry.pipelines.record import Run
+from kvferry.scenarios.loader import load_scenario, scenario_hash
+from kvferry.specs.errors import InputError, KvferryError
+from kvferry.specs.scenario import Scenario
+
+BASE = load_scenario(
+    {
+        "name": "small",
+        "system": "stream-only",
+        "device": "rtx-5080-laptop",
+        "model": "tiny",
+        "link": {"rate": "80 Mbit/s", "rtt": "4 ms"},
+        "workload": {"kind": "context-reuse", "context": "4Ki"},
+    }
+)
+
+
+def seeded(*seeds: int) -> list[Scenario]:
+    return [BASE.model_copy(update={"seed": seed}) for seed in seeds]
+
+
+def table(folder: Path) -> bytes:
+    return (folder / "points.parquet").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "workers", "kind"),
+    [
+        (None, None, Cores),
+        (None, 1, InProcess),
+        (None, 3, Cores),
+        ("cores", 1, Cores),
+        ("in-process", None, InProcess),
+        ("tcp://127.0.0.1:8786", None, Machines),
+        ("tls://[::1]:8786", None, Machines),
+    ],
+)
+def test_the_executor_that_a_name_means(name: str | None, workers: int | None, kind: type) -> None:
+    assert isinstance(executor_for(name, workers), kind)
+
+
+@pytest.mark.parametrize(
+    ("name", "workers", "message"),
+    [
+        ("core", None, "--executor 'core': is none of in-process, cores, and no address as tcp://HOST:PORT"),
+        ("http://x:80", None, "is none of"),
+        ("tcp://x", None, "is none of"),
+        ("in-process", 2, "--jobs 2: in-process runs one point after the other"),
+        ("tcp://x:80", 2, "--jobs 2: a scheduler has workers of its own"),
+    ],
+)
+def test_a_name_that_means_none(name: str, workers: int | None, message: str) -> None:
+    with pytest.raises(InputError) as error:
+        executor_for(name, workers)
+    assert message in str(error.value)
+
+
+def test_a_point_is_text_that_makes_the_same_scenario() -> None:
+    for scenario in (BASE, load_scenario("quickstart"), load_scenario("kvswap/live")):
+        point = Point.of(scenario)
+        assert point.scenario() == scenario
+        assert point.key == scenario_hash(point.scenario())
+
+
+def test_a_worker_with_another_kvferry_is_refused() -> None:
+    with pytest.raises(KvferryError, match="a worker has KVFerry .* and this process 0.0.1.old"):
+        Work(_nothing, "0.0.1+old").elsewhere(Point.of(BASE))
+
+
+def test_a_file_with_another_content_where_the_worker_is(tmp_path: Path) -> None:
+    from kvferry.analysis.code_version import code_version
+
+    trace = tmp_path / "trace.csv"
+    trace.write_text("time_s,bytes_per_s\n0,1e6\n1,2e6\n")
+    point = Point.of(load_scenario("quickstart", [f"link={{trace: {trace}}}"]))
+    work = Work(_nothing, code_version())
+    assert work.elsewhere(point)["outcome"] == "done"
+    trace.write_text("time_s,bytes_per_s\n0,1e6\n1,3e6\n")
+    assert work.elsewhere(point)["why"] == "a file that the scenario names has another content where the worker is"
+    trace.unlink()
+    assert str(work.elsewhere(point)["why"]).startswith("the worker cannot read the scenario: ")
+
+
+def test_points_are_taken_only_as_there_is_room() -> None:
+    taken: list[int] = []
+
+    def points() -> Iterator[Point]:
+        for seed, scenario in enumerate(seeded(*range(50))):
+            taken.append(seed)
+            yield Point.of(scenario)
+
+    rows = Cores(2).rows(points(), Work(_nothing, "1"))
+    next(rows)
+    assert len(taken) <= 6
+    rows.close()
+
+
+def _nothing(scenario: Scenario) -> Run:
+    return Run(outcome="done", duration_s=float(scenario.seed))
+
+
+def test_no_scheduler_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("kvferry.analysis.executors.machines._PATIENCE_S", 0.2)
+    with pytest.raises(KvferryError, match="no scheduler answers at tcp://127.0.0.1:9"):
+        run_points(seeded(1), tmp_path, executor=executor_for("tcp://127.0.0.1:9"))
+
+
+def test_the_same_bytes_from_every_executor_also_when_a_worker_is_killed(tmp_path: Path) -> None:
+    points = seeded(*range(60))
+    run_points(points, tmp_path / "here", executor=executor_for("in-process"))
+    run_points(points, tmp_path / "cores", executor=executor_for("cores", 2))
+    with dask_cluster(tmp_path, 2) as cluster:
+
+        def kill_one(done: int, of: int) -> None:
+            if done == 20:
+                os.killpg(cluster.workers[0].pid, signal.SIGKILL)
+
+        frame = run_points(points, tmp_path / "machines", progress=kill_one, executor=executor_for(cluster.address))
+        assert cluster.workers[0].wait(10) == -signal.SIGKILL
+        assert cluster.workers[1].poll() is None
+        assert frame["outcome"].tolist() == ["done"] * 60
+    assert table(tmp_path / "here") == table(tmp_path / "cores") == table(tmp_path / "machines")
+
+
+@pytest.mark.long
+def test_a_point_that_every_worker_dies_of_is_a_failed_point(tmp_path: Path) -> None:
+    with dask_cluster(tmp_path, 1) as cluster:
+        # Nannies start a worker again; the scheduler gives up on a task after three of them.
+        cluster.start_worker("--nanny")
+        cluster.start_worker("--nanny")
+        frame = run_points(
+            seeded(*range(12)), tmp_path / "data", run=deadly_run, executor=executor_for(cluster.address)
+        )
+    failed = frame[frame["outcome"] == "failed"]
+    assert failed[["seed", "why"]].values.tolist() == [[DEADLY_SEED, DIED]]
+    assert sorted(frame["outcome"]) == ["done"] * 11 + ["failed"]
+
+
+@pytest.mark.long
+def test_a_scheduler_that_is_killed_ends_the_sweep_and_keeps_what_is_done(tmp_path: Path) -> None:
+    with dask_cluster(tmp_path, 1) as cluster:
+
+        def kill(done: int, of: int) -> None:
+            if done == 5:
+                os.killpg(cluster.scheduler.pid, signal.SIGKILL)
+
+        with pytest.raises(KvferryError, match="the scheduler at .* is gone; what is done is kept"):
+            run_points(seeded(*range(40)), tmp_path / "data", progress=kill, executor=executor_for(cluster.address))
+    run_points(seeded(*range(40)), tmp_path / "data", 1)
+    run_points(seeded(*range(40)), tmp_path / "whole", 1)
+    assert table(tmp_path / "data") == table(tmp_path / "whole")
