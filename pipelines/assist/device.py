@@ -80,7 +80,7 @@ class Device:
         beginning = refined if story.ratio >= 1 else workload.beginning
         rest = refined - beginning
         lease = self._hold(machine, refined + story.output)
-        channel = yield from self._asked(machine, story)
+        channel = yield from self._asked(machine, story, self._least_pace_s(story, refined, rest, beginning))
         ready_s = env.now + self._estimates.start_s + (self._estimates.prefill_s(beginning) if beginning else 0.0)
         before = self._started(machine)
         if beginning:
@@ -91,7 +91,7 @@ class Device:
             yield env.timeout(workload.handling.unpack_token_s * story.prompt)
         story.unpacked_s = env.now
         expected_s = max(ready_s, env.now) + (self._estimates.prefill_s(rest, beginning) if rest else 0.0)
-        story.pace_s = self._pace_s(story, refined, expected_s)
+        story.pace_s = self._pace_s(story, refined, expected_s, answer["tpot_s"])
         yield self._prefill(machine, rest, beginning, before) if rest else before[0]
         story.own_first_s = env.now
         own_s: list[float] = []
@@ -105,12 +105,14 @@ class Device:
 
     # --- parts of these ------------------------------------------------------------------------------------------
 
-    def _asked(self, machine: Machine, story: Story, drafts: bool = False) -> Steps[Channel]:
+    def _asked(
+        self, machine: Machine, story: Story, pace_s: float | None = None, drafts: bool = False
+    ) -> Steps[Channel]:
         """Returns the channel over which the request has left."""
         workload = self._workload
         yield machine.env.timeout(workload.handling.prepare_s)
         channel = machine.open(self._front)
-        message, n_bytes = ask(workload, story, drafts, self._help.accepted)
+        message, n_bytes = ask(workload, story, pace_s=pace_s, drafts=drafts, accepted=self._help.accepted)
         channel.send(message, n_bytes)
         story.asked_s = machine.env.now
         return channel
@@ -144,9 +146,21 @@ class Device:
         streamed: Streamed = yield channel.receive()
         return np.array([story.first_s, *streamed.times_s])
 
-    def _pace_s(self, story: Story, refined: int, expected_s: float) -> float | None:
+    def _least_pace_s(self, story: Story, refined: int, rest: int, beginning: int) -> float | None:
+        """What the pace of tokens from the cloud will be at least, before anything is measured; None where there is
+        nothing to pace."""
+        if story.tokens < 2:
+            return None
+        amortised_s = 0.0
+        if rest and self._help.smoothing == "causal":
+            unpack_s = self._workload.handling.unpack_token_s * story.prompt
+            amortised_s = unpack_s + self._estimates.prefill_s(rest, beginning)
+        return self._own_tpot_s(story, refined) + amortised_s / (story.tokens - 1)
+
+    def _pace_s(self, story: Story, refined: int, expected_s: float, cloud_tpot_s: float) -> float | None:
         """The pace at which tokens from the cloud are shown (Eq. 4), where the device expects its own first token at
-        `expected_s`; None where there is nothing to pace. The paper lets prefill begin when the request is sent."""
+        `expected_s`, and never faster than the cloud promises them; None where there is nothing to pace. The paper
+        lets prefill begin when the request is sent."""
         if story.tokens < 2:
             return None
         assert story.first_s is not None and story.asked_s is not None
@@ -154,8 +168,10 @@ class Device:
             amortised_s = self._estimates.prefill_s(refined) - (story.first_s - story.asked_s)
         else:
             amortised_s = expected_s - story.first_s
-        tpot_s = self._estimates.tpot_s(refined + story.output / 2)
-        return tpot_s + max(0.0, amortised_s) / (story.tokens - 1)
+        return max(cloud_tpot_s, self._own_tpot_s(story, refined) + max(0.0, amortised_s) / (story.tokens - 1))
+
+    def _own_tpot_s(self, story: Story, refined: int) -> float:
+        return self._estimates.tpot_s(refined + story.output / 2)
 
     def _hold(self, machine: Machine, tokens: int) -> Lease:
         """Memory for the KV of so many tokens, of which the device keeps no more than its window. Raises

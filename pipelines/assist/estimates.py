@@ -10,6 +10,7 @@ from kvferry.machine.ops import DecodeStep, Extents, Op, Prefill
 from kvferry.pipelines.assist.systems import Help
 from kvferry.policies.assist.assistance import Assistance, Smoothing
 from kvferry.policies.assist.optimiser import NoSetting, Setting, best_setting
+from kvferry.policies.assist.serving import Serving
 from kvferry.sim.costs.cost_model import main_costs
 from kvferry.sim.storage_models import storage_of
 from kvferry.specs.device import DeviceSpec
@@ -17,6 +18,11 @@ from kvferry.specs.link import LinkSpec, WaySpec
 from kvferry.specs.model import ModelSpec
 from kvferry.specs.scenario import Scenario
 from kvferry.traces.resolve import link_trace
+
+# A step's mean context is rounded to so many tokens, by which its price changes by some ten-thousandths.
+CONTEXT_STEP = 16
+# The longest step's is rounded up to so many, so that few need be priced.
+_MOST_STEP = 256
 
 
 def pieces(tokens: int, before: int, window: int | None) -> Iterator[Prefill]:
@@ -43,15 +49,62 @@ def start_bytes(scenario: Scenario) -> int:
     return int(scenario.model.weight_bytes + workload.lora_bytes)
 
 
+class Prices:
+    """Seconds of an instance's work on its idle machine, by the scenario's estimate of costs."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        """`scenario`: as the instance sees it."""
+        self._scenario = scenario
+        self._price = _priced(scenario.costs.estimate, scenario.device, scenario.model)
+        self._steps: dict[tuple[int, int], float] = {}
+
+    def op_s(self, op: Prefill | DecodeStep) -> float:
+        return self._price(op)
+
+    def most_step_s(self, requests: int, tokens: int) -> float:
+        """With any of so many requests, whose contexts end at so many tokens together, however the mean is rounded."""
+        requests = max(1, requests)
+        key = requests, _MOST_STEP * math.ceil((tokens / requests + CONTEXT_STEP) / _MOST_STEP)
+        if key not in self._steps:
+            self._steps[key] = self._price(DecodeStep(*key))
+        return self._steps[key]
+
+    def kept_tpot_s(self, serving: Serving) -> float:
+        """The time per token that an instance keeps: as `serving` says, or of a step with all slots held that fit its
+        memory, at the workload's lengths."""
+        if serving.tpot_s is not None:
+            return serving.tpot_s
+        model, workload = self._scenario.model, self._scenario.assist.workload
+        tokens = workload.prompt + workload.output
+        room_bytes = self._scenario.device.memory.capacity_bytes - model.weight_bytes
+        slots = int(max(1, min(serving.slots, room_bytes / (tokens * model.kv_bytes_per_token))))
+        return self.most_step_s(slots, slots * tokens)
+
+
 class Estimates:
     """Seconds on idle machines, by the scenario's estimate of costs."""
 
-    def __init__(self, scenario: Scenario, cloud: Scenario | None) -> None:
-        """`cloud`: the scenario as an instance of the cloud sees it; None: there is none."""
+    def __init__(
+        self,
+        scenario: Scenario,
+        cloud: Scenario | None,
+        decoding: Scenario | None = None,
+        serving: Serving | None = None,
+    ) -> None:
+        """`cloud`, `decoding`: the scenario as instances that prefill and that decode see it; None: there are none, or
+        the same do both."""
         self._scenario = scenario
         self._here = _priced(scenario.costs.estimate, scenario.device, scenario.model)
         self._window = window_of(scenario.device)
-        self._there = None if cloud is None else _priced(scenario.costs.estimate, cloud.device, cloud.model)
+        self.prefilling = None if cloud is None else Prices(cloud)
+        self.decoding = self.prefilling if decoding is None else Prices(decoding)
+        self._serving = serving or Serving()
+
+    @cached_property
+    def kept_tpot_s(self) -> float:
+        """The time per token that instances keep."""
+        assert self.decoding is not None
+        return self.decoding.kept_tpot_s(self._serving)
 
     def prefill_s(self, tokens: int, before: int = 0) -> float:
         """The device's."""
@@ -74,7 +127,7 @@ class Estimates:
     def assistance(self, prompt: int, response_bytes: float, smoothing: Smoothing, link: LinkSpec) -> Assistance:
         """Problem P of a prompt. Quality asks for at least so much of it as the workload says, but for no more than the
         device's window holds."""
-        assert self._there is not None
+        assert self.prefilling is not None and self.decoding is not None
         workload = self._scenario.assist.workload
         handling = workload.handling
         least = workload.least_ratio
@@ -85,13 +138,13 @@ class Estimates:
         sent_s += response_bytes / _mean_bytes_per_s(link)
         return Assistance(
             prompt_tokens=prompt,
-            cloud_s_per_token=self._there(Prefill(prompt, 0)) / prompt,
+            cloud_s_per_token=self.prefilling.op_s(Prefill(prompt, 0)) / prompt,
             device_s_per_token=self.prefill_s(refined) / refined,
             compress_s=handling.refine_token_s * prompt,
             decompress_s=handling.unpack_token_s * prompt,
             round_trip_s=link.rtt_s + sent_s + handling.forward_s,
-            # Of one request: how many others share a step is not known beforehand.
-            cloud_tpot_s=self._there(DecodeStep(1, prompt)),
+            # However many others share a step.
+            cloud_tpot_s=max(self.kept_tpot_s, self.decoding.most_step_s(1, prompt + workload.output)),
             device_tpot_s=self.tpot_s(refined + workload.output / 2),
             tolerable_tpot_s=workload.tolerable_tpot_s,
             least_ratio=least,

@@ -23,15 +23,19 @@ def refined_tokens(workload: AssistSpec, prompt: int, ratio: float) -> int:
     return workload.fixed + content_tokens(prompt, workload.fixed, ratio)
 
 
-def ask(workload: AssistSpec, story: Story, drafts: bool = False, accepted: float = 1.0) -> tuple[Message, float]:
-    """What a device sends, and its bytes: the prompt as text, without what is private. `drafts`: it drafts tokens that
-    the cloud is to look at, of which such a share stands."""
+def ask(
+    workload: AssistSpec, story: Story, *, pace_s: float | None = None, drafts: bool = False, accepted: float = 1.0
+) -> tuple[Message, float]:
+    """What a device sends, and its bytes: the prompt as text, without what is private. `pace_s`: it will show tokens no
+    faster; None: as they come. `drafts`: it drafts tokens that the cloud is to look at, of which such a share
+    stands."""
     message = {
         "request": story.request,
         "prompt": story.prompt,
         "scene": story.scene,
         "tokens": story.tokens,
         "ratio": story.ratio,
+        "pace_s": pace_s,
         "drafts": drafts,
         "accepted": accepted,
     }

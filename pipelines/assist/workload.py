@@ -10,9 +10,10 @@ import simpy
 
 from kvferry.backends.needs import Needs, Prompts
 from kvferry.backends.world import DEVICE, NO_INPUTS, Inputs, World
-from kvferry.pipelines.assist.cloud import Cloud, Instance
+from kvferry.pipelines.assist.cloud import Cloud
 from kvferry.pipelines.assist.device import Device
 from kvferry.pipelines.assist.estimates import Estimates, setting_of
+from kvferry.pipelines.assist.instance import Instance
 from kvferry.pipelines.assist.messages import response_bytes
 from kvferry.pipelines.assist.story import Story
 from kvferry.pipelines.assist.systems import ASSIST_SYSTEMS, AssistSystem
@@ -82,7 +83,8 @@ class AssistFlow:
         # Whom devices talk to: the load balancer stands before the first instance.
         front = next(iter(self._prefilling), None)
         seen = None if front is None else scenario.seen_by(front)
-        self._estimates = Estimates(scenario, seen)
+        decodes = scenario.seen_by(self._decoding[0]) if self._decoding else None
+        self._estimates = Estimates(scenario, seen, decodes, system.serving)
         self._device = Device(scenario, self._estimates, front or "", system.assist)
         self._cloud: Cloud | None = None
         self._cloud_model = scenario.model if seen is None else seen.model
@@ -110,7 +112,13 @@ class AssistFlow:
         env = world.machine.env
         self._all_done = env.event()
         if self._system.needs_a_cloud:
-            instances = {name: Instance(world.machines[name]) for name in (*self._prefilling, *self._decoding)}
+            of, serving = self._estimates, self._system.serving
+            assert of.prefilling is not None and of.decoding is not None
+            instances = {
+                name: Instance(world.machines[name], prices, serving, of.kept_tpot_s)
+                for names, prices in ((self._prefilling, of.prefilling), (self._decoding, of.decoding))
+                for name in names
+            }
             self._cloud = Cloud(
                 world.machines[self._prefilling[0]],
                 [instances[name] for name in self._prefilling],

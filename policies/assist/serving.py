@@ -11,10 +11,29 @@ Routing = Literal["least-loaded", "in-turn"]
 @dataclass(frozen=True, kw_only=True)
 class Serving:
     """How a cloud serves. `slots` of an instance that decodes: requests that it has in hand together, each from its
-    admission until its last token, as its KV keeps a place from then on."""
+    admission until its last token, as its KV keeps a place from then on.
+
+    `tpot_s`: the time per token that an instance keeps, by taking in no request with which steps would be longer.
+    None: what a step takes with all slots held.
+
+    `chunk_tokens`: where an instance prefills and decodes, prompts go in pieces of so many tokens beside requests that
+    decode, a step after each piece at least (chunked prefill), and no piece begins that would make a token later than
+    a device was promised. None: whole prompts, whoever waits.
+    """
 
     slots: int = 16
     routing: Routing = "least-loaded"
+    tpot_s: float | None = None
+    chunk_tokens: int | None = 512
+
+    def piece_tokens(self, left: int, beside: bool) -> int:
+        """How many of a prompt's remaining tokens are prefilled together, beside others or alone."""
+        return min(left, self.chunk_tokens) if beside and self.chunk_tokens is not None else left
+
+    def prefills(self, takes_s: float, spare_s: float, stepped: bool) -> bool:
+        """Whether a piece that takes so long comes before the next step, which could wait for `spare_s`; `stepped`: the
+        last thing done was a step."""
+        return stepped and takes_s <= spare_s
 
 
 class Slots:

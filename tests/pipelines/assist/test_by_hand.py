@@ -130,6 +130,56 @@ def test_a_slot_that_is_held_makes_the_next_wait() -> None:
     assert 0 < run.assisted.cloud["slot_occupancy"] < 1
 
 
+def test_a_prompt_beside_another_requests_tokens_goes_in_pieces() -> None:
+    # Two devices ask at once. From 39 ms on the instance prefills the first prompt in 100 ms, then, while that one is
+    # refined, 512 tokens of the second in 51.2; a step of 10; the other 488 in 48.8.
+    run = ran("policies.assist={name: optimised, tokens: 5, ratio: 0.25}", workload={"devices": 2})
+    got = columns(run)
+    assert sorted(got["cloud_prefill_s"]) == pytest.approx([0.100, 0.100 + 0.0512 + 0.010 + 0.0488])
+    assert sorted(got["refined_s"]) == pytest.approx([0.020, 0.020])
+    assert got["largest_gap_s"] == pytest.approx(got["pace_s"])
+
+
+@pytest.mark.parametrize("chunk", ["null", "512"])
+def test_a_whole_prompt_before_a_step_would_stall_who_is_promised_a_pace(chunk: str) -> None:
+    # The third prompt of 8,000 tokens takes 800 ms; tokens of the first are promised every 20 + 2,080 / 26 ms.
+    run = ran(
+        f"policies.serving={{name: slots, chunk_tokens: {chunk}}}",
+        workload={"devices": 3, "prompt": 8000, "output": 100},
+    )
+    gap_s, pace_s = max(columns(run)["largest_gap_s"]), max(columns(run)["pace_s"])
+    assert pace_s == pytest.approx(0.020 + 2.080 / 26)
+    if chunk == "null":
+        assert gap_s > 0.6
+    else:
+        assert gap_s == pytest.approx(pace_s)
+
+
+def test_a_first_token_waits_for_the_others_to_follow_it_at_their_pace() -> None:
+    # When the first prompt is refined, 31.2 ms of a piece of the second are left; a step of 10 ms comes behind it.
+    serving = "policies.serving={name: slots, chunk_tokens: 512}"
+    help_of = "policies.assist={name: optimised, tokens: 5, ratio: 0.25, smoothing: paper}"
+    run = ran(
+        serving, help_of, workload={"devices": 2, "prompt": 1000, "output": 5, "handling": {"unpack_token": "0 s"}}
+    )
+    first = max(columns(run)["refined_s"])
+    # Its device may show tokens every 20 ms, as fast as it decodes: 21.2 ms are waited for.
+    assert first == pytest.approx(0.020 + 0.0312 + 0.010 - 0.020)
+
+
+def test_requests_are_taken_in_as_long_as_steps_keep_the_time_per_token() -> None:
+    # Alone a step takes 10 + 3 + 1.2 ms, with two 10 + 6 + 2.4: two may decode together under 20 ms, not three.
+    run = ran(
+        "policies.serving={name: slots, tpot: 20 ms}",
+        "policies.assist={name: optimised, tokens: 5, ratio: 0.25}",
+        workload={"devices": 3},
+        costs="crowded",
+    )
+    waited_s = sorted(columns(run)["waited_s"])
+    assert waited_s[:2] == pytest.approx([0.0, 0.0])
+    assert waited_s[2] > 0.100
+
+
 def test_prefill_and_decoding_apart() -> None:
     # The tiny device copies at no cost where its memory is unified: KV of 1,000 tokens moves in no time.
     apart = ran(

@@ -1,0 +1,207 @@
+"""One instance of a cloud: it prefills prompts and decodes for those that have been, on its own machine."""
+
+import math
+from collections import deque
+
+import simpy
+
+from kvferry.machine.channel import MessageStream
+from kvferry.machine.machine import Machine
+from kvferry.machine.ops import DecodeStep, Prefill
+from kvferry.machine.ticket import Ticket
+from kvferry.pipelines.assist.estimates import CONTEXT_STEP, Prices
+from kvferry.pipelines.workload import Process
+from kvferry.policies.assist.serving import Serving
+
+
+class Turn:
+    """A request that an instance decodes for. ``sends_s``: when the token before may be sent, so that these follow it
+    at their pace. ``done`` fires when the last one is there."""
+
+    __slots__ = ("_early", "_stream", "context", "done", "due_s", "pace_s", "sends_s", "tokens", "until")
+
+    def __init__(self, context: int, tokens: int, pace_s: float | None, sends_s: float, done: simpy.Event) -> None:
+        self.context, self.tokens, self.sends_s, self.done = context, tokens, sends_s, done
+        # Nobody is promised a pace that nobody asked for.
+        self.pace_s = math.inf if pace_s is None else pace_s
+        # When the next token is to be there.
+        self.due_s = sends_s + self.pace_s
+        # The number of its last step, once it has joined.
+        self.until = 0
+        self._stream: MessageStream | None = None
+        # Tokens that are there before their stream is.
+        self._early = 0
+
+    def into(self, stream: MessageStream) -> None:
+        """Send its tokens into this."""
+        self._stream = stream
+        for _ in range(self._early):
+            stream.put()
+
+    def put(self) -> None:
+        """Another token is there."""
+        self.due_s += self.pace_s
+        if self._stream is None:
+            self._early += 1
+        else:
+            self._stream.put()
+
+
+class _Prompt:
+    __slots__ = ("before", "comes", "done", "left")
+
+    def __init__(self, tokens: int, comes: bool, done: simpy.Event) -> None:
+        self.before, self.left, self.comes, self.done = 0, tokens, comes, done
+
+
+class Instance:
+    """Requests join and leave at any step (continuous batching), and prompts are prefilled beside them piece by piece
+    (policies/assist/serving.py).
+
+    With `kept_tpot_s` as its time per token: a request is taken in when steps with all who hold a slot then take no
+    longer, or when nobody holds one. No token of a request is later than its promise, as long as estimates are true.
+    """
+
+    def __init__(self, machine: Machine, prices: Prices, serving: Serving, kept_tpot_s: float) -> None:
+        self.machine = machine
+        # Tokens of prompts that it has in hand.
+        self.prefilling = 0
+        # Whose LoRA it has, and what brought it.
+        self.scene = 0
+        self.lora: Ticket | None = None
+        # Steps, and tokens of all of them.
+        self.steps = 0
+        self.decoded = 0
+        self._prices, self._serving, self._kept_tpot_s = prices, serving, kept_tpot_s
+        # Requests that hold a slot, and the tokens that they end with.
+        self._held, self._held_tokens = 0, 0
+        self._prompts: deque[_Prompt] = deque()
+        self._running: list[Turn] = []
+        # Those who join with the next step.
+        self._joining: list[Turn] = []
+        # Tokens in the KV of those that run.
+        self._context = 0
+        # Requests whose prompts it has prefilled, and which it is going to decode for at a pace.
+        self._coming = 0
+        self._idle = True
+        # What it does now, and since when.
+        self._doing: tuple[Prefill | DecodeStep, float] | None = None
+
+    # --- who holds a slot ----------------------------------------------------------------------------------------
+
+    def kept_s(self, tokens: int) -> float:
+        """The time per token that a request of so many, prompt and answer, is promised at least."""
+        return max(self._kept_tpot_s, self._prices.most_step_s(1, tokens))
+
+    def bears(self, tokens: int) -> bool:
+        """Whether promises hold with another request of so many tokens."""
+        n = self._held + 1
+        return n == 1 or self._prices.most_step_s(n, self._held_tokens + tokens) <= self._kept_tpot_s
+
+    def take(self, tokens: int) -> None:
+        self._held, self._held_tokens = self._held + 1, self._held_tokens + tokens
+
+    def leave(self, tokens: int) -> None:
+        self._held, self._held_tokens = self._held - 1, self._held_tokens - tokens
+
+    # --- work ----------------------------------------------------------------------------------------------------
+
+    def prefill(self, tokens: int, *, comes: bool) -> simpy.Event:
+        """Fires when the prompt's KV is there. `comes`: it is going to decode for the request, at a pace."""
+        done = self.machine.env.event()
+        self._prompts.append(_Prompt(tokens, comes, done))
+        self._wake()
+        return done
+
+    def decode(self, context: int, tokens: int, pace_s: float | None, *, came: bool = False) -> Turn:
+        """Decode so many tokens, at least one every `pace_s` behind the one before; None: as they come. `came`: what
+        `prefill` said of the request."""
+        env = self.machine.env
+        self._coming -= came
+        sends_s = env.now
+        if pace_s is not None and not self._idle:
+            # What it does now is done first, and then a step.
+            sends_s = max(env.now, self._until_s() + self._longest_step_s() - pace_s)
+        turn = Turn(context, tokens, pace_s, sends_s, env.event())
+        # A step under way is not the first one of those that join.
+        self._joining.append(turn)
+        self._wake()
+        return turn
+
+    def _longest_step_s(self) -> float:
+        """Of a step with any of those who hold a slot."""
+        return max(self._kept_tpot_s, self._prices.most_step_s(self._held, self._held_tokens))
+
+    def _wake(self) -> None:
+        if self._idle:
+            self._idle = False
+            self.machine.env.process(self._work())
+
+    def _work(self) -> Process:
+        stepped = True
+        while True:
+            for turn in self._joining:
+                turn.until = self.steps + turn.tokens
+                self._running.append(turn)
+                self._context += turn.context
+            self._joining.clear()
+            piece = self._piece(stepped) if self._prompts else None
+            if piece is not None:
+                stepped = False
+                yield self._begun(piece)
+                self._prefilled(int(piece.tokens))
+            elif self._running:
+                stepped = True
+                n = len(self._running)
+                mean = CONTEXT_STEP * round(self._context / (n * CONTEXT_STEP))
+                yield self._begun(DecodeStep(n, mean))
+                self._stepped()
+            else:
+                break
+        self._idle = True
+
+    def _begun(self, op: Prefill | DecodeStep) -> Ticket:
+        self._doing = op, self.machine.env.now
+        return self.machine.submit(op)
+
+    def _until_s(self) -> float:
+        """When what it does now ends."""
+        if self._doing is None:
+            return 0.0
+        op, began_s = self._doing
+        return began_s + self._prices.op_s(op)
+
+    def _piece(self, stepped: bool) -> Prefill | None:
+        """What to prefill before the next step; None: nothing."""
+        first, running, serving = self._prompts[0], self._running, self._serving
+        piece = Prefill(serving.piece_tokens(first.left, bool(running or self._coming)), first.before)
+        if running and serving.chunk_tokens is not None:
+            due_s = min(turn.due_s for turn in running)
+            spare_s = due_s - self.machine.env.now - self._longest_step_s()
+            if not serving.prefills(self._prices.op_s(piece), spare_s, stepped):
+                return None
+        elif running and not stepped:
+            return None
+        return piece
+
+    def _prefilled(self, tokens: int) -> None:
+        first = self._prompts[0]
+        first.left, first.before = first.left - tokens, first.before + tokens
+        if not first.left:
+            self._coming += first.comes
+            self._prompts.popleft().done.succeed()
+
+    def _stepped(self) -> None:
+        running = self._running
+        self.steps += 1
+        self.decoded += len(running)
+        self._context += len(running)
+        ended = False
+        for turn in running:
+            turn.put()
+            ended |= turn.until == self.steps
+        if ended:
+            for turn in [turn for turn in running if turn.until == self.steps]:
+                running.remove(turn)
+                self._context -= turn.context + turn.tokens
+                turn.done.succeed()
