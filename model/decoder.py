@@ -4,12 +4,13 @@ The three families differ in norms of queries and keys and in biases only, which
 """
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from transformers import PreTrainedModel
 from transformers.models.llama.modeling_llama import rotate_half
 
-from kvferry.model.models import FAMILIES, check_config
+from kvferry.model.models import check_config
 from kvferry.specs.errors import InputError, pick
 
 # Cosines and sines of the rotary embedding at some positions, each [1, 1, tokens, head_dim].
@@ -19,11 +20,15 @@ Rotary = tuple[torch.Tensor, torch.Tensor]
 class Decoder:
     """Hidden states are [1, tokens, hidden], queries, keys and values [1, heads, tokens, head_dim].
 
+    ``latent_rank``: values are the first numbers of keys, so many, and not kept by themselves; None: they are.
     Raises InputError for a model that cannot be prefilled chunk by chunk.
     """
 
+    families: ClassVar[tuple[str, ...]] = ("llama", "qwen2", "qwen3")
+    latent_rank: int | None = None
+
     def __init__(self, model: PreTrainedModel) -> None:
-        pick("model family", FAMILIES, model.config.model_type)
+        pick("model family", dict.fromkeys(self.families), model.config.model_type)
         check_config(model.config, model.config.name_or_path or model.config.model_type)
         self.model = model
         self.dtype, self.device = model.dtype, model.device
@@ -31,7 +36,8 @@ class Decoder:
         self.layers = config.num_hidden_layers
         self.heads = config.num_key_value_heads
         self.vocabulary = config.vocab_size
-        self.head_dim = model.model.layers[0].self_attn.head_dim
+        # A latent cache has no heads of its own.
+        self.head_dim: int = getattr(model.model.layers[0].self_attn, "head_dim", 0)
         self._layers = model.model.layers
 
     def token_ids(self, prompts: Sequence[Sequence[int]]) -> torch.Tensor:
@@ -81,9 +87,11 @@ class Decoder:
 
 
 def rotated(heads: torch.Tensor, rotary: Rotary) -> torch.Tensor:
-    """Queries or keys [..., tokens, head_dim] with their rotary embedding."""
+    """Queries or keys [..., tokens, head_dim] with their rotary embedding; of wider ones, the last numbers have it."""
     cos, sin = rotary
-    return heads * cos + rotate_half(heads) * sin
+    plain, turning = heads.split([heads.shape[-1] - cos.shape[-1], cos.shape[-1]], dim=-1)
+    turned = turning * cos + rotate_half(turning) * sin
+    return torch.cat([plain, turned], dim=-1) if plain.shape[-1] else turned
 
 
 def unrotated(heads: torch.Tensor, rotary: Rotary) -> torch.Tensor:

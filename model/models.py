@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from kvferry.specs.errors import InputError, MissingExtra, pick
+from kvferry.specs.latent import LatentKv
 from kvferry.specs.model import ModelSpec
 
 try:
     import torch
     from huggingface_hub.errors import StrictDataclassError
     from transformers import (
+        DeepseekV3Config,
+        DeepseekV3ForCausalLM,
         LlamaConfig,
         LlamaForCausalLM,
         PreTrainedConfig,
@@ -40,6 +43,7 @@ class Family:
 
 # Qwen2.5 is of the type qwen2.
 FAMILIES = {
+    "deepseek_v3": Family(DeepseekV3Config, DeepseekV3ForCausalLM),
     "llama": Family(LlamaConfig, LlamaForCausalLM),
     "qwen2": Family(Qwen2Config, Qwen2ForCausalLM),
     "qwen3": Family(Qwen3Config, Qwen3ForCausalLM),
@@ -113,8 +117,7 @@ def random_model(
             num_hidden_layers=spec.layers,
             hidden_size=spec.hidden,
             num_attention_heads=spec.query_heads,
-            num_key_value_heads=spec.kv_heads,
-            head_dim=spec.head_dim,
+            **_attention_of(family, spec),
             intermediate_size=spec.ffn,
             vocab_size=spec.vocabulary,
             tie_word_embeddings=spec.tied_embeddings,
@@ -148,6 +151,8 @@ def check_config(config: PreTrainedConfig, where: str) -> None:
     rope = (config.rope_parameters or {}).get("rope_type", "default")
     if rope in _ROPE_BY_LENGTH:
         raise InputError(f"{where}: rope_type {rope!r} makes keys depend on later tokens; 'yarn' or 'llama3' would do")
+    if getattr(config, "first_k_dense_replace", config.num_hidden_layers) < config.num_hidden_layers:
+        raise InputError(f"{where}: has a mixture of experts; one feed-forward network in each layer is supported")
     if getattr(config, "quantization_config", None) is not None:
         raise InputError(f"{where}: has quantised weights; float32, bfloat16 and float16 are supported")
 
@@ -266,15 +271,35 @@ def _free_bytes(device: torch.device) -> float | None:
     return None if free_kib is None else float(free_kib) * 1024
 
 
+def _attention_of(family: str, spec: ModelSpec) -> dict[str, Any]:
+    """What a config says of attention. Raises ValueError for a family of another kind."""
+    if (family == "deepseek_v3") != (spec.latent is not None):
+        what = "a latent cache (model.latent) is of the family deepseek_v3, keys and values of heads of another"
+        raise ValueError(f"{what}; live.family would say which")
+    if spec.experts is not None:
+        raise ValueError("a mixture of experts (model.experts) runs in the modelled world alone")
+    if spec.latent is None:
+        return {"num_key_value_heads": spec.kv_heads, "head_dim": spec.head_dim}
+    latent = spec.latent.model_dump()
+    plain = spec.head_dim - spec.latent.qk_rope_head_dim
+    return {**latent, "qk_nope_head_dim": plain, "first_k_dense_replace": spec.layers, "num_mtp_layers": 0}
+
+
 def _spec(config: PreTrainedConfig, dtype: torch.dtype, name: str) -> ModelSpec:
     heads = config.num_attention_heads
+    attention = {
+        "kv_heads": config.num_key_value_heads,
+        "head_dim": getattr(config, "head_dim", None) or config.hidden_size // heads,
+    }
+    if config.model_type == "deepseek_v3":
+        latent = {key: getattr(config, key) for key in LatentKv.model_fields}
+        attention = {"kv_heads": 1, "head_dim": config.qk_head_dim, "latent": LatentKv(**latent)}
     return ModelSpec(
         name=name,
         layers=config.num_hidden_layers,
         hidden=config.hidden_size,
         query_heads=heads,
-        kv_heads=config.num_key_value_heads,
-        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        **attention,
         ffn=config.intermediate_size,
         vocabulary=config.vocab_size,
         tied_embeddings=config.tie_word_embeddings,

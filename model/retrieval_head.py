@@ -15,6 +15,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from kvferry.model.decoder import Decoder, Rotary, rotated
+from kvferry.model.latent_decoder import decoder_of
 from kvferry.specs.errors import InputError
 
 FILE = "retrieval_head.safetensors"
@@ -100,7 +101,7 @@ def load_head(model: PreTrainedModel) -> RetrievalHead:
     lacking = sorted(set(_NAMES) - set(held))
     if lacking:
         raise InputError(f"{path}: {', '.join(lacking)} missing; training/distil_head.py writes it anew")
-    decoder = Decoder(model)
+    decoder = decoder_of(model)
     _check(path, held, decoder)
     width = len(held["reduce.weight"])
     head = _new(model, window=len(held["norm"]) // width, width=width)
@@ -113,11 +114,11 @@ def random_head(model: PreTrainedModel, seed: int, *, window: int = 4, width: in
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         head = _new(model, window=window, width=width)
-    return _ready(head, Decoder(model))
+    return _ready(head, decoder_of(model))
 
 
 def _new(model: PreTrainedModel, *, window: int, width: int) -> RetrievalHead:
-    decoder = Decoder(model)
+    decoder = decoder_of(model)
     return RetrievalHead(
         model.model.embed_tokens.weight.float().cpu(),
         window=window,

@@ -2,6 +2,7 @@
 
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from transformers import PreTrainedModel
 
@@ -10,15 +11,15 @@ from kvferry.specs.errors import InputError
 from kvferry.specs.model import ModelSpec
 from kvferry.specs.scenario import Scenario
 
-_SAME = ("layers", "hidden", "query_heads", "kv_heads", "head_dim", "ffn", "vocabulary", "kv_value_bytes")
+_SAME = (
+    *("layers", "hidden", "query_heads", "kv_heads", "head_dim", "ffn", "vocabulary", "kv_value_bytes"),
+    *("latent", "experts"),
+)
 
 
 def model_of(scenario: Scenario) -> tuple[PreTrainedModel, Path | None]:
     """The model, and its folder if it has one. Raises InputError when it is not the scenario's."""
     live, spec = scenario.live, scenario.model
-    if spec.latent is not None or spec.experts is not None:
-        what = "latent cache or a mixture of experts, which backend torch does not run"
-        raise InputError(f"model: {spec.name} has a {what}; backend: sim, or another model would do")
     try:
         check_device(live.processor)
     except InputError as error:
@@ -33,10 +34,15 @@ def model_of(scenario: Scenario) -> tuple[PreTrainedModel, Path | None]:
 
 
 def _check_same(wanted: ModelSpec, found: ModelSpec, reference: str) -> None:
-    differ = [key for key in _SAME if getattr(wanted, key) != getattr(found, key)]
+    both = {key: (getattr(found, key), getattr(wanted, key)) for key in _SAME}
+    differ = {key: pair for key, pair in both.items() if pair[0] != pair[1]}
     if differ:
-        shown = ", ".join(f"{key} {getattr(found, key):g} instead of {getattr(wanted, key):g}" for key in differ)
+        shown = ", ".join(f"{key} {_shown(ours)} instead of {_shown(theirs)}" for key, (ours, theirs) in differ.items())
         raise InputError(f"live.weights: {reference} is not the scenario's model {wanted.name}: {shown}")
+
+
+def _shown(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, int | float) else "none" if value is None else f"({value})"
 
 
 # Worlds come one after the other, most of them on the same model.

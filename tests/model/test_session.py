@@ -14,8 +14,9 @@ import torch
 from logits import LOGIT_TOLERANCE
 from transformers import DynamicCache
 
+from kvferry.model.decoder import Decoder
 from kvferry.model.kv import NotReady, SessionKv
-from kvferry.model.models import FAMILIES, random_model
+from kvferry.model.models import random_model
 from kvferry.model.session import Session
 from kvferry.specs.errors import InputError, KvferryError
 
@@ -84,13 +85,13 @@ def truths() -> dict[tuple[str, str, str], Truth]:
     return {}
 
 
-@pytest.fixture(params=sorted(FAMILIES))
+@pytest.fixture(params=sorted(Decoder.families))
 def truth(request: pytest.FixtureRequest, truths: dict[tuple[str, str, str], Truth]) -> Truth:
     return truths.setdefault((request.param, "float32", "plain"), Truth(request.param))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("family", sorted(FAMILIES))
+@pytest.mark.parametrize("family", sorted(Decoder.families))
 def test_local_prefill_answers_as_a_plain_forward_pass(family: str, dtype: str) -> None:
     truth = Truth(family, dtype)
     session = truth.session()
@@ -109,7 +110,7 @@ def test_stretched_rotary_embeddings(rope: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("family", sorted(FAMILIES))
+@pytest.mark.parametrize("family", sorted(Decoder.families))
 def test_stream_only(family: str, dtype: str) -> None:
     truth = Truth(family, dtype)
     session = truth.session()

@@ -13,7 +13,8 @@ pytest.importorskip("transformers")
 
 import torch
 
-from kvferry.model.models import FAMILIES, load_model, random_model, spec_of
+from kvferry.model.decoder import Decoder
+from kvferry.model.models import load_model, random_model, spec_of
 from kvferry.specs.errors import InputError
 
 pytestmark = pytest.mark.torch
@@ -32,7 +33,7 @@ def edited(folder: Path, **changes: Any) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES))
+@pytest.mark.parametrize("family", sorted(Decoder.families))
 def test_the_spec_says_what_the_model_has(family: str) -> None:
     model = random_model(family, SPEC, seed=1)
     spec = spec_of(model, name="tiny")
@@ -46,7 +47,7 @@ def test_the_spec_says_what_the_model_has(family: str) -> None:
 
 def test_head_dims_of_their_own_and_tied_embeddings() -> None:
     spec = SPEC.model_copy(update={"head_dim": 16, "tied_embeddings": True})
-    for family in FAMILIES:
+    for family in Decoder.families:
         model = random_model(family, spec, seed=1)
         assert spec_of(model, name="tiny").parameters == spec.parameters
         assert model.lm_head.weight is model.model.embed_tokens.weight
@@ -69,7 +70,7 @@ def test_random_weights_come_from_the_seed_alone() -> None:
     assert not first.training
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES))
+@pytest.mark.parametrize("family", sorted(Decoder.families))
 @pytest.mark.parametrize("size", ["10GB", "5KB"])
 def test_a_saved_model_comes_back(family: str, size: str, tmp_path: Path) -> None:
     """In one file, and in shards with an index."""

@@ -19,7 +19,8 @@ from kvferry.backends.fake import FakeMachine
 from kvferry.backends.live.loading.runner import Prompt, SessionRunner
 from kvferry.machine.ops import Chunks, Decompress, KvRef, Op
 from kvferry.machine.ticket import Ticket
-from kvferry.model.models import FAMILIES, random_model
+from kvferry.model.decoder import Decoder
+from kvferry.model.models import random_model
 from kvferry.pipelines.loading.context import Context
 from kvferry.pipelines.loading.load import Pace
 from kvferry.pipelines.loading.outlook import Outlook
@@ -154,7 +155,7 @@ def check(runner: SessionRunner, request: int) -> None:
 
 @pytest.mark.parametrize("name", sorted(LOADERS))
 def test_every_schedule_gives_the_same_answer(name: str) -> None:
-    family = sorted(FAMILIES)[sorted(LOADERS).index(name) % len(FAMILIES)]
+    family = sorted(Decoder.families)[sorted(LOADERS).index(name) % len(Decoder.families)]
     (record,), runner = run([LOADERS[name]()], family)
     check(runner, 0)
     computed, streamed = record.units_computed, record.units_streamed
@@ -168,7 +169,7 @@ def test_every_schedule_gives_the_same_answer(name: str) -> None:
         assert streamed > 0
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES))
+@pytest.mark.parametrize("family", sorted(Decoder.families))
 def test_ferry_on_every_family(family: str) -> None:
     (record,), runner = run([LOADERS["ferry"]()], family)
     check(runner, 0)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tiny import LIVE_MODEL
+from tiny import LIVE_LATENT_MODEL, LIVE_MODEL
 
 from kvferry.pipelines.decoding.decode import LockStepDecode
 from kvferry.pipelines.decoding.plan import DecodePlan
@@ -19,6 +19,14 @@ def small_model() -> Any:
     from kvferry.model.models import random_model
 
     return random_model("qwen3", ModelSpec.model_validate(LIVE_MODEL), seed=0, spread=0.2)
+
+
+def small_latent_model(**latent: int) -> Any:
+    """The same with a latent cache."""
+    from kvferry.model.models import random_model
+
+    spec = {**LIVE_LATENT_MODEL, "latent": {**LIVE_LATENT_MODEL["latent"], **latent}}
+    return random_model("deepseek_v3", ModelSpec.model_validate(spec), seed=0, spread=0.2)
 
 
 class SmallDecoding:
@@ -44,9 +52,10 @@ class SmallDecoding:
         from kvferry.backends.live.decoding.tiers import KvTiers
         from kvferry.backends.live.engine.machine import LiveMachine
         from kvferry.disk.direct_storage import Storage
-        from kvferry.model.decoder import Decoder
+        from kvferry.model.latent_decoder import decoder_of
+        from kvferry.model.models import spec_of
 
-        spec = ModelSpec.model_validate(LIVE_MODEL)
+        spec = spec_of(model)
         self.plan: DecodePlan = plan_of(roles, spec, sequences=batch, context=context, output=output, budget_bytes=1e7)
         if free_bytes is not None:
             self.plan = replace(self.plan, budget_bytes=self.plan.memory_bytes + free_bytes)
@@ -54,7 +63,7 @@ class SmallDecoding:
         layout, index = self.plan.layout, None
         if self.plan.index is not None:
             index = INDEXES[self.plan.index.kind](
-                Decoder(model),
+                decoder_of(model),
                 torch.tensor(np.random.default_rng(4).integers(0, 256, (1, 200))),
                 self.plan.index,
                 sequences=batch,

@@ -55,6 +55,13 @@ LIVE_MODEL: dict[str, Any] = {
     "kv_value_bytes": 4,
     "source": "made up",
 }
+# The same with a latent cache: one vector of 24 numbers and a rotary key of 8 for all heads.
+LIVE_LATENT_MODEL: dict[str, Any] = LIVE_MODEL | {
+    "name": "small-latent",
+    "kv_heads": 1,
+    "head_dim": 20,
+    "latent": {"kv_lora_rank": 24, "qk_rope_head_dim": 8, "v_head_dim": 10},
+}
 LIVE_LOADING: dict[str, Any] = {
     "name": "live",
     "backend": "torch",

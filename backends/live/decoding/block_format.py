@@ -13,7 +13,8 @@ from kvferry.system.aligned_memory import aligned_memory
 class BlockFormat:
     """A KV block is [sides, heads, tokens, head_dim] in the model's own numbers, then zeros up to its stride.
 
-    Its sides are keys and values, or with `values_only` values alone. A row of the layout is a sequence with all its KV
+    Its sides are keys and values, or with `values_only` values alone. With a `latent_rank` it is keys alone, whose
+    first numbers, so many, are the values. A row of the layout is a sequence with all its KV
     heads, or one head of it. Raises InputError for a layout whose KV blocks have another size.
     """
 
@@ -26,12 +27,13 @@ class BlockFormat:
         head_dim: int,
         dtype: torch.dtype,
         values_only: bool = False,
+        latent_rank: int | None = None,
     ) -> None:
-        self.layout, self.dtype, self.values_only = layout, dtype, values_only
+        self.layout, self.dtype, self.values_only, self._latent_rank = layout, dtype, values_only, latent_rank
         self.group_tokens, self.kv_heads, self.head_dim = group_tokens, kv_heads, head_dim
         if kv_heads % layout.heads:
             raise InputError(f"a layout for {layout.heads} heads cannot hold {kv_heads} KV heads")
-        self.shape = (1 if values_only else 2, kv_heads // layout.heads, group_tokens, head_dim)
+        self.shape = (1 if values_only else self.sides, kv_heads // layout.heads, group_tokens, head_dim)
         n_bytes = int(np.prod(self.shape)) * dtype.itemsize
         if n_bytes != layout.block_bytes:
             raise InputError(
@@ -43,9 +45,22 @@ class BlockFormat:
     def rows(self) -> int:
         return self.layout.sequences * self.layout.heads
 
+    @property
+    def sides(self) -> int:
+        """Of what is in memory: keys and values, or keys that have the values in them."""
+        return 2 if self._latent_rank is None else 1
+
+    def kept(self, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The sides of keys and values."""
+        return (keys, values)[: self.sides]
+
+    def keys_values(self, kept: Sequence[torch.Tensor] | torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of their sides."""
+        return kept[0], kept[1] if self._latent_rank is None else kept[0][..., : self._latent_rank]
+
     def blocks(self, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         """KV of whole KV blocks, each [sequences, KV heads, tokens, head_dim], as blocks [rows, blocks, *shape]."""
-        sides = torch.stack([values] if self.values_only else [keys, values])
+        sides = torch.stack([values] if self.values_only else self.kept(keys, values))
         _, heads, tokens, _ = self.shape
         by_row = sides.unflatten(2, (-1, heads)).flatten(1, 2).unflatten(3, (-1, tokens))  # sides rows heads blocks
         return by_row.permute(1, 3, 0, 2, 4, 5)

@@ -43,7 +43,7 @@ class StoredBlocks:
         like = {"dtype": format.dtype, "device": device}
         self._slots = torch.zeros((layout.layers, format.rows * slots, *format.shape), **like) if slots else None
         self._first_slot = torch.arange(format.rows, device=device)[:, None] * slots
-        rolling = (layout.layers, 2, layout.sequences, format.kv_heads, format.group_tokens, format.head_dim)
+        rolling = (layout.layers, format.sides, layout.sequences, format.kv_heads, format.group_tokens, format.head_dim)
         self._rolling = torch.zeros(rolling, **like)
         # By layer, keys that wait to be decomposed, and keys that were rebuilt for its next attention.
         self._undecomposed: dict[int, torch.Tensor] = {}
@@ -66,8 +66,8 @@ class StoredBlocks:
         Blocks are of consecutive tokens."""
         assert order is None
         whole = self._whole
-        self._rolling[layer, 0, :, :, : self.recent] = keys[:, :, whole:]
-        self._rolling[layer, 1, :, :, : self.recent] = values[:, :, whole:]
+        for side, one in enumerate(self.format.kept(keys, values)):
+            self._rolling[layer, side, :, :, : self.recent] = one[:, :, whole:]
         if self._rebuilt is not None:
             self._undecomposed[layer] = keys[:, :, :whole]
         blocks = self.format.blocks(keys[:, :, :whole], values[:, :, :whole])
@@ -90,7 +90,7 @@ class StoredBlocks:
 
     def put(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Take in the token under way, each [sequences, KV heads, 1, head_dim]."""
-        for side, one in enumerate((keys, values)):
+        for side, one in enumerate(self.format.kept(keys, values)):
             self._rolling[layer, side, :, :, self.recent] = one[:, :, 0]
 
     def attended(self, kv: Attended, read: Data) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
@@ -99,15 +99,15 @@ class StoredBlocks:
         there. Releases the read."""
         if not 0 <= kv.recent <= self.recent:
             raise KvferryError(f"{kv.recent} recent tokens are to be attended, {self.recent} are in memory")
-        *keys, values = self.format.side_by_side(self._brought(kv, read))
+        brought = list(self.format.side_by_side(self._brought(kv, read)))
         if self._rebuilt is not None:
             if kv.layer not in self._ready_keys:
                 raise KvferryError(f"keys of layer {kv.layer} have not been rebuilt")
-            keys = [self._ready_keys.pop(kv.layer)]
+            brought.insert(0, self._ready_keys.pop(kv.layer))
         recent = self._rolling[kv.layer, :, :, :, self.recent - kv.recent : self.recent + 1]
-        whole = tuple(torch.cat(pair, dim=2) for pair in zip((*keys, values), recent, strict=True))
+        whole = tuple(torch.cat(pair, dim=2) for pair in zip(brought, recent, strict=True))
         read.release()
-        return whole[0], whole[1], None
+        return *self.format.keys_values(whole), None
 
     def grown(self, op: OutputHead, index: BlockIndex | None) -> WrittenLayers | None:
         """Takes note that the token under way has passed all layers. Where it completes the KV block of the rolling
@@ -126,7 +126,7 @@ class StoredBlocks:
         if index is not None:
             for layer, of_layer in enumerate(keys):
                 index.append(layer, of_layer)
-        blocks = [self.format.blocks(*layer) for layer in self._rolling]
+        blocks = [self.format.blocks(*self.format.keys_values(layer)) for layer in self._rolling]
         if self._log is not None:
             offsets, _ = self.format.layout.column(op.complete, np.arange(self.layers))
             self._log.step(raw_bytes(torch.stack(blocks)[:, :, 0]), offsets)

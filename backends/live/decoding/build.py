@@ -25,7 +25,7 @@ from kvferry.disk.mapped_storage import MappedStorage
 from kvferry.disk.paced_storage import PacedStorage
 from kvferry.layouts.cluster_layout import ClusterLayout
 from kvferry.machine.answers import Answer
-from kvferry.model.decoder import Decoder
+from kvferry.model.latent_decoder import decoder_of
 from kvferry.model.prompts import Prompts
 from kvferry.specs.errors import InputError, pick
 from kvferry.specs.scenario import Scenario
@@ -121,9 +121,10 @@ def format_of(sizes: DecodeSizes, dtype: torch.dtype) -> BlockFormat | ClusterFo
         layout,
         group_tokens=sizes.group_tokens,
         kv_heads=model.kv_heads,
-        head_dim=model.head_dim,
+        head_dim=model.latent.width if model.latent else model.head_dim,
         dtype=dtype,
         values_only=sizes.rebuilt_rank is not None,
+        latent_rank=model.latent.kv_lora_rank if model.latent else None,
     )
 
 
@@ -176,7 +177,7 @@ def _index(scenario: Scenario, sizes: DecodeSizes, model: PreTrainedModel, promp
     say(f"making {spec.kind}")
     sample, _ = prompts.tokens(sizes.layout.sequences, workload.context, 0)
     return INDEXES[spec.kind](
-        Decoder(model),
+        decoder_of(model),
         torch.tensor([sample[:_SAMPLE_TOKENS]], device=model.device),
         spec,
         sequences=sizes.layout.sequences,

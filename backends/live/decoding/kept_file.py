@@ -32,6 +32,9 @@ def check_kept(scenario: Scenario, sizes: DecodeSizes | None) -> None:
         raise InputError(
             "live.kv_file: a file that is mapped into memory is written when the system likes; leave it out"
         )
+    if sizes.model.latent is not None:
+        what = "its reader knows keys and values of heads, and the model's cache is latent (model.latent)"
+        raise InputError(f"live.kv_file: {what}; leave it out")
     if live.kv_folder is not None:
         raise InputError("live.kv_file: names the file with the KV itself; leave live.kv_folder out")
     if sizes.layout.moves:

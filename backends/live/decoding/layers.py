@@ -46,7 +46,8 @@ from kvferry.machine.ops import (
     Selecting,
     Split,
 )
-from kvferry.model.decoder import Decoder, Rotary
+from kvferry.model.decoder import Rotary
+from kvferry.model.latent_decoder import decoder_of
 from kvferry.model.whole_prefill import PrefilledLayer, prefill_layer
 from kvferry.specs.errors import InputError, KvferryError
 from kvferry.traces.cluster_answers import Place, place_of
@@ -94,7 +95,7 @@ class Layers(RegisteredOps):
         noted: NotedKeys | None = None,
         log: KvLog | None = None,
     ) -> None:
-        self.decoder = decoder = Decoder(model)
+        self.decoder = decoder = decoder_of(model)
         layout = format.layout
         lengths = {len(prompt) for prompt in prompts}
         if len(prompts) != layout.sequences or len(lengths) != 1:

@@ -13,7 +13,7 @@ from kvferry.backends.live.decoding.pages import Pages
 from kvferry.backends.live.engine.op_runner import RegisteredOps, runs
 from kvferry.machine.handles import Batch
 from kvferry.machine.ops import DecodeStep, Op, OutputHead, PrefillLayer
-from kvferry.model.decoder import Decoder
+from kvferry.model.latent_decoder import decoder_of
 from kvferry.model.whole_prefill import prefill_layer
 from kvferry.specs.errors import KvferryError
 
@@ -47,7 +47,7 @@ class PagedLayers(RegisteredOps):
         follow: Sequence[Sequence[int]] | None = None,
         listen: Listener = lambda logits: None,
     ) -> None:
-        self.decoder = decoder = Decoder(model)
+        self.decoder = decoder = decoder_of(model)
         self._prompts = [decoder.token_ids([prompt]) for prompt in prompts]
         self._rotary = decoder.rotary(max(map(len, prompts)) + output)
         self.pages = Pages(
@@ -57,6 +57,7 @@ class PagedLayers(RegisteredOps):
             head_dim=decoder.head_dim,
             dtype=decoder.dtype,
             device=decoder.device,
+            latent_rank=decoder.latent_rank,
         )
         self._answers = Answers(len(prompts), follow, listen)
         self._prefilling: dict[int, Prefilling] = {}
