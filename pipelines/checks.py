@@ -15,6 +15,7 @@ from kvferry.specs.errors import InputError, pick
 from kvferry.specs.link import LinkSpec
 from kvferry.specs.scenario import Scenario
 from kvferry.traces.resolve import link_trace, load_trace
+from kvferry.traces.round_trips import round_trips_of
 
 
 def check_names(scenario: Scenario) -> None:
@@ -65,6 +66,11 @@ def names_in_use(scenario: Scenario) -> Iterator[Complaint]:
     links: dict[tuple[str, ...], LinkSpec | None] = {("link",): scenario.link}
     links |= {("machines", name, "link"): machine.link for name, machine in scenario.machines.items()}
     for key, link in links.items():
+        if link is not None and link.round_trips is not None:
+            yield from _complaint((*key, "round_trips"), partial(round_trips_of, link))
+        if link is not None and link.varies and not kind.of_many_machines:
+            what = f"is of messages between machines, of which {scenario.workload.kind} has none; leave it out"
+            yield Complaint((*key, "jitter" if link.round_trips is None else "round_trips"), what, at_key=True)
         for way_key, way in ((key, link), ((*key, "up"), link and link.up)):
             if way is not None and way.trace is not None:
                 yield from _complaint((*way_key, "trace"), partial(link_trace, way))

@@ -1,8 +1,9 @@
 """How messages between machines cross: over the sender's uplink and the receiver's downlink."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import simpy
 
 from kvferry.machine.span import Tell
@@ -11,19 +12,35 @@ from kvferry.sim.link import Link
 from kvferry.specs.device import NetworkInterfaceSpec
 from kvferry.traces.rate import RateTrace
 
+# Draws by how many seconds so many messages are longer under way, one way, than half the round trip; float[n].
+Late = Callable[[int], np.ndarray]
+
 
 @dataclass(frozen=True)
 class Access:
     """A machine's way to the network: the bottleneck of either direction, and half the round trip on the far side.
 
     What it sends passes `up` and arrives half the RTT later; what is sent to it reaches `down` half the RTT after it
-    was sent. A message up and its answer down take one RTT, besides their bytes. Messages share `down` fairly with the
-    machine's fetches, as one flow for each sender.
+    was sent. A message up and its answer down take one RTT, besides their bytes, and what `late` draws for each.
+    Messages share `down` fairly with the machine's fetches, as one flow for each sender.
     """
 
     up: Link
     down: Link
     rtt_s: float = 0.0
+    late: Late | None = None
+
+    def way_s(self) -> float:
+        """What a message has to go beside the bottleneck."""
+        return self.rtt_s / 2 + (0.0 if self.late is None else float(self.late(1)[0]))
+
+    def ways_s(self, sent_s: Sequence[float]) -> Sequence[float]:
+        """When messages that were sent at these times have gone it."""
+        half_s = self.rtt_s / 2
+        if self.late is None:
+            return [time_s + half_s for time_s in sent_s]
+        found: list[float] = (np.asarray(sent_s) + half_s + self.late(len(sent_s))).tolist()
+        return found
 
 
 def access_over(
@@ -33,6 +50,7 @@ def access_over(
     rtt_s: float,
     network: NetworkInterfaceSpec,
     tell: Tell,
+    late: Late | None = None,
 ) -> Access:
     """A device's access over a link; spans name its resources link and uplink. `up` None: it sends as fast as it
     receives, on another way. Each transfer down takes the time that the network interface adds to a fetch."""
@@ -42,6 +60,7 @@ def access_over(
         up=Link(env, down if up is None else up, 0.0, tell, "uplink"),
         down=Link(env, down, rtt_s + network.request_s, tell),
         rtt_s=rtt_s,
+        late=late,
     )
 
 
@@ -55,6 +74,9 @@ class Accesses:
     def __init__(self, env: simpy.Environment, machines: Mapping[str, Access] | None = None) -> None:
         self._env = env
         self._machines = dict(machines or {})
+        # By sender and receiver: what went last over an uplink whose messages differ, and how long it is under way
+        # from there.
+        self._sent: dict[tuple[str, str], tuple[Ticket, float]] = {}
 
     def connect(self, name: str, access: Access) -> None:
         """Give a machine its access."""
@@ -70,14 +92,23 @@ class Accesses:
             return arrived
         if there is None:
             assert here is not None
-            return here.up.transfer(flow, n_bytes, label=label, before_s=0.0, behind_s=here.rtt_s / 2)
+            return self._up(here, flow, n_bytes, label)
         # Handed to `down` at once: it serves a flow in the order in which it was handed over.
-        after = (
-            ()
-            if here is None
-            else (here.up.transfer(flow, n_bytes, label=label, before_s=0.0, behind_s=here.rtt_s / 2),)
-        )
-        return there.down.transfer(flow, n_bytes, after, label=label, before_s=there.rtt_s / 2, behind_s=0.0)
+        after = () if here is None else (self._up(here, flow, n_bytes, label),)
+        return there.down.transfer(flow, n_bytes, after, label=label, before_s=there.way_s(), behind_s=0.0)
+
+    def _up(self, here: Access, flow: tuple[str, str, str], n_bytes: float, label: str) -> Ticket:
+        way_s = here.way_s()
+        if here.late is None:
+            return here.up.transfer(flow, n_bytes, label=label, before_s=0.0, behind_s=way_s)
+        between = flow[1], flow[2]
+        before = self._sent.get(between)
+        if before is not None and not before[0].triggered:
+            # None overtakes the one before it.
+            way_s = max(way_s, before[1])
+        sent = here.up.transfer(flow, n_bytes, label=label, before_s=0.0, behind_s=way_s)
+        self._sent[between] = sent, way_s
+        return sent
 
     def arrivals_s(self, sender: str, receiver: str, sent_s: Sequence[float], n_bytes: float) -> Sequence[float]:
         """When messages of so many bytes each arrive that were sent one after the other at these times, by arithmetic:
@@ -85,8 +116,8 @@ class Accesses:
         here, there = self._machines.get(sender), self._machines.get(receiver)
         times_s = sent_s
         if here is not None:
-            times_s = [time_s + here.rtt_s / 2 for time_s in here.up.served_s(times_s, n_bytes, "Message")]
+            times_s = here.ways_s(here.up.served_s(times_s, n_bytes, "Message"))
+            times_s = np.maximum.accumulate(times_s).tolist() if here.late is not None else times_s
         if there is not None:
-            half_s = there.rtt_s / 2
-            times_s = there.down.served_s([time_s + half_s for time_s in times_s], n_bytes, "Message")
+            times_s = there.down.served_s(there.ways_s(times_s), n_bytes, "Message")
         return times_s

@@ -48,5 +48,21 @@ class LinkSpec(WaySpec):
     """The link to the device, and what it sends over."""
 
     rtt_s: Seconds = 0.0
+    # By how much longer a message between machines may be under way, one way: anything up to so much, at random.
+    jitter_s: Seconds = 0.0
+    # A file of recorded round trips, one of which each message has at random, instead of rtt and jitter.
+    round_trips: str | None = Field(default=None, min_length=1, max_length=1000)
     # For what the device sends. None: as fast as what it is sent, on a way of its own.
     up: WaySpec | None = None
+
+    @model_validator(mode="after")
+    def _one_way_to_say_it(self) -> "LinkSpec":
+        if self.round_trips is not None and (self.rtt_s or self.jitter_s):
+            what = "stands beside rtt or jitter, which a recording replaces; keep one of them and set the other to null"
+            raise BadKey("round_trips", what)
+        return self
+
+    @property
+    def varies(self) -> bool:
+        """Whether messages are longer under way than others."""
+        return self.jitter_s > 0 or self.round_trips is not None

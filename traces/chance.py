@@ -44,6 +44,7 @@ class Source(IntEnum):
     MEASURED_TOKENS = 34
     MEASURED_READS = 35
     MEASURED_CONTENT = 36
+    ROUND_TRIPS = 37
 
 
 def generator(source: Source, seed: int, *place: int) -> np.random.Generator:

@@ -22,6 +22,7 @@ from kvferry.specs.scenario import Scenario
 from kvferry.traces.rate import RateTrace
 from kvferry.traces.request import Request
 from kvferry.traces.resolve import link_trace
+from kvferry.traces.round_trips import late_of, round_trips_of
 from kvferry.traces.stored import StoredContext
 
 
@@ -149,7 +150,15 @@ class LiveWorld:
 def _access(env: WallClockEnvironment, one: Described, link: LinkSpec, tell: Tell) -> Access:
     up = None if link.up is None else link_trace(link.up)
     network = one.scenario.device.network
-    return access_over(env, link_trace(link), up, link.rtt_s, network, tell_of(one.name, tell))
+    return access_over(
+        env,
+        link_trace(link),
+        up,
+        round_trips_of(link).least_s,
+        network,
+        tell_of(one.name, tell),
+        late_of(link, one.scenario.seed, one.name),
+    )
 
 
 @contextmanager

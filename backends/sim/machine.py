@@ -13,7 +13,7 @@ from kvferry.machine.ops import Chunks, Decompress, Extents, KvRef, Op, Selectin
 from kvferry.machine.span import Tell
 from kvferry.machine.ticket import Ticket
 from kvferry.machine.tiers import moved
-from kvferry.sim.access import access_over
+from kvferry.sim.access import Late, access_over
 from kvferry.sim.bus import MemoryBus
 from kvferry.sim.channel import Switchboard
 from kvferry.sim.contention import Contention
@@ -57,6 +57,7 @@ class SimMachine:
         *,
         name: str | None = None,
         rtt_s: float = 0.0,
+        late: Late | None = None,
         uplink: RateTrace | None = None,
         costs: Builder,
         load: Mapping[str, RateTrace] | None = None,
@@ -80,7 +81,7 @@ class SimMachine:
         }
         weights = self.memory.reserve(model.weight_bytes, "weights")
         self.weights_refused = weights if isinstance(weights, Refused) else None
-        self.access = None if link is None else access_over(self.env, link, uplink, rtt_s, device.network, tell)
+        self.access = None if link is None else access_over(self.env, link, uplink, rtt_s, device.network, tell, late)
         # What fetches come over, and messages to it.
         self.link = None if self.access is None else self.access.down
         mean_bytes_per_s = 0.0 if self.link is None else self.link.trace.mean()

@@ -29,6 +29,7 @@ from kvferry.traces.chance import Source, generator
 from kvferry.traces.rate import RateTrace
 from kvferry.traces.request import Request
 from kvferry.traces.resolve import link_trace, load_trace
+from kvferry.traces.round_trips import late_of, round_trips_of
 from kvferry.traces.stored import StoredContext
 
 # Courses of one trace that devices of one network replay.
@@ -72,7 +73,8 @@ class SimWorld:
             seen.model,
             None if link is None else trace_of(link),
             name=one.name,
-            rtt_s=0.0 if link is None else link.rtt_s,
+            rtt_s=0.0 if link is None else round_trips_of(link).least_s,
+            late=None if link is None else late_of(link, seen.seed, one.name),
             costs=pick("cost model", COST_MODELS, self._costs),
             load={} if seen.load is None else {seen.load.processor or seen.device.main: load_trace(seen.load)},
             memory_bytes=seen.budget.memory_bytes,

@@ -18,6 +18,7 @@ from kvferry.specs.link import LinkSpec, WaySpec
 from kvferry.specs.model import ModelSpec
 from kvferry.specs.scenario import Scenario
 from kvferry.traces.resolve import link_trace
+from kvferry.traces.round_trips import round_trips_of
 
 # A step's mean context is rounded to so many tokens, by which its price changes by some ten-thousandths.
 CONTEXT_STEP = 16
@@ -142,7 +143,7 @@ class Estimates:
             device_s_per_token=self.prefill_s(refined) / refined,
             compress_s=handling.refine_token_s * prompt,
             decompress_s=handling.unpack_token_s * prompt,
-            round_trip_s=link.rtt_s + sent_s + handling.forward_s,
+            round_trip_s=round_trips_of(link).mean_s + sent_s + handling.forward_s,
             # However many others share a step.
             cloud_tpot_s=max(self.kept_tpot_s, self.decoding.most_step_s(1, prompt + workload.output)),
             device_tpot_s=self.tpot_s(refined + workload.output / 2),

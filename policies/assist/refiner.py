@@ -46,12 +46,15 @@ class Refiner(Protocol):
 @dataclass(frozen=True)
 class SnapKv:
     """Tokens that most heads have among their best, by the observation window, pooled over neighbours. ``sentences``:
-    whole ones, so that what is kept can be read; their tokens' votes count on average."""
+    whole ones, so that what is kept can be read; their tokens' votes count on average. ``weighted``: a vote weighs as
+    much as the attention that the head pays, so that a few heads that look far back are not outvoted by many that look
+    at anything. P/D-Device does not say how heads agree."""
 
     sentences: bool = False
+    weighted: bool = False
 
     def kept(self, shown: Shown, tokens: int) -> np.ndarray:
-        best = votes(pooled(shown.window, POOLED_TOKENS), tokens)
+        best = votes(pooled(shown.window, POOLED_TOKENS), tokens, weighted=self.weighted)
         return best_sentences(shown.sentences, best, tokens) if self.sentences else _best(best, tokens)
 
 
@@ -81,6 +84,7 @@ class SinksAndNewest:
 
 REFINERS: dict[str, Refiner] = {
     "snapkv-sentences": SnapKv(sentences=True),
+    "weighted-sentences": SnapKv(sentences=True, weighted=True),
     "snapkv": SnapKv(),
     "h2o": HeavyHitters(),
     "streaming-llm": SinksAndNewest(),
@@ -96,10 +100,12 @@ def pooled(scores: np.ndarray, width: int) -> np.ndarray:
     return (sums[:, ends] - sums[:, begins]) / (ends - begins)
 
 
-def votes(scores: np.ndarray, most: int) -> np.ndarray:
-    """int[tokens]: how many heads have a token among their `most` best; of equal ones, the first."""
+def votes(scores: np.ndarray, most: int, *, weighted: bool = False) -> np.ndarray:
+    """float[tokens]: how many heads have a token among their `most` best, of equal ones the first; or, `weighted`, the
+    sum of these heads' scores."""
     best = np.argsort(-scores, axis=1, kind="stable")[:, :most]
-    return np.bincount(best.ravel(), minlength=scores.shape[1])
+    weights = np.take_along_axis(scores, best, axis=1).ravel() if weighted else None
+    return np.bincount(best.ravel(), weights, minlength=scores.shape[1]).astype(float)
 
 
 def best_sentences(sentences: np.ndarray, scores: np.ndarray, most: int) -> np.ndarray:

@@ -223,6 +223,19 @@ def test_devices_on_networks_of_their_own() -> None:
     assert {round(one_s, 4) for one_s in way_s} == both_s
 
 
+def test_messages_that_take_longer_at_random() -> None:
+    # Every message takes up to 30 ms longer each way, and none more; the mean of 200 requests lies near half of that.
+    workload = {"devices": 200, "requests": 200, "arrivals": {"rate": "0.1 requests/hour"}, "output": 1}
+    changes = {"system": "cloud-only", "workload": workload}
+    late, again, none = (columns(ran(**changes, link=link)) for link in ({"jitter": "30 ms"}, {"jitter": "30 ms"}, {}))
+    assert late["answered_s"] == again["answered_s"]
+    # One up, one down.
+    longer_s = np.array(late["answered_s"]) - none["answered_s"]
+    assert longer_s.min() >= 0
+    assert longer_s.max() <= 0.060
+    assert longer_s.mean() == pytest.approx(0.030, abs=0.003)
+
+
 def test_with_slots_for_one_the_queue_is_that_of_theory() -> None:
     # M/D/1: a service of 100 ms at half the rate that it could bear waits for rho / (2 (1 - rho)) services.
     workload = {"devices": 2000, "requests": 6000, "arrivals": {"rate": "9 requests/hour"}, "output": 1}

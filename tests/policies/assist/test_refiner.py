@@ -10,6 +10,7 @@ from kvferry.policies.assist.refiner import (
     HeavyHitters,
     Shown,
     SinksAndNewest,
+    SnapKv,
     best_sentences,
     content_tokens,
     pooled,
@@ -24,6 +25,16 @@ def test_pooling_is_a_mean_over_neighbours() -> None:
 def test_votes_count_heads() -> None:
     scores = np.array([[4.0, 3.0, 2.0, 1.0], [1.0, 5.0, 5.0, 0.0]])
     assert votes(scores, 2).tolist() == [1, 2, 1, 0]
+    # What they pay for these: 4 and 3, 5 and 5.
+    assert votes(scores, 2, weighted=True).tolist() == [4, 8, 5, 0]
+
+
+def test_a_head_that_looks_far_back_is_outvoted_unless_votes_are_weighted() -> None:
+    # Three heads look at the newest sentence, a little; one at the first, with nearly all that it has.
+    window = np.repeat([[0.002, 0.003]] * 3 + [[0.04, 0.001]], 20, axis=1)
+    shown = Shown(window, window, np.repeat([0, 1], 20))
+    assert SnapKv(sentences=True).kept(shown, 20).tolist() == [False] * 20 + [True] * 20
+    assert SnapKv(sentences=True, weighted=True).kept(shown, 20).tolist() == [True] * 20 + [False] * 20
 
 
 def test_whole_sentences_by_their_mean() -> None:
