@@ -19,6 +19,9 @@ _DIMENSIONS = {
     "ffn": "intermediate_size",
     "vocabulary": "vocab_size",
 }
+# Of DeepSeek-V2 and its like: a latent cache, and a mixture of experts.
+_LATENT = ("kv_lora_rank", "qk_rope_head_dim", "v_head_dim")
+_EXPERTS = {"routed": "n_routed_experts", "active": "num_experts_per_tok", "ffn": "moe_intermediate_size"}
 
 
 def config_at(path: Path) -> Path | None:
@@ -39,8 +42,10 @@ def model_node(file: Path) -> Node:
         raise InputError(f"{name}: not a model's config: it holds no mapping")
     text = config.get("text_config")  # of models that also see or hear
     text = config | text if isinstance(text, dict) else config
-    if experts := next((key for key in text if "experts" in key and text[key]), None):
-        raise InputError(f"{name}: {experts}: a mixture of experts is not modelled; one feed-forward network is")
+    experts = next((key for key in text if "experts" in key and text[key]), None)
+    if experts and not all(isinstance(text.get(key), int) for key in (*_EXPERTS.values(), *_LATENT)):
+        what = "a mixture of experts is modelled as DeepSeek-V2 has it; one feed-forward network, otherwise"
+        raise InputError(f"{name}: {experts}: {what}")
     missing = [key for key in _DIMENSIONS.values() if not isinstance(text.get(key), int)]
     if missing:
         raise InputError(f"{name}: {missing[0]}: is missing or no whole number; a decoder's config.json has it")
@@ -55,11 +60,22 @@ def _model(config: dict[str, Any], file: Path) -> dict[str, Any]:
     bits = _BITS.get(str(config.get("torch_dtype") or config.get("dtype")).removeprefix("torch."), 16.0)
     quantised = config.get("quantization_config")
     weight_bits = quantised.get("bits") if isinstance(quantised, dict) else None
-    return {
-        **{key: config[theirs] for key, theirs in _DIMENSIONS.items()},
-        "name": file.resolve().parent.name if file.name == CONFIG else file.stem,
+    attention: dict[str, Any] = {
         "kv_heads": config.get("num_key_value_heads") or heads,
         "head_dim": config.get("head_dim") or (hidden // heads if heads else 0),
+    }
+    if config.get("kv_lora_rank"):
+        latent = {key: config.get(key) for key in (*_LATENT, "q_lora_rank")}
+        head_dim = (config.get("qk_nope_head_dim") or 0) + (config.get("qk_rope_head_dim") or 0)
+        attention = {"kv_heads": 1, "head_dim": head_dim, "latent": latent}
+    if config.get(_EXPERTS["routed"]):
+        dense, shared = config.get("first_k_dense_replace") or 0, config.get("n_shared_experts") or 0
+        own = {key: config[theirs] for key, theirs in _EXPERTS.items()}
+        attention["experts"] = {**own, "shared": shared, "dense_layers": dense}
+    return {
+        **{key: config[theirs] for key, theirs in _DIMENSIONS.items()},
+        **attention,
+        "name": file.resolve().parent.name if file.name == CONFIG else file.stem,
         "tied_embeddings": bool(tied) if tied is not None else family.startswith(_TIED),
         "weight_bits": float(weight_bits or bits),
         "embedding_bits": bits,

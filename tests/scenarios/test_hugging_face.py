@@ -51,7 +51,7 @@ def test_what_a_config_leaves_out(tmp_path: Path) -> None:
     ("more", "message"),
     [
         ({"num_hidden_layers": None}, "num_hidden_layers: is missing"),
-        ({"num_experts": 64}, "num_experts: a mixture of experts is not modelled"),
+        ({"num_experts": 64}, "num_experts: a mixture of experts is modelled as DeepSeek-V2 has it"),
         ({"num_key_value_heads": 3}, "kv_heads"),
     ],
 )
@@ -60,6 +60,22 @@ def test_what_is_no_such_model(tmp_path: Path, more: dict[str, Any], message: st
         load_model(str(config(tmp_path, **more)))
     assert "config.json" in str(error.value)
     assert message in str(error.value)
+
+
+def test_a_latent_cache_and_its_mixture_of_experts(tmp_path: Path) -> None:
+    """DeepSeek-V2-Lite's own config.json."""
+    (tmp_path / "mine").mkdir()
+    lite = {
+        "model_type": "deepseek_v2", "num_hidden_layers": 27, "hidden_size": 2048, "num_attention_heads": 16,
+        "num_key_value_heads": 16, "intermediate_size": 10944, "vocab_size": 102400, "kv_lora_rank": 512,
+        "q_lora_rank": None, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "n_routed_experts": 64,
+        "n_shared_experts": 2, "num_experts_per_tok": 6, "moe_intermediate_size": 1408, "first_k_dense_replace": 1,
+        "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+    }  # fmt: skip
+    (tmp_path / "mine" / "config.json").write_text(json.dumps(lite))
+    model, bundled = load_model(str(tmp_path / "mine")), load_model("deepseek-v2-lite")
+    dimensions = set(type(model).model_fields) - {"name", "source"}
+    assert {key: getattr(model, key) for key in dimensions} == {key: getattr(bundled, key) for key in dimensions}
 
 
 def test_damaged_json_and_an_empty_folder(tmp_path: Path) -> None:

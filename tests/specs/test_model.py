@@ -1,6 +1,8 @@
 """Sizes that follow from a model's dimensions."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tiny import tiny_model
 
 from kvferry.scenarios.loader import load_scenario
@@ -59,3 +61,20 @@ def test_latent_dimensions_that_cannot_be_are_refused(changes: dict[str, int], w
 def test_experts_that_cannot_be_are_refused(changes: dict[str, int], what: str) -> None:
     with pytest.raises(ValueError, match=what):
         tiny_model(experts={"routed": 4, "active": 1, "ffn": 5, **changes})
+
+
+@given(
+    heads=st.integers(1, 8), plain=st.integers(1, 64), rank=st.integers(1, 64), rope=st.integers(1, 32),
+    value=st.integers(1, 64),
+)  # fmt: skip
+def test_what_is_cached_is_the_same_for_any_number_of_heads(
+    heads: int, plain: int, rank: int, rope: int, value: int
+) -> None:
+    latent = {"kv_lora_rank": rank, "qk_rope_head_dim": rope, "v_head_dim": value}
+    one, many = (tiny_model(query_heads=n, kv_heads=1, head_dim=plain + rope, latent=latent) for n in (1, heads))
+    assert one.kv_entry_bytes == many.kv_entry_bytes == 2 * (rank + rope)
+    assert many.expansion == pytest.approx(heads * one.expansion)
+    # Emitting it takes the projection to it alone; all else is of heads.
+    assert one.projection_parameters == many.projection_parameters
+    of_heads = [model.attention_parameters - model.projection_parameters for model in (one, many)]
+    assert of_heads[1] == heads * of_heads[0]

@@ -62,9 +62,14 @@ def test_all_heads_choose_together_and_the_difference_moves(model: Any, tmp_path
     assert run.plan.layout.block_bytes == TOKEN_BYTES
 
 
-def test_a_scenario_says_what_it_says_in_memory() -> None:
+def test_a_scenario_says_what_it_says_in_memory(model: Any, tmp_path: Path) -> None:
+    from kvferry.model.retrieval_head import random_head
+
+    model.save_pretrained(tmp_path)
+    random_head(model, seed=0).save(tmp_path)
+
     def answers(**changes: Any) -> tuple[list[list[int]], set[str]]:
-        live = {"weights": "random", "family": "deepseek_v3", "paced": False}
+        live = {"weights": str(tmp_path), "paced": False}
         wanted = {**LIVE_DECODING, "model": LIVE_LATENT_MODEL, "live": live, "policies": {}, **changes}
         run = run_scenario(tiny(wanted))
         assert run.outcome == "done"

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from small_decoding import exact_logits
+from small_decoding import exact_logits, small_latent_model
 
 from kvferry.machine.handles import Batch
 from kvferry.machine.ops import DecodeStep, FeedForward, OutputHead, PrefillLayer
@@ -69,6 +69,17 @@ def test_by_default_an_op_is_for_all(model: Any, prompts: list[list[int]]) -> No
     runner.run(OutputHead(3), None)
     runner.run(DecodeStep(3, 1), None)
     check_said(model, prompts, runner.answers)
+
+
+def test_pages_of_a_latent_cache_have_one_side(prompts: list[list[int]]) -> None:
+    model = small_latent_model()
+    runner = paged(model, prompts)
+    prefill(runner, Batch((0, 1, 2)))
+    for _ in range(5):
+        step(runner, 0, 1, 2)
+    check_said(model, prompts, runner.answers)
+    # 1 + 3 + 2 pages of 16 tokens, 3 layers, 24 + 8 numbers of 4 B.
+    assert runner.buffer_bytes == (1 + 3 + 2) * 16 * 3 * 32 * 4
 
 
 def test_what_is_said_may_be_given(model: Any, prompts: list[list[int]]) -> None:
