@@ -44,9 +44,10 @@ def paces_of(decoded: Decoded, requests: Sequence[RequestRecord] = (), *, interr
         return None
     decoding_s, rest = times_s[-1] - times_s[0], decoded.output - 1 - done
     if interrupted or decoded.half is None or rest <= 0:
+        decoding_s += decoded.moves_s
         return Paces(0.0, batch * done, decoding_s, decoding_s / done)
     late = done - decoded.half_step
-    decoding_s += rest / late * (times_s[-1] - times_s[-1 - late])
+    decoding_s += rest / late * (times_s[-1] - times_s[-1 - late]) + decoded.moves_s
     return Paces(rest / late, batch * (done + rest), decoding_s, decoding_s / (done + rest))
 
 
@@ -75,7 +76,7 @@ def decoding_metrics(
         "tpot_s": paces.tpot_s,
         "block_s": paces.tpot_s / decoded.layers,
         "batch": float(decoded.batch),
-        "tokens_decoded": float(len(decoded.token_times_s)),
+        "tokens_decoded": float(len(decoded.token_times_s) if decoded.carried_out is None else decoded.carried_out),
         "read_bytes": sums["read_bytes"],
         "write_bytes": sums["write_bytes"],
         "storage_utilisation": sums["storing_s"] / sums["duration_s"],

@@ -80,6 +80,10 @@ class Decoded:
     output: int
     token_times_s: tuple[float, ...]
     steps: tuple[tuple[int, float], ...] = ()
+    # Tokens of a sequence that were really decoded, also those that only warmed buffers up; None: those with times.
+    carried_out: int | None = None
+    # Seconds in which layers moved to another tier by themselves, beside those between tokens' times.
+    moves_s: float = 0.0
     half: Totals | None = None
     half_step: int = 0
     end: Totals

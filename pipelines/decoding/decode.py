@@ -18,15 +18,18 @@ from kvferry.sim.foresight import Foresight
 
 # Called after every token with how many there are.
 OnToken = Callable[[int], None]
+# Called before layers move to another tier, and once they have.
+OnMove = Callable[[bool], None]
 Process = Generator[simpy.Event, Any, None]
 
-__all__ = ["DecodeRecord", "LockStepDecode", "OnToken", "Process"]
+__all__ = ["DecodeRecord", "LockStepDecode", "OnMove", "OnToken", "Process"]
 
 
 class LockStepDecode:
     """A lock-step batch. ``run`` is a SimPy process; ``record`` says what has happened so far. With `foresight`, steps
     are worked out instead of carried out stage by stage, where the plan allows it. `keys` are those of a modelled
-    world, by which tokens that are skipped join clusters."""
+    world, by which tokens that are skipped join clusters. With `on_move`, called with False before and True behind,
+    layers move to another tier between steps, by themselves, those too that do among tokens that are skipped."""
 
     def __init__(
         self,
@@ -35,8 +38,10 @@ class LockStepDecode:
         on_token: OnToken = lambda tokens: None,
         foresight: Foresight | None = None,
         keys: Ahead | None = None,
+        on_move: OnMove | None = None,
     ) -> None:
         self.plan, self._on_token, self._foresight, self._keys = plan, on_token, foresight, keys
+        self._on_move = on_move
         self.now = DecodeState(machine, plan)
         self.record = self.now.record
 
@@ -57,10 +62,10 @@ class LockStepDecode:
         foreseen, done = None, 0
         for skipped, steps in parts:
             self.now.step = done
-            self.now.skip(skipped, self._keys)
+            yield from self._skip(skipped)
             foreseen = foreseen or self._foreseen()
             for self.now.step in range(done, done + steps):
-                self.now.place()
+                yield from self._place()
                 if foreseen is not None:
                     yield from foreseen.step()
                     self._token()
@@ -69,6 +74,23 @@ class LockStepDecode:
                 yield under_way[self.plan.stages[-1].key]
                 self._token()
             done += steps
+
+    def _skip(self, tokens: int) -> Process:
+        while self._on_move is not None and tokens:
+            until = self.now.until_move(tokens)
+            self.now.skip(until, self._keys)
+            tokens -= until
+            yield from self._place()
+        self.now.skip(tokens, self._keys)
+
+    def _place(self) -> Process:
+        """Raises OutOfMemory."""
+        if self._on_move is None or not self.now.moves_now:
+            self.now.place()
+            return
+        self._on_move(False)
+        yield self.now.machine.env.all_of(self.now.place())
+        self._on_move(True)
 
     def _foreseen(self) -> ForeseenSteps | StagedSteps | None:
         """What works steps out; None: events decide."""

@@ -4,15 +4,17 @@ from collections.abc import Callable
 
 from kvferry.backends.needs import Needs, NoKv
 from kvferry.backends.world import DEVICE, World
+from kvferry.pipelines.decoding.budget import hold_runtime
 from kvferry.pipelines.tally import Totals
 from kvferry.pipelines.workload import Left, OutOfMemory, Process
+from kvferry.specs.scenario import Scenario
 
 
 class NoRoomFlow:
-    """A Flow that ends before its first op."""
+    """A Flow that ends before its first op, with what intermediate values hold of the memory, if that fits."""
 
-    def __init__(self, why: str) -> None:
-        self._why = why
+    def __init__(self, scenario: Scenario, why: str) -> None:
+        self._scenario, self._why = scenario, why
 
     @property
     def needs(self) -> Needs:
@@ -20,6 +22,8 @@ class NoRoomFlow:
 
     def run(self, world: World, totals: Callable[[], Totals]) -> Process:
         """Raises OutOfMemory."""
+        if not self._scenario.lacking_bytes:
+            hold_runtime(world.machine, self._scenario)
         raise OutOfMemory(self._why)
         yield
 

@@ -47,9 +47,16 @@ class Told:
     counts: Mapping[str, float]
 
 
+_NOTHING = Told(totals=Totals(now_s=0.0, busy_s={}, n_bytes={}, energy_j={}, storage_utilisation=0.0), counts={})
+
+
 class Spread:
     """Adds up the counted parts of windows as if one followed the other, behind the prefill. Call `on_token` with how
-    many tokens there are, and what the run has come to."""
+    many tokens there are, and what the run has come to; `on_move` before layers move to another tier by themselves, and
+    once they have, with what it has come to.
+
+    A layer leaves memory once in an output, so what that takes is kept apart, in ``moves``: no window stands for it.
+    """
 
     def __init__(self, windows: Sequence[Window]) -> None:
         self.windows = windows
@@ -61,6 +68,8 @@ class Spread:
             tokens += window.warming + window.counted
             self._ends.add(tokens)
         self._begin: Told | None = None
+        self._moving: Told | None = None
+        self.moves = _NOTHING
         # Of prefill, and of it with all that was counted; when each token would have been there.
         self.prefill: Told | None = None
         self.end: Told | None = None
@@ -85,6 +94,20 @@ class Spread:
         if told is not None and tokens in self._begins:
             self._begin = told
 
+    def on_move(self, told: Told) -> None:
+        if self._moving is None:
+            self._moving = told
+            return
+        before, self._moving = self._moving, None
+        self.moves = _later(self.moves, before, told)
+        self._last_s += told.totals.now_s - before.totals.now_s
+        if self._begin is not None:
+            self._begin = _later(self._begin, before, told)
+
+    def with_moves(self, told: Told) -> Told:
+        """The same with what moved, once."""
+        return _later(told, _NOTHING, self.moves)
+
 
 def _later(base: Told, begin: Told, end: Told) -> Told:
     """`base`, and behind it what came between `begin` and `end`."""
@@ -102,4 +125,4 @@ def _later(base: Told, begin: Told, end: Told) -> Told:
 
 
 def _sum(base: Mapping[Key, float], begin: Mapping[Key, float], end: Mapping[Key, float]) -> dict[Key, float]:
-    return {key: base.get(key, 0.0) + value - begin.get(key, 0.0) for key, value in end.items()}
+    return {key: base.get(key, 0.0) + end.get(key, 0.0) - begin.get(key, 0.0) for key in {**base, **end}}

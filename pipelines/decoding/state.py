@@ -1,5 +1,6 @@
 """What a batch under way consists of: the machine, the plan, and what the roles and the present step hold."""
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -138,13 +139,30 @@ class DecodeState:
         # Only what is really written counts.
         self.blocks.count_anew()
 
-    def place(self) -> None:
-        """Hold memory for the KV there is, and begin to move what its placement has move now. Raises OutOfMemory."""
-        plan, tokens = self.plan, self.tokens_stored
-        before, self.tiers = self.tiers, plan.roles.placement.tiers(plan.kv_size(tokens))
+    def until_move(self, tokens: int) -> int:
+        """Of so many tokens to come, those after which the placement has a layer move; all of them where none does. A
+        layer that has left does not come back."""
+        stored = self.tokens_stored
+        return bisect_left(range(tokens), True, key=lambda n: self._tiers_at(stored + n) != self.tiers)
+
+    @property
+    def moves_now(self) -> bool:
+        """Whether ``place`` will have a layer move."""
+        return self._tiers_at(self.tokens_stored) != self.tiers
+
+    def _tiers_at(self, tokens: int) -> tuple[Tier, ...]:
+        return self.plan.roles.placement.tiers(self.plan.kv_size(tokens))
+
+    def place(self) -> list[Ticket]:
+        """Hold memory for the KV there is, and begin to move what its placement has move now: the tickets of that.
+        Raises OutOfMemory."""
+        tokens = self.tokens_stored
+        before, self.tiers = self.tiers, self._tiers_at(tokens)
+        moving = list[Ticket]()
         for layer, (source, to) in enumerate(zip(before, self.tiers, strict=True)):
             if source != to:
                 self.arriving[layer] = (self.machine.move(self.whole(layer), source, to),)
+                moving += self.arriving[layer]
                 self.residents[layer] = self._shared or self._resident(to)
         for tier, n_bytes in self._held(tokens).items():
             if tier in self._leases:
@@ -154,6 +172,7 @@ class DecodeState:
                 if isinstance(lease, Refused):
                     raise OutOfMemory(f"{tier}: {lease}")
                 self._leases[tier] = lease
+        return moving
 
     def _held(self, tokens: int) -> dict[Tier, float]:
         """What KV and the choosing among it take of memory, with so many tokens of every sequence."""

@@ -94,7 +94,8 @@ class Decode:
             # Nothing but the device limits it.
             lacking_bytes = scenario.lacking_bytes
             what = "weights and intermediate values take more memory than there is: it lacks"
-            return NoRoomFlow(f"{what} {shown_size(lacking_bytes, up=True)}" if lacking_bytes else str(error))
+            why = f"{what} {shown_size(lacking_bytes, up=True)}" if lacking_bytes else str(error)
+            return NoRoomFlow(scenario, why)
         if system.roles.placement.mapped:
             plan = replace(plan, mapped_bytes=plan.sequences * sequence_bytes(scenario, plan.sequences))
         return LockStepFlow(scenario, plan, progress)
@@ -141,13 +142,22 @@ class LockStepFlow:
             if tokens % _PROGRESS_TOKENS == 0 or tokens == output:
                 self._progress(tokens, output)
 
-        self._decode = LockStepDecode(world.machine, self._plan, on_token, world.foresight, world.keys)
-        if self._spread is None:
+        spread = self._spread
+
+        def on_move(moved: bool) -> None:
+            assert spread is not None
+            spread.on_move(Told(totals=totals(), counts=self._counts()))
+
+        self._decode = LockStepDecode(
+            world.machine, self._plan, on_token, world.foresight, world.keys, None if spread is None else on_move
+        )
+        if spread is None:
             yield from self._decode.run(self._steps, self._before if world.may_skip else 0)
         else:
-            yield from self._decode.run_parts(
-                [(one.skipped, one.warming + one.counted) for one in self._spread.windows]
-            )
+            parts = [(one.skipped, one.warming + one.counted) for one in spread.windows]
+            # To the last step, before which layers may move and where memory is fullest.
+            rest = output - 1 - sum(map(sum, parts))
+            yield from self._decode.run_parts([*parts, (max(0, rest - 1), 0)])
 
     def _check_attention(self, machine: Machine) -> None:
         """Raises OutOfMemory where there is no room for scores of the prompts, or copies of a layer's KV."""
@@ -166,13 +176,16 @@ class LockStepFlow:
         half, half_step, half_counts, end_counts = self._half, half_of(self._steps), self._half_counts, self._counts()
         if (spread := self._spread) is not None and spread.prefill is not None and spread.end is not None:
             # As if what was counted were all that was decoded; it follows again as often as the output is longer.
-            half, half_step, half_counts = spread.prefill.totals, 0, dict(spread.prefill.counts)
-            times_s, end, end_counts = tuple(spread.token_times_s), spread.end.totals, dict(spread.end.counts)
+            begun, done = spread.with_moves(spread.prefill), spread.with_moves(spread.end)
+            half, half_step, half_counts = begun.totals, 0, dict(begun.counts)
+            times_s, end, end_counts = tuple(spread.token_times_s), done.totals, dict(done.counts)
         decoded = Decoded(
             batch=plan.sequences,
             layers=self._scenario.model.layers,
             output=self._scenario.decode.workload.output,
             token_times_s=times_s,
+            carried_out=len(self._times_s),
+            moves_s=0.0 if spread is None else spread.moves.totals.now_s,
             half=half,
             half_step=half_step,
             end=end,

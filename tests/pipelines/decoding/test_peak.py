@@ -164,3 +164,14 @@ def test_scores_of_a_prompt_whose_kv_is_on_the_host_run_out_of_memory_too() -> N
     assert outcomes["full-flash"].outcome == "done"
     assert outcomes["full-eager"].outcome == "out_of_memory"
     assert outcomes["full-eager"].why.startswith("attention: workspace needs 32")
+
+
+def test_where_no_sequence_fits_the_peak_has_what_intermediate_values_hold() -> None:
+    workload = {"context": 1024, "output": 8, "batch": 2}
+    scenario = in_memory("quest", 2000.0, workload=workload)
+    share = 1000 / scenario.model.weight_bytes
+    run = run_scenario(
+        scenario.model_copy(update={"budget": scenario.budget.model_copy(update={"runtime_share": share})})
+    )
+    assert run.outcome == "out_of_memory"
+    assert run.memory_peak_bytes == scenario.model.weight_bytes + 1000

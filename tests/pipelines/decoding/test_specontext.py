@@ -1,15 +1,24 @@
 """SpeContext's system in the modelled world: what moves, what memory holds, and where it ends."""
 
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
+from decoding import roles_of
 from tiny import DECODING as TINY
+from tiny import unit_model
 
 from kvferry.analysis.metrics import metrics_for
+from kvferry.backends.fake import FakeMachine
+from kvferry.pipelines.decoding.decode import LockStepDecode
+from kvferry.pipelines.decoding.sizing import plan_of
 from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS
 from kvferry.pipelines.decoding.workload import plan_for
 from kvferry.pipelines.record import Run
 from kvferry.pipelines.run import run_scenario
+from kvferry.policies.decode.blocking import TokenGroups
+from kvferry.policies.decode.placement import Progressive
 from kvferry.scenarios.loader import load_scenario
 from kvferry.specs.errors import InputError
 
@@ -102,11 +111,49 @@ def test_windows_tell_of_an_output_during_which_layers_move_away() -> None:
     # At the beginning all layers are near, at the end none.
     budget = {"kv": f"{2 * 1.3 * 1024 * (model.layers + 3) * model.kv_entry_bytes} B"}
     workload = {**TINY["workload"], "output": 1600}
-    _, whole = run(budget=budget, workload=workload)
-    _, part = run(budget=budget, workload={**workload, "decoded": 129, "part": "spread"})
+    all_of_it, whole = run(budget=budget, workload=workload)
+    found, part = run(budget=budget, workload={**workload, "decoded": 129, "part": "spread"})
     assert whole["reuse_rate"] == pytest.approx(part["reuse_rate"], abs=0.02)
     for name in ("tpot_s", "throughput_tokens_per_s"):
         assert part[name] == pytest.approx(whole[name], rel=0.03), name
+    # Memory is fullest at the end, where no window lies.
+    assert found.memory_peak_bytes == all_of_it.memory_peak_bytes
+    assert found.kv_memory_peak_bytes == all_of_it.kv_memory_peak_bytes
+
+
+def test_each_layer_moves_once_wherever_windows_lie_by_hand() -> None:
+    """Layer 2 of 2 leaves at 7 tokens, among those that are skipped, layer 1 at 12, before the last counted step."""
+    packed = TokenGroups(group_tokens=1, packed=True)
+    roles = replace(roles_of("flexgen"), layout=packed, placement=Progressive(thresholds=(6, 11)))
+    model = unit_model(layers=2, kv_value_bytes=1.0)
+    plan = plan_of(roles, model, sequences=1, context=4, output=20, budget_bytes=1e9)
+    machine, moved = FakeMachine(bytes_per_s=0.5), list[tuple[bool, float, int]]()
+    decode = LockStepDecode(
+        machine, plan, on_move=lambda done: moved.append((done, machine.env.now, decode.now.tokens_stored))
+    )
+    # 4 tokens of the context, 4 skipped, 2 decoded, 1 skipped, 2 decoded, and 5 skipped to the last step.
+    machine.env.run(until=machine.env.process(decode.run_parts([(4, 2), (1, 2), (5, 0)])))
+    assert [(done, tokens) for done, _, tokens in moved] == [(False, 7), (True, 7), (False, 12), (True, 12)]
+    # All the KV of a layer, by itself; the second behind the new token of the layer that was away already.
+    seconds = [end - begin for (_, begin, _), (_, end, _) in pairwise(moved)][::2]
+    assert seconds == [7 * model.kv_entry_bytes / 0.5, (1 + 12) * model.kv_entry_bytes / 0.5]
+    assert decode.now.tokens_stored == 18
+    assert set(decode.now.tiers) == {"host"}
+
+
+def test_moves_take_as_much_in_windows_as_over_the_whole_output() -> None:
+    model = load_scenario({**TINY, "device": DEVICE}).model
+    moving = {"policies": {"placement": {"name": "progressive", "thresholds": [1100, 1101, 1700, 1701]}}}
+    policies = moving["policies"] | {"selected_tokens": 64}
+    workload = {**TINY["workload"], "output": 1600, "decoded": 49, "part": "spread"}
+    found, _ = run(policies=policies, workload=workload)
+    still, _ = run(policies=policies | {"placement": {"name": "progressive", "thresholds": [0] * 4}}, workload=workload)
+    assert found.decoded is not None
+    assert still.decoded is not None
+    assert still.decoded.moves_s == 0
+    # A layer's KV of two sequences at 1 GB/s, one after the other, at these lengths.
+    bytes_moved = 2 * model.kv_entry_bytes * (1101 + 1102 + 1701 + 1702)
+    assert found.decoded.moves_s == pytest.approx(bytes_moved / 1e9, rel=0.05)
 
 
 def test_as_many_sequences_as_the_budget_holds() -> None:

@@ -69,3 +69,29 @@ def test_windows_tell_of_the_whole_output() -> None:
     full, short = (metrics_for(wanted := load_scenario(one), run_scenario(wanted)) for one in (whole, part))
     for name in ("tpot_s", "read_bytes", "write_bytes", "throughput_tokens_per_s", "block_io_s"):
         assert short[name] == pytest.approx(full[name], rel=0.01), name
+
+
+def test_what_moves_counts_once_by_hand() -> None:
+    spread = Spread((Window(5, 1, 2), Window(7, 1, 1)))
+    spread.on_token(1, 10, told(10, 1000))
+    # A layer moves for 3 s among the tokens that are skipped, another for 5 s before the second counted step.
+    spread.on_move(told(10, 1000))
+    spread.on_move(told(13, 1300))
+    for tokens, now_s in ((2, 14), (3, 15)):
+        spread.on_token(tokens, now_s, told(now_s, 100 * now_s) if spread.wants(tokens) else None)
+    spread.on_move(told(15, 1500))
+    spread.on_move(told(20, 2000))
+    for tokens, now_s in ((4, 22), (5, 30), (6, 34)):
+        spread.on_token(tokens, now_s, told(now_s, 100 * now_s) if spread.wants(tokens) else None)
+    assert spread.prefill is not None
+    assert spread.end is not None
+    # 10 s of prefill; 14 to 15, 20 to 22 and 30 to 34 count; 3 + 5 s moved.
+    assert spread.token_times_s == [10, 11, 13, 17]
+    assert (spread.end.totals.now_s, spread.moves.totals.now_s) == (17, 8)
+    assert spread.with_moves(spread.prefill).totals.now_s == 18
+    assert spread.with_moves(spread.end).totals.n_bytes == {("storage", "Read"): 2500}
+
+
+def test_the_tokens_of_all_windows_were_decoded() -> None:
+    wanted = load_scenario({**TINY, "workload": {**TINY["workload"], "output": 400, "decoded": 48, "part": "spread"}})
+    assert metrics_for(wanted, run_scenario(wanted))["tokens_decoded"] == 48
