@@ -86,7 +86,8 @@ def _planner(value: Any) -> Any:
             return value
         value = {"name": value}
     parameters = dict(value)
-    name = parameters.pop("name", None)
+    if (name := parameters.pop("name", None)) is None:
+        raise BadKey("name", "is missing")
     try:
         planner = pick("schedule", SCHEDULES, name if isinstance(name, str) else repr(name))
         if not parameters:

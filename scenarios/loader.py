@@ -140,8 +140,9 @@ def scenario_schema() -> dict[str, Any]:
         name_or_path = {"type": "string", "examples": names(kind), "description": f"name or path of a {kind}"}
         for holder in (schema, parts["MachineSpec"]):
             holder["properties"][kind] = {"anyOf": [name_or_path, {"$ref": f"#/$defs/{part}"}]}
-    for part, scalars in (("PolicySpec", ["string", "number", "boolean"]), ("CostsSpec", ["string"])):
-        parts[part] = {"anyOf": [{"type": scalars, "description": "a name alone, or a value"}, parts[part]]}
+    parts["CostsSpec"] = {"anyOf": [{"type": ["string"], "description": "a name alone"}, parts["CostsSpec"]]}
+    value = {"type": ["string", "number", "boolean", "array"], "description": "a name alone, or a value"}
+    parts["PolicySpec"] = {"anyOf": [value, parts["PolicySpec"]]}
     name_or_path = {"type": "string", "examples": names("storage"), "description": "name or path of a storage device"}
     parts["DeviceSpec"]["properties"]["storage"]["anyOf"].append(name_or_path)
     # The workload's kind says which of these it is: a file does not say it again.

@@ -28,29 +28,43 @@ from kvferry.specs.model import ModelSpec
 from kvferry.specs.precision import PrecisionSpec, in_precision
 from kvferry.specs.workload import ContextReuseSpec, DecodeSpec, SloSpec
 
+_NUMBERS = {"type": "array", "items": {"type": "number"}, "minItems": 1}
+_SETTING = {"anyOf": [{"type": ["string", "number", "boolean"], "minLength": 1}, _NUMBERS]}
+
 
 def _is_setting(value: Any) -> Any:
-    if not isinstance(value, str | int | float) or value == "":
+    numbers = isinstance(value, list | tuple) and value and all(isinstance(one, int | float) for one in value)
+    if not numbers and (not isinstance(value, str | int | float) or value == ""):
         raise ValueError(f"{value!r:.60} is not a policy's name or a setting's value")
     return value
 
 
-Setting = Annotated[
-    Any, AfterValidator(_is_setting), WithJsonSchema({"type": ["string", "number", "boolean"], "minLength": 1})
-]
+Setting = Annotated[Any, AfterValidator(_is_setting), WithJsonSchema(_SETTING)]
 
 
 class PolicySpec(Part):
     """A policy by name, or a plain setting's value; every other key is a parameter of that policy, which knows
-    what it takes."""
+    what it takes. Without a name they are for the policy that the system has."""
 
     model_config = ConfigDict(extra="allow")
-    name: Setting
+    name: Setting | None = None
 
     @model_validator(mode="before")
     @classmethod
     def _from_name(cls, value: Any) -> Any:
         return value if isinstance(value, dict | PolicySpec) else {"name": value}
+
+    @model_validator(mode="after")
+    def _something(self) -> "PolicySpec":
+        if self.name is None and not self.model_extra:
+            raise BadKey("name", "is missing")
+        return self
+
+    @property
+    def value(self) -> Any:
+        """The name or setting alone, {"name", and the parameters}, or the parameters alone."""
+        named = {} if self.name is None else {"name": self.name}
+        return {**named, **self.parameters} if self.parameters else self.name
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -59,10 +73,7 @@ class PolicySpec(Part):
 
 
 def _values(policies: Mapping[str, PolicySpec]) -> dict[str, Any]:
-    return {
-        role: {"name": policy.name, **policy.parameters} if policy.parameters else policy.name
-        for role, policy in policies.items()
-    }
+    return {role: policy.value for role, policy in policies.items()}
 
 
 class CostsSpec(Part):

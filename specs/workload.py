@@ -3,7 +3,7 @@
 import math
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AliasChoices, Field, model_validator
 
 from kvferry.specs.base import BadKey, Part
 from kvferry.specs.model import ModelSpec
@@ -143,8 +143,8 @@ class DecodeSpec(Part):
     the system does. All sizes in tokens."""
 
     kind: Literal["decode"]
-    # A file may call it `input`.
-    context: Tokens = Field(ge=1, le=10_000_000)
+    # A file may call it `input`, as papers about decoding do.
+    context: Tokens = Field(ge=1, le=10_000_000, validation_alias=AliasChoices("context", "input"))
     output: Tokens = Field(default=1, ge=1, le=1_000_000)
     # Sequences that decode together, at most; max: as many as the budget holds, MOST_BATCH of them at most.
     batch: Annotated[Count, Field(ge=1, le=MOST_BATCH)] | Literal["max"] = 1
@@ -181,13 +181,13 @@ class DecodeSpec(Part):
     @model_validator(mode="before")
     @classmethod
     def _input_is_the_context(cls, value: Any) -> Any:
-        """Papers about decoding call the prompt's length the input."""
+        """One of the two names; null takes back what a file says under the other."""
         if not isinstance(value, dict) or "input" not in value:
             return value
         if value.get("context") is not None and value["input"] is not None:
             raise BadKey("input", "is another name for context; leave one of the two out")
-        others = {key: item for key, item in value.items() if key != "input"}
-        return others if value["input"] is None else {**others, "context": value["input"]}
+        given = "context" if value["input"] is None else "input"
+        return {key: item for key, item in value.items() if key == given or key not in ("context", "input")}
 
     @model_validator(mode="after")
     def _lengths_once(self) -> "DecodeSpec":

@@ -1,7 +1,7 @@
 """Systems that decode with their KV on storage or in memory, by name: KVSwap and what it is compared with."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
@@ -102,27 +102,28 @@ class DecodeSystem:
     def with_policies(self, policies: Mapping[str, Any]) -> "DecodeSystem":
         """The same system with some of its policies replaced, as ``Scenario.policy_values`` asks.
 
-        A key is a role, whose value is a name or {"name": ..., its parameters}; or a parameter of one of the system's
-        roles. `reuse` is short for a residency: true for a reuse buffer, false for none. With a role that is replaced
-        go its own parameters: they are known still, and mean nothing. Raises BadParameters, an InputError, for any
-        other key, and for values that a key does not take.
+        A key is a role, whose value is a name, {"name": ..., its parameters}, or parameters alone, which replace those
+        of the system's own; or a parameter of one of the system's roles. `reuse` is short for a residency: true for one
+        that keeps something, a reuse buffer where the system's own does not, false for none. With a role that is
+        replaced go its own parameters: they are known still, and mean nothing. Raises BadParameters, an InputError, for
+        any other key, and for values that a key does not take.
         """
         roles = self.roles
         complaints: list[Complaint] = []
         for role in ROLES:
             if role in policies:
                 try:
-                    roles = replace(roles, **{role: _stand_in(role, policies[role])})
+                    roles = replace(roles, **{role: _stand_in(role, policies[role], getattr(roles, role))})
                 except BadParameters as error:
                     complaints += error.complaints
-        if isinstance(reuse := policies.get("reuse"), bool) and reuse != isinstance(roles.residency, Reuse):
+        if isinstance(reuse := policies.get("reuse"), bool) and reuse != roles.residency.keeps:
             roles = replace(roles, residency=Reuse() if reuse else DoubleBuffer())
         if not roles.selective and "residency" in policies:
             complaints.append(Complaint(("residency",), "everything is read anew at every step, nothing can be kept"))
         if self.roles.placement.away is None and roles.placement.away is None:
             what = "all KV is in memory: nothing is selected, kept or laid out, so this role has no effect"
-            windowed = ("selector",) if isinstance(roles.selector, Window) else ()
-            idle = [role for role in ROLES if role not in (*_ANYWHERE, *_IN_MEMORY, *windowed)]
+            evicting = ("selector",) if roles.selector.evicts else ()
+            idle = [role for role in ROLES if role not in (*_ANYWHERE, *_IN_MEMORY, *evicting)]
         else:
             what = "KV is not always in memory: one batch decodes in lock step, so this role has no effect"
             idle = [] if roles.all_in_memory else list(_IN_MEMORY)
@@ -138,21 +139,31 @@ class DecodeSystem:
                 try:
                     roles = replace(roles, **{role: replace(part, **own)})
                 except ValueError as error:
-                    raise BadParameters([Complaint((role,), str(error))]) from None
+                    raise BadParameters([_of_parameter(error, own, (role,))]) from None
         return replace(self, roles=roles, **({"tuned": given["tuned"]} if "tuned" in given else {}))
 
 
-def _stand_in(role: str, value: Any) -> Any:
-    """Raises BadParameters."""
+def _stand_in(role: str, value: Any, own: Any) -> Any:
+    """What a scenario names, or the system's `own` with other parameters. Raises BadParameters."""
     parameters = dict(value) if isinstance(value, Mapping) else {"name": value}
     name = parameters.pop("name", None)
     try:
+        if name is None:
+            given = {key: item for key, item in _declared(own).items() if key in _fields_of(own)}
+            return replace(own, **arguments_of(_taking(given), parameters))
         maker = pick(role, ROLES[role], name if isinstance(name, str) else repr(name))
         return maker(**arguments_of(maker, parameters))
     except BadParameters as error:
         raise BadParameters([replace(one, key=(role, *one.key)) for one in error.complaints]) from None
     except (InputError, ValueError) as error:
-        raise BadParameters([Complaint((role,), str(error))]) from None
+        said = _of_parameter(error, parameters, ())
+        raise BadParameters([replace(said, key=(role, *said.key))]) from None
+
+
+def _of_parameter(error: Exception, parameters: Iterable[str], otherwise: tuple[str, ...]) -> Complaint:
+    """What a role says of one of its parameters by name, or else of all."""
+    name, colon, what = str(error).partition(": ")
+    return Complaint((name,), what) if colon and name in parameters else Complaint(otherwise, str(error))
 
 
 def _fields_of(part: Any) -> frozenset[str]:
@@ -170,11 +181,16 @@ def _parameters_of(roles: Roles) -> dict[str, inspect.Parameter]:
         if role == "attention":
             # A kernel is named, it has no parameters.
             continue
-        if (role in _IN_MEMORY) != roles.all_in_memory and not isinstance(part, Window):
+        evicting = role == "selector" and roles.selector.evicts
+        if (role in _IN_MEMORY) != roles.all_in_memory and not evicting:
             continue
-        declared = inspect.signature(type(part), eval_str=True).parameters
+        declared = _declared(part)
         known |= {name: declared[name] for name in declared if name in _fields_of(part)}
     return known
+
+
+def _declared(part: Any) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(type(part), eval_str=True).parameters
 
 
 def _taking(parameters: Mapping[str, inspect.Parameter]) -> Callable[..., Any]:

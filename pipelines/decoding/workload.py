@@ -67,6 +67,7 @@ class Decode:
                 if getattr(workload, key):
                     what = f"{scenario.system} decodes one batch of equal prompts in lock step, all there at the start"
                     yield Complaint(("workload", key), f"{what}; leave it out, or take a system with all KV in memory")
+        yield from _without_storage(scenario, system)
 
     def medium(self, scenario: Scenario) -> str:
         storage = scenario.device.storage
@@ -200,7 +201,9 @@ class LockStepFlow:
         prefill_s = None if self._decode is None else self._decode.record.prefill_s
         # Of KV in the processor's memory, a reuse buffer would have nothing to keep.
         needs_bytes = None if set(plan.tiers) == {"device"} else plan.reuse_needs_bytes
-        notes = [] if needs_bytes is None else [_without_reuse(self._scenario, plan, needs_bytes)]
+        notes = [*_without_effect(self._scenario)]
+        if needs_bytes is not None:
+            notes.append(_without_reuse(self._scenario, plan, needs_bytes))
         if plan.selects_all:
             notes.append(
                 f"nothing is left out: {plan.context + plan.output:,} tokens are no more than what is selected"
@@ -308,6 +311,29 @@ def _without_reuse(scenario: Scenario, plan: DecodePlan, needs_bytes: float) -> 
         f"a budget of {shown_size(plan.budget_bytes)} per sequence holds no selection of every layer beside the keys"
     )
     return f"nothing is reused: {holds}; {would}"
+
+
+def _without_storage(scenario: Scenario, system: DecodeSystem) -> Iterator[Complaint]:
+    """KV that a scenario lets overflow to storage, on a device that has none."""
+    placement, policies = system.roles.placement, scenario.policy_values
+    role = policies.get("placement")
+    inner = ("placement", "overflow") if isinstance(role, Mapping) and "overflow" in role else ("placement",)
+    key = ("overflow",) if "overflow" in policies else inner
+    if scenario.device.storage is not None or key[0] not in policies:
+        return
+    if "storage" in placement.tiers(_most_kv(scenario)):
+        at = ("policies",) if key[0] in scenario.policies else ("system_policies", scenario.system)
+        what = f"storage is where KV would go, and device {scenario.device.name} has none"
+        yield Complaint((*at, *key), f"{what}; say host, or give the device's profile a `storage`")
+
+
+def _without_effect(scenario: Scenario) -> Iterator[str]:
+    """What a scenario asks for in vain."""
+    workload, live = scenario.decode.workload, scenario.decode.live
+    if workload.decoded is not None and workload.decoded > workload.output:
+        yield f"workload.decoded of {workload.decoded:,} has no effect: the output has {workload.output:,} tokens"
+    if live.kv_file is not None and scenario.backend == "sim":
+        yield "live.kv_file has no effect: a modelled run writes no KV; backend: torch does"
 
 
 def _sequences(n: int) -> str:

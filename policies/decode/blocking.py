@@ -1,7 +1,9 @@
 """Layout roles: what a KV block is, and what the storage file holds of it."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Annotated, ClassVar, Protocol
+
+from pydantic import Field
 
 from kvferry.layouts.cluster_layout import AnyLayout
 from kvferry.layouts.layout import Layout
@@ -62,7 +64,7 @@ class TokenGroups:
     clusters = False
     before_write: ClassVar[tuple[str, ...]] = ()
 
-    group_tokens: int | None = None
+    group_tokens: Annotated[int, Field(ge=1)] | None = None
     packed: bool = False
 
     @property
@@ -115,7 +117,7 @@ class ValueGroups(TokenGroups):
     allows.
     """
 
-    compression: float | None = None
+    compression: Annotated[float, Field(ge=1)] | None = None
     metadata_share: Share = 1.0
 
     @property

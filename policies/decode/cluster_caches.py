@@ -1,6 +1,9 @@
 """Residencies that keep clusters of any size: of the whole model, or swapped layer by layer (DynaKV 6)."""
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
 
 from kvferry.policies.decode.cluster_cache import ClusterCache, Replacement
 from kvferry.policies.decode.residency import NothingKept, Resident
@@ -13,9 +16,9 @@ class WholeCache:
     """Every layer keeps clusters in memory. ``cache_share``: of all KV that there will be. ``replacement`` and
     ``reserved_share`` are as ClusterCache has them."""
 
-    cache_share: float = 0.1
+    cache_share: Annotated[float, Field(ge=0, le=1)] = 0.1
     replacement: Replacement = "cluster-aligned"
-    reserved_share: float = 0.25
+    reserved_share: Annotated[float, Field(ge=0, le=1)] = 0.25
 
     @property
     def fixed(self) -> bool:

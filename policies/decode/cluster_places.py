@@ -2,7 +2,9 @@
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field
 
 from kvferry.layouts.cluster_by_cluster import ContiguousLayout
 from kvferry.layouts.cluster_layout import ClusterLayout
@@ -23,7 +25,7 @@ class PlacedAsClusters(TokenGroups):
     clusters = True
     before_write: ClassVar[tuple[str, ...]] = ("cluster",)
 
-    room: int = 2
+    room: Annotated[int, Field(ge=1)] = 2
     page_bytes: Bytes | None = None
 
     def layout(self, room: Room, sequences: int, heads: int, alignment_bytes: int) -> ClusterLayout:
@@ -63,9 +65,9 @@ class Buffered(PlacedAsClusters):
     that are updated again within ``hot_steps`` tokens. Clusters lie beside each other that the last ``references``
     queries of the prompts want together (DynaKV 5.1); 0: in the order of their numbers."""
 
-    page_buffers: int = 0
-    hot_steps: int = 32
-    references: int = 0
+    page_buffers: Annotated[int, Field(ge=0)] = 0
+    hot_steps: Annotated[int, Field(ge=1)] = 32
+    references: Annotated[int, Field(ge=0)] = 0
 
     @property
     def reference_queries(self) -> int:
@@ -92,7 +94,7 @@ class ClusterByCluster(Buffered):
 class ClusterPools(Buffered):
     """Every cluster has a pool of its own, with room for ``spare`` times the tokens that it is made for."""
 
-    spare: int = 2
+    spare: Annotated[int, Field(ge=1)] = 2
 
     def _made(self, **sizes: Any) -> ClusterLayout:
         if self.spare < 1:
@@ -106,7 +108,7 @@ class DualHeads(Buffered):
     (DynaKV 5.2). ``most_tokens``: of the largest cluster; None: twice what clusters have at first. ``whole_pairs``: two
     that are wanted together are read as one."""
 
-    most_tokens: int | None = None
+    most_tokens: Annotated[int, Field(ge=1)] | None = None
     whole_pairs: bool = True
     references: int = 64
 

@@ -3,7 +3,9 @@ static (PQCache)."""
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field
 
 from kvferry.policies.decode.room import Room
 from kvferry.policies.decode.tended_clusters import TendedClusters
@@ -44,9 +46,9 @@ class AdaptiveClusters(StaticClusters):
     made once it is retrieved; None: any size.
     """
 
-    threshold: float = 2.0
-    buffer_tokens: int = 16
-    most_tokens: int | None = None
+    threshold: Annotated[float, Field(ge=0)] = 2.0
+    buffer_tokens: Annotated[int, Field(ge=0)] = 16
+    most_tokens: Annotated[int, Field(ge=1)] | None = None
 
     def n_bytes(self, room: Room, selected: int | None) -> float:
         waiting = room.model.layers * self.buffer_tokens * room.model.kv_entry_bytes

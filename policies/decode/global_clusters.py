@@ -3,9 +3,10 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import Field
 
 from kvferry.layouts.cluster_layout import PlacedClusters
 from kvferry.layouts.pieces import Change
@@ -21,7 +22,7 @@ class GlobalClusters(StaticClusters):
     """Every ``every_tokens`` tokens all KV of a row is read and becomes clusters anew, of the size that the context's
     had in the mean; between, new keys join the nearest. An oracle: decoding cannot afford to read all KV so often."""
 
-    every_tokens: int = 256
+    every_tokens: Annotated[int, Field(ge=1)] = 256
 
     def check(self) -> None:
         if self.every_tokens < 1:

@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
+from pydantic import Field
 
 from kvferry.layouts.cluster_layout import PlacedClusters
 from kvferry.layouts.pieces import Change
@@ -25,8 +26,8 @@ class LocalClusters:
     beside_moves: ClassVar[tuple[str, ...]] = ()
     after_attention: ClassVar[tuple[str, ...]] = ("tend",)
 
-    window_tokens: int = 128
-    window_clusters: int = 8
+    window_tokens: Annotated[int, Field(ge=1)] = 128
+    window_clusters: Annotated[int, Field(ge=1)] = 8
 
     def check(self) -> None:
         if not 1 <= self.window_clusters <= self.window_tokens:

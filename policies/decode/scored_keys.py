@@ -1,6 +1,9 @@
 """Selectors that score keys: compressed ones of every token, or one mean key per KV block."""
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
 
 from kvferry.policies.decode.room import Room, Share
 from kvferry.policies.decode.selector import Index
@@ -18,7 +21,7 @@ class CompressedKeys(TopBlocks):
     allows.
     """
 
-    compression: float | None = MOST_COMPRESSION
+    compression: Annotated[float, Field(ge=1)] | None = MOST_COMPRESSION
     metadata_share: Share = 1.0
 
     @property

@@ -70,6 +70,11 @@ class Selector(Protocol):
         """Of a row's `stored` tokens, how many are wanted at least."""
         ...
 
+    @property
+    def evicts(self) -> bool:
+        """KV of tokens that are not kept is gone for good, wherever the rest lies."""
+        ...
+
     def kept_tokens(self, stored: int) -> int:
         """Of a sequence's `stored` tokens, those whose KV is kept; that of others is gone for good."""
         ...
@@ -101,6 +106,7 @@ class Unscored:
 
     clusters = False
     for_all_layers = False
+    evicts = False
     ahead: bool = True
 
     @property

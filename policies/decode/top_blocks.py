@@ -3,9 +3,10 @@
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
+from pydantic import Field
 
 from kvferry.policies.decode.head_choice import choosing_heads
 from kvferry.policies.decode.index import IndexSpec, Scores
@@ -25,9 +26,10 @@ class TopBlocks(ABC):
     kind: ClassVar[str]
     clusters: ClassVar[bool] = False
     for_all_layers: ClassVar[bool] = False
+    evicts: ClassVar[bool] = False
 
-    selected_tokens: int = 400
-    selected_share: float | None = None
+    selected_tokens: Annotated[int, Field(ge=1)] = 400
+    selected_share: Annotated[float, Field(gt=0, le=1)] | None = None
     per_head: bool = False
     ahead: bool = True
     scores: Scores = "summed"

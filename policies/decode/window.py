@@ -14,6 +14,7 @@ class Window(Unscored):
     """Attention over all that is kept: the newest ``window_tokens`` (a sliding window), and the first ``sink_tokens``,
     which attention sinks into (StreamingLLM). Nothing is scored."""
 
+    evicts = True
     window_tokens: Annotated[Tokens, Field(ge=1)] = 2048
     sink_tokens: Annotated[Tokens, Field(ge=0)] = 0
 

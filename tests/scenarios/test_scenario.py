@@ -227,7 +227,7 @@ def test_the_input_is_the_context_by_another_name() -> None:
     assert "workload.input: is another name for context; leave one of the two out" in str(caught.value)
     with pytest.raises(InputError) as caught:
         load_scenario("kvswap/throughput", ["workload.context=null", "workload.input=0"])
-    assert "workload.context: 0: must be at least 1" in str(caught.value)
+    assert "workload.input: 0: must be at least 1" in str(caught.value)
 
 
 def test_a_check_points_into_the_file(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -455,3 +455,27 @@ def test_what_extends_a_profile_has_sources_of_its_own(tmp_path: Path) -> None:
     assert sources["base_w"] == "a meter"
     assert sources["memory"] == "made up"
     assert "memory.capacity_bytes" not in sources, "it is the same as before"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("-5", "--set workload.input=-5: workload.input: -5: must be at least 1"),
+        ("lots", "workload.input: 'lots'"),
+    ],
+)
+def test_a_prompt_that_cannot_be_is_complained_of_under_the_name_that_it_was_given(given: str, said: str) -> None:
+    with pytest.raises(InputError, match=re.escape(said)):
+        load_scenario("specontext/throughput", [f"workload.input={given}"])
+    taken = load_scenario("specontext/throughput", ["workload.input=null", "workload.context=300"])
+    assert taken.decode.workload.context == 300
+    assert dump_scenario(taken)["workload"]["context"] == 300
+
+
+def test_a_list_of_numbers_is_a_setting_and_a_role_needs_no_name() -> None:
+    loaded = load_scenario("specontext/throughput", ["policies.thresholds=[5, 9]", "policies.residency={cache: 3}"])
+    assert loaded.policy_values == {"thresholds": [5, 9], "residency": {"cache": 3}}
+    assert load_scenario(dump_scenario(loaded)) == loaded
+    for wrong in ("policies.thresholds=[]", "policies.thresholds=[a]", "policies.placement={}"):
+        with pytest.raises(InputError, match="policies\\.(thresholds|placement)\\.name"):
+            load_scenario("specontext/throughput", [wrong])

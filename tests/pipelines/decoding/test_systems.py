@@ -1,12 +1,14 @@
 """Decode systems by name, and scenarios that replace a role or one of its parameters."""
 
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
 from tiny import DECODING as TINY
 
 from kvferry.analysis.metrics import metrics_for
-from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS
+from kvferry.pipelines.checks import names_in_use
+from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS, ROLES
 from kvferry.pipelines.parameters import BadParameters
 from kvferry.pipelines.run import run_scenario
 from kvferry.policies.decode.blocking import TokenGroups, ValueGroups
@@ -72,13 +74,29 @@ def test_with_a_role_that_is_replaced_go_its_parameters() -> None:
         (
             "specontext",
             {"placement": {"name": "progressive", "thresholds": [5, 3]}},
-            "policies.placement: thresholds: 3 stands behind 5: a layer does not come back as KV grows",
+            "policies.placement.thresholds: 3 stands behind 5: a layer does not come back as KV grows",
         ),
         (
             "specontext",
             {"placement": {"name": "progressive", "thresholds": [-1]}},
             "policies.placement.thresholds.0: -1: must be at least 0",
         ),
+        ("specontext", {"thresholds": [5, 3]}, "policies.thresholds: 3 stands behind 5: a layer does not come back"),
+        (
+            "specontext",
+            {"placement": {"overflow": "tape"}},
+            "policies.placement.overflow: 'tape' is none of host, storage",
+        ),
+        (
+            "specontext",
+            {"placement": {"spill": 1}},
+            "policies.placement.spill: unknown key; known here: host, overflow, thresholds",
+        ),
+        ("dynakv", {"most_tokens": 0}, "policies.most_tokens: 0: must be at least 1"),
+        ("dynakv", {"threshold": -1.0}, "policies.threshold: -1.0: must be at least 0"),
+        ("dynakv", {"upkeep": {"threshold": -1.0}}, "policies.upkeep.threshold: -1.0: must be at least 0"),
+        ("dynakv", {"cache_share": 2.0}, "policies.cache_share: 2.0: must be at most 1"),
+        ("kvswap", {"compression": 0.5}, "policies.compression: 0.5: must be at least 1"),
         ("kvswap", {"residency": "lru"}, "policies.residency: unknown residency 'lru'; known: elastic, none, reuse"),
         ("kvswap", {"residency": 3}, "policies.residency: unknown residency '3'"),
         ("kvswap", {"residency": {"name": "reuse", "slot": 3}}, "policies.residency.slot: unknown key"),
@@ -122,3 +140,62 @@ def test_a_system_with_all_kv_in_memory_takes_no_role_that_it_would_ignore(role:
     name = {"selector": "low-rank-keys", "layout": "groups", "upkeep": "none", "residency": "none"}[role]
     with pytest.raises(BadParameters, match=rf"policies.{role}: .*"):
         DECODE_SYSTEMS["vllm"].with_policies({role: name})
+
+
+# Values that a parameter takes, by its name or else by the type of what it has.
+OTHERS: dict[str, list[Any]] = {
+    "bool": [True, False],
+    "int": [8, 9],
+    "float": [0.5, 0.25],
+    "NoneType": [8],
+    "selected_share": [0.5, 0.25],
+    "compression": [3.0],
+    "threshold": [3.0],
+    "thresholds": [[1, 2]],
+    "host_bytes": ["1 GB"],
+    **{name: [8] for name in ("window_tokens", "sink_tokens", "prefill_tokens")},
+    "scores": ["by_head"],
+    "overflow": ["host", "storage"],
+    "replacement": ["lru"],
+    "page_bytes": ["4 KiB"],
+}
+
+
+@pytest.mark.parametrize("name", sorted(DECODE_SYSTEMS))
+def test_parameters_without_a_name_leave_the_others_of_a_role_as_the_system_has_them(name: str) -> None:
+    """For every parameter of every role of every system: nothing but it changes, written flat or under its role."""
+    system, seen = DECODE_SYSTEMS[name], 0
+    for role in ROLES:
+        part = getattr(system.roles, role)
+        for one in (each for each in fields(part) if each.kw_only and role != "attention"):
+            value = getattr(part, one.name)
+            other = next(each for each in (OTHERS.get(one.name) or OTHERS[type(value).__name__]) if each != value)
+            idle = {"batching"} if system.roles.placement.away else {"selector", "residency", "layout", "upkeep"}
+            if role in idle and not (role == "selector" and system.roles.selector.evicts):
+                continue
+            if role == "residency" and not system.roles.selective:
+                continue
+            changed = getattr(system.with_policies({role: {one.name.removesuffix("_bytes"): other}}).roles, role)
+            assert getattr(changed, one.name) != value, one.name
+            assert replace(changed, **{one.name: value}) == part
+            seen += 1
+    assert seen
+
+
+def test_kv_that_overflows_to_a_storage_that_is_not_there_is_refused_with_its_key() -> None:
+    for placed, key in (
+        ("policies.placement={overflow: storage}", "policies.placement.overflow"),
+        ("policies.overflow=storage", "policies.overflow"),
+        ("policies.placement=storage", "policies.placement"),
+        ("system_policies.specontext.overflow=storage", "system_policies.specontext.overflow"),
+    ):
+        with pytest.raises(InputError, match=rf"--set .*: {key}: storage is where KV would go, .* say host, or give"):
+            load_scenario("specontext/throughput", [placed], names_in_use)
+
+
+def test_what_has_no_effect_is_said() -> None:
+    wanted = load_scenario(TINY, ["workload.output=20", "workload.decoded=30", "live.kv_file=/nowhere/x.kv"])
+    assert run_scenario(wanted).notes[:2] == (
+        "workload.decoded of 30 has no effect: the output has 20 tokens",
+        "live.kv_file has no effect: a modelled run writes no KV; backend: torch does",
+    )
