@@ -1,6 +1,5 @@
 """A study: one scenario varied over axes and seeds, and the plots of its results."""
 
-import math
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -9,9 +8,11 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from kvferry.analysis.dimensions import Dimension, dimensions_of
 from kvferry.analysis.figures import FIGURES
 from kvferry.analysis.settings import column_of, settings_of
-from kvferry.analysis.study_spec import MOST_POINTS, PlotSpec, StudySpec
+from kvferry.analysis.study_filter import Filter
+from kvferry.analysis.study_spec import PlotSpec, StudySpec
 from kvferry.scenarios.faults import MOST_LINES, complaints_of, input_error, nearest
 from kvferry.scenarios.library import BUNDLED, locate
 from kvferry.scenarios.loader import Check, checked_scenario
@@ -21,12 +22,9 @@ from kvferry.specs.document import read_document, regular_file
 from kvferry.specs.errors import InputError, unknown_name
 from kvferry.specs.link import LinkSpec
 from kvferry.specs.load import LoadSpec
-from kvferry.specs.node import Node, node_of
+from kvferry.specs.node import Node
 from kvferry.specs.scenario import Scenario
 from kvferry.traces.resolve import link_trace, load_trace
-
-# Keys of a scenario with their values and places in the study's file. The keys of one dimension vary together.
-Dimension = dict[str, list[Node]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,9 +52,9 @@ def load_study(source: str, overrides: Sequence[str] = (), check: Check | None =
         raise input_error(complaints_of(error, StudySpec), tree) from None
     name = spec.name or path.stem
     output = _output(spec, tree, name)
-    dimensions = _dimensions(spec, tree)
+    dimensions = dimensions_of(spec, tree)
     axes = tuple(key for dimension in dimensions for key in dimension)
-    points = tuple(_points(_base(tree, overrides, axes), dimensions, check))
+    points = tuple(_points(base_of(tree, overrides, axes), dimensions, check, Filter.of(spec.where, tree)))
     _check_plots(spec, tree, points)
     return Study(name=name, points=points, axes=axes, plots=spec.plots, output=output)
 
@@ -86,51 +84,10 @@ def _output(spec: StudySpec, tree: Node, name: str) -> Path:
     return output
 
 
-def _dimensions(spec: StudySpec, tree: Node) -> list[Dimension]:
-    """The dimensions: axes, then zip groups, then seeds. Raises InputError."""
-    paths: list[dict[str, tuple[str | int, ...]]] = [{key: ("axes", key)} for key in spec.axes]
-    paths += [{key: ("zip", n, key) for key in group} for n, group in enumerate(spec.zip) if group]
-    dimensions = [{key: _values(tree, path) for key, path in group.items()} for group in paths]
-    if spec.seeds is not None:
-        paths.append({"seed": ("seeds",)})
-        place = _at(tree, ("seeds",)).place
-        dimensions.append({"seed": [node_of(seed, place) for seed in spec.seeds]})
-    faults: list[Complaint] = []
-    seen: list[str] = []
-    for group, dimension in zip(paths, dimensions, strict=True):
-        for key, path in group.items():
-            earlier = next((other for other in seen if f"{other}.".startswith(f"{key}.")), None)
-            if earlier is not None:
-                faults.append(Complaint(path, f"sets what the axis {earlier} varies; keep one of them", at_key=True))
-            first = next(iter(dimension))
-            if len(dimension[key]) != len(dimension[first]):
-                what = f"{len(dimension[key])} values beside {len(dimension[first])} of {first}"
-                faults.append(Complaint(path, f"{what}; keys that go together need as many"))
-            seen.append(key)
-    sizes = [len(next(iter(dimension.values()))) for dimension in dimensions]
-    if math.prod(sizes) > MOST_POINTS:
-        longest = next(iter(paths[sizes.index(max(sizes))].values()))
-        what = f"{max(sizes):,} values; the axes make {math.prod(sizes):,} points, at most {MOST_POINTS:,} will do"
-        faults.append(Complaint(longest, what))
-    if faults:
-        raise input_error(faults, tree)
-    return dimensions
-
-
-def _at(tree: Node, path: tuple[str | int, ...]) -> Node:
-    node = tree.find(path)
-    assert node is not None
-    return node
-
-
-def _values(tree: Node, path: tuple[str | int, ...]) -> list[Node]:
-    values: list[Node] = _at(tree, path).value
-    return values
-
-
-def _base(tree: Node, overrides: Sequence[str], axes: Collection[str]) -> Node:
+def base_of(tree: Node, overrides: Sequence[str], axes: Collection[str]) -> Node:
     """The base scenario; the axes may supply keys that it lacks. Raises InputError."""
-    node = _at(tree, ("base",))
+    node = tree.find(("base",))
+    assert node is not None
     if isinstance(node.value, str):
         try:
             path = locate("scenario", node.value, node.place.folder)
@@ -152,22 +109,29 @@ def _base(tree: Node, overrides: Sequence[str], axes: Collection[str]) -> Node:
     return base
 
 
-def _points(base: Node, dimensions: Sequence[Dimension], check: Check | None) -> Iterator[Scenario]:
-    """Every combination as a valid scenario. Raises InputError with each distinct fault once, after the last one."""
+def _points(base: Node, dimensions: Sequence[Dimension], check: Check | None, where: Filter) -> Iterator[Scenario]:
+    """Every combination that the filter keeps, as a valid scenario. Raises InputError with each distinct fault once,
+    after the last one, and when none is left."""
     faults: dict[str, None] = {}
     traces: dict[LinkSpec | LoadSpec, str] = {}
+    kept = 0
     for settings in product(*(_looked_up(base, dimension) for dimension in dimensions)):
         tree = base
         try:
             for key, node in (setting for together in settings for setting in together.items()):
                 tree = with_value(tree, tuple(key.split(".")), node, node.place)
-            yield _scenario(tree, check, traces)
+            scenario = where.kept(tree, lambda tree=tree: _scenario(tree, check, traces))  # type: ignore[misc]
+            if scenario is not None:
+                kept += 1
+                yield scenario
         except InputError as error:
             faults |= dict.fromkeys(str(error).splitlines())
         if len(faults) > MOST_LINES:
             break
     if faults:
         raise InputError("\n".join(faults))
+    if not kept:
+        raise where.nothing_left()
 
 
 def _looked_up(base: Node, dimension: Dimension) -> list[dict[str, Node]]:
@@ -178,7 +142,7 @@ def _looked_up(base: Node, dimension: Dimension) -> list[dict[str, Node]]:
         for key, node in together.items():
             path = tuple(key.split("."))
             resolved, _ = resolve(base.with_child(path, node))
-            together[key] = _at(resolved, path)
+            together[key] = resolved.find(path) or node
         found.append(together)
     return found
 

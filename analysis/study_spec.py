@@ -4,10 +4,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from kvferry.analysis.study_limits import MOST_POINTS
 from kvferry.specs.base import BadKey, Spec
 
-# A point takes some tenths of a second: this limit catches a mistyped axis before it becomes a year of computing.
-MOST_POINTS = 50_000
 # Which keys a kind of plot needs, and which it may have besides log, title and name.
 _KEYS = {
     "line": (("x", "y"), ("by", "band", "pool")),
@@ -67,7 +66,26 @@ def _seeds(value: Any) -> Any:
     raise ValueError(f"{value!r:.60} is neither a list of seeds nor how many, from 1 to {MOST_POINTS:,}")
 
 
-Axes = dict[str, Annotated[tuple[Any, ...], Field(min_length=1)]]
+def _axis(value: Any) -> Any:
+    if isinstance(value, dict) or (isinstance(value, list) and value):
+        return value
+    if isinstance(value, list):
+        raise ValueError("a list: entries needed: at least 1")
+    raise ValueError(f"{value!r:.60} is neither a list nor a range (from, to, and points or step)")
+
+
+# By key a list of values, or a range as analysis.number_range reads it.
+Axes = dict[str, Annotated[Any, BeforeValidator(_axis)]]
+
+
+class SampleSpec(Spec):
+    """Points drawn at random: in each, every key has one of its values, or one within its range."""
+
+    points: int = Field(ge=1, le=MOST_POINTS)
+    # Latin-hypercube: each key's range is cut into as many equal parts as there are points, and each part has one.
+    method: Literal["latin-hypercube", "random"] = "latin-hypercube"
+    seed: int = Field(default=0, ge=0, lt=2**32)
+    keys: Annotated[Axes, Field(min_length=1)]
 
 
 class StudySpec(Spec):
@@ -79,8 +97,11 @@ class StudySpec(Spec):
     axes: Axes = Field(default_factory=dict)
     # Axes that vary together, value by value.
     zip: tuple[Axes, ...] = ()
+    samples: tuple[SampleSpec, ...] = ()
     # A list, or 5 for 0, 1, 2, 3, 4. None: the base's own.
     seeds: Annotated[tuple[Any, ...], BeforeValidator(_seeds), Field(min_length=1)] | None = None
+    # Conditions (analysis.condition): a point stays where all hold.
+    where: tuple[str, ...] = ()
     plots: tuple[PlotSpec, ...] = ()
     # A folder below the current one; None: runs/NAME.
     output: str | None = Field(default=None, min_length=1)

@@ -45,6 +45,7 @@ class Source(IntEnum):
     MEASURED_READS = 35
     MEASURED_CONTENT = 36
     ROUND_TRIPS = 37
+    STUDY_SAMPLES = 38
 
 
 def generator(source: Source, seed: int, *place: int) -> np.random.Generator:

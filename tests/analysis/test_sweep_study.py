@@ -1,5 +1,6 @@
 """Studies: which points they make, what is drawn of them, and the lines that say what is wrong with one."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,50 @@ seeds: [3]
     assert (study.name, study.output) == ("devices", Path("results/devices"))
 
 
+def test_ranges_samples_and_conditions() -> None:
+    study = load_study(
+        written("""\
+base: small.yaml
+axes:
+  workload.context: {from: 1Ki, to: 4Ki, points: 3, log: true}
+  link.rtt: {from: 1 ms, to: 2 ms, step: 0.5 ms}
+samples:
+  - points: 4
+    seed: 1
+    keys:
+      link.rate: {from: 10 Mbit/s, to: 1 Gbit/s, log: true}
+where:
+  - workload.context < 4Ki or link.rtt == 1 ms
+seeds: 2
+""")
+    )
+    found = [(p.workload.context, p.link.rtt_s) for p in study.points[::8]]
+    assert found == [(1024, 0.001), (1024, 0.0015), (1024, 0.002), (2048, 0.001), (2048, 0.0015), (2048, 0.002),
+                     (4096, 0.001)]  # fmt: skip
+    assert len(study.points) == 7 * 4 * 2
+    rates = [point.link.rate_bytes_per_s for point in study.points[:8:2]]
+    # One of each quarter of the logarithmic scale: from 10 to 31.6 Mbit/s, ...
+    quarters = sorted(int(2 * math.log10(rate / 1.25e6)) for rate in rates if rate is not None)
+    assert quarters == [0, 1, 2, 3]
+    assert study.axes == ("workload.context", "link.rtt", "link.rate", "seed")
+
+
+def test_what_a_condition_leaves_out_need_not_be_a_good_point() -> None:
+    text = "base: small.yaml\naxes: {workload.context: [4Ki, 0], seed: [1, 2]}\nwhere: [workload.context > 0]"
+    assert [point.workload.context for point in load_study(written(text)).points] == [4096, 4096]
+
+
+def test_another_key_in_a_sample_changes_nothing_for_the_first() -> None:
+    first = "  - points: 5\n    keys:\n      link.rtt: {from: 1 ms, to: 9 ms}\n"
+    more = first + "      workload.context: [1Ki, 2Ki]\n"
+    rtts = [
+        [point.link.rtt_s for point in load_study(written(f"base: small.yaml\nsamples:\n{text}")).points]
+        for text in (first, more)
+    ]
+    assert rtts[0] == rtts[1]
+    assert len(set(rtts[0])) == 5
+
+
 def test_overrides_apply_to_the_base() -> None:
     path = written("base: small.yaml\naxes: {workload.context: [4Ki, 8Ki]}")
     points = load_study(path, ["link.rtt=8 ms", "workload.requests=3"]).points
@@ -117,7 +162,7 @@ def test_the_bundled_studies_are_good(name: str) -> None:
         ("base: quickstrat", "study.yaml:1: base: unknown scenario 'quickstrat'"),
         ("base: small.yaml\nbase: x", "study.yaml:2: base stands twice"),
         ("base: small.yaml\naxis: {}", "study.yaml:2: axis: unknown key; known here: axes, base"),
-        ("base: small.yaml\naxes: {seed: 3}", "study.yaml:2: axes.seed: 3 is not a list"),
+        ("base: small.yaml\naxes: {seed: 3}", "study.yaml:2: axes.seed: 3 is neither a list nor a range"),
         ("base: small.yaml\naxes: {seed: []}", "study.yaml:2: axes.seed: a list: entries needed: at least 1"),
         (
             "base: small.yaml\naxes:\n  seed: [1, 2]\n  link.rt: [4 ms]",
@@ -141,6 +186,30 @@ def test_the_bundled_studies_are_good(name: str) -> None:
             "base: small.yaml\naxes:\n  link.rtt: [1 ms]\n  link: [{rate: 1 Mbit/s}]",
             "study.yaml:4: axes.link: sets what the axis link.rtt varies; keep one of them",
         ),
+        (
+            "base: small.yaml\naxes:\n  link.rtt:\n    from: 4 ms\n    to: 2 Mbit/s\n    points: 3",
+            "study.yaml:5: axes.link.rtt.to: '2 Mbit/s' is a rate, and '4 ms' a time",
+        ),
+        ("base: small.yaml\naxes: {seed: {from: 1, to: 5}}", "axes.seed.points: is missing, or step"),
+        ("base: small.yaml\naxes: {seed: {from: 5, to: 1, step: 1}}", "axes.seed.to: 1 is not above 5"),
+        ("base: small.yaml\naxes: {seed: {from: 1, to: 9, by: 2}}", "axes.seed.by: unknown key; known here: from, log"),
+        ("base: small.yaml\naxes: {seed: {from: 0, to: 8, points: 3, log: true}}", "axes.seed.from: 0 is not above 0"),
+        ("base: small.yaml\naxes: {seed: {from: 0, to: 8, points: 3, step: 1}}", "axes.seed.step: goes neither with"),
+        ("base: small.yaml\naxes: {seed: {from: 0, to: 1e6, step: 1}}", "axes.seed.step: makes 1,000,001 values"),
+        ("base: small.yaml\naxes: {system: {from: ferry, to: kivi, points: 2}}", "system.from: 'ferry' is no number"),
+        ("base: small.yaml\naxes: {link.rtt: {from: 1 ms, to: 5 ms, step: 2}}", "link.rtt.step: 2 is a whole number"),
+        ("base: small.yaml\nsamples: [{points: 3}]", "study.yaml:2: samples.0.keys: is missing"),
+        (
+            "base: small.yaml\nsamples:\n  - points: 3\n    keys:\n      seed: {from: 1, to: 5, points: 2}",
+            "study.yaml:5: samples.0.keys.seed.points: is of no use to a sample",
+        ),
+        ("base: small.yaml\nsamples: [{points: 3, method: sobol, keys: {seed: [1]}}]", "method: 'sobol' is none of"),
+        ("base: small.yaml\nwhere:\n  - seed <", "study.yaml:3: where.0: 'seed <': 'nothing' stands where a value"),
+        ("base: small.yaml\nwhere: [link.rt > 4 ms]", "study.yaml:2: where.0: a scenario has no key 'link.rt'; did"),
+        ("base: small.yaml\nwhere: [link.rtt > 4]", "study.yaml:2: where.0: link.rtt is a time, and is compared"),
+        ("base: small.yaml\nwhere: [system > 4]", "study.yaml:2: where.0: > compares numbers, and system is"),
+        ("base: small.yaml\nwhere: [link == 4]", "study.yaml:2: where.0: link is a mapping; name a key in it"),
+        ("base: small.yaml\nwhere: [seed == 8]", "study.yaml:2: where: leaves out every point"),
         ("base: small.yaml\nseeds: 0", "study.yaml:2: seeds: 0 is neither a list of seeds nor how many"),
         ("base: small.yaml\nseeds: [1.5]", "study.yaml:2: seed: 1.5 is not a whole number"),
         (

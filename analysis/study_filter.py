@@ -1,0 +1,100 @@
+"""Which points of a study stay: those for which all of its conditions hold."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvferry.analysis.condition import Condition, ConditionFault, condition_of
+from kvferry.scenarios.faults import input_error, nearest
+from kvferry.scenarios.loader import dump_scenario
+from kvferry.scenarios.resolve import Complaint
+from kvferry.specs.errors import InputError
+from kvferry.specs.node import Node
+from kvferry.specs.scenario import Scenario
+
+
+@dataclass(frozen=True)
+class Filter:
+    """The conditions under `where` of a study's file."""
+
+    conditions: tuple[Condition, ...]
+    tree: Node
+
+    @classmethod
+    def of(cls, where: Sequence[str], tree: Node) -> "Filter":
+        """Raises InputError with a line for each that is no condition."""
+        found, faults = [], []
+        for n, text in enumerate(where):
+            try:
+                found.append(condition_of(text))
+            except ConditionFault as fault:
+                faults.append(Complaint(("where", n), f"{text!r:.100}: {fault}"))
+        if faults:
+            raise input_error(faults, tree)
+        return cls(tuple(found), tree)
+
+    def kept(self, tree: Node, scenario_of: Callable[[], Scenario]) -> Scenario | None:
+        """The scenario of a resolved tree, None if a condition leaves it out. What is left out need not be a good
+        scenario, if that can be told from what is written in it.
+
+        Raises InputError as `scenario_of` does, and for a condition with a key that there is none of.
+        """
+        if not self.conditions:
+            return scenario_of()
+        try:
+            scenario = scenario_of()
+        except InputError:
+            if self._leaves_out_as_written(tree):
+                return None
+            raise
+        return scenario if self.holds_for(scenario) else None
+
+    def holds_for(self, scenario: Scenario) -> bool:
+        """Whether all conditions hold. Raises InputError."""
+        dumped = dump_scenario(scenario)
+        return all(self._holds(n, dumped) for n in range(len(self.conditions)))
+
+    def nothing_left(self) -> InputError:
+        return input_error([Complaint(("where",), "leaves out every point", at_key=True)], self.tree)
+
+    def _holds(self, n: int, dumped: dict[str, Any]) -> bool:
+        try:
+            return self.conditions[n].holds(lambda key: _value_of(key, dumped))
+        except ConditionFault as fault:
+            raise input_error([Complaint(("where", n), str(fault))], self.tree) from None
+        except LookupError as fault:
+            key = str(fault.args[0])
+            what = f"a scenario has no key {key!r:.60}{nearest(key, _keys_of(dumped))}"
+            raise input_error([Complaint(("where", n), what)], self.tree) from None
+
+    def _leaves_out_as_written(self, tree: Node) -> bool:
+        written = tree.plain()
+        for condition in self.conditions:
+            try:
+                if not condition.holds(lambda key: _value_of(key, written)):
+                    return True
+            except (ConditionFault, LookupError):
+                continue
+        return False
+
+
+def _value_of(key: str, scenario: Any) -> Any:
+    """The value at a key; of what has a name, the name. Raises LookupError for a key that there is none of."""
+    value = scenario
+    for part in key.split("."):
+        if value is None:
+            return None
+        if not isinstance(value, dict) or part not in value:
+            raise LookupError(key)
+        value = value[part]
+    if isinstance(value, dict) and isinstance(value.get("name"), str):
+        return value["name"]
+    if isinstance(value, dict | list):
+        raise ConditionFault(f"{key} is a {'mapping' if isinstance(value, dict) else 'list'}; name a key in it")
+    return value
+
+
+def _keys_of(scenario: Any, above: str = "") -> list[str]:
+    if not isinstance(scenario, dict):
+        return [above[:-1]]
+    return [name for key, below in scenario.items() for name in _keys_of(below, f"{above}{key}.")]
