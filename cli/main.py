@@ -25,6 +25,7 @@ from kvferry.cli.encode import encode
 from kvferry.cli.fidelity import fidelity
 from kvferry.cli.kv_file import kv_file
 from kvferry.cli.models import models
+from kvferry.cli.report import report
 from kvferry.cli.reproduce import reproduce
 from kvferry.cli.run import run
 from kvferry.cli.scenarios import scenarios
@@ -82,7 +83,7 @@ def kvferry(
 
 
 _COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
-    "Simulate": (run, compare, schedule, sweep, tune, reproduce),
+    "Simulate": (run, compare, schedule, sweep, tune, reproduce, report),
     "Measure": (calibrate, fidelity, encode, serve),
     "Look up": (scenarios, systems, devices, models, schema, kv_file),
 }

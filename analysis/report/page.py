@@ -1,0 +1,254 @@
+"""The page: every result with its table and charts, its scenario, and where its numbers come from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvferry.analysis import human
+from kvferry.analysis.figures import FIGURES
+from kvferry.analysis.report.charts import bars, claims_chart, scatter, timeline
+from kvferry.analysis.report.results import Comparison, Points, Result, RunResult, Verdicts, results_in
+from kvferry.specs.errors import MissingExtra
+from kvferry.specs.version import VERSION
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+# Metrics that a table of many points begins with, and that a chart offers, those that are there.
+_HEADLINES = ("ttft_s", "tpot_s", "throughput_tokens_per_s", "energy_j", "memory_peak_bytes", "regret")
+_MOST_FIGURES = 12
+# Settings that say what a point is; a row of them tells it from others.
+_PLUMBING = ("key", "version", "name")
+
+
+# Columns of sentences.
+_PROSE = ("why", "what", "source")
+
+
+@dataclass
+class Section:
+    """A part of the page. `charts` and `tables` are HTML, everything else is text."""
+
+    title: str
+    said: list[str] = field(default_factory=list)
+    charts: list[str] = field(default_factory=list)
+    tables: list[tuple[str, str]] = field(default_factory=list)
+    texts: list[tuple[str, str]] = field(default_factory=list)
+    inner: list[Section] = field(default_factory=list)
+
+
+def report(folders: Sequence[Path]) -> str:
+    """One HTML document about all results in these folders, which needs no network and no other file.
+
+    Raises InputError for folders without results and damaged files; MissingExtra without plotly and itables.
+    """
+    results = results_in(folders)
+    try:
+        import itables
+        import plotly
+    except ImportError as error:
+        raise MissingExtra(f"a report needs {error.name}: pip install '.[report]' in KVFerry's folder") from None
+    from importlib.resources import files
+
+    from itables.javascript import generate_init_offline_itables_html
+    from jinja2 import Environment
+
+    number = count()
+    page = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(
+        files("kvferry.analysis.report").joinpath("page.html").read_text(encoding="utf-8")
+    )
+    sections = [_section(result, number) for result in results]
+    return page.render(
+        title=f"KVFerry: {', '.join(result.name for result in results)[:120]}",
+        version=VERSION,
+        made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        sections=sections,
+        plotly=plotly.offline.get_plotlyjs(),
+        datatables=generate_init_offline_itables_html(itables.options.dt_bundle),
+    )
+
+
+def _section(result: Result, number: Iterator[int]) -> Section:
+    made: dict[type, Callable[[Any, Iterator[int]], Section]] = {
+        RunResult: _of_run,
+        Comparison: _of_comparison,
+        Points: _of_points,
+        Verdicts: _of_verdicts,
+    }
+    return made[type(result)](result, number)
+
+
+def _of_run(run: RunResult, number: Iterator[int]) -> Section:
+    found = run.found
+    section = Section(f"{found['scenario']}: {found['system']}")
+    section.said.append(
+        f"Outcome: {found['outcome'].replace('_', ' ')}." + (f" {found['why']}" if "why" in found else "")
+    )
+    section.said += found.get("notes", [])
+    device = found["provenance"].get("device", {})
+    if device and not device.get("measured", True):
+        section.said.append(f"{device['name']} is not a measured device: its figures are from data sheets and papers.")
+    section.tables.append(("Figures", _table(_metrics(found["metrics"]), number, paging=False)))
+    if len(run.spans):
+        section.charts.append(_chart(timeline(run.spans), number))
+    if len(run.requests) > 1:
+        section.tables.append(("Requests", _table(run.requests, number)))
+    section.texts += [("Scenario", run.scenario), ("Environment", _lines(found.get("versions", {})))]
+    section.tables.append(("Where its numbers come from", _table(_sources(found["provenance"]), number)))
+    return section
+
+
+def _of_comparison(comparison: Comparison, number: Iterator[int]) -> Section:
+    import pandas as pd
+
+    section = Section(f"{comparison.name}: systems beside each other")
+    metrics = {run.found["system"]: run.found["metrics"] for run in comparison.runs}
+    for figure in _there([key for one in metrics.values() for key in one])[:2]:
+        values = {system: one[figure] for system, one in metrics.items() if figure in one}
+        section.charts.append(_chart(bars(values, figure), number))
+    table = pd.DataFrame(metrics)
+    table = table.loc[[key for key in FIGURES if key in table.index]]
+    shown = table.apply(lambda row: row.map(lambda value: _written(row.name, value)), axis=1)
+    shown.insert(0, "figure", [FIGURES[key].label for key in table.index])
+    section.tables.append(("Figures", _table(shown, number, paging=False)))
+    section.inner = [_of_run(run, number) for run in comparison.runs]
+    return section
+
+
+def _of_points(points: Points, number: Iterator[int]) -> Section:
+    table = points.table
+    section = Section(f"{points.name}: {len(table):,} points")
+    counts = table["outcome"].value_counts()
+    section.said.append("Outcomes: " + ", ".join(f"{n:,} {str(name).replace('_', ' ')}" for name, n in counts.items()))
+    varied = [
+        column
+        for column in table.columns
+        if column not in (*_PLUMBING, *FIGURES, "why", "outcome")
+        and _is_setting(column)
+        and table[column].nunique() > 1
+    ]
+    figures = _there(list(table.columns))
+    figures += [key for key in FIGURES if key in table.columns and key not in figures][: _MOST_FIGURES - len(figures)]
+    columns = ["outcome", *varied, *figures, *(["why"] if table["why"].notna().any() else [])]
+    numeric = [column for column in varied if table[column].dtype.kind in "if" and column != "seed"]
+    numeric.sort(key=lambda column: -table[column].nunique())
+    named = [column for column in varied if table[column].nunique() <= 7 and column not in numeric]
+    if numeric and figures:
+        by = next((column for column in ("system", *named) if column in named), None)
+        done = table[table["outcome"] == "done"]
+        section.charts.append(_chart(scatter(done, numeric, figures, by), number))
+    section.tables.append(("Points", _table(table[columns], number)))
+    fixed = {column: table[column].iloc[0] for column in table.columns if column not in columns and _is_setting(column)}
+    section.texts.append(
+        ("What all points share", _lines({key: fixed[key] for key in sorted(fixed) if key not in _PLUMBING}))
+    )
+    section.texts.append(("Environment", _lines({"kvferry": ", ".join(sorted(set(table["version"].astype(str))))})))
+    return section
+
+
+def _of_verdicts(verdicts: Verdicts, number: Iterator[int]) -> Section:
+    import pandas as pd
+
+    found = verdicts.found
+    section = Section(f"{found.get('paper', verdicts.name)}: the paper's figures beside ours")
+    claims = pd.DataFrame(found["claims"])
+    counts = claims["verdict"].value_counts()
+    section.said.append("Claims: " + ", ".join(f"{n} {name}" for name, n in counts.items()))
+    section.charts.append(_chart(claims_chart(found["claims"]), number))
+    keys = ["id", "what", "paper_low", "paper_high", "ours", "verdict", "fitted", "seeds", "why"]
+    section.tables.append(("Claims", _table(claims[[key for key in keys if key in claims]], number)))
+    for name in ("cells", "tables"):
+        if found.get(name):
+            section.tables.append((name.capitalize(), _table(_flat(found[name]), number)))
+    return section
+
+
+# --- parts of these --------------------------------------------------------------------------------------------------
+
+
+def _metrics(metrics: dict[str, float]) -> pd.DataFrame:
+    import pandas as pd
+
+    order = [*(key for key in FIGURES if key in metrics), *sorted(metrics.keys() - FIGURES.keys())]
+    rows = [
+        (FIGURES[key].label if key in FIGURES else key, _written(key, metrics[key]), f"{metrics[key]:.6g}", key)
+        for key in order
+    ]
+    return pd.DataFrame(rows, columns=["figure", "value", "in SI units", "key"])
+
+
+def _sources(provenance: dict[str, Any]) -> pd.DataFrame:
+    import pandas as pd
+
+    rows: list[tuple[str, str]] = []
+
+    def lay_out(value: Any, path: str) -> None:
+        if isinstance(value, dict):
+            for key, inner in value.items():
+                lay_out(inner, f"{path}.{key}" if path else key)
+        else:
+            rows.append((path, str(value)))
+
+    lay_out(provenance, "")
+    return pd.DataFrame(rows, columns=["what", "source"])
+
+
+def _flat(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
+    import pandas as pd
+
+    simple = [{key: value for key, value in row.items() if not isinstance(value, list | dict)} for row in rows]
+    return pd.DataFrame(simple).dropna(axis=1, how="all")
+
+
+def _there(columns: Sequence[str]) -> list[str]:
+    return [key for key in _HEADLINES if key in set(columns)]
+
+
+def _is_setting(column: str) -> bool:
+    return "." in column or column in ("system", "seed", "backend", "coupling", "measure")
+
+
+def _written(key: str, value: float) -> str:
+    return human.of_unit(key)(value) if value == value else ""
+
+
+def _lines(values: dict[str, Any]) -> str:
+    return "\n".join(f"{key}: {value}" for key, value in values.items())
+
+
+def _chart(figure: Any, number: Iterator[int]) -> str:
+    html: str = figure.to_html(
+        full_html=False,
+        include_plotlyjs=False,
+        div_id=f"chart-{next(number)}",
+        config={"responsive": True, "displaylogo": False},
+    )
+    return html
+
+
+def _table(table: pd.DataFrame, number: Iterator[int], *, paging: bool = True) -> str:
+    """Sorts by its headings, and is searched and filtered by column."""
+    from itables import to_html_datatable
+
+    html: str = to_html_datatable(
+        table.round(9) if len(table) > 1000 else table,
+        connected=False,
+        table_id=f"table-{next(number)}",
+        display_logo_when_loading=False,
+        maxBytes=0,
+        maxColumns=0,
+        showIndex=False,
+        paging=paging,
+        column_filters="header" if paging else False,
+        scrollX=True,
+        style="width:100%",
+        classes="display compact",
+        deferRender=True,
+        columnDefs=[{"targets": n, "className": "wide"} for n, column in enumerate(table) if column in _PROSE],
+    )
+    return html

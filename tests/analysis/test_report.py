@@ -1,0 +1,153 @@
+"""The HTML report: all that lies in folders, in one file that needs nothing else, with no text taken for code."""
+
+import json
+import re
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+pytest.importorskip("plotly")
+pytest.importorskip("itables")
+
+from kvferry.analysis.report.charts import _joined, bars, claims_chart, scatter
+from kvferry.analysis.report.page import report
+from kvferry.analysis.report.results import Comparison, Points, RunResult, Verdicts, results_in
+from kvferry.specs.errors import InputError
+
+HARMFUL = "</script><script>alert(1)</script><b>"
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A folder of each kind; the comparison's runs serve as runs, too."""
+    from typer.testing import CliRunner
+
+    from kvferry.cli.main import app
+
+    top = tmp_path_factory.mktemp("results")
+    small = ["--set", "workload.context=2Ki", "--plots"]
+    done = CliRunner().invoke(
+        app, ["compare", "quickstart", *small, "--systems", "ferry,stream-only", "-o", str(top / "compared")]
+    )
+    assert done.exit_code == 0, done.output
+    points = pd.DataFrame(
+        {
+            "key": ["a", "b", "c"],
+            "outcome": ["done", "done", "failed"],
+            "why": [None, None, HARMFUL],
+            "system": ["x", "y", "x"],
+            "workload.context": [1024, 2048, 4096],
+            "link.rtt_s": [0.004] * 3,
+            "ttft_s": [1.0, 2.0, None],
+            "version": ["0.2.0"] * 3,
+        }
+    )
+    (top / "swept").mkdir()
+    points.to_parquet(top / "swept/points.parquet")
+    claim = {
+        "id": "S1",
+        "what": "a claim",
+        "paper_low": 2.0,
+        "paper_high": 2.0,
+        "ours": 2.2,
+        "verdict": "hit",
+        "why": "so",
+    }
+    (top / "paper").mkdir()
+    (top / "paper/report.json").write_text(json.dumps({"paper": "p", "claims": [claim], "cells": [], "tables": []}))
+    return {name: top / name for name in ("compared", "swept", "paper")}
+
+
+def test_what_lies_in_folders(folders: dict[str, Path]) -> None:
+    found = results_in([*folders.values(), folders["compared"] / "ferry"])
+    assert [type(one) for one in found] == [Comparison, Points, Verdicts, RunResult]
+    assert isinstance(found[0], Comparison)
+    assert [run.found["system"] for run in found[0].runs] == ["ferry", "stream-only"]
+    # One level deep.
+    top = folders["compared"].parent
+    assert [type(one) for one in results_in([top])] == [Comparison, Verdicts, Points]
+
+
+def test_one_file_that_needs_nothing_else(folders: dict[str, Path]) -> None:
+    html = report(list(folders.values()))
+    assert "default-src 'none'" in html
+    assert not re.search(r"<(script|img|iframe)[^>]+src\s*=", html)
+    assert not re.search(r"<link[^>]+href\s*=\s*[\"']?http", html)
+    for told in (
+        "TTFT, mean",
+        "quickstart: ferry",
+        "3 points",
+        "2 done, 1 failed",
+        "Where its numbers come from",
+        "S1",
+    ):
+        assert told in html, told
+    assert "trace: wifi-campus" in html
+
+
+def test_no_text_is_taken_for_code(folders: dict[str, Path]) -> None:
+    html = report([folders["swept"]])
+    assert "alert(1)" in html
+    assert HARMFUL not in html
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda folder: None, "there is no such folder"),
+        (lambda folder: folder.mkdir(), "holds no results"),
+        (lambda folder: (folder.mkdir(), (folder / "points.parquet").write_bytes(b"PAR1"))[0], "cannot be read"),
+        (lambda folder: (folder.mkdir(), (folder / "metrics.json").write_text("{"))[0], "is damaged"),
+        (lambda folder: (folder.mkdir(), (folder / "report.json").write_text("[]"))[0], "holds no object"),
+        (lambda folder: (folder.mkdir(), (folder / "metrics.json").write_text("{}"))[0], r"scenario\.yaml: cannot be"),
+    ],
+)
+def test_folders_that_are_none(tmp_path: Path, make, told: str) -> None:  # type: ignore[no-untyped-def]
+    make(tmp_path / "some")
+    with pytest.raises(InputError, match=told):
+        report([tmp_path / "some"])
+
+
+def test_spans_too_close_to_be_seen_apart_are_one_box() -> None:
+    """A run of 10 s is seen in steps of 5 ms: three spans 1 ms apart are one box, one 20 ms on is another, and one of
+    1 s stays by itself."""
+    spans = pd.DataFrame(
+        {
+            "resource": ["gpu"] * 5 + ["link"],
+            "label": ["Prefill"] * 5 + ["Fetch"],
+            "start_s": [0.0, 0.002, 0.004, 0.025, 0.027, 0.0],
+            "end_s": [0.001, 0.003, 0.005, 0.026, 1.027, 10.0],
+            "n_bytes": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0],
+        }
+    )
+    boxes = _joined(spans)
+    found = boxes[["resource", "start_s", "end_s", "spans", "n_bytes"]].to_numpy().tolist()
+    assert found == [
+        ["gpu", 0.0, 0.005, 3, 6.0],
+        ["gpu", 0.025, 0.026, 1, 4.0],
+        ["gpu", 0.027, 1.027, 1, 5.0],
+        ["link", 0.0, 10.0, 1, 6.0],
+    ]
+
+
+def test_charts_are_labelled_with_units() -> None:
+    drawn = bars({"slow": 2.0, "fast": 1.0}, "ttft_s")
+    assert list(drawn.data[0].y) == ["fast", "slow"]
+    assert drawn.layout.xaxis.title.text == "TTFT, mean (s)"
+    assert list(bars({"few": 1.0, "many": 2.0}, "throughput_tokens_per_s").data[0].y) == ["many", "few"]
+    table = pd.DataFrame(
+        {"system": ["a", "b"], "workload.context": [1, 2], "ttft_s": [1.0, 2.0], "energy_j": [3.0, 4.0]}
+    )
+    points = scatter(table, ["workload.context"], ["ttft_s", "energy_j"], "system")
+    assert len(points.data) == 2
+    assert len({trace.marker.symbol for trace in points.data}) == 2
+    assert [button.label for button in points.layout.updatemenus[0].buttons] == ["TTFT, mean (s)", "energy/request (J)"]
+    claims = [
+        {"id": "A", "what": "", "paper_low": 1.0, "paper_high": 2.0, "ours": 2.0, "verdict": "hit, fitted"},
+        {"id": "B", "what": "", "paper_low": 2.0, "paper_high": 2.0, "ours": 3.0, "verdict": "miss"},
+        {"id": "C", "what": "", "paper_low": 0.0, "paper_high": 0.0, "ours": 3.0, "verdict": "miss"},
+    ]
+    hit, missed = claims_chart(claims).data
+    assert (list(hit.y), list(hit.x), hit.marker.symbol) == (["A"], [1.0], "circle")
+    assert (list(missed.y), list(missed.x), missed.marker.symbol) == (["B"], [1.5], "circle-open")
