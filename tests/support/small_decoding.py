@@ -42,8 +42,9 @@ class SmallDecoding:
         batch: int = 1,
         output: int = 12,
         free_bytes: float | None = None,
+        copies: Any = None,
     ) -> None:
-        """`free_bytes` per sequence are for KV beside what manages it."""
+        """`free_bytes` per sequence are for KV beside what manages it; `copies` as KvTiers has them."""
         import torch
 
         from kvferry.backends.live.decoding.build import format_of
@@ -51,6 +52,7 @@ class SmallDecoding:
         from kvferry.backends.live.decoding.layers import Layers
         from kvferry.backends.live.decoding.tiers import KvTiers
         from kvferry.backends.live.engine.machine import LiveMachine
+        from kvferry.backends.live.engine.stream import streams_of
         from kvferry.disk.direct_storage import Storage
         from kvferry.model.latent_decoder import decoder_of
         from kvferry.model.models import spec_of
@@ -64,13 +66,13 @@ class SmallDecoding:
         if self.plan.index is not None:
             index = INDEXES[self.plan.index.kind](
                 decoder_of(model),
-                torch.tensor(np.random.default_rng(4).integers(0, 256, (1, 200))),
+                torch.tensor(np.random.default_rng(4).integers(0, 256, (1, 200)), device=model.device),
                 self.plan.index,
                 sequences=batch,
                 room_tokens=layout.blocks * self.plan.group_tokens,
             )
         self.logits: list[Any] = []
-        self.tiers = KvTiers(layout.file_bytes)
+        self.tiers = KvTiers(layout.file_bytes, copies, spec.layers)
         self.runner: Any = Layers(
             model,
             self.ids,
@@ -91,6 +93,7 @@ class SmallDecoding:
             storage=self.storage,
             source=self.tiers.source,
             place=self.tiers.place,
+            stream=streams_of(str(model.device)),
         )
         self.flow = LockStepDecode(self.machine, self.plan, self.after_each_token)
         self.output = output

@@ -75,9 +75,11 @@ class BlockFormat:
             into[..., : self.layout.block_bytes] = raw_bytes(of_layer)
         return whole
 
-    def unpacked(self, read: np.ndarray) -> torch.Tensor:
+    def unpacked(self, read: np.ndarray | torch.Tensor) -> torch.Tensor:
         """Bytes uint8[n, m x stride] as they were read, as KV blocks [n x m, *shape]: a view where they lie well."""
         by_block = read.reshape(-1, self.layout.stride_bytes)[:, : self.layout.block_bytes]
+        if isinstance(by_block, torch.Tensor):
+            return by_block.contiguous().view(self.dtype).unflatten(1, self.shape)
         flat = torch.from_numpy(by_block if by_block.flags.writeable else by_block.copy())
         return flat.view(self.dtype).unflatten(1, self.shape)
 

@@ -79,8 +79,8 @@ def check_plan(sizes: DecodeSizes, processor: str) -> None:
         raise InputError(f"policies.upkeep: {what}; a shorter output or a smaller batch would do")
     if sizes.kept_tokens and not isinstance(sizes.layout, ClusterLayout):
         raise InputError("policies.residency: backend torch keeps clusters in such a cache alone; say reuse or none")
-    if "device" in sizes.tiers and not processor.startswith("cpu"):
-        what = "keeps KV that it chooses from in a processor's own memory on CPUs alone"
+    if "device" in sizes.tiers and not processor.startswith(("cpu", "cuda")):
+        what = "keeps KV that it chooses from in a processor's own memory on CPUs and with CUDA alone"
         raise InputError(f"policies.placement: backend torch {what}, not on {processor}; say host or storage")
 
 

@@ -15,6 +15,7 @@ from kvferry.backends.live.decoding.build import (
     decode_storage,
     storage_measured,
 )
+from kvferry.backends.live.decoding.copies import CudaCopies
 from kvferry.backends.live.decoding.kept_file import begin, check_kept, kept_log
 from kvferry.backends.live.decoding.noted_keys import NotedKeys
 from kvferry.backends.live.decoding.tiers import KvTiers
@@ -40,7 +41,9 @@ class StoredKvParts(MachineParts):
         check_plan(sizes, scenario.decode.live.processor)
         check_kept(scenario, sizes)
         # Even where all KV is on storage: its placement may move some of it later.
-        self._tiers = KvTiers(sizes.file_bytes)
+        processor = scenario.decode.live.processor
+        copies = CudaCopies(processor) if processor.startswith("cuda") else None
+        self._tiers = KvTiers(sizes.file_bytes, copies, sizes.model.layers)
         self._tiers.have_ready(sizes.tiers)
         self.model, prompts = warm_model(scenario)
         self._scenario, self._sizes, self._say = scenario, sizes, say

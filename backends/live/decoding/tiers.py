@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from kvferry.backends.live.decoding.copies import Copies, DeviceMemory, HostMemory, TensorData
 from kvferry.backends.live.decoding.written import Bytes, source
 from kvferry.disk.direct_storage import Data
 from kvferry.machine.ops import Extents, KvRef
@@ -47,6 +48,10 @@ class TierMemory:
             copied[at : at + length] = self._whole[offset : offset + length]
         return Data(copied, ats, lengths, lambda: None)
 
+    def brought(self, extents: Extents) -> Data:
+        """What is read: the processor takes it as it is."""
+        return self.read(extents)
+
     def _rows(self, extents: Extents) -> tuple[np.ndarray, np.ndarray] | None:
         """The memory as rows uint8[n, length], and which of them the extents are; None where they are not alike. Single
         tokens' KV is a few hundred bytes: to go from one to the next would take longer than to copy them."""
@@ -70,19 +75,24 @@ class KvTiers:
     """The memory of the tiers "device" and "host", for a LiveMachine; both are distinct even where the processor uses
     the host's memory. ``n_bytes``: of the layout's file.
 
-    Left out: a GPU's own memory. Build refuses KV that is to stay there.
+    `copies`: of a device that has memory of its own; None: the processor uses the host's. In `regions`, such as layers,
+    copies and attention of such a device wait for each other.
     """
 
-    def __init__(self, n_bytes: int) -> None:
-        self._n_bytes = n_bytes
+    def __init__(self, n_bytes: int, copies: Copies | None = None, regions: int = 1) -> None:
+        self._n_bytes, self._copies, self._regions = n_bytes, copies, regions
 
     @cached_property
-    def device(self) -> TierMemory:
-        return TierMemory(self._n_bytes)
+    def device(self) -> TierMemory | DeviceMemory:
+        if self._copies is None:
+            return TierMemory(self._n_bytes)
+        return DeviceMemory(self._copies.device_memory(self._n_bytes), self._copies, self._regions)
 
     @cached_property
-    def host(self) -> TierMemory:
-        return TierMemory(self._n_bytes)
+    def host(self) -> TierMemory | HostMemory:
+        if self._copies is None:
+            return TierMemory(self._n_bytes)
+        return HostMemory(self._copies.host_memory(self._n_bytes), self._copies)
 
     def have_ready(self, tiers: Iterable[Tier]) -> None:
         """Raises InputError now where there is no memory for these tiers."""
@@ -92,27 +102,37 @@ class KvTiers:
 
     def source(self, extents: Extents, request: int | None, inputs: Sequence[Any]) -> Bytes:
         """The bytes that a move takes out of the processor's memory: what the op before it made, or what lies there."""
+        leaving = self._leaving(extents, request, inputs)
+        return bytes(leaving) if isinstance(leaving, Data) else leaving
+
+    def _leaving(self, extents: Extents, request: int | None, inputs: Sequence[Any]) -> Bytes | TensorData:
         if inputs and isinstance(inputs[0], Data):
             if extents.placed is not None:
                 # It came from there, for good.
                 self.host.give_up(extents)
-            arrived = bytes(inputs[0])
-            inputs[0].release()
-            return arrived
+            return self._taken(inputs[0])
         if inputs and inputs[0] is not None:
             return source(extents, request, inputs)
-        leaving = bytes(self.device.read(extents))
+        leaving = self._taken(self.device.read(extents))
         self.device.give_up(extents)
         return leaving
+
+    def _taken(self, read: Data) -> Bytes | TensorData:
+        """What was read, whose memory may be used again unless it is a device's."""
+        if isinstance(read, TensorData):
+            return read
+        taken = bytes(read)
+        read.release()
+        return taken
 
     def place(self, kv: KvRef | Extents, to: Tier, request: int | None, inputs: Sequence[Any]) -> Data | None:
         """Copy KV to the host's memory, or from there to the processor's: to its place, or to be attended to."""
         assert isinstance(kv, Extents)
         if to == "host":
-            self.host.write(kv, self.source(kv, request, inputs))
+            _put(self.host, kv, self._leaving(kv, request, inputs))
             return None
         if kv.placed is None:
-            return self.host.read(kv)
+            return self.host.brought(kv)
         if inputs and hasattr(inputs[0], "bytes_of"):
             # An op made it.
             self.device.write(kv, inputs[0].bytes_of(kv))
@@ -122,6 +142,15 @@ class KvTiers:
         else:
             arrived = self.host.read(kv)
             self.host.give_up(kv)
-        self.device.write(kv, bytes(arrived))
-        arrived.release()
+        _put(self.device, kv, self._taken(arrived))
         return None
+
+
+def _put(memory: TierMemory | DeviceMemory | HostMemory, kv: Extents, data: Bytes | TensorData) -> None:
+    """From one side to the other without a stop, where both are tensors."""
+    if not isinstance(data, TensorData):
+        memory.write(kv, data)
+    elif isinstance(memory, TierMemory):
+        memory.write(kv, bytes(data))
+    else:
+        memory.write(kv, data.tensor)
