@@ -13,12 +13,14 @@ import simpy
 
 from kvferry.layouts.cluster_layout import even_sizes
 from kvferry.machine.answers import Answer, Assigned, Clustered, Divided, Selection
+from kvferry.machine.handling import Handling
 from kvferry.machine.machine import Channel, Facts
 from kvferry.machine.memory import BudgetedPool
 from kvferry.machine.ops import Assign, Chunks, Cluster, Extents, KvRef, Op, Selecting, Split
 from kvferry.machine.ticket import Cancelled, Ticket
 from kvferry.machine.tiers import moved
 from kvferry.sim.channel import Switchboard
+from kvferry.sim.display import SimDisplay
 from kvferry.specs.tier import Tier
 
 
@@ -163,6 +165,12 @@ class FakeMachine:
 
     def memory_of(self, tier: Tier) -> BudgetedPool:
         return self._tiers[tier]
+
+    def handle(self, handling: Handling, *, request: int | None = None) -> simpy.Event:
+        return self.env.timeout(handling.seconds, handling.expects)
+
+    def display(self) -> SimDisplay:
+        return SimDisplay(self.env)
 
     def open(self, peer: str) -> Channel:
         return self._switchboard.open(self.name, peer)

@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from kvferry.layouts.pieces import Pieces, Reads
+from kvferry.machine.following import Following, Said
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,3 +94,18 @@ class Batch:
 
     sequences: tuple[int, ...]
     released: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Continued:
+    """How an answer goes on: a handle for a machine that really decodes. Tokens are (id, text).
+
+    The answer is what ``following`` has, as it comes from the cloud (the token corrector), then what ``stands``, then
+    what the machine says; whatever it had said behind that is dropped. ``said`` is told every token of its own as it is
+    there. ``by_text``: the cloud's ids are another tokenizer's.
+    """
+
+    following: Following | None = None
+    said: Said | None = None
+    stands: tuple[Any, ...] = ()
+    by_text: bool = False

@@ -7,6 +7,8 @@ from typing import Protocol
 import simpy
 
 from kvferry.machine.channel import Channel
+from kvferry.machine.display import Display
+from kvferry.machine.handling import Handling
 from kvferry.machine.ops import Chunks, Extents, KvRef, Op
 from kvferry.machine.ticket import Ticket
 from kvferry.specs.tier import Tier
@@ -124,6 +126,14 @@ class Machine(Protocol):
     ) -> Ticket:
         """Move KV from one tier to another, by what of `read`, `write` and `copy` that takes (machine/tiers.py).
         Within a tier nothing moves."""
+        ...
+
+    def handle(self, handling: Handling, *, request: int | None = None) -> simpy.Event:
+        """Have software do something for a request, beside all queues; fires with what it answers."""
+        ...
+
+    def display(self) -> Display:
+        """A new display, for one answer."""
         ...
 
     def open(self, peer: str) -> Channel: ...

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from kvferry.layouts.pieces import Pieces, Reads
 from kvferry.machine.answers import Answer, Assigned, Clustered, Divided, Selection
-from kvferry.machine.handles import Attended, Batch, Rebuilt
+from kvferry.machine.handles import Attended, Batch, Continued, Rebuilt
 from kvferry.machine.handles import Extents as Extents
 from kvferry.policies.decode.attention_kernel import AttentionKernel
 from kvferry.policies.decode.rows import Cut, Joined
@@ -112,10 +112,13 @@ class Advance(Op):
 
 @dataclass(frozen=True, slots=True)
 class Prefill(Op):
-    """A prompt of `tokens` through all layers and the output head, with `context_tokens` of KV before it."""
+    """A prompt of `tokens` through all layers and the output head, with `context_tokens` of KV before it. `drafted`:
+    tokens (id, text) of an answer that stand so far, and those behind them that a device drafted and a cloud looks
+    at."""
 
     tokens: Number
     context_tokens: Number
+    drafted: tuple[Sequence[Any], Sequence[Any]] | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +196,7 @@ class DecodeRun(Op):
 
     tokens: int
     context_tokens: int
+    of: Continued | None = field(default=None, compare=False)
 
     @property
     def middle(self) -> DecodeStep:

@@ -7,6 +7,7 @@ import numpy as np
 import simpy
 
 from kvferry.machine.answers import Answer, Selection
+from kvferry.machine.handling import Handling
 from kvferry.machine.machine import Channel, Facts, Refused
 from kvferry.machine.memory import BudgetedPool
 from kvferry.machine.ops import Chunks, Decompress, Extents, KvRef, Op, Selecting
@@ -21,6 +22,7 @@ from kvferry.sim.copy_queue import CopyQueue
 from kvferry.sim.costs.cost_model import Builder
 from kvferry.sim.costs.roofline import Roofline
 from kvferry.sim.decompressor import Decompressor
+from kvferry.sim.display import SimDisplay
 from kvferry.sim.energy import EnergyMeter
 from kvferry.sim.foresight import Foresight
 from kvferry.sim.paged_storage import PagedStorage
@@ -205,6 +207,12 @@ class SimMachine:
 
     def memory_of(self, tier: Tier) -> BudgetedPool:
         return self._tiers[tier]
+
+    def handle(self, handling: Handling, *, request: int | None = None) -> simpy.Event:
+        return self.env.timeout(handling.seconds, handling.expects)
+
+    def display(self) -> SimDisplay:
+        return SimDisplay(self.env)
 
     def open(self, peer: str) -> Channel:
         return self._switchboard.open(self.name, peer)

@@ -8,12 +8,14 @@ from typing import Any
 import simpy
 
 from kvferry.machine.channel import Channel
+from kvferry.machine.handling import Forget, Refine, TakeIn, TakenIn
 from kvferry.machine.machine import Lease, Machine, Refused
 from kvferry.machine.ops import Extents, Prefill
 from kvferry.machine.ticket import Ticket
 from kvferry.pipelines.assist.instance import Instance
-from kvferry.pipelines.assist.messages import response_bytes
+from kvferry.pipelines.assist.messages import Message, first_answer
 from kvferry.pipelines.workload import OutOfMemory, Process
+from kvferry.policies.assist.refiner import content_tokens
 from kvferry.policies.assist.serving import Serving, Slots
 from kvferry.specs.assist import AssistSpec
 from kvferry.specs.model import ModelSpec
@@ -68,40 +70,47 @@ class Cloud:
         asked = yield channel.receive()
         if asked is None:
             return
-        env, handling = self._front.env, self._workload.handling
-        yield env.timeout(handling.forward_s)
-        prompt, tokens = asked["prompt"], asked["tokens"]
-        came_s = env.now
+        env, handling, request = self._front.env, self._workload.handling, asked["request"]
+        taken: TakenIn = yield self._front.handle(
+            TakeIn(
+                seconds=handling.forward_s,
+                expects=TakenIn(asked["prompt"], None),
+                text=asked["text"],
+                answer=asked["answer"],
+            ),
+            request=request,
+        )
+        prompt, tokens, came_s = taken.tokens, asked["tokens"], env.now
         place, lease = yield self._admitted(prompt + tokens)
         began_s, decoding = env.now, self._decoding[place]
         kept_s = decoding.kept_s(prompt + tokens)
         paced_s = None if asked["pace_s"] is None else max(asked["pace_s"], kept_s)
-        prefilled = yield from self._prefill(prompt, asked["scene"], decoding if paced_s is not None else None)
+        prefilled, first = yield from self._prefill(asked, prompt, decoding if paced_s is not None else None)
         there_s = env.now
         # KV moves while the prompt is refined, which the host does.
         moved = self._moved(prompt, prefilled, decoding) if tokens > 1 else None
-        if asked["ratio"] < 1:
-            yield env.timeout(handling.refine_token_s * prompt)
+        mask = (yield from self._refined(asked, prompt)) if asked["ratio"] < 1 else None
         turn = None
         if paced_s is not None:
             if moved is not None:
                 yield moved
-            turn = decoding.decode(prompt, tokens - 1, paced_s, came=prefilled is decoding)
+            turn = decoding.decode(request, prompt, tokens - 1, paced_s, came=prefilled is decoding)
             if turn.sends_s > env.now:
                 yield env.timeout(turn.sends_s - env.now)
         tell(began_s - came_s, there_s - began_s, env.now - there_s)
-        n_bytes = response_bytes(self._workload, prompt, asked["ratio"])
-        channel.send({"tokens": tokens, "bytes": n_bytes, "tpot_s": kept_s}, n_bytes)
+        answer = first_answer(self._workload, asked, prompt, first, mask, taken.tokenizer, kept_s)
+        channel.send(answer, answer["bytes"])
         if turn is None and moved is not None:
             yield moved
         if asked["drafts"]:
-            yield from self._verify(channel, decoding.machine, prompt, asked["accepted"])
+            yield from self._verify(channel, decoding.machine, asked, prompt)
         elif tokens > 1:
-            turn = turn or decoding.decode(prompt, tokens - 1, None)
+            turn = turn or decoding.decode(request, prompt, tokens - 1, None)
             stream = channel.stream(handling.answer_token_bytes)
             turn.into(stream)
             yield turn.done
             stream.end()
+        self._front.handle(Forget(), request=request)
         self.slots.give_back(place)
         decoding.leave(prompt + tokens)
         lease.release()
@@ -110,29 +119,41 @@ class Cloud:
         self.served_by_s = env.now
         self._admit()
 
-    def _verify(self, channel: Channel, machine: Machine, prompt: int, accepted: float) -> Process:
-        """Looks at what the device drafts, several tokens in one pass, until it drafts no more. Of each round the same
-        share stands, in whole tokens that add up to it."""
-        stood, drafted_before, n_bytes = 0, 0, self._workload.handling.answer_token_bytes
-        while drafted := (yield channel.receive())["drafted"]:
-            yield machine.submit(Prefill(drafted, prompt + 1 + stood))
-            drafted_before += drafted
-            stands = math.floor(drafted_before * accepted + _ROUNDING) - stood
-            stood += stands
-            channel.send({"stands": stands}, n_bytes)
+    def _refined(self, asked: Message, prompt: int) -> Generator[simpy.Event, Any, str | None]:
+        """Returns the mask as text; None: a modelled one."""
+        kept = content_tokens(prompt, self._workload.fixed, asked["ratio"])
+        refine = Refine(seconds=self._workload.handling.refine_token_s * prompt, tokens=kept)
+        mask: str | None = yield self._front.handle(refine, request=asked["request"])
+        return mask
 
-    def _prefill(self, prompt: int, scene: int, paced: Instance | None) -> Generator[simpy.Event, Any, Instance]:
-        """Returns the instance that has the prompt's KV. `paced`: the one that decodes at a pace then, if any."""
-        instance = min(self._prefilling, key=lambda one: one.prefilling)
+    def _verify(self, channel: Channel, machine: Machine, asked: Message, prompt: int) -> Process:
+        """Looks at what the device drafts, several tokens in one pass, until it drafts no more. In the modelled world
+        the same share of each round stands, in whole tokens that add up to it."""
+        stood, drafted_before, n_bytes = 0, 0, self._workload.handling.answer_token_bytes
+        while drafted := (message := (yield channel.receive()))["drafted"]:
+            drafts = None if message["said"] is None else (message["before"], message["said"])
+            # What a real model says of them: those that stand, and what it says instead of the first that does not.
+            said = yield machine.submit(Prefill(drafted, prompt + 1 + stood, drafts), request=asked["request"])
+            drafted_before += drafted
+            stands = math.floor(drafted_before * asked["accepted"] + _ROUNDING) - stood if said is None else len(said)
+            stood += stands
+            channel.send({"request": asked["request"], "stands": stands, "said": said}, n_bytes)
+
+    def _prefill(
+        self, asked: Message, prompt: int, paced: Instance | None
+    ) -> Generator[simpy.Event, Any, tuple[Instance, str | None]]:
+        """Returns the instance that has the prompt's KV, and the first token. `paced`: the one that decodes at a pace
+        then, if any."""
+        instance, scene = min(self._prefilling, key=lambda one: one.prefilling), asked["scene"]
         instance.prefilling += prompt
         if instance.scene != scene:
             lora = Extents([0], [int(self._workload.lora_bytes)])
             instance.lora, instance.scene = instance.machine.copy(lora, "device"), scene
         if instance.lora is not None:
             yield instance.lora
-        yield instance.prefill(prompt, comes=instance is paced)
+        first = yield instance.prefill(asked["request"], prompt, comes=instance is paced)
         instance.prefilling -= prompt
-        return instance
+        return instance, first
 
     def _moved(self, prompt: int, prefilled: Instance, decoding: Instance) -> Ticket | None:
         """Fires when the instance that decodes has the prompt's KV; None: it has made it."""

@@ -1,21 +1,26 @@
-"""The device's role: it asks, shows what comes at a steady pace, and catches up by itself (P/D-Device 3.3)."""
+"""The device's role: it asks, shows what comes at a steady pace, and catches up by itself (P/D-Device 3.3). Where the
+cloud is gone, silent, or sends what cannot be used, it finishes the answer without it."""
 
 from collections.abc import Generator
 from typing import Any, TypeVar
 
-import numpy as np
 import simpy
 
-from kvferry.machine.channel import Channel, Streamed
+from kvferry.machine.channel import Channel
+from kvferry.machine.handles import Continued
+from kvferry.machine.handling import Forget, Prepare, Prepared, Unpack
 from kvferry.machine.machine import Lease, Machine, Refused
 from kvferry.machine.ops import DecodeRun, Extents
 from kvferry.machine.ticket import Ticket
+from kvferry.pipelines.assist.answer import Answer
+from kvferry.pipelines.assist.conversation import Conversation
 from kvferry.pipelines.assist.estimates import Estimates, pieces, start_bytes, window_of
-from kvferry.pipelines.assist.messages import ask, refined_tokens
+from kvferry.pipelines.assist.messages import Message, ask, refined_tokens, response_bytes
 from kvferry.pipelines.assist.story import Story
 from kvferry.pipelines.assist.systems import Help
 from kvferry.pipelines.workload import OutOfMemory, Process
-from kvferry.policies.assist.speed_controller import shown_times_s
+from kvferry.policies.assist.patience import Patience
+from kvferry.policies.assist.prompt_mask import BadMask
 from kvferry.specs.scenario import Scenario
 
 Returned = TypeVar("Returned")
@@ -38,113 +43,199 @@ class Device:
 
     def alone(self, machine: Machine, story: Story) -> Process:
         """Answers a request without the cloud."""
-        env, lease = machine.env, self._hold(machine, story.prompt + story.output)
-        yield self._prefill(machine, story.prompt, 0, self._started(machine))
-        story.first_s = story.own_first_s = env.now
-        story.shown_s = np.array([env.now, *(yield from self._decoded(machine, story.output, story.prompt))])
-        story.end_s = env.now
-        lease.release()
+        lease, answer = self._hold(machine, story.prompt + story.output), Answer(machine.display())
+        yield from self._prepared(machine, story, 0.0)
+        yield from self._by_itself(machine, story, answer, 0, self._started(machine, story))
+        yield from self._ended(machine, story, answer, lease)
 
     def through_the_cloud(self, machine: Machine, story: Story) -> Process:
         """Has the cloud answer, and shows its tokens as they come."""
-        channel = yield from self._asked(machine, story)
-        answer = yield channel.receive()
-        story.first_s, story.response_bytes = machine.env.now, answer["bytes"]
-        story.shown_s = yield from self._arrived(channel, story)
-        story.end_s = machine.env.now
+        answer, leases = Answer(machine.display()), []
+        cloud = yield from self._asked(machine, story)
+        said = yield from cloud.answer()
+        if said is not None:
+            self._began(machine, story, answer, said)
+            answer.paced(0.0)
+            yield cloud.tokens(answer)
+        if len(answer) < story.output:
+            leases.append(self._hold(machine, story.prompt + story.output))
+            yield from self._by_itself(machine, story, answer, 0, self._started(machine, story))
+        yield from self._ended(machine, story, answer, *leases)
 
     def in_turns(self, machine: Machine, story: Story) -> Process:
         """Drafts some tokens at a time, which the cloud looks at before they are shown; both have prefilled the prompt
         (speculative decoding between edge and cloud, 2.2.1). The first token is its own."""
-        env, wanted = machine.env, self._help
-        lease = self._hold(machine, story.prompt + story.output)
-        channel = yield from self._asked(machine, story, drafts=True)
-        yield self._prefill(machine, story.prompt, 0, self._started(machine))
+        env, most = machine.env, self._help.draft
+        lease, answer = self._hold(machine, story.prompt + story.output), Answer(machine.display())
+        cloud = yield from self._asked(machine, story, drafts=True)
+        first = yield self._prefill(machine, story, story.prompt, 0, self._started(machine, story))
         story.first_s = story.own_first_s = env.now
-        shown_s = [env.now]
-        story.response_bytes = (yield channel.receive())["bytes"]
-        while len(shown_s) < story.output:
-            drafted, context = min(wanted.draft, story.output - len(shown_s)), story.prompt + len(shown_s)
-            yield machine.submit(DecodeRun(drafted, self._seen(context)))
-            channel.send({"drafted": drafted}, drafted * self._workload.handling.answer_token_bytes)
-            shown_s += (yield channel.receive())["stands"] * [env.now]
-        channel.send({"drafted": 0}, 0.0)
-        story.shown_s, story.end_s = np.array(shown_s), env.now
-        lease.release()
+        answer.said(env.now, first)
+        said = yield from cloud.answer()
+        if said is not None:
+            story.response_bytes = said["bytes"]
+        while said is not None and len(answer) < story.output:
+            drafted, context = min(most, story.output - len(answer)), story.prompt + len(answer)
+            stands = Continued(stands=tuple(answer.own))
+            run = machine.submit(DecodeRun(drafted, self._seen(context), stands), request=story.request)
+            message = {"drafted": drafted, "before": tuple(answer.own), "said": (yield run)}
+            cloud.send(message, drafted * self._workload.handling.answer_token_bytes)
+            said = yield from cloud.verdict()
+            if said is not None:
+                answer.said_all(said["stands"] * [env.now], said["said"])
+        if said is not None:
+            cloud.send({"drafted": 0}, 0.0)
+        elif len(answer) < story.output:
+            answer.following.end()
+            yield from self._decoded(machine, story, story.prompt, answer)
+        yield from self._ended(machine, story, answer, lease)
 
     def helped(self, machine: Machine, story: Story) -> Process:
         """Has the cloud help with so many tokens and such a part of the prompt as the story says."""
-        env, workload = machine.env, self._workload
-        refined = refined_tokens(workload, story.prompt, story.ratio)
+        env, answer = machine.env, Answer(machine.display())
+        refined = refined_tokens(self._workload, story.prompt, story.ratio)
         # Without a mask to wait for, nothing of the prompt waits.
-        beginning = refined if story.ratio >= 1 else workload.beginning
-        rest = refined - beginning
-        lease = self._hold(machine, refined + story.output)
-        channel = yield from self._asked(machine, story, self._least_pace_s(story, refined, rest, beginning))
+        beginning = refined if story.ratio >= 1 else self._workload.beginning
+        leases = [self._hold(machine, refined + story.output)]
+        least_s = self._least_pace_s(story, refined, refined - beginning, beginning)
+        cloud = yield from self._asked(machine, story, least_s)
         ready_s = env.now + self._estimates.start_s + (self._estimates.prefill_s(beginning) if beginning else 0.0)
-        before = self._started(machine)
+        before = self._started(machine, story)
         if beginning:
-            before = (self._prefill(machine, beginning, 0, before),)
-        answer = yield channel.receive()
-        story.first_s, story.response_bytes = env.now, answer["bytes"]
-        if rest:
-            yield env.timeout(workload.handling.unpack_token_s * story.prompt)
+            before = (self._prefill(machine, story, beginning, 0, before),)
+        said = yield from cloud.answer()
+        if said is None:
+            leases.append(self._hold(machine, story.prompt - refined))
+            yield from self._by_itself(machine, story, answer, beginning, before)
+            yield from self._ended(machine, story, answer, *leases)
+            return
+        self._began(machine, story, answer, said)
+        coming = cloud.tokens(answer)
+        if refined > beginning:
+            expected, refined = refined, (yield from self._unpacked(machine, story, said, refined))
+            if refined > expected:
+                leases.append(self._hold(machine, refined - expected))
+        rest = refined - beginning
         story.unpacked_s = env.now
         expected_s = max(ready_s, env.now) + (self._estimates.prefill_s(rest, beginning) if rest else 0.0)
-        story.pace_s = self._pace_s(story, refined, expected_s, answer["tpot_s"])
-        yield self._prefill(machine, rest, beginning, before) if rest else before[0]
+        story.pace_s = self._pace_s(story, refined, expected_s, said["tpot_s"])
+        answer.paced(story.pace_s or 0.0)
+        yield self._prefill(machine, story, rest, beginning, before) if rest else before[0]
         story.own_first_s = env.now
-        own_s: list[float] = []
         if story.output > story.tokens:
             # It decodes through the tokens that it was sent as well, and goes on from there (procedure 2).
-            own_s = (yield from self._decoded(machine, story.output, refined))[story.tokens - 1 :]
-        arrivals_s = yield from self._arrived(channel, story)
-        story.shown_s = shown_times_s(arrivals_s, np.array(own_s), story.pace_s or 0.0)
-        story.end_s = max(env.now, float(story.shown_s[-1]))
-        lease.release()
+            yield from self._decoded(machine, story, refined, answer, coming)
+        else:
+            yield coming
+            if len(answer) < story.output:
+                # The cloud was to say it all, and did not.
+                yield from self._decoded(machine, story, refined, answer)
+        yield from self._ended(machine, story, answer, *leases)
 
     # --- parts of these ------------------------------------------------------------------------------------------
 
+    def _prepared(self, machine: Machine, story: Story, seconds: float) -> Steps[None]:
+        prepare = Prepare(
+            seconds=seconds,
+            expects=Prepared(None, story.prompt, None),
+            tokens=story.prompt,
+            beginning=self._workload.beginning,
+            question=self._workload.question,
+            answer=story.output,
+        )
+        prepared: Prepared = yield machine.handle(prepare, request=story.request)
+        story.prompt, story.text, story.tokenizer = prepared.tokens, prepared.text, prepared.tokenizer
+
     def _asked(
         self, machine: Machine, story: Story, pace_s: float | None = None, drafts: bool = False
-    ) -> Steps[Channel]:
-        """Returns the channel over which the request has left."""
-        workload = self._workload
-        yield machine.env.timeout(workload.handling.prepare_s)
-        channel = machine.open(self._front)
-        message, n_bytes = ask(workload, story, pace_s=pace_s, drafts=drafts, accepted=self._help.accepted)
-        channel.send(message, n_bytes)
+    ) -> Steps[Conversation]:
+        """Returns the conversation in which the request has left."""
+        yield from self._prepared(machine, story, self._workload.handling.prepare_s)
+        channel: Channel = machine.open(self._front)
+        message, n_bytes = ask(self._workload, story, pace_s=pace_s, drafts=drafts, accepted=self._help.accepted)
+        cloud = Conversation(machine.env, channel, story, self._patience(story))
+        cloud.send(message, n_bytes)
         story.asked_s = machine.env.now
-        return channel
+        return cloud
 
-    def _started(self, machine: Machine) -> tuple[Ticket, ...]:
-        return (machine.read(Extents([0], [self._start_bytes])),) if self._start_bytes else ()
+    def _patience(self, story: Story) -> Patience:
+        said = self._help.patience
+        if said == "auto":
+            n_bytes = response_bytes(self._workload, story.prompt, story.ratio)
+            return self._estimates.patience(story.prompt, n_bytes)
+        return Patience(answer_s=said, token_s=said)
 
-    def _prefill(self, machine: Machine, tokens: int, before: int, after: tuple[Ticket, ...]) -> Ticket:
+    def _began(self, machine: Machine, story: Story, answer: Answer, said: Message) -> None:
+        """The cloud's first token is there."""
+        story.first_s, story.response_bytes = machine.env.now, said["bytes"]
+        if said["tokenizer"] != story.tokenizer:
+            story.happened = f"the cloud's tokenizer is another ({said['tokenizer']}): its tokens are taken as text"
+            answer.by_text = True
+        answer.began(machine.env.now, said["token"])
+
+    def _unpacked(self, machine: Machine, story: Story, said: Message, refined: int) -> Steps[int]:
+        """Returns the tokens of the prompt that are to be prefilled: all of them, where the mask is of no use."""
+        seconds = self._workload.handling.unpack_token_s * story.prompt
+        try:
+            tokens: int = yield machine.handle(
+                Unpack(seconds=seconds, expects=refined, mask=said["mask"]), request=story.request
+            )
+        except BadMask as error:
+            story.happened = f"{error}; the whole prompt is prefilled"
+            return story.prompt
+        return tokens
+
+    def _started(self, machine: Machine, story: Story) -> tuple[Ticket, ...]:
+        if not self._start_bytes:
+            return ()
+        return (machine.read(Extents([0], [self._start_bytes]), request=story.request),)
+
+    def _prefill(self, machine: Machine, story: Story, tokens: int, before: int, after: tuple[Ticket, ...]) -> Ticket:
+        """Fires with the token that follows."""
         for piece in pieces(tokens, before, self._window):
-            after = (machine.submit(piece, after=after),)
+            after = (machine.submit(piece, after=after, request=story.request),)
         return after[0]
 
-    def _decoded(self, machine: Machine, tokens: int, context: int) -> Steps[list[float]]:
-        """When the device has each token of its own behind the first; they come evenly."""
-        if tokens < 2:
-            return []
-        run = machine.submit(DecodeRun(tokens - 1, self._seen(context + 1)))
-        yield run
+    def _by_itself(
+        self, machine: Machine, story: Story, answer: Answer, prefilled: int, before: tuple[Ticket, ...]
+    ) -> Process:
+        """Prefills what is left of the whole prompt, and goes on behind what came from the cloud."""
+        answer.following.end()
+        rest = story.prompt - prefilled
+        first = yield self._prefill(machine, story, rest, prefilled, before) if rest else before[0]
+        story.own_first_s = machine.env.now
+        if not len(answer):
+            story.first_s = machine.env.now
+            answer.said(machine.env.now, first)
+        yield from self._decoded(machine, story, story.prompt, answer)
+
+    def _decoded(
+        self, machine: Machine, story: Story, context: int, answer: Answer, coming: simpy.Event | None = None
+    ) -> Process:
+        """Decodes the whole answer behind its first token, and shows what the cloud does not say. `coming` fires when
+        the cloud has said all."""
+        if story.output < 2:
+            return
+        of = Continued(answer.following, answer.said, tuple(answer.own), answer.by_text)
+        run = machine.submit(DecodeRun(story.output - 1, self._seen(context + 1), of), request=story.request)
+        corrected: int | None = yield run
+        story.corrected = corrected
+        if coming is not None:
+            yield coming
         assert run.start_s is not None and run.end_s is not None
-        times_s: list[float] = np.linspace(run.start_s, run.end_s, tokens)[1:].tolist()
-        return times_s
+        # A modelled machine does not say when each is there: they come evenly.
+        answer.evenly(run.start_s, run.end_s, story.output)
+
+    def _ended(self, machine: Machine, story: Story, answer: Answer, *leases: Lease) -> Process:
+        story.shown_s = yield answer.shown()
+        story.end_s = max(machine.env.now, float(story.shown_s[-1]))
+        story.came, story.answer = len(answer.came_s), answer.text
+        machine.handle(Forget(), request=story.request)
+        for lease in leases:
+            lease.release()
 
     def _seen(self, context: int) -> int:
         return context if self._window is None else min(context, self._window)
-
-    def _arrived(self, channel: Channel, story: Story) -> Steps[np.ndarray]:
-        """Returns when each token from the cloud arrived."""
-        assert story.first_s is not None
-        if story.tokens == 1:
-            return np.array([story.first_s])
-        streamed: Streamed = yield channel.receive()
-        return np.array([story.first_s, *streamed.times_s])
 
     def _least_pace_s(self, story: Story, refined: int, rest: int, beginning: int) -> float | None:
         """What the pace of tokens from the cloud will be at least, before anything is measured; None where there is

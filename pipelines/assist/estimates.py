@@ -10,6 +10,7 @@ from kvferry.machine.ops import DecodeStep, Extents, Op, Prefill
 from kvferry.pipelines.assist.systems import Help
 from kvferry.policies.assist.assistance import Assistance, Smoothing
 from kvferry.policies.assist.optimiser import NoSetting, Setting, best_setting
+from kvferry.policies.assist.patience import Patience, patience_of
 from kvferry.policies.assist.serving import Serving
 from kvferry.sim.costs.cost_model import main_costs
 from kvferry.sim.storage_models import storage_of
@@ -124,6 +125,11 @@ class Estimates:
         env = simpy.Environment()
         env.run(until=storage_of(env, storage, lambda span: None).read(Extents([0], [n_bytes])))
         return float(env.now)
+
+    def patience(self, prompt: int, response_bytes: float) -> Patience:
+        """How long a device waits for the cloud with a prompt of this length."""
+        there = self.assistance(prompt, response_bytes, "causal", self._scenario.link)
+        return patience_of(own_prefill_s=self.start_s + self.prefill_s(prompt), cloud_ttft_s=there.cloud_ttft_s)
 
     def assistance(self, prompt: int, response_bytes: float, smoothing: Smoothing, link: LinkSpec) -> Assistance:
         """Problem P of a prompt. Quality asks for at least so much of it as the workload says, but for no more than the

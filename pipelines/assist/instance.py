@@ -2,10 +2,13 @@
 
 import math
 from collections import deque
+from collections.abc import Sequence
+from itertools import repeat
 
 import simpy
 
 from kvferry.machine.channel import MessageStream
+from kvferry.machine.handles import Batch
 from kvferry.machine.machine import Machine
 from kvferry.machine.ops import DecodeStep, Prefill
 from kvferry.machine.ticket import Ticket
@@ -18,10 +21,12 @@ class Turn:
     """A request that an instance decodes for. ``sends_s``: when the token before may be sent, so that these follow it
     at their pace. ``done`` fires when the last one is there."""
 
-    __slots__ = ("_early", "_stream", "context", "done", "due_s", "pace_s", "sends_s", "tokens", "until")
+    __slots__ = ("_early", "_stream", "context", "done", "due_s", "pace_s", "request", "sends_s", "tokens", "until")
 
-    def __init__(self, context: int, tokens: int, pace_s: float | None, sends_s: float, done: simpy.Event) -> None:
-        self.context, self.tokens, self.sends_s, self.done = context, tokens, sends_s, done
+    def __init__(
+        self, request: int, context: int, tokens: int, pace_s: float | None, sends_s: float, done: simpy.Event
+    ) -> None:
+        self.request, self.context, self.tokens, self.sends_s, self.done = request, context, tokens, sends_s, done
         # Nobody is promised a pace that nobody asked for.
         self.pace_s = math.inf if pace_s is None else pace_s
         # When the next token is to be there.
@@ -30,28 +35,28 @@ class Turn:
         self.until = 0
         self._stream: MessageStream | None = None
         # Tokens that are there before their stream is.
-        self._early = 0
+        self._early: list[str | None] = []
 
     def into(self, stream: MessageStream) -> None:
         """Send its tokens into this."""
         self._stream = stream
-        for _ in range(self._early):
-            stream.put()
+        for token in self._early:
+            stream.put(token)
 
-    def put(self) -> None:
-        """Another token is there."""
+    def put(self, token: str | None) -> None:
+        """Another token is there; None: a modelled one, which says nothing."""
         self.due_s += self.pace_s
         if self._stream is None:
-            self._early += 1
+            self._early.append(token)
         else:
-            self._stream.put()
+            self._stream.put(token)
 
 
 class _Prompt:
-    __slots__ = ("before", "comes", "done", "left")
+    __slots__ = ("before", "comes", "done", "left", "request")
 
-    def __init__(self, tokens: int, comes: bool, done: simpy.Event) -> None:
-        self.before, self.left, self.comes, self.done = 0, tokens, comes, done
+    def __init__(self, request: int, tokens: int, comes: bool, done: simpy.Event) -> None:
+        self.request, self.before, self.left, self.comes, self.done = request, 0, tokens, comes, done
 
 
 class Instance:
@@ -77,6 +82,8 @@ class Instance:
         self._held, self._held_tokens = 0, 0
         self._prompts: deque[_Prompt] = deque()
         self._running: list[Turn] = []
+        # Those who run, for a machine that really decodes; None: they have changed.
+        self._together: Batch | None = None
         # Those who join with the next step.
         self._joining: list[Turn] = []
         # Tokens in the KV of those that run.
@@ -106,14 +113,15 @@ class Instance:
 
     # --- work ----------------------------------------------------------------------------------------------------
 
-    def prefill(self, tokens: int, *, comes: bool) -> simpy.Event:
-        """Fires when the prompt's KV is there. `comes`: it is going to decode for the request, at a pace."""
+    def prefill(self, request: int, tokens: int, *, comes: bool) -> simpy.Event:
+        """Fires when the prompt's KV is there, with the token that follows. `comes`: it is going to decode for the
+        request, at a pace."""
         done = self.machine.env.event()
-        self._prompts.append(_Prompt(tokens, comes, done))
+        self._prompts.append(_Prompt(request, tokens, comes, done))
         self._wake()
         return done
 
-    def decode(self, context: int, tokens: int, pace_s: float | None, *, came: bool = False) -> Turn:
+    def decode(self, request: int, context: int, tokens: int, pace_s: float | None, *, came: bool = False) -> Turn:
         """Decode so many tokens, at least one every `pace_s` behind the one before; None: as they come. `came`: what
         `prefill` said of the request."""
         env = self.machine.env
@@ -122,7 +130,7 @@ class Instance:
         if pace_s is not None and not self._idle:
             # What it does now is done first, and then a step.
             sends_s = max(env.now, self._until_s() + self._longest_step_s() - pace_s)
-        turn = Turn(context, tokens, pace_s, sends_s, env.event())
+        turn = Turn(request, context, tokens, pace_s, sends_s, env.event())
         # A step under way is not the first one of those that join.
         self._joining.append(turn)
         self._wake()
@@ -144,25 +152,28 @@ class Instance:
                 turn.until = self.steps + turn.tokens
                 self._running.append(turn)
                 self._context += turn.context
+                self._together = None
             self._joining.clear()
             piece = self._piece(stepped) if self._prompts else None
             if piece is not None:
                 stepped = False
-                yield self._begun(piece)
-                self._prefilled(int(piece.tokens))
+                token = yield self._begun(piece, self._prompts[0].request)
+                self._prefilled(int(piece.tokens), token)
             elif self._running:
                 stepped = True
                 n = len(self._running)
                 mean = CONTEXT_STEP * round(self._context / (n * CONTEXT_STEP))
-                yield self._begun(DecodeStep(n, mean))
-                self._stepped()
+                if self._together is None:
+                    self._together = Batch(tuple([turn.request for turn in self._running]))
+                said = yield self._begun(DecodeStep(n, mean, self._together), None)
+                self._stepped(said)
             else:
                 break
         self._idle = True
 
-    def _begun(self, op: Prefill | DecodeStep) -> Ticket:
+    def _begun(self, op: Prefill | DecodeStep, request: int | None) -> Ticket:
         self._doing = op, self.machine.env.now
-        return self.machine.submit(op)
+        return self.machine.submit(op, request=request)
 
     def _until_s(self) -> float:
         """When what it does now ends."""
@@ -184,24 +195,26 @@ class Instance:
             return None
         return piece
 
-    def _prefilled(self, tokens: int) -> None:
+    def _prefilled(self, tokens: int, token: str | None) -> None:
         first = self._prompts[0]
         first.left, first.before = first.left - tokens, first.before + tokens
         if not first.left:
             self._coming += first.comes
-            self._prompts.popleft().done.succeed()
+            self._prompts.popleft().done.succeed(token)
 
-    def _stepped(self) -> None:
+    def _stepped(self, said: Sequence[str] | None) -> None:
+        """`said`: what those who run say; None: a modelled machine says nothing."""
         running = self._running
         self.steps += 1
         self.decoded += len(running)
         self._context += len(running)
         ended = False
-        for turn in running:
-            turn.put()
+        for turn, token in zip(running, said or repeat(None), strict=False):
+            turn.put(token)
             ended |= turn.until == self.steps
         if ended:
             for turn in [turn for turn in running if turn.until == self.steps]:
                 running.remove(turn)
+                self._together = None
                 self._context -= turn.context + turn.tokens
                 turn.done.succeed()

@@ -1,12 +1,15 @@
 """What a device and a cloud tell each other, and what it weighs."""
 
+from collections.abc import Collection
 from functools import lru_cache
 from typing import Any
 
+from kvferry.machine.channel import Streamed
 from kvferry.pipelines.assist.story import Story
 from kvferry.policies.assist.prompt_mask import MOST_PROMPT_TOKENS, packed
 from kvferry.policies.assist.refiner import content_tokens
 from kvferry.specs.assist import AssistSpec
+from kvferry.specs.errors import KvferryError
 from kvferry.traces.assisted import drawn_mask
 
 # Masks are made for lengths, and tokens kept of them, rounded up to so many: a few hundred for any number of requests.
@@ -32,6 +35,8 @@ def ask(
     message = {
         "request": story.request,
         "prompt": story.prompt,
+        "text": story.text,
+        "answer": story.output,
         "scene": story.scene,
         "tokens": story.tokens,
         "ratio": story.ratio,
@@ -42,9 +47,52 @@ def ask(
     return message, story.prompt * workload.handling.prompt_token_bytes
 
 
-def response_bytes(workload: AssistSpec, prompt: int, ratio: float) -> float:
-    """The cloud's first response: "token#mask#L" in JSON, the mask as text (P/D-Device 3.3)."""
+def first_answer(
+    workload: AssistSpec,
+    asked: Message,
+    prompt: int,
+    token: str | None,
+    mask: str | None,
+    tokenizer: str | None,
+    kept_s: float,
+) -> Message:
+    """The cloud's first response: token, mask and L, what made its tokens of text, and the time per token that it
+    keeps. What is None is so in the modelled world."""
+    return {
+        "request": asked["request"],
+        "tokens": asked["tokens"],
+        "bytes": response_bytes(workload, prompt, asked["ratio"], mask),
+        "token": token,
+        "mask": mask,
+        "tokenizer": tokenizer,
+        "tpot_s": kept_s,
+    }
+
+
+class BadMessage(KvferryError):
+    """A peer's message is not what it should be."""
+
+
+def of_request(message: Any, request: int, keys: Collection[str]) -> Message | None:
+    """A peer's message with these keys; None: it is about another request, or the rest of a stream of one. Raises
+    BadMessage."""
+    if isinstance(message, Streamed):
+        return None
+    if not isinstance(message, dict) or not isinstance(message.get("request"), int):
+        raise BadMessage("what the cloud has sent is no answer")
+    if message["request"] != request:
+        return None
+    if missing := [key for key in keys if key not in message]:
+        raise BadMessage(f"what the cloud has sent is no answer: it lacks {', '.join(missing)}")
+    return message
+
+
+def response_bytes(workload: AssistSpec, prompt: int, ratio: float, mask: str | None = None) -> float:
+    """The cloud's first response: "token#mask#L" in JSON, the mask as text (P/D-Device 3.3). `mask` None: one like
+    those that are made of such prompts."""
     frame = workload.handling.response_bytes + workload.handling.answer_token_bytes
+    if mask is not None:
+        return frame + len(mask)
     if ratio >= 1:
         return frame
     length = min(MOST_PROMPT_TOKENS, -(-prompt // _MASK_STEP) * _MASK_STEP)

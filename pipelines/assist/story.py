@@ -38,3 +38,13 @@ class Story:
     shown_s: np.ndarray = field(default_factory=lambda: np.zeros(0))
     # Why the cloud did not help, where it should have.
     alone: str | None = None
+    # The prompt's text in three parts, and what made tokens of it on the device; None in the modelled world.
+    text: tuple[str, str, str] | None = None
+    tokenizer: str | None = None
+    # What went wrong with the cloud, so that the device went on without it.
+    happened: str | None = None
+    # Tokens that came from the cloud; of these, where the device would have said another (None: not known). What the
+    # answer says; None in the modelled world.
+    came: int = 0
+    corrected: int | None = None
+    answer: str | None = None

@@ -19,13 +19,16 @@ Answers = Literal["helped", "device", "cloud", "in-turns"]
 class Help:
     """What a device asks of a cloud. ``tokens``: L, the first included. ``ratio``: r, of the prompt that it then
     prefills itself. auto: as problem P has it. ``draft``: tokens that a device drafts before the cloud looks at them,
-    and ``accepted``: the share of them that stands, in the mean, where the two answer in turns."""
+    and ``accepted``: the share of them that stands, in the mean, where the two answer in turns. ``patience``: seconds
+    without a word from the cloud after which the device goes on by itself; auto: as policies/assist/patience.py has it;
+    None: it waits as long as it takes."""
 
     tokens: int | Literal["auto"] = "auto"
     ratio: float | Literal["auto"] = "auto"
     smoothing: Smoothing = "causal"
     draft: int = 5
     accepted: float = 0.6
+    patience: float | Literal["auto"] | None = None
 
 
 def help_of(
@@ -34,6 +37,7 @@ def help_of(
     smoothing: Smoothing = "causal",
     draft: Annotated[int, Field(ge=1, le=100)] = 5,
     accepted: Annotated[float, Field(gt=0, le=1)] = 0.6,
+    patience: Annotated[float, Field(gt=0)] | Literal["auto"] | None = None,
 ) -> None:
     """What a scenario may say of `assist`."""
 

@@ -208,13 +208,8 @@ class LiveChannel:
             times_s.append(self._env.now)
             values.append(message.value)
             if each is not None:
-                self._tell(each, times_s[-1], message.value)
+                self._env.tell(lambda part: each(*part), (times_s[-1], message.value))
         return Streamed(times_s, values) if message is _END else message
-
-    def _tell(self, each: Each, time_s: float, value: Any) -> None:
-        with self._env.lock:
-            self._env.expect()
-            self._env.post(lambda part: each(*part), (time_s, value))
 
     def _next(self, patience_s: float | None) -> Any:
         """The next message, a part of a stream, or its end; None: the peer has closed."""

@@ -55,6 +55,12 @@ class WallClockEnvironment(simpy.Environment):
         """From any thread: the answer to one `expect`. `deliver` is called with it in the environment's thread."""
         self._inbox.put((deliver, answer))
 
+    def tell(self, deliver: Callable[[Any], None], news: Any) -> None:
+        """From any thread: `deliver` is called with news that nobody expected, in the environment's thread."""
+        with self.lock:
+            self.expect()
+            self.post(deliver, news)
+
     def step(self) -> None:
         """Wait for the next event, and process it. Raises EmptySchedule when there will be none."""
         self._wait()

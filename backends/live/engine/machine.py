@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
+from kvferry.backends.live.engine.display import LiveDisplay
 from kvferry.backends.live.engine.environment import WallClockEnvironment
 from kvferry.backends.live.engine.link import FETCHES_AHEAD, Fetcher, LiveLink
 from kvferry.backends.live.engine.memory import LiveMemory
@@ -12,6 +13,7 @@ from kvferry.backends.live.engine.stream import Stream, StreamWorker
 from kvferry.backends.live.engine.worker import Worker
 from kvferry.disk.direct_storage import Data
 from kvferry.machine.busy import Busy
+from kvferry.machine.handling import Handling
 from kvferry.machine.machine import Channel, Facts
 from kvferry.machine.ops import Chunks, Decompress, Extents, KvRef, Op
 from kvferry.machine.span import Tell
@@ -52,6 +54,8 @@ Decode = Callable[[Decompress, int | None, Sequence[Any]], Any]
 Place = Callable[[Any, Tier, int | None, Sequence[Any]], Any]
 # Returns the bytes that a write writes.
 Source = Callable[[Extents, int | None, Sequence[Any]], bytes | bytearray | memoryview]
+# Does what software does for a request, and returns what that answers.
+Handler = Callable[[Handling, int | None], Any]
 
 
 def passed_on(_what: object, _to: object, _request: int | None, inputs: Sequence[Any]) -> Any:
@@ -86,6 +90,7 @@ class LiveMachine:
         place: Place = passed_on,
         storage: ByteStore | None = None,
         source: Source | None = None,
+        handler: Handler | None = None,
         main: str = "cpu",
         others: Mapping[str, OpRunner] | None = None,
         nominal_s: Callable[[Op], float] | None = None,
@@ -107,6 +112,7 @@ class LiveMachine:
         self._main = main
         self._decode, self._place, self._source = decode, place, source
         self._nominal_s = nominal_s
+        self._handler = handler
         self._switchboard = switchboard
         self.access: Access | None = None
 
@@ -119,6 +125,8 @@ class LiveMachine:
         self._copies = queue("copy")
         self._decompressor = Worker(self.env, "decompress", tell, decompress_workers)
         self._storing = Worker(self.env, "storage", tell)
+        # Tells no spans: the modelled world has none for it.
+        self._handling = Worker(self.env, "host", lambda span: None)
         self._link = LiveLink(self.env, fetcher, tell, fetches_ahead) if fetcher else None
 
     @property
@@ -204,6 +212,13 @@ class LiveMachine:
     def memory_of(self, tier: Tier) -> LiveMemory:
         return self._tiers[tier]
 
+    def handle(self, handling: Handling, *, request: int | None = None) -> Ticket:
+        handler = _needed(self._handler, "a handler, of what software does for a request")
+        return self._handling.do(lambda _: handler(handling, request))
+
+    def display(self) -> LiveDisplay:
+        return LiveDisplay(self.env)
+
     def open(self, peer: str) -> Channel:
         return _needed(self._switchboard, "a switchboard, to open channels").open(self.name, peer)
 
@@ -232,7 +247,7 @@ class LiveMachine:
 
     def close(self) -> None:
         """Stop transfers, begin no further work, and wait up to a second for work under way. The storage stays open."""
-        workers = [*self._processors.values(), self._copies, self._decompressor, self._storing]
+        workers = [*self._processors.values(), self._copies, self._decompressor, self._storing, self._handling]
         workers += [self._link] if self._link else []
         for worker in workers:
             worker.stop()

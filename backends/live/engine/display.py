@@ -1,0 +1,53 @@
+"""A display in wall time: each token is shown when its time has come, and when that really was is what is kept."""
+
+from collections import deque
+from collections.abc import Generator, Sequence
+from typing import Any
+
+import numpy as np
+import simpy
+
+from kvferry.backends.live.engine.environment import WallClockEnvironment
+
+
+class LiveDisplay:
+    """A machine.Display."""
+
+    def __init__(self, env: WallClockEnvironment) -> None:
+        self._env = env
+        # Slots of tokens that are to be shown, and when others were.
+        self._waiting: deque[float] = deque()
+        self._shown_s: list[float] = []
+        self._showing = False
+        self._asked: list[simpy.Event] = []
+
+    def show(self, ready_s: float, slot_s: float) -> None:
+        self._waiting.append(slot_s)
+        if not self._showing:
+            self._showing = True
+            self._env.process(self._show())
+
+    def show_all(self, ready_s: Sequence[float]) -> None:
+        for time_s in ready_s:
+            self.show(time_s, time_s)
+
+    def shown(self) -> simpy.Event:
+        asked = self._env.event()
+        self._asked.append(asked)
+        if not self._showing:
+            self._answer()
+        return asked
+
+    def _show(self) -> Generator[simpy.Event, Any, None]:
+        while self._waiting:
+            slot_s = self._waiting.popleft()
+            if slot_s > self._env.now:
+                yield self._env.timeout(slot_s - self._env.now)
+            self._shown_s.append(self._env.now)
+        self._showing = False
+        self._answer()
+
+    def _answer(self) -> None:
+        for asked in self._asked:
+            asked.succeed(np.array(self._shown_s))
+        self._asked.clear()

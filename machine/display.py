@@ -1,0 +1,23 @@
+"""What a user sees of an answer, token by token."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import simpy
+
+
+class Display(Protocol):
+    """Shows the tokens of one answer in the order in which they are handed over, none before the one before it."""
+
+    def show(self, ready_s: float, slot_s: float) -> None:
+        """Show the next token, which was there at `ready_s`, and not before its slot."""
+        ...
+
+    def show_all(self, ready_s: Sequence[float]) -> None:
+        """Show further tokens as they were there."""
+        ...
+
+    def shown(self) -> simpy.Event:
+        """Fires with when each token was shown, float[tokens], once all that were handed over are. In the modelled
+        world it may fire before the last one's time."""
+        ...

@@ -1,0 +1,91 @@
+"""An answer as it takes shape on a device: tokens from the cloud, then its own, each shown in its time."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import simpy
+
+from kvferry.machine.display import Display
+from kvferry.machine.following import Following
+
+
+class Answer:
+    """Tokens are (id, text), or None where they are modelled. Those of the cloud are shown from when their pace is
+    known, the first as it comes. ``following`` has them for the machine that decodes through them; ``own`` are what the
+    device says behind them. ``by_text``: the cloud makes tokens of text in another way."""
+
+    __slots__ = ("_cut_s", "_display", "_pace_s", "by_text", "came_s", "following", "own")
+
+    def __init__(self, display: Display) -> None:
+        self._display = display
+        self.following = Following()
+        self.by_text = False
+        self.own: list[Any] = []
+        # When tokens from the cloud came, and when it was clear that others would not; None: all came.
+        self.came_s: list[float] = []
+        self._cut_s: float | None = None
+        # From one token of the cloud's to the next; None: not known yet.
+        self._pace_s: float | None = None
+
+    def __len__(self) -> int:
+        return len(self.came_s) + len(self.own)
+
+    # --- from the cloud ------------------------------------------------------------------------------------------
+
+    def began(self, time_s: float, token: Any) -> None:
+        """The first token is there, and shown at once."""
+        self.came_s.append(time_s)
+        self.following.put(token)
+        self._display.show(time_s, time_s)
+
+    def came(self, time_s: float, token: Any) -> None:
+        """A further token; told of the parts of their stream as they come."""
+        if self._pace_s is not None:
+            self._display.show(time_s, self.came_s[0] + self._pace_s * len(self.came_s))
+        self.came_s.append(time_s)
+        self.following.put(token)
+
+    def paced(self, pace_s: float) -> None:
+        """Show what has come and what comes at this pace; 0: as it comes."""
+        self._pace_s = pace_s
+        for n in range(1, len(self.came_s)):
+            self._display.show(self.came_s[n], self.came_s[0] + pace_s * n)
+
+    def ended(self, now_s: float, *, cut: bool) -> None:
+        """No more will come; `cut`: though more were to come."""
+        self._cut_s = now_s if cut else None
+        self.following.end()
+
+    # --- the device's own ----------------------------------------------------------------------------------------
+
+    def said(self, time_s: float, token: Any) -> None:
+        """A token is there."""
+        self.own.append(token)
+        self._display.show(time_s, time_s)
+
+    def said_all(self, times_s: Sequence[float], tokens: Sequence[Any] | None) -> None:
+        """Tokens were there at these times; None: whatever they say."""
+        self.own += [None] * len(times_s) if tokens is None else tokens
+        self._display.show_all(times_s)
+
+    def evenly(self, begin_s: float, end_s: float, tokens: int) -> None:
+        """The answer's tokens, behind its first, were decoded within this time, at an even pace. What has not been said
+        yet is said, and not before it was clear that the cloud would not say it."""
+        missing = tokens - len(self)
+        if missing <= 0:
+            return
+        tpot_s = (end_s - begin_s) / (tokens - 1)
+        first_s = end_s - (missing - 1) * tpot_s
+        late_s = 0.0 if self._cut_s is None else max(0.0, self._cut_s + tpot_s - first_s)
+        self.said_all((np.linspace(first_s, end_s, missing) + late_s).tolist(), None)
+
+    @property
+    def text(self) -> str | None:
+        """What all tokens say together; None in the modelled world."""
+        pieces = [*self.following.pieces, *self.own]
+        return None if None in pieces else "".join(text for _, text in pieces)
+
+    def shown(self) -> simpy.Event:
+        """Fires with when each token was shown."""
+        return self._display.shown()

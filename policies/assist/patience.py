@@ -1,0 +1,23 @@
+"""How long a device waits for a cloud that says nothing before it goes on by itself."""
+
+from dataclasses import dataclass
+
+# A cloud that is as busy as planned for is not given up.
+_AT_LEAST_EXPECTED = 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patience:
+    """Seconds without a word: until the first token, and from one to the next. None: as long as it takes."""
+
+    answer_s: float | None = None
+    token_s: float | None = None
+
+
+def patience_of(*, own_prefill_s: float, cloud_ttft_s: float) -> Patience:
+    """As long as the device's own prefill of the whole prompt takes: its first token is then at most twice as late as
+    if it had never asked, and no other bound promises more while nothing is known of the cloud (as with skis that one
+    rents or buys). At least twice what is expected of the cloud. A silence between tokens is no jitter when it lasts as
+    long."""
+    least_s = max(own_prefill_s, _AT_LEAST_EXPECTED * cloud_ttft_s)
+    return Patience(answer_s=least_s, token_s=least_s)
