@@ -207,10 +207,10 @@ async def _disconnect(receive: Receive) -> None:
 
 class Guard:
     """Answers only requests that have the token, or come from this machine if there is none; that are not sent by
-    another site's page in a browser; and that have no body."""
+    another site's page in a browser; and whose body is no longer than allowed, and says how long it is."""
 
-    def __init__(self, app: Starlette, token: str | None) -> None:
-        self.app, self._token = app, token
+    def __init__(self, app: Starlette, token: str | None, most_body_bytes: int = 0) -> None:
+        self.app, self._token, self._most_body_bytes = app, token, most_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         connection: Connection = scope["state"]["connection"]
@@ -237,8 +237,11 @@ class Guard:
             return PlainTextResponse("needs the right token", 401, headers={"www-authenticate": "Bearer"})
         if _from_another_site(headers, host):
             return PlainTextResponse("this server answers no pages of other sites", 403)
-        if headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in headers:
-            return PlainTextResponse("takes no body", 413, headers={"connection": "close"})
+        length = headers.get(b"content-length", b"0")
+        if not length.isdigit() or int(length[:20]) > self._most_body_bytes or b"transfer-encoding" in headers:
+            most = self._most_body_bytes
+            what = f"takes a body of at most {most:,} bytes, and its length first" if most else "takes no body"
+            return PlainTextResponse(what, 413, headers={"connection": "close"})
         return None
 
 
@@ -277,6 +280,11 @@ def listen(host: str, port: int, token: str | None) -> socket.socket:
         raise InputError(f"cannot listen on {host}, port {port}: {error.strerror or error}") from None
 
 
+def url_of(listening: socket.socket) -> str:
+    host, port = listening.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
 def serve(
     path: Path,
     *,
@@ -296,8 +304,7 @@ def serve(
         trace = RateTrace.constant(1e14)  # as fast as it goes, but not at once
     link = PacedLink(trace, rtt_s) if trace is not None else None
     with listen(host, port, token) as listening:
-        address = listening.getsockname()
-        tell(f"http://{f'[{address[0]}]' if ':' in address[0] else address[0]}:{address[1]}")
+        tell(url_of(listening))
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
             runner.run(answer(application(folder, link, token), listening, link))
 

@@ -17,6 +17,18 @@ class ChannelBroken(KvferryError):
     channel is of no further use."""
 
 
+class ChannelUnreachable(ChannelBroken):
+    """The peer is not there, or has no room."""
+
+
+class ChannelCut(ChannelBroken):
+    """The peer went away without ending the channel."""
+
+
+class ChannelGarbled(ChannelBroken):
+    """The peer sent something that is no message."""
+
+
 class ChannelStalled(ChannelBroken):
     """Nothing came for as long as a receiver had patience."""
 

@@ -105,13 +105,15 @@ def answered(op: Op) -> Answer | None:
     return None
 
 
-def live() -> World:
+def live(over_http: bool = False) -> World:
     """Threads, a local link, a storage file and sockets: an op takes 20 ms, as does moving 100 kB over the link."""
     # Imported here, as tests of another world need none of it.
     from kvferry.backends.live.engine.channel import SocketSwitchboard
     from kvferry.backends.live.engine.environment import WallClockEnvironment
-    from kvferry.backends.live.engine.machine import LiveMachine
+    from kvferry.backends.live.engine.machine import LiveMachine, Switchboard
     from kvferry.backends.live.engine.thread_work import Moving
+    from kvferry.backends.live.wire.caller import CallingSwitchboard, CloudAddress
+    from kvferry.backends.live.wire.reception import Reception
     from kvferry.disk.direct_storage import Storage
 
     # Long beside what a busy system takes to wake a thread.
@@ -146,7 +148,7 @@ def live() -> World:
     folder = tempfile.TemporaryDirectory(prefix="kvferry-")
     env = WallClockEnvironment()
 
-    def machine(name: str) -> LiveMachine:
+    def machine(name: str, board: Switchboard) -> LiveMachine:
         return LiveMachine(
             name,
             Runner(),
@@ -160,11 +162,18 @@ def live() -> World:
             env=env,
         )
 
-    board = SocketSwitchboard(env, folder.name)
-    device, cloud = machine("device"), machine("cloud")
+    if over_http:
+        reception = Reception(env)
+        calling = CallingSwitchboard(env, CloudAddress(reception.url))
+        boards = [calling, reception]
+        device, cloud = machine("device", calling), machine("cloud", reception)
+    else:
+        board = SocketSwitchboard(env, folder.name)
+        boards = [board]
+        device, cloud = machine("device", board), machine("cloud", board)
 
     def close() -> None:
-        for part in (device, cloud, board, storage):
+        for part in (device, cloud, *boards, storage):
             part.close()
         folder.cleanup()
 
@@ -232,7 +241,12 @@ def fake_world(scenario: Scenario, needs: Needs, inputs: Inputs, tell: Tell, say
     yield FakeWorld(scenario, needs, inputs)
 
 
-WORLDS: dict[str, Callable[[], World]] = {"fake": fake, "sim": sim, "live": live}
+def live_over_http() -> World:
+    """As ``live``, with a channel over HTTP."""
+    return live(over_http=True)
+
+
+WORLDS: dict[str, Callable[[], World]] = {"fake": fake, "sim": sim, "live": live, "http": live_over_http}
 
 
 def finish(world: World, *tickets: simpy.Event) -> None:

@@ -1,7 +1,6 @@
 """Channels between processes on one machine, over a local socket. Messages are JSON and bytes, never code."""
 
 import contextlib
-import json
 import re
 import select
 import socket
@@ -14,6 +13,7 @@ from threading import Lock
 from typing import Any
 
 from kvferry.backends.live.engine.environment import WallClockEnvironment
+from kvferry.backends.live.engine.messages import packed, unpacked
 from kvferry.backends.live.engine.thread_work import LiveWork
 from kvferry.backends.live.engine.worker import Worker
 from kvferry.machine.channel import ChannelBroken, ChannelStalled, Each, Streamed
@@ -140,8 +140,11 @@ class LiveChannel:
             raise RuntimeError("this end of the channel is closed")
         if message is None:
             raise TypeError("None says that a channel has ended; it cannot be sent")
-        text, blobs = _packed(message)
-        return self._sender.do(lambda _: self._send(text, blobs), self._crossed(n_bytes))
+        text, blobs = packed(message)
+        sent = self._sender.do(lambda _: self._send(text, blobs), self._crossed(n_bytes))
+        # Whoever waits for it gets its failure. Others are told when they receive.
+        sent.defused = True
+        return sent
 
     def stream(self, n_bytes: float) -> "LiveStream":
         """A stream of parts of `n_bytes` each on a modelled link; each part goes into the socket as it is put.
@@ -224,8 +227,8 @@ class LiveChannel:
         text, blobs = self._exactly(text_bytes, patience_s), self._exactly(blob_bytes, patience_s)
         try:
             if text[:1] == _PART:
-                return _Part(_unpacked(text[1:], blobs) if text[1:] else None)
-            return _END if text == _END_OF_STREAM else _unpacked(text, blobs)
+                return _Part(unpacked(text[1:], blobs) if text[1:] else None)
+            return _END if text == _END_OF_STREAM else unpacked(text, blobs)
         except (ValueError, TypeError, AttributeError, RecursionError) as error:
             raise ChannelBroken(f"what {self._peer} sends is no message of ours: {error}") from error
 
@@ -255,58 +258,11 @@ class LiveStream:
 
     def put(self, value: Any = None) -> None:
         """Raises TypeError for what no message can hold."""
-        text, blobs = (b"", []) if value is None else _packed(value)
+        text, blobs = (b"", []) if value is None else packed(value)
         self._put(_PART + text, blobs, self._n_bytes)
 
     def end(self) -> None:
         self._put(_END_OF_STREAM, [], 0.0)
-
-
-# --- messages ----------------------------------------------------------------------------------------------------
-
-
-def _packed(message: Any) -> tuple[bytes, list[memoryview]]:
-    """A message as JSON text, and the bytes in it."""
-    blobs: list[memoryview] = []
-
-    def plain(value: Any) -> Any:
-        if value is None or isinstance(value, bool | int | float | str):
-            return value
-        if isinstance(value, list):
-            return [plain(each) for each in value]
-        # Everything else has a tag, so that nothing can be taken for it.
-        if isinstance(value, tuple):
-            return {"tuple": [plain(each) for each in value]}
-        if isinstance(value, dict) and all(isinstance(key, str) for key in value):
-            return {"dict": {key: plain(each) for key, each in value.items()}}
-        if isinstance(value, bytes | bytearray | memoryview):
-            blobs.append(memoryview(value).cast("B"))
-            return {"bytes": len(blobs[-1])}
-        raise TypeError(f"a message cannot hold {type(value).__name__}: send numbers, text, lists, tuples, bytes")
-
-    return json.dumps(plain(message)).encode(), blobs
-
-
-def _unpacked(text: bytearray, blobs: bytearray) -> Any:
-    at = 0
-
-    def whole(value: Any) -> Any:
-        nonlocal at
-        if isinstance(value, list):
-            return [whole(each) for each in value]
-        if not isinstance(value, dict):
-            return value
-        ((tag, content),) = value.items()
-        if tag == "tuple":
-            return tuple(whole(each) for each in content)
-        if tag == "dict":
-            return {key: whole(each) for key, each in content.items()}
-        if tag == "bytes" and 0 <= content <= len(blobs) - at:
-            at += content
-            return bytes(blobs[at - content : at])
-        raise ValueError(f"unknown tag {tag!r}")
-
-    return whole(json.loads(text.decode()))
 
 
 def _readable(wire: socket.socket, within_s: float) -> bool:

@@ -18,8 +18,9 @@ import simpy
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from kvferry.backends.live.engine.channel import LiveChannel, SocketSwitchboard, _packed, _unpacked
+from kvferry.backends.live.engine.channel import LiveChannel, SocketSwitchboard
 from kvferry.backends.live.engine.environment import WallClockEnvironment
+from kvferry.backends.live.engine.messages import packed, unpacked
 from kvferry.machine.channel import ChannelBroken
 from kvferry.specs.errors import InputError
 
@@ -32,8 +33,8 @@ values = st.recursive(
 
 @given(values)
 def test_messages_come_out_as_they_went_in(message: Any) -> None:
-    text, blobs = _packed(message)
-    got = _unpacked(bytearray(text), bytearray(b"".join(blobs)))
+    text, blobs = packed(message)
+    got = unpacked(bytearray(text), bytearray(b"".join(blobs)))
     assert got == message
     assert type(got) is type(message)
 

@@ -1,0 +1,339 @@
+"""The cloud's side: devices open channels over HTTP.
+
+    GET  /channels/MACHINE/DEVICE    opens the channel of this device with this machine, and answers with an event
+                                     stream: `open` with the channel's key, then all that the machine says
+    POST /said/KEY/KIND?n=N          what the device says, number N of it (1, 2, ...): a `message`, a `part` of a
+                                     stream, its `end`, or `goodbye`
+
+What is said is one line of JSON: the value, with bytes in base64, and what it weighs on a modelled link.
+"""
+
+import asyncio
+import json
+import re
+import secrets
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from kvferry.backends.live.engine.environment import WallClockEnvironment
+from kvferry.backends.live.wire.channel import Heard, WiredChannel
+from kvferry.backends.live.wire.event import (
+    GOODBYE,
+    MOST_EVENT_BYTES,
+    OPEN,
+    SIGN_OF_LIFE,
+    Event,
+    NoEvent,
+    as_sent,
+    read,
+)
+from kvferry.cloud.event_loop import new_event_loop
+from kvferry.cloud.server import Guard, Receive, Scope, Send, answer, listen, url_of
+from kvferry.machine.channel import ChannelBroken, ChannelCut, ChannelGarbled
+from kvferry.specs.errors import KvferryError
+
+# Channels at once. Each takes two connections while something is said.
+MOST_CHANNELS = 100
+# What waits for a device that takes nothing, and for a role that hears nothing: more of it ends the channel.
+MOST_WAITING_BYTES = 2**26
+# Where nothing else is said, the cloud says that it is there.
+SIGN_S = 5.0
+# A device has this long to say one thing to its end.
+BODY_S = 10.0
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+# Told the names of a machine and of a device that has come to it.
+Arrived = Callable[[str, str], None]
+
+
+class ServedWire:
+    """A Wire to a device that comes, or will. What is said before it is there waits for it."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, peer: str) -> None:
+        self._loop, self.peer = loop, peer
+        self.key = secrets.token_hex(16)
+        self.news = asyncio.Event()
+        # Whether a device is there, or was.
+        self.taken = False
+        # Whether the role is done with it, and only its goodbye has to get there.
+        self.left = False
+        self._lock = threading.Lock()
+        self._heard: Heard | None = None
+        self._early: list[Event | KvferryError] = []
+        self._unsent: deque[bytes] = deque()
+        self._waiting_bytes = 0
+        self._numbers = 0
+        self._goodbyes: set[str] = set()
+        self._error: KvferryError | None = None
+
+    # --- for the channel -----------------------------------------------------------------------------------------
+
+    def begin(self, heard: Heard) -> None:
+        with self._lock:
+            for said in self._early:
+                heard(said)
+            self._heard, self._early = heard, []
+
+    def connect(self) -> None:
+        """It is the device that comes."""
+
+    def send(self, kind: str, data: bytes) -> None:
+        with self._lock:
+            if self._error is not None:
+                raise ChannelCut(f"cannot send to {self.peer}: it is gone")
+            piece = as_sent(kind, data)
+            self._unsent.append(piece)
+            self._waiting_bytes += len(piece)
+            if kind == GOODBYE:
+                self._goodbyes.add("ours")
+        if self._waiting_bytes > MOST_WAITING_BYTES:
+            self.fail(ChannelBroken(f"{self.peer} takes nothing: {self._waiting_bytes:,} bytes wait for it"))
+        self._tell()
+
+    def hang_up(self) -> None:
+        self.fail(ChannelCut(f"the channel with {self.peer} was ended"))
+
+    # --- for the server ------------------------------------------------------------------------------------------
+
+    @property
+    def over(self) -> bool:
+        """Broken, or both sides have said goodbye."""
+        return self._error is not None or (len(self._goodbyes) == 2 and not self._unsent)
+
+    @property
+    def failed(self) -> bool:
+        return self._error is not None
+
+    def stream_ended(self) -> None:
+        """The device is gone, or both have said goodbye."""
+        if not self.over:
+            self.fail(ChannelCut(f"{self.peer} went away without saying goodbye"))
+
+    def take(self) -> bytes:
+        """All that is to be sent now."""
+        with self._lock:
+            pieces = b"".join(self._unsent)
+            self._unsent.clear()
+            self._waiting_bytes = 0
+        return pieces
+
+    def hear(self, number: int, kind: str, data: bytes) -> None:
+        """Raises NoEvent. What was heard before is not heard again."""
+        if number <= self._numbers:
+            return
+        said = read(kind, data)
+        if number != self._numbers + 1 or "theirs" in self._goodbyes:
+            raise NoEvent(f"number {number} after {self._numbers}")
+        self._numbers = number
+        if kind == GOODBYE:
+            self._goodbyes.add("theirs")
+        self._pass_on(said)
+        self._tell()
+
+    def fail(self, error: KvferryError) -> None:
+        with self._lock:
+            if self._error is not None:
+                return
+            self._error = error
+        self._pass_on(error)
+        self._tell()
+
+    def _pass_on(self, said: Event | KvferryError) -> None:
+        with self._lock:
+            if self._heard is None:
+                self._early.append(said)
+            else:
+                self._heard(said)
+
+    def _tell(self) -> None:
+        try:
+            self._loop.call_soon_threadsafe(self.news.set)
+        except RuntimeError:
+            # The server has stopped.
+            self._error = self._error or ChannelCut("the server has stopped")
+
+
+class Reception:
+    """Where devices come to machines of this process: a switchboard of the machines, and a server in a thread.
+
+    `arrived` is called where processes run when a device has opened a channel; the role then opens the machine's end,
+    and `leave`s when it is done with the device. Without `arrived`, whoever opens an end waits for its device.
+
+    Serves from when it is made until `close`. Raises InputError where it cannot listen, or where others could reach it
+    and there is no token.
+    """
+
+    def __init__(
+        self,
+        env: WallClockEnvironment,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        token: str | None = None,
+        arrived: Arrived | None = None,
+    ) -> None:
+        self._env, self._arrived = env, arrived
+        self._wires: dict[tuple[str, str], ServedWire] = {}
+        self._channels: dict[tuple[str, str], WiredChannel] = {}
+        self._lock = threading.Lock()
+        self._listening = listen(host, port, token)
+        self.url = url_of(self._listening)
+        self._loop = new_event_loop()
+        self._server: uvicorn.Server | None = None
+        routes = [
+            Route("/said/{key}/{kind}", self._say, methods=["POST"]),
+            Route("/channels/{machine}/{device}", self._open, methods=["GET"]),
+        ]
+        # An event and its frame.
+        guard = Guard(Starlette(routes=routes), token, MOST_EVENT_BYTES)
+        self._thread = threading.Thread(target=self._serve, args=(guard,), name="kvferry reception", daemon=True)
+        self._thread.start()
+
+    def open(self, name: str, peer: str) -> WiredChannel:
+        """The end that a machine of this process holds of its channel with a device, whether or not it has come."""
+        if (name, peer) not in self._channels:
+            with self._lock:
+                wire = self._wires.setdefault((name, peer), ServedWire(self._loop, peer))
+            self._channels[name, peer] = WiredChannel(self._env, peer, wire)
+        return self._channels[name, peer]
+
+    def leave(self, name: str, peer: str) -> None:
+        """End a channel for good, behind what was said. A device of that name may come anew."""
+        if (channel := self._channels.pop((name, peer), None)) is not None:
+            channel.close()
+        with self._lock:
+            wire = self._wires.get((name, peer))
+            if wire is None or wire.over or not wire.taken:
+                self._wires.pop((name, peer), None)
+            else:
+                wire.left = True
+
+    def close(self) -> None:
+        """End every channel at once, and the server."""
+        for channel in self._channels.values():
+            channel.hang_up()
+        for wire in list(self._wires.values()):
+            wire.hang_up()
+        if self._server is not None:
+            self._server.should_exit = True
+        self._thread.join(5.0)
+        self._listening.close()
+
+    # --- in the server's thread ----------------------------------------------------------------------------------
+
+    def _serve(self, guard: Guard) -> None:
+        def begun(server: uvicorn.Server) -> None:
+            self._server = server
+
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_until_complete(answer(guard, self._listening, None, begun))
+        finally:
+            self._loop.close()
+
+    async def _open(self, request: Request) -> Response:
+        names = request.path_params["machine"], request.path_params["device"]
+        if not all(_NAME.fullmatch(name) for name in names):
+            return PlainTextResponse("a name has letters, digits, . _ and -, and at most 100 of them", 400)
+        with self._lock:
+            wire = self._wires.get(names)
+            if wire is None:
+                if len(self._wires) >= MOST_CHANNELS:
+                    return PlainTextResponse(f"{MOST_CHANNELS} devices are here already", 503)
+                wire = self._wires[names] = ServedWire(self._loop, names[1])
+            if wire.taken:
+                return PlainTextResponse("a device of this name is here already", 409)
+            wire.taken = True
+        if self._arrived is not None:
+            with self._env.lock:
+                self._env.expect()
+                self._env.post(lambda names: self._arrived(*names), names)  # type: ignore[misc]
+        return _EventStream(wire, lambda: self._ended(names, wire))
+
+    def _ended(self, names: tuple[str, str], wire: ServedWire) -> None:
+        wire.stream_ended()
+        with self._lock:
+            if wire.left and self._wires.get(names) is wire:
+                del self._wires[names]
+
+    async def _say(self, request: Request) -> Response:
+        key, number = request.path_params["key"].encode(), request.query_params.get("n", "")
+        # Not over either: what was said last may be said again.
+        wire = next(
+            (wire for wire in list(self._wires.values()) if secrets.compare_digest(wire.key.encode(), key)), None
+        )
+        if wire is None or not wire.taken or wire.failed:
+            return PlainTextResponse("this channel has ended", 404)
+        try:
+            async with asyncio.timeout(BODY_S):
+                data = await request.body()
+            if not re.fullmatch(r"[0-9]{1,15}", number):
+                raise NoEvent("a number is missing")
+            wire.hear(int(number), request.path_params["kind"], data)
+        except NoEvent as error:
+            wire.fail(ChannelGarbled(f"what {wire.peer} sends is no message of ours: {error}"))
+            return PlainTextResponse(f"this is no message of ours: {error}"[:500], 400)
+        except (TimeoutError, ClientDisconnect):
+            return PlainTextResponse("did not come to its end", 408, headers={"connection": "close"})
+        return Response(status_code=204)
+
+
+class _EventStream(Response):
+    """All that is said to a device, until the channel ends or the device is gone."""
+
+    def __init__(self, wire: ServedWire, ended: Callable[[], None]) -> None:
+        self._wire, self._ended = wire, ended
+        self.status_code, self.background = 200, None
+        self.init_headers({"content-type": "text/event-stream", "cache-control": "no-store"})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sending, leaving = asyncio.ensure_future(self._send(send)), asyncio.ensure_future(_gone(receive))
+        try:
+            await asyncio.wait((sending, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if not sending.done() or sending.exception() is not None:
+                scope["state"]["connection"].abort()
+        finally:
+            self._ended()
+            for task in (sending, leaving):
+                task.cancel()
+            await asyncio.gather(sending, leaving, return_exceptions=True)
+
+    async def _send(self, send: Send) -> None:
+        async def say(piece: bytes, more: bool = True) -> None:
+            await send({"type": "http.response.body", "body": piece, "more_body": more})
+
+        wire = self._wire
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        await say(as_sent(OPEN, json.dumps({"key": wire.key}).encode()))
+        while True:
+            wire.news.clear()
+            if piece := wire.take():
+                await say(piece)
+            elif wire.over:
+                break
+            else:
+                try:
+                    async with asyncio.timeout(SIGN_S):
+                        await wire.news.wait()
+                except TimeoutError:
+                    if wire.left:
+                        wire.hang_up()
+                    await say(SIGN_OF_LIFE)
+        if wire.failed:
+            # Nothing that looks like an end.
+            raise ConnectionAbortedError
+        await say(b"", more=False)
+
+
+async def _gone(receive: Receive) -> None:
+    message: dict[str, Any] = {"type": ""}
+    while message["type"] != "http.disconnect":
+        message = await receive()
