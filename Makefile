@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-PACKAGES := specs system layouts policies machine codecs traces scenarios sim disk model cloud backends pipelines calibration analysis cli
+PACKAGES := specs system layouts policies machine codecs traces scenarios sim disk model cloud backends pipelines calibration analysis api cli
 
 .PHONY: demo test test-core test-all check docs dist clean
 
@@ -37,11 +37,14 @@ test-all: $(VENV)/torch
 	$(BIN)/python -m pytest -n auto --hypothesis-profile=thorough
 
 check: $(VENV)/dev
-	@mkdir -p build/typing && ln -sfn ../.. build/typing/kvferry
+	@rm -rf build/typing && mkdir -p build/typing/kvferry
+	@for each in $(PACKAGES); do ln -s ../../../$$each build/typing/kvferry/$$each; done
+	@for each in kvferry/*; do ln -s ../../../$$each build/typing/$$each; done
+	@$(BIN)/python -c "import kvferry.api" || { echo "kvferry.api is new and not installed here: pip install -e . again"; exit 1; }
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/lint-imports --no-logo
-	$(BIN)/mypy $(addprefix -p kvferry.,$(PACKAGES))
+	cd build/typing && $(abspath $(BIN))/lint-imports --no-logo --config ../../pyproject.toml
+	$(BIN)/mypy -p kvferry
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
 
 # A wheel and a source archive in dist/; the wheel is installed into an environment of its own and run.

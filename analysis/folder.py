@@ -42,8 +42,10 @@ def write_run(folder: Path, scenario_yaml: str, run: Run, envelope: Envelope, *,
     written = [
         write_file(folder / "scenario.yaml", scenario_yaml.encode()),
         write_file(folder / "metrics.json", to_json(envelope).encode()),
-        write_file(folder / "spans.parquet", spans_parquet(run)),
-        write_file(folder / "requests.parquet", requests_parquet(run, bounded="bound_s" in envelope["metrics"])),
+        write_file(folder / "spans.parquet", _parquet(spans_columns(run))),
+        write_file(
+            folder / "requests.parquet", _parquet(requests_columns(run, bounded="bound_s" in envelope["metrics"]))
+        ),
         *_units_file(folder, run),
         write_file(folder / "trace.json", chrome_trace(run, title=title).encode()),
     ]
@@ -84,8 +86,6 @@ def write_comparison(
 ) -> list[Path]:
     """Write a run's folder per system (all three mappings by system), comparison.json, and plots/ of all together, the
     best by `ranked_by` first. Calls `progress` with how many pictures are drawn."""
-    from kvferry.analysis.compare import compare_bars, compare_gantt
-
     written = []
     draws: dict[Path, Draw] = {}
     for system, run in runs.items():
@@ -93,6 +93,17 @@ def write_comparison(
         written += write_run(own, scenario_yaml[system], run, envelopes[system], plots=False)
         draws |= run_pictures(own, run, envelopes[system])
     written.append(write_file(folder / "comparison.json", to_json({"systems": dict(envelopes)}).encode()))
+    draws |= comparison_pictures(folder, runs, envelopes, ranked_by)
+    return written + (write_drawn(draws, progress) if plots else [])
+
+
+def comparison_pictures(
+    folder: Path, runs: Mapping[str, Run], envelopes: Mapping[str, Envelope], ranked_by: str
+) -> dict[Path, Draw]:
+    """How each picture of several systems is drawn, by its path without an ending."""
+    from kvferry.analysis.compare import compare_bars, compare_gantt
+
+    draws: dict[Path, Draw] = {}
     title = next((f"{envelope['scenario']}{_unmeasured(envelope)}" for envelope in envelopes.values()), "")
     metrics = {system: envelope["metrics"] for system, envelope in envelopes.items()}
     if any(run.spans for run in runs.values()):
@@ -100,7 +111,7 @@ def write_comparison(
         draws[folder / "plots" / "paths"] = partial(compare_gantt, shown, title=title)
     if any(ranked_by in figures for figures in metrics.values()):
         draws[folder / "plots" / "bars"] = partial(compare_bars, metrics, title=title, ranked_by=ranked_by)
-    return written + (write_drawn(draws, progress) if plots else [])
+    return draws
 
 
 def write_drawn(draws: Mapping[Path, Draw], progress: Progress = lambda done, of: None) -> list[Path]:
@@ -148,14 +159,14 @@ def folder_name(system: str) -> str:
     return re.sub(r"[^\w.-]+", "-", system, flags=re.ASCII).lstrip(".") or "system"
 
 
-def spans_parquet(run: Run) -> bytes:
-    """The spans as a Parquet table: resource, label, start_s, end_s, n_bytes, request (null: none), and of a batch that
+def spans_columns(run: Run) -> Mapping[str, Any]:
+    """The spans as Arrow columns: resource, label, start_s, end_s, n_bytes, request (null: none), and of a batch that
     decodes in lock step the step that they began in and, of attention and feed-forward, the layer."""
     import pyarrow as pa
 
     spans, steps = run.spans, steps_of(run)
     places = [(None, None) if steps is None else steps.of(span) for span in spans]
-    columns = {
+    return {
         "resource": pa.array([span.resource for span in spans], pa.string()),
         "label": pa.array([span.label for span in spans], pa.string()),
         "start_s": pa.array([span.start_s for span in spans], pa.float64()),
@@ -165,10 +176,9 @@ def spans_parquet(run: Run) -> bytes:
         "step": pa.array([step for step, _ in places], pa.int64()),
         "layer": pa.array([layer for _, layer in places], pa.int64()),
     }
-    return _parquet(columns)
 
 
-def requests_parquet(run: Run, *, bounded: bool = True) -> bytes:
+def requests_columns(run: Run, *, bounded: bool = True) -> Mapping[str, Any]:
     """A row per request: when it arrived, was loaded and answered, its tokens, and by which path its context came.
     Null: not reached, or not applicable, as are bounds that rest on a profile which was not measured."""
     import pyarrow as pa
@@ -177,7 +187,7 @@ def requests_parquet(run: Run, *, bounded: bool = True) -> bytes:
     whole = ("request", "tokens", "units_computed", "units_streamed")
     keys = list(_request_row(RequestRecord(request=0, arrival_s=0.0)))
     kinds = {key: pa.int64() if key in whole else pa.float64() for key in keys}
-    return _parquet({key: pa.array([row[key] for row in rows], kinds[key]) for key in keys})
+    return {key: pa.array([row[key] for row in rows], kinds[key]) for key in keys}
 
 
 def _request_row(record: RequestRecord) -> dict[str, float | None]:
@@ -202,14 +212,14 @@ def _request_row(record: RequestRecord) -> dict[str, float | None]:
     }
 
 
-def units_parquet(requests: Sequence[RequestRecord]) -> bytes:
+def units_columns(requests: Sequence[RequestRecord]) -> Mapping[str, Any]:
     """A row per unit of a context, in the order in which they came: request, token_chunk, layer, head (null: all), path
     ("streamed" or "computed"), asked_s, ready_s."""
     import pyarrow as pa
 
     units = [(record.request, *unit) for record in requests for unit in record.units]
     request, chunk, layer, head, streamed, asked_s, ready_s = zip(*units, strict=True) if units else ((),) * 7
-    columns = {
+    return {
         "request": pa.array(request, pa.int64()),
         "token_chunk": pa.array(chunk, pa.int64()),
         "layer": pa.array(layer, pa.int64()),
@@ -218,14 +228,13 @@ def units_parquet(requests: Sequence[RequestRecord]) -> bytes:
         "asked_s": pa.array(asked_s, pa.float64()),
         "ready_s": pa.array(ready_s, pa.float64()),
     }
-    return _parquet(columns)
 
 
 def _units_file(folder: Path, run: Run) -> list[Path]:
     """units.parquet of a run that loaded a context."""
     if not any(record.units for record in run.requests):
         return []
-    return [write_file(folder / "units.parquet", units_parquet(run.requests))]
+    return [write_file(folder / "units.parquet", _parquet(units_columns(run.requests)))]
 
 
 def _parquet(columns: Mapping[str, Any]) -> bytes:

@@ -3,17 +3,13 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
+from kvferry.cli.options import as_options
 from kvferry.cli.output import results_folder
 
-if TYPE_CHECKING:
-    from kvferry.specs.device import DeviceSpec
-
-# Load average per core above which the command warns.
-_QUIET_SHARE = 0.3
 _PARTS = "compute,sparsity,decode,dispatch,codec,storage,link,contention,power"
 # Options that only a measurement uses.
 _ONLY_HERE = (
@@ -75,45 +71,51 @@ def calibrate(
     When interrupted or killed, the same command resumes. With --from nothing is measured here: the profile is made from
     the output of llama-bench, fio and iperf3, which may come from another device.
     """
-    from kvferry.scenarios.loader import load_device
+    from kvferry.api.calibration import calibrate as measure
+    from kvferry.cli.progress import say, steps
     from kvferry.specs.errors import InputError
 
+    folder = output or Path("calibration")
     if files and not from_files:
         raise InputError(f"{files[0]}: files come after --from; to measure this device, give none")
-    based = load_device(base)
     if from_files:
         useless = [key for key in _ONLY_HERE if _given(command, key)]
         if useless:
             options = ", ".join(f"--{key.replace('_', '-')}" for key in useless)
             raise InputError(f"{options}: nothing is measured here with --from; leave it out")
-        _from_files([*from_files, *(files or [])], output, model, based, name)
+        made = [*from_files, *(files or [])]
+        print(measure(model, folder, files=made, base=base, name=name, say=say).profile)
         return
     if model is None:
         raise InputError("--model: names what to measure with, as in --model Qwen/Qwen3-0.6B; or --from FILE...")
-    asked = {
-        "model": model,
-        "random_weights": random_weights,
-        "threads": threads,
-        "device": device,
-        "dtype": dtype,
-        "attention": attention,
-        "quick": quick,
-    }
-    _measure(asked, context, workers, parts, output or Path("calibration"), based, name, fresh)
+    with as_options("context", "attention"), _kept(folder), steps() as progress:
+        written = measure(
+            model,
+            folder,
+            base=base,
+            name=name,
+            parts=[part.strip() for part in parts.split(",") if part.strip()],
+            random_weights=random_weights,
+            threads=threads,
+            device=device,
+            dtype=dtype,
+            attention=attention,
+            context=context,
+            workers=workers,
+            quick=quick,
+            fresh=fresh,
+            progress=progress,
+            say=say,
+        )
+    say(
+        "a scenario uses it with `device: PROFILE` and `costs: table`, or `costs: predictor` for block-sparse attention"
+    )
+    print(written.profile)
 
 
 def _given(command: typer.Context, key: str) -> bool:
     source = command.get_parameter_source(key)
     return source is not None and source.name == "COMMANDLINE"
-
-
-def _from_files(
-    files: list[Path], output: Path | None, model: str | None, base: "DeviceSpec", name: str | None
-) -> None:
-    from kvferry.calibration.from_files import profile_from
-    from kvferry.cli.progress import say
-
-    print(profile_from(files, output or Path("calibration"), base, model=model, name=name, say=say))
 
 
 @contextmanager
@@ -125,54 +127,3 @@ def _kept(output: Path) -> Iterator[None]:
     except KeyboardInterrupt:
         say(f"interrupted; what was measured is kept in {output}, and the same command goes on from there")
         raise
-
-
-def _measure(
-    asked: dict[str, Any],
-    context: str,
-    workers: int | None,
-    parts: str,
-    output: Path,
-    base: "DeviceSpec",
-    name: str | None,
-    fresh: bool,
-) -> None:
-    from kvferry.cli.progress import say, steps
-    from kvferry.specs.errors import InputError, MissingExtra
-    from kvferry.specs.units import count
-    from kvferry.traces.chunks import CHUNK_TOKENS
-
-    try:
-        from kvferry.calibration.calibrate import calibrate as measure
-        from kvferry.calibration.environment import environment, usable_cores
-        from kvferry.calibration.settings import Settings
-    except ImportError as error:
-        raise MissingExtra(
-            f"calibrating needs {error.name}: pip install '.[torch]' in KVFerry's folder; --from needs none"
-        ) from None
-    try:
-        asked["context"] = count(context)
-    except ValueError as error:
-        raise InputError(f"--context: {error}") from None
-    if not CHUNK_TOKENS <= asked["context"] <= 2**20:
-        raise InputError(f"--context {context}: from one token chunk on, {CHUNK_TOKENS}, to 1Mi")
-    if asked["attention"] not in ("dense", "block-sparse"):
-        raise InputError(f"--attention {asked['attention']!r}: it can be dense or block-sparse")
-    busy = environment()["load_average_1min"] or 0.0
-    if busy > _QUIET_SHARE * usable_cores():
-        say(f"others are at work here (load average {busy:g}): they will be part of what is measured")
-    asked["workers"] = workers or max(1, usable_cores() - asked["threads"])
-    with _kept(output), steps() as progress:
-        written = measure(
-            Settings(**asked),
-            output,
-            base,
-            parts=[part.strip() for part in parts.split(",") if part.strip()],
-            name=name,
-            fresh=fresh,
-            progress=progress,
-        )
-    say(
-        "a scenario uses it with `device: PROFILE` and `costs: table`, or `costs: predictor` for block-sparse attention"
-    )
-    print(written)

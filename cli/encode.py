@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from kvferry.cli.options import PluginOption, ScenarioArgument, SeedOption, SetOption, overrides
+from kvferry.cli.options import PluginOption, ScenarioArgument, SeedOption, SetOption, as_options, listed, overrides
 
 
 def encode(
@@ -23,14 +23,15 @@ def encode(
 
     Prints the stores' paths. Existing stores are kept.
     """
-    from kvferry.cli.checks import check_workload, scenario_for_run, scenarios_under
+    from kvferry.api.scenario import check_workload, load, under_systems
     from kvferry.cli.progress import say
     from kvferry.pipelines.loading.systems import SYSTEMS
     from kvferry.specs.errors import MissingExtra
 
-    loaded = scenario_for_run(scenario, overrides(settings, seed))
+    loaded = load(scenario, overrides(settings, seed))
     check_workload(loaded, "context-reuse", "kvferry encode", "live/quickstart")
-    under = scenarios_under(loaded, systems or loaded.system)
+    with as_options("systems"):
+        under = under_systems(loaded, [loaded.system] if systems is None else listed(systems))
     try:
         from kvferry.backends.live.loading.cloud_parts import encode_contexts
     except ImportError as error:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import typer
 
-from kvferry.cli.options import JsonOption, OutputOption, PluginOption, SeedOption, SetOption, overrides
-
-if TYPE_CHECKING:
-    from kvferry.analysis.fidelity_study import FidelityStudy
+from kvferry.cli.options import (
+    JsonOption,
+    OutputOption,
+    PluginOption,
+    SeedOption,
+    SetOption,
+    as_options,
+    listed,
+    overrides,
+)
 
 
 def fidelity(
@@ -30,12 +37,14 @@ def fidelity(
     other, and the same command resumes after Ctrl-C.
     """
     from kvferry.analysis.envelope import to_json
-    from kvferry.analysis.fidelity_study import measure
+    from kvferry.api.fidelity import fidelity as measure
+    from kvferry.api.fidelity import study_in_both_worlds
     from kvferry.cli.progress import counted, say
 
-    study = _study(source, overrides(settings, seed), systems, runs)
+    with as_options("systems"):
+        study = study_in_both_worlds(source, listed(systems), overrides(settings, seed), runs)
     with counted(study.name) as progress:
-        report = measure(study, output, progress=progress, say=say)
+        report = measure(study, output=output, progress=progress, say=say).report
     if output is not None:
         say(f"written to {output}")
     if json:
@@ -44,33 +53,7 @@ def fidelity(
     _show(report)
 
 
-def _study(source: str, changes: list[str], systems: str | None, runs: int) -> FidelityStudy:
-    from pathlib import Path
-
-    from kvferry.analysis.fidelity_study import FidelityStudy
-    from kvferry.analysis.study import load_study, study_names
-    from kvferry.cli.checks import scenario_for_run, scenarios_under
-    from kvferry.pipelines.checks import names_in_use
-    from kvferry.specs.document import read_document, regular_file
-    from kvferry.specs.errors import InputError
-
-    is_file = regular_file(Path(source)) is None
-    if source in study_names() or (is_file and read_document(Path(source)).child("base")):
-        loaded = load_study(source, changes, check=names_in_use)
-        if systems is not None and "system" in loaded.axes:
-            raise InputError("--systems: system is an axis of this study; change it there")
-        scenarios = [
-            under
-            for point in loaded.points
-            for under in (scenarios_under(point, systems).values() if systems else [point])
-        ]
-        return FidelityStudy(name=loaded.name, scenarios=scenarios, varied=loaded.axes, runs=runs)
-    scenario = scenario_for_run(source, changes)
-    chosen = list(scenarios_under(scenario, systems or scenario.system).values())
-    return FidelityStudy(name=scenario.name, scenarios=chosen, varied=(), runs=runs)
-
-
-def _show(report: dict[str, Any]) -> None:
+def _show(report: Mapping[str, Any]) -> None:
     from kvferry.analysis import human
     from kvferry.analysis.figures import FIGURES
     from kvferry.cli.table import print_table

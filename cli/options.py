@@ -1,5 +1,8 @@
 """The arguments that several commands share."""
 
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -54,3 +57,20 @@ RunsOption = Annotated[
 
 def overrides(settings: list[str] | None, seed: int | None) -> list[str]:
     return [*(settings or []), *([] if seed is None else [f"seed={seed}"])]
+
+
+@contextmanager
+def as_options(*names: str) -> Iterator[None]:
+    """What the API says of a parameter is said of the option of that name."""
+    from kvferry.specs.errors import InputError
+
+    try:
+        yield
+    except InputError as error:
+        known = any(re.match(rf"{name}\b", str(error)) for name in names)
+        raise InputError(f"--{error}" if known else str(error)) from None
+
+
+def listed(systems: str | None) -> list[str] | None:
+    """The names of a comma-separated --systems."""
+    return None if systems is None else [name.strip() for name in systems.split(",") if name.strip()]

@@ -38,44 +38,37 @@ def run(
     several real runs (--runs) it shows medians with their ranges, and keeps the run of the median.
     """
     from kvferry.analysis.envelope import to_json
-    from kvferry.analysis.folder import write_run
-    from kvferry.analysis.remarks import remarks_on
-    from kvferry.analysis.tables import run_table, show
-    from kvferry.cli.checks import scenario_for_run
+    from kvferry.analysis.tables import show
+    from kvferry.api.repeats import check_runs
+    from kvferry.api.result import run as carry_out
+    from kvferry.api.scenario import load
     from kvferry.cli.output import own_folder
-    from kvferry.cli.progress import say
-    from kvferry.cli.repeats import carry_out, check_runs, summed_up
-    from kvferry.cli.result import envelope_for
-    from kvferry.pipelines.workloads import WORKLOADS
+    from kvferry.cli.progress import counted, say
     from kvferry.scenarios.loader import dump_yaml
     from kvferry.specs.errors import quoted
 
-    loaded = scenario_for_run(scenario, overrides(settings, seed), system)
+    loaded = load(scenario, overrides(settings, seed), system=system)
     check_runs(loaded, runs)
-    described = dump_yaml(loaded)
     if output is None and not json:
         # Real runs of one scenario differ.
-        known = {".": described} if loaded.backend == "sim" else {}
+        known = {".": dump_yaml(loaded)} if loaded.backend == "sim" else {}
         output = own_folder(f"{loaded.name}-{loaded.system}", overrides(settings, seed), known)
-    carried = carry_out({loaded.system: loaded}, runs, keep_going=False)
-    finished = carried.runs.get(loaded.system, [])
-    kept = finished or ([carried.interrupted] if carried.interrupted and carried.interrupted.requests else [])
-    if kept:
-        result, envelope = summed_up(loaded, kept, WORKLOADS[loaded.workload.kind].headline, envelope_for)
-        if output is not None:
-            write_run(output, described, result, envelope, plots=plots)
-        if json:
-            sys.stdout.write(to_json(envelope))
-        else:
-            title = f"{loaded.name}: {loaded.system}" + (f", {len(kept)} runs" if len(kept) > 1 else "")
-            show(run_table(envelope["metrics"], title=title, ranges=envelope.get("ranges")))
-            if result.outcome not in ("done", "interrupted"):
-                print(f"{result.outcome.replace('_', ' ')}: {result.why}")
-            for line in (*result.faults, *result.notes, *remarks_on({loaded.system: (loaded, result)})):
-                print(quoted(line))
-            say(f"written to {output}")
-    if carried.interrupted:
-        what = f"{len(finished)} of {runs} runs" if runs > 1 else carried.interrupted.why
-        if what:
-            say(f"interrupted; kept {what}")
+    try:
+        result = carry_out(loaded, runs=runs, watch=counted, say=say)
+    except KeyboardInterrupt as stopped:
+        if str(stopped):
+            say(f"interrupted; kept {stopped}")
+        raise typer.Exit(130) from None
+    if output is not None:
+        result.write(output, plots=plots)
+    if json:
+        sys.stdout.write(to_json(result.envelope))
+    else:
+        show(result.table())
+        for line in result.remarks:
+            print(quoted(line))
+        say(f"written to {output}")
+    if result.interrupted is not None:
+        if result.interrupted:
+            say(f"interrupted; kept {result.interrupted}")
         raise typer.Exit(130)

@@ -27,13 +27,13 @@ def schedule(
     """
     from kvferry.analysis.envelope import provenance_of, to_json, versions
     from kvferry.analysis.remarks import unmeasured
-    from kvferry.cli.checks import check_workload, scenario_for_run
+    from kvferry.api.scenario import check_workload, load
     from kvferry.cli.progress import spinner
     from kvferry.cli.table import print_metrics
     from kvferry.pipelines.loading.schedules import compare_schedules
     from kvferry.specs.errors import quoted
 
-    loaded = scenario_for_run(scenario, overrides(settings, seed))
+    loaded = load(scenario, overrides(settings, seed))
     check_workload(loaded, "context-reuse", "kvferry schedule", "quickstart")
     with spinner(f"{loaded.name}: scheduling"):
         rows = compare_schedules(loaded, solver)

@@ -1,7 +1,7 @@
 """``kvferry sweep``: a scenario over axes and seeds."""
 
 import sys
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -38,19 +38,18 @@ def sweep(
     from kvferry.analysis.envelope import to_json
     from kvferry.analysis.executors.choice import executor_for
     from kvferry.analysis.remarks import unmeasured
-    from kvferry.analysis.study import load_study
-    from kvferry.analysis.sweep import run_study
+    from kvferry.api.sweep import study_of
+    from kvferry.api.sweep import sweep as carry_out
     from kvferry.cli.progress import PointsProgress, counted, say
-    from kvferry.pipelines.checks import names_in_use
     from kvferry.specs.errors import quoted
 
     where = executor_for(executor, jobs)
-    loaded = load_study(study, settings or [], check=names_in_use)
+    loaded = study_of(study, settings or [])
     folder: Path = output or loaded.output
     progress = PointsProgress(loaded.name)
     try:
         with counted(loaded.name) as progress.bar:
-            summary = run_study(loaded if plots else replace(loaded, plots=()), folder, jobs, progress, where)
+            summary = carry_out(loaded, output=folder, executor=where, plots=plots, progress=progress).summary
     except KeyboardInterrupt:
         say(f"interrupted; kept {progress.done:,} of {progress.of:,} points in {folder}; run it again to go on")
         raise typer.Exit(130) from None
@@ -71,7 +70,7 @@ def sweep(
         raise typer.Exit(1)
 
 
-def _in_words(summary: dict[str, Any]) -> str:
+def _in_words(summary: Mapping[str, Any]) -> str:
     outcomes = ", ".join(f"{n:,} {outcome.replace('_', ' ')}" for outcome, n in summary["outcomes"].items())
     again = f", {summary['outdated']:,} run again as KVFerry has changed" if summary["outdated"] else ""
     return f"{summary['study']}: {summary['points']:,} points ({outcomes}), {summary['new']:,} of them new{again}"

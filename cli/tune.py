@@ -70,7 +70,7 @@ def tune(
     from pydantic import ValidationError
 
     from kvferry.analysis.remarks import unmeasured
-    from kvferry.cli.checks import check_workload, scenario_for_run
+    from kvferry.api.scenario import check_workload, load
     from kvferry.cli.progress import say
     from kvferry.cli.table import print_table
     from kvferry.pipelines.decoding.tuning import limits_of, tune_scenario
@@ -79,7 +79,7 @@ def tune(
     from kvferry.specs.errors import InputError, quoted
     from kvferry.system.whole_file import write_file
 
-    loaded = scenario_for_run(scenario, overrides(settings, seed))
+    loaded = load(scenario, overrides(settings, seed))
     check_workload(loaded, "decode", "kvferry tune", "kvswap/throughput")
     try:
         limits = limits_of(

@@ -1,6 +1,5 @@
 """The folder of a run: complete, repeatable, and careful with what was there before."""
 
-import io
 import json
 import os
 import subprocess
@@ -9,16 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import joblib
-import pyarrow.parquet as pq
+import pyarrow as pa
 import pytest
 
 from kvferry.analysis import folder
 from kvferry.analysis.envelope import Envelope, envelope_of
 from kvferry.analysis.folder import (
     folder_name,
-    requests_parquet,
+    requests_columns,
     run_pictures,
-    spans_parquet,
+    spans_columns,
     write_comparison,
     write_drawn,
     write_run,
@@ -76,10 +75,10 @@ def test_a_run_leaves_its_folder(tmp_path: Path) -> None:
 
 
 def test_spans_come_back() -> None:
-    table = pq.read_table(io.BytesIO(spans_parquet(run())))
+    table = pa.table(spans_columns(run()))
     back = tuple(Span(**row) for row in table.drop_columns(["step", "layer"]).to_pylist())
     assert back == run().spans
-    assert pq.read_table(io.BytesIO(spans_parquet(Run(outcome="done")))).num_rows == 0
+    assert pa.table(spans_columns(Run(outcome="done"))).num_rows == 0
 
 
 def test_equal_runs_give_equal_bytes(tmp_path: Path) -> None:
@@ -178,13 +177,13 @@ def test_pictures_of_several_processes_are_the_same(tmp_path: Path, monkeypatch:
 
 
 def test_requests_come_back() -> None:
-    table = pq.read_table(io.BytesIO(requests_parquet(run()))).to_pylist()
+    table = pa.table(requests_columns(run())).to_pylist()
     assert [(row["request"], row["ttft_s"], row["load_s"], row["tokens"], row["tpot_s"]) for row in table] == [
         (0, 2.0, 1.5, 1, None)
     ]
     bound = replace(run(), requests=(replace(run().requests[0], bound_s=1.0),))
-    assert pq.read_table(io.BytesIO(requests_parquet(bound)))["bound_s"].to_pylist() == [1.0]
-    assert pq.read_table(io.BytesIO(requests_parquet(bound, bounded=False)))["bound_s"].to_pylist() == [None]
+    assert pa.table(requests_columns(bound))["bound_s"].to_pylist() == [1.0]
+    assert pa.table(requests_columns(bound, bounded=False))["bound_s"].to_pylist() == [None]
 
 
 def test_busy_cores_get_no_further_processes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,13 +1,12 @@
 """Which unit of a context took which path: in units.parquet and in the timeline."""
 
-import io
 from collections import Counter
 
-import pyarrow.parquet as pq
+import pyarrow as pa
 import pytest
 from tiny import LOADING, changed
 
-from kvferry.analysis.folder import units_parquet
+from kvferry.analysis.folder import units_columns
 from kvferry.analysis.timeline import trace_events
 from kvferry.pipelines import record
 from kvferry.pipelines.loading import reuse
@@ -20,7 +19,7 @@ def test_a_loaded_context_says_which_unit_took_which_path() -> None:
     (request,) = loaded.requests
     paths = Counter(unit.streamed for unit in request.units)
     assert (paths[True], paths[False]) == (request.units_streamed, request.units_computed)
-    table = pq.read_table(io.BytesIO(units_parquet(loaded.requests))).to_pandas()
+    table = pa.table(units_columns(loaded.requests)).to_pandas()
     assert not table.duplicated(["token_chunk", "layer"]).any()
     assert (table["asked_s"] < table["ready_s"]).all()
     assert table["ready_s"].max() == request.loaded_s

@@ -14,7 +14,7 @@ import pytest
 from command import SMALL, Call, result
 
 from kvferry.analysis import human
-from kvferry.cli.checks import scenario_for_run
+from kvferry.api.scenario import load
 from kvferry.pipelines.checks import check_names
 from kvferry.pipelines.record import RequestRecord, Run
 from kvferry.scenarios.library import names
@@ -80,8 +80,8 @@ def test_the_system_is_the_last_word(call: Call, runs: dict[str, Any]) -> None:
 
 
 def test_another_system_runs_with_its_own_policies() -> None:
-    assert scenario_for_run("kvswap/live", [], "kvswap") == load_scenario("kvswap/live")
-    other = scenario_for_run("kvswap/live", ["policies.selected_tokens=64"], "shadowkv")
+    assert load("kvswap/live", system="kvswap") == load_scenario("kvswap/live")
+    other = load("kvswap/live", ["policies.selected_tokens=64"], system="shadowkv")
     assert (other.system, other.policy_values) == ("shadowkv", {"selected_tokens": 64})
 
 
@@ -366,7 +366,7 @@ def test_systems_that_are_none(call: Call, runs: dict[str, Any]) -> None:
     code, _, err = call("compare", "small.yaml", "--systems", "stream-only,streem")
     assert code == 2
     assert err.startswith("kvferry: --systems: unknown system 'streem'; known: ")
-    assert call("compare", "small.yaml", "--systems", ",")[2].startswith("kvferry: --systems: ',' names none; known: ")
+    assert call("compare", "small.yaml", "--systems", ",")[2].startswith("kvferry: --systems: none is named; known: ")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvferry.cli.checks import scenario_for_run
+from kvferry.api.scenario import load
 from kvferry.machine.ops import Advance, DecodeStep, PrefillHead, Project
 from kvferry.pipelines.run import run_scenario
 from kvferry.scenarios.loader import load_device, load_model, load_scenario, scenario_hash
@@ -157,7 +157,7 @@ costs: predictor
 def refused(folder: Path, text: str = FILE) -> str:
     (folder / "s.yaml").write_text(text)
     with pytest.raises(InputError) as caught:
-        scenario_for_run(str(folder / "s.yaml"), [])
+        load(str(folder / "s.yaml"), [])
     return str(caught.value)
 
 

@@ -1,15 +1,21 @@
 """Scenarios run several times, in turns: a machine that warms up or is busy for a while meets all systems alike."""
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
 
-from kvferry.analysis.metrics import metrics_for
-from kvferry.analysis.repeats import Repeats
-from kvferry.cli.progress import counted, say
+from kvferry.backends.world import Say
 from kvferry.pipelines.record import Run
+from kvferry.pipelines.workload import Progress
 from kvferry.specs.errors import InputError, KvferryError
 from kvferry.specs.scenario import Scenario
+
+# Entered with what is being done, gives what is called with how much is done, of how much.
+Watch = Callable[[str], AbstractContextManager[Progress]]
+
+
+def unwatched(doing: str) -> AbstractContextManager[Progress]:
+    return nullcontext(lambda done, of: None)
 
 
 @dataclass
@@ -23,6 +29,8 @@ class Carried:
 
 def check_runs(scenario: Scenario, runs: int) -> None:
     """Raises InputError for several runs in a world where all are the same."""
+    if runs < 1:
+        raise InputError(f"runs: {runs} is not at least 1")
     if runs > 1 and scenario.backend == "sim":
         raise InputError(
             f"--runs {runs}: the modelled world gives the same every time; give another --seed, or run for real with "
@@ -30,7 +38,9 @@ def check_runs(scenario: Scenario, runs: int) -> None:
         )
 
 
-def carry_out(scenarios: Mapping[str, Scenario], runs: int, keep_going: bool = True) -> Carried:
+def carry_out(
+    scenarios: Mapping[str, Scenario], runs: int, watch: Watch, say: Say, *, keep_going: bool = True
+) -> Carried:
     """Every scenario once, then every one again, `runs` times. A system that fails is not tried again; what it finished
     is kept. Raises its error instead unless `keep_going`."""
     from kvferry.pipelines.run import run_scenario
@@ -42,7 +52,7 @@ def carry_out(scenarios: Mapping[str, Scenario], runs: int, keep_going: bool = T
                 continue
             of = f" (run {turn + 1} of {runs})" if runs > 1 else ""
             try:
-                with counted(f"{scenario.name}: {name}{of}") as progress:
+                with watch(f"{scenario.name}: {name}{of}") as progress:
                     run = run_scenario(scenario, progress, say=say)
             except KvferryError as error:
                 if not keep_going:
@@ -57,20 +67,3 @@ def carry_out(scenarios: Mapping[str, Scenario], runs: int, keep_going: bool = T
                 return carried
             carried.runs.setdefault(name, []).append(run)
     return carried
-
-
-def summed_up(
-    scenario: Scenario, runs: list[Run], headline: str, envelope_for: Callable[[Scenario, Run], dict[str, Any]]
-) -> tuple[Run, dict[str, Any]]:
-    """The run that stands for all, and the JSON object of all: medians in place of its metrics, with their "ranges"
-    over so many "runs"."""
-    repeats = Repeats(runs, [metrics_for(scenario, run) for run in runs])
-    run = runs[repeats.typical(headline)]
-    envelope = envelope_for(scenario, run)
-    if len(runs) > 1:
-        envelope |= {
-            "metrics": repeats.medians,
-            "runs": len(runs),
-            "ranges": {k: list(r) for k, r in repeats.ranges.items()},
-        }
-    return run, envelope

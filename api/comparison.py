@@ -1,0 +1,192 @@
+"""One scenario under several systems, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvferry.analysis.folder import comparison_pictures, write_comparison
+from kvferry.analysis.remarks import remarks_on
+from kvferry.analysis.tables import compare_table
+from kvferry.api.html import table_html, table_text
+from kvferry.api.picture import Picture
+from kvferry.api.repeats import Watch, carry_out, check_runs, unwatched
+from kvferry.api.result import Result
+from kvferry.api.scenario import Settings, Source, load, under_systems
+from kvferry.backends.world import Say
+from kvferry.pipelines.workload import Progress
+from kvferry.pipelines.workloads import WORKLOADS
+from kvferry.scenarios.loader import dump_yaml
+from kvferry.specs.errors import InputError
+from kvferry.specs.scenario import Scenario
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.table import Table
+
+_NOTEBOOK_WIDTH = 240
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """Results by system, in the order in which they were asked for. As the last value of a notebook's cell it shows the
+    table that the command prints, the best system first.
+
+    ``failed``: why systems failed, by name. ``left_out``: why systems cannot run this scenario, where all of a paper
+    were asked for. ``interrupted``: Ctrl-C ended it.
+    """
+
+    scenario: Scenario
+    results: Mapping[str, Result]
+    failed: Mapping[str, str] = field(default_factory=dict)
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    interrupted: bool = False
+
+    def __getitem__(self, system: str) -> Result:
+        """Raises KeyError for a system that has no result."""
+        return self.results[system]
+
+    @property
+    def headline(self) -> str:
+        """The metric that the workload is about, by which systems are ranked."""
+        return WORKLOADS[self.scenario.workload.kind].headline
+
+    @cached_property
+    def metrics(self) -> pd.DataFrame:
+        """A row per system, a column per metric, named as in ``Result.metrics``; missing where it does not apply."""
+        import pandas as pd
+
+        return pd.DataFrame.from_dict({name: one.metrics for name, one in self.results.items()}, orient="index")
+
+    @cached_property
+    def remarks(self) -> list[str]:
+        """What a reader of all the figures should know."""
+        return remarks_on({name: (one.scenario, one.run) for name, one in self.results.items()})
+
+    @cached_property
+    def pictures(self) -> dict[str, Picture]:
+        """By name: "paths" what each system did over time, "bars" their figures."""
+        runs = {name: one.run for name, one in self.results.items()}
+        draws = comparison_pictures(Path(), runs, self._envelopes, self.headline)
+        return {path.name: Picture(path.name, draw) for path, draw in draws.items()}
+
+    def picture(self, name: str = "bars") -> Picture:
+        """The picture of that name. Raises InputError for one that this comparison does not have."""
+        if name not in self.pictures:
+            raise InputError(f"picture: {name!r} is none of {', '.join(self.pictures) or 'none: nothing finished'}")
+        return self.pictures[name]
+
+    def table(self, width: int = _NOTEBOOK_WIDTH) -> Table:
+        """What the command prints, in so many characters, a rich.table.Table."""
+        several = max((len(one.runs) for one in self.results.values()), default=0) > 1
+        return compare_table(
+            {name: one.metrics for name, one in self.results.items()},
+            title=self.scenario.name,
+            outcomes={name: one.outcome for name, one in self.results.items()},
+            ranked_by=self.headline,
+            notes=self._notes(several),
+            width=width,
+            ranges={name: one.ranges for name, one in self.results.items() if one.ranges} if several else None,
+        )
+
+    def write(
+        self, folder: str | Path, *, plots: bool = True, progress: Progress = lambda done, of: None
+    ) -> list[Path]:
+        """Writes the folder that ``kvferry compare`` writes, and returns its files: one of each system, as
+        ``Result.write`` does, comparison.json and, with `plots`, plots/. Raises KvferryError when a file cannot be
+        written."""
+        return write_comparison(
+            Path(folder),
+            {name: dump_yaml(one.scenario) for name, one in self.results.items()},
+            {name: one.run for name, one in self.results.items()},
+            self._envelopes,
+            self.headline,
+            plots=plots,
+            progress=progress,
+        )
+
+    def __repr__(self) -> str:
+        return table_text(self.table())
+
+    def _repr_html_(self) -> str:
+        return table_html(self.table(), self.remarks)
+
+    @property
+    def _envelopes(self) -> dict[str, dict[str, object]]:
+        return {name: one.envelope for name, one in self.results.items()}
+
+    def _notes(self, several: bool) -> list[str]:
+        """What figures of systems do not say by themselves."""
+        import numpy as np
+
+        from kvferry.codecs.sizes import CODECS
+
+        one_chunk, table = np.ones((1, 1, 1)), WORKLOADS[self.scenario.workload.kind].systems
+        systems = {
+            name: table[name].with_policies(one.scenario.policy_values)
+            for name, one in self.results.items()
+            if "regret" in one.metrics
+        }
+        codecs = {name: system.codec for name, system in systems.items() if system.codec is not None}
+        by_level = [name for name, codec in codecs.items() if len(CODECS[codec](one_chunk, 1).level_scale) > 1]
+        notes = [f"regret of {', '.join(by_level)}: against the bound at the smallest encoding"] if by_level else []
+        if several:
+            runs = max(len(one.runs) for one in self.results.values())
+            notes.append(f"medians of up to {runs} runs, taken in turns; ~: its range meets that of the best")
+        notes += [f"{name}: {one}" for name, of in self.results.items() for one in (*of.run.faults, *of.run.notes)]
+        return notes
+
+
+@dataclass(frozen=True)
+class Comparable:
+    """What can be compared: the scenario under each system, and why others are left out."""
+
+    scenario: Scenario
+    under: Mapping[str, Scenario]
+    left_out: Mapping[str, str] = field(default_factory=dict)
+
+
+def comparable(scenario: Scenario, systems: Sequence[str] | None = None) -> Comparable:
+    """Checks before the first one runs which systems can run a scenario. `systems`: None: those of the same paper that
+    can. Raises InputError for one that is asked for and cannot, and for a name that there is not."""
+    kind, left_out = WORKLOADS[scenario.workload.kind], dict[str, str]()
+    under = under_systems(scenario, systems)
+    for name, one in list(under.items()):
+        try:
+            kind.flow(one, kind.systems[name].with_policies(one.policy_values), lambda done, of: None)
+        except InputError as error:
+            if systems is not None or name == scenario.system:
+                raise InputError(f"{name}: {error}") from None
+            left_out[name] = str(error)
+            del under[name]
+    return Comparable(scenario, under, left_out)
+
+
+def compare(
+    scenario: Source | Comparable,
+    systems: Sequence[str] | None = None,
+    settings: Settings = (),
+    *,
+    seed: int | None = None,
+    runs: int = 1,
+    watch: Watch = unwatched,
+    say: Say = lambda what: None,
+) -> Comparison:
+    """Carries a scenario out under several systems; None: those of its system's paper that can run it.
+
+    The scenario's policies apply to its own system only; other systems run with their own. `runs`: how often each, for
+    real, taken in turns. `scenario`, `settings` and `seed` are those of ``load``, `watch` and `say` those of ``run``.
+
+    Raises InputError as ``load`` does, and for a system that is asked for and cannot run the scenario; MissingExtra
+    where the real world is not installed. A system that fails is named in ``failed``, and the others go on; what is
+    done when Ctrl-C comes is kept.
+    """
+    if not isinstance(scenario, Comparable):
+        scenario = comparable(load(scenario, settings, seed=seed), systems)
+    check_runs(scenario.scenario, runs)
+    carried = carry_out(scenario.under, runs, watch, say)
+    results = {name: Result(scenario.under[name], of_system) for name, of_system in carried.runs.items()}
+    return Comparison(scenario.scenario, results, carried.failed, scenario.left_out, carried.interrupted is not None)

@@ -1,0 +1,103 @@
+"""How far the simulator is off this device: scenarios in both worlds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvferry.analysis.fidelity_study import FidelityStudy, measure
+from kvferry.analysis.study import study_names
+from kvferry.api.scenario import Settings, Source, load, overrides_of, under_systems
+from kvferry.api.sweep import study_of
+from kvferry.backends.world import Say
+from kvferry.pipelines.workload import Progress
+from kvferry.specs.document import read_document, regular_file
+from kvferry.specs.errors import InputError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True, eq=False)
+class Fidelity:
+    """Simulated and measured figures beside each other. As the last value of a notebook's cell it shows them.
+
+    ``report``: what ``kvferry fidelity --json`` prints: study, runs, rows, summary, by_system, remarks, provenance.
+    """
+
+    report: Mapping[str, Any]
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """Of the metric that the workload is about: scenarios, error_median, error_largest, spread_median, beyond."""
+        summary: dict[str, Any] = self.report["summary"]
+        return summary
+
+    @cached_property
+    def metrics(self) -> pd.DataFrame:
+        """A row per scenario and metric: scenario, metric, simulated, measured (the median of the runs), error and
+        spread, both as shares of the measured figure; missing where there is none."""
+        import pandas as pd
+
+        rows = [
+            {"scenario": row["name"], "metric": key, **found}
+            for row in self.report["rows"]
+            for key, found in row["metrics"].items()
+        ]
+        return pd.DataFrame(rows)
+
+    def __repr__(self) -> str:
+        return f"{self.report['study']}: {self.report['runs']} runs each: {self.summary}"
+
+    def _repr_html_(self) -> str:
+        return str(self.metrics.to_html(max_rows=60))
+
+
+def study_in_both_worlds(
+    source: Source, systems: Sequence[str] | None = None, settings: Settings = (), runs: int = 5
+) -> FidelityStudy:
+    """What ``fidelity`` measures. Raises InputError."""
+    named = Path(source) if isinstance(source, str | Path) else None
+    is_study = named is not None and (
+        str(source) in study_names() or (regular_file(named) is None and read_document(named).child("base"))
+    )
+    if is_study:
+        assert named is not None
+        loaded = study_of(str(source), settings)
+        if systems is not None and "system" in loaded.axes:
+            raise InputError("systems: system is an axis of this study; change it there")
+        scenarios = [
+            under
+            for point in loaded.points
+            for under in (under_systems(point, systems).values() if systems is not None else [point])
+        ]
+        return FidelityStudy(name=loaded.name, scenarios=scenarios, varied=loaded.axes, runs=runs)
+    scenario = load(source, overrides_of(settings))
+    chosen = list(under_systems(scenario, [scenario.system] if systems is None else systems).values())
+    return FidelityStudy(name=scenario.name, scenarios=chosen, varied=(), runs=runs)
+
+
+def fidelity(
+    source: Source | FidelityStudy,
+    systems: Sequence[str] | None = None,
+    settings: Settings = (),
+    *,
+    runs: int = 5,
+    output: str | Path | None = None,
+    progress: Progress = lambda done, of: None,
+    say: Say = lambda what: None,
+) -> Fidelity:
+    """Runs a scenario, or a study's points, in both worlds, the real one `runs` times, and tells how far the simulator
+    is off, beside the hardware's own spread.
+
+    `systems`: those to run it under; None: its own. With a folder, `output`, runs are kept as they come, both timelines
+    are drawn, and the same call goes on after an interruption. `settings` are those of ``load``.
+
+    Raises InputError as ``load`` does, MissingExtra where the real world is not installed, KvferryError where a run
+    fails.
+    """
+    study = source if isinstance(source, FidelityStudy) else study_in_both_worlds(source, systems, settings, runs)
+    return Fidelity(measure(study, None if output is None else Path(output), progress=progress, say=say))

@@ -1,0 +1,36 @@
+"""Tables of the terminal for a notebook."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from html import escape
+from typing import TYPE_CHECKING
+
+from kvferry.specs.errors import quoted
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+# A notebook's own colours stay; lines that do not fit are scrolled to.
+_PRE = '<pre style="white-space:pre;overflow-x:auto;line-height:normal;font-family:monospace">{code}</pre>'
+_WIDTH = 400
+
+
+def table_html(table: Table, remarks: Sequence[str] = ()) -> str:
+    """The table that the command prints, and remarks under it."""
+    from rich.console import Console
+
+    console = Console(record=True, file=io.StringIO(), width=_WIDTH, highlight=False)
+    console.print(table)
+    lines = console.export_html(inline_styles=True, code_format=_PRE)
+    return lines + "".join(f"<p>{escape(quoted(remark))}</p>" for remark in remarks)
+
+
+def table_text(table: Table) -> str:
+    """The same without colours."""
+    from rich.console import Console
+
+    file = io.StringIO()
+    Console(file=file, width=_WIDTH, highlight=False).print(table)
+    return "\n".join(line.rstrip() for line in file.getvalue().splitlines())

@@ -1,0 +1,196 @@
+"""One scenario carried out under one system, and what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvferry.analysis.envelope import Envelope
+from kvferry.analysis.folder import requests_columns, run_pictures, spans_columns, units_columns, write_run
+from kvferry.analysis.metrics import metrics_for
+from kvferry.analysis.remarks import remarks_on
+from kvferry.analysis.repeats import Range, Repeats
+from kvferry.analysis.tables import run_table
+from kvferry.api.envelope import envelope_for
+from kvferry.api.html import table_html, table_text
+from kvferry.api.picture import Picture
+from kvferry.api.repeats import Watch, carry_out, check_runs, unwatched
+from kvferry.api.scenario import Settings, Source, load
+from kvferry.backends.world import Say
+from kvferry.pipelines.record import Run
+from kvferry.pipelines.workloads import WORKLOADS
+from kvferry.scenarios.loader import dump_yaml
+from kvferry.specs.errors import InputError
+from kvferry.specs.scenario import Scenario
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.table import Table
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """What a scenario came to. As the last value of a notebook's cell it shows the table that the command prints.
+
+    ``runs``: several where it was run for real so often; figures are their medians, and requests, spans and pictures
+    are of the run with the median of the metric that the workload is about. ``interrupted``: what was kept, where
+    Ctrl-C ended it.
+    """
+
+    scenario: Scenario
+    runs: Sequence[Run]
+    interrupted: str | None = None
+
+    @cached_property
+    def _repeats(self) -> Repeats:
+        return Repeats(self.runs, [metrics_for(self.scenario, run) for run in self.runs])
+
+    @cached_property
+    def run(self) -> Run:
+        """All that the run left behind; of several, the one that stands for them."""
+        return self.runs[self._repeats.typical(WORKLOADS[self.scenario.workload.kind].headline)]
+
+    @cached_property
+    def envelope(self) -> Envelope:
+        """The object that ``--json`` prints: outcome, metrics, scenario, system, seed, versions, provenance; of several
+        runs also "runs" and "ranges"."""
+        envelope = envelope_for(self.scenario, self.run)
+        if len(self.runs) > 1:
+            envelope |= {
+                "metrics": self._repeats.medians,
+                "runs": len(self.runs),
+                "ranges": {key: list(ends) for key, ends in self._repeats.ranges.items()},
+            }
+        return envelope
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Figures by name, with their units in it, as in ``ttft_s``; docs/metrics.md explains them. One that does not
+        apply is not there."""
+        metrics: dict[str, float] = self.envelope["metrics"]
+        return metrics
+
+    @property
+    def ranges(self) -> dict[str, Range] | None:
+        """Of several runs the least and the most of each metric; None of one."""
+        return self._repeats.ranges if len(self.runs) > 1 else None
+
+    @property
+    def outcome(self) -> str:
+        """ "done", "out_of_memory", "infeasible" or "interrupted"."""
+        return self.run.outcome
+
+    @property
+    def why(self) -> str:
+        """Why the outcome is not "done"; else empty."""
+        return self.run.why
+
+    @cached_property
+    def remarks(self) -> list[str]:
+        """What a reader of the figures should know: the outcome if it is no result, faults that were made good, what
+        was done otherwise than described, figures that rest on a profile which was not measured."""
+        said = [] if self.outcome in ("done", "interrupted") else [f"{self.outcome.replace('_', ' ')}: {self.why}"]
+        return [
+            *said,
+            *self.run.faults,
+            *self.run.notes,
+            *remarks_on({self.scenario.system: (self.scenario, self.run)}),
+        ]
+
+    @cached_property
+    def requests(self) -> pd.DataFrame:
+        """A row per request: request, arrival_s, loaded_s, first_token_s, last_token_s, tokens, ttft_s, tpot_s, load_s,
+        bound_s, units_computed, units_streamed, streamed_bytes, wasted_bytes, streamed_bits_per_value. Missing: not
+        reached, or not applicable."""
+        return _frame(requests_columns(self.run, bounded="bound_s" in self.metrics))
+
+    @cached_property
+    def spans(self) -> pd.DataFrame:
+        """A row per piece of work of a resource: resource, label, start_s, end_s, n_bytes, request, step, layer; the
+        first 100,000."""
+        return _frame(spans_columns(self.run))
+
+    @cached_property
+    def units(self) -> pd.DataFrame:
+        """Of a loaded context a row per unit of its KV: request, token_chunk, layer, head (missing: all), path
+        ("streamed" or "computed"), asked_s, ready_s."""
+        return _frame(units_columns(self.run.requests))
+
+    @cached_property
+    def pictures(self) -> dict[str, Picture]:
+        """By name: "gantt" what each resource did over time; "decode" of a batch that decodes in lock step; "assist" of
+        devices with a cloud."""
+        draws = run_pictures(Path(), self.run, self.envelope)
+        return {path.name: Picture(path.name, draw) for path, draw in draws.items()}
+
+    def picture(self, name: str | None = None) -> Picture:
+        """The picture of that name; None: the one that says most of this workload. Raises InputError for a name that
+        this result does not have."""
+        known = list(self.pictures)
+        if name is None and known:
+            name = known[-1]
+        if name not in self.pictures:
+            raise InputError(f"picture: {name!r} is none of this result's: {', '.join(known) or 'it has no spans'}")
+        return self.pictures[name]
+
+    def table(self) -> Table:
+        """The metrics as the command prints them, a rich.table.Table."""
+        title = f"{self.scenario.name}: {self.scenario.system}"
+        title += f", {len(self.runs)} runs" if len(self.runs) > 1 else ""
+        return run_table(self.metrics, title=title, ranges=self.envelope.get("ranges"))
+
+    def write(self, folder: str | Path, *, plots: bool = True) -> list[Path]:
+        """Writes the folder that ``kvferry run`` writes, and returns its files: scenario.yaml, metrics.json,
+        spans.parquet, requests.parquet, units.parquet, trace.json and, with `plots`, plots/. Equal runs give equal
+        bytes. Raises KvferryError when a file cannot be written."""
+        return write_run(Path(folder), dump_yaml(self.scenario), self.run, self.envelope, plots=plots)
+
+    def __repr__(self) -> str:
+        return table_text(self.table())
+
+    def _repr_html_(self) -> str:
+        return table_html(self.table(), self.remarks)
+
+
+def run(
+    scenario: Source,
+    settings: Settings = (),
+    *,
+    system: str | None = None,
+    seed: int | None = None,
+    runs: int = 1,
+    watch: Watch = unwatched,
+    say: Say = lambda what: None,
+) -> Result:
+    """Carries a scenario out, in its modelled or real world.
+
+    `scenario`, `settings`, `system` and `seed` are those of ``load``. `runs`: how often, for real, where runs differ.
+    `watch` is entered with what is being done and gives what is called with how much is done, of how much; `say` is
+    called with what is made ready before.
+
+    Raises InputError as ``load`` does, and for several runs of the modelled world, which are all the same; MissingExtra
+    where the real world is not installed; KvferryError where a run fails. Out of memory is an outcome, no error. What
+    Ctrl-C interrupts is kept as far as requests, or runs, are done; with none, KeyboardInterrupt is raised.
+    """
+    loaded = load(scenario, settings, system=system, seed=seed)
+    check_runs(loaded, runs)
+    carried = carry_out({loaded.system: loaded}, runs, watch, say, keep_going=False)
+    finished = carried.runs.get(loaded.system, [])
+    if carried.interrupted is None:
+        return Result(loaded, finished)
+    kept = f"{len(finished)} of {runs} runs" if runs > 1 else carried.interrupted.why
+    if finished or carried.interrupted.requests:
+        return Result(loaded, finished or [carried.interrupted], kept)
+    raise KeyboardInterrupt(kept)
+
+
+def _frame(columns: Mapping[str, Any]) -> pd.DataFrame:
+    """Whole numbers stay whole where some are missing."""
+    import pandas as pd
+    import pyarrow as pa
+
+    frame: pd.DataFrame = pa.table(dict(columns)).to_pandas(types_mapper={pa.int64(): pd.Int64Dtype()}.get)
+    return frame

@@ -1,0 +1,87 @@
+"""A study: one scenario over axes and seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvferry.analysis.dataset import read_points
+from kvferry.analysis.executors.executor import Executor
+from kvferry.analysis.study import Study, load_study
+from kvferry.analysis.sweep import run_study
+from kvferry.api.scenario import Settings, overrides_of
+from kvferry.pipelines.checks import names_in_use
+from kvferry.pipelines.plugins import naming_plugins
+from kvferry.pipelines.workload import Progress
+from kvferry.scenarios.loader import scenario_hash
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True, eq=False)
+class Sweep:
+    """The points of a study in their folder. As the last value of a notebook's cell it shows the table of its points.
+
+    ``summary``: what ``kvferry sweep --json`` prints: points, new, outcomes, failed (for each such point the values of
+    the axes, and why), data, plots and more.
+    """
+
+    study: Study
+    folder: Path
+    summary: Mapping[str, Any]
+
+    @cached_property
+    def points(self) -> pd.DataFrame:
+        """A row per point, in the order of the study: key, outcome, why, settings by their path (``link.rtt_s``),
+        metrics by their name (``ttft_s``), version. Units are those in the names."""
+        keys = [scenario_hash(point) for point in self.study.points]
+        return read_points(self.folder).set_index("key").loc[keys].reset_index()
+
+    @property
+    def plots(self) -> list[Path]:
+        """Files of the study's pictures."""
+        return [Path(path) for path in self.summary["plots"]]
+
+    def __repr__(self) -> str:
+        outcomes = ", ".join(f"{n:,} {outcome}" for outcome, n in self.summary["outcomes"].items())
+        return f"{self.study.name}: {self.summary['points']:,} points ({outcomes}) in {self.folder}"
+
+    def _repr_html_(self) -> str:
+        return str(self.points.to_html(max_rows=20, max_cols=20))
+
+
+@naming_plugins()
+def study_of(source: str | Path, settings: Settings = ()) -> Study:
+    """The study of a bundled name or a file, each of its points checked; `settings` apply to its base, as in ``load``.
+    Raises InputError with a line per fault."""
+    return load_study(str(source), overrides_of(settings), check=names_in_use)
+
+
+def sweep(
+    study: str | Path | Study,
+    settings: Settings = (),
+    *,
+    output: str | Path | None = None,
+    jobs: int | None = None,
+    executor: Executor | None = None,
+    plots: bool = True,
+    progress: Progress = lambda done, of: None,
+) -> Sweep:
+    """Runs the points of a study that are missing from its folder, and draws its pictures.
+
+    `study`: a bundled name or a file (docs/sweeps.md). `settings` apply to its base. `output`: the folder; None: the
+    one that the study names. `jobs`: processes; None: one per core. `progress` is called with how many points are done,
+    of how many.
+
+    The same bytes come of any number of processes. Raises InputError with a line per fault of the study, KvferryError
+    where the folder cannot be used; a point that fails is named in ``summary["failed"]``. Interrupted, the folder keeps
+    what is done, and the same call goes on from there.
+    """
+    loaded = study if isinstance(study, Study) else study_of(study, settings)
+    folder = loaded.output if output is None else Path(output)
+    summary = run_study(loaded if plots else replace(loaded, plots=()), folder, jobs, progress, executor)
+    return Sweep(loaded, folder, summary)

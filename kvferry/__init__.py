@@ -1,0 +1,70 @@
+"""How long until the first token, how fast afterwards, at what energy and memory?
+
+With this device, this link, this model and this policy:
+
+    import kvferry
+
+    result = kvferry.run("quickstart", {"link.rtt": "20 ms"})
+    result.metrics["ttft_s"], result.requests, result.picture()
+
+``load`` and ``override`` make scenarios, ``run`` and ``compare`` carry one out, ``sweep`` a study of many,
+``calibrate`` measures this machine, ``fidelity`` how far the simulator is off it, and ``use`` brings policies of your
+own along. The command ``kvferry`` calls the same functions. Units are in names: ``_s`` seconds, ``_bytes`` bytes,
+``_j`` joules.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kvferry.api.calibration import Calibration as Calibration
+    from kvferry.api.calibration import calibrate as calibrate
+    from kvferry.api.comparison import Comparison as Comparison
+    from kvferry.api.comparison import compare as compare
+    from kvferry.api.fidelity import Fidelity as Fidelity
+    from kvferry.api.fidelity import fidelity as fidelity
+    from kvferry.api.picture import Picture as Picture
+    from kvferry.api.result import Result as Result
+    from kvferry.api.result import run as run
+    from kvferry.api.scenario import load as load
+    from kvferry.api.scenario import override as override
+    from kvferry.api.sweep import Sweep as Sweep
+    from kvferry.api.sweep import sweep as sweep
+    from kvferry.pipelines.plugins import Plugin as Plugin
+    from kvferry.pipelines.plugins import use as use
+    from kvferry.specs.errors import InputError as InputError
+    from kvferry.specs.errors import KvferryError as KvferryError
+    from kvferry.specs.scenario import Scenario as Scenario
+
+# Where each name is from. All rooms are imported through this package, so nothing is before it is asked for.
+_HOMES = {
+    "load": "api.scenario",
+    "override": "api.scenario",
+    "run": "api.result",
+    "compare": "api.comparison",
+    "sweep": "api.sweep",
+    "calibrate": "api.calibration",
+    "fidelity": "api.fidelity",
+    "use": "pipelines.plugins",
+    "Result": "api.result",
+    "Comparison": "api.comparison",
+    "Sweep": "api.sweep",
+    "Calibration": "api.calibration",
+    "Fidelity": "api.fidelity",
+    "Picture": "api.picture",
+    "Plugin": "pipelines.plugins",
+    "Scenario": "specs.scenario",
+    "KvferryError": "specs.errors",
+    "InputError": "specs.errors",
+}
+__all__ = list(_HOMES)  # noqa: PLE0605
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'kvferry' has no attribute {name!r}")
+    return getattr(import_module(f"kvferry.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})
