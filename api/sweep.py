@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvferry.analysis.dataset import read_points
+from kvferry.analysis.executors.choice import executor_for
 from kvferry.analysis.executors.executor import Executor
 from kvferry.analysis.study import Study, load_study
 from kvferry.analysis.sweep import run_study
@@ -67,21 +68,22 @@ def sweep(
     *,
     output: str | Path | None = None,
     jobs: int | None = None,
-    executor: Executor | None = None,
+    executor: str | Executor | None = None,
     plots: bool = True,
     progress: Progress = lambda done, of: None,
 ) -> Sweep:
     """Runs the points of a study that are missing from its folder, and draws its pictures.
 
     `study`: a bundled name or a file (docs/sweeps.md). `settings` apply to its base. `output`: the folder; None: the
-    one that the study names. `jobs`: processes; None: one per core. `progress` is called with how many points are done,
-    of how many.
+    one that the study names. `jobs`: processes; None: one per core. `executor`: "in-process", "cores" or the address
+    of a dask scheduler; None: cores. `progress` is called with how many points are done, of how many.
 
-    The same bytes come of any number of processes. Raises InputError with a line per fault of the study, KvferryError
+    The same bytes come of any executor. Raises InputError with a line per fault of the study, KvferryError
     where the folder cannot be used; a point that fails is named in ``summary["failed"]``. Interrupted, the folder keeps
     what is done, and the same call goes on from there.
     """
     loaded = study if isinstance(study, Study) else study_of(study, settings)
     folder = loaded.output if output is None else Path(output)
-    summary = run_study(loaded if plots else replace(loaded, plots=()), folder, jobs, progress, executor)
+    where = executor_for(executor, jobs) if isinstance(executor, str) else executor
+    summary = run_study(loaded if plots else replace(loaded, plots=()), folder, jobs, progress, where)
     return Sweep(loaded, folder, summary)
