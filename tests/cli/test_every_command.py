@@ -30,7 +30,7 @@ LIVE_TOO = {
     "fidelity": ("fidelity", "live.yaml", "--runs", "1", "--output", "both"),
 }
 # They take no scenario: a paper, a device, a store.
-OTHERS = {"reproduce", "calibrate", "serve", "scenarios", "systems", "devices", "models", "schema", "kv_file"}
+OTHERS = {"reproduce", "report", "calibrate", "serve", "scenarios", "systems", "devices", "models", "schema", "kv_file"}
 # Who has nothing to do for a workload says so.
 REFUSED = {
     ("schedule", "decode"),
