@@ -58,7 +58,9 @@ def _type_of(name: str, annotation: Any) -> Any:
         return Annotated[Any, BeforeValidator(_NAMED[name])]
     if name.endswith("_s"):
         words = tuple(word for part in get_args(annotation) if get_origin(part) is Literal for word in get_args(part))
-        seconds = _seconds_or(words) if words else Seconds
+        seconds: Any = _seconds_or(words) if words else Seconds
+        if bounds := [one for part in (annotation, *get_args(annotation)) for one in getattr(part, "__metadata__", ())]:
+            seconds = Annotated[(seconds, *bounds)]
         return seconds | None if type(None) in get_args(annotation) else seconds
     return annotation
 

@@ -60,7 +60,8 @@ def complaints_of(error: ValidationError, model: type[BaseModel]) -> list[Compla
         if complaint.key == (complaints[-1].key if complaints else None) and detail["type"] == "literal_error":
             # The other way to write it.
             words = ", ".join(re.findall(r"'([^']*)'", detail["ctx"]["expected"]))
-            complaints[-1] = replace(complaints[-1], what=f"{complaints[-1].what}, or {words}")
+            what = complaints[-1].what.removesuffix(f", or {words}")
+            complaints[-1] = replace(complaints[-1], what=f"{what}, or {words}")
         else:
             complaints.append(complaint)
     return complaints
@@ -128,7 +129,7 @@ def _complaint(detail: dict[str, Any], model: type[BaseModel]) -> Complaint:
 
 def _without_branch(loc: tuple[str | int, ...]) -> tuple[str | int, ...]:
     """pydantic puts the branch of a plain union behind the key that takes either: ``literal['max']``."""
-    is_branch = bool(loc) and re.match(r"(literal|function-\w+)\[", str(loc[-1])) is not None
+    is_branch = bool(loc) and re.match(r"(literal|function-\w+)\[|constrained-(int|float)$", str(loc[-1])) is not None
     return loc[:-1] if is_branch else loc
 
 

@@ -27,6 +27,9 @@ from kvferry.traces.requests import context_requests
 from kvferry.traces.selections import SelectionStream
 from kvferry.traces.stored import StoredContext
 
+# Keys and queries of a run, in numbers of four bytes: drawing them takes some five times as much memory.
+_MOST_KEY_NUMBERS = 2**27
+
 
 def _no_contexts(sequence: int) -> StoredContext:
     raise KvferryError("this workload has no contexts in a cloud")
@@ -167,6 +170,10 @@ def generated_keys(scenario: Scenario, need: KvOnStorage, inputs: Inputs) -> Clu
     length = {"context": workload.context, "output": workload.output}
     path = workload.recorded_keys
     process = KeyProcess(workload.keys) if path is None else KeyRecording.load(Path(path))
+    rows, tokens = sizes.layout.sequences * sizes.heads, workload.context + workload.output
+    if (numbers := 2 * process.kinds(sizes.model.layers) * rows * tokens * process.width) > _MOST_KEY_NUMBERS:
+        what = f"keys and queries of {rows:,} rows (sequences x KV heads) of {tokens:,} tokens make {numbers:,} numbers"
+        raise InputError(f"workload.context: {what}; at most {_MOST_KEY_NUMBERS:,} will do; shorten it, or the batch")
     if sizes.index.clusters:
         return ClusteredKeys(process, **shape, **length, most=sizes.layout.blocks, seed=scenario.seed)
     if sizes.index.kind == "keys" and inputs.selections is None and workload.selections is None:

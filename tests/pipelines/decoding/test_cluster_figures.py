@@ -5,6 +5,7 @@ from tiny import tiny
 
 from kvferry.analysis.metrics import metrics_for
 from kvferry.pipelines.run import run_scenario
+from kvferry.specs.errors import InputError
 from kvferry.specs.scenario import Scenario
 
 LAYOUTS = ("sequence-order", "cluster-by-cluster", "cluster-pools", "dual-head")
@@ -52,3 +53,12 @@ def test_page_buffers_write_less() -> None:
     pages = {"page": "1 KiB"}
     without, with_buffers = (figures("dual-head", **pages, page_buffers=buffers, hot_steps=64) for buffers in (0, 2))
     assert with_buffers["write_amplification"] < without["write_amplification"]
+
+
+def test_more_keys_than_memory_has_room_for_are_refused() -> None:
+    large = scenario("cluster-pools")
+    workload = large.workload.model_copy(update={"context": 200_000, "batch": 64})
+    budget = large.budget.model_copy(update={"kv_bytes": 4e9})
+    large = large.model_copy(update={"workload": workload, "budget": budget})
+    with pytest.raises(InputError, match=r"workload\.context: .* make [0-9,]+ numbers; at most 134,217,728 will do"):
+        run_scenario(large)
