@@ -46,7 +46,7 @@ def serving_of(
     slots: Annotated[int, Field(ge=1, le=100_000)] = 16,
     routing: Routing = "least-loaded",
     tpot_s: Annotated[float, Field(gt=0)] | None = None,
-    chunk_tokens: Annotated[int, Field(ge=16, le=1_000_000)] | None = 512,
+    chunk_tokens: Annotated[int, Field(ge=16, le=1_000_000)] | None = 2048,
 ) -> None:
     """What a scenario may say of `serving`."""
 

@@ -24,7 +24,7 @@ class Serving:
     slots: int = 16
     routing: Routing = "least-loaded"
     tpot_s: float | None = None
-    chunk_tokens: int | None = 512
+    chunk_tokens: int | None = 2048
 
     def piece_tokens(self, left: int, beside: bool) -> int:
         """How many of a prompt's remaining tokens are prefilled together, beside others or alone."""

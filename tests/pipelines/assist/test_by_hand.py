@@ -133,7 +133,11 @@ def test_a_slot_that_is_held_makes_the_next_wait() -> None:
 def test_a_prompt_beside_another_requests_tokens_goes_in_pieces() -> None:
     # Two devices ask at once. From 39 ms on the instance prefills the first prompt in 100 ms, then, while that one is
     # refined, 512 tokens of the second in 51.2; a step of 10; the other 488 in 48.8.
-    run = ran("policies.assist={name: optimised, tokens: 5, ratio: 0.25}", workload={"devices": 2})
+    run = ran(
+        "policies.assist={name: optimised, tokens: 5, ratio: 0.25}",
+        "policies.serving={name: slots, chunk_tokens: 512}",
+        workload={"devices": 2},
+    )
     got = columns(run)
     assert sorted(got["cloud_prefill_s"]) == pytest.approx([0.100, 0.100 + 0.0512 + 0.010 + 0.0488])
     assert sorted(got["refined_s"]) == pytest.approx([0.020, 0.020])
