@@ -73,14 +73,15 @@ class Prices:
 
     def kept_tpot_s(self, serving: Serving) -> float:
         """The time per token that an instance keeps: as `serving` says, or of a step with all slots held that fit its
-        memory, at the workload's lengths."""
+        memory, at the workload's lengths, but no more than users tolerate, where one request alone allows that."""
         if serving.tpot_s is not None:
             return serving.tpot_s
         model, workload = self._scenario.model, self._scenario.assist.workload
         tokens = workload.prompt + workload.output
         room_bytes = self._scenario.device.memory.capacity_bytes - model.weight_bytes
         slots = int(max(1, min(serving.slots, room_bytes / (tokens * model.kv_bytes_per_token))))
-        return self.most_step_s(slots, slots * tokens)
+        tolerable_s = max(workload.tolerable_tpot_s, self.most_step_s(1, tokens))
+        return min(self.most_step_s(slots, slots * tokens), tolerable_s)
 
 
 class Estimates:
@@ -150,8 +151,9 @@ class Estimates:
             compress_s=handling.refine_token_s * prompt,
             decompress_s=handling.unpack_token_s * prompt,
             round_trip_s=round_trips_of(link).mean_s + sent_s + handling.forward_s,
-            # However many others share a step.
-            cloud_tpot_s=max(self.kept_tpot_s, self.decoding.most_step_s(1, prompt + workload.output)),
+            # Of one request: how many others share a step is not known beforehand. What the cloud keeps with all of
+            # them counts in what devices promise.
+            cloud_tpot_s=self.decoding.op_s(DecodeStep(1, prompt)),
             device_tpot_s=self.tpot_s(refined + workload.output / 2),
             tolerable_tpot_s=workload.tolerable_tpot_s,
             least_ratio=least,

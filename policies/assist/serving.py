@@ -14,7 +14,7 @@ class Serving:
     admission until its last token, as its KV keeps a place from then on.
 
     `tpot_s`: the time per token that an instance keeps, by taking in no request with which steps would be longer.
-    None: what a step takes with all slots held.
+    None: what a step takes with all slots held, as far as users tolerate that.
 
     `chunk_tokens`: where an instance prefills and decodes, prompts go in pieces of so many tokens beside requests that
     decode, a step after each piece at least (chunked prefill), and no piece begins that would make a token later than
