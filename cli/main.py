@@ -25,6 +25,7 @@ from kvferry.cli.encode import encode
 from kvferry.cli.fidelity import fidelity
 from kvferry.cli.kv_file import kv_file
 from kvferry.cli.models import models
+from kvferry.cli.new import app as new
 from kvferry.cli.report import report
 from kvferry.cli.reproduce import reproduce
 from kvferry.cli.run import run
@@ -94,6 +95,7 @@ _EPILOGS = {
 for panel, commands in _COMMANDS.items():
     for command in commands:
         app.command(rich_help_panel=panel, epilog=_EPILOGS.get(command))(command)
+app.add_typer(new, name="new", help="Files to begin with: a policy of your own.", rich_help_panel="Look up")
 app.add_typer(
     typer.Typer(cls=_Traces, no_args_is_help=True),
     name="traces",
