@@ -1,6 +1,7 @@
 """``kvferry reproduce``: a paper's claims, tables and figures beside our results."""
 
 import sys
+from pathlib import Path
 from time import monotonic
 from typing import Annotated, Any
 
@@ -14,37 +15,59 @@ _LINE_EVERY_S = 10.0
 
 
 def reproduce(
-    paper: Annotated[str, typer.Argument(metavar="PAPER", help="The paper: sparkv, kvswap, dynakv or pd_device.")],
+    paper: Annotated[
+        str, typer.Argument(metavar="PAPER", help="sparkv, kvswap, dynakv, pd_device or specontext; or all of them.")
+    ],
     output: OutputOption = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Take the first N seeds of each run; default: all.")] = None,
+    pages: Annotated[
+        Path | None,
+        typer.Option("--pages", metavar="DIR", help="Write the tables between markers in this folder's pages anew."),
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Run what a paper ran, and show every claim with our figure and a verdict: hit, miss, measured.
 
     Figures and verdicts are medians over several seeds; a bound must hold with every seed. The folder,
     runs/PAPER-reproduced unless --output names another, keeps the runs, the report and pictures; after Ctrl-C the same
-    command resumes. With --json alone, none is written.
+    command resumes. With --json alone, none is written. Of all papers, each has a folder in it, and kvferry report
+    makes one page of them.
     """
     from kvferry.analysis.envelope import to_json
     from kvferry.analysis.folder import folder_name
     from kvferry.analysis.reproduce import reproduce_paper
+    from kvferry.analysis.reproduction.paper import paper_names
+    from kvferry.analysis.reproduction.validation_page import write_pages
     from kvferry.cli.output import results_folder
     from kvferry.cli.progress import counted, say
+
+    every = paper == "all"
+    if output is None and not json:
+        output = results_folder(f"runs/{folder_name(paper)}-reproduced")
+    reports = {}
+    for name in paper_names() if every else [paper]:
+        folder = output / name if output is not None and every else output
+        with counted(name) as bar:
+            reports[name] = reproduce_paper(name, folder, seeds=seeds, progress=_with_lines(name, bar))
+        if folder is not None:
+            say(f"written to {folder}")
+        if not json:
+            _show(reports[name])
+    if json:
+        print(to_json(reports if every else reports[paper]), end="")
+    for page in write_pages(pages, reports) if pages is not None else []:
+        say(f"tables of {page} written anew")
+
+
+def _show(report: dict[str, Any]) -> None:
     from kvferry.cli.table import print_table
     from kvferry.specs.errors import quoted
 
-    if output is None and not json:
-        output = results_folder(f"runs/{folder_name(paper)}-reproduced")
-    with counted(paper) as bar:
-        report = reproduce_paper(paper, output, seeds=seeds, progress=_with_lines(paper, bar))
-    if output is not None:
-        say(f"written to {output}")
-    if json:
-        print(to_json(report), end="")
-        return
     claims, tables = report["claims"], report["tables"]
     rows = [(c["id"], _range(c, "paper"), _range(c, "ours"), *_seeds(c), c["verdict"], c["why"]) for c in claims]
-    print_table(("claim", "paper", "ours", "over seeds", "seeds that hit", "verdict", "why"), rows, title=paper)
+    print_table(
+        ("claim", "paper", "ours", "over seeds", "seeds that hit", "verdict", "why"), rows, title=report["paper"]
+    )
     print_table(("table or figure", "status", "why"), [(t["name"], t["status"], t["why"]) for t in tables])
     if report.get("not_measured"):
         print(

@@ -223,9 +223,14 @@ class Paper:
         return replace(self, experiments=experiments, seeds=self.seeds[:most])
 
 
+def paper_names(papers: Path = PAPERS) -> list[str]:
+    """The papers whose figures come along, sorted."""
+    return sorted(path.parent.name for path in papers.glob("*/claims.csv"))
+
+
 def load_paper(name: str, papers: Path = PAPERS) -> Paper:
     """The paper of that name. Raises InputError for another name, and for faults in its files."""
-    folder = pick("paper", {path.parent.name: path.parent for path in papers.glob("*/claims.csv")}, name)
+    folder = pick("paper", {each: papers / each for each in paper_names(papers)}, name)
     content = _read(folder / "experiments.yaml", _Experiments)
     shown = _read(folder / "exhibits.yaml", _Exhibits)
     paper = Paper(

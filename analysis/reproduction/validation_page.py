@@ -1,0 +1,131 @@
+"""Tables of a reproduction in pages of the documentation, each between two markers."""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvferry.specs.errors import InputError
+from kvferry.system.whole_file import write_file
+
+Report = Mapping[str, Any]
+
+_TABLE = re.compile(
+    r"(?P<begin><!-- kvferry reproduce (?P<paper>\S+): (?P<table>\w+) -->\n)(?P<rows>.*?)(?P<end><!-- end -->)",
+    re.DOTALL,
+)
+_OPEN = re.compile(r"<!-- kvferry reproduce \S+: \w+ -->")
+
+
+def write_pages(folder: Path, reports: Mapping[str, Report]) -> list[Path]:
+    """Writes anew the tables of these papers in the folder's pages (*.md); returns the pages that have any.
+
+    Tables: ``claims``, ``errors`` (of printed cells, fitted and not), ``cells``, ``exhibits``. Those of other papers
+    stay as they are. Raises InputError, naming file and line, for a marker that is not closed or names no table.
+    """
+    if not folder.is_dir():
+        raise InputError(f"{folder}: there is no such folder; give one with pages that have markers")
+    written = []
+    for page in sorted(folder.glob("*.md")):
+        text = page.read_text(encoding="utf-8")
+        anew = with_tables(text, reports, str(page))
+        if anew is not None:
+            written.append(write_file(page, anew.encode()))
+    return written
+
+
+def with_tables(text: str, reports: Mapping[str, Report], name: str = "page") -> str | None:
+    """The text with the tables of these reports in place of what stood between their markers; None without any.
+    Raises InputError."""
+    closed = {found.start() for found in _TABLE.finditer(text)}
+    for found in _OPEN.finditer(text):
+        if found.start() not in closed:
+            line = text.count("\n", 0, found.start()) + 1
+            raise InputError(f"{name}:{line}: {found[0]} has no <!-- end --> behind it")
+    mine = [found for found in _TABLE.finditer(text) if found["paper"] in reports]
+    for found in mine:
+        if found["table"] not in _TABLES:
+            line = text.count("\n", 0, found.start()) + 1
+            raise InputError(f"{name}:{line}: there is no table {found['table']!r}; known: {', '.join(_TABLES)}")
+
+    def table(found: re.Match[str]) -> str:
+        if found["paper"] not in reports:
+            return found[0]
+        rows = _TABLES[found["table"]](reports[found["paper"]])
+        return "\n".join([found["begin"].rstrip("\n"), "", *rows, "", found["end"]])
+
+    return _TABLE.sub(table, text) if mine else None
+
+
+def _claims(report: Report) -> Iterable[str]:
+    yield from _head("claim", "what", "paper", "ours", "least to most over seeds", "seeds that hit", "verdict")
+    for claim in report["claims"]:
+        ours = claim["ours"] if claim["paper_low"] == claim["paper_high"] else (claim["ours_low"], claim["ours_high"])
+        hit = "" if claim["seeds_hit"] is None or claim["seeds"] < 2 else f"{claim['seeds_hit']} of {claim['seeds']}"
+        verdict = claim["verdict"] + (", fitted" if claim["fitted"] and claim["verdict"] == "hit" else "")
+        paper = _span((claim["paper_low"], claim["paper_high"]))
+        yield _row(claim["id"], claim["what"], paper, _span(ours), _seeds(claim), hit, verdict)
+
+
+def _seeds(claim: Mapping[str, Any]) -> str:
+    if claim["seeds"] < 2:
+        return ""
+    ends = ["ours_range"] if claim["paper_low"] == claim["paper_high"] else ["ours_low_range", "ours_high_range"]
+    return ", ".join(_span(claim[key]) for key in ends if claim[key])
+
+
+def _errors(report: Report) -> Iterable[str]:
+    """How far printed cells are off, those that something was fitted on apart from the others."""
+    cells = [cell for cell in report["cells"] if cell["paper"] is not None and cell["relative_error"] is not None]
+    yield from _head("cells", "how many", "median error", "90th percentile", "largest")
+    fitted, others = ([cell for cell in cells if bool(cell.get("fitted")) is one] for one in (True, False))
+    for name, some in {"all printed": cells, "fitted on (in-sample)": fitted, "not fitted on": others}.items():
+        if some and (fitted or some is cells):
+            errors = np.abs([cell["relative_error"] for cell in some])
+            share = [f"{value:.1%}" for value in (np.median(errors), np.quantile(errors, 0.9), errors.max())]
+            yield _row(name, str(len(some)), *share)
+
+
+def _cells(report: Report) -> Iterable[str]:
+    yield from _head("where", "case", "system", "figure", "paper", "ours", "error")
+    for cell in report["cells"]:
+        out = cell.get("paper_outcome", "done") != "done"
+        if cell["paper"] is None and not out:
+            continue
+        ours = cell["outcome"].replace("_", " ") if cell["ours"] is None else f"{cell['ours']:.4g}"
+        paper = cell["paper_outcome"].replace("_", " ") if out else f"{cell['paper']:g}"
+        error = "" if cell["relative_error"] is None else f"{cell['relative_error']:+.1%}"
+        fitted = ", fitted" if cell.get("fitted") and error else ""
+        yield _row(cell["experiment"], cell["case"], cell["system"], cell["metric"], paper, ours, error + fitted)
+
+
+def _exhibits(report: Report) -> Iterable[str]:
+    yield from _head("table or figure", "status", "why")
+    for table in report["tables"]:
+        yield _row(table["name"], table["status"].replace("_", " "), table["why"])
+
+
+_TABLES: dict[str, Callable[[Report], Iterable[str]]] = {
+    "claims": _claims,
+    "errors": _errors,
+    "cells": _cells,
+    "exhibits": _exhibits,
+}
+
+
+def _head(*names: str) -> Iterable[str]:
+    yield _row(*names)
+    yield "|" + "---|" * len(names)
+
+
+def _row(*cells: str) -> str:
+    return "| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in cells) + " |"
+
+
+def _span(values: float | Sequence[float | None] | None) -> str:
+    """ "1.3", "2.7 to 5.25", or nothing."""
+    ends = values if isinstance(values, list | tuple) else [values]
+    known = [f"{end:.3g}" for end in ends if end is not None]
+    return " to ".join(dict.fromkeys(known))

@@ -1,0 +1,114 @@
+"""Tables between markers: written anew, whole and nowhere else; the documentation's are of today's claims."""
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvferry.analysis.reproduction.paper import PAPERS, paper_names
+from kvferry.analysis.reproduction.validation_page import with_tables, write_pages
+from kvferry.specs.errors import InputError
+
+PAGES = Path(__file__).parents[3] / "docs/validation"
+
+
+def _claim(**changes: Any) -> dict[str, Any]:
+    claim = {"id": "A1", "what": "speed | of us", "paper_low": 2.0, "paper_high": 2.0, "ours": 2.204, "fitted": True}
+    ends = {"ours_low": 1.0, "ours_high": 3.0, "ours_low_range": [0.9, 1.1], "ours_high_range": [3.0, 3.0]}
+    return claim | ends | {"ours_range": [2.1, 2.3], "seeds": 3, "seeds_hit": 2, "verdict": "hit"} | changes
+
+
+def _cell(**changes: Any) -> dict[str, Any]:
+    cell = {"experiment": "table 1", "case": "4K", "system": "us", "metric": "tpot_s", "paper": 2.0, "ours": 2.2}
+    return cell | {"relative_error": 0.1, "outcome": "done", **changes}
+
+
+REPORT = {
+    "claims": [_claim(), _claim(id="A2", paper_high=4.0, verdict="miss", seeds=1)],
+    "cells": [
+        _cell(fitted=True),
+        _cell(case="8K", ours=1.0, relative_error=-0.5),
+        _cell(
+            case="16K",
+            paper=None,
+            ours=None,
+            relative_error=None,
+            outcome="out_of_memory",
+            paper_outcome="out_of_memory",
+        ),
+        _cell(case="32K", paper=None),
+    ],
+    "tables": [],
+}
+TEXT = "before\n<!-- kvferry reproduce ours: {} -->\nold\n<!-- end -->\nbehind\n"
+
+
+def _rows(table: str) -> list[str]:
+    anew = with_tables(TEXT.format(table), {"ours": REPORT})
+    assert anew is not None
+    assert anew.startswith("before\n<!-- kvferry reproduce ours: ")
+    assert anew.endswith("<!-- end -->\nbehind\n")
+    assert "old" not in anew
+    # Once more changes nothing.
+    assert with_tables(anew, {"ours": REPORT}) == anew
+    return [line for line in anew.splitlines() if line.startswith("|")][2:]
+
+
+def test_claims_by_hand() -> None:
+    assert _rows("claims") == [
+        "| A1 | speed \\| of us | 2 | 2.2 | 2.1 to 2.3 | 2 of 3 | hit, fitted |",
+        "| A2 | speed \\| of us | 2 to 4 | 1 to 3 |  |  | miss |",
+    ]
+
+
+def test_cells_by_hand() -> None:
+    assert _rows("cells") == [
+        "| table 1 | 4K | us | tpot_s | 2 | 2.2 | +10.0%, fitted |",
+        "| table 1 | 8K | us | tpot_s | 2 | 1 | -50.0% |",
+        "| table 1 | 16K | us | tpot_s | out of memory | out of memory |  |",
+    ]
+
+
+def test_errors_by_hand() -> None:
+    assert _rows("errors") == [
+        "| all printed | 2 | 30.0% | 46.0% | 50.0% |",
+        "| fitted on (in-sample) | 1 | 10.0% | 10.0% | 10.0% |",
+        "| not fitted on | 1 | 50.0% | 50.0% | 50.0% |",
+    ]
+
+
+def test_tables_of_other_papers_stay() -> None:
+    assert with_tables(TEXT.format("claims"), {"theirs": REPORT}) is None
+    both = TEXT.format("claims") + TEXT.format("claims").replace("ours", "theirs")
+    anew = with_tables(both, {"ours": REPORT})
+    assert anew is not None
+    assert anew.count("old") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("\n<!-- kvferry reproduce ours: claims -->\n", "page.md:2: .* has no <!-- end --> behind it"),
+        (TEXT.format("verdicts"), "page.md:2: there is no table 'verdicts'; known: claims, errors, cells, exhibits"),
+    ],
+)
+def test_bad_markers_are_named(tmp_path: Path, text: str, told: str) -> None:
+    (tmp_path / "page.md").write_text(text)
+    with pytest.raises(InputError, match=told):
+        write_pages(tmp_path, {"ours": REPORT})
+    with pytest.raises(InputError, match="no such folder"):
+        write_pages(tmp_path / "none", {})
+
+
+@pytest.mark.parametrize("paper", paper_names())
+def test_the_documentation_has_every_claim(paper: str) -> None:
+    page = (PAGES / f"{paper}.md").read_text()
+    with (PAPERS / paper / "claims.csv").open() as file:
+        ids = [row["id"] for row in csv.DictReader(file)]
+    shown = [
+        line.split(" | ")[0].removeprefix("| ")
+        for line in page.split(": claims -->")[1].splitlines()
+        if line.startswith("| ")
+    ]
+    assert shown[1:][: len(ids)] == ids
