@@ -1,4 +1,4 @@
-"""A paper's experiments as pictures: TTFT by system and case, and every claim beside the printed figure."""
+"""A paper's experiments as pictures: a figure by system and case, hollow as the paper prints it, and every claim."""
 
 from __future__ import annotations
 
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 # Colour and shape say the same, as prints may have no colour.
 _COLOURS = {"hit": style.GREEN, "miss": style.VERMILION, "measured": style.GREY}
 _FITTED: dict[str, Any] = {"marker": "s", "color": style.INK, "markerfacecolor": "none", "markersize": 10}
+_HOLLOW: dict[str, Any] = {"linestyle": "none", "markerfacecolor": "none", "markersize": 8, "markeredgewidth": 1.2}
+_PAPERS = "hollow: as the paper prints it"
+# By run and metric.
+Printed = dict[tuple[Key, str], float]
 # What is further from the paper's figure, either way, is an arrow at the edge with its number beside it.
 _FURTHEST = 32.0
 _SHAPES = {"hit": "o", "miss": "X", "measured": "D"}
@@ -28,11 +32,20 @@ _SHAPES = {"hit": "o", "miss": "X", "measured": "D"}
 
 def pictures_of(paper: Paper, report: dict[str, Any], results: Results) -> dict[str, dict[str, bytes]]:
     """By name: the pictures that the paper's data ask for, and "claims"; each as {"png", "svg"}."""
-    pictures = {spec.name: style.render(partial(_draw, spec, results)) for spec in paper.pictures}
+    pictures = {spec.name: style.render(partial(_draw, spec, results, _printed(paper))) for spec in paper.pictures}
     return pictures | {"claims": style.render(partial(claims_picture, report["claims"]))}
 
 
-def _draw(spec: PictureSpec, results: Results) -> Figure:
+def _printed(paper: Paper) -> Printed:
+    """The paper's own values in the units of our figures, by run and metric."""
+    return {
+        (Key(cell.experiment, cell.case, cell.system), cell.metric): cell.value / cell.scale
+        for cell in paper.cells
+        if cell.value is not None and not cell.out_of_memory
+    }
+
+
+def _draw(spec: PictureSpec, results: Results, printed: Printed) -> Figure:
     columns = min(len(spec.panels), spec.columns)
     rows = -(-len(spec.panels) // columns)
     figure = style.new_figure(10, 0.5 + 2.9 * rows)
@@ -40,15 +53,18 @@ def _draw(spec: PictureSpec, results: Results) -> Figure:
     # One colour and marker per system throughout the picture.
     systems = list(dict.fromkeys(system for panel in spec.panels for system in panel.systems))
     for axis, panel in zip(axes, spec.panels):
-        _draw_panel(axis, panel, systems, results)
+        _draw_panel(axis, panel, systems, results, printed)
     for axis in axes[len(spec.panels) :]:
         axis.set_axis_off()
     handles = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels())}
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=len(handles))
+    if _PAPERS in handles:
+        # Of all systems, so it stands last.
+        handles[_PAPERS] = handles.pop(_PAPERS)
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=min(len(handles), 6))
     return figure
 
 
-def _draw_panel(axis: Axes, panel: PanelSpec, systems: list[str], results: Results) -> None:
+def _draw_panel(axis: Axes, panel: PanelSpec, systems: list[str], results: Results, printed: Printed) -> None:
     from matplotlib.ticker import LogLocator
 
     every = dict.fromkeys(key.case for key in results.rows if key.experiment == panel.experiment)
@@ -70,6 +86,10 @@ def _draw_panel(axis: Axes, panel: PanelSpec, systems: list[str], results: Resul
             known = [figure for figure in results.of_seeds(run, panel.metric) if figure is not None]
             if len(known) > 1:
                 axis.vlines(place, min(known), max(known), color=SERIES[n], linewidth=1)
+        theirs = [(at, printed[run, panel.metric]) for at, run in zip(places, runs) if (run, panel.metric) in printed]
+        if theirs:
+            axis.plot(*zip(*theirs), color=SERIES[n], marker=MARKERS[n], **_HOLLOW)
+            axis.plot([], [], color=style.INK, marker="o", **_HOLLOW, label=_PAPERS)
     ticks = np.arange(len(cases)) if panel.x is None else _places(panel, cases, results)
     axis.set_xticks(ticks, [case.replace(" ", "\n", 1) for case in cases])
     if panel.x is None:
