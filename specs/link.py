@@ -33,7 +33,7 @@ class WaySpec(Part):
         if self.trace is None and self.rate_bytes_per_s is None:
             raise ValueError("needs a trace (trace: wifi-campus) or a constant rate (rate: 850 Mbit/s)")
         if self.trace is not None and self.rate_bytes_per_s is not None:
-            raise BadKey("rate", "stands beside a trace; leave out what is not meant, or set it to 0 s")
+            raise BadKey("rate", "stands beside a trace; keep one of them and set the other to null")
         return self
 
     @model_validator(mode="after")

@@ -168,6 +168,9 @@ def generated_keys(scenario: Scenario, need: KvOnStorage, inputs: Inputs) -> Clu
         return None
     shape = {"layers": sizes.model.layers, "sequences": sizes.layout.sequences, "heads": sizes.heads}
     length = {"context": workload.context, "output": workload.output}
+    by_one = sizes.index.kind == "keys" and inputs.selections is None and workload.selections is None
+    if not (sizes.index.clusters or by_one):
+        return None
     path = workload.recorded_keys
     process = KeyProcess(workload.keys) if path is None else KeyRecording.load(Path(path))
     rows, tokens = sizes.layout.sequences * sizes.heads, workload.context + workload.output
@@ -176,6 +179,4 @@ def generated_keys(scenario: Scenario, need: KvOnStorage, inputs: Inputs) -> Clu
         raise InputError(f"workload.context: {what}; at most {_MOST_KEY_NUMBERS:,} will do; shorten it, or the batch")
     if sizes.index.clusters:
         return ClusteredKeys(process, **shape, **length, most=sizes.layout.blocks, seed=scenario.seed)
-    if sizes.index.kind == "keys" and inputs.selections is None and workload.selections is None:
-        return KeyedEntries(process, **shape, **length, seed=scenario.seed)
-    return None
+    return KeyedEntries(process, **shape, **length, seed=scenario.seed)

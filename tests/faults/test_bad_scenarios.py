@@ -35,7 +35,7 @@ memory: {unified: true, capacity_bytes: 64 GiB, bytes_per_s: 200 GB/s}
 decompressor: {values_per_s: 50 Mvalue/s}
 sources: {}
 """
-LINK_KEYS = "known here: offset, on_end, outages, rate, rtt, scale, trace, up"
+LINK_KEYS = "known here: jitter, offset, on_end, outages, rate, round_trips, rtt, scale, trace, up"
 
 
 @pytest.fixture(autouse=True)

@@ -162,3 +162,8 @@ def test_as_many_sequences_as_the_budget_holds() -> None:
     assert 1 < plan.sequences < 64
     assert plan.over_bytes == 0
     assert plan.together(plan.sequences).most_bytes["device"] <= 10 * 2**30
+
+
+def test_a_choice_that_is_drawn_needs_no_room_for_keys() -> None:
+    """32 sequences of 18,432 tokens, whose keys would have more numbers than may be drawn."""
+    assert run_scenario(load_scenario("specontext/throughput", ["workload.decoded=2"])).outcome == "done"
