@@ -33,16 +33,16 @@ class Filter:
             raise input_error(faults, tree)
         return cls(tuple(found), tree)
 
-    def kept(self, tree: Node, scenario_of: Callable[[], Scenario]) -> Scenario | None:
+    def kept(self, tree: Node, scenario_of: Callable[[Node], Scenario]) -> Scenario | None:
         """The scenario of a resolved tree, None if a condition leaves it out. What is left out need not be a good
         scenario, if that can be told from what is written in it.
 
         Raises InputError as `scenario_of` does, and for a condition with a key that there is none of.
         """
         if not self.conditions:
-            return scenario_of()
+            return scenario_of(tree)
         try:
-            scenario = scenario_of()
+            scenario = scenario_of(tree)
         except InputError:
             if self._leaves_out_as_written(tree):
                 return None

@@ -166,7 +166,7 @@ def _arguments(plot: PlotSpec, columns: Collection[str]) -> dict[str, Any]:
     found: dict[str, Any] = {"title": plot.title}
     for key, named in plot.columns.items():
         column = column_of(named, columns) or named
-        found[key] = column if key == "by" else _axis(named, column, key in plot.log)
+        found[key] = column if key == "by" else axis_of(named, column, key in plot.log)
     if plot.kind == "cdf":
         found["value"] = found.pop("x")
     if plot.kind == "line":
@@ -174,7 +174,7 @@ def _arguments(plot: PlotSpec, columns: Collection[str]) -> dict[str, Any]:
     return found
 
 
-def _axis(named: str, column: str, log: bool) -> Axis:
+def axis_of(named: str, column: str, log: bool) -> Axis:
     label = FIGURES[column].label if column in FIGURES else named.replace(".", " ").replace("_", " ")
     unit, scale = ("Ki tokens", 1 / 1024) if column in _TOKENS else _UNITS.get(human.of_unit(column), ("", 1.0))
     return Axis(column, f"{label} ({unit})" if unit else label, scale, log)

@@ -74,6 +74,9 @@ def _axis(value: Any) -> Any:
     raise ValueError(f"{value!r:.60} is neither a list nor a range (from, to, and points or step)")
 
 
+Base = Annotated[Any, BeforeValidator(_base)]
+# A list, or 5 for 0, 1, 2, 3, 4.
+Seeds = Annotated[tuple[Any, ...], BeforeValidator(_seeds), Field(min_length=1)]
 # By key a list of values, or a range as analysis.number_range reads it.
 Axes = dict[str, Annotated[Any, BeforeValidator(_axis)]]
 
@@ -93,13 +96,13 @@ class StudySpec(Spec):
 
     # None: the file's.
     name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._+ -]{0,99}$")
-    base: Annotated[Any, BeforeValidator(_base)]
+    base: Base
     axes: Axes = Field(default_factory=dict)
     # Axes that vary together, value by value.
     zip: tuple[Axes, ...] = ()
     samples: tuple[SampleSpec, ...] = ()
-    # A list, or 5 for 0, 1, 2, 3, 4. None: the base's own.
-    seeds: Annotated[tuple[Any, ...], BeforeValidator(_seeds), Field(min_length=1)] | None = None
+    # None: the base's own.
+    seeds: Seeds | None = None
     # Conditions (analysis.condition): a point stays where all hold.
     where: tuple[str, ...] = ()
     plots: tuple[PlotSpec, ...] = ()

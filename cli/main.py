@@ -32,6 +32,7 @@ from kvferry.cli.run import run
 from kvferry.cli.scenarios import scenarios
 from kvferry.cli.schedule import schedule
 from kvferry.cli.schema import schema
+from kvferry.cli.search import search
 from kvferry.cli.serve import serve
 from kvferry.cli.sweep import sweep
 from kvferry.cli.systems import systems
@@ -84,7 +85,7 @@ def kvferry(
 
 
 _COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
-    "Simulate": (run, compare, schedule, sweep, tune, reproduce, report),
+    "Simulate": (run, compare, schedule, sweep, search, tune, reproduce, report),
     "Measure": (calibrate, fidelity, encode, serve),
     "Look up": (scenarios, systems, devices, models, schema, kv_file),
 }

@@ -7,10 +7,10 @@ With this device, this link, this model and this policy:
     result = kvferry.run("quickstart", {"link.rtt": "20 ms"})
     result.metrics["ttft_s"], result.requests, result.picture()
 
-``load`` and ``override`` make scenarios, ``run`` and ``compare`` carry one out, ``sweep`` a study of many,
-``calibrate`` measures this machine, ``fidelity`` how far the simulator is off it, and ``use`` brings policies of your
-own along. The command ``kvferry`` calls the same functions. Units are in names: ``_s`` seconds, ``_bytes`` bytes,
-``_j`` joules.
+``load`` and ``override`` make scenarios, ``run`` and ``compare`` carry one out, ``sweep`` a study of many, ``search``
+looks for the best of many, ``calibrate`` measures this machine, ``fidelity`` how far the simulator is off it, and
+``use`` brings policies of your own along. The command ``kvferry`` calls the same functions. Units are in names: ``_s``
+seconds, ``_bytes`` bytes, ``_j`` joules.
 """
 
 from importlib import import_module
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from kvferry.api.result import run as run
     from kvferry.api.scenario import load as load
     from kvferry.api.scenario import override as override
+    from kvferry.api.search import Found as Found
+    from kvferry.api.search import search as search
     from kvferry.api.sweep import Sweep as Sweep
     from kvferry.api.sweep import sweep as sweep
     from kvferry.pipelines.plugins import Plugin as Plugin
@@ -43,12 +45,14 @@ _HOMES = {
     "run": "api.result",
     "compare": "api.comparison",
     "sweep": "api.sweep",
+    "search": "api.search",
     "calibrate": "api.calibration",
     "fidelity": "api.fidelity",
     "use": "pipelines.plugins",
     "Result": "api.result",
     "Comparison": "api.comparison",
     "Sweep": "api.sweep",
+    "Found": "api.search",
     "Calibration": "api.calibration",
     "Fidelity": "api.fidelity",
     "Picture": "api.picture",

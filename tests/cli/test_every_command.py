@@ -23,6 +23,7 @@ SIMULATED = {
     "schedule --solver": ("schedule", "tiny.yaml", "--solver", "highs", "--json"),
     "tune": ("tune", "tiny.yaml", "--least-context", "512"),
     "sweep": ("sweep", "study.yaml", "--jobs", "1", "--output", "swept"),
+    "search": ("search", "search.yaml", "--jobs", "1", "--output", "searched"),
 }
 LIVE_TOO = {
     "run": ("run", "live.yaml", "--output", "run"),
@@ -80,6 +81,8 @@ def test_simulated(call: Call, name: str, kind: str) -> None:
         "plots": [{"kind": "line", "x": length, "y": "energy_j", "by": "system"}],
     }
     Path("study.yaml").write_text(json.dumps(study))
+    search = {"base": TINY[kind], "space": {length: [1024, 2048]}, "objectives": ["memory_peak_bytes"], "points": 2}
+    Path("search.yaml").write_text(json.dumps(search))
     met(call, name, kind, SIMULATED[name])
 
 

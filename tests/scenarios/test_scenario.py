@@ -346,7 +346,7 @@ def _resolves(part: Any, schema: dict[str, Any]) -> None:
 
 def test_the_bundled_folder_holds_only_names_that_resolve() -> None:
     assert "quickstart" in names("scenario")
-    assert not any(name.startswith(("devices/", "models/", "studies/")) for name in names("scenario"))
+    assert not any(name.startswith(("devices/", "models/", "studies/", "searches/")) for name in names("scenario"))
 
 
 def test_a_dump_is_plain_yaml(small: Path) -> None:

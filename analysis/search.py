@@ -1,0 +1,266 @@
+"""A search: which settings to try next is learnt from what was tried, under objectives and constraints."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from kvferry.analysis.code_version import code_version
+from kvferry.analysis.dataset import Dataset
+from kvferry.analysis.executors.executor import Executor
+from kvferry.analysis.executors.in_process import InProcess
+from kvferry.analysis.figures import FIGURES
+from kvferry.analysis.journal import Row
+from kvferry.analysis.point import Point, Work
+from kvferry.analysis.search_space import Space, space_of
+from kvferry.analysis.search_spec import Constraint, SearchSpec, constraint_of
+from kvferry.analysis.study_base import StudyBase, located, output_folder
+from kvferry.analysis.study_filter import Filter
+from kvferry.pipelines.plugins import used
+from kvferry.pipelines.record import Run
+from kvferry.pipelines.run import run_scenario
+from kvferry.scenarios.faults import complaints_of, input_error, nearest
+from kvferry.scenarios.loader import Check, scenario_hash
+from kvferry.scenarios.resolve import Complaint
+from kvferry.specs.base import BadKey
+from kvferry.specs.document import read_document
+from kvferry.specs.errors import InputError, MissingExtra
+from kvferry.specs.node import Node, node_of
+from kvferry.specs.scenario import Scenario
+
+if TYPE_CHECKING:
+    from optuna.study import Study
+    from optuna.trial import Trial
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Search:
+    """A search, resolved. `seeds` are those that each point is run with; none: the base's own."""
+
+    name: str
+    spec: SearchSpec
+    base: StudyBase
+    space: Space
+    constraints: tuple[Constraint, ...]
+    where: Filter
+    seeds: tuple[Node, ...]
+    output: Path
+
+
+@dataclass
+class Tried:
+    """A point that was tried: what was chosen, the scenarios that it makes by key, and what came of them.
+
+    `figures` are medians over the seeds of the metrics that objectives and constraints name; `why` says what keeps the
+    point from being a solution.
+    """
+
+    number: int
+    settings: dict[str, Any]
+    scenarios: dict[str, Scenario] = field(default_factory=dict)
+    figures: dict[str, float] = field(default_factory=dict)
+    why: str | None = None
+    is_valid: bool = True
+
+
+def load_search(source: str, overrides: Sequence[str] = (), check: Check | None = None) -> Search:
+    """The search of a bundled name or a path; ``a.b=c`` overrides apply to the base.
+
+    Raises InputError with one line per fault: FILE:LINE: key.path: what came and what would do.
+    """
+    path = located("search", source)
+    tree = read_document(path)
+    try:
+        spec = SearchSpec.model_validate(tree.plain())
+    except ValidationError as error:
+        raise input_error(complaints_of(error, SearchSpec), tree) from None
+    faults, constraints = [], []
+    for n, text in enumerate(spec.constraints):
+        try:
+            constraints.append(constraint_of(text))
+        except ValueError as error:
+            faults.append(Complaint(("constraints", n), str(error)))
+    for key, n, metric in [
+        *(("objectives", n, objective.metric) for n, objective in enumerate(spec.objectives)),
+        *(("constraints", n, constraint.metric) for n, constraint in enumerate(constraints)),
+    ]:
+        if metric not in FIGURES and not re.fullmatch(r"energy_\w+_j", metric):
+            faults.append(Complaint((key, n), f"{metric!r:.60} is no metric{nearest(metric, FIGURES)}"))
+    for n, objective in enumerate(spec.objectives):
+        try:
+            _ = objective.lower
+        except BadKey as error:
+            faults.append(Complaint(("objectives", n, error.key), str(error)))
+    if faults:
+        raise input_error(faults, tree)
+    name = spec.name or path.stem
+    base = StudyBase(tree, overrides, list(spec.space), check)
+    seeds = tree.find(("seeds",))
+    return Search(
+        name=name,
+        spec=spec,
+        base=base,
+        space=space_of(spec.space, tree, base),
+        constraints=tuple(constraints),
+        where=Filter.of(spec.where, tree),
+        seeds=tuple(node_of(seed, seeds.place) for seed in spec.seeds or () if seeds is not None),
+        output=output_folder(spec.output, tree, name),
+    )
+
+
+def run_search(
+    search: Search,
+    folder: Path,
+    executor: Executor,
+    progress: Progress = lambda done, of: None,
+    run: Callable[[Scenario], Run] = run_scenario,
+) -> tuple[list[Tried], int]:
+    """Try as many points as the search says, and return them in their order, with how many scenarios were run now.
+
+    The folder is a ``Dataset``, as a sweep's. A search that was killed begins anew and takes what is there: the same
+    seed chooses the same points, whatever the executor and its workers, so nothing is run twice. Points are chosen
+    `at_once` by `at_once`; a scenario that is not valid, or that a condition leaves out, is not run and counts as a
+    point that breaks a constraint. So does one that failed, ran out of memory, or lacks a metric.
+
+    Raises InputError when none of the first ones is valid, KvferryError when the folder cannot be used, MissingExtra.
+    """
+    study = _study(search)
+    tried: list[Tried] = []
+    n_new = 0
+    with Dataset(folder) as data, executor:
+        known = _known(data, search)
+        try:
+            while len(tried) < search.spec.points:
+                progress(len(tried), search.spec.points)
+                with _quiet():
+                    trials = [study.ask() for _ in range(min(search.spec.at_once, search.spec.points - len(tried)))]
+                    together = [_tried(search, trial) for trial in trials]
+                if not any(one.is_valid for one in (*tried, *together)):
+                    raise InputError(together[0].why or "")
+                for row in _rows(together, known, executor, Work(run, code_version(), used())):
+                    data.add(row)
+                    known[row["key"]] = row
+                    n_new += 1
+                for trial, one in zip(trials, together, strict=True):
+                    _judge(search, one, known)
+                    with _quiet():
+                        _tell(search, study, trial, one)
+                tried += together
+                progress(len(tried), search.spec.points)
+        finally:
+            data.compact()
+    return tried, n_new
+
+
+def _study(search: Search) -> Study:
+    try:
+        import optuna
+    except ImportError:
+        raise MissingExtra("a search needs optuna; install it with: pip install 'kvferry[search]'") from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    seed = search.spec.seed
+    with _quiet():
+        sampler = {
+            "tpe": lambda: optuna.samplers.TPESampler(seed=seed, multivariate=True),
+            "nsga2": lambda: optuna.samplers.NSGAIISampler(seed=seed, population_size=max(2, search.spec.at_once)),
+            "random": lambda: optuna.samplers.RandomSampler(seed=seed),
+        }[search.spec.sampler]()
+        directions = ["minimize" if objective.lower else "maximize" for objective in search.spec.objectives]
+        return optuna.create_study(directions=directions, sampler=sampler)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without optuna's warnings about what it calls experimental."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _known(data: Dataset, search: Search) -> dict[str, Row]:
+    """The rows that are there already, of this version of KVFerry, by key."""
+    table = data.compact()
+    if table.empty:
+        return {}
+    table = table[(table["version"] == code_version()) & (table["outcome"] != "failed")]
+    wanted = [column for column in ("key", "outcome", "why", *_metrics(search)) if column in table]
+    rows: list[Row] = table[wanted].to_dict("records")  # type: ignore[assignment]
+    return {row["key"]: row for row in rows}
+
+
+def _metrics(search: Search) -> list[str]:
+    named = [objective.metric for objective in search.spec.objectives]
+    return list(dict.fromkeys([*named, *(constraint.metric for constraint in search.constraints)]))
+
+
+def _tried(search: Search, trial: Trial) -> Tried:
+    """What a trial chooses, as scenarios; or why it makes none."""
+    chosen = {key: part.chosen(key, trial) for key, part in search.space.items()}
+    found = Tried(trial.number, {key: _shown(node) for key, node in chosen.items()})
+    try:
+        for seed in search.seeds or (None,):
+            tree = search.base.with_values(chosen | ({} if seed is None else {"seed": seed}))
+            scenario = search.where.kept(tree, search.base.scenario)
+            if scenario is None:
+                found.scenarios, found.why = {}, "left out by a condition"
+                return found
+            found.scenarios[scenario_hash(scenario)] = scenario
+    except InputError as error:
+        found.scenarios, found.why, found.is_valid = {}, str(error), False
+    return found
+
+
+def _shown(node: Node) -> Any:
+    value = node.plain()
+    return value["name"] if isinstance(value, dict) and isinstance(value.get("name"), str) else value
+
+
+def _rows(tried: Sequence[Tried], known: Mapping[str, Row], executor: Executor, work: Work) -> Iterator[Row]:
+    missing = {key: one for each in tried for key, one in each.scenarios.items() if key not in known}
+    if not missing:
+        return
+    # Real runs have the machine to themselves.
+    where = InProcess() if any(one.backend != "sim" for one in missing.values()) else executor
+    with closing(where.rows((Point.of(one, key) for key, one in missing.items()), work)) as rows:
+        yield from rows
+
+
+def _judge(search: Search, one: Tried, known: Mapping[str, Row]) -> None:
+    """Fill in the figures of a point, and what keeps it from being a solution."""
+    rows = [known[key] for key in one.scenarios]
+    if one.why is not None:
+        return
+    unfinished = next((row for row in rows if row["outcome"] != "done"), None)
+    if unfinished is not None:
+        one.why = f"{unfinished['outcome'].replace('_', ' ')}: {unfinished['why']}"
+        return
+    for metric in _metrics(search):
+        values = [row[metric] for row in rows if row.get(metric) is not None and row[metric] == row[metric]]
+        if len(values) < len(rows):
+            one.why = f"it has no {metric}"
+            return
+        one.figures[metric] = float(median(values))
+    broken = [bound.text for bound in search.constraints if bound.excess(one.figures[bound.metric]) > 0]
+    one.why = f"breaks {' and '.join(broken)}" if broken else None
+
+
+def _tell(search: Search, study: Study, trial: Trial, one: Tried) -> None:
+    values = [one.figures.get(objective.metric) for objective in search.spec.objectives]
+    complete = [value for value in values if value is not None]
+    is_run = len(complete) == len(values)
+    # Where figures are missing, this alone counts: of values of a point that breaks a constraint, no sampler learns.
+    trial.set_constraint("has figures", -1.0 if is_run else 1.0)
+    for bound in search.constraints:
+        figure = one.figures.get(bound.metric)
+        trial.set_constraint(bound.text, 1.0 if figure is None else bound.excess(figure))
+    study.tell(trial, complete if is_run else [0.0] * len(values))

@@ -1,0 +1,75 @@
+"""What a search may choose: for each key one of some values, or a number within a range."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kvferry.analysis.number_range import NumberRange, RangeFault
+from kvferry.analysis.study_base import StudyBase
+from kvferry.analysis.study_spec import Axes
+from kvferry.scenarios.faults import input_error
+from kvferry.scenarios.resolve import Complaint
+from kvferry.specs.amount import amount_of
+from kvferry.specs.node import Node, node_of
+
+if TYPE_CHECKING:
+    from optuna.trial import Trial
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Values to choose from; `ordered`: numbers that rise, of which neighbours are alike."""
+
+    values: tuple[Node, ...]
+    ordered: bool
+
+    def chosen(self, key: str, trial: Trial) -> Node:
+        if self.ordered:
+            return self.values[trial.suggest_int(key, 0, len(self.values) - 1)]
+        return self.values[trial.suggest_categorical(key, range(len(self.values)))]
+
+
+@dataclass(frozen=True)
+class Within:
+    """Any number of a range, asked for as a share of it, in which logarithmic ranges are even."""
+
+    limits: NumberRange
+    node: Node
+
+    def chosen(self, key: str, trial: Trial) -> Node:
+        return node_of(self.limits.at(trial.suggest_float(key, 0.0, 1.0)), self.node.place)
+
+
+Space = dict[str, Choice | Within]
+
+
+def space_of(axes: Axes, tree: Node, base: StudyBase) -> Space:
+    """What stands under "space" of a search's file, by key. Names of devices and models are looked up. Raises
+    InputError."""
+    found: Space = {}
+    faults = []
+    for key in axes:
+        node = tree.find(("space", key))
+        assert node is not None
+        if isinstance(node.value, list):
+            found[key] = _choice(key, node.value, base)
+            continue
+        try:
+            limits = NumberRange.of(node)
+            if limits.step is None and limits.points is None:
+                found[key] = Within(limits, node)
+            else:
+                found[key] = _choice(key, [node_of(value, node.place) for value in limits.values()], base)
+        except RangeFault as fault:
+            faults += [Complaint(("space", key, *one.key), one.what, one.at_key) for one in fault.complaints]
+    if faults:
+        raise input_error(faults, tree)
+    return found
+
+
+def _choice(key: str, nodes: list[Node], base: StudyBase) -> Choice:
+    amounts = [amount_of(node.value) for node in nodes]
+    numbers = [amount.number for amount in amounts if amount is not None]
+    ordered = len(numbers) == len(nodes) and numbers == sorted(set(numbers))
+    return Choice(tuple(base.looked_up({key: node})[key] for node in nodes), ordered)

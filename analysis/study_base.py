@@ -1,0 +1,117 @@
+"""What studies and searches vary: a base scenario in a file of theirs, and how its points are made and checked."""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from kvferry.scenarios.faults import input_error, nearest
+from kvferry.scenarios.library import BUNDLED, locate
+from kvferry.scenarios.loader import Check, checked_scenario
+from kvferry.scenarios.resolve import Complaint, extended, resolve, with_override
+from kvferry.scenarios.sources import with_value
+from kvferry.specs.document import read_document, regular_file
+from kvferry.specs.errors import InputError, unknown_name
+from kvferry.specs.link import LinkSpec
+from kvferry.specs.load import LoadSpec
+from kvferry.specs.node import Node
+from kvferry.specs.scenario import Scenario
+from kvferry.traces.resolve import link_trace, load_trace
+
+_FOLDERS = {"study": "studies", "search": "searches"}
+
+
+def bundled_names(kind: str) -> list[str]:
+    """The bundled studies or searches (`kind`: study, search), sorted."""
+    return sorted(path.stem for path in (BUNDLED / _FOLDERS[kind]).glob("*.yaml"))
+
+
+def located(kind: str, source: str) -> Path:
+    """The file of a bundled study or search, or the one at a path. Raises InputError."""
+    names = bundled_names(kind)
+    if source in names:
+        return BUNDLED / _FOLDERS[kind] / f"{source}.yaml"
+    problem = regular_file(Path(source))
+    if problem is None:
+        return Path(source)
+    if "/" in source or Path(source).suffix:
+        raise InputError(f"{source!r:.200} {problem}{nearest(Path(source).stem, names)}")
+    raise unknown_name(kind, source, names)
+
+
+def output_folder(named: str | None, tree: Node, name: str) -> Path:
+    """The results folder. The file may come from another user, so it cannot point out of the current folder."""
+    output = Path(named or f"runs/{name}")
+    if output.is_absolute() or ".." in output.parts:
+        what = f"{named!r:.100} leads out of the current folder; use --output for that"
+        raise input_error([Complaint(("output",), what)], tree)
+    return output
+
+
+class StudyBase:
+    """A base scenario, with `check` on all that is made of it."""
+
+    def __init__(self, tree: Node, overrides: Sequence[str], axes: Collection[str], check: Check | None) -> None:
+        """The scenario under "base" of a file, after `overrides`; the axes may supply keys that it lacks. Raises
+        InputError."""
+        self._check = check
+        # What is wrong with a trace, or "": points share traces.
+        self._traces: dict[LinkSpec | LoadSpec, str] = {}
+        node = tree.find(("base",))
+        assert node is not None
+        if isinstance(node.value, str):
+            try:
+                path = locate("scenario", node.value, node.place.folder)
+            except InputError as error:
+                raise InputError(f"{node.place}: base: {error}") from None
+            base = extended("scenario", read_document(path), (path,))
+        else:
+            base = extended("scenario", node)
+        base, complaints = resolve(base)
+        for override in overrides:
+            key = override.partition("=")[0].strip()
+            varied = next(
+                (axis for axis in axes if f"{key}.".startswith(f"{axis}.") or axis.startswith(f"{key}.")), None
+            )
+            if varied is not None:
+                raise InputError(f"--set {override:.100}: {varied[0]} is an axis of this study; change it there")
+            base, complaints = resolve(with_override(base, override))
+        left = [complaint for complaint in complaints if ".".join(map(str, complaint.key)) not in axes]
+        if left:
+            raise input_error(left, base)
+        self._base = base
+
+    def looked_up(self, together: Mapping[str, Node]) -> dict[str, Node]:
+        """The values of keys, names of devices and models replaced by what they name. Raises InputError."""
+        found = {}
+        for key, node in together.items():
+            path = tuple(key.split("."))
+            resolved, _ = resolve(self._base.with_child(path, node))
+            found[key] = resolved.find(path) or node
+        return found
+
+    def with_values(self, together: Mapping[str, Node]) -> Node:
+        """The base with these values, which were looked up. Raises InputError."""
+        tree = self._base
+        for key, node in together.items():
+            tree = with_value(tree, tuple(key.split(".")), node, node.place)
+        return tree
+
+    def scenario(self, tree: Node) -> Scenario:
+        """A tree as a valid scenario. Raises InputError."""
+        return checked_scenario(*resolve(tree), self._complaints)
+
+    def _complaints(self, scenario: Scenario) -> Iterator[Complaint]:
+        yield from self._check(scenario) if self._check else ()
+        for key, replayed in (("link", scenario.link), ("load", scenario.load)):
+            if replayed is not None and replayed.trace is not None:
+                if replayed not in self._traces:
+                    self._traces[replayed] = _fault_of(replayed)
+                if self._traces[replayed]:
+                    yield Complaint((key, "trace"), self._traces[replayed])
+
+
+def _fault_of(replayed: LinkSpec | LoadSpec) -> str:
+    try:
+        link_trace(replayed) if isinstance(replayed, LinkSpec) else load_trace(replayed)
+    except InputError as error:
+        return str(error)
+    return ""

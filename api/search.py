@@ -1,0 +1,96 @@
+"""A search: settings of a scenario that are best under objectives and constraints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvferry.analysis.dataset import read_points
+from kvferry.analysis.executors.choice import executor_for
+from kvferry.analysis.executors.executor import Executor
+from kvferry.analysis.search import Search, Tried, load_search, run_search
+from kvferry.analysis.search_result import result_of, write_result
+from kvferry.api.scenario import Settings, overrides_of
+from kvferry.pipelines.checks import names_in_use
+from kvferry.pipelines.plugins import naming_plugins
+from kvferry.pipelines.workload import Progress
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """What a search tried and found, in its folder. As the last value of a notebook's cell it shows the front.
+
+    ``summary``: what ``kvferry search --json`` prints: the front with settings, figures and keys of rows, how many
+    points are solutions, and why others are not. ``tried``: every point, in order. ``new``: how many scenarios were run
+    now.
+    """
+
+    search: Search
+    folder: Path
+    summary: Mapping[str, Any]
+    tried: tuple[Tried, ...]
+    new: int
+    plots: tuple[Path, ...]
+
+    @cached_property
+    def front(self) -> pd.DataFrame:
+        """A row per point of the Pareto front, or the best point of a single objective: its number, settings as the
+        search's file writes them, and medians of the metrics that objectives and constraints name, in SI units."""
+        import pandas as pd
+
+        front = self.summary["front"]
+        return pd.DataFrame([{"point": one["point"], **one["settings"], **one["figures"]} for one in front])
+
+    @cached_property
+    def points(self) -> pd.DataFrame:
+        """A row per scenario that was run, as a sweep's points have it."""
+        return read_points(self.folder)
+
+    def __repr__(self) -> str:
+        summary = self.summary
+        return (
+            f"{summary['search']}: {summary['solutions']:,} solutions in {summary['points']:,} points in {self.folder}"
+        )
+
+    def _repr_html_(self) -> str:
+        return str(self.front.to_html(max_rows=20))
+
+
+@naming_plugins()
+def search_of(source: str | Path, settings: Settings = ()) -> Search:
+    """The search of a bundled name or a file; `settings` apply to its base, as in ``load``. Raises InputError with a
+    line per fault."""
+    return load_search(str(source), overrides_of(settings), check=names_in_use)
+
+
+def search(
+    source: str | Path | Search,
+    settings: Settings = (),
+    *,
+    output: str | Path | None = None,
+    jobs: int | None = None,
+    executor: str | Executor | None = None,
+    plots: bool = True,
+    progress: Progress = lambda done, of: None,
+) -> Found:
+    """Looks for settings that are best under objectives and constraints, and draws what it found.
+
+    `source`: a bundled name or a file (docs/search.md). `settings` apply to its base. `output`: the folder; None: the
+    one that the search names. `jobs` and `executor` as in ``sweep``: they change nothing about what is tried.
+    `progress` is called with how many points are done, of how many.
+
+    Interrupted, the folder keeps what is done, and the same call goes on from there. Raises InputError with a line per
+    fault of the file, KvferryError where the folder cannot be used, MissingExtra without optuna.
+    """
+    loaded = source if isinstance(source, Search) else search_of(source, settings)
+    folder = loaded.output if output is None else Path(output)
+    where = executor if executor is not None and not isinstance(executor, str) else executor_for(executor, jobs)
+    tried, new = run_search(loaded, folder, where, progress)
+    _, pictures = write_result(loaded, tried, folder, plots)
+    return Found(loaded, folder, result_of(loaded, tried), tuple(tried), new, tuple(pictures))

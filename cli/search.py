@@ -1,0 +1,92 @@
+"""``kvferry search``: settings of a scenario that are best under objectives and constraints."""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kvferry.cli.options import (
+    ExecutorOption,
+    JobsOption,
+    JsonOption,
+    OutputOption,
+    PlotsOption,
+    PluginOption,
+    SetOption,
+)
+
+_MOST_SHOWN, _MOST_FAILED = 20, 20
+
+
+def search(
+    source: Annotated[str, typer.Argument(metavar="SEARCH", help="A bundled search by name, or a file.")],
+    settings: SetOption = None,
+    plugins: PluginOption = None,
+    output: OutputOption = None,
+    jobs: JobsOption = None,
+    executor: ExecutorOption = None,
+    plots: PlotsOption = True,
+    json: JsonOption = False,
+) -> None:
+    """Look for settings that are best under objectives and constraints; several objectives give a Pareto front.
+
+    Points go into a data set as those of a sweep do. Interrupted or killed, the same command goes on from there: the
+    same seed tries the same points, whatever the number of processes. Exit code 1: no point is a solution.
+    """
+    from kvferry.analysis.envelope import to_json
+    from kvferry.analysis.executors.choice import executor_for
+    from kvferry.api.search import search as carry_out
+    from kvferry.api.search import search_of
+    from kvferry.cli.progress import PointsProgress, counted, say
+
+    where = executor_for(executor, jobs)
+    loaded = search_of(source, settings or [])
+    folder: Path = output or loaded.output
+    progress = PointsProgress(loaded.name)
+    try:
+        with counted(loaded.name) as progress.bar:
+            found = carry_out(loaded, output=folder, executor=where, plots=plots, progress=progress)
+    except KeyboardInterrupt:
+        say(f"interrupted; kept {progress.done:,} of {progress.of:,} points in {folder}; run it again to go on")
+        raise typer.Exit(130) from None
+    if json:
+        sys.stdout.write(to_json(found.summary))
+    else:
+        _show(found.summary, found.new)
+        say(f"written to {folder}")
+    failed = [one for one in found.tried if one.why is not None and one.why.startswith("failed: ")]
+    for one in failed[:_MOST_FAILED]:
+        say(f"point {one.number}: {', '.join(f'{key} {value}' for key, value in one.settings.items())}: {one.why}")
+    if len(failed) > _MOST_FAILED:
+        say(f"... and {len(failed) - _MOST_FAILED:,} more")
+    if not found.summary["solutions"]:
+        raise typer.Exit(1)
+
+
+def _show(result: Mapping[str, Any], n_new: int) -> None:
+    from kvferry.analysis import human
+    from kvferry.analysis.figures import FIGURES
+    from kvferry.cli.table import print_table
+
+    what = ", ".join(f"{n:,} {reason}" for reason, n in result["others"].items())
+    print(
+        f"{result['search']}: {result['points']:,} points, {result['solutions']:,} of them solutions"
+        f"{f' ({what})' if what else ''}; {n_new:,} scenarios run now"
+    )
+    front = result["front"]
+    if not front:
+        return
+    metrics = [objective["metric"] for objective in result["objectives"]]
+    metrics += [metric for metric in front[0]["figures"] if metric not in metrics]
+    labels = [FIGURES[metric].label if metric in FIGURES else metric for metric in metrics]
+    title = "Pareto front" if len(result["objectives"]) > 1 else "Best"
+    print_table(
+        ["point", *front[0]["settings"], *labels],
+        [
+            [one["point"], *one["settings"].values(), *(human.of_unit(key)(one["figures"][key]) for key in metrics)]
+            for one in front[:_MOST_SHOWN]
+        ],
+        title if len(front) <= _MOST_SHOWN else f"{title}: the first {_MOST_SHOWN} of {len(front)}",
+    )

@@ -1,0 +1,208 @@
+"""Searches: which points they try, what they make of results, and that nothing but the seed decides."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kvferry.analysis.dataset import read_points
+from kvferry.analysis.executors.cores import Cores
+from kvferry.analysis.executors.in_process import InProcess
+from kvferry.analysis.search import Search, load_search, run_search
+from kvferry.analysis.search_result import result_of, write_result
+from kvferry.analysis.search_spec import constraint_of
+from kvferry.analysis.study_base import bundled_names
+from kvferry.pipelines.record import RequestRecord, Run
+from kvferry.specs.errors import InputError
+from kvferry.specs.scenario import Scenario
+
+Call = Callable[..., tuple[int, str, str]]
+
+BASE = """\
+base:
+  name: small
+  system: stream-only
+  device: rtx-5080-laptop
+  model: tiny
+  link: {rate: 80 Mbit/s}
+  workload: {kind: context-reuse, context: 4Ki}
+"""
+SEARCH = (
+    BASE
+    + """\
+space:
+  link.rtt: {from: 1 ms, to: 100 ms, log: true}
+  workload.context: [1Ki, 2Ki, 4Ki, 8Ki]
+objectives: [ttft_s, {metric: energy_j, better: low}]
+constraints: [ttft_s <= 0.09 s]
+points: 24
+at_once: 6
+"""
+)
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def written(text: str = SEARCH) -> Search:
+    Path("search.yaml").write_text(text)
+    return load_search("search.yaml")
+
+
+class StandIn:
+    """Runs with as many seconds to the first token as the link's round trip, and 1 J per Ki tokens of what is left of
+    8Ki. `lives`: after so many it is interrupted."""
+
+    def __init__(self, lives: int = 10_000) -> None:
+        self.asked: list[float] = []
+        self.lives = lives
+
+    def __call__(self, scenario: Scenario) -> Run:
+        if len(self.asked) == self.lives:
+            raise KeyboardInterrupt
+        self.asked.append(scenario.link.rtt_s)
+        if scenario.workload.context == 2048:
+            return Run(outcome="out_of_memory", why="2Ki are one too many")
+        request = RequestRecord(request=0, arrival_s=0.0, loaded_s=0.5, first_token_s=scenario.link.rtt_s)
+        energy_j = 8 - scenario.workload.context / 1024
+        return Run(outcome="done", requests=(request,), energy_j={"gpu": energy_j})
+
+
+def found(search: Search, folder: str, run: StandIn) -> bytes:
+    """The bytes of search.json and the data set."""
+    tried, _ = run_search(search, Path(folder), InProcess(), run=run)
+    file, _ = write_result(search, tried, Path(folder), plots=False)
+    return file.read_bytes() + Path(folder, "points.parquet").read_bytes()
+
+
+def test_the_front_and_why_others_are_no_solutions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvferry.analysis.metrics.why_no_energy", lambda *_: None)
+    search = written()
+    tried, n_new = run_search(search, Path("out"), InProcess(), run=StandIn())
+    result = result_of(search, tried)
+    assert (result["points"], len(read_points(Path("out")))) == (24, n_new)
+    # With these stand-ins the longest context is the cheapest, whatever the link: the front is one point.
+    solutions = [one for one in tried if one.why is None]
+    assert result["solutions"] == len(solutions) > 5
+    cheapest = min(solutions, key=lambda one: (one.figures["energy_j"], one.figures["ttft_s"]))
+    assert result["front"][-1]["point"] == cheapest.number
+    assert set(result["others"]) <= {"out of memory", "breaks ttft_s <= 0.09 s"}
+    assert result["others"]["out of memory"] >= 1
+    for one in tried:
+        if one.why is None:
+            assert one.figures["ttft_s"] <= 0.09
+            assert one.settings["workload.context"] != "2Ki"
+        assert 0.001 <= float(one.settings["link.rtt"].split()[0]) / 1000 <= 0.1
+
+
+def test_a_search_learns() -> None:
+    search = written(SEARCH.replace("points: 24", "points: 60").replace("constraints: [ttft_s <= 0.09 s]\n", ""))
+    run = StandIn()
+    run_search(search, Path("out"), InProcess(), run=run)
+    first, last = run.asked[:15], run.asked[-15:]
+    assert sum(last) / 15 < sum(first) / 15
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "nsga2", "random"])
+def test_interrupted_it_goes_on_to_the_same_bytes(sampler: str) -> None:
+    search = written(SEARCH + f"sampler: {sampler}\nseed: 3\nseeds: 2\n")
+    whole_run = StandIn()
+    whole = found(search, "whole", whole_run)
+    total = 0
+    for lives in (5, 0, 9):
+        run = StandIn(lives)
+        with pytest.raises(KeyboardInterrupt):
+            run_search(written(SEARCH + f"sampler: {sampler}\nseed: 3\nseeds: 2\n"), Path("cut"), InProcess(), run=run)
+        total += len(run.asked)
+    last = StandIn()
+    assert found(search, "cut", last) == whole
+    # Nothing was run twice.
+    assert total + len(last.asked) == len(whole_run.asked)
+
+
+def test_the_same_points_from_one_process_and_from_two() -> None:
+    search = written(SEARCH.replace("points: 24", "points: 10"))
+    results = []
+    for folder, executor in (("one", InProcess()), ("two", Cores(2))):
+        tried, _ = run_search(search, Path(folder), executor)
+        write_result(search, tried, Path(folder), plots=False)
+        results.append([Path(folder, name).read_bytes() for name in ("search.json", "points.parquet")])
+    assert results[0] == results[1]
+
+
+def test_points_that_are_not_valid_are_not_run() -> None:
+    text = SEARCH.replace("[1Ki, 2Ki, 4Ki, 8Ki]", "[0, 4Ki]").replace("constraints: [ttft_s <= 0.09 s]\n", "")
+    search = written(text + "where: [link.rtt < 50 ms]\n")
+    run = StandIn()
+    tried, n_new = run_search(search, Path("out"), InProcess(), run=run)
+    result = result_of(search, tried)
+    assert result["others"]["not a valid scenario"] + result["others"].get("left out by a condition", 0) + n_new == 24
+    assert max(run.asked) < 0.05
+    with pytest.raises(InputError, match=r"search.yaml:10: workload.context: 0"):
+        run_search(written(SEARCH.replace("[1Ki, 2Ki, 4Ki, 8Ki]", "[0]")), Path("none"), InProcess(), run=run)
+
+
+@pytest.mark.parametrize(
+    ("text", "metric", "value", "excess"),
+    [
+        ("ttft_s <= 4 s", "ttft_s", 5.0, 0.25),
+        ("ttft_s <= 4", "ttft_s", 3.0, -0.25),
+        ("memory_peak_bytes <= 2 KiB", "memory_peak_bytes", 4096.0, 1.0),
+        ("throughput_tokens_per_s >= 20", "throughput_tokens_per_s", 15.0, 0.25),
+        ("effective_bytes_per_s >= 8 Mbit/s", "effective_bytes_per_s", 1e6, 0.0),
+        ("wasted_bytes <= 0", "wasted_bytes", 7.0, 7.0),
+    ],
+)
+def test_constraints(text: str, metric: str, value: float, excess: float) -> None:
+    constraint = constraint_of(text)
+    assert constraint.metric == metric
+    assert constraint.excess(value) == pytest.approx(excess)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (SEARCH.replace("ttft_s,", "ttft_x,"), "search.yaml:11: objectives.0: 'ttft_x' is no metric; did you"),
+        (SEARCH.replace("ttft_s,", "link_bytes,"), "search.yaml:11: objectives.0.better: is missing"),
+        (SEARCH.replace("0.09 s", "0.09 MiB"), "constraints.0: ttft_s is a time, and '0.09 MiB' a"),
+        (SEARCH.replace("ttft_s <= ", "ttft_s = "), "constraints.0: 'ttft_s = 0.09 s' is no constraint"),
+        (SEARCH.replace("to: 100 ms", "to: 100"), "search.yaml:9: space.link.rtt.to: 100 is a whole number"),
+        (SEARCH.replace("at_once: 6", "at_once: 0"), "search.yaml:14: at_once: 0: must be at least 1"),
+        (SEARCH.replace("points: 24", "trials: 24"), "search.yaml:13: trials: unknown key"),
+        (BASE + "objectives: [ttft_s]\n", "search.yaml:1: space: is missing"),
+        (SEARCH + "where: [link.rtt <]\n", "search.yaml:15: where.0: 'link.rtt <'"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_a_search(text: str, message: str) -> None:
+    with pytest.raises(InputError) as error:
+        written(text)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize("name", bundled_names("search"))
+def test_the_bundled_searches_are_good(name: str) -> None:
+    search = load_search(name)
+    assert len(search.spec.objectives) == 3
+    with pytest.raises(InputError, match="is an axis of this study"):
+        load_search(name, [f"{next(iter(search.space))}=1"])
+
+
+def test_the_command(call: Call) -> None:
+    Path("search.yaml").write_text(SEARCH.replace("points: 24", "points: 6"))
+    code, out, err = call("search", "search.yaml", "-j", "1")
+    assert (code, err) == (0, "written to runs/search\n")
+    assert out.startswith("search: 6 points, ")
+    code, out, err = call("search", "search.yaml", "-j", "1", "--json")
+    assert (code, err) == (0, "")
+    assert json.loads(out) == json.loads(Path("runs/search/search.json").read_text())
+    assert Path("runs/search/plots/pareto.png").exists()
+    assert call("search", "serach.yaml")[0] == 2
+
+
+def test_the_search_in_the_docs_is_one() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "search.md").read_text()
+    search = written(text.split("```yaml\n")[1].split("```")[0])
+    assert (search.name, len(search.space), len(search.seeds)) == ("offloading", 3, 3)
