@@ -72,7 +72,7 @@ class StudyBase:
                 (axis for axis in axes if f"{key}.".startswith(f"{axis}.") or axis.startswith(f"{key}.")), None
             )
             if varied is not None:
-                raise InputError(f"--set {override:.100}: {varied[0]} is an axis of this study; change it there")
+                raise InputError(f"--set {override:.100}: {varied} is an axis of this study; change it there")
             base, complaints = resolve(with_override(base, override))
         left = [complaint for complaint in complaints if ".".join(map(str, complaint.key)) not in axes]
         if left:

@@ -27,6 +27,7 @@ NAMES = (
     "codec",
     "session",
     "sweeps",
+    "study",
     "planners",
     "live",
     "link",

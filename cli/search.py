@@ -21,7 +21,7 @@ _MOST_SHOWN, _MOST_FAILED = 20, 20
 
 
 def search(
-    source: Annotated[str, typer.Argument(metavar="SEARCH", help="A bundled search by name, or a file.")],
+    search: Annotated[str, typer.Argument(metavar="SEARCH", help="A bundled search by name, or a file.")],
     settings: SetOption = None,
     plugins: PluginOption = None,
     output: OutputOption = None,
@@ -42,7 +42,7 @@ def search(
     from kvferry.cli.progress import PointsProgress, counted, say
 
     where = executor_for(executor, jobs)
-    loaded = search_of(source, settings or [])
+    loaded = search_of(search, settings or [])
     folder: Path = output or loaded.output
     progress = PointsProgress(loaded.name)
     try:

@@ -13,6 +13,7 @@ import typer
 from typer.main import get_command
 
 from kvferry.analysis.study import study_names
+from kvferry.analysis.study_base import bundled_names
 from kvferry.cli.main import app
 from kvferry.scenarios.library import names
 
@@ -85,6 +86,8 @@ def test_a_command_that_a_page_shows_is_one(page: str, arguments: list[str]) -> 
         assert found is not None, f"docs/{page}.md: kvferry has no command {name}"
         command = found
     given = command.make_context(command.name, list(arguments), resilient_parsing=False).params
-    named = given.get("scenario") or given.get("study")
+    named = given.get("scenario") or given.get("study") or given.get("search")
     if isinstance(named, str) and not named.endswith(".yaml"):
-        assert named in {*names("scenario"), *study_names()}, f"docs/{page}.md: there is no {named}"
+        assert named in {*names("scenario"), *study_names(), *bundled_names("search")}, (
+            f"docs/{page}.md: there is no {named}"
+        )

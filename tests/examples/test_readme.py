@@ -20,8 +20,8 @@ COMMANDS = [
     for line in block.splitlines()
     if line.startswith("kvferry ")
 ]
-# Whole studies: minutes.
-LONG = ("sweep", "reproduce")
+# Whole studies and searches: minutes.
+LONG = ("sweep", "search", "reproduce")
 # What is measured here, and what goes on from that.
 MEASURED = ("calibrate", "fidelity")
 # What needs results of others: the tutorial has it, whose commands follow each other.
