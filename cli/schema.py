@@ -1,10 +1,12 @@
 """``kvferry schema``: the JSON schema of scenario files, for editors."""
 
+from kvferry.cli.options import PluginOption
 
-def schema() -> None:
+
+def schema(plugins: PluginOption = None) -> None:
     """Print the JSON schema of a scenario file, for completion and checks in an editor."""
     import json
 
-    from kvferry.scenarios.loader import scenario_schema
+    from kvferry.api.schema import schema as named_schema
 
-    print(json.dumps(scenario_schema(), indent=2))
+    print(json.dumps(named_schema(), indent=2))

@@ -1,6 +1,6 @@
 """A placement of one's own: the tier in which each layer's KV lies, and when it moves to another.
 
-    kvferry run specontext/edge --plugin example_policy.py --set policies.placement=example-policy
+    kvferry run kvswap/throughput --plugin example_policy.py --system flexgen --set policies.placement=example-policy
 
 kvferry.policies.decode.placement says what a placement is asked.
 """

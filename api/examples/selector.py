@@ -1,6 +1,6 @@
 """A selector of one's own: which KV blocks attention wants, from which query, and what is kept to score them.
 
-    kvferry run kvswap/throughput --plugin example_policy.py --set policies.selector=example-policy
+    kvferry run kvswap/throughput --plugin example_policy.py --system quest --set policies.selector=example-policy
 
 kvferry.policies.decode.selector says what a selector is asked. What scores blocks is an index (``kind``): in the
 modelled world it is priced and answered from recorded or generated selections; for real it has to be one of those in
@@ -22,7 +22,7 @@ class ExamplePolicy(TopByOwnQuery):
 
     kind = "page-bounds"
 
-    share: float = 0.1
+    share: float = 0.02
     least_blocks: int = 4
 
     def selected(self, block_tokens: int, stored: int) -> int | None:

@@ -63,6 +63,17 @@ def test_its_commands_run(call: Call) -> None:
     assert streamed[0] > streamed[1]
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_command_of_an_example_runs(call: Call, kind: str) -> None:
+    file, _ = new_policy("my-own", kind)
+    commands = [line.split()[1:] for line in file.read_text().splitlines() if line.startswith("    kvferry ")]
+    assert commands
+    for command in commands:
+        code, _, err = call(*command, "--json")
+        assert code == 0, err
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

@@ -5,6 +5,7 @@ import pickle
 from pathlib import Path
 
 import pytest
+import yaml
 from command import SMALL, Call
 from plugin import FAULTY, LOADER, none_left, written  # noqa: F401
 from tiny import DECODING
@@ -127,3 +128,22 @@ def test_a_machine_elsewhere_is_given_the_file_before_versions_are_compared() ->
     Path("mine.py").unlink()
     row = pickle.loads(work).elsewhere(point)  # noqa: S301
     assert (row["outcome"], row["version"]) == ("done", code_version())
+
+
+def test_the_schema_names_what_it_has(call: Call) -> None:
+    Path("plan.py").write_text(
+        "from kvferry.policies.loading.chain import chain_plan\nfrom kvferry.sim.costs.roofline import Roofline\n"
+        'KVFERRY = {"schedule": {"my-plan": chain_plan}, "cost-model": {"my-costs": Roofline}}\n'
+    )
+    code, out, _ = call("schema", "--plugin", "mine.py", "--plugin", "plan.py")
+    assert code == 0
+    schema = json.loads(out)
+    assert {"mine", "ferry", "kvswap"} < set(schema["properties"]["system"]["examples"])
+    schedule, policy = schema["properties"]["policies"]["properties"]["schedule"]["anyOf"]
+    assert {"my-plan", "greedy"} < set(schedule["examples"])
+    jsonschema = pytest.importorskip("jsonschema")
+    small = yaml.safe_load(SMALL) | {"system": "mine"}
+    for policies in ({"schedule": "my-plan"}, {"schedule": {"name": "greedy"}}, {"adapt": False}, {"schedule": None}):
+        jsonschema.validate(small | {"policies": policies, "costs": "my-costs"}, schema)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(small | {"system": []}, schema)
