@@ -12,7 +12,8 @@ from kvferry.specs.errors import quoted
 if TYPE_CHECKING:
     from rich.table import Table
 
-# A notebook's own colours stay; lines that do not fit are scrolled to.
+# Rich would show a table in a notebook by itself, in the wrong place. A notebook's own colours
+# stay; lines that do not fit are scrolled to.
 _PRE = '<pre style="white-space:pre;overflow-x:auto;line-height:normal;font-family:monospace">{code}</pre>'
 _WIDTH = 400
 
@@ -21,7 +22,7 @@ def table_html(table: Table, remarks: Sequence[str] = ()) -> str:
     """The table that the command prints, and remarks under it."""
     from rich.console import Console
 
-    console = Console(record=True, file=io.StringIO(), width=_WIDTH, highlight=False)
+    console = Console(record=True, file=io.StringIO(), width=_WIDTH, highlight=False, force_jupyter=False)
     console.print(table)
     lines = console.export_html(inline_styles=True, code_format=_PRE)
     return lines + "".join(f"<p>{escape(quoted(remark))}</p>" for remark in remarks)
@@ -32,5 +33,5 @@ def table_text(table: Table) -> str:
     from rich.console import Console
 
     file = io.StringIO()
-    Console(file=file, width=_WIDTH, highlight=False).print(table)
+    Console(file=file, width=_WIDTH, highlight=False, color_system=None, force_jupyter=False).print(table)
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines())

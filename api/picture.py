@@ -40,5 +40,8 @@ class Picture:
         when they cannot be written."""
         return write_pictures(Path(folder) / self.name, self._drawn)
 
+    def __repr__(self) -> str:
+        return f"Picture({self.name!r})"
+
     def _repr_png_(self) -> bytes:
         return self.png

@@ -9,7 +9,7 @@ from kvferry.scenarios.loader import scenario_schema
 
 
 def schema() -> dict[str, Any]:
-    """For completion in editors: examples are systems, policies by role and cost models, those of plugins in use too."""
+    """For completion in editors: examples are systems, policies and cost models, those of plugins in use too."""
     use_installed()
     found, known = scenario_schema(), names_by_kind()
     properties, parts = found["properties"], found["$defs"]

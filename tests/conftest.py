@@ -2,13 +2,14 @@
 
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
 from kvferry.cli import main as command
+from kvferry.pipelines.plugins import drop, used
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))
 
@@ -26,8 +27,8 @@ Call = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
-    """Run the command in this process: exit code, standard output, standard error."""
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Call]:
+    """Run the command in this process: exit code, standard output, standard error. Its plugins are gone behind it."""
 
     def calling(*arguments: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["kvferry", *arguments])
@@ -38,4 +39,6 @@ def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
         out, err = capsys.readouterr()
         return int(leave.value.code or 0), out, err
 
-    return calling
+    yield calling
+    for plugin in used():
+        drop(plugin)
