@@ -13,7 +13,9 @@ def assisted_metrics(assisted: Assisted, slo: SloSpec | None) -> dict[str, float
     """``ttft_s`` and the like: as users perceive it; ``ttft_device_s``: until a device has a first token of its own.
     ``assisted_tokens``: L, mean and largest over the requests that the cloud helped, ``assisted_share`` of all.
     ``promised_tpot_s``: the pace of Eq. 4. Figures of a part of the wait are means over the requests that have it.
-    Energy is per request, of devices while they had one."""
+    ``lost_share``: of requests with which something went wrong in the cloud; none is not said. ``right_share``: of
+    answers that begin as they should, of those where that is known. Energy is per request, of
+    devices while they had one."""
     columns = assisted.columns
     n = len(columns["arrival_s"])
     if not n:
@@ -38,6 +40,9 @@ def assisted_metrics(assisted: Assisted, slo: SloSpec | None) -> dict[str, float
         "assisted_tokens": _mean(columns["tokens"][helped]),
         "assisted_tokens_max": _most(columns["tokens"][helped]),
         "assisted_ratio": _mean(columns["ratio"][helped]),
+        "lost_share": float((columns["lost"] > 0).mean()) if columns["lost"].any() else np.nan,
+        "corrected_tokens": _mean(columns["corrected"]),
+        "right_share": _mean(columns["right"]),
         "promised_tpot_s": _mean(columns["pace_s"]),
         "promised_tpot_max_s": _most(columns["pace_s"]),
         "first_response_bytes": _mean(columns["response_bytes"]),

@@ -79,6 +79,11 @@ FIGURES: dict[str, Figure] = {
     "assisted_tokens_max": Figure("the most of them", None, "largest L of a request"),
     "assisted_ratio": Figure("prompt kept", None, "r, the part of a prompt that the device prefills; mean"),
     "assisted_share": Figure("requests helped", None, "share of requests that the cloud had a part in"),
+    "lost_share": Figure("requests let down", "low", "share with which something went wrong in the cloud"),
+    "corrected_tokens": Figure(
+        "tokens corrected", None, "cloud's tokens where the device's model would have said another; mean"
+    ),
+    "right_share": Figure("answers right", "high", "share of answers that begin as they should, of real models"),
     "promised_tpot_s": Figure(
         "promised TPOT", "low", "the pace at which tokens from the cloud are shown (Eq. 4); mean"
     ),

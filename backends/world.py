@@ -106,6 +106,11 @@ class World(Protocol):
         """The n-th device has nothing to do for now, and no conversation is under way."""
         ...
 
+    @property
+    def private(self) -> bool:
+        """Whether what devices are asked is a user's own, which leaves no device unless the scenario says so."""
+        ...
+
     def stays_j(self) -> dict[str, float]:
         """Energy by component that devices have used between ``device`` and ``leave``, all together; empty where
         nothing meters it."""

@@ -18,11 +18,12 @@ class Handling:
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """A prompt's text in three parts: beginning, content, question; its tokens, and what makes tokens of text. None:
-    the modelled world has no text."""
+    the modelled world has no text. ``wanted``: what a right answer begins with, where that is known."""
 
     text: tuple[str, str, str] | None
     tokens: int
     tokenizer: str | None
+    wanted: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +57,11 @@ class TakeIn(Handling):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refine(Handling):
     """A prompt that was prefilled is refined by the attention that its prefill has shown; at most ``tokens`` of its
-    content stay. Answers with the packed mask as text; None: the modelled world makes none."""
+    content stay, as a refiner by that name chooses. Answers with the packed mask as text; None: the modelled world
+    makes none."""
 
     tokens: int
+    refiner: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kvferry.model.tokens import BYTE_VOCABULARY, ByteTokens, FileTokens
+from kvferry.model.tokens import BYTE_VOCABULARY, ByteTokens, FileTokens, Tokens
 from kvferry.specs.errors import InputError
 from kvferry.traces.chance import Source, generator
 
@@ -25,10 +25,13 @@ class Prompts:
     def __init__(self, folder: Path | None, vocabulary: int, text: Path | None, seed: int) -> None:
         self._vocabulary, self._seed = vocabulary, seed
         described = None if folder is None else folder / "tokenizer.json"
+        # None: token ids are drawn.
+        self.by: Tokens | None = None
         self._ids: np.ndarray | None = None
         if described is not None and described.is_file():
             self.tokenizer = f"tokenizer.json {hashlib.sha256(described.read_bytes()).hexdigest()[:16]}"
-            self._ids = np.array(FileTokens(described).encode(_text(text)))
+            self.by = FileTokens(described)
+            self._ids = np.array(self.by.encode(_text(text)))
             if self._ids.max(initial=0) >= vocabulary:
                 raise InputError(
                     f"{described}: has token ids up to {self._ids.max()}, and the model's vocabulary has {vocabulary}:"
@@ -36,7 +39,8 @@ class Prompts:
                 )
         elif folder is not None and vocabulary == BYTE_VOCABULARY:
             self.tokenizer = "bytes"
-            self._ids = np.array(ByteTokens().encode(_text(text)))
+            self.by = ByteTokens()
+            self._ids = np.array(self.by.encode(_text(text)))
         else:
             self.tokenizer = "drawn token ids"
             if text is not None:

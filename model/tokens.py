@@ -29,6 +29,10 @@ class Tokens(Protocol):
         """Ids of the text, without specials."""
         ...
 
+    def begins(self, text: str) -> list[int]:
+        """Where in the text each of its tokens begins, in characters."""
+        ...
+
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, specials left out; what is not UTF-8 becomes U+FFFD. Raises InputError for other ids."""
         ...
@@ -41,6 +45,9 @@ class ByteTokens:
 
     def encode(self, text: str) -> list[int]:
         return list(text.encode("utf-8"))
+
+    def begins(self, text: str) -> list[int]:
+        return [n for n, character in enumerate(text) for _ in character.encode("utf-8")]
 
     def decode(self, ids: Sequence[int]) -> str:
         _check(ids, self.vocabulary)
@@ -60,6 +67,9 @@ class FileTokens:
     def encode(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
+
+    def begins(self, text: str) -> list[int]:
+        return [begin for begin, _ in self._tokenizer.encode(text, add_special_tokens=False).offsets]
 
     def decode(self, ids: Sequence[int]) -> str:
         _check(ids, self.vocabulary)

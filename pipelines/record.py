@@ -111,13 +111,17 @@ class Assisted:
     own first token; how many tokens were shown, the last of them, and the longest wait between two; L; r; the promised
     pace; the parts of the wait for the first token (``prepared_s`` on the device, ``waited_s`` for a slot,
     ``cloud_prefill_s``, ``refined_s``) and what the device then took to unpack and to prefill (``unpacked_s``,
-    ``own_prefill_s``); bytes of the first response. ``cloud``: figures of the cloud over the run. ``energy_j``: of
+    ``own_prefill_s``); bytes of the first response; ``came``, the tokens that came from the cloud, and of these
+    ``corrected``, where the device's model would have said another; whether it was ``lost``, the cloud failing it in
+    some way, and whether the answer is ``right``, where that is known. ``answers``: what was said, by request, of those
+    whose tokens are kept; none in the modelled world. ``cloud``: figures of the cloud over the run. ``energy_j``: of
     devices while they had a request, by component.
     """
 
     columns: Mapping[str, np.ndarray]
     cloud: Mapping[str, float]
     energy_j: Mapping[str, float]
+    answers: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -62,12 +62,13 @@ class _Inbox:
     """What has arrived and was not received, and who waits: as simpy.Store, with one event for a message instead of
     two."""
 
-    __slots__ = ("_env", "_messages", "_waiting", "stream")
+    __slots__ = ("_env", "_messages", "_waiting", "broken_off", "stream")
 
     def __init__(self, env: simpy.Environment) -> None:
         self._env = env
-        # The last one that was opened towards this end.
+        # The last one that was opened towards this end, and what came of one that broke off.
         self.stream: SimStream | None = None
+        self.broken_off: Streamed | None = None
         self._messages: deque[Any] = deque()
         self._waiting: deque[simpy.Event] = deque()
 
@@ -133,10 +134,18 @@ class ChannelEnd:
         assert message.callbacks is not None
         message.callbacks.append(self._stay_ended)
         if each is not None:
-            message.callbacks.append(lambda message: _tell_parts(message, each))
+            message.callbacks.append(lambda message: self._tell_parts(message, each))
         if patience_s is not None and not message.triggered:
             self._wait(message, patience_s, patience_s)
         return message
+
+    def _tell_parts(self, message: simpy.Event, each: Each) -> None:
+        streamed, self._incoming.broken_off = self._incoming.broken_off, None
+        if message.ok and isinstance(message.value, Streamed):
+            streamed = message.value
+        if streamed is not None:
+            for time_s, value in zip(streamed.times_s, streamed.values, strict=True):
+                each(time_s, value)
 
     def _stay_ended(self, message: simpy.Event) -> None:
         if message.ok and message.value is None:
@@ -155,6 +164,8 @@ class ChannelEnd:
         if last_s + patience_s > now_s:
             self._wait(message, last_s + patience_s - now_s, patience_s)
             return
+        if stream is not None:
+            stream.cut()
         self._incoming.give_up(message)
         message.fail(ChannelStalled(f"nothing has come from {self._names[1]} for {patience_s:g} s"))
 
@@ -162,6 +173,8 @@ class ChannelEnd:
         """Close this end, after all messages that were sent. Closing twice is harmless."""
         if not self._closed:
             self._closed = True
+            if self._outgoing.stream is not None:
+                self._outgoing.stream.cut()
             self._deliver(None, 0.0)
 
     def deliver_stream(self, sent_s: Sequence[float], values: Sequence[Any], n_bytes: float) -> None:
@@ -171,6 +184,11 @@ class ChannelEnd:
         crossing = self._carry(*self._names, 0.0)
         assert crossing.callbacks is not None
         crossing.callbacks.append(lambda crossed: self._arrive_streamed(crossed, arrivals_s, values))
+
+    def deliver_parts(self, sent_s: Sequence[float], values: Sequence[Any], n_bytes: float) -> None:
+        """Of a stream that has broken off: they are told before what comes next, or before that nothing does."""
+        arrivals_s = self._carry.arrivals_s(*self._names, sent_s, n_bytes)
+        self._outgoing.broken_off = Streamed([max(self._arrived_s, time_s) for time_s in arrivals_s], values)
 
     def _arrive_streamed(self, crossed: simpy.Event, arrivals_s: Sequence[float], values: Sequence[Any]) -> None:
         before_s = self._arrived_s
@@ -200,10 +218,11 @@ class ChannelEnd:
 class SimStream:
     """A machine.MessageStream that keeps when each part was sent, and crosses when it ends."""
 
-    __slots__ = ("_end", "_n_bytes", "_sent_s", "_values")
+    __slots__ = ("_end", "_ended", "_n_bytes", "_sent_s", "_values")
 
     def __init__(self, end: ChannelEnd, n_bytes: float) -> None:
         self._end, self._n_bytes = end, n_bytes
+        self._ended = False
         self._sent_s: list[float] = []
         self._values: list[Any] = []
 
@@ -217,10 +236,11 @@ class SimStream:
         self._values.append(value)
 
     def end(self) -> None:
+        self._ended = True
         self._end.deliver_stream(self._sent_s, self._values, self._n_bytes)
 
-
-def _tell_parts(message: simpy.Event, each: Each) -> None:
-    if message.ok and isinstance(message.value, Streamed):
-        for time_s, value in zip(message.value.times_s, message.value.values, strict=True):
-            each(time_s, value)
+    def cut(self) -> None:
+        """It has broken off, if it has not ended: who receives is told the parts that were sent."""
+        if not self._ended:
+            self._ended = True
+            self._end.deliver_parts(self._sent_s, self._values, self._n_bytes)

@@ -58,6 +58,16 @@ class NetworkSpec(Part):
     link: LinkSpec
 
 
+class CloudFaultSpec(Part):
+    """What goes wrong in the cloud with every request, to see what devices make of it."""
+
+    # It never answers; it is gone, or falls silent, behind some tokens; its mask is damaged, or another prompt's; its
+    # tokens are of another tokenizer.
+    what: Literal["unreachable", "dies", "stalls", "damaged-mask", "other-mask", "other-tokenizer"]
+    # Tokens that come before it dies or stalls, the first included.
+    tokens: Tokens = Field(default=1, ge=1, le=1_000_000)
+
+
 class AssistSpec(Part):
     """Requests of many devices. All sizes in tokens."""
 
@@ -92,6 +102,8 @@ class AssistSpec(Part):
     # Whether the device's model is in memory when a request comes. False: it is loaded from storage each time.
     resident: bool = Field(default=False, strict=True)
     handling: HandlingSpec = HandlingSpec()
+    # None: nothing goes wrong.
+    fault: CloudFaultSpec | None = None
 
     @property
     def context(self) -> int:

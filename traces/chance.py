@@ -46,6 +46,7 @@ class Source(IntEnum):
     MEASURED_CONTENT = 36
     ROUND_TRIPS = 37
     STUDY_SAMPLES = 38
+    NEEDLES = 45
 
 
 def generator(source: Source, seed: int, *place: int) -> np.random.Generator:

@@ -4,11 +4,12 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
+from kvferry.backends.live.assist.parts import PromptParts
 from kvferry.backends.live.decoding.paged_parts import PagedParts
 from kvferry.backends.live.decoding.parts import StoredKvParts
 from kvferry.backends.live.loading.cloud_parts import LoadingParts
 from kvferry.backends.live.machine_parts import MachineParts
-from kvferry.backends.needs import ContextsInCloud, KvInPages, KvOnStorage, Need, NoKv
+from kvferry.backends.needs import ContextsInCloud, KvInPages, KvOnStorage, Need, NoKv, Prompts
 from kvferry.backends.world import Say
 from kvferry.machine.ops import Op
 from kvferry.specs.errors import InputError
@@ -36,6 +37,7 @@ def parts_for(scenario: Scenario, need: Need, say: Say, stack: ExitStack) -> Mac
 # How a machine is made for each sort of need.
 _MAKERS: dict[type[Need], Callable[[Scenario, Any, Say, ExitStack], MachineParts]] = {
     NoKv: NoKvParts,
+    Prompts: PromptParts,
     KvInPages: PagedParts,
     ContextsInCloud: LoadingParts,
     KvOnStorage: StoredKvParts,

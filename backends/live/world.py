@@ -96,6 +96,10 @@ class LiveWorld:
     def leave(self, n: int) -> None:
         pass
 
+    @property
+    def private(self) -> bool:
+        return True
+
     def stays_j(self) -> dict[str, float]:
         return {}
 

@@ -120,6 +120,10 @@ class SimWorld:
         if n:
             spare.append(machine)
 
+    @property
+    def private(self) -> bool:
+        return False
+
     def stays_j(self) -> dict[str, float]:
         found, now = Counter[str](), self.machine.env.now
         for machine, stayed_s in self._stayed_s.items():

@@ -13,7 +13,7 @@ from kvferry.machine.machine import Lease, Machine, Refused
 from kvferry.machine.ops import Extents, Prefill
 from kvferry.machine.ticket import Ticket
 from kvferry.pipelines.assist.instance import Instance
-from kvferry.pipelines.assist.messages import Message, first_answer
+from kvferry.pipelines.assist.messages import Message, first_answer, spoil
 from kvferry.pipelines.workload import OutOfMemory, Process
 from kvferry.policies.assist.refiner import content_tokens
 from kvferry.policies.assist.serving import Serving, Slots
@@ -57,6 +57,8 @@ class Cloud:
         self.held_s = 0.0
         self.served = 0
         self.served_by_s = 0.0
+        # It has died, as the workload's fault has it.
+        self._gone = False
 
     @property
     def batch(self) -> float:
@@ -66,7 +68,10 @@ class Cloud:
 
     def serve(self, device: str, tell: Tell) -> Process:
         """One request of a device, from its prompt to the last token that it is to get."""
-        channel = self._front.open(device)
+        channel, fault = self._front.open(device), self._workload.fault
+        if self._gone or (fault is not None and fault.what == "unreachable"):
+            channel.close()
+            return
         asked = yield channel.receive()
         if asked is None:
             return
@@ -99,6 +104,9 @@ class Cloud:
                 yield env.timeout(turn.sends_s - env.now)
         tell(began_s - came_s, there_s - began_s, env.now - there_s)
         answer = first_answer(self._workload, asked, prompt, first, mask, taken.tokenizer, kept_s)
+        breaks = fault if fault is not None and fault.what in ("dies", "stalls") else None
+        if fault is not None:
+            spoil(answer, fault)
         channel.send(answer, answer["bytes"])
         if turn is None and moved is not None:
             yield moved
@@ -107,9 +115,13 @@ class Cloud:
         elif tokens > 1:
             turn = turn or decoding.decode(request, prompt, tokens - 1, None)
             stream = channel.stream(handling.answer_token_bytes)
-            turn.into(stream)
+            yield turn.into(stream, None if breaks is None else breaks.tokens - 1)
+            if breaks is None or breaks.tokens >= tokens:
+                stream.end()
+            elif breaks.what == "dies":
+                self._gone = True
+                channel.close()
             yield turn.done
-            stream.end()
         self._front.handle(Forget(), request=request)
         self.slots.give_back(place)
         decoding.leave(prompt + tokens)
@@ -122,7 +134,8 @@ class Cloud:
     def _refined(self, asked: Message, prompt: int) -> Generator[simpy.Event, Any, str | None]:
         """Returns the mask as text; None: a modelled one."""
         kept = content_tokens(prompt, self._workload.fixed, asked["ratio"])
-        refine = Refine(seconds=self._workload.handling.refine_token_s * prompt, tokens=kept)
+        seconds = self._workload.handling.refine_token_s * prompt
+        refine = Refine(seconds=seconds, tokens=kept, refiner=asked["refiner"])
         mask: str | None = yield self._front.handle(refine, request=asked["request"])
         return mask
 
@@ -130,7 +143,7 @@ class Cloud:
         """Looks at what the device drafts, several tokens in one pass, until it drafts no more. In the modelled world
         the same share of each round stands, in whole tokens that add up to it."""
         stood, drafted_before, n_bytes = 0, 0, self._workload.handling.answer_token_bytes
-        while drafted := (message := (yield channel.receive()))["drafted"]:
+        while (message := (yield channel.receive())) is not None and (drafted := message["drafted"]):
             drafts = None if message["said"] is None else (message["before"], message["said"])
             # What a real model says of them: those that stand, and what it says instead of the first that does not.
             said = yield machine.submit(Prefill(drafted, prompt + 1 + stood, drafts), request=asked["request"])

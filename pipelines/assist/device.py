@@ -20,7 +20,7 @@ from kvferry.pipelines.assist.story import Story
 from kvferry.pipelines.assist.systems import Help
 from kvferry.pipelines.workload import OutOfMemory, Process
 from kvferry.policies.assist.patience import Patience
-from kvferry.policies.assist.prompt_mask import BadMask
+from kvferry.policies.assist.prompt_mask import BadMask, text_of_mask
 from kvferry.specs.scenario import Scenario
 
 Returned = TypeVar("Returned")
@@ -145,6 +145,7 @@ class Device:
         )
         prepared: Prepared = yield machine.handle(prepare, request=story.request)
         story.prompt, story.text, story.tokenizer = prepared.tokens, prepared.text, prepared.tokenizer
+        story.wanted = prepared.wanted
 
     def _asked(
         self, machine: Machine, story: Story, pace_s: float | None = None, drafts: bool = False
@@ -152,14 +153,14 @@ class Device:
         """Returns the conversation in which the request has left."""
         yield from self._prepared(machine, story, self._workload.handling.prepare_s)
         channel: Channel = machine.open(self._front)
-        message, n_bytes = ask(self._workload, story, pace_s=pace_s, drafts=drafts, accepted=self._help.accepted)
+        message, n_bytes = ask(self._workload, story, wanted=self._help, pace_s=pace_s, drafts=drafts)
         cloud = Conversation(machine.env, channel, story, self._patience(story))
         cloud.send(message, n_bytes)
         story.asked_s = machine.env.now
         return cloud
 
     def _patience(self, story: Story) -> Patience:
-        said = self._help.patience
+        said = self._help.patience_s
         if said == "auto":
             n_bytes = response_bytes(self._workload, story.prompt, story.ratio)
             return self._estimates.patience(story.prompt, n_bytes)
@@ -177,6 +178,9 @@ class Device:
         """Returns the tokens of the prompt that are to be prefilled: all of them, where the mask is of no use."""
         seconds = self._workload.handling.unpack_token_s * story.prompt
         try:
+            if said["mask"] is not None and story.text is None:
+                # Modelled masks have no text: what comes is damaged, or another prompt's.
+                text_of_mask(said["mask"], ("", "", ""))
             tokens: int = yield machine.handle(
                 Unpack(seconds=seconds, expects=refined, mask=said["mask"]), request=story.request
             )

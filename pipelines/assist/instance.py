@@ -21,7 +21,20 @@ class Turn:
     """A request that an instance decodes for. ``sends_s``: when the token before may be sent, so that these follow it
     at their pace. ``done`` fires when the last one is there."""
 
-    __slots__ = ("_early", "_stream", "context", "done", "due_s", "pace_s", "request", "sends_s", "tokens", "until")
+    __slots__ = (
+        "_early",
+        "_left",
+        "_sent",
+        "_stream",
+        "context",
+        "done",
+        "due_s",
+        "pace_s",
+        "request",
+        "sends_s",
+        "tokens",
+        "until",
+    )
 
     def __init__(
         self, request: int, context: int, tokens: int, pace_s: float | None, sends_s: float, done: simpy.Event
@@ -36,12 +49,31 @@ class Turn:
         self._stream: MessageStream | None = None
         # Tokens that are there before their stream is.
         self._early: list[str | None] = []
+        # Where not all are sent: how many are still to be, and what fires behind the last.
+        self._left = 0
+        self._sent: simpy.Event | None = None
 
-    def into(self, stream: MessageStream) -> None:
-        """Send its tokens into this."""
+    def into(self, stream: MessageStream, most: int | None = None) -> simpy.Event:
+        """Send its tokens into this, or the first `most` of them; fires when the last one has been sent."""
         self._stream = stream
-        for token in self._early:
-            stream.put(token)
+        if most is not None and most < self.tokens:
+            self._left, self._sent = most, self.done.env.event()
+            if not most:
+                self._sent.succeed()
+        early, self._early = self._early, []
+        for token in early:
+            self._send(token)
+        return self._sent or self.done
+
+    def _send(self, token: str | None) -> None:
+        assert self._stream is not None
+        if self._sent is None:
+            self._stream.put(token)
+        elif self._left:
+            self._stream.put(token)
+            self._left -= 1
+            if not self._left:
+                self._sent.succeed()
 
     def put(self, token: str | None) -> None:
         """Another token is there; None: a modelled one, which says nothing."""
@@ -49,7 +81,7 @@ class Turn:
         if self._stream is None:
             self._early.append(token)
         else:
-            self._stream.put(token)
+            self._send(token)
 
 
 class _Prompt:

@@ -1,14 +1,18 @@
 """What a device and a cloud tell each other, and what it weighs."""
 
+from base64 import b64encode
 from collections.abc import Collection
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
+
 from kvferry.machine.channel import Streamed
 from kvferry.pipelines.assist.story import Story
+from kvferry.pipelines.assist.systems import Help
 from kvferry.policies.assist.prompt_mask import MOST_PROMPT_TOKENS, packed
 from kvferry.policies.assist.refiner import content_tokens
-from kvferry.specs.assist import AssistSpec
+from kvferry.specs.assist import AssistSpec, CloudFaultSpec
 from kvferry.specs.errors import KvferryError
 from kvferry.traces.assisted import drawn_mask
 
@@ -27,7 +31,7 @@ def refined_tokens(workload: AssistSpec, prompt: int, ratio: float) -> int:
 
 
 def ask(
-    workload: AssistSpec, story: Story, *, pace_s: float | None = None, drafts: bool = False, accepted: float = 1.0
+    workload: AssistSpec, story: Story, *, wanted: Help, pace_s: float | None = None, drafts: bool = False
 ) -> tuple[Message, float]:
     """What a device sends, and its bytes: the prompt as text, without what is private. `pace_s`: it will show tokens no
     faster; None: as they come. `drafts`: it drafts tokens that the cloud is to look at, of which such a share
@@ -42,7 +46,8 @@ def ask(
         "ratio": story.ratio,
         "pace_s": pace_s,
         "drafts": drafts,
-        "accepted": accepted,
+        "accepted": wanted.accepted,
+        "refiner": wanted.refiner,
     }
     return message, story.prompt * workload.handling.prompt_token_bytes
 
@@ -67,6 +72,16 @@ def first_answer(
         "tokenizer": tokenizer,
         "tpot_s": kept_s,
     }
+
+
+def spoil(answer: Message, fault: CloudFaultSpec) -> None:
+    """Make a first response what a fault makes of it."""
+    if fault.what == "damaged-mask":
+        answer["mask"] = "damaged"
+    elif fault.what == "other-mask":
+        answer["mask"] = b64encode(packed(np.ones(1, np.bool_), "another prompt")).decode()
+    elif fault.what == "other-tokenizer":
+        answer["tokenizer"] = "another"
 
 
 class BadMessage(KvferryError):

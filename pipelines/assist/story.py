@@ -48,3 +48,5 @@ class Story:
     came: int = 0
     corrected: int | None = None
     answer: str | None = None
+    # What a right answer begins with, where that is known.
+    wanted: str | None = None

@@ -11,6 +11,8 @@ from kvferry.policies.assist.assistance import Smoothing
 from kvferry.policies.assist.serving import Routing, Serving
 from kvferry.scenarios.resolve import Complaint
 
+# Refiners that go by the observation window, or by nothing.
+Refining = Literal["snapkv-sentences", "weighted-sentences", "snapkv", "streaming-llm"]
 # Who answers: a device that a cloud helps, one of the two alone, or both in turns.
 Answers = Literal["helped", "device", "cloud", "in-turns"]
 
@@ -19,16 +21,17 @@ Answers = Literal["helped", "device", "cloud", "in-turns"]
 class Help:
     """What a device asks of a cloud. ``tokens``: L, the first included. ``ratio``: r, of the prompt that it then
     prefills itself. auto: as problem P has it. ``draft``: tokens that a device drafts before the cloud looks at them,
-    and ``accepted``: the share of them that stands, in the mean, where the two answer in turns. ``patience``: seconds
+    and ``accepted``: the share of them that stands, in the mean, where the two answer in turns. ``patience_s``: time
     without a word from the cloud after which the device goes on by itself; auto: as policies/assist/patience.py has it;
-    None: it waits as long as it takes."""
+    None: it waits as long as it takes. ``refiner``: what chooses, where there is real attention."""
 
     tokens: int | Literal["auto"] = "auto"
     ratio: float | Literal["auto"] = "auto"
     smoothing: Smoothing = "causal"
     draft: int = 5
     accepted: float = 0.6
-    patience: float | Literal["auto"] | None = None
+    patience_s: float | Literal["auto"] | None = None
+    refiner: Refining = "snapkv-sentences"
 
 
 def help_of(
@@ -37,7 +40,8 @@ def help_of(
     smoothing: Smoothing = "causal",
     draft: Annotated[int, Field(ge=1, le=100)] = 5,
     accepted: Annotated[float, Field(gt=0, le=1)] = 0.6,
-    patience: Annotated[float, Field(gt=0)] | Literal["auto"] | None = None,
+    patience_s: Annotated[float, Field(gt=0)] | Literal["auto"] | None = None,
+    refiner: Refining = "snapkv-sentences",
 ) -> None:
     """What a scenario may say of `assist`."""
 

@@ -22,6 +22,7 @@ from kvferry.pipelines.tally import Totals
 from kvferry.pipelines.workload import Flow, Left, Process, Progress, System
 from kvferry.policies.assist.optimiser import NoSetting, Setting
 from kvferry.scenarios.resolve import Complaint
+from kvferry.specs.assist import AssistSpec
 from kvferry.specs.scenario import Scenario
 from kvferry.traces.assisted import assisted_requests, networks_of
 from kvferry.traces.request import Request
@@ -101,6 +102,10 @@ class AssistFlow:
         self._done = 0
         # Requests without the cloud that should have had it, and why the first of them.
         self._alone, self._why_alone = 0, ""
+        # Requests with which something went wrong in the cloud, and what with the first of them.
+        self._lost, self._what_happened = 0, ""
+        # Whether prompts stay on their device, and why.
+        self._stays: str | None = None
         self._all_done: simpy.Event | None = None
 
     @property
@@ -110,6 +115,7 @@ class AssistFlow:
 
     def run(self, world: World, totals: Callable[[], Totals]) -> Process:
         env = world.machine.env
+        self._stays = _stays(self._scenario.assist.workload, world)
         self._all_done = env.event()
         if self._system.needs_a_cloud:
             of, serving = self._estimates, self._system.serving
@@ -137,6 +143,8 @@ class AssistFlow:
         notes = []
         if self._alone:
             notes.append(f"{self._alone:,} of {n:,} requests without the cloud: {self._why_alone}")
+        if self._lost:
+            notes.append(f"{self._lost:,} of {n:,} requests without all of the cloud's help: {self._what_happened}")
         if n > kept:
             notes.append(f"token by token are kept the first {kept:,} of {n:,} requests")
         return Left(
@@ -153,6 +161,7 @@ class AssistFlow:
                 columns={name: np.array(column) for name, column in self._columns.items()},
                 cloud=self._cloud_figures(),
                 energy_j=world.stays_j(),
+                answers={one.request: one.answer for one in self._stories if one.answer is not None},
             ),
             notes=tuple(notes),
         )
@@ -174,6 +183,8 @@ class AssistFlow:
             self._columns[name].append(of(story))
         if story.alone:
             self._alone, self._why_alone = self._alone + 1, self._why_alone or story.alone
+        if story.happened:
+            self._lost, self._what_happened = self._lost + 1, self._what_happened or story.happened
         if len(self._stories) < MOST_STORIES:
             self._stories.append(story)
         self._done += 1
@@ -251,8 +262,8 @@ class AssistFlow:
         )
         if not self._system.needs_a_cloud:
             return story
-        if self._scenario.assist.workload.privacy == "stays":
-            story.alone = "workload.privacy: prompts stay on the device"
+        if self._stays is not None:
+            story.alone = self._stays
         elif self._system.answers != "helped":
             story.tokens = story.output
         else:
@@ -277,6 +288,22 @@ class AssistFlow:
 
 def _instances(scenario: Scenario, name: str) -> tuple[str, ...]:
     return scenario.machines[name].instances(name) if name in scenario.machines else ()
+
+
+def _stays(workload: AssistSpec, world: World) -> str | None:
+    """Why prompts stay on their device; None: they may leave it."""
+    if workload.privacy == "stays":
+        return "workload.privacy: prompts stay on the device"
+    if workload.privacy is None and world.private:
+        return "workload.privacy is not set, and real prompts stay on the device unless it says may-leave"
+    return None
+
+
+def _right(story: Story) -> float:
+    """Whether the answer begins as it should; NaN where that is not known."""
+    if story.wanted is None or story.answer is None:
+        return math.nan
+    return float(story.answer.startswith(story.wanted))
 
 
 def _gap_s(story: Story) -> float:
@@ -307,5 +334,9 @@ _COLUMNS: dict[str, Callable[[Story], float]] = {
     "refined_s": lambda one: one.refine_s if one.tokens else math.nan,
     "unpacked_s": lambda one: _since(one.unpacked_s, one.first_s),
     "own_prefill_s": lambda one: _since(one.own_first_s, one.unpacked_s),
+    "came": lambda one: one.came,
+    "corrected": lambda one: math.nan if one.corrected is None else one.corrected,
+    "lost": lambda one: one.happened is not None,
+    "right": _right,
     "response_bytes": lambda one: one.response_bytes if one.tokens else math.nan,
 }

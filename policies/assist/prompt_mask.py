@@ -1,8 +1,10 @@
 """Which tokens of a prompt are kept: a compressed stream of bits that travels with the first token (P/D-Device 3.2)."""
 
+import base64
 import gzip
 import struct
 import zlib
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -43,6 +45,36 @@ def unpacked(mask: bytes, prompt: str) -> np.ndarray:
     if len(bits) != -(-tokens // 8):
         raise BadMask(f"the mask is damaged: {len(bits):,} bytes for {tokens:,} tokens")
     return np.unpackbits(bits, count=tokens).astype(np.bool_)
+
+
+def mask_of_text(kept: np.ndarray, begins: Sequence[int], text: Sequence[str]) -> str:
+    """A mask of characters as text: base64 of what is packed. `text`: beginning, content and question, of which the
+    first and the last are whole. `kept`: bool[tokens of the content]; `begins`: where in it each token begins, in
+    characters. A character stays with the token that it begins or is part of, so that any tokenizer can cut by it."""
+    beginning, content, question = text
+    of_content = np.zeros(len(content), np.bool_)
+    edges = [*begins, len(content)]
+    for keep, begin, end in zip(kept.tolist(), begins, edges[1:], strict=True):
+        # Tokens of a part of a character begin where it does, and end there.
+        of_content[begin : max(end, begin + 1)] |= keep
+    whole = [np.ones(len(part), np.bool_) for part in (beginning, question)]
+    mask = np.concatenate([whole[0], of_content, whole[1]])
+    return base64.b64encode(packed(mask, "".join(text))).decode()
+
+
+def text_of_mask(mask: str, text: Sequence[str]) -> str:
+    """What stays of the content. Raises BadMask."""
+    whole = "".join(text)
+    try:
+        raw = base64.b64decode(mask, validate=True)
+    except ValueError as error:
+        raise BadMask(f"the mask is damaged: {error}") from None
+    kept = unpacked(raw, whole)
+    if len(kept) != len(whole):
+        raise BadMask(f"the mask is of {len(kept):,} characters, the prompt has {len(whole):,}")
+    beginning, content, _ = text
+    of_content = kept[len(beginning) : len(beginning) + len(content)]
+    return "".join(one for one, stays in zip(content, of_content.tolist(), strict=True) if stays)
 
 
 def _sum(prompt: str) -> int:

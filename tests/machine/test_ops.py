@@ -33,9 +33,10 @@ def test_an_op_says_its_label_and_what_answers_it() -> None:
 
 @pytest.mark.torch
 def test_every_op_is_run_by_a_live_runner() -> None:
+    from kvferry.backends.live.assist.runner import AssistRunner
     from kvferry.backends.live.decoding.layers import Layers
     from kvferry.backends.live.decoding.paged_layers import PagedLayers
     from kvferry.backends.live.loading.runner import SessionRunner
 
-    run = Layers.known_ops() | PagedLayers.known_ops() | SessionRunner.known_ops()
+    run = Layers.known_ops() | AssistRunner.known_ops() | PagedLayers.known_ops() | SessionRunner.known_ops()
     assert run == set(OPS.values()) - OF_THE_DECOMPRESSOR

@@ -217,6 +217,10 @@ class FakeWorld:
     def leave(self, n: int) -> None:
         pass
 
+    @property
+    def private(self) -> bool:
+        return False
+
     def stays_j(self) -> dict[str, float]:
         return {}
 

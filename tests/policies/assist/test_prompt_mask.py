@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvferry.policies.assist.prompt_mask import BadMask, packed, unpacked
+from kvferry.policies.assist.prompt_mask import BadMask, mask_of_text, packed, text_of_mask, unpacked
 
 
 @given(kept=st.lists(st.booleans(), max_size=200), prompt=st.text(max_size=50))
@@ -45,3 +45,31 @@ def test_a_mask_that_ends_early_is_refused(cut: int) -> None:
 def test_a_mask_of_another_prompt_is_refused() -> None:
     with pytest.raises(BadMask, match="another prompt"):
         unpacked(packed(np.ones(3, np.bool_), "prompt"), "other prompt")
+
+
+@given(text=st.tuples(st.text(), st.text(min_size=1), st.text()), data=st.data())
+def test_a_mask_of_tokens_cuts_the_text(text: tuple[str, str, str], data: st.DataObject) -> None:
+    # Any tokens that the text is made of.
+    begins = sorted({0, *data.draw(st.lists(st.integers(0, len(text[1]) - 1)))})
+    kept = np.array(data.draw(st.lists(st.booleans(), min_size=len(begins), max_size=len(begins))), np.bool_)
+    edges = [*begins, len(text[1])]
+    stays = "".join(text[1][a:b] for a, b, keep in zip(edges, edges[1:], kept, strict=False) if keep)
+    assert text_of_mask(mask_of_text(kept, begins, text), text) == stays
+
+
+def test_bytes_of_one_character_stay_together() -> None:
+    # Two bytes of é: kept where either is.
+    mask = mask_of_text(np.array([False, True, False, False]), [0, 0, 1, 2], ("", "éab", ""))
+    assert text_of_mask(mask, ("", "éab", "")) == "é"
+
+
+@pytest.mark.parametrize("mask", ["damaged", "", "é", "AAAA"])
+def test_text_that_is_no_mask(mask: str) -> None:
+    with pytest.raises(BadMask):
+        text_of_mask(mask, ("a", "b", "c"))
+
+
+def test_a_mask_of_another_text() -> None:
+    mask = mask_of_text(np.ones(1, np.bool_), [0], ("a", "b", "c"))
+    with pytest.raises(BadMask, match="another prompt"):
+        text_of_mask(mask, ("a", "d", "c"))

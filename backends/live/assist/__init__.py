@@ -1,0 +1,1 @@
+"""The real world of devices that a cloud helps."""

@@ -1,0 +1,117 @@
+"""A device and a cloud with real models, in one process: every system, and every fault, ends with the whole answer."""
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+from tiny import changed  # noqa: E402
+
+from kvferry.pipelines.record import Run  # noqa: E402
+from kvferry.pipelines.run import run_scenario  # noqa: E402
+from kvferry.scenarios.loader import load_scenario  # noqa: E402
+
+pytestmark = pytest.mark.torch
+OUTPUT = 12
+LIVE: dict[str, Any] = {
+    "name": "live",
+    "backend": "torch",
+    "system": "pd-device",
+    "device": {"extends": "laptop-cpu", "storage": "nvme"},
+    "model": "byte-small",
+    "link": {"rate": "20 Mbit/s", "rtt": "4 ms"},
+    "machines": {"cloud": {"device": "laptop-cpu", "model": "byte-small"}},
+    "workload": {
+        "kind": "assist",
+        "prompt": 320,
+        "beginning": 32,
+        "question": 48,
+        "output": OUTPUT,
+        "resident": True,
+        "privacy": "may-leave",
+    },
+    "policies": {"assist": {"name": "optimised", "tokens": 5, "ratio": 0.5, "patience": "20 s"}},
+}
+
+
+def ran(**changes: Any) -> Run:
+    run = run_scenario(load_scenario(changed(LIVE, **changes)))
+    assert run.outcome == "done", run.why
+    assert run.assisted is not None
+    for one in run.requests:
+        assert len(one.token_times_s) == OUTPUT
+        assert list(one.token_times_s) == sorted(one.token_times_s)
+    return run
+
+
+def column(run: Run, name: str) -> list[float]:
+    assert run.assisted is not None
+    return run.assisted.columns[name].tolist()
+
+
+def said(run: Run) -> str:
+    assert run.assisted is not None
+    return run.assisted.answers[0]
+
+
+@pytest.fixture(scope="module")
+def alone() -> str:
+    """What the model says to the whole prompt."""
+    return said(ran(system="device-only"))
+
+
+@pytest.mark.parametrize(
+    ("system", "policies"),
+    [
+        ("cloud-only", {"assist": None}),
+        ("tokens-only", {"assist": {"name": "optimised", "tokens": 5, "ratio": 1.0}}),
+        ("speculative-edge", {"assist": None}),
+    ],
+)
+def test_with_one_model_on_both_sides_the_answer_is_the_same(system: str, policies: Any, alone: str) -> None:
+    run = ran(system=system, policies=policies)
+    assert said(run) == alone
+    assert column(run, "lost") == [0]
+
+
+def test_a_refined_prompt_and_corrected_tokens(alone: str) -> None:
+    run = ran(workload={"requests": 2})
+    # The cloud's tokens, whatever the device makes of what is left of its prompt.
+    assert said(run)[:5] == alone[:5]
+    assert column(run, "came") == [5, 5]
+    assert all(0 <= corrected <= 5 for corrected in column(run, "corrected"))
+    assert run.tally.bytes_of("uplink", "Message") > 2 * 320
+
+
+def test_a_prompt_stays_unless_the_scenario_says_otherwise(alone: str) -> None:
+    run = ran(workload={"privacy": None})
+    assert said(run) == alone
+    assert run.tally.bytes_of("uplink", "Message") == 0
+    assert "workload.privacy is not set" in run.notes[0]
+
+
+def test_a_model_that_is_not_resident_is_loaded_for_each_request(alone: str) -> None:
+    run = ran(workload={"resident": False, "requests": 2, "privacy": "stays"})
+    assert said(run) == alone
+    assert sum(span.label == "Read" for span in run.spans) == 2
+
+
+@pytest.mark.parametrize(
+    ("fault", "says", "whole"),
+    [
+        ({"what": "unreachable"}, "the cloud has ended the conversation", True),
+        ({"what": "dies", "tokens": 1}, "behind token 1 of 5", False),
+        ({"what": "stalls", "tokens": 3}, "nothing has come from", False),
+        ({"what": "damaged-mask"}, "the mask is damaged", True),
+        ({"what": "other-mask"}, "another prompt", True),
+        ({"what": "other-tokenizer"}, "taken as text", False),
+    ],
+)
+def test_a_cloud_that_fails(fault: dict[str, Any], says: str, whole: bool, alone: str) -> None:
+    patience = {"assist": {"name": "optimised", "tokens": 5, "ratio": 0.5, "patience": "2 s"}}
+    run = ran(workload={"fault": fault}, policies=patience if fault["what"] == "stalls" else LIVE["policies"])
+    assert any(says in note for note in run.notes)
+    assert column(run, "lost") == [1]
+    assert said(run)[:1] == alone[:1]
+    # With the whole prompt, one model says the same wherever it is asked.
+    assert not whole or said(run) == alone
