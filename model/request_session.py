@@ -74,13 +74,14 @@ class RequestSession:
         begin, end = len(self.history), len(self.history) + len(ids)
         cos, sin = (side[:, :, begin:end] for side in rotary)
         hidden = decoder.embed(decoder.token_ids([ids]))
-        causal = causal_lower_right(len(ids), end)
+        # A prompt from its beginning has a kernel of its own, which needs no mask.
+        causal = causal_lower_right(len(ids), end) if begin else None
         for layer in range(decoder.layers):
             keys, values = decoder.keys_values(layer, hidden, (cos, sin))
             queries = decoder.queries(layer, hidden, (cos, sin))
             keys, values = self.put(layer, keys[0], values[0])
             attended = F.scaled_dot_product_attention(
-                queries, keys[None], values[None], attn_mask=causal, enable_gqa=True
+                queries, keys[None], values[None], attn_mask=causal, is_causal=not begin, enable_gqa=True
             )
             if self._observes:
                 self._observe(layer, queries[0], keys, begin)
