@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvferry.analysis import human
+from kvferry.analysis.bar_plots import bar, stack
 from kvferry.analysis.figures import FIGURES
 from kvferry.analysis.folder import write_pictures
 from kvferry.analysis.plots import PLOTS, Axis, short_names
@@ -27,6 +28,8 @@ _UNITS: dict[Callable[[float], str], tuple[str, float]] = {
     human.energy: ("J", 1.0),
     human.percent: ("%", 100.0),
 }
+# By the name that a study's YAML uses.
+_DRAWN: dict[str, Callable[..., Any]] = {**PLOTS, "bar": bar, "stack": stack}
 # Of one plot, and the column that says which of them a row is in.
 MOST_PANELS = 9
 _PANEL = "panel"
@@ -59,7 +62,7 @@ def draw_plots(frame: pd.DataFrame, plots: Sequence[PlotSpec], folder: Path, axe
             rows, facet = _in_panels(plot, frame[frame["outcome"] == "done"], axes)
             drawn.behind[name] = _behind(plot, frame, rows, facet)
             arguments = _arguments(plot, rows.columns) | {"facet": facet, "note": drawn.behind[name]}
-            pictures = render(lambda plot=plot, rows=rows, how=arguments: PLOTS[plot.kind](rows, **how))  # type: ignore[misc]
+            pictures = render(lambda plot=plot, rows=rows, how=arguments: _DRAWN[plot.kind](rows, **how))  # type: ignore[misc]
         except (InputError, ValueError) as error:  # no point was done, or none has this metric
             drawn.not_drawn[name] = str(error)
             drawn.behind.pop(name, None)
@@ -86,12 +89,13 @@ def _in_panels(plot: PlotSpec, done: pd.DataFrame, axes: Sequence[str]) -> tuple
     panels.
     """
     named = _columns(plot, done.columns)
-    wanted = [column for column in named.values() if column in done.columns]
+    # A part that a row lacks is nothing.
+    wanted = [column for key, column in named.items() if column in done.columns and not key.startswith("parts.")]
     rows = done.dropna(subset=wanted)
     if plot.kind == "cdf" or rows.empty:
         return rows, None
     pooled = {column_of(key, done.columns) for key in plot.pool}
-    marks = [column for key, column in named.items() if key not in ("value" if "value" in named else "y",)]
+    marks = [column for key, column in named.items() if key not in plot.values]
     same = [column for column in (*marks, *pooled, "seed") if column is not None and column in rows.columns]
     groups = rows.groupby(list(dict.fromkeys(same)), dropna=False)
     further = {}
@@ -127,12 +131,11 @@ def _texts(column: str, values: Sequence[Any]) -> dict[Any, str]:
 def _behind(plot: PlotSpec, frame: pd.DataFrame, rows: pd.DataFrame, facet: str | None) -> str:
     """How many points and seeds a mark stands for, what it pools, and the points that are in no mark."""
     named = _columns(plot, frame.columns)
-    value = {"line": "y", "cdf": "x", "heat_map": "value"}[plot.kind]
-    marks = [column for key, column in named.items() if key != value] + ([facet] if facet else [])
+    marks = [column for key, column in named.items() if key not in plot.values] + ([facet] if facet else [])
     parts = []
     if not rows.empty:
         groups = [group for _, group in rows.groupby(marks)] if marks else [rows]
-        mark = {"line": "mark", "cdf": "line", "heat_map": "cell"}[plot.kind]
+        mark = {"line": "mark", "cdf": "line", "heat_map": "cell", "bar": "bar", "stack": "bar"}[plot.kind]
         parts.append(f"each {mark}: {_range(map(len, groups), 'point')}")
         if "seed" in rows.columns:
             parts[0] += f", {_range((group['seed'].nunique() for group in groups), 'seed')}"
@@ -141,7 +144,9 @@ def _behind(plot: PlotSpec, frame: pd.DataFrame, rows: pd.DataFrame, facet: str 
     without = [
         f"{missing:,} without {plot.columns[key]}"
         for key, column in named.items()
-        if column in frame.columns and (missing := int(frame.loc[frame["outcome"] == "done", column].isna().sum()))
+        if column in frame.columns
+        and not key.startswith("parts.")
+        and (missing := int(frame.loc[frame["outcome"] == "done", column].isna().sum()))
     ]
     if unfinished := int((frame["outcome"] != "done").sum()):
         without.append(f"{unfinished:,} not done")
@@ -157,7 +162,9 @@ def _range(counts: Iterable[int], what: str) -> str:
 
 
 def _name(plot: PlotSpec, taken: Collection[str]) -> str:
-    name = plot.name or "-".join((plot.kind, *plot.columns.values()))
+    name = plot.name or "-".join(
+        (plot.kind, *(one for key, one in plot.columns.items() if not key.startswith("parts.")))
+    )
     return name if name not in taken else f"{name}-{len(taken) + 1}"
 
 
@@ -166,10 +173,13 @@ def _arguments(plot: PlotSpec, columns: Collection[str]) -> dict[str, Any]:
     found: dict[str, Any] = {"title": plot.title}
     for key, named in plot.columns.items():
         column = column_of(named, columns) or named
-        found[key] = column if key == "by" else axis_of(named, column, key in plot.log)
+        if key.startswith("parts."):
+            found.setdefault("parts", []).append(axis_of(named, column, log=False))
+        else:
+            found[key] = column if key == "by" else axis_of(named, column, key in plot.log)
     if plot.kind == "cdf":
         found["value"] = found.pop("x")
-    if plot.kind == "line":
+    if plot.kind in ("line", "bar"):
         found["band"] = plot.band
     return found
 

@@ -12,19 +12,24 @@ _KEYS = {
     "line": (("x", "y"), ("by", "band", "pool")),
     "cdf": (("x",), ("by",)),
     "heat_map": (("x", "y", "value"), ("pool",)),
+    "bar": (("x", "y"), ("by", "band", "pool")),
+    "stack": (("x", "parts"), ("pool",)),
 }
 
 
 class PlotSpec(Spec):
-    """A picture: a line with its spread (y over x), the distribution of x, or a heat map (value over x and y).
+    """A picture: a line or bars with their spread (y over x), the distribution of x, a heat map (value over x and y),
+    or parts of a whole on top of each other at each x.
 
-    x, y, value and by name a setting, as in link.rate, or a metric, as in ttft_s.
+    x, y, value, by and parts name a setting, as in link.rate, or a metric, as in ttft_s.
     """
 
-    kind: Literal["line", "cdf", "heat_map"]
+    kind: Literal["line", "cdf", "heat_map", "bar", "stack"]
     x: str
     y: str | None = None
     value: str | None = None
+    # Figures of one unit.
+    parts: tuple[str, ...] | None = Field(default=None, min_length=2, max_length=7)
     # A line per value of it; seeds make the spread.
     by: str | None = None
     # Axes over which a mark is the median. Others that the plot does not name have a panel per value.
@@ -41,7 +46,7 @@ class PlotSpec(Spec):
         for key in needed:
             if getattr(self, key) is None:
                 raise BadKey(key, f"is missing; a {self.kind} needs {' and '.join(needed)}")
-        for key in sorted(self.model_fields_set & {"y", "value", "by", "band", "pool"} - {*needed, *possible}):
+        for key in sorted(self.model_fields_set & {"y", "value", "by", "band", "pool", "parts"} - {*needed, *possible}):
             raise BadKey(key, f"is of no use to a {self.kind}, which takes {', '.join((*needed, *possible))}")
         return self
 
@@ -49,7 +54,14 @@ class PlotSpec(Spec):
     def columns(self) -> dict[str, str]:
         """The keys that name a setting or metric, with what they name."""
         found = {key: getattr(self, key) for key in ("x", "y", "value", "by")}
-        return {key: column for key, column in found.items() if column is not None}
+        parts = {f"parts.{n}": part for n, part in enumerate(self.parts or ())}
+        return {key: column for key, column in found.items() if column is not None} | parts
+
+    @property
+    def values(self) -> tuple[str, ...]:
+        """Of these keys those whose figures a mark shows; the others say where it stands."""
+        shown = {"cdf": ("x",), "heat_map": ("value",)}.get(self.kind, ("y",))
+        return tuple(key for key in self.columns if key in shown or key.startswith("parts."))
 
 
 def _base(value: Any) -> Any:

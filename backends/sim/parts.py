@@ -28,7 +28,7 @@ from kvferry.traces.selections import SelectionStream
 from kvferry.traces.stored import StoredContext
 
 # Keys and queries of a run, in numbers of four bytes: drawing them takes some five times as much memory.
-_MOST_KEY_NUMBERS = 2**28
+_MOST_KEY_NUMBERS = 2**29
 
 
 def _no_contexts(sequence: int) -> StoredContext:

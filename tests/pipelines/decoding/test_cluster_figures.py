@@ -60,5 +60,5 @@ def test_more_keys_than_memory_has_room_for_are_refused() -> None:
     workload = large.workload.model_copy(update={"context": 200_000, "batch": 64})
     budget = large.budget.model_copy(update={"kv_bytes": 4e9})
     large = large.model_copy(update={"workload": workload, "budget": budget})
-    with pytest.raises(InputError, match=r"workload\.context: .* make [0-9,]+ numbers; at most 268,435,456 will do"):
+    with pytest.raises(InputError, match=r"workload\.context: .* make [0-9,]+ numbers; at most 536,870,912 will do"):
         run_scenario(large)
