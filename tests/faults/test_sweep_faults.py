@@ -32,6 +32,8 @@ def run(scenario):
     if str(scenario.seed) in os.environ["DEADLY"].split():
         os._exit(9)
     request = RequestRecord(request=0, arrival_s=0.0, loaded_s=0.5, first_token_s=float(scenario.seed))
+    with open(os.environ["FINISHED"], "a") as finished:
+        finished.write("x")
     return Run(outcome="done", requests=(request,))
 
 if __name__ == "__main__":
@@ -51,7 +53,7 @@ def start(folder: Path, n_points: int, workers: int, nap_s: float = 0.0, deadly:
     script.write_text(SCRIPT)
     return subprocess.Popen(
         [sys.executable, str(script), str(folder), str(n_points), str(workers)],
-        env=dict(os.environ, NAP=str(nap_s), DEADLY=deadly),
+        env=dict(os.environ, NAP=str(nap_s), DEADLY=deadly, FINISHED=str(folder.parent / "finished")),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -128,6 +130,36 @@ def test_killed_again_and_again_at_any_moment_it_ends_with_the_same_bytes(tmp_pa
         assert set(read_points(tmp_path / "data")["outcome"]) <= {"done"}
     assert start(tmp_path / "data", 12, 1).wait(60) == 0
     assert (tmp_path / "data" / "points.parquet").read_bytes() == whole(tmp_path, 12)
+
+
+@pytest.mark.long
+def test_killed_twenty_times_it_loses_what_was_under_way_and_nothing_else(tmp_path: Path) -> None:
+    chance, kills, n_points = Random(20), 0, 600
+    while kills < 20:
+        workers = chance.choice([1, 2])
+        finished = tmp_path / "finished"
+        finished.write_text("")
+        before = len(read_points(tmp_path / "data"))
+        process = start(tmp_path / "data", n_points, workers, nap_s=0.05)
+        assert process.stdout is not None
+        process.stdout.readline()  # it has begun: what it imports takes seconds on a busy machine
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(chance.uniform(0.0, 3.0))
+        # The parent alone, or every process at once: workers whose parent is gone end by themselves.
+        os.kill(process.pid, signal.SIGKILL)
+        if chance.random() < 0.5:
+            os.killpg(process.pid, signal.SIGKILL)
+        ran, kept = len(finished.read_text()), len(read_points(tmp_path / "data")) - before
+        kills += 1
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        # Each worker has a point under way, and one that waits for it or has just been done.
+        assert ran - 2 * workers <= kept <= ran + 2 * workers
+        assert set(read_points(tmp_path / "data")["outcome"]) <= {"done"}
+    assert 20 < len(read_points(tmp_path / "data")) < n_points
+    assert start(tmp_path / "data", n_points, 1).wait(120) == 0
+    assert (tmp_path / "data" / "points.parquet").read_bytes() == whole(tmp_path, n_points)
 
 
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.long), 2])
