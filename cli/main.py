@@ -34,6 +34,7 @@ from kvferry.cli.schedule import schedule
 from kvferry.cli.schema import schema
 from kvferry.cli.search import search
 from kvferry.cli.serve import serve
+from kvferry.cli.serve_cloud import serve_cloud
 from kvferry.cli.sweep import sweep
 from kvferry.cli.systems import systems
 from kvferry.cli.tune import tune
@@ -86,7 +87,7 @@ def kvferry(
 
 _COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
     "Simulate": (run, compare, schedule, sweep, search, tune, reproduce, report),
-    "Measure": (calibrate, fidelity, encode, serve),
+    "Measure": (calibrate, fidelity, encode, serve, serve_cloud),
     "Look up": (scenarios, systems, devices, models, schema, kv_file),
 }
 _EPILOGS = {

@@ -43,7 +43,7 @@ def serve(
     from kvferry.specs.errors import InputError, MissingExtra
     from kvferry.traces.resolve import link_trace
 
-    token = _token(token_file)
+    token = token_of(token_file)
     if trace is not None and rate is not None:
         raise InputError("--trace and --rate: one of the two says how fast to be")
     paced = trace is not None or rate is not None
@@ -76,7 +76,7 @@ def _link(asked: dict[str, object]) -> "LinkSpec":
         raise InputError("; ".join(f"--{key.replace('_', '-')}: {what}" for key, what in faults)) from None
 
 
-def _token(file: Path | None) -> str | None:
+def token_of(file: Path | None) -> str | None:
     """The token from the file, or else from the environment: other users of the machine can see neither. It is never
     shown."""
     from kvferry.specs.errors import InputError

@@ -163,3 +163,10 @@ class AssistLive(RealRun):
     """A device and a cloud, each with a real model."""
 
     kind: Literal["assist"] = Field(default="assist", exclude=True)
+    # A running `kvferry serve-cloud` whose real link is used; `beside`: the run starts one, and replays `link` between
+    # the two; `within`: the cloud shares the device's process, and `link` is replayed.
+    cloud: str = Field(default="within", pattern=r"^(beside|within|https?://[^\s]+)$", max_length=1000)
+
+    @property
+    def further_machines(self) -> str:
+        return self.cloud

@@ -30,6 +30,12 @@ class RealRun(RealModel):
     # CPU threads that an op runs on; decompression has workers of its own beside them.
     threads: Count = Field(default=1, ge=1, le=1024)
 
+    @property
+    def further_machines(self) -> str:
+        """Where the scenario's further machines run: "within" the process of the device, "beside" it in one of their
+        own, or in one at a URL."""
+        return "within"
+
 
 class ContextReuseLive(RealRun):
     """Contexts are loaded from a real cloud."""

@@ -1,18 +1,22 @@
 """The real world of a scenario: its models on this device, and what its workload needs beside them."""
 
-import math
+import os
+import secrets
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from typing import Any
 
 from kvferry.backends.live.engine.channel import SocketSwitchboard
 from kvferry.backends.live.engine.environment import WallClockEnvironment
-from kvferry.backends.live.engine.machine import LiveMachine
+from kvferry.backends.live.engine.machine import LiveMachine, Switchboard
 from kvferry.backends.live.machine_parts import MachineParts
+from kvferry.backends.live.made_machine import made_machine
 from kvferry.backends.live.parts import parts_for
+from kvferry.backends.live.wire.caller import CallingSwitchboard, CloudAddress
 from kvferry.backends.needs import Needs
 from kvferry.backends.world import DEVICE, Described, Inputs, Say, described, tell_of
+from kvferry.cloud.child_server import ChildServer
 from kvferry.machine.machine import Refused
 from kvferry.machine.span import Tell
 from kvferry.sim.access import Access, Accesses, access_over
@@ -25,26 +29,42 @@ from kvferry.traces.resolve import link_trace
 from kvferry.traces.round_trips import late_of, round_trips_of
 from kvferry.traces.stored import StoredContext
 
+# The variable with the token for a cloud elsewhere.
+TOKEN = "KVFERRY_TOKEN"
+# The module that serves a scenario's further machines; above this room, and so known by its name alone.
+CLOUD_PROCESS = "kvferry.pipelines.cloud_process"
+# The cloud loads its model first.
+_CLOUD_START_S = 300.0
+
 
 class LiveWorld:
-    """A LiveMachine for each machine that the workload needs, all in this process. Use ``live_world``, which opens and
-    closes all of it."""
+    """A LiveMachine for each machine that the workload needs: all in this process, or the device alone where the others
+    are elsewhere. Use ``live_world``, which opens and closes all of it."""
 
     def __init__(self, scenario: Scenario, needs: Needs, tell: Tell, say: Say, stack: ExitStack) -> None:
         self._link = link_trace(scenario.link)
         self.arrived: list[Request] = []
         self._weights_refused: Refused | None = None
         machines = described(scenario, needs)
-        self._parts = {one.name: parts_for(one.scenario, one.need, say, stack) for one in machines}
-        env, accesses = WallClockEnvironment(), None
-        switchboard = None
+        accesses: Accesses | None = None
+        env, where = WallClockEnvironment(), scenario.live.further_machines
+        switchboard: Switchboard | None = None
         if len(machines) > 1:
             accesses = Accesses(env)
-            switchboard = SocketSwitchboard(env, folder=None, carry=accesses)
-            stack.callback(switchboard.close)
+            if where == "within":
+                switchboard = stack.enter_context(closing(SocketSwitchboard(env, folder=None, carry=accesses)))
+            else:
+                # A cloud elsewhere is reached over the real link.
+                accesses = accesses if where == "beside" else None
+                calling = calling_the_cloud(scenario, where, env, accesses, say, stack)
+                switchboard = stack.enter_context(closing(calling))
+                machines = machines[:1]
+        self._parts = {one.name: parts_for(one.scenario, one.need, say, stack) for one in machines}
         self._machines: dict[str, LiveMachine] = {}
         for one in machines:
-            self._machines[one.name] = stack.enter_context(self._made(one, env, switchboard, tell))
+            machine, refused = made_machine(one, self._parts[one.name], env, switchboard, tell)
+            self._machines[one.name] = stack.enter_context(machine)
+            self._weights_refused = self._weights_refused or refused
         self.machine = self._machines[DEVICE]
         # The device last: where it is warmed, the clock is set to 0.
         for name in reversed(self._machines):
@@ -55,29 +75,6 @@ class LiveWorld:
                 if one.link is not None:
                     access = self._machines[one.name].access = _access(env, one, one.link, tell)
                     accesses.connect(one.name, access)
-
-    def _made(
-        self, one: Described, env: WallClockEnvironment, switchboard: SocketSwitchboard | None, tell: Tell
-    ) -> LiveMachine:
-        """A machine with its model's weights in its memory. Where they do not fit, `weights_refused` says so."""
-        device, parts = one.scenario.device, self._parts[one.name]
-        memory = device.memory
-        host_bytes = math.inf if memory.host_capacity_bytes is None else memory.host_capacity_bytes
-        machine = LiveMachine(
-            one.name,
-            parts.runner,
-            capacity_bytes=one.scenario.budget.memory_bytes or memory.free_bytes,
-            host_bytes=None if memory.unified else host_bytes,
-            main=device.main,
-            switchboard=switchboard,
-            tell=tell_of(one.name, tell),
-            env=env,
-            **parts.machine_options(),
-        )
-        weights = machine.memory.reserve(one.scenario.model.weight_bytes, "weights")
-        if isinstance(weights, Refused) and self._weights_refused is None:
-            self._weights_refused = weights
-        return machine
 
     @property
     def parts(self) -> MachineParts:
@@ -162,6 +159,24 @@ def _access(env: WallClockEnvironment, one: Described, link: LinkSpec, tell: Tel
         network,
         tell_of(one.name, tell),
         late_of(link, one.scenario.seed, one.name),
+    )
+
+
+def calling_the_cloud(
+    scenario: Scenario, where: str, env: WallClockEnvironment, carry: Accesses | None, say: Say, stack: ExitStack
+) -> CallingSwitchboard:
+    """Channels to further machines that a server has: one at a URL, or beside this process, which it starts. Raises
+    InputError, KvferryError."""
+    token = os.environ.get(TOKEN) or None
+    if where == "beside":
+        say("starting the cloud's process")
+        # A secret of the two: other users of this machine can reach the cloud, too.
+        token = secrets.token_hex(16)
+        settings = {"scenario": scenario.model_dump(mode="json", by_alias=True), "token": token}
+        where = stack.enter_context(ChildServer(CLOUD_PROCESS, settings, _CLOUD_START_S)).url
+    # In the cloud, devices of many processes meet, all of which are called `device` in their own.
+    return CallingSwitchboard(
+        env, CloudAddress(where, token), carry, known_as=lambda name: f"{name}-{secrets.token_hex(4)}"
     )
 
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import simpy
 
-from kvferry.machine.channel import Channel
+from kvferry.machine.channel import Channel, ChannelBroken
 from kvferry.machine.handling import Forget, Refine, TakeIn, TakenIn
 from kvferry.machine.machine import Lease, Machine, Refused
 from kvferry.machine.ops import Extents, Prefill
 from kvferry.machine.ticket import Ticket
 from kvferry.pipelines.assist.instance import Instance
-from kvferry.pipelines.assist.messages import Message, first_answer, spoil
+from kvferry.pipelines.assist.messages import Message, asked_of, first_answer, spoil
 from kvferry.pipelines.workload import OutOfMemory, Process
 from kvferry.policies.assist.refiner import content_tokens
 from kvferry.policies.assist.serving import Serving, Slots
@@ -48,10 +48,13 @@ class Cloud:
         serving: Serving,
         model: ModelSpec,
         workload: AssistSpec,
+        numbers: Callable[[int], int] = int,
     ) -> None:
         self._front, self._prefilling, self._decoding = front, prefilling, decoding
         self.slots = Slots(len(decoding), serving)
         self._model, self._workload = model, workload
+        # What a device's request is called here, where devices of several runs number theirs alike.
+        self._numbers = numbers
         self._waiting: deque[tuple[int, simpy.Event]] = deque()
         # Seconds that slots were held, all together; requests that were served, and when the last one left.
         self.held_s = 0.0
@@ -66,16 +69,18 @@ class Cloud:
         steps = sum(one.steps for one in self._decoding)
         return sum(one.decoded for one in self._decoding) / steps if steps else 0.0
 
-    def serve(self, device: str, tell: Tell) -> Process:
-        """One request of a device, from its prompt to the last token that it is to get."""
+    def serve(self, device: str, tell: Tell) -> Generator[simpy.Event, Any, bool]:
+        """One request of a device, from its prompt to the last token that it is to get. Returns whether there was one:
+        False once the device has ended its channel. Raises BadMessage for what is no request."""
         channel, fault = self._front.open(device), self._workload.fault
         if self._gone or (fault is not None and fault.what == "unreachable"):
             channel.close()
-            return
-        asked = yield channel.receive()
-        if asked is None:
-            return
-        env, handling, request = self._front.env, self._workload.handling, asked["request"]
+            return False
+        message = yield channel.receive()
+        if message is None:
+            return False
+        asked = asked_of(message)
+        env, handling, request = self._front.env, self._workload.handling, self._numbers(asked["request"])
         taken: TakenIn = yield self._front.handle(
             TakeIn(
                 seconds=handling.forward_s,
@@ -90,11 +95,11 @@ class Cloud:
         began_s, decoding = env.now, self._decoding[place]
         kept_s = decoding.kept_s(prompt + tokens)
         paced_s = None if asked["pace_s"] is None else max(asked["pace_s"], kept_s)
-        prefilled, first = yield from self._prefill(asked, prompt, decoding if paced_s is not None else None)
+        prefilled, first = yield from self._prefill(asked, request, prompt, decoding if paced_s is not None else None)
         there_s = env.now
         # KV moves while the prompt is refined, which the host does.
         moved = self._moved(prompt, prefilled, decoding) if tokens > 1 else None
-        mask = (yield from self._refined(asked, prompt)) if asked["ratio"] < 1 else None
+        mask = (yield from self._refined(asked, request, prompt)) if asked["ratio"] < 1 else None
         turn = None
         if paced_s is not None:
             if moved is not None:
@@ -111,7 +116,7 @@ class Cloud:
         if turn is None and moved is not None:
             yield moved
         if asked["drafts"]:
-            yield from self._verify(channel, decoding.machine, asked, prompt)
+            yield from self._verify(channel, decoding.machine, asked, request, prompt)
         elif tokens > 1:
             turn = turn or decoding.decode(request, prompt, tokens - 1, None)
             stream = channel.stream(handling.answer_token_bytes)
@@ -130,30 +135,38 @@ class Cloud:
         self.served += 1
         self.served_by_s = env.now
         self._admit()
+        return True
 
-    def _refined(self, asked: Message, prompt: int) -> Generator[simpy.Event, Any, str | None]:
+    def _refined(self, asked: Message, request: int, prompt: int) -> Generator[simpy.Event, Any, str | None]:
         """Returns the mask as text; None: a modelled one."""
         kept = content_tokens(prompt, self._workload.fixed, asked["ratio"])
         seconds = self._workload.handling.refine_token_s * prompt
         refine = Refine(seconds=seconds, tokens=kept, refiner=asked["refiner"])
-        mask: str | None = yield self._front.handle(refine, request=asked["request"])
+        mask: str | None = yield self._front.handle(refine, request=request)
         return mask
 
-    def _verify(self, channel: Channel, machine: Machine, asked: Message, prompt: int) -> Process:
-        """Looks at what the device drafts, several tokens in one pass, until it drafts no more. In the modelled world
-        the same share of each round stands, in whole tokens that add up to it."""
+    def _verify(self, channel: Channel, machine: Machine, asked: Message, request: int, prompt: int) -> Process:
+        """Looks at what the device drafts, several tokens in one pass, until it drafts no more or is gone. In the
+        modelled world the same share of each round stands, in whole tokens that add up to it."""
         stood, drafted_before, n_bytes = 0, 0, self._workload.handling.answer_token_bytes
-        while (message := (yield channel.receive())) is not None and (drafted := message["drafted"]):
+        while True:
+            try:
+                message = yield channel.receive()
+            except ChannelBroken:
+                return
+            drafted = message["drafted"] if isinstance(message, dict) and "drafted" in message else 0
+            if not drafted:
+                return
             drafts = None if message["said"] is None else (message["before"], message["said"])
             # What a real model says of them: those that stand, and what it says instead of the first that does not.
-            said = yield machine.submit(Prefill(drafted, prompt + 1 + stood, drafts), request=asked["request"])
+            said = yield machine.submit(Prefill(drafted, prompt + 1 + stood, drafts), request=request)
             drafted_before += drafted
             stands = math.floor(drafted_before * asked["accepted"] + _ROUNDING) - stood if said is None else len(said)
             stood += stands
             channel.send({"request": asked["request"], "stands": stands, "said": said}, n_bytes)
 
     def _prefill(
-        self, asked: Message, prompt: int, paced: Instance | None
+        self, asked: Message, request: int, prompt: int, paced: Instance | None
     ) -> Generator[simpy.Event, Any, tuple[Instance, str | None]]:
         """Returns the instance that has the prompt's KV, and the first token. `paced`: the one that decodes at a pace
         then, if any."""
@@ -164,7 +177,7 @@ class Cloud:
             instance.lora, instance.scene = instance.machine.copy(lora, "device"), scene
         if instance.lora is not None:
             yield instance.lora
-        first = yield instance.prefill(asked["request"], prompt, comes=instance is paced)
+        first = yield instance.prefill(request, prompt, comes=instance is paced)
         instance.prefilling -= prompt
         return instance, first
 

@@ -1,7 +1,8 @@
 """What a device and a cloud tell each other, and what it weighs."""
 
+import math
 from base64 import b64encode
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from functools import lru_cache
 from typing import Any
 
@@ -86,6 +87,45 @@ def spoil(answer: Message, fault: CloudFaultSpec) -> None:
 
 class BadMessage(KvferryError):
     """A peer's message is not what it should be."""
+
+
+def asked_of(message: Any) -> Message:
+    """A device's request as ``ask`` makes it. Raises BadMessage."""
+    if not isinstance(message, dict):
+        raise BadMessage("what the device has sent is no request")
+    for key, fits in _OF_REQUESTS.items():
+        if key not in message or not fits(message[key]):
+            raise BadMessage(f"what the device has sent is no request: its {key} is {message.get(key)!r:.60}")
+    return message
+
+
+def _counts(value: Any, least: int = 0) -> bool:
+    return type(value) is int and least <= value <= MOST_PROMPT_TOKENS
+
+
+def _share(value: Any) -> bool:
+    return type(value) in (int, float) and 0 <= value <= 1
+
+
+def _text(value: Any) -> bool:
+    """A prompt's beginning, content and question."""
+    return isinstance(value, tuple) and len(value) == 3 and all(isinstance(part, str) for part in value)
+
+
+# What stands for each key of a request.
+_OF_REQUESTS: dict[str, Callable[[Any], bool]] = {
+    "request": lambda value: type(value) is int,
+    "prompt": lambda value: _counts(value, 1),
+    "text": lambda value: value is None or _text(value),
+    "answer": _counts,
+    "scene": _counts,
+    "tokens": lambda value: _counts(value, 1),
+    "ratio": lambda value: _share(value) and value > 0,
+    "pace_s": lambda value: value is None or (type(value) in (int, float) and 0 <= value < math.inf),
+    "refiner": lambda value: isinstance(value, str),
+    "drafts": lambda value: isinstance(value, bool),
+    "accepted": _share,
+}
 
 
 def of_request(message: Any, request: int, keys: Collection[str]) -> Message | None:

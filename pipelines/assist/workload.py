@@ -4,12 +4,14 @@ import math
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from itertools import count
 
 import numpy as np
 import simpy
 
 from kvferry.backends.needs import Needs, Prompts
 from kvferry.backends.world import DEVICE, NO_INPUTS, Inputs, World
+from kvferry.machine.machine import Machine
 from kvferry.pipelines.assist.cloud import Cloud
 from kvferry.pipelines.assist.device import Device
 from kvferry.pipelines.assist.estimates import Estimates, setting_of
@@ -117,26 +119,42 @@ class AssistFlow:
         env = world.machine.env
         self._stays = _stays(self._scenario.assist.workload, world)
         self._all_done = env.event()
-        if self._system.needs_a_cloud:
-            of, serving = self._estimates, self._system.serving
-            assert of.prefilling is not None and of.decoding is not None
-            instances = {
-                name: Instance(world.machines[name], prices, serving, of.kept_tpot_s)
-                for names, prices in ((self._prefilling, of.prefilling), (self._decoding, of.decoding))
-                for name in names
-            }
-            self._cloud = Cloud(
-                world.machines[self._prefilling[0]],
-                [instances[name] for name in self._prefilling],
-                [instances[name] for name in self._decoding],
-                self._system.serving,
-                self._cloud_model,
-                self._scenario.assist.workload,
-            )
+        # Where the cloud is elsewhere, the device's role is all that happens here.
+        if self._system.needs_a_cloud and self._prefilling[0] in world.machines:
+            self._cloud = self._made_cloud(world.machines)
         env.process(self._arrivals(world))
         yield self._all_done
         # The cloud may hear later than the user that it was the last word.
         yield env.all_of(list(self._serving))
+
+    def cloud_role(self, machines: Mapping[str, Machine]) -> Callable[[str, str], Process]:
+        """The cloud's role, for devices of other processes: request after request. A ServedFlow."""
+        numbers = count()
+        cloud = self._made_cloud(machines, lambda request: next(numbers))
+
+        def served(machine: str, device: str) -> Process:
+            while (yield from cloud.serve(device, lambda *seconds: None)):
+                pass
+
+        return served
+
+    def _made_cloud(self, machines: Mapping[str, Machine], numbers: Callable[[int], int] = int) -> Cloud:
+        of, serving = self._estimates, self._system.serving
+        assert of.prefilling is not None and of.decoding is not None
+        instances = {
+            name: Instance(machines[name], prices, serving, of.kept_tpot_s)
+            for names, prices in ((self._prefilling, of.prefilling), (self._decoding, of.decoding))
+            for name in names
+        }
+        return Cloud(
+            machines[self._prefilling[0]],
+            [instances[name] for name in self._prefilling],
+            [instances[name] for name in self._decoding],
+            self._system.serving,
+            self._cloud_model,
+            self._scenario.assist.workload,
+            numbers,
+        )
 
     def left(self, world: World, end: Totals) -> Left:
         n, kept = len(self._columns["request"]), len(self._stories)
@@ -232,14 +250,8 @@ class AssistFlow:
         machine = world.device(story.device, self._links.get(network))
         role = self._device.alone
         if story.tokens:
-            assert self._cloud is not None
-
-            def tell(waited_s: float, prefill_s: float, refine_s: float) -> None:
-                story.waited_s, story.cloud_prefill_s, story.refine_s = waited_s, prefill_s, refine_s
-
-            serving = machine.env.process(self._cloud.serve(machine.name, tell))
-            self._serving[serving] = None
-            serving.callbacks.append(self._serving.pop)
+            if self._cloud is not None:
+                self._serve(self._cloud, machine, story)
             role = {
                 "helped": self._device.helped,
                 "cloud": self._device.through_the_cloud,
@@ -247,6 +259,16 @@ class AssistFlow:
             }[self._system.answers]
         yield from role(machine, story)
         world.leave(story.device)
+
+    def _serve(self, cloud: Cloud, machine: Machine, story: Story) -> None:
+        """Have the cloud of this world wait for the story's request."""
+
+        def tell(waited_s: float, prefill_s: float, refine_s: float) -> None:
+            story.waited_s, story.cloud_prefill_s, story.refine_s = waited_s, prefill_s, refine_s
+
+        serving = machine.env.process(cloud.serve(machine.name, tell))
+        self._serving[serving] = None
+        serving.callbacks.append(self._serving.pop)
 
     def _story(self, n: int, now_s: float) -> Story:
         """A request with the help that it is to get."""

@@ -30,8 +30,20 @@ LIVE_TOO = {
     "encode": ("encode", "live.yaml", "--output", "stores"),
     "fidelity": ("fidelity", "live.yaml", "--runs", "1", "--output", "both"),
 }
-# They take no scenario: a paper, a device, a store.
-OTHERS = {"reproduce", "report", "calibrate", "serve", "scenarios", "systems", "devices", "models", "schema", "kv_file"}
+# They take no scenario (a paper, a device, a store), or serve one until they are interrupted.
+OTHERS = {
+    "reproduce",
+    "report",
+    "calibrate",
+    "serve",
+    "serve_cloud",
+    "scenarios",
+    "systems",
+    "devices",
+    "models",
+    "schema",
+    "kv_file",
+}
 # Who has nothing to do for a workload says so.
 REFUSED = {
     ("schedule", "decode"),

@@ -163,7 +163,7 @@ def live(over_http: bool = False) -> World:
         )
 
     if over_http:
-        reception = Reception(env)
+        reception = Reception(env).begin()
         calling = CallingSwitchboard(env, CloudAddress(reception.url))
         boards = [calling, reception]
         device, cloud = machine("device", calling), machine("cloud", reception)

@@ -14,7 +14,7 @@ import re
 import secrets
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import uvicorn
@@ -165,9 +165,10 @@ class Reception:
     """Where devices come to machines of this process: a switchboard of the machines, and a server in a thread.
 
     `arrived` is called where processes run when a device has opened a channel; the role then opens the machine's end,
-    and `leave`s when it is done with the device. Without `arrived`, whoever opens an end waits for its device.
+    and `leave`s when it is done with the device. Without `arrived`, whoever opens an end waits for its device. `known`:
+    the machines that devices may come to; None: any.
 
-    Serves from when it is made until `close`. Raises InputError where it cannot listen, or where others could reach it
+    Serves from `begin` until `close`. Raises InputError where it cannot listen, or where others could reach it
     and there is no token.
     """
 
@@ -179,8 +180,9 @@ class Reception:
         port: int = 0,
         token: str | None = None,
         arrived: Arrived | None = None,
+        known: Collection[str] | None = None,
     ) -> None:
-        self._env, self._arrived = env, arrived
+        self._env, self._arrived, self._known = env, arrived, known
         self._wires: dict[tuple[str, str], ServedWire] = {}
         self._channels: dict[tuple[str, str], WiredChannel] = {}
         self._lock = threading.Lock()
@@ -195,7 +197,11 @@ class Reception:
         # An event and its frame.
         guard = Guard(Starlette(routes=routes), token, MOST_EVENT_BYTES)
         self._thread = threading.Thread(target=self._serve, args=(guard,), name="kvferry reception", daemon=True)
+
+    def begin(self) -> "Reception":
+        """Let devices in."""
         self._thread.start()
+        return self
 
     def open(self, name: str, peer: str) -> WiredChannel:
         """The end that a machine of this process holds of its channel with a device, whether or not it has come."""
@@ -224,7 +230,10 @@ class Reception:
             wire.hang_up()
         if self._server is not None:
             self._server.should_exit = True
-        self._thread.join(5.0)
+        if self._thread.ident is not None:
+            self._thread.join(5.0)
+        else:
+            self._loop.close()
         self._listening.close()
 
     # --- in the server's thread ----------------------------------------------------------------------------------
@@ -243,6 +252,8 @@ class Reception:
         names = request.path_params["machine"], request.path_params["device"]
         if not all(_NAME.fullmatch(name) for name in names):
             return PlainTextResponse("a name has letters, digits, . _ and -, and at most 100 of them", 400)
+        if self._known is not None and names[0] not in self._known:
+            return PlainTextResponse(f"there is no machine {names[0]} here", 404)
         with self._lock:
             wire = self._wires.get(names)
             if wire is None:

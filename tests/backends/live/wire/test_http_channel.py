@@ -76,7 +76,7 @@ class Pair:
 
     def __init__(self, **reception: Any) -> None:
         self.env = WallClockEnvironment()
-        self.cloud = Reception(self.env, **reception)
+        self.cloud = Reception(self.env, **reception).begin()
         self.boards: list[Any] = [self.cloud]
 
     def device(self, url: str | None = None, **board: Any) -> CallingSwitchboard:
