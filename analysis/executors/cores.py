@@ -91,9 +91,10 @@ class Cores:
             raise
 
     def _processes(self) -> Any:
-        from joblib.externals.loky import get_reusable_executor
+        # There is one set of processes, which joblib.Parallel takes over to draw pictures: it has to be made its way.
+        from joblib.executor import get_memmapping_executor
 
-        return get_reusable_executor(
+        return get_memmapping_executor(
             self.workers, timeout=_IDLE_S, initializer=_begin_worker, initargs=(os.getpid(),), env=_ONE_THREAD
         )
 

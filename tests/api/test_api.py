@@ -203,3 +203,13 @@ def test_a_calibration_from_files_is_a_device() -> None:
     assert kvferry.load("small.yaml", {"device": made.profile, "model": "llama-3.2-1b"}).device.name == "mine"
     with pytest.raises(kvferry.InputError, match="model: names what to measure with"):
         kvferry.calibrate()
+
+
+def test_pictures_are_drawn_on_the_cores_that_ran_a_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvferry.analysis.folder._workers", lambda pictures: 2)
+    Path("study.yaml").write_text("base: small.yaml\naxes: {link.rtt: [1 ms, 9 ms]}\n")
+    for _ in range(2):
+        assert kvferry.sweep("study.yaml", jobs=2, output="swept").summary["outcomes"] == {"done": 2}
+        written = kvferry.compare("small.yaml", ["stream-only", "local-prefill"]).write("both")
+        assert Path("both/plots/bars.png") in written
+        Path("swept/points.parquet").unlink()

@@ -1,7 +1,10 @@
 """Policies of the user's own at the command line: wherever a scenario is named, and in every process."""
 
 import json
+import os
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -147,3 +150,17 @@ def test_the_schema_names_what_it_has(call: Call) -> None:
         jsonschema.validate(small | {"policies": policies, "costs": "my-costs"}, schema)
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(small | {"system": []}, schema)
+
+
+def test_an_installed_package_needs_no_option() -> None:
+    """As pip leaves it: a module, and a folder of what is installed with the entry point."""
+    written(LOADER, "module_of_mine.py")
+    info = Path("mine-1.0.dist-info")
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[kvferry.plugins]\nmine = module_of_mine\n")
+    program = "from kvferry.cli.main import main; main()"
+    command = [sys.executable, "-c", program, "run", "small.yaml", "--system", "mine", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": "."})
+    assert done.returncode == 0, done.stderr
+    assert list(json.loads(done.stdout)["provenance"]["plugins"]) == ["module_of_mine"]
