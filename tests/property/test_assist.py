@@ -1,6 +1,7 @@
 """Whatever the prompt, the link and the help: what users wait between tokens, what leaves a device, what is held."""
 
 from collections.abc import Iterator
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from tiny import changed, tiny
 from kvferry.pipelines.assist.estimates import Estimates
 from kvferry.pipelines.assist.messages import response_bytes
 from kvferry.pipelines.assist.systems import ASSIST_SYSTEMS
+from kvferry.specs.assist import CloudFaultSpec
 from kvferry.traces.assisted import assisted_requests
 
 SLOW = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -161,3 +163,21 @@ def test_arrivals_keep_their_mean_rate(seed: int, burstiness: float, devices: in
     assert (np.diff(found.arrivals_s) >= 0).all()
     assert 0 <= found.arrivals_s[0] <= found.arrivals_s[-1] <= 3600
     assert set(found.devices.tolist()) <= set(range(devices))
+
+
+@SLOW
+@given(
+    system=st.sampled_from(NEEDING_A_CLOUD),
+    what=st.sampled_from(get_args(CloudFaultSpec.model_fields["what"].annotation)),
+    behind=st.integers(1, 12),
+    patience_s=st.sampled_from([0.05, 0.5, 5.0]),
+)
+def test_whatever_goes_wrong_in_the_cloud_the_answer_is_whole(
+    system: str, what: str, behind: int, patience_s: float
+) -> None:
+    said = f"policies.assist={{name: optimised, patience: {patience_s} s}}"
+    run = ran(said, system=system, workload={"fault": {"what": what, "tokens": behind}, "requests": 2})
+    for one in run.requests:
+        assert len(one.token_times_s) == 10
+        assert list(one.token_times_s) == sorted(one.token_times_s)
+        assert one.first_token_s == one.token_times_s[0]
