@@ -60,8 +60,11 @@ class Decode:
         if scenario.coupling != "all_heads":
             yield Complaint(("coupling",), "is about contexts loaded in chunks; decode loads none, leave it out")
         for role, what in latent_faults(system.roles) if scenario.model.latent else ():
-            given = role in scenario.policy_values
-            yield Complaint(("policies", role), what) if given else Complaint(("system",), f"its {role}: {what}")
+            if role not in scenario.policy_values:
+                yield Complaint(("system",), f"its {role}: {what}")
+                continue
+            at = ("policies",) if role in scenario.policies else ("system_policies", scenario.system)
+            yield Complaint((*at, role), what)
         if not system.roles.all_in_memory:
             for key in ("requests", "arrivals", "spread", "lengths", "trace"):
                 if getattr(workload, key):

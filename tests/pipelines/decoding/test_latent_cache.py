@@ -90,12 +90,12 @@ def test_elastic_loading_moves_entries_that_all_heads_share() -> None:
         ({"system": "kvswap"}, "system: its selector: .* it is scored by its own vectors, which have no low rank"),
         (
             {"system": "shadowkv"},
-            "policies.layout: .* it has no values that could be read without keys; groups would do",
+            r"system_policies\.shadowkv\.layout: .* it has no values that could be read without keys; groups would do",
         ),
         ({"system": "dynakv"}, "system: its layout: .* it is not laid out by clusters of keys; groups would do"),
         (
             {"system": "clusterkv"},
-            "policies.selector: .* one vector for all heads, and clusters are made of a head's keys",
+            r"system_policies\.clusterkv\.selector: .* one vector for all heads, and clusters are made of a head",
         ),
     ],
 )
