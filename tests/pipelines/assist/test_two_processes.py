@@ -102,6 +102,7 @@ def test_a_cloud_beside_the_run_helps_as_one_within() -> None:
         assert apart.counted.bytes_of(label, "Message") == together.counted.bytes_of(label, "Message") > 0
 
 
+@pytest.mark.long
 def test_a_cloud_serves_run_after_run(cloud: Cloud) -> None:
     for _ in range(2):
         run = carried_out(cloud.url)
@@ -117,6 +118,7 @@ def test_a_device_without_the_token_is_told(cloud: Cloud, monkeypatch: pytest.Mo
         carried_out(cloud.url)
 
 
+@pytest.mark.long
 def test_a_stream_that_stalls(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
     after_the_first_token(monkeypatch, lambda: os.kill(cloud.process.pid, signal.SIGSTOP))
     try:
@@ -125,6 +127,7 @@ def test_a_stream_that_stalls(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> 
         os.kill(cloud.process.pid, signal.SIGCONT)
 
 
+@pytest.mark.long
 def test_a_socket_that_is_cut(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
     from kvferry.backends.live.wire.caller import CallingWire
 
@@ -144,6 +147,7 @@ def test_a_socket_that_is_cut(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> 
     assert carried_out(cloud.url).assisted.columns["lost"].tolist() == [0.0]  # type: ignore[union-attr]
 
 
+@pytest.mark.long
 def test_what_is_no_message(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
     from kvferry.backends.live.wire import caller
 
@@ -171,6 +175,7 @@ OWNER = """
 """
 
 
+@pytest.mark.long
 def test_a_cloud_ends_with_the_run_that_started_it(tmp_path: Path) -> None:
     command = [sys.executable, "-c", textwrap.dedent(OWNER)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as owner:
