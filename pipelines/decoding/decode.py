@@ -78,13 +78,7 @@ class LockStepDecode:
     def _skip(self, tokens: int) -> Process:
         while self._on_move is not None and tokens:
             until = self.now.until_move(tokens)
-            if 0 < until < tokens:
-                # Memory is fullest with the last token before a layer leaves it.
-                self.now.skip(until - 1, self._keys)
-                self.now.place()
-                self.now.skip(1, self._keys)
-            else:
-                self.now.skip(until, self._keys)
+            self.now.skip(until, self._keys)
             tokens -= until
             yield from self._place()
         self.now.skip(tokens, self._keys)

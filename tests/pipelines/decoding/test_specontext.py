@@ -156,16 +156,6 @@ def test_moves_take_as_much_in_windows_as_over_the_whole_output() -> None:
     assert found.decoded.moves_s == pytest.approx(bytes_moved / 1e9, rel=0.05)
 
 
-def test_memory_is_fullest_before_layers_leave_it_among_tokens_that_no_window_has() -> None:
-    thresholds = {"name": "progressive", "thresholds": [2600, 2602, 2603, 2604]}
-    policies = {"selected_tokens": 64, "placement": thresholds}
-    workload = {**TINY["workload"], "output": 1600}
-    found, _ = run(policies=policies, workload={**workload, "decoded": 49, "part": "spread"})
-    whole, _ = run(policies=policies, workload=workload)
-    assert found.memory_peak_bytes == whole.memory_peak_bytes
-    assert found.kv_memory_peak_bytes == whole.kv_memory_peak_bytes
-
-
 def test_as_many_sequences_as_the_budget_holds() -> None:
     found = load_scenario("specontext/throughput", ["workload.batch=max", "budget.kv=10 GiB"])
     plan = plan_for(found, DECODE_SYSTEMS["specontext"].with_policies(found.policy_values))
