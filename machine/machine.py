@@ -1,5 +1,6 @@
 """The protocol that pipelines are written against, and that every backend keeps (tests/contract)."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
@@ -42,7 +43,11 @@ class Refused:
 
     def __str__(self) -> str:
         wanted, free = self.wanted_bytes / 2**20, self.free_bytes / 2**20
-        return f"{self.tag} needs {wanted:,.0f} MiB, {free:,.0f} MiB are free: {wanted - free:,.0f} MiB are missing"
+        missing = math.ceil(self.wanted_bytes - self.free_bytes)
+        return (
+            f"{self.tag} needs {wanted:,.0f} MiB, {free:,.0f} MiB are free:"
+            f" {missing / 2**20:,.0f} MiB ({missing:,} bytes) are missing"
+        )
 
 
 class Lease(Protocol):
