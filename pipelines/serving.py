@@ -68,6 +68,9 @@ def serve_cloud(
             pass
         except KvferryError as error:
             say(f"{device}: {error}")
+        except Exception as error:
+            # A fault of ours with one device is not the end of the others.
+            say(f"{device}: a fault of its own: {type(error).__name__}: {error}")
         finally:
             world.reception.leave(machine, device)
 

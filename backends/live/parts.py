@@ -9,8 +9,8 @@ from kvferry.backends.live.decoding.paged_parts import PagedParts
 from kvferry.backends.live.decoding.parts import StoredKvParts
 from kvferry.backends.live.loading.cloud_parts import LoadingParts
 from kvferry.backends.live.machine_parts import MachineParts
-from kvferry.backends.needs import ContextsInCloud, KvInPages, KvOnStorage, Need, NoKv, Prompts
-from kvferry.backends.world import Say
+from kvferry.backends.needs import ContextsInCloud, KvInPages, KvOnStorage, Need, Needs, NoKv, Prompts
+from kvferry.backends.world import DEVICE, Say
 from kvferry.machine.ops import Op
 from kvferry.specs.errors import InputError
 from kvferry.specs.scenario import Scenario
@@ -25,6 +25,14 @@ class NoKvParts(MachineParts):
     def run(self, op: Op, request: int | None, inputs: Sequence[Any]) -> Any:
         """Raises InputError."""
         raise InputError(f"this machine was made without KV: backend torch has nothing to run {op.label} on")
+
+
+def check_needs(needs: Needs) -> None:
+    """Raises InputError for machines that cannot work together for real."""
+    clouds = [name for name, need in needs.items() if isinstance(need, Prompts) and name != DEVICE]
+    if len(clouds) > 1:
+        what = "KV of real sessions does not move between machines, so one instance prefills and decodes"
+        raise InputError(f"machines: {', '.join(clouds)}: {what}; name it cloud, with count: 1, or take backend: sim")
 
 
 def parts_for(scenario: Scenario, need: Need, say: Say, stack: ExitStack) -> MachineParts:

@@ -6,7 +6,7 @@ from contextlib import ExitStack, closing, contextmanager
 from kvferry.backends.live.engine.environment import WallClockEnvironment
 from kvferry.backends.live.engine.machine import LiveMachine
 from kvferry.backends.live.made_machine import made_machine
-from kvferry.backends.live.parts import parts_for
+from kvferry.backends.live.parts import check_needs, parts_for
 from kvferry.backends.live.wire.reception import Arrived, Reception
 from kvferry.backends.needs import Needs
 from kvferry.backends.world import DEVICE, Say, described
@@ -31,6 +31,7 @@ def served_world(
     Raises InputError for what cannot be had here, and where it cannot listen; KvferryError for a model that does not
     fit.
     """
+    check_needs(needs)
     others = [one for one in described(scenario, needs) if one.name != DEVICE]
     if not others:
         raise InputError(f"machines: {scenario.name} has no cloud to serve under system {scenario.system}")

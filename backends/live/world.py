@@ -12,7 +12,7 @@ from kvferry.backends.live.engine.environment import WallClockEnvironment
 from kvferry.backends.live.engine.machine import LiveMachine, Switchboard
 from kvferry.backends.live.machine_parts import MachineParts
 from kvferry.backends.live.made_machine import made_machine
-from kvferry.backends.live.parts import parts_for
+from kvferry.backends.live.parts import check_needs, parts_for
 from kvferry.backends.live.wire.caller import CallingSwitchboard, CloudAddress
 from kvferry.backends.needs import Needs
 from kvferry.backends.world import DEVICE, Described, Inputs, Say, described, tell_of
@@ -45,6 +45,7 @@ class LiveWorld:
         self._link = link_trace(scenario.link)
         self.arrived: list[Request] = []
         self._weights_refused: Refused | None = None
+        check_needs(needs)
         machines = described(scenario, needs)
         accesses: Accesses | None = None
         env, where = WallClockEnvironment(), scenario.live.further_machines

@@ -72,6 +72,11 @@ class Device:
         story.first_s = story.own_first_s = env.now
         answer.said(env.now, first)
         said = yield from cloud.answer()
+        if said is not None and said["tokenizer"] != story.tokenizer:
+            # Drafts are looked at token by token.
+            cloud.send({"drafted": 0}, 0.0)
+            story.happened = f"the cloud's tokenizer is another ({said['tokenizer']}): it cannot look at drafts"
+            said = None
         if said is not None:
             story.response_bytes = said["bytes"]
         while said is not None and len(answer) < story.output:

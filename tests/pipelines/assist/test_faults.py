@@ -52,6 +52,23 @@ def test_a_stream_that_stalls_is_given_up_when_patience_ends() -> None:
     assert "nothing has come from cloud for 0.5 s, behind token 1 of 5" in run.notes[0]
 
 
+def test_a_scenario_that_says_nothing_of_patience_does_not_wait_for_ever() -> None:
+    fault = {"fault": {"what": "stalls", "tokens": 1}}
+    run = ran("policies.assist={name: optimised, tokens: 5, ratio: 0.25}", workload=fault)
+    first_s = run.requests[0].first_token_s
+    assert run.requests[0].token_times_s[1] == pytest.approx(first_s + 60.0 + TPOT_S)
+    assert "nothing has come from cloud for 60 s" in run.notes[0]
+
+
+def test_drafts_need_one_tokenizer_on_both_sides() -> None:
+    run = failed("other-tokenizer", system="speculative-edge")
+    assert "the cloud's tokenizer is another (another): it cannot look at drafts" in run.notes[0]
+    assert len(run.requests[0].token_times_s) == 10
+    # By itself: the whole prompt, then a token at a time.
+    assert list(run.requests[0].token_times_s) == sorted(run.requests[0].token_times_s)
+    assert only(run)["lost"] == 1
+
+
 def test_a_stream_that_stalls_later() -> None:
     run = failed("stalls", 3)
     # Parts count: the second and the third token were sent 10 and 20 ms behind the first.
