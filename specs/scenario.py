@@ -1,5 +1,6 @@
 """A scenario: device, link, model, workload and policies together. Everything a run depends on."""
 
+import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -287,6 +288,11 @@ class Scenario(Part):
         return self.budget.runtime_share if isinstance(self.budget, DecodeBudget) else 0.0
 
     @property
+    def runtime_bytes(self) -> int:
+        """What is held for intermediate values, in whole bytes."""
+        return math.ceil(self.runtime_share * self.model.weight_bytes)
+
+    @property
     def free_bytes(self) -> float:
         """Memory for KV and workspace: what the budget, or else the device, leaves beside the weights and what is held
         for intermediate values."""
@@ -299,7 +305,7 @@ class Scenario(Part):
 
     @property
     def _left_bytes(self) -> float:
-        held_bytes = (1 + self.runtime_share) * self.model.weight_bytes
+        held_bytes = math.ceil(self.model.weight_bytes) + self.runtime_bytes
         return (self.budget.memory_bytes or self.device.memory.free_bytes) - held_bytes
 
     def under(self, system: str) -> "Scenario":

@@ -4,7 +4,6 @@ Each takes the scenario of an experiment's case and returns figures by name, as 
 """
 
 from kvferry.analysis.metrics import metrics_for
-from kvferry.pipelines.decoding.budget import runtime_bytes
 from kvferry.pipelines.decoding.peak import Peak
 from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS
 from kvferry.pipelines.decoding.workload import plan_for
@@ -29,7 +28,7 @@ def largest_batch(scenario: Scenario) -> Figures:
     system = DECODE_SYSTEMS[scenario.system].with_policies(scenario.policy_values)
     if system.roles.all_in_memory:
         request = Request(0.0, workload.context, workload.output)
-        peak = Peak(system.roles, scenario.model, runtime_bytes(scenario))
+        peak = Peak(system.roles, scenario.model, scenario.runtime_bytes)
         return {"batch": peak.sequences_within(scenario.free_bytes, request)}
     try:
         return {"batch": plan_for(most, system).sequences}

@@ -6,6 +6,7 @@ from kvferry.machine.machine import Machine, Refused
 from kvferry.pipelines.decoding.plan import DecodePlan
 from kvferry.pipelines.decoding.sizing import NoRoom
 from kvferry.pipelines.workload import OutOfMemory
+from kvferry.policies.decode.placement import KvSize
 from kvferry.specs.errors import InputError
 from kvferry.specs.scenario import Scenario
 from kvferry.specs.units import shown_size
@@ -30,14 +31,22 @@ def sequence_bytes(scenario: Scenario, batch: int) -> float:
     return (scenario.free_bytes if budget.kv_bytes is None else budget.kv_bytes) / batch
 
 
-def runtime_bytes(scenario: Scenario) -> float:
-    """What is held for intermediate values."""
-    return scenario.runtime_share * scenario.model.weight_bytes
+def most_kv(scenario: Scenario) -> KvSize:
+    """The size of the KV at the end of the run, and all the memory that it may take."""
+    workload, layers = scenario.decode.workload, scenario.model.layers
+    tokens, batch = workload.context + workload.output, asked_batch(scenario)
+    return KvSize(
+        layers=layers,
+        tokens=tokens,
+        most_tokens=tokens,
+        token_bytes=batch * scenario.model.kv_bytes_per_token / layers,
+        memory_bytes=batch * sequence_bytes(scenario, batch),
+    )
 
 
 def hold_runtime(machine: Machine, scenario: Scenario) -> None:
     """Hold what intermediate values take for the whole run. Raises OutOfMemory."""
-    n_bytes = runtime_bytes(scenario)
+    n_bytes = scenario.runtime_bytes
     if n_bytes and isinstance(refused := machine.memory.reserve(n_bytes, "workspace"), Refused):
         raise OutOfMemory(str(refused))
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from kvferry.backends.needs import KvInPages, Needs
 from kvferry.backends.world import DEVICE, World
 from kvferry.machine.machine import Refused
-from kvferry.pipelines.decoding.budget import asked_batch, hold_runtime, runtime_bytes
+from kvferry.pipelines.decoding.budget import asked_batch, hold_runtime
 from kvferry.pipelines.decoding.continuous import ContinuousDecode
 from kvferry.pipelines.decoding.peak import Peak
 from kvferry.pipelines.record import Decoded, RequestRecord
@@ -36,7 +36,7 @@ class InMemoryFlow:
         arrivals: Sequence[Request] | None = None,
     ) -> None:
         self._scenario, self._progress, self._roles = scenario, progress, roles
-        self._peak = peak = Peak(roles, scenario.model, runtime_bytes(scenario))
+        self._peak = peak = Peak(roles, scenario.model, scenario.runtime_bytes)
         pool_bytes = scenario.decode.budget.in_memory_kv_bytes or scenario.free_bytes
         self._requests = as_they_came(_requests(scenario, peak, pool_bytes), arrivals)
         self._longest = max(self._requests, key=lambda one: (one.context + one.output, one.context))

@@ -1,6 +1,7 @@
 """From a named way of decoding with its KV outside the processor's memory to its sizes on one model, context, batch and
 budget."""
 
+import math
 from dataclasses import dataclass
 
 from kvferry.pipelines.decoding.plan import DecodePlan
@@ -128,7 +129,7 @@ def plan_of(
         buffer_bytes=buffers,
         beside_layers=keys.index.kv_layers if keys.index else 0.0,
         away_tokens=0 if most is None else residency.away_tokens(room, slots),
-        weight_bytes=(1 + runtime_share) * keys.index.weight_bytes if keys.index else 0.0,
+        weight_bytes=math.ceil((1 + runtime_share) * keys.index.weight_bytes) if keys.index else 0,
         budget_bytes=budget_bytes,
         layout=layout,
     )

@@ -14,10 +14,11 @@ from kvferry.pipelines.decoding.budget import (
     fits,
     fitting_batch,
     hold_runtime,
-    runtime_bytes,
+    most_kv,
     sequence_bytes,
 )
 from kvferry.pipelines.decoding.decode import LockStepDecode
+from kvferry.pipelines.decoding.faults import faults_of
 from kvferry.pipelines.decoding.in_memory import InMemoryFlow
 from kvferry.pipelines.decoding.no_room import NoRoomFlow
 from kvferry.pipelines.decoding.peak import Peak
@@ -29,8 +30,6 @@ from kvferry.pipelines.decoding.tuned import tuned
 from kvferry.pipelines.record import Decoded, RequestRecord
 from kvferry.pipelines.tally import Totals
 from kvferry.pipelines.workload import Flow, Infeasible, Left, OutOfMemory, Process, Progress, System
-from kvferry.policies.decode.latent_cache import latent_faults
-from kvferry.policies.decode.placement import KvSize
 from kvferry.policies.decode.roles import Roles
 from kvferry.scenarios.resolve import Complaint
 from kvferry.specs.errors import InputError
@@ -56,21 +55,7 @@ class Decode:
     def faults(self, scenario: Scenario, system: System) -> Iterator[Complaint]:
         """Where KV lies on storage, one batch of one length decodes in lock step."""
         assert isinstance(system, DecodeSystem)
-        workload = scenario.decode.workload
-        if scenario.coupling != "all_heads":
-            yield Complaint(("coupling",), "is about contexts loaded in chunks; decode loads none, leave it out")
-        for role, what in latent_faults(system.roles) if scenario.model.latent else ():
-            if role not in scenario.policy_values:
-                yield Complaint(("system",), f"its {role}: {what}")
-                continue
-            at = ("policies",) if role in scenario.policies else ("system_policies", scenario.system)
-            yield Complaint((*at, role), what)
-        if not system.roles.all_in_memory:
-            for key in ("requests", "arrivals", "spread", "lengths", "trace"):
-                if getattr(workload, key):
-                    what = f"{scenario.system} decodes one batch of equal prompts in lock step, all there at the start"
-                    yield Complaint(("workload", key), f"{what}; leave it out, or take a system with all KV in memory")
-        yield from _without_storage(scenario, system)
+        yield from faults_of(scenario, system)
 
     def medium(self, scenario: Scenario) -> str:
         storage = scenario.device.storage
@@ -166,7 +151,7 @@ class LockStepFlow:
     def _check_attention(self, machine: Machine) -> None:
         """Raises OutOfMemory where there is no room for scores of the prompts, or copies of a layer's KV."""
         plan = self._plan
-        peak = Peak(plan.roles, plan.model, runtime_bytes(self._scenario))
+        peak = Peak(plan.roles, plan.model, self._scenario.runtime_bytes)
         tokens = plan.sequences * (plan.context + plan.output)
         wanted_bytes = max(peak.prefill_bytes(plan.sequences, plan.context), peak.decode_bytes(tokens))
         lease = machine.memory.reserve(wanted_bytes, "workspace")
@@ -316,20 +301,6 @@ def _without_reuse(scenario: Scenario, plan: DecodePlan, needs_bytes: float) -> 
     return f"nothing is reused: {holds}; {would}"
 
 
-def _without_storage(scenario: Scenario, system: DecodeSystem) -> Iterator[Complaint]:
-    """KV that a scenario lets overflow to storage, on a device that has none."""
-    placement, policies = system.roles.placement, scenario.policy_values
-    role = policies.get("placement")
-    inner = ("placement", "overflow") if isinstance(role, Mapping) and "overflow" in role else ("placement",)
-    key = ("overflow",) if "overflow" in policies else inner
-    if scenario.device.storage is not None or key[0] not in policies:
-        return
-    if "storage" in placement.tiers(_most_kv(scenario)):
-        at = ("policies",) if key[0] in scenario.policies else ("system_policies", scenario.system)
-        what = f"storage is where KV would go, and device {scenario.device.name} has none"
-        yield Complaint((*at, *key), f"{what}; say host, or give the device's profile a `storage`")
-
-
 def _without_effect(scenario: Scenario) -> Iterator[str]:
     """What a scenario asks for in vain."""
     workload, live = scenario.decode.workload, scenario.decode.live
@@ -346,25 +317,12 @@ def _sequences(n: int) -> str:
 def _stays_in_memory(scenario: Scenario, roles: Roles) -> bool:
     """All KV lies in the processor's memory from beginning to end: in whole pages, with what attention needs, where it
     may lie elsewhere as well."""
-    size, workload = _most_kv(scenario), scenario.decode.workload
+    size, workload = most_kv(scenario), scenario.decode.workload
     if not roles.stays_in_memory(size) or roles.placement.away is None:
         return roles.stays_in_memory(size)
-    peak = Peak(roles, scenario.model, runtime_bytes(scenario))
+    peak = Peak(roles, scenario.model, scenario.runtime_bytes)
     request = Request(0.0, workload.context, workload.output)
     return peak.batch_bytes(asked_batch(scenario), request) <= size.memory_bytes
-
-
-def _most_kv(scenario: Scenario) -> KvSize:
-    """The size of the KV at the end of the run, and all the memory that it may take."""
-    workload, layers = scenario.decode.workload, scenario.model.layers
-    tokens, batch = workload.context + workload.output, asked_batch(scenario)
-    return KvSize(
-        layers=layers,
-        tokens=tokens,
-        most_tokens=tokens,
-        token_bytes=batch * scenario.model.kv_bytes_per_token / layers,
-        memory_bytes=batch * sequence_bytes(scenario, batch),
-    )
 
 
 def _reserve(machine: Machine, plan: DecodePlan) -> None:

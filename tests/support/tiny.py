@@ -80,7 +80,7 @@ LIVE_DECODING: dict[str, Any] = {
     "model": LIVE_MODEL,
     "link": {"rate": "100 Mbit/s"},
     "workload": {"kind": "decode", "context": 150, "batch": 2, "output": 14},
-    "policies": {"group_tokens": 4, "selected_tokens": 1000, "compression": 4},
+    "policies": {"group_tokens": 4, "selected_tokens": 164, "compression": 4},
     "budget": {"kv": "10 MiB"},
     "live": {"weights": "random", "paced": False},
 }

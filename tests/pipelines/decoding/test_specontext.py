@@ -1,5 +1,7 @@
 """SpeContext's system in the modelled world: what moves, what memory holds, and where it ends."""
 
+import math
+import re
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -63,7 +65,7 @@ def test_elastic_loading_moves_less_than_a_full_reload() -> None:
 def test_runtime_memory_leaves_less_for_kv() -> None:
     scenario = load_scenario({**TINY, "system": "specontext", "device": DEVICE, "budget": {"runtime_share": 0.3}})
     free = load_scenario({**TINY, "system": "specontext", "device": DEVICE, "budget": {}})
-    assert free.free_bytes - scenario.free_bytes == pytest.approx(0.3 * scenario.model.weight_bytes)
+    assert free.free_bytes - scenario.free_bytes == math.ceil(0.3 * scenario.model.weight_bytes)
 
 
 def test_kv_that_will_not_fit_is_out_of_memory_before_prefill() -> None:
@@ -81,8 +83,20 @@ def test_a_budget_that_holds_no_selection_is_too_small() -> None:
     assert found.why.startswith("the budget lacks ")
 
 
-def test_a_budget_over_the_context_selects_all_and_says_so() -> None:
-    found, _ = run(policies={"selected_tokens": 100_000})
+def test_a_budget_over_the_context_is_refused() -> None:
+    """The prompt and what follows it have 1,036 tokens."""
+    found = (
+        "policies.selected_tokens: 1,037 is more than the 1,036 tokens that there will ever be; 1,036 would select all"
+    )
+    with pytest.raises(InputError, match=re.escape(found)):
+        run(policies={"selected_tokens": 1037})
+    inner = {"name": "retrieval-head", "selected_tokens": 5000}
+    with pytest.raises(InputError, match=r"policies\.selector\.selected_tokens: 5,000 is more than"):
+        run(policies={"selector": inner})
+
+
+def test_a_budget_of_the_whole_context_selects_all_and_says_so() -> None:
+    found, _ = run(policies={"selected_tokens": 1036})
     assert found.outcome == "done"
     assert any(note.startswith("nothing is left out") for note in found.notes)
 
@@ -167,3 +181,9 @@ def test_as_many_sequences_as_the_budget_holds() -> None:
 def test_a_choice_that_is_drawn_needs_no_room_for_keys() -> None:
     """32 sequences of 18,432 tokens, whose keys would have more numbers than may be drawn."""
     assert run_scenario(load_scenario("specontext/throughput", ["workload.decoded=2"])).outcome == "done"
+
+
+def test_kv_up_to_the_last_byte_finds_room() -> None:
+    """With 6,945 tokens KV takes all that weights, intermediate values and the head leave; parts are rounded."""
+    found = load_scenario("specontext/throughput", ["model=qwen3-8b", "workload.batch=max", "workload.decoded=8"])
+    assert run_scenario(found).outcome == "done"

@@ -49,7 +49,9 @@ def wrong_tokens(model: Any, seed: int, answers: dict[str, list[int]]) -> int:
 @pytest.mark.parametrize("system", SELECTING)
 def test_all_blocks_selected_are_full_attention(model: Any, weights: Path, system: str) -> None:
     """Blocks that are written while decoding among them; ShadowKV's keys are rebuilt at full rank."""
-    wanted = scenario(weights, system, policies={"selected_tokens": 1000, "compression": 1}, budget={"kv": "90 MiB"})
+    wanted = scenario(
+        weights, system, policies={"selected_tokens": CONTEXT + OUTPUT, "compression": 1}, budget={"kv": "90 MiB"}
+    )
     run = run_scenario(wanted)
     assert run.outcome == "done"
     assert wrong_tokens(model, wanted.seed, run.measured["answers"]) == 0

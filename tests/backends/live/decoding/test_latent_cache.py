@@ -78,7 +78,7 @@ def test_a_scenario_says_what_it_says_in_memory(model: Any, tmp_path: Path) -> N
     budget = {"budget": {"kv": "10 MiB"}}
     there, resources = answers(system="vllm", **budget)
     assert resources == {"cpu"}
-    away, resources = answers(system="specontext", policies={"selected_tokens": 1000, "placement": "storage"}, **budget)
+    away, resources = answers(system="specontext", policies={"selected_tokens": 164, "placement": "storage"}, **budget)
     assert resources == {"cpu", "storage"}
     assert away == there
 

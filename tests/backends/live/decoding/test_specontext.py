@@ -111,7 +111,7 @@ def test_at_full_budget_a_trained_model_says_what_it_says_in_memory() -> None:
         {"copy", "storage"},
         system="specontext",
         device=device,
-        policies={"selected_tokens": 1000, "placement": placement},
+        policies={"selected_tokens": 340, "placement": placement},
         budget={"kv": "6 MiB"},
     )
     there = answers(set(), system="vllm", budget={"kv": "64 MiB"})

@@ -1,0 +1,56 @@
+"""What a scenario asks of decoding that it does not do, each with its key."""
+
+from collections.abc import Iterator, Mapping
+
+from kvferry.pipelines.decoding.budget import most_kv
+from kvferry.pipelines.decoding.systems import DecodeSystem
+from kvferry.policies.decode.latent_cache import latent_faults
+from kvferry.scenarios.resolve import Complaint
+from kvferry.specs.scenario import Scenario
+
+
+def faults_of(scenario: Scenario, system: DecodeSystem) -> Iterator[Complaint]:
+    """Faults of a scenario that are about its model, device and system together."""
+    workload = scenario.decode.workload
+    if scenario.coupling != "all_heads":
+        yield Complaint(("coupling",), "is about contexts loaded in chunks; decode loads none, leave it out")
+    for role, what in latent_faults(system.roles) if scenario.model.latent else ():
+        if role not in scenario.policy_values:
+            yield Complaint(("system",), f"its {role}: {what}")
+            continue
+        at = ("policies",) if role in scenario.policies else ("system_policies", scenario.system)
+        yield Complaint((*at, role), what)
+    if not system.roles.all_in_memory:
+        for key in ("requests", "arrivals", "spread", "lengths", "trace"):
+            if getattr(workload, key):
+                what = f"{scenario.system} decodes one batch of equal prompts in lock step, all there at the start"
+                yield Complaint(("workload", key), f"{what}; leave it out, or take a system with all KV in memory")
+    yield from _without_storage(scenario, system)
+    yield from _over_context(scenario)
+
+
+def _without_storage(scenario: Scenario, system: DecodeSystem) -> Iterator[Complaint]:
+    """KV that a scenario lets overflow to storage, on a device that has none."""
+    placement, policies = system.roles.placement, scenario.policy_values
+    role = policies.get("placement")
+    inner = ("placement", "overflow") if isinstance(role, Mapping) and "overflow" in role else ("placement",)
+    key = ("overflow",) if "overflow" in policies else inner
+    if scenario.device.storage is not None or key[0] not in policies:
+        return
+    if "storage" in placement.tiers(most_kv(scenario)):
+        at = ("policies",) if key[0] in scenario.policies else ("system_policies", scenario.system)
+        what = f"storage is where KV would go, and device {scenario.device.name} has none"
+        yield Complaint((*at, *key), f"{what}; say host, or give the device's profile a `storage`")
+
+
+def _over_context(scenario: Scenario) -> Iterator[Complaint]:
+    """A selection of more tokens than there will ever be, which the scenario's own policies ask for."""
+    workload, policies = scenario.decode.workload, scenario.policy_values
+    most = workload.context + workload.output
+    asked: dict[tuple[str, ...], object] = {("selected_tokens",): policies.get("selected_tokens")}
+    if isinstance(inner := policies.get("selector"), Mapping):
+        asked["selector", "selected_tokens"] = inner.get("selected_tokens")
+    for at, tokens in asked.items():
+        if at[0] in scenario.policies and isinstance(tokens, int) and tokens > most:
+            what = f"{tokens:,} is more than the {most:,} tokens that there will ever be"
+            yield Complaint(("policies", *at), f"{what}; {most:,} would select all")
