@@ -57,7 +57,7 @@ dist: $(VENV)/dev
 
 docs: $(VENV)/dev
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
-	@echo "the documentation is in build/site/index.html"
+	@echo "the documentation is in build/site/index.html; its search wants a server: $(PYTHON) -m http.server -b 127.0.0.1 -d build/site"
 
 clean:
 	rm -rf $(VENV) build dist out
