@@ -70,9 +70,7 @@ def calibrate(
         from kvferry.calibration.environment import environment, usable_cores
         from kvferry.calibration.settings import PARTS, Settings
     except ImportError as error:
-        raise MissingExtra(
-            f"calibrating needs {error.name}: pip install '.[torch]' in KVFerry's folder; --from needs none"
-        ) from None
+        raise MissingExtra(f"calibrating needs {error.name}: pip install 'kvferry[torch]'; --from needs none") from None
     if attention not in ("dense", "block-sparse"):
         raise InputError(f"attention {attention!r}: it can be dense or block-sparse")
     asked: dict[str, Any] = {

@@ -139,5 +139,6 @@ def surroundings(rig: Rig) -> dict[str, Any]:
         index = torch.device(rig.settings.device).index or 0
         facts["device"] = torch.cuda.get_device_name(index)
         facts["device_memory_bytes"] = float(torch.cuda.mem_get_info(index)[1])
+        facts["device_unified"] = bool(torch.cuda.get_device_properties(index).is_integrated)
         facts["cuda"] = torch.version.cuda
     return facts

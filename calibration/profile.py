@@ -122,15 +122,17 @@ def _memory(draft: Draft, settings: Settings, measured: Sequence[Measurement], s
     host, free = surroundings.get("memory_bytes"), surroundings.get("free_memory_bytes")
     device = surroundings.get("device_memory_bytes")
     on_cuda = settings.device.startswith("cuda")
-    draft.put("memory.unified", not on_cuda, "a GPU with memory of its own" if on_cuda else "a CPU's")
-    if device:
+    apart = on_cuda and not surroundings.get("device_unified")
+    whose = "a GPU with memory of its own" if apart else "a GPU in the memory of the CPU" if on_cuda else "a CPU's"
+    draft.put("memory.unified", not apart, whose)
+    if device and (apart or not host):
         draft.put("memory.capacity_bytes", with_unit(device, "size"), "as the driver says")
         draft.put("memory.reserved_bytes", "0 B", "nothing else was on the GPU")
     elif host:
         draft.put("memory.capacity_bytes", with_unit(host, "size"), "as the system says")
         reserved = f"{(host - (free or host)) / host:.0%} were taken when the calibration began"
         draft.put("memory.reserved_bytes", with_unit(short(host - (free or host)), "size"), reserved)
-    if host and on_cuda:
+    if host and apart:
         draft.put("memory.host_capacity_bytes", with_unit(host, "size"), "as the system says")
     for copy in only(measured, "memory_copy"):
         rate = draft.profile["processors"]["gpu" if on_cuda else "cpu"].get("bytes_per_s")
@@ -141,7 +143,7 @@ def _memory(draft: Draft, settings: Settings, measured: Sequence[Measurement], s
         what = f"measured in the same streams: decoded KV put where the session keeps it, by size: {_points(placing)}"
         draft.put("memory.copy_bytes_per_s", with_unit(short(rate), "rate"), what)
         draft.put("memory.copy_latency_s", with_unit(short(fixed_s), "time"), "fitted with copy_bytes_per_s")
-    elif on_cuda and draft.base.memory.copy_bytes_per_s is None:
+    elif apart and draft.base.memory.copy_bytes_per_s is None:
         why = f"not measured; {draft.base.name} has no copy path: the rate of its memory"
         draft.put("memory.copy_bytes_per_s", with_unit(draft.base.memory.bytes_per_s, "rate"), why)
 

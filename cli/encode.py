@@ -35,7 +35,7 @@ def encode(
     try:
         from kvferry.backends.live.loading.cloud_parts import encode_contexts
     except ImportError as error:
-        raise MissingExtra(f"encoding needs {error.name}: pip install '.[torch]' in KVFerry's folder") from None
+        raise MissingExtra(f"encoding needs {error.name}: pip install 'kvferry[torch]'") from None
     codecs = {SYSTEMS[name].with_policies(one.policy_values).codec for name, one in under.items()}
     for codec in sorted(codecs):
         for path in encode_contexts(loaded, codec, output, say):

@@ -30,7 +30,7 @@ def _torch_world(
     try:
         from kvferry.backends.live.world import live_world
     except ImportError as error:
-        raise MissingExtra(f"backend torch needs {error.name}: pip install '.[torch]' in KVFerry's folder") from None
+        raise MissingExtra(f"backend torch needs {error.name}: pip install 'kvferry[torch]'") from None
 
     return live_world(scenario, needs, inputs, tell, say)
 

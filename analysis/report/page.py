@@ -52,7 +52,7 @@ def report(folders: Sequence[Path]) -> str:
         import itables
         import plotly
     except ImportError as error:
-        raise MissingExtra(f"a report needs {error.name}: pip install '.[report]' in KVFerry's folder") from None
+        raise MissingExtra(f"a report needs {error.name}: pip install 'kvferry[report]'") from None
     from importlib.resources import files
 
     from itables.javascript import generate_init_offline_itables_html

@@ -322,6 +322,17 @@ def test_a_meter_of_something_else_is_no_meter() -> None:
         assert source == "RAPL does not tell what it draws: energy of this processor is not counted"
 
 
+def test_a_gpu_in_the_memory_of_its_cpu_shares_it() -> None:
+    """A Jetson: what is taken when the calibration begins is not free, and KV needs no copy path."""
+    orin = load_device("jetson-orin-nx-16gb")
+    here = {"memory_bytes": 16e9, "free_memory_bytes": 13e9, "device_memory_bytes": 16e9, "device_unified": True}
+    draft, _ = profile("d", CUDA, load_model("tiny"), [], here, orin)
+    memory = draft.checked().memory
+    assert (memory.unified, memory.capacity_bytes, memory.reserved_bytes) == (True, 16e9, 3e9)
+    assert memory.host_capacity_bytes is None
+    assert draft.sources["memory.unified"] == "a GPU in the memory of the CPU"
+
+
 def test_a_copy_path_that_was_not_measured_is_the_base_profiles() -> None:
     # a base without one moves bytes as fast as its memory does
     for name, bytes_per_s in (("rtx-5080-laptop", 25e9), ("laptop-cpu", BASE.memory.bytes_per_s)):

@@ -62,6 +62,26 @@ def test_the_tutorial(tmp_path: Path, call, monkeypatch: pytest.MonkeyPatch) -> 
     assert (tmp_path / "runs/lengths/plots/line-workload.context-ttft_s-system.png").is_file()
 
 
+def _section(page: str, heading: str) -> str:
+    return PAGES[page].split(f"\n## {heading}\n")[1].split("\n## ")[0]
+
+
+def test_a_phone_is_calibrated_as_the_page_says(tmp_path: Path, call, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+    """With what llama-bench, fio and iperf3 wrote on some phone in place of the reader's."""
+    given = DOCS.parent / "tests/data/calibrate"
+    for name, source in {"llama-bench": "llama-bench", "fio-4k-1": "fio", "iperf3": "iperf3"}.items():
+        (tmp_path / f"{name}.json").write_text((given / f"{source}.json").read_text())
+    monkeypatch.setitem(PAGES, "a phone", _section("calibrate", "A phone"))
+    monkeypatch.chdir(tmp_path)
+    for _, title, body in blocks("a phone"):
+        if title is not None:
+            Path(title).write_text(body)
+        for arguments in commands(body):
+            code, _, err = call(*arguments)
+            assert code == 0, f"{' '.join(arguments)}: {err}"
+    assert (tmp_path / "runs/phone-loads-compared").is_dir()
+
+
 RUN = [page for page in PAGES if page != "tutorial" and any(kind == "sh" for kind, _, _ in blocks(page))]
 
 
