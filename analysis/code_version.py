@@ -8,11 +8,16 @@ from kvferry.pipelines.plugins import used
 from kvferry.specs.version import VERSION
 
 _HOUSE = Path(__file__).resolve().parents[1]
+# The rooms that a run is carried out in, by the floors of the house; a test looks that none is missing.
+_ROOMS = (
+    *("specs", "system", "policies", "layouts", "machine", "codecs", "traces", "scenarios", "sim", "disk", "model"),
+    *("cloud", "backends", "pipelines"),
+)
 # Files that a run's figures depend on. A scenario's hash has bundled traces by name only, so their content is here.
 _SOURCES = (
-    *(f"{folder}/**/*.py" for folder in ("specs", "policies", "machine", "traces", "sim", "backends", "pipelines")),
-    *("analysis/metrics.py", "analysis/occupancy.py", "analysis/settings.py"),
-    *("traces/bundled/*", "traces/*.yaml"),
+    *(f"{room}/**/*.py" for room in _ROOMS),
+    *(f"analysis/{name}.py" for name in ("metrics", "assisted", "decoding", "occupancy", "settings")),
+    *("traces/bundled/*", "traces/*.yaml", "codecs/*.csv", "model/bundled/**/*"),
 )
 
 
@@ -28,8 +33,12 @@ def code_version() -> str:
 @cache
 def _of_the_house() -> str:
     digest = hashlib.sha256()
-    for path in sorted(path for pattern in _SOURCES for path in _HOUSE.glob(pattern) if path.is_file()):
+    for path in _sources():
         content = path.read_bytes()
         digest.update(f"{path.relative_to(_HOUSE).as_posix()} {len(content)}\n".encode())
         digest.update(content)
     return f"{VERSION}+{digest.hexdigest()[:8]}"
+
+
+def _sources() -> list[Path]:
+    return sorted({path for pattern in _SOURCES for path in _HOUSE.glob(pattern) if path.is_file()})
