@@ -205,7 +205,7 @@ class _Reader:
         joined = " ".join(words)
         if _KEY_ON_THE_RIGHT.fullmatch(joined):
             return _Key(joined)
-        return _Value(_WORDS[joined] if joined in _WORDS else _number(joined))
+        return _Value(_WORDS[joined] if joined in _WORDS else number_or_text(joined))
 
     def _peek(self) -> tuple[str, str]:
         return self._tokens[self._at] if self._at < len(self._tokens) else ("end", "")
@@ -226,7 +226,7 @@ class _Reader:
             raise ConditionFault(f"{self._peek()[1] or 'nothing'!r:.60} stands where {word!r} should")
 
 
-def _number(text: str) -> Any:
+def number_or_text(text: str) -> Any:
     """A bare number as a number; what has a unit stays text, which ``amount_of`` reads."""
     if re.fullmatch(r"[+-]?[0-9]{1,18}", text):
         return int(text)

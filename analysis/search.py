@@ -110,7 +110,7 @@ def load_search(source: str, overrides: Sequence[str] = (), check: Check | None 
         name=name,
         spec=spec,
         base=base,
-        space=space_of(spec.space, tree, base),
+        space=space_of(spec.space, tree, base, with_seeds=spec.seeds is not None),
         constraints=tuple(constraints),
         where=Filter.of(spec.where, tree),
         seeds=tuple(node_of(seed, seeds.place) for seed in spec.seeds or () if seeds is not None),

@@ -44,12 +44,18 @@ class Within:
 Space = dict[str, Choice | Within]
 
 
-def space_of(axes: Axes, tree: Node, base: StudyBase) -> Space:
-    """What stands under "space" of a search's file, by key. Names of devices and models are looked up. Raises
-    InputError."""
+def space_of(axes: Axes, tree: Node, base: StudyBase, *, with_seeds: bool) -> Space:
+    """What stands under "space" of a search's file, by key. Names of devices and models are looked up. `with_seeds`:
+    each point runs with seeds of the search. Raises InputError, also for a key that sets what another one chooses."""
     found: Space = {}
     faults = []
+    seen = ["seed"] if with_seeds else []
     for key in axes:
+        earlier = next((other for other in seen if f"{other}.".startswith(f"{key}.")), None)
+        if earlier is not None:
+            by = "seeds sets" if earlier == "seed" and with_seeds else f"{earlier} chooses"
+            faults.append(Complaint(("space", key), f"sets what {by}; keep one of them", at_key=True))
+        seen.append(key)
         node = tree.find(("space", key))
         assert node is not None
         if isinstance(node.value, list):

@@ -1,5 +1,6 @@
 """The keys of a search's file; its values are checked by the scenario that they go into."""
 
+import math
 import operator
 import re
 from dataclasses import dataclass
@@ -7,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
+from kvferry.analysis.condition import number_or_text
 from kvferry.analysis.figures import FIGURES
 from kvferry.analysis.study_limits import MOST_POINTS
 from kvferry.analysis.study_spec import Axes, Base, Seeds
@@ -55,8 +57,8 @@ def constraint_of(text: str) -> Constraint:
     """The constraint of a text such as "ttft_s <= 4 s" or "memory_peak_bytes <= 6 GiB"; a plain number is in the
     metric's own unit. Raises ValueError."""
     match = _CONSTRAINT.fullmatch(text)
-    amount = amount_of(_value(match[3])) if match else None
-    if match is None or amount is None:
+    amount = amount_of(number_or_text(match[3])) if match else None
+    if match is None or amount is None or not math.isfinite(amount.number):
         raise ValueError(f"{text!r:.100} is no constraint; write it like 'ttft_s <= 4 s'")
     wanted = next((kind for ending, kind in _KIND_OF_ENDING.items() if match[1].endswith(ending)), None)
     if _RATE_ENDING.search(match[1]):  # tokens_per_s, say
@@ -65,13 +67,6 @@ def constraint_of(text: str) -> Constraint:
         unit = f"a {wanted}" if wanted else "a plain number"
         raise ValueError(f"{match[1]} is {unit}, and {match[3]!r:.40} a {amount.kind}")
     return Constraint(text, match[1], match[2] == "<=", float(amount.number))
-
-
-def _value(text: str) -> Any:
-    try:
-        return float(text)
-    except ValueError:
-        return text
 
 
 def _objective(value: Any) -> Any:

@@ -114,7 +114,7 @@ def scenario_hash(scenario: Scenario) -> str:
         holder = dumped
         for key in section:
             holder = holder.get(key) or {}
-        if holder.get(last) and Path(holder[last]).is_absolute():
+        if isinstance(holder.get(last), str) and Path(holder[last]).is_absolute():
             holder[last] = _content_hash(Path(holder[last]))
     text = json.dumps(dumped, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()

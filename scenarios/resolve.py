@@ -141,6 +141,10 @@ def path_keys(scenario: Any) -> list[tuple[str, ...]]:
         keys += [(*at, "device", "processors", name, "measured") for name in names]
         named = (("link", "trace"), ("link", "up", "trace"), ("live", "weights"), ("live", "text"))
         keys += [(*at, *key) for key in named]
+    by_system = scenario.get("system_policies") if isinstance(scenario, dict) else None
+    systems = by_system if isinstance(by_system, dict) else {}
+    for at in [("policies",), *(("system_policies", system) for system in systems)]:
+        keys += [(*at, "tuned"), (*at, "tuned", "name")]
     return keys
 
 
@@ -150,6 +154,9 @@ def _outline(scenario: Node) -> Any:
         return None
     device, machines = scenario.find(("device", "processors")), scenario.child("machines")
     found: dict[str, Any] = {}
+    by_system = scenario.child("system_policies")
+    if by_system is not None and isinstance(by_system.value, dict):
+        found["system_policies"] = dict.fromkeys(by_system.value)
     if device is not None:
         found["device"] = {"processors": device.value}
     if machines is not None and isinstance(machines.value, dict):

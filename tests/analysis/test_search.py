@@ -169,6 +169,18 @@ def test_constraints(text: str, metric: str, value: float, excess: float) -> Non
         (SEARCH.replace("ttft_s,", "link_bytes,"), "search.yaml:11: objectives.0.better: is missing"),
         (SEARCH.replace("0.09 s", "0.09 MiB"), "constraints.0: ttft_s is a time, and '0.09 MiB' a"),
         (SEARCH.replace("ttft_s <= ", "ttft_s = "), "constraints.0: 'ttft_s = 0.09 s' is no constraint"),
+        (SEARCH.replace("0.09 s", "nan"), "constraints.0: 'ttft_s <= nan' is no constraint"),
+        (SEARCH.replace("0.09 s", "inf"), "constraints.0: 'ttft_s <= inf' is no constraint"),
+        (SEARCH.replace("0.09 s", "1_0"), "constraints.0: 'ttft_s <= 1_0' is no constraint"),
+        (SEARCH.replace("0.09 s", "1e999"), "constraints.0: 'ttft_s <= 1e999' is no constraint"),
+        (
+            SEARCH.replace("space:\n", "space:\n  seed: [1, 2]\n") + "seeds: 2\n",
+            "search.yaml:9: space.seed: sets what seeds sets; keep one of them",
+        ),
+        (
+            SEARCH.replace("objectives:", "  link: [{rate: 1 Gbit/s}, {trace: file}]\nobjectives:"),
+            "search.yaml:11: space.link: sets what link.rtt chooses; keep one of them",
+        ),
         (SEARCH.replace("to: 100 ms", "to: 100"), "search.yaml:9: space.link.rtt.to: 100 is a whole number"),
         (SEARCH.replace("at_once: 6", "at_once: 0"), "search.yaml:14: at_once: 0: must be at least 1"),
         (SEARCH.replace("points: 24", "trials: 24"), "search.yaml:13: trials: unknown key"),

@@ -304,6 +304,25 @@ def test_the_hash_follows_a_files_content_and_not_its_place(small: Path) -> None
     assert scenario_hash(load_scenario(small, ["link.rate=null", f"link.trace={second}"])) != of[0]
 
 
+@pytest.mark.parametrize("key", ["policies.tuned", "policies.tuned.name", "system_policies.kvswap.tuned"])
+def test_the_hash_follows_a_tunings_content(small: Path, key: str) -> None:
+    """A tuning lies beside the scenario that names it, and an edited one makes another point."""
+    (small.parent / "tuned.json").write_text("1")
+    *above, last = key.split(".")
+    part = f"{last}: tuned.json"
+    for name in reversed(above):
+        part = f"{name}: {{{part}}}"
+    named = small.with_name("named.yaml")
+    named.write_text(f"extends: {small.name}\n{part}\n")
+    first = scenario_hash(load_scenario(named))
+    assert first == scenario_hash(load_scenario(named))
+    (small.parent / "tuned.json").write_text("2")
+    assert scenario_hash(load_scenario(named)) != first
+    (small.parent / "tuned.json").unlink()
+    with pytest.raises(InputError, match="tuned.*'tuned.json' is not there"):
+        load_scenario(named)
+
+
 def test_a_measured_folder_is_found_beside_its_device_and_hashed(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir("/")
     tables = small.parent / "tables" / "tiny"

@@ -82,8 +82,8 @@ def test_a_budget_in_bytes_still_holds_in_a_tuned_run(file: Path) -> None:
         (["workload.output=1001"], "with 8,192 tokens and 1,001 decoded"),
         (["policies.group_tokens=16"], "policies.group_tokens: policies.tuned holds it already"),
         (["policies.slots=500"], "policies.slots: policies.tuned holds it already"),
-        (["policies.tuned=not-there.json"], "policies.tuned: not-there.json is not there"),
-        (["policies.tuned=/dev/zero"], "policies.tuned: /dev/zero is a pipe or a device, not a regular file"),
+        (["policies.tuned=not-there.json"], "policies.tuned: 'not-there.json' is not there"),
+        (["policies.tuned=/dev/zero"], "policies.tuned: '/dev/zero' is a pipe or a device, not a regular file"),
         (["policies.tuned=large.json"], f"large.json has more than {MOST_FILE_BYTES:,} bytes, which no tuning needs"),
         (["system=flexgen"], "policies.tuned: holds parameters of kvswap, flexgen has others"),
     ],
@@ -175,7 +175,7 @@ def test_reading_ahead_or_not_is_the_scenarios() -> None:
         ("system=vllm", "system: vllm has not the parameters that kvferry tune finds; give --set system=kvswap"),
         ("policies.group_tokens=16", "policies.group_tokens: is what kvferry tune finds"),
         ("policies.reuse=false", "policies.reuse: is what kvferry tune finds"),
-        ("policies.tuned=x.json", "policies.tuned: is what kvferry tune finds"),
+        ("policies.tuned=tuned.json", "policies.tuned: is what kvferry tune finds"),
         ("policies.selector=landmarks", "policies.selector: kvferry tune knows kvswap's own way alone"),
         ("workload.selections=x.npz", "workload.selections: recorded for one group size"),
     ],
@@ -185,6 +185,7 @@ def test_nothing_is_ignored_in_silence(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("x.npz").touch()
+    Path("tuned.json").touch()
     scenario = load_scenario("kvswap/throughput", [*SMALL, setting])
     with pytest.raises(InputError, match=message):
         limits_of(scenario)
