@@ -1,11 +1,51 @@
-"""A hook of MkDocs: adds to the documentation the page that is made from the code."""
+"""A hook of MkDocs: adds to the documentation the page that is made from the code, and the notebook as a page."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 from kvferry.scenarios.schema_page import schema_page
+
+NOTEBOOK = Path(__file__).parent / "docs" / "notebook.ipynb"
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     files.append(File.generated(config, "reference.md", content=schema_page()))
+    files.append(File.generated(config, "notebook.md", content=notebook_page(json.loads(NOTEBOOK.read_text()))))
     return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """In the repository pages link to the notebook itself, and on the site to the page made of it."""
+    if page.file.src_uri == "notebook.md":
+        return markdown
+    return markdown.replace("[notebook.ipynb](notebook.ipynb)", "[The notebook](notebook.md)")
+
+
+def notebook_page(notebook: dict[str, Any]) -> str:
+    """Markdown of an executed notebook (nbformat 4): text, code, and what each cell showed."""
+    parts = []
+    for cell in notebook["cells"]:
+        source = "".join(cell["source"])
+        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        parts += [shown for output in cell.get("outputs", []) for shown in _shown(output)]
+    return "\n\n".join([*parts, "[This page as a notebook](notebook.ipynb)", ""])
+
+
+def _shown(output: dict[str, Any]) -> Iterator[str]:
+    """What is richest of an output: a picture, a table, or text."""
+    data = output.get("data", {})
+    if "image/png" in data:
+        yield f'<img alt="what the cell above shows" src="data:image/png;base64,{"".join(data["image/png"]).strip()}">'
+    elif "text/html" in data:
+        lines = "".join(data["text/html"]).splitlines()
+        # An empty line would end the HTML for Markdown.
+        yield '<div class="shown">\n' + "\n".join(line.strip() for line in lines if line.strip()) + "\n</div>"
+    else:
+        text = "".join(data.get("text/plain", output.get("text", ""))).rstrip()
+        yield f'```text title="shown"\n{text}\n```'

@@ -18,7 +18,7 @@ import matplotlib.pyplot as plt
 HERE = Path(__file__).parent.parent
 TOOLS = tomllib.loads((HERE / "pyproject.toml").read_text())["tool"]["importlinter"]
 # Highest first, as import-linter checks them.
-ROOMS = [name.split(".")[1] for name in TOOLS["root_packages"]]
+ROOMS = [name.split(".")[1] for name in TOOLS["contracts"][0]["layers"]]
 # No room should be larger: a part of all lines.
 LARGEST = 0.15
 

@@ -2,6 +2,7 @@
 
 import configparser
 import re
+import runpy
 import tomllib
 from pathlib import Path
 
@@ -22,6 +23,11 @@ def test_lint_types_and_packages_know_the_same_rooms_in_the_same_order() -> None
     assert floors == [f"kvferry.{room}" for room in reversed(ROOMS)]
     assert TOOLS["importlinter"]["root_packages"] == ["kvferry"]
     assert set(TOOLS["ruff"]["lint"]["flake8-tidy-imports"]["banned-api"]) == set(ROOMS)
+
+
+def test_the_picture_of_the_house_has_all_rooms() -> None:
+    pytest.importorskip("matplotlib")
+    assert runpy.run_path(str(HERE / "studies/house.py"))["ROOMS"] == list(reversed(ROOMS))
 
 
 @pytest.mark.parametrize("room", ROOMS)

@@ -2,6 +2,7 @@
 
 What needs another machine, a model or minutes (`console`) is at least a command with such options and scenario."""
 
+import json
 import re
 import runpy
 import shlex
@@ -60,6 +61,17 @@ def _followed(page: str, folder: Path, call, monkeypatch: pytest.MonkeyPatch) ->
 def test_the_tutorial(tmp_path: Path, call, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
     assert _followed("tutorial", tmp_path, call, monkeypatch) >= 8
     assert (tmp_path / "runs/lengths/plots/line-workload.context-ttft_s-system.png").is_file()
+
+
+def test_the_notebook_is_a_page_with_all_that_it_shows() -> None:
+    hook = runpy.run_path(str(DOCS.parent / "docs_site.py"))
+    notebook = json.loads((DOCS / "notebook.ipynb").read_text())
+    page = hook["notebook_page"](notebook)
+    assert all("".join(cell["source"]) in page for cell in notebook["cells"])
+    assert page.count("<img ") == sum(
+        "image/png" in o.get("data", {}) for c in notebook["cells"] for o in c.get("outputs", [])
+    )
+    assert "first token" in page or "TTFT" in page
 
 
 def _section(page: str, heading: str) -> str:

@@ -16,6 +16,13 @@ def test_one_version() -> None:
     assert tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]
 
 
+def test_the_changelog_begins_with_this_version() -> None:
+    headings = re.findall(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    released = yaml.safe_load((ROOT / "CITATION.cff").read_text())["date-released"]
+    assert f"{VERSION} ({released})" in headings[:2]
+    assert len(headings) == 1 or headings[0] in ("Unreleased", f"{VERSION} ({released})")
+
+
 def test_the_workflow_calls_targets_that_exist() -> None:
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     workflow = yaml.safe_load((ROOT / ".github/workflows/test.yml").read_text())
