@@ -23,11 +23,12 @@ _SOURCES = (
 
 def code_version() -> str:
     """ "0.1.0+3f2a91bc": the version, and a digest of the code and bundled data that results come from; of each plugin
-    in use, its name and the beginning of its file's SHA-256 behind that, as in "0.1.0+3f2a91bc+my_policy-5f1c09aa37e2".
+    in use, its name and the beginning of its file's SHA-256 behind that, as in "0.1.0+3f2a91bc+my_policy-5f1c09aa37e2",
+    whatever the order in which they came.
 
     It tells apart two checkouts with the same version that compute differently; plots do not count.
     """
-    return "+".join([_of_the_house(), *(f"{plugin.name}-{plugin.sha256[:12]}" for plugin in used())])
+    return "+".join([_of_the_house(), *sorted(f"{plugin.name}-{plugin.sha256[:12]}" for plugin in used())])
 
 
 @cache

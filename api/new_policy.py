@@ -1,7 +1,9 @@
 """A policy of one's own to begin with: the example of its kind under a name, and a test that runs it."""
 
 import re
+import sys
 from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 
 from kvferry.pipelines.plugin_kinds import KINDS, taken_names
@@ -70,7 +72,8 @@ def test_it_runs_and_gives_the_same_twice() -> None:
 def new_policy(name: str, kind: str, folder: str | Path = ".") -> tuple[Path, Path]:
     """Writes NAME.py, the commented example of this kind under a name, and test_NAME.py, which runs it; returns both.
 
-    Raises InputError for a name that is none or taken, a kind that there is not, and a file that is there already.
+    Raises InputError for a name that is none or taken, also by a module that can be imported, a kind that there is not,
+    and a file that is there already.
     """
     pick("role", dict.fromkeys(KINDS), kind)
     if not _NAME.fullmatch(name):
@@ -82,6 +85,9 @@ def new_policy(name: str, kind: str, folder: str | Path = ".") -> tuple[Path, Pa
     for path in (file, test):
         if path.exists():
             raise InputError(f"{path} is there already; remove it, or give the policy another name")
+    # A file of that name would be imported in its place wherever Python is started beside it.
+    if stem in sys.stdlib_module_names or find_spec(stem) is not None:
+        raise InputError(f"{name!r} is a module of Python's or an installed one; give the policy another name")
     example = files("kvferry.api.examples").joinpath(f"{kind.replace('-', '_')}.py").read_text(encoding="utf-8")
     for word, own in (
         ("example-policy", name),

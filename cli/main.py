@@ -38,7 +38,7 @@ from kvferry.cli.serve_cloud import serve_cloud
 from kvferry.cli.sweep import sweep
 from kvferry.cli.systems import systems
 from kvferry.cli.tune import tune
-from kvferry.specs.errors import InputError, KvferryError, quoted
+from kvferry.specs.errors import InputError, KvferryError, Terminated, quoted
 from kvferry.specs.version import VERSION
 
 app = typer.Typer(
@@ -138,7 +138,7 @@ def _leave(code: int) -> None:
 
 
 def _terminate(number: int, frame: object) -> None:
-    raise SystemExit(128 + number)
+    raise Terminated(128 + number)
 
 
 def _exit_code(debug: bool) -> int:

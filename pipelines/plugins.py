@@ -23,7 +23,7 @@ from typing import Any
 
 from kvferry.pipelines.plugin_kinds import KINDS, entry_of, table_of, taken_names
 from kvferry.specs.document import read_text, shown
-from kvferry.specs.errors import InputError, KvferryError, unknown_name
+from kvferry.specs.errors import InputError, KvferryError, Terminated, unknown_name
 
 # What a plugin's file has, and the group of installed ones.
 TABLE = "KVFERRY"
@@ -59,7 +59,7 @@ def use(source: str | Path | ModuleType) -> Plugin:
 
     A file that is used already is run again if it has changed, and its former entries are gone; else nothing is done.
     Raises InputError, naming file and line, for a file that cannot be run, has no ``KVFERRY``, or has an entry that is
-    none of its kind or whose name is there already. Nothing of it is known then.
+    none of its kind or whose name is there already. Nothing of it is known then but what an earlier use had.
     """
     if isinstance(source, ModuleType):
         return _taken_up(_installed(source), source)
@@ -67,7 +67,8 @@ def use(source: str | Path | ModuleType) -> Plugin:
     if isinstance(source, str) and re.fullmatch(r"[A-Za-z_]\w*(\.\w+)*", source) and path.suffix != ".py":
         module = _imported(source)
         return _taken_up(_installed(module), module)
-    text = read_text(path, kind="plugin").encode()
+    read_text(path, kind="plugin")  # says what cannot be read; the digest is of the bytes, line ends as they are
+    text = path.read_bytes()
     return _taken_up(Plugin(str(path.resolve()), hashlib.sha256(text).hexdigest(), text, path.stem))
 
 
@@ -100,10 +101,18 @@ def plugin_of(table: Mapping[str, Any], name: str) -> Plugin | None:
 
 
 def take_up(plugins: Sequence[Plugin]) -> None:
-    """Uses in this process what another one uses. Raises InputError as ``use`` does, and where an installed module is
-    not the same here."""
+    """Uses in this process what another one uses, and nothing else: a worker lives for many sweeps.
+
+    Raises InputError as ``use`` does, and where a text or an installed module is not the one that was asked for.
+    """
+    asked = {plugin.path if plugin.text is not None else plugin.name for plugin in plugins}
+    for plugin in used():
+        if (plugin.path if plugin.text is not None else plugin.name) not in asked:
+            drop(plugin)
     for plugin in plugins:
         if plugin.text is not None:
+            if hashlib.sha256(plugin.text).hexdigest() != plugin.sha256:
+                raise InputError(f"{plugin.name}: its text came with the digest of another; nothing of it was run")
             _taken_up(plugin)
         elif use(_imported(plugin.name)).sha256 != plugin.sha256:
             raise InputError(f"{plugin.name}: is not the module that it is where this run was asked for")
@@ -122,22 +131,34 @@ def naming_plugins() -> Iterator[None]:
         yield
     except KvferryError:
         raise
-    except Exception as error:
+    except Terminated:
+        raise
+    except (Exception, SystemExit, GeneratorExit) as error:
         place = _place_in(error, {one.plugin.path for one in _used.values()})
         if place is None:
             for one in _used.values():
                 error.add_note(f"plugin in use: {one.plugin.path}")
             raise
-        raise KvferryError(f"{place}: {type(error).__name__}: {error}") from error
+        raise KvferryError(f"{place}: {type(error).__name__}: {_said(error)}") from error
 
 
 def _taken_up(plugin: Plugin, module: ModuleType | None = None) -> Plugin:
     known = _used.get(plugin.path)
+    if known is not None and known.plugin.sha256 == plugin.sha256:
+        return known.plugin
+    module = module or _run(plugin)
+    before = [(table, name, table[name]) for table, name in known.added] if known else []
     if known is not None:
-        if known.plugin.sha256 == plugin.sha256:
-            return known.plugin
         drop(known.plugin)
-    entries = _entries(plugin, module or _run(plugin))
+    try:
+        entries = _entries(plugin, module)
+    except InputError:
+        # A slip in a notebook does not take away what worked.
+        for table, name, entry in before:
+            table[name] = entry
+        if known is not None:
+            _used[plugin.path] = known
+        raise
     for table, name, entry in entries:
         table[name] = entry
     _used[plugin.path] = _Used(plugin, tuple((table, name) for table, name, _ in entries))

@@ -43,6 +43,10 @@ class LinkDown(KvferryError):
     bytes_done: float = 0.0
 
 
+class Terminated(SystemExit):
+    """The process was asked to end, by a signal, with this exit code. It is no fault of a policy that runs then."""
+
+
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> InputError:
     """An ``InputError`` that lists the known names of a kind and suggests the nearest."""
     names = sorted(known)

@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Generator, Iterable
 from contextlib import suppress
 from itertools import islice
+from queue import Empty, SimpleQueue
 from threading import Lock
 from time import monotonic
 from typing import Any
@@ -62,21 +63,21 @@ class Machines:
     def rows(self, points: Iterable[Point], work: Work) -> Generator[Row, None, None]:
         """As ``Executor.rows`` says. Points under way on a worker that dies run on another; one that several workers
         died of runs once more at the end, when no other does."""
-        from distributed import CancelledError, KilledWorker, as_completed
+        from distributed import CancelledError, KilledWorker
 
         left = iter(points)
         under_way: dict[str, tuple[Any, Point]] = {}
         deadly: list[Point] = []
-        done = as_completed(loop=self._client.loop)
+        done: SimpleQueue[Any] = SimpleQueue()
         try:
             while True:
                 for point in islice(left, max(0, self._room() - len(under_way))):
                     future = self._submitted(point, work)
                     under_way[future.key] = (future, point)
-                    done.add(future)
+                    future.add_done_callback(done.put)
                 if not under_way:
                     break
-                future = next(done)
+                future = self._next(done)
                 try:
                     row: Row = future.result()
                 except KilledWorker:
@@ -92,6 +93,20 @@ class Machines:
             if under_way and self._client is not None:
                 with suppress(Exception):  # the scheduler may be what is gone
                     self._client.cancel([future for future, _ in under_way.values()])
+
+    def _next(self, done: SimpleQueue[Any]) -> Any:
+        """The next future that is done. Raises KvferryError when for long no worker is left."""
+        last_seen_s = monotonic()
+        while True:
+            try:
+                return done.get(timeout=_LOOK_EVERY_S)
+            except Empty:
+                pass
+            if self._client.nthreads():
+                last_seen_s = monotonic()
+            elif monotonic() - last_seen_s > _PATIENCE_S:
+                nobody = f"the scheduler at {self.address} has had no worker for {_PATIENCE_S:g} s"
+                raise KvferryError(f"{nobody}; what is done is kept: go on later")
 
     def _room(self) -> int:
         """For how many points the workers have room: they may come and go."""

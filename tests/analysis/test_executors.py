@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 from dask_cluster import DEADLY_SEED, dask_cluster, deadly_run
+from plugin import LOADER, none_left  # noqa: F401
 
+from kvferry.analysis.code_version import code_version
+from kvferry.analysis.executors import machines
 from kvferry.analysis.executors.choice import executor_for
 from kvferry.analysis.executors.cores import Cores
 from kvferry.analysis.executors.executor import DIED
@@ -15,7 +18,9 @@ from kvferry.analysis.executors.in_process import InProcess
 from kvferry.analysis.executors.machines import Machines
 from kvferry.analysis.point import Point, Work
 from kvferry.analysis.sweep import run_points
+from kvferry.pipelines.plugins import Plugin, drop, use, used
 from kvferry.pipelines.record import Run
+from kvferry.pipelines.run import run_scenario
 from kvferry.scenarios.loader import load_scenario, scenario_hash
 from kvferry.specs.errors import InputError, KvferryError
 from kvferry.specs.scenario import Scenario
@@ -162,6 +167,60 @@ def test_a_scheduler_that_is_killed_ends_the_sweep_and_keeps_what_is_done(tmp_pa
                 os.killpg(cluster.scheduler.pid, signal.SIGKILL)
 
         with pytest.raises(KvferryError, match="the scheduler at .* is gone; what is done is kept"):
+            run_points(seeded(*range(40)), tmp_path / "data", progress=kill, executor=executor_for(cluster.address))
+    run_points(seeded(*range(40)), tmp_path / "data", 1)
+    run_points(seeded(*range(40)), tmp_path / "whole", 1)
+    assert table(tmp_path / "data") == table(tmp_path / "whole")
+
+
+@pytest.mark.long
+def test_plugins_of_many_sweeps_on_the_same_workers(tmp_path: Path) -> None:
+    """Each sweep has its own policies and no other's, though the workers stay; the file is nowhere but here."""
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    for folder, slow in ((ours, "StreamOnly"), (theirs, "LocalPrefill")):
+        folder.mkdir()
+        (folder / "mine.py").write_text(LOADER.replace("StreamOnly", slow))
+    asked = [
+        ("first", ours, "mine"),
+        ("without", None, "stream-only"),
+        ("same-name", theirs, "mine"),
+        ("again", ours, "mine"),
+    ]
+    tables = {}
+    with dask_cluster(tmp_path, 2) as cluster:
+        for name, folder, system in asked:
+            for plugin in used():
+                drop(plugin)
+            if folder is not None:
+                use(folder / "mine.py")
+            points = [point.model_copy(update={"system": system}) for point in seeded(*range(8))]
+            for where, executor in (("here", "in-process"), ("machines", cluster.address)):
+                frame = run_points(points, tmp_path / name / where, executor=executor_for(executor))
+                assert frame["outcome"].tolist() == ["done"] * 8
+            tables[name] = table(tmp_path / name / "here")
+            assert table(tmp_path / name / "machines") == tables[name]
+        changed = Plugin("/elsewhere/mine.py", "0" * 64, LOADER.encode(), "mine")
+        work = Work(run_scenario, code_version(), (changed,))
+        with (
+            executor_for(cluster.address) as workers,
+            pytest.raises(InputError, match="mine: its text came with the digest of another; nothing of it was run"),
+        ):
+            list(workers.rows([Point.of(points[0])], work))
+    assert tables["first"] == tables["again"] != tables["same-name"]
+
+
+@pytest.mark.long
+def test_a_sweep_whose_last_worker_is_gone_ends_and_keeps_what_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with dask_cluster(tmp_path, 1) as cluster:
+
+        def kill(done: int, of: int) -> None:
+            if done == 5:
+                os.killpg(cluster.workers[0].pid, signal.SIGKILL)
+                monkeypatch.setattr(machines, "_PATIENCE_S", 1.0)
+
+        with pytest.raises(KvferryError, match="has had no worker for 1 s; what is done is kept: go on later"):
             run_points(seeded(*range(40)), tmp_path / "data", progress=kill, executor=executor_for(cluster.address))
     run_points(seeded(*range(40)), tmp_path / "data", 1)
     run_points(seeded(*range(40)), tmp_path / "whole", 1)

@@ -36,6 +36,14 @@ def test_a_policy_of_each_kind_is_one(call: Call, kind: str) -> None:
     assert "my-own" in names
 
 
+@pytest.mark.parametrize("name", ["numpy", "json", "kvferry", "random"])
+def test_a_module_is_not_hidden_by_a_policy(name: str, call: Call) -> None:
+    code, out, err = call("new", "policy", name, "--role", "loader")
+    assert (code, out) == (2, "")
+    assert f"'{name}' is a module of Python's or an installed one; give the policy another name" in err
+    assert list(Path().iterdir()) == []
+
+
 def test_their_own_tests_pass() -> None:
     """All in one pytest, as a user would run them."""
     for kind in KINDS:

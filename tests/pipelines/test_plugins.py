@@ -1,5 +1,6 @@
 """Policies from a user's own file: known once the file is used, and nothing of it where the file is no good."""
 
+import hashlib
 import pickle
 import sys
 from collections.abc import Mapping
@@ -10,6 +11,8 @@ import pytest
 from plugin import FAULTY, LOADER, none_left, written  # noqa: F401
 from tiny import DECODING, LOADING, tiny
 
+from kvferry.analysis.code_version import code_version
+from kvferry.analysis.point import Point, Work
 from kvferry.pipelines import plugins
 from kvferry.pipelines.checks import check_names
 from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS, ROLES
@@ -19,7 +22,7 @@ from kvferry.pipelines.plugins import drop, take_up, use, used
 from kvferry.pipelines.run import run_scenario
 from kvferry.policies.loading.staged import SCHEDULES
 from kvferry.sim.costs.cost_model import COST_MODELS
-from kvferry.specs.errors import InputError, KvferryError
+from kvferry.specs.errors import InputError, KvferryError, Terminated
 
 
 @pytest.fixture(autouse=True)
@@ -165,6 +168,18 @@ def test_an_error_while_it_runs_names_its_line() -> None:
     assert not isinstance(error.value, InputError)
 
 
+def sent_as(path: str, text: bytes) -> plugins.Plugin:
+    return plugins.Plugin(path, hashlib.sha256(text).hexdigest(), text, Path(path).stem)
+
+
+def test_a_text_with_another_digest_is_refused_before_it_is_run() -> None:
+    sent = plugins.Plugin("/elsewhere/mine.py", "0" * 64, b"open('was-run', 'w')\n", "mine")
+    with pytest.raises(InputError, match="mine: its text came with the digest of another; nothing of it was run"):
+        take_up([sent])
+    assert not Path("was-run").exists()
+    assert used() == ()
+
+
 def test_another_process_is_given_the_text() -> None:
     """A worker has neither the file nor, at first, its names; it takes up a later text of the same file, too."""
     first = use(written(LOADER))
@@ -174,10 +189,73 @@ def test_another_process_is_given_the_text() -> None:
     take_up(pickle.loads(sent))  # noqa: S301
     assert run_scenario(tiny(LOADING, system="mine")).outcome == "done"
     assert used() == (first,)
-    second = plugins.Plugin(first.path, "0" * 64, first.text and first.text.replace(b'"mine"', b'"yours"'), "mine")
+    assert first.text is not None
+    second = sent_as(first.path, first.text.replace(b'"mine"', b'"yours"'))
     take_up([second])
     assert used() == (second,)
     assert "yours" in SYSTEMS and "mine" not in SYSTEMS
+
+
+def test_another_process_is_given_what_is_asked_and_nothing_else() -> None:
+    """A worker lives for many sweeps: what one brought along is no part of the next, and keeps no name from it."""
+    first = use(written(LOADER))
+    second = use(written(LOADER.replace('"mine"', '"yours"'), "yours.py"))
+    take_up([second])
+    assert (used(), "mine" in SYSTEMS) == ((second,), False)
+    assert first.text is not None
+    same_name = sent_as("/elsewhere/mine.py", first.text + b"# Another's.\n")
+    for asked in ((first,), (same_name,), (second, first), (), (first, second)):
+        take_up(asked)
+        assert set(used()) == set(asked)
+    assert {"mine", "yours"} <= set(SYSTEMS)
+
+
+def test_the_version_is_the_same_in_any_order() -> None:
+    first, second = use(written(LOADER)), use(written(LOADER.replace('"mine"', '"yours"'), "yours.py"))
+    before = code_version()
+    drop(first)
+    assert code_version() != before
+    assert use(first.path) == first
+    assert (used(), code_version()) == ((second, first), before)
+
+
+@pytest.mark.parametrize("text", [LOADER + "1 / 0\n", LOADER + "x = (\n", LOADER.replace('"mine"', '"ferry"')])
+def test_a_slip_leaves_what_worked(text: str) -> None:
+    plugin = use(written(LOADER))
+    with pytest.raises(InputError):
+        use(written(text))
+    assert used() == (plugin,)
+    assert run_scenario(tiny(LOADING, system="mine")).outcome == "done"
+
+
+def test_the_digest_is_of_the_files_bytes() -> None:
+    written_bytes = b"\xef\xbb\xbf" + LOADER.replace("\n", "\r\n").encode()
+    Path("mine.py").write_bytes(written_bytes)
+    assert use("mine.py").sha256 == hashlib.sha256(written_bytes).hexdigest()
+    assert "mine" in SYSTEMS
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [("raise SystemExit(0)", "SystemExit: 0"), ("exit()", "SystemExit"), ("raise GeneratorExit", "GeneratorExit")],
+)
+def test_a_policy_that_would_end_the_process_has_failed(line: str, says: str) -> None:
+    """Exit code 0 without a word would be a result."""
+    use(written(FAULTY.replace("return 1 / 0", line)))
+    with pytest.raises(KvferryError, match=rf"mine\.py:8: {says}"):
+        run_scenario(tiny(LOADING, system="faulty"))
+    row = Work(run_scenario, code_version(), used())(Point.of(tiny(LOADING, system="faulty")))
+    assert row["outcome"] == "failed"
+
+
+def test_a_signal_ends_the_process_also_within_a_policy() -> None:
+    use(
+        written(
+            "from kvferry.specs.errors import Terminated\n" + FAULTY.replace("return 1 / 0", "raise Terminated(143)")
+        )
+    )
+    with pytest.raises(Terminated):
+        run_scenario(tiny(LOADING, system="faulty"))
 
 
 def test_a_module_by_its_name_and_an_installed_one(monkeypatch: pytest.MonkeyPatch) -> None:
