@@ -45,7 +45,7 @@ def _shown(output: dict[str, Any]) -> Iterator[str]:
     elif "text/html" in data:
         lines = "".join(data["text/html"]).splitlines()
         # An empty line would end the HTML for Markdown.
-        yield '<div class="shown">\n' + "\n".join(line.strip() for line in lines if line.strip()) + "\n</div>"
+        yield '<div class="shown">\n' + "\n".join(line.rstrip() for line in lines if line.strip()) + "\n</div>"
     else:
         text = "".join(data.get("text/plain", output.get("text", ""))).rstrip()
         yield f'```text title="shown"\n{text}\n```'

@@ -125,3 +125,15 @@ def test_a_command_that_a_page_shows_is_one(page: str, arguments: list[str], mon
         assert named in {*names("scenario"), *study_names(), *bundled_names("search")}, (
             f"docs/{page}.md: there is no {named}"
         )
+
+
+_ITEM = re.compile(r"[^\n#\s-][^\n]*\n- ")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_list_begins_after_an_empty_line(page: str) -> None:
+    """Without one the site shows its dashes within the paragraph before it."""
+    outside = re.sub(r"^```.*?^```", "", PAGES[page], flags=re.DOTALL | re.MULTILINE)
+    paragraphs = [part for part in outside.split("\n\n") if not part.startswith(("- ", "#", "  "))]
+    found = [match[0] for part in paragraphs for match in _ITEM.finditer(part)]
+    assert not found, f"docs/{page}.md: {found[0]!r}"
