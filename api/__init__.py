@@ -1,1 +1,1 @@
-"""What Python users and the command call: load, run, compare, sweep, calibrate, fidelity, and what they give back."""
+"""What Python users and the command call, a function for each command that has a result, and what they give back."""

@@ -23,20 +23,18 @@ def encode(
 
     Prints the stores' paths. Existing stores are kept.
     """
-    from kvferry.api.scenario import check_workload, load, under_systems
+    from kvferry.api.encode import encode as encoded
     from kvferry.cli.progress import say
-    from kvferry.pipelines.loading.systems import SYSTEMS
-    from kvferry.specs.errors import MissingExtra
 
-    loaded = load(scenario, overrides(settings, seed))
-    check_workload(loaded, "context-reuse", "kvferry encode", "live/quickstart")
+    def show(path: Path) -> None:
+        print(path, flush=True)
+
     with as_options("systems"):
-        under = under_systems(loaded, [loaded.system] if systems is None else listed(systems))
-    try:
-        from kvferry.backends.live.loading.cloud_parts import encode_contexts
-    except ImportError as error:
-        raise MissingExtra(f"encoding needs {error.name}: pip install 'kvferry[torch]'") from None
-    codecs = {SYSTEMS[name].with_policies(one.policy_values).codec for name, one in under.items()}
-    for codec in sorted(codecs):
-        for path in encode_contexts(loaded, codec, output, say):
-            print(path, flush=True)
+        encoded(
+            scenario,
+            output,
+            None if systems is None else listed(systems),
+            overrides(settings, seed),
+            each=show,
+            say=say,
+        )

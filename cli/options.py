@@ -67,8 +67,8 @@ def as_options(*names: str) -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        known = any(re.match(rf"{name}\b", str(error)) for name in names)
-        raise InputError(f"--{error}" if known else str(error)) from None
+        named = re.compile(rf"^({'|'.join(names)})\b", re.MULTILINE)
+        raise InputError(named.sub(lambda found: f"--{found[0].replace('_', '-')}", str(error))) from None
 
 
 def listed(systems: str | None) -> list[str] | None:

@@ -19,9 +19,8 @@ def report(
     The file needs no network and nothing beside it. Of a folder that holds no results itself, those one level below it
     are taken.
     """
-    from kvferry.analysis.report.page import report as page_about
+    from kvferry.api.report import report as written
     from kvferry.cli.progress import say
-    from kvferry.system.whole_file import write_file
 
-    write_file(output, page_about(folders).encode())
+    written(folders, output)
     say(f"written to {output}")

@@ -1,6 +1,8 @@
 """``kvferry reproduce``: a paper's claims, tables and figures beside our results."""
 
 import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
 from typing import Annotated, Any
@@ -35,31 +37,33 @@ def reproduce(
     """
     from kvferry.analysis.envelope import to_json
     from kvferry.analysis.folder import folder_name
-    from kvferry.analysis.reproduce import reproduce_paper
-    from kvferry.analysis.reproduction.paper import paper_names
-    from kvferry.analysis.reproduction.validation_page import write_pages
+    from kvferry.api.reproduce import EVERY
+    from kvferry.api.reproduce import reproduce as reproduced
     from kvferry.cli.output import results_folder
     from kvferry.cli.progress import counted, say
 
-    every = paper == "all"
     if output is None and not json:
         output = results_folder(f"runs/{folder_name(paper)}-reproduced")
-    reports = {}
-    for name in paper_names() if every else [paper]:
-        folder = output / name if output is not None and every else output
+
+    @contextmanager
+    def watch(name: str) -> Iterator[Progress]:
         with counted(name) as bar:
-            reports[name] = reproduce_paper(name, folder, seeds=seeds, progress=_with_lines(name, bar))
-        if folder is not None:
-            say(f"written to {folder}")
+            yield _with_lines(name, bar)
+
+    def show(name: str, report: Mapping[str, Any]) -> None:
+        if output is not None:
+            say(f"written to {output / name if paper == EVERY else output}")
         if not json:
-            _show(reports[name])
+            _show(report)
+
+    found = reproduced(paper, output=output, seeds=seeds, pages=pages, each=show, watch=watch)
     if json:
-        print(to_json(reports if every else reports[paper]), end="")
-    for page in write_pages(pages, reports) if pages is not None else []:
+        print(to_json(found.reports if paper == EVERY else found.reports[paper]), end="")
+    for page in found.pages:
         say(f"tables of {page} written anew")
 
 
-def _show(report: dict[str, Any]) -> None:
+def _show(report: Mapping[str, Any]) -> None:
     from kvferry.cli.table import print_table
     from kvferry.specs.errors import quoted
 

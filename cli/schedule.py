@@ -1,5 +1,6 @@
 """``kvferry schedule``: compares all schedulers on one loading problem."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
@@ -25,25 +26,21 @@ def schedule(
     "load's bound", which knows the whole trace, and the "regret" against that. A system adapts on the way: its regret
     in kvferry run is lower. "solving" is wall time.
     """
-    from kvferry.analysis.envelope import provenance_of, to_json, versions
-    from kvferry.analysis.remarks import unmeasured
-    from kvferry.api.scenario import check_workload, load
+    from kvferry.analysis.envelope import to_json
+    from kvferry.api.scenario import load
+    from kvferry.api.schedule import schedule as compared
     from kvferry.cli.progress import spinner
     from kvferry.cli.table import print_metrics
-    from kvferry.pipelines.loading.schedules import compare_schedules
     from kvferry.specs.errors import quoted
 
     loaded = load(scenario, overrides(settings, seed))
-    check_workload(loaded, "context-reuse", "kvferry schedule", "quickstart")
     with spinner(f"{loaded.name}: scheduling"):
-        rows = compare_schedules(loaded, solver)
+        found = compared(loaded, solver=solver)
     if json:
-        found = {"scenario": loaded.name, "seed": loaded.seed, "versions": versions(), "schedules": rows}
-        found["provenance"] = provenance_of(loaded.device, loaded.model)
-        print(to_json(found), end="")
+        print(to_json(found.envelope), end="")
         return
-    print_metrics([_with_load_bound(row) for row in rows], _COLUMNS, title=loaded.name)
-    if note := unmeasured(loaded.device):
+    print_metrics([_with_load_bound(row) for row in found.rows], _COLUMNS, title=loaded.name)
+    for note in found.remarks:
         print(quoted(note))
 
 
@@ -61,5 +58,5 @@ _COLUMNS = {
 }
 
 
-def _with_load_bound(row: dict[str, Any]) -> dict[str, Any]:
+def _with_load_bound(row: Mapping[str, Any]) -> dict[str, Any]:
     return {**row, "load_bound_s": None if row["regret"] is None else row["load_s"] / (1 + row["regret"])}

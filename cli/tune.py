@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from kvferry.cli.options import JsonOption, PluginOption, ScenarioArgument, SeedOption, SetOption, overrides
+from kvferry.cli.options import JsonOption, PluginOption, ScenarioArgument, SeedOption, SetOption, as_options, overrides
 
 
 def tune(
@@ -67,43 +67,29 @@ def tune(
     The file serves later runs: kvferry run SCENARIO --set policies.tuned=FILE takes the nearest batch and context, and
     gives every sequence the memory that it was tuned for.
     """
-    from pydantic import ValidationError
-
-    from kvferry.analysis.remarks import unmeasured
-    from kvferry.api.scenario import check_workload, load
+    from kvferry.api.tune import tune as tuned
     from kvferry.cli.progress import say
     from kvferry.cli.table import print_table
-    from kvferry.pipelines.decoding.tuning import limits_of, tune_scenario
-    from kvferry.policies.decode.tuning_limits import TuningLimits
-    from kvferry.scenarios.faults import complaints_of
-    from kvferry.specs.errors import InputError, quoted
-    from kvferry.system.whole_file import write_file
+    from kvferry.specs.errors import quoted
 
-    loaded = load(scenario, overrides(settings, seed))
-    check_workload(loaded, "decode", "kvferry tune", "kvswap/throughput")
-    try:
-        limits = limits_of(
-            loaded,
-            budget_bytes=_read("--kv-memory", kv_memory, size=True),
-            most_context=_read("--most-context", most_context),
-            most_batch=most_batch,
-            least_context=_read("--least-context", least_context),
-            context_step=_read("--context-step", context_step),
-            batch_step=batch_step,
-            selected_tokens=selected,
-            most_group_tokens=most_group,
-            most_compression=most_compression,
-            relaxation=relaxation,
-            tolerance=tolerance,
-            slots_step_tokens=buffer_step,
-        )
-    except ValidationError as error:
-        faults = complaints_of(error, TuningLimits)
-        lines = (f"{_OPTIONS.get('.'.join(map(str, fault.key)), 'limits')}: {fault.what}" for fault in faults)
-        raise InputError("\n".join(lines)) from None
-    found = tune_scenario(loaded, limits)
+    limits = {
+        "kv_memory": kv_memory,
+        "selected_tokens": selected,
+        "most_context": most_context,
+        "most_batch": most_batch,
+        "most_group": most_group,
+        "most_compression": most_compression,
+        "relaxation": relaxation,
+        "tolerance": tolerance,
+        "buffer_step": buffer_step,
+        "least_context": least_context,
+        "context_step": context_step,
+        "batch_step": batch_step,
+    }
+    with as_options(*limits):
+        found = tuned(scenario, overrides(settings, seed), **limits)  # type: ignore[arg-type]
     if output is not None:
-        write_file(output, found.to_json().encode())
+        found.write(output)
         say(f"written to {output}")
     if json:
         sys.stdout.write(found.to_json())
@@ -122,38 +108,9 @@ def tune(
             None if s.prefill_s is None else f"{s.prefill_s:.4g}",
             None if s.tokens_per_s is None else f"{s.tokens_per_s:.4g}",
         )
-        for s in found.solved.values()
+        for s in found.solutions.solved.values()
     ]
     columns = ("batch", "context", "G", "sigma", "M", "C", "MiB", "block, ms", "I/O hidden", "prefill, s", "tokens/s")
-    print_table(columns, rows, title=f"tuned for KV that lies in {found.tier}")
-    if note := unmeasured(loaded.device):
+    print_table(columns, rows, title=f"tuned for KV that lies in {found.solutions.tier}")
+    for note in found.remarks:
         print(quoted(note))
-
-
-# What a user calls a limit.
-_OPTIONS = {
-    "budget_bytes": "--kv-memory",
-    "most_context": "--most-context",
-    "most_batch": "--most-batch",
-    "least_context": "--least-context",
-    "context_step": "--context-step",
-    "batch_step": "--batch-step",
-    "selected_tokens": "--selected-tokens",
-    "most_group_tokens": "--most-group",
-    "most_compression": "--most-compression",
-    "relaxation": "--relaxation",
-    "tolerance": "--tolerance",
-    "slots_step_tokens": "--buffer-step",
-}
-
-
-def _read(option: str, text: str | None, size: bool = False) -> float | int | None:
-    from kvferry.specs.errors import InputError
-    from kvferry.specs.units import count, quantity
-
-    if text is None:
-        return None
-    try:
-        return quantity(text, "size") if size else count(text)
-    except ValueError as error:
-        raise InputError(f"{option}: {error}") from None

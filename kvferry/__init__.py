@@ -7,10 +7,12 @@ With this device, this link, this model and this policy:
     result = kvferry.run("quickstart", {"link.rtt": "20 ms"})
     result.metrics["ttft_s"], result.requests, result.picture()
 
-``load`` and ``override`` make scenarios, ``run`` and ``compare`` carry one out, ``sweep`` a study of many, ``search``
-looks for the best of many, ``calibrate`` measures this machine, ``fidelity`` how far the simulator is off it, and
-``use`` brings policies of your own along. The command ``kvferry`` calls the same functions. Units are in names: ``_s``
-seconds, ``_bytes`` bytes, ``_j`` joules.
+``load`` and ``override`` make scenarios, ``run`` and ``compare`` carry one out, ``sweep`` a study of many,
+``search`` looks for the best of many, ``schedule`` and ``tune`` compare plans and find parameters, ``calibrate``
+measures this machine, ``fidelity`` how far the simulator is off it, ``encode`` makes stores for a cloud,
+``reproduce`` puts papers beside ours, ``report`` makes a page of results, and ``use`` brings policies of your own
+along. The command ``kvferry`` calls the same functions. Units are in names: ``_s`` seconds, ``_bytes`` bytes,
+``_j`` joules.
 """
 
 from importlib import import_module
@@ -21,17 +23,25 @@ if TYPE_CHECKING:
     from kvferry.api.calibration import calibrate as calibrate
     from kvferry.api.comparison import Comparison as Comparison
     from kvferry.api.comparison import compare as compare
+    from kvferry.api.encode import encode as encode
     from kvferry.api.fidelity import Fidelity as Fidelity
     from kvferry.api.fidelity import fidelity as fidelity
     from kvferry.api.picture import Picture as Picture
+    from kvferry.api.report import report as report
+    from kvferry.api.reproduce import Reproduction as Reproduction
+    from kvferry.api.reproduce import reproduce as reproduce
     from kvferry.api.result import Result as Result
     from kvferry.api.result import run as run
     from kvferry.api.scenario import load as load
     from kvferry.api.scenario import override as override
+    from kvferry.api.schedule import Schedules as Schedules
+    from kvferry.api.schedule import schedule as schedule
     from kvferry.api.search import Found as Found
     from kvferry.api.search import search as search
     from kvferry.api.sweep import Sweep as Sweep
     from kvferry.api.sweep import sweep as sweep
+    from kvferry.api.tune import Tuned as Tuned
+    from kvferry.api.tune import tune as tune
     from kvferry.pipelines.plugins import Plugin as Plugin
     from kvferry.pipelines.plugins import use as use
     from kvferry.specs.errors import InputError as InputError
@@ -48,6 +58,11 @@ _HOMES = {
     "search": "api.search",
     "calibrate": "api.calibration",
     "fidelity": "api.fidelity",
+    "schedule": "api.schedule",
+    "tune": "api.tune",
+    "encode": "api.encode",
+    "reproduce": "api.reproduce",
+    "report": "api.report",
     "use": "pipelines.plugins",
     "Result": "api.result",
     "Comparison": "api.comparison",
@@ -55,6 +70,9 @@ _HOMES = {
     "Found": "api.search",
     "Calibration": "api.calibration",
     "Fidelity": "api.fidelity",
+    "Schedules": "api.schedule",
+    "Tuned": "api.tune",
+    "Reproduction": "api.reproduce",
     "Picture": "api.picture",
     "Plugin": "pipelines.plugins",
     "Scenario": "specs.scenario",
