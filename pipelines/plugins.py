@@ -21,6 +21,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from kvferry.pipelines.guarded import guarded
 from kvferry.pipelines.plugin_kinds import KINDS, entry_of, table_of, taken_names
 from kvferry.specs.document import read_text, shown
 from kvferry.specs.errors import InputError, KvferryError, Terminated, unknown_name
@@ -189,7 +190,8 @@ def _entries(plugin: Plugin, module: ModuleType) -> list[tuple[dict[str, Any], s
             ):
                 raise InputError(f"{place}: {kind} {name!r} is there already; give yours another name")
             try:
-                entries.append((table_of(kind, thing), name, entry_of(kind, thing)))
+                entry = guarded(kind, name, plugin.path, entry_of(kind, thing))
+                entries.append((table_of(kind, thing), name, entry))
             except Exception as error:
                 within = _place_in(error, {plugin.path})
                 what = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"

@@ -6,6 +6,17 @@ from typing import Literal
 # How the scores of the query heads that choose together become one. `summed`: they are added as they are. `by_head`:
 # each head's scores are softmaxed over what it scores, then added. `best_head`: softmaxed, and the largest counts.
 Scores = Literal["summed", "by_head", "best_head"]
+# What KV blocks may be scored by, as IndexSpec has it.
+INDEX_KINDS = (
+    "low-rank-keys",
+    "partial-keys",
+    "principal-keys",
+    "landmarks",
+    "page-bounds",
+    "centroids",
+    "keys",
+    "retrieval-head",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
