@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvferry.analysis import style
+from kvferry.analysis.code_version import plugins_version
 from kvferry.analysis.compare import compare_gantt
 from kvferry.analysis.envelope import provenance_of, to_json, versions
 from kvferry.analysis.fidelity import TwoWorlds, beside, figures_of, in_both_worlds, summary_of
@@ -60,7 +61,7 @@ def measure(
     for n in range(study.runs):
         for place, scenario in enumerate(study.scenarios):
             progress(n * len(study.scenarios) + place, of)
-            found = kept.setdefault(scenario_hash(scenario), {"measured": []})
+            found = kept.setdefault(_key(scenario), {"measured": []})
             if len(found["measured"]) > n:
                 continue
             worlds = in_both_worlds(scenario, say=say)
@@ -73,7 +74,7 @@ def measure(
     progress(of, of)
     rows = []
     for scenario in study.scenarios:
-        found = kept[scenario_hash(scenario)]
+        found = kept[_key(scenario)]
         headline = WORKLOADS[scenario.workload.kind].headline
         rows.append(_row(study, scenario) | beside(found["simulated"], found["measured"][: study.runs], headline))
     first = study.scenarios[0]
@@ -135,6 +136,11 @@ def scatter(rows: Sequence[Mapping[str, Any]], *, title: str = "") -> Figure:
     axis.set_title(title)
     axis.legend(loc="upper left")
     return figure
+
+
+def _key(scenario: Scenario) -> str:
+    """Under which runs are kept: those of a policy that was changed are another's."""
+    return scenario_hash(scenario) + plugins_version()
 
 
 def _row(study: FidelityStudy, scenario: Scenario) -> dict[str, Any]:

@@ -130,11 +130,9 @@ def naming_plugins() -> Iterator[None]:
     """An error that comes up in a plugin's file becomes a KvferryError that names file and line."""
     try:
         yield
-    except KvferryError:
+    except (KvferryError, KeyboardInterrupt, Terminated):
         raise
-    except Terminated:
-        raise
-    except (Exception, SystemExit, GeneratorExit) as error:
+    except BaseException as error:
         place = _place_in(error, {one.plugin.path for one in _used.values()})
         if place is None:
             for one in _used.values():
@@ -224,8 +222,10 @@ def _run(plugin: Plugin) -> ModuleType:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         del sys.modules[name]
+        if isinstance(error, KeyboardInterrupt | Terminated):
+            raise
         raise InputError(f"{_place_of(error, plugin)}: {type(error).__name__}: {_said(error)}") from None
     return module
 
@@ -234,7 +234,9 @@ def _imported(name: str) -> ModuleType:
     """Raises InputError."""
     try:
         return import_module(name)
-    except (Exception, SystemExit) as error:
+    except (KeyboardInterrupt, Terminated):
+        raise
+    except BaseException as error:
         last = _frames(error)[-1] if _frames(error) else None
         where = f"{last[0]}:{last[1]}: " if last and not last[0].startswith("<") else ""
         raise InputError(f"{name}: cannot be imported: {where}{type(error).__name__}: {_said(error)}") from None

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from plugin import LOADER, none_left  # noqa: F401
 from tiny import DECODING
 
 from kvferry.analysis import fidelity, fidelity_study
@@ -19,6 +20,7 @@ from kvferry.backends.sim.world import SimWorld
 from kvferry.backends.world import Inputs, Say, World
 from kvferry.cli.fidelity import _show as show
 from kvferry.machine.span import Span, Tell
+from kvferry.pipelines.plugins import drop, use, used
 from kvferry.pipelines.record import RequestRecord, Run
 from kvferry.pipelines.workloads import WORKLOADS
 from kvferry.scenarios.loader import load_scenario
@@ -141,6 +143,30 @@ def test_runs_come_round_by_round_and_are_gone_on_from(tmp_path: Path, monkeypat
         "both-stream-only.png",
         "both-local-prefill.png",
     }
+
+
+def test_runs_of_a_changed_policy_are_anothers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would be mixed with those of the file as it was."""
+    runs = 0
+
+    def counted(described: Scenario, *, say: Say) -> TwoWorlds:
+        nonlocal runs
+        runs += 1
+        return in_both_worlds(described, live=faithful)
+
+    monkeypatch.setattr(fidelity_study, "in_both_worlds", counted)
+    study = FidelityStudy(name="one", scenarios=[scenario()], varied=(), runs=2)
+    added = []
+    for file in (None, LOADER, LOADER, LOADER + "# Changed.\n", None):
+        for plugin in used():
+            drop(plugin)
+        if file is not None:
+            (tmp_path / "mine.py").write_text(file)
+            use(tmp_path / "mine.py")
+        before = runs
+        measure(study, tmp_path / "kept")
+        added.append(runs - before)
+    assert added == [2, 2, 0, 2, 0]
 
 
 def test_the_error_on_a_guessed_profile_is_said_to_be_the_profiles_as_well(

@@ -126,6 +126,8 @@ def test_a_changed_file_replaces_what_it_had() -> None:
         ("import nothing_of_the_kind\n", "mine.py:1: ModuleNotFoundError: No module named 'nothing_of_the_kind'"),
         ("x = 1\nif x\n", "mine.py:2: SyntaxError: expected ':'"),
         ("def f():\n    raise OSError('no')\n\n\nf()\n", "mine.py:2: OSError: no"),
+        ("class Rude(BaseException):\n    pass\n\n\nraise Rude('no')\n", "mine.py:5: Rude: no"),
+        ("raise SystemExit(0)\n", "mine.py:1: SystemExit: 0"),
         ("x = 1\n", "mine.py: has no KVFERRY"),
         ("KVFERRY = [1]\n", "mine.py: is [1] in its KVFERRY"),
         ("KVFERRY = {\n  'loaders': {}}\n", "mine.py:2: unknown kind 'loaders'; known: attention, "),
@@ -256,6 +258,12 @@ def test_a_signal_ends_the_process_also_within_a_policy() -> None:
     )
     with pytest.raises(Terminated):
         run_scenario(tiny(LOADING, system="faulty"))
+
+
+@pytest.mark.parametrize("end", [KeyboardInterrupt, Terminated])
+def test_a_signal_is_no_fault_of_a_file_that_is_being_run(end: type[BaseException]) -> None:
+    with pytest.raises(end):
+        use(written(f"from kvferry.specs.errors import Terminated\nraise {end.__name__}\n"))
 
 
 def test_a_module_by_its_name_and_an_installed_one(monkeypatch: pytest.MonkeyPatch) -> None:
