@@ -29,7 +29,8 @@ def reproduce_paper(
     """Run a paper's experiments, each with the first `seeds` of its seeds (None: with all), and judge its claims.
 
     {"paper", "agreement": as ``agreement_of`` has it,
-    "claims": [{"id", "what", "paper_low", "paper_high", "ours", "ours_low", "ours_high": medians over the seeds,
+    "claims": [{"id", "what", "statistic", "paper_low", "paper_high",
+    "ours", "ours_low", "ours_high": medians over the seeds,
     "ours_range", "ours_low_range", "ours_high_range": each the least and the most of them, "seeds", "seeds_hit": how
     many would hit by themselves, "verdict", "fitted", "why"}], "cells": [{"experiment", "case", "system", ...,
     "metric", "paper", "ours", "ours_range", "relative_error", "fitted": where it was}],
@@ -77,6 +78,7 @@ def _claim(paper: Paper, number: int, results: Results) -> Report:
     return {
         "id": claim.id,
         "what": f"{claim.metric} of {claim.subject}{claim.reference and ' over ' + claim.reference} ({claim.where})",
+        "statistic": claim.statistic,
         "paper_low": claim.low,
         "paper_high": claim.high,
         "ours": figure and figure.value,

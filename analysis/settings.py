@@ -10,7 +10,7 @@ Scalar = str | float | int | bool
 # Prose about sources, which only the profile needs.
 _PROSE = ("source", "sources")
 # Suffixes of field names that their YAML keys do not have (specs.base.Part), and `.name` of a named record.
-_ENDINGS = ("", "_s", "_bytes", "_bytes_per_s", "_hz", ".name")
+_ENDINGS = ("_bytes_per_s", "_s", "_bytes", "_hz", ".name")
 
 
 def settings_of(scenario: Scenario) -> dict[str, Scalar]:
@@ -35,5 +35,14 @@ def settings_of(scenario: Scenario) -> dict[str, Scalar]:
 
 
 def column_of(key: str, columns: Collection[str]) -> str | None:
-    """The column that a key of a scenario file means: "link.rtt" -> "link.rtt_s", "device" -> "device.name"."""
-    return next((key + ending for ending in _ENDINGS if key + ending in columns), None)
+    """The column that a key of a scenario file or a metric means: "link.rtt" -> "link.rtt_s", "device" ->
+    "device.name", "ttft_s" -> itself. No key of a scenario means a metric: there is `link_bytes`, and "link" is not
+    it."""
+    if key in columns:
+        return key
+    return next((key + ending for ending in _ENDINGS if "." in key + ending and key + ending in columns), None)
+
+
+def key_of(column: str) -> str:
+    """The key of a scenario file that a column of settings is about: "link.rtt_s" -> "link.rtt"."""
+    return next((column.removesuffix(ending) for ending in _ENDINGS if column.endswith(ending)), column)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from kvferry.analysis import human
 from kvferry.analysis.dimensions import Dimension, dimensions_of
 from kvferry.analysis.figures import FIGURES
 from kvferry.analysis.settings import column_of, settings_of
@@ -98,5 +99,10 @@ def _check_plots(spec: StudySpec, tree: Node, points: Sequence[Scenario]) -> Non
         for key, column in (*plot.columns.items(), *(("pool", key) for key in plot.pool))
         if column_of(column, known) is None and not re.fullmatch(r"energy_\w+_j", column)
     ]
+    for n, plot in enumerate(spec.plots):
+        units = {human.of_unit(column_of(part, known) or part).__name__ for part in plot.parts or ()}
+        if len(units) > 1:
+            what = f"are of several units ({', '.join(plot.parts or ())}), whose sum says nothing"
+            faults.append(Complaint(("plots", n, "parts"), f"{what}; figures of one unit would do"))
     if faults:
         raise input_error(faults, tree)

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvferry.analysis import human
+from kvferry.analysis.axis_values import columns_under, written_values
 from kvferry.analysis.bar_plots import bar, stack
 from kvferry.analysis.figures import FIGURES
 from kvferry.analysis.folder import write_pictures
-from kvferry.analysis.plots import PLOTS, Axis, short_names
+from kvferry.analysis.plots import PLOTS, Axis
 from kvferry.analysis.settings import column_of
 from kvferry.analysis.study_spec import PlotSpec
 from kvferry.analysis.style import render
@@ -94,38 +95,25 @@ def _in_panels(plot: PlotSpec, done: pd.DataFrame, axes: Sequence[str]) -> tuple
     rows = done.dropna(subset=wanted)
     if plot.kind == "cdf" or rows.empty:
         return rows, None
-    pooled = {column_of(key, done.columns) for key in plot.pool}
     marks = [column for key, column in named.items() if key not in plot.values]
-    same = [column for column in (*marks, *pooled, "seed") if column is not None and column in rows.columns]
-    groups = rows.groupby(list(dict.fromkeys(same)), dropna=False)
-    further = {}
-    for key in axes:
-        column = column_of(key, done.columns)
-        if column is not None and column not in same and (groups[column].nunique(dropna=False) > 1).any():
-            further[key] = column
+    pooled = {column for key in plot.pool for column in columns_under(key, done.columns)}
+    same = list(dict.fromkeys(column for column in (*marks, *pooled, "seed") if column in rows.columns))
+    groups = rows.groupby(same, dropna=False)
+    further = [key for key in axes if _differs(groups, [c for c in columns_under(key, done.columns) if c not in same])]
     if not further:
         return rows, None
-    panels = rows[list(further.values())].drop_duplicates()
-    if len(panels) > MOST_PANELS:
+    labels = [", ".join(texts) for texts in zip(*(written_values(rows, key) for key in further), strict=True)]
+    if (panels := len(set(labels))) > MOST_PANELS:
         keys = ", ".join(further)
         raise ValueError(
-            f"its marks would mix {len(panels)} values of {keys}, more than the {MOST_PANELS} panels that fit;"
+            f"its marks would mix {panels} values of {keys}, more than the {MOST_PANELS} panels that fit;"
             f" name one of them, or `pool: [{keys}]` to draw medians over them"
         )
-    texts = {key: _texts(column, list(panels[column].unique())) for key, column in further.items()}
-    label = [
-        ", ".join(f"{key} {texts[key][value]}" for key, value in zip(further, row, strict=True) if value in texts[key])
-        for row in rows[list(further.values())].itertuples(index=False)
-    ]
-    return rows.assign(**{_PANEL: label}), _PANEL
+    return rows.assign(**{_PANEL: labels}), _PANEL
 
 
-def _texts(column: str, values: Sequence[Any]) -> dict[Any, str]:
-    """How the values of a column are written; what is not set is left out."""
-    there = [value for value in values if value is not None and value == value]
-    if any(isinstance(value, str) for value in there):
-        return dict(zip(there, short_names(there), strict=True))
-    return {value: human.of_unit(column)(value) for value in there}
+def _differs(groups: Any, columns: Sequence[str]) -> bool:
+    return any((groups[column].nunique(dropna=False) > 1).any() for column in columns)
 
 
 def _behind(plot: PlotSpec, frame: pd.DataFrame, rows: pd.DataFrame, facet: str | None) -> str:

@@ -7,6 +7,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvferry.analysis.axis_values import written_values
 from kvferry.analysis.code_version import code_version
 from kvferry.analysis.dataset import Dataset, read_points
 from kvferry.analysis.executors.choice import executor_for
@@ -88,6 +89,7 @@ def run_study(
     drawn = draw_plots(frame, study.plots, folder / "plots", study.axes)
     failed = frame[frame["outcome"] == "failed"]
     columns = {key: column for key in study.axes if (column := column_of(key, frame.columns))}
+    written = {key: dict(zip(frame["key"], written_values(frame, key), strict=True)) for key in study.axes}
     return {
         "study": study.name,
         "points": len(frame),
@@ -95,7 +97,10 @@ def run_study(
         "outdated": int((before["key"].isin(frame["key"]) & (before["version"] != code_version())).sum()),
         "outcomes": {outcome: int(n) for outcome, n in frame["outcome"].value_counts().sort_index().items()},
         "failed": [
-            {**{key: row[column] for key, column in columns.items()}, "why": row["why"]}
+            {
+                **{key: row[columns[key]] if key in columns else written[key][row["key"]] for key in study.axes},
+                "why": row["why"],
+            }
             for row in failed.astype(object).where(failed.notna(), None).to_dict("records")
         ],
         "data": str(folder / "points.parquet"),

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from kvferry.analysis import human
 from kvferry.analysis.figures import FIGURES
+from kvferry.analysis.reproduction.ratios import over_paper
+from kvferry.analysis.reproduction.verdict import TOLERANCE
 from kvferry.analysis.style import SERIES
 
 if TYPE_CHECKING:
@@ -112,12 +114,16 @@ def _joined(spans: pd.DataFrame) -> pd.DataFrame:
 
 
 def scatter(table: pd.DataFrame, settings: Sequence[str], figures: Sequence[str], by: str | None) -> Figure:
-    """Points over a setting, a colour and mark for each value of `by`.
+    """Points over a setting, a colour and mark for each value of `by`, "not set" where a point has none.
 
-    One menu chooses which of `figures` is shown, and one over which of `settings`."""
+    One menu chooses which of `figures` is shown, and one over which of `settings`; both say how many points have no
+    value of what they name."""
     import plotly.graph_objects as go
 
-    groups = [("all", table)] if by is None else [(str(value), rows) for value, rows in table.groupby(by, sort=True)]
+    groups = [("all", table)]
+    if by is not None:
+        named = table[by].map(lambda value: str(value) if value == value and value is not None else "not set")
+        groups = [(str(name), rows) for name, rows in table.groupby(named, sort=True)]
     # A browser draws thousands of marks faster on its graphics processor.
     kind = go.Scatter if len(table) <= _MOST_DRAWN else go.Scattergl
     drawn = go.Figure()
@@ -133,12 +139,14 @@ def scatter(table: pd.DataFrame, settings: Sequence[str], figures: Sequence[str]
             )
         )
 
+    labels = {column: label_of(column) + _without(table[column]) for column in (*settings, *figures)}
+
     def menu(axis: str, columns: Sequence[str], place: dict[str, Any]) -> dict[str, Any]:
         buttons = [
             {
-                "label": label_of(column),
+                "label": labels[column],
                 "method": "update",
-                "args": [{axis: [rows[column] for _, rows in groups]}, {f"{axis}axis.title.text": label_of(column)}],
+                "args": [{axis: [rows[column] for _, rows in groups]}, {f"{axis}axis.title.text": labels[column]}],
             }
             for column in columns
         ]
@@ -150,35 +158,49 @@ def scatter(table: pd.DataFrame, settings: Sequence[str], figures: Sequence[str]
     drawn.update_layout(
         updatemenus=[menu("y", figures, above), menu("x", settings, below)], showlegend=by is not None, margin_t=110
     )
-    drawn.update_xaxes(title=label_of(settings[0]))
-    return drawn.update_yaxes(title=label_of(figures[0]), rangemode="tozero")
+    drawn.update_xaxes(title=labels[settings[0]])
+    return drawn.update_yaxes(title=labels[figures[0]], rangemode="tozero")
+
+
+def _without(column: pd.Series[Any]) -> str:
+    missing = int(column.isna().sum())
+    return f"; {missing:,} of {len(column):,} points have none" if missing else ""
 
 
 def claims_chart(claims: Sequence[Mapping[str, Any]]) -> Figure:
-    """Ours over the paper's, claim by claim: filled where it is hit, hollow where missed, on a logarithmic axis."""
+    """Ours over the paper's, claim by claim, on a logarithmic axis: filled where it is hit, hollow where missed, a
+    square where it was fitted on. A sweep has a mark at either end."""
     import plotly.graph_objects as go
 
     drawn = go.Figure()
-    for verdict, symbol, colour in (("hit", "circle", SERIES[0]), ("miss", "circle-open", SERIES[3])):
-        rows = [claim for claim in claims if claim["verdict"].startswith(verdict) and _over(claim)]
-        drawn.add_scatter(
-            name=verdict,
-            x=[_over(claim) for claim in rows],
-            y=[claim["id"] for claim in rows],
-            mode="markers",
-            marker={"symbol": symbol, "color": colour, "size": 11, "line": {"width": 2, "color": colour}},
-            text=[claim["what"] for claim in rows],
-            hovertemplate="%{y}: %{x:.3g} times the paper's<br>%{text}<extra></extra>",
-        )
-    drawn.add_vrect(x0=1 / 1.15, x1=1.15, fillcolor=_GREY, opacity=0.2, line_width=0)
+    for verdict, colour, hollow in (("hit", SERIES[0], ""), ("miss", SERIES[3], "-open")):
+        for fitted, shape in ((False, "circle"), (True, "square")):
+            marks = [
+                (claim, ratio)
+                for claim in claims
+                if claim["verdict"].startswith(verdict) and bool(claim.get("fitted")) is fitted
+                for ratio in over_paper({"statistic": "value"} | dict(claim))
+                if ratio > 0
+            ]
+            if fitted and not marks:
+                continue
+            drawn.add_scatter(
+                name=f"{verdict}, fitted" if fitted else verdict,
+                x=[ratio for _, ratio in marks],
+                y=[claim["id"] for claim, _ in marks],
+                mode="markers",
+                marker={"symbol": shape + hollow, "color": colour, "size": 11, "line": {"width": 2, "color": colour}},
+                text=[claim["what"] for claim, _ in marks],
+                hovertemplate="%{y}: %{x:.3g} times the paper's<br>%{text}<extra></extra>",
+            )
+    drawn.add_vrect(x0=1 / (1 + TOLERANCE), x1=1 + TOLERANCE, fillcolor=_GREY, opacity=0.2, line_width=0)
     _figure(drawn, height=140 + 20 * len(claims))
-    drawn.update_xaxes(title="ours over the paper's; grey: within 15 %", type="log")
-    return drawn.update_yaxes(autorange="reversed", type="category")
-
-
-def _over(claim: Mapping[str, Any]) -> float | None:
-    paper, ours = claim["paper_high"] or claim["paper_low"], claim["ours"]
-    return ours / paper if paper and ours and ours / paper > 0 else None
+    drawn.update_xaxes(
+        title="ours over the paper's; 1: inside the printed interval; a sweep has two ends; grey: within 15 %",
+        type="log",
+    )
+    ids = [claim["id"] for claim in claims]
+    return drawn.update_yaxes(autorange="reversed", type="category", categoryorder="array", categoryarray=ids)
 
 
 def _figure(drawn: Figure, height: int) -> Figure:

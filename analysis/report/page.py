@@ -26,8 +26,10 @@ _MOST_FIGURES = 12
 _PLUMBING = ("key", "version", "name")
 
 
-# Columns of sentences.
-_PROSE = ("why", "what", "source")
+# What a paper that names no upper bound has instead of one.
+_NO_BOUND = 1e9
+# Columns of sentences, and how wide they are.
+_PROSE = {"why": "wider", "what": "wide", "source": "wide"}
 
 
 @dataclass
@@ -130,23 +132,22 @@ def _of_points(points: Points, number: Iterator[int]) -> Section:
         for column in table.columns
         if column not in (*_PLUMBING, *FIGURES, "why", "outcome")
         and _is_setting(column)
-        and table[column].nunique() > 1
+        and table[column].nunique(dropna=False) > 1
     ]
     figures = _there(list(table.columns))
     figures += [key for key in FIGURES if key in table.columns and key not in figures][: _MOST_FIGURES - len(figures)]
     columns = ["outcome", *varied, *figures, *(["why"] if table["why"].notna().any() else [])]
     numeric = [column for column in varied if table[column].dtype.kind in "if" and column != "seed"]
     numeric.sort(key=lambda column: -table[column].nunique())
-    named = [column for column in varied if table[column].nunique() <= 7 and column not in numeric]
+    named = [column for column in varied if table[column].nunique(dropna=False) <= 7 and column not in numeric]
     if numeric and figures:
         by = next((column for column in ("system", *named) if column in named), None)
         done = table[table["outcome"] == "done"]
         section.charts.append(_chart(scatter(done, numeric, figures, by), number))
     section.tables.append(("Points", _table(table[columns], number)))
-    fixed = {column: table[column].iloc[0] for column in table.columns if column not in columns and _is_setting(column)}
-    section.texts.append(
-        ("What all points share", _lines({key: fixed[key] for key in sorted(fixed) if key not in _PLUMBING}))
-    )
+    rest = [column for column in table.columns if column not in (*columns, *_PLUMBING) and _is_setting(column)]
+    fixed = {column: table[column].iloc[0] for column in sorted(rest) if table[column].notna().all()}
+    section.texts.append(("What all points share", _lines(fixed)))
     section.texts.append(("Environment", _lines({"kvferry": ", ".join(sorted(set(table["version"].astype(str))))})))
     return section
 
@@ -160,8 +161,7 @@ def _of_verdicts(verdicts: Verdicts, number: Iterator[int]) -> Section:
     counts = claims["verdict"].value_counts()
     section.said.append("Claims: " + ", ".join(f"{n} {name}" for name, n in counts.items()))
     section.charts.append(_chart(claims_chart(found["claims"]), number))
-    keys = ["id", "what", "paper_low", "paper_high", "ours", "verdict", "fitted", "seeds", "why"]
-    section.tables.append(("Claims", _table(claims[[key for key in keys if key in claims]], number)))
+    section.tables.append(("Claims", _table(_beside(found["claims"]), number)))
     for name in ("cells", "tables"):
         if found.get(name):
             section.tables.append((name.capitalize(), _table(_flat(found[name]), number)))
@@ -198,6 +198,26 @@ def _sources(provenance: dict[str, Any]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["what", "source"])
 
 
+def _beside(claims: Sequence[dict[str, Any]]) -> pd.DataFrame:
+    """Claims with the printed figure and ours as text: a sweep's have two ends."""
+    import pandas as pd
+
+    rows: list[dict[str, Any]] = []
+    for claim in claims:
+        low, high = claim["paper_low"], claim["paper_high"]
+        printed = f"{low:.4g}" if low == high else f"{low:.4g} to {high:.4g}"
+        ours = "" if claim["ours"] is None else f"{claim['ours']:.4g}"
+        if claim.get("statistic") == "sweep" and claim["ours_low"] is not None:
+            ours = f"{claim['ours_low']:.4g} to {claim['ours_high']:.4g}"
+        if claim.get("statistic") == "bound":
+            printed = f"at most {high:.4g}" if not low else f"at least {low:.4g}" if high >= _NO_BOUND else printed
+        rest: dict[str, Any] = {
+            key: claim[key] for key in ("verdict", "fitted", "seeds", "seeds_hit", "why") if key in claim
+        }
+        rows.append({"id": claim["id"], "what": claim["what"], "paper": printed, "ours": ours, **rest})
+    return pd.DataFrame(rows)
+
+
 def _flat(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
     import pandas as pd
 
@@ -231,12 +251,17 @@ def _chart(figure: Any, number: Iterator[int]) -> str:
     return html
 
 
+def _short(value: Any) -> Any:
+    """Nine significant digits of a number, which take less room in a long table."""
+    return float(f"{value:.9g}") if isinstance(value, float) else value
+
+
 def _table(table: pd.DataFrame, number: Iterator[int], *, paging: bool = True) -> str:
     """Sorts by its headings, and is searched and filtered by column."""
     from itables import to_html_datatable
 
     html: str = to_html_datatable(
-        table.round(9) if len(table) > 1000 else table,
+        table.map(_short) if len(table) > 1000 else table,
         connected=False,
         table_id=f"table-{next(number)}",
         display_logo_when_loading=False,
@@ -249,6 +274,6 @@ def _table(table: pd.DataFrame, number: Iterator[int], *, paging: bool = True) -
         style="width:100%",
         classes="display compact",
         deferRender=True,
-        columnDefs=[{"targets": n, "className": "wide"} for n, column in enumerate(table) if column in _PROSE],
+        columnDefs=[{"targets": n, "className": _PROSE[name]} for n, name in enumerate(table) if name in _PROSE],
     )
     return html

@@ -9,6 +9,7 @@ import numpy as np
 
 from kvferry.analysis import style
 from kvferry.analysis.reproduction.paper import PanelSpec, Paper, PictureSpec
+from kvferry.analysis.reproduction.ratios import over_paper, ranges_over_paper
 from kvferry.analysis.reproduction.results import Key, Results
 from kvferry.analysis.reproduction.verdict import TOLERANCE
 from kvferry.analysis.settings import settings_of
@@ -118,10 +119,10 @@ def claims_picture(claims: list[dict[str, Any]]) -> Figure:
     axis.axvspan(1 - TOLERANCE, 1 + TOLERANCE, color=style.FAINT, zorder=0)
     axis.axvline(1, color=style.GREY, linewidth=0.8)
     for row, claim in enumerate(claims):
-        ends = _over_paper(claim)
+        ends = over_paper(claim)
         shown = [min(max(end, 1 / _FURTHEST), _FURTHEST) for end in ends]
         colour, shape = _COLOURS.get(claim["verdict"], style.GREY), _SHAPES.get(claim["verdict"], "D")
-        for least, most in _ranges_over_paper(claim):
+        for least, most in ranges_over_paper(claim):
             if least >= 1 / _FURTHEST and most <= _FURTHEST:
                 axis.plot([least, most], [row, row], color=colour, linewidth=5, alpha=0.3, solid_capstyle="butt")
         axis.plot(shown, [row] * len(ends), color=colour)
@@ -139,8 +140,9 @@ def claims_picture(claims: list[dict[str, Any]]) -> Figure:
     axis.xaxis.set_major_formatter("{x:.2g}")
     axis.minorticks_off()
     axis.set_xlabel(
-        "ours / paper, medians over seeds; bars: least to most; a sweep's two ends are joined; arrows: off the axis; "
-        "grey: within 15 %"
+        "ours / paper, medians over seeds; 1: inside the printed interval;\n"
+        "bars: least to most; a sweep's two ends are "
+        "joined; arrows: off the axis; grey: within 15 %"
     )
     axis.grid(axis="x")
     for verdict, colour in _COLOURS.items():
@@ -148,20 +150,3 @@ def claims_picture(claims: list[dict[str, Any]]) -> Figure:
     axis.plot([], [], linestyle="none", **_FITTED, label="fitted on this claim")
     figure.legend(loc="outside lower center", ncols=4)
     return figure
-
-
-def _over_paper(claim: dict[str, Any]) -> list[float]:
-    return [claim[ours] / paper for ours, paper in _ends(claim) if claim[ours] is not None]
-
-
-def _ranges_over_paper(claim: dict[str, Any]) -> list[tuple[float, float]]:
-    """The least and the most over the seeds, of a sweep at each of its ends."""
-    ranges = [(claim[f"{ours}_range"], paper) for ours, paper in _ends(claim)]
-    return [(ends[0] / paper, ends[1] / paper) for ends, paper in ranges if ends is not None]
-
-
-def _ends(claim: dict[str, Any]) -> list[tuple[str, float]]:
-    """Which of our figures stands beside which printed one."""
-    if claim["paper_low"] == claim["paper_high"]:
-        return [("ours", claim["paper_high"])]
-    return [(f"ours_{end}", claim[f"paper_{end}"]) for end in ("low", "high") if claim[f"paper_{end}"]]

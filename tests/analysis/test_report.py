@@ -131,6 +131,57 @@ def test_spans_too_close_to_be_seen_apart_are_one_box() -> None:
     ]
 
 
+def test_what_points_share_and_what_some_lack(tmp_path: Path) -> None:
+    """Of four points two have a rate, two a trace, and one has no schedule: nothing of it is shared, all are drawn."""
+    points = pd.DataFrame(
+        {
+            "key": list("abcd"),
+            "outcome": "done",
+            "why": None,
+            "system": "x",
+            "workload.context": [1024, 2048, 1024, 2048],
+            "link.rate_bytes_per_s": [1e6, 1e6, None, None],
+            "link.trace": [None, None, "wifi", "wifi"],
+            "policies.schedule.name": ["greedy", None, "greedy", "greedy"],
+            "link.rtt_s": 0.004,
+            "ttft_s": [1.0, 2.0, 3.0, 4.0],
+            "version": "0.2.0",
+        }
+    )
+    (tmp_path / "swept").mkdir()
+    points.to_parquet(tmp_path / "swept/points.parquet")
+    page = report([tmp_path / "swept"])
+    shared = re.search(r"What all points share</summary>\s*<pre>(.*?)</pre>", page, re.S)
+    assert shared is not None
+    assert shared[1].strip().splitlines() == ["link.rtt_s: 0.004", "system: x"]
+    drawn = scatter(points, ["workload.context", "link.rate_bytes_per_s"], ["ttft_s"], "link.trace")
+    assert {trace.name: len(trace.x) for trace in drawn.data} == {"not set": 2, "wifi": 2}
+    labels = [button.label for button in drawn.layout.updatemenus[1].buttons]
+    assert labels[1].endswith("; 2 of 4 points have none")
+
+
+def test_claims_are_compared_as_verdicts_compare_them() -> None:
+    """A sweep at either end, an interval at the nearer one, 1 inside; in the order of the paper."""
+    printed = {"what": "", "paper_low": 1.8, "paper_high": 19.1, "ours": 17.2, "ours_low": 0.9, "ours_high": 38.2}
+    bound = {"what": "", "paper_low": 10_000.0, "paper_high": 1e9, "ours": 1_000.0}
+    claims = [
+        {"id": "K10", "statistic": "sweep", "verdict": "miss", "fitted": False, **printed},
+        {"id": "D11", "statistic": "bound", "verdict": "miss", "fitted": False, **bound},
+        {"id": "P6", "statistic": "bound", "verdict": "hit", "fitted": True, **bound, "paper_low": 0.0},
+    ]
+    hit, fitted, missed = claims_chart(claims).data
+    assert list(missed.x) == [0.5, 2.0, 0.1]
+    assert (list(fitted.x), fitted.marker.symbol, fitted.name, list(hit.x)) == ([1.0], "square", "hit, fitted", [])
+
+
+def test_small_numbers_of_a_long_table_stay() -> None:
+    from itertools import count
+
+    from kvferry.analysis.report.page import _table
+
+    assert "2.07e-10" in _table(pd.DataFrame({"slot_s": [2.07e-10] * 1001}), count())
+
+
 def test_charts_are_labelled_with_units() -> None:
     drawn = bars({"slow": 2.0, "fast": 1.0}, "ttft_s")
     assert list(drawn.data[0].y) == ["fast", "slow"]

@@ -227,6 +227,11 @@ def test_the_bundled_studies_are_good(name: str) -> None:
             "base: small.yaml\nplots:\n  - {kind: line, x: seed, y: ttft_z}",
             "study.yaml:3: plots.0.y: 'ttft_z' is neither a setting nor a metric; did you mean 'ttft_s'?",
         ),
+        (
+            "base: small.yaml\nplots:\n  - {kind: stack, x: seed, parts: [ttft_s, energy_j]}",
+            "study.yaml:3: plots.0.parts: are of several units (ttft_s, energy_j), whose sum says nothing;",
+        ),
+        ("base: small.yaml\nplots: [{kind: line, x: link, y: ttft_s}]", "plots.0.x: 'link' is neither a setting nor"),
         ("base: small.yaml\nplots: [{kind: line, x: seed}]", "plots.0.y: is missing; a line needs x and y"),
         (
             "base: small.yaml\nplots: [{kind: cdf, x: ttft_s, y: seed}]",

@@ -7,7 +7,7 @@ from kvferry.analysis.reproduction.pictures import claims_picture
 
 def claim(name: str, printed: float, ours: float) -> dict[str, Any]:
     ends = {"paper_low": printed, "paper_high": printed, "ours": ours, "ours_range": None}
-    return {"id": name, "verdict": "miss", "fitted": False, **ends}
+    return {"id": name, "statistic": "value", "verdict": "miss", "fitted": False, **ends}
 
 
 def test_what_is_far_off_is_an_arrow_at_the_edge() -> None:
