@@ -106,7 +106,8 @@ class NumberRange:
         if not self.log or share in (0, 1):
             return self.first + share * (self.last - self.first)
         low, high = math.log(self.first), math.log(self.last)
-        return Fraction(math.exp(low + float(share) * (high - low)))
+        # A logarithm's rounding leads out of the range near its ends.
+        return min(max(Fraction(math.exp(low + float(share) * (high - low))), self.first), self.last)
 
     def _written(self, number: Fraction) -> Any:
         if self.whole:

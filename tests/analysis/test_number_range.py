@@ -43,6 +43,10 @@ def test_each_whole_number_has_an_equal_part() -> None:
     assert found == [1, 1, 2, 2, 3, 3, 4, 4]
 
 
+def test_rounding_leads_to_no_value_outside() -> None:
+    assert range_of(from_=249, to=250, log=True).at(2.6e-140) == 249
+
+
 @given(st.integers(1, 10**6), st.integers(1, 10**6), st.integers(2, 40), st.booleans(), st.booleans(), st.data())
 def test_every_value_lies_between_the_ends(
     low: int, width: int, points: int, log: bool, unit: bool, data: st.DataObject
