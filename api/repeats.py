@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from kvferry.backends.world import Say
 from kvferry.pipelines.record import Run
 from kvferry.pipelines.workload import Progress
-from kvferry.specs.errors import InputError, KvferryError
+from kvferry.specs.errors import InputError, KvferryError, quoted
 from kvferry.specs.scenario import Scenario
 
 # Entered with what is being done, gives what is called with how much is done, of how much.
@@ -41,8 +41,8 @@ def check_runs(scenario: Scenario, runs: int) -> None:
 def carry_out(
     scenarios: Mapping[str, Scenario], runs: int, watch: Watch, say: Say, *, keep_going: bool = True
 ) -> Carried:
-    """Every scenario once, then every one again, `runs` times. A system that fails is not tried again; what it finished
-    is kept. Raises its error instead unless `keep_going`."""
+    """Every scenario once, then every one again, `runs` times. A system that fails, whatever the error, is not tried
+    again; what it finished is kept. Raises its error instead unless `keep_going`."""
     from kvferry.pipelines.run import run_scenario
 
     carried = Carried()
@@ -58,6 +58,12 @@ def carry_out(
                 if not keep_going:
                     raise
                 carried.failed[name] = str(error)
+                continue
+            except Exception as error:
+                if not keep_going:
+                    raise
+                notes = "".join(f"; {note}" for note in getattr(error, "__notes__", ()))
+                carried.failed[name] = quoted(f"{type(error).__name__}: {error}{notes}")
                 continue
             except KeyboardInterrupt:
                 carried.interrupted = Run(outcome="interrupted")

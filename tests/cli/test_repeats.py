@@ -56,12 +56,17 @@ def test_compare_runs_in_turns_and_marks_what_lies_inside_the_noise(call: Call, 
     assert "medians of up to 3 runs" in out
 
 
-def test_a_system_that_fails_keeps_its_finished_runs(call: Call, asked: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("error", "why"), [(KvferryError("no more"), "no more"), (TypeError("not \x1b"), "TypeError: not \\x1b")]
+)
+def test_a_system_that_fails_keeps_its_finished_runs(
+    call: Call, asked: dict[str, Any], error: Exception, why: str
+) -> None:
     asked["stream-only"] = iter([result(2.0), result(2.2), result(2.6)])
-    asked["local-prefill"] = iter([result(3.0), KvferryError("no more")])
+    asked["local-prefill"] = iter([result(3.0), error])
     code, out, err = call("compare", "small.yaml", "--systems", "stream-only,local-prefill", *REAL, "--json")
     assert code == 1
-    assert "local-prefill: failed: no more" in err
+    assert f"local-prefill: failed: {why}" in err
     systems = json.loads(out)["systems"]
     assert systems["stream-only"]["runs"] == 3
     assert systems["local-prefill"]["metrics"]["ttft_s"] == 3.0
