@@ -11,7 +11,7 @@ import hashlib
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.abc import SourceLoader
@@ -21,6 +21,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from kvferry.pipelines.aside import printing_aside
 from kvferry.pipelines.guarded import guarded
 from kvferry.pipelines.plugin_kinds import KINDS, entry_of, table_of, taken_names
 from kvferry.specs.document import read_text, shown
@@ -55,6 +56,7 @@ _used: dict[str, _Used] = {}
 _looked_for_installed = False
 
 
+@printing_aside()
 def use(source: str | Path | ModuleType) -> Plugin:
     """Makes what a plugin has known under its names: a Python file by its path, or a module, itself or by its name.
 
@@ -73,6 +75,7 @@ def use(source: str | Path | ModuleType) -> Plugin:
     return _taken_up(Plugin(str(path.resolve()), hashlib.sha256(text).hexdigest(), text, path.stem))
 
 
+@printing_aside()
 def use_installed() -> None:
     """Uses what installed packages name under the entry point ``kvferry.plugins``, once per process. Raises InputError
     for one that cannot be used."""
@@ -101,6 +104,7 @@ def plugin_of(table: Mapping[str, Any], name: str) -> Plugin | None:
     return None
 
 
+@printing_aside()
 def take_up(plugins: Sequence[Plugin]) -> None:
     """Uses in this process what another one uses, and nothing else: a worker lives for many sweeps.
 
@@ -127,9 +131,11 @@ def drop(plugin: Plugin) -> None:
 
 @contextmanager
 def naming_plugins() -> Iterator[None]:
-    """An error that comes up in a plugin's file becomes a KvferryError that names file and line."""
+    """An error that comes up in a plugin's file becomes a KvferryError that names file and line; what it prints goes to
+    standard error."""
     try:
-        yield
+        with printing_aside() if _used else nullcontext():
+            yield
     except (KvferryError, KeyboardInterrupt, Terminated):
         raise
     except BaseException as error:

@@ -8,6 +8,7 @@ from typing import Any
 from kvferry.backends.sim.parts import ModelledContexts
 from kvferry.pipelines.loading.systems import SYSTEMS
 from kvferry.pipelines.loading.workload import Requests, price_s
+from kvferry.pipelines.plugins import naming_plugins
 from kvferry.pipelines.run import run_scenario
 from kvferry.policies.loading.bound import bound_s, frontier
 from kvferry.policies.loading.loader import LoadFacts
@@ -22,6 +23,7 @@ from kvferry.traces.resolve import link_trace, load_trace
 MILP_TIME_LIMIT_S = 60.0
 
 
+@naming_plugins()
 def compare_schedules(scenario: Scenario, solver: str | None = None) -> list[dict[str, Any]]:
     """A row for each ``schedule``, for the first request of a scenario; the MILP's too when a `solver` is named.
 

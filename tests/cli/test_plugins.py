@@ -19,6 +19,26 @@ from kvferry.pipelines.plugins import drop, use, used
 from kvferry.pipelines.run import run_scenario
 from kvferry.scenarios.loader import load_scenario
 
+LOUD = """\
+from kvferry.policies.loading.chain import chain_plan
+from kvferry.policies.loading.single_path import StreamOnly
+
+print("as it is loaded")
+
+
+class Loud(StreamOnly):
+    def next_stream(self, progress, facts):
+        print("as it is asked")
+        return super().next_stream(progress, facts)
+
+
+def loud(problem, bytes_per_s):
+    print("as it is asked")
+    return chain_plan(problem, bytes_per_s)
+
+
+KVFERRY = {"loader": {"loud": Loud}, "schedule": {"loud-plan": loud}}
+"""
 STUDY = """\
 base: small.yaml
 axes:
@@ -50,6 +70,36 @@ def test_a_command_that_takes_a_scenario(call: Call, command: tuple[str, ...]) -
     code, out, err = call(*command, "--plugin", "mine.py", "--json")
     assert code == 0, err
     assert json.loads(out)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("run", "small.yaml", "--system", "loud"),
+        ("compare", "small.yaml", "--systems", "loud,stream-only"),
+        ("sweep", "study.yaml", "--executor", "in-process", "--output", "swept"),
+        ("sweep", "study.yaml", "--jobs", "2", "--output", "swept"),
+        ("schedule", "small.yaml"),
+    ],
+    ids=" ".join,
+)
+def test_what_a_plugin_prints_is_not_part_of_the_result(command: tuple[str, ...]) -> None:
+    Path("loud.py").write_text(LOUD)
+    Path("study.yaml").write_text(STUDY.replace("mine", "loud"))
+    asked = [
+        sys.executable,
+        "-c",
+        "from kvferry.cli.main import main; main()",
+        *command,
+        "--plugin",
+        "loud.py",
+        "--json",
+    ]
+    done = subprocess.run(asked, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)
+    assert "as it is loaded" in done.stderr
+    assert "as it is asked" in done.stderr
 
 
 def test_tuning_knows_them(call: Call) -> None:
