@@ -3,6 +3,8 @@
 import math
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import simpy
@@ -12,8 +14,8 @@ from kvferry.machine.handling import Forget, Refine, TakeIn, TakenIn
 from kvferry.machine.machine import Lease, Machine, Refused
 from kvferry.machine.ops import Extents, Prefill
 from kvferry.machine.ticket import Ticket
-from kvferry.pipelines.assist.instance import Instance
-from kvferry.pipelines.assist.messages import Message, asked_of, first_answer, spoil
+from kvferry.pipelines.assist.instance import Instance, Turn
+from kvferry.pipelines.assist.messages import BadMessage, Message, asked_of, failure, first_answer, spoil
 from kvferry.pipelines.workload import OutOfMemory, Process
 from kvferry.policies.assist.refiner import content_tokens
 from kvferry.policies.assist.serving import Serving, Slots
@@ -24,6 +26,19 @@ from kvferry.specs.model import ModelSpec
 Tell = Callable[[float, float, float], None]
 # A share of whole tokens is whole up to so much.
 _ROUNDING = 1e-9
+
+
+@dataclass(slots=True)
+class _Held:
+    """What a request holds in the cloud."""
+
+    # What it is called here, once its prompt has been taken in.
+    request: int | None = None
+    # An instance's number, its memory, and tokens.
+    slot: tuple[int, Lease, int] | None = None
+    # Whether the instance awaits it, and its turn there.
+    comes: bool = False
+    turn: Turn | None = None
 
 
 class Cloud:
@@ -71,7 +86,9 @@ class Cloud:
 
     def serve(self, device: str, tell: Tell) -> Generator[simpy.Event, Any, bool]:
         """One request of a device, from its prompt to the last token that it is to get. Returns whether there was one:
-        False once the device has ended its channel. Raises BadMessage for what is no request."""
+        False once the device has ended its channel. Whatever goes wrong with the request gives back what it held, and
+        the device is told; then it is raised: BadMessage for what is no request, OutOfMemory for one that fits
+        nowhere."""
         channel, fault = self._front.open(device), self._workload.fault
         if self._gone or (fault is not None and fault.what == "unreachable"):
             channel.close()
@@ -79,8 +96,26 @@ class Cloud:
         message = yield channel.receive()
         if message is None:
             return False
-        asked = asked_of(message)
+        held = _Held()
+        try:
+            yield from self._served(channel, asked_of(message), held, tell)
+        except Exception as error:
+            if held.turn is None or held.turn.done.triggered:
+                self._give_back(held)
+            else:
+                # It is in the midst of a batch.
+                held.turn.done.callbacks.append(lambda _: self._give_back(held))
+            if not isinstance(error, ChannelBroken):
+                with suppress(RuntimeError):
+                    channel.send(failure(message, error), self._workload.handling.answer_token_bytes)
+            raise
+        return True
+
+    def _served(self, channel: Channel, asked: Message, held: "_Held", tell: Tell) -> Process:
+        """Leaves in `held` what is to be given back if this raises."""
+        fault = self._workload.fault
         env, handling, request = self._front.env, self._workload.handling, self._numbers(asked["request"])
+        held.request = request
         taken: TakenIn = yield self._front.handle(
             TakeIn(
                 seconds=handling.forward_s,
@@ -91,11 +126,15 @@ class Cloud:
             request=request,
         )
         prompt, tokens, came_s = taken.tokens, asked["tokens"], env.now
+        if not prompt:
+            raise BadMessage("what the device has sent is no request: its text is empty")
         place, lease = yield self._admitted(prompt + tokens)
         began_s, decoding = env.now, self._decoding[place]
+        held.slot = place, lease, prompt + tokens
         kept_s = decoding.kept_s(prompt + tokens)
         paced_s = None if asked["pace_s"] is None else max(asked["pace_s"], kept_s)
         prefilled, first = yield from self._prefill(asked, request, prompt, decoding if paced_s is not None else None)
+        held.comes = paced_s is not None and prefilled is decoding
         there_s = env.now
         # KV moves while the prompt is refined, which the host does.
         moved = self._moved(prompt, prefilled, decoding) if tokens > 1 else None
@@ -104,7 +143,8 @@ class Cloud:
         if paced_s is not None:
             if moved is not None:
                 yield moved
-            turn = decoding.decode(request, prompt, tokens - 1, paced_s, came=prefilled is decoding)
+            turn = decoding.decode(request, prompt, tokens - 1, paced_s, came=held.comes)
+            held.turn, held.comes = turn, False
             if turn.sends_s > env.now:
                 yield env.timeout(turn.sends_s - env.now)
         tell(began_s - came_s, there_s - began_s, env.now - there_s)
@@ -118,7 +158,7 @@ class Cloud:
         if asked["drafts"]:
             yield from self._verify(channel, decoding.machine, asked, request, prompt)
         elif tokens > 1:
-            turn = turn or decoding.decode(request, prompt, tokens - 1, None)
+            turn = held.turn = turn or decoding.decode(request, prompt, tokens - 1, None)
             stream = channel.stream(handling.answer_token_bytes)
             yield turn.into(stream, None if breaks is None else breaks.tokens - 1)
             if breaks is None or breaks.tokens >= tokens:
@@ -127,15 +167,23 @@ class Cloud:
                 self._gone = True
                 channel.close()
             yield turn.done
-        self._front.handle(Forget(), request=request)
-        self.slots.give_back(place)
-        decoding.leave(prompt + tokens)
-        lease.release()
         self.held_s += env.now - began_s
         self.served += 1
         self.served_by_s = env.now
+        self._give_back(held)
+
+    def _give_back(self, held: "_Held") -> None:
+        if held.request is not None:
+            self._front.handle(Forget(), request=held.request)
+        if held.slot is None:
+            return
+        place, lease, tokens = held.slot
+        if held.comes:
+            self._decoding[place].comes_not()
+        self.slots.give_back(place)
+        self._decoding[place].leave(tokens)
+        lease.release()
         self._admit()
-        return True
 
     def _refined(self, asked: Message, request: int, prompt: int) -> Generator[simpy.Event, Any, str | None]:
         """Returns the mask as text; None: a modelled one."""
@@ -177,8 +225,10 @@ class Cloud:
             instance.lora, instance.scene = instance.machine.copy(lora, "device"), scene
         if instance.lora is not None:
             yield instance.lora
-        first = yield instance.prefill(request, prompt, comes=instance is paced)
-        instance.prefilling -= prompt
+        try:
+            first = yield instance.prefill(request, prompt, comes=instance is paced)
+        finally:
+            instance.prefilling -= prompt
         return instance, first
 
     def _moved(self, prompt: int, prefilled: Instance, decoding: Instance) -> Ticket | None:
@@ -198,22 +248,30 @@ class Cloud:
         while self._waiting:
             tokens, granted = self._waiting[0]
             leases: dict[int, Lease] = {}
+            # Of instances that hold nothing else.
+            never: list[Refused] = []
 
-            def fits(place: int, tokens: int = tokens, leases: dict[int, Lease] = leases) -> bool:
+            def fits(
+                place: int, tokens: int = tokens, leases: dict[int, Lease] = leases, never: list[Refused] = never
+            ) -> bool:
                 instance = self._decoding[place]
                 if not instance.bears(tokens):
                     return False
                 lease = instance.machine.memory.reserve(tokens * self._model.kv_bytes_per_token, "kv")
                 if isinstance(lease, Refused):
                     if not self.slots.held[place]:
-                        raise OutOfMemory(f"an instance of the cloud: {lease}")
+                        never.append(lease)
                     return False
                 leases[place] = lease
                 return True
 
             place = self.slots.take(fits)
-            if place is None:
+            if place is None and not never:
                 return
             self._waiting.popleft()
+            if place is None:
+                # It is told, not those behind it.
+                granted.fail(OutOfMemory(f"an instance of the cloud: {never[0]}"))
+                continue
             self._decoding[place].take(tokens)
             granted.succeed((place, leases[place]))

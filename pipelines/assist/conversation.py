@@ -7,7 +7,7 @@ import simpy
 
 from kvferry.machine.channel import Channel, ChannelBroken
 from kvferry.pipelines.assist.answer import Answer
-from kvferry.pipelines.assist.messages import BadMessage, Message, of_request
+from kvferry.pipelines.assist.messages import BadMessage, Message, failed_of, of_request
 from kvferry.pipelines.assist.story import Story
 from kvferry.policies.assist.patience import Patience
 
@@ -40,6 +40,9 @@ class Conversation:
         while True:
             try:
                 message = yield self._channel.receive(patience_s=self._patience.answer_s)
+                if (failed := failed_of(message, self._story.request)) is not None:
+                    self._story.happened = failed
+                    return None
                 # What is left of an earlier request is passed over.
                 said = None if message is None else of_request(message, self._story.request, keys)
             except (ChannelBroken, BadMessage) as error:
@@ -65,7 +68,8 @@ class Conversation:
                 received.defused = True
                 self._story.happened = str(received.value)
             elif missing > 0:
-                self._story.happened = "the cloud has ended the conversation"
+                failed = failed_of(received.value, self._story.request)
+                self._story.happened = failed or "the cloud has ended the conversation"
             if missing > 0:
                 came, all_of_it = len(answer.came_s), self._story.tokens
                 self._story.happened = f"{self._story.happened}, behind token {came:,} of {all_of_it:,}"

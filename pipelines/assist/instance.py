@@ -75,6 +75,14 @@ class Turn:
             if not self._left:
                 self._sent.succeed()
 
+    def fail(self, error: Exception) -> None:
+        """There will be no further tokens."""
+        for event in (self.done, self._sent):
+            if event is not None and not event.triggered:
+                # Nobody may be waiting for it yet.
+                event.fail(error)
+                event.defused = True
+
     def put(self, token: str | None) -> None:
         """Another token is there; None: a modelled one, which says nothing."""
         self.due_s += self.pace_s
@@ -168,6 +176,10 @@ class Instance:
         self._wake()
         return turn
 
+    def comes_not(self) -> None:
+        """A request of which `prefill` said that it comes has ended before."""
+        self._coming -= 1
+
     def _longest_step_s(self) -> float:
         """Of a step with any of those who hold a slot."""
         return max(self._kept_tpot_s, self._prices.most_step_s(self._held, self._held_tokens))
@@ -189,16 +201,25 @@ class Instance:
             piece = self._piece(stepped) if self._prompts else None
             if piece is not None:
                 stepped = False
-                token = yield self._begun(piece, self._prompts[0].request)
-                self._prefilled(int(piece.tokens), token)
+                try:
+                    token = yield self._begun(piece, self._prompts[0].request)
+                except Exception as error:
+                    # The fault of one request is not the end of the others.
+                    self._prompts.popleft().done.fail(error)
+                else:
+                    self._prefilled(int(piece.tokens), token)
             elif self._running:
                 stepped = True
                 n = len(self._running)
                 mean = CONTEXT_STEP * round(self._context / (n * CONTEXT_STEP))
                 if self._together is None:
                     self._together = Batch(tuple([turn.request for turn in self._running]))
-                said = yield self._begun(DecodeStep(n, mean, self._together), None)
-                self._stepped(said)
+                try:
+                    said = yield self._begun(DecodeStep(n, mean, self._together), None)
+                except Exception as error:
+                    self._failed(error)
+                else:
+                    self._stepped(said)
             else:
                 break
         self._idle = True
@@ -233,6 +254,13 @@ class Instance:
         if not first.left:
             self._coming += first.comes
             self._prompts.popleft().done.succeed(token)
+
+    def _failed(self, error: Exception) -> None:
+        """A step was carried out for none of those who run."""
+        failed, self._running = self._running, []
+        self._together, self._context = None, 0
+        for turn in failed:
+            turn.fail(error)
 
     def _stepped(self, said: Sequence[str] | None) -> None:
         """`said`: what those who run say; None: a modelled machine says nothing."""

@@ -20,6 +20,9 @@ from kvferry.traces.assisted import drawn_mask
 # Masks are made for lengths, and tokens kept of them, rounded up to so many: a few hundred for any number of requests.
 _MASK_STEP, _KEPT_STEP = 256, 64
 
+# Of what went wrong in a cloud its device is told so many characters.
+_MOST_SAID = 300
+
 # A message: plain values, so that it may go through any channel.
 Message = dict[str, Any]
 
@@ -85,6 +88,27 @@ def spoil(answer: Message, fault: CloudFaultSpec) -> None:
         answer["tokenizer"] = "another"
 
 
+def failure(asked: Any, error: Exception) -> Message:
+    """What a cloud says of a request that came to nothing."""
+    request = asked.get("request") if isinstance(asked, dict) else None
+    what = str(error) if isinstance(error, KvferryError) else f"{type(error).__name__}: {error}"
+    return {"request": request if type(request) is int else -1, "failed": _one_line(what)}
+
+
+def failed_of(message: Any, request: int) -> str | None:
+    """Why the cloud could not serve a request; None: it has not said so."""
+    if isinstance(message, dict) and message.get("request") in (request, -1):
+        why = message.get("failed")
+        if isinstance(why, str):
+            return f"the cloud could not go on: {_one_line(why)}"
+    return None
+
+
+def _one_line(text: str) -> str:
+    """Of another machine's words, which may be any, what a line can hold."""
+    return " ".join("".join(one if one.isprintable() else " " for one in text[:_MOST_SAID]).split())
+
+
 class BadMessage(KvferryError):
     """A peer's message is not what it should be."""
 
@@ -96,6 +120,9 @@ def asked_of(message: Any) -> Message:
     for key, fits in _OF_REQUESTS.items():
         if key not in message or not fits(message[key]):
             raise BadMessage(f"what the device has sent is no request: its {key} is {message.get(key)!r:.60}")
+    if message["tokens"] > max(1, message["answer"]):
+        asked, answer = message["tokens"], message["answer"]
+        raise BadMessage(f"what the device has sent is no request: {asked:,} tokens of an answer of {answer:,}")
     return message
 
 
