@@ -58,16 +58,18 @@ def _type_of(name: str, annotation: Any) -> Any:
         return Annotated[Any, BeforeValidator(_NAMED[name])]
     if name.endswith("_s"):
         words = tuple(word for part in get_args(annotation) if get_origin(part) is Literal for word in get_args(part))
-        seconds: Any = _seconds_or(words) if words else Seconds
+        seconds: Any = Seconds
         if bounds := [one for part in (annotation, *get_args(annotation)) for one in getattr(part, "__metadata__", ())]:
             seconds = Annotated[(seconds, *bounds)]
+        # Bounds are the number's, not the words'.
+        seconds = _seconds_or(seconds, words) if words else seconds
         return seconds | None if type(None) in get_args(annotation) else seconds
     return annotation
 
 
-def _seconds_or(words: tuple[str, ...]) -> Any:
+def _seconds_or(bounded: Any, words: tuple[str, ...]) -> Any:
     """A duration, or one of these words."""
-    seconds = TypeAdapter(Seconds)
+    seconds: TypeAdapter[float] = TypeAdapter(bounded)
 
     def read(value: Any, info: ValidationInfo) -> Any:
         if value in words:

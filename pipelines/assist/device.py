@@ -255,7 +255,7 @@ class Device:
         if rest and self._help.smoothing == "causal":
             unpack_s = self._workload.handling.unpack_token_s * story.prompt
             amortised_s = unpack_s + self._estimates.prefill_s(rest, beginning)
-        return self._own_tpot_s(story, refined) + amortised_s / (story.tokens - 1)
+        return self._own_tpot_s(story, refined) + amortised_s / (story.planned - 1)
 
     def _pace_s(self, story: Story, refined: int, expected_s: float, cloud_tpot_s: float) -> float | None:
         """The pace at which tokens from the cloud are shown (Eq. 4), where the device expects its own first token at
@@ -268,7 +268,7 @@ class Device:
             amortised_s = self._estimates.prefill_s(refined) - (story.first_s - story.asked_s)
         else:
             amortised_s = expected_s - story.first_s
-        return max(cloud_tpot_s, self._own_tpot_s(story, refined) + max(0.0, amortised_s) / (story.tokens - 1))
+        return max(cloud_tpot_s, self._own_tpot_s(story, refined) + max(0.0, amortised_s) / (story.planned - 1))
 
     def _own_tpot_s(self, story: Story, refined: int) -> float:
         return self._estimates.tpot_s(refined + story.output / 2)

@@ -19,6 +19,8 @@ class Story:
     # When its device turned to it: later, where that was still busy with another.
     began_s: float = 0.0
     tokens: int = 0
+    # L as planned, whatever the answer's length, which no device knows beforehand.
+    planned: int = 0
     ratio: float = 1.0
     # On the device: what it asked has left; the cloud's first token is there; the mask is unpacked; its own first token
     # is there; its last one.

@@ -58,6 +58,10 @@ class Assist:
             yield Complaint(("machines",), what)
         if len({machine.model.name for machine in scenario.machines.values()}) > 1:
             yield Complaint(("machines", DECODE, "model"), f"is another than {PREFILL}'s, whose KV it goes on from")
+        fault = scenario.assist.workload.fault
+        if fault is not None and fault.what == "stalls" and system.needs_a_cloud and system.assist.patience_s is None:
+            what = "stalls would be waited for without end, as policies.assist.patience is null; say how long"
+            yield Complaint(("workload", "fault", "what"), what)
         if scenario.load is not None:
             yield Complaint(("load",), "is not known of these devices; leave it out", at_key=True)
 
@@ -293,7 +297,8 @@ class AssistFlow:
             if isinstance(setting, NoSetting):
                 story.alone = str(setting)
             else:
-                story.tokens, story.ratio = min(setting.tokens, story.output), setting.ratio
+                story.planned, story.ratio = setting.tokens, setting.ratio
+                story.tokens = min(setting.tokens, story.output)
         return story
 
     def _setting(self, network: int, prompt: int) -> Setting | NoSetting:
