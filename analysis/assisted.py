@@ -24,7 +24,8 @@ def assisted_metrics(assisted: Assisted, slo: SloSpec | None) -> dict[str, float
     shown = columns["shown"]
     with np.errstate(invalid="ignore", divide="ignore"):
         tpot_s = (columns["last_s"] - columns["first_s"]) / (shown - 1)
-    helped = columns["tokens"] > 0
+    # What was asked for and never came is no help.
+    helped = (columns["tokens"] > 0) & ~((columns["lost"] > 0) & (columns["came"] == 0))
     took_s = float(np.nanmax(columns["last_s"]) - columns["arrival_s"].min())
     found = {
         "requests": float(n),

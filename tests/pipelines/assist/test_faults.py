@@ -7,6 +7,7 @@ import pytest
 from assisted import columns, only, ran
 from by_hand import by_hand
 
+from kvferry.analysis.assisted import assisted_metrics
 from kvferry.pipelines.record import Run
 
 HELP = "policies.assist={name: optimised, tokens: 5, ratio: 0.25, patience: 500 ms}"
@@ -29,6 +30,10 @@ def test_a_cloud_that_never_answers() -> None:
     assert run.requests[0].token_times_s == pytest.approx([1.020 + TPOT_S * n for n in range(10)])
     assert only(run)["lost"] == 1
     assert "1 of 1 requests without all of the cloud's help: the cloud has ended the conversation" in run.notes
+    assert run.assisted is not None
+    figures = assisted_metrics(run.assisted, None)
+    assert figures["assisted_share"] == 0
+    assert "assisted_tokens" not in figures
 
 
 def test_a_cloud_that_dies_behind_its_third_token() -> None:
