@@ -7,9 +7,7 @@ from functools import cache, cached_property
 import simpy
 
 from kvferry.machine.ops import DecodeStep, Extents, Op, Prefill
-from kvferry.pipelines.assist.systems import Help
 from kvferry.policies.assist.assistance import Assistance, Smoothing
-from kvferry.policies.assist.optimiser import NoSetting, Setting, best_setting
 from kvferry.policies.assist.patience import Patience, patience_of
 from kvferry.policies.assist.serving import Serving
 from kvferry.sim.costs.cost_model import main_costs
@@ -160,41 +158,6 @@ class Estimates:
             most_device_tokens=self._window,
             smoothing=smoothing,
         )
-
-
-def setting_of(assistance: Assistance, wanted: Help) -> Setting | NoSetting:
-    """What help comes to for a prompt: as the scenario says, and problem P's solution for what it leaves open. Why it
-    is none, where P has none."""
-    if wanted.tokens != "auto" and wanted.ratio != "auto":
-        return Setting(wanted.ratio, wanted.tokens)
-    if wanted.tokens != "auto":
-        # Without Eq. 6, the least r is best.
-        least, most = assistance.ratio_bounds
-        return Setting(least, wanted.tokens) if least <= most else _why(assistance)
-    if wanted.ratio != "auto":
-        return _tokens_at(assistance, wanted.ratio)
-    try:
-        return best_setting(assistance)
-    except NoSetting as nothing:
-        return nothing
-
-
-def _why(assistance: Assistance) -> NoSetting:
-    try:
-        best_setting(assistance)
-    except NoSetting as nothing:
-        return nothing
-    raise AssertionError("a setting without a ratio")
-
-
-def _tokens_at(assistance: Assistance, ratio: float) -> Setting | NoSetting:
-    """The smallest L of Eq. 6 at a given ratio."""
-    least, most = assistance.decoded_bounds(ratio)
-    decoded = max(1, math.ceil(least - 1e-9)) if math.isfinite(least) else None
-    if decoded is None or decoded > most + 1e-9:
-        what = f"at a ratio of {ratio:.3g}, {least:,.1f} decoded tokens keep the tolerated pace"
-        return NoSetting(f"assisted tokens (Eq. 6): {what}, the cloud has time for {most:,.1f}")
-    return Setting(ratio, decoded + 1)
 
 
 @cache

@@ -14,7 +14,7 @@ from kvferry.backends.world import DEVICE, NO_INPUTS, Inputs, World
 from kvferry.machine.machine import Machine
 from kvferry.pipelines.assist.cloud import Cloud
 from kvferry.pipelines.assist.device import Device
-from kvferry.pipelines.assist.estimates import Estimates, setting_of
+from kvferry.pipelines.assist.estimates import Estimates
 from kvferry.pipelines.assist.instance import Instance
 from kvferry.pipelines.assist.messages import response_bytes
 from kvferry.pipelines.assist.story import Story
@@ -22,7 +22,7 @@ from kvferry.pipelines.assist.systems import ASSIST_SYSTEMS, AssistSystem
 from kvferry.pipelines.record import Assisted, RequestRecord
 from kvferry.pipelines.tally import Totals
 from kvferry.pipelines.workload import Flow, Left, Process, Progress, System
-from kvferry.policies.assist.optimiser import NoSetting, Setting
+from kvferry.policies.assist.optimiser import NoSetting, Setting, setting_of
 from kvferry.scenarios.resolve import Complaint
 from kvferry.specs.assist import AssistSpec
 from kvferry.specs.scenario import Scenario
@@ -309,7 +309,7 @@ class AssistFlow:
             ratio = workload.least_ratio if wanted.ratio == "auto" else wanted.ratio
             sent_bytes, link = response_bytes(workload, prompt, ratio), self._links.get(network, self._scenario.link)
             assistance = self._estimates.assistance(prompt, sent_bytes, wanted.smoothing, link)
-            self._settings[key] = setting_of(assistance, wanted)
+            self._settings[key] = setting_of(assistance, wanted.tokens, wanted.ratio)
         return self._settings[key]
 
 

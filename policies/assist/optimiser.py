@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from kvferry.policies.assist.assistance import Assistance
 from kvferry.specs.errors import KvferryError
@@ -51,6 +51,43 @@ def best_setting(of: Assistance) -> Setting:
         if of.decoded_bounds(ratio)[0] <= decoded + _ROUNDING:
             return Setting(ratio, decoded + 1)
     raise _nothing_between(of, least, most)
+
+
+def setting_of(
+    assistance: Assistance, tokens: int | Literal["auto"], ratio: float | Literal["auto"]
+) -> Setting | NoSetting:
+    """What help comes to for a prompt: as `tokens` and `ratio` say, and problem P's solution for what is open. Why
+    it is none, where P has none."""
+    if tokens != "auto" and ratio != "auto":
+        return Setting(ratio, tokens)
+    if tokens != "auto":
+        # Without Eq. 6, the least r is best.
+        least, most = assistance.ratio_bounds
+        return Setting(least, tokens) if least <= most else _why(assistance)
+    if ratio != "auto":
+        return _tokens_at(assistance, ratio)
+    try:
+        return best_setting(assistance)
+    except NoSetting as nothing:
+        return nothing
+
+
+def _why(assistance: Assistance) -> NoSetting:
+    try:
+        best_setting(assistance)
+    except NoSetting as nothing:
+        return nothing
+    raise AssertionError("a setting without a ratio")
+
+
+def _tokens_at(assistance: Assistance, ratio: float) -> Setting | NoSetting:
+    """The smallest L of Eq. 6 at a given ratio."""
+    least, most = assistance.decoded_bounds(ratio)
+    decoded = max(1, math.ceil(least - _ROUNDING)) if math.isfinite(least) else None
+    if decoded is None or decoded > most + _ROUNDING:
+        what = f"at a ratio of {ratio:.3g}, {least:,.1f} decoded tokens keep the tolerated pace"
+        return NoSetting(f"assisted tokens (Eq. 6): {what}, the cloud has time for {most:,.1f}")
+    return Setting(ratio, decoded + 1)
 
 
 def solved_setting(of: Assistance) -> Setting:
