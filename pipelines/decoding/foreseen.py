@@ -4,6 +4,7 @@ A step's selections and look-ups are made for all layers in one call, and when i
 over the list of stages. Tests hold it equal to the events.
 """
 
+import inspect
 from collections.abc import Generator
 
 import numpy as np
@@ -15,6 +16,7 @@ from kvferry.pipelines.decoding.fetching import ChooseBlocks, LookUp, RebuildKey
 from kvferry.pipelines.decoding.plan import DecodePlan
 from kvferry.pipelines.decoding.state import DecodeState
 from kvferry.policies.decode.rows import BlockRows, Lookup
+from kvferry.policies.decode.top_blocks import TopBlocks
 from kvferry.policies.decode.upkeep import Learned
 from kvferry.sim.foreseen_queues import ForeseenQueues
 from kvferry.sim.foresight import Foresight
@@ -33,7 +35,15 @@ def foreseeable(plan: DecodePlan, foresight: Foresight) -> bool:
     chooses = plan.selected is not None and plan.selected < plan.blocks and plan.selected == at_end
     # Of packed blocks several may be read as one.
     packed = plan.layout.alignment_bytes == 1
-    return chooses and not packed and tiers == {"storage"} and {stage.kind for stage in plan.stages} <= _KINDS
+    # Of what is chosen, all is wanted: what a selector of one's own makes of the machine's answer is asked each time.
+    as_chosen = inspect.unwrap(type(plan.roles.selector).take) is TopBlocks.take
+    return (
+        chooses
+        and as_chosen
+        and not packed
+        and tiers == {"storage"}
+        and {stage.kind for stage in plan.stages} <= _KINDS
+    )
 
 
 class ForeseenSteps:

@@ -1,19 +1,38 @@
 """Steps that are worked out are those that events come to: the contract of the two ways to carry out a batch."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
+from plugin import none_left, written  # noqa: F401
 from tiny import DECODING, tiny
 
 from kvferry.analysis.metrics import metrics_for
 from kvferry.pipelines.decoding.foreseen import ForeseenSteps
 from kvferry.pipelines.decoding.foreseen_stages import StagedSteps
+from kvferry.pipelines.plugins import use
 from kvferry.pipelines.record import Run
 from kvferry.pipelines.run import run_scenario
 from kvferry.scenarios.loader import load_scenario
 from kvferry.specs.scenario import Scenario
 
+# Wants half of what is chosen.
+HALF = """\
+from dataclasses import dataclass
+
+from kvferry.policies.decode.rows import BlockRows
+from kvferry.policies.decode.scored_keys import LowRankKeys
+
+
+@dataclass(frozen=True, kw_only=True)
+class Half(LowRankKeys):
+    def take(self, ranked, tokens, stored, most):
+        return BlockRows(ranked.ids[:, ::2]), tokens
+
+
+KVFERRY = {"selector": {"half": Half}}
+"""
 CLUSTERS = ["model=qwen2.5-1.5b", "workload.context=256", "workload.output=60", "workload.decoded=20"]
 SMALL = ["workload.context=6Ki", "workload.batch=2", "workload.output=40", "workload.decoded=12"]
 
@@ -47,6 +66,23 @@ def by_events(scenario: Scenario, monkeypatch: pytest.MonkeyPatch) -> Run:
         for how in ("foreseeable", "foreseeable_by_stages"):
             patch.setattr(f"kvferry.pipelines.decoding.decode.{how}", lambda plan, foresight: False)
         return run_scenario(scenario)
+
+
+def test_a_selector_that_takes_less_than_is_chosen(
+    foreseen: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is worked out without asking it."""
+    monkeypatch.chdir(tmp_path)
+    use(written(HALF))
+    whole, half = (
+        load_scenario("kvswap/throughput", [*SMALL, f"policies.selector={name}"]) for name in ("low-rank-keys", "half")
+    )
+    wanted = []
+    for one in (whole, half):
+        decoded = run_scenario(one).decoded
+        assert decoded is not None
+        wanted.append(decoded.end_counts["wanted"])
+    assert wanted[1] == wanted[0] / 2
 
 
 def figures(run: Run, scenario: Scenario) -> Mapping[str, float]:
