@@ -1,5 +1,6 @@
 """What a user's own policy answers is checked where it is asked; what comes with KVFerry passes every check."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -154,6 +155,21 @@ def test_a_roles_answer_that_cannot_be(kind: str, method: str, answer: str, says
     elsewhere = {} if kind == "batching" else {"placement": "host"}
     said = refused(text, tiny(DECODING, system=system, policies={**elsewhere, kind: "mine"}))
     assert said.startswith(f"mine.py:20: {kind} 'mine': {method} gave {says}")
+
+
+def test_more_slots_than_there_are() -> None:
+    """A residency that keeps all blocks has made room for few."""
+    answer = "super().start(asked[0], asked[1], asked[1])"
+    text = ROLE.format(
+        kind="residency",
+        method="start",
+        answer=answer,
+        base="Reuse",
+        decorated="@dataclass(frozen=True, kw_only=True)",
+    )
+    asked = {"residency": {"name": "mine", "slots": 12}, "selected_tokens": 40, "group_tokens": 4}
+    said = refused(text, tiny(DECODING, policies=asked))
+    assert re.fullmatch(r"mine\.py: residency 'mine': look_up gave slot \d+; one of 0 to 11 would do", said)
 
 
 def test_an_index_of_an_unknown_kind() -> None:
