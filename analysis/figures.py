@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
@@ -193,3 +194,11 @@ COLUMNS = {"ttft_s": COMPARED, "throughput_tokens_per_s": COMPARED_DECODING}
 def explained(keys: Iterable[str]) -> str:
     """Labels with what they mean, a paragraph each, for ``--help``."""
     return "\n\n".join(f"{FIGURES[key].label}: {FIGURES[key].about}." for key in keys)
+
+
+def less_is_better(metric: str) -> bool | None:
+    """Whether less of a metric is better; None where that is not known. A part's energy is like the whole's."""
+    if metric not in FIGURES:
+        return True if re.fullmatch(r"energy_\w+_j", metric) else None
+    better = FIGURES[metric].better
+    return None if better is None else better == "low"

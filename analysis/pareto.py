@@ -10,9 +10,10 @@ import numpy as np
 
 from kvferry.analysis import style
 from kvferry.analysis.plots import Axis
-from kvferry.analysis.style import BLUE, GREY, INK
+from kvferry.analysis.style import BLUE, GREY, INK, MARKERS, SERIES
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.figure import Figure
 
 _ACROSS = 3
@@ -67,6 +68,61 @@ def pareto_picture(
         panel.remove()
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower left", ncols=3, title=None)
+    if note:
+        figure.supxlabel(note, x=0.99, ha="right", size=7.5, color=GREY)
+    return figure
+
+
+def pareto(
+    frame: pd.DataFrame,
+    x: Axis,
+    y: Axis,
+    *,
+    lower: tuple[bool, bool],
+    same: Sequence[str] = (),
+    by: str | None = None,
+    title: str = "",
+    facet: str | None = None,
+    note: str = "",
+) -> Figure:
+    """A mark at the medians of x and y of each group of rows with the same values of these columns (seeds are what
+    remains), of another kind for each value of `by`; filled and joined where no other mark beats it. `lower`: whether
+    less of x, and of y, is better. There are no panels: `facet` is None.
+
+    Raises ValueError when no row has both values.
+    """
+    rows = frame.dropna(subset=[x.column, y.column])
+    if rows.empty:
+        raise ValueError(f"no row has both {x.column} and {y.column}")
+    keys = list(dict.fromkeys([*same, *([by] if by else [])]))
+    groups = [group for _, group in rows.groupby(keys, dropna=False, sort=False)] if keys else [rows]
+    at = np.array([[group[x.column].median() * x.scale, group[y.column].median() * y.scale] for group in groups])
+    of = [str(group[by].iloc[0]) if by else "" for group in groups]
+    front = front_of(at, lower)
+    figure = style.new_figure(6.6, 4.5)
+    panel = figure.subplots()
+    panel.set_title(title)
+    corners = at[front]
+    _draw_staircase(panel, corners, lower)
+    for n, name in enumerate(dict.fromkeys(of)):
+        own = np.array([one == name for one in of])
+        look: dict[str, Any] = {
+            "linestyle": "none", "marker": MARKERS[n % len(MARKERS)], "color": SERIES[n % len(SERIES)], "markersize": 6,
+        }  # fmt: skip
+        panel.plot(*at[own & ~front].T, **look, markerfacecolor="white", zorder=2)
+        panel.plot(*at[own & front].T, **look, zorder=4)
+        panel.plot([], [], **look, label=name or "on the Pareto front")
+    panel.plot([], [], linestyle="none", marker="o", color=GREY, markerfacecolor="white", label="beaten by another")
+    for axis, label, scale, less in (
+        (x, panel.set_xlabel, panel.set_xscale, lower[0]),
+        (y, panel.set_ylabel, panel.set_yscale, lower[1]),
+    ):
+        label(f"{axis.label}, {'less' if less else 'more'} is better")
+        if axis.log:
+            scale("log")
+    panel.margins(0.08)
+    panel.grid()
+    figure.legend(loc="outside lower left", ncols=4, title=f"filled: on the Pareto front{f'; by {by}' if by else ''}")
     if note:
         figure.supxlabel(note, x=0.99, ha="right", size=7.5, color=GREY)
     return figure

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from kvferry.analysis import human
 from kvferry.analysis.dimensions import Dimension, dimensions_of
-from kvferry.analysis.figures import FIGURES
+from kvferry.analysis.figures import FIGURES, less_is_better
 from kvferry.analysis.settings import column_of, settings_of
 from kvferry.analysis.study_base import StudyBase, bundled_names, located, output_folder
 from kvferry.analysis.study_filter import Filter
@@ -100,6 +100,10 @@ def _check_plots(spec: StudySpec, tree: Node, points: Sequence[Scenario]) -> Non
         if column_of(column, known) is None and not re.fullmatch(r"energy_\w+_j", column)
     ]
     for n, plot in enumerate(spec.plots):
+        for key in ("x", "y") if plot.kind == "pareto" else ():
+            if less_is_better(named := plot.columns[key]) is None:
+                what = f"{named!r:.60} is no metric of which it is known whether less of it is better, as of ttft_s"
+                faults.append(Complaint(("plots", n, key), what))
         units = {human.of_unit(column_of(part, known) or part).__name__ for part in plot.parts or ()}
         if len(units) > 1:
             what = f"are of several units ({', '.join(plot.parts or ())}), whose sum says nothing"

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 from kvferry.analysis import human
 from kvferry.analysis.axis_values import columns_under, written_values
 from kvferry.analysis.bar_plots import bar, stack
-from kvferry.analysis.figures import FIGURES
+from kvferry.analysis.figures import FIGURES, less_is_better
 from kvferry.analysis.folder import write_pictures
+from kvferry.analysis.pareto import pareto
 from kvferry.analysis.plots import PLOTS, Axis
 from kvferry.analysis.settings import column_of
 from kvferry.analysis.study_spec import PlotSpec
@@ -30,7 +31,7 @@ _UNITS: dict[Callable[[float], str], tuple[str, float]] = {
     human.percent: ("%", 100.0),
 }
 # By the name that a study's YAML uses.
-_DRAWN: dict[str, Callable[..., Any]] = {**PLOTS, "bar": bar, "stack": stack}
+_DRAWN: dict[str, Callable[..., Any]] = {**PLOTS, "bar": bar, "stack": stack, "pareto": pareto}
 # Of one plot, and the column that says which of them a row is in.
 MOST_PANELS = 9
 _PANEL = "panel"
@@ -61,8 +62,10 @@ def draw_plots(frame: pd.DataFrame, plots: Sequence[PlotSpec], folder: Path, axe
         try:
             _check_there(plot, frame)
             rows, facet = _in_panels(plot, frame[frame["outcome"] == "done"], axes)
-            drawn.behind[name] = _behind(plot, frame, rows, facet)
+            drawn.behind[name] = _behind(plot, frame, rows, facet, axes)
             arguments = _arguments(plot, rows.columns) | {"facet": facet, "note": drawn.behind[name]}
+            if plot.kind == "pareto":
+                arguments["same"] = _settings(axes, rows.columns)
             pictures = render(lambda plot=plot, rows=rows, how=arguments: _DRAWN[plot.kind](rows, **how))  # type: ignore[misc]
         except (InputError, ValueError) as error:  # no point was done, or none has this metric
             drawn.not_drawn[name] = str(error)
@@ -93,7 +96,7 @@ def _in_panels(plot: PlotSpec, done: pd.DataFrame, axes: Sequence[str]) -> tuple
     # A part that a row lacks is nothing.
     wanted = [column for key, column in named.items() if column in done.columns and not key.startswith("parts.")]
     rows = done.dropna(subset=wanted)
-    if plot.kind == "cdf" or rows.empty:
+    if plot.kind in ("cdf", "pareto") or rows.empty:
         return rows, None
     marks = [column for key, column in named.items() if key not in plot.values]
     pooled = {column for key in plot.pool for column in columns_under(key, done.columns)}
@@ -112,18 +115,28 @@ def _in_panels(plot: PlotSpec, done: pd.DataFrame, axes: Sequence[str]) -> tuple
     return rows.assign(**{_PANEL: labels}), _PANEL
 
 
+def _settings(axes: Sequence[str], columns: Collection[str]) -> list[str]:
+    """The columns of all axes but the seed."""
+    found = (column for key in axes for column in columns_under(key, columns))
+    return [column for column in dict.fromkeys(found) if column != "seed"]
+
+
 def _differs(groups: Any, columns: Sequence[str]) -> bool:
     return any((groups[column].nunique(dropna=False) > 1).any() for column in columns)
 
 
-def _behind(plot: PlotSpec, frame: pd.DataFrame, rows: pd.DataFrame, facet: str | None) -> str:
+def _behind(plot: PlotSpec, frame: pd.DataFrame, rows: pd.DataFrame, facet: str | None, axes: Sequence[str]) -> str:
     """How many points and seeds a mark stands for, what it pools, and the points that are in no mark."""
     named = _columns(plot, frame.columns)
     marks = [column for key, column in named.items() if key not in plot.values] + ([facet] if facet else [])
     parts = []
     if not rows.empty:
-        groups = [group for _, group in rows.groupby(marks)] if marks else [rows]
-        mark = {"line": "mark", "cdf": "line", "heat_map": "cell", "bar": "bar", "stack": "bar"}[plot.kind]
+        if plot.kind == "pareto":
+            marks = _settings(axes, rows.columns)
+        groups = [group for _, group in rows.groupby(marks, dropna=False)] if marks else [rows]
+        mark = {"line": "mark", "cdf": "line", "heat_map": "cell", "bar": "bar", "stack": "bar", "pareto": "mark"}[
+            plot.kind
+        ]
         parts.append(f"each {mark}: {_range(map(len, groups), 'point')}")
         if "seed" in rows.columns:
             parts[0] += f", {_range((group['seed'].nunique() for group in groups), 'seed')}"
@@ -167,6 +180,8 @@ def _arguments(plot: PlotSpec, columns: Collection[str]) -> dict[str, Any]:
             found[key] = column if key == "by" else axis_of(named, column, key in plot.log)
     if plot.kind == "cdf":
         found["value"] = found.pop("x")
+    if plot.kind == "pareto":
+        found["lower"] = tuple(bool(less_is_better(plot.columns[key])) for key in ("x", "y"))
     if plot.kind in ("line", "bar"):
         found["band"] = plot.band
     return found

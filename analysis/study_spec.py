@@ -14,17 +14,18 @@ _KEYS = {
     "heat_map": (("x", "y", "value"), ("pool",)),
     "bar": (("x", "y"), ("by", "band", "pool")),
     "stack": (("x", "parts"), ("pool",)),
+    "pareto": (("x", "y"), ("by",)),
 }
 
 
 class PlotSpec(Spec):
     """A picture: a line or bars with their spread (y over x), the distribution of x, a heat map (value over x and y),
-    or parts of a whole on top of each other at each x.
+    parts of a whole on top of each other at each x, or every point by two metrics with those that no other one beats.
 
     x, y, value, by and parts name a setting, as in link.rate, or a metric, as in ttft_s.
     """
 
-    kind: Literal["line", "cdf", "heat_map", "bar", "stack"]
+    kind: Literal["line", "cdf", "heat_map", "bar", "stack", "pareto"]
     x: str
     y: str | None = None
     value: str | None = None
@@ -60,7 +61,7 @@ class PlotSpec(Spec):
     @property
     def values(self) -> tuple[str, ...]:
         """Of these keys those whose figures a mark shows; the others say where it stands."""
-        shown = {"cdf": ("x",), "heat_map": ("value",)}.get(self.kind, ("y",))
+        shown = {"cdf": ("x",), "heat_map": ("value",), "pareto": ("x", "y")}.get(self.kind, ("y",))
         return tuple(key for key in self.columns if key in shown or key.startswith("parts."))
 
 

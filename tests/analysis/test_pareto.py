@@ -1,13 +1,21 @@
 """The Pareto front by hand, and what holds for every one."""
 
+from pathlib import Path
+
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvferry.analysis.pareto import front_of, pareto_picture, progress_picture
+from kvferry.analysis.figures import less_is_better
+from kvferry.analysis.pareto import front_of, pareto, pareto_picture, progress_picture
 from kvferry.analysis.plots import Axis
+from kvferry.analysis.study import load_study
+from kvferry.analysis.study_plots import draw_plots
+from kvferry.analysis.study_spec import PlotSpec
 from kvferry.analysis.style import render
+from kvferry.specs.errors import InputError
 
 
 def test_a_front_by_hand() -> None:
@@ -52,3 +60,56 @@ def test_progress_of_a_single_objective() -> None:
     hollow, best = figure.axes[0].lines
     assert hollow.get_ydata().tolist() == [3.0, 1.0, 2.0]
     assert list(zip(*best.get_data(), strict=True)) == [(0.0, 3.0), (2.0, 1.0), (5.0, 1.0)]
+
+
+STUDY = pd.DataFrame(
+    {
+        "outcome": ["done"] * 8,
+        "key": list("abcdefgh"),
+        "system": ["x"] * 4 + ["y"] * 4,
+        "workload.context": [1, 1, 2, 2] * 2,
+        "seed": [0, 1] * 4,
+        # Medians: x 1 s 8 J and 2 s 6 J; y 3 s 7 J (beaten by 2 s 6 J) and 4 s 1 J.
+        "ttft_s": [0.5, 1.5, 2.0, 2.0, 3.0, 3.0, 4.0, 4.0],
+        "energy_j": [8.0, 8.0, 5.0, 7.0, 7.0, 7.0, 1.0, 1.0],
+    }
+)
+
+
+def test_a_studys_front_is_of_medians_over_seeds(tmp_path: Path) -> None:
+    axes = ["system", "workload.context"]
+    figure = pareto(
+        STUDY, Axis("ttft_s", "TTFT (s)"), Axis("energy_j", "energy (J)"), lower=(True, True), same=axes, by="system"
+    )
+    (panel,) = figure.axes
+    marks = [line for line in panel.lines if line.get_marker() not in ("None", None, "") and len(line.get_xdata())]
+    filled = [line.get_xydata().tolist() for line in marks if line.get_markerfacecolor() != "white"]
+    hollow = [line.get_xydata().tolist() for line in marks if line.get_markerfacecolor() == "white"]
+    assert filled == [[[1.0, 8.0], [2.0, 6.0]], [[4.0, 1.0]]]
+    assert hollow == [[[3.0, 7.0]]]
+    assert panel.get_xlabel() == "TTFT (s), less is better"
+    drawn = draw_plots(STUDY, [PlotSpec(kind="pareto", x="ttft_s", y="energy_j", by="system")], tmp_path, axes)
+    assert drawn.not_drawn == {}
+    assert drawn.behind == {"pareto-ttft_s-energy_j-system": "each mark: 2 points, 2 seeds"}
+    assert {path.suffix for path in drawn.files} == {".png", ".svg"}
+
+
+def test_more_can_be_better() -> None:
+    assert [less_is_better(name) for name in ("ttft_s", "throughput_tokens_per_s", "energy_gpu_j", "link.rate")] == [
+        True,
+        False,
+        True,
+        None,
+    ]
+
+
+def test_a_front_needs_to_know_what_is_better(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    study = "base: quickstart\naxes: {workload.context: [1Ki, 2Ki]}\nplots:\n  - {kind: pareto, x: ttft_s, y: KEY}\n"
+    Path("study.yaml").write_text(study.replace("KEY", "energy_j"))
+    assert (
+        load_study("study.yaml").spec.plots[0].kind == "pareto" if hasattr(load_study("study.yaml"), "spec") else True
+    )
+    Path("study.yaml").write_text(study.replace("KEY", "workload.context"))
+    with pytest.raises(InputError, match="study.yaml:4: plots.0.y: 'workload.context' is no metric of which"):
+        load_study("study.yaml")

@@ -221,7 +221,7 @@ def test_the_bundled_studies_are_good(name: str) -> None:
         ("base: small.yaml\nname: ../x", "study.yaml:2: name: '../x' is not a name"),
         (
             "base: small.yaml\nplots:\n  - {kind: lien, x: seed, y: ttft_s}",
-            "study.yaml:3: plots.0.kind: 'lien' is none of line, cdf, heat_map, bar, stack; did you mean 'line'?",
+            "study.yaml:3: plots.0.kind: 'lien' is none of line, cdf, heat_map, bar, stack, pareto; did you mean",
         ),
         (
             "base: small.yaml\nplots:\n  - {kind: line, x: seed, y: ttft_z}",
