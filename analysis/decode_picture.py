@@ -1,4 +1,4 @@
-"""A few layers of decoding with KV on storage: what is read beside what is computed, and whether it is hidden."""
+"""Decoding with KV on storage: reads beside what is computed, by layer and over time, and how much is hidden."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvferry.analysis import human, style
+from kvferry.analysis.decode_time import WAITING, draw_depth, draw_reuse, draw_waits, storage_depth, waits_s
 from kvferry.analysis.occupancy import shares, union
 from kvferry.analysis.steps import Steps, steps_of
 from kvferry.analysis.style import BLUE, FAINT, GREEN, GREY, INK, ORANGE, PURPLE, SKY, VERMILION
@@ -50,22 +51,36 @@ _LOOKS: dict[str, tuple[str, str | None]] = {
 
 
 def decode_picture(run: Run, *, title: str = "") -> Figure:
-    """Above: some layers of one decode step, each op on the processor and each read on storage. Below: by layer, how
-    long storage read and the processor computed while the layer ran, mean over a few steps. A system that chooses KV
-    ahead reads the next layer's meanwhile.
+    """From above: some layers of one decode step, each op on the processor and each read on storage. By layer, how long
+    storage read and the processor computed while the layer ran, mean over a few steps; a system that chooses KV ahead
+    reads the next layer's meanwhile. By step, what the token waited for. By step, the share of selected KV blocks that
+    were there already, of a system that keeps some, and how many batches storage had under way.
 
     Raises ValueError where no step was decoded in lock step with its spans kept.
     """
     steps = steps_of(run)
-    if steps is None:
+    decoded = run.decoded
+    if steps is None or decoded is None:
         raise ValueError("nothing to draw: no decode step with the spans of all its layers")
     first = max(0, (len(steps.starts_s) - STEPS_SHOWN) // 2)
     shown = range(first, min(first + STEPS_SHOWN, len(steps.starts_s)))
-    figure = style.new_figure(10, 5.2)
+    edges_s = np.array(decoded.token_times_s[: len(steps.starts_s) + 1])
+    stored = any(span.resource == "storage" for span in run.spans)
+    reuses = decoded.reuses and any(wanted for wanted, _ in decoded.step_blocks)
+    last = [name for name, there in (("reuse", reuses), ("queue", stored)) if there]
+    rows = [["layers"], ["by layer"], ["by step"], last]
+    figure = style.new_figure(10, 9.2 if last else 7.4)
     figure.suptitle(title, x=0.01, ha="left", weight="bold", size=12)
-    above, below = figure.subplots(2, 1, height_ratios=[1.0, 1.1])
-    _draw_layers(above, run.spans, steps, shown[0])
-    _draw_means(below, run.spans, steps, shown)
+    panels: Any = figure.subplot_mosaic(
+        [row * (2 // len(row)) for row in rows if row], height_ratios=[1.0, 1.1, 1.1, 0.8][: len(rows) if last else 3]
+    )
+    _draw_layers(panels["layers"], run.spans, steps, shown[0])
+    _draw_means(panels["by layer"], run.spans, steps, shown)
+    draw_waits(panels["by step"], waits_s(run.spans, steps, edges_s, _FOR), {**_LOOKS, **WAITING})
+    if reuses:
+        draw_reuse(panels["reuse"], decoded.step_blocks)
+    if stored:
+        draw_depth(panels["queue"], storage_depth(run.spans, edges_s))
     return figure
 
 

@@ -66,7 +66,7 @@ def gantt(run: Run, *, title: str = "", request: int | None = None) -> Figure:
         draw_lanes(by_name["lanes"], run.spans, resources, start_s, end_s)
         by_name["lanes"].set_title("Paths")
     if "requests" in by_name:
-        draw_requests(by_name["requests"], run.requests)
+        draw_requests(by_name["requests"], run.requests, loads=run.decoded is None)
     for axis in by_name.values():
         axis.set_xlim(start_s, end_s)
         for token in run.requests if len(run.requests) == 1 else ():
@@ -195,18 +195,25 @@ def draw_lanes(axis: Any, spans: Sequence[Span], resources: Sequence[str], start
     axis.spines["left"].set_visible(False)
 
 
-def draw_requests(axis: Any, requests: Sequence[RequestRecord]) -> None:
-    """What each request waited for: its load, its first token, the rest of its answer."""
+def draw_requests(axis: Any, requests: Sequence[RequestRecord], *, loads: bool = True) -> None:
+    """What each request waited for: its load, its first token, the rest of its answer. Without `loads` there is no
+    context to load, and all before the first token is prefill."""
     phases: dict[str, list[tuple[int, float, float]]] = {"streamed": [], "prefill": [], "decode": []}
     for row, request in enumerate(requests):
         at_s = request.arrival_s
         times = token_times_s(request)
-        for name, end_s in zip(phases, (request.loaded_s, request.first_token_s, times[-1] if times else None)):
+        loaded_s = request.loaded_s if loads else None
+        for name, end_s in zip(phases, (loaded_s, request.first_token_s, times[-1] if times else None)):
             if end_s is not None and end_s > at_s:
                 phases[name].append((row, at_s, end_s))
                 at_s = end_s
     for (name, bars), (label, colour) in zip(
-        phases.items(), (("load", GREY), ("prefill", KINDS["prefill"].colour), ("answer", KINDS["decode"].colour))
+        phases.items(),
+        (
+            ("load", GREY),
+            ("prefill" if loads else "waiting and prefill", KINDS["prefill"].colour),
+            ("answer", KINDS["decode"].colour),
+        ),
     ):
         if bars:
             row, start_s, end_s = np.array(bars).T

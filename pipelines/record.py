@@ -72,7 +72,8 @@ class Decoded:
     step, where requests come and go; their records have the times of their tokens. ``half``: what had added up as the
     second half of the decoded steps began, after ``half_step`` steps; None where every token was decoded.
     ``half_counts`` and ``end_counts``: KV blocks ``wanted`` and ``reused`` until then, and over the run; of clusters on
-    storage also ``accesses``, entries ``accessed`` by them, and what their layout has counted.
+    storage also ``accesses``, entries ``accessed`` by them, and what their layout has counted. ``step_blocks``: KV
+    blocks (wanted, reused) in each step that was carried out, those too that only warmed buffers up.
     """
 
     batch: int
@@ -89,6 +90,7 @@ class Decoded:
     end: Totals
     half_counts: Mapping[str, float] = field(default_factory=dict)
     end_counts: Mapping[str, float] = field(default_factory=dict)
+    step_blocks: tuple[tuple[int, int], ...] = ()
     # Reserved for the whole batch; None: no KV lies on storage.
     metadata_bytes: float | None = None
     buffer_bytes: float | None = None

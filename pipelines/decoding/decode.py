@@ -113,5 +113,5 @@ class LockStepDecode:
         return under_way
 
     def _token(self) -> None:
-        self.record.token_times_s.append(self.now.machine.env.now)
+        self.record.token(self.now.machine.env.now)
         self._on_token(len(self.record.token_times_s))

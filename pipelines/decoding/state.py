@@ -31,6 +31,8 @@ class DecodeRecord:
     token_times_s: list[float] = field(default_factory=list)
     blocks_wanted: int = 0
     blocks_reused: int = 0
+    # Of these, by step: a pair (wanted, reused) for every token but the first.
+    step_blocks: list[tuple[int, int]] = field(default_factory=list)
     # Entries that attention wanted and that came from outside the processor's memory in the same step.
     brought_entries: int = 0
     # Of clusters: contiguous accesses, entries that these brought, and the most that one did.
@@ -39,6 +41,16 @@ class DecodeRecord:
     longest_access: int = 0
     # Entries of clusters that were read for nothing but to be cut.
     cut_entries: int = 0
+    # Blocks wanted and reused before the step that is under way.
+    _before: tuple[int, int] = (0, 0)
+
+    def token(self, now_s: float) -> None:
+        """Every sequence has another token, and with it ends a step. The first comes from prefill, which is none."""
+        if self.token_times_s:
+            wanted, reused = self.blocks_wanted - self._before[0], self.blocks_reused - self._before[1]
+            self.step_blocks.append((wanted, reused))
+        self._before = self.blocks_wanted, self.blocks_reused
+        self.token_times_s.append(now_s)
 
     def looked_up(self, found: Lookup, entries: int, layers: int = 1) -> None:
         """Counts what was wanted and what of it was there; so many `entries` of it come. It is alike in so many

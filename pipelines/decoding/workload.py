@@ -180,6 +180,7 @@ class LockStepFlow:
             end=end,
             half_counts=half_counts,
             end_counts=end_counts,
+            step_blocks=() if self._decode is None else tuple(self._decode.record.step_blocks),
             metadata_bytes=plan.managing_bytes,
             buffer_bytes=plan.resident_bytes,
             reuses=plan.roles.selective and plan.roles.residency.keeps,

@@ -9,6 +9,8 @@ from tiny import DECODING
 
 from kvferry.analysis import style
 from kvferry.analysis.decode_picture import decode_picture
+from kvferry.analysis.decode_time import FOR_OTHERS, FOR_STORAGE, reused_shares, storage_depth, waits_s
+from kvferry.analysis.gantt import gantt
 from kvferry.analysis.steps import steps_of
 from kvferry.machine.span import Span
 from kvferry.pipelines.record import Decoded, Run
@@ -69,13 +71,64 @@ def test_a_step_of_which_spans_are_missing_is_none() -> None:
 
 def test_the_picture_shows_io_beside_compute() -> None:
     with mpl.rc_context(style.RC):
-        above, below = decode_picture(decoded(), title="tiny: kvswap").axes
+        above, below, by_step, *_ = decode_picture(decoded(), title="tiny: kvswap").axes
+    assert by_step.get_title(loc="left") == "By step: what each token waits for"
     assert [label.get_text() for label in above.get_yticklabels()] == ["storage", "gpu"]
     assert [text.get_text() for text in above.texts] == ["layer 0", "layer 1"]
     heights = [bar.get_height() for bar in below.patches]
     assert heights == pytest.approx([3.0, 3.0, 2.0, 2.0])  # ms: the processor's, then storage's
     assert "4.00 ms each, storage reads 2.00 ms, the processor works 3.00 ms" in below.get_title(loc="left")
     assert "50.0 % of reading is hidden" in below.get_title(loc="left")
+
+
+def test_what_each_token_waits_for_adds_up_to_its_step() -> None:
+    """Of 8 ms per step 2 go to attention, 4 to feed-forward; in the other 2 storage reads."""
+    run = decoded()
+    steps, edges_s = steps_of(run), np.array([1.0, 1.008, 1.016])
+    assert steps is not None
+    waits = waits_s(run.spans, steps, edges_s, {"DecodeAttention": "attention", "FeedForward": "layer"})
+    found = {kind: pytest.approx(seconds.tolist()) for kind, seconds in waits.items()}
+    assert found == {
+        "attention": [2e-3, 2e-3],
+        "layer": [4e-3, 4e-3],
+        FOR_STORAGE: [2e-3, 2e-3],
+        FOR_OTHERS: [0.0, 0.0],
+    }
+
+
+def test_storage_has_as_many_batches_as_overlap() -> None:
+    """Two reads of 2 ms in each step of 8 ms; a write of 4 ms that begins with the second step lies beside them."""
+    spans = (*decoded().spans, Span("storage", "Write", 1.008, 1.012))
+    assert storage_depth(spans, np.array([1.0, 1.008, 1.016])) == pytest.approx([0.5, 1.0])
+
+
+def test_reuse_over_time_is_drawn_where_blocks_are_kept() -> None:
+    run = decoded()
+    assert run.decoded is not None
+    assert len(decode_picture(run).axes) == 4
+    kept = replace(run, decoded=replace(run.decoded, reuses=True, step_blocks=((8, 2), (4, 3))))
+    with mpl.rc_context(style.RC):
+        axes = decode_picture(kept).axes
+    assert len(axes) == 5
+    assert axes[3].lines[0].get_ydata().tolist() == [25.0, 75.0]
+    assert axes[3].get_title(loc="left") == "Reuse: 41.7 % of selected KV was there already"
+    assert np.isnan(reused_shares([(0, 0)])).all()
+
+
+def test_blocks_of_steps_add_up_to_those_of_the_run() -> None:
+    run = run_scenario(load_scenario(DECODING))
+    assert run.decoded is not None
+    assert len(run.decoded.step_blocks) == len(run.decoded.token_times_s) - 1
+    sums = [sum(column) for column in zip(*run.decoded.step_blocks, strict=True)]
+    assert sums == [run.decoded.end_counts["wanted"], run.decoded.end_counts["reused"]]
+    assert sums[0] > sums[1] > 0
+
+
+def test_prefill_of_a_decoded_batch_is_no_load() -> None:
+    run = run_scenario(load_scenario(DECODING, ["workload.batch=2"]))
+    words = [text.get_text() for text in gantt(run).axes[-1].get_legend().get_texts()]
+    assert "load" not in words
+    assert "waiting and prefill" in words
 
 
 def test_a_real_pipeline_has_steps() -> None:

@@ -112,6 +112,8 @@ def test_they_are_equal(settings: tuple[str, ...], foreseen: list[int], monkeypa
     assert run.requests[0].token_times_s == pytest.approx(expected.requests[0].token_times_s, rel=1e-12)
     assert figures(run, scenario) == pytest.approx(figures(expected, scenario), rel=1e-9)
     assert run.energy_j == pytest.approx(expected.energy_j, rel=1e-9)
+    assert run.decoded is not None and expected.decoded is not None
+    assert run.decoded.step_blocks == expected.decoded.step_blocks
     told, wanted = ([tuple(span) for span in sorted(one.spans)] for one in (run, expected))
     assert len(told) == len(wanted)
     for one, other in zip(told, wanted, strict=True):
