@@ -39,6 +39,7 @@ def bar(
     """
     frame = _rows_with(frame, x.column, y.column, by)
     figure, panels = _panels(frame, facet, title, note, height_in=3.8)
+    spread = False
     names = list(frame[by].unique()) if by is not None else [None]
     labels, places = short_names(names), _places(frame, x)
     low, high = (5, 95) if band == "p5-p95" else (0, 100)
@@ -54,10 +55,12 @@ def bar(
             at = np.array([places.index(one) for one in there]) + width * (n - (len(names) - 1) / 2)
             axis.bar(at, median, width, label=labels[n], **_look(n))
             if (above > below).any():
+                spread = True
                 axis.errorbar(
                     at, median, (median - below, above - median), linestyle="none", color=style.INK, capsize=2.5
                 )
     _finish(panels, x, y, places, by, len(names))
+    _say(panels, f"bar: median, whisker: {band}" if spread else "bar: median")
     return figure
 
 
@@ -93,7 +96,16 @@ def stack(
     units = {part.label.rpartition(" (")[2].rstrip(")") for part in parts if " (" in part.label}
     whole = Axis("", f"sum of the parts ({', '.join(sorted(units))})" if units else "sum of the parts")
     _finish(panels, x, whole, places, "part", len(parts))
+    _say(panels, "means")
     return figure
+
+
+def _say(panels: Any, what: str) -> None:
+    """What heights are, above the first panel on the right, as lines say it."""
+    panels[0][0].annotate(
+        what, (1, 1), xycoords="axes fraction", xytext=(0, 4), textcoords="offset points", ha="right", size=8,
+        color=style.GREY,
+    )  # fmt: skip
 
 
 def _places(frame: pd.DataFrame, x: Axis) -> list[Any]:

@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 
 # Up to this many cells a heat map also prints its figures.
 _WRITTEN_CELLS = 150
-# Panels side by side, and letters of names that fit below a panel side by side.
+# Panels side by side, and letters of names that fit below a panel side by side, where it is alone and where it is not.
 _ACROSS = 3
-_LEVEL_LETTERS = 60
+_LEVEL_LETTERS = 56
+_LEVEL_LETTERS_OF_PANELS = 36
 
 
 @dataclass(frozen=True)
@@ -299,7 +300,10 @@ def short_names(values: Sequence[Any]) -> list[str]:
 def _name_ticks(axis: Any, at: Any, names: Sequence[str]) -> None:
     """Names along the x axis, slanted where they would meet."""
     axis.set_xticks(at, names)
-    if sum(map(len, names)) > _LEVEL_LETTERS:
+    across = axis.get_subplotspec().get_gridspec().ncols
+    letters = _LEVEL_LETTERS if across == 1 else _LEVEL_LETTERS_OF_PANELS
+    # Each has as much room as the longest.
+    if len(names) * (1 + max(map(len, names), default=0)) > letters:
         axis.tick_params(axis="x", rotation=30)
         for label in axis.get_xticklabels():
             label.set_horizontalalignment("right")

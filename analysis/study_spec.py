@@ -49,6 +49,9 @@ class PlotSpec(Spec):
                 raise BadKey(key, f"is missing; a {self.kind} needs {' and '.join(needed)}")
         for key in sorted(self.model_fields_set & {"y", "value", "by", "band", "pool", "parts"} - {*needed, *possible}):
             raise BadKey(key, f"is of no use to a {self.kind}, which takes {', '.join((*needed, *possible))}")
+        if self.kind in ("bar", "stack") and "y" in self.log:
+            instead = "; a line takes log: [y]" if self.kind == "bar" else ""
+            raise BadKey("log", f"y: lengths of bars begin at zero, which a logarithmic axis does not have{instead}")
         return self
 
     @property

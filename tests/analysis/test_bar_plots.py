@@ -35,6 +35,39 @@ def test_bars_are_medians_and_whiskers_the_spread() -> None:
     assert drawn.axes[0].get_ylabel() == "TTFT (ms)"
 
 
+def test_bars_say_what_they_are() -> None:
+    def said(figure) -> list[str]:  # type: ignore[no-untyped-def]
+        return [text.get_text() for text in figure.axes[0].texts]
+
+    x, y = Axis("system", "system"), Axis("ttft_s", "TTFT (s)")
+    assert said(bar(TABLE, x, y)) == ["bar: median, whisker: p5-p95"]
+    assert said(bar(TABLE, x, y, band="min-max")) == ["bar: median, whisker: min-max"]
+    assert said(bar(TABLE[TABLE["system"] == "y"], x, y)) == ["bar: median"]
+    assert said(stack(TABLE, x, [Axis("energy_gpu_j", "gpu (J)"), Axis("energy_network_j", "network (J)")])) == [
+        "means"
+    ]
+
+
+@pytest.mark.parametrize(
+    "keys", [{"kind": "bar", "x": "a", "y": "b"}, {"kind": "stack", "x": "a", "parts": ("b", "c")}]
+)
+def test_bars_take_no_logarithmic_axis(keys: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="begin at zero"):
+        PlotSpec(**keys, log=("y",))  # type: ignore[arg-type]
+
+
+def test_long_names_are_slanted_where_panels_are_narrow() -> None:
+    names = ["local-prefill", "stream-only", "ferry"]
+    table = pd.DataFrame({"system": names * 3, "panel": [f"p{n}" for n in range(3) for _ in names], "ttft_s": 1.0})
+    x, y = Axis("system", "system"), Axis("ttft_s", "TTFT (s)")
+
+    def slant(figure) -> float:  # type: ignore[no-untyped-def]
+        return float(figure.axes[0].get_xticklabels()[0].get_rotation())
+
+    assert slant(bar(table, x, y)) == 0
+    assert slant(bar(table, x, y, facet="panel")) == 30
+
+
 def test_bars_side_by_side_differ_without_colour() -> None:
     drawn = bar(TABLE, Axis("seed", "seed"), Axis("ttft_s", "TTFT (s)"), by="system")
     assert _heights(drawn) == [[1.0, 2.0, 9.0], [4.0, 4.0, 4.0]]
