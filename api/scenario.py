@@ -59,7 +59,7 @@ def overrides_of(settings: Settings) -> list[str]:
 
 def _text(key: str, value: Any) -> str:
     """A value in YAML. numpy's numbers are numbers."""
-    value = value.item() if hasattr(value, "item") else value
+    value = value.item() if hasattr(value, "item") and getattr(value, "size", 1) == 1 else value
     if isinstance(value, Path):
         value = str(value.resolve())
     if isinstance(value, float) and not math.isfinite(value):
@@ -76,6 +76,8 @@ def under_systems(scenario: Scenario, systems: Sequence[str] | None) -> dict[str
     Raises InputError for a system that is not known, or an empty list.
     """
     table = WORKLOADS[scenario.workload.kind].systems
+    if isinstance(systems, str):
+        raise InputError(f'systems: {systems!r:.60} is one text; write ["{systems:.40}"]')
     if systems is None:
         paper = system_of(scenario.workload.kind, scenario.system).paper
         systems = [name for name, system in table.items() if system.paper == paper]

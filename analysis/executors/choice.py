@@ -18,6 +18,8 @@ def executor_for(name: str | None, workers: int | None = None) -> Executor:
     Raises InputError for another name, and for a number of workers where it means nothing; MissingExtra for a scheduler
     without dask.
     """
+    if workers is not None and workers < 1:
+        raise InputError(f"--jobs {workers}: is not at least 1; leave it out for all cores")
     if name is None:
         name = "in-process" if workers == 1 else "cores"
     if name == "in-process":
