@@ -81,18 +81,22 @@ def write_comparison(
     envelopes: Mapping[str, Envelope],
     ranked_by: str = "ttft_s",
     *,
+    failed: Mapping[str, str] = {},
     plots: bool = True,
     progress: Progress = lambda done, of: None,
 ) -> list[Path]:
     """Write a run's folder per system (all three mappings by system), comparison.json, and plots/ of all together, the
-    best by `ranked_by` first. Calls `progress` with how many pictures are drawn."""
+    best by `ranked_by` first. `failed`: why other systems have no run. Calls `progress` with how many pictures are
+    drawn."""
     written = []
     draws: dict[Path, Draw] = {}
     for system, run in runs.items():
         own = folder / folder_name(system)
         written += write_run(own, scenario_yaml[system], run, envelopes[system], plots=False)
         draws |= run_pictures(own, run, envelopes[system])
-    written.append(write_file(folder / "comparison.json", to_json({"systems": dict(envelopes)}).encode()))
+    written.append(
+        write_file(folder / "comparison.json", to_json({"systems": dict(envelopes), "failed": dict(failed)}).encode())
+    )
     draws |= comparison_pictures(folder, runs, envelopes, ranked_by)
     return written + (write_drawn(draws, progress) if plots else [])
 

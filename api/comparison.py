@@ -104,6 +104,7 @@ class Comparison:
             {name: one.run for name, one in self.results.items()},
             self._envelopes,
             self.headline,
+            failed=self.failed,
             plots=plots,
             progress=progress,
         )

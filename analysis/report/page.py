@@ -109,15 +109,27 @@ def _of_comparison(comparison: Comparison, number: Iterator[int]) -> Section:
     import pandas as pd
 
     section = Section(f"{comparison.name}: systems beside each other")
-    metrics = {run.found["system"]: run.found["metrics"] for run in comparison.runs}
-    for figure in _there([key for one in metrics.values() for key in one])[:2]:
-        values = {system: one[figure] for system, one in metrics.items() if figure in one}
+    outcomes = {run.found["system"]: run.found["outcome"].replace("_", " ") for run in comparison.runs}
+    outcomes |= dict.fromkeys(comparison.failed, "failed")
+    whys = {run.found["system"]: run.found.get("why", "") for run in comparison.runs} | dict(comparison.failed)
+    section.said += [
+        f"{system}: {outcome}{': ' if whys[system] else ''}{whys[system]}"
+        for system, outcome in outcomes.items()
+        if outcome != "done"
+    ]
+    # Figures of an unfinished run would look too good beside the others.
+    finished = {run.found["system"]: run.found["metrics"] for run in comparison.runs if run.found["outcome"] == "done"}
+    for figure in _there([key for one in finished.values() for key in one])[:2]:
+        values = {system: one[figure] for system, one in finished.items() if figure in one}
         section.charts.append(_chart(bars(values, figure), number))
-    table = pd.DataFrame(metrics)
-    table = table.loc[[key for key in FIGURES if key in table.index]]
-    shown = table.apply(lambda row: row.map(lambda value: _written(row.name, value)), axis=1)
-    shown.insert(0, "figure", [FIGURES[key].label for key in table.index])
-    section.tables.append(("Figures", _table(shown, number, paging=False)))
+    rows = [{"figure": "outcome", **outcomes}]
+    rows += [
+        {"figure": figure.label}
+        | {name: _written(key, finished[name][key]) if key in finished.get(name, {}) else "" for name in outcomes}
+        for key, figure in FIGURES.items()
+        if any(key in one for one in finished.values())
+    ]
+    section.tables.append(("Figures", _table(pd.DataFrame(rows), number, paging=False)))
     section.inner = [_of_run(run, number) for run in comparison.runs]
     return section
 

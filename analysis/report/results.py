@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvferry.analysis.folder import folder_name
 from kvferry.specs.errors import InputError
 
 if TYPE_CHECKING:
@@ -27,10 +28,11 @@ class RunResult:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Runs of one scenario under several systems."""
+    """Runs of one scenario under several systems; ``failed``: why others have none."""
 
     name: str
     runs: Sequence[RunResult]
+    failed: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,8 @@ class Verdicts:
     found: dict[str, Any]
 
 
+# What the object of a run may also hold.
+_BESIDE: Mapping[str, type] = {"provenance": dict, "versions": dict, "notes": list}
 Result = RunResult | Comparison | Points | Verdicts
 
 
@@ -69,25 +73,61 @@ def results_in(folders: Sequence[Path]) -> list[Result]:
 def _in(folder: Path) -> Iterator[Result]:
     name = folder.name or str(folder.resolve().name)
     if (folder / "comparison.json").is_file():
-        systems = _json(folder / "comparison.json")["systems"]
-        runs = [_run(folder / system) for system in systems if (folder / system / "metrics.json").is_file()]
-        yield Comparison(name, runs)
+        found = _with(folder / "comparison.json", _json(folder / "comparison.json"), {"systems": dict})
+        failed = _with(folder / "comparison.json", {"failed": {}, **found}, {"failed": dict})["failed"]
+        folders = [folder / folder_name(system) for system in found["systems"]]
+        runs = [_run(own) for own in folders if (own / "metrics.json").is_file()]
+        yield Comparison(name, runs, {str(system): str(why) for system, why in failed.items()})
     elif (folder / "metrics.json").is_file():
         yield _run(folder)
     elif (folder / "points.parquet").is_file():
-        yield Points(name, _table(folder / "points.parquet"))
+        yield Points(name, _table(folder / "points.parquet", ("outcome", "why", "version")))
     elif (folder / "report.json").is_file():
-        yield Verdicts(name, _json(folder / "report.json"))
+        yield Verdicts(name, _verdicts(folder / "report.json"))
 
 
 def _run(folder: Path) -> RunResult:
+    path = folder / "metrics.json"
+    found, scenario = _json(path), _text(folder / "scenario.yaml")
+    found = _with(path, found, {"scenario": str, "system": str, "outcome": str, "metrics": dict})
+    found = _with(path, {"provenance": {}, "versions": {}, "notes": [], **found}, _BESIDE)
+    for key, value in found["metrics"].items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise InputError(f"{path}: is damaged: metrics.{key} is {value!r:.60} and no number")
     return RunResult(
         name=folder.name,
-        found=_json(folder / "metrics.json"),
-        scenario=_text(folder / "scenario.yaml"),
-        spans=_table(folder / "spans.parquet"),
+        found=found,
+        scenario=scenario,
+        spans=_table(folder / "spans.parquet", ("resource", "label", "start_s", "end_s", "n_bytes")),
         requests=_table(folder / "requests.parquet"),
     )
+
+
+def _verdicts(path: Path) -> dict[str, Any]:
+    found = _with(path, {"cells": [], "tables": [], **_json(path)}, {"claims": list, "cells": list, "tables": list})
+    for key in ("claims", "cells", "tables"):
+        for n, row in enumerate(found[key]):
+            where = f"{key}.{n}"
+            if not isinstance(row, dict):
+                raise InputError(f"{path}: is damaged: {where} is {row!r:.60} and no object")
+            if key == "claims":
+                _with(path, row, {"id": str, "what": str, "verdict": str}, f"{where}.")
+                _with(
+                    path, row, dict.fromkeys(("paper_low", "paper_high", "ours"), (int, float, type(None))), f"{where}."
+                )
+    return found
+
+
+def _with(
+    path: Path, found: dict[str, Any], kinds: Mapping[str, type | tuple[type, ...]], where: str = ""
+) -> dict[str, Any]:
+    """The object itself. Raises InputError where a key is missing or has a value of another kind."""
+    for key, kind in kinds.items():
+        if key not in found:
+            raise InputError(f"{path}: is damaged: {where}{key} is missing")
+        if not isinstance(found[key], kind):
+            raise InputError(f"{path}: is damaged: {where}{key} is {found[key]!r:.60}")
+    return found
 
 
 def _text(path: Path) -> str:
@@ -107,10 +147,15 @@ def _json(path: Path) -> dict[str, Any]:
     return found
 
 
-def _table(path: Path) -> pd.DataFrame:
+def _table(path: Path, columns: Sequence[str] = ()) -> pd.DataFrame:
+    """Raises InputError for what cannot be read, and where one of `columns` is missing."""
     import pandas as pd
 
     try:
-        return pd.read_parquet(path)
+        table = pd.read_parquet(path)
     except Exception as error:  # pyarrow has errors of several kinds
         raise InputError(f"{path}: cannot be read: {str(error)[:200]}") from None
+    lacking = [column for column in columns if column not in table]
+    if lacking:
+        raise InputError(f"{path}: is damaged: it has no column {', '.join(lacking)}")
+    return table

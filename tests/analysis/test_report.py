@@ -2,6 +2,7 @@
 
 import json
 import re
+from itertools import count
 from pathlib import Path
 
 import pandas as pd
@@ -10,8 +11,9 @@ import pytest
 pytest.importorskip("plotly")
 pytest.importorskip("itables")
 
+from kvferry.analysis.folder import write_comparison
 from kvferry.analysis.report.charts import _joined, bars, claims_chart, scatter
-from kvferry.analysis.report.page import report
+from kvferry.analysis.report.page import _of_comparison, report
 from kvferry.analysis.report.results import Comparison, Points, RunResult, Verdicts, results_in
 from kvferry.specs.errors import InputError
 
@@ -86,10 +88,51 @@ def test_one_file_that_needs_nothing_else(folders: dict[str, Path]) -> None:
     assert "trace: wifi-campus" in html
 
 
+def test_systems_that_have_no_figures_say_why(tmp_path: Path) -> None:
+    """One ran out of memory, another failed: both stand in the table, with outcomes and without figures."""
+    spans = pd.DataFrame({"resource": ["gpu"], "label": ["A"], "start_s": [0.0], "end_s": [1.0], "n_bytes": [0.0]})
+    runs = []
+    for system, outcome, peak_bytes in (("good", "done", 3e9), ("large", "out_of_memory", 1e9)):
+        found = {**_run({"memory_peak_bytes": peak_bytes}), "system": system, "outcome": outcome}
+        found |= {"provenance": {}} | ({"why": "no room for KV"} if outcome != "done" else {})
+        runs.append(RunResult(system, found, "name: s", spans, spans))
+    section = _of_comparison(Comparison("two", runs, {"bad": "it raises"}), count())
+    assert section.said == ["large: out of memory: no room for KV", "bad: failed: it raises"]
+    ((_, table),) = section.tables
+    for told in ('"outcome", "done", "out of memory", "failed"', '"memory peak", "3.00 GB", "", ""'):
+        assert told in table.replace('\\"', '"'), told
+    assert len(section.charts) == 1
+    assert "large" not in section.charts[0]
+
+
+def test_a_comparison_keeps_why_systems_failed(tmp_path: Path) -> None:
+    write_comparison(tmp_path, {}, {}, {}, failed={"bad": "it raises"}, plots=False)
+    (found,) = results_in([tmp_path])
+    assert isinstance(found, Comparison)
+    assert found.failed == {"bad": "it raises"}
+
+
+def test_the_mode_bar_has_room_of_its_own() -> None:
+    assert bars({"a": 1.0}, "ttft_s").layout.margin.r >= 40
+
+
 def test_no_text_is_taken_for_code(folders: dict[str, Path]) -> None:
     html = report([folders["swept"]])
     assert "alert(1)" in html
     assert HARMFUL not in html
+
+
+TABLE = pd.DataFrame({"key": ["a"]})
+
+
+def _run(metrics: dict[str, object]) -> dict[str, object]:
+    return {"scenario": "s", "system": "x", "outcome": "done", "metrics": metrics}
+
+
+def _json(folder: Path, name: str, found: dict[str, object]) -> None:
+    folder.mkdir()
+    (folder / "scenario.yaml").write_text("name: s")
+    (folder / f"{name}.json").write_text(json.dumps(found))
 
 
 @pytest.mark.parametrize(
@@ -101,6 +144,15 @@ def test_no_text_is_taken_for_code(folders: dict[str, Path]) -> None:
         (lambda folder: (folder.mkdir(), (folder / "metrics.json").write_text("{"))[0], "is damaged"),
         (lambda folder: (folder.mkdir(), (folder / "report.json").write_text("[]"))[0], "holds no object"),
         (lambda folder: (folder.mkdir(), (folder / "metrics.json").write_text("{}"))[0], r"scenario\.yaml: cannot be"),
+        (lambda folder: _json(folder, "comparison", {}), "comparison.json: is damaged: systems is missing"),
+        (lambda folder: _json(folder, "comparison", {"systems": ["a"]}), r"damaged: systems is \['a'\]"),
+        (lambda folder: _json(folder, "comparison", {"systems": {}, "failed": 3}), "damaged: failed is 3"),
+        (lambda folder: _json(folder, "metrics", {}), "metrics.json: is damaged: scenario is missing"),
+        (lambda folder: _json(folder, "metrics", _run({"ttft_s": "soon"})), "metrics.ttft_s is 'soon' and no number"),
+        (lambda folder: _json(folder, "metrics", _run({}) | {"provenance": 1}), "provenance is 1"),
+        (lambda folder: _json(folder, "report", {"claims": [{"id": "A"}]}), r"claims\.0\.what is missing"),
+        (lambda folder: _json(folder, "report", {"claims": [1]}), r"claims\.0 is 1 and no object"),
+        (lambda folder: (folder.mkdir(), TABLE.to_parquet(folder / "points.parquet"))[0], "no column outcome, why"),
     ],
 )
 def test_folders_that_are_none(tmp_path: Path, make, told: str) -> None:  # type: ignore[no-untyped-def]
