@@ -105,6 +105,7 @@ FIGURES: dict[str, Figure] = {
     "first_response_bytes": Figure("first response", "low", "bytes of the first token with the mask; mean"),
     "first_response_bytes_max": Figure("the largest", "low", "bytes"),
     "link_bytes": Figure("link traffic", None, "over the run"),
+    "uplink_bytes": Figure("uplink traffic", None, "over the run: what devices send"),
     "wasted_bytes": Figure(
         "of it wasted", "low", "fetched for nothing: the processor was first, not all came, or it was unusable"
     ),
@@ -147,6 +148,7 @@ FIGURES: dict[str, Figure] = {
     ),
     "batch": Figure("sequences together", None, "decoded in one step; mean"),
     "preemptions": Figure("preemptions", "low", "how often a request gave up its KV for others"),
+    "uplink_utilisation": Figure("uplink busy", None, "share of the time from the first arrival to the last token"),
     "link_utilisation": Figure("link busy", None, "share of the time from the first arrival to the last token"),
     "compute_utilisation": Figure("processor busy", None, "the same of the main processor"),
     "storage_utilisation": Figure("storage busy", None, "the same of storage"),

@@ -192,16 +192,23 @@ class DecodeStep(Op):
 @dataclass(frozen=True, slots=True)
 class DecodeRun(Op):
     """`tokens` new tokens of one sequence, one after the other, with `context_tokens` of KV before the first: what so
-    many steps of DecodeStep are, where nobody has to look at the tokens in between."""
+    many steps of DecodeStep are, where the tokens in between matter to nothing else. `window_tokens`: attention sees
+    no more KV than that; None: all of it."""
 
     tokens: int
     context_tokens: int
     of: Continued | None = field(default=None, compare=False)
+    window_tokens: int | None = field(default=None, kw_only=True)
 
     @property
     def middle(self) -> DecodeStep:
         """The step that all of them cost as much as, in the mean."""
-        return DecodeStep(1, self.context_tokens + (self.tokens - 1) / 2)
+        if self.window_tokens is None:
+            return DecodeStep(1, self.context_tokens + (self.tokens - 1) / 2)
+        first = min(self.context_tokens, self.window_tokens)
+        growing = min(self.tokens, self.window_tokens - first)
+        seen = growing * (first + (growing - 1) / 2) + (self.tokens - growing) * self.window_tokens
+        return DecodeStep(1, seen / self.tokens)
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,7 +82,7 @@ class Device:
         while said is not None and len(answer) < story.output:
             drafted, context = min(most, story.output - len(answer)), story.prompt + len(answer)
             stands = Continued(stands=tuple(answer.own))
-            run = machine.submit(DecodeRun(drafted, self._seen(context), stands), request=story.request)
+            run = machine.submit(DecodeRun(drafted, context, stands, window_tokens=self._window), request=story.request)
             message = {"drafted": drafted, "before": tuple(answer.own), "said": (yield run)}
             cloud.send(message, drafted * self._workload.handling.answer_token_bytes)
             said = yield from cloud.verdict()
@@ -226,7 +226,9 @@ class Device:
         if story.output < 2:
             return
         of = Continued(answer.following, answer.said, tuple(answer.own), answer.by_text)
-        run = machine.submit(DecodeRun(story.output - 1, self._seen(context + 1), of), request=story.request)
+        run = machine.submit(
+            DecodeRun(story.output - 1, context + 1, of, window_tokens=self._window), request=story.request
+        )
         corrected: int | None = yield run
         story.corrected = corrected
         if coming is not None:
@@ -242,9 +244,6 @@ class Device:
         machine.handle(Forget(), request=story.request)
         for lease in leases:
             lease.release()
-
-    def _seen(self, context: int) -> int:
-        return context if self._window is None else min(context, self._window)
 
     def _least_pace_s(self, story: Story, refined: int, rest: int, beginning: int) -> float | None:
         """What the pace of tokens from the cloud will be at least, before anything is measured; None where there is

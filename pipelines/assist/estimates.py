@@ -113,7 +113,7 @@ class Estimates:
 
     def tpot_s(self, context: float) -> float:
         """The device's."""
-        return self._here(DecodeStep(1, context))
+        return self._here(DecodeStep(1, context if self._window is None else min(context, self._window)))
 
     @cached_property
     def start_s(self) -> float:

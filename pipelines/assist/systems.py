@@ -97,7 +97,7 @@ class AssistSystem:
                 continue
             said = policies[role]
             parameters = dict(said) if isinstance(said, Mapping) else {"name": said}
-            if (given := parameters.pop("name", None)) != name:
+            if (given := parameters.pop("name", name)) != name:
                 complaints.append(Complaint((role, "name"), f"unknown {role} {given!r}; known: {name}"))
                 continue
             try:
