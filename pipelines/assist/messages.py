@@ -12,7 +12,7 @@ from kvferry.machine.channel import Streamed
 from kvferry.pipelines.assist.story import Story
 from kvferry.pipelines.assist.systems import Help
 from kvferry.policies.assist.prompt_mask import MOST_PROMPT_TOKENS, packed
-from kvferry.policies.assist.refiner import content_tokens
+from kvferry.policies.assist.refiner import OF_THE_WINDOW, content_tokens
 from kvferry.specs.assist import AssistSpec, CloudFaultSpec
 from kvferry.specs.errors import KvferryError
 from kvferry.traces.assisted import drawn_mask
@@ -149,7 +149,7 @@ _OF_REQUESTS: dict[str, Callable[[Any], bool]] = {
     "tokens": lambda value: _counts(value, 1),
     "ratio": lambda value: _share(value) and value > 0,
     "pace_s": lambda value: value is None or (type(value) in (int, float) and 0 <= value < math.inf),
-    "refiner": lambda value: isinstance(value, str),
+    "refiner": lambda value: isinstance(value, str) and value in OF_THE_WINDOW,
     "drafts": lambda value: isinstance(value, bool),
     "accepted": _share,
 }

@@ -36,7 +36,7 @@ def unpacked(mask: bytes, prompt: str) -> np.ndarray:
         raw = inflate.decompress(mask, _HEAD.size + MOST_PROMPT_TOKENS // 8)
     except zlib.error as error:
         raise BadMask(f"the mask is damaged: {error}") from None
-    if not inflate.eof or len(raw) < _HEAD.size:
+    if not inflate.eof or inflate.unused_data or len(raw) < _HEAD.size:
         raise BadMask("the mask is damaged: it ends early, or goes on where it should end")
     tokens, of_prompt = _HEAD.unpack_from(raw)
     if of_prompt != _sum(prompt):

@@ -82,13 +82,14 @@ class SinksAndNewest:
         return kept
 
 
-REFINERS: dict[str, Refiner] = {
+# Those that go by the observation window or by nothing, which a cloud's prefill can show; H2O needs all queries.
+OF_THE_WINDOW: dict[str, Refiner] = {
     "snapkv-sentences": SnapKv(sentences=True),
     "weighted-sentences": SnapKv(sentences=True, weighted=True),
     "snapkv": SnapKv(),
-    "h2o": HeavyHitters(),
     "streaming-llm": SinksAndNewest(),
 }
+REFINERS: dict[str, Refiner] = {**OF_THE_WINDOW, "h2o": HeavyHitters()}
 
 
 def pooled(scores: np.ndarray, width: int) -> np.ndarray:

@@ -18,7 +18,7 @@ from kvferry.model.request_session import RequestSession, step
 from kvferry.model.sentences import sentence_numbers
 from kvferry.model.tokens import Tokens
 from kvferry.policies.assist.prompt_mask import BadMask, mask_of_text, text_of_mask
-from kvferry.policies.assist.refiner import REFINERS, Shown
+from kvferry.policies.assist.refiner import OF_THE_WINDOW, Shown
 from kvferry.specs.errors import KvferryError
 
 # A token of an answer: its id, and what it adds to the text.
@@ -100,7 +100,7 @@ class AssistRunner(RegisteredOps):
         beginning, content, _ = asked.parts
         window = asked.session.observed.flatten(0, 1)[:, beginning : beginning + content].numpy()
         begins = self._tokens.begins(asked.text[1])
-        kept = REFINERS[handling.refiner].kept(
+        kept = OF_THE_WINDOW[handling.refiner].kept(
             Shown(window, np.zeros_like(window), sentence_numbers(asked.text[1], begins)), handling.tokens
         )
         return mask_of_text(kept, begins, asked.text)

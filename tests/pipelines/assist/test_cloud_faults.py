@@ -1,7 +1,7 @@
 """Something goes wrong in the cloud with one request: the device is told, and the cloud serves others as before."""
 
 from collections.abc import Generator, Iterator
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from assisted import ran
@@ -14,7 +14,9 @@ from kvferry.pipelines.assist import cloud as cloud_module
 from kvferry.pipelines.assist.cloud import Cloud
 from kvferry.pipelines.assist.instance import Instance
 from kvferry.pipelines.assist.messages import BadMessage, asked_of, failed_of, failure
+from kvferry.pipelines.assist.systems import Refining
 from kvferry.pipelines.record import Run
+from kvferry.policies.assist.refiner import OF_THE_WINDOW
 from kvferry.specs.errors import KvferryError
 
 # One slot: what a failed request does not give back, the others miss.
@@ -142,3 +144,10 @@ def test_more_tokens_than_the_answer_has_are_no_request() -> None:
     with pytest.raises(BadMessage, match="6 tokens of an answer of 5"):
         asked_of(asked)
     assert asked_of(asked | {"tokens": 5})
+    # Its prefill would have to show what all queries see.
+    with pytest.raises(BadMessage, match="its refiner is 'h2o'"):
+        asked_of(asked | {"tokens": 5, "refiner": "h2o"})
+
+
+def test_scenarios_may_name_the_refiners_that_a_cloud_carries_out() -> None:
+    assert set(get_args(Refining)) == set(OF_THE_WINDOW)

@@ -73,3 +73,8 @@ def test_a_mask_of_another_text() -> None:
     mask = mask_of_text(np.ones(1, np.bool_), [0], ("a", "b", "c"))
     with pytest.raises(BadMask, match="another prompt"):
         text_of_mask(mask, ("a", "d", "c"))
+
+
+def test_what_follows_a_mask_is_damage() -> None:
+    with pytest.raises(BadMask, match="goes on where it should end"):
+        unpacked(packed(np.ones(8, np.bool_), "a prompt") + b"more", "a prompt")
