@@ -23,8 +23,9 @@ _PATTERNS = ("", "/", "x", ".", "-", "+", "\\")
 _GREY, _GRID = "#808080", "rgba(128,128,128,0.25)"
 # Neighbouring spans of a lane are drawn as one where nothing between them is as long as this share of the run.
 _FINEST = 1 / 2000
-# In pixels.
-_MODE_BAR_WIDTH = 44
+# In pixels: of the mode bar, whose buttons stand in one column, or in three where a chart is lower than they are.
+_MODE_BAR_WIDTH, _MODE_BAR_HEIGHT = 44, 260
+_LOW_MODE_BAR_WIDTH = 78
 # Of a lane.
 _MOST_BOXES = 4000
 # Marks that are drawn one by one.
@@ -209,7 +210,7 @@ def _figure(drawn: Figure, height: int) -> Figure:
     drawn.update_layout(
         height=height,
         # On the right there is room for the mode bar, which so lies over nothing.
-        margin={"l": 10, "r": _MODE_BAR_WIDTH, "t": 40, "b": 10},
+        margin={"l": 10, "r": _MODE_BAR_WIDTH if height > _MODE_BAR_HEIGHT else _LOW_MODE_BAR_WIDTH, "t": 40, "b": 10},
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",
         font={"color": _GREY, "family": "system-ui, sans-serif"},
