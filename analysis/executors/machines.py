@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from contextlib import suppress
 from itertools import islice
 from queue import Empty, SimpleQueue
@@ -77,9 +77,10 @@ class Machines:
                     future.add_done_callback(done.put)
                 if not under_way:
                     break
-                future = self._next(done)
+                future = self._patiently(lambda wait_s: done.get(timeout=wait_s))
                 try:
-                    row: Row = future.result()
+                    # A worker that dies now takes a row that is done along: it is computed again.
+                    row: Row = self._patiently(future.result)
                 except KilledWorker:
                     deadly.append(under_way[future.key][1])
                 else:
@@ -94,13 +95,14 @@ class Machines:
                 with suppress(Exception):  # the scheduler may be what is gone
                     self._client.cancel([future for future, _ in under_way.values()])
 
-    def _next(self, done: SimpleQueue[Any]) -> Any:
-        """The next future that is done. Raises KvferryError when for long no worker is left."""
+    def _patiently(self, ask: Callable[[float], Any]) -> Any:
+        """What `ask` gives, called with seconds to wait until it does. Raises KvferryError when for long no worker is
+        left."""
         last_seen_s = monotonic()
         while True:
             try:
-                return done.get(timeout=_LOOK_EVERY_S)
-            except Empty:
+                return ask(_LOOK_EVERY_S)
+            except (Empty, TimeoutError):
                 pass
             if self._client.nthreads():
                 last_seen_s = monotonic()
@@ -124,7 +126,7 @@ class Machines:
         from distributed import KilledWorker
 
         try:
-            row: Row = self._submitted(point, work).result()
+            row: Row = self._patiently(self._submitted(point, work).result)
         except KilledWorker:
             return work.failed(point, DIED)
         return row
