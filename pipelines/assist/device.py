@@ -39,6 +39,8 @@ class Device:
         self._scenario, self._estimates, self._front = scenario, estimates, front
         self._workload, self._model = scenario.assist.workload, scenario.model
         self._window, self._help = window_of(scenario.device), wanted
+        # By prompt and ratio.
+        self._waits: dict[tuple[int, float], Patience] = {}
         self._start_bytes = start_bytes(scenario)
 
     def alone(self, machine: Machine, story: Story) -> Process:
@@ -166,10 +168,13 @@ class Device:
 
     def _patience(self, story: Story) -> Patience:
         said = self._help.patience_s
-        if said == "auto":
-            n_bytes = response_bytes(self._workload, story.prompt, story.ratio)
-            return self._estimates.patience(story.prompt, n_bytes)
-        return Patience(answer_s=said, token_s=said)
+        if said is None or isinstance(said, float | int):
+            return Patience(answer_s=said, token_s=said)
+        key = story.prompt, story.ratio
+        if key not in self._waits:
+            n_bytes = response_bytes(self._workload, *key)
+            self._waits[key] = self._estimates.patience(story.prompt, n_bytes, said == "planned")
+        return self._waits[key]
 
     def _began(self, machine: Machine, story: Story, answer: Answer, said: Message) -> None:
         """The cloud's first token is there."""

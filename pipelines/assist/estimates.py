@@ -125,10 +125,21 @@ class Estimates:
         env.run(until=storage_of(env, storage, lambda span: None).read(Extents([0], [n_bytes])))
         return float(env.now)
 
-    def patience(self, prompt: int, response_bytes: float) -> Patience:
+    def patience(self, prompt: int, response_bytes: float, planned: bool) -> Patience:
         """How long a device waits for the cloud with a prompt of this length."""
         there = self.assistance(prompt, response_bytes, "causal", self._scenario.link)
-        return patience_of(own_prefill_s=self.start_s + self.prefill_s(prompt), cloud_ttft_s=there.cloud_ttft_s)
+        own_prefill_s = self.start_s + self.prefill_s(prompt)
+        return patience_of(own_prefill_s=own_prefill_s, cloud_ttft_s=there.cloud_ttft_s, planned=planned)
+
+    def least_ratio_note(self, prompt: int) -> str | None:
+        """What a scenario's least share of prompts of this length is cut to by the device's window; None: it is not."""
+        least, window = self._scenario.assist.workload.least_ratio, self._window
+        if window is None or least * prompt <= window or "least_ratio" not in self._scenario.workload.model_fields_set:
+            return None
+        what = f"the device's window holds {window:,} of {prompt:,} tokens"
+        return (
+            f"workload.least_ratio of {least:g} is not kept for every prompt: {what}, a share of {window / prompt:.3g}"
+        )
 
     def assistance(self, prompt: int, response_bytes: float, smoothing: Smoothing, link: LinkSpec) -> Assistance:
         """Problem P of a prompt. Quality asks for at least so much of it as the workload says, but for no more than the

@@ -11,9 +11,6 @@ from kvferry.policies.assist.assistance import Smoothing
 from kvferry.policies.assist.serving import Routing, Serving
 from kvferry.scenarios.resolve import Complaint
 
-# A cloud that says nothing for so long, though its channel is open, is given up: longer than any queue that a user
-# would wait in.
-PATIENCE_S = 60.0
 # Refiners that go by the observation window, or by nothing.
 Refining = Literal["snapkv-sentences", "weighted-sentences", "snapkv", "streaming-llm"]
 # Who answers: a device that a cloud helps, one of the two alone, or both in turns.
@@ -25,17 +22,17 @@ class Help:
     """What a device asks of a cloud. ``tokens``: L, the first included. ``ratio``: r, of the prompt that it then
     prefills itself. auto: as problem P has it. ``draft``: tokens that a device drafts before the cloud looks at them,
     and ``accepted``: the share of them that stands, in the mean, where the two answer in turns. ``patience_s``: time
-    without a word from the cloud after which the device goes on by itself; auto: as policies/assist/patience.py has it;
-    None: it waits as long as it takes. ``refiner``: what chooses, where there is real attention; votes count by the
-    attention behind them, as the paper does not say how heads agree and equal votes lose the prompt's facts
-    (docs/validation.md)."""
+    without a word from the cloud after which the device goes on by itself; auto, planned: as
+    policies/assist/patience.py has them; None: it waits as long as it takes. ``refiner``: what chooses, where there is
+    real attention; votes count by the attention behind them, as the paper does not say how heads agree and equal votes
+    lose the prompt's facts (docs/validation.md)."""
 
     tokens: int | Literal["auto"] = "auto"
     ratio: float | Literal["auto"] = "auto"
     smoothing: Smoothing = "causal"
     draft: int = 5
     accepted: float = 0.6
-    patience_s: float | Literal["auto"] | None = PATIENCE_S
+    patience_s: float | Literal["auto", "planned"] | None = "planned"
     refiner: Refining = "weighted-sentences"
 
 
@@ -45,7 +42,7 @@ def help_of(
     smoothing: Smoothing = "causal",
     draft: Annotated[int, Field(ge=1, le=100)] = 5,
     accepted: Annotated[float, Field(gt=0, le=1)] = 0.6,
-    patience_s: Annotated[float, Field(gt=0)] | Literal["auto"] | None = PATIENCE_S,
+    patience_s: Annotated[float, Field(gt=0)] | Literal["auto", "planned"] | None = "planned",
     refiner: Refining = "weighted-sentences",
 ) -> None:
     """What a scenario may say of `assist`."""

@@ -167,6 +167,8 @@ class AssistFlow:
             notes.append(f"{self._alone:,} of {n:,} requests without the cloud: {self._why_alone}")
         if self._lost:
             notes.append(f"{self._lost:,} of {n:,} requests without all of the cloud's help: {self._what_happened}")
+        if said := self._estimates.least_ratio_note(int(max(self._columns["prompt"], default=0))):
+            notes.append(said)
         if n > kept:
             notes.append(f"token by token are kept the first {kept:,} of {n:,} requests")
         return Left(

@@ -29,3 +29,21 @@ def test_a_long_answer_is_decoded_within_the_window() -> None:
 def test_a_part_of_the_cloud_needs_no_name() -> None:
     found = load_scenario("pd_device/assist", ["policies.serving.slots=1"])
     assert run_scenario(found).outcome == "done"
+
+
+def test_a_prompt_that_takes_the_cloud_minutes_is_waited_for() -> None:
+    """The plan expects more than a minute of the cloud, and is kept to."""
+    found = load_scenario("pd_device/assist", ["workload.prompt=200000", "workload.output=8"])
+    run = run_scenario(found)
+    figures = metrics_for(found, run)
+    assert 60 < figures["ttft_s"] < 120
+    assert figures["assisted_share"] == 1
+    assert not [note for note in run.notes if "without" in note]
+
+
+def test_a_share_that_the_window_does_not_hold_is_noted() -> None:
+    found = load_scenario("pd_device/assist", ["workload.least_ratio=1.0", "workload.output=8"])
+    (note,) = run_scenario(found).notes
+    assert note.startswith(
+        "workload.least_ratio of 1 is not kept for every prompt: the device's window holds 2,560 of 8,192"
+    )
