@@ -10,7 +10,7 @@ Scalar = str | float | int | bool
 # Prose about sources, which only the profile needs.
 _PROSE = ("source", "sources")
 # Suffixes of field names that their YAML keys do not have (specs.base.Part), and `.name` of a named record.
-_ENDINGS = ("_bytes_per_s", "_s", "_bytes", "_hz", ".name")
+_ENDINGS = ("_bytes_per_s", "_s", "_bytes", "_hz", "_j", ".name")
 
 
 def settings_of(scenario: Scenario) -> dict[str, Scalar]:

@@ -14,7 +14,7 @@ from kvferry.analysis.figures import FIGURES, less_is_better
 from kvferry.analysis.folder import write_pictures
 from kvferry.analysis.pareto import pareto
 from kvferry.analysis.plots import PLOTS, Axis
-from kvferry.analysis.settings import column_of
+from kvferry.analysis.settings import column_of, key_of
 from kvferry.analysis.study_spec import PlotSpec
 from kvferry.analysis.style import render
 from kvferry.specs.errors import InputError
@@ -188,6 +188,6 @@ def _arguments(plot: PlotSpec, columns: Collection[str]) -> dict[str, Any]:
 
 
 def axis_of(named: str, column: str, log: bool) -> Axis:
-    label = FIGURES[column].label if column in FIGURES else named.replace(".", " ").replace("_", " ")
+    label = FIGURES[column].label if column in FIGURES else key_of(named).replace(".", " ").replace("_", " ")
     unit, scale = ("Ki tokens", 1 / 1024) if column in _TOKENS else _UNITS.get(human.of_unit(column), ("", 1.0))
     return Axis(column, f"{label} ({unit})" if unit else label, scale, log)
