@@ -155,8 +155,21 @@ _OF_REQUESTS: dict[str, Callable[[Any], bool]] = {
 }
 
 
+# What stands for each key of an answer; a time per token above a minute is no pace.
+_OF_ANSWERS: dict[str, Callable[[Any], bool]] = {
+    # A token is whatever the model that made it has for one.
+    "token": lambda value: not isinstance(value, dict),
+    "mask": lambda value: value is None or isinstance(value, str),
+    "tokenizer": lambda value: value is None or isinstance(value, str),
+    "bytes": lambda value: type(value) in (int, float) and 0 <= value < math.inf,
+    "tpot_s": lambda value: type(value) in (int, float) and 0 <= value <= 60,
+    "stands": _counts,
+    "said": lambda value: value is None or isinstance(value, list | tuple),
+}
+
+
 def of_request(message: Any, request: int, keys: Collection[str]) -> Message | None:
-    """A peer's message with these keys; None: it is about another request, or the rest of a stream of one. Raises
+    """A cloud's message with these keys; None: it is about another request, or the rest of a stream of one. Raises
     BadMessage."""
     if isinstance(message, Streamed):
         return None
@@ -166,6 +179,9 @@ def of_request(message: Any, request: int, keys: Collection[str]) -> Message | N
         return None
     if missing := [key for key in keys if key not in message]:
         raise BadMessage(f"what the cloud has sent is no answer: it lacks {', '.join(missing)}")
+    for key in keys:
+        if not _OF_ANSWERS[key](message[key]):
+            raise BadMessage(f"what the cloud has sent is no answer: its {key} is {message[key]!r:.60}")
     return message
 
 
