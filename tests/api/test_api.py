@@ -185,6 +185,7 @@ def test_what_is_not_there_is_an_input_error(function: Callable[[str], object]) 
 
 
 @pytest.mark.torch
+@pytest.mark.long
 def test_fidelity_is_a_frame_of_errors() -> None:
     pytest.importorskip("torch")
     Path("live.yaml").write_text(json.dumps(LIVE_LOADING))
@@ -205,6 +206,7 @@ def test_a_calibration_from_files_is_a_device() -> None:
         kvferry.calibrate()
 
 
+@pytest.mark.long
 def test_pictures_are_drawn_on_the_cores_that_ran_a_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvferry.analysis.folder._workers", lambda pictures: 2)
     Path("study.yaml").write_text("base: small.yaml\naxes: {link.rtt: [1 ms, 9 ms]}\n")
