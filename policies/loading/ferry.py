@@ -63,9 +63,9 @@ class Ferry:
         # What the link takes: first these, from the end of the list; then the order before `_back`.
         self._needed: list[int] = []
         self._back = problem.units
-        # Taken so far, in order.
+        # Units that the link and the processor have taken and not finished, in order.
         self._sent: list[int] = []
-        self._last_computed: int | None = None
+        self._computing: list[int] = []
         if self.needed_first:
             self._plan(LoadProgress(problem))
 
@@ -76,7 +76,7 @@ class Ferry:
             unit = self._streamed_too_late(progress, facts)
         if unit is None:
             return None
-        self._last_computed = unit
+        self._computing.append(unit)
         return Compute((unit,))
 
     def next_stream(self, progress: LoadProgress, facts: LoadFacts) -> Stream | None:
@@ -114,8 +114,8 @@ class Ferry:
         """Update the computable units and observed rates; plan again if the exchange rate changed."""
         for unit in self._ready.news(progress):
             heappush(self._computable, (self._rank[unit], unit))
-        self._link.look(facts.now_s, progress.streamed_bytes, progress.streaming_bytes > 0)
-        self._processor.look(facts.now_s, progress.computed_s, progress.computing_s > 0)
+        self._link.look(facts.now_s, progress.streamed_bytes, progress.units_streaming > 0)
+        self._processor.look(facts.now_s, progress.computed_s, progress.units_computing > 0)
         if self.needed_first and abs(log(self._exchange / self._planned_exchange)) > log(_REPLAN_FACTOR):
             self._plan(progress)
 
@@ -165,9 +165,13 @@ class Ferry:
         return None
 
     def _computed_too_late(self, progress: LoadProgress, facts: LoadFacts) -> int | None:
-        """The last unit in the processor's queue, if the link would have it sooner."""
-        unit = self._last_computed
-        if unit is None or not progress.computing[unit] or progress.streaming[unit] or progress.present[unit]:
-            return None
-        streamed_s = facts.rtt_s + (progress.streaming_bytes + self._bytes[unit]) / self._bytes_per_s
-        return unit if streamed_s < progress.computing_s / self._speed else None
+        """The last unit on the processor, running or waiting, that is not on the link yet, if the link would have it
+        before the processor; None if there is none."""
+        self._computing = [unit for unit in self._computing if progress.computing[unit]]
+        ends_s = progress.computing_s
+        for unit in reversed(self._computing):
+            if not (progress.streaming[unit] or progress.present[unit]):
+                streamed_s = facts.rtt_s + (progress.streaming_bytes + self._bytes[unit]) / self._bytes_per_s
+                return unit if streamed_s < ends_s / self._speed else None
+            ends_s -= self._compute_s[unit]
+        return None

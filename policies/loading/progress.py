@@ -28,7 +28,10 @@ class LoadProgress:
         self.remaining = problem.units
         self.streamed_bytes = 0.0
         self.computed_s = 0.0
-        # Bytes, and nominal seconds of compute, handed over but not finished.
+        # Units handed over but not finished, with their bytes and nominal seconds of compute. Only the
+        # counts tell whether a path is busy: sums of floats that are added and taken away do not return to zero.
+        self.units_streaming = 0
+        self.units_computing = 0
         self.streaming_bytes = 0.0
         self.computing_s = 0.0
         self._compute_s: list[float] = problem.compute_s.ravel().tolist()
@@ -72,25 +75,25 @@ class LoadProgress:
         t, l, c = self.problem.place(unit)
         self.handed_over.append(unit)
         self.computing[unit] = 1
+        self.units_computing += 1
         self.computing_s += self._compute_s[unit]
         self.depth[t][c] = l + 1
         self._advance_first_missing(t, l, c)
 
     def hand_over_stream(self, unit: int, n_bytes: float) -> None:
         self.streaming[unit] = 1
+        self.units_streaming += 1
         self.streaming_bytes += n_bytes
 
     def computed(self, unit: int) -> None:
         """The processor has emitted this unit."""
-        self.computing[unit] = 0
-        self.computing_s -= self._compute_s[unit]
+        self._left_processor(unit)
         self.computed_s += self._compute_s[unit]
         self._arrive(unit)
 
     def streamed(self, unit: int, n_bytes: float) -> None:
         """The unit has been delivered, decompressed and put where attention can read it."""
-        self.streaming[unit] = 0
-        self.streaming_bytes -= n_bytes
+        self._left_link(unit, n_bytes)
         self.streamed_bytes += n_bytes
         self.delivered.append(unit)
         self._arrive(unit)
@@ -98,15 +101,23 @@ class LoadProgress:
     def compute_cancelled(self, unit: int) -> None:
         """The unit was removed from the processor's queue, as all units queued after it must be."""
         t, l, c = self.problem.place(unit)
-        self.computing[unit] = 0
-        self.computing_s -= self._compute_s[unit]
+        self._left_processor(unit)
         self.depth[t][c] = min(self.depth[t][c], l)
         if not self.present[unit]:
             self.first_missing[l][c] = min(self.first_missing[l][c], t)
 
     def stream_cancelled(self, unit: int, n_bytes: float) -> None:
+        self._left_link(unit, n_bytes)
+
+    def _left_processor(self, unit: int) -> None:
+        self.computing[unit] = 0
+        self.units_computing -= 1
+        self.computing_s = self.computing_s - self._compute_s[unit] if self.units_computing else 0.0
+
+    def _left_link(self, unit: int, n_bytes: float) -> None:
         self.streaming[unit] = 0
-        self.streaming_bytes -= n_bytes
+        self.units_streaming -= 1
+        self.streaming_bytes = self.streaming_bytes - n_bytes if self.units_streaming else 0.0
 
     def _arrive(self, unit: int) -> None:
         if self.present[unit]:

@@ -172,3 +172,24 @@ def test_the_link_races_the_processor() -> None:
     assert [world.compute(), world.compute()] == [0, 1]
     assert world.stream() == 1
     assert world.stream() is None
+
+
+def test_the_link_races_the_unit_that_runs_while_another_waits() -> None:
+    # The processor runs the first, 9 s, and the second, 4 s, waits. The link would have the second after 1 of 13 s, and
+    # behind it the first after 1 + 5 of 9 s.
+    world = World(problem([[9], [4]], [[5], [1]]), Ferry())
+    assert [world.compute(), world.compute()] == [0, 1]
+    assert [world.stream(), world.stream(), world.stream()] == [1, 0, None]
+
+
+def test_an_idle_processor_is_not_taken_for_a_slow_one() -> None:
+    # 0.1 + 0.2 - 0.1 - 0.2 is not zero: the sum of the work under way must be, or idle time would count as work.
+    world = World(problem([[0.1], [0.2], [90]], [[9], [9], [9]]), Ferry())
+    assert (world.compute(), world.compute()) == (0, 1)
+    world.progress.computed(0)
+    world.progress.computed(1)
+    speed = world.loader._processor.per_s
+    world.facts = LoadFacts(now_s=50.0, planned_bytes_per_s=1.0, rtt_s=0.0)
+    world.loader._look(world.progress, world.facts)
+    world.loader._look(world.progress, LoadFacts(now_s=100.0, planned_bytes_per_s=1.0, rtt_s=0.0))
+    assert world.loader._processor.per_s == speed

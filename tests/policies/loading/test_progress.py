@@ -1,7 +1,11 @@
 """LoadProgress against a load followed by hand."""
 
+from random import Random
+
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvferry.policies.loading.problem import Coupling, LoadProblem
 from kvferry.policies.loading.progress import LoadProgress
@@ -86,3 +90,20 @@ def test_a_race_counts_the_unit_once() -> None:
 def test_shapes_must_agree() -> None:
     with pytest.raises(ValueError, match="shapes differ"):
         LoadProblem(compute_s=np.ones((1, 2, 3)), stream_bytes=np.ones((1, 2, 4)), coupling="all_heads")
+
+
+@given(st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=12), st.randoms(use_true_random=False))
+def test_nothing_under_way_is_exactly_nothing(costs: list[float], order: Random) -> None:
+    sizes = np.array(costs)[:, None, None]
+    load = LoadProgress(LoadProblem(compute_s=sizes, stream_bytes=sizes, coupling="all_heads"))
+    units = list(range(len(costs)))
+    for unit in units:
+        load.hand_over_compute(unit)
+        load.hand_over_stream(unit, costs[unit])
+        assert (load.units_computing, load.units_streaming) == (sum(load.computing), sum(load.streaming))
+    order.shuffle(units)
+    for unit in units:
+        order.choice([load.computed, load.compute_cancelled])(unit)
+        order.choice([load.streamed, load.stream_cancelled])(unit, costs[unit])
+        assert (load.units_computing, load.units_streaming) == (sum(load.computing), sum(load.streaming))
+    assert (load.computing_s, load.streaming_bytes) == (0.0, 0.0)
