@@ -11,6 +11,7 @@ import simpy
 
 from kvferry.machine.channel import Channel, ChannelBroken
 from kvferry.machine.handling import Forget, Refine, TakeIn, TakenIn
+from kvferry.machine.instant import at
 from kvferry.machine.machine import Lease, Machine, Refused
 from kvferry.machine.ops import Extents, Prefill
 from kvferry.machine.ticket import Ticket
@@ -146,7 +147,7 @@ class Cloud:
             turn = decoding.decode(request, prompt, tokens - 1, paced_s, came=held.comes)
             held.turn, held.comes = turn, False
             if turn.sends_s > env.now:
-                yield env.timeout(turn.sends_s - env.now)
+                yield at(env, turn.sends_s)
         tell(began_s - came_s, there_s - began_s, env.now - there_s)
         answer = first_answer(self._workload, asked, prompt, first, mask, taken.tokenizer, kept_s)
         breaks = fault if fault is not None and fault.what in ("dies", "stalls") else None

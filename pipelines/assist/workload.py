@@ -11,6 +11,7 @@ import simpy
 
 from kvferry.backends.needs import Needs, Prompts
 from kvferry.backends.world import DEVICE, NO_INPUTS, Inputs, World
+from kvferry.machine.instant import at
 from kvferry.machine.machine import Machine
 from kvferry.pipelines.assist.cloud import Cloud
 from kvferry.pipelines.assist.device import Device
@@ -226,7 +227,7 @@ class AssistFlow:
             zip(requests.arrivals_s.tolist(), requests.devices.tolist(), strict=True)
         ):
             if arrival_s > env.now:
-                yield env.timeout(arrival_s - env.now)
+                yield at(env, arrival_s)
             if not requests.closed:
                 prompt, output = int(requests.prompts[n]), int(requests.outputs[n])
                 world.arrived.append(Request(env.now, prompt, output, source=device))

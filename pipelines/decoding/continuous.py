@@ -9,6 +9,7 @@ from typing import Any
 import simpy
 
 from kvferry.machine.handles import Batch
+from kvferry.machine.instant import at
 from kvferry.machine.machine import Lease, Machine, Refused
 from kvferry.machine.ops import DecodeStep, OutputHead, PrefillLayer
 from kvferry.machine.ticket import Ticket
@@ -101,7 +102,7 @@ class ContinuousDecode:
         for sequence, request in enumerate(self.requests):
             if request.arrival_s > due_s:
                 # Requests of one time come together, however late a wall clock reaches it.
-                yield env.timeout(max(0.0, request.arrival_s - env.now))
+                yield at(env, request.arrival_s)
                 due_s, came_s = request.arrival_s, env.now
             self.batcher.arrive(sequence, request.context, request.output)
             self._on_arrival(replace(request, arrival_s=came_s))

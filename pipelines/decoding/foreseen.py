@@ -10,6 +10,7 @@ from collections.abc import Generator
 import numpy as np
 import simpy
 
+from kvferry.machine.instant import at
 from kvferry.machine.ops import Extents, Op
 from kvferry.pipelines.decoding.computing import Attend, NextToken, PassOn
 from kvferry.pipelines.decoding.fetching import ChooseBlocks, LookUp, RebuildKeys
@@ -84,7 +85,7 @@ class ForeseenSteps:
             assert update.written is not None, "clusters are not foreseen"
             written = Extents(*update.written(np.arange(plan.model.layers)))
             self._queues.batch("Write", ends[-1], storage.seconds(written, writes=True), written.n_bytes)
-        yield env.timeout(ends[-1] - env.now)
+        yield at(env, ends[-1])
         self._queues.record(env.now)
 
     def _look_up(self) -> Lookup:

@@ -9,6 +9,7 @@ from typing import Any
 
 import simpy
 
+from kvferry.machine.instant import at
 from kvferry.machine.machine import MemoryPool
 from kvferry.machine.ops import Extents, KvRef, Op
 from kvferry.machine.ticket import Ticket
@@ -124,5 +125,5 @@ class StagedSteps:
             end_s = ticket.end_s or 0.0
             if awaited and end_s > machine.handed_over_s:
                 machine.handed_over_s = end_s
-        yield self._env.timeout(end_s - self._env.now)
+        yield at(self._env, end_s)
         machine.queues.record(self._env.now)

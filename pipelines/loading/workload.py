@@ -11,6 +11,7 @@ import simpy
 
 from kvferry.backends.needs import ContextsInCloud, Needs
 from kvferry.backends.world import DEVICE, NO_INPUTS, Inputs, World
+from kvferry.machine.instant import at
 from kvferry.machine.machine import Machine
 from kvferry.machine.ops import Op
 from kvferry.pipelines.loading.clairvoyant import load_bound_s
@@ -239,9 +240,8 @@ class Requests:
             if self.asked.closed:
                 yield env.process(one(n))
                 continue
-            wait_s = began_s + asked.arrival_s - env.now
-            if wait_s > 0:
-                yield env.timeout(wait_s)
+            if began_s + asked.arrival_s > env.now:
+                yield at(env, began_s + asked.arrival_s)
             arrived(replace(asked, arrival_s=env.now))
             under_way.append(env.process(one(n)))
         yield env.all_of(under_way)

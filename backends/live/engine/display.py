@@ -8,6 +8,7 @@ import numpy as np
 import simpy
 
 from kvferry.backends.live.engine.environment import WallClockEnvironment
+from kvferry.machine.instant import at
 
 
 class LiveDisplay:
@@ -42,7 +43,7 @@ class LiveDisplay:
         while self._waiting:
             slot_s = self._waiting.popleft()
             if slot_s > self._env.now:
-                yield self._env.timeout(slot_s - self._env.now)
+                yield at(self._env, slot_s)
             self._shown_s.append(self._env.now)
         self._showing = False
         self._answer()

@@ -67,10 +67,11 @@ class WallClockEnvironment(simpy.Environment):
         super().step()
 
     def _wait(self) -> None:
-        """Until an event is due, taking in what has been posted by then."""
+        """Until an event is due, taking in what has been posted by then. Whoever posts faster than this takes in does
+        not keep the clock from being looked at."""
         inbox, queue = self._inbox, self._queue
         while True:
-            while not inbox.empty():
+            for _ in range(inbox.qsize()):
                 self._accept(*inbox.get())
             wait_s = queue[0][0] - self.now if queue else None
             if wait_s is None and not self._expected:

@@ -10,9 +10,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import simpy
 
+from kvferry.backends.live.engine.display import LiveDisplay
 from kvferry.backends.live.engine.environment import WallClockEnvironment
 
 
@@ -210,3 +212,44 @@ def test_ctrl_c_ends_a_waiting_run_at_once(waits_for: str) -> None:
         out, _ = run.communicate(timeout=20)
     assert out == "interrupted\n"
     assert run.returncode == 0
+
+
+class SteppingClock:
+    """A clock that goes on by as much at every read, and otherwise stands still."""
+
+    def __init__(self, step_s: float) -> None:
+        self.time_s, self.step_s = 0.0, step_s
+
+    def __call__(self) -> float:
+        self.time_s += self.step_s
+        return self.time_s
+
+
+@pytest.mark.parametrize("offset", range(8))
+def test_a_slot_that_passes_between_two_reads_of_the_clock_is_shown_at_once(
+    offset: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvferry.backends.live.engine.environment.perf_counter", SteppingClock(1e-3))
+    env = WallClockEnvironment()
+    display = LiveDisplay(env)
+    # Between any two reads lies the slot of one of these.
+    for n in range(200):
+        display.show(0.0, 2e-3 + n * 0.7e-3 + offset * 0.1e-3)
+    shown_s = env.run(until=display.shown())
+    assert len(shown_s) == 200
+    assert (np.diff(shown_s) > 0).all()
+
+
+def test_a_time_out_fires_under_a_flood_of_news() -> None:
+    env, most = WallClockEnvironment(), 20_000
+
+    def again(n: int) -> None:
+        # As from a peer that is always faster: there is more whenever something is taken in.
+        if n < most:
+            env.tell(again, n + 1)
+
+    env.tell(again, 0)
+    env.run(until=env.timeout(0.001))
+    assert env.now < 5
+    left = env._inbox.qsize()
+    assert left == 1, "all of it was taken in before the clock was looked at"
