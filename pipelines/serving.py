@@ -25,6 +25,11 @@ class ServedFlow(Protocol):
     @property
     def needs(self) -> Needs: ...
 
+    @property
+    def most_message_bytes(self) -> int:
+        """What one message of a device may have."""
+        ...
+
     def cloud_role(self, machines: Mapping[str, Machine]) -> CloudRole:
         """What these machines do for the devices that come."""
         ...
@@ -74,7 +79,16 @@ def serve_cloud(
         finally:
             world.reception.leave(machine, device)
 
-    with served_world(scenario, flow.needs, arrived, host=host, port=port, token=token, say=say) as world:
+    with served_world(
+        scenario,
+        flow.needs,
+        arrived,
+        host=host,
+        port=port,
+        token=token,
+        most_message_bytes=flow.most_message_bytes,
+        say=say,
+    ) as world:
         role = flow.cloud_role(world.machines)
         tell(world.reception.url)
         for_ever = world.env.event()

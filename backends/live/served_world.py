@@ -23,7 +23,15 @@ class ServedWorld:
 
 @contextmanager
 def served_world(
-    scenario: Scenario, needs: Needs, arrived: Arrived, *, host: str, port: int, token: str | None, say: Say
+    scenario: Scenario,
+    needs: Needs,
+    arrived: Arrived,
+    *,
+    host: str,
+    port: int,
+    token: str | None,
+    most_message_bytes: int,
+    say: Say,
 ) -> Iterator[ServedWorld]:
     """The scenario's cloud for as long as the block lasts; `arrived` is told of devices as ``Reception`` says. It
     accepts devices once its models are there.
@@ -37,10 +45,19 @@ def served_world(
         raise InputError(f"machines: {scenario.name} has no cloud to serve under system {scenario.system}")
     env = WallClockEnvironment()
     with ExitStack() as stack:
+        # First: where it cannot listen, nobody waits for models to be loaded.
+        reception = Reception(
+            env,
+            host=host,
+            port=port,
+            token=token,
+            arrived=arrived,
+            known=[one.name for one in others],
+            most_message_bytes=most_message_bytes,
+        )
+        stack.enter_context(closing(reception))
         parts = {one.name: parts_for(one.scenario, one.need, say, stack) for one in others}
         machines: dict[str, LiveMachine] = {}
-        reception = Reception(env, host=host, port=port, token=token, arrived=arrived, known=parts)
-        stack.enter_context(closing(reception))
         for one in others:
             machine, refused = made_machine(one, parts[one.name], env, reception, lambda span: None)
             if refused is not None:

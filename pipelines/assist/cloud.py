@@ -15,8 +15,9 @@ from kvferry.machine.instant import at
 from kvferry.machine.machine import Lease, Machine, Refused
 from kvferry.machine.ops import Extents, Prefill
 from kvferry.machine.ticket import Ticket
+from kvferry.pipelines.assist.asked import Served, asked_of, drafts_of
 from kvferry.pipelines.assist.instance import Instance, Turn
-from kvferry.pipelines.assist.messages import BadMessage, Message, asked_of, failure, first_answer, spoil
+from kvferry.pipelines.assist.messages import BadMessage, Message, failure, first_answer, spoil
 from kvferry.pipelines.workload import OutOfMemory, Process
 from kvferry.policies.assist.refiner import content_tokens
 from kvferry.policies.assist.serving import Serving, Slots
@@ -65,12 +66,15 @@ class Cloud:
         model: ModelSpec,
         workload: AssistSpec,
         numbers: Callable[[int], int] = int,
+        serves: Served | None = None,
     ) -> None:
         self._front, self._prefilling, self._decoding = front, prefilling, decoding
         self.slots = Slots(len(decoding), serving)
         self._model, self._workload = model, workload
         # What a device's request is called here, where devices of several runs number theirs alike.
         self._numbers = numbers
+        # What it takes from devices that it does not know.
+        self._serves = serves or Served()
         self._waiting: deque[tuple[int, simpy.Event]] = deque()
         # Seconds that slots were held, all together; requests that were served, and when the last one left.
         self.held_s = 0.0
@@ -99,7 +103,7 @@ class Cloud:
             return False
         held = _Held()
         try:
-            yield from self._served(channel, asked_of(message), held, tell)
+            yield from self._served(channel, asked_of(message, self._serves), held, tell)
         except Exception as error:
             if held.turn is None or held.turn.done.triggered:
                 self._give_back(held)
@@ -122,13 +126,15 @@ class Cloud:
                 seconds=handling.forward_s,
                 expects=TakenIn(asked["prompt"], None),
                 text=asked["text"],
-                answer=asked["answer"],
+                # What it says itself, or looks at.
+                answer=asked["answer" if asked["drafts"] else "tokens"],
             ),
             request=request,
         )
         prompt, tokens, came_s = taken.tokens, asked["tokens"], env.now
         if not prompt:
             raise BadMessage("what the device has sent is no request: its text is empty")
+        self._serves.check(prompt=prompt)
         place, lease = yield self._admitted(prompt + tokens)
         began_s, decoding = env.now, self._decoding[place]
         held.slot = place, lease, prompt + tokens
@@ -203,10 +209,10 @@ class Cloud:
                 message = yield channel.receive()
             except ChannelBroken:
                 return
-            drafted = message["drafted"] if isinstance(message, dict) and "drafted" in message else 0
-            if not drafted:
+            found = None if message is None else drafts_of(message, asked)
+            if found is None:
                 return
-            drafts = None if message["said"] is None else (message["before"], message["said"])
+            drafted, drafts = found
             # What a real model says of them: those that stand, and what it says instead of the first that does not.
             said = yield machine.submit(Prefill(drafted, prompt + 1 + stood, drafts), request=request)
             drafted_before += drafted

@@ -12,7 +12,7 @@ from kvferry.machine.channel import Streamed
 from kvferry.pipelines.assist.story import Story
 from kvferry.pipelines.assist.systems import Help
 from kvferry.policies.assist.prompt_mask import MOST_PROMPT_TOKENS, packed
-from kvferry.policies.assist.refiner import OF_THE_WINDOW, content_tokens
+from kvferry.policies.assist.refiner import content_tokens
 from kvferry.specs.assist import AssistSpec, CloudFaultSpec
 from kvferry.specs.errors import KvferryError
 from kvferry.traces.assisted import drawn_mask
@@ -113,46 +113,9 @@ class BadMessage(KvferryError):
     """A peer's message is not what it should be."""
 
 
-def asked_of(message: Any) -> Message:
-    """A device's request as ``ask`` makes it. Raises BadMessage."""
-    if not isinstance(message, dict):
-        raise BadMessage("what the device has sent is no request")
-    for key, fits in _OF_REQUESTS.items():
-        if key not in message or not fits(message[key]):
-            raise BadMessage(f"what the device has sent is no request: its {key} is {message.get(key)!r:.60}")
-    if message["tokens"] > max(1, message["answer"]):
-        asked, answer = message["tokens"], message["answer"]
-        raise BadMessage(f"what the device has sent is no request: {asked:,} tokens of an answer of {answer:,}")
-    return message
-
-
-def _counts(value: Any, least: int = 0) -> bool:
+def counts(value: Any, least: int = 0) -> bool:
+    """Whether a peer's value is a number of tokens."""
     return type(value) is int and least <= value <= MOST_PROMPT_TOKENS
-
-
-def _share(value: Any) -> bool:
-    return type(value) in (int, float) and 0 <= value <= 1
-
-
-def _text(value: Any) -> bool:
-    """A prompt's beginning, content and question."""
-    return isinstance(value, tuple) and len(value) == 3 and all(isinstance(part, str) for part in value)
-
-
-# What stands for each key of a request.
-_OF_REQUESTS: dict[str, Callable[[Any], bool]] = {
-    "request": lambda value: type(value) is int,
-    "prompt": lambda value: _counts(value, 1),
-    "text": lambda value: value is None or _text(value),
-    "answer": _counts,
-    "scene": _counts,
-    "tokens": lambda value: _counts(value, 1),
-    "ratio": lambda value: _share(value) and value > 0,
-    "pace_s": lambda value: value is None or (type(value) in (int, float) and 0 <= value < math.inf),
-    "refiner": lambda value: isinstance(value, str) and value in OF_THE_WINDOW,
-    "drafts": lambda value: isinstance(value, bool),
-    "accepted": _share,
-}
 
 
 # What stands for each key of an answer; a time per token above a minute is no pace.
@@ -163,7 +126,7 @@ _OF_ANSWERS: dict[str, Callable[[Any], bool]] = {
     "tokenizer": lambda value: value is None or isinstance(value, str),
     "bytes": lambda value: type(value) in (int, float) and 0 <= value < math.inf,
     "tpot_s": lambda value: type(value) in (int, float) and 0 <= value <= 60,
-    "stands": _counts,
+    "stands": counts,
     "said": lambda value: value is None or isinstance(value, list | tuple),
 }
 

@@ -13,6 +13,7 @@ from kvferry.backends.needs import Needs, Prompts
 from kvferry.backends.world import DEVICE, NO_INPUTS, Inputs, World
 from kvferry.machine.instant import at
 from kvferry.machine.machine import Machine
+from kvferry.pipelines.assist.asked import Served
 from kvferry.pipelines.assist.cloud import Cloud
 from kvferry.pipelines.assist.device import Device
 from kvferry.pipelines.assist.estimates import Estimates
@@ -132,10 +133,19 @@ class AssistFlow:
         # The cloud may hear later than the user that it was the last word.
         yield env.all_of(list(self._serving))
 
+    @property
+    def most_message_bytes(self) -> int:
+        """Of a device of another process. A ServedFlow."""
+        return self._serves.message_bytes
+
+    @property
+    def _serves(self) -> Served:
+        return Served.around(int(self._requests.prompts.max()), int(self._requests.outputs.max()))
+
     def cloud_role(self, machines: Mapping[str, Machine]) -> Callable[[str, str], Process]:
         """The cloud's role, for devices of other processes: request after request. A ServedFlow."""
         numbers = count()
-        cloud = self._made_cloud(machines, lambda request: next(numbers))
+        cloud = self._made_cloud(machines, lambda request: next(numbers), self._serves)
 
         def served(machine: str, device: str) -> Process:
             while (yield from cloud.serve(device, lambda *seconds: None)):
@@ -143,7 +153,9 @@ class AssistFlow:
 
         return served
 
-    def _made_cloud(self, machines: Mapping[str, Machine], numbers: Callable[[int], int] = int) -> Cloud:
+    def _made_cloud(
+        self, machines: Mapping[str, Machine], numbers: Callable[[int], int] = int, serves: Served | None = None
+    ) -> Cloud:
         of, serving = self._estimates, self._system.serving
         assert of.prefilling is not None and of.decoding is not None
         instances = {
@@ -159,6 +171,7 @@ class AssistFlow:
             self._cloud_model,
             self._scenario.assist.workload,
             numbers,
+            serves,
         )
 
     def left(self, world: World, end: Totals) -> Left:

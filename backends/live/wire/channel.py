@@ -11,9 +11,12 @@ from kvferry.backends.live.engine.environment import WallClockEnvironment
 from kvferry.backends.live.engine.thread_work import LiveWork
 from kvferry.backends.live.engine.worker import Worker
 from kvferry.backends.live.wire.event import END, GOODBYE, MESSAGE, PART, Event, written
-from kvferry.machine.channel import ChannelStalled, Each, Streamed
+from kvferry.machine.channel import ChannelBroken, ChannelStalled, Each, Streamed
 from kvferry.machine.ticket import Ticket
 from kvferry.specs.errors import KvferryError
+
+# What has come from a peer and was not asked for yet: more of it ends the channel.
+MOST_WAITING_BYTES = 2**26
 
 # How something of so many bytes crosses a modelled link: fires when it has arrived.
 Crossing = Callable[[float], Ticket]
@@ -47,10 +50,12 @@ class _Receiver:
 
     message: simpy.Event
     each: Each | None
+    began_s: float
     # Since when nothing has come to it, and the stream that is coming.
     since_s: float
     times_s: list[float] = field(default_factory=list)
     values: list[Any] = field(default_factory=list)
+    n_bytes: int = 0
 
 
 class WiredChannel:
@@ -58,7 +63,8 @@ class WiredChannel:
 
     With `up`, what is sent goes into the wire when its crossing has ended; with `down`, what comes out of the wire is
     received when its crossing has: so one end can stand for the whole link between the two. A channel that has broken
-    stays so: whatever had arrived can be received, then every receiver fails.
+    stays so: whatever had arrived can be received, then every receiver fails. It breaks, too, when `most_waiting_bytes`
+    have come that nobody has received, the parts of a stream without an end among them.
     """
 
     def __init__(
@@ -68,8 +74,12 @@ class WiredChannel:
         wire: Wire,
         up: Crossing | None = None,
         down: Crossing | None = None,
+        most_waiting_bytes: int | None = None,
     ) -> None:
         self._env, self._peer, self._wire = env, peer, wire
+        self._most_waiting_bytes = MOST_WAITING_BYTES if most_waiting_bytes is None else most_waiting_bytes
+        # Guarded by the environment's lock.
+        self._waiting_bytes = 0
         self._up, self._down = up, down
         self._sender = Worker(env, "channel", lambda span: None)
         self._begun = self._closed = False
@@ -92,7 +102,8 @@ class WiredChannel:
 
     def receive(self, each: Each | None = None, patience_s: float | None = None) -> simpy.Event:
         self._begin()
-        receiver = _Receiver(self._env.event(), each, self._env.now)
+        now_s = self._env.now
+        receiver = _Receiver(self._env.event(), each, now_s, now_s)
         self._receivers.append(receiver)
         # The environment has something to wait for as long as somebody waits here.
         with self._env.lock:
@@ -122,6 +133,15 @@ class WiredChannel:
     def broken(self) -> bool:
         """Whether an error has ended it."""
         return self._over and not isinstance(self._inbox[-1][1], Event)
+
+    @property
+    def waits_since_s(self) -> float | None:
+        """Since when its owner waits for the peer to say something; None: the peer waits, or both are busy. May be
+        asked by any thread."""
+        for receiver in [*self._receivers][:1]:
+            if self._waiting_bytes == receiver.n_bytes:
+                return receiver.began_s
+        return None
 
     def _check_open(self) -> None:
         if self._closed:
@@ -153,6 +173,12 @@ class WiredChannel:
 
     def _heard(self, said: Event | KvferryError) -> None:
         with self._env.lock:
+            if self._waiting_bytes > self._most_waiting_bytes:
+                return
+            if isinstance(said, Event):
+                self._waiting_bytes += said.n_bytes
+            if self._waiting_bytes > self._most_waiting_bytes:
+                said = ChannelBroken(f"{self._peer} says more than is heard: {self._waiting_bytes:,} bytes wait")
             self._env.expect()
             self._env.post(self._came, (said, self._env.now))
 
@@ -180,6 +206,8 @@ class WiredChannel:
             return
         self._over = not isinstance(said, Event) or said.kind == GOODBYE
         self._inbox.append((arrived_s, said))
+        if self._waiting_bytes > self._most_waiting_bytes:
+            self._wire.hang_up()
         self._serve()
 
     def _serve(self, _: object = None) -> None:
@@ -194,6 +222,7 @@ class WiredChannel:
                 continue
             self._inbox.popleft()
             receiver.since_s = arrived_s
+            receiver.n_bytes += said.n_bytes
             if said.kind == MESSAGE:
                 self._end(receiver).succeed(said.value)
             elif said.kind == END:
@@ -206,6 +235,8 @@ class WiredChannel:
 
     def _end(self, receiver: _Receiver) -> simpy.Event:
         self._receivers.popleft()
+        with self._env.lock:
+            self._waiting_bytes -= receiver.n_bytes
         # One thing less to wait for.
         self._env.post(lambda _: None, None)
         if self._receivers:

@@ -24,7 +24,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from kvferry.backends.live.engine.environment import WallClockEnvironment
-from kvferry.backends.live.wire.channel import Heard, WiredChannel
+from kvferry.backends.live.wire.channel import MOST_WAITING_BYTES, Heard, WiredChannel
 from kvferry.backends.live.wire.event import (
     GOODBYE,
     MOST_EVENT_BYTES,
@@ -40,10 +40,12 @@ from kvferry.cloud.server import Guard, Receive, Scope, Send, answer, listen, ur
 from kvferry.machine.channel import ChannelBroken, ChannelCut, ChannelGarbled
 from kvferry.specs.errors import KvferryError
 
-# Channels at once. Each takes two connections while something is said.
+# Channels at once. Each takes two connections while something is said. The one whose device has been silent for the
+# longest, with nothing asked, makes room for a new one.
 MOST_CHANNELS = 100
-# What waits for a device that takes nothing, and for a role that hears nothing: more of it ends the channel.
-MOST_WAITING_BYTES = 2**26
+# Messages of the largest size that may wait for a device that takes nothing, and for a role that hears nothing: more of
+# it ends the channel.
+_WAITING_MESSAGES = 4
 # Where nothing else is said, the cloud says that it is there.
 SIGN_S = 5.0
 # A device has this long to say one thing to its end.
@@ -57,8 +59,8 @@ Arrived = Callable[[str, str], None]
 class ServedWire:
     """A Wire to a device that comes, or will. What is said before it is there waits for it."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, peer: str) -> None:
-        self._loop, self.peer = loop, peer
+    def __init__(self, loop: asyncio.AbstractEventLoop, peer: str, most_waiting_bytes: int) -> None:
+        self._loop, self.peer, self._most_waiting_bytes = loop, peer, most_waiting_bytes
         self.key = secrets.token_hex(16)
         self.news = asyncio.Event()
         # Whether a device is there, or was.
@@ -68,6 +70,7 @@ class ServedWire:
         self._lock = threading.Lock()
         self._heard: Heard | None = None
         self._early: list[Event | KvferryError] = []
+        self._early_bytes = 0
         self._unsent: deque[bytes] = deque()
         self._waiting_bytes = 0
         self._numbers = 0
@@ -80,7 +83,7 @@ class ServedWire:
         with self._lock:
             for said in self._early:
                 heard(said)
-            self._heard, self._early = heard, []
+            self._heard, self._early, self._early_bytes = heard, [], 0
 
     def connect(self) -> None:
         """It is the device that comes."""
@@ -94,7 +97,7 @@ class ServedWire:
             self._waiting_bytes += len(piece)
             if kind == GOODBYE:
                 self._goodbyes.add("ours")
-        if self._waiting_bytes > MOST_WAITING_BYTES:
+        if self._waiting_bytes > self._most_waiting_bytes:
             self.fail(ChannelBroken(f"{self.peer} takes nothing: {self._waiting_bytes:,} bytes wait for it"))
         self._tell()
 
@@ -136,6 +139,8 @@ class ServedWire:
         if kind == GOODBYE:
             self._goodbyes.add("theirs")
         self._pass_on(said)
+        if self._early_bytes > self._most_waiting_bytes:
+            self.fail(ChannelBroken(f"{self.peer} says more than is heard: {self._early_bytes:,} bytes wait"))
         self._tell()
 
     def fail(self, error: KvferryError) -> None:
@@ -150,6 +155,7 @@ class ServedWire:
         with self._lock:
             if self._heard is None:
                 self._early.append(said)
+                self._early_bytes += said.n_bytes if isinstance(said, Event) else 0
             else:
                 self._heard(said)
 
@@ -166,7 +172,7 @@ class Reception:
 
     `arrived` is called where processes run when a device has opened a channel; the role then opens the machine's end,
     and `leave`s when it is done with the device. Without `arrived`, whoever opens an end waits for its device. `known`:
-    the machines that devices may come to; None: any.
+    the machines that devices may come to; None: any. `most_message_bytes`: what one message of a device may have.
 
     Serves from `begin` until `close`. Raises InputError where it cannot listen, or where others could reach it
     and there is no token.
@@ -181,8 +187,11 @@ class Reception:
         token: str | None = None,
         arrived: Arrived | None = None,
         known: Collection[str] | None = None,
+        most_message_bytes: int = MOST_EVENT_BYTES,
     ) -> None:
         self._env, self._arrived, self._known = env, arrived, known
+        most_message_bytes = min(most_message_bytes, MOST_EVENT_BYTES)
+        self._most_waiting_bytes = min(MOST_WAITING_BYTES, _WAITING_MESSAGES * most_message_bytes)
         self._wires: dict[tuple[str, str], ServedWire] = {}
         self._channels: dict[tuple[str, str], WiredChannel] = {}
         self._lock = threading.Lock()
@@ -194,8 +203,7 @@ class Reception:
             Route("/said/{key}/{kind}", self._say, methods=["POST"]),
             Route("/channels/{machine}/{device}", self._open, methods=["GET"]),
         ]
-        # An event and its frame.
-        guard = Guard(Starlette(routes=routes), token, MOST_EVENT_BYTES)
+        guard = Guard(Starlette(routes=routes), token, most_message_bytes)
         self._thread = threading.Thread(target=self._serve, args=(guard,), name="kvferry reception", daemon=True)
 
     def begin(self) -> "Reception":
@@ -207,8 +215,10 @@ class Reception:
         """The end that a machine of this process holds of its channel with a device, whether or not it has come."""
         if (name, peer) not in self._channels:
             with self._lock:
-                wire = self._wires.setdefault((name, peer), ServedWire(self._loop, peer))
-            self._channels[name, peer] = WiredChannel(self._env, peer, wire)
+                wire = self._wires.setdefault((name, peer), self._wire(peer))
+            self._channels[name, peer] = WiredChannel(
+                self._env, peer, wire, most_waiting_bytes=self._most_waiting_bytes
+            )
         return self._channels[name, peer]
 
     def leave(self, name: str, peer: str) -> None:
@@ -248,6 +258,28 @@ class Reception:
         finally:
             self._loop.close()
 
+    def _wire(self, peer: str) -> ServedWire:
+        return ServedWire(self._loop, peer, self._most_waiting_bytes)
+
+    def _has_room(self) -> bool:
+        """Whether one more device may come: also where the one that has been silent for the longest goes for it."""
+        if len(self._wires) >= 2 * MOST_CHANNELS:
+            # Roles that have not yet heard of their end.
+            return False
+        alive = {names: wire for names, wire in self._wires.items() if not wire.failed}
+        if len(alive) < MOST_CHANNELS:
+            return True
+        silent = [
+            (since_s, names)
+            for names in alive
+            if (channel := self._channels.get(names)) is not None and (since_s := channel.waits_since_s) is not None
+        ]
+        if not silent:
+            return False
+        longest = alive[min(silent)[1]]
+        longest.fail(ChannelCut(f"{longest.peer} was silent, and made room for another device"))
+        return True
+
     async def _open(self, request: Request) -> Response:
         names = request.path_params["machine"], request.path_params["device"]
         if not all(_NAME.fullmatch(name) for name in names):
@@ -257,9 +289,9 @@ class Reception:
         with self._lock:
             wire = self._wires.get(names)
             if wire is None:
-                if len(self._wires) >= MOST_CHANNELS:
+                if not self._has_room():
                     return PlainTextResponse(f"{MOST_CHANNELS} devices are here already", 503)
-                wire = self._wires[names] = ServedWire(self._loop, names[1])
+                wire = self._wires[names] = self._wire(names[1])
             if wire.taken:
                 return PlainTextResponse("a device of this name is here already", 409)
             wire.taken = True

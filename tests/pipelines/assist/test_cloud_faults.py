@@ -11,9 +11,10 @@ from kvferry.machine.machine import Refused
 from kvferry.machine.memory import BudgetedPool
 from kvferry.machine.ops import DecodeStep
 from kvferry.pipelines.assist import cloud as cloud_module
+from kvferry.pipelines.assist.asked import asked_of
 from kvferry.pipelines.assist.cloud import Cloud
 from kvferry.pipelines.assist.instance import Instance
-from kvferry.pipelines.assist.messages import BadMessage, asked_of, failed_of, failure
+from kvferry.pipelines.assist.messages import BadMessage, failed_of, failure
 from kvferry.pipelines.assist.systems import Refining
 from kvferry.pipelines.record import Run
 from kvferry.policies.assist.refiner import OF_THE_WINDOW
