@@ -1,5 +1,6 @@
 """A Transformer by its dimensions, and the sizes that follow from them."""
 
+from functools import cached_property
 from typing import Any
 
 from pydantic import Field, model_validator
@@ -7,6 +8,7 @@ from pydantic import Field, model_validator
 from kvferry.specs.base import BadKey, Spec
 from kvferry.specs.latent import Experts, LatentKv
 from kvferry.specs.units import Count
+from kvferry.specs.weight_format import ROUTER_BITS, WEIGHT_FORMATS, WeightFormatName
 
 
 class ModelSpec(Spec):
@@ -28,6 +30,8 @@ class ModelSpec(Spec):
     weight_bits: float = Field(default=4.0, gt=0, le=64)
     # Embeddings and output head: 4-bit formats (AWQ, GPTQ) leave them at 16 bits.
     embedding_bits: float = Field(default=16.0, gt=0, le=64)
+    # A format by its name, which says the bits of each part of the model, in place of the two numbers above.
+    weights: WeightFormatName | None = None
     kv_value_bytes: float = Field(default=2.0, gt=0, le=8)
     latent: LatentKv | None = None
     experts: Experts | None = None
@@ -37,6 +41,14 @@ class ModelSpec(Spec):
     def _groups_of_heads(self) -> "ModelSpec":
         if self.query_heads % self.kv_heads:
             raise BadKey("kv_heads", f"{self.kv_heads} cannot share {self.query_heads} query heads evenly")
+        return self
+
+    @model_validator(mode="after")
+    def _one_way_to_say_weights(self) -> "ModelSpec":
+        numbers = sorted({"weight_bits", "embedding_bits"} & self.model_fields_set)
+        if self.weights is not None and numbers:
+            what = f"{self.weights} says the bits of every weight already; without {' and '.join(numbers)} it would do"
+            raise BadKey("weights", what)
         return self
 
     @model_validator(mode="after")
@@ -147,10 +159,45 @@ class ModelSpec(Spec):
     def parameters(self) -> int:
         return round(self.layers * self.layer_parameters) + self.embedding_parameters
 
+    @cached_property
+    def layer_bits(self) -> float:
+        """Mean bits of a layer's weights."""
+        if self.weights is None:
+            return self.weight_bits
+        stored, projected = WEIGHT_FORMATS[self.weights], self.projection_parameters
+        attended = self.query_heads * self.value_dim
+        values = 0 if self.latent else projected // 2  # a latent cache is projected to as a whole
+        whole = self.ffn_parameters(self.experts.shared + self.experts.routed if self.experts else 0)
+        router = self.hidden * self.experts.routed if self.experts else 0
+        down = (whole - router) / 3
+        parts = (
+            (self.attention_parameters - values - self.hidden * attended, stored.attention_bits(self.hidden)),
+            (self.hidden * attended, stored.attention_bits(attended)),
+            (values, stored.value_bits(self.hidden, self.layers)),
+            (2 * down, stored.ffn_bits(self.hidden)),
+            (down, stored.down_bits(self.experts.ffn if self.experts else self.ffn, self.layers)),
+            (router, ROUTER_BITS),
+        )
+        return sum(parameters * bits for parameters, bits in parts) / sum(parameters for parameters, _ in parts)
+
+    @property
+    def head_bits(self) -> float:
+        """Bits of the output head's weights."""
+        return self.embedding_bits if self.weights is None else WEIGHT_FORMATS[self.weights].head_bits(self.hidden)
+
+    @property
+    def token_bits(self) -> float:
+        """Bits of the token embeddings' weights, which are the output head's where the two are one."""
+        if self.tied_embeddings or self.weights is None:
+            return self.head_bits
+        return WEIGHT_FORMATS[self.weights].embedding_bits(self.hidden)
+
     @property
     def weight_bytes(self) -> float:
-        layers = self.layers * self.layer_parameters * self.weight_bits
-        return (layers + self.embedding_parameters * self.embedding_bits) / 8
+        embeddings = 0.0 if self.tied_embeddings else self.head_parameters * self.token_bits
+        return (
+            self.layers * self.layer_parameters * self.layer_bits + self.head_parameters * self.head_bits + embeddings
+        ) / 8
 
     @property
     def key_width(self) -> int:

@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
-from kvferry.specs.base import Spec
+from kvferry.specs.base import BadKey, Spec
+from kvferry.specs.weight_format import WeightFormatName
 
 
 class PrecisionSpec(Spec):
@@ -13,7 +14,17 @@ class PrecisionSpec(Spec):
 
     weight_bits: float | None = Field(default=None, gt=0, le=64)
     embedding_bits: float | None = Field(default=None, gt=0, le=64)
+    weights: WeightFormatName | None = None
     kv_value_bytes: float | None = Field(default=None, gt=0, le=8)
+
+    @model_validator(mode="after")
+    def _one_way_to_say_weights(self) -> "PrecisionSpec":
+        if self.weights is not None and (self.weight_bits or self.embedding_bits):
+            raise BadKey(
+                "weights",
+                f"{self.weights} says the bits of every weight; weight_bits and embedding_bits do not stand beside it",
+            )
+        return self
 
 
 def in_precision(model: Mapping[str, Any], precision: Any) -> dict[str, Any]:
@@ -27,4 +38,7 @@ def in_precision(model: Mapping[str, Any], precision: Any) -> dict[str, Any]:
     source = model.get("source")
     if other and isinstance(source, str):
         own["source"] = f"{source}; but for {', '.join(other)}: the scenario's precision"
-    return {**model, **own}
+    # A format replaces numbers of bits, and the other way round.
+    ours, theirs = {"weight_bits", "embedding_bits"}, {"weights"}
+    gone = (ours if own.keys() & theirs else set()) | (theirs if own.keys() & ours else set())
+    return {**{key: value for key, value in model.items() if key not in gone}, **own}

@@ -49,7 +49,7 @@ class Arithmetic:
 
     def __init__(self, model: ModelSpec) -> None:
         self.model = model
-        weight_bytes = model.weight_bits / 8
+        weight_bytes = model.layer_bits / 8
         self.layers = model.layers
         self.kv_heads = model.kv_heads
         self.layer_flop = 2 * model.active_parameters
@@ -62,7 +62,7 @@ class Arithmetic:
         self.retrieval_flop = 2 * model.retrieval_parameters
         self.retrieval_bytes = model.retrieval_parameters * model.embedding_bits / 8
         self.head_flop = 2 * model.head_parameters
-        self.head_bytes = model.head_parameters * model.embedding_bits / 8
+        self.head_bytes = model.head_parameters * model.head_bits / 8
         # One query attending one key, all heads: a product for the score, one for the value.
         self.pair_flop = 2 * model.query_heads * (model.head_dim + model.value_dim)
         # What one token caches in one layer, and what prompts attend to of it: a latent vector brought up to keys and

@@ -1,0 +1,162 @@
+"""Weight formats by the names that people download them under: bits per weight of every part of a model.
+
+A k-quantisation of llama.cpp gives some tensors more bits than its name says. The rules are those of
+``llama-quant.cpp`` without an importance matrix; the bits of a block are those of ``ggml-common.h``. Left out: norms
+and biases (some 0.01 %) and the file's header, which takes some 60 bytes per entry of the vocabulary.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Annotated
+
+from pydantic import AfterValidator
+
+# Bits per weight, with the scales of its block, and the weights that share a block.
+_BLOCK_BITS = {
+    "q4_0": 4.5, "q4_1": 5.0, "q5_0": 5.5, "q5_1": 6.0, "q8_0": 8.5, "iq4_nl": 4.5, "mxfp4": 4.25,
+    "q4_k": 4.5, "q5_k": 5.5, "q6_k": 6.5625, "iq4_xs": 4.25,
+}  # fmt: skip
+# A row that is no multiple of 256 weights takes the small-block format instead.
+_SUPERBLOCK = 256
+_INSTEAD = {"q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0", "iq4_xs": "iq4_nl"}
+
+# A router that chooses experts is stored as it was trained: float32 (llama.cpp).
+ROUTER_BITS = 32.0
+
+Share = Callable[[int], float]
+
+
+def _more_bits(layers: int) -> float:
+    """Share of the layers that a medium k-quantisation gives more bits: the first and last eighth, and every third
+    layer between them."""
+    eighth = layers // 8
+    chosen = sum(i < eighth or i >= 7 * layers // 8 or (i - eighth) % 3 == 2 for i in range(layers))
+    return chosen / layers
+
+
+def _first_eighth(layers: int) -> float:
+    return (layers // 8) / layers
+
+
+def _first_four(layers: int) -> float:
+    return min(4, layers) / layers
+
+
+def _always(layers: int) -> float:
+    return 1.0
+
+
+def bits(stored: str | float, row: int) -> float:
+    """Bits per weight of a tensor whose rows have `row` weights."""
+    if not isinstance(stored, str):
+        return stored
+    if row % _SUPERBLOCK:
+        stored = _INSTEAD.get(stored, stored)
+    return _BLOCK_BITS[stored]
+
+
+def mixed_bits(tensor: tuple[str, Share] | None, rest: str | float, row: int, layers: int) -> float:
+    """Mean bits per weight over the layers, of which a share has a format of its own."""
+    if tensor is None:
+        return bits(rest, row)
+    own, share = tensor
+    return share(layers) * bits(own, row) + (1 - share(layers)) * bits(rest, row)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightFormat:
+    """What each part of a model is stored in: a block format's name, or bits per weight.
+
+    ``value`` and ``down`` (the value projections, the way out of the feed-forward network) have their own format in a
+    share of the layers and ``rest`` in the others. ``head`` is the output head, and the embedding where the two are
+    one.
+    """
+
+    rest: str | float
+    embedding: str | float
+    head: str | float
+    value: tuple[str, Share] | None = None
+    down: tuple[str, Share] | None = None
+    # Experts alone have `rest`, all other weights of a layer have this.
+    attention: str | float | None = None
+    source: str
+
+    def attention_bits(self, row: int) -> float:
+        """Bits per weight of projections to queries and keys, and of the way out of attention."""
+        return bits(self.rest if self.attention is None else self.attention, row)
+
+    def value_bits(self, row: int, layers: int) -> float:
+        """Mean bits per weight, over the layers, of projections to values."""
+        return mixed_bits(self.value, self.rest if self.attention is None else self.attention, row, layers)
+
+    def ffn_bits(self, row: int) -> float:
+        return bits(self.rest, row)
+
+    def down_bits(self, row: int, layers: int) -> float:
+        """Mean bits per weight, over the layers, of the way out of the feed-forward network."""
+        return mixed_bits(self.down, self.rest, row, layers)
+
+    def embedding_bits(self, row: int) -> float:
+        return bits(self.embedding, row)
+
+    def head_bits(self, row: int) -> float:
+        return bits(self.head, row)
+
+
+_GGUF = "llama.cpp, llama-quant.cpp and ggml-common.h"
+WEIGHT_FORMATS: dict[str, WeightFormat] = {
+    "q4_0": WeightFormat(rest="q4_0", embedding="q4_0", head="q6_k", source=_GGUF),
+    "q4_k_s": WeightFormat(
+        rest="q4_k",
+        embedding="q4_k",
+        head="q6_k",
+        value=("q5_k", _first_four),
+        down=("q5_k", _first_eighth),
+        source=_GGUF,
+    ),
+    "q4_k_m": WeightFormat(
+        rest="q4_k", embedding="q4_k", head="q6_k", value=("q6_k", _more_bits), down=("q6_k", _more_bits), source=_GGUF
+    ),
+    "q5_k_m": WeightFormat(
+        rest="q5_k", embedding="q5_k", head="q6_k", value=("q6_k", _more_bits), down=("q6_k", _more_bits), source=_GGUF
+    ),
+    "q6_k": WeightFormat(rest="q6_k", embedding="q6_k", head="q6_k", source=_GGUF),
+    "q8_0": WeightFormat(rest="q8_0", embedding="q8_0", head="q8_0", source=_GGUF),
+    "iq4_xs": WeightFormat(
+        rest="iq4_xs",
+        embedding="iq4_xs",
+        head="q6_k",
+        value=("q5_k", _always),
+        down=("q5_k", _first_eighth),
+        source=_GGUF,
+    ),
+    "mxfp4": WeightFormat(
+        rest="mxfp4", embedding=16.0, head=16.0, attention=16.0, source="gpt-oss model card: experts alone"
+    ),
+    "mlx-4bit": WeightFormat(
+        rest=4.5, embedding=4.5, head=4.5, source="mlx_lm: groups of 64 share a 16-bit scale and bias"
+    ),
+    "mlx-8bit": WeightFormat(rest=8.5, embedding=8.5, head=8.5, source="as mlx-4bit"),
+    "awq": WeightFormat(
+        rest=4 + 20 / 128,
+        embedding=16.0,
+        head=16.0,
+        source="AutoAWQ: groups of 128 share a 16-bit scale and a 4-bit zero",
+    ),
+    "gptq": WeightFormat(rest=4 + 20 / 128, embedding=16.0, head=16.0, source="as awq, groups of 128"),
+    "fp8": WeightFormat(rest=8.0, embedding=16.0, head=16.0, source="vLLM: linear layers alone, a scale per tensor"),
+    "bf16": WeightFormat(rest=16.0, embedding=16.0, head=16.0, source="as trained"),
+    "fp16": WeightFormat(rest=16.0, embedding=16.0, head=16.0, source="as trained"),
+}
+
+
+def _known_format(name: str) -> str:
+    if name.lower() in WEIGHT_FORMATS:
+        return name.lower()
+    near = get_close_matches(name.lower(), WEIGHT_FORMATS, n=1, cutoff=0.4)
+    hint = f". Did you mean {near[0]!r}?" if near else ""
+    raise ValueError(f"no weight format is called {name!r}; known: {', '.join(WEIGHT_FORMATS)}{hint}")
+
+
+WeightFormatName = Annotated[str, AfterValidator(_known_format)]
