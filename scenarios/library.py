@@ -22,7 +22,9 @@ def names(kind: str) -> list[str]:
 
 def looks_like_a_path(reference: str) -> bool:
     return (
-        "/" in reference or "\\" in reference or bool(re.search(r"\.(ya?ml|json|csv|parquet|up|down|txt)$", reference))
+        "/" in reference
+        or "\\" in reference
+        or bool(re.search(r"\.(ya?ml|json|csv|parquet|up|down|txt|gguf)$", reference))
     )
 
 
@@ -33,7 +35,7 @@ def locate(kind: str, reference: str, folder: Path) -> Path:
     problem = regular_file(folder / reference)
     if problem is None:
         return (folder / reference).resolve()
-    if not reference.strip() or (_NAME.fullmatch(reference) and not Path(reference).suffix == ".yaml"):
+    if not reference.strip() or (_NAME.fullmatch(reference) and Path(reference).suffix not in (".yaml", ".gguf")):
         raise unknown_name(kind, reference, names(kind))
     stem = Path(reference).stem
     hint = f"; the bundled {kind} of that name is called {stem!r}" if stem in names(kind) else ""

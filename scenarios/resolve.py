@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from kvferry.scenarios.gguf_file import gguf_at, gguf_node
 from kvferry.scenarios.hugging_face import config_at, model_node
 from kvferry.scenarios.library import locate, looks_like_a_path, names
 from kvferry.scenarios.sources import laid_over, with_value
@@ -28,9 +29,12 @@ def read_tree(kind: str, reference: str, folder: Path) -> Node:
 
     Raises InputError.
     """
-    config = config_at(folder / expanded(reference)) if kind == "model" and reference not in names(kind) else None
-    if config is not None:
-        return model_node(config)
+    if kind == "model" and reference not in names(kind):
+        given = folder / expanded(reference)
+        if (config := config_at(given)) is not None:
+            return model_node(config)
+        if (file := gguf_at(given)) is not None:
+            return gguf_node(file)
     path = locate(kind, reference, folder)
     return extended(kind, read_document(path), (path,))
 

@@ -30,7 +30,9 @@ class ModelSpec(Spec):
     weight_bits: float = Field(default=4.0, gt=0, le=64)
     # Embeddings and output head: 4-bit formats (AWQ, GPTQ) leave them at 16 bits.
     embedding_bits: float = Field(default=16.0, gt=0, le=64)
-    # A format by its name, which says the bits of each part of the model, in place of the two numbers above.
+    # The output head where it has other bits than the embeddings.
+    output_head_bits: float | None = Field(default=None, gt=0, le=64)
+    # A format by its name, which says the bits of each part of the model, in place of the numbers above.
     weights: WeightFormatName | None = None
     kv_value_bytes: float = Field(default=2.0, gt=0, le=8)
     latent: LatentKv | None = None
@@ -45,7 +47,7 @@ class ModelSpec(Spec):
 
     @model_validator(mode="after")
     def _one_way_to_say_weights(self) -> "ModelSpec":
-        numbers = sorted({"weight_bits", "embedding_bits"} & self.model_fields_set)
+        numbers = sorted({"weight_bits", "embedding_bits", "output_head_bits"} & self.model_fields_set)
         if self.weights is not None and numbers:
             what = f"{self.weights} says the bits of every weight already; without {' and '.join(numbers)} it would do"
             raise BadKey("weights", what)
@@ -183,13 +185,17 @@ class ModelSpec(Spec):
     @property
     def head_bits(self) -> float:
         """Bits of the output head's weights."""
-        return self.embedding_bits if self.weights is None else WEIGHT_FORMATS[self.weights].head_bits(self.hidden)
+        if self.weights is not None:
+            return WEIGHT_FORMATS[self.weights].head_bits(self.hidden)
+        return self.embedding_bits if self.output_head_bits is None else self.output_head_bits
 
     @property
     def token_bits(self) -> float:
         """Bits of the token embeddings' weights, which are the output head's where the two are one."""
-        if self.tied_embeddings or self.weights is None:
+        if self.tied_embeddings:
             return self.head_bits
+        if self.weights is None:
+            return self.embedding_bits
         return WEIGHT_FORMATS[self.weights].embedding_bits(self.hidden)
 
     @property

@@ -39,6 +39,8 @@ def in_precision(model: Mapping[str, Any], precision: Any) -> dict[str, Any]:
     if other and isinstance(source, str):
         own["source"] = f"{source}; but for {', '.join(other)}: the scenario's precision"
     # A format replaces numbers of bits, and the other way round.
-    ours, theirs = {"weight_bits", "embedding_bits"}, {"weights"}
+    ours, theirs = {"weight_bits", "embedding_bits", "output_head_bits"}, {"weights"}
     gone = (ours if own.keys() & theirs else set()) | (theirs if own.keys() & ours else set())
+    if "embedding_bits" in own:  # of embeddings and output head, as long as nothing else is said of the head
+        gone.add("output_head_bits")
     return {**{key: value for key, value in model.items() if key not in gone}, **own}

@@ -1,0 +1,135 @@
+"""A model's dimensions and the bits of its weights from the header of a GGUF file."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvferry.specs.document import regular_file, shown
+from kvferry.specs.errors import InputError
+from kvferry.specs.node import Node, Place, node_of
+
+if TYPE_CHECKING:
+    from gguf import GGUFReader
+
+# Decoders of the kind that KVFerry models: attention over all earlier tokens, a gated feed-forward network.
+ARCHITECTURES = ("llama", "qwen2", "qwen3", "qwen3moe", "mistral3", "smollm3", "granite", "olmo2", "phi3")
+# Numbers and texts in all lists of a header: a vocabulary of a quarter of a million with its merges has a million.
+MOST_ENTRIES = 4_000_000
+_DIMENSIONS = {
+    "layers": "block_count",
+    "hidden": "embedding_length",
+    "query_heads": "attention.head_count",
+    "ffn": "feed_forward_length",
+}
+
+
+def gguf_at(path: Path) -> Path | None:
+    """The GGUF file that a path means; None for anything else."""
+    return path if path.suffix == ".gguf" and regular_file(path) is None else None
+
+
+def gguf_node(file: Path) -> Node:
+    """The model that a GGUF file holds, by its header alone. Raises InputError for a damaged file, or a model of a kind
+    that KVFerry does not describe."""
+    name = shown(file)
+    reader = _opened(file)
+    architecture = _text(reader, "general.architecture")
+    if architecture not in ARCHITECTURES:
+        known = ", ".join(ARCHITECTURES)
+        raise InputError(f"{name}: general.architecture: {architecture!r} is not modelled; known: {known}")
+    keys = {key.removeprefix(f"{architecture}."): key for key in reader.fields}
+    if "attention.sliding_window" in keys:
+        what = "attention within a sliding window is not modelled"
+        raise InputError(f"{name}: {keys['attention.sliding_window']}: {what}; a model without one would do")
+
+    def number(key: str) -> int | None:
+        field = reader.fields.get(f"{architecture}.{key}")
+        value = None if field is None else field.contents()
+        return value if isinstance(value, int) else None
+
+    dimensions = {own: number(theirs) for own, theirs in _DIMENSIONS.items()}
+    vocabulary = reader.fields.get("tokenizer.ggml.tokens")
+    dimensions["vocabulary"] = number("vocab_size") or (len(vocabulary.data) if vocabulary else None)
+    experts = _experts(number)
+    if experts:  # the dense network of a mixture without dense layers is nowhere used
+        dimensions["ffn"] = dimensions["ffn"] or experts["ffn"]
+    missing = next((key for key, value in dimensions.items() if not value), None)
+    if missing is not None:
+        theirs = _DIMENSIONS.get(missing, "vocab_size")
+        raise InputError(f"{name}: {architecture}.{theirs}: is missing or not one whole number for all layers")
+    heads, hidden = dimensions["query_heads"] or 1, dimensions["hidden"] or 1
+    model: dict[str, Any] = {
+        **dimensions,
+        "name": file.stem,
+        "kv_heads": number("attention.head_count_kv") or heads,
+        "head_dim": number("attention.key_length") or hidden // heads,
+        **_bits(reader, name),
+        "kv_value_bytes": 2.0,
+        "source": f"header of {file.name}",
+    }
+    if experts:
+        model["experts"] = experts
+    return node_of(model, Place(name, None, file.parent))
+
+
+def _opened(file: Path) -> "GGUFReader":
+    try:
+        from gguf import GGUFReader, GGUFValueType
+    except ImportError:
+        raise InputError(f"{shown(file)}: GGUF files are read with: pip install '.[gguf]'") from None
+
+    class Bounded(GGUFReader):
+        """A reader that gives up on lists that no model has, before it goes through them."""
+
+        entries = 0
+
+        def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
+            if raw_type == GGUFValueType.ARRAY:
+                self.entries += int(self._get(orig_offs + 4, "uint64")[0])
+                if self.entries > MOST_ENTRIES:
+                    raise ValueError(f"its lists have {self.entries:,} entries, more than {MOST_ENTRIES:,}")
+            return super()._get_field_parts(orig_offs, raw_type)
+
+    try:
+        return Bounded(file)
+    except (ValueError, IndexError, KeyError, OverflowError, RecursionError, OSError, MemoryError) as error:
+        what = " ".join(str(error).split())[:120] or type(error).__name__
+        raise InputError(f"{shown(file)}: not a whole GGUF file of version 2 or 3: {what}") from None
+
+
+def _text(reader: "GGUFReader", key: str) -> str:
+    field = reader.fields.get(key)
+    value = None if field is None else field.contents()
+    return value if isinstance(value, str) else ""
+
+
+def _experts(number: Any) -> dict[str, int] | None:
+    if not number("expert_count"):
+        return None
+    return {
+        "routed": number("expert_count"),
+        "active": number("expert_used_count"),
+        "ffn": number("expert_feed_forward_length") or number("feed_forward_length"),
+        "shared": number("expert_shared_count") or 0,
+        "dense_layers": number("leading_dense_block_count") or 0,
+    }
+
+
+def _bits(reader: "GGUFReader", name: str) -> dict[str, Any]:
+    """Mean bits of the layers' weights, and bits of embedding and output head, as the tensors of the file have them."""
+    n_bytes = {"layers": 0, "token_embd.weight": 0, "output.weight": 0}
+    weights = dict.fromkeys(n_bytes, 0)
+    for tensor in reader.tensors:
+        part = "layers" if tensor.name.startswith("blk.") else tensor.name
+        if part in n_bytes:
+            n_bytes[part] += int(tensor.n_bytes)
+            weights[part] += int(tensor.n_elements)
+    if not weights["layers"] or not weights["token_embd.weight"]:
+        raise InputError(f"{name}: holds no weights of layers and embeddings; a whole model's file has them")
+    bits = {part: 8 * n_bytes[part] / weights[part] for part in n_bytes if weights[part]}
+    tied = "output.weight" not in bits
+    return {
+        "tied_embeddings": tied,
+        "weight_bits": bits["layers"],
+        "embedding_bits": bits["token_embd.weight"],
+        **({} if tied else {"output_head_bits": bits["output.weight"]}),
+    }

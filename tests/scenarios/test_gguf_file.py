@@ -1,0 +1,109 @@
+"""Models by a GGUF file: what its header says, and files that are none."""
+
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType, GGUFWriter
+from gguf.quants import quantize
+
+from kvferry.scenarios import gguf_file
+from kvferry.scenarios.loader import load_model
+from kvferry.specs.errors import InputError
+
+LAYERS, HIDDEN, HEADS, KV_HEADS, HEAD_DIM, FFN, TOKENS = 2, 64, 4, 2, 16, 96, 50
+TENSORS = {
+    "attn_q": (HEADS * HEAD_DIM, HIDDEN), "attn_k": (KV_HEADS * HEAD_DIM, HIDDEN),
+    "attn_v": (KV_HEADS * HEAD_DIM, HIDDEN), "attn_output": (HIDDEN, HEADS * HEAD_DIM),
+    "ffn_gate": (FFN, HIDDEN), "ffn_up": (FFN, HIDDEN), "ffn_down": (HIDDEN, FFN),
+}  # fmt: skip
+
+
+def written(file: Path, architecture: str = "llama", tied: bool = False, **more: int) -> Path:
+    writer = GGUFWriter(file, architecture)
+    writer.add_block_count(LAYERS)
+    writer.add_embedding_length(HIDDEN)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(KV_HEADS)
+    writer.add_key_length(HEAD_DIM)
+    writer.add_feed_forward_length(FFN)
+    writer.add_token_list([f"t{i}" for i in range(TOKENS)])
+    for key, value in more.items():
+        writer.add_uint32(f"{architecture}.{key.replace('__', '.')}", value)
+
+    def tensor(name: str, shape: tuple[int, int], stored: GGMLQuantizationType) -> None:
+        writer.add_tensor(name, quantize(np.ones(shape, np.float32), stored), raw_dtype=stored)
+
+    tensor("token_embd.weight", (TOKENS, HIDDEN), GGMLQuantizationType.Q4_0)
+    if not tied:
+        tensor("output.weight", (TOKENS, HIDDEN), GGMLQuantizationType.Q8_0)
+    for layer in range(LAYERS):
+        for name, shape in TENSORS.items():
+            tensor(f"blk.{layer}.{name}.weight", shape, GGMLQuantizationType.Q4_0)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file
+
+
+def test_a_header_is_the_model_that_it_describes(tmp_path: Path) -> None:
+    model = load_model(str(written(tmp_path / "mine.gguf")))
+    assert (model.layers, model.hidden, model.query_heads, model.kv_heads) == (LAYERS, HIDDEN, HEADS, KV_HEADS)
+    assert (model.head_dim, model.ffn, model.vocabulary, model.name) == (HEAD_DIM, FFN, TOKENS, "mine")
+    # Q4_0 has 4.5 bits with its scales, Q8_0 8.5.
+    assert (model.layer_bits, model.token_bits, model.head_bits) == (4.5, 4.5, 8.5)
+    layer = sum(rows * columns for rows, columns in TENSORS.values())
+    assert model.weight_bytes * 8 == LAYERS * layer * 4.5 + TOKENS * HIDDEN * (4.5 + 8.5)
+    assert load_model(str(written(tmp_path / "tied.gguf", tied=True))).tied_embeddings
+
+
+def test_a_mixture_of_experts(tmp_path: Path) -> None:
+    counts = {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 32}
+    model = load_model(str(written(tmp_path / "mixed.gguf", "qwen3moe", **counts)))
+    assert model.experts is not None
+    assert (model.experts.routed, model.experts.active, model.experts.ffn) == (4, 2, 32)
+
+
+def damaged(file: Path, at: int, value: bytes) -> Path:
+    content = bytearray(file.read_bytes())
+    content[at : at + len(value)] = value
+    file.write_bytes(content)
+    return file
+
+
+def test_no_such_file_gives_more_than_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(file: Path) -> str:
+        with pytest.raises(InputError) as error:
+            load_model(str(file))
+        said = str(error.value)
+        assert file.name in said
+        assert "\n" not in said
+        return said
+
+    whole = written(tmp_path / "whole.gguf")
+    size = whole.stat().st_size
+    for kept in (0, 3, 20, 60, 400, size // 2, size - 1000):
+        cut = tmp_path / f"cut{kept}.gguf"
+        cut.write_bytes(whole.read_bytes()[:kept])
+        assert "not a whole GGUF file" in refused(cut)
+    assert "magic" in refused(damaged(written(tmp_path / "magic.gguf"), 0, b"GGML"))
+    assert "version" in refused(damaged(written(tmp_path / "version.gguf"), 4, struct.pack("<I", 99)))
+    for at in (8, 16):  # counts of tensors and keys
+        assert "not a whole" in refused(damaged(written(tmp_path / "counts.gguf"), at, struct.pack("<Q", 2**60)))
+    assert "mamba" in refused(written(tmp_path / "mamba.gguf", "mamba"))
+    assert "sliding window" in refused(written(tmp_path / "window.gguf", attention__sliding_window=4096))
+    monkeypatch.setattr(gguf_file, "MOST_ENTRIES", TOKENS - 1)
+    assert "50 entries, more than 49" in refused(whole)
+
+
+@pytest.mark.parametrize("missing", ["llama.block_count", "llama.attention.head_count", "tokenizer.ggml.tokens"])
+def test_what_a_header_lacks_is_named(tmp_path: Path, missing: str) -> None:
+    file = written(tmp_path / "lacks.gguf")
+    found = file.read_bytes().find(missing.encode())
+    said: Any = pytest.raises(InputError)
+    with said as error:
+        load_model(str(damaged(file, found + len(missing) - 1, b"_")))
+    assert ("vocab_size" if "tokens" in missing else missing) in str(error.value)
