@@ -4,6 +4,7 @@ Nothing heavy is imported here or at the top of a command's file, so that ``--he
 """
 
 import atexit
+import errno
 import os
 import signal
 import sys
@@ -40,6 +41,9 @@ from kvferry.cli.systems import systems
 from kvferry.cli.tune import tune
 from kvferry.specs.errors import InputError, KvferryError, Terminated, quoted
 from kvferry.specs.version import VERSION
+
+# A signal that was lost is sent again after this long.
+_AGAIN_S = 0.05
 
 app = typer.Typer(
     add_completion=False,
@@ -119,6 +123,7 @@ def main() -> None:
     # SIGTERM becomes an exception, so that temporary files are removed on the way out.
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, _terminate)
+        sys.unraisablehook = _send_again
     _leave(_exit_code("--debug" in sys.argv))
 
 
@@ -139,6 +144,18 @@ def _leave(code: int) -> None:
 
 def _terminate(number: int, frame: object) -> None:
     raise Terminated(128 + number)
+
+
+def _send_again(lost: "sys.UnraisableHookArgs") -> None:
+    """A signal that came while a finaliser or a callback of a weak reference ran, which can raise nothing, is sent
+    again."""
+    number = {KeyboardInterrupt: signal.SIGINT, Terminated: signal.SIGTERM}.get(lost.exc_type)
+    if number is None:
+        sys.__unraisablehook__(lost)
+        return
+    again = threading.Timer(_AGAIN_S, os.kill, (os.getpid(), number))
+    again.daemon = True
+    again.start()
 
 
 def _exit_code(debug: bool) -> int:
@@ -165,6 +182,9 @@ def _exit_code(debug: bool) -> int:
         if debug:
             traceback.print_exc()
             return 1
+        if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+            print(f"kvferry: {quoted(str(error.filename))[:80]}...: this name is too long for a file", file=sys.stderr)
+            return 2
         if isinstance(error, OSError) and error.filename is None and not _output_works():
             print(f"kvferry: cannot write to standard output: {error.strerror}", file=sys.stderr)
             _drop_output()

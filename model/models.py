@@ -4,6 +4,7 @@ Nothing in a model's folder is executed and nothing pickled is read: no remote c
 """
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,7 +92,11 @@ def load_model(
     lacking = sorted(found["missing_keys"]) + sorted(str(key[0]) for key in found["mismatched_keys"])
     if lacking:
         raise InputError(f"{folder}: {len(lacking)} weights are missing or of another shape, such as {lacking[0]}")
-    return _ready(model, target)
+    model = _ready(model, target)
+    for name, weights in model.named_parameters():
+        if not torch.stack(torch.aminmax(weights)).isfinite().all():
+            raise InputError(f"{folder}: is damaged: {name} has weights that are infinite or no numbers")
+    return model
 
 
 def random_model(
@@ -148,7 +153,11 @@ def check_config(config: PreTrainedConfig, where: str) -> None:
     """Raise InputError unless a model can be prefilled chunk by chunk, to the same result as at once."""
     if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
         raise InputError(f"{where}: has sliding-window layers; only full attention is supported")
-    rope = (config.rope_parameters or {}).get("rope_type", "default")
+    rope_parameters = config.rope_parameters or {}
+    base = rope_parameters.get("rope_theta", 1.0)
+    if isinstance(base, bool) or not isinstance(base, int | float) or not 0 < base < math.inf:
+        raise InputError(f"{where}: rope_theta is {base!r:.60}; a number above 0 would do")
+    rope = rope_parameters.get("rope_type", "default")
     if rope in _ROPE_BY_LENGTH:
         raise InputError(f"{where}: rope_type {rope!r} makes keys depend on later tokens; 'yarn' or 'llama3' would do")
     if getattr(config, "first_k_dense_replace", config.num_hidden_layers) < config.num_hidden_layers:
@@ -204,7 +213,7 @@ def _json(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > _MAX_JSON_BYTES:
             raise InputError(f"{path}: {path.stat().st_size:,} bytes; at most {_MAX_JSON_BYTES:,} are read")
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"), parse_constant=_finite, parse_float=_finite)
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}; a model's folder has config.json and *.safetensors") from None
     except (ValueError, RecursionError) as error:
@@ -212,6 +221,13 @@ def _json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise InputError(f"{path}: a mapping is needed, this is a {type(content).__name__}")
     return content
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text[:20]} is no number that a model could be computed with")
+    return number
 
 
 def _check_weights(folder: Path) -> None:

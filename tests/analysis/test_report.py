@@ -124,6 +124,15 @@ def test_no_text_is_taken_for_code(folders: dict[str, Path]) -> None:
     assert HARMFUL not in html
 
 
+def test_lists_in_a_column_are_shown_as_text(tmp_path: Path) -> None:
+    points = {"outcome": ["done"] * 2, "why": [None] * 2, "system": ["x"] * 2, "version": ["0.2.0"] * 2}
+    odd = {"link.outages": [[1, 2], [3]], "seed": [{"a": 1}, {"a": 2}], "link.rtt_s": [[0.1], None]}
+    pd.DataFrame({**points, **odd}).to_parquet(tmp_path / "points.parquet")
+    html = report([tmp_path])
+    assert "[1 2]" in html
+    assert "[3]" in html
+
+
 TABLE = pd.DataFrame({"key": ["a"]})
 
 

@@ -531,6 +531,39 @@ def test_what_has_no_room_is_left_out_unless_asked_for(call: Call) -> None:
     assert "quest: budget.kv_share: " in err
 
 
+IN_A_FINALISER = """
+    import signal, sys, time
+    from kvferry.cli import main as command
+
+    class Dropped:
+        def __del__(self):
+            signal.raise_signal(signal.{name})
+            time.sleep(0.01)
+
+    def work(prog_name):
+        Dropped()
+        time.sleep(20)
+
+    command.app = work
+    sys.argv = ["kvferry"]
+    command.main()
+"""
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
+def test_a_signal_in_a_finaliser_is_not_lost(name: str, code: int) -> None:
+    program = [sys.executable, "-c", textwrap.dedent(IN_A_FINALISER.format(name=name))]
+    ended = subprocess.run(program, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (code, "")
+
+
+@pytest.mark.parametrize("command", [("models",), ("report",), ("serve",), ("calibrate", "--model")])
+def test_a_name_that_is_too_long_for_a_file(call: Call, command: tuple[str, ...]) -> None:
+    code, out, err = call(*command, "x" * 256)
+    assert (code, out) == (2, "")
+    assert "xxx...: this name is too long for a file" in err
+
+
 AN_OP_UNDER_WAY = """
     import atexit, sys, threading, torch
     from kvferry.backends.live.engine.environment import WallClockEnvironment

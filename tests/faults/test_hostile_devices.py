@@ -9,9 +9,12 @@ import pytest
 from deadline import deadline
 from served_cloud import REQUEST, ServedCloud, Stranger, serving
 
+from kvferry.backends.live import served_world
 from kvferry.backends.live.wire import reception
 from kvferry.backends.live.wire.event import written
+from kvferry.pipelines.serving import serve_cloud
 from kvferry.scenarios.loader import load_scenario
+from kvferry.specs.errors import InputError
 
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("hostile devices")]
 # Prompts of at most 1,024 tokens, answers of 256: four times these.
@@ -142,3 +145,11 @@ def test_devices_that_say_nothing_make_room(cloud: ServedCloud, monkeypatch: pyt
     finally:
         for device in silent:
             device.leave()
+
+
+def test_a_cloud_that_may_not_listen_says_so_before_it_loads_its_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded: list[Any] = []
+    monkeypatch.setattr(served_world, "parts_for", lambda *args: loaded.append(args))
+    with pytest.raises(InputError, match=r"0\.0\.0\.0 can be reached from elsewhere: a token is needed"):
+        serve_cloud(load_scenario("pd_device/live"), host="0.0.0.0")
+    assert not loaded

@@ -1,6 +1,7 @@
 """Models for sessions: from a folder, from random weights, and what cannot be used."""
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import torch
+from safetensors.torch import load_file, save_file
 
 from kvferry.model.decoder import Decoder
 from kvferry.model.models import load_model, random_model, spec_of
@@ -99,6 +101,18 @@ def _truncated(folder: Path) -> None:
     path.write_bytes(path.read_bytes()[:-100])
 
 
+ROPE = {"rope_type": "default", "rope_theta": 1e4}
+
+
+def _with_number(name: str, number: float) -> Callable[[Path], None]:
+    def write(folder: Path) -> None:
+        weights = load_file(folder / "model.safetensors")
+        weights[name].view(-1)[-1] = number
+        save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+    return write
+
+
 def _index(**weight_map: str) -> Callable[[Path], None]:
     def write(folder: Path) -> None:
         (folder / "model.safetensors").rename(folder / "a.safetensors")
@@ -123,6 +137,11 @@ def _index(**weight_map: str) -> Callable[[Path], None]:
             lambda folder: edited(folder, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}),
             "'dynamic' makes keys depend on later tokens",
         ),
+        (lambda folder: edited(folder, rope_parameters=ROPE | {"rope_theta": math.nan}), "NaN is no number"),
+        (lambda folder: edited(folder, rope_parameters=ROPE | {"rope_theta": 0}), "rope_theta is 0; a number above 0"),
+        (lambda folder: edited(folder, rope_parameters=ROPE | {"rope_theta": -1e4}), "rope_theta is -10000"),
+        (_with_number("model.layers.0.mlp.up_proj.weight", math.nan), "model.layers.0.mlp.up_proj.weight has weights"),
+        (_with_number("model.norm.weight", math.inf), "model.norm.weight has weights that are infinite or no numbers"),
         (lambda folder: edited(folder, quantization_config={"quant_method": "awq"}), "quantised weights"),
         (lambda folder: edited(folder, dtype="float64"), "stored as torch.float64"),
         (lambda folder: (folder / "adapter_config.json").write_text("{}"), "an adapter"),

@@ -46,6 +46,8 @@ class CloudAddress:
         if token is not None and not (token.isascii() and token.isprintable()):
             raise InputError("a token has letters, digits and signs only")
         self.headers = {"authorization": f"Bearer {token}"} if token else {}
+        # Whether a device has been let in.
+        self.entered = False
 
     def path(self, *names: str) -> str:
         return "/".join((self._path, *(quote(name, safe="") for name in names)))
@@ -74,7 +76,7 @@ class CallingWire:
         self._heard = heard
 
     def connect(self) -> None:
-        """Raises ChannelUnreachable, ChannelGarbled; InputError for a token that the cloud refuses."""
+        """Raises ChannelUnreachable, ChannelGarbled; InputError for a token that was refused from the beginning."""
         connection = self._cloud.connection()
         url, path = self._cloud.url, self._cloud.path("channels", self._peer, self._name)
         try:
@@ -88,6 +90,7 @@ class CallingWire:
                 wire.settimeout(SILENCE_S)
                 coming = events(response.readline)
                 self._key = _key(coming)
+                self._cloud.entered = True
         except NoEvent as error:
             connection.close()
             raise ChannelGarbled(f"{url} is no cloud of ours: {one_line(str(error))}") from None
@@ -189,6 +192,9 @@ class CallingWire:
             return
         words = one_line(response.read(500).decode("utf-8", "replace"))
         if response.status in (401, 403):
+            if self._cloud.entered:
+                # What it has said to earlier requests still counts.
+                raise ChannelUnreachable(f"{self._peer} at {self._cloud.url} lets nobody in any more: {words}")
             raise InputError(f"{self._cloud.url}: {words}")
         if response.status in (409, 503):
             raise ChannelUnreachable(f"{self._peer} at {self._cloud.url} has no room: {words}")

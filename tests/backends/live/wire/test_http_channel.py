@@ -171,6 +171,21 @@ def test_a_token_is_needed_where_one_is_set(make: Callable[..., Pair], capfd: py
     assert TOKEN not in "".join(capfd.readouterr())
 
 
+def test_a_cloud_that_lets_nobody_in_any_more_is_one_that_cannot_be_reached(make: Callable[..., Pair]) -> None:
+    """Behind what it has said before, a refusal is no fault of the input, which would end the run."""
+    pair = make(token=TOKEN)
+    board = pair.device(token=TOKEN)
+    first = board.open("phone", "cloud")
+    first.send("prompt", 1)
+    assert pair.env.run(until=pair.cloud.open("cloud", "phone").receive()) == "prompt"
+    first.hang_up()
+    board._cloud.headers = {"authorization": "Bearer open-sesame-43"}
+    with pytest.raises(ChannelBroken):
+        pair.env.run(until=first.receive())
+    with pytest.raises(ChannelUnreachable, match="lets nobody in any more: needs the right token"):
+        pair.env.run(until=board.open("phone", "cloud").receive())
+
+
 def test_a_name_is_taken_and_the_house_is_full(make: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reception, "MOST_CHANNELS", 1)
     pair = make()
