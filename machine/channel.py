@@ -54,7 +54,14 @@ class MessageStream(Protocol):
 
 
 class Channel(Protocol):
-    """An ordered two-way channel to a peer. `send` raises RuntimeError on a closed channel, TypeError for None."""
+    """An ordered two-way channel to a peer. `send` raises RuntimeError on a closed channel, TypeError for None.
+
+    A channel that has broken stays so; one that is opened afterwards between the same two is another. It breaks when
+    either side hangs up, and when a receiver's patience ends.
+    """
+
+    gone: simpy.Event
+    """Fires once the channel has broken: whatever the peer has asked for, nobody is left to hear of it."""
 
     def send(self, message: Any, n_bytes: float) -> simpy.Event: ...
 
@@ -73,4 +80,10 @@ class Channel(Protocol):
         """
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """End this side after what was sent. What the peer still sends can be received."""
+        ...
+
+    def hang_up(self) -> None:
+        """Break the channel at once: nothing more is sent or received. Harmless when repeated."""
+        ...

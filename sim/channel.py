@@ -2,12 +2,12 @@
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import simpy
 
-from kvferry.machine.channel import ChannelStalled, Each, Streamed
+from kvferry.machine.channel import ChannelCut, ChannelStalled, Each, Streamed
 
 
 class Carry(Protocol):
@@ -39,7 +39,8 @@ class Switchboard:
     """Connects machines by name. When two machines open towards each other, they hold the two ends of one channel.
 
     Without ``carry`` messages arrive at once; with it, when its event fires. Messages of one direction must
-    arrive in the order in which they were sent: `carry` keeps it.
+    arrive in the order in which they were sent: `carry` keeps it. A channel that one of them has broken is replaced
+    by the next one that either opens, and what is under way in it is lost.
     """
 
     def __init__(self, env: simpy.Environment, carry: Carry | None = None) -> None:
@@ -49,7 +50,13 @@ class Switchboard:
 
     def open(self, name: str, peer: str) -> "ChannelEnd":
         """The end that `name` holds of its channel with `peer`."""
-        return ChannelEnd(self._env, self._inbox(peer, name), self._inbox(name, peer), self._carry, (name, peer))
+        incoming, outgoing = self._inbox(peer, name), self._inbox(name, peer)
+
+        def broken() -> None:
+            if self._inboxes.get((peer, name)) is incoming:
+                del self._inboxes[peer, name], self._inboxes[name, peer]
+
+        return ChannelEnd(self._env, incoming, outgoing, self._carry, (name, peer), broken)
 
     def _inbox(self, sender: str, receiver: str) -> "_Inbox":
         inbox = self._inboxes.get((sender, receiver))
@@ -62,13 +69,15 @@ class _Inbox:
     """What has arrived and was not received, and who waits: as simpy.Store, with one event for a message instead of
     two."""
 
-    __slots__ = ("_env", "_messages", "_waiting", "broken_off", "stream")
+    __slots__ = ("_env", "_messages", "_waiting", "broken_off", "gone", "stream")
 
     def __init__(self, env: simpy.Environment) -> None:
         self._env = env
         # The last one that was opened towards this end, and what came of one that broke off.
         self.stream: SimStream | None = None
         self.broken_off: Streamed | None = None
+        # Fires when who receives here has learnt that the channel is broken.
+        self.gone = env.event()
         self._messages: deque[Any] = deque()
         self._waiting: deque[simpy.Event] = deque()
 
@@ -82,6 +91,8 @@ class _Inbox:
         taken = self._env.event()
         if self._messages:
             taken.succeed(self._messages.popleft())
+        elif self.gone.triggered:
+            taken.fail(self.gone.value)
         else:
             self._waiting.append(taken)
         return taken
@@ -89,6 +100,17 @@ class _Inbox:
     def give_up(self, taken: simpy.Event) -> None:
         """Let nothing more come to who waits by this."""
         self._waiting.remove(taken)
+
+    def cut(self, why: str) -> None:
+        """Nothing more comes to anybody."""
+        if not self.gone.triggered:
+            # Its value is what every receiver fails with.
+            self.gone.succeed(ChannelCut(why))
+        for taken in self._waiting:
+            taken.fail(ChannelCut(why))
+            # Whoever waits for it gets its failure; it may be gone.
+            taken.defused = True
+        self._waiting.clear()
 
 
 class ChannelEnd:
@@ -101,8 +123,10 @@ class ChannelEnd:
         outgoing: _Inbox,
         carry: Carry,
         names: tuple[str, str],
+        broken: Callable[[], None],
     ) -> None:
         self._env, self._incoming, self._outgoing, self._carry, self._names = env, incoming, outgoing, carry, names
+        self._broken, self.gone = broken, incoming.gone
         self._closed = False
         # When the last message of this side arrived.
         self._arrived_s = 0.0
@@ -164,9 +188,8 @@ class ChannelEnd:
         if last_s + patience_s > now_s:
             self._wait(message, last_s + patience_s - now_s, patience_s)
             return
-        if stream is not None:
-            stream.cut()
         self._incoming.give_up(message)
+        self.hang_up()
         message.fail(ChannelStalled(f"nothing has come from {self._names[1]} for {patience_s:g} s"))
 
     def close(self) -> None:
@@ -176,6 +199,24 @@ class ChannelEnd:
             if self._outgoing.stream is not None:
                 self._outgoing.stream.cut()
             self._deliver(None, 0.0)
+
+    def hang_up(self) -> None:
+        if self._incoming.gone.triggered:
+            return
+        here, peer = self._names
+        self._broken()
+        if self._incoming.stream is not None:
+            self._incoming.stream.cut()
+        self._incoming.cut(f"the channel with {peer} was ended")
+        # Where the link has ended, the peer learns it by itself.
+        crossing = self._carry(here, peer, 0.0)
+        assert crossing.callbacks is not None
+        crossing.callbacks.append(self._hung_up)
+
+    def _hung_up(self, crossed: simpy.Event) -> None:
+        if not crossed.ok:
+            crossed.defused = True
+        self._outgoing.cut(f"{self._names[0]} went away without saying goodbye")
 
     def deliver_stream(self, sent_s: Sequence[float], values: Sequence[Any], n_bytes: float) -> None:
         """Send what was streamed at these times, the last of them now; for a SimStream."""

@@ -1,5 +1,7 @@
 """One instance of a cloud: it prefills prompts and decodes for those that have been, on its own machine."""
 
+from __future__ import annotations
+
 import math
 from collections import deque
 from collections.abc import Sequence
@@ -9,11 +11,11 @@ import simpy
 
 from kvferry.machine.channel import MessageStream
 from kvferry.machine.handles import Batch
-from kvferry.machine.machine import Machine
+from kvferry.machine.machine import Lease, Machine, Refused
 from kvferry.machine.ops import DecodeStep, Prefill
 from kvferry.machine.ticket import Ticket
 from kvferry.pipelines.assist.estimates import CONTEXT_STEP, Prices
-from kvferry.pipelines.workload import Process
+from kvferry.pipelines.workload import OutOfMemory, Process
 from kvferry.policies.assist.serving import Serving
 
 
@@ -29,6 +31,7 @@ class Turn:
         "context",
         "done",
         "due_s",
+        "instance",
         "pace_s",
         "request",
         "sends_s",
@@ -37,9 +40,12 @@ class Turn:
     )
 
     def __init__(
-        self, request: int, context: int, tokens: int, pace_s: float | None, sends_s: float, done: simpy.Event
+        self, instance: Instance, request: int, context: int, tokens: int, pace_s: float | None, sends_s: float
     ) -> None:
-        self.request, self.context, self.tokens, self.sends_s, self.done = request, context, tokens, sends_s, done
+        self.instance, self.request, self.context, self.tokens, self.sends_s = (
+            instance, request, context, tokens, sends_s,
+        )  # fmt: skip
+        self.done: simpy.Event = instance.machine.env.event()
         # Nobody is promised a pace that nobody asked for.
         self.pace_s = math.inf if pace_s is None else pace_s
         # When the next token is to be there.
@@ -92,22 +98,37 @@ class Turn:
             self._send(token)
 
 
-class _Prompt:
-    __slots__ = ("before", "comes", "done", "left", "request")
+class Prompt:
+    """A prompt that an instance prefills. ``done`` fires with the token that follows, once its KV is there."""
 
-    def __init__(self, request: int, tokens: int, comes: bool, done: simpy.Event) -> None:
-        self.request, self.before, self.left, self.comes, self.done = request, 0, tokens, comes, done
+    __slots__ = ("before", "done", "has_memory", "instance", "lease", "left", "request")
+
+    def __init__(self, instance: Instance, request: int, tokens: int, has_memory: bool) -> None:
+        self.instance, self.request, self.before, self.left = instance, request, 0, tokens
+        self.done: simpy.Event = instance.machine.env.event()
+        # Whether there is memory for its KV, and what of it is its own.
+        self.has_memory = has_memory
+        self.lease: Lease | None = None
+
+    def free(self) -> None:
+        """Its KV is no longer needed here. Freeing twice is harmless."""
+        lease, self.lease = self.lease, None
+        if lease is not None:
+            self.instance.free(lease)
 
 
 class Instance:
     """Requests join and leave at any step (continuous batching), and prompts are prefilled beside them piece by piece
-    (policies/assist/serving.py).
+    (policies/assist/serving.py). A prompt without memory for its KV takes that when its prefill begins, and waits for
+    it where there is none.
 
     With `kept_tpot_s` as its time per token: a request is taken in when steps with all who hold a slot then take no
     longer, or when nobody holds one. No token of a request is later than its promise, as long as estimates are true.
     """
 
-    def __init__(self, machine: Machine, prices: Prices, serving: Serving, kept_tpot_s: float) -> None:
+    def __init__(
+        self, machine: Machine, prices: Prices, serving: Serving, kept_tpot_s: float, kv_bytes_per_token: float
+    ) -> None:
         self.machine = machine
         # Tokens of prompts that it has in hand.
         self.prefilling = 0
@@ -118,21 +139,48 @@ class Instance:
         self.steps = 0
         self.decoded = 0
         self._prices, self._serving, self._kept_tpot_s = prices, serving, kept_tpot_s
+        self._kv_bytes_per_token = kv_bytes_per_token
+        # Requests whose KV is here, or is to be.
+        self._leases = 0
         # Requests that hold a slot, and the tokens that they end with.
         self._held, self._held_tokens = 0, 0
-        self._prompts: deque[_Prompt] = deque()
+        # Prompts that wait, and the one that is being prefilled.
+        self._prompts: deque[Prompt] = deque()
+        self._prompt: Prompt | None = None
         self._running: list[Turn] = []
         # Those who run, for a machine that really decodes; None: they have changed.
         self._together: Batch | None = None
-        # Those who join with the next step.
+        # Those who join with the next step, and those for whom there is nothing more to do.
         self._joining: list[Turn] = []
+        self._dropped: list[Prompt | Turn] = []
         # Tokens in the KV of those that run.
         self._context = 0
-        # Requests whose prompts it has prefilled, and which it is going to decode for at a pace.
-        self._coming = 0
         self._idle = True
         # What it does now, and since when.
         self._doing: tuple[Prefill | DecodeStep, float] | None = None
+
+    # --- memory --------------------------------------------------------------------------------------------------
+
+    def kv_bytes(self, tokens: int) -> float:
+        return tokens * self._kv_bytes_per_token
+
+    @property
+    def holds(self) -> bool:
+        """Whether it has KV of any request."""
+        return self._leases > 0
+
+    def reserve(self, tokens: int) -> Lease | Refused:
+        """Memory for the KV of so many tokens, which `free` gives back."""
+        lease = self.machine.memory.reserve(self.kv_bytes(tokens), "kv")
+        self._leases += not isinstance(lease, Refused)
+        return lease
+
+    def free(self, lease: Lease) -> None:
+        lease.release()
+        self._leases -= 1
+        if self._prompts:
+            # One of them may have waited for it.
+            self._wake()
 
     # --- who holds a slot ----------------------------------------------------------------------------------------
 
@@ -153,32 +201,30 @@ class Instance:
 
     # --- work ----------------------------------------------------------------------------------------------------
 
-    def prefill(self, request: int, tokens: int, *, comes: bool) -> simpy.Event:
-        """Fires when the prompt's KV is there, with the token that follows. `comes`: it is going to decode for the
-        request, at a pace."""
-        done = self.machine.env.event()
-        self._prompts.append(_Prompt(request, tokens, comes, done))
+    def prefill(self, request: int, tokens: int, *, has_memory: bool) -> Prompt:
+        """`has_memory`: there is memory for the prompt's KV already."""
+        prompt = Prompt(self, request, tokens, has_memory)
+        self._prompts.append(prompt)
         self._wake()
-        return done
+        return prompt
 
-    def decode(self, request: int, context: int, tokens: int, pace_s: float | None, *, came: bool = False) -> Turn:
-        """Decode so many tokens, at least one every `pace_s` behind the one before; None: as they come. `came`: what
-        `prefill` said of the request."""
-        env = self.machine.env
-        self._coming -= came
-        sends_s = env.now
+    def decode(self, request: int, context: int, tokens: int, pace_s: float | None) -> Turn:
+        """Decode so many tokens, at least one every `pace_s` behind the one before; None: as they come."""
+        sends_s = self.machine.env.now
         if pace_s is not None and not self._idle:
             # What it does now is done first, and then a step.
-            sends_s = max(env.now, self._until_s() + self._longest_step_s() - pace_s)
-        turn = Turn(request, context, tokens, pace_s, sends_s, env.event())
+            sends_s = max(sends_s, self._until_s() + self._longest_step_s() - pace_s)
+        turn = Turn(self, request, context, tokens, pace_s, sends_s)
         # A step under way is not the first one of those that join.
         self._joining.append(turn)
         self._wake()
         return turn
 
-    def comes_not(self) -> None:
-        """A request of which `prefill` said that it comes has ended before."""
-        self._coming -= 1
+    def drop(self, work: Prompt | Turn) -> None:
+        """Nobody wants it any more: it is done with, and its `done` fires, behind the piece or the step that is under
+        way."""
+        self._dropped.append(work)
+        self._wake()
 
     def _longest_step_s(self) -> float:
         """Of a step with any of those who hold a slot."""
@@ -192,22 +238,25 @@ class Instance:
     def _work(self) -> Process:
         stepped = True
         while True:
+            self._let_go()
             for turn in self._joining:
                 turn.until = self.steps + turn.tokens
                 self._running.append(turn)
                 self._context += turn.context
                 self._together = None
             self._joining.clear()
-            piece = self._piece(stepped) if self._prompts else None
-            if piece is not None:
+            prompt = self._prompt = self._prompt or self._next_prompt()
+            piece = None if prompt is None else self._piece(prompt, stepped)
+            if prompt is not None and piece is not None:
                 stepped = False
                 try:
-                    token = yield self._begun(piece, self._prompts[0].request)
+                    token = yield self._begun(piece, prompt.request)
                 except Exception as error:
                     # The fault of one request is not the end of the others.
-                    self._prompts.popleft().done.fail(error)
+                    self._prompt = None
+                    prompt.done.fail(error)
                 else:
-                    self._prefilled(int(piece.tokens), token)
+                    self._prefilled(prompt, int(piece.tokens), token)
             elif self._running:
                 stepped = True
                 n = len(self._running)
@@ -224,6 +273,41 @@ class Instance:
                 break
         self._idle = True
 
+    def _let_go(self) -> None:
+        for work in self._dropped:
+            if work.done.triggered:
+                continue
+            if work is self._prompt:
+                self._prompt = None
+            elif isinstance(work, Prompt):
+                self._prompts.remove(work)
+            elif work in self._joining:
+                self._joining.remove(work)
+            else:
+                self._leave(work)
+            work.done.succeed()
+        self._dropped.clear()
+
+    def _next_prompt(self) -> Prompt | None:
+        """The first that has memory for its KV or gets it now, and those only that have it behind one that does
+        not."""
+        waits = False
+        for prompt in self._prompts:
+            if not prompt.has_memory and not waits:
+                lease = self.reserve(prompt.left)
+                if not isinstance(lease, Refused):
+                    prompt.lease, prompt.has_memory = lease, True
+                elif self.holds:
+                    waits = True
+                else:
+                    self._prompts.remove(prompt)
+                    prompt.done.fail(OutOfMemory(f"an instance of the cloud: {lease}"))
+                    return self._next_prompt()
+            if prompt.has_memory:
+                self._prompts.remove(prompt)
+                return prompt
+        return None
+
     def _begun(self, op: Prefill | DecodeStep, request: int | None) -> Ticket:
         self._doing = op, self.machine.env.now
         return self.machine.submit(op, request=request)
@@ -235,10 +319,10 @@ class Instance:
         op, began_s = self._doing
         return began_s + self._prices.op_s(op)
 
-    def _piece(self, stepped: bool) -> Prefill | None:
+    def _piece(self, prompt: Prompt, stepped: bool) -> Prefill | None:
         """What to prefill before the next step; None: nothing."""
-        first, running, serving = self._prompts[0], self._running, self._serving
-        piece = Prefill(serving.piece_tokens(first.left, bool(running or self._coming)), first.before)
+        running, serving = self._running, self._serving
+        piece = Prefill(serving.piece_tokens(prompt.left), prompt.before)
         if running and serving.chunk_tokens is not None:
             due_s = min(turn.due_s for turn in running)
             spare_s = due_s - self.machine.env.now - self._longest_step_s()
@@ -248,12 +332,11 @@ class Instance:
             return None
         return piece
 
-    def _prefilled(self, tokens: int, token: str | None) -> None:
-        first = self._prompts[0]
-        first.left, first.before = first.left - tokens, first.before + tokens
-        if not first.left:
-            self._coming += first.comes
-            self._prompts.popleft().done.succeed(token)
+    def _prefilled(self, prompt: Prompt, tokens: int, token: str | None) -> None:
+        prompt.left, prompt.before = prompt.left - tokens, prompt.before + tokens
+        if not prompt.left:
+            self._prompt = None
+            prompt.done.succeed(token)
 
     def _failed(self, error: Exception) -> None:
         """A step was carried out for none of those who run."""
@@ -274,7 +357,10 @@ class Instance:
             ended |= turn.until == self.steps
         if ended:
             for turn in [turn for turn in running if turn.until == self.steps]:
-                running.remove(turn)
-                self._together = None
-                self._context -= turn.context + turn.tokens
+                self._leave(turn)
                 turn.done.succeed()
+
+    def _leave(self, turn: Turn) -> None:
+        self._running.remove(turn)
+        self._together = None
+        self._context -= turn.context + turn.tokens - (turn.until - self.steps)

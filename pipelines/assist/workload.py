@@ -159,7 +159,7 @@ class AssistFlow:
         of, serving = self._estimates, self._system.serving
         assert of.prefilling is not None and of.decoding is not None
         instances = {
-            name: Instance(machines[name], prices, serving, of.kept_tpot_s)
+            name: Instance(machines[name], prices, serving, of.kept_tpot_s, self._cloud_model.kv_bytes_per_token)
             for names, prices in ((self._prefilling, of.prefilling), (self._decoding, of.decoding))
             for name in names
         }
@@ -168,7 +168,6 @@ class AssistFlow:
             [instances[name] for name in self._prefilling],
             [instances[name] for name in self._decoding],
             self._system.serving,
-            self._cloud_model,
             self._scenario.assist.workload,
             numbers,
             serves,

@@ -10,15 +10,15 @@ Routing = Literal["least-loaded", "in-turn"]
 
 @dataclass(frozen=True, kw_only=True)
 class Serving:
-    """How a cloud serves. `slots` of an instance that decodes: requests that it has in hand together, each from its
-    admission until its last token, as its KV keeps a place from then on.
+    """How a cloud serves. `slots` of an instance that decodes: requests that it has in hand together, each from when
+    its KV moves there, or is begun there, until its last token.
 
     `tpot_s`: the time per token that an instance keeps, by taking in no request with which steps would be longer.
     None: what a step takes with all slots held, as far as users tolerate that.
 
-    `chunk_tokens`: where an instance prefills and decodes, prompts go in pieces of so many tokens beside requests that
-    decode, a step after each piece at least (chunked prefill), and no piece begins that would make a token later than
-    a device was promised. None: whole prompts, whoever waits.
+    `chunk_tokens`: prompts go in pieces of so many tokens, behind each of which those whose devices are gone are
+    dropped. Beside requests that decode, a step comes after each piece at least (chunked prefill), and no piece begins
+    that would make a token later than a device was promised. None: whole prompts, whoever waits.
     """
 
     slots: int = 16
@@ -26,9 +26,9 @@ class Serving:
     tpot_s: float | None = None
     chunk_tokens: int | None = 2048
 
-    def piece_tokens(self, left: int, beside: bool) -> int:
-        """How many of a prompt's remaining tokens are prefilled together, beside others or alone."""
-        return min(left, self.chunk_tokens) if beside and self.chunk_tokens is not None else left
+    def piece_tokens(self, left: int) -> int:
+        """How many of a prompt's remaining tokens are prefilled together."""
+        return left if self.chunk_tokens is None else min(left, self.chunk_tokens)
 
     def prefills(self, takes_s: float, spare_s: float, stepped: bool) -> bool:
         """Whether a piece that takes so long comes before the next step, which could wait for `spare_s`; `stepped`: the

@@ -7,7 +7,7 @@ import pytest
 import simpy
 from worlds import World, finish
 
-from kvferry.machine.channel import ChannelStalled, Streamed
+from kvferry.machine.channel import ChannelBroken, ChannelStalled, Streamed
 from kvferry.machine.machine import Refused
 from kvferry.machine.ops import Assign, Chunks, Decompress, Extents, FeedForward, KvRef, Prefill, Retrieve, Select
 from kvferry.machine.ticket import Cancelled, Ticket
@@ -341,3 +341,28 @@ def test_two_requests_share_the_link(world: World) -> None:
     b = machine.fetch(chunks(world, *range(8)), request=1)
     finish(world, a, b)
     assert overlap(a, b)
+
+
+def test_both_sides_learn_that_a_channel_has_broken_and_open_another(world: World) -> None:
+    here, there = world.machine.open("cloud"), world.peer.open("device")
+    env = world.machine.env
+    here.send("ask", n_bytes=10)
+    assert env.run(until=there.receive()) == "ask"
+    assert not there.gone.triggered
+    with pytest.raises(ChannelStalled):
+        env.run(until=here.receive(patience_s=0.2))
+    # Whether or not anybody receives there.
+    env.run(until=env.any_of([there.gone, env.timeout(30)]))
+    assert there.gone.triggered
+    with pytest.raises(ChannelBroken):
+        env.run(until=there.receive())
+    anew, here = world.peer.open("device"), world.machine.open("cloud")
+    here.send("anew", n_bytes=10)
+    assert env.run(until=anew.receive()) == "anew"
+    waits = anew.receive()
+    here.hang_up()
+    here.hang_up()
+    assert here.gone.triggered
+    with pytest.raises(ChannelBroken):
+        env.run(until=waits)
+    assert anew.gone.triggered

@@ -32,6 +32,9 @@ BY_HAND: dict[str, Any] = {
     },
 }
 
+# Prefill and decoding on an instance each.
+APART = {"cloud": None, "prefill": CLOUD, "decode": CLOUD}
+
 
 def ran(*overrides: str, **changes: Any) -> Run:
     run = run_scenario(tiny(changed(BY_HAND, **changes), *overrides))

@@ -12,11 +12,13 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+import simpy
+
 from kvferry.backends.live.engine.environment import WallClockEnvironment
 from kvferry.backends.live.engine.messages import packed, unpacked
 from kvferry.backends.live.engine.thread_work import LiveWork
 from kvferry.backends.live.engine.worker import Worker
-from kvferry.machine.channel import ChannelBroken, ChannelStalled, Each, Streamed
+from kvferry.machine.channel import ChannelBroken, ChannelCut, ChannelStalled, Each, Streamed
 from kvferry.machine.ticket import Ticket
 from kvferry.specs.errors import InputError
 
@@ -63,21 +65,38 @@ class SocketSwitchboard:
         self._folder = None if folder is None else Path(folder)
         self._patience_s = patience_s
         self._ends: dict[tuple[str, str], LiveChannel] = {}
+        # Those that have broken and been replaced.
+        self._broken: list[LiveChannel] = []
         # Of channels within this process, the end that is not open yet; and all of them.
         self._waiting: dict[tuple[str, str], socket.socket] = {}
         self._paired: list[socket.socket] = []
 
     def open(self, name: str, peer: str) -> "LiveChannel":
-        """The end that `name` holds of its channel with `peer`; always the same. Does not wait for the peer."""
+        """The end that `name` holds of its channel with `peer`: the same one, until it has broken. Does not wait for
+        the peer."""
         if (name, peer) not in self._ends:
             carry = self._carry
             crossing = None if carry is None else lambda n_bytes: carry(name, peer, n_bytes)
-            self._ends[name, peer] = LiveChannel(self._env, peer, self._way(name, peer), crossing)
+            end = self._ends[name, peer] = LiveChannel(self._env, peer, self._way(name, peer), crossing)
+            assert end.gone.callbacks is not None
+            end.gone.callbacks.append(lambda _: self._replace(name, peer, end))
         return self._ends[name, peer]
+
+    def _replace(self, name: str, peer: str, end: "LiveChannel") -> None:
+        """An end that has broken is no longer the one to open, and the peer's neither: where that is of this process,
+        it hears of it at once, whether or not anybody receives there."""
+        if self._ends.get((name, peer)) is not end:
+            return
+        self._broken.append(self._ends.pop((name, peer)))
+        end.hang_up()
+        self._waiting.pop((peer, name), None)
+        other = self._ends.get((peer, name))
+        if other is not None:
+            other.broken()
 
     def close(self) -> None:
         """End every channel at once, closed or not."""
-        for end in self._ends.values():
+        for end in (*self._broken, *self._ends.values()):
             end.hang_up()
         for wire in self._paired:
             wire.close()
@@ -129,6 +148,7 @@ class LiveChannel:
         self._receiver = Worker(env, "channel", lambda span: None)
         self._closed = False
         self._peer_closed = False
+        self.gone: simpy.Event = env.event()
 
     def send(self, message: Any, n_bytes: float) -> LiveWork:
         """The ticket fires when the operating system has taken the whole message. `n_bytes` is what it weighs on a
@@ -159,10 +179,24 @@ class LiveChannel:
         # It may fail: the peer may be gone, which the next message says.
         self._sender.do(lambda _: self._send(part, blobs), self._crossed(n_bytes)).defused = True
 
-    def receive(self, each: Each | None = None, patience_s: float | None = None) -> LiveWork:
+    def receive(self, each: Each | None = None, patience_s: float | None = None) -> simpy.Event:
         """The ticket fires with the next message, or with None once the peer has closed its end. It fails with
         ChannelBroken when the peer is gone."""
-        return self._receiver.do(lambda _: self._receive(each, patience_s))
+        if self.gone.triggered:
+            return self._env.event().fail(ChannelCut(f"the channel with {self._peer} was ended"))
+        received = self._receiver.do(lambda _: self._receive(each, patience_s))
+        assert received.callbacks is not None
+        received.callbacks.append(self._received)
+        return received
+
+    def _received(self, received: simpy.Event) -> None:
+        if isinstance(received.value, ChannelBroken):
+            self.broken()
+
+    def broken(self) -> None:
+        """Nothing more comes."""
+        if not self.gone.triggered:
+            self.gone.succeed()
 
     def close(self) -> None:
         """End this side after what was sent. What the peer still sends can be received. Closing twice is harmless."""
@@ -175,6 +209,7 @@ class LiveChannel:
     def hang_up(self) -> None:
         """Close the socket at once: tickets that wait for the peer fail."""
         self._closed = True
+        self.broken()
         if self._socket is not None:
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)

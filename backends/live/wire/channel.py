@@ -87,6 +87,7 @@ class WiredChannel:
         # What has arrived and when; the last one stays: goodbye, or an error.
         self._inbox: deque[tuple[float, Event | KvferryError]] = deque()
         self._over = False
+        self.gone: simpy.Event = env.event()
 
     def send(self, message: Any, n_bytes: float) -> LiveWork:
         """The ticket fires when the wire has taken the message. Raises RuntimeError on a closed channel, TypeError for
@@ -125,6 +126,7 @@ class WiredChannel:
     def hang_up(self) -> None:
         """End the channel at once: sent or not, what waits for the peer fails."""
         self._closed = True
+        self._break()
         self._wire.hang_up()
         self._sender.stop()
         self._sender.join(self._env.now + 1.0)
@@ -201,7 +203,13 @@ class WiredChannel:
             crossing.defused = True
             self._arrive(crossing.value, self._env.now)
 
+    def _break(self) -> None:
+        if not self.gone.triggered:
+            self.gone.succeed()
+
     def _arrive(self, said: Event | KvferryError, arrived_s: float) -> None:
+        if not isinstance(said, Event):
+            self._break()
         if self._over:
             return
         self._over = not isinstance(said, Event) or said.kind == GOODBYE

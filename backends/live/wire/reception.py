@@ -213,6 +213,8 @@ class Reception:
 
     def open(self, name: str, peer: str) -> WiredChannel:
         """The end that a machine of this process holds of its channel with a device, whether or not it has come."""
+        if (broken := self._channels.get((name, peer))) is not None and broken.broken:
+            self.leave(name, peer)
         if (name, peer) not in self._channels:
             with self._lock:
                 wire = self._wires.setdefault((name, peer), self._wire(peer))

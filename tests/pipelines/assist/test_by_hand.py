@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from assisted import BY_HAND, CLOUD, columns, only, ran
+from assisted import APART, BY_HAND, CLOUD, columns, only, ran
 from by_hand import by_hand
 from tiny import changed, tiny
 
@@ -188,7 +188,7 @@ def test_prefill_and_decoding_apart() -> None:
     # The tiny device copies at no cost where its memory is unified: KV of 1,000 tokens moves in no time.
     apart = ran(
         "policies.assist={name: optimised, tokens: 5, ratio: 0.25}",
-        machines={"cloud": None, "prefill": CLOUD, "decode": CLOUD},
+        machines=APART,
     )
     joint = ran("policies.assist={name: optimised, tokens: 5, ratio: 0.25}")
     np.testing.assert_allclose(apart.requests[0].token_times_s, joint.requests[0].token_times_s)
@@ -241,15 +241,27 @@ def test_messages_that_take_longer_at_random() -> None:
 
 
 def test_with_slots_for_one_the_queue_is_that_of_theory() -> None:
-    # M/D/1: a service of 100 ms at half the rate that it could bear waits for rho / (2 (1 - rho)) services.
-    workload = {"devices": 2000, "requests": 6000, "arrivals": {"rate": "9 requests/hour"}, "output": 1}
+    # M/D/1: prefill of 100 ms and a step of 10, at 0.55 of the rate that it could bear, waits for rho / (2 (1 - rho))
+    # services.
+    workload = {"devices": 2000, "requests": 6000, "arrivals": {"rate": "9 requests/hour"}, "output": 2}
     run = ran("policies.serving={name: slots, slots: 1}", system="cloud-only", workload=workload)
     waited_s = np.array(columns(run)["waited_s"])
-    assert waited_s.mean() == pytest.approx(0.05, rel=0.15)
+    assert waited_s.mean() == pytest.approx(0.55 / (2 * 0.45) * 0.110, rel=0.15)
     # Little's law: slots held are arrivals per second times seconds in service.
     assert run.assisted is not None
     rate_hz = run.assisted.cloud["cloud_throughput_requests_per_s"]
-    assert run.assisted.cloud["slot_occupancy"] == pytest.approx(rate_hz * 0.1, rel=1e-3)
+    assert run.assisted.cloud["slot_occupancy"] == pytest.approx(rate_hz * 0.110, rel=1e-3)
+
+
+def test_a_first_token_alone_needs_no_slot_and_waits_for_prefill_only() -> None:
+    # The same queue, of 100 ms at half the rate, is that of the processor.
+    workload = {"devices": 2000, "requests": 6000, "arrivals": {"rate": "9 requests/hour"}, "output": 1}
+    run = ran("policies.serving={name: slots, slots: 1}", system="cloud-only", workload=workload)
+    got = columns(run)
+    assert set(got["waited_s"]) == {0.0}
+    assert np.mean(got["cloud_prefill_s"]) - 0.100 == pytest.approx(0.05, rel=0.15)
+    assert run.assisted is not None
+    assert run.assisted.cloud["slot_occupancy"] == 0
 
 
 def test_a_lora_that_an_instance_lacks_is_brought_first() -> None:

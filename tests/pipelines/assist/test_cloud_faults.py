@@ -53,7 +53,7 @@ def check(run: Run, clouds: list[Cloud], why: str, lost: int = 1) -> None:
     cloud = clouds[0]
     assert cloud.slots.held == [0]
     (instance,) = cloud._decoding
-    assert (instance._held, instance._held_tokens, instance._coming, instance.prefilling) == (0, 0, 0, 0)
+    assert (instance._held, instance._held_tokens, instance.holds, instance.prefilling) == (0, 0, False, 0)
 
 
 def once(monkeypatch: pytest.MonkeyPatch, where: Any, name: str, error: Exception) -> None:
@@ -108,7 +108,7 @@ def test_a_prompt_that_fits_nowhere_is_refused_and_the_next_one_served(
 
     def reserves(memory: BudgetedPool, n_bytes: float, tag: str) -> Any:
         # The first one that the cloud asks for.
-        if tag == "kv" and not refused and clouds and clouds[0]._waiting:
+        if tag == "kv" and not refused and clouds and clouds[0]._admission._waiting:
             refused.append(n_bytes)
             return Refused(tag, n_bytes, 0.0)
         return reserve(memory, n_bytes, tag)

@@ -1,0 +1,205 @@
+"""Devices that leave: what they have asked for ends, and another device is answered as if they had not been there.
+Times as in test_by_hand; half a round trip is 10 ms."""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from assisted import APART, BY_HAND, columns, ran
+from by_hand import by_hand
+from tiny import changed, tiny
+
+from kvferry.backends.sim.world import SimWorld
+from kvferry.backends.world import NO_INPUTS
+from kvferry.machine.channel import Channel, ChannelBroken
+from kvferry.pipelines.assist.cloud import Cloud
+from kvferry.pipelines.assist.systems import ASSIST_SYSTEMS
+from kvferry.pipelines.assist.workload import AssistFlow
+
+REQUEST: dict[str, Any] = {
+    "request": 0,
+    "prompt": 1000,
+    "text": None,
+    "answer": 10,
+    "scene": 0,
+    "tokens": 5,
+    "ratio": 1.0,
+    "pace_s": None,
+    "drafts": False,
+    "accepted": 0.5,
+    "refiner": "weighted-sentences",
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _costs() -> Iterator[None]:
+    with by_hand():
+        yield
+
+
+class ServedCloud:
+    """The role of a modelled cloud that serves prompts of 10,000 tokens, and devices that are played by a test."""
+
+    def __init__(self, serving: str = "{name: slots}", **changes: Any) -> None:
+        long = {"prompt": 10_000, "output": 3000}
+        scenario = tiny(changed(BY_HAND, workload=long, **changes), f"policies.serving={serving}")
+        system = ASSIST_SYSTEMS["pd-device"].with_policies(scenario.policy_values)
+        flow = AssistFlow(scenario, system, lambda done, of: None, NO_INPUTS)
+        made: list[Cloud] = []
+        really = flow._made_cloud
+
+        def keep(*args: Any) -> Cloud:
+            made.append(really(*args))
+            return made[0]
+
+        flow._made_cloud = keep  # type: ignore[method-assign]
+        self._world = SimWorld(scenario, flow.needs, NO_INPUTS, lambda span: None)
+        self.env, self._devices = self._world.machine.env, 0
+        self._role = flow.cloud_role(self._world.machines)
+        (self.cloud,) = made
+        self._front = self.cloud._front.name
+
+    def device(self) -> Channel:
+        """The end of another device."""
+        machine = self._world.device(self._devices)
+        self._devices += 1
+        self.env.process(self._role(self._front, machine.name))
+        return machine.open(self._front)
+
+    def asks(self, at_s: float, leaves_s: float | None = None, **changes: Any) -> "Asked":
+        return Asked(self, at_s, leaves_s, REQUEST | changes)
+
+    def holds_nothing(self) -> bool:
+        instances = {*self.cloud._prefilling, *self.cloud._decoding}
+        return not any(self.cloud.slots.held) and not any(one.holds or one.prefilling for one in instances)
+
+
+class Asked:
+    """What a device asks at some time, and when it is answered; it leaves at another time, or never."""
+
+    def __init__(self, served: ServedCloud, at_s: float, leaves_s: float | None, request: dict[str, Any]) -> None:
+        self.first_s: float | None = None
+        self.ended_s: float | None = None
+        self._env, self._at_s, self._leaves_s, self._request = served.env, at_s, leaves_s, request
+        self._channel = served.device()
+        self._env.process(self._ask())
+        if leaves_s is not None:
+            self._env.process(self._leave())
+
+    def _ask(self) -> Any:
+        yield self._env.timeout(self._at_s)
+        # It weighs nothing, and is there after half a round trip.
+        self._channel.send(self._request, 0.0)
+        with suppress(ChannelBroken):
+            yield self._channel.receive()
+            self.first_s = self._env.now
+            if self._request["tokens"] > 1:
+                yield self._channel.receive()
+            self.ended_s = self._env.now
+
+    def _leave(self) -> Any:
+        yield self._env.timeout(self._leaves_s)
+        self._channel.hang_up()
+
+
+def until(served: ServedCloud, time_s: float) -> None:
+    served.env.run(until=time_s)
+
+
+def test_a_prompt_ends_behind_the_piece_that_is_under_way() -> None:
+    served = ServedCloud("{name: slots, chunk_tokens: 500}")
+    # There at 10 ms, taken in at 15: ten pieces of 50 ms until 1.015 s. It leaves at 100, which is known at 110: the
+    # second piece ends at 115.
+    served.asks(0.0, leaves_s=0.100, prompt=10_000)
+    healthy = served.asks(0.080, tokens=1)
+    until(served, 5.0)
+    assert healthy.first_s == pytest.approx(0.115 + 0.100 + 0.010 + 1100e-6)
+    assert served.cloud.served == 1
+    assert served.holds_nothing()
+
+
+def test_a_prompt_goes_in_pieces_on_an_idle_cloud_too() -> None:
+    served = ServedCloud()
+    # 2,048 tokens at a time: the piece that is under way ends at 219.8 ms.
+    served.asks(0.0, leaves_s=0.030, prompt=10_000)
+    healthy = served.asks(0.080, tokens=1)
+    until(served, 5.0)
+    assert healthy.first_s == pytest.approx(0.015 + 0.2048 + 0.100 + 0.010 + 1100e-6)
+
+
+def test_a_turn_ends_behind_the_step_that_is_under_way() -> None:
+    served = ServedCloud("{name: slots, slots: 1}")
+    # Its first token leaves at 115 ms, then one every 10 ms. It leaves at 150, known at 160; a step ends at 165.
+    gone = served.asks(0.0, leaves_s=0.150, tokens=3000, answer=3000)
+    healthy = served.asks(0.020, tokens=5)
+    until(served, 60.0)
+    # Prefill of 100 ms, four steps of 10.
+    assert healthy.first_s == pytest.approx(0.165 + 0.100 + 0.010 + 1100e-6)
+    assert healthy.ended_s == pytest.approx(0.165 + 0.100 + 4 * 0.010 + 0.010 + 100e-6)
+    assert gone.first_s is not None
+    assert served.holds_nothing()
+    (instance,) = served.cloud._decoding
+    assert instance.decoded == 5 + 4
+
+
+def test_one_that_waits_for_a_slot_gives_up_the_memory_of_its_kv() -> None:
+    # The first one decodes until 30.1 s; the second one's KV waits for its slot from 215 ms on.
+    served = ServedCloud("{name: slots, slots: 1}", machines=APART)
+    served.asks(0.0, tokens=3000, answer=3000)
+    served.asks(0.0, leaves_s=1.0)
+    (prefilling,) = served.cloud._prefilling
+    until(served, 0.9)
+    assert prefilling.holds
+    until(served, 1.02)
+    assert not prefilling.holds
+    served.asks(2.0, tokens=2)
+    until(served, 60.0)
+    assert served.cloud.served == 2
+    assert served.holds_nothing()
+
+
+def test_a_device_that_leaves_before_its_request_is_there_is_forgotten() -> None:
+    served = ServedCloud()
+    served.asks(0.0, leaves_s=0.005)
+    healthy = served.asks(0.0, tokens=1)
+    until(served, 5.0)
+    assert healthy.first_s == pytest.approx(0.015 + 0.100 + 0.010 + 1100e-6)
+    assert served.holds_nothing()
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_at_whatever_moment_a_device_leaves_all_is_given_back(apart: bool) -> None:
+    moments = [0.001 + 0.0137 * n for n in range(40)]
+    for drafts in (False, True):
+        served = ServedCloud("{name: slots, slots: 2, chunk_tokens: 256}", **({"machines": APART} if apart else {}))
+        for leaves_s in moments:
+            served.asks(0.0, leaves_s=leaves_s, prompt=300, drafts=drafts, ratio=0.5)
+        healthy = served.asks(0.2, tokens=5)
+        until(served, 20.0)
+        assert healthy.ended_s is not None
+        assert served.holds_nothing()
+
+
+def test_a_modelled_device_that_gives_up_is_served_no_more() -> None:
+    # The third and fourth prompt would be prefilled by 339 and 439 ms; their devices give up 250 ms after they asked,
+    # at 274, and the cloud knows at 284: the third is dropped at 290.2, and the fourth is not begun.
+    run = ran(
+        "policies.assist={name: optimised, tokens: 5, ratio: 0.25, patience: 250 ms}",
+        "policies.serving={name: slots, chunk_tokens: 512}",
+        workload={"devices": 4},
+        machines=APART,
+    )
+    assert sorted(columns(run)["lost"]) == [0, 0, 1, 1]
+    assert run.assisted is not None
+    assert run.tally.busy_s["prefill/gpu", "Prefill"] == pytest.approx(0.2 + 0.0512)
+    assert {len(one.token_times_s) for one in run.requests} == {10}
+
+
+@pytest.mark.parametrize("system", ["speculative-edge", "pd-device", "cloud-only", "tokens-only", "refinement-only"])
+@pytest.mark.parametrize("rtt", ["30 s", "100 s", "1e7 s"])
+def test_an_answer_that_comes_later_than_the_patience_loses_no_run(system: str, rtt: str) -> None:
+    run = ran("policies.assist={name: optimised, patience: 10 s}", system=system, link={"rtt": rtt})
+    assert [len(one.token_times_s) for one in run.requests] == [10]
+    # Where problem P expects that much, the device does not ask.
+    assert columns(run)["lost"] == [1] or columns(run)["tokens"] == [0]
