@@ -34,12 +34,14 @@ AXES = {"ttft_s": "time to first token (s)", "throughput_tokens_per_s": "through
 
 @dataclass(frozen=True, kw_only=True)
 class FidelityStudy:
-    """Scenarios to run in both worlds; `varied` names the settings by which they differ."""
+    """Scenarios to run in both worlds; `varied` names the settings by which they differ, `remarks` say which settings
+    some of them do not have."""
 
     name: str
     scenarios: Sequence[Scenario]
     varied: Sequence[str]
     runs: int
+    remarks: Sequence[str] = ()
 
 
 def measure(
@@ -87,7 +89,7 @@ def measure(
             system: summary_of([row for row in rows if row["system"] == system])
             for system in dict.fromkeys(row["system"] for row in rows)
         },
-        "remarks": list(dict.fromkeys(_remarks(study.scenarios))),
+        "remarks": list(dict.fromkeys([*study.remarks, *_remarks(study.scenarios)])),
         "versions": versions(),
         "provenance": provenance_of(first.device, first.model),
     }

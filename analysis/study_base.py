@@ -6,7 +6,7 @@ from pathlib import Path
 from kvferry.scenarios.faults import input_error, nearest
 from kvferry.scenarios.library import BUNDLED, locate
 from kvferry.scenarios.loader import Check, checked_scenario
-from kvferry.scenarios.resolve import Complaint, extended, resolve, with_override
+from kvferry.scenarios.resolve import Complaint, extended, overridden, resolve
 from kvferry.scenarios.sources import with_value
 from kvferry.specs.document import read_document, regular_file
 from kvferry.specs.errors import InputError, unknown_name
@@ -65,7 +65,6 @@ class StudyBase:
             base = extended("scenario", read_document(path), (path,))
         else:
             base = extended("scenario", node)
-        base, complaints = resolve(base)
         for override in overrides:
             key = override.partition("=")[0].strip()
             varied = next(
@@ -73,11 +72,14 @@ class StudyBase:
             )
             if varied is not None:
                 raise InputError(f"--set {override:.100}: {varied} is an axis of this study; change it there")
-            base, complaints = resolve(with_override(base, override))
+        self._base, complaints = overridden(base, overrides)
         left = [complaint for complaint in complaints if ".".join(map(str, complaint.key)) not in axes]
         if left:
-            raise input_error(left, base)
-        self._base = base
+            raise input_error(left, self._base)
+        # The same for points of another system than the base's own, whose policies are not theirs.
+        self._of_others = self._base
+        if "system" in axes and base.child("policies"):
+            self._of_others, _ = overridden(base.without(("policies",)), overrides)
 
     def looked_up(self, together: Mapping[str, Node]) -> dict[str, Node]:
         """The values of keys, names of devices and models replaced by what they name. Raises InputError."""
@@ -90,7 +92,9 @@ class StudyBase:
 
     def with_values(self, together: Mapping[str, Node]) -> Node:
         """The base with these values, which were looked up. Raises InputError."""
-        tree = self._base
+        own, system = self._base.child("system"), together.get("system")
+        is_own = own is None or system is None or system.value == own.value
+        tree = self._base if is_own else self._of_others
         for key, node in together.items():
             tree = with_value(tree, tuple(key.split(".")), node, node.place)
         return tree

@@ -15,7 +15,7 @@ from kvferry.api.html import table_html, table_text
 from kvferry.api.picture import Picture
 from kvferry.api.repeats import Watch, carry_out, check_runs, unwatched
 from kvferry.api.result import Result
-from kvferry.api.scenario import Settings, Source, load, under_systems
+from kvferry.api.scenario import Settings, Source, under_systems
 from kvferry.backends.world import Say
 from kvferry.pipelines.workload import Progress
 from kvferry.pipelines.workloads import WORKLOADS
@@ -36,7 +36,8 @@ class Comparison:
     table that the command prints, the best system first.
 
     ``failed``: why systems failed, by name. ``left_out``: why systems cannot run this scenario, where all of a paper
-    were asked for. ``interrupted``: Ctrl-C ended it.
+    were asked for. ``interrupted``: Ctrl-C ended it. ``without_effect``: which settings and policies some of the
+    systems do not have.
     """
 
     scenario: Scenario
@@ -44,6 +45,7 @@ class Comparison:
     failed: Mapping[str, str] = field(default_factory=dict)
     left_out: Mapping[str, str] = field(default_factory=dict)
     interrupted: bool = False
+    without_effect: tuple[str, ...] = ()
 
     def __getitem__(self, system: str) -> Result:
         """Raises KeyError for a system that has no result."""
@@ -64,7 +66,8 @@ class Comparison:
     @cached_property
     def remarks(self) -> list[str]:
         """What a reader of all the figures should know."""
-        return remarks_on({name: (one.scenario, one.run) for name, one in self.results.items()})
+        on_runs = remarks_on({name: (one.scenario, one.run) for name, one in self.results.items()})
+        return [*self.without_effect, *on_runs]
 
     @cached_property
     def pictures(self) -> dict[str, Picture]:
@@ -143,18 +146,23 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Comparable:
-    """What can be compared: the scenario under each system, and why others are left out."""
+    """What can be compared: the scenario under each system, why others are left out, and which settings and policies
+    some of the systems do not have."""
 
     scenario: Scenario
     under: Mapping[str, Scenario]
     left_out: Mapping[str, str] = field(default_factory=dict)
+    without_effect: tuple[str, ...] = ()
 
 
-def comparable(scenario: Scenario, systems: Sequence[str] | None = None) -> Comparable:
+def comparable(
+    source: Source, systems: Sequence[str] | None = None, settings: Settings = (), *, seed: int | None = None
+) -> Comparable:
     """Checks before the first one runs which systems can run a scenario. `systems`: None: those of the same paper that
-    can. Raises InputError for one that is asked for and cannot, and for a name that there is not."""
+    can. Raises InputError as ``under_systems`` does, and for a system that is asked for and cannot run it."""
+    found = under_systems(source, systems, settings, seed=seed)
+    scenario, under = found.own, dict(found.systems)
     kind, left_out = WORKLOADS[scenario.workload.kind], dict[str, str]()
-    under = under_systems(scenario, systems)
     for name, one in list(under.items()):
         try:
             kind.flow(one, kind.systems[name].with_policies(one.policy_values), lambda done, of: None)
@@ -163,7 +171,7 @@ def comparable(scenario: Scenario, systems: Sequence[str] | None = None) -> Comp
                 raise InputError(f"{name}: {error}") from None
             left_out[name] = str(error)
             del under[name]
-    return Comparable(scenario, under, left_out)
+    return Comparable(scenario, under, left_out, found.remarks)
 
 
 def compare(
@@ -178,16 +186,24 @@ def compare(
 ) -> Comparison:
     """Carries a scenario out under several systems; None: those of its system's paper that can run it.
 
-    The scenario's policies apply to its own system only; other systems run with their own. `runs`: how often each, for
-    real, taken in turns. `scenario`, `settings` and `seed` are those of ``load``, `watch` and `say` those of ``run``.
+    Policies in `settings` hold for every system that has them; the scenario's own policies are its own system's, and
+    others run with theirs. `runs`: how often each, for real, taken in turns. `scenario`, `settings` and `seed` are
+    those of ``load``, `watch` and `say` those of ``run``.
 
     Raises InputError as ``load`` does, and for a system that is asked for and cannot run the scenario; MissingExtra
     where the real world is not installed. A system that fails is named in ``failed``, and the others go on; what is
     done when Ctrl-C comes is kept.
     """
     if not isinstance(scenario, Comparable):
-        scenario = comparable(load(scenario, settings, seed=seed), systems)
+        scenario = comparable(scenario, systems, settings, seed=seed)
     check_runs(scenario.scenario, runs)
     carried = carry_out(scenario.under, runs, watch, say)
     results = {name: Result(scenario.under[name], of_system) for name, of_system in carried.runs.items()}
-    return Comparison(scenario.scenario, results, carried.failed, scenario.left_out, carried.interrupted is not None)
+    return Comparison(
+        scenario.scenario,
+        results,
+        carried.failed,
+        scenario.left_out,
+        carried.interrupted is not None,
+        scenario.without_effect,
+    )

@@ -31,7 +31,7 @@ def encode(
 
     loaded = load(source, settings, seed=seed)
     check_workload(loaded, "context-reuse", "kvferry encode", "live/quickstart")
-    under = under_systems(loaded, [loaded.system] if systems is None else systems)
+    under = under_systems(source, [loaded.system] if systems is None else systems, settings, seed=seed).systems
     try:
         from kvferry.backends.live.loading.cloud_parts import encode_contexts
     except ImportError as error:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvferry.analysis.fidelity_study import FidelityStudy, measure
 from kvferry.analysis.study import study_names
-from kvferry.api.scenario import Settings, Source, load, overrides_of, under_systems
+from kvferry.api.scenario import Settings, Source, chosen_systems, load, overrides_of, under_systems
 from kvferry.api.sweep import study_of
 from kvferry.backends.world import Say
 from kvferry.pipelines.workload import Progress
@@ -67,17 +67,20 @@ def study_in_both_worlds(
     if is_study:
         assert named is not None
         loaded = study_of(str(source), settings)
-        if systems is not None and "system" in loaded.axes:
+        if systems is None:
+            return FidelityStudy(name=loaded.name, scenarios=loaded.points, varied=loaded.axes, runs=runs)
+        if "system" in loaded.axes:
             raise InputError("systems: system is an axis of this study; change it there")
-        scenarios = [
-            under
-            for point in loaded.points
-            for under in (under_systems(point, systems).values() if systems is not None else [point])
-        ]
+        names, asked = chosen_systems(loaded.points[0], systems), overrides_of(settings)
+        by_system = (study_of(str(source), [*asked, f"system={name}"]).points for name in names)
+        scenarios = [point for points in by_system for point in points]
         return FidelityStudy(name=loaded.name, scenarios=scenarios, varied=loaded.axes, runs=runs)
-    scenario = load(source, overrides_of(settings))
-    chosen = list(under_systems(scenario, [scenario.system] if systems is None else systems).values())
-    return FidelityStudy(name=scenario.name, scenarios=chosen, varied=(), runs=runs)
+    if systems is None:
+        scenario = load(source, settings)
+        return FidelityStudy(name=scenario.name, scenarios=[scenario], varied=(), runs=runs)
+    found = under_systems(source, systems, settings)
+    under = list(found.systems.values())
+    return FidelityStudy(name=found.own.name, scenarios=under, varied=(), runs=runs, remarks=found.remarks)
 
 
 def fidelity(

@@ -3,13 +3,16 @@
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kvferry.pipelines.checks import names_in_use, system_of
 from kvferry.pipelines.plugins import naming_plugins
 from kvferry.pipelines.workloads import WORKLOADS
-from kvferry.scenarios.loader import dump_scenario, load_scenario
+from kvferry.scenarios.faults import input_error
+from kvferry.scenarios.loader import checked_scenario, dump_scenario, load_scenario, scenario_tree
+from kvferry.scenarios.resolve import overridden, policies_in
 from kvferry.specs.errors import InputError
 from kvferry.specs.scenario import Scenario
 
@@ -24,28 +27,29 @@ def load(source: Source, settings: Settings = (), *, system: str | None = None, 
     """The scenario of a bundled name, a file, or a mapping as such a file has it; all that it names is checked, too.
 
     `settings` change values by their path, ``{"link.rtt": "20 ms", "workload.context": "16Ki"}``, or as ``--set`` has
-    them, ``["link.rtt=20 ms"]``; physical values carry their unit. Under another `system` than its own the scenario's
-    policies are left out: they are its own system's. `seed` is the same as the setting ``seed``.
+    them, ``["link.rtt=20 ms"]``; physical values carry their unit. `system` and `seed` are the same as the settings
+    ``system`` and ``seed``. What the source says under ``policies`` is its own system's and is left out under another
+    one; what `settings` say there holds for any system.
 
     Raises InputError with a line per fault: FILE:LINE: key.path: what came and what would do.
     """
-    asked = [*overrides_of(settings), *([] if seed is None else [f"seed={seed}"])]
-    if isinstance(source, Scenario):
-        if not asked and system in (None, source.system):
-            return source
-        described: str | Path | Mapping[str, Any] = dump_scenario(source)
-    else:
-        described = source
-    if system is not None:
-        own = load_scenario(described, asked).system
-        dropped = [] if system == own else ["policies={}"]
-        asked = [*dropped, *asked, f"system={system}"]
-    return load_scenario(described, asked, check=names_in_use)
+    asked = [*_overrides(settings, seed), *([] if system is None else [f"system={system}"])]
+    if isinstance(source, Scenario) and asked in ([], [f"system={source.system}"]):
+        return source
+    return load_scenario(_described(source), asked, check=names_in_use)
 
 
 def override(scenario: Scenario, settings: Settings) -> Scenario:
     """The same scenario with other values; `settings` and errors are those of ``load``. `scenario` stays as it is."""
     return load(scenario, settings)
+
+
+def _overrides(settings: Settings, seed: int | None) -> list[str]:
+    return [*overrides_of(settings), *([] if seed is None else [f"seed={seed}"])]
+
+
+def _described(source: Source) -> str | Path | Mapping[str, Any]:
+    return dump_scenario(source) if isinstance(source, Scenario) else source
 
 
 def overrides_of(settings: Settings) -> list[str]:
@@ -70,25 +74,86 @@ def _text(key: str, value: Any) -> str:
         raise InputError(f"{key}: {value!r:.60} is no text, number, truth value, list or mapping") from None
 
 
-def under_systems(scenario: Scenario, systems: Sequence[str] | None) -> dict[str, Scenario]:
+@dataclass(frozen=True)
+class Under:
+    """A scenario as it is, and under each of some systems. ``remarks``: which settings and policies some of them do
+    not have."""
+
+    own: Scenario
+    systems: Mapping[str, Scenario]
+    remarks: tuple[str, ...] = ()
+
+
+@naming_plugins()
+def under_systems(
+    source: Source, systems: Sequence[str] | None = None, settings: Settings = (), *, seed: int | None = None
+) -> Under:
     """The scenario under each of these systems, in their order; None: those of its system's paper.
 
-    Raises InputError for a system that is not known, or an empty list.
+    Policies in `settings` hold for every system that has them, the source's own policies for its own system. Raises
+    InputError as ``load`` does, for a system that is not known, an empty list, and for a policy in `settings` that none
+    of the systems has.
     """
-    table = WORKLOADS[scenario.workload.kind].systems
+    asked, described = _overrides(settings, seed), _described(source)
+    own = load_scenario(described, asked)
+    names = chosen_systems(own, systems)
+    idle: dict[tuple[str, ...], dict[str, str]] = {}
+    found = {}
+    for name in names:
+        found[name], without_effect = _fitted(described, [*asked, f"system={name}"])
+        for key, why in without_effect.items():
+            idle.setdefault(key, {})[name] = why
+    for why in idle.values():
+        if len(why) == len(names):
+            raise InputError("\n".join(dict.fromkeys(why.values())))
+    remarks = [f"{'.'.join(key)} has no effect on {', '.join(of)}" for key, of in idle.items()]
+    return Under(own, found, (*remarks, *_own_policies(own, names, asked)))
+
+
+def chosen_systems(own: Scenario, systems: Sequence[str] | None) -> Sequence[str]:
+    """These systems, or those of the paper of the scenario's own. Raises InputError for a name that there is not."""
+    table = WORKLOADS[own.workload.kind].systems
     if isinstance(systems, str):
         raise InputError(f'systems: {systems!r:.60} is one text; write ["{systems:.40}"]')
     if systems is None:
-        paper = system_of(scenario.workload.kind, scenario.system).paper
+        paper = system_of(own.workload.kind, own.system).paper
         systems = [name for name, system in table.items() if system.paper == paper]
     if not systems:
         raise InputError(f"systems: none is named; known: {', '.join(table)}")
     for name in systems:
         try:
-            system_of(scenario.workload.kind, name)
+            system_of(own.workload.kind, name)
         except InputError as error:
             raise InputError(f"systems: {error}") from None
-    return {name: scenario.under(name) for name in systems}
+    return systems
+
+
+def _fitted(
+    described: str | Path | Mapping[str, Any], asked: Sequence[str]
+) -> tuple[Scenario, dict[tuple[str, ...], str]]:
+    """The scenario after these overrides, but for policies in them that its system does not have: these, by key, with
+    what is wrong with them."""
+    tree, complaints = overridden(scenario_tree(described), asked)
+    given = policies_in(asked)
+    scenario = checked_scenario(tree, complaints)
+    faults = {
+        fault.key: fault
+        for fault in names_in_use(scenario)
+        if (fault.idle or fault.at_key) and any(fault.key[: len(key)] == key for key in given)
+    }
+    why = {tuple(map(str, key)): str(input_error([fault], tree)) for key, fault in faults.items()}
+    for key in faults:
+        tree = tree.without(key)
+    return checked_scenario(tree, complaints, names_in_use), why
+
+
+def _own_policies(own: Scenario, names: Sequence[str], asked: Sequence[str]) -> list[str]:
+    """A remark on policies of the source, which other systems do not have."""
+    given = policies_in(asked)
+    roles = ", ".join(role for role in own.policies if ("policies",) not in given and ("policies", role) not in given)
+    if not roles or set(names) <= {own.system}:
+        return []
+    return [f"{own.name} says {roles} for {own.system} alone; others run with their own policies"]
 
 
 def check_workload(scenario: Scenario, kind: str, command: str, example: str) -> None:

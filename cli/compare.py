@@ -24,7 +24,10 @@ def compare(
     systems: Annotated[
         str | None,
         typer.Option(
-            "--systems", metavar="A,B,...", help="Systems to compare. Default: those of the same paper that can run."
+            "--systems",
+            "--system",
+            metavar="A,B,...",
+            help="Systems to compare. Default: those of the same paper that can run.",
         ),
     ] = None,
     settings: SetOption = None,
@@ -40,9 +43,9 @@ def compare(
 ) -> None:
     """Run a scenario under several systems and show them side by side.
 
-    The scenario's policies apply to its own system only; other systems run with their own. Ctrl-C keeps the systems
-    that are done. Of several real runs (--runs), which the systems take in turns, it shows medians with their ranges
-    and marks differences that lie inside the noise.
+    Policies given with --set hold for every system that has them. The scenario's policies are its own system's; others
+    run with their own. Ctrl-C keeps the systems that are done. Of several real runs (--runs), which the systems take in
+    turns, it shows medians with their ranges and marks differences that lie inside the noise.
 
     The folder is runs/NAME-compared, with what --set changed and a number where other results have that name, unless
     --output names another; with --json alone, none is written.
@@ -53,16 +56,18 @@ def compare(
     from kvferry.api.comparison import comparable
     from kvferry.api.comparison import compare as carry_out
     from kvferry.api.repeats import check_runs
-    from kvferry.api.scenario import load
     from kvferry.cli.output import own_folder
     from kvferry.cli.progress import counted, say
     from kvferry.scenarios.loader import dump_yaml
     from kvferry.specs.errors import quoted
 
-    loaded = load(scenario, overrides(settings, seed))
-    check_runs(loaded, runs)
     with as_options("systems"):
-        chosen = comparable(loaded, listed(systems))
+        chosen = comparable(scenario, listed(systems), overrides(settings, seed))
+    loaded = chosen.scenario
+    check_runs(loaded, runs)
+    if json:
+        for line in chosen.without_effect:
+            say(line)
     for name, why in chosen.left_out.items():
         say(f"{name} is left out: {why}")
     draws = output is not None if plots is None else plots

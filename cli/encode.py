@@ -13,7 +13,9 @@ def encode(
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the stores.")],
     systems: Annotated[
         str | None,
-        typer.Option("--systems", help="Encode with these systems' codecs. Default: the scenario's system."),
+        typer.Option(
+            "--systems", "--system", help="Encode with these systems' codecs. Default: the scenario's system."
+        ),
     ] = None,
     settings: SetOption = None,
     plugins: PluginOption = None,

@@ -22,7 +22,7 @@ from kvferry.cli.options import (
 def fidelity(
     source: Annotated[str, typer.Argument(metavar="SCENARIO", help="A scenario or a study, by name or file.")],
     systems: Annotated[
-        str | None, typer.Option("--systems", help="Systems, comma-separated. Default: the scenario's.")
+        str | None, typer.Option("--systems", "--system", help="Systems, comma-separated. Default: the scenario's.")
     ] = None,
     runs: Annotated[int, typer.Option("--runs", min=1, max=1000, help="Real runs of each scenario.")] = 5,
     settings: SetOption = None,

@@ -74,3 +74,14 @@ def as_options(*names: str) -> Iterator[None]:
 def listed(systems: str | None) -> list[str] | None:
     """The names of a comma-separated --systems."""
     return None if systems is None else [name.strip() for name in systems.split(",") if name.strip()]
+
+
+def one_of(system: str | None, several: str) -> str | None:
+    """The name of a --system, of which there can be one; `several` is the command that takes more."""
+    from kvferry.specs.errors import InputError
+
+    if system is not None and len(listed(system) or ()) > 1:
+        raise InputError(
+            f"--system {system:.100}: this takes one system; several: {several} SCENARIO --systems {system:.100}"
+        )
+    return system

@@ -14,6 +14,7 @@ from kvferry.cli.options import (
     ScenarioArgument,
     SeedOption,
     SetOption,
+    one_of,
     overrides,
 )
 
@@ -21,7 +22,8 @@ from kvferry.cli.options import (
 def run(
     scenario: ScenarioArgument,
     system: Annotated[
-        str | None, typer.Option("--system", help="Run it under this system, with that system's own policies.")
+        str | None,
+        typer.Option("--system", "--systems", help="Run it under this system, with that system's own policies."),
     ] = None,
     settings: SetOption = None,
     plugins: PluginOption = None,
@@ -47,7 +49,7 @@ def run(
     from kvferry.scenarios.loader import dump_yaml
     from kvferry.specs.errors import quoted
 
-    loaded = load(scenario, overrides(settings, seed), system=system)
+    loaded = load(scenario, overrides(settings, seed), system=one_of(system, "kvferry compare"))
     check_runs(loaded, runs)
     if output is None and not json:
         # Real runs of one scenario differ.

@@ -5,12 +5,14 @@ from typing import Annotated
 
 import typer
 
-from kvferry.cli.options import PluginOption, ScenarioArgument, SeedOption, SetOption, overrides
+from kvferry.cli.options import PluginOption, ScenarioArgument, SeedOption, SetOption, one_of, overrides
 
 
 def serve_cloud(
     scenario: ScenarioArgument,
-    system: Annotated[str | None, typer.Option("--system", help="Serve what this system needs of a cloud.")] = None,
+    system: Annotated[
+        str | None, typer.Option("--system", "--systems", help="Serve what this system needs of a cloud.")
+    ] = None,
     settings: SetOption = None,
     plugins: PluginOption = None,
     seed: SeedOption = None,
@@ -35,7 +37,7 @@ def serve_cloud(
     from kvferry.pipelines import serving
 
     token = token_of(token_file)
-    loaded = load(scenario, overrides(settings, seed), system=system)
+    loaded = load(scenario, overrides(settings, seed), system=one_of(system, "kvferry compare"))
 
     def tell(url: str) -> None:
         print(url, flush=True)

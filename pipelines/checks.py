@@ -1,6 +1,7 @@
 """All that a valid scenario names, held against what there is: systems, policies, cost models, traces."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 
 from kvferry.pipelines.parameters import BadParameters
@@ -52,7 +53,7 @@ def names_in_use(scenario: Scenario) -> Iterator[Complaint]:
         for fault in error.complaints:
             of_all = not fault.key or fault.key[0] in scenario.policies
             at = ("policies",) if of_all else ("system_policies", scenario.system)
-            yield Complaint((*at, *fault.key), fault.what, fault.at_key)
+            yield replace(fault, key=(*at, *fault.key))
     yield from _of_other_systems(scenario)
     if not kind.of_many_machines:
         what = f"{scenario.workload.kind} runs on the device alone; leave it out"
@@ -87,7 +88,7 @@ def _of_other_systems(scenario: Scenario) -> Iterator[Complaint]:
             if name != scenario.system:
                 system.with_policies(scenario.under(name).policy_values)
         except BadParameters as error:
-            yield from (Complaint((*at, *fault.key), fault.what, fault.at_key) for fault in error.complaints)
+            yield from (replace(fault, key=(*at, *fault.key)) for fault in error.complaints)
         except InputError as error:
             yield Complaint(at, str(error), at_key=True)
 

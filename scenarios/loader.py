@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from kvferry.scenarios.faults import complaints_of, input_error
 from kvferry.scenarios.field_notes import add_notes
 from kvferry.scenarios.library import names
-from kvferry.scenarios.resolve import Complaint, extended, path_keys, read_tree, resolve, with_override, with_storage
+from kvferry.scenarios.resolve import Complaint, extended, overridden, path_keys, read_tree, with_storage
 from kvferry.specs.base import Spec
 from kvferry.specs.device import DeviceSpec
 from kvferry.specs.kinds import BY_KIND, members
@@ -36,14 +36,14 @@ def load_scenario(
 
     Raises InputError with one line per fault: FILE:LINE: key.path: what came and what would do.
     """
+    return checked_scenario(*overridden(scenario_tree(source), overrides), check)
+
+
+def scenario_tree(source: str | Path | Mapping[str, Any]) -> Node:
+    """What a bundled name, a path or a plain mapping says, with what it extends laid under it. Raises InputError."""
     if isinstance(source, Mapping):
-        root = extended("scenario", node_of(dict(source), Place("(mapping)", None, Path.cwd())))
-    else:
-        root = read_tree("scenario", str(source), Path.cwd())
-    tree, complaints = resolve(root)
-    for override in overrides:
-        tree, complaints = resolve(with_override(tree, override))
-    return checked_scenario(tree, complaints, check)
+        return extended("scenario", node_of(dict(source), Place("(mapping)", None, Path.cwd())))
+    return read_tree("scenario", str(source), Path.cwd())
 
 
 def checked_scenario(tree: Node, complaints: Sequence[Complaint] = (), check: Check | None = None) -> Scenario:

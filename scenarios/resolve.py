@@ -1,5 +1,6 @@
 """Resolves names: `extends`, devices, storage, models and paths become the content of the files they name."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,13 @@ MOST_EXTENSIONS = 10
 
 @dataclass(frozen=True)
 class Complaint:
-    """A fault of one key. `at_key`: the key itself is wrong, not its value."""
+    """A fault of one key. `at_key`: the key itself is wrong, not its value. `idle`: the key means nothing to this
+    system, and may mean something to others."""
 
     key: tuple[str | int, ...]
     what: str
     at_key: bool = False
+    idle: bool = False
 
 
 def read_tree(kind: str, reference: str, folder: Path) -> Node:
@@ -66,7 +69,16 @@ def extended(kind: str, node: Node, chain: tuple[Path, ...] = ()) -> Node:
         mine, theirs = own.get(part), base.child(part)
         if mine is not None and theirs is not None and isinstance(mine.value, dict) and isinstance(theirs.value, dict):
             own[part] = laid_over(mine, theirs)
-    return replace(node, value=own).over(base)
+    return replace(node, value=own).over(own_policies_only(base, own.get("system")))
+
+
+def own_policies_only(base: Node, system: Node | None) -> Node:
+    """A scenario on which another one builds that says `system`: without its `policies`, if these are of another
+    system, the one that it names itself."""
+    own = base.child("system")
+    if system is None or own is None or system.value == own.value or base.child("policies") is None:
+        return base
+    return replace(base, value={key: node for key, node in base.value.items() if key != "policies"})
 
 
 def resolve(root: Node) -> tuple[Node, list[Complaint]]:
@@ -178,6 +190,28 @@ def _machine_keys(scenario: Any) -> list[tuple[str, ...]]:
 def _named(kind: str, node: Node) -> Node:
     tree = read_tree(kind, node.value, node.place.folder)
     return replace(tree, key_place=node.key_place)
+
+
+def overridden(root: Node, overrides: Sequence[str]) -> tuple[Node, list[Complaint]]:
+    """A scenario's tree, resolved, after ``--set a.b=c`` overrides, and what resolving it left. Under another system
+    than its own, what it says under `policies` is left out; what overrides say there stays.
+
+    Raises InputError.
+    """
+    named = root
+    for override in overrides:
+        if override.partition("=")[0].strip() == "system":
+            named = with_override(named, override)
+    tree, complaints = resolve(own_policies_only(root, named.child("system")))
+    for override in overrides:
+        tree, complaints = resolve(with_override(tree, override))
+    return tree, complaints
+
+
+def policies_in(overrides: Sequence[str]) -> list[tuple[str, ...]]:
+    """The keys under `policies` that overrides set: ("policies", "assist", "tokens"), or all of them, ("policies",)."""
+    keys = (tuple(override.partition("=")[0].strip().split(".")) for override in overrides)
+    return [key for key in keys if key[0] == "policies"]
 
 
 def with_override(root: Node, text: str) -> Node:

@@ -72,6 +72,15 @@ class Node:
         items[int(key)] = below_or_none.with_child(rest, new)
         return replace(self, value=items)
 
+    def without(self, path: tuple[str | int, ...]) -> "Node":
+        """A copy without the key at a path of mappings, and without mappings that this leaves empty."""
+        below = self.child(path[0])
+        if below is None:
+            return self
+        below = below.without(path[1:]) if len(path) > 1 else replace(below, value={})
+        kept = {key: node for key, node in self.value.items() if key != path[0]}
+        return replace(self, value={**self.value, path[0]: below} if below.value != {} else kept)
+
     def over(self, base: "Node") -> "Node":
         """This node's keys laid over those of a base, mapping by mapping; anything else replaces."""
         if not (isinstance(self.value, dict) and isinstance(base.value, dict)):

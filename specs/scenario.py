@@ -72,6 +72,12 @@ class PolicySpec(Part):
         """As the file has them: numbers, text, booleans, lists and mappings; quantities still carry units."""
         return dict(self.model_extra or {})
 
+    def over(self, below: "PolicySpec | None") -> "PolicySpec":
+        """This policy, or where it has parameters alone, the policy below with these."""
+        if self.name is not None or below is None:
+            return self
+        return PolicySpec.model_validate({"name": below.name, **below.parameters, **self.parameters})
+
 
 def _values(policies: Mapping[str, PolicySpec]) -> dict[str, Any]:
     return {role: policy.value for role, policy in policies.items()}
@@ -213,8 +219,10 @@ class Scenario(Part):
     @property
     def policy_values(self) -> dict[str, Any]:
         """Role -> the name or value alone, or {"name", and the parameters}: what the file says for the scenario's
-        system."""
-        return _values({**self.system_policies.get(self.system, {}), **self.policies})
+        system. Parameters without a name are laid over those that `system_policies` has for the role."""
+        of_system = self.system_policies.get(self.system, {})
+        own = {role: policy.over(of_system.get(role)) for role, policy in self.policies.items()}
+        return _values({**of_system, **own})
 
     @property
     def context_reuse(self) -> ContextReuseParts:

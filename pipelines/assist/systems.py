@@ -1,6 +1,6 @@
 """Systems for devices with a cloud, by name: P/D-Device and what it is compared with."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
@@ -64,11 +64,23 @@ _ROLES: dict[str, tuple[str, Callable[..., None]]] = {
 }
 
 
+# Of Help what has an effect, by who answers.
+_COUNTS: dict[Answers, tuple[str, ...]] = {
+    "helped": ("tokens", "ratio", "smoothing", "patience_s", "refiner"),
+    "device": (),
+    "cloud": ("patience_s",),
+    "in-turns": ("draft", "accepted", "patience_s"),
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class AssistSystem:
+    """``fixed``: of `assist` what makes the system what its name says."""
+
     about: str
     answers: Answers
     assist: Help = field(default_factory=Help)
+    fixed: tuple[str, ...] = ()
     serving: Serving = field(default_factory=Serving)
     paper: str = "pd_device"
 
@@ -98,12 +110,28 @@ class AssistSystem:
                 complaints.append(Complaint((role, "name"), f"unknown {role} {given!r}; known: {name}"))
                 continue
             try:
-                changed[role] = replace(getattr(self, role), **arguments_of(declares, parameters))
+                values = arguments_of(declares, parameters)
             except BadParameters as error:
                 complaints += [replace(one, key=(role, *one.key)) for one in error.complaints]
+                continue
+            complaints += self._idle(role, values)
+            changed[role] = replace(getattr(self, role), **values)
         if complaints:
             raise BadParameters(complaints)
         return replace(self, **changed)
+
+    def _idle(self, role: str, values: Mapping[str, Any]) -> Iterator[Complaint]:
+        """Of a role's values those that have no effect on this system."""
+        if role == "serving":
+            if not self.needs_a_cloud:
+                yield Complaint((role,), "has no effect: the device answers by itself", idle=True)
+            return
+        for name, value in values.items():
+            key, own = (role, name.removesuffix("_s")), getattr(self.assist, name)
+            if name not in _COUNTS[self.answers]:
+                yield Complaint(key, f"has no effect on this system: {self.about}", idle=True)
+            elif name in self.fixed and value != own:
+                yield Complaint(key, f"{value} is not {own}, which makes this system what it is", idle=True)
 
 
 ASSIST_SYSTEMS: dict[str, AssistSystem] = {
@@ -115,11 +143,13 @@ ASSIST_SYSTEMS: dict[str, AssistSystem] = {
         about="tokens alone: the device prefills the whole prompt meanwhile",
         answers="helped",
         assist=Help(ratio=1.0),
+        fixed=("ratio",),
     ),
     "refinement-only": AssistSystem(
         about="the first token and a refined prompt, no further tokens",
         answers="helped",
         assist=Help(tokens=1),
+        fixed=("tokens",),
     ),
     "device-only": AssistSystem(about="the device answers by itself", answers="device"),
     "speculative-edge": AssistSystem(

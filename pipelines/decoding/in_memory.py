@@ -8,6 +8,7 @@ from kvferry.machine.machine import Refused
 from kvferry.pipelines.decoding.budget import asked_batch, hold_runtime
 from kvferry.pipelines.decoding.continuous import ContinuousDecode
 from kvferry.pipelines.decoding.peak import Peak
+from kvferry.pipelines.decoding.renamed_roles import lost_parameters
 from kvferry.pipelines.record import Decoded, RequestRecord
 from kvferry.pipelines.tally import Totals
 from kvferry.pipelines.workload import Left, OutOfMemory, Process, Progress
@@ -100,7 +101,7 @@ class InMemoryFlow:
             preemptions=self._batcher.preemptions,
             end=end,
         )
-        return Left(requests=records, decoded=decoded)
+        return Left(requests=records, decoded=decoded, notes=tuple(lost_parameters(self._scenario)))
 
     def kept(self) -> str:
         n = len(self._requests)

@@ -119,7 +119,8 @@ class DecodeSystem:
         if isinstance(reuse := policies.get("reuse"), bool) and reuse != roles.residency.keeps:
             roles = replace(roles, residency=Reuse() if reuse else DoubleBuffer())
         if not roles.selective and "residency" in policies:
-            complaints.append(Complaint(("residency",), "everything is read anew at every step, nothing can be kept"))
+            what = "everything is read again at every step, nothing can be kept"
+            complaints.append(Complaint(("residency",), what, idle=True))
         if self.roles.placement.away is None and roles.placement.away is None:
             what = "all KV is in memory: nothing is selected, kept or laid out, so this role has no effect"
             evicting = ("selector",) if roles.selector.evicts else ()
@@ -127,7 +128,10 @@ class DecodeSystem:
         else:
             what = "KV is not always in memory: one batch decodes in lock step, so this role has no effect"
             idle = [] if roles.all_in_memory else list(_IN_MEMORY)
-        complaints += [Complaint((role,), what) for role in idle if role in policies]
+        if "tuned" in policies and not self.tunable:
+            of = f"holds parameters of {tunable_systems()}, and this system has others"
+            complaints.append(Complaint(("tuned",), of, idle=True))
+        complaints += [Complaint((role,), what, idle=True) for role in idle if role in policies]
         if complaints:
             raise BadParameters(complaints)
         known = _parameters_of(self.roles) | _parameters_of(roles)

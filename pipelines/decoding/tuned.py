@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from kvferry.pipelines.decoding.budget import asked_batch
-from kvferry.pipelines.decoding.systems import DecodeSystem, tunable_systems
+from kvferry.pipelines.decoding.systems import DecodeSystem
 from kvferry.policies.decode.blocking import TokenGroups
 from kvferry.policies.decode.grouping import Grouping
 from kvferry.policies.decode.residency import DoubleBuffer, Reuse
@@ -27,8 +27,6 @@ def tuned(system: DecodeSystem, scenario: Scenario) -> tuple[DecodeSystem, float
     sequence may take then: those it was tuned for; None where the scenario's budget says. Raises InputError."""
     if system.tuned is None:
         return system, None
-    if not system.tunable:
-        raise InputError(f"policies.tuned: holds parameters of {tunable_systems()}, {scenario.system} has others")
     for name in (*TUNED_VALUES, *TUNED_ROLES):
         if name in scenario.policy_values:
             raise InputError(f"policies.{name}: policies.tuned holds it already; take one of the two away")

@@ -23,6 +23,7 @@ from kvferry.pipelines.decoding.in_memory import InMemoryFlow
 from kvferry.pipelines.decoding.no_room import NoRoomFlow
 from kvferry.pipelines.decoding.peak import Peak
 from kvferry.pipelines.decoding.plan import DecodePlan
+from kvferry.pipelines.decoding.renamed_roles import lost_parameters
 from kvferry.pipelines.decoding.sizing import NoRoom, plan_of
 from kvferry.pipelines.decoding.spread import Spread, Told, windows_of
 from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS, DecodeSystem
@@ -190,7 +191,7 @@ class LockStepFlow:
         prefill_s = None if self._decode is None else self._decode.record.prefill_s
         # Of KV in the processor's memory, a reuse buffer would have nothing to keep.
         needs_bytes = None if set(plan.tiers) == {"device"} else plan.reuse_needs_bytes
-        notes = [*_without_effect(self._scenario)]
+        notes = [*_without_effect(self._scenario), *lost_parameters(self._scenario)]
         if needs_bytes is not None:
             notes.append(_without_reuse(self._scenario, plan, needs_bytes))
         if plan.selects_all:

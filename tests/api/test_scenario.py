@@ -11,14 +11,14 @@ from kvferry.specs.errors import InputError
 
 def test_systems_of_one_paper_are_compared_unless_others_are_named() -> None:
     loading = tiny(LOADING)
-    assert {"ferry", "cachegen", "local-prefill"} < under_systems(loading, None).keys()
+    assert {"ferry", "cachegen", "local-prefill"} < under_systems(loading, None).systems.keys()
     decoding = tiny(DECODING)
-    of_kvswap = under_systems(decoding, None).keys()
+    of_kvswap = under_systems(decoding, None).systems.keys()
     assert {"kvswap", "flexgen", "vllm"} < of_kvswap
-    of_dynakv = under_systems(decoding.under("dynakv"), None).keys()
+    of_dynakv = under_systems(decoding.under("dynakv"), None).systems.keys()
     assert of_dynakv == {"dynakv", "pqcache", "clusterkv", "no-cluster"}
     assert not of_kvswap & of_dynakv
-    assert under_systems(decoding, ["kvswap", "dynakv"]).keys() == {"kvswap", "dynakv"}
+    assert under_systems(decoding, ["kvswap", "dynakv"]).systems.keys() == {"kvswap", "dynakv"}
 
 
 def test_a_text_is_no_list_of_systems() -> None:

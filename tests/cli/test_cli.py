@@ -593,3 +593,26 @@ def test_an_op_that_is_still_under_way_leaves_the_exit_code_as_it_is() -> None:
     ended = subprocess.run(program, capture_output=True, text=True, timeout=60)
     assert (ended.returncode, ended.stdout) == (2, "cleaned up\n")
     assert ended.stderr.startswith("kvferry: unknown scenario") and ended.stderr.count("\n") == 1
+
+
+def test_system_and_systems_are_the_same_option(call: Call, runs: dict[str, Any]) -> None:
+    for option in ("--system", "--systems"):
+        _, out, _ = call("run", "small.yaml", "--json", option, "local-prefill")
+        assert json.loads(out)["system"] == "local-prefill"
+        _, out, _ = call("compare", "small.yaml", "--json", option, "stream-only,local-prefill")
+        assert set(json.loads(out)["systems"]) == {"stream-only", "local-prefill"}
+    code, _, err = call("run", "small.yaml", "--systems", "stream-only,local-prefill")
+    assert code == 2
+    assert "this takes one system; several: kvferry compare SCENARIO --systems stream-only,local-prefill" in err
+
+
+def test_what_has_no_effect_on_a_system_is_said(call: Call, runs: dict[str, Any]) -> None:
+    asked = ("compare", "small.yaml", "--systems", "stream-only,local-prefill")
+    runs["cachegen"] = result(4.0)
+    _, out, err = call(*asked[:-1], "stream-only,cachegen", "--set", "policies.objective=quality")
+    assert "policies.objective has no effect on stream-only" in out
+    _, _, err = call(*asked[:-1], "stream-only,cachegen", "--set", "policies.objective=quality", "--json")
+    assert "policies.objective has no effect on stream-only" in err
+    code, _, err = call(*asked, "--set", "policies.objective=quality")
+    assert code == 2
+    assert "--set policies.objective=quality: policies.objective: unknown key" in err

@@ -104,7 +104,7 @@ def test_with_a_role_that_is_replaced_go_its_parameters() -> None:
         ("infinigen", {"slots": 500}, "policies.slots: unknown key"),
         ("flexgen", {"selected_tokens": 400}, "policies.selected_tokens: unknown key"),
         ("flexgen", {"reuse": True}, "policies.reuse: unknown key"),
-        ("flexgen", {"residency": "reuse"}, "policies.residency: everything is read anew"),
+        ("flexgen", {"residency": "reuse"}, "policies.residency: everything is read again"),
         ("vllm", {"group_tokens": 8}, "policies.group_tokens: unknown key"),
         ("shadowkv", {"compression": 0.5, "sigma": 1}, "policies.sigma"),
     ],

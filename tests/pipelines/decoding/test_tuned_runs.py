@@ -85,7 +85,7 @@ def test_a_budget_in_bytes_still_holds_in_a_tuned_run(file: Path) -> None:
         (["policies.tuned=not-there.json"], "policies.tuned: 'not-there.json' is not there"),
         (["policies.tuned=/dev/zero"], "policies.tuned: '/dev/zero' is a pipe or a device, not a regular file"),
         (["policies.tuned=large.json"], f"large.json has more than {MOST_FILE_BYTES:,} bytes, which no tuning needs"),
-        (["system=flexgen"], "policies.tuned: holds parameters of kvswap, flexgen has others"),
+        (["system=flexgen"], "policies.tuned: holds parameters of kvswap, and this system has others"),
     ],
 )
 def test_what_a_tuned_run_refuses(file: Path, settings: list[str], message: str) -> None:
