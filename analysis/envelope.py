@@ -68,7 +68,12 @@ def provenance_of(device: DeviceSpec, model: ModelSpec, **more: str) -> dict[str
     SHA-256 of their files, by name."""
     plugins = {plugin.name: f"sha256:{plugin.sha256}" for plugin in used()}
     return {
-        "device": {"name": device.name, "measured": device.is_measured, "sources": dict(device.sources)},
+        "device": {
+            "name": device.name,
+            "measured": device.is_measured,
+            **({"calibration": device.calibration.model_dump()} if device.calibration else {}),
+            "sources": dict(device.sources),
+        },
         "model": {"name": model.name, "source": model.source},
         **({"plugins": plugins} if plugins else {}),
         **more,

@@ -14,7 +14,7 @@ from kvferry.analysis.compare import compare_gantt
 from kvferry.analysis.envelope import provenance_of, to_json, versions
 from kvferry.analysis.fidelity import TwoWorlds, beside, figures_of, in_both_worlds, summary_of
 from kvferry.analysis.folder import folder_name, write_pictures
-from kvferry.analysis.remarks import unmeasured
+from kvferry.analysis.remarks import how_known
 from kvferry.analysis.settings import column_of, settings_of
 from kvferry.analysis.style import BLACK, FAINT, GREY, MARKERS, SERIES, render
 from kvferry.backends.world import Say
@@ -162,7 +162,7 @@ def _remarks(scenarios: Iterable[Scenario]) -> Iterator[str]:
     """Remarks on what the errors leave out, and on profiles that were not measured: their error is in the figures as
     well."""
     for scenario in scenarios:
-        yield from filter(None, (WORKLOADS[scenario.workload.kind].remark(scenario), unmeasured(scenario.device)))
+        yield from filter(None, (WORKLOADS[scenario.workload.kind].remark(scenario), how_known(scenario.device)))
 
 
 def _draw(folder: Path, name: str, worlds: TwoWorlds) -> None:

@@ -148,9 +148,11 @@ def _title(envelope: Envelope) -> str:
 
 
 def _unmeasured(envelope: Envelope) -> str:
-    """What a title says besides where the profile behind a picture was not measured; else nothing."""
+    """What a title says besides where the profile behind a picture was not measured, or quickly; else nothing."""
     device = envelope["provenance"].get("device", {"measured": True})
-    return "" if device["measured"] else f" ({device['name']}: not measured)"
+    how = "quickly measured" if device.get("calibration", {}).get("quick") else ""
+    how = how if device["measured"] else "not measured"
+    return f" ({device['name']}: {how})" if how else ""
 
 
 def write_pictures(stem: Path, pictures: Mapping[str, bytes]) -> list[Path]:

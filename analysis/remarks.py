@@ -3,20 +3,41 @@
 from collections.abc import Mapping
 
 from kvferry.pipelines.record import Run
-from kvferry.specs.device import DeviceSpec
+from kvferry.specs.device import CalibrationSpec, DeviceSpec
 from kvferry.specs.scenario import Scenario
 
 BOUNDS = ("bound_s", "bound_gap", "regret", "regret_p95")
 
 
-def unmeasured(device: DeviceSpec) -> str | None:
-    """A line that says that a profile was not measured, and how to measure one; None for a measured profile."""
+def how_known(device: DeviceSpec) -> str | None:
+    """A line that says that a profile was not measured, and how to measure one, or how and when it was; None for a
+    measured profile that does not say."""
     if device.is_measured:
-        return None
+        return None if device.calibration is None else f"{device.name} was {_measured(device.calibration)}"
     return (
         f"{device.name} is not a measured device (kvferry devices says where its figures are from);"
         " kvferry calibrate measures one"
     )
+
+
+def errors_of_the_profile(device: DeviceSpec) -> str | None:
+    """Before the two worlds are compared: whose errors these will be; None where a profile was measured with care."""
+    if not device.is_measured:
+        what = "was not measured: errors will be the profile's, not the simulator's"
+    elif device.calibration is not None and (device.calibration.quick or device.calibration.busy):
+        what = f"was {_measured(device.calibration)}: errors will be the profile's as well as the simulator's"
+    else:
+        return None
+    how = "kvferry calibrate measures one in minutes, for --set device=DIR/profile.yaml --set costs=table"
+    return f"{device.name} {what}; {how}"
+
+
+def _measured(how: CalibrationSpec) -> str:
+    """measured on 2026-11-23, quickly, on a busy machine (load 19 on 2 cores); repetitions spread by 12 % ..."""
+    quickly = ", quickly (--quick: fewer points and repetitions)" if how.quick else ""
+    busy = f", on a busy machine (load {how.load_average:g} on {how.cores or 1} cores)" if how.busy else ""
+    spreads = f"{how.median_spread:.0%} in the median, {how.largest_spread:.0%} at most ({how.largest_spread_of})"
+    return f"measured on {how.date}{quickly}{busy}; repetitions spread by {spreads.replace('%', ' %')}"
 
 
 def has_bounds(scenario: Scenario) -> bool:
@@ -50,7 +71,7 @@ def remarks_on(runs: Mapping[str, tuple[Scenario, Run]]) -> list[str]:
     for."""
     found: dict[str, None] = {}
     for scenario, run in runs.values():
-        lines = [unmeasured(scenario.device), *(unmeasured(one.device) for one in scenario.machines.values())]
+        lines = [how_known(scenario.device), *(how_known(one.device) for one in scenario.machines.values())]
         if not has_bounds(scenario) and any(record.bound_s is not None for record in run.requests):
             lines.append("no bound or regret: they would be made from figures that were not measured here")
         if why := why_no_energy(scenario, run):

@@ -9,13 +9,10 @@ from typing import Any
 
 from kvferry.backends.world import Say
 from kvferry.scenarios.loader import load_device
-from kvferry.specs.device import DeviceSpec
+from kvferry.specs.device import QUIET_SHARE, DeviceSpec
 from kvferry.specs.errors import InputError, MissingExtra
 from kvferry.specs.units import count
 from kvferry.traces.chunks import CHUNK_TOKENS
-
-# Load average per core above which others' work is part of what is measured.
-_QUIET_SHARE = 0.3
 
 
 @dataclass(frozen=True)
@@ -85,7 +82,7 @@ def calibrate(
         "workers": workers or max(1, usable_cores() - threads),
     }
     busy = environment()["load_average_1min"] or 0.0
-    if busy > _QUIET_SHARE * usable_cores():
+    if busy > QUIET_SHARE * usable_cores():
         say(f"others are at work here (load average {busy:g}): they will be part of what is measured")
     wanted = PARTS if parts is None else parts
     written = measure(Settings(**asked), Path(output), based, parts=wanted, name=name, fresh=fresh, progress=progress)

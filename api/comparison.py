@@ -162,7 +162,7 @@ def comparable(
     can. Raises InputError as ``under_systems`` does, and for a system that is asked for and cannot run it."""
     found = under_systems(source, systems, settings, seed=seed)
     scenario, under = found.own, dict(found.systems)
-    kind, left_out = WORKLOADS[scenario.workload.kind], dict[str, str]()
+    kind, left_out = WORKLOADS[scenario.workload.kind], dict(found.left_out)
     for name, one in list(under.items()):
         try:
             kind.flow(one, kind.systems[name].with_policies(one.policy_values), lambda done, of: None)

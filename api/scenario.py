@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,11 +77,12 @@ def _text(key: str, value: Any) -> str:
 @dataclass(frozen=True)
 class Under:
     """A scenario as it is, and under each of some systems. ``remarks``: which settings and policies some of them do
-    not have."""
+    not have. ``left_out``: why systems cannot run it, by name, where none were named."""
 
     own: Scenario
     systems: Mapping[str, Scenario]
-    remarks: tuple[str, ...] = ()
+    remarks: tuple[str, ...]
+    left_out: Mapping[str, str]
 
 
 @naming_plugins()
@@ -91,23 +92,29 @@ def under_systems(
     """The scenario under each of these systems, in their order; None: those of its system's paper.
 
     Policies in `settings` hold for every system that has them, the source's own policies for its own system. Raises
-    InputError as ``load`` does, for a system that is not known, an empty list, and for a policy in `settings` that none
-    of the systems has.
+    InputError as ``load`` does under its own system and those that are named, for a system that is not known, an empty
+    list, and for a policy in `settings` that none of the systems has.
     """
     asked, described = _overrides(settings, seed), _described(source)
     own = load_scenario(described, asked)
     names = chosen_systems(own, systems)
     idle: dict[tuple[str, ...], dict[str, str]] = {}
-    found = {}
+    found, left_out = dict[str, Scenario](), dict[str, str]()
     for name in names:
-        found[name], without_effect = _fitted(described, [*asked, f"system={name}"])
+        try:
+            found[name], without_effect = _fitted(described, [*asked, f"system={name}"])
+        except InputError as error:
+            if systems is not None or name == own.system:
+                raise
+            left_out[name] = str(error)
+            continue
         for key, why in without_effect.items():
             idle.setdefault(key, {})[name] = why
-    for why in idle.values():
-        if len(why) == len(names):
-            raise InputError("\n".join(dict.fromkeys(why.values())))
+    for of in idle.values():
+        if len(of) == len(found):
+            raise InputError("\n".join(dict.fromkeys(of.values())))
     remarks = [f"{'.'.join(key)} has no effect on {', '.join(of)}" for key, of in idle.items()]
-    return Under(own, found, (*remarks, *_own_policies(own, names, asked)))
+    return Under(own, found, (*remarks, *_own_policies(own, found, asked)), left_out)
 
 
 def chosen_systems(own: Scenario, systems: Sequence[str] | None) -> Sequence[str]:
@@ -147,7 +154,7 @@ def _fitted(
     return checked_scenario(tree, complaints, names_in_use), why
 
 
-def _own_policies(own: Scenario, names: Sequence[str], asked: Sequence[str]) -> list[str]:
+def _own_policies(own: Scenario, names: Collection[str], asked: Sequence[str]) -> list[str]:
     """A remark on policies of the source, which other systems do not have."""
     given = policies_in(asked)
     roles = ", ".join(role for role in own.policies if ("policies",) not in given and ("policies", role) not in given)

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from kvferry.analysis.envelope import provenance_of, versions
-from kvferry.analysis.remarks import unmeasured
+from kvferry.analysis.remarks import how_known
 from kvferry.api.scenario import Settings, Source, check_workload, load
 from kvferry.pipelines.plugins import naming_plugins
 from kvferry.specs.scenario import Scenario
@@ -38,7 +38,7 @@ class Schedules:
     @property
     def remarks(self) -> list[str]:
         """What a reader should know, above all that the device's profile was not measured."""
-        note = unmeasured(self.scenario.device)
+        note = how_known(self.scenario.device)
         return [note] if note else []
 
     @property

@@ -1,11 +1,12 @@
 """A whole calibration: measure what is not in the journal yet, then write the profile's folder."""
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from kvferry.calibration import (
@@ -30,7 +31,7 @@ from kvferry.calibration.environment import environment, identity, memory_bytes
 from kvferry.calibration.folder import write
 from kvferry.calibration.journal import Journal
 from kvferry.calibration.measured_model import Rig
-from kvferry.calibration.measurement import merged
+from kvferry.calibration.measurement import Measurement, merged
 from kvferry.calibration.perceptron import put_perceptron
 from kvferry.calibration.profile import profile
 from kvferry.calibration.settings import KNOWN_PARTS, PARTS, Settings
@@ -87,6 +88,7 @@ def calibrate(
     draft, fit = profile(name or folder.resolve().name, settings, rig.spec, measured, begun_with, base)
     made_with = {name: version for name, version in identity().items() if name in ("kvferry", "torch", "numpy")}
     today = datetime.now(UTC).date().isoformat()
+    draft.profile["calibration"] = circumstances_of(measured, settings, begun_with, today)
     return write(
         folder,
         draft,
@@ -100,6 +102,22 @@ def calibrate(
             "environment": {"at the beginning": begun_with, "at the end": environment()},
         },
     )
+
+
+def circumstances_of(
+    measured: Sequence[Measurement], settings: Settings, begun_with: Mapping[str, Any], date: str
+) -> dict[str, Any]:
+    """What a profile says of how and when it was measured, as in a file."""
+    widest = max(measured, key=lambda one: one.spread)
+    return {
+        "date": date,
+        "quick": settings.quick,
+        "load_average": begun_with.get("load_average_1min"),
+        "cores": begun_with.get("cores"),
+        "median_spread": round(float(np.median([one.spread for one in measured])), 4),
+        "largest_spread": round(widest.spread, 4),
+        "largest_spread_of": widest.what,
+    }
 
 
 def passes(rig: Rig, probe: Path, parts: Sequence[str]) -> Iterator[Task]:

@@ -22,7 +22,7 @@ class Draft:
         }
         if base.storage is not None:
             self.sources.setdefault("storage", f"not measured; {base.name}")
-        for key in ("contention", "sources"):
+        for key in ("contention", "calibration", "sources"):
             self.profile.pop(key, None)
 
     def put(self, key: str, value: Any, source: str) -> None:
@@ -44,7 +44,18 @@ class Draft:
 
     def yaml(self, heading: str) -> bytes:
         self.checked()
-        order = ("name", "main", "processors", "memory", "decompressor", "network", "storage", "contention", "base_w")
+        order = (
+            "name",
+            "main",
+            "processors",
+            "memory",
+            "decompressor",
+            "network",
+            "storage",
+            "contention",
+            "base_w",
+            "calibration",
+        )
         content = {key: self.profile[key] for key in order if key in self.profile} | {"sources": self.sources}
         text: str = yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=110)
         return f"# {heading}\n{text}".encode()

@@ -17,7 +17,7 @@ def devices(
     """List the device profiles, or show one with the source of each number."""
     from kvferry.analysis import human
     from kvferry.analysis.envelope import to_json
-    from kvferry.analysis.remarks import unmeasured
+    from kvferry.analysis.remarks import how_known
     from kvferry.cli.table import print_table
     from kvferry.scenarios.library import names
     from kvferry.scenarios.loader import load_device
@@ -37,7 +37,7 @@ def devices(
     print_table(("device", "main", "peak", "bandwidth", "memory", "also"), rows)
     if name:
         print_table(("figure", "value", "source"), _figures(found[0].model_dump(exclude_defaults=True)))
-        if note := unmeasured(found[0]):
+        if note := how_known(found[0]):
             print(quoted(note))
 
 

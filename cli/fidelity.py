@@ -37,12 +37,16 @@ def fidelity(
     other, and the same command resumes after Ctrl-C.
     """
     from kvferry.analysis.envelope import to_json
+    from kvferry.analysis.remarks import errors_of_the_profile
     from kvferry.api.fidelity import fidelity as measure
     from kvferry.api.fidelity import study_in_both_worlds
     from kvferry.cli.progress import counted, say
 
     with as_options("systems"):
         study = study_in_both_worlds(source, listed(systems), overrides(settings, seed), runs)
+    for line in dict.fromkeys(errors_of_the_profile(one.device) for one in study.scenarios):
+        if line is not None:
+            say(line)
     with counted(study.name) as progress:
         report = measure(study, output=output, progress=progress, say=say).report
     if output is not None:

@@ -37,9 +37,11 @@ def search(
     """
     from kvferry.analysis.envelope import to_json
     from kvferry.analysis.executors.choice import executor_for
+    from kvferry.analysis.remarks import how_known
     from kvferry.api.search import search as carry_out
     from kvferry.api.search import search_of
     from kvferry.cli.progress import PointsProgress, counted, say
+    from kvferry.specs.errors import quoted
 
     where = executor_for(executor, jobs)
     loaded = search_of(search, settings or [])
@@ -55,6 +57,9 @@ def search(
         sys.stdout.write(to_json(found.summary))
     else:
         _show(found.summary, found.new)
+        for line in dict.fromkeys(how_known(one.device) for each in found.tried for one in each.scenarios.values()):
+            if line is not None:
+                print(quoted(line))
         say(f"written to {folder}")
     failed = [one for one in found.tried if one.why is not None and one.why.startswith("failed: ")]
     for one in failed[:_MOST_FAILED]:

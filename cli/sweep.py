@@ -37,7 +37,7 @@ def sweep(
     """
     from kvferry.analysis.envelope import to_json
     from kvferry.analysis.executors.choice import executor_for
-    from kvferry.analysis.remarks import unmeasured
+    from kvferry.analysis.remarks import how_known
     from kvferry.api.sweep import study_of
     from kvferry.api.sweep import sweep as carry_out
     from kvferry.cli.progress import PointsProgress, counted, say
@@ -57,7 +57,7 @@ def sweep(
         sys.stdout.write(to_json(summary))
     else:
         print(_in_words(summary))
-        for note in dict.fromkeys(unmeasured(point.device) for point in loaded.points):
+        for note in dict.fromkeys(how_known(point.device) for point in loaded.points):
             if note is not None and set(summary["outcomes"]) != {"failed"}:
                 print(quoted(note))
         say(f"written to {folder}")

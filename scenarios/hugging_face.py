@@ -46,11 +46,30 @@ def model_node(file: Path) -> Node:
     if experts and not all(isinstance(text.get(key), int) for key in (*_EXPERTS.values(), *_LATENT)):
         what = "a mixture of experts is modelled as DeepSeek-V2 has it; one feed-forward network, otherwise"
         raise InputError(f"{name}: {experts}: {what}")
+    if (window := _window(text)) is not None:
+        key, tokens = window
+        what = f"{key}: {tokens:,} tokens: layers that attend to a window of the newest tokens are not modelled"
+        would = "for contexts no longer than that, a copy of the file without the key says the same"
+        raise InputError(f"{name}: {what}; {would}")
     missing = [key for key in _DIMENSIONS.values() if not isinstance(text.get(key), int)]
     if missing:
         raise InputError(f"{name}: {missing[0]}: is missing or no whole number; a decoder's config.json has it")
     place = Place(name, None, file.parent)
     return node_of(_model(text, file), place)
+
+
+def _window(config: dict[str, Any]) -> tuple[str, int] | None:
+    """The key and length of a window that some layers attend to, where it is shorter than the model's contexts."""
+    family, kinds = str(config.get("model_type", "")), config.get("layer_types")
+    # Qwen's own files have a window that is not in use.
+    in_use = config.get("use_sliding_window", not family.startswith("qwen"))
+    if not in_use or (isinstance(kinds, list) and not any("full" not in str(kind) for kind in kinds)):
+        return None
+    for key in ("sliding_window", "attention_chunk_size"):
+        tokens, longest = config.get(key), config.get("max_position_embeddings")
+        if isinstance(tokens, int) and tokens > 0 and not (isinstance(longest, int) and longest <= tokens):
+            return key, tokens
+    return None
 
 
 def _model(config: dict[str, Any], file: Path) -> dict[str, Any]:

@@ -25,6 +25,8 @@ Kernel = Literal[
 Share = Annotated[float, Field(gt=0, le=1)]
 # How many times as long something takes.
 Slowdown = Annotated[float, Field(ge=1, le=1000)]
+# Share of a machine's cores that others may keep busy while it is measured.
+QUIET_SHARE = 0.3
 
 
 class BlockSparseSpec(Spec):
@@ -195,6 +197,27 @@ class ContentionSpec(Spec):
         }
 
 
+class CalibrationSpec(Spec):
+    """How and when ``kvferry calibrate`` measured a profile. Spreads are distances between the quartiles of a
+    measurement's repetitions over their mean."""
+
+    date: str = Field(max_length=40)
+    # Fewer points and repetitions, as a trial.
+    quick: bool = False
+    # Processes that were at work on the machine, and the cores that it has.
+    load_average: float | None = Field(default=None, ge=0)
+    cores: int | None = Field(default=None, ge=1)
+    median_spread: float = Field(ge=0)
+    largest_spread: float = Field(ge=0)
+    # What that was measured of, such as matrix_product.
+    largest_spread_of: str = Field(max_length=100)
+
+    @property
+    def busy(self) -> bool:
+        """Whether others were at work: their share of the machine is in what was measured."""
+        return self.load_average is not None and self.load_average > QUIET_SHARE * (self.cores or 1)
+
+
 class DeviceSpec(Spec):
     """A device profile: every number carries its source in `sources`, keyed by the number's path."""
 
@@ -211,6 +234,8 @@ class DeviceSpec(Spec):
     contention: ContentionSpec | None = None
     # Drawn at all times: board, display, DRAM refresh.
     base_w: Watts = 0.0
+    # None: it was not measured by ``kvferry calibrate``, or by one that did not say.
+    calibration: CalibrationSpec | None = None
     sources: dict[str, str]
 
     @property

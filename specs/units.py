@@ -72,6 +72,8 @@ hertz = 1 / second = Hz
 request = []
 """
 _QUANTITY = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([A-Za-zµμ/ ]*?)\s*", re.ASCII)
+# Thousandths, millionths and milliardths, of what comes in whole pieces: "mbps", "ub", "nflop".
+_SMALL = re.compile(r"(?P<prefix>milli|micro|nano|[mun\u00b5\u03bc])(?P<piece>b|B|bits?|bytes?|bps|flops?|values?)\b")
 _COUNT = re.compile(r"\s*(\d{1,15}(?:\.\d{1,15})?)\s*(Ki|Mi|Gi|k|K|M|G)?\s*(?:([a-z]+?)s?)?\s*", re.ASCII)
 _COUNT_FACTOR = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9}
 
@@ -113,6 +115,8 @@ def quantity(text: str, kind: str) -> float:
         raise ValueError(f"{shown} is not a {kind}; {hint}")
     if not match[2]:
         raise ValueError(f"{shown} has no unit; {hint}")
+    if small := _SMALL.match(match[2]):
+        raise ValueError(f"{shown} is in {_of_a_piece(match[1], match[2], small)}")
     factor = _factor(match[2], kind)
     if isinstance(factor, str):
         what = f"is a {factor}, not a {kind}" if factor else f"has no unit of a {kind}"
@@ -121,6 +125,15 @@ def quantity(text: str, kind: str) -> float:
     if not math.isfinite(number):
         raise ValueError(f"{shown} is not finite; {hint}")
     return number
+
+
+def _of_a_piece(number: str, unit: str, small: re.Match[str]) -> str:
+    """What is wrong with a prefix such as the m of "mbps", and what was meant."""
+    prefix, rest = small["prefix"], unit[small.end("prefix") :]
+    word = {"m": "milli", "n": "nano"}.get(prefix, "micro" if len(prefix) == 1 else prefix)
+    piece = {"b": "bit", "bps": "bit", "B": "byte"}.get(small["piece"], small["piece"].rstrip("s"))
+    meant = f"; m is a thousandth, M a million: '{number} M{rest}'" if prefix == "m" else ""
+    return f"{word}{piece}s, and there is no part of one{meant}"
 
 
 def with_unit(number: float, kind: str) -> str:

@@ -21,6 +21,7 @@ from kvferry.pipelines.assist.instance import Instance
 from kvferry.pipelines.assist.messages import response_bytes
 from kvferry.pipelines.assist.story import Story
 from kvferry.pipelines.assist.systems import ASSIST_SYSTEMS, AssistSystem
+from kvferry.pipelines.missing_storage import without_storage
 from kvferry.pipelines.record import Assisted, RequestRecord
 from kvferry.pipelines.tally import Totals
 from kvferry.pipelines.workload import Flow, Left, Process, Progress, System
@@ -60,6 +61,10 @@ class Assist:
             yield Complaint(("machines",), what)
         if len({machine.model.name for machine in scenario.machines.values()}) > 1:
             yield Complaint(("machines", DECODE, "model"), f"is another than {PREFILL}'s, whose KV it goes on from")
+        # Where the cloud answers to the last token, the device's model is not asked.
+        if system.answers != "cloud" and not scenario.assist.workload.resident and scenario.device.storage is None:
+            what = "is missing, from which the model is loaded at each request"
+            yield without_storage(scenario, what, ", or --set workload.resident=true")
         fault = scenario.assist.workload.fault
         if fault is not None and fault.what == "stalls" and system.needs_a_cloud and system.assist.patience_s is None:
             what = "stalls would be waited for without end, as policies.assist.patience is null; say how long"

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from kvferry.pipelines.decoding.budget import most_kv
 from kvferry.pipelines.decoding.systems import DecodeSystem
+from kvferry.pipelines.missing_storage import without_storage
 from kvferry.policies.decode.latent_cache import latent_faults
 from kvferry.scenarios.resolve import Complaint
 from kvferry.specs.scenario import Scenario
@@ -30,17 +31,21 @@ def faults_of(scenario: Scenario, system: DecodeSystem) -> Iterator[Complaint]:
 
 
 def _without_storage(scenario: Scenario, system: DecodeSystem) -> Iterator[Complaint]:
-    """KV that a scenario lets overflow to storage, on a device that has none."""
+    """KV that lies on storage, or overflows to it, on a device that has none."""
     placement, policies = system.roles.placement, scenario.policy_values
+    if scenario.device.storage is not None or "storage" not in placement.tiers(most_kv(scenario)):
+        return
     role = policies.get("placement")
     inner = ("placement", "overflow") if isinstance(role, Mapping) and "overflow" in role else ("placement",)
     key = ("overflow",) if "overflow" in policies else inner
-    if scenario.device.storage is not None or key[0] not in policies:
+    fault = without_storage(scenario, f"is missing, on which {scenario.system} keeps KV")
+    if key[0] not in policies:
+        yield fault
         return
-    if "storage" in placement.tiers(most_kv(scenario)):
-        at = ("policies",) if key[0] in scenario.policies else ("system_policies", scenario.system)
-        what = f"storage is where KV would go, and device {scenario.device.name} has none"
-        yield Complaint((*at, *key), f"{what}; say host, or give the device's profile a `storage`")
+    at = ("policies",) if key[0] in scenario.policies else ("system_policies", scenario.system)
+    would = fault.what.partition("; ")[2]
+    what = f"storage is where KV would go, and device {scenario.device.name} has none"
+    yield Complaint((*at, *key), f"{what}; say host, or {would}")
 
 
 def _over_context(scenario: Scenario) -> Iterator[Complaint]:

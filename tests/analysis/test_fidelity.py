@@ -14,7 +14,7 @@ from tiny import DECODING
 from kvferry.analysis import fidelity, fidelity_study
 from kvferry.analysis.fidelity import TwoWorlds, beside, figures_of, in_both_worlds, summary_of
 from kvferry.analysis.fidelity_study import FidelityStudy, measure
-from kvferry.analysis.remarks import unmeasured
+from kvferry.analysis.remarks import how_known
 from kvferry.backends.needs import Needs
 from kvferry.backends.sim.world import SimWorld
 from kvferry.backends.world import Inputs, Say, World
@@ -177,7 +177,7 @@ def test_the_error_on_a_guessed_profile_is_said_to_be_the_profiles_as_well(
     )
     both = [scenario(), scenario(system="local-prefill")]
     report = measure(FidelityStudy(name="both", scenarios=both, varied=(), runs=1), None)
-    assert report["remarks"] == [unmeasured(both[0].device)]
+    assert report["remarks"] == [how_known(both[0].device)]
     assert "kvferry calibrate measures one" in report["remarks"][0]
     show(report)
     assert capsys.readouterr().out.count("is not a measured device") == 1

@@ -5,12 +5,14 @@ from dataclasses import replace
 import pytest
 from tiny import DECODING, LOADING, changed
 
+from kvferry.analysis.envelope import provenance_of
 from kvferry.analysis.metrics import metrics_for
-from kvferry.analysis.remarks import remarks_on, unmeasured
+from kvferry.analysis.remarks import errors_of_the_profile, how_known, remarks_on
 from kvferry.analysis.tables import NOT_COUNTED, compare_table, run_table, show
 from kvferry.machine.span import Span
 from kvferry.pipelines.record import RequestRecord, Run
 from kvferry.scenarios.loader import load_scenario
+from kvferry.specs.device import CalibrationSpec
 from kvferry.specs.scenario import Scenario
 
 
@@ -28,11 +30,35 @@ def loaded(**more: object) -> Run:
 
 def test_a_profile_that_was_not_measured_says_so() -> None:
     scenario = load_scenario(LOADING)
-    line = unmeasured(scenario.device)
+    line = how_known(scenario.device)
     assert line is not None
     assert "tiny is not a measured device" in line
     assert "kvferry calibrate" in line
-    assert unmeasured(measured(scenario).device) is None
+    assert how_known(measured(scenario).device) is None
+
+
+def test_a_profile_says_how_and_when_it_was_measured() -> None:
+    device = measured(load_scenario(LOADING)).device
+    how = CalibrationSpec(
+        date="2026-11-23", quick=True, load_average=19.0, cores=2, median_spread=0.2, largest_spread=0.99,
+        largest_spread_of="matrix_product",
+    )  # fmt: skip
+    hasty = device.model_copy(update={"calibration": how})
+    said = (
+        "tiny was measured on 2026-11-23, quickly (--quick: fewer points and repetitions), on a busy machine (load 19"
+        " on 2 cores); repetitions spread by 20 % in the median, 99 % at most (matrix_product)"
+    )
+    assert how_known(hasty) == said
+    scenario = load_scenario(LOADING).model_copy(update={"device": hasty})
+    assert said in remarks_on({"ferry": (scenario, loaded())})
+    assert provenance_of(hasty, scenario.model)["device"]["calibration"]["quick"]
+    careful = device.model_copy(update={"calibration": how.model_copy(update={"quick": False, "load_average": 0.1})})
+    assert "tiny was measured on 2026-11-23; repetitions" in str(how_known(careful))
+    assert errors_of_the_profile(careful) is None
+    assert "errors will be the profile's as well as the simulator's" in str(errors_of_the_profile(hasty))
+    assert "was not measured: errors will be the profile's, not the simulator's; kvferry calibrate" in str(
+        errors_of_the_profile(load_scenario(LOADING).device)
+    )
 
 
 @pytest.mark.parametrize(

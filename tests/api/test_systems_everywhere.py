@@ -202,6 +202,39 @@ def test_fixed_values_may_be_repeated() -> None:
     assert load(described).system == "tokens-only"
 
 
+@pytest.mark.parametrize(
+    ("described", "line"),
+    [
+        (
+            changed(DECODING, device={"extends": "tiny", "storage": None}),
+            "on which kvswap keeps KV, and tiny has none; --set device.storage=nvme (or emmc, ufs-3.1, ufs-4.0)",
+        ),
+        (
+            changed(ASSISTED, workload={"resident": False}),
+            "from which the model is loaded at each request, and tiny has none; --set device.storage=nvme (or emmc,"
+            " ufs-3.1, ufs-4.0), or --set workload.resident=true",
+        ),
+    ],
+)
+def test_a_missing_storage_is_named_with_the_line_to_type(described: dict[str, Any], line: str, tmp_path: Path) -> None:
+    file = tmp_path / "s.yaml"
+    file.write_text("\n".join(f"{key}: {json.dumps(value)}" for key, value in described.items()))
+    at = list(described).index("device") + 1
+    with pytest.raises(InputError) as error:
+        load(file)
+    assert str(error.value) == f"{file}:{at}: device.storage: is missing, {line}"
+    assert load(file, ["device.storage=nvme"])
+
+
+def test_systems_that_cannot_run_are_left_out_unless_they_are_named() -> None:
+    described = changed(DECODING, system="vllm", device={"extends": "tiny", "storage": None}, budget={"kv_share": None})
+    found = under_systems(described, None)
+    assert "vllm" in found.systems
+    assert "device.storage: is missing" in found.left_out["kvswap"]
+    with pytest.raises(InputError, match=r"device\.storage: is missing"):
+        under_systems(described, ["vllm", "kvswap"])
+
+
 def test_axes_and_overrides_of_a_study_hold_for_every_system(tmp_path: Path) -> None:
     file = tmp_path / "study.yaml"
     axes = {"system": ["kvswap", "quest"], "policies.group_tokens": [4, 8]}

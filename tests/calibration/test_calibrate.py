@@ -67,6 +67,15 @@ def scenario(folder: Path, **changes: Any) -> Scenario:
     return on_measured(folder, **{"costs": "table", **changes})
 
 
+def test_a_profile_says_how_it_was_measured(folder: Path) -> None:
+    how = load_device(str(folder / "profile.yaml")).calibration
+    assert how is not None
+    assert how.quick
+    widest = max(measured(folder), key=lambda one: one.spread)
+    assert (how.largest_spread_of, how.largest_spread) == (widest.what, pytest.approx(widest.spread, abs=1e-4))
+    assert f"on {how.date}" in (folder / "profile.yaml").read_text().splitlines()[0]
+
+
 def test_a_scenario_runs_on_the_profile(folder: Path) -> None:
     run = run_scenario(scenario(folder))
     assert run.outcome == "done"

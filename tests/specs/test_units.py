@@ -58,6 +58,23 @@ def test_reads(text: str, kind: str, value: float) -> None:
         ("850 MHz", "rate", "'850 MHz' is a frequency, not a rate; write it like '850 Mbit/s'"),
         ("24 KB", "size", "'24 KB' has no unit of a size; write it like '24 KiB'"),
         ("4 furlongs", "time", "'4 furlongs' has no unit of a time; write it like '4 ms'"),
+        (
+            "50 mbps",
+            "rate",
+            "'50 mbps' is in millibits, and there is no part of one; m is a thousandth, M a million: '50 Mbps'",
+        ),
+        (
+            "50mb/s",
+            "rate",
+            "'50mb/s' is in millibits, and there is no part of one; m is a thousandth, M a million: '50 Mb/s'",
+        ),
+        (
+            "20 mB",
+            "size",
+            "'20 mB' is in millibytes, and there is no part of one; m is a thousandth, M a million: '20 MB'",
+        ),
+        ("2 milliflop/s", "compute rate", "'2 milliflop/s' is in milliflops, and there is no part of one"),
+        ("9 ub/s", "rate", "'9 ub/s' is in microbits, and there is no part of one"),
         ("soon", "time", "'soon' is not a time; write it like '4 ms'"),
         ("", "time", "'' is not a time; write it like '4 ms'"),
         ("nan s", "time", "'nan s' is not a time; write it like '4 ms'"),

@@ -20,6 +20,7 @@ BY_HAND: dict[str, Any] = {
         "kind": "assist",
         "prompt": 1000,
         "output": 10,
+        "resident": True,
         "handling": {
             "prepare": "20 ms",
             "forward": "5 ms",

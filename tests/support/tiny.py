@@ -34,7 +34,7 @@ ASSISTED: dict[str, Any] = {
     "model": "tiny",
     "link": {"rate": "50 Mbit/s", "rtt": "4 ms"},
     "machines": {"cloud": {"device": "rtx-5080-laptop", "model": "tiny"}},
-    "workload": {"kind": "assist", "prompt": 4096, "output": 20, "devices": 2},
+    "workload": {"kind": "assist", "prompt": 4096, "output": 20, "devices": 2, "resident": True},
     "policies": {"assist": {"name": "optimised", "tokens": 4}},
 }
 # The tiny scenario of each workload, by kind.

@@ -66,7 +66,8 @@ def test_a_scenario_that_says_nothing_of_patience_does_not_wait_for_ever() -> No
 
 
 def test_drafts_need_one_tokenizer_on_both_sides() -> None:
-    run = failed("other-tokenizer", system="speculative-edge")
+    patience = "policies.assist={name: optimised, patience: 500 ms}"
+    run = ran(patience, workload={"fault": {"what": "other-tokenizer"}}, system="speculative-edge")
     assert "the cloud's tokenizer is another (another): it cannot look at drafts" in run.notes[0]
     assert len(run.requests[0].token_times_s) == 10
     # By itself: the whole prompt, then a token at a time.

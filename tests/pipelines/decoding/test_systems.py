@@ -189,7 +189,8 @@ def test_kv_that_overflows_to_a_storage_that_is_not_there_is_refused_with_its_ke
         ("policies.placement=storage", "policies.placement"),
         ("system_policies.specontext.overflow=storage", "system_policies.specontext.overflow"),
     ):
-        with pytest.raises(InputError, match=rf"--set .*: {key}: storage is where KV would go, .* say host, or give"):
+        said = rf"--set .*: {key}: storage is where KV would go, .* say host, or --set device.storage=nvme"
+        with pytest.raises(InputError, match=said):
             load_scenario("specontext/throughput", [placed], names_in_use)
 
 
