@@ -35,14 +35,16 @@ class RequestSession:
         at = len(self.history)
         return self._read(decoder, rotary, self.ids[at : at + tokens], 1)[-1]
 
-    def after(self, decoder: Decoder, rotary: Rotary, ids: Sequence[int], last: int = 1) -> torch.Tensor:
+    def after(self, decoder: Decoder, rotary: Rotary, ids: list[int], last: int = 1) -> torch.Tensor:
         """Logits [last, vocabulary] behind each of the last of these ids, which are the whole sequence: only what is
-        not there yet is read, and what else was there is forgotten."""
-        most = len(ids) - last
-        same = next((n for n, (a, b) in enumerate(zip(self.history, ids, strict=False)) if a != b), None)
-        kept = min(most, len(self.history) if same is None else same)
+        not there yet is read, and what else was there is forgotten. A single further token is read as in a batch."""
+        kept = min(len(ids) - last, len(self.history))
+        # Lists compare much faster than their items one by one, and mostly agree.
+        if self.history[:kept] != ids[:kept]:
+            kept = next(n for n, (a, b) in enumerate(zip(self.history, ids, strict=False)) if a != b)
         del self.history[kept:]
-        return self._read(decoder, rotary, ids[kept:], last)
+        left = ids[kept:]
+        return step(decoder, rotary, [self], left) if len(left) == 1 else self._read(decoder, rotary, left, last)
 
     # --- what a batch needs --------------------------------------------------------------------------------------
 

@@ -81,3 +81,25 @@ def test_what_the_last_queries_attend(pieces: tuple[int, ...]) -> None:
         np.testing.assert_allclose(
             session.observed[layer].numpy(), mass[0, :, -OBSERVED_TOKENS:].sum(1).numpy(), rtol=1e-3, atol=1e-5
         )
+
+
+@torch.no_grad()
+def test_one_token_costs_the_same_by_itself_and_in_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[tuple[int, ...], dict[str, object]]] = []
+    really = torch.nn.functional.scaled_dot_product_attention
+
+    def attention(queries: torch.Tensor, *args: torch.Tensor, **how: object) -> torch.Tensor:
+        asked.append((tuple(queries.shape), how))
+        return really(queries, *args, **how)
+
+    ids = list(range(50))
+    sessions = [RequestSession(ids), RequestSession(ids)]
+    for session in sessions:
+        session.more(DECODER, ROTARY, len(ids))
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", attention)
+    by_itself = sessions[0].after(DECODER, ROTARY, [*ids, 7])
+    of_itself, asked = asked, []
+    in_a_batch = step(DECODER, ROTARY, sessions[1:], [7])
+    assert of_itself == asked
+    assert of_itself[0][1] == {}, "a single query needs no mask"
+    assert torch.equal(by_itself, in_a_batch)
