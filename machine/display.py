@@ -17,6 +17,10 @@ class Display(Protocol):
         """Show further tokens as they were there."""
         ...
 
+    def keep(self, tokens: int) -> None:
+        """Show no more than the first so many of those that were handed over; none of the others has been shown."""
+        ...
+
     def shown(self) -> simpy.Event:
         """Fires with when each token was shown, float[tokens], once all that were handed over are. In the modelled
         world it may fire before the last one's time."""

@@ -1,7 +1,8 @@
 """Tokens that a cloud has said of an answer, as they come, for a machine that decodes through them."""
 
 from collections.abc import Callable
-from threading import Event
+from threading import Event, Lock
+from time import monotonic
 from typing import Any
 
 # Called with when a token was there, in seconds on the run's clock, and what it says.
@@ -9,31 +10,56 @@ Said = Callable[[float, Any], None]
 
 
 class Following:
-    """Pieces of text, one for each token, the first included. One thread puts them, another may wait for them."""
+    """Pieces of text, one for each token, the first included. One thread puts them, another may wait for them: which of
+    the two goes on with the answer is settled under a lock."""
 
-    __slots__ = ("_ended", "_news", "pieces")
+    __slots__ = ("_ended", "_lock", "_news", "pieces", "slot_s")
 
     def __init__(self) -> None:
         self.pieces: list[Any] = []
+        # When the n-th is due, in seconds on the run's clock; None: whenever it comes.
+        self.slot_s: Callable[[int], float] | None = None
         self._ended = False
+        self._lock = Lock()
         # Not set only while someone waits.
         self._news = Event()
         self._news.set()
 
-    def put(self, piece: Any) -> None:
-        self.pieces.append(piece)
+    def put(self, piece: Any) -> bool:
+        """Returns whether it is a part of the answer: not behind an end."""
+        with self._lock:
+            if self._ended:
+                return False
+            self.pieces.append(piece)
         if not self._news.is_set():
             self._news.set()
+        return True
 
     def end(self) -> None:
         """No more will come."""
-        self._ended = True
+        with self._lock:
+            self._ended = True
         self._news.set()
 
-    def at(self, n: int) -> Any:
-        """The n-th piece, once it is there; None: there will be none. Waits as long as it takes."""
-        while len(self.pieces) <= n and not self._ended:
-            self._news.clear()
-            if len(self.pieces) <= n and not self._ended:
-                self._news.wait()
-        return self.pieces[n] if n < len(self.pieces) else None
+    @property
+    def ended(self) -> bool:
+        return self._ended
+
+    def keep(self, pieces: int) -> None:
+        """Drop those behind the first so many, which a modelled machine did not wait for."""
+        del self.pieces[pieces:]
+
+    def at(self, n: int, within_s: float | None = None) -> Any:
+        """The n-th piece, once it is there. None: there will be none, or there is none within so many seconds, and who
+        asks goes on without: then no more are taken."""
+        until_s = None if within_s is None else monotonic() + within_s
+        while True:
+            left_s = None if until_s is None else until_s - monotonic()
+            with self._lock:
+                if n < len(self.pieces):
+                    return self.pieces[n]
+                if self._ended or (left_s is not None and left_s <= 0):
+                    self._ended = True
+                    return None
+                self._news.clear()
+            self._news.wait(left_s)

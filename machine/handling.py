@@ -18,12 +18,14 @@ class Handling:
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """A prompt's text in three parts: beginning, content, question; its tokens, and what makes tokens of text. None:
-    the modelled world has no text. ``wanted``: what a right answer begins with, where that is known."""
+    the modelled world has no text. ``wanted``: what a right answer begins with, where that is known.
+    ``vocabulary``: how many ids of tokens there are."""
 
     text: tuple[str, str, str] | None
     tokens: int
     tokenizer: str | None
     wanted: str | None = None
+    vocabulary: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,5 +22,8 @@ class SimDisplay:
     def show_all(self, ready_s: Sequence[float]) -> None:
         self._times_s += ready_s
 
+    def keep(self, tokens: int) -> None:
+        del self._times_s[tokens:]
+
     def shown(self) -> simpy.Event:
         return self._env.event().succeed(np.maximum.accumulate(np.array(self._times_s)))

@@ -8,6 +8,7 @@ import simpy
 
 from kvferry.machine.display import Display
 from kvferry.machine.following import Following
+from kvferry.policies.assist.speed_controller import SpeedController
 
 
 class Answer:
@@ -15,7 +16,7 @@ class Answer:
     known, the first as it comes. ``following`` has them for the machine that decodes through them; ``own`` are what the
     device says behind them. ``by_text``: the cloud makes tokens of text in another way."""
 
-    __slots__ = ("_cut_s", "_display", "_pace_s", "by_text", "came_s", "following", "own")
+    __slots__ = ("_display", "_ended_s", "_speed", "by_text", "came_s", "following", "own")
 
     def __init__(self, display: Display) -> None:
         self._display = display
@@ -24,9 +25,9 @@ class Answer:
         self.own: list[Any] = []
         # When tokens from the cloud came, and when it was clear that others would not; None: all came.
         self.came_s: list[float] = []
-        self._cut_s: float | None = None
-        # From one token of the cloud's to the next; None: not known yet.
-        self._pace_s: float | None = None
+        self._ended_s: float | None = None
+        # When those of the cloud are due; None: not known yet.
+        self._speed: SpeedController | None = None
 
     def __len__(self) -> int:
         return len(self.came_s) + len(self.own)
@@ -40,21 +41,28 @@ class Answer:
         self._display.show(time_s, time_s)
 
     def came(self, time_s: float, token: Any) -> None:
-        """A further token; told of the parts of their stream as they come."""
-        if self._pace_s is not None:
-            self._display.show(time_s, self.came_s[0] + self._pace_s * len(self.came_s))
+        """A further token; told of the parts of their stream as they come. What comes when the device has gone on by
+        itself is not shown."""
+        if not self.following.put(token):
+            return
+        if self._speed is not None:
+            self._display.show(time_s, self._speed.slot_s(len(self.came_s)))
         self.came_s.append(time_s)
-        self.following.put(token)
 
     def paced(self, pace_s: float) -> None:
         """Show what has come and what comes at this pace; 0: as it comes."""
-        self._pace_s = pace_s
+        self._speed = SpeedController(self.came_s[0], pace_s)
+        self.following.slot_s = self._speed.slot_s
         for n in range(1, len(self.came_s)):
-            self._display.show(self.came_s[n], self.came_s[0] + pace_s * n)
+            self._display.show(self.came_s[n], self._speed.slot_s(n))
+
+    def due_s(self, n: int) -> float:
+        """When the cloud's n-th token is due, at the latest that is known."""
+        return self.came_s[0] if self._speed is None else self._speed.slot_s(n)
 
     def ended(self, now_s: float, *, cut: bool) -> None:
         """No more will come; `cut`: though more were to come."""
-        self._cut_s = now_s if cut else None
+        self._ended_s = now_s if cut else None
         self.following.end()
 
     # --- the device's own ----------------------------------------------------------------------------------------
@@ -69,16 +77,21 @@ class Answer:
         self.own += [None] * len(times_s) if tokens is None else tokens
         self._display.show_all(times_s)
 
-    def evenly(self, begin_s: float, end_s: float, tokens: int) -> None:
-        """The answer's tokens, behind its first, were decoded within this time, at an even pace. What has not been said
-        yet is said, and not before it was clear that the cloud would not say it."""
-        missing = tokens - len(self)
-        if missing <= 0:
-            return
+    def decoded(self, begin_s: float, end_s: float, tokens: int, from_cloud: int) -> None:
+        """A modelled device had the answer's first token at `begin_s` and decoded the others until `end_s`, at an even
+        pace. What the cloud did not say in time, of so many tokens that it was to say, the device has said."""
+        place, late_s = len(self), 0.0
         tpot_s = (end_s - begin_s) / (tokens - 1)
-        first_s = end_s - (missing - 1) * tpot_s
-        late_s = 0.0 if self._cut_s is None else max(0.0, self._cut_s + tpot_s - first_s)
-        self.said_all((np.linspace(first_s, end_s, missing) + late_s).tolist(), None)
+        if self._speed is not None:
+            came_s = self.came_s
+            place, late_s = self._speed.own_from(came_s, from_cloud, begin_s, tpot_s, self._ended_s)
+            if place < len(came_s):
+                del came_s[place:]
+                self.following.keep(place)
+                self._display.keep(place)
+        if (missing := tokens - place) > 0:
+            first_s = end_s - (missing - 1) * tpot_s
+            self.said_all((np.linspace(first_s, end_s, missing) + late_s).tolist(), None)
 
     @property
     def text(self) -> str | None:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
-from kvferry.pipelines.assist.messages import BadMessage, Message, counts
+from kvferry.pipelines.assist.messages import BadMessage, Message, counts, sound
 from kvferry.policies.assist.prompt_mask import MOST_PROMPT_TOKENS
 from kvferry.policies.assist.refiner import OF_THE_WINDOW
 
@@ -99,18 +99,7 @@ def _share(value: Any) -> bool:
 
 def _text(value: Any) -> bool:
     """A prompt's beginning, content and question."""
-    return (
-        isinstance(value, tuple) and len(value) == 3 and all(isinstance(part, str) and _sound(part) for part in value)
-    )
-
-
-def _sound(text: str) -> bool:
-    """Whether it has no half of a character."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    return isinstance(value, tuple) and len(value) == 3 and all(isinstance(part, str) and sound(part) for part in value)
 
 
 # What stands for each key of a request.

@@ -1,25 +1,38 @@
 """What a device hears of a cloud about one request, and what it makes of silence and of a peer that is gone."""
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import simpy
 
 from kvferry.machine.channel import Channel, ChannelBroken
 from kvferry.pipelines.assist.answer import Answer
-from kvferry.pipelines.assist.messages import BadMessage, Message, failed_of, of_request
+from kvferry.pipelines.assist.messages import BadMessage, Message, failed_of
+from kvferry.pipelines.assist.said import answer_of, token_of, verdict_of
 from kvferry.pipelines.assist.story import Story
-from kvferry.policies.assist.patience import Patience
 
-_FIRST = ("token", "mask", "tokenizer", "bytes", "tpot_s")
-_VERDICT = ("stands", "said")
+# The end of a stream comes right behind its last token; the device has no use for it.
+_END_S = 1.0
+
+Steps = Generator[simpy.Event, Any, Message | None]
 
 
 class Conversation:
-    """Nothing here raises when the cloud fails: the story says what happened."""
+    """Nothing here raises when the cloud fails: the story says what happened. What the device has not asked for does
+    not count: neither as an answer nor as a sign of life.
 
-    def __init__(self, env: simpy.Environment, channel: Channel, story: Story, patience: Patience) -> None:
-        self._env, self._channel, self._story, self._patience = env, channel, story, patience
+    ``coming`` fires when the last of the tokens that were asked for is there, or when it is clear that no more will
+    come. `patience_s`: how long an answer is waited for; None: as long as it takes."""
+
+    def __init__(
+        self, env: simpy.Environment, channel: Channel, story: Story, peer: str, patience_s: float | None
+    ) -> None:
+        self._env, self._channel, self._story, self._peer, self._patience_s = env, channel, story, peer, patience_s
+        self._first: simpy.Process | None = None
+        self.coming = env.event()
+        # Fires with the end of the stream of tokens; None: there is none.
+        self._ended: simpy.Event | None = None
+        self._left = False
 
     def send(self, message: Message, n_bytes: float) -> None:
         """It may be lost: then nothing comes back."""
@@ -28,57 +41,115 @@ class Conversation:
             assert sent.callbacks is not None
             sent.callbacks.append(_forgive)
 
-    def answer(self) -> Generator[simpy.Event, Any, Message | None]:
-        """Returns the cloud's first response; None: there will be none."""
-        return self._next(_FIRST)
+    def answer(self) -> Steps:
+        """Returns the cloud's first response; None: there will be none, or none has come within patience. Then it is
+        still listened for."""
+        self._first = self._env.process(self._next(lambda message: answer_of(message, self._story)))
+        return (yield from self._within_patience(self._first))
 
-    def verdict(self) -> Generator[simpy.Event, Any, Message | None]:
-        """Returns what the cloud says of drafts; None: nothing any more."""
-        return self._next(_VERDICT)
+    def answer_before(self, ready: simpy.Event) -> Steps:
+        """Returns the first response where it comes before this event does; leaves the conversation where it does
+        not."""
+        assert self._first is not None
+        if not self._first.triggered:
+            yield self._first | ready
+        if self._first.triggered and self._first.value is not None:
+            return self._first.value
+        self.leave()
+        return None
 
-    def _next(self, keys: tuple[str, ...]) -> Generator[simpy.Event, Any, Message | None]:
+    def verdict(self, drafted: int) -> Steps:
+        """Returns what the cloud says of so many drafts; None: nothing any more."""
+        verdict = self._env.process(self._next(lambda message: verdict_of(message, self._story, drafted)))
+        return (yield from self._within_patience(verdict))
+
+    def tokens(self, answer: Answer, patience_s: float | None = None) -> simpy.Event:
+        """Has the answer told each further token; returns ``coming``. `patience_s`: how long nothing may come; None: as
+        long as it takes."""
+        env, story = self._env, self._story
+        if story.tokens == 1:
+            answer.ended(env.now, cut=False)
+            return self.coming.succeed()
+
+        def came(time_s: float, token: Any) -> None:
+            if self.coming.triggered:
+                return
+            try:
+                answer.came(time_s, token_of(token, story, answer.by_text))
+            except BadMessage as error:
+                self._ends(answer, str(error))
+                self.leave()
+            else:
+                if len(answer.came_s) == story.tokens:
+                    self._ends(answer)
+
+        self._ended = env.event()
+        received = self._channel.receive(came, patience_s)
+        assert received.callbacks is not None
+        received.callbacks.append(lambda received: self._over(received, answer))
+        return self.coming
+
+    def leave(self) -> None:
+        """Listen no longer, and let the cloud know."""
+        self._left = True
+        self._channel.hang_up()
+
+    def done(self) -> Generator[simpy.Event, Any, None]:
+        """The answer is whole. A cloud that goes on all the same is left."""
+        if self._ended is not None and not self._ended.triggered:
+            if self.coming.triggered:
+                yield self._ended | self._env.timeout(_END_S)
+            if not self._ended.triggered:
+                self.leave()
+
+    # --- parts of these ------------------------------------------------------------------------------------------
+
+    def _within_patience(self, said: simpy.Event) -> Steps:
+        if self._patience_s is None:
+            yield said
+        else:
+            yield said | self._env.timeout(self._patience_s)
+            if not said.triggered:
+                self._happened(f"nothing has come from {self._peer} for {self._patience_s:g} s")
+                return None
+        return said.value
+
+    def _next(self, checked: Callable[[Any], Message | None]) -> Steps:
         while True:
             try:
-                message = yield self._channel.receive(patience_s=self._patience.answer_s)
+                message = yield self._channel.receive()
                 if (failed := failed_of(message, self._story.request)) is not None:
-                    self._story.happened = failed
-                    return None
+                    return self._happened(failed)
+                if message is None:
+                    return self._happened("the cloud has ended the conversation")
                 # What is left of an earlier request is passed over.
-                said = None if message is None else of_request(message, self._story.request, keys)
+                if (said := checked(message)) is not None:
+                    return said
             except (ChannelBroken, BadMessage) as error:
-                self._story.happened = str(error)
-                return None
-            if message is None:
-                self._story.happened = "the cloud has ended the conversation"
-            if message is None or said is not None:
-                return said
+                return self._happened(str(error))
 
-    def tokens(self, answer: Answer) -> simpy.Event:
-        """Has the answer told each further token. Fires when all have come that will."""
-        env = self._env
-        ended = env.event()
-        if self._story.tokens == 1:
-            answer.ended(env.now, cut=False)
-            return ended.succeed()
-        received = self._channel.receive(answer.came, self._patience.token_s)
+    def _over(self, received: simpy.Event, answer: Answer) -> None:
+        """The stream of tokens has ended, or broken off."""
+        if received.ok:
+            why = failed_of(received.value, self._story.request) or "the cloud has ended the conversation"
+        else:
+            received.defused, why = True, str(received.value)
+        self._ends(answer, why)
+        assert self._ended is not None
+        self._ended.succeed()
 
-        def end(received: simpy.Event) -> None:
-            missing = self._story.tokens - len(answer.came_s)
-            if not received.ok:
-                received.defused = True
-                self._story.happened = str(received.value)
-            elif missing > 0:
-                failed = failed_of(received.value, self._story.request)
-                self._story.happened = failed or "the cloud has ended the conversation"
-            if missing > 0:
-                came, all_of_it = len(answer.came_s), self._story.tokens
-                self._story.happened = f"{self._story.happened}, behind token {came:,} of {all_of_it:,}"
-            answer.ended(env.now, cut=missing > 0)
-            ended.succeed()
+    def _ends(self, answer: Answer, why: str | None = None) -> None:
+        if self.coming.triggered:
+            return
+        came, all_of_it = len(answer.came_s), self._story.tokens
+        if why is not None and came < all_of_it and not answer.following.ended:
+            self._happened(f"{why}, behind token {came:,} of {all_of_it:,}")
+        answer.ended(self._env.now, cut=came < all_of_it)
+        self.coming.succeed()
 
-        assert received.callbacks is not None
-        received.callbacks.append(end)
-        return ended
+    def _happened(self, what: str) -> None:
+        if not self._left and self._story.happened is None:
+            self._story.happened = what
 
 
 def _forgive(sent: simpy.Event) -> None:

@@ -9,13 +9,14 @@ import simpy
 from kvferry.machine.channel import Channel
 from kvferry.machine.handles import Continued
 from kvferry.machine.handling import Forget, Prepare, Prepared, Unpack
+from kvferry.machine.instant import at
 from kvferry.machine.machine import Lease, Machine, Refused
 from kvferry.machine.ops import DecodeRun, Extents
 from kvferry.machine.ticket import Ticket
 from kvferry.pipelines.assist.answer import Answer
 from kvferry.pipelines.assist.conversation import Conversation
 from kvferry.pipelines.assist.estimates import Estimates, pieces, start_bytes, window_of
-from kvferry.pipelines.assist.messages import Message, ask, refined_tokens, response_bytes
+from kvferry.pipelines.assist.messages import Message, ask, one_line, refined_tokens, response_bytes
 from kvferry.pipelines.assist.story import Story
 from kvferry.pipelines.assist.systems import Help
 from kvferry.pipelines.workload import OutOfMemory, Process
@@ -47,7 +48,7 @@ class Device:
         """Answers a request without the cloud."""
         lease, answer = self._hold(machine, story.prompt + story.output), Answer(machine.display())
         yield from self._prepared(machine, story, 0.0)
-        yield from self._by_itself(machine, story, answer, 0, self._started(machine, story))
+        yield from self._by_itself(machine, story, answer, 0, self._started(machine, story), 0.0)
         yield from self._ended(machine, story, answer, lease)
 
     def through_the_cloud(self, machine: Machine, story: Story) -> Process:
@@ -58,11 +59,14 @@ class Device:
         if said is not None:
             self._began(machine, story, answer, said)
             answer.paced(0.0)
-            yield cloud.tokens(answer)
+            yield cloud.tokens(answer, self._patience(story).token_s)
         if len(answer) < story.output:
             leases.append(self._hold(machine, story.prompt + story.output))
-            yield from self._by_itself(machine, story, answer, 0, self._started(machine, story))
+            before, ready_s = self._started(machine, story), machine.env.now + self._estimates.start_s
+            late = cloud if said is None else None
+            yield from self._by_itself(machine, story, answer, 0, before, ready_s, late)
         yield from self._ended(machine, story, answer, *leases)
+        yield from cloud.done()
 
     def in_turns(self, machine: Machine, story: Story) -> Process:
         """Drafts some tokens at a time, which the cloud looks at before they are shown; both have prefilled the prompt
@@ -77,7 +81,7 @@ class Device:
         if said is not None and said["tokenizer"] != story.tokenizer:
             # Drafts are looked at token by token.
             cloud.send({"drafted": 0}, 0.0)
-            story.happened = f"the cloud's tokenizer is another ({said['tokenizer']}): it cannot look at drafts"
+            story.happened = f"the cloud's tokenizer is another ({_named(said)}): it cannot look at drafts"
             said = None
         if said is not None:
             story.response_bytes = said["bytes"]
@@ -87,12 +91,13 @@ class Device:
             run = machine.submit(DecodeRun(drafted, context, stands, window_tokens=self._window), request=story.request)
             message = {"drafted": drafted, "before": tuple(answer.own), "said": (yield run)}
             cloud.send(message, drafted * self._workload.handling.answer_token_bytes)
-            said = yield from cloud.verdict()
+            said = yield from cloud.verdict(drafted)
             if said is not None:
                 answer.said_all(said["stands"] * [env.now], said["said"])
         if said is not None:
             cloud.send({"drafted": 0}, 0.0)
         elif len(answer) < story.output:
+            cloud.leave()
             answer.following.end()
             yield from self._decoded(machine, story, story.prompt, answer)
         yield from self._ended(machine, story, answer, lease)
@@ -113,31 +118,24 @@ class Device:
         said = yield from cloud.answer()
         if said is None:
             leases.append(self._hold(machine, story.prompt - refined))
-            yield from self._by_itself(machine, story, answer, beginning, before)
-            yield from self._ended(machine, story, answer, *leases)
-            return
-        self._began(machine, story, answer, said)
-        coming = cloud.tokens(answer)
-        if refined > beginning:
-            expected, refined = refined, (yield from self._unpacked(machine, story, said, refined))
-            if refined > expected:
-                leases.append(self._hold(machine, refined - expected))
-        rest = refined - beginning
-        story.unpacked_s = env.now
-        expected_s = max(ready_s, env.now) + (self._estimates.prefill_s(rest, beginning) if rest else 0.0)
-        story.pace_s = self._pace_s(story, refined, expected_s, said["tpot_s"])
-        answer.paced(story.pace_s or 0.0)
-        yield self._prefill(machine, story, rest, beginning, before) if rest else before[0]
-        story.own_first_s = env.now
-        if story.output > story.tokens:
-            # It decodes through the tokens that it was sent as well, and goes on from there (procedure 2).
-            yield from self._decoded(machine, story, refined, answer, coming)
+            yield from self._by_itself(machine, story, answer, beginning, before, ready_s, cloud)
         else:
-            yield coming
-            if len(answer) < story.output:
-                # The cloud was to say it all, and did not.
-                yield from self._decoded(machine, story, refined, answer)
+            self._began(machine, story, answer, said)
+            coming = cloud.tokens(answer)
+            if refined > beginning:
+                expected, refined = refined, (yield from self._unpacked(machine, story, said, refined))
+                if refined > expected:
+                    leases.append(self._hold(machine, refined - expected))
+            rest = refined - beginning
+            story.unpacked_s = env.now
+            self._paced(story, answer, refined, self._expected_s(machine, ready_s, rest, beginning), said)
+            yield self._prefill(machine, story, rest, beginning, before) if rest else before[0]
+            story.own_first_s = env.now
+            if not coming.triggered or len(answer) < story.output:
+                # It decodes through the tokens that it was sent as well, and goes on from there (procedure 2).
+                yield from self._decoded(machine, story, refined, answer, cloud)
         yield from self._ended(machine, story, answer, *leases)
+        yield from cloud.done()
 
     # --- parts of these ------------------------------------------------------------------------------------------
 
@@ -152,7 +150,7 @@ class Device:
         )
         prepared: Prepared = yield machine.handle(prepare, request=story.request)
         story.prompt, story.text, story.tokenizer = prepared.tokens, prepared.text, prepared.tokenizer
-        story.wanted = prepared.wanted
+        story.wanted, story.vocabulary = prepared.wanted, prepared.vocabulary
 
     def _asked(
         self, machine: Machine, story: Story, pace_s: float | None = None, drafts: bool = False
@@ -161,7 +159,7 @@ class Device:
         yield from self._prepared(machine, story, self._workload.handling.prepare_s)
         channel: Channel = machine.open(self._front)
         message, n_bytes = ask(self._workload, story, wanted=self._help, pace_s=pace_s, drafts=drafts)
-        cloud = Conversation(machine.env, channel, story, self._patience(story))
+        cloud = Conversation(machine.env, channel, story, self._front, self._patience(story).answer_s)
         cloud.send(message, n_bytes)
         story.asked_s = machine.env.now
         return cloud
@@ -180,7 +178,7 @@ class Device:
         """The cloud's first token is there."""
         story.first_s, story.response_bytes = machine.env.now, said["bytes"]
         if said["tokenizer"] != story.tokenizer:
-            story.happened = f"the cloud's tokenizer is another ({said['tokenizer']}): its tokens are taken as text"
+            story.happened = f"the cloud's tokenizer is another ({_named(said)}): its tokens are taken as text"
             answer.by_text = True
         answer.began(machine.env.now, said["token"])
 
@@ -211,23 +209,39 @@ class Device:
         return after[0]
 
     def _by_itself(
-        self, machine: Machine, story: Story, answer: Answer, prefilled: int, before: tuple[Ticket, ...]
+        self,
+        machine: Machine,
+        story: Story,
+        answer: Answer,
+        prefilled: int,
+        before: tuple[Ticket, ...],
+        ready_s: float,
+        cloud: Conversation | None = None,
     ) -> Process:
-        """Prefills what is left of the whole prompt, and goes on behind what came from the cloud."""
-        answer.following.end()
+        """Prefills what is left of the whole prompt, and goes on behind what came from the cloud. `cloud`: has not
+        answered yet, and is helpful as long as the device has no token of its own; `ready_s`: when the device is
+        expected to have done what this comes after."""
         rest = story.prompt - prefilled
-        first = yield self._prefill(machine, story, rest, prefilled, before) if rest else before[0]
+        own = self._prefill(machine, story, rest, prefilled, before) if rest else before[0]
+        expected_s = self._expected_s(machine, ready_s, rest, prefilled)
+        said = None if cloud is None else (yield from cloud.answer_before(own))
+        if cloud is None or said is None:
+            answer.following.end()
+        else:
+            self._began(machine, story, answer, said)
+            cloud.tokens(answer)
+            self._paced(story, answer, story.prompt, expected_s, said)
+        first = yield own
         story.own_first_s = machine.env.now
         if not len(answer):
             story.first_s = machine.env.now
             answer.said(machine.env.now, first)
-        yield from self._decoded(machine, story, story.prompt, answer)
+        yield from self._decoded(machine, story, story.prompt, answer, None if said is None else cloud)
 
     def _decoded(
-        self, machine: Machine, story: Story, context: int, answer: Answer, coming: simpy.Event | None = None
+        self, machine: Machine, story: Story, context: int, answer: Answer, cloud: Conversation | None = None
     ) -> Process:
-        """Decodes the whole answer behind its first token, and shows what the cloud does not say. `coming` fires when
-        the cloud has said all."""
+        """Decodes the whole answer behind its first token, and shows what the cloud does not say in time."""
         if story.output < 2:
             return
         of = Continued(answer.following, answer.said, tuple(answer.own), answer.by_text)
@@ -236,11 +250,18 @@ class Device:
         )
         corrected: int | None = yield run
         story.corrected = corrected
-        if coming is not None:
-            yield coming
-        assert run.start_s is not None and run.end_s is not None
-        # A modelled machine does not say when each is there: they come evenly.
-        answer.evenly(run.start_s, run.end_s, story.output)
+        if corrected is None:
+            # A modelled machine waits for no token: which of them were late is known when all are due.
+            assert run.start_s is not None and run.end_s is not None
+            if cloud is not None and not cloud.coming.triggered:
+                yield cloud.coming | at(machine.env, answer.due_s(story.tokens - 1))
+                if not cloud.coming.triggered:
+                    cloud.leave()
+                    yield cloud.coming
+            answer.decoded(run.start_s, run.end_s, story.output, story.tokens)
+        if (came := len(answer.came_s)) < story.tokens and story.happened is None:
+            what = f"token {came + 1:,} of {story.tokens:,} was not there when the device had its own"
+            story.happened = f"{what}, with which it went on"
 
     def _ended(self, machine: Machine, story: Story, answer: Answer, *leases: Lease) -> Process:
         story.shown_s = yield answer.shown()
@@ -261,18 +282,28 @@ class Device:
             amortised_s = unpack_s + self._estimates.prefill_s(rest, beginning)
         return self._own_tpot_s(story, refined) + amortised_s / (story.planned - 1)
 
+    def _expected_s(self, machine: Machine, ready_s: float, rest: int, before: int) -> float:
+        """When the device's own first token is expected, where it can prefill the rest of a prompt from `ready_s`."""
+        return max(ready_s, machine.env.now) + (self._estimates.prefill_s(rest, before) if rest else 0.0)
+
+    def _paced(self, story: Story, answer: Answer, refined: int, expected_s: float, said: Message) -> None:
+        """Show tokens at the pace of Eq. 4; as they come, where all are to come from the cloud."""
+        story.pace_s = self._pace_s(story, refined, expected_s, said["tpot_s"])
+        answer.paced(story.pace_s or 0.0)
+
     def _pace_s(self, story: Story, refined: int, expected_s: float, cloud_tpot_s: float) -> float | None:
         """The pace at which tokens from the cloud are shown (Eq. 4), where the device expects its own first token at
-        `expected_s`, and never faster than the cloud promises them; None where there is nothing to pace. The paper
-        lets prefill begin when the request is sent."""
-        if story.tokens < 2:
+        `expected_s`, and never faster than the cloud promises them, as far as users tolerate its promise; None where
+        there is nothing to pace. The paper lets prefill begin when the request is sent."""
+        if min(story.tokens, story.planned) < 2:
             return None
         assert story.first_s is not None and story.asked_s is not None
         if self._help.smoothing == "paper":
             amortised_s = self._estimates.prefill_s(refined) - (story.first_s - story.asked_s)
         else:
             amortised_s = expected_s - story.first_s
-        return max(cloud_tpot_s, self._own_tpot_s(story, refined) + max(0.0, amortised_s) / (story.planned - 1))
+        own_s = self._own_tpot_s(story, refined) + max(0.0, amortised_s) / (story.planned - 1)
+        return max(own_s, min(cloud_tpot_s, self._workload.tolerable_tpot_s))
 
     def _own_tpot_s(self, story: Story, refined: int) -> float:
         return self._estimates.tpot_s(refined + story.output / 2)
@@ -285,3 +316,8 @@ class Device:
         if isinstance(lease, Refused):
             raise OutOfMemory(str(lease))
         return lease
+
+
+def _named(said: Message) -> str:
+    """The cloud's tokenizer."""
+    return one_line(str(said["tokenizer"]))

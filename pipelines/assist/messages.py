@@ -1,14 +1,11 @@
 """What a device and a cloud tell each other, and what it weighs."""
 
-import math
 from base64 import b64encode
-from collections.abc import Callable, Collection
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from kvferry.machine.channel import Streamed
 from kvferry.pipelines.assist.story import Story
 from kvferry.pipelines.assist.systems import Help
 from kvferry.policies.assist.prompt_mask import MOST_PROMPT_TOKENS, packed
@@ -92,7 +89,7 @@ def failure(asked: Any, error: Exception) -> Message:
     """What a cloud says of a request that came to nothing."""
     request = asked.get("request") if isinstance(asked, dict) else None
     what = str(error) if isinstance(error, KvferryError) else f"{type(error).__name__}: {error}"
-    return {"request": request if type(request) is int else -1, "failed": _one_line(what)}
+    return {"request": request if type(request) is int else -1, "failed": one_line(what)}
 
 
 def failed_of(message: Any, request: int) -> str | None:
@@ -100,11 +97,11 @@ def failed_of(message: Any, request: int) -> str | None:
     if isinstance(message, dict) and message.get("request") in (request, -1):
         why = message.get("failed")
         if isinstance(why, str):
-            return f"the cloud could not go on: {_one_line(why)}"
+            return f"the cloud could not go on: {one_line(why)}"
     return None
 
 
-def _one_line(text: str) -> str:
+def one_line(text: str) -> str:
     """Of another machine's words, which may be any, what a line can hold."""
     return " ".join("".join(one if one.isprintable() else " " for one in text[:_MOST_SAID]).split())
 
@@ -118,34 +115,13 @@ def counts(value: Any, least: int = 0) -> bool:
     return type(value) is int and least <= value <= MOST_PROMPT_TOKENS
 
 
-# What stands for each key of an answer; a time per token above a minute is no pace.
-_OF_ANSWERS: dict[str, Callable[[Any], bool]] = {
-    # A token is whatever the model that made it has for one.
-    "token": lambda value: not isinstance(value, dict),
-    "mask": lambda value: value is None or isinstance(value, str),
-    "tokenizer": lambda value: value is None or isinstance(value, str),
-    "bytes": lambda value: type(value) in (int, float) and 0 <= value < math.inf,
-    "tpot_s": lambda value: type(value) in (int, float) and 0 <= value <= 60,
-    "stands": counts,
-    "said": lambda value: value is None or isinstance(value, list | tuple),
-}
-
-
-def of_request(message: Any, request: int, keys: Collection[str]) -> Message | None:
-    """A cloud's message with these keys; None: it is about another request, or the rest of a stream of one. Raises
-    BadMessage."""
-    if isinstance(message, Streamed):
-        return None
-    if not isinstance(message, dict) or not isinstance(message.get("request"), int):
-        raise BadMessage("what the cloud has sent is no answer")
-    if message["request"] != request:
-        return None
-    if missing := [key for key in keys if key not in message]:
-        raise BadMessage(f"what the cloud has sent is no answer: it lacks {', '.join(missing)}")
-    for key in keys:
-        if not _OF_ANSWERS[key](message[key]):
-            raise BadMessage(f"what the cloud has sent is no answer: its {key} is {message[key]!r:.60}")
-    return message
+def sound(text: str) -> bool:
+    """Whether a text has no half of a character."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def response_bytes(workload: AssistSpec, prompt: int, ratio: float, mask: str | None = None) -> float:

@@ -43,6 +43,8 @@ class Story:
     # The prompt's text in three parts, and what made tokens of it on the device; None in the modelled world.
     text: tuple[str, str, str] | None = None
     tokenizer: str | None = None
+    # Ids of tokens on the device are below this; None in the modelled world.
+    vocabulary: int | None = None
     # What went wrong with the cloud, so that the device went on without it.
     happened: str | None = None
     # Tokens that came from the cloud; of these, where the device would have said another (None: not known). What the

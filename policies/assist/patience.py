@@ -6,6 +6,8 @@ from dataclasses import dataclass
 _AT_LEAST_EXPECTED = 2.0
 # Longer than any queue that a user would wait in.
 _LONG_S = 60.0
+# Longer than what other requests hold up a token.
+_SILENT_S = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +22,9 @@ def patience_of(*, own_prefill_s: float, cloud_ttft_s: float, planned: bool = Fa
     """As long as the device's own prefill of the whole prompt takes: its first token is then at most twice as late as
     if it had never asked, and no other bound promises more while nothing is known of the cloud (as with skis that one
     rents or buys). At least twice what is expected of the cloud. A silence between tokens is no jitter when it lasts as
-    long. `planned`: a minute at least, so that a queue of the cloud's is waited in."""
-    least_s = max(own_prefill_s, _AT_LEAST_EXPECTED * cloud_ttft_s, _LONG_S if planned else 0.0)
-    return Patience(answer_s=least_s, token_s=least_s)
+    long. `planned`: a minute at least for the first token, so that a queue of the cloud's is waited in, and ten seconds
+    between tokens, where there is none."""
+    least_s = max(own_prefill_s, _AT_LEAST_EXPECTED * cloud_ttft_s)
+    if not planned:
+        return Patience(answer_s=least_s, token_s=least_s)
+    return Patience(answer_s=max(least_s, _LONG_S), token_s=max(least_s, _SILENT_S))

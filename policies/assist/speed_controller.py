@@ -1,24 +1,48 @@
-"""When a device shows its tokens: those from the cloud at a steady pace, then its own (P/D-Device 3.3)."""
+"""When the tokens of an answer are shown, and whose: the cloud's at a steady pace, until the device's own come first
+(P/D-Device 3.3)."""
 
-import numpy as np
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+# Sums of times are equal up to so much.
+_ROUNDING_S = 1e-9
 
 
-def shown_times_s(arrivals_s: np.ndarray, own_s: np.ndarray, pace_s: float) -> np.ndarray:
-    """When each token is shown, in seconds on the clock of the others; float[assisted + own].
+@dataclass(frozen=True, slots=True)
+class SpeedController:
+    """The first token is shown as it comes, at `first_s`. Each further one from the cloud has a slot, `pace_s` behind
+    the slot before, and is shown then, or as it comes where it is late: tokens after a late one keep their slots, so
+    that lateness does not add up.
 
-    `arrivals_s`: of the tokens from the cloud, at least one; the first is shown as it comes. The others have a slot
-    each, `pace_s` apart, and are shown then, or as they come where they are late: tokens after a late one keep their
-    slots, so that lateness does not add up. `own_s`: when the device has those that follow. No token is shown before
-    the one before it.
-
-    Where tokens come no later than `late_s` after their slots and the device keeps its pace, users never wait longer
-    between two tokens than `pace_s` + `late_s`.
+    A token that is there neither by its slot nor when the device has one of its own for the same place is not waited
+    for: the device's own is shown, and the cloud's further tokens are not. So nobody waits longer between two tokens
+    than `pace_s` and what the link delays one token more than another, or than the device itself takes.
     """
-    slots_s = arrivals_s[0] + pace_s * np.arange(len(arrivals_s))
-    return np.maximum.accumulate(np.concatenate([np.maximum(slots_s, arrivals_s), own_s]))
 
+    first_s: float
+    pace_s: float
 
-def own_times_s(first_s: float, tpot_s: float, assisted: int, tokens: int) -> np.ndarray:
-    """When a device whose own first token is there at `first_s` has those that the cloud did not send. It decodes
-    through the assisted ones as well, each from the one that the cloud sent (procedure 2), before it goes on."""
-    return first_s + tpot_s * np.arange(assisted, tokens)
+    def slot_s(self, n: int) -> float:
+        """When the cloud's n-th token is due; the first is number 0."""
+        return self.first_s + self.pace_s * n
+
+    def own_from(
+        self, came_s: Sequence[float], tokens: int, ready_s: float, tpot_s: float, ended_s: float | None = None
+    ) -> tuple[int, float]:
+        """From which place on the answer is the device's own, at most `tokens`, which the cloud was to send; and how
+        much later than `ready_s` + place x `tpot_s` the device has its own token there.
+
+        The device has its own first token at `ready_s` and takes `tpot_s` for each further one, from the token before,
+        whose ever that is (procedure 2). `came_s`: when those that came from the cloud did. `ended_s`: when it was
+        clear that no more would come; None: all came.
+        """
+        late_s = 0.0
+        for n in range(tokens):
+            own_s, due_s = ready_s + tpot_s * n + late_s, self.slot_s(n)
+            if n < len(came_s) and came_s[n] <= max(own_s, due_s) + _ROUNDING_S:
+                late_s += max(0.0, came_s[n] - own_s)
+                continue
+            if n == len(came_s) and ended_s is not None:
+                due_s = min(due_s, ended_s)
+            return n, late_s + max(0.0, due_s - own_s)
+        return tokens, late_s

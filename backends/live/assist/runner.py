@@ -8,6 +8,7 @@ import torch
 
 from kvferry.backends.live.engine.environment import WallClockEnvironment
 from kvferry.backends.live.engine.op_runner import RegisteredOps, runs
+from kvferry.machine.following import Following
 from kvferry.machine.handles import Continued
 from kvferry.machine.handling import Forget, Handling, Prepare, Prepared, Refine, TakeIn, TakenIn, Unpack
 from kvferry.machine.ops import DecodeRun, DecodeStep, Op, Prefill
@@ -50,6 +51,7 @@ class AssistRunner(RegisteredOps):
         self.decoder: Decoder | None = decoder
         self.env: WallClockEnvironment | None = None
         self._prompts, self._tokens, self._seed = prompts, tokens, seed
+        self._vocabulary = decoder.vocabulary
         self._asked: dict[int, _Asked] = {}
         self._rotary = decoder.rotary(1)
         self._handles: dict[type[Handling], Callable[[Any, int], Any]] = {
@@ -80,7 +82,7 @@ class AssistRunner(RegisteredOps):
         )
         text = prompt.beginning, prompt.content, prompt.question
         asked = self._take(text, handling.answer, request, observes=False)
-        return Prepared(text, len(asked.session.ids), self._prompts.tokenizer, prompt.value)
+        return Prepared(text, len(asked.session.ids), self._prompts.tokenizer, prompt.value, self._vocabulary)
 
     def _take_in(self, handling: TakeIn, request: int) -> TakenIn:
         if handling.text is None:
@@ -151,7 +153,8 @@ class AssistRunner(RegisteredOps):
     @runs(DecodeRun)
     def _decode_run(self, op: DecodeRun, request: int) -> list[Token] | int:
         """Further tokens of an answer; with a Continued that follows a cloud, all behind the first: then how many of
-        the cloud's differ from what the model would have said."""
+        the cloud's differ from what the model would have said. A token of the cloud's that is neither due nor there
+        when the model has its own is not waited for."""
         asked, of = self._of(request), op.of or Continued()
         if of.following is None:
             return self._drafts(asked, [one for one, _ in of.stands], op.tokens)
@@ -168,19 +171,19 @@ class AssistRunner(RegisteredOps):
         assert following is not None
         answer: list[int] = []
         corrected, came = 0, 0
-        while (token := following.at(came)) is not None and came < tokens:
+        while came < tokens and (token := following.at(came, self._spare_s(following, came))) is not None:
+            came += 1
             if not of.by_text:
                 corrected += token[0] != asked.next
                 answer.append(token[0])
                 # The token that the cloud said is the next one's input (procedure 2).
-                if came + 1 < tokens:
+                if came < tokens:
                     asked.next = self._after(asked, answer)
-            came += 1
         if of.by_text and came:
             answer = self._tokens.encode("".join(text for _, text in following.pieces[:came]))
         if not came:
             answer, came = [one for one, _ in of.stands], len(of.stands)
-        if answer and came < tokens:
+        if (of.by_text or of.stands) and answer and came < tokens:
             asked.next = self._after(asked, answer)
         asked.said, asked.told = answer, self._tokens.decode(answer).rstrip("\ufffd")
         while came < tokens:
@@ -190,6 +193,13 @@ class AssistRunner(RegisteredOps):
             if came < tokens:
                 asked.next = self._after(asked, asked.said)
         return corrected
+
+    def _spare_s(self, following: Following, n: int) -> float | None:
+        """Until the cloud's n-th token is due; None: whenever it comes."""
+        if following.slot_s is None:
+            return None
+        assert self.env is not None
+        return max(0.0, following.slot_s(n) - self.env.now)
 
     def _looked(self, asked: _Asked, before: Sequence[Token], drafted: Sequence[Token]) -> list[Token]:
         """The drafts that stand, and what the model says instead of the first that does not."""

@@ -32,6 +32,10 @@ class LiveDisplay:
         for time_s in ready_s:
             self.show(time_s, time_s)
 
+    def keep(self, tokens: int) -> None:
+        while self._waiting and len(self._shown_s) + len(self._waiting) > tokens:
+            self._waiting.pop()
+
     def shown(self) -> simpy.Event:
         asked = self._env.event()
         self._asked.append(asked)

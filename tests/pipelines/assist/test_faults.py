@@ -8,6 +8,7 @@ from assisted import columns, only, ran
 from by_hand import by_hand
 
 from kvferry.analysis.assisted import assisted_metrics
+from kvferry.pipelines.assist import cloud as cloud_module
 from kvferry.pipelines.record import Run
 
 HELP = "policies.assist={name: optimised, tokens: 5, ratio: 0.25, patience: 500 ms}"
@@ -20,8 +21,8 @@ def _costs() -> Iterator[None]:
         yield
 
 
-def failed(what: str, tokens: int = 1, **more: Any) -> Run:
-    return ran(HELP, workload={"fault": {"what": what, "tokens": tokens}}, **more)
+def failed(what: str, tokens: int = 1, output: int = 10, **more: Any) -> Run:
+    return ran(HELP, workload={"output": output, "fault": {"what": what, "tokens": tokens}}, **more)
 
 
 def test_a_cloud_that_never_answers() -> None:
@@ -47,22 +48,75 @@ def test_a_cloud_that_dies_behind_its_third_token() -> None:
     assert "the cloud has ended the conversation, behind token 3 of 5" in run.notes[0]
 
 
-def test_a_stream_that_stalls_is_given_up_when_patience_ends() -> None:
+def test_a_stream_that_stalls_is_not_waited_for_once_the_device_has_its_own_token() -> None:
     run = failed("stalls", 1)
     first_s = run.requests[0].first_token_s
-    # Nothing for half a second; the device has long decoded through what was to come.
-    given_up_s = first_s + 0.500
-    shown_s = [first_s] + [given_up_s + TPOT_S * n for n in range(1, 10)]
+    # Unpacked in 10 ms, prefilled in 250: the second token is the device's own.
+    shown_s = [first_s] + [first_s + 0.260 + TPOT_S * n for n in range(1, 10)]
     assert run.requests[0].token_times_s == pytest.approx(shown_s)
-    assert "nothing has come from cloud for 0.5 s, behind token 1 of 5" in run.notes[0]
+    assert "token 2 of 5 was not there when the device had its own, with which it went on" in run.notes[0]
+
+
+def test_a_stall_of_a_cloud_that_was_to_say_it_all() -> None:
+    run = failed("stalls", 2, output=4)
+    first_s = run.requests[0].first_token_s
+    shown_s = [first_s, first_s + PACE_S, *(first_s + 0.260 + TPOT_S * n for n in (2, 3))]
+    assert run.requests[0].token_times_s == pytest.approx(shown_s)
+
+
+def test_an_outage_holds_up_nobody_who_has_a_token_of_its_own() -> None:
+    # Tokens are sent from 159 ms on; from 180 ms on nothing crosses for three seconds.
+    outage = {"outages": [{"start": "180 ms", "duration": "3 s"}]}
+    run = ran(HELP, link=outage)
+    first_s, got = run.requests[0].first_token_s, only(run)
+    came = int(got["came"])
+    assert 1 <= came < 5
+    shown_s = [first_s + PACE_S * n for n in range(came)] + [first_s + 0.260 + TPOT_S * n for n in range(came, 10)]
+    assert run.requests[0].token_times_s == pytest.approx(shown_s)
+
+
+def test_a_pace_that_nobody_would_tolerate_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    good = cloud_module.first_answer
+    slow = {"tpot_s": 5.0}
+    monkeypatch.setattr(cloud_module, "first_answer", lambda *args, **more: good(*args, **more) | slow)
+    run = ran(HELP)
+    # Users tolerate 100 ms; Eq. 4 alone says 85.
+    assert only(run)["pace_s"] == pytest.approx(0.100)
+    assert only(run)["largest_gap_s"] == pytest.approx(0.100)
+
+
+def test_an_answer_that_comes_behind_patience_is_shown_where_it_comes_first() -> None:
+    # Half a round trip of 300 ms each way: the first token is there after some 0.46 s; patience ends 0.1 s behind 20 ms.
+    help_ = "policies.assist={name: optimised, tokens: 5, ratio: 0.25, patience: 100 ms}"
+    run = ran(help_, link={"rtt": "300 ms"})
+    got = only(run)
+    assert got["first_s"] == pytest.approx(0.020 + 0.004 + 0.150 + 0.125 + 0.150 + got["response_bytes"] * 1e-6)
+    # From 120 ms on it prefills the whole prompt.
+    assert got["own_first_s"] == pytest.approx(0.120 + 1.000)
+    assert got["pace_s"] == pytest.approx(TPOT_S + (1.120 - got["first_s"]) / 4)
+    assert got["largest_gap_s"] == pytest.approx(got["pace_s"])
+    assert "nothing has come from cloud for 0.1 s" in run.notes[0]
+
+
+def test_an_answer_that_comes_behind_the_devices_own_token_is_not_shown() -> None:
+    help_ = "policies.assist={name: optimised, tokens: 5, ratio: 0.25, patience: 100 ms}"
+    run = ran(help_, link={"rtt": "4 s"})
+    assert run.requests[0].token_times_s == pytest.approx([1.120 + TPOT_S * n for n in range(10)])
+    assert only(run)["came"] == 0
 
 
 def test_a_scenario_that_says_nothing_of_patience_does_not_wait_for_ever() -> None:
     fault = {"fault": {"what": "stalls", "tokens": 1}}
     run = ran("policies.assist={name: optimised, tokens: 5, ratio: 0.25}", workload=fault)
     first_s = run.requests[0].first_token_s
-    assert run.requests[0].token_times_s[1] == pytest.approx(first_s + 60.0 + TPOT_S)
-    assert "nothing has come from cloud for 60 s" in run.notes[0]
+    assert run.requests[0].token_times_s[1] == pytest.approx(first_s + 0.260 + TPOT_S)
+
+
+def test_a_cloud_alone_that_stalls_is_waited_for_as_long_as_it_would_be_for_nothing_else() -> None:
+    run = ran(system="cloud-only", workload={"fault": {"what": "stalls", "tokens": 2}})
+    # Ten seconds behind the second token, and then the prefill of the whole prompt.
+    assert only(run)["largest_gap_s"] == pytest.approx(10.0 + 1.0 + 2 * TPOT_S, abs=0.05)
+    assert "nothing has come from cloud for 10 s, behind token 2 of 10" in run.notes[0]
 
 
 def test_drafts_need_one_tokenizer_on_both_sides() -> None:
@@ -81,7 +135,7 @@ def test_a_stream_that_stalls_later() -> None:
     (one,), got = run.requests, only(run)
     assert got["came"] == 3
     assert one.token_times_s[:3] == pytest.approx([one.first_token_s + PACE_S * n for n in range(3)])
-    assert one.token_times_s[3] > one.first_token_s + 0.500
+    assert one.token_times_s[3] == pytest.approx(one.first_token_s + 0.260 + 3 * TPOT_S)
 
 
 @pytest.mark.parametrize(

@@ -19,4 +19,6 @@ from kvferry.policies.assist.patience import patience_of
 )
 def test_by_hand(own_s: float, cloud_s: float, planned: bool, waits_s: float) -> None:
     found = patience_of(own_prefill_s=own_s, cloud_ttft_s=cloud_s, planned=planned)
-    assert (found.answer_s, found.token_s) == (waits_s, waits_s)
+    assert found.answer_s == waits_s
+    # There is no queue between tokens.
+    assert found.token_s == max(own_s, 2 * cloud_s)
