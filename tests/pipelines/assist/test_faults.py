@@ -86,7 +86,7 @@ def test_a_pace_that_nobody_would_tolerate_is_not_kept(monkeypatch: pytest.Monke
 
 
 def test_an_answer_that_comes_behind_patience_is_shown_where_it_comes_first() -> None:
-    # Half a round trip of 300 ms each way: the first token is there after some 0.46 s; patience ends 0.1 s behind 20 ms.
+    # Half a round trip of 300 ms each way: the first token is there after some 0.46 s, and patience ends at 0.12 s.
     help_ = "policies.assist={name: optimised, tokens: 5, ratio: 0.25, patience: 100 ms}"
     run = ran(help_, link={"rtt": "300 ms"})
     got = only(run)
