@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from assisted import BY_HAND, CLOUD, columns, only, ran
+from assisted import APART, BY_HAND, CLOUD, columns, only, ran
 from by_hand import by_hand
 from tiny import changed, tiny
 
