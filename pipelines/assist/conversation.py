@@ -115,18 +115,20 @@ class Conversation:
         return said.value
 
     def _next(self, checked: Callable[[Any], Message | None]) -> Steps:
-        while True:
+        said: Message | None = None
+        # What is left of an earlier request is passed over.
+        while said is None:
             try:
                 message = yield self._channel.receive()
-                if (failed := failed_of(message, self._story.request)) is not None:
-                    return self._happened(failed)
-                if message is None:
-                    return self._happened("the cloud has ended the conversation")
-                # What is left of an earlier request is passed over.
-                if (said := checked(message)) is not None:
-                    return said
+                failed = "the cloud has ended the conversation" if message is None else None
+                failed = failed or failed_of(message, self._story.request)
+                said = None if failed else checked(message)
             except (ChannelBroken, BadMessage) as error:
-                return self._happened(str(error))
+                failed = str(error)
+            if failed is not None:
+                self._happened(failed)
+                break
+        return said
 
     def _over(self, received: simpy.Event, answer: Answer) -> None:
         """The stream of tokens has ended, or broken off."""

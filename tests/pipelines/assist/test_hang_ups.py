@@ -182,17 +182,19 @@ def test_at_whatever_moment_a_device_leaves_all_is_given_back(apart: bool) -> No
 
 
 def test_a_modelled_device_that_gives_up_is_served_no_more() -> None:
-    # The third and fourth prompt would be prefilled by 339 and 439 ms; their devices give up 250 ms after they asked,
-    # at 274, and the cloud knows at 284: the third is dropped at 290.2, and the fourth is not begun.
+    # The n-th prompt is prefilled by 39 + 100 n ms, and its device has the answer 31 ms later. From 320 ms on devices
+    # without one prefill by themselves, and have a token of their own at 1,320: the thirteenth then leaves, whose prompt
+    # the cloud has nearly prefilled, and so do those behind it, whose prompts are not begun.
     run = ran(
-        "policies.assist={name: optimised, tokens: 5, ratio: 0.25, patience: 250 ms}",
+        "policies.assist={name: optimised, tokens: 5, ratio: 0.25, patience: 300 ms}",
         "policies.serving={name: slots, chunk_tokens: 512}",
-        workload={"devices": 4},
+        workload={"devices": 16},
         machines=APART,
     )
-    assert sorted(columns(run)["lost"]) == [0, 0, 1, 1]
+    assert sorted(columns(run)["lost"]) == 2 * [0] + 14 * [1]
+    assert sum(came > 0 for came in columns(run)["came"]) == 12
     assert run.assisted is not None
-    assert run.tally.busy_s["prefill/gpu", "Prefill"] == pytest.approx(0.2 + 0.0512)
+    assert run.tally.busy_s["prefill/gpu", "Prefill"] == pytest.approx(13 * 0.1)
     assert {len(one.token_times_s) for one in run.requests} == {10}
 
 
