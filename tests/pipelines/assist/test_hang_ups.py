@@ -182,8 +182,8 @@ def test_at_whatever_moment_a_device_leaves_all_is_given_back(apart: bool) -> No
 
 
 def test_a_modelled_device_that_gives_up_is_served_no_more() -> None:
-    # The n-th prompt is prefilled by 39 + 100 n ms, and its device has the answer 31 ms later. From 320 ms on devices
-    # without one prefill by themselves, and have a token of their own at 1,320: the thirteenth then leaves, whose prompt
+    # The n-th prompt is prefilled by 39 + 100 n ms, and its device has the answer 31 ms later. From 320 ms on, devices
+    # without one prefill by themselves and have a token of their own at 1,320: the thirteenth leaves then, whose prompt
     # the cloud has nearly prefilled, and so do those behind it, whose prompts are not begun.
     run = ran(
         "policies.assist={name: optimised, tokens: 5, ratio: 0.25, patience: 300 ms}",
