@@ -14,9 +14,9 @@ from kvferry.pipelines.checks import check_names
 from kvferry.pipelines.plugins import naming_plugins
 from kvferry.pipelines.record import MachineRecord, Outcome, Run
 from kvferry.pipelines.tally import Tally, Totals
-from kvferry.pipelines.workload import Flow, Infeasible, OutOfMemory, Progress, System
+from kvferry.pipelines.workload import Flow, Infeasible, Progress, System
 from kvferry.pipelines.workloads import WORKLOADS
-from kvferry.specs.errors import LinkDown, MissingExtra, pick
+from kvferry.specs.errors import LinkDown, MissingExtra, OutOfMemory, pick
 from kvferry.specs.scenario import Scenario
 
 # Of the link's course that a run keeps for pictures; a longer run keeps means over time.

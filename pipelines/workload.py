@@ -19,10 +19,6 @@ Process = Generator[simpy.Event, Any, None]
 Progress = Callable[[int, int], None]
 
 
-class OutOfMemory(KvferryError):
-    """Something needs more memory than is left when nothing else holds any."""
-
-
 class Infeasible(KvferryError):
     """The scenario cannot be carried out on this device at all."""
 

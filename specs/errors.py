@@ -43,6 +43,10 @@ class LinkDown(KvferryError):
     bytes_done: float = 0.0
 
 
+class OutOfMemory(KvferryError):
+    """Something needs more memory than is left when nothing else holds any."""
+
+
 class Terminated(SystemExit):
     """The process was asked to end, by a signal, with this exit code. It is no fault of a policy that runs then."""
 

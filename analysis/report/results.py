@@ -158,7 +158,7 @@ def _table(path: Path, columns: Sequence[str] = ()) -> pd.DataFrame:
     lacking = [column for column in columns if column not in table]
     if lacking:
         raise InputError(f"{path}: is damaged: it has no column {', '.join(lacking)}")
-    for column in table.select_dtypes("object").columns:
+    for column in [name for name, kind in table.dtypes.items() if kind.kind == "O"]:
         # Lists and mappings cannot be counted.
         table[column] = table[column].map(lambda cell: cell if pd.api.types.is_hashable(cell) else str(cell))
     return table

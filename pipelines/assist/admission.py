@@ -8,8 +8,8 @@ import simpy
 
 from kvferry.machine.machine import Lease, Refused
 from kvferry.pipelines.assist.instance import Instance
-from kvferry.pipelines.workload import OutOfMemory
 from kvferry.policies.assist.serving import Serving, Slots
+from kvferry.specs.errors import OutOfMemory
 
 
 @dataclass(frozen=True, slots=True)

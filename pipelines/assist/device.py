@@ -19,9 +19,10 @@ from kvferry.pipelines.assist.estimates import Estimates, pieces, start_bytes, w
 from kvferry.pipelines.assist.messages import Message, ask, one_line, refined_tokens, response_bytes
 from kvferry.pipelines.assist.story import Story
 from kvferry.pipelines.assist.systems import Help
-from kvferry.pipelines.workload import OutOfMemory, Process
+from kvferry.pipelines.workload import Process
 from kvferry.policies.assist.patience import Patience
 from kvferry.policies.assist.prompt_mask import BadMask, text_of_mask
+from kvferry.specs.errors import OutOfMemory
 from kvferry.specs.scenario import Scenario
 
 Returned = TypeVar("Returned")

@@ -15,8 +15,9 @@ from kvferry.machine.machine import Lease, Machine, Refused
 from kvferry.machine.ops import DecodeStep, Prefill
 from kvferry.machine.ticket import Ticket
 from kvferry.pipelines.assist.estimates import CONTEXT_STEP, Prices
-from kvferry.pipelines.workload import OutOfMemory, Process
+from kvferry.pipelines.workload import Process
 from kvferry.policies.assist.serving import Serving
+from kvferry.specs.errors import OutOfMemory
 
 
 class Turn:

@@ -5,9 +5,8 @@ import math
 from kvferry.machine.machine import Machine, Refused
 from kvferry.pipelines.decoding.plan import DecodePlan
 from kvferry.pipelines.decoding.sizing import NoRoom
-from kvferry.pipelines.workload import OutOfMemory
 from kvferry.policies.decode.placement import KvSize
-from kvferry.specs.errors import InputError
+from kvferry.specs.errors import InputError, OutOfMemory
 from kvferry.specs.scenario import Scenario
 from kvferry.specs.units import shown_size
 from kvferry.specs.workload import MOST_BATCH

@@ -13,9 +13,9 @@ from kvferry.machine.instant import at
 from kvferry.machine.machine import Lease, Machine, Refused
 from kvferry.machine.ops import DecodeStep, OutputHead, PrefillLayer
 from kvferry.machine.ticket import Ticket
-from kvferry.pipelines.workload import OutOfMemory
 from kvferry.policies.decode.attention_kernel import AttentionKernel
 from kvferry.policies.decode.batcher import Batcher, Turn
+from kvferry.specs.errors import OutOfMemory
 from kvferry.traces.request import Request
 
 Process = Generator[simpy.Event, Any, None]

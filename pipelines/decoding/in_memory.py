@@ -11,11 +11,11 @@ from kvferry.pipelines.decoding.peak import Peak
 from kvferry.pipelines.decoding.renamed_roles import lost_parameters
 from kvferry.pipelines.record import Decoded, RequestRecord
 from kvferry.pipelines.tally import Totals
-from kvferry.pipelines.workload import Left, OutOfMemory, Process, Progress
+from kvferry.pipelines.workload import Left, Process, Progress
 from kvferry.policies.decode.batcher import Batcher
 from kvferry.policies.decode.pages import PAGE_TOKENS, pages_of
 from kvferry.policies.decode.roles import Roles
-from kvferry.specs.errors import InputError
+from kvferry.specs.errors import InputError, OutOfMemory
 from kvferry.specs.scenario import Scenario
 from kvferry.specs.units import shown_size
 from kvferry.specs.workload import MOST_TOKENS_PER_RUN

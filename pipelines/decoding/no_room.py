@@ -6,7 +6,8 @@ from kvferry.backends.needs import Needs, NoKv
 from kvferry.backends.world import DEVICE, World
 from kvferry.pipelines.decoding.budget import hold_runtime
 from kvferry.pipelines.tally import Totals
-from kvferry.pipelines.workload import Left, OutOfMemory, Process
+from kvferry.pipelines.workload import Left, Process
+from kvferry.specs.errors import OutOfMemory
 from kvferry.specs.scenario import Scenario
 
 

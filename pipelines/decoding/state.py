@@ -15,11 +15,11 @@ from kvferry.machine.machine import Lease, MemoryPool, Refused
 from kvferry.machine.ops import Extents, KvRef, Op
 from kvferry.machine.ticket import Ticket
 from kvferry.pipelines.decoding.plan import DecodePlan
-from kvferry.pipelines.workload import OutOfMemory
 from kvferry.policies.decode.residency import AllThere, Resident
 from kvferry.policies.decode.rows import BlockRows, Cut, Lookup
 from kvferry.policies.decode.tending import Ahead, Tending
 from kvferry.policies.decode.upkeep import Kept, Update
+from kvferry.specs.errors import OutOfMemory
 from kvferry.specs.tier import Tier
 
 

@@ -30,10 +30,10 @@ from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS, DecodeSystem
 from kvferry.pipelines.decoding.tuned import tuned
 from kvferry.pipelines.record import Decoded, RequestRecord
 from kvferry.pipelines.tally import Totals
-from kvferry.pipelines.workload import Flow, Infeasible, Left, OutOfMemory, Process, Progress, System
+from kvferry.pipelines.workload import Flow, Infeasible, Left, Process, Progress, System
 from kvferry.policies.decode.roles import Roles
 from kvferry.scenarios.resolve import Complaint
-from kvferry.specs.errors import InputError
+from kvferry.specs.errors import InputError, OutOfMemory
 from kvferry.specs.scenario import Scenario
 from kvferry.specs.tier import Tier
 from kvferry.specs.units import shown_size

@@ -12,10 +12,10 @@ from kvferry.pipelines.loading.context import Context
 from kvferry.pipelines.loading.load import ContextLoad, Pace
 from kvferry.pipelines.loading.outlook import Outlook
 from kvferry.pipelines.record import MOST_UNIT_PATHS, RequestRecord
-from kvferry.pipelines.workload import OutOfMemory
 from kvferry.policies.loading.discipline import Discipline, fair
 from kvferry.policies.loading.loader import Loader
 from kvferry.policies.loading.problem import LoadProblem
+from kvferry.specs.errors import OutOfMemory
 
 
 class Admission:

@@ -54,6 +54,7 @@ class SmallDecoding:
         from kvferry.backends.live.engine.machine import LiveMachine
         from kvferry.backends.live.engine.stream import streams_of
         from kvferry.disk.direct_storage import Storage
+        from kvferry.layouts.cluster_layout import ClusterLayout
         from kvferry.model.latent_decoder import decoder_of
         from kvferry.model.models import spec_of
 
@@ -72,7 +73,7 @@ class SmallDecoding:
                 room_tokens=layout.blocks * self.plan.group_tokens,
             )
         self.logits: list[Any] = []
-        self.tiers = KvTiers(layout.file_bytes, copies, spec.layers)
+        self.tiers = KvTiers(layout.file_bytes, copies, spec.layers, layers=not isinstance(layout, ClusterLayout))
         self.runner: Any = Layers(
             model,
             self.ids,

@@ -75,6 +75,14 @@ class BlockFormat:
             into[..., : self.layout.block_bytes] = raw_bytes(of_layer)
         return whole
 
+    def packed_there(self, layers: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The same as uint8[n] in the memory that the KV blocks are in."""
+        shape = (len(layers), *layers[0].shape[:2], self.layout.stride_bytes)
+        whole = torch.zeros(shape, dtype=torch.uint8, device=layers[0].device)
+        for into, of_layer in zip(whole, layers, strict=True):
+            into[..., : self.layout.block_bytes] = of_layer.contiguous().flatten(2).view(torch.uint8)
+        return whole.flatten()
+
     def unpacked(self, read: np.ndarray | torch.Tensor) -> torch.Tensor:
         """Bytes uint8[n, m x stride] as they were read, as KV blocks [n x m, *shape]: a view where they lie well."""
         by_block = read.reshape(-1, self.layout.stride_bytes)[:, : self.layout.block_bytes]

@@ -1,5 +1,7 @@
 """KV blocks of a lock-step batch: those in the file, those in slots of the reuse buffers, and the one that grows."""
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 
@@ -31,10 +33,11 @@ class StoredBlocks:
         slots: int = 0,
         rebuilt: RebuiltKeys | None = None,
         log: EntryLog | None = None,
+        upload: Callable[[np.ndarray, torch.device], torch.Tensor] | None = None,
     ) -> None:
         assert format.values_only == (rebuilt is not None)
         assert log is None or format.group_tokens == 1
-        self._log = log
+        self._log, self._upload = log, upload or (lambda numbers, device: torch.from_numpy(numbers).to(device))
         layout = format.layout
         self.format, self.layers, self.sequences = format, layout.layers, layout.sequences
         self.recent = context % format.group_tokens
@@ -42,7 +45,7 @@ class StoredBlocks:
         self._rebuilt = rebuilt
         like = {"dtype": format.dtype, "device": device}
         self._slots = torch.zeros((layout.layers, format.rows * slots, *format.shape), **like) if slots else None
-        self._first_slot = torch.arange(format.rows, device=device)[:, None] * slots
+        self._first_slot = np.arange(format.rows)[:, None] * slots
         rolling = (layout.layers, format.sides, layout.sequences, format.kv_heads, format.group_tokens, format.head_dim)
         self._rolling = torch.zeros(rolling, **like)
         # By layer, keys that wait to be decomposed, and keys that were rebuilt for its next attention.
@@ -74,7 +77,7 @@ class StoredBlocks:
         if self._log is not None:
             rows, tokens = np.indices(blocks.shape[:2])
             self._log.prompts(layer, raw_bytes(blocks), self.format.layout.ranges(layer, rows, tokens)[0])
-        return WrittenLayers(self.format.packed([blocks]), [layer])
+        return WrittenLayers(self.format, [blocks], [layer])
 
     def decompose(self, layer: int | None) -> None:
         """Keep a prefilled layer's keys at a low rank."""
@@ -130,7 +133,7 @@ class StoredBlocks:
         if self._log is not None:
             offsets, _ = self.format.layout.column(op.complete, np.arange(self.layers))
             self._log.step(raw_bytes(torch.stack(blocks)[:, :, 0]), offsets)
-        return WrittenLayers(self.format.packed(blocks), range(self.layers))
+        return WrittenLayers(self.format, blocks, range(self.layers))
 
     def _brought(self, kv: Attended, read: Data) -> torch.Tensor:
         """KV blocks [rows, k, *shape]: those that were read, put into their slots where there are any, and those that
@@ -139,10 +142,12 @@ class StoredBlocks:
         if kv.slots is None or kv.missing is None:
             return came.unflatten(0, (self.format.rows, -1))
         assert self._slots is not None
-        slots = torch.from_numpy(kv.slots).to(self._first_slot.device) + self._first_slot
-        missing = torch.from_numpy(kv.missing)
-        if len(came) != int(missing.sum()):
-            raise KvferryError(f"{len(came)} KV blocks were read, {int(missing.sum())} are missing")
+        slots = kv.slots + self._first_slot
+        taken = slots[kv.missing]
+        if len(came) != len(taken):
+            raise KvferryError(f"{len(came)} KV blocks were read, {len(taken)} are missing")
+        # Together: one upload.
+        there = self._upload(np.concatenate([taken, slots.ravel()]), came.device)
         if len(came):
-            self._slots[kv.layer].index_copy_(0, slots[missing], came)
-        return self._slots[kv.layer].index_select(0, slots.flatten()).unflatten(0, slots.shape)
+            self._slots[kv.layer].index_copy_(0, there[: len(taken)], came)
+        return self._slots[kv.layer].index_select(0, there[len(taken) :]).unflatten(0, slots.shape)

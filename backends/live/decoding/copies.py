@@ -1,26 +1,33 @@
-"""Where KV tiers of a torch device have their memory, and what keeps copies and attention in order there."""
+"""What copies between a torch device and its host, and keeps its streams in order."""
 
+import mmap
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from queue import SimpleQueue
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
-from kvferry.backends.live.decoding.written import Bytes
 from kvferry.disk.direct_storage import Data
-from kvferry.machine.ops import Extents
-from kvferry.specs.errors import InputError
+from kvferry.specs.errors import InputError, OutOfMemory
+
+# Pinned memory through which copies go: stages, and the most bytes of each.
+_STAGES = 4
+_STAGE_BYTES = 2**26
 
 
 class Copies(Protocol):
     """Memory on both sides, and order between the streams that use it. What is launched goes to the stream that the
-    calling thread has at present, which is that of its queue (StreamWorker)."""
+    calling thread has at present, which is that of its queue (StreamWorker). Tensors are uint8[n]."""
 
     def device_memory(self, n_bytes: int) -> torch.Tensor:
-        """uint8[n_bytes] of the device."""
+        """Zeros in the device's memory. Raises OutOfMemory."""
         ...
 
     def host_memory(self, n_bytes: int) -> torch.Tensor:
-        """uint8[n_bytes] of the host, from and to which the device copies by itself."""
+        """Zeros in the host's memory, from and to which the device copies by itself. Raises OutOfMemory."""
         ...
 
     def mark(self) -> Any:
@@ -35,6 +42,11 @@ class Copies(Protocol):
         """The present stream uses a tensor that another one may have made: its memory serves nothing else before."""
         ...
 
+    def staged(self, n_bytes: int, fill: Callable[[torch.Tensor], None]) -> torch.Tensor:
+        """What `fill` writes into memory of the host, in the device's memory once the present stream has come so far.
+        Does not wait for it."""
+        ...
+
     def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
         """The same in the device's memory, once the present stream has come so far."""
         ...
@@ -43,30 +55,9 @@ class Copies(Protocol):
         """The same in the host's memory; waits until it is there."""
         ...
 
-
-class PlainCopies:
-    """Of a processor that does one thing after the other (a CPU): what is launched is done."""
-
-    def device_memory(self, n_bytes: int) -> torch.Tensor:
-        return torch.zeros(n_bytes, dtype=torch.uint8)
-
-    def host_memory(self, n_bytes: int) -> torch.Tensor:
-        return torch.zeros(n_bytes, dtype=torch.uint8)
-
-    def mark(self) -> Any:
-        return None
-
-    def behind(self, mark: Any) -> None:
-        """It is passed."""
-
-    def used_here(self, tensor: torch.Tensor) -> None:
-        """There is one stream."""
-
-    def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor
-
-    def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor
+    def settle(self) -> None:
+        """Wait until the device has done all that was launched so far, on any stream."""
+        ...
 
 
 class CudaCopies:
@@ -76,15 +67,31 @@ class CudaCopies:
         if not torch.cuda.is_available():
             raise InputError(f"live.processor: {processor}: torch sees no CUDA device; cpu would do")
         self._device = torch.device(processor)
+        # The one that was used first comes first: its last copy has most likely passed.
+        self._stages: SimpleQueue[_Stage] = SimpleQueue()
+        for _ in range(_STAGES):
+            self._stages.put(_Stage())
 
     def device_memory(self, n_bytes: int) -> torch.Tensor:
-        return torch.zeros(n_bytes, dtype=torch.uint8, device=self._device)
+        with told_as_out_of_memory(f"{self._device} has no {n_bytes / 2**20:,.0f} MiB for KV"):
+            return torch.zeros(n_bytes, dtype=torch.uint8, device=self._device)
 
     def host_memory(self, n_bytes: int) -> torch.Tensor:
-        return torch.zeros(n_bytes, dtype=torch.uint8, pin_memory=True)
+        """Pinned by its exact size: torch's own allocator rounds up to a power of two, and gives nothing back."""
+        refused = f"the host has no {n_bytes / 2**20:,.0f} MiB of memory to pin for KV"
+        try:
+            memory = torch.frombuffer(mmap.mmap(-1, n_bytes), dtype=torch.uint8)
+        except (OSError, OverflowError) as error:
+            raise OutOfMemory(f"{refused}: {error}") from None
+        runtime, address = torch.cuda.cudart(), memory.data_ptr()
+        if code := int(runtime.cudaHostRegister(address, n_bytes, 0)):
+            raise OutOfMemory(f"{refused} (CUDA error {code})")
+        weakref.finalize(memory, runtime.cudaHostUnregister, address)
+        return memory
 
     def mark(self) -> Any:
-        event = torch.cuda.Event()
+        # Who waits for it sleeps, and spins no core.
+        event = torch.cuda.Event(blocking=True)
         event.record(torch.cuda.current_stream(self._device))
         return event
 
@@ -95,16 +102,72 @@ class CudaCopies:
         if tensor.is_cuda:
             tensor.record_stream(torch.cuda.current_stream(self._device))
 
+    def staged(self, n_bytes: int, fill: Callable[[torch.Tensor], None]) -> torch.Tensor:
+        if n_bytes > _STAGE_BYTES:
+            fill(into := torch.empty(n_bytes, dtype=torch.uint8))
+            return self.to_device(into)
+        with self._stage(n_bytes) as stage:
+            fill(stage)
+            return stage.to(self._device, non_blocking=True)
+
     def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
-        # The allocator keeps pinned memory until the copy has passed.
-        return tensor.to(self._device, non_blocking=True)
+        if tensor.is_cuda:
+            return tensor
+        with told_as_out_of_memory(f"{self._device} has no {len(tensor) / 2**20:,.0f} MiB for a copy of KV"):
+            there = torch.empty(len(tensor), dtype=torch.uint8, device=self._device)
+        for here, part in zip(there.split(_STAGE_BYTES), tensor.split(_STAGE_BYTES), strict=True):
+            with self._stage(len(part)) as stage:
+                here.copy_(stage.copy_(part), non_blocking=True)
+        return there
 
     def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
         if not tensor.is_cuda:
             return tensor
-        there = self.host_memory(len(tensor)).copy_(tensor, non_blocking=True)
-        torch.cuda.current_stream(self._device).synchronize()
+        there = torch.empty(len(tensor), dtype=torch.uint8)
+        for here, part in zip(there.split(_STAGE_BYTES), tensor.split(_STAGE_BYTES), strict=True):
+            with self._stage(len(part)) as stage:
+                stage.copy_(part, non_blocking=True)
+                self.mark().synchronize()
+                here.copy_(stage)
         return there
+
+    def settle(self) -> None:
+        torch.cuda.synchronize(self._device)
+
+    @contextmanager
+    def _stage(self, n_bytes: int) -> Iterator[torch.Tensor]:
+        """Pinned memory that nobody else uses until the present stream has passed what the block launches."""
+        stage = self._stages.get()
+        try:
+            yield stage.of(n_bytes)
+        finally:
+            stage.passed = self.mark()
+            self._stages.put(stage)
+
+
+class _Stage:
+    """Pinned memory that is used again once the device has passed its last use. Grows to what is wanted of it."""
+
+    def __init__(self) -> None:
+        self.passed: Any = None
+        self._memory = torch.empty(0, dtype=torch.uint8)
+
+    def of(self, n_bytes: int) -> torch.Tensor:
+        if self.passed is not None:
+            self.passed.synchronize()
+        if len(self._memory) < n_bytes:
+            # What the allocator takes, whatever less is asked for.
+            self._memory = torch.empty(1 << (n_bytes - 1).bit_length(), dtype=torch.uint8, pin_memory=True)
+        return self._memory[:n_bytes]
+
+
+@contextmanager
+def told_as_out_of_memory(what: str) -> Iterator[None]:
+    """A device that has no memory left is an outcome of the run."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise OutOfMemory(f"{what}: {str(error).split('. ')[0]}") from None
 
 
 class TensorData(Data):
@@ -130,110 +193,3 @@ class TensorData(Data):
 
     def release(self) -> None:
         """Its memory is freed with the last reference."""
-
-
-class HostMemory:
-    """The host's memory as one tensor. What is written is there when ``write`` is back, so that reads wait for nothing;
-    they are copies in memory from which the device copies by itself."""
-
-    def __init__(self, memory: torch.Tensor, copies: Copies) -> None:
-        self._memory, self._copies = memory, copies
-
-    def write(self, extents: Extents, data: Bytes | torch.Tensor) -> None:
-        _scatter(self._memory, extents, self._copies.to_host(_tensor(data)))
-
-    def read(self, extents: Extents) -> TensorData:
-        read = self._copies.host_memory(extents.n_bytes)
-        _gather(self._memory, extents, read)
-        return TensorData(read, extents.arrays[1], self._copies)
-
-    def brought(self, extents: Extents) -> TensorData:
-        """What is read, in the device's memory once the present stream has come so far."""
-        read = self.read(extents)
-        return TensorData(self._copies.to_device(read.tensor), extents.arrays[1], self._copies)
-
-    def give_up(self, extents: Extents) -> None:
-        """Keeps the memory: what is pinned stays."""
-
-
-class DeviceMemory:
-    """The device's memory as one tensor, in `regions` of equal length. A read comes behind the last write of the
-    regions that it touches, a write behind that and all reads since: nothing is read before it is there, or overwritten
-    before what reads it has ended. Reads are copies, made by the stream that asks for them."""
-
-    def __init__(self, memory: torch.Tensor, copies: Copies, regions: int) -> None:
-        self._memory, self._copies = memory, copies
-        self._region_bytes = max(1, -(-len(memory) // regions))
-        # By region: what is passed when its last write has ended, and the reads since.
-        self._written: dict[int, Any] = {}
-        self._reads: dict[int, list[Any]] = {}
-
-    def write(self, extents: Extents, data: Bytes | torch.Tensor) -> None:
-        regions = self._regions(extents)
-        for region in regions:
-            self._behind_write(region)
-            for mark in self._reads.pop(region, ()):
-                self._copies.behind(mark)
-        _scatter(self._memory, extents, self._copies.to_device(_tensor(data)))
-        self._written |= dict.fromkeys(regions, self._copies.mark())
-
-    def read(self, extents: Extents) -> TensorData:
-        regions = self._regions(extents)
-        for region in regions:
-            self._behind_write(region)
-        read = torch.empty(extents.n_bytes, dtype=torch.uint8, device=self._memory.device)
-        _gather(self._memory, extents, read)
-        mark = self._copies.mark()
-        for region in regions:
-            self._reads.setdefault(region, []).append(mark)
-        return TensorData(read, extents.arrays[1], self._copies)
-
-    def give_up(self, extents: Extents) -> None:
-        """Keeps the memory: a tensor has no pages that could be returned."""
-
-    def _behind_write(self, region: int) -> None:
-        if region in self._written:
-            self._copies.behind(self._written[region])
-
-    def _regions(self, extents: Extents) -> list[int]:
-        offsets, lengths = (column[extents.arrays[1] > 0] for column in extents.arrays)
-        firsts, lasts = offsets // self._region_bytes, (offsets + lengths - 1) // self._region_bytes
-        pairs = set(zip(firsts.tolist(), lasts.tolist(), strict=True))
-        return sorted({region for first, last in pairs for region in range(first, last + 1)})
-
-
-def _tensor(data: Bytes | torch.Tensor) -> torch.Tensor:
-    if isinstance(data, torch.Tensor):
-        return data
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if len(data) else torch.empty(0, dtype=torch.uint8)
-
-
-def _scatter(memory: torch.Tensor, extents: Extents, data: torch.Tensor) -> None:
-    if (found := _rows(memory, extents)) is not None:
-        rows, numbers = found
-        rows.index_copy_(0, numbers, data.view(len(numbers), -1))
-        return
-    at = 0
-    for offset, length in extents:
-        memory[offset : offset + length] = data[at : at + length]
-        at += length
-
-
-def _gather(memory: torch.Tensor, extents: Extents, into: torch.Tensor) -> None:
-    if (found := _rows(memory, extents)) is not None:
-        rows, numbers = found
-        torch.index_select(rows, 0, numbers, out=into.view(len(numbers), -1))
-        return
-    at = 0
-    for offset, length in extents:
-        into[at : at + length] = memory[offset : offset + length]
-        at += length
-
-
-def _rows(memory: torch.Tensor, extents: Extents) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """The memory as rows uint8[n, length], and which of them the extents are; None where they are not alike."""
-    offsets, lengths = extents.arrays
-    if not len(lengths) or not (length := int(lengths[0])) or (lengths != length).any() or (offsets % length).any():
-        return None
-    whole = memory[: len(memory) // length * length].view(-1, length)
-    return whole, torch.from_numpy(offsets // length).to(memory.device)

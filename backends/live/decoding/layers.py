@@ -14,13 +14,14 @@ from kvferry.backends.live.decoding.answers import Answers, Listener
 from kvferry.backends.live.decoding.block_format import BlockFormat
 from kvferry.backends.live.decoding.blocks import StoredBlocks
 from kvferry.backends.live.decoding.cluster_blocks import ClusterBlocks, ClusterFormat
+from kvferry.backends.live.decoding.copies import told_as_out_of_memory
 from kvferry.backends.live.decoding.entry_log import ClusterLog, EntryLog
 from kvferry.backends.live.decoding.indexes.centroids import Centroids
 from kvferry.backends.live.decoding.indexes.index import Index
 from kvferry.backends.live.decoding.indexes.retrieval_head import RetrievalHeadKeys
 from kvferry.backends.live.decoding.noted_keys import NotedKeys
 from kvferry.backends.live.decoding.rebuilt_keys import RebuiltKeys
-from kvferry.backends.live.decoding.tiers import KvTiers
+from kvferry.backends.live.decoding.tiers import KvTiers, left, memory_of
 from kvferry.backends.live.decoding.written import Written
 from kvferry.backends.live.engine.op_runner import RegisteredOps, runs
 from kvferry.disk.direct_storage import Data
@@ -130,6 +131,7 @@ class Layers(RegisteredOps):
                 slots=slots,
                 rebuilt=rebuilt,
                 log=None if log is None else EntryLog(log, **told),
+                upload=None if tiers is None else tiers.upload,
             )
         self._tiers = tiers
         self._answers = Answers(len(prompts), follow, listen)
@@ -146,6 +148,8 @@ class Layers(RegisteredOps):
         self._choosing: set[int] = set()
         # What was said of clusters.
         self.said: dict[Place, Answer] = {}
+        if tiers is not None:
+            tiers.settle()  # all of this was made on another stream than those that use it
 
     @property
     def answers(self) -> list[list[int]]:
@@ -167,6 +171,7 @@ class Layers(RegisteredOps):
         """What reuse buffers and rolling buffers take."""
         return self.blocks.n_bytes
 
+    @told_as_out_of_memory("no memory is left for the model's layers")
     @torch.no_grad()
     def run(self, op: Op, request: int | None, inputs: Sequence[Any] = ()) -> Any:
         """Carry out one op. Raises InputError for ops that it does not have, KvferryError for one out of turn."""
@@ -189,7 +194,7 @@ class Layers(RegisteredOps):
         if self._index is not None:
             whole = self._context - self.blocks.recent
             order = self._index.prefill(layer, prefilled.queries, prefilled.keys[:, :, :whole])
-        return self._left(self.blocks.prefilled(layer, prefilled.keys, prefilled.values, order), op.stays)
+        return left(self.blocks.prefilled(layer, prefilled.keys, prefilled.values, order), op.stays, self._tiers)
 
     def _prefilled(self, layer: int) -> PrefilledLayer:
         if self._known is not None:
@@ -331,7 +336,7 @@ class Layers(RegisteredOps):
         written = None
         # The first token comes from the prompts, whose KV is there.
         if self.answers[0]:
-            written = self._left(self.blocks.grown(op, self._index), op.stays)  # type: ignore[arg-type]
+            written = left(self.blocks.grown(op, self._index), op.stays, self._tiers)  # type: ignore[arg-type]
         said = self._answers.say(self.decoder.logits(self._hidden[:, -1]), range(len(self.answers)))
         if self._index is not None:
             self._index.read(said[:, None])
@@ -354,9 +359,7 @@ class Layers(RegisteredOps):
 
     def _own(self, at: Extents) -> Data:
         """What lies in the processor's own memory."""
-        if self._tiers is None:
-            raise KvferryError("no KV lies in the processor's own memory: this machine was made without it")
-        return self._tiers.device.read(at)
+        return memory_of(self._tiers).device.read(at)
 
     @property
     def _centroids(self) -> Centroids:
@@ -369,14 +372,6 @@ class Layers(RegisteredOps):
         if not isinstance(self.blocks, ClusterBlocks):
             raise KvferryError("KV blocks are no clusters")
         return self.blocks
-
-    def _left(self, written: Written | None, stays: Extents | None) -> Written | None:
-        """Put what stays in the processor's own memory there; the rest is to be written elsewhere."""
-        if written is not None and stays is not None:
-            if self._tiers is None:
-                raise KvferryError("no KV can stay in the processor's own memory: this machine was made without it")
-            self._tiers.device.write(stays, written.bytes_of(stays))
-        return written
 
     def _rebuildable(self, op: Op) -> StoredBlocks:
         if isinstance(self.blocks, ClusterBlocks):

@@ -23,6 +23,7 @@ from kvferry.backends.live.decoding.warm_model import warm_model
 from kvferry.backends.live.machine_parts import MachineParts
 from kvferry.backends.needs import KvOnStorage
 from kvferry.backends.world import Inputs, Say
+from kvferry.layouts.cluster_layout import ClusterLayout
 from kvferry.specs.errors import InputError, KvferryError
 from kvferry.specs.scenario import Scenario
 from kvferry.traces.arrays import check_writable
@@ -43,7 +44,8 @@ class StoredKvParts(MachineParts):
         # Even where all KV is on storage: its placement may move some of it later.
         processor = scenario.decode.live.processor
         copies = CudaCopies(processor) if processor.startswith("cuda") else None
-        self._tiers = KvTiers(sizes.file_bytes, copies, sizes.model.layers)
+        by_layer = not isinstance(sizes.layout, ClusterLayout)
+        self._tiers = KvTiers(sizes.file_bytes, copies, sizes.model.layers, layers=by_layer)
         self._tiers.have_ready(sizes.tiers)
         self.model, prompts = warm_model(scenario)
         self._scenario, self._sizes, self._say = scenario, sizes, say

@@ -7,12 +7,14 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import torch
 
-from kvferry.backends.live.decoding.copies import Copies, DeviceMemory, HostMemory, TensorData
-from kvferry.backends.live.decoding.written import Bytes, source
+from kvferry.backends.live.decoding.copies import Copies, TensorData
+from kvferry.backends.live.decoding.tensor_tiers import DeviceMemory, HostMemory
+from kvferry.backends.live.decoding.written import Bytes, Written, WrittenLayers, source
 from kvferry.disk.direct_storage import Data
 from kvferry.machine.ops import Extents, KvRef
-from kvferry.specs.errors import InputError
+from kvferry.specs.errors import InputError, KvferryError
 from kvferry.specs.tier import Tier
 
 
@@ -75,30 +77,46 @@ class KvTiers:
     """The memory of the tiers "device" and "host", for a LiveMachine; both are distinct even where the processor uses
     the host's memory. ``n_bytes``: of the layout's file.
 
-    `copies`: of a device that has memory of its own; None: the processor uses the host's. In `regions`, such as layers,
-    copies and attention of such a device wait for each other.
+    `copies`: of a device that has memory of its own; None: the processor uses the host's. In `regions`, copies and
+    attention of such a device wait for each other. Where these are `layers`, each takes memory from its first write
+    until it leaves.
     """
 
-    def __init__(self, n_bytes: int, copies: Copies | None = None, regions: int = 1) -> None:
-        self._n_bytes, self._copies, self._regions = n_bytes, copies, regions
+    def __init__(self, n_bytes: int, copies: Copies | None = None, regions: int = 1, *, layers: bool = False) -> None:
+        self._n_bytes, self._copies, self._regions, self._layers = n_bytes, copies, regions, layers
 
     @cached_property
     def device(self) -> TierMemory | DeviceMemory:
         if self._copies is None:
             return TierMemory(self._n_bytes)
-        return DeviceMemory(self._copies.device_memory(self._n_bytes), self._copies, self._regions)
+        return DeviceMemory(self._n_bytes, self._copies, self._regions, layers=self._layers)
 
     @cached_property
     def host(self) -> TierMemory | HostMemory:
         if self._copies is None:
             return TierMemory(self._n_bytes)
-        return HostMemory(self._copies.host_memory(self._n_bytes), self._copies)
+        return HostMemory(self._n_bytes, self._copies, self._regions, layers=self._layers)
 
     def have_ready(self, tiers: Iterable[Tier]) -> None:
-        """Raises InputError now where there is no memory for these tiers."""
+        """Raises InputError now where there is no memory for these tiers, of a processor that uses the host's: a
+        device's own is taken layer by layer."""
         for tier in tiers:
             if tier != "storage":
                 getattr(self, tier)
+
+    def settle(self) -> None:
+        """Wait until the device has what was made ready for it."""
+        if self._copies is not None:
+            self._copies.settle()
+
+    def upload(self, numbers: np.ndarray, device: torch.device) -> torch.Tensor:
+        """In the processor's memory, without waiting for it."""
+        here = torch.from_numpy(np.ascontiguousarray(numbers))
+        if self._copies is None:
+            return here.to(device)
+        raw = here.flatten().view(torch.uint8)
+        there = self._copies.staged(len(raw), lambda into: into.copy_(raw))
+        return there.view(here.dtype).view(here.shape)
 
     def source(self, extents: Extents, request: int | None, inputs: Sequence[Any]) -> Bytes:
         """The bytes that a move takes out of the processor's memory: what the op before it made, or what lies there."""
@@ -116,6 +134,13 @@ class KvTiers:
         leaving = self._taken(self.device.read(extents))
         self.device.give_up(extents)
         return leaving
+
+    def keep(self, kv: Extents, written: Written) -> None:
+        """Put what an op made into the processor's own memory: without a way through the host's, where it can be."""
+        if isinstance(self.device, DeviceMemory) and isinstance(written, WrittenLayers):
+            self.device.write(kv, written.tensor_of(kv))
+        else:
+            self.device.write(kv, written.bytes_of(kv))
 
     def _taken(self, read: Data) -> Bytes | TensorData:
         """What was read, whose memory may be used again unless it is a device's."""
@@ -135,7 +160,7 @@ class KvTiers:
             return self.host.brought(kv)
         if inputs and hasattr(inputs[0], "bytes_of"):
             # An op made it.
-            self.device.write(kv, inputs[0].bytes_of(kv))
+            self.keep(kv, inputs[0])
             return None
         if inputs and isinstance(inputs[0], Data):
             arrived: Data = inputs[0]
@@ -144,6 +169,23 @@ class KvTiers:
             self.host.give_up(kv)
         _put(self.device, kv, self._taken(arrived))
         return None
+
+
+def memory_of(tiers: KvTiers | None) -> KvTiers:
+    """Raises KvferryError where there is none."""
+    if tiers is None:
+        raise KvferryError("no KV lies in the processor's own memory: this machine was made without it")
+    return tiers
+
+
+def left(written: Written | None, stays: Extents | None, tiers: KvTiers | None) -> Written | None:
+    """What an op leaves. Puts what stays in the processor's own memory there; the rest is to be written elsewhere."""
+    if written is not None and stays is not None:
+        memory_of(tiers).keep(stays, written)
+    if isinstance(written, WrittenLayers) and (stays is None or stays.n_bytes < written.n_bytes):
+        # Here, where it was made: whoever writes it may be on another stream.
+        written.pack()
+    return written
 
 
 def _put(memory: TierMemory | DeviceMemory | HostMemory, kv: Extents, data: Bytes | TensorData) -> None:

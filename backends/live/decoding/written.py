@@ -3,6 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+import torch
+
+from kvferry.backends.live.decoding.block_format import BlockFormat
 from kvferry.machine.ops import Extents
 from kvferry.system.aligned_memory import aligned_memory
 
@@ -16,18 +19,38 @@ class Written(Protocol):
 
 
 class WrittenLayers:
-    """``whole`` has the bytes of some layers, one after the other, equally many of each."""
+    """KV blocks [rows, blocks, *shape] of some layers, equally many of each. They become bytes when they are first
+    asked for."""
 
-    def __init__(self, whole: memoryview, layers: Sequence[int]) -> None:
-        self._whole = whole
+    def __init__(self, format: BlockFormat, blocks: Sequence[torch.Tensor], layers: Sequence[int]) -> None:
+        self._format, self._blocks = format, blocks
         self._at = {layer: n for n, layer in enumerate(layers)}
+        self._whole: memoryview | None = None
+
+    @property
+    def n_bytes(self) -> int:
+        rows, blocks = self._blocks[0].shape[:2]
+        return len(self._blocks) * rows * blocks * self._format.layout.stride_bytes
+
+    def pack(self) -> memoryview:
+        """The bytes of all layers, one after the other."""
+        if self._whole is None:
+            self._whole = self._format.packed(self._blocks)
+        return self._whole
 
     def bytes_of(self, extents: Extents) -> Bytes:
-        layers = list(self._at) if extents.placed is None else list(extents.placed)
+        layers, whole = self._layers(extents), self.pack()
         if layers == list(self._at):
-            return self._whole
-        each = len(self._whole) // len(self._at)
-        return joined([self._whole[self._at[layer] * each : (self._at[layer] + 1) * each] for layer in layers])
+            return whole
+        each = len(whole) // len(self._at)
+        return joined([whole[self._at[layer] * each : (self._at[layer] + 1) * each] for layer in layers])
+
+    def tensor_of(self, extents: Extents) -> torch.Tensor:
+        """The same, uint8[n], where the blocks are."""
+        return self._format.packed_there([self._blocks[self._at[layer]] for layer in self._layers(extents)])
+
+    def _layers(self, extents: Extents) -> list[int]:
+        return list(self._at) if extents.placed is None else list(extents.placed)
 
 
 class WrittenPieces:

@@ -95,7 +95,8 @@ class CudaStream:
         self._stream = torch.cuda.Stream(device=index, priority=priority)
 
     def launch(self, call: Callable[[], Any], behind: Sequence[_CudaMark]) -> tuple[Any, _CudaMark]:
-        mark = _CudaMark(self._cuda.Event(enable_timing=True), self._cuda.Event(enable_timing=True))
+        start, end = (self._cuda.Event(enable_timing=True, blocking=True) for _ in range(2))
+        mark = _CudaMark(start, end)
         with self._cuda.stream(self._stream):
             for other in behind:
                 self._stream.wait_event(other.end)

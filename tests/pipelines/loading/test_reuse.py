@@ -13,13 +13,13 @@ from kvferry.machine.ticket import Ticket
 from kvferry.pipelines.loading.context import Context
 from kvferry.pipelines.loading.load import LoaderStuck, Pace
 from kvferry.pipelines.loading.outlook import Outlook
-from kvferry.pipelines.loading.reuse import Admission, ContextRequest, OutOfMemory, context_reuse
+from kvferry.pipelines.loading.reuse import Admission, ContextRequest, context_reuse
 from kvferry.pipelines.record import RequestRecord
 from kvferry.policies.loading.loader import Compute, Loader, LoadFacts, Stream
 from kvferry.policies.loading.problem import Coupling, LoadProblem
 from kvferry.policies.loading.progress import LoadProgress
 from kvferry.policies.loading.single_path import LocalPrefill, StreamOnly
-from kvferry.specs.errors import KvferryError
+from kvferry.specs.errors import KvferryError, OutOfMemory
 
 # A token weighs 2 values x 0.5 bytes per layer.
 MODEL = unit_model(kv_value_bytes=0.5)

@@ -9,6 +9,8 @@ from kvferry.model.decoder import Decoder
 from kvferry.model.retrieval_head import RetrievalHead, load_head, random_head
 from kvferry.policies.decode.index import IndexSpec
 
+_PART_TOKENS = 4096
+
 
 class RetrievalHeadKeys(BlockIndex):
     """Keys [sequences, KV heads, tokens, head_dim] that the head itself makes of token ids, for one choice that serves
@@ -68,8 +70,10 @@ class RetrievalHeadKeys(BlockIndex):
     def shares(self, heads: int) -> torch.Tensor:
         """float32[sequences, heads, blocks] of the attention of the token that was read last, by its own query."""
         own = by_kv_head(self._take_in(), self._head.kv_heads)
-        keys = self._keys[:, :, : self.blocks(0) * self.spec.block_tokens].float()
-        return self._best_token(self._agreed((own @ keys.mT).flatten(1, 2), heads))
+        keys = self._keys[:, :, : self.blocks(0) * self.spec.block_tokens]
+        # A part at a time as float32: of all keys, that would be gigabytes.
+        scores = torch.cat([own @ part.float().mT for part in keys.split(_PART_TOKENS, dim=2)], dim=-1)
+        return self._best_token(self._agreed(scores.flatten(1, 2), heads))
 
     def _take_in(self) -> torch.Tensor:
         """Make keys of what was read since, and the query of the last token, [sequences, query heads, 1, head_dim]."""

@@ -1,31 +1,61 @@
 """KV in the memory of a device with streams: what waits for what, by a fake one and on a real one."""
 
+import math
+import weakref
+from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from decoding import roles_of
+from hypothesis import given
+from hypothesis import strategies as st
 from small_decoding import SmallDecoding, exact_logits
 from tiny import LIVE_DECODING, tiny
 
 from kvferry.machine.ops import Extents
 from kvferry.pipelines.run import run_scenario
-from kvferry.specs.errors import InputError
+from kvferry.specs.errors import InputError, OutOfMemory
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
 
 class FakeStreams:
-    """A Copies over the CPU's memory. ``log``: what each stream was given, in order; marks are numbered."""
+    """A Copies over the CPU's memory. ``log``: what each stream was given, in order; marks are numbered. The device has
+    `device_bytes`."""
 
-    def __init__(self) -> None:
+    def __init__(self, device_bytes: float = math.inf) -> None:
         self.present, self.log, self.marks = "compute", list[tuple[str, str, int]](), 0
+        self.free_bytes = device_bytes
 
     def device_memory(self, n_bytes: int) -> Any:
+        if n_bytes > self.free_bytes:
+            raise OutOfMemory(f"the device has no {n_bytes} B")
+        self.free_bytes -= n_bytes
+        memory = torch.zeros(n_bytes, dtype=torch.uint8)
+        weakref.finalize(memory, self._freed, n_bytes)
+        return memory
+
+    def _freed(self, n_bytes: int) -> None:
+        self.free_bytes += n_bytes
+
+    def host_memory(self, n_bytes: int) -> Any:
         return torch.zeros(n_bytes, dtype=torch.uint8)
 
-    host_memory = device_memory
+    def staged(self, n_bytes: int, fill: Callable[[Any], None]) -> Any:
+        self.log.append((self.present, "staged", n_bytes))
+        fill(into := torch.empty(n_bytes, dtype=torch.uint8))
+        return into
+
+    def settle(self) -> None:
+        self.log.append((self.present, "settle", 0))
+
+    def said(self, *what: str) -> list[tuple[str, str, int]]:
+        """The log's entries of these kinds."""
+        return [one for one in self.log if one[1] in what]
 
     def mark(self) -> int:
         self.marks += 1
@@ -48,31 +78,33 @@ class FakeStreams:
 
 
 def test_reads_wait_for_the_copy_and_copies_for_the_reads_by_hand() -> None:
-    from kvferry.backends.live.decoding.copies import DeviceMemory
+    from kvferry.backends.live.decoding.tensor_tiers import DeviceMemory
 
     streams = FakeStreams()
-    memory = DeviceMemory(streams.device_memory(100), streams, regions=2)
-    # The copy stream brings 4 B into the first region; the compute stream reads them, and 2 B of the second.
+    memory = DeviceMemory(100, streams, regions=2)
+    # The copy stream brings 4 B into the first region, with mark 2 behind; mark 1 is that of the place's number, which
+    # goes before. The compute stream reads them, and 2 B of the second region, with mark 4 behind.
     streams.present = "copy"
     memory.write(Extents((10,), (4,)), b"abcd")
     streams.present = "compute"
     read = memory.read(Extents((10, 60), (4, 2)))
-    # Both regions were read before the copy stream writes there again; the second had not been written.
+    # Both regions were read before the copy stream writes there again (5 and 6); the second had not been written.
     streams.present = "copy"
     memory.write(Extents((60,), (2,)), b"xy")
     memory.write(Extents((10,), (4,)), b"ABCD")
-    assert streams.log == [
+    waits = [one for one in streams.said("mark", "behind", "to device") if one not in NUMBERS]
+    assert waits == [
         ("copy", "to device", 4),
-        ("copy", "mark", 1),
-        ("compute", "behind", 1),
-        ("compute", "mark", 2),
-        ("copy", "behind", 2),
+        ("copy", "mark", 2),
+        ("compute", "behind", 2),
+        ("compute", "mark", 4),
         ("copy", "to device", 2),
-        ("copy", "mark", 3),
-        ("copy", "behind", 1),
-        ("copy", "behind", 2),
+        ("copy", "behind", 4),
+        ("copy", "mark", 5),
         ("copy", "to device", 4),
-        ("copy", "mark", 4),
+        ("copy", "behind", 2),
+        ("copy", "behind", 4),
+        ("copy", "mark", 6),
     ]
     # What was read is a copy, and the stream that uses it says so.
     streams.present = "compute"
@@ -81,14 +113,87 @@ def test_reads_wait_for_the_copy_and_copies_for_the_reads_by_hand() -> None:
     # Once is enough: reads that a write has waited for are not waited for again.
     streams.present = "copy"
     memory.write(Extents((10,), (4,)), b"....")
-    assert streams.log[-3:] == [("copy", "behind", 4), ("copy", "to device", 4), ("copy", "mark", 5)]
+    waits = [one for one in streams.said("behind", "mark") if one not in NUMBERS]
+    assert waits[-2:] == [("copy", "behind", 6), ("copy", "mark", 7)]
+
+
+# Marks behind uploads of the places' numbers, in the test above.
+NUMBERS = {(stream, what, mark) for stream in ("copy", "compute") for what in ("mark", "behind") for mark in (1, 3)}
+
+
+def test_numbers_that_are_alike_for_all_layers_are_sent_once() -> None:
+    from kvferry.backends.live.decoding.tensor_tiers import DeviceMemory
+
+    streams = FakeStreams()
+    memory = DeviceMemory(3 * 64, streams, regions=3, layers=True)
+    for layer in range(3):
+        memory.write(Extents((64 * layer,), (64,)), bytes(range(64 * layer, 64 * layer + 64)))
+    assert len(streams.said("staged")) == 1
+    streams.log.clear()
+    for step in ([5, 0, 2], [1, 7, 3]):
+        for layer in range(3):
+            places = np.array(step) * 8 + 64 * layer
+            read = memory.read(Extents(places, np.full(3, 8)))
+            assert bytes(read) == b"".join(bytes(range(at, at + 8)) for at in places.tolist())
+    # Three numbers of 8 B for each step.
+    assert [n_bytes for _, _, n_bytes in streams.said("staged")] == [24, 24]
+
+
+def test_a_layer_takes_memory_from_its_first_write_until_it_leaves() -> None:
+    from kvferry.backends.live.decoding.tiers import KvTiers
+
+    # Four layers of 64 B, and room for two of them.
+    streams = FakeStreams(device_bytes=128)
+    tiers = KvTiers(256, streams, 4, layers=True)
+    tiers.have_ready(("device", "host"))
+    layers = [Extents((64 * n,), (64,), placed=(n,)) for n in range(4)]
+    for n in range(2):
+        tiers.device.write(layers[n], bytes([n]) * 64)
+    with pytest.raises(OutOfMemory, match="no 64 B"):
+        tiers.device.write(layers[2], bytes(64))
+    tiers.place(layers[0], "host", None, ())
+    assert (tiers.device.n_bytes, tiers.host.n_bytes) == (64, 64)  # type: ignore[union-attr]
+    tiers.device.write(layers[2], b"c" * 64)
+    assert bytes(tiers.device.read(layers[1]))[:1] == bytes([1])
+    # And back, behind the one that makes room.
+    assert bytes(tiers.source(layers[1], None, ())) == bytes([1]) * 64
+    tiers.place(layers[0], "device", None, ())
+    assert bytes(tiers.device.read(layers[0])) == bytes(64)
+    assert (tiers.device.n_bytes, tiers.host.n_bytes) == (128, 0)  # type: ignore[union-attr]
+
+
+ranges = st.lists(st.tuples(st.integers(0, 190), st.integers(0, 40)), max_size=6)
+
+
+@given(st.integers(1, 7), st.sampled_from([1, 4, 8, 24]), st.lists(ranges, max_size=4))
+def test_any_ranges_of_any_regions_come_back_as_they_went(regions: int, unit: int, writes: list[Any]) -> None:
+    from kvferry.backends.live.decoding.tensor_tiers import DeviceMemory, HostMemory
+
+    streams, size = FakeStreams(), 230 * unit
+    memories = DeviceMemory(size, streams, regions), HostMemory(size, streams, regions)
+    plain = bytearray(size)
+    for n, places in enumerate([*writes, [(0, 230)]]):
+        extents = Extents([at * unit for at, _ in places], [length * unit for _, length in places])
+        content = (bytes(range(256)) * (1 + extents.n_bytes // 256))[n : n + extents.n_bytes]
+        for memory in memories:
+            assert bytes(memory.read(extents)) == b"".join(plain[at : at + length] for at, length in extents)
+        apart = all(a + b <= c for (a, b), (c, _) in pairwise(sorted(place for place in extents if place[1])))
+        if not apart:
+            # What lies in both of two ranges is whichever came last.
+            continue
+        for memory in memories:
+            memory.write(extents, content)
+        for at, (offset, length) in zip(np.cumsum(extents.arrays[1]) - extents.arrays[1], extents, strict=True):
+            plain[offset : offset + length] = content[at : at + length]
+    whole = Extents((0,), (size,))
+    assert bytes(memories[0].read(whole)) == bytes(memories[1].brought(whole)) == plain
 
 
 def test_the_hosts_memory_has_what_was_written_when_the_write_is_back() -> None:
-    from kvferry.backends.live.decoding.copies import HostMemory
+    from kvferry.backends.live.decoding.tensor_tiers import HostMemory
 
     streams = FakeStreams()
-    memory = HostMemory(streams.host_memory(64), streams)
+    memory = HostMemory(64, streams)
     memory.write(Extents((8, 24), (8, 8)), b"12345678abcdefgh")
     assert streams.log == [("compute", "to host", 16)]
     assert bytes(memory.read(Extents((24, 8), (8, 8)))) == b"abcdefgh12345678"
@@ -99,12 +204,17 @@ def test_the_hosts_memory_has_what_was_written_when_the_write_is_back() -> None:
 def test_kv_comes_to_the_device_in_the_stream_that_copies() -> None:
     from kvferry.backends.live.decoding.tiers import KvTiers
 
-    streams, places = FakeStreams(), Extents((0, 32), (16, 16))
-    tiers = KvTiers(64, streams)
+    streams = FakeStreams()
+    tiers, places = KvTiers(64, streams), Extents((0, 32), (16, 16), placed=(0,))
     streams.present = "copy"
     tiers.host.write(places, bytes(32))
     tiers.place(places, "device", None, ())
-    assert streams.log[-1] == ("copy", "to device", 32)
+    assert streams.said("to device")[-1] == ("copy", "to device", 32)
+    # What is only brought to be attended to waits for nothing on its way.
+    brought = Extents((0, 32), (16, 16))
+    streams.log.clear()
+    assert bytes(tiers.place(brought, "device", None, ())) == bytes(32)  # type: ignore[arg-type]
+    assert streams.said("staged") == [("copy", "staged", 32)]
 
 
 def test_a_device_that_torch_does_not_see_is_refused_before_a_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,12 +248,42 @@ def test_tokens_are_those_of_the_other_tiers(model: Any, tmp_path: Path, system:
         runs.append((found.runner.answers, torch.stack(found.logits)))
     assert runs[0][0] == runs[1][0]
     assert (runs[0][1] - runs[1][1]).abs().max() < 1e-5
-    assert streams.log
+    # What was made ready is there before the first op.
+    assert streams.log[0] == ("compute", "settle", 0)
+    # Layers that have left, or never came, take no memory of the device.
+    layer_bytes = found.plan.layout.file_bytes // 3
+    assert found.tiers.device.n_bytes == found.flow.now.tiers.count("device") * layer_bytes
+    assert found.tiers.host.n_bytes == found.flow.now.tiers.count("host") * layer_bytes
     # No stream waits for a mark that was not made before.
     made = set[int]()
     for _, what, number in streams.log:
         assert what != "behind" or number in made
         made |= {number} if what == "mark" else set()
+
+
+def test_kv_that_stays_on_the_device_does_not_pass_through_the_host(
+    model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kvferry.backends.live.decoding.block_format import BlockFormat
+
+    packed: list[Any] = []
+    monkeypatch.setattr(BlockFormat, "packed", lambda *blocks: packed.append(blocks))
+    decode(model, tmp_path, "specontext", "device", FakeStreams(), selected_tokens=8)
+    assert not packed
+
+
+def test_a_device_without_memory_left_is_an_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
+    from kvferry.backends.live.decoding.tiers import TierMemory
+
+    def write(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has ...")
+
+    monkeypatch.setattr(TierMemory, "write", write)
+    run = run_scenario(tiny(LIVE_DECODING, policies={"placement": "device"}))
+    assert (run.outcome, run.why) == (
+        "out_of_memory",
+        "no memory is left for the model's layers: CUDA out of memory",
+    )
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
