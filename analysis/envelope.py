@@ -63,7 +63,7 @@ def envelope_of(
     return envelope
 
 
-def provenance_of(device: DeviceSpec, model: ModelSpec, **more: str) -> dict[str, Any]:
+def provenance_of(device: DeviceSpec, model: ModelSpec, **more: Any) -> dict[str, Any]:
     """The sources of the numbers behind a run; `more` names the trace, a cost table ... "plugins": of those in use the
     SHA-256 of their files, by name."""
     plugins = {plugin.name: f"sha256:{plugin.sha256}" for plugin in used()}

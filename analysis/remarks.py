@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from kvferry.pipelines.decoding.runtimes import runtime_of
 from kvferry.pipelines.record import Run
 from kvferry.specs.device import CalibrationSpec, DeviceSpec
 from kvferry.specs.scenario import Scenario
@@ -40,6 +41,17 @@ def _measured(how: CalibrationSpec) -> str:
     return f"measured on {how.date}{quickly}{busy}; repetitions spread by {spreads.replace('%', ' %')}"
 
 
+def software(scenario: Scenario) -> str | None:
+    """A line that says which runtime a run assumes; None where it is known, or makes no difference."""
+    runtime = None if scenario.backend != "sim" else runtime_of(scenario)
+    if runtime is None or not runtime.assumed:
+        return None
+    return (
+        f"what software takes to manage KV outside the processor's memory is assumed on {scenario.device.name}:"
+        f" {runtime.about(scenario.device)}; --set runtime=NAME chooses another (kvferry runtimes)"
+    )
+
+
 def has_bounds(scenario: Scenario) -> bool:
     """Whether a bound on the load says something. In a real run it is made from the profile's estimates: where these
     were not measured on the device, a load may take ten times the bound, or less than it."""
@@ -72,6 +84,7 @@ def remarks_on(runs: Mapping[str, tuple[Scenario, Run]]) -> list[str]:
     found: dict[str, None] = {}
     for scenario, run in runs.values():
         lines = [how_known(scenario.device), *(how_known(one.device) for one in scenario.machines.values())]
+        lines.append(software(scenario))
         if not has_bounds(scenario) and any(record.bound_s is not None for record in run.requests):
             lines.append("no bound or regret: they would be made from figures that were not measured here")
         if why := why_no_energy(scenario, run):

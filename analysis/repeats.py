@@ -39,7 +39,14 @@ class Repeats:
         return order[(len(order) - 1) // 2]
 
 
+def ranges_of(own: Metrics, others: Mapping[str, Metrics]) -> dict[str, Range]:
+    """The least and the most of every metric that is not the same in all."""
+    every = [own, *others.values()]
+    ends = {key: [one[key] for one in every] for key in own if all(key in one for one in every)}
+    return {key: (min(values), max(values)) for key, values in ends.items() if min(values) < max(values)}
+
+
 def within_noise(ranges: Mapping[str, Range], best: str) -> set[str]:
-    """The systems other than the `best` whose range meets its own: so many runs do not tell which is better."""
+    """The systems other than the `best` whose range meets its own: it does not tell which is better."""
     low, high = ranges[best]
     return {name for name, (lowest, highest) in ranges.items() if name != best and lowest <= high and highest >= low}

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 Metrics = Mapping[str, float]
-# Of several runs, by metric.
+# The least and the most, by metric.
 Ranges = Mapping[str, Range]
 
 
@@ -31,12 +31,13 @@ NOT_COUNTED = "not counted"
 _PIPE_WIDTH = 240
 
 
-def run_table(metrics: Metrics, *, title: str = "", ranges: Ranges | None = None) -> Table:
+def run_table(metrics: Metrics, *, title: str = "", ranges: Ranges | None = None, median: bool = False) -> Table:
     """One row per metric, in human units. A bound beside what was achieved, an energy above its parts; where a part is
-    not known, there is no sum of them. `ranges`: of several runs, whose medians the metrics are."""
+    not known, there is no sum of them. `ranges`: of several runs, of which the metrics are the `median`, or of what a
+    run might come to."""
     table = _table(title)
     table.add_column("metric")
-    table.add_column("value" if ranges is None else "median", justify="right", style="bold")
+    table.add_column("median" if median else "value", justify="right", style="bold")
     if ranges is not None:
         table.add_column("range", justify="right")
     counted = "energy_j" in metrics or not metrics.get("requests")
@@ -67,8 +68,8 @@ def compare_table(
 
     A system whose run did not end "done" (by `outcomes`) shows its outcome in place of figures it lacks. So that
     `width` characters hold a row, headings are broken, then the last columns are left out: `notes`, which stand
-    below the table, say which. `ranges`, by system: of several runs, whose medians the metrics are; a system whose
-    range of the ranked metric meets that of the best is marked with a tilde.
+    below the table, say which. `ranges`, by system: of several runs, whose medians the metrics are, or of what a run
+    might come to; a system whose range of the ranked metric meets that of the best is marked with a tilde.
     """
     from rich.console import Console
 
@@ -126,7 +127,7 @@ def _comparison(
                 add_column("range")
             add_column("vs best")
     lesser = lower_quality(systems)
-    unclear = _unclear(order, ranges or {}, ranked_by)
+    unclear = set() if ranges is None else _unclear(order, systems, ranges, ranked_by)
     outcome_of = {name: outcomes.get(name, "done") for name in order}
     failed = any(outcome != "done" for outcome in outcome_of.values())
     if failed:
@@ -217,9 +218,10 @@ def _range(key: str, of_runs: Range | None) -> str:
     return "" if of_runs is None or of_runs[0] == of_runs[1] else " to ".join(map(human.of_unit(key), of_runs))
 
 
-def _unclear(order: Sequence[str], ranges: Mapping[str, Ranges], key: str) -> set[str]:
-    """The systems whose range of a metric meets that of the first in order."""
-    known = {name: ranges[name][key] for name in order if key in ranges.get(name, {})}
+def _unclear(order: Sequence[str], systems: Mapping[str, Metrics], ranges: Mapping[str, Ranges], key: str) -> set[str]:
+    """The systems whose range of a metric meets that of the first in order. Without a range a figure is known."""
+    values = {name: systems[name][key] for name in order if key in systems[name]}
+    known = {name: ranges.get(name, {}).get(key, (value, value)) for name, value in values.items()}
     return within_noise(known, next(iter(known))) if known else set()
 
 

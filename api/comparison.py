@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING
 
 from kvferry.analysis.folder import comparison_pictures, write_comparison
 from kvferry.analysis.remarks import remarks_on
+from kvferry.analysis.repeats import Metrics
 from kvferry.analysis.tables import compare_table
 from kvferry.api.html import table_html, table_text
 from kvferry.api.picture import Picture
 from kvferry.api.repeats import Watch, carry_out, check_runs, unwatched
 from kvferry.api.result import Result
+from kvferry.api.runtimes import on_other_runtimes, range_note
 from kvferry.api.scenario import Settings, Source, under_systems
 from kvferry.backends.world import Say
 from kvferry.pipelines.workload import Progress
@@ -92,7 +94,7 @@ class Comparison:
             ranked_by=self.headline,
             notes=self._notes(several),
             width=width,
-            ranges={name: one.ranges for name, one in self.results.items() if one.ranges} if several else None,
+            ranges={name: one.ranges for name, one in self.results.items() if one.ranges} or None,
         )
 
     def write(
@@ -140,6 +142,8 @@ class Comparison:
         if several:
             runs = max(len(one.runs) for one in self.results.values())
             notes.append(f"medians of up to {runs} runs, taken in turns; ~: its range meets that of the best")
+        if over := {runtime for one in self.results.values() for runtime in one.envelope.get("range_over", ())}:
+            notes.append(f"{range_note(over)}; ~: its range meets that of the best: which is faster is not known")
         notes += [f"{name}: {one}" for name, of in self.results.items() for one in (*of.run.faults, *of.run.notes)]
         return notes
 
@@ -181,6 +185,7 @@ def compare(
     *,
     seed: int | None = None,
     runs: int = 1,
+    ranges: bool = True,
     watch: Watch = unwatched,
     say: Say = lambda what: None,
 ) -> Comparison:
@@ -188,7 +193,7 @@ def compare(
 
     Policies in `settings` hold for every system that has them; the scenario's own policies are its own system's, and
     others run with theirs. `runs`: how often each, for real, taken in turns. `scenario`, `settings` and `seed` are
-    those of ``load``, `watch` and `say` those of ``run``.
+    those of ``load``, `ranges`, `watch` and `say` those of ``run``.
 
     Raises InputError as ``load`` does, and for a system that is asked for and cannot run the scenario; MissingExtra
     where the real world is not installed. A system that fails is named in ``failed``, and the others go on; what is
@@ -198,7 +203,13 @@ def compare(
         scenario = comparable(scenario, systems, settings, seed=seed)
     check_runs(scenario.scenario, runs)
     carried = carry_out(scenario.under, runs, watch, say)
-    results = {name: Result(scenario.under[name], of_system) for name, of_system in carried.runs.items()}
+    under, on_runtimes = scenario.under, dict[str, dict[str, Metrics]]()
+    for name, of_system in carried.runs.items() if ranges and carried.interrupted is None else ():
+        on_runtimes[name] = on_other_runtimes(under[name], of_system[0], watch)
+    results = {
+        name: Result(under[name], of_system, on_runtimes=on_runtimes.get(name, {}))
+        for name, of_system in carried.runs.items()
+    }
     return Comparison(
         scenario.scenario,
         results,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,12 +12,13 @@ from kvferry.analysis.envelope import Envelope
 from kvferry.analysis.folder import requests_columns, run_pictures, spans_columns, units_columns, write_run
 from kvferry.analysis.metrics import metrics_for
 from kvferry.analysis.remarks import remarks_on
-from kvferry.analysis.repeats import Range, Repeats
+from kvferry.analysis.repeats import Metrics, Range, Repeats, ranges_of
 from kvferry.analysis.tables import run_table
 from kvferry.api.envelope import envelope_for
 from kvferry.api.html import table_html, table_text
 from kvferry.api.picture import Picture
 from kvferry.api.repeats import Watch, carry_out, check_runs, unwatched
+from kvferry.api.runtimes import on_other_runtimes, range_note
 from kvferry.api.scenario import Settings, Source, load
 from kvferry.backends.world import Say
 from kvferry.pipelines.record import Run
@@ -37,12 +38,13 @@ class Result:
 
     ``runs``: several where it was run for real so often; figures are their medians, and requests, spans and pictures
     are of the run with the median of the metric that the workload is about. ``interrupted``: what was kept, where
-    Ctrl-C ended it.
+    Ctrl-C ended it. ``on_runtimes``: the figures on other runtimes, by name, where its own is only assumed.
     """
 
     scenario: Scenario
     runs: Sequence[Run]
     interrupted: str | None = None
+    on_runtimes: Mapping[str, Metrics] = field(default_factory=dict)
 
     @cached_property
     def _repeats(self) -> Repeats:
@@ -56,14 +58,15 @@ class Result:
     @cached_property
     def envelope(self) -> Envelope:
         """The object that ``--json`` prints: outcome, metrics, scenario, system, seed, versions, provenance; of several
-        runs also "runs" and "ranges"."""
+        runs also "runs" and "ranges", and of a run whose runtime is only assumed "ranges" and "range_over", the
+        runtimes that give them."""
         envelope = envelope_for(self.scenario, self.run)
         if len(self.runs) > 1:
-            envelope |= {
-                "metrics": self._repeats.medians,
-                "runs": len(self.runs),
-                "ranges": {key: list(ends) for key, ends in self._repeats.ranges.items()},
-            }
+            envelope |= {"metrics": self._repeats.medians, "runs": len(self.runs)}
+        if self.on_runtimes:
+            envelope["range_over"] = sorted({*self.on_runtimes, envelope["provenance"]["runtime"]["name"]})
+        if self.ranges is not None:
+            envelope["ranges"] = {key: list(ends) for key, ends in self.ranges.items()}
         return envelope
 
     @property
@@ -75,8 +78,11 @@ class Result:
 
     @property
     def ranges(self) -> dict[str, Range] | None:
-        """Of several runs the least and the most of each metric; None of one."""
-        return self._repeats.ranges if len(self.runs) > 1 else None
+        """Of several runs the least and the most of each metric; of a run whose runtime is only assumed, of each metric
+        that depends on it; None elsewhere."""
+        if len(self.runs) > 1:
+            return self._repeats.ranges
+        return ranges_of(self._repeats.medians, self.on_runtimes) if self.on_runtimes else None
 
     @property
     def outcome(self) -> str:
@@ -98,6 +104,7 @@ class Result:
             *self.run.faults,
             *self.run.notes,
             *remarks_on({self.scenario.system: (self.scenario, self.run)}),
+            *([range_note(self.envelope["range_over"])] if self.on_runtimes else []),
         ]
 
     @cached_property
@@ -140,7 +147,7 @@ class Result:
         """The metrics as the command prints them, a rich.table.Table."""
         title = f"{self.scenario.name}: {self.scenario.system}"
         title += f", {len(self.runs)} runs" if len(self.runs) > 1 else ""
-        return run_table(self.metrics, title=title, ranges=self.envelope.get("ranges"))
+        return run_table(self.metrics, title=title, ranges=self.ranges, median=len(self.runs) > 1)
 
     def write(self, folder: str | Path, *, plots: bool = True) -> list[Path]:
         """Writes the folder that ``kvferry run`` writes, and returns its files: scenario.yaml, metrics.json,
@@ -162,12 +169,14 @@ def run(
     system: str | None = None,
     seed: int | None = None,
     runs: int = 1,
+    ranges: bool = True,
     watch: Watch = unwatched,
     say: Say = lambda what: None,
 ) -> Result:
     """Carries a scenario out, in its modelled or real world.
 
     `scenario`, `settings`, `system` and `seed` are those of ``load``. `runs`: how often, for real, where runs differ.
+    `ranges`: whether a run whose runtime is only assumed is carried out on the others that it might be, too.
     `watch` is entered with what is being done and gives what is called with how much is done, of how much; `say` is
     called with what is made ready before.
 
@@ -180,7 +189,7 @@ def run(
     carried = carry_out({loaded.system: loaded}, runs, watch, say, keep_going=False)
     finished = carried.runs.get(loaded.system, [])
     if carried.interrupted is None:
-        return Result(loaded, finished)
+        return Result(loaded, finished, on_runtimes=on_other_runtimes(loaded, finished[0], watch) if ranges else {})
     kept = f"{len(finished)} of {runs} runs" if runs > 1 else carried.interrupted.why
     if finished or carried.interrupted.requests:
         return Result(loaded, finished or [carried.interrupted], kept)

@@ -7,6 +7,7 @@ from typing import ClassVar, Protocol
 from kvferry.layouts.cluster_layout import AnyLayout
 from kvferry.policies.decode.index import IndexSpec
 from kvferry.specs.model import ModelSpec
+from kvferry.specs.runtime import RuntimeSpec
 from kvferry.specs.tier import Tier
 
 
@@ -89,6 +90,8 @@ class Need:
 
     # Whether the machine fetches over its link.
     fetches: ClassVar[bool] = False
+    # What software takes on a modelled machine, where its profile does not say it; None: nothing.
+    runtime: RuntimeSpec | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

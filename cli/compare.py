@@ -9,6 +9,7 @@ from kvferry.cli.options import (
     JsonOption,
     OutputOption,
     PluginOption,
+    RangeOption,
     RunsOption,
     ScenarioArgument,
     SeedOption,
@@ -34,6 +35,7 @@ def compare(
     plugins: PluginOption = None,
     seed: SeedOption = None,
     runs: RunsOption = 1,
+    ranges: RangeOption = True,
     output: OutputOption = None,
     plots: Annotated[
         bool | None,
@@ -76,7 +78,7 @@ def compare(
         described = {folder_name(name): dump_yaml(one) for name, one in chosen.under.items()}
         known = described if loaded.backend == "sim" else {}
         output = own_folder(f"{loaded.name}-compared", overrides(settings, seed), known)
-    compared = carry_out(chosen, runs=runs, watch=counted, say=say)
+    compared = carry_out(chosen, runs=runs, ranges=ranges, watch=counted, say=say)
     if output is not None and compared.results:
         with counted(f"{loaded.name}: pictures") as progress:
             compared.write(output, plots=draws, progress=progress)

@@ -30,6 +30,7 @@ from kvferry.cli.new import app as new
 from kvferry.cli.report import report
 from kvferry.cli.reproduce import reproduce
 from kvferry.cli.run import run
+from kvferry.cli.runtimes import runtimes
 from kvferry.cli.scenarios import scenarios
 from kvferry.cli.schedule import schedule
 from kvferry.cli.schema import schema
@@ -92,7 +93,7 @@ def kvferry(
 _COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
     "Simulate": (run, compare, schedule, sweep, search, tune, reproduce, report),
     "Measure": (calibrate, fidelity, encode, serve, serve_cloud),
-    "Look up": (scenarios, systems, devices, models, schema, kv_file),
+    "Look up": (scenarios, systems, devices, models, runtimes, schema, kv_file),
 }
 _EPILOGS = {
     run: explained(FIGURES),

@@ -55,6 +55,15 @@ RunsOption = Annotated[
 ]
 
 
+RangeOption = Annotated[
+    bool,
+    typer.Option(
+        "--range/--no-range",
+        help="Where it is only assumed what software takes to manage KV, run on the other known runtimes too.",
+    ),
+]
+
+
 def overrides(settings: list[str] | None, seed: int | None) -> list[str]:
     return [*(settings or []), *([] if seed is None else [f"seed={seed}"])]
 

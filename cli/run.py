@@ -10,6 +10,7 @@ from kvferry.cli.options import (
     OutputOption,
     PlotsOption,
     PluginOption,
+    RangeOption,
     RunsOption,
     ScenarioArgument,
     SeedOption,
@@ -29,6 +30,7 @@ def run(
     plugins: PluginOption = None,
     seed: SeedOption = None,
     runs: RunsOption = 1,
+    ranges: RangeOption = True,
     output: OutputOption = None,
     plots: PlotsOption = True,
     json: JsonOption = False,
@@ -56,7 +58,7 @@ def run(
         known = {".": dump_yaml(loaded)} if loaded.backend == "sim" else {}
         output = own_folder(f"{loaded.name}-{loaded.system}", overrides(settings, seed), known)
     try:
-        result = carry_out(loaded, runs=runs, watch=counted, say=say)
+        result = carry_out(loaded, runs=runs, ranges=ranges, watch=counted, say=say)
     except KeyboardInterrupt as stopped:
         if str(stopped):
             say(f"interrupted; kept {stopped}")

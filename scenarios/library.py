@@ -9,11 +9,11 @@ from kvferry.specs.errors import InputError, unknown_name
 BUNDLED = Path(__file__).resolve().parent
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*")
 # Folders that hold something else than scenarios. Studies and searches vary a scenario.
-_NOT_SCENARIOS = ("devices", "models", "storage", "studies", "searches")
+_NOT_SCENARIOS = ("devices", "models", "runtimes", "storage", "studies", "searches")
 
 
 def names(kind: str) -> list[str]:
-    """The bundled names of a kind (scenario, device, storage, model), sorted."""
+    """The bundled names of a kind (scenario, device, storage, model, runtime), sorted."""
     if kind != "scenario":
         return sorted(path.stem for path in _folder(kind).glob("*.yaml"))
     paths = [path.relative_to(BUNDLED).with_suffix("") for path in BUNDLED.glob("**/*.yaml")]

@@ -17,6 +17,7 @@ from kvferry.specs.device import DeviceSpec
 from kvferry.specs.kinds import BY_KIND, members
 from kvferry.specs.model import ModelSpec
 from kvferry.specs.node import Node, Place, node_of
+from kvferry.specs.runtime import RuntimeSpec
 from kvferry.specs.scenario import Scenario
 from kvferry.specs.storage import StorageSpec
 
@@ -63,6 +64,11 @@ def load_device(reference: str) -> DeviceSpec:
 def load_storage(reference: str) -> StorageSpec:
     """A storage device by bundled name or path. Raises InputError."""
     return _validated(StorageSpec, read_tree("storage", reference, Path.cwd()))
+
+
+def load_runtime(reference: str) -> RuntimeSpec:
+    """A runtime by bundled name or path. Raises InputError."""
+    return _validated(RuntimeSpec, read_tree("runtime", reference, Path.cwd()))
 
 
 def load_model(reference: str) -> ModelSpec:
@@ -140,6 +146,8 @@ def scenario_schema() -> dict[str, Any]:
         name_or_path = {"type": "string", "examples": names(kind), "description": f"name or path of a {kind}"}
         for holder in (schema, parts["MachineSpec"]):
             holder["properties"][kind] = {"anyOf": [name_or_path, {"$ref": f"#/$defs/{part}"}]}
+    name_or_path = {"type": "string", "examples": names("runtime"), "description": "name or path of a runtime"}
+    schema["properties"]["runtime"]["anyOf"].append(name_or_path)
     parts["CostsSpec"] = {"anyOf": [{"type": ["string"], "description": "a name alone"}, parts["CostsSpec"]]}
     value = {"type": ["string", "number", "boolean", "array"], "description": "a name alone, or a value"}
     parts["PolicySpec"] = {"anyOf": [value, parts["PolicySpec"]]}
@@ -153,7 +161,7 @@ def scenario_schema() -> dict[str, Any]:
         for kind in kinds:
             del parts[kind]["properties"]["kind"]
     # A file that extends another need not repeat what that one says.
-    for extensible in (schema, parts["DeviceSpec"], parts["StorageSpec"], parts["ModelSpec"]):
+    for extensible in (schema, parts["DeviceSpec"], parts["StorageSpec"], parts["ModelSpec"], parts["RuntimeSpec"]):
         extensible["properties"]["extends"] = {"type": "string", "description": "a name or path to build upon"}
         required = {"required": extensible.pop("required", [])}
         extensible["anyOf"] = [required, {"required": ["extends"]}]

@@ -28,7 +28,7 @@ class Complaint:
 
 
 def read_tree(kind: str, reference: str, folder: Path) -> Node:
-    """A named or given file of a kind (scenario, device, storage, model), with what it extends laid under it.
+    """A named or given file of a kind (scenario, device, storage, model, runtime), with what it extends laid under it.
 
     Raises InputError.
     """
@@ -82,13 +82,14 @@ def own_policies_only(base: Node, system: Node | None) -> Node:
 
 
 def resolve(root: Node) -> tuple[Node, list[Complaint]]:
-    """Device, storage and model names become what their files say, of every machine; paths become absolute.
+    """Names of devices, storage, models and the runtime become what their files say, of every machine; paths become
+    absolute.
 
     What cannot be resolved is left as it is, with a complaint. Resolving twice changes nothing.
     """
     complaints: list[Complaint] = []
     for at in [(), *_machine_keys(_outline(root))]:
-        for kind in ("device", "model"):
+        for kind in ("device", "model") if at else ("device", "model", "runtime"):
             node = root.find((*at, kind))
             try:
                 if node is not None and isinstance(node.value, str):

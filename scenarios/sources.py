@@ -68,7 +68,11 @@ def with_value(scenario: Node, path: tuple[str, ...], new: Node, by: Place) -> N
     root = scenario.with_child(path, new)
     depth = 3 if path[0] == "machines" else 1  # machines.NAME.device, or the scenario's own
     described, was = root.find(path[:depth]), scenario.find(path)
-    if path[depth - 1 : depth] not in (("device",), ("model",)) or len(path) == depth or described is None:
+    if (
+        path[depth - 1 : depth] not in (("device",), ("model",), ("runtime",))
+        or len(path) == depth
+        or described is None
+    ):
         return root
     if was is not None and was.plain() == new.plain():
         return root

@@ -6,7 +6,7 @@ from pydantic import Field, field_validator, model_validator
 
 from kvferry.specs.base import BadKey, Spec
 from kvferry.specs.storage import StorageSpec
-from kvferry.specs.units import Bytes, BytesPerS, Count, FlopPerS, Seconds, ValuesPerS, Watts
+from kvferry.specs.units import Bytes, BytesPerS, Clock, Count, FlopPerS, Seconds, ValuesPerS, Watts
 
 # Kernel kinds: what an efficiency belongs to. Never a system. "attention" is dense prefill attention,
 # "sparse_attention" the block-sparse one with its mask derivation, "decode_attention" one new token's, "gather" copies
@@ -58,14 +58,17 @@ class ProcessorSpec(Spec):
     # Fixed cost of one layer on the processor: launches, norms, rotary embedding, residuals.
     layer_s: Seconds = 0.0
     # On top of it for a layer of decoding that is launched kernel by kernel, as an eager runtime does where it must
-    # look at every layer; whole steps and prefill are captured or long enough to hide it.
-    eager_layer_s: Seconds = 0.0
+    # look at every layer; whole steps and prefill are captured or long enough to hide it. This and the two below are
+    # there where they were measured on the device; where none of them is, a runtime says them (specs/runtime.py).
+    eager_layer_s: Seconds | None = None
     # The host's time per sequence and token where KV lies in pages: page tables, scheduling.
     sequence_s: Seconds = 0.0
     # The host's bookkeeping of KV on storage: per KV block (group, token or chunk) that a layer selects, and on top
     # of it per slot that the block is looked for in.
-    block_s: Seconds = 0.0
-    slot_s: Seconds = 0.0
+    block_s: Seconds | None = None
+    slot_s: Seconds | None = None
+    # The most slots that a search costs more for. None: no limit.
+    most_slots: Annotated[Count, Field(ge=1)] | None = None
     # Scores that softmax and top-k go through while decoding; None: as if in no time.
     topk_per_s: ValuesPerS | None = None
     block_sparse: BlockSparseSpec | None = None
@@ -232,6 +235,8 @@ class DeviceSpec(Spec):
     storage: StorageSpec | None = None
     # None: every path works as if it were alone, but for a unified memory's bandwidth.
     contention: ContentionSpec | None = None
+    # The clock of the fastest core, which runs the program that drives the processors. None: not known.
+    host_clock_hz: Clock | None = None
     # Drawn at all times: board, display, DRAM refresh.
     base_w: Watts = 0.0
     # None: it was not measured by ``kvferry calibrate``, or by one that did not say.
@@ -243,6 +248,12 @@ class DeviceSpec(Spec):
         """Whether ops of the main processor were measured on the device, as ``kvferry calibrate`` does. Otherwise the
         profile is what data sheets and papers say: its times are estimates, and bounds made from it prove nothing."""
         return self.processors[self.main].measured is not None
+
+    @property
+    def has_runtime(self) -> bool:
+        """Whether the profile itself says what software takes to manage KV on storage, as a measured one does."""
+        main = self.processors[self.main]
+        return any(cost is not None for cost in (main.eager_layer_s, main.block_s, main.slot_s))
 
     @model_validator(mode="after")
     def _contention_of_its_paths(self) -> "DeviceSpec":

@@ -27,6 +27,7 @@ from kvferry.specs.load import LoadSpec
 from kvferry.specs.machine import DEVICE, MOST_MACHINES, MachineName, MachineSpec
 from kvferry.specs.model import ModelSpec
 from kvferry.specs.precision import PrecisionSpec, in_precision
+from kvferry.specs.runtime import RuntimeSpec
 from kvferry.specs.workload import ContextReuseSpec, DecodeSpec, SloSpec
 
 _NUMBERS = {"type": "array", "items": {"type": "number"}, "minItems": 1}
@@ -114,6 +115,9 @@ class Scenario(Part):
     machines: dict[MachineName, MachineSpec] = Field(default_factory=dict, max_length=100)
     workload: WorkloadSpec
     load: LoadSpec | None = None
+    # What software takes to manage KV outside the processor's memory; None: as the device's profile says, or as the
+    # runtime that was fitted on the device, or else as the prototype of the system's paper, scaled.
+    runtime: RuntimeSpec | None = None
     # Role (schedule, control, ...) -> policy: replaces the system's own.
     policies: dict[str, PolicySpec] = Field(default_factory=dict)
     # System -> the same for it alone, under `policies`, so that several systems can be run from one file.

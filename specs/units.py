@@ -40,6 +40,7 @@ KINDS: dict[str, Kind] = {
     "power": Kind("W", "25 W", 1e5),
     "energy": Kind("J", "3 J", 1e9),
     "frequency": Kind("Hz", "0.2 requests/s", 1e9, zero=False),
+    "clock": Kind("Hz", "2.2 GHz", 1e11, zero=False),
     "value rate": Kind("value/s", "50 Mvalue/s", 1e13, zero=False),
 }
 
@@ -216,6 +217,7 @@ FlopPerS = Annotated[float, *_physical("compute rate")]
 Watts = Annotated[float, *_physical("power")]
 Joules = Annotated[float, *_physical("energy")]
 Hertz = Annotated[float, *_physical("frequency")]
+Clock = Annotated[float, *_physical("clock")]
 ValuesPerS = Annotated[float, *_physical("value rate")]
 # Whole numbers: 32768, "32Ki"; Tokens also "32Ki tokens", Requests also "20 requests", Count either.
 Count = Annotated[int, *_counted(None)]

@@ -1,7 +1,7 @@
 """What each sort of need makes of a modelled machine."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,8 @@ class SimParts:
 
 def parts_for(scenario: Scenario, need: Need, inputs: Inputs) -> SimParts:
     """Makes what the scenario's device needs. Raises InputError."""
-    return _MAKERS[type(need)](scenario, need, inputs)
+    parts = _MAKERS[type(need)](scenario, need, inputs)
+    return parts if need.runtime is None else replace(parts, device=need.runtime.laid_over(parts.device))
 
 
 def _plain(scenario: Scenario, need: Need, inputs: Inputs) -> SimParts:

@@ -16,6 +16,7 @@ from kvferry.policies.decode.batcher import Batcher
 from kvferry.policies.decode.pages import PAGE_TOKENS, pages_of
 from kvferry.policies.decode.roles import Roles
 from kvferry.specs.errors import InputError, OutOfMemory
+from kvferry.specs.runtime import RuntimeSpec
 from kvferry.specs.scenario import Scenario
 from kvferry.specs.units import shown_size
 from kvferry.specs.workload import MOST_TOKENS_PER_RUN
@@ -35,8 +36,9 @@ class InMemoryFlow:
         roles: Roles,
         progress: Progress,
         arrivals: Sequence[Request] | None = None,
+        runtime: RuntimeSpec | None = None,
     ) -> None:
-        self._scenario, self._progress, self._roles = scenario, progress, roles
+        self._scenario, self._progress, self._roles, self._runtime = scenario, progress, roles, runtime
         self._peak = peak = Peak(roles, scenario.model, scenario.runtime_bytes)
         pool_bytes = scenario.decode.budget.in_memory_kv_bytes or scenario.free_bytes
         self._requests = as_they_came(_requests(scenario, peak, pool_bytes), arrivals)
@@ -60,7 +62,9 @@ class InMemoryFlow:
         output = max(one.output for one in self._requests)
         tokens = self._longest.context + self._longest.output
         evicts = self._roles.selector.kept_tokens(tokens) < tokens
-        return {DEVICE: KvInPages(prompts=prompts, output=output, pages=self._batcher.pages.pages, evicts=evicts)}
+        pages = self._batcher.pages.pages
+        need = KvInPages(prompts=prompts, output=output, pages=pages, evicts=evicts, runtime=self._runtime)
+        return {DEVICE: need}
 
     def run(self, world: World, totals: Callable[[], Totals]) -> Process:
         """Raises OutOfMemory when the longest request does not fit."""

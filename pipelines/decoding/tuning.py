@@ -8,6 +8,7 @@ import numpy as np
 from kvferry.pipelines.decoding.budget import ALIGNMENT_BYTES, asked_batch, sequence_bytes
 from kvferry.pipelines.decoding.delays import Delays
 from kvferry.pipelines.decoding.plan import DecodePlan
+from kvferry.pipelines.decoding.runtimes import on_runtime
 from kvferry.pipelines.decoding.sizing import plan_of
 from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS, ROLES, DecodeSystem, tunable_systems
 from kvferry.pipelines.decoding.tuned import TUNED_VALUES, grouped
@@ -49,7 +50,8 @@ class _ModelledTimes:
     """Times of one block by the cost model that planners believe, instead of A.3's measured ones."""
 
     def __init__(self, scenario: Scenario, system: DecodeSystem) -> None:
-        self._delays = Delays(scenario.device, scenario.model, scenario.costs.estimate)
+        device = on_runtime(scenario, system).device
+        self._delays = Delays(device, scenario.model, scenario.costs.estimate)
         self._scenario, self._system = scenario, system
         assert system.roles.placement.away is not None
         self.tier: Tier = system.roles.placement.away

@@ -24,6 +24,7 @@ from kvferry.pipelines.decoding.no_room import NoRoomFlow
 from kvferry.pipelines.decoding.peak import Peak
 from kvferry.pipelines.decoding.plan import DecodePlan
 from kvferry.pipelines.decoding.renamed_roles import lost_parameters
+from kvferry.pipelines.decoding.runtimes import runtime_of
 from kvferry.pipelines.decoding.sizing import NoRoom, plan_of
 from kvferry.pipelines.decoding.spread import Spread, Told, windows_of
 from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS, DecodeSystem
@@ -34,6 +35,7 @@ from kvferry.pipelines.workload import Flow, Infeasible, Left, Process, Progress
 from kvferry.policies.decode.roles import Roles
 from kvferry.scenarios.resolve import Complaint
 from kvferry.specs.errors import InputError, OutOfMemory
+from kvferry.specs.runtime import RuntimeSpec
 from kvferry.specs.scenario import Scenario
 from kvferry.specs.tier import Tier
 from kvferry.specs.units import shown_size
@@ -75,7 +77,7 @@ class Decode:
     def flow(self, scenario: Scenario, system: System, progress: Progress, inputs: Inputs = NO_INPUTS) -> Flow:
         assert isinstance(system, DecodeSystem)
         if _stays_in_memory(scenario, system.roles):
-            return InMemoryFlow(scenario, system.roles, progress, inputs.arrivals)
+            return InMemoryFlow(scenario, system.roles, progress, inputs.arrivals, _runtime(scenario, system))
         try:
             plan = plan_for(scenario, system)
         except NoRoom as error:
@@ -88,15 +90,17 @@ class Decode:
             return NoRoomFlow(scenario, why)
         if system.roles.placement.mapped:
             plan = replace(plan, mapped_bytes=plan.sequences * sequence_bytes(scenario, plan.sequences))
-        return LockStepFlow(scenario, plan, progress)
+        return LockStepFlow(scenario, plan, progress, _runtime(scenario, system))
 
 
 class LockStepFlow:
     """A Flow of a batch whose KV lies on storage. Of an output of which only a part is decoded, it is the part that the
     workload asks for, where the world lets it skip what comes before; else its beginning."""
 
-    def __init__(self, scenario: Scenario, plan: DecodePlan, progress: Progress) -> None:
-        self._scenario, self._plan, self._progress = scenario, plan, progress
+    def __init__(
+        self, scenario: Scenario, plan: DecodePlan, progress: Progress, runtime: RuntimeSpec | None = None
+    ) -> None:
+        self._scenario, self._plan, self._progress, self._runtime = scenario, plan, progress, runtime
         output, decoded = scenario.decode.workload.output, scenario.decode.workload.decoded
         part = scenario.decode.workload.part
         # Tokens per sequence that are really decoded.
@@ -112,7 +116,7 @@ class LockStepFlow:
 
     @property
     def needs(self) -> Needs:
-        return {DEVICE: KvOnStorage(sizes=self._plan, sequences=self._plan.sequences)}
+        return {DEVICE: KvOnStorage(sizes=self._plan, sequences=self._plan.sequences, runtime=self._runtime)}
 
     def run(self, world: World, totals: Callable[[], Totals]) -> Process:
         self._check_room()
@@ -310,6 +314,11 @@ def _without_effect(scenario: Scenario) -> Iterator[str]:
         yield f"workload.decoded of {workload.decoded:,} has no effect: the output has {workload.output:,} tokens"
     if live.kv_file is not None and scenario.backend == "sim":
         yield "live.kv_file has no effect: a modelled run writes no KV; backend: torch does"
+
+
+def _runtime(scenario: Scenario, system: DecodeSystem) -> RuntimeSpec | None:
+    found = runtime_of(scenario, system)
+    return None if found is None else found.spec
 
 
 def _sequences(n: int) -> str:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from kvferry.machine.ops import (
     Advance,
     Assign,
@@ -368,13 +370,20 @@ def _split(a: Arithmetic, op: Split) -> list[Work]:
     return [("scoring", 6 * values, values * a.value_bytes)]
 
 
+def _bookkept_s(processor: ProcessorSpec, op: Bookkeep) -> Number:
+    most = processor.most_slots
+    least = min if isinstance(op.slots, int | float) else np.minimum
+    searched = op.slots if most is None else least(op.slots, most)
+    return op.blocks * ((processor.block_s or 0.0) + searched * (processor.slot_s or 0.0))
+
+
 @priced(
     Bookkeep,
     features={"blocks": "blocks", "slots": "slots"},
-    fixed_s=lambda processor, op: op.blocks * (processor.block_s + op.slots * processor.slot_s),
+    fixed_s=_bookkept_s,
 )
 def _bookkeep(a: Arithmetic, op: Bookkeep) -> list[Work]:
-    # Nothing but the host's time, which the profile gives per KV block (`block_s`) and slot (`slot_s`).
+    # Nothing but the host's time, which the runtime gives per KV block (`block_s`) and slot (`slot_s`).
     return []
 
 

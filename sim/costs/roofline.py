@@ -54,7 +54,7 @@ class Roofline:
         not, and the host's work."""
         rule, layer_s = rule_of(type(op)), self._layer_s
         if rule.eager(op):
-            layer_s += self._processor.eager_layer_s
+            layer_s += self._processor.eager_layer_s or 0.0
         return rule.fixed_s(self._processor, op) + layer_s * rule.passes(self.arithmetic)
 
     def price(self, works: list[Work]) -> tuple[float, float]:

@@ -11,7 +11,7 @@ import kvferry
 from kvferry.cli import main
 
 # They are read at a terminal (Python has the tables that they print), or serve until they are ended.
-TERMINAL = {"scenarios", "systems", "devices", "models", "schema", "kv_file", "serve", "serve_cloud"}
+TERMINAL = {"scenarios", "systems", "devices", "models", "runtimes", "schema", "kv_file", "serve", "serve_cloud"}
 
 
 @pytest.fixture(autouse=True)

@@ -106,12 +106,21 @@ def test_a_result_says_that_the_device_was_not_measured(call: Call, runs: dict[s
 
 
 def test_devices_show_each_figure_beside_its_source(call: Call) -> None:
-    _, out, _ = call("devices", "jetson-agx-orin-kvswap")
-    line = next(line for line in out.splitlines() if "eager_layer_s" in line)
-    eager_s = load_device("jetson-agx-orin-kvswap").processors["gpu"].eager_layer_s
-    assert human.seconds(eager_s) in line
-    assert "fitted on KVSwap Tab. 4" in line
+    _, out, _ = call("devices", "jetson-agx-orin-64gb")
+    line = next(line for line in out.splitlines() if "gpu.layer_s" in line)
+    layer_s = load_device("jetson-agx-orin-64gb").processors["gpu"].layer_s
+    assert human.seconds(layer_s) in line
+    assert "fitted on the TensorRT-Edge-LLM rows" in line
     assert "page_read_s" in out, "storage has sources of its own"
+
+
+def test_runtimes_show_what_software_takes_and_where_that_was_fitted(call: Call) -> None:
+    _, out, _ = call("runtimes")
+    line = next(line for line in out.splitlines() if "kvswap-prototype" in line)
+    assert "1.45 ms" in line
+    assert "jetson-agx-orin-kvswap" in line
+    assert "fitted on KVSwap Tab. 4" in call("runtimes", "kvswap-prototype")[1]
+    assert json.loads(call("runtimes", "ideal", "--json")[1])["runtimes"][0]["layer_s"] == "0 s"
 
 
 def test_out_of_memory_is_a_result(call: Call, runs: dict[str, Any]) -> None:

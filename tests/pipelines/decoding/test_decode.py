@@ -16,6 +16,7 @@ from kvferry.machine.ops import DecodeAttention, Select
 from kvferry.pipelines.decoding.decode import LockStepDecode
 from kvferry.pipelines.decoding.delays import Delays
 from kvferry.pipelines.decoding.plan import DecodePlan
+from kvferry.pipelines.decoding.runtimes import on_runtime
 from kvferry.pipelines.decoding.sizing import plan_of
 from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS
 from kvferry.pipelines.decoding.workload import plan_for
@@ -184,7 +185,8 @@ def test_delays_without_events_are_those_with(system: str, storage: str) -> None
     scenario = load_scenario("kvswap/throughput", [*settings, "workload.context=8Ki", "workload.output=31"])
     figures = figures_of(scenario)
     chosen = plan_for(scenario, DECODE_SYSTEMS[system])
-    told_s = Delays(scenario.device, scenario.model).step_s(chosen, figures.get("reuse_rate", 0.0))
+    device = on_runtime(scenario, DECODE_SYSTEMS[system]).device
+    told_s = Delays(device, scenario.model).step_s(chosen, figures.get("reuse_rate", 0.0))
     assert figures["tpot_s"] == pytest.approx(told_s, rel=0.12)
 
 

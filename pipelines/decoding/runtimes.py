@@ -1,0 +1,91 @@
+"""Which runtime a batch decodes on: named, fitted on the device, or assumed; and the others that it might be."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS, DecodeSystem
+from kvferry.scenarios.library import names
+from kvferry.scenarios.loader import load_runtime
+from kvferry.specs.device import DeviceSpec
+from kvferry.specs.runtime import RuntimeSpec
+from kvferry.specs.scenario import Scenario
+
+# What a system runs on whose paper has no prototype here, on a device where nothing was fitted.
+_USUAL = "kvswap-prototype"
+
+
+@lru_cache(maxsize=1)
+def known_runtimes() -> tuple[RuntimeSpec, ...]:
+    """The bundled runtimes, by name."""
+    return tuple(load_runtime(name) for name in names("runtime"))
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """The runtime of a scenario under a system, and whether it is only assumed there: no measurement of this system on
+    this device stands behind its numbers, and nobody named it."""
+
+    spec: RuntimeSpec
+    assumed: bool
+
+    def provenance(self, device: DeviceSpec) -> dict[str, Any]:
+        """What a result says of it: name, whether it is assumed, what its times are multiplied with, sources."""
+        spec = self.spec
+        return {"name": spec.name, "assumed": self.assumed, "scale": spec.scale(device), "sources": dict(spec.sources)}
+
+    def about(self, device: DeviceSpec) -> str:
+        """For users: where its times are from."""
+        scale, fitted = self.spec.scale(device), ", ".join(self.spec.devices)
+        if device.name in self.spec.devices or not fitted:
+            return self.spec.name
+        by = "as they are" if scale == 1.0 else f"times {scale:.3g}, the ratio of both hosts' clocks"
+        return f"{self.spec.name}, fitted on {fitted}, {by}"
+
+
+def runtime_of(scenario: Scenario, system: DecodeSystem | None = None) -> Runtime | None:
+    """Of the scenario's own system, unless another composition is given. None where the device's profile says what
+    software takes, and for a system to which it makes no difference, as all KV stays in the processor's memory and
+    whole steps are launched at once; and for workloads that do not decode from KV elsewhere."""
+    if scenario.workload.kind != "decode":
+        return None
+    system = system or DECODE_SYSTEMS[scenario.system].with_policies(scenario.policy_values)
+    if system.roles.placement.away is None and system.roles.attention.captured is not False:
+        return None
+    if scenario.runtime is not None:
+        return Runtime(scenario.runtime, assumed=False)
+    device, known = scenario.device, known_runtimes()
+    if device.has_runtime:
+        return None
+    fitted = [one for one in known if device.name in one.devices]
+    of_paper = [one for one in known if one.paper == system.paper]
+    usual = [one for one in known if one.name == _USUAL]
+    spec = next(iter((*fitted, *of_paper, *usual)))
+    return Runtime(spec, assumed=not (spec in fitted and scenario.system in spec.systems))
+
+
+def on_runtime(scenario: Scenario, system: DecodeSystem) -> Scenario:
+    """The scenario on a device that takes what its runtime takes."""
+    runtime = runtime_of(scenario, system)
+    return (
+        scenario if runtime is None else scenario.model_copy(update={"device": runtime.spec.laid_over(scenario.device)})
+    )
+
+
+def others(scenario: Scenario) -> Sequence[Scenario]:
+    """Where the runtime is only assumed, the same scenario on each of the known runtimes that it might be, without
+    those whose every cost lies between the costs of two others. Empty where it is no assumption."""
+    runtime = runtime_of(scenario)
+    if runtime is None or not runtime.assumed:
+        return ()
+    by_costs = {one.on(scenario.device).costs: one for one in (runtime.spec, *known_runtimes())}
+    ends = [one for costs, one in by_costs.items() if not _between(costs, [*by_costs])]
+    own = runtime.spec.on(scenario.device).costs
+    return [scenario.model_copy(update={"runtime": one}) for one in ends if one.on(scenario.device).costs != own]
+
+
+def _between(costs: tuple[float, ...], all_costs: Sequence[tuple[float, ...]]) -> bool:
+    rest = [one for one in all_costs if one != costs]
+    below = any(all(a <= b for a, b in zip(one, costs, strict=True)) for one in rest)
+    return below and any(all(a >= b for a, b in zip(one, costs, strict=True)) for one in rest)

@@ -1,0 +1,84 @@
+"""Where it is only assumed what software takes, figures have a range, and an order that hangs on it is not claimed."""
+
+import json
+from typing import Any
+
+import pytest
+
+from kvferry.api.comparison import Comparison, compare
+from kvferry.api.result import run
+from kvferry.specs.errors import InputError
+
+BOARDS = ("jetson-agx-orin-kvswap", "jetson-agx-orin-64gb")
+
+
+def settings(board: str, **more: Any) -> dict[str, Any]:
+    return {"workload.batch": 1, "workload.decoded": 24, "device": board, **more}
+
+
+def rate(board: str, **more: Any) -> float:
+    return run("kvswap/throughput", settings(board, **more)).metrics["throughput_tokens_per_s"]
+
+
+@pytest.fixture(scope="module")
+def compared() -> dict[str, Comparison]:
+    return {board: compare("kvswap/throughput", ["kvswap", "vllm"], settings(board)) for board in BOARDS}
+
+
+def test_one_board_under_its_two_profiles_names_no_two_winners(compared: dict[str, Comparison]) -> None:
+    fitted, other = (compared[board] for board in BOARDS)
+    assert fitted["kvswap"].ranges is None, "known: these rows are what its runtime was fitted on"
+    assert "~" not in repr(fitted)
+    best = {
+        board: max(one.results, key=lambda name: one[name].metrics["throughput_tokens_per_s"])
+        for board, one in compared.items()
+    }
+    assert set(best.values()) == {"vllm"}
+    ranges = other["kvswap"].ranges
+    assert ranges is not None
+    low, high = ranges["throughput_tokens_per_s"]
+    assert low < other["vllm"].metrics["throughput_tokens_per_s"] < high
+    text = repr(other)
+    assert "~" in next(line for line in text.splitlines() if line.lstrip().startswith("kvswap "))
+    assert "which is faster is not known" in text
+    assert "ideal, kvswap-prototype" in text
+
+
+def test_the_ends_of_a_range_are_the_runs_on_those_runtimes(compared: dict[str, Comparison]) -> None:
+    """What a user gets who names them."""
+    found = compared[BOARDS[1]]["kvswap"]
+    ends = tuple(rate(BOARDS[1], runtime=name) for name in ("kvswap-prototype", "ideal"))
+    assert found.ranges is not None
+    assert found.ranges["throughput_tokens_per_s"] == ends
+    assert found.metrics["throughput_tokens_per_s"] == ends[0]
+    assert "tpot_s" in found.ranges
+    assert "kv_memory_peak_bytes" not in found.ranges, "not by software"
+
+
+def test_a_result_says_what_it_assumes(compared: dict[str, Comparison]) -> None:
+    found = compared[BOARDS[1]]["kvswap"]
+    envelope = json.loads(json.dumps(found.envelope))
+    assert envelope["range_over"] == ["ideal", "kvswap-prototype"]
+    assert envelope["ranges"]["tpot_s"][0] < envelope["metrics"]["tpot_s"] == envelope["ranges"]["tpot_s"][1]
+    told = envelope["provenance"]["runtime"]
+    assert (told["name"], told["assumed"], told["scale"]) == ("kvswap-prototype", True, pytest.approx(1.3 / 2.2))
+    assert any("is assumed on jetson-agx-orin-64gb: kvswap-prototype" in line for line in found.remarks)
+    assert any(line.startswith("range: what it comes to on the known runtimes") for line in found.remarks)
+    assert " to " in repr(found), "the table has the range"
+    known = compared[BOARDS[0]]["kvswap"]
+    assert known.envelope["provenance"]["runtime"]["assumed"] is False
+    assert not any("assumed" in line for line in known.remarks)
+
+
+def test_one_word_leaves_the_further_runs_out() -> None:
+    found = run("kvswap/throughput", settings(BOARDS[1]), ranges=False)
+    assert found.ranges is None
+    assert "range_over" not in found.envelope
+    assert any("is assumed on" in line for line in found.remarks), "that it is assumed is still said"
+    alone = compare("kvswap/throughput", ["kvswap"], settings(BOARDS[1]), ranges=False)
+    assert alone["kvswap"].ranges is None
+
+
+def test_a_workload_that_has_no_use_for_a_runtime_refuses_it() -> None:
+    with pytest.raises(InputError, match=r"runtime: is of decoding"):
+        run("quickstart", {"runtime": "ideal"})

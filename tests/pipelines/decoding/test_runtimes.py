@@ -1,0 +1,138 @@
+"""What software takes to manage KV: by hand, scaled between hosts, assumed or known, and what else it might be."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny import DECODING, changed
+
+from kvferry.machine.ops import Bookkeep, FeedForward
+from kvferry.pipelines.decoding.runtimes import known_runtimes, on_runtime, others, runtime_of
+from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS
+from kvferry.pipelines.run import run_scenario
+from kvferry.scenarios.loader import dump_scenario, load_device, load_scenario
+from kvferry.sim.costs.roofline import Roofline
+from kvferry.specs.errors import InputError
+from kvferry.specs.runtime import RuntimeSpec
+from kvferry.specs.scenario import Scenario
+
+BY_HAND = RuntimeSpec(
+    name="by-hand", layer_s=4.0, block_s=2.0, slot_s=0.5, most_slots=10, storage_slowdown=3.0, host_clock_hz=1e9,
+    devices=("here",), sources={},
+)  # fmt: skip
+
+
+def kvswap(**changes: str) -> Scenario:
+    return load_scenario("kvswap/throughput", [f"{key.replace('__', '.')}={value}" for key, value in changes.items()])
+
+
+def runtime(scenario: Scenario) -> Any:
+    found = runtime_of(scenario)
+    assert found is not None
+    return found
+
+
+def test_times_are_scaled_by_the_clocks_of_both_hosts_by_hand() -> None:
+    # A host of 2 GHz needs half the time of one of 1 GHz; a slowdown is a ratio.
+    device = load_device("tiny").model_copy(update={"host_clock_hz": 2e9})
+    own = BY_HAND.on(device)
+    assert (own.layer_s, own.block_s, own.slot_s, own.storage_slowdown) == (2.0, 1.0, 0.25, 3.0)
+    laid = BY_HAND.laid_over(device)
+    main = laid.processors[laid.main]
+    assert (main.eager_layer_s, main.block_s, main.slot_s) == (2.0, 1.0, 0.25)
+    assert laid.contention is not None
+    assert laid.contention.slowdown == {"gpu": {"storage": 3.0}}
+    there = device.model_copy(update={"name": "here"})
+    assert BY_HAND.on(there) == BY_HAND, "as measured where it was measured"
+    unknown = device.model_copy(update={"host_clock_hz": None})
+    assert BY_HAND.on(unknown) == BY_HAND
+
+
+def test_a_search_beyond_the_rows_that_it_was_fitted_on_costs_no_more_by_hand() -> None:
+    device, model = load_device("tiny"), kvswap().model
+    main = BY_HAND.laid_over(device.model_copy(update={"name": "here"})).processors["gpu"]
+    costs = Roofline(main, model)
+    taken = [costs.cost(Bookkeep(3, slots)).duration_s for slots in (0, 4, 10, 11, 10_000)]
+    assert taken == [3 * 2.0, 3 * (2 + 2), 3 * (2 + 5), 3 * (2 + 5), 3 * (2 + 5)]
+    plain = Roofline(device.processors["gpu"], model)
+    assert costs.cost(FeedForward(1)).duration_s == pytest.approx(plain.cost(FeedForward(1)).duration_s + 4.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "name", "assumed"),
+    [
+        # Fitted on the system's own rows on the device.
+        ({}, "kvswap-prototype", False),
+        ({"system": "flexgen"}, "kvswap-prototype", False),
+        # On the device, but no row of the system.
+        ({"system": "quest"}, "kvswap-prototype", True),
+        # The same board under its other profile, and a phone on which another paper's prototype was fitted.
+        ({"device": "jetson-agx-orin-64gb"}, "kvswap-prototype", True),
+        ({"device": "oneplus-12"}, "dynakv-prototype", True),
+        ({"device": "oneplus-12", "system": "dynakv"}, "dynakv-prototype", False),
+        ({"device": "jetson-agx-orin-64gb", "system": "dynakv"}, "dynakv-prototype", True),
+        # Who names one does not assume it.
+        ({"device": "jetson-agx-orin-64gb", "runtime": "ideal"}, "ideal", False),
+    ],
+)
+def test_which_runtime_and_whether_it_is_assumed(changes: dict[str, str], name: str, assumed: bool) -> None:
+    found = runtime(kvswap(**changes))
+    assert (found.spec.name, found.assumed) == (name, assumed)
+    assert bool(others(kvswap(**changes))) == assumed
+
+
+def test_a_profile_that_says_what_software_takes_has_no_other_runtime() -> None:
+    measured = kvswap(device="jetson-agx-orin-64gb", device__processors__gpu__eager_layer_s="1 ms")
+    assert runtime_of(measured) is None
+    assert on_runtime(measured, DECODE_SYSTEMS["kvswap"]) is measured
+    assert not others(measured)
+    # A whole step that is launched at once, from KV in memory, manages nothing.
+    assert runtime_of(kvswap(system="vllm", device="jetson-agx-orin-64gb")) is None
+
+
+def test_what_it_might_be_are_the_ends_of_what_is_known() -> None:
+    """Of the known runtimes, the slowest and the ideal: what lies between them is not run."""
+    agx = others(kvswap(device="jetson-agx-orin-64gb"))
+    assert [one.runtime.name for one in agx if one.runtime] == ["ideal"], "its own is the slowest"
+    phone = others(kvswap(device="oneplus-12"))
+    assert [one.runtime.name for one in phone if one.runtime] == ["kvswap-prototype"], "its own is as the ideal"
+    costs = {one.name: one.costs for one in known_runtimes()}
+    for cost in costs.values():
+        assert all(
+            low <= one <= high for low, one, high in zip(costs["ideal"], cost, costs["kvswap-prototype"], strict=True)
+        )
+
+
+def tokens_per_s(scenario: Scenario) -> float:
+    times_s = run_scenario(scenario).requests[0].token_times_s
+    return (len(times_s) - 1) / (times_s[-1] - times_s[0])
+
+
+@settings(max_examples=8, deadline=None)
+@given(layer=st.floats(0, 1e-3), block=st.floats(0, 1e-5), slot=st.floats(0, 1e-7), slowdown=st.floats(1, 4))
+def test_a_dearer_runtime_is_never_faster(layer: float, block: float, slot: float, slowdown: float) -> None:
+    device = changed(DECODING["device"], processors={"gpu": dict.fromkeys(("eager_layer_s", "block_s", "slot_s"))})
+    plain = load_scenario(
+        changed(DECODING, device=device, policies={"group_tokens": 4, "selected_tokens": 80, "slots": 100})
+    )
+
+    def rate(share: float) -> float:
+        spec = RuntimeSpec(
+            name="drawn", layer_s=share * layer, block_s=share * block, slot_s=share * slot,
+            storage_slowdown=1 + share * (slowdown - 1), sources={},
+        )  # fmt: skip
+        return tokens_per_s(plain.model_copy(update={"runtime": spec}))
+
+    rates = [rate(share) for share in (0.0, 0.5, 1.0)]
+    assert rates[0] >= rates[1] * (1 - 1e-9) >= rates[2] * (1 - 2e-9)
+
+
+def test_the_runtime_counts_among_what_a_run_depends_on() -> None:
+    named = kvswap(runtime="ideal")
+    assert load_scenario(dump_scenario(named)) == named
+    own = load_scenario(dump_scenario(kvswap()) | {"runtime": {"extends": "kvswap-prototype", "layer_s": "1 ms"}})
+    assert own.runtime is not None
+    assert own.runtime.sources["layer_s"] == "given in (mapping)"
+    with pytest.raises(InputError, match=r"unknown runtime 'idael'.*ideal"):
+        kvswap(runtime="idael")
