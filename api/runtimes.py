@@ -22,7 +22,7 @@ def on_other_runtimes(scenario: Scenario, run: Run, watch: Watch) -> dict[str, M
 
     if scenario.backend != "sim" or run.outcome != "done":
         return {}
-    found = {}
+    found: dict[str, Metrics] = {}
     for other in others(scenario):
         assert other.runtime is not None
         with watch(f"{scenario.name}: {scenario.system} on runtime {other.runtime.name}") as progress:
