@@ -11,6 +11,7 @@ from kvferry.analysis.envelope import to_json
 from kvferry.analysis.folder import write_pictures
 from kvferry.analysis.reproduction.evidence import conditions_of, figures_of
 from kvferry.analysis.reproduction.paper import ExhibitSpec, OrderSpec, Paper, load_paper
+from kvferry.analysis.reproduction.rate_errors import errors_by_device
 from kvferry.analysis.reproduction.results import Key, Progress, Results, carry_out
 from kvferry.analysis.reproduction.verdict import hits, median_of, verdict_of
 from kvferry.system.whole_file import write_file
@@ -67,6 +68,7 @@ def report_of(paper: Paper, results: Results) -> Report:
         "tables": [_exhibit(exhibit, verdicts, results) for exhibit in paper.exhibits],
         "not_measured": sorted({one.device.name for one in results.scenarios.values() if not one.device.is_measured}),
         **({"agreement": agreement} if agreement else {}),
+        **({"by_device": errors_by_device(cells)} if any(spec.rates for spec in paper.experiments.values()) else {}),
     }
 
 
@@ -118,6 +120,7 @@ def _cells(paper: Paper, key: Key, results: Results) -> Iterable[Report]:
             **key._asdict(),
             "device": scenario.device.name,
             "model": scenario.model.name,
+            **({"engine": scenario.device.engine.name} if scenario.device.engine else {}),
             "context": scenario.workload.context,
             "outcome": results.outcome(key),
             "metric": metric,

@@ -39,6 +39,18 @@ def devices(
         print_table(("figure", "value", "source"), _figures(found[0].model_dump(exclude_defaults=True)))
         if note := how_known(found[0]):
             print(quoted(note))
+        for line in _checked(found[0].name):
+            print(line)
+
+
+def _checked(device: str) -> Iterator[str]:
+    """What people measured on the device, and how far our figures are off."""
+    from kvferry.analysis.reproduction.rate_errors import errors_by_device, rates_of
+
+    for group in errors_by_device(rates_of(device)):
+        fitted = f", {group['fitted']} of them fitted on" if group["fitted"] else ", none fitted on"
+        rows = f"{group['rows']} public measurement{'s' if group['rows'] > 1 else ''}{fitted}"
+        yield f"{group['engine']}, {group['experiment']}: {rows}: median error {group['median_error']:.1%}"
 
 
 def _figures(profile: dict[str, Any]) -> Iterator[Row]:
@@ -60,7 +72,7 @@ def _sourced(value: Any, path: str, sources: dict[str, str]) -> Iterator[tuple[s
         dotted = f"{path}." if path else ""
         sources = {**sources, **{f"{dotted}{key}": source for key, source in value.get("sources", {}).items()}}
         for key, item in value.items():
-            if key not in ("sources", "name", "main"):
+            if key not in ("sources", "name", "main", "engine"):
                 yield from _sourced(item, f"{dotted}{key}", sources)
     elif isinstance(value, list | tuple) and value and isinstance(value[0], dict):
         for n, item in enumerate(value):

@@ -18,7 +18,7 @@ _LINE_EVERY_S = 10.0
 
 def reproduce(
     paper: Annotated[
-        str, typer.Argument(metavar="PAPER", help="sparkv, kvswap, dynakv, pd_device or specontext; or all of them.")
+        str, typer.Argument(metavar="PAPER", help="sparkv, kvswap, dynakv, pd_device, specontext; devices; or all.")
     ],
     output: OutputOption = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Take the first N seeds of each run; default: all.")] = None,
@@ -69,10 +69,14 @@ def _show(report: Mapping[str, Any]) -> None:
 
     claims, tables = report["claims"], report["tables"]
     rows = [(c["id"], _range(c, "paper"), _range(c, "ours"), *_seeds(c), c["verdict"], c["why"]) for c in claims]
-    print_table(
-        ("claim", "paper", "ours", "over seeds", "seeds that hit", "verdict", "why"), rows, title=report["paper"]
-    )
-    print_table(("table or figure", "status", "why"), [(t["name"], t["status"], t["why"]) for t in tables])
+    if claims:
+        heading = ("claim", "paper", "ours", "over seeds", "seeds that hit", "verdict", "why")
+        print_table(heading, rows, title=report["paper"])
+    if tables:
+        print_table(("table or figure", "status", "why"), [(t["name"], t["status"], t["why"]) for t in tables])
+    if by_device := report.get("by_device"):
+        of_device = ("device", "engine", "what", "rows", "fitted", "median error", "from", "to")
+        print_table(of_device, [_errors(group) for group in by_device], title="ours against what people measured")
     if report.get("not_measured"):
         print(
             quoted(f"not measured: {', '.join(report['not_measured'])} (kvferry devices says where figures are from)")
@@ -99,9 +103,17 @@ def _show(report: Mapping[str, Any]) -> None:
                 f"{fast['cells']} of at least 1 token/s: {fast['median_error']:.1%} in the median,"
                 f" {fast['p90_error']:.1%} at the 90th percentile"
             )
+    if not claims:
+        return
     fitted = sum(claim["verdict"] == "hit" and claim["fitted"] for claim in claims)
     of_them = f" ({fitted} of them fitted)" if fitted else ""
     print(f"{hits} hits{of_them}, {misses} misses, {len(claims) - hits - misses} without a verdict")
+
+
+def _errors(group: Mapping[str, Any]) -> tuple[str, ...]:
+    counts = (str(group["rows"]), str(group["fitted"]))
+    shares = (f"{group['median_error']:.1%}", f"{group['least']:+.1%}", f"{group['most']:+.1%}")
+    return (group["device"], group["engine"], group["experiment"], *counts, *shares)
 
 
 def _range(claim: dict[str, Any], whose: str) -> str | None:

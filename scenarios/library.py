@@ -9,7 +9,7 @@ from kvferry.specs.errors import InputError, unknown_name
 BUNDLED = Path(__file__).resolve().parent
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*")
 # Folders that hold something else than scenarios. Studies and searches vary a scenario.
-_NOT_SCENARIOS = ("devices", "models", "runtimes", "storage", "studies", "searches")
+_NOT_SCENARIOS = ("devices", "engines", "models", "runtimes", "storage", "studies", "searches")
 
 
 def names(kind: str) -> list[str]:

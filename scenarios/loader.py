@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from kvferry.scenarios.faults import complaints_of, input_error
 from kvferry.scenarios.field_notes import add_notes
 from kvferry.scenarios.library import names
-from kvferry.scenarios.resolve import Complaint, extended, overridden, path_keys, read_tree, with_storage
+from kvferry.scenarios.resolve import Complaint, extended, overridden, path_keys, read_tree, with_parts
 from kvferry.specs.base import Spec
 from kvferry.specs.device import DeviceSpec
 from kvferry.specs.kinds import BY_KIND, members
@@ -58,7 +58,7 @@ def checked_scenario(tree: Node, complaints: Sequence[Complaint] = (), check: Ch
 
 def load_device(reference: str) -> DeviceSpec:
     """A device by bundled name or path. Raises InputError."""
-    return _validated(DeviceSpec, *with_storage(read_tree("device", reference, Path.cwd())))
+    return _validated(DeviceSpec, *with_parts(read_tree("device", reference, Path.cwd())))
 
 
 def load_storage(reference: str) -> StorageSpec:

@@ -82,14 +82,14 @@ def own_policies_only(base: Node, system: Node | None) -> Node:
 
 
 def resolve(root: Node) -> tuple[Node, list[Complaint]]:
-    """Names of devices, storage, models and the runtime become what their files say, of every machine; paths become
-    absolute.
+    """Names of devices, storage, models, the engine and the runtime become what their files say, of every machine;
+    paths become absolute.
 
     What cannot be resolved is left as it is, with a complaint. Resolving twice changes nothing.
     """
     complaints: list[Complaint] = []
     for at in [(), *_machine_keys(_outline(root))]:
-        for kind in ("device", "model") if at else ("device", "model", "runtime"):
+        for kind in ("device", "model") if at else ("device", "model", "engine", "runtime"):
             node = root.find((*at, kind))
             try:
                 if node is not None and isinstance(node.value, str):
@@ -100,7 +100,7 @@ def resolve(root: Node) -> tuple[Node, list[Complaint]]:
                 complaints.append(Complaint((*at, kind), str(error)))
         device = root.find((*at, "device"))
         if device is not None:
-            device, found = with_storage(device, (*at, "device"))
+            device, found = with_parts(device, (*at, "device"))
             root = root.with_child((*at, "device"), device)
             complaints += found
     for key in path_keys(_outline(root)):
@@ -122,20 +122,22 @@ def resolve(root: Node) -> tuple[Node, list[Complaint]]:
     return root, complaints
 
 
-def with_storage(device: Node, at: tuple[str, ...] = ()) -> tuple[Node, list[Complaint]]:
-    """A device, itself at key `at`, with the name of its storage replaced by the content of that file.
+def with_parts(device: Node, at: tuple[str, ...] = ()) -> tuple[Node, list[Complaint]]:
+    """A device, itself at key `at`, with the names of its storage and engine replaced by the content of those files.
 
-    Returns it unchanged, with a complaint, where there is no such file.
+    Leaves a name as it is, with a complaint, where there is no such file.
     """
-    storage = device.child("storage")
-    try:
-        if storage is not None and isinstance(storage.value, str):
-            return device.with_child(("storage",), _named("storage", storage)), []
-        if storage is not None and storage.child("extends"):
-            return device.with_child(("storage",), extended("storage", storage)), []
-    except InputError as error:
-        return device, [Complaint((*at, "storage"), str(error))]
-    return device, []
+    complaints = []
+    for kind in ("storage", "engine"):
+        part = device.child(kind)
+        try:
+            if part is not None and isinstance(part.value, str):
+                device = device.with_child((kind,), _named(kind, part))
+            elif part is not None and part.child("extends"):
+                device = device.with_child((kind,), extended(kind, part))
+        except InputError as error:
+            complaints.append(Complaint((*at, kind), str(error)))
+    return device, complaints
 
 
 # Of a workload: what was recorded.

@@ -1,28 +1,15 @@
 """A device by its parts: processors, memory, decompression, network interface."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from kvferry.specs.base import BadKey, Spec
+from kvferry.specs.engine import EngineSpec, with_engine
+from kvferry.specs.kernel import Kernel, Share
 from kvferry.specs.storage import StorageSpec
 from kvferry.specs.units import Bytes, BytesPerS, Clock, Count, FlopPerS, Seconds, ValuesPerS, Watts
 
-# Kernel kinds: what an efficiency belongs to. Never a system. "attention" is dense prefill attention,
-# "sparse_attention" the block-sparse one with its mask derivation, "decode_attention" one new token's, "gather" copies
-# of KV. "unsplit_attention" is a new token's where one block of threads reads all KV of a sequence and head.
-Kernel = Literal[
-    "gemm",
-    "gemv",
-    "attention",
-    "sparse_attention",
-    "decode_attention",
-    "unsplit_attention",
-    "scoring",
-    "gather",
-    "svd",
-]
-Share = Annotated[float, Field(gt=0, le=1)]
 # How many times as long something takes.
 Slowdown = Annotated[float, Field(ge=1, le=1000)]
 # Share of a machine's cores that others may keep busy while it is measured.
@@ -57,6 +44,11 @@ class ProcessorSpec(Spec):
     dispatch_s: Seconds = 0.0
     # Fixed cost of one layer on the processor: launches, norms, rotary embedding, residuals.
     layer_s: Seconds = 0.0
+    # Fixed cost of a decode step besides: sampling, and the host's way round to the next step.
+    step_s: Seconds = 0.0
+    # Arithmetic to unpack one quantised weight in decoding, at the peak rate; the longer of it and of reading the
+    # weight counts. 0: it hides behind reading, as on processors with much arithmetic per byte.
+    unpack_flop: float = Field(default=0.0, ge=0, le=1e4)
     # On top of it for a layer of decoding that is launched kernel by kernel, as an eager runtime does where it must
     # look at every layer; whole steps and prefill are captured or long enough to hide it. This and the two below are
     # there where they were measured on the device; where none of them is, a runtime says them (specs/runtime.py).
@@ -237,11 +229,19 @@ class DeviceSpec(Spec):
     contention: ContentionSpec | None = None
     # The clock of the fastest core, which runs the program that drives the processors. None: not known.
     host_clock_hz: Clock | None = None
+    # The software on it: gives its processors the numbers that they do not say themselves. None: they say all.
+    engine: EngineSpec | None = None
     # Drawn at all times: board, display, DRAM refresh.
     base_w: Watts = 0.0
     # None: it was not measured by ``kvferry calibrate``, or by one that did not say.
     calibration: CalibrationSpec | None = None
     sources: dict[str, str]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _under_its_engine(cls, value: Any) -> Any:
+        engine = value.get("engine") if isinstance(value, dict) else None
+        return with_engine(value, engine) if isinstance(engine, dict) else value
 
     @property
     def is_measured(self) -> bool:

@@ -1,6 +1,5 @@
 """A Transformer by its dimensions, and the sizes that follow from them."""
 
-from functools import cached_property
 from typing import Any
 
 from pydantic import Field, model_validator
@@ -161,7 +160,7 @@ class ModelSpec(Spec):
     def parameters(self) -> int:
         return round(self.layers * self.layer_parameters) + self.embedding_parameters
 
-    @cached_property
+    @property
     def layer_bits(self) -> float:
         """Mean bits of a layer's weights."""
         if self.weights is None:

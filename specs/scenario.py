@@ -10,6 +10,7 @@ from kvferry.specs.assist import AssistBudget, AssistLive, AssistSpec
 from kvferry.specs.base import BadKey, Part
 from kvferry.specs.budget import ContextReuseBudget, DecodeBudget
 from kvferry.specs.device import DeviceSpec
+from kvferry.specs.engine import EngineSpec, with_engine
 from kvferry.specs.errors import InputError, unknown_name
 from kvferry.specs.kinds import (
     BY_KIND,
@@ -105,6 +106,8 @@ class Scenario(Part):
     # A named composition of a pipeline and its policies; the table stands in kvferry.pipelines.loading.systems.
     system: str = Field(min_length=1, max_length=100)
     device: DeviceSpec
+    # Replaces the device's own engine, and what its profile says of software; None: as the device says.
+    engine: EngineSpec | None = None
     # Of the device's processors the one that prefill and decoding run on; None: the device's own `main`.
     processor: str | None = Field(default=None, min_length=1, max_length=100)
     model: ModelSpec
@@ -159,10 +162,13 @@ class Scenario(Part):
     @model_validator(mode="before")
     @classmethod
     def _as_it_is_run(cls, value: Any) -> Any:
-        """The device with the processor, and the model in the precision, that the scenario asks for."""
+        """The device with the engine and the processor, and the model in the precision, that the scenario asks for."""
         if not isinstance(value, dict):
             return value
-        device, processor = value.get("device"), value.get("processor")
+        device, processor, engine = value.get("device"), value.get("processor"), value.get("engine")
+        if isinstance(device, dict) and isinstance(engine, dict):
+            device = with_engine(device, engine, replace=True)
+            value = {**value, "device": device}
         if isinstance(device, dict) and isinstance(processor, str) and processor in (device.get("processors") or ()):
             value = {**value, "device": {**device, "main": processor}}
         model, precision = value.get("model"), value.get("precision")
@@ -188,6 +194,14 @@ class Scenario(Part):
     @model_validator(mode="after")
     def _bounded(self) -> "Scenario":
         self.workload.check_size(self.model, per_head=self.coupling == "per_head")
+        return self
+
+    @model_validator(mode="after")
+    def _weights_that_the_engine_reads(self) -> "Scenario":
+        engine, weights = self.device.engine, self.model.weights
+        if engine is not None and weights is not None and engine.weights and weights not in engine.weights:
+            key = "model.weights" if self.precision is None or self.precision.weights is None else "precision.weights"
+            raise BadKey(key, f"{engine.name} does not read {weights}; it reads {', '.join(engine.weights)}")
         return self
 
     @model_validator(mode="after")

@@ -138,6 +138,10 @@ WEIGHT_FORMATS: dict[str, WeightFormat] = {
         rest=4.5, embedding=4.5, head=4.5, source="mlx_lm: groups of 64 share a 16-bit scale and bias"
     ),
     "mlx-8bit": WeightFormat(rest=8.5, embedding=8.5, head=8.5, source="as mlx-4bit"),
+    "mlc-4bit": WeightFormat(rest=4.0, embedding=4.0, head=4.0, source="MLC q4f16_ft: a 16-bit scale per channel"),
+    "xnnpack-4bit": WeightFormat(
+        rest=4 + 32 / 128, embedding=4.5, head=4 + 32 / 128, source="ExecuTorch: groups of 128 share a 32-bit scale"
+    ),
     "awq": WeightFormat(
         rest=4 + 20 / 128,
         embedding=16.0,

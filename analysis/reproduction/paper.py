@@ -4,6 +4,7 @@ claims.csv        the figures as the paper prints them, and where
 experiments.yaml  systems, experiments, and which of their figures answers which claim
 exhibits.yaml     its numbered tables and figures
 cells.csv         cells of its tables, where it prints any that are run
+rates.csv         rates that people measured on their devices: cases and cells of the experiments that name `rates`
 """
 
 import csv
@@ -12,10 +13,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import Field, NonNegativeInt, ValidationError
+from pydantic import Field, NonNegativeInt, ValidationError, model_validator
 
+from kvferry.analysis.reproduction.measured_rates import Measured, measured_rates, named_by_case
 from kvferry.scenarios.faults import complaints_of, input_error
-from kvferry.specs.base import Spec
+from kvferry.specs.base import BadKey, Spec
 from kvferry.specs.document import read_document
 from kvferry.specs.errors import InputError, pick
 
@@ -60,13 +62,20 @@ class ExperimentSpec(Spec):
     where: str
     base: str
     settings: Mapping[str, Any] = Field(default_factory=dict)
-    cases: Mapping[str, Mapping[str, Any]] = Field(min_length=1)
+    cases: Mapping[str, Mapping[str, Any]] = Field(default_factory=dict)
+    rates: Measured | None = None
     systems: tuple[str, ...] = Field(min_length=1)
     own: Mapping[str, Mapping[str, Mapping[str, Any]]] = Field(default_factory=dict)
     by: str = "simulation"
     seeds: tuple[NonNegativeInt, ...] = ()
     # Printed with every claim that it answers.
     remark: str = ""
+
+    @model_validator(mode="after")
+    def _with_cases(self) -> "ExperimentSpec":
+        if not self.cases and self.rates is None:
+            raise BadKey("cases", "none is named; one would do, or `rates`")
+        return self
 
     def cases_of(self, system: str) -> tuple[str, ...]:
         """Those that a system is run in."""
@@ -232,22 +241,39 @@ def load_paper(name: str, papers: Path = PAPERS) -> Paper:
     """The paper of that name. Raises InputError for another name, and for faults in its files."""
     folder = pick("paper", {each: papers / each for each in paper_names(papers)}, name)
     content = _read(folder / "experiments.yaml", _Experiments)
+    experiments, of_rates = _with_rates(content.experiments, folder / "rates.csv")
     shown = _read(folder / "exhibits.yaml", _Exhibits)
     paper = Paper(
         name=name,
         claims=_read_rows(folder / "claims.csv", Claim),
         settings=content.settings,
         systems=content.systems,
-        experiments=content.experiments,
+        experiments=experiments,
         evidence=content.evidence,
         exhibits=shown.exhibits,
         pictures=shown.pictures,
-        cells=_read_rows(folder / "cells.csv", PrintedCell) if (folder / "cells.csv").is_file() else (),
+        cells=of_rates + (_read_rows(folder / "cells.csv", PrintedCell) if (folder / "cells.csv").is_file() else ()),
         cell_metrics=content.cell_metrics,
         seeds=content.seeds,
     )
     _check(paper)
     return paper
+
+
+def _with_rates(
+    experiments: Mapping[str, ExperimentSpec], file: Path
+) -> tuple[dict[str, ExperimentSpec], tuple[PrintedCell, ...]]:
+    """The experiments with the cases of measured rates, and these rates as cells."""
+    found, cells = dict(experiments), []
+    for name, experiment in experiments.items():
+        if experiment.rates is None:
+            continue
+        rates = named_by_case(rate for rate in measured_rates(file) if rate.metric == experiment.rates)
+        cases = {case: rate.settings() for case, rate in rates.items()}
+        found[name] = experiment.model_copy(update={"cases": cases})
+        for system in experiment.systems:
+            cells += [PrintedCell.model_validate(rate.cell(name, case, system)) for case, rate in rates.items()]
+    return found, tuple(cells)
 
 
 def _read_rows(path: Path, spec: type[AnySpec]) -> tuple[AnySpec, ...]:

@@ -9,6 +9,7 @@ import numpy as np
 
 from kvferry.analysis import style
 from kvferry.analysis.reproduction.paper import PanelSpec, Paper, PictureSpec
+from kvferry.analysis.reproduction.rate_errors import rates_picture
 from kvferry.analysis.reproduction.ratios import over_paper, ranges_over_paper
 from kvferry.analysis.reproduction.results import Key, Results
 from kvferry.analysis.reproduction.verdict import TOLERANCE
@@ -32,9 +33,12 @@ _SHAPES = {"hit": "o", "miss": "X", "measured": "D"}
 
 
 def pictures_of(paper: Paper, report: dict[str, Any], results: Results) -> dict[str, dict[str, bytes]]:
-    """By name: the pictures that the paper's data ask for, and "claims"; each as {"png", "svg"}."""
+    """By name: the pictures that the paper's data ask for, "claims" where it makes any, and "rates" where it has rates
+    that people measured; each as {"png", "svg"}."""
     pictures = {spec.name: style.render(partial(_draw, spec, results, _printed(paper))) for spec in paper.pictures}
-    return pictures | {"claims": style.render(partial(claims_picture, report["claims"]))}
+    if "by_device" in report:
+        pictures["rates"] = style.render(partial(rates_picture, report["cells"]))
+    return pictures | ({"claims": style.render(partial(claims_picture, report["claims"]))} if report["claims"] else {})
 
 
 def _printed(paper: Paper) -> Printed:

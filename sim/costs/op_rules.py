@@ -188,6 +188,10 @@ def _paging_s(processor: ProcessorSpec, op: DecodeStep | OutputHead | Retrieve) 
     return op.batch * processor.sequence_s if paged else 0.0
 
 
+def _step_s(processor: ProcessorSpec, op: DecodeStep | OutputHead) -> Number:
+    return processor.step_s + _paging_s(processor, op)
+
+
 def priced(
     op: type,
     *,
@@ -288,7 +292,7 @@ def _cluster(a: Arithmetic, op: Cluster) -> list[Work]:
     DecodeStep,
     passes=_all_layers,
     features={"context": "context_tokens", "batch": "batch"},
-    fixed_s=_paging_s,
+    fixed_s=_step_s,
     eager=lambda op: op.kernel.captured is False,
 )
 def _decode_step(a: Arithmetic, op: DecodeStep) -> list[Work]:
@@ -324,7 +328,7 @@ def _rest_of_layer(a: Arithmetic, op: RestOfLayer) -> list[Work]:
     return [("gemv", op.batch * (a.layer_flop - a.qkv_flop), a.layer_bytes(op.batch) - a.qkv_bytes)]
 
 
-@priced(OutputHead, features={"batch": "batch"}, fixed_s=_paging_s)
+@priced(OutputHead, features={"batch": "batch"}, fixed_s=_step_s)
 def _output_head(a: Arithmetic, op: OutputHead) -> list[Work]:
     return [("gemv", op.batch * a.head_flop, a.head_bytes)]
 

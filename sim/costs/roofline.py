@@ -32,6 +32,11 @@ class Roofline:
             efficiency = processor.efficiency.get(kernel, processor.default_efficiency)
             self._s_per_flop[kernel] = 1 / (processor.flop_per_s * efficiency)
             self._s_per_byte[kernel] = 1 / (processor.bytes_per_s * efficiency)
+        # Quantised weights are unpacked as they come. Left out: that a retrieval head's weights need no unpacking, and
+        # that prefill unpacks, which is little beside its arithmetic.
+        if model.layer_bits < 16:
+            unpacked_s = processor.unpack_flop / processor.flop_per_s * 8 / model.layer_bits
+            self._s_per_byte["gemv"] = max(self._s_per_byte["gemv"], unpacked_s)
 
     def cost(self, op: Op) -> Cost:
         """Seconds on an idle processor, and bytes of memory traffic, of one op with plain numbers."""

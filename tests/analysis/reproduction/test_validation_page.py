@@ -106,6 +106,9 @@ def test_the_documentation_has_every_claim(paper: str) -> None:
     page = (PAGES / f"{paper}.md").read_text()
     with (PAPERS / paper / "claims.csv").open() as file:
         ids = [row["id"] for row in csv.DictReader(file)]
+    if not ids:  # rates that people measured
+        assert f"<!-- kvferry reproduce {paper}: cells -->" in page
+        return
     shown = [
         line.split(" | ")[0].removeprefix("| ")
         for line in page.split(": claims -->")[1].splitlines()

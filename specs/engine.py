@@ -1,0 +1,56 @@
+"""An engine: what software makes of hardware of a kind, apart from any device."""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import Field
+
+from kvferry.specs.base import Spec
+from kvferry.specs.kernel import Kernel, Share
+from kvferry.specs.units import Seconds
+from kvferry.specs.weight_format import WeightFormatName
+
+
+class EngineOnProcessor(Spec):
+    """Shares of the peaks that kernels reach, and fixed costs, on every processor of one kind; the meaning of each key
+    is that of ``ProcessorSpec``."""
+
+    efficiency: dict[Kernel, Share] = Field(default_factory=dict)
+    default_efficiency: Share = 0.6
+    dispatch_s: Seconds = 0.0
+    layer_s: Seconds = 0.0
+    step_s: Seconds = 0.0
+    unpack_flop: float = Field(default=0.0, ge=0, le=1e4)
+
+
+class EngineSpec(Spec):
+    """Numbers that hold for all devices with a processor of the kind. Every number carries its source in `sources`."""
+
+    name: str
+    processors: dict[Literal["gpu", "cpu", "npu"], EngineOnProcessor] = Field(min_length=1)
+    # Weight formats that it reads; none named: it is not known which.
+    weights: tuple[WeightFormatName, ...] = ()
+    sources: dict[str, str]
+
+
+def with_engine(device: Mapping[str, Any], engine: Mapping[str, Any], replace: bool = False) -> dict[str, Any]:
+    """A device, as a file has it, whose processors have the engine's numbers where they have none of their own, or in
+    place of their own (`replace`). Their sources name the engine. Applied twice, it changes nothing more."""
+    named, by_kind = device.get("processors"), engine.get("processors")
+    if not isinstance(named, dict) or not isinstance(by_kind, dict):
+        return dict(device)
+    processors, sources = dict(named), dict(device.get("sources") or {})
+    for name, processor in named.items():
+        numbers = by_kind.get(processor.get("kind")) if isinstance(processor, dict) else None
+        if not isinstance(numbers, dict):
+            continue
+        theirs = EngineOnProcessor.model_fields if replace else ()
+        own = {key: value for key, value in processor.items() if key not in theirs}
+        processors[name] = {**numbers, **own}
+        for key in theirs:
+            sources.pop(f"processors.{name}.{key}", None)
+        for key in (key for key in numbers if key not in own):
+            said = (engine.get("sources") or {}).get(f"processors.{processor['kind']}.{key}")
+            if said is not None:
+                sources[f"processors.{name}.{key}"] = f"engine {engine.get('name')}: {said}"
+    return {**device, "processors": processors, "sources": sources, "engine": dict(engine)}

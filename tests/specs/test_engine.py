@@ -1,0 +1,92 @@
+"""Engines: what they give a device, what stays the device's own, what a step then costs, by hand."""
+
+from typing import Any
+
+import pytest
+
+from kvferry.machine.ops import DecodeStep
+from kvferry.scenarios.library import names
+from kvferry.scenarios.loader import dump_scenario, load_device, load_scenario
+from kvferry.sim.costs.roofline import Roofline
+from kvferry.specs.device import DeviceSpec
+from kvferry.specs.engine import with_engine
+from kvferry.specs.errors import InputError
+from kvferry.specs.model import ModelSpec
+
+ENGINE: dict[str, Any] = {
+    "name": "e",
+    "processors": {"gpu": {"efficiency": {"gemv": 0.5}, "layer_s": "1 ms", "step_s": "7 ms"}},
+    "sources": {"processors.gpu.layer_s": "fitted", "processors.gpu.step_s": "guessed"},
+}
+DEVICE: dict[str, Any] = {"processors": {"main": {"kind": "gpu", "layer_s": "2 ms"}, "cpu": {"kind": "cpu"}}}
+
+
+def test_an_engine_fills_what_the_device_leaves_open() -> None:
+    filled = with_engine(DEVICE, ENGINE)
+    assert filled["processors"]["main"] == {
+        "kind": "gpu", "layer_s": "2 ms", "efficiency": {"gemv": 0.5}, "step_s": "7 ms",
+    }  # fmt: skip
+    assert filled["processors"]["cpu"] == {"kind": "cpu"}
+    assert filled["sources"] == {"processors.main.step_s": "engine e: guessed"}
+    assert with_engine(filled, ENGINE) == filled
+
+
+def test_an_engine_that_is_asked_for_replaces_the_profile_s() -> None:
+    replaced = with_engine({**DEVICE, "sources": {"processors.main.layer_s": "own"}}, ENGINE, replace=True)
+    assert replaced["processors"]["main"]["layer_s"] == "1 ms"
+    assert replaced["sources"]["processors.main.layer_s"] == "engine e: fitted"
+
+
+def test_a_step_by_hand() -> None:
+    # Weights of a byte each: four projections of 4 x 4, three of 4 x 10, and an output head of 8 x 4.
+    model = ModelSpec(
+        name="m", layers=1, hidden=4, query_heads=1, kv_heads=1, head_dim=4, ffn=10, vocabulary=8, tied_embeddings=True,
+        weight_bits=8, embedding_bits=8, source="t",
+    )  # fmt: skip
+    weights = 4 * 16 + 3 * 40 + 32
+    processor = (
+        load_device("rtx-5070")
+        .processors["gpu"]
+        .model_copy(
+            update={"flop_per_s": 1e3, "bytes_per_s": 1e3, "efficiency": {"gemv": 0.5}, "layer_s": 0.1, "step_s": 0.2}
+        )
+    )
+    reading = processor.model_copy(update={"unpack_flop": 1.0})
+    # Reading takes 1 / 500 s a byte, more than unpacking a weight of one byte at 1 / 1000 s. Arithmetic, 2 flop a
+    # weight at 500 flop/s, takes longer than both: 1 / 250 s.
+    assert Roofline(reading, model).cost(DecodeStep(1, 0)).duration_s == pytest.approx(weights / 250 + 0.3)
+    unpacking = processor.model_copy(update={"unpack_flop": 10.0})
+    assert Roofline(unpacking, model).cost(DecodeStep(1, 0)).duration_s == pytest.approx(weights / 100 + 0.3)
+    # Weights of 16 bits need no unpacking.
+    whole = model.model_copy(update={"weight_bits": 16, "embedding_bits": 16})
+    assert Roofline(unpacking, whole).cost(DecodeStep(1, 0)).duration_s == pytest.approx(2 * weights / 500 + 0.3)
+
+
+@pytest.mark.parametrize("name", names("device"))
+def test_a_bundled_device_says_where_all_is_from(name: str) -> None:
+    device = load_device(name)
+    assert isinstance(device, DeviceSpec)
+    for key in ("flop_per_s", "bytes_per_s", "efficiency"):
+        path = f"processors.{device.main}.{key}"
+        assert any(f"{path}.".startswith(f"{known}.") for known in device.sources), path
+
+
+def test_the_same_scenario_comes_back() -> None:
+    scenario = load_scenario("decode", ["engine=vllm", "precision.weights=awq"])
+    assert scenario.device.processors["gpu"].efficiency["gemv"] == 0.8
+    assert load_scenario(dump_scenario(scenario)) == scenario
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (["engine=mxl"], "Did you mean 'mlx'"),
+        (["engine=mlx"], "decode.yaml:7: precision.weights: mlx does not read q4_k_m; it reads mlx-4bit"),
+        (["engine.layer_s=4"], "engine"),
+        (["device.engine=no-such"], "device.engine: unknown engine 'no-such'"),
+    ],
+)
+def test_what_is_no_engine_is_refused(settings: list[str], said: str) -> None:
+    with pytest.raises(InputError) as error:
+        load_scenario("decode", settings)
+    assert said in str(error.value)
