@@ -120,6 +120,24 @@ def new_figure(width_in: float, height_in: float) -> Figure:
     return Figure(figsize=(width_in, height_in), layout="constrained")
 
 
+def _take_texts_literally(figure: Figure) -> None:
+    """No name is a formula, whatever dollar signs it has. Numbers along a logarithmic axis are: powers of ten."""
+    from matplotlib.text import Text
+    from matplotlib.ticker import LogFormatter
+
+    numbers: set[Text] = set()
+    for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
+        for ticks, formatter in (
+            (axis.get_major_ticks(), axis.get_major_formatter()),
+            (axis.get_minor_ticks(), axis.get_minor_formatter()),
+        ):
+            if isinstance(formatter, LogFormatter):
+                numbers.update(label for tick in ticks for label in (tick.label1, tick.label2))
+    for text in figure.findobj(Text):
+        if text not in numbers:
+            text.set_parse_math(False)
+
+
 def render(draw: Callable[[], Figure]) -> dict[str, bytes]:
     """The drawn figure as {"png": bytes, "svg": bytes}: equal drawings give equal bytes."""
     import matplotlib as mpl
@@ -129,6 +147,7 @@ def render(draw: Callable[[], Figure]) -> dict[str, bytes]:
         mpl.rcdefaults()  # whatever a user's matplotlibrc says
         mpl.rcParams.update(RC)
         figure = draw()
+        _take_texts_literally(figure)
         FigureCanvasAgg(figure)
         pictures = {}
         for format, nothing in (("png", {"Software": None}), ("svg", {"Date": None, "Creator": None})):

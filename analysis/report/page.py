@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from html import escape
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -272,8 +273,10 @@ def _table(table: pd.DataFrame, number: Iterator[int], *, paging: bool = True) -
     """Sorts by its headings, and is searched and filtered by column."""
     from itables import to_html_datatable
 
+    # Its headings are taken as HTML.
+    shown = (table.map(_short) if len(table) > 1000 else table).rename(columns=lambda name: escape(str(name)))
     html: str = to_html_datatable(
-        table.map(_short) if len(table) > 1000 else table,
+        shown,
         connected=False,
         table_id=f"table-{next(number)}",
         display_logo_when_loading=False,

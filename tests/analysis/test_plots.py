@@ -300,6 +300,29 @@ def test_pictures_are_the_same_bytes_whatever_the_user_set() -> None:
     assert b"matplotlib.org" not in first["svg"].split(b"<defs>")[0]
 
 
+def test_names_are_neither_formulas_nor_markup() -> None:
+    """Pairs of dollar signs would make a formula, one that cannot be parsed end the drawing."""
+    hostile = "$\\frac{$ <script>alert(1)</script>"
+    table = pd.DataFrame(
+        [{"system": name, "rate": rate, "ttft_s": rate} for name in (hostile, "$x$") for rate in (1.0, 9.0)]
+    )
+
+    def by_rate() -> Any:
+        return line(table, Axis("rate", hostile, log=True), Axis("ttft_s", "$y$"), by="system", title=hostile)
+
+    def by_name() -> Any:
+        return line(table, Axis("system", hostile), Axis("ttft_s", "TTFT (s)", log=True), title=hostile)
+
+    for draw in (by_rate, by_name):
+        pictures = render(draw)
+        assert b"<script" not in pictures["svg"]
+        assert pictures["png"].startswith(b"\x89PNG")
+    figures: list[Any] = []
+    render(lambda: figures.append(by_name()) or figures[0])
+    shown = [label.get_text() for label in panels(figures[0])[0].get_xticklabels()]
+    assert shown == [hostile, "$x$"]
+
+
 def test_drawing_leaves_no_figure_behind() -> None:
     pyplot = sys.modules.get("matplotlib.pyplot")
     before = pyplot.get_fignums() if pyplot else []

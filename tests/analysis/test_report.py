@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from itertools import count
 from pathlib import Path
 
@@ -131,6 +132,38 @@ def test_lists_in_a_column_are_shown_as_text(tmp_path: Path) -> None:
     html = report([tmp_path])
     assert "[1 2]" in html
     assert "[3]" in html
+
+
+HOSTILE = '"><img src=x onerror=alert(2)>$\\frac{$=1+1'
+
+
+def test_no_name_of_a_run_is_taken_for_code(folders: dict[str, Path], tmp_path: Path) -> None:
+    """Everywhere that a stranger's file is shown: its folder, sources, notes, figures, columns and values."""
+    run = tmp_path / "results<script>alert(3)</script>"
+    shutil.copytree(folders["compared"] / "ferry", run)
+    found = json.loads((run / "metrics.json").read_text())
+    found |= {"scenario": HARMFUL, "system": HOSTILE, "notes": [HARMFUL, HOSTILE], "versions": {HARMFUL: HOSTILE}}
+    found["provenance"] = {HARMFUL: {HOSTILE: HARMFUL}}
+    found["metrics"] |= {HARMFUL: 1.0, HOSTILE: 2.0}
+    (run / "metrics.json").write_text(json.dumps(found))
+    (run / "scenario.yaml").write_text(f"name: {HARMFUL}\n# {HOSTILE}")
+    spans = pd.read_parquet(run / "spans.parquet")
+    spans["label"] = HARMFUL
+    spans["resource"] = HOSTILE
+    spans.to_parquet(run / "spans.parquet")
+    points = pd.read_parquet(folders["swept"] / "points.parquet")
+    points["system"], points[f"workload.{HARMFUL}"], points[f"link.{HOSTILE}"] = (
+        [HARMFUL, HOSTILE, "x"],
+        HOSTILE,
+        [1, 2, 3],
+    )
+    (swept := tmp_path / "swept").mkdir()
+    points.to_parquet(swept / "points.parquet")
+    html = report([run, swept])
+    assert "alert(1)" in html
+    assert HARMFUL not in html
+    assert "<img src=x" not in html
+    assert "<script>alert" not in html
 
 
 TABLE = pd.DataFrame({"key": ["a"]})
