@@ -9,16 +9,18 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Selection:
-    """What a Select or Retrieve op chose; the scores stay on the machine.
+    """What a Select or Retrieve op chose; the scores of what was not chosen stay on the machine.
 
     ``ids`` is int32[batch, head or 1, k]; or, where rows (a sequence, or a head of it that chooses for itself) differ
-    in length, int32[n], of which row r has those from ``starts[r]`` up to ``starts[r + 1]``.
+    in length, int32[n], of which row r has those from ``starts[r]`` up to ``starts[r + 1]``. ``scores`` float32 are
+    like them, the more, the better; None: a recording has none.
     """
 
     stream: ClassVar[str] = "selections"
 
     ids: np.ndarray
     starts: np.ndarray | None = None
+    scores: np.ndarray | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -14,6 +14,7 @@ from kvferry.layouts.layout import Layout
 from kvferry.pipelines.decoding.stages import KINDS
 from kvferry.policies.decode.index import INDEX_KINDS, IndexSpec
 from kvferry.policies.decode.placement import KvSize
+from kvferry.policies.decode.ranked import Ranked
 from kvferry.policies.decode.residency import Resident
 from kvferry.policies.decode.room import Room
 from kvferry.policies.decode.rows import BlockRows, Lookup
@@ -126,12 +127,12 @@ def _has(protocol: Any) -> Check:
     return check
 
 
-def _selected(found: Any, block_tokens: int, stored: int) -> str | None:
-    return _fault_of_whole(found, min(1, stored), stored, or_none=True)
+def _selected(found: Any, block_tokens: int, stored_blocks: int) -> str | None:
+    return _fault_of_whole(found, min(1, stored_blocks), stored_blocks, or_none=True)
 
 
-def _kept(found: Any, stored: int) -> str | None:
-    return _fault_of_whole(found, 0, stored)
+def _kept(found: Any, stored_tokens: int) -> str | None:
+    return _fault_of_whole(found, 0, stored_tokens)
 
 
 def _index(found: Any, room: Room, reserved_bytes: float) -> str | None:
@@ -148,7 +149,7 @@ def _index(found: Any, room: Room, reserved_bytes: float) -> str | None:
     return next((f"an index whose {name} is {fault}" for name, fault in faults if fault), None)
 
 
-def _ask(found: Any, index: IndexSpec, stored: int) -> str | None:
+def _ask(found: Any, index: IndexSpec, stored_blocks: int) -> str | None:
     if not isinstance(found, Ask):
         return f"{_brief(found)}; an Ask would do"
     most = {"k": found.blocks}
@@ -157,21 +158,25 @@ def _ask(found: Any, index: IndexSpec, stored: int) -> str | None:
     return next((f"a question whose {name} is {fault}" for name, fault in faults if fault), None)
 
 
-def _take(found: Any, ranked: BlockRows, tokens: np.ndarray | None, stored: int, most: int | None) -> str | None:
-    if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[0], BlockRows):
-        return f"{_brief(found)}; BlockRows and the tokens in each of them, or None, would do"
-    wanted, held = found
-    if wanted is ranked and held is tokens:
+def _take(found: Any, ranked: Ranked) -> str | None:
+    """Blocks that are stored, each once in a row, and no more than a row may want."""
+    if not isinstance(found, BlockRows):
+        return f"{_brief(found)}; a BlockRows would do"
+    ids, of = found.ids, ranked.blocks
+    if found is of:
         return None
-    ids, of = wanted.ids, ranked.ids
-    if wanted.rows != ranked.rows:
-        return f"{wanted.rows} rows; {ranked.rows} would do, as the answer has"
+    if found.rows != of.rows:
+        return f"{found.rows} rows; {of.rows} would do, as the answer has"
     if ids.dtype.kind not in "iu":
         return f"ids of the type {ids.dtype}; whole numbers would do"
-    if ids.size and (not of.size or ids.min() < of.min() or ids.max() > of.max()):
-        return f"block {ids.min() if not of.size or ids.min() < of.min() else ids.max()}; one of the answer would do"
-    if held is not None and np.shape(held) != ids.shape:
-        return f"tokens of the shape {np.shape(held)}; {ids.shape} would do, as the blocks have"
+    if ids.size and (ids.min() < 0 or ids.max() >= ranked.stored_blocks):
+        wrong = ids.min() if ids.min() < 0 else ids.max()
+        return f"block {wrong}; one of the {ranked.stored_blocks} that are stored would do, from 0 on"
+    places = np.sort(found.spread(np.arange(found.rows)) * ranked.stored_blocks + ids, axis=None)
+    if len(twice := places[:-1][np.diff(places) == 0]):
+        return f"block {twice[0] % ranked.stored_blocks} twice in a row; each once would do"
+    if ranked.most_blocks is not None and found.widest > ranked.most_blocks:
+        return f"{found.widest} blocks in a row; at most {ranked.most_blocks} would do, as memory is held for these"
     return None
 
 
@@ -223,6 +228,7 @@ METHODS: Mapping[str, Mapping[str, Check]] = {
         "wanted_tokens": _amount,
         "kept_tokens": _kept,
         "index": _index,
+        "rank": _whole(1),
         "vectors": _whole(0),
         "ask": _ask,
         "take": _take,

@@ -92,7 +92,7 @@ def compared(
     plan = plan_for(scenario, DECODE_SYSTEMS[way.system].with_policies({**way.policies, **scenario.policy_values}))
     index = index_of(plan, way, Decoder(model), sample)
     logits, runner, _ = decoded(plan, model, task, true, index, folder)
-    hits, mass = attended(task, true, plan.group_tokens, runner.chosen)
+    hits, mass = attended(task, true, plan.group_tokens, [one.ids for one in runner.chosen])
     # The first token comes from prefill.
     own, full = logits[1:].log_softmax(-1), true.logits[1:].log_softmax(-1)
     right = own.argmax(-1) == torch.tensor(task.said)[1:]
@@ -102,14 +102,14 @@ def compared(
         "KL": float((full.exp() * (full - own)).sum(-1).mean()),
         "hits": hits,
         "mass": mass,
-        "tokens": float(runner.chosen[0].shape[-1] * plan.group_tokens),
+        "tokens": float(runner.chosen[0].ids.shape[-1] * plan.group_tokens),
         "numbers": float(index.spec.rank),
         "memory": float(runner.metadata_bytes),
     }
     return figures | ({"needles": float(np.mean(found))} if found else {})
 
 
-def attended(task: Task, true: Exact, group: int, chosen: list[torch.Tensor]) -> tuple[float, float]:
+def attended(task: Task, true: Exact, group: int, chosen: list[np.ndarray]) -> tuple[float, float]:
     """Hits and mass. The rolling buffer's tokens are attended besides, and count as mass alone."""
     layers, heads = true.mass.shape[:2]
     hits, mass = [], []
@@ -117,7 +117,7 @@ def attended(task: Task, true: Exact, group: int, chosen: list[torch.Tensor]) ->
         step, layer = divmod(n, layers)
         known = len(task.context) + step + 1
         stored = (known - 1) // group * group
-        tokens = (ids[0].long()[..., None] * group + torch.arange(group)).flatten(1)
+        tokens = (torch.from_numpy(ids[0]).long()[..., None] * group + torch.arange(group)).flatten(1)
         tokens = tokens.repeat_interleave(heads // len(tokens), 0)  # KV heads, selected tokens
         by_token = true.mass[layer, :, step, :known]
         selected = torch.zeros_like(by_token, dtype=torch.bool).scatter(1, tokens, True)

@@ -139,7 +139,7 @@ def decoded_by(
 
 def compared(task: Task, true: Exact, way: Way, found: tuple[torch.Tensor, Layers, LockStepDecode]) -> dict[str, float]:
     logits, runner, flow = found
-    chosen = [ids[0, 0].numpy() for ids in runner.chosen]
+    chosen = [one.ids[0, 0] for one in runner.chosen]
     group, layers = flow.plan.group_tokens, flow.plan.model.layers
     said = torch.tensor(task.said)
     # The first token comes from prefill.

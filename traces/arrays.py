@@ -74,8 +74,11 @@ def packed_arrays(kind: str, **arrays: np.ndarray) -> bytes:
     return content.getvalue()
 
 
-def load_arrays(path: Path, kind: str, names: Sequence[str], make: Callable[..., Trace]) -> Trace:
-    """What `make` makes of the named arrays. Raises InputError when the file is not such a trace."""
+def load_arrays(
+    path: Path, kind: str, names: Sequence[str], make: Callable[..., Trace], optional: Sequence[str] = ()
+) -> Trace:
+    """What `make` makes of the named arrays, and of those optional ones, by name, that the file has. Raises InputError
+    when the file is not such a trace."""
     try:
         with _opened(path) as archive:
             tag = _tag(archive)
@@ -83,7 +86,8 @@ def load_arrays(path: Path, kind: str, names: Sequence[str], make: Callable[...,
                 raise InputError(f"{path}: tagged {tag!r:.100}, not {FORMAT!r} of version {VERSION}")
             if tag["kind"] != kind:
                 raise InputError(f"{path}: holds a {tag['kind']!s:.20} trace; a {kind} trace is needed")
-            return make(*(_array(archive, name) for name in names))
+            there = [name for name in optional if f"{name}.npy" in archive.namelist()]
+            return make(*(_array(archive, name) for name in names), **{name: _array(archive, name) for name in there})
     except _UNREADABLE as error:
         raise InputError(f"{path}: not a {kind} trace: {_reason(error)}") from None
 

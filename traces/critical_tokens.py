@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from kvferry.machine.answers import Selection
 from kvferry.machine.ops import Selecting
 from kvferry.specs.errors import InputError
 from kvferry.traces.chance import Source, generator
@@ -76,19 +77,24 @@ class CriticalTokens:
         self._change = np.float32(math.sqrt((1 - lasting) * (1 - self._kept**2)))
         # The selections of the last steps, in a ring.
         self._ring = np.empty((int(lags.max()) + 1, self.groups), np.int32)
+        self._ring_scores = np.empty(self._ring.shape, np.float32)
         for step in range(1 - len(self._ring), 0):
-            self._ring[step] = self._next()
+            self._ring[step], self._ring_scores[step] = self._next()
         self._selected = np.empty(0, np.int32)
 
-    def __call__(self, op: Selecting) -> np.ndarray:
-        """int32[batch, heads, k]: the groups of an op's step and layer. Steps may only go forward. An op that selects
-        more than there were in the context gets the newest besides."""
+    def __call__(self, op: Selecting) -> Selection:
+        """The groups of an op's step and layer, with their latent scores. Steps may only go forward. An op that selects
+        more than there were in the context gets the newest besides, with the scores of the least."""
         chosen = self.at(op.step)[op.layer]
+        places = self._places(op.step).reshape(self._shape[:3])[op.layer]
+        scores = self._ring_scores[places]
         more = op.k - self.groups
         if more <= 0:
-            return chosen
+            return Selection(chosen, scores=scores)
         newest = np.arange(op.groups - more, op.groups, dtype=np.int32)
-        return np.concatenate([chosen, np.broadcast_to(newest, (*chosen.shape[:2], more))], axis=2)
+        least = np.repeat(scores.min(axis=2, keepdims=True), more, axis=2)
+        ids = np.concatenate([chosen, np.broadcast_to(newest, least.shape)], axis=2)
+        return Selection(ids, scores=np.concatenate([scores, least], axis=2))
 
     def at(self, step: int) -> np.ndarray:
         """int32[layers, sequences, heads, groups]: a step's. Steps may only go forward."""
@@ -101,21 +107,28 @@ class CriticalTokens:
             raise ValueError(f"step {step} is over; the stream stands at {self.step}")
         while self.step < step:
             self.step += 1
-            self._ring[self.step % len(self._ring)] = self._next()
-        self._selected = self._ring[(step - self._lags) % len(self._ring)].reshape(self._shape)
+            at = self.step % len(self._ring)
+            self._ring[at], self._ring_scores[at] = self._next()
+        self._selected = self._ring[self._places(step)].reshape(self._shape)
 
     def selected(self) -> np.ndarray:
         """int32[layers, sequences, heads, groups], ascending along groups."""
         return self._selected
 
-    def _next(self) -> np.ndarray:
-        """The groups with the highest scores, a step later."""
+    def _places(self, step: int) -> np.ndarray:
+        """Where in the ring each row's step is."""
+        places: np.ndarray = (step - self._lags) % len(self._ring)
+        return places
+
+    def _next(self) -> tuple[np.ndarray, np.ndarray]:
+        """The groups with the highest scores, a step later, and their scores."""
         self._passing *= np.float32(self._kept)
         self._passing += self._change * self._field()
         rest = self.context_groups - self.groups
-        best = np.argpartition(self._lasting + self._passing, rest)[rest:] if rest else np.arange(self.groups)
+        scores = self._lasting + self._passing
+        best = np.argpartition(scores, rest)[rest:] if rest else np.arange(self.groups)
         best.sort()
-        return best
+        return best, scores[best]
 
     def _field(self) -> np.ndarray:
         """float32[groups of the context]"""
@@ -137,7 +150,7 @@ class RecordedSelections:
     def load(cls, path: Path, sequences: int) -> "RecordedSelections":
         return cls(SelectionStream.load(path), sequences)
 
-    def __call__(self, op: Selecting) -> np.ndarray:
+    def __call__(self, op: Selecting) -> Selection:
         steps, layers, heads, k = self._stream.ids.shape
         # Recorded streams may know groups that were written while decoding, besides those of the context.
         if (op.heads, op.k) != (heads, k) or op.groups > self._stream.groups or op.layer >= layers:
@@ -146,4 +159,5 @@ class RecordedSelections:
                 f"workload.selections: recorded with {recorded}; layer {op.layer} of this run wants {op.k} of"
                 f" {op.groups} groups for {op.heads} heads"
             )
-        return self._stream.ids[(op.step + self._apart) % steps, op.layer]
+        at, scores = (op.step + self._apart) % steps, self._stream.scores
+        return Selection(self._stream.ids[at, op.layer], scores=None if scores is None else scores[at, op.layer])

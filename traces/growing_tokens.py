@@ -8,6 +8,7 @@ import math
 
 import numpy as np
 
+from kvferry.machine.answers import Selection
 from kvferry.machine.ops import Selecting
 from kvferry.traces.chance import Source, generator
 from kvferry.traces.fields import SmoothFields
@@ -57,15 +58,15 @@ class GrowingTokens:
         self._lasting = np.float32(math.sqrt(lasting)) * self._fields.drawn(self._rng)
         self._passing = np.float32(self._passing_share) * self._fields.drawn(self._rng)
         self._chosen: tuple[int, int, int] | None = None
-        self._selection = np.empty(0, np.int32)
+        self._selection = Selection(np.empty(0, np.int32))
 
-    def __call__(self, op: Selecting) -> np.ndarray:
-        """int32[batch, heads, k], ascending along k: of an op's step, among its `groups` first blocks. ValueError for a
-        step that is over."""
+    def __call__(self, op: Selecting) -> Selection:
+        """Of an op's step, among its `groups` first blocks, ascending. ValueError for a step that is over."""
         asked = op.step, op.groups, op.k
         if asked != self._chosen:
             self._go_to(op.step)
-            self._chosen, self._selection = asked, self._best(op.groups, op.k)[self._process]
+            ids, scores = (of_process[self._process] for of_process in self._best(op.groups, op.k))
+            self._chosen, self._selection = asked, Selection(ids, scores=scores)
         return self._selection
 
     def _go_to(self, step: int) -> None:
@@ -78,11 +79,11 @@ class GrowingTokens:
             self._passing += np.float32(self._passing_share * math.sqrt(1 - kept**2)) * self._fields.drawn(self._rng)
             self.step = step
 
-    def _best(self, blocks: int, k: int) -> np.ndarray:
-        """int32[processes, k]"""
-        if k >= blocks:
-            return np.broadcast_to(np.arange(blocks, dtype=np.int32), (len(self._lasting), blocks))
+    def _best(self, blocks: int, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """int32[processes, k], and their scores."""
         scores = self._lasting[:, :blocks] + self._passing[:, :blocks]
+        if k >= blocks:
+            return np.broadcast_to(np.arange(blocks, dtype=np.int32), scores.shape), scores
         best = np.argpartition(scores, blocks - k, axis=1)[:, blocks - k :].astype(np.int32)
         best.sort(axis=1)
-        return best
+        return best, np.take_along_axis(scores, best, 1)

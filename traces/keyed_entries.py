@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from kvferry.machine.answers import Selection
 from kvferry.machine.ops import Selecting
 from kvferry.traces.key_process import KeyProcess
 from kvferry.traces.key_recording import KeyRecording
@@ -31,15 +32,15 @@ class KeyedEntries:
         """To the next token, without any time."""
         self._skipped += 1
 
-    def __call__(self, op: Selecting) -> np.ndarray:
-        """int32[batch, heads, k], ascending: of the op's entries, those that are there when its step comes."""
+    def __call__(self, op: Selecting) -> Selection:
+        """Of the op's entries, those that are there when its step comes, ascending."""
         if op.step != self._step:
             self._step, self._best = op.step, {}
         kind = op.layer % self.kinds
         if kind not in self._best:
             rows, entry = slice(kind * self._rows, (kind + 1) * self._rows), self._context + self._skipped + op.step
             self._best[kind] = best_entries(self.keys[rows, : op.groups], self.queries[rows, entry], op.k)
-        return self._best[kind].reshape(-1, self._heads, op.k)
+        return Selection(self._best[kind].reshape(-1, self._heads, op.k))
 
 
 def best_entries(keys: np.ndarray, queries: np.ndarray, k: int) -> np.ndarray:

@@ -15,11 +15,13 @@ from kvferry.traces.arrays import load_arrays, save_arrays
 @dataclass(frozen=True, eq=False)
 class SelectionStream:
     """``ids``: int32[steps, layers, heads or 1, k], ascending and distinct along k, below ``groups``. ``ranked``: the
-    best first, instead of ascending; such a stream is of one run and is not written to a file."""
+    best first, instead of ascending; such a stream is of one run and is not written to a file. ``scores``: float32,
+    like the ids; None: they were not recorded."""
 
     ids: np.ndarray
     groups: int
     ranked: bool = False
+    scores: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         if self.ids.ndim != 4 or self.ids.size == 0 or self.ids.dtype.kind not in "iu":
@@ -29,6 +31,8 @@ class SelectionStream:
         ascending = np.sort(self.ids, axis=-1) if self.ranked else self.ids
         if (np.diff(ascending, axis=-1) <= 0).any():
             raise ValueError(f"the ids of a step must {'differ' if self.ranked else 'ascend'}")
+        if self.scores is not None and (self.scores.shape != self.ids.shape or self.scores.dtype.kind != "f"):
+            raise ValueError(f"scores are numbers with a point, one for each id, got {self.scores.shape}")
 
     def overlaps(self) -> np.ndarray:
         """float[steps - 1]: the share of each step's ids that the step before had too, over layers and heads."""
@@ -48,9 +52,16 @@ class SelectionStream:
     def save(self, path: Path) -> None:
         if self.ranked:
             raise ValueError("a file has no room for the order of ranked ids")
-        save_arrays(path, "selections", ids=self.ids, groups=np.array(self.groups))
+        scores = {} if self.scores is None else {"scores": self.scores}
+        save_arrays(path, "selections", ids=self.ids, groups=np.array(self.groups), **scores)
 
     @classmethod
     def load(cls, path: Path) -> "SelectionStream":
         """Raises InputError when the file is not a selection stream."""
-        return load_arrays(path, "selections", ("ids", "groups"), lambda ids, groups: cls(ids, int(groups)))
+        return load_arrays(
+            path,
+            "selections",
+            ("ids", "groups"),
+            lambda ids, groups, scores=None: cls(ids, int(groups), scores=scores),
+            optional=("scores",),
+        )

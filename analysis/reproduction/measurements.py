@@ -145,7 +145,7 @@ def group_share(scenario: Scenario) -> Figures:
         lasting=workload.lasting,
         seed=scenario.seed,
     )
-    ids = np.stack([stream(Select(1, stream.context_groups, stream.groups, step, 0)) for step in range(steps)])
+    ids = np.stack([stream(Select(1, stream.context_groups, stream.groups, step, 0)).ids for step in range(steps)])
     found = SelectionStream(np.sort(ids, axis=-1), stream.context_groups)
     return {"hot_share": found.hot_share(0.8), "overlap": float(found.overlaps().mean())}
 

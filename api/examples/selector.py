@@ -10,34 +10,38 @@ kvferry.backends.live.decoding.indexes.
 import math
 from dataclasses import dataclass
 
-from kvferry.policies.decode.room import Room
-from kvferry.policies.decode.selector import Index
+import numpy as np
+
+from kvferry.policies.decode.ranked import Ranked
+from kvferry.policies.decode.rows import BlockRows
 from kvferry.policies.decode.top_blocks import TopByOwnQuery
+from kvferry.specs.model import ModelSpec
 
 
 # Fields are parameters of a scenario: policies: {selector: {name: example-policy, least_blocks: 8}}.
 @dataclass(frozen=True, kw_only=True)
 class ExamplePolicy(TopByOwnQuery):
-    """The best blocks by the bounds of their keys, as Quest: a share of what is stored, and a few blocks at least."""
+    """The best blocks by the bounds of their keys, as Quest: a share of what is stored, and a few blocks at least; with
+    the beginning, into which attention sinks, and the newest."""
 
     kind = "page-bounds"
 
     share: float = 0.02
     least_blocks: int = 4
 
-    def selected(self, block_tokens: int, stored: int) -> int | None:
-        """How many of `stored` blocks each row selects."""
-        return min(stored, max(self.least_blocks, math.ceil(self.share * stored)))
+    def selected(self, block_tokens: int, stored_blocks: int) -> int | None:
+        """Returns how many of the stored blocks each row selects; memory is held for so many."""
+        return min(stored_blocks, max(self.least_blocks, math.ceil(self.share * stored_blocks)))
 
-    def index(self, room: Room, reserved_bytes: float) -> Index | None:
-        """What is kept in memory: of every block the least and the largest value of each number of its keys."""
-        bounds = 2 * room.model.key_width
-        n_bytes = room.model.layers * room.blocks * bounds * room.model.kv_value_bytes
-        return Index(self.spec(room, bounds), n_bytes)
+    def rank(self, model: ModelSpec) -> int:
+        """Returns the numbers kept and scored per block: the least and the largest value of each number of its keys."""
+        return 2 * model.key_width
 
-    def vectors(self, block_tokens: int, stored: int) -> int:
-        """How many vectors are scored for `stored` blocks."""
-        return stored
+    def take(self, ranked: Ranked) -> BlockRows:
+        """Returns what is wanted, given the machine's answer: here its first block and the newest two always are, in
+        the place of the worst. Any blocks that are stored may be returned, each once in a row."""
+        newest = np.arange(max(0, ranked.stored_blocks - 2), ranked.stored_blocks)
+        return ranked.best_with(np.append(newest, 0))
 
 
 # What this file has, by kind and name.

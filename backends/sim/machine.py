@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Iterable, Mapping
 
-import numpy as np
 import simpy
 
 from kvferry.machine.answers import Answer, Selection
@@ -46,9 +45,9 @@ class SimMachine:
     `name` is this instance's, by which peers open channels to it; devices of one profile have different ones.
 
     `weights_refused` says why they are not, when the model does not fit: nothing should be run then. `load` is the
-    background load of processors by name. `selections` answers Select and Retrieve ops with int32[batch, head or
-    1, k], from a recorded or generated stream, `clusters` those that ask about clusters of keys; their time is the
-    processor's business. `mapped`: the KV's file is mapped into memory, its size and what of it may be there.
+    background load of processors by name. `selections` answers Select and Retrieve ops from a recorded or generated
+    stream, or by keys, `clusters` those that ask about clusters of keys; their time is the processor's business.
+    `mapped`: the KV's file is mapped into memory, its size and what of it may be there.
     """
 
     def __init__(
@@ -64,7 +63,7 @@ class SimMachine:
         costs: Builder,
         load: Mapping[str, RateTrace] | None = None,
         memory_bytes: float | None = None,
-        selections: Callable[[Selecting], np.ndarray] | None = None,
+        selections: Callable[[Selecting], Selection] | None = None,
         clusters: Clusters | None = None,
         mapped: tuple[float, float] | None = None,
         tell: Tell = lambda span: None,
@@ -177,7 +176,7 @@ class SimMachine:
         if not isinstance(op, Selecting) or self._selections is None:
             what = f"a stream of {op.answer.stream}, recorded or generated"
             raise InputError(f"a {op.label} op needs {what}; this run has none")
-        return Selection(self._selections(op))
+        return self._selections(op)
 
     def fetch(self, chunks: Chunks, *, after: Iterable[Ticket] = (), request: int | None = None) -> Ticket:
         if self.link is None:

@@ -6,10 +6,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from kvferry.backends.needs import ContextsInCloud, KvInPages, KvOnStorage, Need, NoKv, Prompts
 from kvferry.backends.world import Inputs
+from kvferry.machine.answers import Selection
 from kvferry.machine.ops import Selecting
 from kvferry.policies.decode.tending import Ahead
 from kvferry.specs.device import DeviceSpec
@@ -41,7 +40,7 @@ class SimParts:
     the contexts that lie in the cloud for it."""
 
     device: DeviceSpec
-    selections: Callable[[Selecting], np.ndarray] | None = None
+    selections: Callable[[Selecting], Selection] | None = None
     clusters: Clusters | None = None
     keys: Ahead | None = None
     stored: Callable[[int], StoredContext] = _no_contexts
@@ -117,7 +116,7 @@ class ModelledContexts:
         return None if path is None else ChunkTrace.load(Path(path))
 
 
-def selections(scenario: Scenario, need: KvOnStorage, inputs: Inputs) -> Callable[[Selecting], np.ndarray] | None:
+def selections(scenario: Scenario, need: KvOnStorage, inputs: Inputs) -> Callable[[Selecting], Selection] | None:
     """Answers the Select ops of a run, from `inputs` or the scenario's recording or generated; None where all is read.
 
     Raises InputError for a recording of another context.

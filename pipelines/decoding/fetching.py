@@ -12,6 +12,7 @@ from kvferry.pipelines.decoding.plan import DecodePlan
 from kvferry.pipelines.decoding.prices import Parts, Prices
 from kvferry.pipelines.decoding.stage_kind import After, Worker
 from kvferry.pipelines.decoding.state import DecodeState
+from kvferry.policies.decode.ranked import Ranked
 from kvferry.policies.decode.rows import BlockRows
 
 
@@ -57,6 +58,30 @@ class RetrieveBlocks:
         return prices.work(self.op(prices.plan, prices.plan.blocks, 0))
 
 
+def wanted_blocks(now: DecodeState, layer: int) -> tuple[BlockRows, np.ndarray | None]:
+    """What the selector makes of the machine's answer, and the tokens in each block; None: all are full."""
+    chosen, plan = now.chosen[layer], now.plan
+    assert chosen is not None
+    selector, answer = plan.roles.selector, chosen.value
+    assert isinstance(answer, Selection)
+    stored, scores = now.kept.stored(layer), answer.scores
+    blocks = (
+        BlockRows(answer.ids.reshape(plan.rows, -1)) if answer.starts is None else BlockRows(answer.ids, answer.starts)
+    )
+    ranked = Ranked(
+        blocks=blocks,
+        layer=layer,
+        block_tokens=plan.group_tokens,
+        stored_blocks=stored,
+        stored_tokens=now.tokens_stored,
+        tokens=now.kept.tokens_of(layer, blocks),
+        scores=None if scores is None else scores.reshape(blocks.ids.shape),
+        most_blocks=plan.slots or (None if selector.clusters else selector.selected(plan.group_tokens, stored)),
+    )
+    wanted = selector.take(ranked)
+    return wanted, ranked.tokens if wanted is blocks else now.kept.tokens_of(layer, wanted)
+
+
 class LookUp:
     """The host finds what is in memory already, and where the rest goes."""
 
@@ -82,13 +107,8 @@ class LookUp:
 
     @staticmethod
     def _look_up(now: DecodeState, layer: int) -> None:
-        chosen, plan = now.chosen[layer], now.plan
-        assert chosen is not None
-        selection: Selection = chosen.value
-        ids, starts = selection.ids, selection.starts
-        ranked = BlockRows(ids.reshape(plan.rows, -1)) if starts is None else BlockRows(ids, starts)
-        tokens = now.kept.tokens_of(layer, ranked)
-        wanted, tokens = plan.roles.selector.take(ranked, tokens, now.tokens_stored, plan.slots or None)
+        plan = now.plan
+        wanted, tokens = wanted_blocks(now, layer)
         now.block_tokens[layer] = tokens
         now.found[layer] = found = now.residents[layer].look_up(wanted, tokens)
         now.brought[layer] = 0
@@ -116,12 +136,9 @@ class Compare:
         return Bookkeep(blocks)
 
     def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
-        chosen, plan = now.chosen[0], now.plan
-        assert chosen is not None
-        selection: Selection = chosen.value
-        ids = selection.ids
-        wanted = BlockRows(ids.reshape(plan.rows, -1))
-        found = now.residents[0].look_up(wanted)
+        plan = now.plan
+        wanted, tokens = wanted_blocks(now, 0)
+        ids, found = wanted.ids, now.residents[0].look_up(wanted, tokens)
         layers, away = len(now.found), sum(map(now.away, range(len(now.found))))
         now.found = [found] * layers
         now.tokens = [wanted.widest * plan.group_tokens] * layers

@@ -17,7 +17,7 @@ from kvferry.pipelines.decoding.fetching import ChooseBlocks, LookUp, RebuildKey
 from kvferry.pipelines.decoding.plan import DecodePlan
 from kvferry.pipelines.decoding.state import DecodeState
 from kvferry.policies.decode.rows import BlockRows, Lookup
-from kvferry.policies.decode.top_blocks import TopBlocks
+from kvferry.policies.decode.selector import Selector
 from kvferry.policies.decode.upkeep import Learned
 from kvferry.sim.foreseen_queues import ForeseenQueues
 from kvferry.sim.foresight import Foresight
@@ -37,7 +37,7 @@ def foreseeable(plan: DecodePlan, foresight: Foresight) -> bool:
     # Of packed blocks several may be read as one.
     packed = plan.layout.alignment_bytes == 1
     # Of what is chosen, all is wanted: what a selector of one's own makes of the machine's answer is asked each time.
-    as_chosen = inspect.unwrap(type(plan.roles.selector).take) is TopBlocks.take
+    as_chosen = inspect.unwrap(type(plan.roles.selector).take) is Selector.take
     return (
         chooses
         and as_chosen

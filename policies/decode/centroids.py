@@ -1,13 +1,14 @@
 """Clusters of like keys by their centroids (DynaKV, PQCache, ClusterKV)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from kvferry.policies.decode.index import IndexSpec
+from kvferry.policies.decode.ranked import Ranked
 from kvferry.policies.decode.room import Room
 from kvferry.policies.decode.rows import BlockRows
-from kvferry.policies.decode.selector import Ask, Index, Taken
+from kvferry.policies.decode.selector import Ask, Index
 from kvferry.policies.decode.stages import Key, Stage, Stages, own_layer
 from kvferry.policies.decode.top_blocks import TopByOwnQuery
 
@@ -32,25 +33,21 @@ class Centroids(TopByOwnQuery):
         n_bytes = model.layers * room.blocks * model.key_width * _MEAN_BYTES
         return Index(self.spec(room, model.key_width), n_bytes)
 
-    def vectors(self, block_tokens: int, stored: int) -> int:
-        return stored
-
-    def ask(self, index: IndexSpec, stored: int) -> Ask:
-        k = self.selected(index.block_tokens, stored)
-        assert k is not None
+    def ask(self, index: IndexSpec, stored_blocks: int) -> Ask:
+        ask = super().ask(index, stored_blocks)
         # The best may be smaller than others.
-        most = min(stored, _ASKED * k)
-        return Ask(stored, most, index.heads, self.vectors(index.block_tokens, stored), index.rank)
+        return replace(ask, k=min(stored_blocks, _ASKED * ask.k))
 
-    def take(self, ranked: BlockRows, tokens: np.ndarray | None, stored: int, most: int | None) -> Taken:
-        assert tokens is not None and ranked.starts is None
+    def take(self, ranked: Ranked) -> BlockRows:
+        tokens, ids = ranked.tokens, ranked.blocks.ids
+        assert tokens is not None and ranked.blocks.starts is None
         before = np.cumsum(tokens, axis=1) - tokens
         # A row that has fewer clusters than others is answered with some that are not there.
-        wanted = (before < self.wanted_tokens(stored)) & (tokens > 0)
-        if most is not None:
-            wanted[:, most:] = False
+        wanted = (before < self.wanted_tokens(ranked.stored_tokens)) & (tokens > 0)
+        if ranked.most_blocks is not None:
+            wanted[:, ranked.most_blocks :] = False
         starts = np.concatenate([[0], np.cumsum(np.count_nonzero(wanted, axis=1))])
-        return BlockRows(ranked.ids[wanted], starts), tokens[wanted]
+        return BlockRows(ids[wanted], starts)
 
     def stages(self, layers: int, beside: tuple[str, ...], after_attention: tuple[str, ...] = ()) -> Stages:
         """The query chooses, and meanwhile the key finds its cluster: both are there once the layer is projected."""

@@ -17,7 +17,4 @@ class Entries(TopByOwnQuery):
     def index(self, room: Room, reserved_bytes: float) -> Index | None:
         if room.block_tokens != 1:
             raise ValueError(f"selector keys scores single tokens: group_tokens is 1, got {room.block_tokens}")
-        return Index(self.spec(room, room.model.key_width), room.key_cache_bytes(room.model.key_width))
-
-    def vectors(self, block_tokens: int, stored: int) -> int:
-        return stored
+        return super().index(room, reserved_bytes)

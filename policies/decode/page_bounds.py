@@ -2,9 +2,8 @@
 
 from dataclasses import dataclass
 
-from kvferry.policies.decode.room import Room
-from kvferry.policies.decode.selector import Index
 from kvferry.policies.decode.top_blocks import TopByOwnQuery
+from kvferry.specs.model import ModelSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,10 +13,5 @@ class PageBounds(TopByOwnQuery):
 
     kind = "page-bounds"
 
-    def index(self, room: Room, reserved_bytes: float) -> Index | None:
-        model = room.model
-        bounds = 2 * model.key_width
-        return Index(self.spec(room, bounds), model.layers * room.blocks * bounds * model.kv_value_bytes)
-
-    def vectors(self, block_tokens: int, stored: int) -> int:
-        return stored
+    def rank(self, model: ModelSpec) -> int:
+        return 2 * model.key_width

@@ -39,8 +39,8 @@ class RetrievalHead(TopByOwnQuery):
             weight_bytes=model.retrieval_parameters * model.embedding_bits / 8,
         )
 
-    def vectors(self, block_tokens: int, stored: int) -> int:
-        return stored * block_tokens
+    def vectors(self, block_tokens: int, stored_blocks: int) -> int:
+        return stored_blocks * block_tokens
 
     def stages(self, layers: int, beside: tuple[str, ...], after_attention: tuple[str, ...] = ()) -> Stages:
         def fetch(layer: int, after: tuple[Key, ...]) -> list[Stage]:

@@ -32,8 +32,8 @@ class CompressedKeys(TopBlocks):
         rank = room.key_rank(self.compression, room.left_bytes(self.metadata_share, reserved_bytes))
         return Index(self.spec(room, rank), room.key_cache_bytes(rank))
 
-    def vectors(self, block_tokens: int, stored: int) -> int:
-        return stored * block_tokens
+    def vectors(self, block_tokens: int, stored_blocks: int) -> int:
+        return stored_blocks * block_tokens
 
 
 class LowRankKeys(CompressedKeys):
@@ -59,11 +59,3 @@ class Landmarks(TopByOwnQuery):
     """ShadowKV: a block scores as the mean of its keys does."""
 
     kind = "landmarks"
-
-    def index(self, room: Room, reserved_bytes: float) -> Index | None:
-        model = room.model
-        n_bytes = model.layers * room.blocks * model.key_width * model.kv_value_bytes
-        return Index(self.spec(room, model.key_width), n_bytes)
-
-    def vectors(self, block_tokens: int, stored: int) -> int:
-        return stored

@@ -1,21 +1,17 @@
 """Selectors: which KV blocks attention wants, from which query, and when that is asked.
 
-A selector says what the machine must keep in memory to score KV blocks with (its index), what to ask it, and in which
-order a decoding step runs. Which blocks come out is the machine's answer.
+A selector says what the machine must keep in memory to score KV blocks with (its index), what to ask it, what to make
+of the answer, and in which order a decoding step runs.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
-
-import numpy as np
+from typing import ClassVar
 
 from kvferry.policies.decode.index import IndexSpec
+from kvferry.policies.decode.ranked import Ranked
 from kvferry.policies.decode.room import Room
 from kvferry.policies.decode.rows import BlockRows
 from kvferry.policies.decode.stages import Key, Stage, Stages, layer_ahead, own_layer
-
-# KV blocks by row, and the tokens in each of them; None: equally many in all.
-Taken = tuple[BlockRows, np.ndarray | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,101 +37,56 @@ class Index:
     weight_bytes: float = 0.0
 
 
-class Selector(Protocol):
-    @property
-    def clusters(self) -> bool:
-        """It chooses among clusters."""
-        ...
+class Selector:
+    """Base of all selectors; without changes it takes all KV blocks that there are, in the order in which they lie, and
+    scores nothing. A row is a sequence, or a part of its KV heads that chooses for itself.
 
-    @property
-    def for_all_layers(self) -> bool:
-        """One choice serves all layers, whose KV blocks share their places in memory."""
-        ...
+    ``clusters``: it chooses among clusters. ``for_all_layers``: one choice serves all layers, whose KV blocks share
+    their places in memory. ``per_head``: every KV head chooses, and is read, for itself. ``fixed``: the memory of its
+    index does not depend on the budget. ``evicts``: KV of tokens that are not kept is gone for good, wherever the rest
+    lies. ``ahead``: a layer's KV moves while the layer before computes.
+    """
 
-    @property
-    def per_head(self) -> bool:
-        """Every KV head chooses, and is read, for itself."""
-        ...
-
-    @property
-    def fixed(self) -> bool:
-        """Takes the memory that it takes, whatever the budget."""
-        ...
-
-    def selected(self, block_tokens: int, stored: int) -> int | None:
-        """How many of `stored` blocks each row selects. None: all, and nothing is asked."""
-        ...
-
-    def wanted_tokens(self, stored: int) -> float:
-        """Of a row's `stored` tokens, how many are wanted at least."""
-        ...
-
-    @property
-    def evicts(self) -> bool:
-        """KV of tokens that are not kept is gone for good, wherever the rest lies."""
-        ...
-
-    def kept_tokens(self, stored: int) -> int:
-        """Of a sequence's `stored` tokens, those whose KV is kept; that of others is gone for good."""
-        ...
-
-    def index(self, room: Room, reserved_bytes: float) -> Index | None:
-        """What is kept to score with; `reserved_bytes` of the budget are taken. None: nothing is scored. ValueError
-        for parameters that cannot be."""
-        ...
-
-    def ask(self, index: IndexSpec, stored: int) -> Ask:
-        """The question about `stored` blocks."""
-        ...
-
-    def take(self, ranked: BlockRows, tokens: np.ndarray | None, stored: int, most: int | None) -> Taken:
-        """Of the machine's answer, what is wanted, and the tokens in each block of that. `tokens` are in each block of
-        the answer, None: equally many in all. A sequence has `stored` tokens. `most`: blocks that a row may want; None:
-        any number."""
-        ...
-
-    def stages(self, layers: int, beside: tuple[str, ...], after_attention: tuple[str, ...] = ()) -> Stages:
-        """One decoding step; stages of the kinds `beside` run while a layer's KV moves, those of `after_attention` once
-        it has attended, where clusters need them."""
-        ...
-
-
-class Unscored:
-    """All KV blocks that are there, in the order in which they lie; nothing is scored. ``ahead``: the next layer's move
-    while this one computes."""
-
-    clusters = False
-    for_all_layers = False
-    evicts = False
+    clusters: ClassVar[bool] = False
+    for_all_layers: ClassVar[bool] = False
+    evicts: ClassVar[bool] = False
+    per_head: bool = False
     ahead: bool = True
-
-    @property
-    def per_head(self) -> bool:
-        return False
 
     @property
     def fixed(self) -> bool:
         return True
 
-    def selected(self, block_tokens: int, stored: int) -> int | None:
+    def selected(self, block_tokens: int, stored_blocks: int) -> int | None:
+        """Returns the number of blocks that each row selects of those stored. None: all, and nothing is asked."""
         return None
 
-    def wanted_tokens(self, stored: int) -> float:
-        return stored
+    def wanted_tokens(self, stored_tokens: int) -> float:
+        """Returns how many of a row's stored tokens are wanted at least."""
+        return stored_tokens
 
-    def kept_tokens(self, stored: int) -> int:
-        return stored
+    def kept_tokens(self, stored_tokens: int) -> int:
+        """Returns how many of a sequence's stored tokens keep their KV; that of the others is gone for good."""
+        return stored_tokens
 
     def index(self, room: Room, reserved_bytes: float) -> Index | None:
+        """Returns what is kept to score with; `reserved_bytes` of the budget are taken. None: nothing is scored.
+        ValueError for parameters that cannot be."""
         return None
 
-    def ask(self, index: IndexSpec, stored: int) -> Ask:
+    def ask(self, index: IndexSpec, stored_blocks: int) -> Ask:
+        """Returns the question about the stored blocks."""
         raise AssertionError("nothing is asked where everything is read")
 
-    def take(self, ranked: BlockRows, tokens: np.ndarray | None, stored: int, most: int | None) -> Taken:
-        return ranked, tokens
+    def take(self, ranked: Ranked) -> BlockRows:
+        """Returns the blocks that are wanted, given the machine's answer: fewer of them, others, or more. Each block is
+        one of those stored, and comes once in a row; `ranked.most_blocks` limits a row."""
+        return ranked.blocks
 
     def stages(self, layers: int, beside: tuple[str, ...], after_attention: tuple[str, ...] = ()) -> Stages:
+        """Returns one decoding step. Stages of the kinds `beside` run while a layer's KV moves, those of
+        `after_attention` once it has attended, where clusters need them."""
+
         def fetch(layer: int, after: tuple[Key, ...]) -> list[Stage]:
             return [Stage("bring_all", layer, after), *(Stage(kind, layer, after) for kind in beside)]
 
@@ -143,7 +94,7 @@ class Unscored:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Everything(Unscored):
+class Everything(Selector):
     """A Selector of all KV blocks."""
 
     ahead: bool = True

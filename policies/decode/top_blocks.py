@@ -1,32 +1,27 @@
 """What selectors share that score every KV block and take the best."""
 
 import math
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-import numpy as np
 from pydantic import Field
 
 from kvferry.policies.decode.head_choice import choosing_heads
 from kvferry.policies.decode.index import IndexSpec, Scores
 from kvferry.policies.decode.room import Room
-from kvferry.policies.decode.rows import BlockRows
-from kvferry.policies.decode.selector import Ask, Taken, chosen_stages
+from kvferry.policies.decode.selector import Ask, Index, Selector, chosen_stages
 from kvferry.policies.decode.stages import Stages
+from kvferry.specs.model import ModelSpec
 
 
 @dataclass(frozen=True, kw_only=True)
-class TopBlocks(ABC):
+class TopBlocks(Selector):
     """The blocks with the highest scores: as many as hold ``selected_tokens``, of each KV head (``per_head``) or of all
     together; or the share of all tokens that ``selected_share`` says, which grows as they decode. ``ahead``: by a
     prediction of the query, while the layer before computes. ``scores``: how heads that choose together agree, as
     IndexSpec has it."""
 
     kind: ClassVar[str]
-    clusters: ClassVar[bool] = False
-    for_all_layers: ClassVar[bool] = False
-    evicts: ClassVar[bool] = False
 
     selected_tokens: Annotated[int, Field(ge=1)] = 400
     selected_share: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -34,28 +29,32 @@ class TopBlocks(ABC):
     ahead: bool = True
     scores: Scores = "summed"
 
-    def selected(self, block_tokens: int, stored: int) -> int | None:
+    def selected(self, block_tokens: int, stored_blocks: int) -> int | None:
         if self.selected_share is not None:
-            return min(max(1, math.ceil(self.selected_share * stored)), stored)
-        return min(-(-self.selected_tokens // block_tokens), stored)
+            return min(max(1, math.ceil(self.selected_share * stored_blocks)), stored_blocks)
+        return min(-(-self.selected_tokens // block_tokens), stored_blocks)
 
-    def wanted_tokens(self, stored: int) -> float:
-        return self.selected_tokens if self.selected_share is None else self.selected_share * stored
+    def wanted_tokens(self, stored_tokens: int) -> float:
+        return self.selected_tokens if self.selected_share is None else self.selected_share * stored_tokens
 
-    def kept_tokens(self, stored: int) -> int:
-        return stored
-
-    def ask(self, index: IndexSpec, stored: int) -> Ask:
-        k = self.selected(index.block_tokens, stored)
+    def ask(self, index: IndexSpec, stored_blocks: int) -> Ask:
+        k = self.selected(index.block_tokens, stored_blocks)
         assert k is not None
-        return Ask(stored, k, index.heads, self.vectors(index.block_tokens, stored), index.rank)
+        vectors = self.vectors(index.block_tokens, stored_blocks)
+        return Ask(stored_blocks, k, index.heads, vectors, index.rank)
 
-    def take(self, ranked: BlockRows, tokens: np.ndarray | None, stored: int, most: int | None) -> Taken:
-        return ranked, tokens
+    def rank(self, model: ModelSpec) -> int:
+        """Returns the numbers of each vector that is kept and scored, all heads together. By default a whole key."""
+        return model.key_width
 
-    @abstractmethod
-    def vectors(self, block_tokens: int, stored: int) -> int:
-        """How many vectors of `stored` blocks are scored per sequence."""
+    def vectors(self, block_tokens: int, stored_blocks: int) -> int:
+        """Returns how many vectors of the stored blocks are kept and scored per sequence. By default one per block."""
+        return stored_blocks
+
+    def index(self, room: Room, reserved_bytes: float) -> Index | None:
+        model, rank = room.model, self.rank(room.model)
+        n_bytes = model.layers * self.vectors(room.block_tokens, room.blocks) * rank * model.kv_value_bytes
+        return Index(self.spec(room, rank), n_bytes)
 
     def stages(self, layers: int, beside: tuple[str, ...], after_attention: tuple[str, ...] = ()) -> Stages:
         return chosen_stages(self.ahead, layers, beside)

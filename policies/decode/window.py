@@ -5,12 +5,12 @@ from typing import Annotated
 
 from pydantic import Field
 
-from kvferry.policies.decode.selector import Unscored
+from kvferry.policies.decode.selector import Selector
 from kvferry.specs.units import Tokens
 
 
 @dataclass(frozen=True, kw_only=True)
-class Window(Unscored):
+class Window(Selector):
     """Attention over all that is kept: the newest ``window_tokens`` (a sliding window), and the first ``sink_tokens``,
     which attention sinks into (StreamingLLM). Nothing is scored."""
 
@@ -18,5 +18,5 @@ class Window(Unscored):
     window_tokens: Annotated[Tokens, Field(ge=1)] = 2048
     sink_tokens: Annotated[Tokens, Field(ge=0)] = 0
 
-    def kept_tokens(self, stored: int) -> int:
-        return min(stored, self.sink_tokens + self.window_tokens)
+    def kept_tokens(self, stored_tokens: int) -> int:
+        return min(stored_tokens, self.sink_tokens + self.window_tokens)

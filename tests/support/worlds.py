@@ -90,15 +90,15 @@ def fixed_cost(processor: ProcessorSpec, model: ModelSpec) -> CostModel:
     return FixedCost()
 
 
-def shuffled(op: Selecting) -> np.ndarray:
+def shuffled(op: Selecting) -> Selection:
     order = np.random.default_rng((op.step, op.layer)).permutation(op.groups)[: op.k].astype(np.int32)
-    return np.broadcast_to(order, (op.batch, op.heads, op.k))
+    return Selection(np.broadcast_to(order, (op.batch, op.heads, op.k)))
 
 
 def answered(op: Op) -> Answer | None:
     """What a Select or an Assign op finds, the same for the same step and layer."""
     if isinstance(op, Select | Retrieve):
-        return Selection(shuffled(op))
+        return shuffled(op)
     if isinstance(op, Assign):
         drawn = np.random.default_rng((op.step, op.layer)).integers(op.centroids, size=(op.batch, op.heads))
         return Assigned(drawn.astype(np.int32), np.ones(drawn.shape))

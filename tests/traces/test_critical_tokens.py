@@ -105,7 +105,8 @@ def test_rows_are_at_steps_of_their_own() -> None:
 def test_same_seed_same_stream_and_no_way_back() -> None:
     one, other = tokens_of(4), tokens_of(4)
     op = Select(2, CONTEXT // 4, 100, step=5, layer=1)
-    np.testing.assert_array_equal(one(op), other(op))
+    np.testing.assert_array_equal(one(op).ids, other(op).ids)
+    np.testing.assert_array_equal(one(op).scores, other(op).scores)
     with pytest.raises(ValueError, match="step 4 is over"):
         one.advance(4)
 
@@ -139,7 +140,7 @@ def test_a_recorded_stream_answers_and_starts_again() -> None:
     stream = SelectionStream(np.arange(24, dtype=np.int32).reshape(4, 2, 1, 3), groups=24)
     answers = RecordedSelections(stream, sequences=2)
     # Sequences are two steps apart, of four.
-    chosen = answers(Select(2, 24, 3, step=5, layer=1))
+    chosen = answers(Select(2, 24, 3, step=5, layer=1)).ids
     assert chosen[:, 0].tolist() == [[9, 10, 11], [21, 22, 23]]
     with pytest.raises(InputError, match="recorded with 2 layers"):
         answers(Select(2, 24, 4, step=0, layer=0))
@@ -147,6 +148,6 @@ def test_a_recorded_stream_answers_and_starts_again() -> None:
 
 def test_an_op_that_selects_more_than_the_context_had_gets_the_newest_besides() -> None:
     stream = tokens_of(8, context=SELECTED)
-    (of_row,) = np.unique(stream(Select(8, 53, 52, 0, 0))[:, 0], axis=0)
+    (of_row,) = np.unique(stream(Select(8, 53, 52, 0, 0)).ids[:, 0], axis=0)
     assert of_row.tolist() == [*range(50), 51, 52]
-    assert stream(Select(8, 53, 50, 1, 0)).shape == (8, 1, 50)
+    assert stream(Select(8, 53, 50, 1, 0)).ids.shape == (8, 1, 50)

@@ -31,7 +31,7 @@ def asked(step: int, there: int, k: int) -> Retrieve:
 def overlap(budget: int, *, blocks: int = 8192, **statistics: float) -> float:
     """The share that neighbouring steps have in common, over eight of them."""
     chosen, tokens = stream(blocks, **statistics), []
-    tokens = [chosen(asked(step, blocks - 9 + step, budget))[0] for step in range(9)]
+    tokens = [chosen(asked(step, blocks - 9 + step, budget)).ids[0] for step in range(9)]
     shares = [
         len(np.intersect1d(a, b)) / budget
         for before, now in zip(tokens, tokens[1:], strict=False)
@@ -46,7 +46,7 @@ def test_each_row_has_as_many_tokens_as_asked_of_those_that_are_there(there: int
     chosen = stream(70)
     for step in range(steps):
         k_now = min(k, there + step)
-        ids = chosen(asked(step, there + step, k_now))
+        ids = chosen(asked(step, there + step, k_now)).ids
         assert ids.shape == (1, 2, k_now)
         assert (np.diff(ids, axis=2) > 0).all()
         assert ids.min() >= 0
@@ -55,7 +55,7 @@ def test_each_row_has_as_many_tokens_as_asked_of_those_that_are_there(there: int
 
 def test_tokens_made_while_decoding_are_chosen_as_others_are() -> None:
     # Half of the tokens are new by then: about half of what is chosen.
-    ids = stream(4000)(asked(2000, 4000, 1000))
+    ids = stream(4000)(asked(2000, 4000, 1000)).ids
     assert 0.4 < (ids >= 2000).mean() < 0.6
 
 
@@ -71,7 +71,7 @@ def test_neighbouring_steps_share_more_of_a_larger_budget() -> None:
 def test_a_jump_forgets_as_much_as_its_steps() -> None:
     def shared(steps: list[int]) -> float:
         chosen = stream(8192)
-        first, *_, last = (chosen(asked(step, 8192, 1024))[0] for step in steps)
+        first, *_, last = (chosen(asked(step, 8192, 1024)).ids[0] for step in steps)
         return float(np.mean([len(np.intersect1d(a, b)) for a, b in zip(first, last, strict=True)])) / 1024
 
     assert shared([0, 20]) == pytest.approx(shared(list(range(21))), abs=0.04)
@@ -79,7 +79,7 @@ def test_a_jump_forgets_as_much_as_its_steps() -> None:
 
 def test_equal_seeds_give_equal_selections_and_no_step_comes_twice() -> None:
     one, other = stream(100), stream(100)
-    assert (one(asked(4, 90, 7)) == other(asked(4, 90, 7))).all()
+    assert (one(asked(4, 90, 7)).ids == other(asked(4, 90, 7)).ids).all()
     with pytest.raises(ValueError, match="step 3 is over; the stream stands at 4"):
         one(asked(3, 90, 7))
     with pytest.raises(ValueError, match="lasting must lie in 0..1, got 2"):

@@ -55,11 +55,11 @@ def test_the_best_entries_by_hand() -> None:
 def test_entries_are_chosen_among_those_that_are_there() -> None:
     entries = KeyedEntries(KeyProcess(KeysSpec()), layers=6, sequences=2, heads=2, context=30, output=20, seed=1)
     for step in range(3):
-        chosen = [entries(Select(2, 30 + step, 5, step, layer, heads=2)) for layer in range(6)]
+        chosen = [entries(Select(2, 30 + step, 5, step, layer, heads=2)).ids for layer in range(6)]
         assert all(one.shape == (2, 2, 5) and one.max() < 30 + step for one in chosen)
         # Every fourth layer is alike.
         assert (chosen[0] == chosen[4]).all() and (chosen[0] != chosen[1]).any()
     entries.go_on()
     keys, queries = KeyProcess(KeysSpec()).drawn(50, 4, 2, 2, seed=1)
     expected = best_entries(keys[4:8, :34], queries[4:8, 34], 5)
-    assert entries(Select(2, 34, 5, 3, 1, heads=2)).reshape(4, 5).tolist() == expected.tolist()
+    assert entries(Select(2, 34, 5, 3, 1, heads=2)).ids.reshape(4, 5).tolist() == expected.tolist()

@@ -24,7 +24,7 @@ from kvferry.disk.kv_log import KvLog
 from kvferry.disk.mapped_storage import MappedStorage
 from kvferry.disk.paced_storage import PacedStorage
 from kvferry.layouts.cluster_layout import ClusterLayout
-from kvferry.machine.answers import Answer
+from kvferry.machine.answers import Answer, Selection
 from kvferry.model.latent_decoder import decoder_of
 from kvferry.model.prompts import Prompts
 from kvferry.specs.errors import InputError, pick
@@ -44,8 +44,8 @@ class DecodeRunner(OpRunner, Protocol):
         ...
 
     @property
-    def chosen(self) -> list[torch.Tensor]:
-        """KV blocks that were chosen, int32[sequences, heads, k], step after step, layer after layer."""
+    def chosen(self) -> list[Selection]:
+        """KV blocks that were chosen, step after step, layer after layer."""
         ...
 
     @property

@@ -143,8 +143,8 @@ class Layers(RegisteredOps):
         self._projected: Projected | None = None
         # Layers that the hidden state has passed.
         self._depth = 0
-        # int32[sequences, heads, k], step after step, layer after layer, or one for all layers.
-        self.chosen: list[torch.Tensor] = []
+        # Step after step, layer after layer, or one for all layers.
+        self.chosen: list[Selection] = []
         self._choosing: set[int] = set()
         # What was said of clusters.
         self.said: dict[Place, Answer] = {}
@@ -230,14 +230,16 @@ class Layers(RegisteredOps):
         return self._index
 
     def _choose(self, op: Selecting, index: Index, scores: torch.Tensor) -> Selection:
-        best = scores.topk(op.k, dim=-1).indices
-        # In the order of the file, which is the order of reading and of entering the reuse buffer.
-        ids = (best if index.spec.clusters else best.sort(-1).values).to(torch.int32).cpu()
-        selection = Selection(ids.numpy())
+        best, ids = scores.topk(op.k, dim=-1)
+        if not index.spec.clusters:
+            # In the order of the file, which is the order of reading and of entering the reuse buffer.
+            ids, order = ids.sort(-1)
+            best = best.gather(-1, order)
+        selection = Selection(ids.to(torch.int32).cpu().numpy(), scores=best.float().cpu().numpy())
         if isinstance(op, Select) and index.spec.clusters:
             self.said[place_of(op)] = selection
         else:
-            self.chosen.append(ids)
+            self.chosen.append(selection)
             self._choosing.add(op.layer)
         return selection
 

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from kvferry.backends.live.decoding.answers import Answers, Listener
 from kvferry.backends.live.decoding.pages import Pages
 from kvferry.backends.live.engine.op_runner import RegisteredOps, runs
+from kvferry.machine.answers import Selection
 from kvferry.machine.handles import Batch
 from kvferry.machine.ops import DecodeStep, Op, OutputHead, PrefillLayer
 from kvferry.model.latent_decoder import decoder_of
@@ -64,7 +65,7 @@ class PagedLayers(RegisteredOps):
         # Tokens of each sequence whose KV is there.
         self._cached: dict[int, int] = {}
         # Nothing is chosen: everything is attended.
-        self.chosen: list[torch.Tensor] = []
+        self.chosen: list[Selection] = []
 
     @property
     def answers(self) -> list[list[int]]:

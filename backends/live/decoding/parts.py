@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from kvferry.backends.live.decoding.build import (
     DecodeRunner,
@@ -118,11 +117,15 @@ class StoredKvParts(MachineParts):
         replayed. None where there is nothing of one length."""
         sizes, chosen, layers = self._sizes, self.runner.chosen, self.runner.choosing
         steps = len(chosen) // layers if layers else 0
-        if not steps or len({ids.shape for ids in chosen[: steps * layers]}) != 1:
+        if not steps or len({one.ids.shape for one in chosen[: steps * layers]}) != 1:
             return None
-        ids = torch.stack(chosen[: steps * layers]).unflatten(0, (steps, layers))  # steps layers sequences heads k
-        by_sequence = ids.permute(2, 0, 1, 3, 4).flatten(0, 1).numpy()
-        return SelectionStream(np.sort(by_sequence, axis=-1), sizes.layout.blocks)
+
+        def by_sequence(parts: list[np.ndarray | None]) -> np.ndarray:
+            shaped = np.stack([one for one in parts[: steps * layers] if one is not None])
+            return np.concatenate(np.moveaxis(shaped.reshape(steps, layers, *shaped.shape[1:]), 2, 0))
+
+        ids, scores = by_sequence([one.ids for one in chosen]), by_sequence([one.scores for one in chosen])
+        return SelectionStream(ids, sizes.layout.blocks, scores=scores)
 
 
 def check(scenario: Scenario) -> None:

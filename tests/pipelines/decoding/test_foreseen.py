@@ -27,8 +27,8 @@ from kvferry.policies.decode.scored_keys import LowRankKeys
 
 @dataclass(frozen=True, kw_only=True)
 class Half(LowRankKeys):
-    def take(self, ranked, tokens, stored, most):
-        return BlockRows(ranked.ids[:, ::2]), tokens
+    def take(self, ranked):
+        return BlockRows(ranked.blocks.ids[:, ::2])
 
 
 KVFERRY = {"selector": {"half": Half}}

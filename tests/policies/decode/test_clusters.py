@@ -12,6 +12,7 @@ from kvferry.policies.decode.centroids import Centroids
 from kvferry.policies.decode.cluster_places import ClusterPools
 from kvferry.policies.decode.cluster_upkeep import AdaptiveClusters, StaticClusters
 from kvferry.policies.decode.local_clusters import LocalClusters
+from kvferry.policies.decode.ranked import Ranked
 from kvferry.policies.decode.residency import DoubleBuffer, Reuse
 from kvferry.policies.decode.roles import Roles
 from kvferry.policies.decode.room import Room
@@ -45,17 +46,20 @@ def test_pools_and_memory_by_hand() -> None:
 def test_the_best_clusters_are_taken_until_they_hold_enough() -> None:
     selector = Centroids(selected_tokens=7)
     ranked, tokens = BlockRows(np.array([[3, 0, 2, 1], [1, 0, 3, 2]])), np.array([[4, 3, 1, 9], [5, 1, 5, 0]])
-    taken, held = selector.take(ranked, tokens, 20, None)
-    assert held is not None and held.tolist() == [4, 3, 5, 1, 5]
+
+    def taken_by(one: Centroids, tokens: np.ndarray = tokens, stored: int = 20, most: int | None = None) -> BlockRows:
+        return one.take(Ranked(ranked, 0, 3, 4, stored, tokens, most_blocks=most))
+
+    taken = taken_by(selector)
     assert taken.starts is not None
     # The second row has three clusters alone.
     assert (taken.ids.tolist(), taken.starts.tolist()) == ([3, 0, 1, 0, 3], [0, 2, 5])
-    few, _ = selector.take(ranked, np.array([[4, 3, 1, 9], [1, 1, 0, 0]]), 20, None)
+    few = taken_by(selector, np.array([[4, 3, 1, 9], [1, 1, 0, 0]]))
     assert few.row(1).tolist() == [1, 0]
     # No more than there are slots for; and a share of 30 tokens.
-    assert selector.take(ranked, tokens, 20, 2)[0].ids.tolist() == [3, 0, 1, 0]
+    assert taken_by(selector, most=2).ids.tolist() == [3, 0, 1, 0]
     share = Centroids(selected_share=0.2)
-    assert share.take(ranked, tokens, 30, None)[0].row(1).tolist() == [1, 0]
+    assert taken_by(share, stored=30).row(1).tolist() == [1, 0]
     assert (share.selected(3, 24), Centroids(selected_tokens=7).selected(3, 24)) == (5, 3)
     with pytest.raises(ValueError, match="selected_share lies above 0 and up to 1, got 0"):
         Centroids(selected_share=0).index(ROOM, 0)

@@ -150,12 +150,12 @@ def test_all_of_the_rank_predicts_exactly(model: Any, tmp_path: Path) -> None:
     really = decoding.runner.decoder.queries
     decoding.runner.decoder.queries = lambda *given: queries.append(really(*given)) or queries[-1]  # type: ignore
     decoding.run()
-    for layer, ids in enumerate(decoding.runner.chosen):
+    for layer, chosen in enumerate(decoding.runner.chosen):
         keys = torch.stack(decoding.computed[layer][:80], dim=3)[0, 0]
         # Three of prefill; then one to select and one to attend with, in each layer.
         query = queries[3 + 2 * layer][0, :, 0].unflatten(0, (2, 2)).sum(1)
         best = torch.einsum("hd,htd->t", query, keys).unflatten(0, (-1, 4)).amax(1).topk(4).indices
-        assert set(ids.flatten().tolist()) == set(best.tolist())
+        assert set(chosen.ids.flatten().tolist()) == set(best.tolist())
 
 
 def test_a_scenario_is_carried_out_and_told() -> None:

@@ -53,7 +53,7 @@ def test_other_systems_take_it_as_one_wide_head(model: Any, tmp_path: Path, syst
 def test_all_heads_choose_together_and_the_difference_moves(model: Any, tmp_path: Path) -> None:
     run = decoding(model, tmp_path, placement="storage", selected_tokens=12)
     run.run()
-    chosen = [ids.numpy() for ids in run.runner.chosen]
+    chosen = [one.ids for one in run.runner.chosen]
     assert {ids.shape for ids in chosen} == {(2, 1, 12)}
     moved = chosen[0].size
     for before, now in zip(chosen, chosen[1:], strict=False):

@@ -42,8 +42,8 @@ def test_the_heads_attention_chooses_for_all_layers(model: Any, tmp_path: Path) 
         for step, chosen in enumerate(run.runner.chosen):
             by_kv_head = queries[0, :, 40 + step].unflatten(0, (HEADS, -1))
             shares = (by_kv_head @ keys[0, :, : 40 + step].mT * WIDTH**-0.5).softmax(-1).amax(1)
-            assert chosen.shape == (2, HEADS, 12)
-            for best, ours in zip(shares.topk(12, -1).indices, chosen[n], strict=True):
+            assert chosen.ids.shape == (2, HEADS, 12)
+            for best, ours in zip(shares.topk(12, -1).indices, torch.from_numpy(chosen.ids[n]), strict=True):
                 assert set(best.tolist()) == set(ours.tolist())
 
 
@@ -74,7 +74,7 @@ def test_elastic_loading_moves_the_difference_of_two_choices(model: Any, tmp_pat
     assert answers["elastic"] == answers["none"]
     elastic, reload = (runs[residency].flow.record for residency in ("elastic", "none"))
     if placement != "progressive":
-        rows = [ids.flatten(0, 1).numpy() for ids in runs["elastic"].runner.chosen]
+        rows = [one.ids.reshape(-1, one.ids.shape[-1]) for one in runs["elastic"].runner.chosen]
         first = rows[0].size
         differ = sum(
             len(np.setdiff1d(now, before)) for pair in zip(rows[1:], rows, strict=False) for now, before in zip(*pair)
