@@ -38,6 +38,7 @@ _OF_KIND: dict[str, tuple[str, str]] = {
     "loader": (_LOADING, '{"system": NAME}'),
     "schedule": (_LOADING, '{"policies.schedule": NAME}'),
     "selector": (_DECODING, '{"policies.selector": NAME}'),
+    "index": (_DECODING, '{"policies.selector": NAME}'),
     "residency": (_DECODING, '{"policies.residency": NAME}'),
     "layout": (_DECODING, '{"policies.layout": NAME}'),
     "upkeep": (_DECODING, '{"policies.upkeep": NAME}'),

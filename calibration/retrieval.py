@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from kvferry.backends.live.decoding.build import format_of
-from kvferry.backends.live.decoding.indexes.table import INDEXES
+from kvferry.backends.live.decoding.indexes.table import index_maker
 from kvferry.backends.live.decoding.layers import Layers
 from kvferry.backends.live.decoding.tiers import KvTiers
 from kvferry.backends.live.engine.machine import LiveMachine
@@ -92,7 +92,7 @@ def layers_of(rig: Rig, plan: DecodePlan, point: Point, tiers: KvTiers) -> Layer
     named = model.config.name_or_path
     prompts = Prompts(Path(named) if named else None, rig.spec.vocabulary, None, 0)
     texts = [prompts.tokens(n, point.context, _OUTPUT) for n in range(point.batch)]
-    index = INDEXES[plan.index.kind](
+    index = index_maker(plan.index.kind)(
         Decoder(model),
         torch.zeros((1, 1), dtype=torch.long),
         plan.index,

@@ -22,8 +22,8 @@ def policy(
         str,
         typer.Option(
             "--role",
-            help="loader, schedule, selector, residency, layout, upkeep, placement, batching, attention, system or"
-            " cost-model.",
+            help="loader, schedule, selector, residency, layout, upkeep, placement, batching, attention, index, system"
+            " or cost-model.",
         ),
     ],
     output: Annotated[

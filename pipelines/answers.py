@@ -13,6 +13,7 @@ from kvferry.layouts.cluster_layout import ClusterLayout
 from kvferry.layouts.layout import Layout
 from kvferry.pipelines.decoding.stages import KINDS
 from kvferry.policies.decode.index import INDEX_KINDS, IndexSpec
+from kvferry.policies.decode.key_index import KEY_INDEXES
 from kvferry.policies.decode.placement import KvSize
 from kvferry.policies.decode.ranked import Ranked
 from kvferry.policies.decode.residency import Resident
@@ -140,8 +141,8 @@ def _index(found: Any, room: Room, reserved_bytes: float) -> str | None:
         return None
     if not isinstance(found, Index) or not isinstance(found.spec, IndexSpec):
         return f"{_brief(found)}; an Index with an IndexSpec, or None, would do"
-    if found.spec.kind not in INDEX_KINDS:
-        return f"an index of the kind {found.spec.kind!r:.60}; {', '.join(INDEX_KINDS)} would do"
+    if found.spec.kind not in (known := {**dict.fromkeys(INDEX_KINDS), **KEY_INDEXES}):
+        return f"an index of the kind {found.spec.kind!r:.60}; {', '.join(known)} would do"
     counts = {name: getattr(found.spec, name) for name in ("heads", "rank", "block_tokens")}
     amounts = {name: getattr(found, name) for name in ("n_bytes", "kv_layers", "weight_bytes")}
     faults = [(name, _fault_of_whole(value, 1)) for name, value in counts.items()]
@@ -178,6 +179,16 @@ def _take(found: Any, ranked: Ranked) -> str | None:
     if ranked.most_blocks is not None and found.widest > ranked.most_blocks:
         return f"{found.widest} blocks in a row; at most {ranked.most_blocks} would do, as memory is held for these"
     return None
+
+
+def _scores(found: Any, layer: int, queries: np.ndarray, blocks: int) -> str | None:
+    scores = np.asarray(found)
+    if scores.dtype.kind not in "fiu" or scores.ndim != 3 or scores.shape[::2] != (len(queries), blocks):
+        came = scores.shape if scores.ndim else _brief(found)
+        return f"{came}; numbers [{len(queries)} sequences, {queries.shape[1]} query heads, {blocks} blocks] would do"
+    return (
+        "a score that is not a number; -inf for a block that nobody wants would do" if np.isnan(scores).any() else None
+    )
 
 
 def _tiers(found: Any, size: KvSize) -> str | None:
@@ -234,6 +245,7 @@ METHODS: Mapping[str, Mapping[str, Check]] = {
         "take": _take,
         "stages": _stages,
     },
+    "index": {"scores": _scores},
     "residency": {
         "reserved_bytes": _amount,
         "slots_within": _whole(0),
@@ -251,6 +263,7 @@ METHODS: Mapping[str, Mapping[str, Check]] = {
 }
 ATTRIBUTES: Mapping[str, Mapping[str, Check]] = {
     "selector": dict.fromkeys(("clusters", "for_all_layers", "per_head", "fixed", "evicts"), _truth),
+    "index": {},
     "residency": dict.fromkeys(("fixed", "keeps", "swaps"), _truth),
     "layout": {
         "clusters": _truth,

@@ -11,6 +11,8 @@ from kvferry.pipelines.loading.systems import SYSTEMS, LoadingSystem
 from kvferry.policies.decode.attention_kernel import AttentionKernel
 from kvferry.policies.decode.batcher import Batching
 from kvferry.policies.decode.blocking import LayoutRole
+from kvferry.policies.decode.index import INDEX_KINDS
+from kvferry.policies.decode.key_index import KEY_INDEXES, KeyIndex, selector_by
 from kvferry.policies.decode.placement import Placement
 from kvferry.policies.decode.residency import Residency
 from kvferry.policies.decode.selector import Selector
@@ -34,7 +36,7 @@ _PROTOCOLS: dict[str, Any] = {
     "placement": Placement,
     "batching": Batching,
 }
-KINDS = ("loader", "schedule", *ROLES, "system", "cost-model")
+KINDS = ("loader", "schedule", *ROLES, "index", "system", "cost-model")
 
 
 def table_of(kind: str, thing: Any) -> dict[str, Any]:
@@ -46,7 +48,12 @@ def table_of(kind: str, thing: Any) -> dict[str, Any]:
             known = ", ".join(one.__name__ for one in _SYSTEMS)
             raise ValueError(f"{_brief(thing)} is no system; make it with one of {known}")
         return _SYSTEMS[type(thing)]
-    tables: dict[str, dict[str, Any]] = {"schedule": SCHEDULES, "cost-model": COST_MODELS, **ROLES}
+    tables: dict[str, dict[str, Any]] = {
+        "schedule": SCHEDULES,
+        "cost-model": COST_MODELS,
+        "index": KEY_INDEXES,
+        **ROLES,
+    }
     return tables[kind]
 
 
@@ -54,12 +61,15 @@ def taken_names(kind: str) -> dict[str, Any]:
     """The entries whose names one of this kind cannot have. A system's name is one of all workloads."""
     if kind in ("loader", "system"):
         return {name: system for table in _SYSTEMS.values() for name, system in table.items()}
+    if kind == "index":
+        # It comes with a selector of its name.
+        return {**dict.fromkeys(INDEX_KINDS), **KEY_INDEXES, **ROLES["selector"]}
     return table_of(kind, None)
 
 
 def names_by_kind() -> dict[str, list[str]]:
     """What a scenario can name beside its system, the user's own included: schedules, roles of decoding, costs."""
-    return {kind: list(table_of(kind, None)) for kind in KINDS if kind not in ("loader", "system")}
+    return {kind: list(table_of(kind, None)) for kind in KINDS if kind not in ("loader", "index", "system")}
 
 
 def entry_of(kind: str, thing: Any) -> Any:
@@ -80,6 +90,11 @@ def entry_of(kind: str, thing: Any) -> Any:
             inspect.signature(thing).bind(None, None)
         except TypeError as error:
             raise ValueError(f"takes ({first}, {second}), and more with a default alone: {error}") from None
+        return thing
+    if kind == "index":
+        if not (isinstance(thing, type) and issubclass(thing, KeyIndex)):
+            raise ValueError(f"{_brief(thing)} is no KeyIndex; a class with this base would do")
+        selector_by("index", thing)
         return thing
     made = thing()
     if not is_dataclass(made):

@@ -24,6 +24,7 @@ from typing import Any
 from kvferry.pipelines.aside import printing_aside
 from kvferry.pipelines.guarded import guarded
 from kvferry.pipelines.plugin_kinds import KINDS, entry_of, table_of, taken_names
+from kvferry.policies.decode.key_index import selector_by
 from kvferry.specs.document import read_text, shown
 from kvferry.specs.errors import InputError, KvferryError, Terminated, unknown_name
 
@@ -196,6 +197,9 @@ def _entries(plugin: Plugin, module: ModuleType) -> list[tuple[dict[str, Any], s
             try:
                 entry = guarded(kind, name, plugin.path, entry_of(kind, thing))
                 entries.append((table_of(kind, thing), name, entry))
+                if kind == "index" and name not in has.get("selector", ()):
+                    selector = guarded("selector", name, plugin.path, selector_by(name, thing))
+                    entries.append((table_of("selector", None), name, selector))
             except Exception as error:
                 within = _place_in(error, {plugin.path})
                 what = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"

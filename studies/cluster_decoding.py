@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from selection_quality import Task, decoded, exact
 
-from kvferry.backends.live.decoding.indexes.table import INDEXES
+from kvferry.backends.live.decoding.indexes.table import index_maker
 from kvferry.model.decoder import Decoder
 from kvferry.model.models import load_model, spec_of
 from kvferry.model.prompts import Prompts
@@ -51,7 +51,7 @@ def main() -> None:
         assert plan.index is not None
         room_tokens = plan.layout.blocks * plan.group_tokens
         sample = torch.tensor([task.context])
-        index = INDEXES[plan.index.kind](Decoder(model), sample, plan.index, sequences=1, room_tokens=room_tokens)
+        index = index_maker(plan.index.kind)(Decoder(model), sample, plan.index, sequences=1, room_tokens=room_tokens)
         with TemporaryDirectory() as folder:
             logits, _, _ = decoded(plan, model, task, true, index, Path(folder))
         # The first token comes from prefill.

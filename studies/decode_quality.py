@@ -30,7 +30,7 @@ from selection_quality import Exact, Task, decoded, exact, needles, texts
 from transformers import PreTrainedModel
 
 from kvferry.backends.live.decoding.indexes.index import Index
-from kvferry.backends.live.decoding.indexes.table import INDEXES
+from kvferry.backends.live.decoding.indexes.table import index_maker
 from kvferry.model.decoder import Decoder
 from kvferry.model.prompts import Prompts
 from kvferry.model.scenario_model import model_of
@@ -83,7 +83,7 @@ def index_of(plan: Any, way: Way, decoder: Decoder, sample: torch.Tensor) -> Ind
         spec = IndexSpec(
             kind=way.index, heads=plan.heads, rank=2 * plan.model.key_width, block_tokens=plan.group_tokens
         )
-    return INDEXES[spec.kind](decoder, sample, spec, sequences=1, room_tokens=room_tokens)
+    return index_maker(spec.kind)(decoder, sample, spec, sequences=1, room_tokens=room_tokens)
 
 
 def compared(

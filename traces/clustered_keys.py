@@ -10,9 +10,9 @@ from kvferry.policies.decode.cluster_table import ClusterTable
 from kvferry.policies.decode.means import kmeans, two_means
 from kvferry.policies.decode.rows import Cut, Joined
 from kvferry.specs.errors import KvferryError
+from kvferry.traces.best_entries import best_entries, best_head
 from kvferry.traces.key_process import KeyProcess
 from kvferry.traces.key_recording import KeyRecording
-from kvferry.traces.keyed_entries import best_entries, best_head
 
 
 class ClusteredKeys:

@@ -9,7 +9,7 @@ from kvferry.machine.answers import Answer, Selection
 from kvferry.machine.handling import Handling
 from kvferry.machine.machine import Channel, Facts, Refused
 from kvferry.machine.memory import BudgetedPool
-from kvferry.machine.ops import Chunks, Decompress, Extents, KvRef, Op, Selecting
+from kvferry.machine.ops import Chunks, DecodeAttention, Decompress, Extents, KvRef, Op, Selecting
 from kvferry.machine.span import Tell
 from kvferry.machine.ticket import Ticket
 from kvferry.machine.tiers import moved
@@ -46,8 +46,9 @@ class SimMachine:
 
     `weights_refused` says why they are not, when the model does not fit: nothing should be run then. `load` is the
     background load of processors by name. `selections` answers Select and Retrieve ops from a recorded or generated
-    stream, or by keys, `clusters` those that ask about clusters of keys; their time is the processor's business.
-    `mapped`: the KV's file is mapped into memory, its size and what of it may be there.
+    stream, or by keys, `clusters` those that ask about clusters of keys, and `attended` is told of attention; their
+    time is the processor's business. `mapped`: the KV's file is mapped into memory, its size and what of it may be
+    there.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class SimMachine:
         memory_bytes: float | None = None,
         selections: Callable[[Selecting], Selection] | None = None,
         clusters: Clusters | None = None,
+        attended: Callable[[DecodeAttention], None] | None = None,
         mapped: tuple[float, float] | None = None,
         tell: Tell = lambda span: None,
         env: simpy.Environment | None = None,
@@ -119,7 +121,7 @@ class SimMachine:
             if self.link is not None:
                 contention.watch("link", self.link.busy)
         self._switchboard = switchboard or Switchboard(self.env)
-        self._selections, self._clusters = selections, clusters
+        self._selections, self._clusters, self._attended = selections, clusters, attended
         self.energy = self._energy_meter()
 
     def _energy_meter(self) -> EnergyMeter:
@@ -172,6 +174,8 @@ class SimMachine:
         if self._clusters is not None and isinstance(op, OfClusters):
             return self._clusters(op)
         if op.answer is None:
+            if self._attended is not None and isinstance(op, DecodeAttention):
+                self._attended(op)
             return None
         if not isinstance(op, Selecting) or self._selections is None:
             what = f"a stream of {op.answer.stream}, recorded or generated"

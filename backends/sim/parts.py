@@ -9,7 +9,8 @@ from typing import Any
 from kvferry.backends.needs import ContextsInCloud, KvInPages, KvOnStorage, Need, NoKv, Prompts
 from kvferry.backends.world import Inputs
 from kvferry.machine.answers import Selection
-from kvferry.machine.ops import Selecting
+from kvferry.machine.ops import DecodeAttention, Selecting
+from kvferry.policies.decode.key_index import KEY_INDEXES, keeps_keys
 from kvferry.policies.decode.tending import Ahead
 from kvferry.specs.device import DeviceSpec
 from kvferry.specs.errors import InputError, KvferryError
@@ -19,9 +20,9 @@ from kvferry.traces.cluster_answers import Clusters
 from kvferry.traces.clustered_keys import ClusteredKeys
 from kvferry.traces.critical_tokens import CriticalTokens, RecordedSelections
 from kvferry.traces.growing_tokens import GrowingTokens
+from kvferry.traces.indexed_keys import DrawnKeys, IndexedKeys, NoKeys
 from kvferry.traces.key_process import KeyProcess
 from kvferry.traces.key_recording import KeyRecording
-from kvferry.traces.keyed_entries import KeyedEntries
 from kvferry.traces.requests import context_requests
 from kvferry.traces.selections import SelectionStream
 from kvferry.traces.stored import StoredContext
@@ -43,6 +44,8 @@ class SimParts:
     selections: Callable[[Selecting], Selection] | None = None
     clusters: Clusters | None = None
     keys: Ahead | None = None
+    # Told of attention, where an index wants to know what it takes in.
+    attended: Callable[[DecodeAttention], None] | None = None
     stored: Callable[[int], StoredContext] = _no_contexts
     # The storage file is mapped into memory: its size, and how much of it may be there.
     mapped: tuple[float, float] | None = None
@@ -68,12 +71,13 @@ def _with_contexts(scenario: Scenario, need: ContextsInCloud, inputs: Inputs) ->
 
 def _with_kv_on_storage(scenario: Scenario, need: KvOnStorage, inputs: Inputs) -> SimParts:
     mapped, keys = need.sizes.mapped_bytes, generated_keys(scenario, need, inputs)
-    entries = keys if isinstance(keys, KeyedEntries) else None
+    entries = keys if isinstance(keys, IndexedKeys) else None
     return SimParts(
         device=scenario.device,
         selections=entries or selections(scenario, need, inputs),
         clusters=keys if isinstance(keys, ClusteredKeys) else inputs.clusters,
         keys=keys,
+        attended=None if entries is None else entries.attended,
         mapped=None if mapped is None else (need.sizes.layout.file_bytes, mapped),
     )
 
@@ -160,23 +164,26 @@ def selections(scenario: Scenario, need: KvOnStorage, inputs: Inputs) -> Callabl
         raise InputError(f"workload: {error}") from None
 
 
-def generated_keys(scenario: Scenario, need: KvOnStorage, inputs: Inputs) -> ClusteredKeys | KeyedEntries | None:
-    """Keys of the run's own, where its KV blocks are chosen by what keys say: clusters of them, or one by one. None:
-    they are not, or `inputs` or the scenario's recording have what they said."""
+def generated_keys(scenario: Scenario, need: KvOnStorage, inputs: Inputs) -> ClusteredKeys | IndexedKeys | None:
+    """Keys of the run's own, where its KV blocks are chosen by what keys say: clusters of them, or an index over their
+    arrays. None: they are not, or `inputs` or the scenario's recording have what they said."""
     sizes, workload = need.sizes, scenario.decode.workload
     if sizes.index is None or inputs.clusters is not None:
         return None
-    shape = {"layers": sizes.model.layers, "sequences": sizes.layout.sequences, "heads": sizes.heads}
+    shape = {"layers": sizes.model.layers, "sequences": sizes.layout.sequences}
     length = {"context": workload.context, "output": workload.output}
-    by_one = sizes.index.kind == "keys" and inputs.selections is None and workload.selections is None
-    if not (sizes.index.clusters or by_one):
+    indexed = sizes.index.kind in KEY_INDEXES and inputs.selections is None and workload.selections is None
+    if not (sizes.index.clusters or indexed):
         return None
     path = workload.recorded_keys
-    process = KeyProcess(workload.keys) if path is None else KeyRecording.load(Path(path))
+    process: DrawnKeys = KeyProcess(workload.keys) if path is None else KeyRecording.load(Path(path))
+    if indexed and not keeps_keys(sizes.index):
+        process = NoKeys(process)
     rows, tokens = sizes.layout.sequences * sizes.heads, workload.context + workload.output
     if (numbers := 2 * process.kinds(sizes.model.layers) * rows * tokens * process.width) > _MOST_KEY_NUMBERS:
         what = f"keys and queries of {rows:,} rows (sequences x KV heads) of {tokens:,} tokens make {numbers:,} numbers"
         raise InputError(f"workload.context: {what}; at most {_MOST_KEY_NUMBERS:,} will do; shorten it, or the batch")
     if sizes.index.clusters:
-        return ClusteredKeys(process, **shape, **length, most=sizes.layout.blocks, seed=scenario.seed)
-    return KeyedEntries(process, **shape, **length, seed=scenario.seed)
+        most = sizes.layout.blocks
+        return ClusteredKeys(process, **shape, **length, heads=sizes.heads, most=most, seed=scenario.seed)
+    return IndexedKeys(process, sizes.index, **shape, **length, room_blocks=sizes.layout.blocks, seed=scenario.seed)

@@ -80,6 +80,7 @@ class SimWorld:
             memory_bytes=seen.budget.memory_bytes,
             selections=parts.selections,
             clusters=parts.clusters,
+            attended=parts.attended,
             mapped=parts.mapped,
             uplink=None if link is None or link.up is None else trace_of(link.up),
             tell=tell,

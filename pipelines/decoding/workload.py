@@ -198,6 +198,10 @@ class LockStepFlow:
         notes = [*_without_effect(self._scenario), *lost_parameters(self._scenario)]
         if needs_bytes is not None:
             notes.append(_without_reuse(self._scenario, plan, needs_bytes))
+        generated = plan.selected is not None and not (plan.index is not None and plan.index.clusters)
+        if generated and world.may_skip and world.keys is None and self._scenario.decode.workload.selections is None:
+            what = "selections are generated and do not depend on this selector"
+            notes.append(f"{what}; workload.selections replays a recording")
         if plan.selects_all:
             notes.append(
                 f"nothing is left out: {plan.context + plan.output:,} tokens are no more than what is selected"

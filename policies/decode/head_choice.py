@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from kvferry.policies.decode.index import Scores
 from kvferry.specs.model import ModelSpec
 
 # How query heads share what is cached: each has its own, groups share, all share; or all read a latent vector.
@@ -25,6 +26,29 @@ def choosing_heads(model: ModelSpec) -> int:
     one for all heads of "mqa" and "mla", as these share each entry of the cache. (Of MLA the paper says that its heads
     choose as those of MHA do; what has to be loaded then is the union of their choices.)"""
     return {"mha": model.query_heads, "gqa": model.kv_heads, "mqa": 1, "mla": 1}[attention_kind(model)]
+
+
+def agreed(
+    scores: Any,
+    heads: int,
+    how: Scores,
+    scale: float,
+    softmax: Callable[[Any, int], Any] | None = None,
+    largest: Callable[[Any, int], Any] = np.max,
+) -> Any:
+    """[sequences, heads, scored]: one score for the query heads of each of `heads` parts, from those of every query
+    head, [sequences, query heads, scored]. `scale` belongs in the softmax. `softmax` and `largest` are the array
+    library's: torch.softmax and torch.amax for tensors."""
+    softmax = softmax or _softmax
+    if how == "best_head":
+        return group_weights(softmax(scores * scale, -1), heads, largest)
+    by_choice = scores.reshape((scores.shape[0], heads, -1, scores.shape[-1]))
+    return by_choice.sum(2) if how == "summed" else softmax(by_choice * scale, -1).sum(2)
+
+
+def _softmax(scores: np.ndarray, axis: int) -> np.ndarray:
+    weights: np.ndarray = np.exp(scores - scores.max(axis, keepdims=True))
+    return weights / weights.sum(axis, keepdims=True)
 
 
 def group_weights(weights: Any, heads: int, largest: Callable[[Any, int], Any] = np.max) -> Any:

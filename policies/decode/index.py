@@ -1,7 +1,7 @@
 """What a selector keeps in memory to score KV blocks with: said once, kept by the modelled machine and the real one."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 # How the scores of the query heads that choose together become one. `summed`: they are added as they are. `by_head`:
 # each head's scores are softmaxed over what it scores, then added. `best_head`: softmaxed, and the largest counts.
@@ -30,7 +30,7 @@ class IndexSpec:
     vector, all heads together. ``block_tokens``: tokens per KV block.
     ``clusters``: KV blocks are clusters of like keys, which new keys join one by one; the best is answered first.
     Otherwise blocks are those of consecutive tokens, and answers are in the order of the file. ``for_all_layers``: one
-    choice serves them all.
+    choice serves them all. ``parameters``: of an index of one's own, by name (policies/decode/key_index.py).
     """
 
     kind: str
@@ -40,3 +40,4 @@ class IndexSpec:
     scores: Scores = "summed"
     clusters: bool = False
     for_all_layers: bool = False
+    parameters: tuple[tuple[str, Any], ...] = ()

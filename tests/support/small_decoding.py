@@ -48,7 +48,7 @@ class SmallDecoding:
         import torch
 
         from kvferry.backends.live.decoding.build import format_of
-        from kvferry.backends.live.decoding.indexes.table import INDEXES
+        from kvferry.backends.live.decoding.indexes.table import index_maker
         from kvferry.backends.live.decoding.layers import Layers
         from kvferry.backends.live.decoding.tiers import KvTiers
         from kvferry.backends.live.engine.machine import LiveMachine
@@ -65,7 +65,7 @@ class SmallDecoding:
         self.ids = np.random.default_rng(3).integers(0, 256, (batch, context)).tolist()
         layout, index = self.plan.layout, None
         if self.plan.index is not None:
-            index = INDEXES[self.plan.index.kind](
+            index = index_maker(self.plan.index.kind)(
                 decoder_of(model),
                 torch.tensor(np.random.default_rng(4).integers(0, 256, (1, 200)), device=model.device),
                 self.plan.index,

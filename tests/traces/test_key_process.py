@@ -5,9 +5,11 @@ import pytest
 from pydantic import ValidationError
 
 from kvferry.machine.ops import Select
+from kvferry.policies.decode.index import IndexSpec
 from kvferry.specs.workload import KeysSpec
+from kvferry.traces.best_entries import best_entries
+from kvferry.traces.indexed_keys import IndexedKeys
 from kvferry.traces.key_process import KeyProcess
-from kvferry.traces.keyed_entries import KeyedEntries, best_entries
 
 
 def test_longer_texts_begin_with_shorter_ones() -> None:
@@ -53,7 +55,9 @@ def test_the_best_entries_by_hand() -> None:
 
 
 def test_entries_are_chosen_among_those_that_are_there() -> None:
-    entries = KeyedEntries(KeyProcess(KeysSpec()), layers=6, sequences=2, heads=2, context=30, output=20, seed=1)
+    spec = IndexSpec(kind="keys", heads=2, rank=16, block_tokens=1)
+    sizes = {"layers": 6, "sequences": 2, "context": 30, "output": 20, "room_blocks": 50}
+    entries = IndexedKeys(KeyProcess(KeysSpec()), spec, **sizes, seed=1)
     for step in range(3):
         chosen = [entries(Select(2, 30 + step, 5, step, layer, heads=2)).ids for layer in range(6)]
         assert all(one.shape == (2, 2, 5) and one.max() < 30 + step for one in chosen)

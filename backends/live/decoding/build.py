@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from kvferry.backends.live.decoding.block_format import BlockFormat
 from kvferry.backends.live.decoding.cluster_blocks import ClusterFormat
 from kvferry.backends.live.decoding.indexes.index import Index
-from kvferry.backends.live.decoding.indexes.table import INDEXES
+from kvferry.backends.live.decoding.indexes.table import index_maker
 from kvferry.backends.live.decoding.kept_file import data_bytes
 from kvferry.backends.live.decoding.layers import Layers
 from kvferry.backends.live.decoding.noted_keys import NotedKeys
@@ -27,7 +27,7 @@ from kvferry.layouts.cluster_layout import ClusterLayout
 from kvferry.machine.answers import Answer, Selection
 from kvferry.model.latent_decoder import decoder_of
 from kvferry.model.prompts import Prompts
-from kvferry.specs.errors import InputError, pick
+from kvferry.specs.errors import InputError
 from kvferry.specs.scenario import Scenario
 from kvferry.traces.cluster_answers import Place
 
@@ -68,7 +68,7 @@ def check_plan(sizes: DecodeSizes, processor: str) -> None:
     """Raises InputError for an index or a placement that the backend lacks, before a model is loaded for it."""
     if sizes.index is not None:
         try:
-            pick("index", INDEXES, sizes.index.kind)
+            index_maker(sizes.index.kind)
         except InputError as error:
             raise InputError(f"policies.selector: backend torch: {error}") from None
     if sizes.writes_back:
@@ -176,7 +176,7 @@ def _index(scenario: Scenario, sizes: DecodeSizes, model: PreTrainedModel, promp
         return None
     say(f"making {spec.kind}")
     sample, _ = prompts.tokens(sizes.layout.sequences, workload.context, 0)
-    return INDEXES[spec.kind](
+    return index_maker(spec.kind)(
         decoder_of(model),
         torch.tensor([sample[:_SAMPLE_TOKENS]], device=model.device),
         spec,

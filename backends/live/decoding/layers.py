@@ -309,6 +309,8 @@ class Layers(RegisteredOps):
         queries = queries[:, :, 0].unflatten(1, (keys.shape[1], -1))
         attended = F.scaled_dot_product_attention(queries, keys, values, attn_mask=there)
         self._attended = attended.flatten(1, 2)[:, :, None]
+        if self._index is not None and kv.ids is not None:
+            self._index.attended(layer, kv.ids, queries, keys)
         return self._clusters.swapped_out(layer) if kv.swaps else None
 
     @runs(FeedForward)

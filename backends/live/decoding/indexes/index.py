@@ -3,12 +3,13 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
+import numpy as np
 import torch
 
 from kvferry.model.decoder import Decoder
 from kvferry.model.whole_prefill import PrefilledLayer, prefill_layer
-from kvferry.policies.decode.head_choice import group_weights
-from kvferry.policies.decode.index import IndexSpec, Scores
+from kvferry.policies.decode.head_choice import agreed
+from kvferry.policies.decode.index import IndexSpec
 
 
 class Index(ABC):
@@ -45,8 +46,14 @@ class Index(ABC):
         """float32[sequences, heads, blocks] for the queries of one token; the more, the better. `heads` parts of the
         KV heads choose for themselves."""
 
+    def attended(self, layer: int, ids: np.ndarray, queries: torch.Tensor, keys: torch.Tensor) -> None:  # noqa: B027
+        """Learn that attention of queries [sequences, KV heads, query heads of each, head_dim] took in the KV blocks
+        int[rows, k], whose `keys` [sequences, KV heads, tokens, head_dim] come before those of other tokens. Most
+        indexes need not know."""
+
     def _agreed(self, scores: torch.Tensor, heads: int) -> torch.Tensor:
-        return agreed(scores, heads, self.spec.scores, self._scale)
+        found: torch.Tensor = agreed(scores, heads, self.spec.scores, self._scale, torch.softmax, torch.amax)
+        return found
 
 
 class BlockIndex(Index):
@@ -79,18 +86,6 @@ class BlockIndex(Index):
     def _best_token(self, scores: torch.Tensor) -> torch.Tensor:
         """A KV block's score is that of its best token."""
         return scores.unflatten(-1, (-1, self.spec.block_tokens)).amax(-1)
-
-
-def agreed(scores: torch.Tensor, heads: int, how: Scores, scale: float) -> torch.Tensor:
-    """[sequences, heads, scored]: one score for the query heads of each of `heads` parts, from those of every query
-    head, [sequences, query heads, scored]. `scale` belongs in the softmax."""
-    by_choice = scores.unflatten(1, (heads, -1))
-    if how == "summed":
-        return by_choice.sum(2)
-    if how == "by_head":
-        return (by_choice * scale).softmax(-1).sum(2)
-    agreed: torch.Tensor = group_weights((scores * scale).softmax(-1), heads, torch.amax)
-    return agreed
 
 
 def by_kv_head(queries: torch.Tensor, kv_heads: int) -> torch.Tensor:

@@ -4,6 +4,7 @@ from typing import Protocol
 
 import torch
 
+from kvferry.backends.live.decoding.indexes.array_index import ArrayIndex
 from kvferry.backends.live.decoding.indexes.centroids import Centroids
 from kvferry.backends.live.decoding.indexes.index import Index
 from kvferry.backends.live.decoding.indexes.landmarks import Landmarks
@@ -14,6 +15,8 @@ from kvferry.backends.live.decoding.indexes.principal_keys import PrincipalKeys
 from kvferry.backends.live.decoding.indexes.retrieval_head import RetrievalHeadKeys
 from kvferry.model.decoder import Decoder
 from kvferry.policies.decode.index import IndexSpec
+from kvferry.policies.decode.key_index import KEY_INDEXES
+from kvferry.specs.errors import pick
 
 
 class MakeIndex(Protocol):
@@ -35,3 +38,8 @@ INDEXES: dict[str, MakeIndex] = {
     "keys": Landmarks.made,
     "retrieval-head": RetrievalHeadKeys.made,
 }
+
+
+def index_maker(kind: str) -> MakeIndex:
+    """What makes an index of this kind, of a plugin's too. Raises InputError for one that there is not."""
+    return pick("index", {**dict.fromkeys(KEY_INDEXES, ArrayIndex.made), **INDEXES}, kind)
