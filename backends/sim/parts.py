@@ -176,14 +176,13 @@ def generated_keys(scenario: Scenario, need: KvOnStorage, inputs: Inputs) -> Clu
     if not (sizes.index.clusters or indexed):
         return None
     path = workload.recorded_keys
-    process: DrawnKeys = KeyProcess(workload.keys) if path is None else KeyRecording.load(Path(path))
-    if indexed and not keeps_keys(sizes.index):
-        process = NoKeys(process)
+    process = KeyProcess(workload.keys) if path is None else KeyRecording.load(Path(path))
+    drawn: DrawnKeys = NoKeys(process) if indexed and not keeps_keys(sizes.index) else process
     rows, tokens = sizes.layout.sequences * sizes.heads, workload.context + workload.output
-    if (numbers := 2 * process.kinds(sizes.model.layers) * rows * tokens * process.width) > _MOST_KEY_NUMBERS:
+    if (numbers := 2 * process.kinds(sizes.model.layers) * rows * tokens * drawn.width) > _MOST_KEY_NUMBERS:
         what = f"keys and queries of {rows:,} rows (sequences x KV heads) of {tokens:,} tokens make {numbers:,} numbers"
         raise InputError(f"workload.context: {what}; at most {_MOST_KEY_NUMBERS:,} will do; shorten it, or the batch")
     if sizes.index.clusters:
         most = sizes.layout.blocks
         return ClusteredKeys(process, **shape, **length, heads=sizes.heads, most=most, seed=scenario.seed)
-    return IndexedKeys(process, sizes.index, **shape, **length, room_blocks=sizes.layout.blocks, seed=scenario.seed)
+    return IndexedKeys(drawn, sizes.index, **shape, **length, room_blocks=sizes.layout.blocks, seed=scenario.seed)
