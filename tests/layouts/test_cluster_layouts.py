@@ -345,11 +345,13 @@ class File:
         return [next(self._numbers) for _ in range(tokens)]
 
     def carry_out(self, change: Change) -> None:
-        sources, targets, lengths = change.moves.sources, change.moves.targets, change.moves.lengths
-        leaving = [self.bytes[at : at + n].copy() for at, n in zip(sources, lengths, strict=True)]
-        for at, n, data in zip(targets, lengths, leaving, strict=True):
-            self.bytes[at : at + n] = data
-        self.write(change.written)
+        """Layer by layer, as where a layer lies may differ."""
+        for layer in range(self.blocks.like.layers):
+            moved, written = change.moves.of(np.array([layer])), change.written.of(np.array([layer]))
+            leaving = [self.bytes[at : at + n].copy() for at, n in zip(moved.sources, moved.lengths, strict=True)]
+            for at, n, data in zip(moved.targets, moved.lengths, leaving, strict=True):
+                self.bytes[at : at + n] = data
+            self.write(written)
 
     def write(self, pieces: Pieces) -> None:
         for n in range(len(pieces)):

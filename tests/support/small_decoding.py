@@ -73,7 +73,8 @@ class SmallDecoding:
                 room_tokens=layout.blocks * self.plan.group_tokens,
             )
         self.logits: list[Any] = []
-        self.tiers = KvTiers(layout.file_bytes, copies, spec.layers, layers=not isinstance(layout, ClusterLayout))
+        by_layer = not isinstance(layout, ClusterLayout)
+        self.tiers = KvTiers(self.plan.file_bytes, copies, spec.layers, layers=by_layer)
         self.runner: Any = Layers(
             model,
             self.ids,
