@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvferry.analysis import human, style
+from kvferry.analysis.figures import FIGURES
 from kvferry.analysis.gantt import draw_lanes, draw_rate, legend, view_of, window_of
+from kvferry.analysis.quality import MARK, lower_quality
 from kvferry.analysis.style import BLACK, DARK, GREY, INK, SERIES
-from kvferry.analysis.tables import is_energy_part, lower_quality
+from kvferry.analysis.tables import full_rate, is_energy_part
 from kvferry.analysis.timeline import resources_of
 from kvferry.pipelines.record import RequestRecord, Run
 
@@ -67,6 +69,7 @@ def compare_bars(metrics: Mapping[str, Mapping[str, float]], *, title: str = "",
         order = sorted(metrics, key=lambda name: _sort_key(metrics[name].get("ttft_s")))
     else:
         order = sorted(metrics, key=lambda name: -metrics[name].get(ranked_by, 0.0))
+    ranked_by = full_rate(metrics, ranked_by)
     figure = style.new_figure(10, 1.3 + 0.34 * len(order))
     if title:
         figure.suptitle(title, x=0.01, ha="left", weight="bold", size=12)
@@ -78,12 +81,12 @@ def compare_bars(metrics: Mapping[str, Mapping[str, float]], *, title: str = "",
         else:
             _draw_rate(left, row, metrics[name].get(ranked_by), best)
     _draw_energy(right, order, metrics)
-    coarser = lower_quality(metrics)
-    names = [f"{name} ({coarser[name]})" if name in coarser else name for name in order]
+    lesser = lower_quality(metrics)
+    names = [f"{name} {MARK} ({lesser[name]})" if name in lesser else name for name in order]
     left.set_yticks(range(len(order)), names)
     left.invert_yaxis()
     left.set_title("Time to first token" if ranked_by == "ttft_s" else "Throughput of the batch")
-    left.set_xlabel("s" if ranked_by == "ttft_s" else "tokens/s")
+    left.set_xlabel("s" if ranked_by == "ttft_s" else FIGURES[ranked_by].label)
     right.set_title("Energy per request")
     right.set_xlabel("J")
     for axis in (left, right):

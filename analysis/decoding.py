@@ -66,13 +66,13 @@ def decoding_metrics(
     sums, energy_j = _extended(end, half, paces.times), dict(decoded.end.energy_j)
     if decoded.half is not None:
         energy_j = _extended(energy_j, decoded.half.energy_j, paces.times)
-    total_s, tokens = paces.decoding_s, paces.tokens
-    if measure != "decode":
-        # The first tokens come from prefill.
-        total_s, tokens = sums["duration_s"], tokens + (len(run.requests) if decoded.steps else decoded.batch)
+    # The first tokens come from prefill.
+    all_tokens = paces.tokens + (len(run.requests) if decoded.steps else decoded.batch)
+    rates = {"decode": paces.tokens / paces.decoding_s, "end_to_end": all_tokens / sums["duration_s"]}
     figures = {
-        "throughput_tokens_per_s": tokens / total_s,
-        "seconds_per_token": total_s / tokens,
+        "throughput_tokens_per_s": rates[measure],
+        **{f"{over}_tokens_per_s": rate for over, rate in rates.items()},
+        "seconds_per_token": 1 / rates[measure],
         "tpot_s": paces.tpot_s,
         "block_s": paces.tpot_s / decoded.layers,
         "batch": float(decoded.batch),
@@ -82,6 +82,9 @@ def decoding_metrics(
         "storage_utilisation": sums["storing_s"] / sums["duration_s"],
         "compute_utilisation": sums["computing_s"] / sums["duration_s"],
     }
+    figures |= _attention(decoded, sums)
+    if sums["copied_bytes"]:
+        figures["copied_bytes"] = sums["copied_bytes"]
     if decoded.steps:
         figures["batch"] = sum(n for n, _ in decoded.steps) / len(decoded.steps)
         figures["tokens_decoded"] = sum(len(r.token_times_s) for r in run.requests) / len(run.requests)
@@ -115,12 +118,22 @@ def decoding_metrics(
     return figures | _observed(run)
 
 
+def _attention(decoded: Decoded, sums: Mapping[str, float]) -> dict[str, float]:
+    """How many tokens attention takes in, in the mean, and what is known of their weight."""
+    if not sums.get("attentions"):
+        return {}
+    share = sums["attended"] / sums["attendable"]
+    found = {"attended_tokens": sums["attended"] / sums["attentions"], "attended_share": share}
+    return found if decoded.attention_mass is None else found | {"attention_mass": decoded.attention_mass}
+
+
 def _sums(totals: Totals, counts: Mapping[str, float], main_processor: str) -> dict[str, float]:
     busy_s, n_bytes = totals.busy_s, totals.n_bytes
     return {
         "duration_s": totals.now_s,
         "read_bytes": n_bytes.get(("storage", "Read"), 0.0),
         "write_bytes": n_bytes.get(("storage", "Write"), 0.0),
+        "copied_bytes": sum(moved for (resource, _), moved in n_bytes.items() if resource == "copy"),
         "reading_s": busy_s.get(("storage", "Read"), 0.0),
         "block_ops_s": sum(busy_s.get((main_processor, label), 0.0) for label in BLOCK_LABELS),
         "computing_s": sum(seconds for (resource, _), seconds in busy_s.items() if resource == main_processor),

@@ -47,6 +47,25 @@ FIGURES: dict[str, Figure] = {
     "throughput_tokens_per_s": Figure(
         "tokens/s", "high", "of all requests together; with `measure: decode` over the time of decoding alone"
     ),
+    "decode_tokens_per_s": Figure(
+        "tokens/s, decoding", "high", "over the time of decoding alone, first tokens left out"
+    ),
+    "end_to_end_tokens_per_s": Figure(
+        "tokens/s, with prefill", "high", "from the first arrival to the last token, first tokens included"
+    ),
+    "attended_tokens": Figure(
+        "tokens attended to",
+        None,
+        "of a sequence, those that attention takes in: per layer, KV head and step; mean. A system that leaves some out"
+        " is marked (*): its rate is not one of equal quality",
+    ),
+    "attended_share": Figure("of all tokens", None, "share of the tokens that there are by then"),
+    "attention_mass": Figure(
+        "attention mass",
+        "high",
+        "share of true attention mass on the tokens attended to, measured for the selector at that share on a bundled"
+        ' model: an indicator only; "not known" for other selectors and smaller shares',
+    ),
     "slo_attainment": Figure("requests within the SLO", "high", "share of requests that meet all limits of the SLO"),
     "goodput_requests_per_s": Figure("of them per second", "high", "requests per second that meet the SLO"),
     "goodput_tokens_per_s": Figure("their tokens/s", "high", "tokens per second of requests that meet the SLO"),
@@ -111,6 +130,7 @@ FIGURES: dict[str, Figure] = {
     ),
     "read_bytes": Figure("storage read", None, "over the run"),
     "write_bytes": Figure("storage written", None, "over the run"),
+    "copied_bytes": Figure("copied between memories", None, "between those of host and processor (PCIe); over the run"),
     "reuse_rate": Figure("KV reused", "high", "share of selected KV blocks that were still in memory"),
     "effective_bytes_per_s": Figure(
         "effective bandwidth", "high", "KV that attention wanted and storage brought, over the time in reads"
@@ -177,8 +197,13 @@ COMPARED = (
     "ttft_device_s",
     "cloud_latency_s",
 )
+# Both rates of decoding; a scenario's `measure` says which of them ``throughput_tokens_per_s`` is.
+RATES = ("decode_tokens_per_s", "end_to_end_tokens_per_s")
 COMPARED_DECODING = (
     "throughput_tokens_per_s",
+    *RATES,
+    "attended_tokens",
+    "attention_mass",
     "tpot_s",
     "kv_memory_peak_bytes",
     "reuse_rate",
@@ -186,6 +211,7 @@ COMPARED_DECODING = (
     "io_to_compute",
     "energy_j",
     "read_bytes",
+    "copied_bytes",
     "compute_utilisation",
     "batch",
     "ttft_s",

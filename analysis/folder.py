@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvferry.analysis.envelope import Envelope, to_json
 from kvferry.analysis.metrics import token_times_s
+from kvferry.analysis.quality import lower_quality
 from kvferry.analysis.steps import steps_of
 from kvferry.analysis.timeline import chrome_trace
 from kvferry.backends.world import Inputs
@@ -94,9 +95,9 @@ def write_comparison(
         own = folder / folder_name(system)
         written += write_run(own, scenario_yaml[system], run, envelopes[system], plots=False)
         draws |= run_pictures(own, run, envelopes[system])
-    written.append(
-        write_file(folder / "comparison.json", to_json({"systems": dict(envelopes), "failed": dict(failed)}).encode())
-    )
+    marks = lower_quality({system: envelope["metrics"] for system, envelope in envelopes.items()})
+    found = {"systems": dict(envelopes), "failed": dict(failed), "marks": marks}
+    written.append(write_file(folder / "comparison.json", to_json(found).encode()))
     draws |= comparison_pictures(folder, runs, envelopes, ranked_by)
     return written + (write_drawn(draws, progress) if plots else [])
 

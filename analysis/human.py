@@ -47,6 +47,11 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 or value == int(value) else _digits(value)
 
 
+def count(value: float) -> str:
+    """ "32,768": a number of things, to the nearest one."""
+    return f"{value:,.0f}"
+
+
 def of_unit(key: str) -> Callable[[float], str]:
     """The function that formats a value, chosen by the unit at the end of its name."""
     for ending, write in _BY_ENDING.items():
@@ -84,6 +89,8 @@ _BY_ENDING: dict[str, Callable[[float], str]] = {
     "_j": energy,
     "_utilisation": percent,
     "_share": percent,
+    "attention_mass": percent,
+    "attended_tokens": count,
     "reuse_rate": percent,
     "slo_attainment": percent,
     "kv_relative_error": percent,

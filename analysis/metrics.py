@@ -61,9 +61,9 @@ def metrics_of(
     Machine:
       ``memory_peak_bytes``, ``kv_memory_peak_bytes`` (and its parts ``kv_metadata_bytes`` and ``kv_buffer_bytes`` of a
       batch whose KV is on storage: reserved where it is simulated, measured where not); ``link_bytes``,
-      ``read_bytes``, ``write_bytes``: moved over the run, ``uplink_bytes`` by devices; ``link_utilisation``,
-      ``uplink_utilisation``, ``compute_utilisation`` (`main_processor`), ``storage_utilisation``: share of the time
-      from the first arrival to the last token (or
+      ``read_bytes``, ``write_bytes``, ``copied_bytes``: moved over the run, ``uplink_bytes`` by devices;
+      ``link_utilisation``, ``uplink_utilisation``, ``compute_utilisation`` (`main_processor`),
+      ``storage_utilisation``: share of the time from the first arrival to the last token (or
       load) in which the resource was busy.
     """
     found = _request_metrics(run.requests, measure) | _loading_metrics(run.requests)
@@ -203,6 +203,8 @@ def _machine_metrics(run: Run, main_processor: str) -> dict[str, float | None]:
     tell("uplink", "uplink", {"uplink_bytes": None})
     tell("compute", main_processor, {})
     tell("storage", "storage", {"read_bytes": "Read", "write_bytes": "Write"})
+    if "copy" in tally.occupied:
+        found["copied_bytes"] = tally.bytes_of("copy")
     if run.link_times_s:
         # A replayed link that was not used was idle: zero is its figure.
         found.setdefault("link_bytes", 0.0)

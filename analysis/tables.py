@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import IO, TYPE_CHECKING
 
 from kvferry.analysis import human
-from kvferry.analysis.figures import COLUMNS, FIGURES, Figure
+from kvferry.analysis.figures import COLUMNS, FIGURES, RATES, Figure
+from kvferry.analysis.quality import MARK, footnotes, is_unknown, lower_quality
 from kvferry.analysis.repeats import Range, within_noise
 
 if TYPE_CHECKING:
@@ -21,12 +22,7 @@ Ranges = Mapping[str, Range]
 # Statistics that say nothing of a single request.
 _OF_SEVERAL = {f"{key}_p{q}_s" for key in ("ttft", "tpot") for q in (50, 95, 99)} | {"bound_gap", "regret_p95"}
 
-_BITS = "streamed_bits_per_value"
-# Systems with less than this share of the most bits are marked, or with so many times the smallest error.
-_AS_MANY_BITS = 0.97
-_AS_EXACT = 1.1
-_MARK = "*"
-NOT_COUNTED = "not counted"
+NOT_COUNTED, NOT_KNOWN = "not counted", "not known"
 # A pipe has no width, and 80 columns would cut figures that a script looks for.
 _PIPE_WIDTH = 240
 
@@ -41,12 +37,12 @@ def run_table(metrics: Metrics, *, title: str = "", ranges: Ranges | None = None
     if ranges is not None:
         table.add_column("range", justify="right")
     counted = "energy_j" in metrics or not metrics.get("requests")
-    shown = [
-        key for key in FIGURES if _says_more(key, metrics) and (key in metrics or key == "energy_j" and not counted)
-    ]
+    lacking = {} if counted else {"energy_j": NOT_COUNTED}
+    lacking |= {key: NOT_KNOWN for key in FIGURES if is_unknown(key, metrics)}
+    shown = [key for key in FIGURES if says_more(key, metrics) and (key in metrics or key in lacking)]
     for key in shown + _others(metrics):
         of_runs = [] if ranges is None else [_range(key, ranges.get(key))]
-        table.add_row(_label(key), human.of_unit(key)(metrics[key]) if key in metrics else NOT_COUNTED, *of_runs)
+        table.add_row(_label(key), human.of_unit(key)(metrics[key]) if key in metrics else lacking[key], *of_runs)
         if key == "energy_j":
             for part in sorted(k for k in metrics if is_energy_part(k)):
                 table.add_row(f"  {part.removeprefix('energy_').removesuffix('_j')}", human.energy(metrics[part]))
@@ -73,10 +69,11 @@ def compare_table(
     """
     from rich.console import Console
 
+    columns, ranked_by = COLUMNS[ranked_by], full_rate(systems, ranked_by)
     shown = [
         key
-        for key in COLUMNS[ranked_by]
-        if any(key in metrics and _says_more(key, metrics) for metrics in systems.values())
+        for key in dict.fromkeys((ranked_by, *columns))
+        if any(says_more(key, one) and (key in one or is_unknown(key, one)) for one in systems.values())
     ]
     ruler = Console(width=10 * _PIPE_WIDTH, color_system=None)
     left_out: list[str] = []
@@ -90,13 +87,11 @@ def compare_table(
             shown.remove(spare[-1])
             left_out.insert(0, _label(spare[-1]))
         narrow = True
-    if lower_quality(systems):
-        most = max(one[_BITS] for one in systems.values() if _BITS in one)
-        coarser = f"fewer than {most:.3g} bits per value"
-        if errors := _errors(systems):
-            coarser = f"errors of what was streamed above {human.percent(min(errors.values()))}"
-        notes = [*notes, f"{_MARK} {coarser}: coarser KV, hence answers of lower quality"]
-    caption = [*notes, *([f"left out at {width} columns: {'; '.join(left_out)}"] if left_out else [])]
+    caption = [
+        *notes,
+        *footnotes(systems),
+        *([f"left out at {width} columns: {'; '.join(left_out)}"] if left_out else []),
+    ]
     table.caption, table.caption_justify = "\n".join(caption) or None, "left"
     return table
 
@@ -138,38 +133,25 @@ def _comparison(
         for key in shown:
             value = systems[name].get(key)
             uncounted = key == "energy_j" and value is None and ranked_by in systems[name]
-            cells.append(NOT_COUNTED if uncounted else _cell(key, value, best[key]))
+            unknown = NOT_KNOWN if is_unknown(key, systems[name]) else _cell(key, value, best[key])
+            cells.append(NOT_COUNTED if uncounted else unknown)
             if key == ranked_by:
                 if ranges is not None:
                     cells.append(_range(key, ranges.get(name, {}).get(key)))
                 cells.append(("~ " if name in unclear else "") + _to_best(value, best[key], better))
         if failed:
             cells.append(outcome_of[name].replace("_", " "))
-        table.add_row(escape(name) + (f" {_MARK}" if name in lesser else ""), *cells)
+        table.add_row(escape(name) + (f" {MARK}" if name in lesser else ""), *cells)
     return table
 
 
-def lower_quality(systems: Mapping[str, Metrics]) -> dict[str, str]:
-    """Systems that streamed clearly coarser KV than another did, and how coarse it was: their times are not those of
-    equal quality. By the error of what was streamed, which encodings of equally many bits need not share; by bits per
-    value where that of a system is not known."""
-    if (errors := _errors(systems)) is not None:
-        return {
-            name: f"KV error {human.percent(own)}"
-            for name, own in errors.items()
-            if own > _AS_EXACT * min(errors.values())
-        }
-    bits = {name: one[_BITS] for name, one in systems.items() if _BITS in one}
-    return {name: f"{own:.3g} bits" for name, own in bits.items() if own < _AS_MANY_BITS * max(bits.values())}
-
-
-def _errors(systems: Mapping[str, Metrics]) -> dict[str, float] | None:
-    """The KV error of what each system streamed, without what it computed, which has none; None where one is unknown.
-    Squared errors add up."""
-    streamed = {name: one for name, one in systems.items() if _BITS in one}
-    if not all("kv_relative_error" in one and one.get("streamed_share") for one in streamed.values()):
-        return None
-    return {name: one["kv_relative_error"] / one["streamed_share"] ** 0.5 for name, one in streamed.items()} or None
+def full_rate(systems: Mapping[str, Metrics], ranked_by: str) -> str:
+    """By its whole name the rate that systems are ranked by: of decoding alone, or with prefill, whichever the
+    scenario measured as ``throughput_tokens_per_s``."""
+    ranked = [metrics for metrics in systems.values() if ranked_by in metrics]
+    if ranked_by != "throughput_tokens_per_s" or not ranked:
+        return ranked_by
+    return next((key for key in RATES if all(one.get(key) == one[ranked_by] for one in ranked)), ranked_by)
 
 
 def terminal_width() -> int:
@@ -205,13 +187,16 @@ def is_energy_part(key: str) -> bool:
     return key.startswith("energy_") and key.endswith("_j") and key != "energy_j"
 
 
-def _says_more(key: str, metrics: Metrics) -> bool:
+def says_more(key: str, metrics: Metrics) -> bool:
     """False if another figure already has the value: statistics of a single request, tokens/s of single tokens."""
     if key in _OF_SEVERAL:
         return metrics.get("requests") != 1
     if key == "requests_finished":
         return metrics.get(key) != metrics.get("requests")
-    return key != "throughput_tokens_per_s" or "ttft_s" not in metrics or "tpot_s" in metrics
+    if key != "throughput_tokens_per_s":
+        return True
+    # Of decoding, both rates stand there by their whole names.
+    return not metrics.keys() >= set(RATES) and ("ttft_s" not in metrics or "tpot_s" in metrics)
 
 
 def _range(key: str, of_runs: Range | None) -> str:

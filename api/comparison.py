@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvferry.analysis.folder import comparison_pictures, write_comparison
+from kvferry.analysis.quality import lower_quality
 from kvferry.analysis.remarks import remarks_on
 from kvferry.analysis.repeats import Metrics
 from kvferry.analysis.tables import compare_table
@@ -19,6 +20,8 @@ from kvferry.api.result import Result
 from kvferry.api.runtimes import on_other_runtimes, range_note
 from kvferry.api.scenario import Settings, Source, under_systems
 from kvferry.backends.world import Say
+from kvferry.pipelines.decoding.equal_tokens import attending_to
+from kvferry.pipelines.decoding.systems import DecodeSystem
 from kvferry.pipelines.workload import Progress
 from kvferry.pipelines.workloads import WORKLOADS
 from kvferry.scenarios.loader import dump_yaml
@@ -64,6 +67,11 @@ class Comparison:
         import pandas as pd
 
         return pd.DataFrame.from_dict({name: one.metrics for name, one in self.results.items()}, orient="index")
+
+    @property
+    def marks(self) -> dict[str, str]:
+        """By system why its figures are not those of equal quality: tokens that it leaves out, KV that is coarser."""
+        return lower_quality({name: one.metrics for name, one in self.results.items()})
 
     @cached_property
     def remarks(self) -> list[str]:
@@ -160,16 +168,30 @@ class Comparable:
 
 
 def comparable(
-    source: Source, systems: Sequence[str] | None = None, settings: Settings = (), *, seed: int | None = None
+    source: Source,
+    systems: Sequence[str] | None = None,
+    settings: Settings = (),
+    *,
+    seed: int | None = None,
+    equal_tokens: int | None = None,
 ) -> Comparable:
     """Checks before the first one runs which systems can run a scenario. `systems`: None: those of the same paper that
-    can. Raises InputError as ``under_systems`` does, and for a system that is asked for and cannot run it."""
+    can. `equal_tokens`: those that select KV select so many tokens each. Raises InputError as ``under_systems`` does,
+    and for a system that is asked for and cannot run it."""
     found = under_systems(source, systems, settings, seed=seed)
     scenario, under = found.own, dict(found.systems)
     kind, left_out = WORKLOADS[scenario.workload.kind], dict(found.left_out)
+    if equal_tokens is not None and scenario.workload.kind != "decode":
+        raise InputError(f"equal_tokens: {scenario.name} is {scenario.workload.kind}; it is for workloads that decode")
+    if equal_tokens is not None and equal_tokens < 1:
+        raise InputError(f"equal_tokens: at least 1 token is selected, got {equal_tokens}")
     for name, one in list(under.items()):
         try:
-            kind.flow(one, kind.systems[name].with_policies(one.policy_values), lambda done, of: None)
+            system = kind.systems[name].with_policies(one.policy_values)
+            if equal_tokens is not None and isinstance(system, DecodeSystem):
+                under[name] = one = attending_to(one, system, equal_tokens)
+                system = kind.systems[name].with_policies(one.policy_values)
+            kind.flow(one, system, lambda done, of: None)
         except InputError as error:
             if systems is not None or name == scenario.system:
                 raise InputError(f"{name}: {error}") from None
@@ -184,6 +206,7 @@ def compare(
     settings: Settings = (),
     *,
     seed: int | None = None,
+    equal_tokens: int | None = None,
     runs: int = 1,
     ranges: bool = True,
     watch: Watch = unwatched,
@@ -192,15 +215,16 @@ def compare(
     """Carries a scenario out under several systems; None: those of its system's paper that can run it.
 
     Policies in `settings` hold for every system that has them; the scenario's own policies are its own system's, and
-    others run with theirs. `runs`: how often each, for real, taken in turns. `scenario`, `settings` and `seed` are
-    those of ``load``, `ranges`, `watch` and `say` those of ``run``.
+    others run with theirs. `equal_tokens`: where decoding, every system that selects KV selects so many tokens; whole
+    blocks and the newest tokens may come on top. `runs`: how often each, for real, taken in turns. `scenario`,
+    `settings` and `seed` are those of ``load``, `ranges`, `watch` and `say` those of ``run``.
 
     Raises InputError as ``load`` does, and for a system that is asked for and cannot run the scenario; MissingExtra
     where the real world is not installed. A system that fails is named in ``failed``, and the others go on; what is
     done when Ctrl-C comes is kept.
     """
     if not isinstance(scenario, Comparable):
-        scenario = comparable(scenario, systems, settings, seed=seed)
+        scenario = comparable(scenario, systems, settings, seed=seed, equal_tokens=equal_tokens)
     check_runs(scenario.scenario, runs)
     carried = carry_out(scenario.under, runs, watch, say)
     under, on_runtimes = scenario.under, dict[str, dict[str, Metrics]]()

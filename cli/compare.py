@@ -31,6 +31,15 @@ def compare(
             help="Systems to compare. Default: those of the same paper that can run.",
         ),
     ] = None,
+    equal_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--equal-tokens",
+            min=1,
+            metavar="N",
+            help="Where decoding: every system that selects KV selects N tokens. Whole blocks and new tokens on top.",
+        ),
+    ] = None,
     settings: SetOption = None,
     plugins: PluginOption = None,
     seed: SeedOption = None,
@@ -63,8 +72,8 @@ def compare(
     from kvferry.scenarios.loader import dump_yaml
     from kvferry.specs.errors import quoted
 
-    with as_options("systems"):
-        chosen = comparable(scenario, listed(systems), overrides(settings, seed))
+    with as_options("systems", "equal_tokens"):
+        chosen = comparable(scenario, listed(systems), overrides(settings, seed), equal_tokens=equal_tokens)
     loaded = chosen.scenario
     check_runs(loaded, runs)
     if json:
@@ -77,14 +86,16 @@ def compare(
         # Real runs of one scenario differ.
         described = {folder_name(name): dump_yaml(one) for name, one in chosen.under.items()}
         known = described if loaded.backend == "sim" else {}
-        output = own_folder(f"{loaded.name}-compared", overrides(settings, seed), known)
+        equal = [] if equal_tokens is None else [f"equal-tokens={equal_tokens}"]
+        output = own_folder(f"{loaded.name}-compared", [*overrides(settings, seed), *equal], known)
     compared = carry_out(chosen, runs=runs, ranges=ranges, watch=counted, say=say)
     if output is not None and compared.results:
         with counted(f"{loaded.name}: pictures") as progress:
             compared.write(output, plots=draws, progress=progress)
     if json:
         envelopes = {name: result.envelope for name, result in compared.results.items()}
-        sys.stdout.write(to_json({"scenario": loaded.name, "seed": loaded.seed, "systems": envelopes}))
+        found = {"scenario": loaded.name, "seed": loaded.seed, "systems": envelopes, "marks": compared.marks}
+        sys.stdout.write(to_json(found))
     elif compared.results:
         show(compared.table(terminal_width()))
         for line in compared.remarks:

@@ -73,7 +73,9 @@ class Decoded:
     second half of the decoded steps began, after ``half_step`` steps; None where every token was decoded.
     ``half_counts`` and ``end_counts``: KV blocks ``wanted`` and ``reused`` until then, and over the run; of clusters on
     storage also ``accesses``, entries ``accessed`` by them, and what their layout has counted. ``step_blocks``: KV
-    blocks (wanted, reused) in each step that was carried out, those too that only warmed buffers up.
+    blocks (wanted, reused) in each step that was carried out, those too that only warmed buffers up. Of tokens of a
+    sequence, those that were ``attended`` to and those that there were (``attendable``), summed over as many
+    ``attentions``: of a layer in a step where all decode in lock step, else of a sequence in a step.
     """
 
     batch: int
@@ -100,6 +102,8 @@ class Decoded:
     # entries do, as a share of these.
     longest_access: int | None = None
     space_overhead: float | None = None
+    # Share of attention mass on the tokens that attention takes in, as measured for the selector; None: not known.
+    attention_mass: float | None = None
     # How often a request gave up its KV for others, and was prefilled again.
     preemptions: int = 0
 

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from kvferry.analysis import human
 from kvferry.analysis.figures import FIGURES
+from kvferry.analysis.quality import MARK, footnotes, is_unknown, lower_quality
 from kvferry.analysis.report.charts import bars, claims_chart, scatter, timeline
 from kvferry.analysis.report.results import Comparison, Points, Result, RunResult, Verdicts, results_in
+from kvferry.analysis.tables import NOT_KNOWN, says_more
 from kvferry.specs.errors import MissingExtra
 from kvferry.specs.version import VERSION
 
@@ -21,7 +23,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 # Metrics that a table of many points begins with, and that a chart offers, those that are there.
-_HEADLINES = ("ttft_s", "tpot_s", "throughput_tokens_per_s", "energy_j", "memory_peak_bytes", "regret")
+_HEADLINES = (
+    *("ttft_s", "tpot_s", "throughput_tokens_per_s", "decode_tokens_per_s", "energy_j", "memory_peak_bytes", "regret"),
+)
 _MOST_FIGURES = 12
 # Settings that say what a point is; a row of them tells it from others.
 _PLUMBING = ("key", "version", "name")
@@ -120,15 +124,21 @@ def _of_comparison(comparison: Comparison, number: Iterator[int]) -> Section:
     ]
     # Figures of an unfinished run would look too good beside the others.
     finished = {run.found["system"]: run.found["metrics"] for run in comparison.runs if run.found["outcome"] == "done"}
-    for figure in _there([key for one in finished.values() for key in one])[:2]:
-        values = {system: one[figure] for system, one in finished.items() if figure in one}
+    lesser = lower_quality(finished)
+    named = {system: f"{system} {MARK}" if system in lesser else system for system in outcomes}
+    section.said += [*footnotes(finished), *(f"{named[system]}: {why}" for system, why in lesser.items())]
+    shown = [
+        key
+        for key in FIGURES
+        if any(says_more(key, one) and (key in one or is_unknown(key, one)) for one in finished.values())
+    ]
+    for figure in _there(shown)[:2]:
+        values = {named[system]: one[figure] for system, one in finished.items() if figure in one}
         section.charts.append(_chart(bars(values, figure), number))
-    rows = [{"figure": "outcome", **outcomes}]
+    rows = [{"figure": "outcome", **{named[system]: outcome for system, outcome in outcomes.items()}}]
     rows += [
-        {"figure": figure.label}
-        | {name: _written(key, finished[name][key]) if key in finished.get(name, {}) else "" for name in outcomes}
-        for key, figure in FIGURES.items()
-        if any(key in one for one in finished.values())
+        {"figure": FIGURES[key].label} | {named[system]: _cell(key, finished.get(system, {})) for system in outcomes}
+        for key in shown
     ]
     section.tables.append(("Figures", _table(pd.DataFrame(rows), number, paging=False)))
     section.inner = [_of_run(run, number) for run in comparison.runs]
@@ -248,6 +258,10 @@ def _is_setting(column: str) -> bool:
 
 def _written(key: str, value: float) -> str:
     return human.of_unit(key)(value) if value == value else ""
+
+
+def _cell(key: str, metrics: dict[str, float]) -> str:
+    return _written(key, metrics[key]) if key in metrics else NOT_KNOWN if is_unknown(key, metrics) else ""
 
 
 def _lines(values: dict[str, Any]) -> str:

@@ -55,7 +55,9 @@ class Attend:
                 now.areas[layer] is not None and now.away(layer),
                 found.dropped,
             )
-        op = self.op(now.plan, now.tokens[layer] + recent + 1, kv, away=now.away(layer))
+        tokens = now.tokens[layer] + recent + 1
+        now.record.attends(tokens, now.tokens_stored)
+        op = self.op(now.plan, tokens, kv, away=now.away(layer))
         ticket = now.machine.submit(op, after=after)
         if now.plan.writes_back and now.away(layer):
             # The layer's KV is a new tensor now.

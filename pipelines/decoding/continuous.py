@@ -49,6 +49,8 @@ class ContinuousDecode:
         self.token_times_s: list[list[float]] = [[] for _ in requests]
         # Sequences of every decode step, and its seconds.
         self.steps: list[tuple[int, float]] = []
+        # Over all decode steps and their sequences, the tokens that attention took in and those that there were.
+        self.attended = self.attendable = 0
         self._arrived: simpy.Event | None = None
         # Memory of as many pages as were ever in use together.
         self._page_bytes, self._held_pages = page_bytes, 0
@@ -71,14 +73,20 @@ class ContinuousDecode:
                 workspace.release()
             # Read once: a wall clock goes on meanwhile.
             now_s = env.now
-            for sequence in turn.sequences:
-                self.token_times_s[sequence].append(now_s)
             if turn.kind == "decode":
                 self.steps.append((len(turn.sequences), now_s - began_s))
+                self.attended += sum(turn.tokens)
+                self.attendable += sum(self._stored(sequence) for sequence in turn.sequences)
+            for sequence in turn.sequences:
+                self.token_times_s[sequence].append(now_s)
             left -= len(self.batcher.done(turn))
             self._on_turn()
         for lease in self._leases:
             lease.release()
+
+    def _stored(self, sequence: int) -> int:
+        """Tokens of a sequence whose KV was made so far: its prompt, and all of its answer that it was given back."""
+        return self.requests[sequence].context + len(self.token_times_s[sequence])
 
     def _hold_pages(self) -> None:
         more = self.batcher.pages.peak_pages - self._held_pages

@@ -119,10 +119,12 @@ class ForeseenSteps:
         """Label, seconds and bytes of every kind's op, in any layer."""
         now, plan = self._now, self._plan
         stored, tokens = now.kept.stored(0), found.wanted.widest * plan.group_tokens
+        attended = tokens + now.kept.recent(0) + 1
+        now.record.attends(attended, now.tokens_stored, plan.model.layers)
         ops: dict[str, Op] = {
             "select": ChooseBlocks.op(plan, stored, now.step, 0),
             "look_up": LookUp.op(plan),
-            "attend": Attend.op(plan, tokens + now.kept.recent(0) + 1),
+            "attend": Attend.op(plan, attended),
             "feed_forward": PassOn.op(plan),
             "next_token": NextToken.op(plan),
         }

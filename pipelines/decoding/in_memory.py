@@ -8,6 +8,7 @@ from kvferry.machine.machine import Refused
 from kvferry.pipelines.decoding.budget import asked_batch, hold_runtime
 from kvferry.pipelines.decoding.continuous import ContinuousDecode
 from kvferry.pipelines.decoding.peak import Peak
+from kvferry.pipelines.decoding.quality import attention_mass_of
 from kvferry.pipelines.decoding.renamed_roles import lost_parameters
 from kvferry.pipelines.record import Decoded, RequestRecord
 from kvferry.pipelines.tally import Totals
@@ -104,12 +105,21 @@ class InMemoryFlow:
             steps=() if decode is None else tuple(decode.steps),
             preemptions=self._batcher.preemptions,
             end=end,
+            end_counts={} if decode is None else _attention(decode),
+            attention_mass=self._attention_mass,
         )
         return Left(requests=records, decoded=decoded, notes=tuple(lost_parameters(self._scenario)))
 
     def kept(self) -> str:
         n = len(self._requests)
         return f"{self._done:,} of {self._wanted:,} tokens of {n:,} sequence{'s' if n > 1 else ''}"
+
+    @property
+    def _attention_mass(self) -> float | None:
+        counts = {} if self._decode is None else _attention(self._decode)
+        if not counts.get("attendable"):
+            return None
+        return attention_mass_of(self._roles, counts["attended"] / counts["attendable"], 1)
 
     @property
     def _done(self) -> int:
@@ -140,6 +150,12 @@ def _requests(scenario: Scenario, peak: Peak, pool_bytes: float) -> tuple[Reques
         what = f"its requests ask for {tokens:,} tokens; at most {MOST_TOKENS_PER_RUN:,} will do"
         raise InputError(f"workload.trace: {what}: say with workload.requests how many to take")
     return requests
+
+
+def _attention(decode: ContinuousDecode) -> dict[str, float]:
+    """Tokens that attention took in and those that there were, over all sequences of all steps."""
+    sequences = sum(n for n, _ in decode.steps)
+    return {"attended": decode.attended, "attendable": decode.attendable, "attentions": sequences}
 
 
 def _records(decode: ContinuousDecode) -> list[RequestRecord]:

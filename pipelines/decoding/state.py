@@ -35,6 +35,11 @@ class DecodeRecord:
     step_blocks: list[tuple[int, int]] = field(default_factory=list)
     # Entries that attention wanted and that came from outside the processor's memory in the same step.
     brought_entries: int = 0
+    # Tokens that attention took in and those that there were, summed over steps and layers; and how many of these sums
+    # there are.
+    attended: float = 0.0
+    attendable: float = 0.0
+    attentions: int = 0
     # Of clusters: contiguous accesses, entries that these brought, and the most that one did.
     accesses: int = 0
     accessed: int = 0
@@ -58,6 +63,13 @@ class DecodeRecord:
         self.blocks_wanted += layers * found.missing.size
         self.blocks_reused += layers * found.hits
         self.brought_entries += layers * entries
+
+    def attends(self, tokens: float, stored: int, layers: int = 1) -> None:
+        """Counts attention over `tokens` tokens of a sequence, which has `stored` and the new one; the same in so many
+        `layers`. A selection of whole blocks may have room for more than there are."""
+        self.attended += layers * min(tokens, stored + 1)
+        self.attendable += layers * (stored + 1)
+        self.attentions += layers
 
     def reads(self, reads: Reads) -> None:
         """Counts the contiguous accesses of a layer's reads, where blocks are clusters."""

@@ -23,6 +23,7 @@ from kvferry.pipelines.decoding.in_memory import InMemoryFlow
 from kvferry.pipelines.decoding.no_room import NoRoomFlow
 from kvferry.pipelines.decoding.peak import Peak
 from kvferry.pipelines.decoding.plan import DecodePlan
+from kvferry.pipelines.decoding.quality import attention_mass_of
 from kvferry.pipelines.decoding.renamed_roles import lost_parameters
 from kvferry.pipelines.decoding.runtimes import runtime_of
 from kvferry.pipelines.decoding.sizing import NoRoom, plan_of
@@ -191,6 +192,7 @@ class LockStepFlow:
             reuses=plan.roles.selective and plan.roles.residency.keeps,
             longest_access=0 if self._decode is None else self._decode.record.longest_access,
             space_overhead=None if self._decode is None else self._decode.now.blocks.space_overhead,
+            attention_mass=self._attention_mass(end_counts),
         )
         prefill_s = None if self._decode is None else self._decode.record.prefill_s
         # Of KV in the processor's memory, a reuse buffer would have nothing to keep.
@@ -224,10 +226,17 @@ class LockStepFlow:
         entry_bytes = self._plan.model.kv_entry_bytes / self._plan.heads
         counts: dict[str, float] = {"wanted": record.blocks_wanted, "reused": record.blocks_reused}
         counts["brought_bytes"] = record.brought_entries * entry_bytes
+        counts |= {"attended": record.attended, "attendable": record.attendable, "attentions": record.attentions}
         if blocks.counted is not None:
             counts |= {"accesses": record.accesses, "accessed": record.accessed, **vars(blocks.counted)}
             counts["cut_read_bytes"] = record.cut_entries * entry_bytes
         return counts
+
+    def _attention_mass(self, counts: Mapping[str, float]) -> float | None:
+        if not counts.get("attendable"):
+            return None
+        share = counts["attended"] / counts["attendable"]
+        return attention_mass_of(self._plan.roles, share, self._plan.group_tokens)
 
     def _check_room(self) -> None:
         storage, file_bytes = self._scenario.device.storage, self._plan.file_bytes

@@ -188,7 +188,7 @@ def test_a_comparison_says_which_request_it_shows_and_of_how_many() -> None:
 def test_bars_say_who_answers_at_lower_quality() -> None:
     bits = {"cachegen": 1.14, "sparkv": 2.99}
     left, _ = panels(compare_bars({n: {"ttft_s": 1.0, "streamed_bits_per_value": b} for n, b in bits.items()}))
-    assert [label.get_text() for label in left.get_yticklabels()] == ["cachegen (1.14 bits)", "sparkv"]
+    assert [label.get_text() for label in left.get_yticklabels()] == ["cachegen * (1.14 bits)", "sparkv"]
 
 
 def test_requests_that_met_different_links_are_not_compared() -> None:

@@ -1,0 +1,77 @@
+"""Which systems answer at lower quality than others, by what is known: KV errors of encodings, tokens attended to."""
+
+from collections.abc import Mapping
+
+from kvferry.analysis import human
+
+Metrics = Mapping[str, float]
+
+# Behind the name of such a system.
+MARK = "*"
+_BITS = "streamed_bits_per_value"
+# Systems with less than this share of the most bits are marked, or with so many times the smallest error.
+_AS_MANY_BITS = 0.97
+_AS_EXACT = 1.1
+
+
+def lower_quality(systems: Mapping[str, Metrics]) -> dict[str, str]:
+    """Systems whose figures are not those of equal quality, and why: those that attend to a part of the tokens, by how
+    many that are, and those that streamed clearly coarser KV than another did, by how coarse it was."""
+    return _coarser(systems) | {name: _attended(one) for name, one in systems.items() if _is_sparse(one)}
+
+
+def is_unknown(figure: str, metrics: Metrics) -> bool:
+    """Whether this figure of quality applies to the run, and nothing is known of it."""
+    if figure in metrics:
+        return False
+    if figure == "attention_mass":
+        return _is_sparse(metrics)
+    return figure == "kv_relative_error" and bool(metrics.get(_BITS))
+
+
+def footnotes(systems: Mapping[str, Metrics]) -> list[str]:
+    """What the marks mean."""
+    lines = []
+    if _coarser(systems):
+        most = max(one[_BITS] for one in systems.values() if _BITS in one)
+        coarser = f"fewer than {most:.3g} bits per value"
+        if errors := _errors(systems):
+            coarser = f"errors of what was streamed above {human.percent(min(errors.values()))}"
+        lines.append(f"{MARK} {coarser}: coarser KV, hence answers of lower quality")
+    if any(map(_is_sparse, systems.values())):
+        lines.append(
+            f"{MARK} attends to a part of the tokens: not of equal quality with systems that attend to all;"
+            " attention mass as measured on a bundled model"
+        )
+    return lines
+
+
+def _is_sparse(metrics: Metrics) -> bool:
+    return metrics.get("attended_share", 1.0) < 1
+
+
+def _attended(metrics: Metrics) -> str:
+    tokens = metrics["attended_tokens"]
+    return f"{human.count(tokens)} of {human.count(tokens / metrics['attended_share'])} tokens"
+
+
+def _coarser(systems: Mapping[str, Metrics]) -> dict[str, str]:
+    """By the error of what was streamed, which encodings of equally many bits need not share; by bits per value where
+    that of a system is not known."""
+    if (errors := _errors(systems)) is not None:
+        return {
+            name: f"KV error {human.percent(own)}"
+            for name, own in errors.items()
+            if own > _AS_EXACT * min(errors.values())
+        }
+    bits = {name: one[_BITS] for name, one in systems.items() if _BITS in one}
+    return {name: f"{own:.3g} bits" for name, own in bits.items() if own < _AS_MANY_BITS * max(bits.values())}
+
+
+def _errors(systems: Mapping[str, Metrics]) -> dict[str, float] | None:
+    """The KV error of what each system streamed, without what it computed, which has none; None where one is unknown.
+    Squared errors add up."""
+    streamed = {name: one for name, one in systems.items() if _BITS in one}
+    if not all("kv_relative_error" in one and one.get("streamed_share") for one in streamed.values()):
+        return None
+    return {name: one["kv_relative_error"] / one["streamed_share"] ** 0.5 for name, one in streamed.items()} or None

@@ -1,0 +1,102 @@
+"""Marks of lower quality, in tables, pictures, JSON and the report."""
+
+import json
+from itertools import count
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from tiny import DECODING, changed
+
+import kvferry
+from kvferry.analysis.compare import compare_bars
+from kvferry.analysis.quality import footnotes, is_unknown, lower_quality
+from kvferry.analysis.tables import compare_table, full_rate, run_table, show
+
+ALL = {"attended_share": 1.0, "attended_tokens": 32768.0, "attention_mass": 1.0, "tpot_s": 0.1}
+SPARSE = {"attended_share": 0.0125, "attended_tokens": 409.6, "tpot_s": 0.02}
+RATES = {"throughput_tokens_per_s": 10.0, "decode_tokens_per_s": 10.0, "end_to_end_tokens_per_s": 2.0}
+SYSTEMS = {"full": {**ALL, **RATES}, "few": {**SPARSE, **RATES, "attention_mass": 0.6}, "mine": {**SPARSE, **RATES}}
+
+
+def printed(table: object) -> list[str]:
+    import io
+
+    file = io.StringIO()
+    show(table, file)  # type: ignore[arg-type]
+    return [line.rstrip() for line in file.getvalue().splitlines() if line.strip()]
+
+
+def test_what_leaves_tokens_out_is_marked_and_unknown_quality_is_told() -> None:
+    assert lower_quality(SYSTEMS) == {"few": "410 of 32,768 tokens", "mine": "410 of 32,768 tokens"}
+    assert [is_unknown("attention_mass", one) for one in SYSTEMS.values()] == [False, False, True]
+    assert footnotes(SYSTEMS)[0].startswith("* attends to a part of the tokens")
+    assert not footnotes({"full": SYSTEMS["full"]})
+    # Streamed KV of a codec that was not measured.
+    assert is_unknown("kv_relative_error", {"streamed_bits_per_value": 4.0})
+    assert not is_unknown("kv_relative_error", {"ttft_s": 1.0})
+    lines = printed(compare_table(SYSTEMS, ranked_by="throughput_tokens_per_s"))
+    by_system = {line.split()[0]: line for line in lines}
+    assert "few *" in by_system["few"] and "60.0 %" in by_system["few"]
+    assert "mine *" in by_system["mine"] and "not known" in by_system["mine"]
+    assert "full *" not in by_system["full"] and "32,768" in by_system["full"] and "100 %" in by_system["full"]
+    assert any("attention mass" in line and "not known" in line for line in printed(run_table(SYSTEMS["mine"])))
+
+
+def test_both_rates_stand_in_tables_by_whole_names() -> None:
+    heading = printed(compare_table(SYSTEMS, ranked_by="throughput_tokens_per_s"))[0]
+    assert heading.index("tokens/s, decoding") < heading.index("vs best") < heading.index("tokens/s, with prefill")
+    whole = {name: {**one, "throughput_tokens_per_s": 2.0} for name, one in SYSTEMS.items()}
+    heading = printed(compare_table(whole, ranked_by="throughput_tokens_per_s"))[0]
+    assert heading.index("tokens/s, with prefill") < heading.index("vs best") < heading.index("tokens/s, decoding")
+    labels = [line.split("  ")[0].strip() for line in printed(run_table({**SYSTEMS["full"], "requests": 1.0}))]
+    assert "tokens/s, decoding" in labels and "tokens/s, with prefill" in labels and "tokens/s" not in labels
+    # Of another kind of workload there is one.
+    assert full_rate({"one": {"throughput_tokens_per_s": 1.0}}, "throughput_tokens_per_s") == "throughput_tokens_per_s"
+    assert full_rate({}, "ttft_s") == "ttft_s"
+
+
+def test_bars_name_the_rate_and_the_marks() -> None:
+    left = compare_bars(SYSTEMS, ranked_by="throughput_tokens_per_s").axes[0]
+    assert left.get_xlabel() == "tokens/s, decoding"
+    assert {label.get_text() for label in left.get_yticklabels()} == {
+        "full", "few * (410 of 32,768 tokens)", "mine * (410 of 32,768 tokens)"
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def compared() -> kvferry.Comparison:
+    described = changed(DECODING, budget={"kv_share": None}, policies={})
+    return kvferry.compare(described, ["kvswap", "quest", "flexgen"], equal_tokens=128)
+
+
+def test_python_gives_the_same_number_and_the_marks(compared: kvferry.Comparison, tmp_path: Path) -> None:
+    assert set(compared.marks) == {"kvswap", "quest"}
+    attended = compared.metrics["attended_tokens"]
+    assert attended["flexgen"] == 1030
+    assert abs(attended["kvswap"] - attended["quest"]) < 16 and attended.min() >= 128
+    compared.write(tmp_path, plots=False)
+    assert json.loads((tmp_path / "comparison.json").read_text())["marks"] == compared.marks
+    with pytest.raises(kvferry.InputError, match="equal_tokens: at least 1 token"):
+        kvferry.compare(DECODING, ["kvswap"], equal_tokens=0)
+    with pytest.raises(kvferry.InputError, match="equal_tokens: quickstart is context-reuse"):
+        kvferry.compare("quickstart", equal_tokens=8)
+
+
+def test_the_report_has_marks_and_what_is_not_known(compared: kvferry.Comparison, tmp_path: Path) -> None:
+    pytest.importorskip("itables")
+    from kvferry.analysis.report.page import _of_comparison
+    from kvferry.analysis.report.results import Comparison, RunResult
+
+    spans = pd.DataFrame({"resource": ["gpu"], "label": ["A"], "start_s": [0.0], "end_s": [1.0], "n_bytes": [0.0]})
+    described = {"scenario": "s", "outcome": "done", "provenance": {}}
+    runs = [
+        RunResult(name, {**described, "system": name, "metrics": one}, "", spans, spans)
+        for name, one in SYSTEMS.items()
+    ]
+    section = _of_comparison(Comparison("three", runs), count())
+    table = dict(section.tables)["Figures"].replace('\\"', '"')
+    assert '"attention mass", "100 %", "60.0 %", "not known"' in table
+    assert "few *" in table and "full *" not in table
+    assert "few * " not in section.charts[0] and "few *" in section.charts[0]
+    assert "few *: 410 of 32,768 tokens" in section.said
