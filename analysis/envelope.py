@@ -29,6 +29,7 @@ def envelope_of(
 ) -> Envelope:
     """{"outcome", "metrics", "scenario", "system", "seed", "versions", "provenance"}, and "why" unless done.
 
+    "memory_at_peak" has the bytes that made up the memory peak, by name, and what is kept free beside it.
     "machines" has the energy by component and the memory of the machines beside the device, by name, where there are
     any. "not_counted" says why there is no energy.
     "link_down" and "unusable" are there where a request met such a fault and went on without (see `Run.faults`),
@@ -48,6 +49,8 @@ def envelope_of(
     }
     if run.why:
         envelope["why"] = run.why
+    if run.memory_at_peak:
+        envelope["memory_at_peak"] = dict(run.memory_at_peak)
     if run.machines:
         envelope["machines"] = {name: asdict(one) for name, one in run.machines.items()}
     if not_counted:

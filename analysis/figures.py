@@ -74,7 +74,9 @@ FIGURES: dict[str, Figure] = {
         "low",
         'of the whole run, idle time included, over its requests; "not counted" where a part is unknown',
     ),
-    "memory_peak_bytes": Figure("memory peak", "low", "of weights, KV and workspace together"),
+    "memory_peak_bytes": Figure(
+        "memory peak", "low", "of all that is held together, by name below: weights, the runtime, workspace, KV"
+    ),
     "kv_memory_peak_bytes": Figure("KV memory peak", "low", "of KV and what manages it, in memory"),
     "kv_metadata_bytes": Figure("KV metadata", "low", "what selects KV: keys of low rank, landmarks, tables"),
     "kv_buffer_bytes": Figure("KV buffers", "low", "KV that is kept in memory: reuse and rolling buffers"),

@@ -10,6 +10,7 @@ from kvferry.analysis import human
 from kvferry.analysis.figures import COLUMNS, FIGURES, RATES, Figure
 from kvferry.analysis.quality import MARK, footnotes, is_unknown, lower_quality
 from kvferry.analysis.repeats import Range, within_noise
+from kvferry.policies.ledger import KEPT_FREE
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -23,14 +24,23 @@ Ranges = Mapping[str, Range]
 _OF_SEVERAL = {f"{key}_p{q}_s" for key in ("ttft", "tpot") for q in (50, 95, 99)} | {"bound_gap", "regret_p95"}
 
 NOT_COUNTED, NOT_KNOWN = "not counted", "not known"
+# Parts of a memory peak that are shown by themselves.
+_SHOWN_SHARE = 0.002
 # A pipe has no width, and 80 columns would cut figures that a script looks for.
 _PIPE_WIDTH = 240
 
 
-def run_table(metrics: Metrics, *, title: str = "", ranges: Ranges | None = None, median: bool = False) -> Table:
-    """One row per metric, in human units. A bound beside what was achieved, an energy above its parts; where a part is
-    not known, there is no sum of them. `ranges`: of several runs, of which the metrics are the `median`, or of what a
-    run might come to."""
+def run_table(
+    metrics: Metrics,
+    *,
+    title: str = "",
+    ranges: Ranges | None = None,
+    median: bool = False,
+    memory: Mapping[str, float] | None = None,
+) -> Table:
+    """One row per metric, in human units. A bound beside what was achieved, an energy above its parts, as the memory
+    peak above what `memory` names; where a part is not known, there is no sum of them. `ranges`: of several runs, of
+    which the metrics are the `median`, or of what a run might come to."""
     table = _table(title)
     table.add_column("metric")
     table.add_column("median" if median else "value", justify="right", style="bold")
@@ -46,7 +56,21 @@ def run_table(metrics: Metrics, *, title: str = "", ranges: Ranges | None = None
         if key == "energy_j":
             for part in sorted(k for k in metrics if is_energy_part(k)):
                 table.add_row(f"  {part.removeprefix('energy_').removesuffix('_j')}", human.energy(metrics[part]))
+        if key == "memory_peak_bytes":
+            for name, n_bytes in memory_lines(memory or {}).items():
+                table.add_row(f"  {name}", human.size(n_bytes))
     return table
+
+
+def memory_lines(held: Mapping[str, float]) -> dict[str, float]:
+    """What a peak of memory consists of, by name, the largest first; what takes little of it as one. At last what is
+    kept free, which is no part of it."""
+    parts = {name: n_bytes for name, n_bytes in held.items() if name != KEPT_FREE}
+    least = _SHOWN_SHARE * sum(parts.values())
+    lines = {name: n for name, n in sorted(parts.items(), key=lambda part: -part[1]) if n >= least}
+    if len(lines) < len(parts):
+        lines["others"] = sum(parts.values()) - sum(lines.values())
+    return lines | ({KEPT_FREE: held[KEPT_FREE]} if held.get(KEPT_FREE) else {})
 
 
 def compare_table(

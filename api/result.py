@@ -147,7 +147,13 @@ class Result:
         """The metrics as the command prints them, a rich.table.Table."""
         title = f"{self.scenario.name}: {self.scenario.system}"
         title += f", {len(self.runs)} runs" if len(self.runs) > 1 else ""
-        return run_table(self.metrics, title=title, ranges=self.ranges, median=len(self.runs) > 1)
+        return run_table(
+            self.metrics,
+            title=title,
+            ranges=self.ranges,
+            median=len(self.runs) > 1,
+            memory=self.envelope.get("memory_at_peak"),
+        )
 
     def write(self, folder: str | Path, *, plots: bool = True) -> list[Path]:
         """Writes the folder that ``kvferry run`` writes, and returns its files: scenario.yaml, metrics.json,

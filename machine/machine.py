@@ -1,7 +1,7 @@
 """The protocol that pipelines are written against, and that every backend keeps (tests/contract)."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -60,7 +60,7 @@ class Lease(Protocol):
 
 
 class MemoryPool(Protocol):
-    """A budget. The tags are weights, kv, metadata, workspace."""
+    """A budget. A tag is the name of a holding (policies/ledger.py)."""
 
     capacity_bytes: float
 
@@ -71,6 +71,11 @@ class MemoryPool(Protocol):
     def peak_bytes(self) -> float: ...
 
     def peak_of(self, tag: str) -> float: ...
+
+    @property
+    def at_peak(self) -> Mapping[str, float]: ...
+
+    def hold(self, n_bytes: Mapping[str, float]) -> Refused | None: ...
 
     def reserve(self, n_bytes: float, tag: str) -> Lease | Refused: ...
 

@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 
 from kvferry.machine.machine import Refused
 
@@ -29,7 +30,10 @@ class BudgetedPool:
         self._used_bytes = 0
         self._peak_bytes = 0
         self._used_by_tag: Counter[str] = Counter()
-        self._peak_by_tag: Counter[str] = Counter()
+        self._used_by_group: Counter[str] = Counter()
+        self._peak_by_group: Counter[str] = Counter()
+        # What was held by tag when most was.
+        self._at_peak: Counter[str] = Counter()
         # Insertion-ordered, by identity: what is held now.
         self._held: dict[int, BudgetedLease] = {}
 
@@ -45,9 +49,22 @@ class BudgetedPool:
     def peak_bytes(self) -> float:
         return self._peak_bytes
 
-    def peak_of(self, tag: str) -> float:
-        """The most that one tag ever held; 0 for a tag never seen."""
-        return self._peak_by_tag[tag]
+    @property
+    def at_peak(self) -> Mapping[str, float]:
+        """What was held by tag when most was, the largest first."""
+        return dict(Counter({tag: n for tag, n in self._at_peak.items() if n > 0}).most_common())
+
+    def peak_of(self, group: str) -> float:
+        """The most that tags of a group ever held together; 0 for a group never seen. A tag's group is what stands
+        before its colon, or all of it."""
+        return self._peak_by_group[group]
+
+    def hold(self, n_bytes: Mapping[str, float]) -> Refused | None:
+        """Holds bytes by tag for good, up to the first tag that does not fit: returns its refusal."""
+        for tag, size in n_bytes.items():
+            if isinstance(refused := self.reserve(size, tag), Refused):
+                return refused
+        return None
 
     def reserve(self, n_bytes: float, tag: str) -> BudgetedLease | Refused:
         """Returns a lease, or a refusal that says why. Raises ValueError for a negative size or NaN."""
@@ -76,5 +93,8 @@ class BudgetedPool:
     def _hold(self, n_bytes: float, tag: str) -> None:
         self._used_bytes += int(n_bytes)
         self._used_by_tag[tag] += int(n_bytes)
-        self._peak_bytes = max(self._peak_bytes, self._used_bytes)
-        self._peak_by_tag[tag] = max(self._peak_by_tag[tag], self._used_by_tag[tag])
+        if self._used_bytes > self._peak_bytes:
+            self._peak_bytes, self._at_peak = self._used_bytes, self._used_by_tag.copy()
+        group = tag.partition(":")[0]
+        self._used_by_group[group] += int(n_bytes)
+        self._peak_by_group[group] = max(self._peak_by_group[group], self._used_by_group[group])

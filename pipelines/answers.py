@@ -22,6 +22,7 @@ from kvferry.policies.decode.rows import BlockRows, Lookup
 from kvferry.policies.decode.selector import Ask, Index
 from kvferry.policies.decode.stages import Stage
 from kvferry.policies.decode.upkeep import Kept
+from kvferry.policies.ledger import Holding
 from kvferry.policies.loading.plan import Plan
 from kvferry.policies.loading.problem import LoadProblem
 from kvferry.sim.cost import Cost
@@ -150,6 +151,13 @@ def _index(found: Any, room: Room, reserved_bytes: float) -> str | None:
     return next((f"an index whose {name} is {fault}" for name, fault in faults if fault), None)
 
 
+def _holdings(found: Any, *asked: Any, **named: Any) -> str | None:
+    if not isinstance(found, tuple) or not all(isinstance(one, Holding) for one in found):
+        return f"{_brief(found)}; a tuple of Holdings would do"
+    faults = ((one.name, _amount(one.n_bytes(0))) for one in found)
+    return next((f"a holding {name!r:.60} of {fault}" for name, fault in faults if fault), None)
+
+
 def _ask(found: Any, index: IndexSpec, stored_blocks: int) -> str | None:
     if not isinstance(found, Ask):
         return f"{_brief(found)}; an Ask would do"
@@ -250,14 +258,14 @@ METHODS: Mapping[str, Mapping[str, Check]] = {
         "reserved_bytes": _amount,
         "slots_within": _whole(0),
         "kept_tokens": _whole(0),
-        "n_bytes": _amount,
+        "holdings": _holdings,
         "away_tokens": _whole(0),
         "index_layers": _whole(0),
         "arranged": _stages,
         "start": _has(Resident),
     },
     "layout": {"block_tokens": _whole(1), "key_rank": _whole(1, or_none=True), "layout": _layout},
-    "upkeep": {"n_bytes": _amount, "mean_recent": _amount, "start": _has(Kept)},
+    "upkeep": {"in_blocks": _whole(0), "holdings": _holdings, "mean_recent": _amount, "start": _has(Kept)},
     "placement": {"tiers": _tiers},
     "batching": {"joins": _joins},
 }
@@ -274,7 +282,7 @@ ATTRIBUTES: Mapping[str, Mapping[str, Check]] = {
         "reference_queries": _whole(0),
     },
     "upkeep": {"clusters": _truth, "grows": _truth, "beside_moves": _kinds, "after_attention": _kinds},
-    "placement": {"away": _away, "mapped": _truth},
+    "placement": {"away": _away, "mapped": _truth, "runtime_share": _amount},
     "batching": {"prefill_tokens": _whole(1, or_none=True)},
 }
 

@@ -138,6 +138,8 @@ class MachineRecord:
     energy_j: Mapping[str, float]
     memory_capacity_bytes: float
     memory_peak_bytes: float
+    # By name (policies/ledger.py), when most was held.
+    memory_at_peak: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,6 +164,8 @@ class Run:
     energy_j: dict[str, float] = field(default_factory=dict)
     memory_capacity_bytes: float = 0.0
     memory_peak_bytes: float = 0.0
+    # What was held by name (policies/ledger.py) when most was; with what is kept free, which is no part of the peak.
+    memory_at_peak: Mapping[str, float] = field(default_factory=dict)
     # The machines beside the device, whose energy and memory the other fields are about. Spans name the machine: the
     # resource cloud/gpu is the gpu of the machine cloud.
     machines: Mapping[str, MachineRecord] = field(default_factory=dict)

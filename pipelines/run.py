@@ -16,6 +16,7 @@ from kvferry.pipelines.record import MachineRecord, Outcome, Run
 from kvferry.pipelines.tally import Tally, Totals
 from kvferry.pipelines.workload import Flow, Infeasible, Progress, System
 from kvferry.pipelines.workloads import WORKLOADS
+from kvferry.policies.ledger import KEPT_FREE, largest
 from kvferry.specs.errors import LinkDown, MissingExtra, OutOfMemory, pick
 from kvferry.specs.scenario import Scenario
 
@@ -94,9 +95,10 @@ def run_scenario(
             duration_s=end.now_s,
             energy_j=dict(end.energy_j),
             memory_capacity_bytes=memory.capacity_bytes,
-            memory_peak_bytes=memory.peak_bytes,
+            memory_peak_bytes=memory.peak_bytes - memory.peak_of(KEPT_FREE),
+            memory_at_peak=memory.at_peak,
             machines=_beside_the_device(world, end.now_s),
-            kv_memory_peak_bytes=memory.peak_of("kv") + memory.peak_of("metadata"),
+            kv_memory_peak_bytes=memory.peak_of("kv"),
             link_times_s=times_s,
             link_bytes_per_s=rates,
             inputs=world.inputs(),
@@ -107,7 +109,7 @@ def run_scenario(
 def _drive(world: World, flow: Flow, totals: Callable[[], Totals]) -> tuple[Outcome, str]:
     """Outcome, and why it is not "done"."""
     if world.weights_refused:
-        return "out_of_memory", str(world.weights_refused)
+        return "out_of_memory", f"{world.weights_refused}; {largest(world.machine.memory.at_peak)}"
     env = world.machine.env
     try:
         env.run(until=env.process(flow.run(world, totals)))
@@ -125,7 +127,8 @@ def _beside_the_device(world: World, until_s: float) -> dict[str, MachineRecord]
         name: MachineRecord(
             energy_j=world.energy_j(until_s, name),
             memory_capacity_bytes=machine.memory.capacity_bytes,
-            memory_peak_bytes=machine.memory.peak_bytes,
+            memory_peak_bytes=machine.memory.peak_bytes - machine.memory.peak_of(KEPT_FREE),
+            memory_at_peak=machine.memory.at_peak,
         )
         for name, machine in world.machines.items()
         if name != DEVICE

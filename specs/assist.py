@@ -1,11 +1,12 @@
 """Devices whose prompts a cloud helps with (P/D-Device): what is asked, budget and live settings."""
 
 import math
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field, model_validator
 
 from kvferry.specs.base import BadKey, Part
+from kvferry.specs.budget import Budget
 from kvferry.specs.link import LinkSpec
 from kvferry.specs.live import RealRun
 from kvferry.specs.model import ModelSpec
@@ -150,13 +151,11 @@ class AssistSpec(Part):
             raise BadKey("workload.output", f"makes {requests * self.output:,.0f} tokens; {_MOST_TOKENS:,} will do")
 
 
-class AssistBudget(Part):
+class AssistBudget(Budget):
     """The budget of a device that is helped."""
 
     # Of the workload; a file need not say it again.
     kind: Literal["assist"] = Field(default="assist", exclude=True)
-    # None: all that the device leaves free.
-    memory_bytes: Annotated[Bytes | None, Field(gt=0)] = None
 
 
 class AssistLive(RealRun):

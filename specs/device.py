@@ -88,6 +88,10 @@ class MemorySpec(Spec):
     capacity_bytes: Bytes = Field(gt=0)
     # In use by the operating system and other programs.
     reserved_bytes: Bytes = 0.0
+    # Of the runtime itself, whatever the model: the CUDA context with its kernels, or the process with its libraries.
+    runtime_bytes: Bytes = 0.0
+    # Of what a run is granted, the part that stays unused: what an allocator loses to rounding and fragments.
+    margin_share: float = Field(default=0.0, ge=0, lt=1)
     # The bandwidth that all processors and DMA share if the memory is unified.
     bytes_per_s: BytesPerS
     # Host memory and copy path of a discrete GPU.

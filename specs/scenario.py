@@ -1,6 +1,5 @@
 """A scenario: device, link, model, workload and policies together. Everything a run depends on."""
 
-import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -307,32 +306,6 @@ class Scenario(Part):
             known = (one.range_of(of) for of, one in self.machines.items())
             raise InputError(f"machines: {unknown_name('machine', instance, [DEVICE, *known])}")
         return machine
-
-    @property
-    def runtime_share(self) -> float:
-        """What is held for intermediate values, as a share of weights."""
-        return self.budget.runtime_share if isinstance(self.budget, DecodeBudget) else 0.0
-
-    @property
-    def runtime_bytes(self) -> int:
-        """What is held for intermediate values, in whole bytes."""
-        return math.ceil(self.runtime_share * self.model.weight_bytes)
-
-    @property
-    def free_bytes(self) -> float:
-        """Memory for KV and workspace: what the budget, or else the device, leaves beside the weights and what is held
-        for intermediate values."""
-        return max(0.0, self._left_bytes)
-
-    @property
-    def lacking_bytes(self) -> float:
-        """What weights and intermediate values take beyond the memory there is."""
-        return max(0.0, -self._left_bytes)
-
-    @property
-    def _left_bytes(self) -> float:
-        held_bytes = math.ceil(self.model.weight_bytes) + self.runtime_bytes
-        return (self.budget.memory_bytes or self.device.memory.free_bytes) - held_bytes
 
     def under(self, system: str) -> "Scenario":
         """The same scenario under another system, with that system's own policies."""

@@ -4,6 +4,7 @@ Each takes the scenario of an experiment's case and returns figures by name, as 
 """
 
 from kvferry.analysis.metrics import metrics_for
+from kvferry.pipelines.decoding.budget import free_bytes
 from kvferry.pipelines.decoding.peak import Peak
 from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS
 from kvferry.pipelines.decoding.workload import plan_for
@@ -28,8 +29,8 @@ def largest_batch(scenario: Scenario) -> Figures:
     system = DECODE_SYSTEMS[scenario.system].with_policies(scenario.policy_values)
     if system.roles.all_in_memory:
         request = Request(0.0, workload.context, workload.output)
-        peak = Peak(system.roles, scenario.model, scenario.runtime_bytes)
-        return {"batch": peak.sequences_within(scenario.free_bytes, request)}
+        peak = Peak(system.roles, scenario.model)
+        return {"batch": peak.sequences_within(free_bytes(most, system.roles), request)}
     try:
         return {"batch": plan_for(most, system).sequences}
     except InputError:

@@ -8,6 +8,8 @@ from kvferry.backends.live.machine_parts import MachineParts
 from kvferry.backends.world import Described, tell_of
 from kvferry.machine.machine import Refused
 from kvferry.machine.span import Tell
+from kvferry.policies.engine_memory import engine_holdings
+from kvferry.policies.ledger import Ledger
 
 
 def made_machine(
@@ -27,5 +29,4 @@ def made_machine(
         env=env,
         **parts.machine_options(),
     )
-    weights = machine.memory.reserve(one.scenario.model.weight_bytes, "weights")
-    return machine, weights if isinstance(weights, Refused) else None
+    return machine, machine.memory.hold(Ledger(engine_holdings(one.scenario)).at(0))

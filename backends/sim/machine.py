@@ -7,7 +7,7 @@ import simpy
 
 from kvferry.machine.answers import Answer, Selection
 from kvferry.machine.handling import Handling
-from kvferry.machine.machine import Channel, Facts, Refused
+from kvferry.machine.machine import Channel, Facts
 from kvferry.machine.memory import BudgetedPool
 from kvferry.machine.ops import Chunks, DecodeAttention, Decompress, Extents, KvRef, Op, Selecting
 from kvferry.machine.span import Tell
@@ -40,7 +40,8 @@ from kvferry.traces.rate import RateTrace
 
 
 class SimMachine:
-    """A device with its link, in virtual time; None: it has none. Weights are in memory from the start.
+    """A device with its link, in virtual time; None: it has none. Weights are in memory from the start, or all that is
+    `held` by name.
 
     `name` is this instance's, by which peers open channels to it; devices of one profile have different ones.
 
@@ -64,6 +65,7 @@ class SimMachine:
         costs: Builder,
         load: Mapping[str, RateTrace] | None = None,
         memory_bytes: float | None = None,
+        held: Mapping[str, float] | None = None,
         selections: Callable[[Selecting], Selection] | None = None,
         clusters: Clusters | None = None,
         attended: Callable[[DecodeAttention], None] | None = None,
@@ -82,8 +84,7 @@ class SimMachine:
             "host": self.memory if memory.unified else BudgetedPool(_or_endless(memory.host_capacity_bytes)),
             "storage": BudgetedPool(_or_endless(device.storage.capacity_bytes if device.storage else 0.0)),
         }
-        weights = self.memory.reserve(model.weight_bytes, "weights")
-        self.weights_refused = weights if isinstance(weights, Refused) else None
+        self.weights_refused = self.memory.hold(held or {"weights": model.weight_bytes})
         self.access = None if link is None else access_over(self.env, link, uplink, rtt_s, device.network, tell, late)
         # What fetches come over, and messages to it.
         self.link = None if self.access is None else self.access.down

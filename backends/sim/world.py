@@ -17,6 +17,8 @@ from kvferry.backends.world import DEVICE, NO_INPUTS, Described, Inputs, Say, de
 from kvferry.machine.machine import Refused
 from kvferry.machine.span import Tell
 from kvferry.policies.decode.tending import Ahead
+from kvferry.policies.engine_memory import engine_holdings
+from kvferry.policies.ledger import Ledger
 from kvferry.sim.access import Accesses
 from kvferry.sim.channel import Switchboard
 from kvferry.sim.costs.cost_model import COST_MODELS
@@ -78,6 +80,7 @@ class SimWorld:
             costs=pick("cost model", COST_MODELS, self._costs),
             load={} if seen.load is None else {seen.load.processor or seen.device.main: load_trace(seen.load)},
             memory_bytes=seen.budget.memory_bytes,
+            held=Ledger(engine_holdings(seen)).at(0),
             selections=parts.selections,
             clusters=parts.clusters,
             attended=parts.attended,

@@ -1,11 +1,15 @@
 """What a decode scenario grants a sequence of memory for its KV, and how many sequences decode together."""
 
 import math
+from collections.abc import Iterator
 
-from kvferry.machine.machine import Machine, Refused
+from kvferry.machine.machine import Machine
 from kvferry.pipelines.decoding.plan import DecodePlan
 from kvferry.pipelines.decoding.sizing import NoRoom
 from kvferry.policies.decode.placement import KvSize
+from kvferry.policies.decode.roles import Roles
+from kvferry.policies.engine_memory import activation_bytes, engine_holdings, sequences_of, split_bytes, value_bytes
+from kvferry.policies.ledger import Holding, Ledger
 from kvferry.specs.errors import InputError, OutOfMemory
 from kvferry.specs.scenario import Scenario
 from kvferry.specs.units import shown_size
@@ -17,20 +21,68 @@ GOOD_READ_BYTES, ALIGNMENT_BYTES = 16384, 512
 
 def asked_batch(scenario: Scenario) -> int:
     """The scenario's batch; the most there can be where it says `max`."""
-    batch = scenario.decode.workload.batch
-    return MOST_BATCH if batch == "max" else batch
+    return sequences_of(scenario)
 
 
-def sequence_bytes(scenario: Scenario, batch: int) -> float:
+def stopped_at_the_most(scenario: Scenario, sequences: int) -> Iterator[str]:
+    """Says so where `max` took as many sequences as it ever does, and not as many as memory holds."""
+    if scenario.decode.workload.batch == "max" and sequences >= MOST_BATCH:
+        yield f"workload.batch: max takes {MOST_BATCH} sequences at most, whatever memory holds"
+
+
+def workspace(scenario: Scenario, roles: Roles) -> tuple[Holding, ...]:
+    """Returns what a way of decoding holds besides what every engine does, from beginning to end.
+
+    A kernel that joins KV to one tensor (transformers) takes prompts whole, so that activations are as large. Where KV
+    leaves the processor's memory layer by layer (KVSwap 3.4), the hidden states of a whole prompt wait for the next
+    layer, and KV of two layers is there: of the one that is computed, and of the one that is written out. Prompts of a
+    batch are taken to pass one after the other, which takes the same time as together. At last, what a placement's own
+    formula leaves to intermediate values beyond what they are known to take (SpeContext Eq. 6).
+    """
+    model, context = scenario.model, scenario.decode.workload.context
+    sizes = dict[str, float]()
+    if roles.attention.grown and scenario.budget.prefill_chunk and context > scenario.budget.prefill_chunk:
+        sizes["workspace: whole prompts"] = activation_bytes(model, context - scenario.budget.prefill_chunk)
+    if roles.attention.reads == "decode_attention":
+        sizes["workspace: attention"] = split_bytes(model)
+    if roles.placement.away is not None:
+        sizes["workspace: hidden states"] = context * model.hidden * value_bytes(model)
+        sizes["workspace: KV on its way out"] = 2.0 * context * model.kv_entry_bytes
+    engine = Ledger(engine_holdings(scenario)).at(0)
+    taken_bytes = sum(sizes.values()) + sum(n for name, n in engine.items() if name not in ("weights", "runtime"))
+    reserve_bytes = roles.placement.runtime_share * model.weight_bytes - taken_bytes
+    if reserve_bytes > 0:
+        sizes["workspace: reserve"] = reserve_bytes
+    return tuple(Holding.of(name, n_bytes) for name, n_bytes in sizes.items())
+
+
+def held(scenario: Scenario, roles: Roles) -> Ledger:
+    """Returns all that is in the processor's memory before any KV."""
+    return Ledger((*engine_holdings(scenario), *workspace(scenario, roles)), asked_batch(scenario))
+
+
+def left_bytes(scenario: Scenario, roles: Roles) -> float:
+    """Returns what is left for KV and what manages it of the budget's memory, or else the device's; less than 0: what
+    is lacking before any."""
+    n_bytes = sum(map(math.ceil, held(scenario, roles).at(0).values()))
+    return (scenario.budget.memory_bytes or scenario.device.memory.free_bytes) - n_bytes
+
+
+def free_bytes(scenario: Scenario, roles: Roles) -> float:
+    """Returns the memory for KV and what manages it."""
+    return max(0.0, left_bytes(scenario, roles))
+
+
+def sequence_bytes(scenario: Scenario, roles: Roles, batch: int) -> float:
     """Bytes that metadata and buffers of one sequence's KV may take in memory, of a batch: its share of the full cache,
     or else its part of what the budget grants to all, or of what is free."""
     workload, budget, _ = scenario.decode
     if budget.kv_share is not None:
         return budget.kv_share * float(scenario.model.kv_full_bytes(workload.context))
-    return (scenario.free_bytes if budget.kv_bytes is None else budget.kv_bytes) / batch
+    return (free_bytes(scenario, roles) if budget.kv_bytes is None else budget.kv_bytes) / batch
 
 
-def most_kv(scenario: Scenario) -> KvSize:
+def most_kv(scenario: Scenario, roles: Roles) -> KvSize:
     """The size of the KV at the end of the run, and all the memory that it may take."""
     workload, layers = scenario.decode.workload, scenario.model.layers
     tokens, batch = workload.context + workload.output, asked_batch(scenario)
@@ -39,15 +91,15 @@ def most_kv(scenario: Scenario) -> KvSize:
         tokens=tokens,
         most_tokens=tokens,
         token_bytes=batch * scenario.model.kv_bytes_per_token / layers,
-        memory_bytes=batch * sequence_bytes(scenario, batch),
+        memory_bytes=batch * sequence_bytes(scenario, roles, batch),
     )
 
 
-def hold_runtime(machine: Machine, scenario: Scenario) -> None:
-    """Hold what intermediate values take for the whole run. Raises OutOfMemory."""
-    n_bytes = scenario.runtime_bytes
-    if n_bytes and isinstance(refused := machine.memory.reserve(n_bytes, "workspace"), Refused):
-        raise OutOfMemory(str(refused))
+def hold_workspace(machine: Machine, scenario: Scenario, roles: Roles) -> None:
+    """Hold for the whole run what a way of decoding needs besides KV. Raises OutOfMemory."""
+    refused = machine.memory.hold(Ledger(workspace(scenario, roles)).at(0))
+    if refused is not None:
+        raise OutOfMemory(f"{refused}; {held(scenario, roles).largest(0)}")
 
 
 def fits(scenario: Scenario, plan: DecodePlan) -> bool:
@@ -55,12 +107,13 @@ def fits(scenario: Scenario, plan: DecodePlan) -> bool:
     it."""
     if plan.over_bytes:
         return False
-    memory, most_bytes = scenario.device.memory, plan.most_bytes
-    device_bytes, host_bytes = most_bytes["device"], most_bytes["host"]
+    memory = scenario.device.memory
+    device_bytes, host_bytes = (plan.ledger.n_bytes(plan.most_tokens, tier) for tier in ("device", "host"))
+    granted_bytes = free_bytes(scenario, plan.roles)
     if memory.unified:
-        return device_bytes + host_bytes <= scenario.free_bytes
+        return device_bytes + host_bytes <= granted_bytes
     capacity_bytes = math.inf if memory.host_capacity_bytes is None else memory.host_capacity_bytes
-    return device_bytes <= scenario.free_bytes and host_bytes <= capacity_bytes
+    return device_bytes <= granted_bytes and host_bytes <= capacity_bytes
 
 
 def fitting_batch(scenario: Scenario, each_bytes: float, whole_bytes: float, key: str) -> int:

@@ -99,7 +99,7 @@ class ContinuousDecode:
 
     def _workspace(self, turn: Turn) -> Lease | None:
         n_bytes = self._workspace_bytes(turn)
-        lease = self.machine.memory.reserve(n_bytes, "workspace") if n_bytes else None
+        lease = self.machine.memory.reserve(n_bytes, "workspace: attention") if n_bytes else None
         if isinstance(lease, Refused):
             raise OutOfMemory(f"{turn.kind} of {len(turn.sequences)} sequences: {lease}")
         return lease

@@ -117,7 +117,7 @@ class Delays:
 
     @staticmethod
     def _tiers(plan: DecodePlan, step: int) -> tuple[Tier, ...]:
-        return plan.roles.placement.tiers(plan.kv_size(plan.context + step))
+        return plan.tiers_at(plan.context + step)
 
     def _step(
         self,

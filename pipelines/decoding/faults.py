@@ -33,7 +33,7 @@ def faults_of(scenario: Scenario, system: DecodeSystem) -> Iterator[Complaint]:
 def _without_storage(scenario: Scenario, system: DecodeSystem) -> Iterator[Complaint]:
     """KV that lies on storage, or overflows to it, on a device that has none."""
     placement, policies = system.roles.placement, scenario.policy_values
-    if scenario.device.storage is not None or "storage" not in placement.tiers(most_kv(scenario)):
+    if scenario.device.storage is not None or "storage" not in placement.tiers(most_kv(scenario, system.roles)):
         return
     role = policies.get("placement")
     inner = ("placement", "overflow") if isinstance(role, Mapping) and "overflow" in role else ("placement",)

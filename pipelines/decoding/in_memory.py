@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from kvferry.backends.needs import KvInPages, Needs
 from kvferry.backends.world import DEVICE, World
 from kvferry.machine.machine import Refused
-from kvferry.pipelines.decoding.budget import asked_batch, hold_runtime
+from kvferry.pipelines.decoding.budget import asked_batch, free_bytes, held, hold_workspace, stopped_at_the_most
 from kvferry.pipelines.decoding.continuous import ContinuousDecode
 from kvferry.pipelines.decoding.peak import Peak
 from kvferry.pipelines.decoding.quality import attention_mass_of
@@ -40,8 +40,8 @@ class InMemoryFlow:
         runtime: RuntimeSpec | None = None,
     ) -> None:
         self._scenario, self._progress, self._roles, self._runtime = scenario, progress, roles, runtime
-        self._peak = peak = Peak(roles, scenario.model, scenario.runtime_bytes)
-        pool_bytes = scenario.decode.budget.in_memory_kv_bytes or scenario.free_bytes
+        self._peak = peak = Peak(roles, scenario.model)
+        pool_bytes = scenario.decode.budget.in_memory_kv_bytes or free_bytes(scenario, roles)
         self._requests = as_they_came(_requests(scenario, peak, pool_bytes), arrivals)
         self._longest = max(self._requests, key=lambda one: (one.context + one.output, one.context))
         slots = asked_batch(scenario)
@@ -70,17 +70,19 @@ class InMemoryFlow:
     def run(self, world: World, totals: Callable[[], Totals]) -> Process:
         """Raises OutOfMemory when the longest request does not fit."""
         machine, batcher = world.machine, self._batcher
-        hold_runtime(machine, self._scenario)
+        hold_workspace(machine, self._scenario, self._roles)
         # At the peak, what attention needs for one sequence is there besides its KV.
         longest_bytes = max(self._pages[0] * self._page_bytes, self._peak.batch_bytes(1, self._longest))
         if longest_bytes > self._pool_bytes:
             besides = "" if longest_bytes == self._pages[0] * self._page_bytes else " with what its attention needs"
             what = f"the KV of {'the longest' if len(self._pages) > 1 else 'one'} sequence{besides}"
             there = f"{shown_size(self._pool_bytes)} are there for it"
-            raise OutOfMemory(f"{what} takes {shown_size(longest_bytes, up=True)}, {there}")
-        wanted_bytes, free_bytes = batcher.pages.pages * self._page_bytes, machine.observe(1.0).free_bytes
-        if wanted_bytes > free_bytes:
-            raise OutOfMemory(str(Refused("kv", wanted_bytes, free_bytes)))
+            largest = held(self._scenario, self._roles).largest(0)
+            would = "a shorter context, fewer bits of weights or KV, or a system with KV on storage would do"
+            raise OutOfMemory(f"{what} takes {shown_size(longest_bytes, up=True)}, {there} ({largest}); {would}")
+        wanted_bytes, left_bytes = batcher.pages.pages * self._page_bytes, machine.observe(1.0).free_bytes
+        if wanted_bytes > left_bytes:
+            raise OutOfMemory(str(Refused("kv", wanted_bytes, left_bytes)))
         self._decode = ContinuousDecode(
             machine,
             self._scenario.model.layers,
@@ -108,7 +110,9 @@ class InMemoryFlow:
             end_counts={} if decode is None else _attention(decode),
             attention_mass=self._attention_mass,
         )
-        return Left(requests=records, decoded=decoded, notes=tuple(lost_parameters(self._scenario)))
+        together = max((n for n, _ in decoded.steps), default=0)
+        notes = (*lost_parameters(self._scenario), *stopped_at_the_most(self._scenario, together))
+        return Left(requests=records, decoded=decoded, notes=notes)
 
     def kept(self) -> str:
         n = len(self._requests)

@@ -4,9 +4,10 @@ from collections.abc import Callable
 
 from kvferry.backends.needs import Needs, NoKv
 from kvferry.backends.world import DEVICE, World
-from kvferry.pipelines.decoding.budget import hold_runtime
+from kvferry.pipelines.decoding.budget import hold_workspace, left_bytes
 from kvferry.pipelines.tally import Totals
 from kvferry.pipelines.workload import Left, Process
+from kvferry.policies.decode.roles import Roles
 from kvferry.specs.errors import OutOfMemory
 from kvferry.specs.scenario import Scenario
 
@@ -14,8 +15,8 @@ from kvferry.specs.scenario import Scenario
 class NoRoomFlow:
     """A Flow that ends before its first op, with what intermediate values hold of the memory, if that fits."""
 
-    def __init__(self, scenario: Scenario, why: str) -> None:
-        self._scenario, self._why = scenario, why
+    def __init__(self, scenario: Scenario, roles: Roles, why: str) -> None:
+        self._scenario, self._roles, self._why = scenario, roles, why
 
     @property
     def needs(self) -> Needs:
@@ -23,8 +24,8 @@ class NoRoomFlow:
 
     def run(self, world: World, totals: Callable[[], Totals]) -> Process:
         """Raises OutOfMemory."""
-        if not self._scenario.lacking_bytes:
-            hold_runtime(world.machine, self._scenario)
+        if left_bytes(self._scenario, self._roles) >= 0:
+            hold_workspace(world.machine, self._scenario, self._roles)
         raise OutOfMemory(self._why)
         yield
 

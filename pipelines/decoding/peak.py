@@ -13,12 +13,10 @@ from kvferry.traces.request import Request
 
 @dataclass(frozen=True)
 class Peak:
-    """Bytes of the processor's memory, for one way of decoding and one model. `held_bytes` are there for intermediate
-    values anyway, among them what attention needs."""
+    """Bytes of the processor's memory, for one way of decoding and one model."""
 
     roles: Roles
     model: ModelSpec
-    held_bytes: float = 0.0
 
     def kv_bytes(self, tokens: int) -> float:
         """The KV of a sequence of so many tokens, in whole pages."""
@@ -33,12 +31,12 @@ class Peak:
         return max(self.prefill_bytes(n, tokens) for n, tokens in groups)
 
     def prefill_bytes(self, batch: int, tokens: int) -> float:
-        """Beyond what is held anyway: scores of so many prompts that pass a layer together."""
-        return max(0.0, self.roles.attention.prefill_bytes(self.model, batch, tokens) - self.held_bytes)
+        """Scores of so many prompts that pass a layer together."""
+        return self.roles.attention.prefill_bytes(self.model, batch, tokens)
 
     def decode_bytes(self, tokens: float) -> float:
-        """Beyond what is held anyway: copies of a layer's KV of `tokens` over all sequences."""
-        return max(0.0, self.roles.attention.decode_bytes(self.model, tokens) - self.held_bytes)
+        """Copies of a layer's KV of `tokens` over all sequences."""
+        return self.roles.attention.decode_bytes(self.model, tokens)
 
     def batch_bytes(self, n: int, request: Request) -> float:
         """The most that `n` sequences like this one take together, at the end of their prefill or of their output."""

@@ -1,7 +1,6 @@
 """The sizes of one run that decodes with KV blocks, where its KV lies, and the stages of its steps."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
@@ -11,8 +10,9 @@ from kvferry.policies.decode.index import IndexSpec
 from kvferry.policies.decode.placement import KvSize
 from kvferry.policies.decode.roles import Roles
 from kvferry.policies.decode.stages import Key, Stage, Stages
+from kvferry.policies.ledger import NEW_TOKENS, Holding, Ledger
 from kvferry.specs.model import ModelSpec
-from kvferry.specs.tier import Tier
+from kvferry.specs.tier import TIERS, Tier
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,13 +44,12 @@ class DecodePlan:
     reuse_needs_bytes: float | None = None
     # New tokens of a sequence that stay in the processor's memory, the others lie on the host; None: all of them stay.
     newest_tokens: int | None = None
-    metadata_bytes: float
-    buffer_bytes: float
-    # Of what is scored, as tokens come, in layers of KV; tokens for which a layer whose KV lies elsewhere has room in
-    # the processor's memory; and weights that it is scored with, once for all sequences.
+    # What manages the KV, from beginning to end.
+    manages: tuple[Holding, ...] = field(compare=False)
+    # Of what is scored, as tokens come, in layers of KV; and tokens for which a layer whose KV lies elsewhere has room
+    # in the processor's memory.
     beside_layers: float = 0.0
     away_tokens: int = 0
-    weight_bytes: float = 0.0
     # For all of it.
     budget_bytes: float
     layout: AnyLayout = field(compare=False)
@@ -65,7 +64,14 @@ class DecodePlan:
 
     @property
     def memory_bytes(self) -> float:
-        return self.metadata_bytes + self.buffer_bytes
+        """What manages the KV of one sequence takes of the processor's memory, but for what all sequences share."""
+        own = tuple(one for one in self.manages if one.per == "sequence")
+        return Ledger(own).n_bytes(self.most_tokens)
+
+    @property
+    def most_tokens(self) -> int:
+        """Of a sequence at its end."""
+        return self.context + self.output
 
     @property
     def least_bytes(self) -> float:
@@ -88,9 +94,10 @@ class DecodePlan:
         if not self._spills or not self.least_bytes <= budget_bytes < self.memory_bytes:
             return replace(self, budget_bytes=budget_bytes)
         away = math.ceil((self.memory_bytes - budget_bytes) / self._new_token_bytes)
-        buffer_bytes = self.buffer_bytes - away * self._new_token_bytes
-        newest = self.output - away
-        return replace(self, budget_bytes=budget_bytes, buffer_bytes=buffer_bytes, newest_tokens=newest)
+        less = Holding.of(NEW_TOKENS, -away * self._new_token_bytes, "sequence")
+        there = replace(less, n_bytes=lambda tokens: away * self._new_token_bytes, tier="host")
+        manages = (*self.manages, less, there)
+        return replace(self, budget_bytes=budget_bytes, manages=manages, newest_tokens=self.output - away)
 
     @property
     def writes_back(self) -> bool:
@@ -161,46 +168,57 @@ class DecodePlan:
         return self.blocks * self.layout.stride_bytes
 
     def kv_size(self, tokens: int) -> KvSize:
-        """The KV size of the whole batch once each sequence has so many tokens, by which the placement decides."""
+        """The size of the whole batch's KV blocks once each sequence has so many tokens, by which the placement
+        decides."""
         return KvSize(
             layers=self.model.layers,
-            tokens=tokens,
-            most_tokens=self.context + self.output,
+            tokens=self._in_blocks(tokens),
+            most_tokens=self._in_blocks(self.most_tokens),
             token_bytes=self.sequences * self.model.kv_entry_bytes,
-            memory_bytes=self.sequences * (self.budget_bytes - self.memory_bytes) - self.weight_bytes,
+            memory_bytes=self.sequences * self.budget_bytes - Ledger(self.manages, self.sequences).n_bytes(tokens),
             beside_layers=self.beside_layers,
             away_tokens=self.away_tokens,
         )
 
+    def _in_blocks(self, tokens: int) -> int:
+        """Of so many tokens of a sequence, those that lie where its KV does."""
+        if self.selected is None:
+            return tokens
+        return self.roles.upkeep.in_blocks(self.context, self.group_tokens, tokens)
+
+    def tiers_at(self, tokens: int) -> tuple[Tier, ...]:
+        """Where each layer's KV lies with so many tokens of each sequence."""
+        return self.roles.placement.tiers(self.kv_size(tokens))
+
+    @cached_property
+    def ledger(self) -> Ledger:
+        """All that KV and what manages it hold of the machine's memories."""
+        entry_bytes, tiers_at = self.model.kv_entry_bytes, lru_cache(maxsize=4)(self.tiers_at)
+
+        def layers(tokens: int, tier: Tier) -> int:
+            return tiers_at(tokens).count(tier)
+
+        def kv_in(tier: Tier) -> Holding:
+            return Holding("kv", lambda n: layers(n, tier) * self._in_blocks(n) * entry_bytes, "sequence", tier)
+
+        def slots_bytes(tokens: int) -> float:
+            away = self.model.layers - layers(tokens, "device")
+            return away * min(self.away_tokens, self._in_blocks(tokens)) * entry_bytes
+
+        def scored_bytes(tokens: int) -> float:
+            return self.beside_layers * self._in_blocks(tokens) * entry_bytes
+
+        growing = [kv_in(tier) for tier in TIERS]
+        if self.away_tokens:
+            growing.append(Holding("kv: slots", slots_bytes, "sequence"))
+        if self.beside_layers:
+            growing.append(Holding("kv: index", scored_bytes, "sequence"))
+        return Ledger((*self.manages, *growing), self.sequences)
+
     @property
     def selects_all(self) -> bool:
         """A selection holds all blocks there will ever be."""
-        return self.selected is not None and self.roles.selector.wanted_tokens(1) >= self.context + self.output
-
-    @property
-    def managing_bytes(self) -> float:
-        """What choosing takes of memory once all is decoded, of the whole batch."""
-        beside = self.beside_layers * (self.context + self.output) * self.model.kv_entry_bytes
-        return self.sequences * (self.metadata_bytes + beside) + self.weight_bytes
-
-    @property
-    def resident_bytes(self) -> float:
-        """What buffers take of memory once all is decoded, of the whole batch."""
-        away = sum(tier != "device" for tier in self.last_tiers)
-        tokens = min(self.away_tokens, self.context + self.output)
-        return self.sequences * (self.buffer_bytes + away * tokens * self.model.kv_entry_bytes)
-
-    @property
-    def most_bytes(self) -> Mapping[Tier, float]:
-        """What KV takes of each tier once all is decoded, of the whole batch, and what is kept with it."""
-        size, tiers = self.kv_size(self.context + self.output), self.last_tiers
-        layer_bytes = size.tokens * size.token_bytes
-        held = size.held_bytes(tiers.count("device")) + self.sequences * self.memory_bytes + self.weight_bytes
-        return {
-            "device": held,
-            "host": tiers.count("host") * layer_bytes,
-            "storage": tiers.count("storage") * layer_bytes,
-        }
+        return self.selected is not None and self.roles.selector.wanted_tokens(1) >= self.most_tokens
 
     @property
     def over_bytes(self) -> float:
@@ -208,18 +226,17 @@ class DecodePlan:
         what layers hold there that lie elsewhere; 0 where there is neither."""
         if not (self.away_tokens or self.beside_layers):
             return 0.0
-        size = self.kv_size(self.context + self.output)
-        return max(0.0, size.held_bytes(self.last_tiers.count("device")) - size.memory_bytes)
+        return max(0.0, self.ledger.n_bytes(self.most_tokens) - self.sequences * self.budget_bytes)
 
     @property
     def tiers(self) -> tuple[Tier, ...]:
         """Where each layer's KV lies after prefill."""
-        return self.roles.placement.tiers(self.kv_size(self.context))
+        return self.tiers_at(self.context)
 
     @property
     def last_tiers(self) -> tuple[Tier, ...]:
         """Where each layer's KV lies once all is decoded."""
-        return self.roles.placement.tiers(self.kv_size(self.context + self.output))
+        return self.tiers_at(self.most_tokens)
 
     @property
     def brought_tokens(self) -> int:

@@ -2,7 +2,7 @@
 budget."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvferry.pipelines.decoding.plan import DecodePlan
 from kvferry.policies.decode.head_choice import choosing_heads
@@ -11,6 +11,7 @@ from kvferry.policies.decode.residency import DoubleBuffer
 from kvferry.policies.decode.roles import Roles
 from kvferry.policies.decode.room import Room
 from kvferry.policies.decode.selector import Index
+from kvferry.policies.ledger import Holding
 from kvferry.specs.errors import InputError
 from kvferry.specs.model import ModelSpec
 from kvferry.specs.units import shown_size
@@ -34,9 +35,8 @@ def plan_of(
     good_read_bytes: float = 16384,
     alignment_bytes: int = 512,
     budget_key: str = "budget",
-    runtime_share: float = 0.0,
 ) -> DecodePlan:
-    """The sizes that a run has. Of an index' own weights, `runtime_share` is held for intermediate values besides.
+    """The sizes that a run has.
 
     Raises InputError when a group is longer than the context, or the budget (bytes per sequence, under the key
     `budget_key`) is too small for anything; the message has the smallest that works.
@@ -89,7 +89,8 @@ def plan_of(
         reserved_bytes = 0.0 if most is None else residency.reserved_bytes(room, wanted)
         keys = _keys(roles, room, reserved_bytes)
         # A residency counts a block of newest tokens by itself.
-        more_bytes = max(0.0, roles.upkeep.n_bytes(room, selected) - model.layers * room.block_bytes)
+        newest = roles.upkeep.holdings(room, selected)
+        more_bytes = max(0.0, _sum(newest) - model.layers * room.block_bytes)
         left_bytes = budget_bytes - keys.n_bytes - more_bytes
         slots = 0 if most is None else residency.slots_within(room, wanted, left_bytes)
         kept = 0 if most is None else residency.kept_tokens(room)
@@ -103,12 +104,17 @@ def plan_of(
         slots = min(slots, layout.blocks)
     except ValueError as error:
         raise InputError(f"policies: {error}") from None
-    metadata = keys.n_bytes
-    buffers = residency.n_bytes(room, wanted, slots) + roles.upkeep.n_bytes(room, selected)
-    buffers += layout.buffer_bytes / sequences
-    if slots and keys.rebuilt_rank is not None:
-        # Slots hold values; keys are rebuilt in two buffers, of the layer that computes and of the next.
-        buffers -= (model.layers * slots - 2 * wanted) * room.block_bytes // 2
+    room = replace(room, values_alone=keys.rebuilt_rank is not None)
+    manages = (*keys.holdings, *residency.holdings(room, wanted, slots), *newest)
+    if layout.buffer_bytes:
+        manages += (Holding.of("kv: page buffers", layout.buffer_bytes / sequences, "sequence"),)
+    if room.values_alone:
+        # In two buffers, of the layer that computes and of the next.
+        rebuilt_bytes = 2 * wanted * (room.block_bytes - room.read_bytes)
+        manages += (Holding.of("kv: rebuilt keys", rebuilt_bytes, "sequence"),)
+    if keys.index and keys.index.weight_bytes:
+        scored_with = math.ceil((1 + roles.placement.runtime_share) * keys.index.weight_bytes)
+        manages += (Holding.of("kv: index weights", scored_with),)
     plan = DecodePlan(
         roles=roles,
         model=model,
@@ -125,11 +131,9 @@ def plan_of(
         kept_tokens=kept,
         vector_bytes=0 if keys.index is None else round(keys.index.n_bytes / (model.layers * heads * room.blocks)),
         reuse_needs_bytes=needs_bytes,
-        metadata_bytes=metadata,
-        buffer_bytes=buffers,
+        manages=manages,
         beside_layers=keys.index.kv_layers if keys.index else 0.0,
         away_tokens=0 if most is None else residency.away_tokens(room, slots),
-        weight_bytes=math.ceil((1 + runtime_share) * keys.index.weight_bytes) if keys.index else 0,
         budget_bytes=budget_bytes,
         layout=layout,
     )
@@ -150,7 +154,11 @@ class _Keys:
 
     index: Index | None
     rebuilt_rank: int | None
-    n_bytes: float
+    holdings: tuple[Holding, ...]
+
+    @property
+    def n_bytes(self) -> float:
+        return _sum(self.holdings)
 
 
 def _keys(roles: Roles, room: Room, reserved_bytes: float) -> _Keys:
@@ -159,7 +167,14 @@ def _keys(roles: Roles, room: Room, reserved_bytes: float) -> _Keys:
     layers = room.model.layers
     index_bytes = index.n_bytes * roles.residency.index_layers(layers) / layers if index else 0.0
     rank = roles.layout.key_rank(room, reserved_bytes + index_bytes)
-    return _Keys(index, rank, index_bytes + (0 if rank is None else room.key_cache_bytes(rank)))
+    keys_bytes = 0 if rank is None else room.key_cache_bytes(rank)
+    held = {"kv: index": index_bytes, "kv: low-rank keys": keys_bytes}
+    return _Keys(index, rank, tuple(Holding.of(name, size, "sequence") for name, size in held.items() if size))
+
+
+def _sum(holdings: tuple[Holding, ...]) -> float:
+    """Of what does not grow."""
+    return sum(one.n_bytes(0) for one in holdings)
 
 
 def _counted(n: int, what: str) -> str:

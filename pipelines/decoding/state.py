@@ -1,5 +1,6 @@
 """What a batch under way consists of: the machine, the plan, and what the roles and the present step hold."""
 
+import math
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -111,8 +112,8 @@ class DecodeState:
         self.residents: list[Resident] = [self._shared or self._resident(tier) for tier in self.tiers]
         self.step = self._skipped = 0
         self._done: Ticket | None = None
-        # Memory for KV that lies in one, and for what is scored, by tier.
-        self._leases: dict[Tier, Lease] = {}
+        # Memory of KV and what manages it, by tier and name.
+        self._leases: dict[tuple[Tier, str], Lease] = {}
         # By layer, of the present step: what moves its KV to another tier, the machine's choice, where its blocks are
         # (None: all are on their way) and how they are read, how many tokens of a sequence they hold, and each of them
         # (None: all are full), and where its new keys belong.
@@ -167,44 +168,45 @@ class DecodeState:
         """Of so many tokens to come, those after which the placement has a layer move; all of them where none does. A
         layer that has left does not come back."""
         stored = self.tokens_stored
-        return bisect_left(range(tokens), True, key=lambda n: self._tiers_at(stored + n) != self.tiers)
+        return bisect_left(range(tokens), True, key=lambda n: self.plan.tiers_at(stored + n) != self.tiers)
 
     @property
     def moves_now(self) -> bool:
         """Whether ``place`` will have a layer move."""
-        return self._tiers_at(self.tokens_stored) != self.tiers
-
-    def _tiers_at(self, tokens: int) -> tuple[Tier, ...]:
-        return self.plan.roles.placement.tiers(self.plan.kv_size(tokens))
+        return self.plan.tiers_at(self.tokens_stored) != self.tiers
 
     def place(self) -> list[Ticket]:
         """Hold memory for the KV there is, and begin to move what its placement has move now: the tickets of that.
         Raises OutOfMemory."""
         tokens = self.tokens_stored
-        before, self.tiers = self.tiers, self._tiers_at(tokens)
+        before, self.tiers = self.tiers, self.plan.tiers_at(tokens)
         moving = list[Ticket]()
         for layer, (source, to) in enumerate(zip(before, self.tiers, strict=True)):
             if source != to:
                 self.arriving[layer] = (self.machine.move(self.whole(layer), source, to),)
                 moving += self.arriving[layer]
                 self.residents[layer] = self._shared or self._resident(to)
-        for tier, n_bytes in self._held(tokens).items():
-            if tier in self._leases:
-                self._leases.pop(tier).release()
-            if n_bytes:
-                lease = self.machine.memory_of(tier).reserve(n_bytes, "kv")
-                if isinstance(lease, Refused):
-                    raise OutOfMemory(f"{tier}: {lease}")
-                self._leases[tier] = lease
+        self._hold(tokens)
         return moving
 
-    def _held(self, tokens: int) -> dict[Tier, float]:
-        """What KV and the choosing among it take of memory, with so many tokens of every sequence."""
-        size = self.plan.kv_size(tokens)
-        return {
-            "device": size.held_bytes(self.tiers.count("device")),
-            "host": self.tiers.count("host") * tokens * size.token_bytes,
+    def _hold(self, tokens: int) -> None:
+        """Have the leases say what the ledger says of the machine's memories. Raises OutOfMemory."""
+        memories: tuple[Tier, ...] = ("device", "host")
+        wanted = {
+            (tier, name): math.ceil(n_bytes)
+            for tier in memories
+            for name, n_bytes in self.plan.ledger.at(tokens, tier).items()
         }
+        now = {key: lease.n_bytes for key, lease in self._leases.items()}
+        changed = {key: n for key, n in wanted.items() if n != now.get(key, 0)}
+        for key in changed.keys() & now.keys():
+            self._leases.pop(key).release()
+        for (tier, name), n_bytes in changed.items():
+            if n_bytes:
+                lease = self.machine.memory_of(tier).reserve(n_bytes, name)
+                if isinstance(lease, Refused):
+                    raise OutOfMemory(f"{tier}: {lease}")
+                self._leases[tier, name] = lease
 
     def write(self, update: Update, after: Ticket) -> None:
         """What new tokens changed, to where each layer's KV lies."""

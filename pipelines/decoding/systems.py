@@ -249,7 +249,7 @@ DECODE_SYSTEMS: dict[str, DecodeSystem] = {
     ),
     "quest": DecodeSystem(
         about="pages chosen head by head by the bounds of their keys, with the layer's own query",
-        roles=Roles(selector=PageBounds(per_head=True), layout=TokenGroups(group_tokens=16)),
+        roles=Roles(selector=PageBounds(per_head=True), layout=TokenGroups(group_tokens=16), attention=PAGED),
     ),
     "dynakv": DecodeSystem(
         about="clusters of like keys, cut as keys drift away, once they are in memory anyway",
@@ -296,7 +296,7 @@ DECODE_SYSTEMS: dict[str, DecodeSystem] = {
             selector=RetrievalHead(),
             residency=Elastic(),
             layout=TokenGroups(group_tokens=1, packed=True),
-            placement=Progressive(),
+            placement=Progressive(runtime_share=0.3),
             attention=PAGED,
         ),
     ),

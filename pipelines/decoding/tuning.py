@@ -120,7 +120,7 @@ def limits_of(scenario: Scenario, **given: float | int | None) -> TuningLimits:
     said = {
         "most_batch": batch,
         "most_context": context,
-        "budget_bytes": budget.kv_bytes if of_all else sequence_bytes(at_most, batch) * batch,
+        "budget_bytes": budget.kv_bytes if of_all else sequence_bytes(at_most, _system(scenario).roles, batch) * batch,
         "batch_step": max(1, -(-batch // 16)),
         "context_step": 2048 * max(1, -(-(context - least) // (16 * 2048))),
         "output": workload.output,

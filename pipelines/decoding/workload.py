@@ -13,9 +13,13 @@ from kvferry.pipelines.decoding.budget import (
     asked_batch,
     fits,
     fitting_batch,
-    hold_runtime,
+    free_bytes,
+    held,
+    hold_workspace,
+    left_bytes,
     most_kv,
     sequence_bytes,
+    stopped_at_the_most,
 )
 from kvferry.pipelines.decoding.decode import LockStepDecode
 from kvferry.pipelines.decoding.faults import faults_of
@@ -34,6 +38,7 @@ from kvferry.pipelines.record import Decoded, RequestRecord
 from kvferry.pipelines.tally import Totals
 from kvferry.pipelines.workload import Flow, Infeasible, Left, Process, Progress, System
 from kvferry.policies.decode.roles import Roles
+from kvferry.policies.ledger import METADATA, largest
 from kvferry.scenarios.resolve import Complaint
 from kvferry.specs.errors import InputError, OutOfMemory
 from kvferry.specs.runtime import RuntimeSpec
@@ -85,12 +90,13 @@ class Decode:
             if scenario.decode.budget.limits_kv:
                 raise
             # Nothing but the device limits it.
-            lacking_bytes = scenario.lacking_bytes
-            what = "weights and intermediate values take more memory than there is: it lacks"
-            why = f"{what} {shown_size(lacking_bytes, up=True)}" if lacking_bytes else str(error)
-            return NoRoomFlow(scenario, why)
+            left, why = left_bytes(scenario, system.roles), str(error)
+            if left < 0:
+                why = f"weights and workspace take more memory than there is: it lacks {shown_size(-left, up=True)}"
+            would = _would_do(scenario, system.roles, asked_batch(scenario))
+            return NoRoomFlow(scenario, system.roles, f"{why} ({held(scenario, system.roles).largest(0)}){would}")
         if system.roles.placement.mapped:
-            plan = replace(plan, mapped_bytes=plan.sequences * sequence_bytes(scenario, plan.sequences))
+            plan = replace(plan, mapped_bytes=plan.sequences * sequence_bytes(scenario, plan.roles, plan.sequences))
         return LockStepFlow(scenario, plan, progress, _runtime(scenario, system))
 
 
@@ -121,9 +127,9 @@ class LockStepFlow:
 
     def run(self, world: World, totals: Callable[[], Totals]) -> Process:
         self._check_room()
-        hold_runtime(world.machine, self._scenario)
+        hold_workspace(world.machine, self._scenario, self._plan.roles)
         self._check_attention(world.machine)
-        _reserve(world.machine, self._plan)
+        _check_memory(world.machine, self._scenario, self._plan)
         output = self._scenario.decode.workload.output
         if self._wants_spread and world.may_skip:
             self._spread = Spread(windows_of(output - 1, self._steps - 1))
@@ -157,10 +163,10 @@ class LockStepFlow:
     def _check_attention(self, machine: Machine) -> None:
         """Raises OutOfMemory where there is no room for scores of the prompts, or copies of a layer's KV."""
         plan = self._plan
-        peak = Peak(plan.roles, plan.model, self._scenario.runtime_bytes)
-        tokens = plan.sequences * (plan.context + plan.output)
+        peak = Peak(plan.roles, plan.model)
+        tokens = plan.sequences * plan.most_tokens
         wanted_bytes = max(peak.prefill_bytes(plan.sequences, plan.context), peak.decode_bytes(tokens))
-        lease = machine.memory.reserve(wanted_bytes, "workspace")
+        lease = machine.memory.reserve(wanted_bytes, "workspace: attention")
         if isinstance(lease, Refused):
             raise OutOfMemory(f"attention: {lease}")
         # Beside the KV that is there with it, less than at the end of the output.
@@ -187,8 +193,8 @@ class LockStepFlow:
             half_counts=half_counts,
             end_counts=end_counts,
             step_blocks=() if self._decode is None else tuple(self._decode.record.step_blocks),
-            metadata_bytes=plan.managing_bytes,
-            buffer_bytes=plan.resident_bytes,
+            metadata_bytes=plan.ledger.of(*METADATA).n_bytes(plan.most_tokens),
+            buffer_bytes=plan.ledger.without("kv", *METADATA).n_bytes(plan.most_tokens),
             reuses=plan.roles.selective and plan.roles.residency.keeps,
             longest_access=0 if self._decode is None else self._decode.record.longest_access,
             space_overhead=None if self._decode is None else self._decode.now.blocks.space_overhead,
@@ -198,6 +204,7 @@ class LockStepFlow:
         # Of KV in the processor's memory, a reuse buffer would have nothing to keep.
         needs_bytes = None if set(plan.tiers) == {"device"} else plan.reuse_needs_bytes
         notes = [*_without_effect(self._scenario), *lost_parameters(self._scenario)]
+        notes += stopped_at_the_most(self._scenario, plan.sequences)
         if needs_bytes is not None:
             notes.append(_without_reuse(self._scenario, plan, needs_bytes))
         generated = plan.selected is not None and not (plan.index is not None and plan.index.clusters)
@@ -266,7 +273,9 @@ def plan_for(scenario: Scenario, system: DecodeSystem) -> DecodePlan:
     if workload.batch == "max" and not by_sequence and not tuned_bytes:
         raise InputError("workload.batch: max needs budget.kv_share, which says what one sequence may take")
     capped = by_sequence and (workload.batch == "max" or budget.kv_bytes is not None)
-    each_bytes = math.inf if capped and system.roles.fixed else tuned_bytes or sequence_bytes(scenario, batch)
+    each_bytes = tuned_bytes or sequence_bytes(scenario, system.roles, batch)
+    if capped and system.roles.fixed:
+        each_bytes = math.inf
     budget_key = "budget.kv" if budget.kv_share is None and budget.kv_bytes is not None else "budget.kv_share"
     if not budget.limits_kv:
         budget_key = "budget.memory"
@@ -280,17 +289,18 @@ def plan_for(scenario: Scenario, system: DecodeSystem) -> DecodePlan:
         good_read_bytes=GOOD_READ_BYTES if storage is None else storage.good_read_bytes,
         alignment_bytes=ALIGNMENT_BYTES if storage is None else int(storage.block_bytes),
         budget_key="policies.tuned" if tuned_bytes else budget_key,
-        runtime_share=scenario.runtime_share,
     )
     if not capped:
         return plan
     whole_bytes, key = (
-        (scenario.free_bytes, "budget.memory") if budget.kv_bytes is None else (budget.kv_bytes, "budget.kv")
+        (free_bytes(scenario, system.roles), "budget.memory")
+        if budget.kv_bytes is None
+        else (budget.kv_bytes, "budget.kv")
     )
     together = fitting_batch(scenario, plan.least_bytes, whole_bytes, key)
     while True:
         # Beside what manages it, a placement puts KV where the budget has room for it.
-        each_bytes = min(tuned_bytes or sequence_bytes(scenario, together), whole_bytes / together)
+        each_bytes = min(tuned_bytes or sequence_bytes(scenario, system.roles, together), whole_bytes / together)
         fitting = plan.together(together).within(each_bytes)
         if workload.batch != "max" or together == 1 or fits(scenario, fitting):
             return fitting
@@ -341,32 +351,44 @@ def _sequences(n: int) -> str:
 def _stays_in_memory(scenario: Scenario, roles: Roles) -> bool:
     """All KV lies in the processor's memory from beginning to end: in whole pages, with what attention needs, where it
     may lie elsewhere as well."""
-    size, workload = most_kv(scenario), scenario.decode.workload
+    size, workload = most_kv(scenario, roles), scenario.decode.workload
     if not roles.stays_in_memory(size) or roles.placement.away is None:
         return roles.stays_in_memory(size)
-    peak = Peak(roles, scenario.model, scenario.runtime_bytes)
+    peak = Peak(roles, scenario.model)
     request = Request(0.0, workload.context, workload.output)
     return peak.batch_bytes(asked_batch(scenario), request) <= size.memory_bytes
 
 
-def _reserve(machine: Machine, plan: DecodePlan) -> None:
-    """Hold what managing the KV takes for the whole run. Raises OutOfMemory, also where the KV of the whole output will
-    not fit, of which perhaps only a part is decoded."""
-    most_bytes = plan.most_bytes
+def _check_memory(machine: Machine, scenario: Scenario, plan: DecodePlan) -> None:
+    """Raises OutOfMemory where the KV of the whole output will not fit, of which perhaps only a part is decoded: with
+    the largest holdings, and what would do."""
+    ledger, tokens = plan.ledger, plan.most_tokens
+    batch = f"the KV of {_sequences(plan.sequences)} of {tokens:,} tokens"
     memories: dict[Tier, str] = {"device": "the processor's memory", "host": "the host's memory"}
     for tier, what in memories.items():
-        pool = machine.memory_of(tier)
-        shared = tier == "device" and pool is machine.memory_of("host")
-        wanted_bytes = most_bytes["device"] + most_bytes["host"] if shared else most_bytes[tier]
-        free_bytes = pool.capacity_bytes - pool.used_bytes
-        if wanted_bytes > free_bytes:
-            tokens = plan.context + plan.output
-            lacks = shown_size(wanted_bytes - free_bytes, up=True)
-            raise OutOfMemory(f"{what} lacks {lacks} for the KV of {_sequences(plan.sequences)} of {tokens:,} tokens")
+        pool, counted = machine.memory_of(tier), ledger.at(tokens, tier)
+        if tier == "device":
+            counted |= held(scenario, plan.roles).at(0)
+            if pool is machine.memory_of("host"):
+                counted |= {f"{name} (host)": n for name, n in ledger.at(tokens, "host").items()}
+        lacking_bytes = sum(counted.values()) - pool.capacity_bytes
+        if lacking_bytes > 0:
+            lacks = f"{what} lacks {shown_size(lacking_bytes, up=True)} for {batch}"
+            raise OutOfMemory(f"{lacks}: {largest(counted)}{_would_do(scenario, plan.roles, plan.sequences)}")
     if plan.over_bytes:
-        lacks, what = shown_size(plan.over_bytes, up=True), _sequences(plan.sequences)
-        raise OutOfMemory(f"the budget lacks {lacks} for the KV of {what} of {plan.context + plan.output:,} tokens")
-    metadata_bytes = plan.sequences * plan.metadata_bytes + plan.weight_bytes
-    for tag, n_bytes in (("metadata", metadata_bytes), ("kv", plan.sequences * plan.buffer_bytes)):
-        if isinstance(refused := machine.memory.reserve(n_bytes, tag), Refused):
-            raise OutOfMemory(str(refused))
+        lacks = f"the budget lacks {shown_size(plan.over_bytes, up=True)} for {batch}"
+        raise OutOfMemory(f"{lacks}: {ledger.largest(tokens)}{_would_do(scenario, plan.roles, plan.sequences)}")
+
+
+def _would_do(scenario: Scenario, roles: Roles, batch: int) -> str:
+    """The largest smaller batch that fits, or else what makes KV smaller, as a message ends with it."""
+    workload = scenario.decode.workload
+    system = replace(DECODE_SYSTEMS[scenario.system], roles=roles)
+    for fewer in range(batch - 1, 0, -1):
+        asked = scenario.model_copy(update={"workload": workload.model_copy(update={"batch": fewer})})
+        try:
+            if fits(asked, plan_for(asked, system)):
+                return f"; workload.batch of {fewer} would do"
+        except InputError:
+            continue
+    return "; a shorter context, fewer bits of weights or KV, or KV on storage would do"

@@ -9,6 +9,7 @@ from kvferry.policies.decode.cluster_cache import ClusterCache, Replacement
 from kvferry.policies.decode.residency import NothingKept, Resident
 from kvferry.policies.decode.room import Room
 from kvferry.policies.decode.stages import Stage, Stages
+from kvferry.policies.ledger import NEW_TOKENS, Holding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,13 +51,14 @@ class WholeCache:
             raise ValueError(f"reserved_share lies in 0..1, got {self.reserved_share}")
         return int(self.cache_share * room.tokens)
 
-    def n_bytes(self, room: Room, selected: int, slots: int) -> int:
-        # Besides, what the layer that computes has selected.
+    def holdings(self, room: Room, selected: int, slots: int) -> tuple[Holding, ...]:
         cached = self.cached_layers(room.model.layers) * self.kept_tokens(room) * room.model.kv_entry_bytes
-        return cached + selected * room.block_bytes
+        # What the layer that computes has selected.
+        reads = selected * room.block_bytes
+        return Holding.of("kv: clusters kept", cached, "sequence"), Holding.of("kv: read buffers", reads, "sequence")
 
     def reserved_bytes(self, room: Room, selected: int) -> float:
-        return self.n_bytes(room, selected, 0)
+        return sum(one.n_bytes(room.tokens) for one in self.holdings(room, selected, 0))
 
     def slots_within(self, room: Room, selected: int, left_bytes: float) -> int:
         return 0
@@ -89,9 +91,9 @@ class VirtualCache(WholeCache):
     def swaps(self) -> bool:
         return True
 
-    def n_bytes(self, room: Room, selected: int, slots: int) -> int:
+    def holdings(self, room: Room, selected: int, slots: int) -> tuple[Holding, ...]:
         newest = room.model.layers * room.model.kv_entry_bytes if self.kept_tokens(room) else 0
-        return super().n_bytes(room, selected, slots) + newest
+        return *super().holdings(room, selected, slots), Holding.of(NEW_TOKENS, newest, "sequence")
 
     def arranged(self, stages: Stages, layers: int) -> Stages:
         found, begun = [Stage("swap", 0)], set[int]()

@@ -9,6 +9,8 @@ from pydantic import Field
 
 from kvferry.policies.decode.room import Room
 from kvferry.policies.decode.tended_clusters import TendedClusters
+from kvferry.policies.decode.upkeep import new_tokens
+from kvferry.policies.ledger import Holding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,9 +26,12 @@ class StaticClusters:
     def check(self) -> None:
         """There are none."""
 
-    def n_bytes(self, room: Room, selected: int | None) -> float:
+    def in_blocks(self, context: int, block_tokens: int, tokens: int) -> int:
+        return tokens
+
+    def holdings(self, room: Room, selected: int | None) -> tuple[Holding, ...]:
         # Entries that wait for a page are the layout's business.
-        return 0.0
+        return ()
 
     def mean_recent(self, block_tokens: int, output: int) -> float:
         return 0.0
@@ -50,9 +55,8 @@ class AdaptiveClusters(StaticClusters):
     buffer_tokens: Annotated[int, Field(ge=0)] = 16
     most_tokens: Annotated[int, Field(ge=1)] | None = None
 
-    def n_bytes(self, room: Room, selected: int | None) -> float:
-        waiting = room.model.layers * self.buffer_tokens * room.model.kv_entry_bytes
-        return super().n_bytes(room, selected) + waiting
+    def holdings(self, room: Room, selected: int | None) -> tuple[Holding, ...]:
+        return new_tokens(room, self.buffer_tokens)
 
     def check(self) -> None:
         if not self.threshold >= 0:

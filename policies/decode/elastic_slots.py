@@ -8,6 +8,7 @@ from kvferry.policies.decode.residency import InSlots, Resident
 from kvferry.policies.decode.room import Room
 from kvferry.policies.decode.rows import BlockRows, Lookup
 from kvferry.policies.decode.slot_table import SlotTable
+from kvferry.policies.ledger import Holding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,8 +27,9 @@ class Elastic(InSlots):
     def reserved_bytes(self, room: Room, selected: int) -> float:
         return 0.0
 
-    def n_bytes(self, room: Room, selected: int, slots: int) -> int:
-        return 0
+    def holdings(self, room: Room, selected: int, slots: int) -> tuple[Holding, ...]:
+        # What a layer's KV holds once it lies elsewhere is the placement's business.
+        return ()
 
     def away_tokens(self, room: Room, slots: int) -> int:
         return slots * room.block_tokens

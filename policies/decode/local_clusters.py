@@ -12,7 +12,8 @@ from kvferry.layouts.pieces import Change
 from kvferry.policies.decode.room import Room
 from kvferry.policies.decode.rows import BlockRows, Cut, Lookup
 from kvferry.policies.decode.tending import KeptClusters, KeysAhead, Regroup, Tending
-from kvferry.policies.decode.upkeep import Learned, Update
+from kvferry.policies.decode.upkeep import Learned, Update, new_tokens
+from kvferry.policies.ledger import Holding
 from kvferry.specs.errors import InputError
 
 
@@ -34,9 +35,12 @@ class LocalClusters:
             what = f"{self.window_tokens} tokens cannot make {self.window_clusters} clusters"
             raise ValueError(f"window_clusters: {what}")
 
-    def n_bytes(self, room: Room, selected: int | None) -> float:
+    def in_blocks(self, context: int, block_tokens: int, tokens: int) -> int:
+        return tokens - max(0, tokens - context) % self.window_tokens
+
+    def holdings(self, room: Room, selected: int | None) -> tuple[Holding, ...]:
         # No more than are ever new.
-        return room.model.layers * min(self.window_tokens, room.output) * room.model.kv_entry_bytes
+        return new_tokens(room, min(self.window_tokens, room.output))
 
     def mean_recent(self, block_tokens: int, output: int) -> float:
         return (min(self.window_tokens, output) - 1) / 2

@@ -70,6 +70,12 @@ class Placement(Protocol):
         """KV on storage is a file that is mapped into memory: the operating system reads and keeps its pages."""
         ...
 
+    @property
+    def runtime_share(self) -> float:
+        """Held for intermediate values, as a share of the weights: what a placement by a formula of memory leaves to
+        them. 0: what they are known to take."""
+        ...
+
     def tiers(self, size: KvSize) -> tuple[Tier, ...]:
         """Where each layer's KV lies, from the first to the last."""
         ...
@@ -81,6 +87,7 @@ class OneTier:
 
     tier: Tier
     mapped = False
+    runtime_share = 0.0
 
     @property
     def away(self) -> Tier | None:
@@ -94,6 +101,8 @@ class OneTier:
 class AllOrNothing:
     """All in the processor's memory when the whole output fits there, as is decided before the run; else all in
     ``overflow``: on storage, in a file that is mapped into memory, or in the host's memory."""
+
+    runtime_share = 0.0
 
     overflow: Literal["host", "storage"] = "storage"
 
@@ -116,11 +125,13 @@ class Progressive:
     """As many layers as fit stay in the processor's memory. As the KV grows, one after the other moves to
     ``overflow``, the last layer first (SpeContext, algorithms 1 and 2). ``host_bytes``: what KV may take there; as many
     layers as fit lie there, and the last ones on storage. None: all that overflow. ``thresholds``: the tokens beyond
-    which one layer, two, ... have moved; None: by what memory holds. ValueError for a list that descends."""
+    which one layer, two, ... have moved; None: by what memory holds. ``runtime_share``: of the weights, held for
+    intermediate values, as SpeContext holds 0.3 (Eq. 6). ValueError for a list that descends."""
 
     overflow: Literal["host", "storage"] = "host"
     host_bytes: Bytes | None = None
     thresholds: Thresholds | None = None
+    runtime_share: Annotated[float, Field(ge=0, le=10)] = 0.0
     mapped = False
 
     def __post_init__(self) -> None:

@@ -11,6 +11,7 @@ from kvferry.policies.decode.reuse_buffer import ReuseBuffer
 from kvferry.policies.decode.room import Room
 from kvferry.policies.decode.rows import BlockRows, Lookup
 from kvferry.policies.decode.stages import Stages
+from kvferry.policies.ledger import Holding
 
 
 class Resident(Protocol):
@@ -63,8 +64,8 @@ class Residency(Protocol):
         for what cannot be."""
         ...
 
-    def n_bytes(self, room: Room, selected: int, slots: int) -> int:
-        """What it takes in memory from beginning to end, for one sequence."""
+    def holdings(self, room: Room, selected: int, slots: int) -> tuple[Holding, ...]:
+        """What each sequence holds in memory for it, in the group "kv", from beginning to end."""
         ...
 
     def away_tokens(self, room: Room, slots: int) -> int:
@@ -100,8 +101,10 @@ class InSlots:
     def kept_tokens(self, room: Room) -> int:
         return 0
 
-    def n_bytes(self, room: Room, selected: int, slots: int) -> int:
-        return buffer_bytes(room, selected, slots)
+    def holdings(self, room: Room, selected: int, slots: int) -> tuple[Holding, ...]:
+        # Slots of all layers, or what is read at a time.
+        name, blocks = ("kv: reuse buffer", room.model.layers * slots) if slots else ("kv: read buffers", 2 * selected)
+        return (Holding.of(name, blocks * room.read_bytes, "sequence"),)
 
     def away_tokens(self, room: Room, slots: int) -> int:
         return 0

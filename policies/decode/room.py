@@ -23,6 +23,8 @@ class Room:
     budget_bytes: float
     # New tokens become blocks, too.
     grows: bool = True
+    # Values alone are read, keys are rebuilt.
+    values_alone: bool = False
 
     @property
     def tokens(self) -> int:
@@ -42,6 +44,11 @@ class Room:
     def block_bytes(self) -> int:
         """Keys and values of one block in one layer, all KV heads."""
         return self.block_tokens * self.model.kv_entry_bytes
+
+    @property
+    def read_bytes(self) -> int:
+        """What of a block in one layer is read, and kept in a buffer."""
+        return self.block_bytes // 2 if self.values_alone else self.block_bytes
 
     def key_cache_bytes(self, rank: int) -> int:
         """Keys of all tokens and layers, compressed to `rank` numbers each."""

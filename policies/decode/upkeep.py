@@ -12,6 +12,7 @@ from kvferry.layouts.layout import Layout, Ranges
 from kvferry.layouts.pieces import Change, Pieces
 from kvferry.policies.decode.room import Room
 from kvferry.policies.decode.rows import BlockRows, Cut, Joined, Lookup
+from kvferry.policies.ledger import NEW_TOKENS, Holding
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,8 +107,13 @@ class Upkeep(Protocol):
         """ValueError for parameters that cannot be."""
         ...
 
-    def n_bytes(self, room: Room, selected: int | None) -> float:
-        """Memory for the newest tokens of one sequence, all layers."""
+    def in_blocks(self, context: int, block_tokens: int, tokens: int) -> int:
+        """Of a sequence's `tokens`, those of the context included, how many KV blocks hold: the others lie in memory
+        beside them."""
+        ...
+
+    def holdings(self, room: Room, selected: int | None) -> tuple[Holding, ...]:
+        """What each sequence holds in memory for its newest tokens, in the group "kv"."""
         ...
 
     def mean_recent(self, block_tokens: int, output: int) -> float:
@@ -117,6 +123,11 @@ class Upkeep(Protocol):
     def start(self, context: int, block_tokens: int, layout: Any) -> Kept:
         """A run's; `layout` is what the layout's own ``start`` gave."""
         ...
+
+
+def new_tokens(room: Room, tokens: int) -> tuple[Holding, ...]:
+    """Returns the holding of so many tokens of a sequence in every layer."""
+    return (Holding.of(NEW_TOKENS, room.model.layers * tokens * room.model.kv_entry_bytes, "sequence"),)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,9 +145,13 @@ class RollingGroups:
     def check(self) -> None:
         """Any will do."""
 
-    def n_bytes(self, room: Room, selected: int | None) -> float:
+    def in_blocks(self, context: int, block_tokens: int, tokens: int) -> int:
+        # Those in the buffer have their places in the next block.
+        return tokens
+
+    def holdings(self, room: Room, selected: int | None) -> tuple[Holding, ...]:
         # Where everything is read, the buffers that it is read into have room for all tokens.
-        return 0 if selected is None else room.model.layers * room.block_bytes
+        return () if selected is None else new_tokens(room, room.block_tokens)
 
     def mean_recent(self, block_tokens: int, output: int) -> float:
         return (block_tokens - 1) / 2 if self.rolling else 0.0
@@ -200,10 +215,12 @@ class KeepNewest:
     def check(self) -> None:
         """There are none."""
 
-    def n_bytes(self, room: Room, selected: int | None) -> float:
+    def in_blocks(self, context: int, block_tokens: int, tokens: int) -> int:
+        return min(context, tokens) // block_tokens * block_tokens
+
+    def holdings(self, room: Room, selected: int | None) -> tuple[Holding, ...]:
         # What of the context makes no whole block stays beside them.
-        tokens = room.output + room.context % room.block_tokens
-        return 0 if selected is None else room.model.layers * tokens * room.model.kv_entry_bytes
+        return () if selected is None else new_tokens(room, room.output + room.context % room.block_tokens)
 
     def mean_recent(self, block_tokens: int, output: int) -> float:
         return (block_tokens - 1 + output) / 2

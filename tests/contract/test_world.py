@@ -1,5 +1,6 @@
 """What every world keeps to, for every kind of workload: machines by name, inputs to replay, a clock from 0."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,8 @@ from kvferry.pipelines.run import BACKENDS, run_scenario
 from kvferry.pipelines.tally import Totals
 from kvferry.pipelines.workload import Flow
 from kvferry.pipelines.workloads import WORKLOADS
+from kvferry.policies.engine_memory import engine_holdings
+from kvferry.policies.ledger import Ledger
 from kvferry.scenarios.loader import load_scenario
 from kvferry.specs.errors import InputError, LinkDown
 from kvferry.specs.scenario import Scenario
@@ -71,7 +74,8 @@ def test_a_world_keeps_its_word(backend: str, kind: str) -> None:
         assert world.weights_refused is None
         assert backend == "sim" or world.foresight is None
         assert world.may_skip == (backend == "sim")
-        assert world.machine.memory.used_bytes == scenario.model.weight_bytes
+        held = Ledger(engine_holdings(scenario)).at(0)
+        assert world.machine.memory.used_bytes == sum(map(math.ceil, held.values())) > scenario.model.weight_bytes
         assert world.link.amount(0.0, 1.0) > 0
         assert 0 < world.available.amount(0.0, 1.0) <= 1
         began_s = world.machine.env.now

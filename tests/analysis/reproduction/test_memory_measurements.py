@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from decoding import leaving
 from tiny import DECODING, tiny, tiny_model
 
 from kvferry.analysis.reproduction.memory_measurements import choosing_share, drop_at_threshold, largest_batch
@@ -13,12 +14,13 @@ MODEL = tiny_model(layers=8)
 TOKEN_BYTES = 512
 
 
-def scenario(system: str, free_bytes: float, **changes: Any) -> Scenario:
-    """So much memory beside the weights, and a host behind a link."""
+def scenario(system: str, kv_bytes: float, **changes: Any) -> Scenario:
+    """So much memory beside weights and workspace, and a host behind a link."""
     memory = {"unified": False, "copy_bytes_per_s": "1 MB/s", "host_capacity_bytes": "1 GB"}
     device = {"extends": "tiny", "memory": memory}
-    budget = {"kv_share": None, "memory": f"{MODEL.weight_bytes + free_bytes} B"}
-    return tiny(DECODING, system=system, device=device, model=MODEL.model_dump(), budget=budget, **changes)
+    budget = {"kv_share": None, "prefill_chunk": 64}
+    scenario = tiny(DECODING, system=system, device=device, model=MODEL.model_dump(), budget=budget, **changes)
+    return leaving(scenario, kv_bytes)
 
 
 def test_the_largest_batch_by_hand() -> None:
@@ -34,7 +36,9 @@ def test_the_largest_batch_by_hand() -> None:
 def test_all_or_nothing_falls_where_a_prompt_is_a_little_too_long() -> None:
     policies = {"placement": {"name": "all-or-nothing", "overflow": "host"}}
     workload = {"context": 100, "output": 12, "batch": 1}
-    found = drop_at_threshold(scenario("full-flashinfer", 1012 * TOKEN_BYTES, workload=workload, policies=policies))
+    # 900 tokens more than the scenario's own have hidden states, and two layers' KV that would leave.
+    kv_bytes = 1012 * TOKEN_BYTES + 900 * (2 * MODEL.hidden + 2 * TOKEN_BYTES / 8)
+    found = drop_at_threshold(scenario("full-flashinfer", kv_bytes, workload=workload, policies=policies))
     # With its 12 tokens a prompt of 1,000 fits.
     assert 1000 - 32 <= found["threshold_tokens"] <= 1000
     # All KV, 512 kB, over 1 MB/s in every step.

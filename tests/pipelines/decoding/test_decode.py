@@ -5,7 +5,7 @@ from statistics import mean
 from typing import Any
 
 import pytest
-from decoding import roles_of
+from decoding import buffer_bytes, metadata_bytes, roles_of
 from tiny import DECODING as TINY
 from tiny import unit_model
 
@@ -13,6 +13,7 @@ from kvferry.analysis.metrics import metrics_for, metrics_of
 from kvferry.backends.fake import FakeMachine
 from kvferry.machine.machine import Machine
 from kvferry.machine.ops import DecodeAttention, Select
+from kvferry.pipelines.decoding.budget import free_bytes
 from kvferry.pipelines.decoding.decode import LockStepDecode
 from kvferry.pipelines.decoding.delays import Delays
 from kvferry.pipelines.decoding.plan import DecodePlan
@@ -126,12 +127,12 @@ def test_what_was_decoded_is_scored_by_hand() -> None:
 
 def test_memory_counts_the_output_by_hand() -> None:
     # Room for 4 + 4 tokens of two layers; compressed keys of one byte.
-    assert plan().metadata_bytes == 2 * 8
+    assert metadata_bytes(plan()) == 2 * 8
     # Two layers' keys and values of all tokens, 2 B each.
-    assert plan("flexgen").buffer_bytes == 2 * 8 * 2
+    assert buffer_bytes(plan("flexgen")) == 2 * 8 * 2
     # 4 + 4 tokens in groups of 3 are 9. Landmarks: a key per group, beside the keys that others are rebuilt from.
-    assert plan(group_tokens=3).metadata_bytes == 2 * 9
-    assert plan("shadowkv", group_tokens=3).metadata_bytes == 2 * 9 + 2 * 3
+    assert metadata_bytes(plan(group_tokens=3)) == 2 * 9
+    assert metadata_bytes(plan("shadowkv", group_tokens=3)) == 2 * 9 + 2 * 3
 
 
 @pytest.mark.parametrize("system", DECODE_SYSTEMS)
@@ -282,7 +283,7 @@ def test_kv_in_memory_stays_within_the_budget_of_a_whole_batch(
     scenario = load_scenario({**TINY, **changes})
     chosen = plan_for(scenario, DECODE_SYSTEMS["flexgen"].with_policies(scenario.policy_values))
     whole_bytes = min(
-        2 * 2**20 if "kv" in budget else scenario.free_bytes,
+        2 * 2**20 if "kv" in budget else free_bytes(scenario, chosen.roles),
         0.5 * chosen.sequences * scenario.model.kv_full_bytes(1024) if "kv_share" in budget else math.inf,
     )
     assert chosen.sequences * chosen.budget_bytes == pytest.approx(whole_bytes)

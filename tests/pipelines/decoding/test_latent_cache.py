@@ -46,12 +46,16 @@ def test_thresholds_by_hand() -> None:
 
 
 def test_the_most_requests_with_all_kv_in_memory_by_hand() -> None:
-    # 34,816 tokens are whole pages.
-    most = int(FREE_BYTES // (34_816 * LAYERS * ENTRY_BYTES))
+    # 34,816 tokens are whole pages. A chunk of 2,048 tokens passes 2 x 2,048 numbers and gate, up and product of 8
+    # experts of 1,408; 64 sequences have 102,400 logits in 2 and 4 B; 128 parts of 16 heads' outputs and their sums;
+    # 2 % of the memory stay free. The reserve of Eq. 6 is no business of FlashInfer's.
+    activations, logits = 2048 * (2 * 2048 + 3 * 8 * 1408) * 2, 64 * 102_400 * 6
+    beside = activations + logits + 128 * 16 * 129 * 4 + 0.02 * (80 - 0.85) * 2**30
+    most = int((FREE_BYTES + 0.3 * 2 * 15_706_357_760 - beside) // (34_816 * LAYERS * ENTRY_BYTES))
     found = run(system="full-flashinfer", **{"workload.batch": "max", "workload.decoded": 2})
     assert found.outcome == "done"
     assert found.decoded is not None
-    assert max(together for together, _ in found.decoded.steps) == most == 40
+    assert max(together for together, _ in found.decoded.steps) == most == 47
 
 
 def test_scores_of_a_long_prompt_are_out_of_memory_by_hand() -> None:

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from decoding import roles_of
+from decoding import leaving, roles_of
 from tiny import DECODING, tiny, tiny_model
 
 from kvferry.analysis.metrics import metrics_for
@@ -81,11 +81,10 @@ def test_a_window_takes_as_many_pages_as_it_has_and_is_all_that_is_attended_to()
         Batcher(1, 1).arrive(0, 30, 3)
 
 
-def in_memory(system: str, free_bytes: float, **changes: Any) -> Scenario:
-    """So much memory beside the weights."""
-    weights = tiny(DECODING, model=MODEL.model_dump()).model.weight_bytes
-    budget = {"kv_share": None, "memory": f"{weights + free_bytes} B"}
-    return tiny(DECODING, system=system, model=MODEL.model_dump(), budget=budget, **changes)
+def in_memory(system: str, kv_bytes: float, **changes: Any) -> Scenario:
+    """So much memory beside weights and workspace."""
+    scenario = tiny(DECODING, system=system, model=MODEL.model_dump(), budget={"kv_share": None}, **changes)
+    return leaving(scenario, kv_bytes)
 
 
 def test_eager_prefill_runs_out_of_memory_where_other_kernels_do_not() -> None:
@@ -133,15 +132,11 @@ def test_what_the_device_holds_no_selection_of_is_out_of_memory_and_a_budget_is_
         run_scenario(limited.model_copy(update={"budget": limited.budget.model_copy(update={"kv_share": None})}))
 
 
-def test_what_weights_and_activations_lack_is_said() -> None:
-    scenario = in_memory("quest", 0.0, workload={"context": 1024, "output": 8})
-    # Weights fit, and nothing besides.
-    share = 2**20 / scenario.model.weight_bytes
-    run = run_scenario(
-        scenario.model_copy(update={"budget": scenario.budget.model_copy(update={"runtime_share": share})})
-    )
+def test_what_weights_and_workspace_lack_is_said_with_the_largest_of_them() -> None:
+    # Two prompts of 1,024 tokens pass a layer together: 2 x 32 numbers of each, and 3 x 48 of the feed-forward network.
+    run = run_scenario(in_memory("quest", -(2.0**15), workload={"context": 1024, "output": 8}))
     assert run.outcome == "out_of_memory"
-    assert "more memory than there is: it lacks 1.0 MiB" in run.why
+    assert "more memory than there is: it lacks 32.0 KiB (workspace: activations 832.0 KiB, " in run.why
 
 
 def test_scores_of_a_prompt_whose_kv_is_on_the_host_run_out_of_memory_too() -> None:
@@ -158,20 +153,17 @@ def test_scores_of_a_prompt_whose_kv_is_on_the_host_run_out_of_memory_too() -> N
             model=tiny_model(layers=8).model_dump(),
             policies=placed,
             workload=workload,
-            budget={"kv_share": None, "memory": f"{tiny_model(layers=8).weight_bytes + 400e3} B"},
+            budget={"kv_share": None},
         )
-        outcomes[name] = run_scenario(scenario)
+        outcomes[name] = run_scenario(leaving(scenario, 400e3))
     assert outcomes["full-flash"].outcome == "done"
     assert outcomes["full-eager"].outcome == "out_of_memory"
-    assert outcomes["full-eager"].why.startswith("attention: workspace needs 32")
+    assert outcomes["full-eager"].why.startswith("attention: workspace: attention needs 32")
 
 
-def test_where_no_sequence_fits_the_peak_has_what_intermediate_values_hold() -> None:
-    workload = {"context": 1024, "output": 8, "batch": 2}
-    scenario = in_memory("quest", 2000.0, workload=workload)
-    share = 1000 / scenario.model.weight_bytes
-    run = run_scenario(
-        scenario.model_copy(update={"budget": scenario.budget.model_copy(update={"runtime_share": share})})
-    )
+def test_where_no_sequence_fits_the_peak_has_what_is_held_anyway() -> None:
+    scenario = in_memory("quest", 2000.0, workload={"context": 1024, "output": 8, "batch": 2})
+    run = run_scenario(scenario)
     assert run.outcome == "out_of_memory"
-    assert run.memory_peak_bytes == scenario.model.weight_bytes + 1000
+    assert run.memory_peak_bytes == scenario.budget.memory_bytes - 2000
+    assert sum(run.memory_at_peak.values()) == run.memory_peak_bytes

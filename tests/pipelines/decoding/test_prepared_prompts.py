@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from decoding import roles_of
+from decoding import buffer_bytes, metadata_bytes, roles_of
 from tiny import tiny_model
 
 from kvferry.backends.fake import FakeMachine
@@ -34,10 +34,10 @@ def plan(slots: int, budget_bytes: float = 1e9) -> DecodePlan:
 
 def test_memory_of_shadowkv_by_hand() -> None:
     # Of the prompt alone: in 2 layers 10 landmarks of 16 numbers, and 80 keys of rank 4, of 2 B.
-    assert plan(3).metadata_bytes == 2 * (10 * 32 + 80 * 8)
+    assert metadata_bytes(plan(3)) == 2 * (10 * 32 + 80 * 8)
     # Values of 3 slots of 8 tokens in 2 layers, keys rebuilt in two buffers, and 40 new tokens in every layer.
-    assert plan(3).buffer_bytes == 2 * 3 * 8 * 32 + 2 * 3 * 8 * 32 + 2 * 40 * 64
-    assert plan(5).buffer_bytes == 2 * 5 * 8 * 32 + 2 * 3 * 8 * 32 + 2 * 40 * 64
+    assert buffer_bytes(plan(3)) == 2 * 3 * 8 * 32 + 2 * 3 * 8 * 32 + 2 * 40 * 64
+    assert buffer_bytes(plan(5)) == 2 * 5 * 8 * 32 + 2 * 3 * 8 * 32 + 2 * 40 * 64
 
 
 def test_slots_that_hold_the_selection_alone_are_attended_to_where_they_lie() -> None:

@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from decoding import buffer_bytes
 from typer.testing import CliRunner
 
 from kvferry.analysis.metrics import metrics_for
@@ -92,5 +93,5 @@ def test_a_buffer_has_no_more_slots_than_there_are_blocks() -> None:
     # 48 GiB are free for a context of 768 MiB.
     endless = plan("budget={kv_share: null}")
     assert endless.slots == endless.layout.blocks
-    assert endless.buffer_bytes < 1.1 * endless.model.kv_full_bytes(endless.context + endless.output)
+    assert buffer_bytes(endless) < 1.1 * endless.model.kv_full_bytes(endless.context + endless.output)
     assert plan("budget={kv_share: null}", "policies.slots=9000").slots == endless.layout.blocks

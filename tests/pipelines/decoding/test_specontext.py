@@ -1,6 +1,5 @@
 """SpeContext's system in the modelled world: what moves, what memory holds, and where it ends."""
 
-import math
 import re
 from dataclasses import replace
 from itertools import pairwise
@@ -13,6 +12,7 @@ from tiny import unit_model
 
 from kvferry.analysis.metrics import metrics_for
 from kvferry.backends.fake import FakeMachine
+from kvferry.pipelines.decoding.budget import free_bytes
 from kvferry.pipelines.decoding.decode import LockStepDecode
 from kvferry.pipelines.decoding.sizing import plan_of
 from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS
@@ -38,7 +38,7 @@ DEVICE = {
 
 
 def run(**changes: Any) -> tuple[Run, dict[str, float]]:
-    policies = {"selected_tokens": 64} | changes.pop("policies", {})
+    policies = {"selected_tokens": 64, "runtime_share": 0.0} | changes.pop("policies", {})
     wanted = {**TINY, "system": "specontext", "device": DEVICE, "policies": policies, "budget": {}, **changes}
     scenario = load_scenario(wanted)
     found = run_scenario(scenario)
@@ -62,10 +62,17 @@ def test_elastic_loading_moves_less_than_a_full_reload() -> None:
     assert selected < 1
 
 
-def test_runtime_memory_leaves_less_for_kv() -> None:
-    scenario = load_scenario({**TINY, "system": "specontext", "device": DEVICE, "budget": {"runtime_share": 0.3}})
-    free = load_scenario({**TINY, "system": "specontext", "device": DEVICE, "budget": {}})
-    assert free.free_bytes - scenario.free_bytes == math.ceil(0.3 * scenario.model.weight_bytes)
+def test_specontexts_own_reserve_is_held_for_it_alone() -> None:
+    def held_share(system: str) -> float:
+        scenario = load_scenario("specontext/throughput", [f"system={system}"])
+        roles = DECODE_SYSTEMS[system].with_policies(scenario.policy_values).roles
+        memory, weights = scenario.device.memory, scenario.model.weight_bytes
+        return (memory.free_bytes - memory.runtime_bytes - weights - free_bytes(scenario, roles)) / weights
+
+    # Eq. 6: 30 % of the weights, of which activations, logits and the margin are a part.
+    assert held_share("specontext") == pytest.approx(0.3, abs=1e-6)
+    for system in ("shadowkv", "quest", "full-eager", "full-flashinfer"):
+        assert 0.1 < held_share(system) < 0.2, system
 
 
 def test_kv_that_will_not_fit_is_out_of_memory_before_prefill() -> None:
@@ -175,7 +182,7 @@ def test_as_many_sequences_as_the_budget_holds() -> None:
     plan = plan_for(found, DECODE_SYSTEMS["specontext"].with_policies(found.policy_values))
     assert 1 < plan.sequences < 64
     assert plan.over_bytes == 0
-    assert plan.together(plan.sequences).most_bytes["device"] <= 10 * 2**30
+    assert plan.ledger.n_bytes(plan.most_tokens) <= 10 * 2**30
 
 
 def test_a_choice_that_is_drawn_needs_no_room_for_keys() -> None:

@@ -90,7 +90,7 @@ def test_with_a_role_that_is_replaced_go_its_parameters() -> None:
         (
             "specontext",
             {"placement": {"spill": 1}},
-            "policies.placement.spill: unknown key; known here: host, overflow, thresholds",
+            "policies.placement.spill: unknown key; known here: host, overflow, runtime_share, thresholds",
         ),
         ("dynakv", {"most_tokens": 0}, "policies.most_tokens: 0: must be at least 1"),
         ("dynakv", {"threshold": -1.0}, "policies.threshold: -1.0: must be at least 0"),

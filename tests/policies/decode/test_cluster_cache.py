@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from decoding import buffer_bytes, metadata_bytes, sum_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import tiny_model
@@ -151,8 +152,8 @@ ROOM = Room(model=MODEL, block_tokens=4, context=100, output=20, budget_bytes=1e
 def test_memory_by_hand() -> None:
     # 12 of 120 tokens of four layers, or of two; and a selection of 3 clusters. What is new of a layer since its turn
     # is an entry in each.
-    assert WholeCache().n_bytes(ROOM, 3, 0) == 4 * 12 * 32 + 3 * 128
-    assert VirtualCache().n_bytes(ROOM, 3, 0) == (2 * 12 + 4) * 32 + 3 * 128
+    assert sum_of(WholeCache().holdings(ROOM, 3, 0)) == 4 * 12 * 32 + 3 * 128
+    assert sum_of(VirtualCache().holdings(ROOM, 3, 0)) == (2 * 12 + 4) * 32 + 3 * 128
     for cache_share in (-0.1, 1.1):
         with pytest.raises(ValueError, match="cache_share lies in 0..1"):
             WholeCache(cache_share=cache_share).kept_tokens(ROOM)
@@ -172,8 +173,8 @@ def plan(residency: Any, **layout: Any) -> Any:
 
 def test_a_virtual_cache_takes_less_of_memory_and_more_of_the_file() -> None:
     whole, virtual = plan(WholeCache()), plan(VirtualCache())
-    assert whole.metadata_bytes == 4 * virtual.metadata_bytes
-    assert whole.buffer_bytes - virtual.buffer_bytes == (2 * 12 - 4) * 32
+    assert metadata_bytes(whole) == 4 * metadata_bytes(virtual)
+    assert buffer_bytes(whole) - buffer_bytes(virtual) == (2 * 12 - 4) * 32
     # A representative of 8 numbers of 4 B; room for 60 clusters in each of 4 layers and 2 rows, in whole blocks.
     assert (virtual.vector_bytes, virtual.index_row_bytes) == (32, 2048)
     # Behind them areas for the caches of 4 layers: 2 rows of 12 entries of 32 B, in two storage blocks of 512 B each.
@@ -182,7 +183,7 @@ def test_a_virtual_cache_takes_less_of_memory_and_more_of_the_file() -> None:
     assert virtual.file_bytes - virtual.index_end == 4 * 1024
     assert whole.file_bytes == whole.layout.file_bytes
     # Page buffers are in memory, too: of 4 layers one of 512 B.
-    assert plan(WholeCache(), page_buffers=1).buffer_bytes - whole.buffer_bytes == 4 * 512
+    assert buffer_bytes(plan(WholeCache(), page_buffers=1)) - buffer_bytes(whole) == 4 * 512
     with pytest.raises(InputError, match="policies: page_bytes of 1000 B is no power of two"):
         plan(WholeCache(), page_bytes=1000)
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from decoding import sum_of
 from tiny import tiny_model
 
 from kvferry.pipelines.decoding.sizing import plan_of
@@ -34,8 +35,8 @@ def test_pools_and_memory_by_hand() -> None:
     longer = replace(ROOM, context=11)
     assert ClusterPools(group_tokens=3).layout(longer, 1, 1, 32).first_tokens.tolist() == [4, 4, 3]
     # In two layers up to five tokens wait.
-    assert StaticClusters().n_bytes(ROOM, 2) == 0
-    assert AdaptiveClusters(buffer_tokens=5).n_bytes(ROOM, 2) == 2 * 5 * 32
+    assert sum_of(StaticClusters().holdings(ROOM, 2)) == 0
+    assert sum_of(AdaptiveClusters(buffer_tokens=5).holdings(ROOM, 2)) == 2 * 5 * 32
     assert AdaptiveClusters().mean_recent(3, 4) == 0
     with pytest.raises(ValueError, match="spare is 1 or more, got 0"):
         ClusterPools(spare=0).layout(ROOM, 1, 1, 32)
@@ -95,7 +96,7 @@ def test_clusters_take_three_roles_together(role: str, own: bool) -> None:
 def test_a_window_takes_no_more_room_than_new_tokens_do() -> None:
     windows = [LocalClusters(window_tokens=tokens, window_clusters=1) for tokens in (3, 4, 4000)]
     each = MODEL.layers * MODEL.kv_entry_bytes
-    assert [window.n_bytes(ROOM, 1) / each for window in windows] == [3, 4, 4]
+    assert [sum_of(window.holdings(ROOM, 1)) / each for window in windows] == [3, 4, 4]
 
 
 def test_slots_leave_room_for_what_upkeep_takes() -> None:

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from decoding import sum_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import tiny_model
@@ -52,7 +53,7 @@ def test_sizes_by_hand() -> None:
     room = Room(model=model, block_tokens=1, context=9, output=3, budget_bytes=1)
     assert Elastic().slots_within(room, 4, 0) == 4
     # Layers have them once their KV lies elsewhere.
-    assert (Elastic().n_bytes(room, 4, 4), Elastic().away_tokens(room, 4)) == (0, 4)
+    assert (sum_of(Elastic().holdings(room, 4, 4)), Elastic().away_tokens(room, 4)) == (0, 4)
 
 
 @settings(max_examples=60, deadline=None)

@@ -1,6 +1,7 @@
 """What new tokens do, counted by hand."""
 
 import numpy as np
+from decoding import sum_of
 from tiny import tiny_model
 
 from kvferry.layouts.layout import Layout
@@ -50,8 +51,8 @@ def test_memory_by_hand() -> None:
     room = Room(
         model=tiny_model(layers=2, kv_heads=2, head_dim=4), block_tokens=4, context=10, output=6, budget_bytes=0
     )
-    assert RollingGroups().n_bytes(room, 2) == 2 * 4 * 32
-    assert KeepNewest().n_bytes(room, 2) == 2 * 8 * 32
+    assert sum_of(RollingGroups().holdings(room, 2)) == 2 * 4 * 32
+    assert sum_of(KeepNewest().holdings(room, 2)) == 2 * 8 * 32
     # Where everything is read, there is room for them already.
-    assert RollingGroups().n_bytes(room, None) == 0
+    assert sum_of(RollingGroups().holdings(room, None)) == 0
     assert (RollingGroups().mean_recent(4, 6), KeepNewest().mean_recent(4, 6)) == (1.5, 4.5)
