@@ -1,6 +1,5 @@
 """What every world keeps to, for every kind of workload: machines by name, inputs to replay, a clock from 0."""
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from held import engine_bytes
 from tiny import LIVE, LIVE_MODEL, TINY, changed
 
 from kvferry.backends.needs import ContextsInCloud, KvInPages, Needs, NoKv
@@ -19,8 +19,6 @@ from kvferry.pipelines.run import BACKENDS, run_scenario
 from kvferry.pipelines.tally import Totals
 from kvferry.pipelines.workload import Flow
 from kvferry.pipelines.workloads import WORKLOADS
-from kvferry.policies.engine_memory import engine_holdings
-from kvferry.policies.ledger import Ledger
 from kvferry.scenarios.loader import load_scenario
 from kvferry.specs.errors import InputError, LinkDown
 from kvferry.specs.scenario import Scenario
@@ -74,8 +72,7 @@ def test_a_world_keeps_its_word(backend: str, kind: str) -> None:
         assert world.weights_refused is None
         assert backend == "sim" or world.foresight is None
         assert world.may_skip == (backend == "sim")
-        held = Ledger(engine_holdings(scenario)).at(0)
-        assert world.machine.memory.used_bytes == sum(map(math.ceil, held.values())) > scenario.model.weight_bytes
+        assert world.machine.memory.used_bytes == engine_bytes(scenario) > scenario.model.weight_bytes
         assert world.link.amount(0.0, 1.0) > 0
         assert 0 < world.available.amount(0.0, 1.0) <= 1
         began_s = world.machine.env.now
@@ -167,9 +164,8 @@ def test_a_world_opens_the_machines_that_are_needed(backend: str) -> None:
         assert list(world.machines) == [DEVICE, "cloud", "phone.1"]
         assert len({id(machine.env) for machine in world.machines.values()}) == 1
         assert len({id(machine.memory) for machine in world.machines.values()}) == 3
-        # Weights of its own model lie in each machine's memory.
-        weight_bytes = several(backend).seen_by("cloud").model.weight_bytes
-        assert world.machines["cloud"].memory.used_bytes == weight_bytes
+        # Weights of its own model lie in each machine's memory, with what its engine takes.
+        assert world.machines["cloud"].memory.used_bytes == engine_bytes(several(backend), "cloud")
 
 
 def test_steps_are_not_foreseen_where_other_machines_may_interfere() -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from assisted import APART, BY_HAND, CLOUD, columns, only, ran
 from by_hand import by_hand
+from held import engine_bytes
 from tiny import changed, tiny
 
 from kvferry.pipelines.run import run_scenario
@@ -275,7 +276,7 @@ def test_a_lora_that_an_instance_lacks_is_brought_first() -> None:
 
 def test_what_does_not_fit_the_clouds_memory_is_said() -> None:
     model = tiny(BY_HAND).model
-    room_bytes = model.weight_bytes + 999 * model.kv_bytes_per_token
+    room_bytes = engine_bytes(tiny(BY_HAND), "cloud") + 999 * model.kv_bytes_per_token
     small = {**CLOUD, "device": {**CLOUD["device"], "memory": {"capacity_bytes": f"{room_bytes} B"}}}  # type: ignore[dict-item]
     run = run_scenario(tiny(changed(BY_HAND, machines={"cloud": small})))
     assert run.outcome == "out_of_memory"

@@ -8,6 +8,7 @@ from unittest.mock import patch
 import pytest
 from assisted import APART, BY_HAND, CLOUD, columns, ran
 from by_hand import by_hand
+from held import engine_bytes
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from tiny import changed, tiny
@@ -18,7 +19,8 @@ from kvferry.traces.assisted import assisted_requests
 
 ONE_SLOT = "policies.serving={name: slots, slots: 1}"
 KV_BYTES = tiny(BY_HAND).model.kv_bytes_per_token
-WEIGHT_BYTES = tiny(BY_HAND).model.weight_bytes
+# The tiny device's, of which all instances are: weights, activations and logits.
+ENGINE_BYTES = engine_bytes(tiny(BY_HAND))
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -27,9 +29,9 @@ def _costs() -> Iterator[None]:
         yield
 
 
-def with_memory(name: str, tokens: int) -> dict[str, Any]:
+def with_memory(name: str, tokens: int, held_bytes: int = ENGINE_BYTES) -> dict[str, Any]:
     """The machines, of which one has room for the KV of so many tokens."""
-    capacity = {"memory": {"capacity_bytes": f"{WEIGHT_BYTES + tokens * KV_BYTES} B"}}
+    capacity = {"memory": {"capacity_bytes": f"{held_bytes + tokens * KV_BYTES} B"}}
     return {**APART, name: {**CLOUD, "device": {**CLOUD["device"], **capacity}}}  # type: ignore[dict-item]
 
 
@@ -73,7 +75,7 @@ def test_a_first_token_alone_is_answered_without_an_instance_that_decodes() -> N
     got = columns(run)
     assert got["lost"] == [0, 0, 0]
     assert sorted(got["cloud_prefill_s"]) == pytest.approx([0.1, 0.2, 0.3])
-    assert run.machines["decode"].memory_peak_bytes == WEIGHT_BYTES
+    assert run.machines["decode"].memory_peak_bytes == ENGINE_BYTES
 
 
 def test_kv_that_waits_for_a_slot_is_in_the_memory_of_the_instance_that_has_made_it() -> None:
@@ -85,13 +87,13 @@ def test_kv_that_waits_for_a_slot_is_in_the_memory_of_the_instance_that_has_made
     )  # fmt: skip
     # The second one's prefill begins when the first one's KV has moved, at once, and the third one's at 299 ms.
     assert sorted(columns(run)["cloud_prefill_s"]) == pytest.approx([0.100, 0.200, 0.299 + 0.100 - 0.039])
-    assert run.machines["prefill"].memory_peak_bytes == WEIGHT_BYTES + 1000 * KV_BYTES
+    assert run.machines["prefill"].memory_peak_bytes == ENGINE_BYTES + 1000 * KV_BYTES
     roomy = ran(
         "policies.assist={name: optimised, tokens: 15, ratio: 0.25}", ONE_SLOT,
         workload={"devices": 3, "output": 30}, machines=APART,
     )  # fmt: skip
     assert sorted(columns(roomy)["cloud_prefill_s"]) == pytest.approx([0.100, 0.200, 0.300])
-    assert roomy.machines["prefill"].memory_peak_bytes == WEIGHT_BYTES + 2000 * KV_BYTES
+    assert roomy.machines["prefill"].memory_peak_bytes == ENGINE_BYTES + 2000 * KV_BYTES
 
 
 @pytest.mark.parametrize("name", ["prefill", "decode"])
@@ -130,9 +132,12 @@ def test_all_is_given_back_whatever_memory_slots_and_patience(
     seed: int, slots: int, instances: int, spare: int, tokens: Any, system: str, patience_s: float, apart: bool
 ) -> None:
     workload = {"devices": 6, "requests": 18, "arrivals": {"rate": "1200 requests/hour"}, "spread": 0.6}
-    asked = assisted_requests(tiny(changed(BY_HAND, workload=workload)).assist.workload, seed)
+    scenario = tiny(changed(BY_HAND, workload=workload))
+    asked, held_bytes = assisted_requests(scenario.assist.workload, seed), engine_bytes(scenario)
     name = "prefill" if apart else "cloud"
-    room = with_memory(name, int((asked.prompts + asked.outputs).max()) + spare)[name] | {"count": instances}
+    room = with_memory(name, int((asked.prompts + asked.outputs).max()) + spare, held_bytes)[name] | {
+        "count": instances
+    }
     with watched() as clouds:
         run = ran(
             f"policies.serving={{name: slots, slots: {slots}, chunk_tokens: 256}}",
@@ -147,4 +152,4 @@ def test_all_is_given_back_whatever_memory_slots_and_patience(
     assert not any(cloud.slots.held)
     for instance in {*cloud._prefilling, *cloud._decoding}:
         assert (instance._held, instance._held_tokens, instance._context, instance.prefilling) == (0, 0, 0, 0)
-        assert (instance.holds, instance.machine.memory.used_bytes) == (False, WEIGHT_BYTES)
+        assert (instance.holds, instance.machine.memory.used_bytes) == (False, held_bytes)
