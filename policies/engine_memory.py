@@ -73,7 +73,7 @@ def engine_holdings(scenario: Scenario) -> tuple[Holding, ...]:
     granted_bytes = scenario.budget.memory_bytes or memory.free_bytes
     return (
         Holding.of("weights", model.weight_bytes),
-        Holding.of("runtime", memory.runtime_bytes),
+        Holding.of("runtime", scenario.device.runtime_bytes),
         Holding.of("workspace: activations", activation_bytes(model, passing_tokens(scenario))),
         Holding.of("workspace: logits", logits_bytes(model, sequences_of(scenario))),
         Holding.of(KEPT_FREE, memory.margin_share * granted_bytes),

@@ -88,10 +88,12 @@ class MemorySpec(Spec):
     capacity_bytes: Bytes = Field(gt=0)
     # In use by the operating system and other programs.
     reserved_bytes: Bytes = 0.0
-    # Of the runtime itself, whatever the model: the CUDA context with its kernels, or the process with its libraries.
-    runtime_bytes: Bytes = 0.0
-    # Of what a run is granted, the part that stays unused: what an allocator loses to rounding and fragments.
-    margin_share: float = Field(default=0.0, ge=0, lt=1)
+    # Of the runtime itself, whatever the model: the context of a GPU with its kernels, or the process with its
+    # libraries. None: as is assumed for the kind of the main processor.
+    runtime_bytes: Bytes | None = None
+    # Of what a run is granted, the part that stays unused: what an allocator loses to rounding and fragments. Assumed
+    # where a profile does not say it; vLLM leaves 0.1 by default (gpu_memory_utilization), llama.cpp 1 GiB (--fit).
+    margin_share: float = Field(default=0.02, ge=0, lt=1)
     # The bandwidth that all processors and DMA share if the memory is unified.
     bytes_per_s: BytesPerS
     # Host memory and copy path of a discrete GPU.
@@ -217,6 +219,11 @@ class CalibrationSpec(Spec):
         return self.load_average is not None and self.load_average > QUIET_SHARE * (self.cores or 1)
 
 
+# What a runtime takes for itself, assumed: the CUDA context with the kernels of PyTorch or vLLM is some 0.5 GB; a
+# process that has loaded PyTorch for a CPU 0.23 GB, as measured, and an engine in C++ less.
+_RUNTIME_BYTES = {"gpu": 0.5e9, "npu": 0.3e9, "cpu": 0.3e9}
+
+
 class DeviceSpec(Spec):
     """A device profile: every number carries its source in `sources`, keyed by the number's path."""
 
@@ -246,6 +253,12 @@ class DeviceSpec(Spec):
     def _under_its_engine(cls, value: Any) -> Any:
         engine = value.get("engine") if isinstance(value, dict) else None
         return with_engine(value, engine) if isinstance(engine, dict) else value
+
+    @property
+    def runtime_bytes(self) -> float:
+        """What the runtime takes of the memory for itself."""
+        said = self.memory.runtime_bytes
+        return _RUNTIME_BYTES[self.processors[self.main].kind] if said is None else said
 
     @property
     def is_measured(self) -> bool:

@@ -14,6 +14,7 @@ import numpy as np
 
 from kvferry.analysis.metrics import metrics_for
 from kvferry.pipelines.decoding.budget import sequence_bytes
+from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS
 from kvferry.pipelines.run import run_scenario
 from kvferry.scenarios.loader import load_scenario
 from kvferry.specs.scenario import Scenario
@@ -45,7 +46,8 @@ def gains(settings: Sequence[str], runs: int) -> None:
             print(f"{name}: {rates[name][-1]:.1f} tokens/s, reuse {reuse:.1%}, late batches {late}", flush=True)
             memory = [run.measured[f"kv_{what}_bytes"] for what in ("metadata", "buffer", "read")]
             batch = int(found["batch"])
-            memory.append(batch * sequence_bytes(run_of, batch))
+            roles = DECODE_SYSTEMS[run_of.system].with_policies(run_of.policy_values).roles
+            memory.append(batch * sequence_bytes(run_of, roles, batch))
             parts = "metadata {:.2f} MiB, buffers {:.2f}, read {:.2f}; budget {:.2f}".format(
                 *(n / 2**20 for n in memory)
             )

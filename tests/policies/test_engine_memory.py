@@ -58,9 +58,7 @@ def test_tokens_that_pass_together_by_hand() -> None:
 @pytest.mark.parametrize("name", [name for name in names("device") if name != "tiny"])
 def test_every_bundled_device_keeps_some_of_its_memory_free_and_counts_the_runtime(name: str) -> None:
     device = load_device(name)
-    sources = {"memory.runtime_bytes", "memory.margin_share"}
-    assert device.memory.runtime_bytes > 0 and device.memory.margin_share > 0
-    assert sources <= device.sources.keys()
     held = Ledger(engine_holdings(tiny(TINY["decode"], device=name))).at(0)
-    assert held["runtime"] == device.memory.runtime_bytes
-    assert held["kept free"] == pytest.approx(0.02 * device.memory.free_bytes)
+    assert held["runtime"] == device.runtime_bytes >= 0.2e9
+    assert held["kept free"] == pytest.approx(device.memory.margin_share * device.memory.free_bytes)
+    assert device.memory.margin_share >= 0.02

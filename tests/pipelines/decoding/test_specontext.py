@@ -67,7 +67,7 @@ def test_specontexts_own_reserve_is_held_for_it_alone() -> None:
         scenario = load_scenario("specontext/throughput", [f"system={system}"])
         roles = DECODE_SYSTEMS[system].with_policies(scenario.policy_values).roles
         memory, weights = scenario.device.memory, scenario.model.weight_bytes
-        return (memory.free_bytes - memory.runtime_bytes - weights - free_bytes(scenario, roles)) / weights
+        return (memory.free_bytes - scenario.device.runtime_bytes - weights - free_bytes(scenario, roles)) / weights
 
     # Eq. 6: 30 % of the weights, of which activations, logits and the margin are a part.
     assert held_share("specontext") == pytest.approx(0.3, abs=1e-6)
