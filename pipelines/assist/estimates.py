@@ -7,7 +7,11 @@ from functools import cache, cached_property
 import simpy
 
 from kvferry.machine.ops import DecodeStep, Extents, Op, Prefill
+from kvferry.pipelines.assist.messages import response_bytes
+from kvferry.pipelines.assist.systems import Help
 from kvferry.policies.assist.assistance import Assistance, Smoothing
+from kvferry.policies.assist.fallback import Alone, Fallback, fallback
+from kvferry.policies.assist.optimiser import NoSetting, Setting, setting_of
 from kvferry.policies.assist.patience import Patience, patience_of
 from kvferry.policies.assist.serving import Serving
 from kvferry.sim.costs.cost_model import main_costs
@@ -130,6 +134,22 @@ class Estimates:
         there = self.assistance(prompt, response_bytes, "causal", self._scenario.link)
         own_prefill_s = self.start_s + self.prefill_s(prompt)
         return patience_of(own_prefill_s=own_prefill_s, cloud_ttft_s=there.cloud_ttft_s, planned=planned)
+
+    def help(self, prompt: int, link: LinkSpec, wanted: Help) -> Setting | Fallback:
+        """What help a prompt of this length gets over a link: as a system wants it, and as problem P has what it leaves
+        open."""
+        workload = self._scenario.assist.workload
+        ratio = workload.least_ratio if wanted.ratio == "auto" else wanted.ratio
+        of = self.assistance(prompt, response_bytes(workload, prompt, ratio), wanted.smoothing, link)
+        found = setting_of(of, wanted.tokens, wanted.ratio)
+        if isinstance(found, NoSetting):
+            return fallback(of, found, self.alone(prompt), workload.output, wanted.tokens, wanted.ratio)
+        return found
+
+    def alone(self, prompt: int) -> Alone:
+        """What the device does by itself with a prompt of this length, beside what it must do before it can ask."""
+        ready_s = self.start_s + self.prefill_s(prompt) - self._scenario.assist.workload.handling.prepare_s
+        return Alone(ttft_s=ready_s, tpot_s=self.tpot_s(prompt + self._scenario.assist.workload.output / 2))
 
     def least_ratio_note(self, prompt: int) -> str | None:
         """What a scenario's least share of prompts of this length is cut to by the device's window; None: it is not."""

@@ -38,8 +38,9 @@ class Story:
     response_bytes: float = 0.0
     # When each token was shown.
     shown_s: np.ndarray = field(default_factory=lambda: np.zeros(0))
-    # Why the cloud did not help, where it should have.
+    # Why the cloud did not help, where it should have, or otherwise than problem P allows.
     alone: str | None = None
+    beyond: str | None = None
     # The prompt's text in three parts, and what made tokens of it on the device; None in the modelled world.
     text: tuple[str, str, str] | None = None
     tokenizer: str | None = None

@@ -4,6 +4,7 @@ import math
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from itertools import count
 
 import numpy as np
@@ -18,14 +19,14 @@ from kvferry.pipelines.assist.cloud import Cloud
 from kvferry.pipelines.assist.device import Device
 from kvferry.pipelines.assist.estimates import Estimates
 from kvferry.pipelines.assist.instance import Instance
-from kvferry.pipelines.assist.messages import response_bytes
 from kvferry.pipelines.assist.story import Story
 from kvferry.pipelines.assist.systems import ASSIST_SYSTEMS, AssistSystem
 from kvferry.pipelines.missing_storage import without_storage
 from kvferry.pipelines.record import Assisted, RequestRecord
 from kvferry.pipelines.tally import Totals
 from kvferry.pipelines.workload import Flow, Left, Process, Progress, System
-from kvferry.policies.assist.optimiser import NoSetting, Setting, setting_of
+from kvferry.policies.assist.fallback import Fallback
+from kvferry.policies.assist.optimiser import Setting
 from kvferry.scenarios.resolve import Complaint
 from kvferry.specs.assist import AssistSpec
 from kvferry.specs.scenario import Scenario
@@ -38,6 +39,12 @@ BOTH, PREFILL, DECODE = "cloud", "prefill", "decode"
 _PROGRESS_REQUESTS = 64
 # Requests whose tokens a run keeps one by one; of all it keeps figures.
 MOST_STORIES = 1000
+# What is noted of requests that have such a word in their story.
+_NOTES = {
+    "alone": "without the cloud",
+    "beyond": "with other help than problem P has",
+    "happened": "without all of the cloud's help",
+}
 
 
 class Assist:
@@ -105,7 +112,7 @@ class AssistFlow:
         self._networks = networks_of(workload, scenario.seed)
         self._links = {n: one.link for n, one in enumerate(workload.networks or ())}
         # By network and prompt's length.
-        self._settings: dict[tuple[int, int], Setting | NoSetting] = {}
+        self._settings: dict[tuple[int, int], Setting | Fallback] = {}
         self._busy: dict[int, deque[int]] = {}
         # Of every request that has ended, a figure in each column; and the first ones' stories.
         self._columns = {name: array("d") for name in _COLUMNS}
@@ -113,10 +120,8 @@ class AssistFlow:
         # Requests that the cloud has in hand.
         self._serving: dict[simpy.Event, None] = {}
         self._done = 0
-        # Requests without the cloud that should have had it, and why the first of them.
-        self._alone, self._why_alone = 0, ""
-        # Requests with which something went wrong in the cloud, and what with the first of them.
-        self._lost, self._what_happened = 0, ""
+        # By attribute of a story: requests that have it, and what the first of them has.
+        self._noted: dict[str, tuple[int, str]] = {}
         # Whether prompts stay on their device, and why.
         self._stays: str | None = None
         self._all_done: simpy.Event | None = None
@@ -181,10 +186,9 @@ class AssistFlow:
     def left(self, world: World, end: Totals) -> Left:
         n, kept = len(self._columns["request"]), len(self._stories)
         notes = []
-        if self._alone:
-            notes.append(f"{self._alone:,} of {n:,} requests without the cloud: {self._why_alone}")
-        if self._lost:
-            notes.append(f"{self._lost:,} of {n:,} requests without all of the cloud's help: {self._what_happened}")
+        for key in filter(self._noted.__contains__, _NOTES):
+            found, first = self._noted[key]
+            notes.append(f"{found:,} of {n:,} requests {_NOTES[key]}: {first}")
         if said := self._estimates.least_ratio_note(int(max(self._columns["prompt"], default=0))):
             notes.append(said)
         if n > kept:
@@ -223,10 +227,9 @@ class AssistFlow:
     def _ended(self, story: Story) -> None:
         for name, of in _COLUMNS.items():
             self._columns[name].append(of(story))
-        if story.alone:
-            self._alone, self._why_alone = self._alone + 1, self._why_alone or story.alone
-        if story.happened:
-            self._lost, self._what_happened = self._lost + 1, self._what_happened or story.happened
+        for key in filter(partial(getattr, story), _NOTES):
+            n, first = self._noted.get(key, (0, getattr(story, key)))
+            self._noted[key] = n + 1, first
         if len(self._stories) < MOST_STORIES:
             self._stories.append(story)
         self._done += 1
@@ -277,7 +280,7 @@ class AssistFlow:
             if self._cloud is not None:
                 self._serve(self._cloud, machine, story)
             role = {
-                "helped": self._device.helped,
+                "helped": self._device.helped if story.planned else self._device.through_the_cloud,
                 "cloud": self._device.through_the_cloud,
                 "in-turns": self._device.in_turns,
             }[self._system.answers]
@@ -314,22 +317,23 @@ class AssistFlow:
             story.tokens = story.output
         else:
             setting = self._setting(int(self._networks[story.device]), story.prompt)
-            if isinstance(setting, NoSetting):
-                story.alone = str(setting)
-            else:
+            if isinstance(setting, Fallback):
+                if setting.by == "device":
+                    story.alone = str(setting)
+                else:
+                    story.beyond, story.tokens = str(setting), story.output
+                setting = setting.setting
+            if setting is not None:
                 story.planned, story.ratio = setting.tokens, setting.ratio
                 story.tokens = min(setting.tokens, story.output)
         return story
 
-    def _setting(self, network: int, prompt: int) -> Setting | NoSetting:
+    def _setting(self, network: int, prompt: int) -> Setting | Fallback:
         """What help a prompt of this length gets on this network: tabulated (procedure 1)."""
         key = network, prompt
         if key not in self._settings:
-            workload, wanted = self._scenario.assist.workload, self._system.assist
-            ratio = workload.least_ratio if wanted.ratio == "auto" else wanted.ratio
-            sent_bytes, link = response_bytes(workload, prompt, ratio), self._links.get(network, self._scenario.link)
-            assistance = self._estimates.assistance(prompt, sent_bytes, wanted.smoothing, link)
-            self._settings[key] = setting_of(assistance, wanted.tokens, wanted.ratio)
+            link = self._links.get(network, self._scenario.link)
+            self._settings[key] = self._estimates.help(prompt, link, self._system.assist)
         return self._settings[key]
 
 

@@ -117,7 +117,7 @@ def _ratios(of: Assistance) -> tuple[float, float]:
         if of.most_device_tokens is not None and most * of.prompt_tokens == of.most_device_tokens:
             why = f"the device takes {of.most_device_tokens:,} of {of.prompt_tokens:,} tokens"
         else:
-            why = f"with more than {max(0.0, most):.3g} of it the device alone is faster"
+            why = f"with more than {max(0.0, most):.3g} of it the device alone has a token of its own sooner"
         raise NoSetting(f"refinement ratio (Eq. 5): {what}, {why}")
     return least, most
 

@@ -6,14 +6,15 @@ from typing import get_args
 import numpy as np
 import pytest
 from assisted import BY_HAND, columns, only, ran
-from by_hand import by_hand
+from by_hand import SECONDS, by_hand
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tiny import changed, tiny
 
 from kvferry.pipelines.assist.estimates import Estimates
 from kvferry.pipelines.assist.messages import response_bytes
-from kvferry.pipelines.assist.systems import ASSIST_SYSTEMS
+from kvferry.pipelines.assist.systems import ASSIST_SYSTEMS, Help
+from kvferry.policies.assist.fallback import Fallback
 from kvferry.specs.assist import CloudFaultSpec
 from kvferry.traces.assisted import assisted_requests
 
@@ -99,13 +100,13 @@ def test_nor_does_a_cloud_that_is_busy_with_others_delay_a_token(
 
 @SLOW
 @given(prompt=st.integers(50, 60_000), tolerable_ms=st.integers(21, 300))
-def test_tokens_lie_within_eq_6_or_the_cloud_does_not_help(prompt: int, tolerable_ms: int) -> None:
+def test_tokens_lie_within_eq_6_or_problem_p_has_no_solution(prompt: int, tolerable_ms: int) -> None:
     workload = {"prompt": prompt, "output": 2000, "tolerable_tpot": f"{tolerable_ms} ms"}
     got = only(ran(workload=workload))
-    if not got["tokens"]:
-        return
     scenario = tiny(changed(BY_HAND, workload=workload))
     estimates = Estimates(scenario, scenario.seen_by("cloud"))
+    if isinstance(estimates.help(prompt, scenario.link, Help()), Fallback):
+        return
     sent_bytes = response_bytes(scenario.assist.workload, prompt, got["ratio"])
     of = estimates.assistance(prompt, sent_bytes, "causal", scenario.link)
     least, most = of.decoded_bounds(got["ratio"])
@@ -181,3 +182,29 @@ def test_whatever_goes_wrong_in_the_cloud_the_answer_is_whole(
         assert len(one.token_times_s) == 10
         assert list(one.token_times_s) == sorted(one.token_times_s)
         assert one.first_token_s == one.token_times_s[0]
+
+
+@SLOW
+@given(
+    prompt=st.integers(64, 4000),
+    rtt_ms=st.integers(1, 400),
+    rate_mbit=st.sampled_from([1, 8, 20, 1000]),
+    output=st.integers(2, 60),
+    tolerable_ms=st.integers(15, 200),
+    faster=st.sampled_from([1.25, 1.5, 2.0, 3.0, 6.0]),
+    system=st.sampled_from(["pd-device", "refinement-only", "tokens-only", "cloud-only", "device-only"]),
+)
+def test_a_faster_device_never_has_a_later_first_token(
+    prompt: int, rtt_ms: int, rate_mbit: int, output: int, tolerable_ms: int, faster: float, system: str
+) -> None:
+    """A mask takes no time here: help that waits for one may come later than the cloud's bare answer."""
+    handling = {**BY_HAND["workload"]["handling"], "refine_token": "0 s", "response": "0 B"}
+    workload = {"prompt": prompt, "output": output, "tolerable_tpot": f"{tolerable_ms} ms", "handling": handling}
+    link = {"rate": f"{rate_mbit} Mbit/s", "rtt": f"{rtt_ms} ms"}
+    slow = only(ran(system=system, workload=workload, link=link))["first_s"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(SECONDS, "gpu", tuple(one / faster for one in SECONDS["gpu"]))
+        quick = only(ran(system=system, workload=workload, link=link))["first_s"]
+    # The mask itself crosses the link.
+    mask_s = 8e-6 / rate_mbit * (prompt / 4 + 200)
+    assert quick <= slow + mask_s

@@ -47,7 +47,7 @@ def test_a_short_prompt_is_kept_longer_where_eq_6_has_no_whole_number() -> None:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"device_s_per_token": 0.11e-3}, r"\(Eq. 5\).*the device alone is faster"),
+        ({"device_s_per_token": 0.11e-3}, r"\(Eq. 5\).*the device alone has a token of its own sooner"),
         ({"most_device_tokens": 1000}, r"\(Eq. 5\).*the device takes 1,000 of 8,000 tokens"),
         ({"tolerable_tpot_s": 0.03}, r"lower bound\): the device's own pace of 40 ms"),
         ({"tolerable_tpot_s": 0.04}, r"lower bound\): the device's own pace of 40 ms"),
