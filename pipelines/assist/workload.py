@@ -316,16 +316,15 @@ class AssistFlow:
         elif self._system.answers != "helped":
             story.tokens = story.output
         else:
-            setting = self._setting(int(self._networks[story.device]), story.prompt)
-            if isinstance(setting, Fallback):
-                if setting.by == "device":
-                    story.alone = str(setting)
-                else:
-                    story.beyond, story.tokens = str(setting), story.output
-                setting = setting.setting
+            found = self._setting(int(self._networks[story.device]), story.prompt)
+            setting = found.setting if isinstance(found, Fallback) else found
             if setting is not None:
                 story.planned, story.ratio = setting.tokens, setting.ratio
                 story.tokens = min(setting.tokens, story.output)
+            if isinstance(found, Fallback) and found.by == "device":
+                story.alone = str(found)
+            elif isinstance(found, Fallback):
+                story.beyond, story.tokens = str(found), story.tokens or story.output
         return story
 
     def _setting(self, network: int, prompt: int) -> Setting | Fallback:
