@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvferry.analysis.remarks import how_known
+from kvferry.analysis.remarks import how_known, software
 from kvferry.api.scenario import Settings, Source, check_workload, load
 from kvferry.pipelines.plugins import naming_plugins
 from kvferry.specs.errors import InputError
@@ -17,6 +17,7 @@ from kvferry.specs.units import count, quantity
 if TYPE_CHECKING:
     import pandas as pd
 
+    from kvferry.api.tune_check import Check
     from kvferry.policies.decode.solutions import Solutions
 
 # What this module's arguments are called among the tuner's limits.
@@ -38,10 +39,12 @@ _LIMITS = {
 
 @dataclass(frozen=True, eq=False)
 class Tuned:
-    """What a tuning found. As the last value of a notebook's cell it shows its table."""
+    """What a tuning found, and the runs that it was checked by. As the last value of a notebook's cell it shows its
+    table."""
 
     scenario: Scenario
     solutions: Solutions
+    check: Check | None = None
 
     @cached_property
     def table(self) -> pd.DataFrame:
@@ -70,9 +73,14 @@ class Tuned:
 
     @property
     def remarks(self) -> list[str]:
-        """What a reader should know, above all that the device's profile was not measured."""
-        note = how_known(self.scenario.device)
-        return [note] if note else []
+        """What a reader should know: how the device's profile and what software takes are known, and how the check
+        went."""
+        notes = [how_known(self.scenario.device), software(self.scenario)]
+        if self.check is None:
+            notes.append("not checked by runs: what was found, or the default, cannot be run with that memory")
+        else:
+            notes.append(self.check.said())
+        return [note for note in notes if note]
 
     def to_json(self) -> str:
         """What ``kvferry tune --json`` prints, and a scenario's ``policies.tuned`` names as a file."""
@@ -124,6 +132,7 @@ def tune(
     """
     from pydantic import ValidationError
 
+    from kvferry.api.tune_check import checked
     from kvferry.pipelines.decoding.tuning import limits_of, tune_scenario
     from kvferry.policies.decode.tuning_limits import TuningLimits
     from kvferry.scenarios.faults import complaints_of
@@ -151,7 +160,8 @@ def tune(
         faults = complaints_of(error, TuningLimits)
         lines = (f"{names.get('.'.join(map(str, fault.key)), 'limits')}: {fault.what}" for fault in faults)
         raise InputError("\n".join(lines)) from None
-    return Tuned(loaded, tune_scenario(loaded, limits))
+    solutions, check = checked(loaded, tune_scenario(loaded, limits))
+    return Tuned(loaded, solutions, check)
 
 
 def _number(name: str, value: Any, size: bool = False) -> Any:

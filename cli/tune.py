@@ -8,6 +8,12 @@ import typer
 
 from kvferry.cli.options import JsonOption, PluginOption, ScenarioArgument, SeedOption, SetOption, as_options, overrides
 
+_MEANINGS = (
+    "G: consecutive tokens that are read and kept together. sigma: full keys over the compressed ones that\n"
+    "groups are scored by. M: groups that a layer selects. C: groups that a layer keeps for the next token; 0: none.\n"
+    "MiB: what is used, of what was granted; a larger buffer does not fit, or would make it noticeably slower."
+)
+
 
 def tune(
     scenario: ScenarioArgument,
@@ -102,7 +108,7 @@ def tune(
             f"{s.grouping.compression:g}",
             s.grouping.groups,
             s.grouping.slots,
-            f"{s.memory_bytes / 2**20:,.0f}",
+            f"{s.memory_bytes / 2**20:,.0f} of {s.batch * found.solutions.limits.each_bytes / 2**20:,.0f}",
             f"{1e3 * s.block_s:.2f}",
             f"{s.overlap:.0%}" if s.hidden else f"{s.overlap:.0%}, not enough",
             None if s.prefill_s is None else f"{s.prefill_s:.4g}",
@@ -110,7 +116,12 @@ def tune(
         )
         for s in found.solutions.solved.values()
     ]
-    columns = ("batch", "context", "G", "sigma", "M", "C", "MiB", "block, ms", "I/O hidden", "prefill, s", "tokens/s")
+    settings = ("group, tokens (G)", "compression (sigma)", "groups read (M)", "slots (C)", "MiB")
+    columns = ("batch", "context", *settings, "block, ms", "I/O hidden", "prefill, s", "tokens/s")
     print_table(columns, rows, title=f"tuned for KV that lies in {found.solutions.tier}")
+    print(_MEANINGS)
+    if (check := found.check) is not None:
+        columns = ("run", "tokens/s", "energy/sequence", "storage read", "KV memory", "KV reused")
+        print_table(columns, check.rows(), title=f"run: batch {check.batch}, context {check.context:,}")
     for note in found.remarks:
         print(quoted(note))

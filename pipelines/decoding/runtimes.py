@@ -65,6 +65,22 @@ def runtime_of(scenario: Scenario, system: DecodeSystem | None = None) -> Runtim
     return Runtime(spec, assumed=not (spec in fitted and scenario.system in spec.systems))
 
 
+def runtime_spec(scenario: Scenario, system: DecodeSystem) -> RuntimeSpec | None:
+    """What ``runtime_of`` finds, without how it is known."""
+    found = runtime_of(scenario, system)
+    return None if found is None else found.spec
+
+
+def beyond_the_rows(runtime: RuntimeSpec | None, slots: int) -> list[str]:
+    """For users: that more slots are searched than the runtime was fitted on."""
+    if runtime is None or not runtime.slot_s or runtime.most_slots is None or slots <= runtime.most_slots:
+        return []
+    return [
+        f"what a search among {slots:,} slots takes is not known: it is taken to cost no more than among"
+        f" {runtime.most_slots:,}, the most that {runtime.name} was fitted on"
+    ]
+
+
 def on_runtime(scenario: Scenario, system: DecodeSystem) -> Scenario:
     """The scenario on a device that takes what its runtime takes."""
     runtime = runtime_of(scenario, system)

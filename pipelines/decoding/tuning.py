@@ -9,6 +9,7 @@ from kvferry.pipelines.decoding.budget import ALIGNMENT_BYTES, asked_batch, sequ
 from kvferry.pipelines.decoding.delays import Delays
 from kvferry.pipelines.decoding.plan import DecodePlan
 from kvferry.pipelines.decoding.runtimes import on_runtime
+from kvferry.pipelines.decoding.settling import Defaults, settled
 from kvferry.pipelines.decoding.sizing import plan_of
 from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS, ROLES, DecodeSystem, tunable_systems
 from kvferry.pipelines.decoding.tuned import TUNED_VALUES, grouped
@@ -18,7 +19,7 @@ from kvferry.policies.decode.reuse_table import ReuseTable
 from kvferry.policies.decode.rows import BlockRows
 from kvferry.policies.decode.scored_keys import LowRankKeys
 from kvferry.policies.decode.solutions import Solutions
-from kvferry.policies.decode.tuner import BlockTimes, Solution, check_budget, tune
+from kvferry.policies.decode.tuner import BlockTimes, Solution, check_budget, solution_of, tune
 from kvferry.policies.decode.tuning_limits import TuningLimits
 from kvferry.specs.errors import InputError
 from kvferry.specs.scenario import Scenario
@@ -36,14 +37,30 @@ _GROUP_TOKENS = (1, 2, 4, 8, 16, 32, 64)
 
 
 def tune_scenario(scenario: Scenario, limits: TuningLimits) -> Solutions:
-    """Solutions for every batch and context within the limits. Raises InputError when the budget holds nothing, the
-    device lacks the tier that KV lies in, or the scenario says what is to be found."""
+    """Solutions for every batch and context within the limits: those of Appendix A, settled. Raises InputError when the
+    budget holds nothing, the device lacks the tier that KV lies in, or the scenario says what is to be found."""
     system = _system(scenario)
     check_budget(scenario.model, limits)
     times = _ModelledTimes(scenario, system)
     reuse = reuse_table(scenario, limits)
-    solved = tune(scenario.model, limits, reuse, times)
-    return Solutions(limits, [times.with_rates(one, limits, reuse) for one in solved], times.tier)
+    roles = replace(system.roles, selector=replace(system.roles.selector, selected_tokens=limits.selected_tokens))
+    defaults = Defaults(scenario, roles, limits)
+
+    def priced(batch: int, context: int, grouping: Grouping) -> Solution:
+        rate = reuse(context, grouping.group_tokens, grouping.slots * grouping.group_tokens)
+        return solution_of(batch, context, grouping, times(batch, context, grouping, rate), scenario.model, limits)
+
+    def default(batch: int, context: int) -> Solution | None:
+        grouping = defaults.grouping(batch, context)
+        return None if grouping is None else priced(batch, context, grouping)
+
+    solved = [
+        settled(one, default(one.batch, one.context), scenario, limits, priced)
+        for one in tune(scenario.model, limits, reuse, times)
+    ]
+    own = default(limits.most_batch, limits.most_context)
+    own = None if own is None else times.with_rates(own, limits, reuse)
+    return Solutions(limits, [times.with_rates(one, limits, reuse) for one in solved], times.tier, own)
 
 
 class _ModelledTimes:

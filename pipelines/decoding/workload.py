@@ -29,7 +29,7 @@ from kvferry.pipelines.decoding.peak import Peak
 from kvferry.pipelines.decoding.plan import DecodePlan
 from kvferry.pipelines.decoding.quality import attention_mass_of
 from kvferry.pipelines.decoding.renamed_roles import lost_parameters
-from kvferry.pipelines.decoding.runtimes import runtime_of
+from kvferry.pipelines.decoding.runtimes import beyond_the_rows, runtime_spec
 from kvferry.pipelines.decoding.sizing import NoRoom, plan_of
 from kvferry.pipelines.decoding.spread import Spread, Told, windows_of
 from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS, DecodeSystem
@@ -83,7 +83,7 @@ class Decode:
     def flow(self, scenario: Scenario, system: System, progress: Progress, inputs: Inputs = NO_INPUTS) -> Flow:
         assert isinstance(system, DecodeSystem)
         if _stays_in_memory(scenario, system.roles):
-            return InMemoryFlow(scenario, system.roles, progress, inputs.arrivals, _runtime(scenario, system))
+            return InMemoryFlow(scenario, system.roles, progress, inputs.arrivals, runtime_spec(scenario, system))
         try:
             plan = plan_for(scenario, system)
         except NoRoom as error:
@@ -97,7 +97,7 @@ class Decode:
             return NoRoomFlow(scenario, system.roles, f"{why} ({held(scenario, system.roles).largest(0)}){would}")
         if system.roles.placement.mapped:
             plan = replace(plan, mapped_bytes=plan.sequences * sequence_bytes(scenario, plan.roles, plan.sequences))
-        return LockStepFlow(scenario, plan, progress, _runtime(scenario, system))
+        return LockStepFlow(scenario, plan, progress, runtime_spec(scenario, system))
 
 
 class LockStepFlow:
@@ -207,6 +207,7 @@ class LockStepFlow:
         notes += stopped_at_the_most(self._scenario, plan.sequences)
         if needs_bytes is not None:
             notes.append(_without_reuse(self._scenario, plan, needs_bytes))
+        notes += beyond_the_rows(self._runtime, plan.slots)
         generated = plan.selected is not None and not (plan.index is not None and plan.index.clusters)
         if generated and world.may_skip and world.keys is None and self._scenario.decode.workload.selections is None:
             what = "selections are generated and do not depend on this selector"
@@ -337,11 +338,6 @@ def _without_effect(scenario: Scenario) -> Iterator[str]:
         yield f"workload.decoded of {workload.decoded:,} has no effect: the output has {workload.output:,} tokens"
     if live.kv_file is not None and scenario.backend == "sim":
         yield "live.kv_file has no effect: a modelled run writes no KV; backend: torch does"
-
-
-def _runtime(scenario: Scenario, system: DecodeSystem) -> RuntimeSpec | None:
-    found = runtime_of(scenario, system)
-    return None if found is None else found.spec
 
 
 def _sequences(n: int) -> str:

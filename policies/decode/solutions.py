@@ -27,11 +27,18 @@ class _Document(Spec):
 
 
 class Solutions:
-    """What a tuning found: ``solved`` has a solution for each pair of batch and context."""
+    """What a tuning found: ``solved`` has a solution for each pair of batch and context. ``default``: what the system
+    does on its own with the largest of both, where it is within the limits; a file does not keep it."""
 
-    def __init__(self, limits: TuningLimits, solved: Iterable[Solution], tier: Tier = "storage") -> None:
+    def __init__(
+        self,
+        limits: TuningLimits,
+        solved: Iterable[Solution],
+        tier: Tier = "storage",
+        default: Solution | None = None,
+    ) -> None:
         """`tier`: where the KV lies that the parameters were tuned for."""
-        self.limits, self.tier = limits, tier
+        self.limits, self.tier, self.default = limits, tier, default
         self.solved = {(solution.batch, solution.context): solution for solution in solved}
 
     def nearest(self, batch: int, context: int, output: int = 0) -> Solution:

@@ -35,6 +35,10 @@ class BlockTimes:
     def overlap(self) -> float:
         return self.overlapped_s / self.io_s if self.io_s else 1.0
 
+    def hides(self, limits: TuningLimits) -> bool:
+        """As much of the I/O passes while the block computes as the relaxation asks."""
+        return self.overlapped_s >= (1 - limits.relaxation) * self.io_s
+
 
 class BlockDelay(Protocol):
     def __call__(self, batch: int, context: int, grouping: Grouping, reuse_rate: float) -> BlockTimes:
@@ -62,6 +66,22 @@ class Solution(Spec):
     tokens_per_s: float | None = Field(default=None, ge=0)
 
 
+def solution_of(
+    batch: int, context: int, grouping: Grouping, times: BlockTimes, model: ModelSpec, limits: TuningLimits
+) -> Solution:
+    """What these parameters come to for a pair, as their block takes so long."""
+    return Solution(
+        batch=batch,
+        context=context,
+        grouping=grouping,
+        memory_bytes=batch * limits.bytes_of(grouping, context, model),
+        block_s=times.block_s,
+        io_s=times.io_s,
+        overlap=min(1.0, times.overlap),
+        hidden=times.hides(limits),
+    )
+
+
 def tune(model: ModelSpec, limits: TuningLimits, reuse: ReuseTable, delay: BlockDelay) -> list[Solution]:
     """A solution for every batch and context of the limits. Raises InputError, with the smallest budget that works,
     when the budget does not hold the longest context."""
@@ -86,19 +106,10 @@ def solve(
         return reuse(context, group_tokens, slots * group_tokens)
 
     def hidden(times: BlockTimes) -> bool:
-        return times.overlapped_s >= (1 - limits.relaxation) * times.io_s
+        return times.hides(limits)
 
     def solution(grouping: Grouping, times: BlockTimes) -> Solution:
-        return Solution(
-            batch=batch,
-            context=context,
-            grouping=grouping,
-            memory_bytes=batch * limits.bytes_of(grouping, context, model),
-            block_s=times.block_s,
-            io_s=times.io_s,
-            overlap=min(1.0, times.overlap),
-            hidden=hidden(times),
-        )
+        return solution_of(batch, context, grouping, times, model, limits)
 
     rooms = _rooms(context, model, limits)
     if not rooms:
