@@ -116,12 +116,12 @@ def tune(
         )
         for s in found.solutions.solved.values()
     ]
-    settings = ("group, tokens (G)", "compression (sigma)", "groups read (M)", "slots (C)", "MiB")
-    columns = ("batch", "context", *settings, "block, ms", "I/O hidden", "prefill, s", "tokens/s")
+    found_values = ("group, tokens (G)", "compression (sigma)", "groups read (M)", "slots (C)", "MiB")
+    columns = ("batch", "context", *found_values, "block, ms", "I/O hidden", "prefill, s", "tokens/s")
     print_table(columns, rows, title=f"tuned for KV that lies in {found.solutions.tier}")
     print(_MEANINGS)
     if (check := found.check) is not None:
-        columns = ("run", "tokens/s", "energy/sequence", "storage read", "KV memory", "KV reused")
-        print_table(columns, check.rows(), title=f"run: batch {check.batch}, context {check.context:,}")
+        figures = ("run", "tokens/s", "energy/sequence", "storage read", "KV memory", "KV reused")
+        print_table(figures, check.rows(), title=f"run: batch {check.batch}, context {check.context:,}")
     for note in found.remarks:
         print(quoted(note))

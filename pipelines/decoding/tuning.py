@@ -43,6 +43,7 @@ def tune_scenario(scenario: Scenario, limits: TuningLimits) -> Solutions:
     check_budget(scenario.model, limits)
     times = _ModelledTimes(scenario, system)
     reuse = reuse_table(scenario, limits)
+    assert isinstance(system.roles.selector, LowRankKeys)
     roles = replace(system.roles, selector=replace(system.roles.selector, selected_tokens=limits.selected_tokens))
     defaults = Defaults(scenario, roles, limits)
 
