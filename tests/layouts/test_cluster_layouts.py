@@ -385,6 +385,9 @@ class File:
                 buffered = getattr(self.blocks, "_buffers", None)
                 assert waiting == 0 if buffered is None else 0 <= waiting <= self.blocks.like.page // self.unit
                 assert len(expected) == self.blocks.tokens(layer, *place)
+        entry_bytes = self.unit * sum(map(len, self.held.values()))
+        assert self.blocks.entry_bytes == entry_bytes
+        assert self.blocks.space_overhead == pytest.approx(self.blocks.taken_bytes / entry_bytes - 1)
 
 
 @pytest.mark.parametrize(("kind", "own"), LAYOUTS)

@@ -35,6 +35,23 @@ def small(*overrides: str) -> Scenario:
     return load_scenario(SMALL, overrides)
 
 
+def test_how_long_a_run_took_is_what_passed_of_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(1000, 2000))
+    monkeypatch.setattr("kvferry.pipelines.run.perf_counter", lambda: float(next(clock)))
+    measured = run_scenario(small()).measured
+    assert (measured["simulation_s"], measured["bounds_s"]) == (1.0, 1.0)
+
+
+def test_what_is_in_memory_is_loaded_with_the_first_token() -> None:
+    """Also where it is the only one."""
+    for output in (1, 3):
+        workload = {"kind": "decode", "context": 512, "batch": 2, "output": output}
+        run = run_scenario(load_scenario({**SMALL, "system": "vllm", "workload": workload}))
+        assert run.outcome == "done"
+        for record in run.requests:
+            assert (record.loaded_s, len(record.token_times_s)) == (record.token_times_s[0], output)
+
+
 @pytest.mark.parametrize("coupling", ["per_head", "all_heads"])
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_every_system_loads_every_unit_and_never_beats_the_bound(system: str, coupling: str) -> None:

@@ -123,6 +123,16 @@ def test_a_cluster_at_its_largest_is_cut_whatever_its_variance() -> None:
     assert row.key(1, 0.0, 1)[0] == [Cut(0, 1, 2, True, 6)]
 
 
+def test_keys_that_wait_count_as_a_clusters_own() -> None:
+    row = Row(most_tokens=6)
+    # One of four waits, as it is far away; with a fifth that joins, six belong to it.
+    assert row.key(0, 15.0) == ([Joined(0, 0, True)], [])
+    assert row.key(0, 0.0) == ([Joined(0, 0)], [])
+    # A seventh is one too many, however near.
+    assert row.key(0, 0.0) == ([Joined(0, 0, True)], [])
+    assert row.sizes == [5, 4]
+
+
 def test_a_cluster_too_large_as_it_is_made_is_cut_once_it_is_retrieved() -> None:
     row = Row(most_tokens=3, threshold=np.inf)
     assert row.key(0, 1.0) == ([Joined(0, 0, True)], [])

@@ -1,0 +1,253 @@
+"""How many small faults the tests notice: seeded mutations of what is simulated, laid out, decided and piped.
+
+    nice python studies/mutations.py --count 300 --seed 1        # goes on where it was stopped
+    python studies/mutations.py --count 300 --seed 1 --report    # what came of it so far
+
+A mutation changes one expression of one file, in a copy of the tracked tree. Tests that import its module run first,
+then those of its folder, then some of whole systems; the first failure ends it. A line of journal.jsonl says what
+became of each. Left out: tests marked long.
+"""
+
+import argparse
+import ast
+import json
+import os
+import random
+import resource
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+ROOMS = ("sim", "layouts", "policies", "pipelines")
+# Tests of whole systems, in both worlds.
+WHOLE = (
+    "tests/backends/live/decoding/test_numbered_tokens.py",
+    "tests/backends/live/decoding/test_every_system.py",
+    "tests/pipelines/test_run.py",
+    "tests/contract",
+)
+# Processor time of one run of tests, and files that may import the mutated module.
+_CPU_S, _DIRECT = 300, 10
+_COMPARED: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+}
+_SWAPPED = {"min": "max", "max": "min", "any": "all", "all": "any"}
+_ARITHMETIC = (ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Div)
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """``old`` becomes ``new`` at this place of a file; lines count from 1, columns are in bytes."""
+
+    path: str
+    line: int
+    column: int
+    end_line: int
+    end_column: int
+    old: str
+    new: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.path}:{self.line}:{self.column} {self.old} -> {self.new}"
+
+    def applied(self, source: str) -> str:
+        lines = source.encode().splitlines(keepends=True)
+        first, last = lines[self.line - 1], lines[self.end_line - 1]
+        changed = first[: self.column] + self.new.encode() + last[self.end_column :]
+        return b"".join([*lines[: self.line - 1], changed, *lines[self.end_line :]]).decode()
+
+
+def mutations_of(path: str, source: str) -> list[Mutation]:
+    """All that can be made of a file: comparisons, terms and factors that are dropped, and/or, not, min/max, and small
+    numbers one larger. Types, decorators and what only an error says are left as they are."""
+    found = []
+    for node in _expressions(ast.parse(source)):
+        if (new := _mutated(node)) is not None:
+            old = ast.get_source_segment(source, node) or ""
+            place = node.lineno, node.col_offset, node.end_lineno or 0, node.end_col_offset or 0
+            found.append(Mutation(path, *place, " ".join(old.split()), new))
+    return found
+
+
+def _expressions(node: ast.AST) -> Iterator[Any]:
+    for name, value in ast.iter_fields(node):
+        if name in ("annotation", "returns", "decorator_list", "bases", "type_params") or isinstance(node, ast.Raise):
+            continue
+        for child in value if isinstance(value, list) else [value]:
+            if isinstance(child, ast.JoinedStr | ast.Assert) or not isinstance(child, ast.AST):
+                continue
+            yield child
+            yield from _expressions(child)
+
+
+def _mutated(node: ast.AST) -> str | None:
+    """The expression in its place; None: it is left as it is."""
+    if isinstance(node, ast.Compare) and len(node.ops) == 1:
+        other: ast.expr = ast.Compare(node.left, [_COMPARED[type(node.ops[0])]()], node.comparators)
+    elif isinstance(node, ast.BoolOp):
+        other = ast.BoolOp(ast.Or() if isinstance(node.op, ast.And) else ast.And(), node.values)
+    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        other = node.operand
+    elif isinstance(node, ast.BinOp) and isinstance(node.op, _ARITHMETIC):
+        other = node.left
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _SWAPPED:
+        other = ast.Call(ast.Name(_SWAPPED[node.func.id]), node.args, node.keywords)
+    elif isinstance(node, ast.Constant) and type(node.value) is int and 0 <= node.value <= 2:
+        return str(node.value + 1)
+    else:
+        return None
+    return f"({ast.unparse(ast.fix_missing_locations(other))})"
+
+
+def drawn(count: int, seed: int) -> list[Mutation]:
+    """So many mutations, each as likely as any other; a shorter list begins a longer one."""
+    files = sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
+    found = [one for path in files for one in mutations_of(path.relative_to(ROOT).as_posix(), path.read_text())]
+    random.Random(seed).shuffle(found)
+    return found[:count]
+
+
+def tests_for(path: str, tree: Path) -> list[list[str]]:
+    """Turns of test files: those that import the module or bear its name, its folder's, and those of whole systems."""
+    module, stem = "kvferry." + path.removesuffix(".py").replace("/", "."), Path(path).stem
+    texts = {file: file.read_text() for file in sorted((tree / "tests").rglob("test_*.py"))}
+    named = [file for file in texts if file.stem == f"test_{stem}"]
+    importing = sorted(
+        (file for file, text in texts.items() if f"{module} import" in text), key=lambda file: file.stat().st_size
+    )
+    direct = list(dict.fromkeys([*named, *importing]))[:_DIRECT]
+    mirrored = tree / "tests" / Path(path).parent
+    folder = [file for file in texts if mirrored in file.parents and file not in direct]
+    whole = [tree / one for one in WHOLE if tree / one not in {*direct, *folder}]
+    turns = [[str(file.relative_to(tree)) for file in turn] for turn in (direct, folder, whole)]
+    return [turn for turn in turns if turn]
+
+
+def copied(to: Path) -> Path:
+    """A copy of the tracked files, and a folder in which ``kvferry`` is that copy: the path for Python."""
+    tree, path = to / "tree", to / "path" / "kvferry"
+    shutil.rmtree(to / "tree", ignore_errors=True)
+    shutil.rmtree(to / "path", ignore_errors=True)
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout
+    for name in listed.decode().split("\0")[:-1]:
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, tree / name)
+    path.mkdir(parents=True)
+    for part in sorted(tree.iterdir()):
+        if part.is_dir() and (part / "__init__.py").exists() and part.name != "kvferry":
+            (path / part.name).symlink_to(part)
+    for part in (tree / "kvferry").iterdir():
+        (path / part.name).symlink_to(part)
+    return path.parent
+
+
+def run_tests(tree: Path, path: Path, files: Sequence[str]) -> tuple[str, str]:
+    """("caught", the first test that failed), ("passed", "") or ("too long", "")."""
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-x",
+        "-q",
+        "-n",
+        "0",
+        "-m",
+        "not long",
+        "-p",
+        "no:cacheprovider",
+        *files,
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(path), "OMP_NUM_THREADS": "1"}
+    limit = lambda: resource.setrlimit(resource.RLIMIT_CPU, (_CPU_S, _CPU_S + 5))  # noqa: E731
+    # A mutation may wait for ever, without any processor time.
+    try:
+        done = subprocess.run(
+            command, cwd=tree, env=environment, capture_output=True, text=True, preexec_fn=limit, timeout=6 * _CPU_S
+        )
+    except subprocess.TimeoutExpired:
+        return "caught", "waits for ever"
+    if done.returncode < 0:
+        return "too long", ""
+    if done.returncode in (0, 5):
+        return "passed", ""
+    lines = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    return "caught", lines[0].split(" - ")[0] if lines else done.stdout[-200:]
+
+
+def judged(mutation: Mutation, tree: Path, path: Path) -> dict[str, str]:
+    """What becomes of a mutation; the copy is as before afterwards."""
+    file = tree / mutation.path
+    source, verdicts = file.read_text(), set[str]()
+    file.write_text(mutation.applied(source))
+    try:
+        compile(file.read_text(), str(file), "exec")
+        for files in tests_for(mutation.path, tree):
+            verdict, by = run_tests(tree, path, files)
+            verdicts.add(verdict)
+            if verdict == "caught":
+                return {"verdict": "caught", "by": by}
+        return {"verdict": "too long" if "too long" in verdicts else "survived", "by": ""}
+    finally:
+        file.write_text(source)
+        for compiled in file.parent.glob(f"__pycache__/{file.stem}.*.pyc"):
+            compiled.unlink()
+
+
+def report(journal: list[dict[str, Any]]) -> str:
+    by_room: dict[str, Counter[str]] = {}
+    for one in journal:
+        by_room.setdefault(one["path"].split("/")[0], Counter())[one["verdict"]] += 1
+    lines = ["| room | caught | survived | too long |", "|---|---|---|---|"]
+    whole: Counter[str] = sum(by_room.values(), Counter())
+    for room, counts in [*sorted(by_room.items()), ("all", whole)]:
+        lines.append(f"| {room} | {counts['caught']} | {counts['survived']} | {counts['too long']} |")
+    lines.append(f"\n{whole['caught'] / max(1, whole.total()):.0%} of {whole.total()} are caught; not:\n")
+    lines += [
+        f"- `{one['path']}:{one['line']}` `{one['old']}` -> `{one['new']}`"
+        for one in journal
+        if one["verdict"] != "caught"
+    ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--output", type=Path, default=ROOT / "build" / "mutations")
+    parser.add_argument("--report", action="store_true")
+    asked = parser.parse_args()
+    file = asked.output / "journal.jsonl"
+    journal = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    if asked.report:
+        print(report(journal))
+        return
+    asked.output.mkdir(parents=True, exist_ok=True)
+    path, known = copied(asked.output), {one["name"] for one in journal}
+    for n, mutation in enumerate(drawn(asked.count, asked.seed)):
+        if mutation.name in known:
+            continue
+        found = judged(mutation, asked.output / "tree", path)
+        with file.open("a") as lines:
+            lines.write(json.dumps({"name": mutation.name, **asdict(mutation), **found}) + "\n")
+        print(f"{n + 1}/{asked.count} {found['verdict']}: {mutation.name} {found['by']}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""Mutations of a source, by hand."""
+
+import ast
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCE = '''\
+"""A sum of 1 and 2."""
+
+
+@cached(1)
+def total(a: int = 5, b: "list[1]" = ()) -> "1 + 2":
+    if a < 3 and not b:
+        raise ValueError(f"{a + 1} is too few, {1 + 1}")
+    return max(a * 2,
+               a) + len(b)
+'''
+
+
+@pytest.fixture(scope="module")
+def mutations() -> Any:
+    spec = importlib.util.spec_from_file_location("mutations", ROOT / "studies" / "mutations.py")
+    assert spec is not None and spec.loader is not None
+    module = sys.modules["mutations"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_one_expression_changes_at_a_time(mutations: Any) -> None:
+    found = mutations.mutations_of("sim/total.py", SOURCE)
+    assert [(one.line, one.old, one.new) for one in found] == [
+        (6, "a < 3 and not b", "(a < 3 or not b)"),
+        (6, "a < 3", "(a <= 3)"),
+        (6, "not b", "(b)"),
+        (8, "max(a * 2, a) + len(b)", "(max(a * 2, a))"),
+        (8, "max(a * 2, a)", "(min(a * 2, a))"),
+        (8, "a * 2", "(a)"),
+        (8, "2", "3"),
+    ]
+    for one in found:
+        ast.parse(one.applied(SOURCE))
+    assert found[4].applied(SOURCE).endswith("    return (min(a * 2, a)) + len(b)\n")
+
+
+def test_they_are_drawn_alike_and_have_tests(mutations: Any) -> None:
+    few, more = mutations.drawn(20, 3), mutations.drawn(30, 3)
+    assert few == more[:20] and len({one.name for one in more}) == 30
+    for one in few:
+        ast.parse(one.applied((ROOT / one.path).read_text()))
+    first = mutations.tests_for("layouts/pools.py", ROOT)[0]
+    assert "tests/layouts/test_cluster_layouts.py" in first
+
+
+def test_the_report_counts_and_names(mutations: Any) -> None:
+    one = {"path": "sim/link.py", "line": 3, "old": "a", "new": "b", "verdict": "survived"}
+    said = mutations.report([one, {**one, "verdict": "caught"}])
+    assert "| sim | 1 | 1 | 0 |" in said and "50% of 2" in said and "- `sim/link.py:3` `a` -> `b`" in said
