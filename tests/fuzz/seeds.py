@@ -1,4 +1,5 @@
-"""Which seeds a test tries: a few in ``make test``, many in ``make test-all``, one where KVFERRY_FUZZ names it."""
+"""Which seeds a test tries: a few in ``make test``, many in ``make test-all``, KVFERRY_FUZZ_TIMES as many where that is
+set; one where KVFERRY_FUZZ names it."""
 
 import os
 from collections.abc import Callable
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 
 _ONLY = os.environ.get("KVFERRY_FUZZ")
+_TIMES = int(os.environ.get("KVFERRY_FUZZ_TIMES", "1"))
 
 
 def blocks(quick: int, long: int, size: int) -> Any:
@@ -14,6 +16,7 @@ def blocks(quick: int, long: int, size: int) -> Any:
     if _ONLY:
         found = [pytest.param(range(int(_ONLY), int(_ONLY) + 1), id=_ONLY)]
     else:
+        long *= _TIMES
         found = [
             pytest.param(
                 range(first, min(first + size, long)),
