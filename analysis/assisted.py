@@ -2,11 +2,41 @@
 
 import numpy as np
 
-from kvferry.pipelines.record import Assisted
+from kvferry.pipelines.record import Assisted, Run
+from kvferry.specs.machine import DEVICES
 from kvferry.specs.workload import SloSpec
 
 # Parts of the wait for a first token, and of the device's own first token behind it (Fig. 9).
 _PARTS = ("prepared_s", "answered_s", "waited_s", "cloud_prefill_s", "refined_s", "unpacked_s", "own_prefill_s")
+
+
+def fleet_metrics(run: Run, assisted: Assisted, main_processor: str) -> dict[str, float]:
+    """What all devices did together: bytes are sums over them, shares of time means over them, whether or not they had
+    a request. ``cloud_energy_j``: of the machines of the cloud over the run, per request; ``total_energy_j``: with that
+    of devices, while they had one."""
+    columns, tally = assisted.columns, run.tally
+    if not len(columns["arrival_s"]):
+        return {}
+    took_s = assisted.devices * float(np.nanmax(columns["last_s"]) - columns["arrival_s"].min())
+    found: dict[str, float] = {}
+    for name, resource in (("link", "link"), ("uplink", "uplink"), ("compute", main_processor), ("storage", "storage")):
+        resources = resource, f"{DEVICES}/{resource}"
+        if took_s and any(one in tally.occupied for one in resources):
+            busy_s = sum(s for (of, _), s in tally.busy_s.items() if of in resources)
+            found[f"{name}_utilisation"] = min(1.0, busy_s / took_s)
+    for key, resource, label in (
+        ("link_bytes", "link", None), ("uplink_bytes", "uplink", None),
+        ("read_bytes", "storage", "Read"), ("write_bytes", "storage", "Write"),
+    ):  # fmt: skip
+        if f"{DEVICES}/{resource}" in tally.occupied:
+            found[key] = tally.bytes_of(resource, label) + tally.bytes_of(f"{DEVICES}/{resource}", label)
+    if assisted.energy_j:
+        of_cloud_j = sum(sum(machine.energy_j.values()) for machine in run.machines.values())
+        n = len(columns["arrival_s"])
+        found["total_energy_j"] = (sum(assisted.energy_j.values()) + of_cloud_j) / n
+        if run.machines:
+            found["cloud_energy_j"] = of_cloud_j / n
+    return found
 
 
 def assisted_metrics(assisted: Assisted, slo: SloSpec | None) -> dict[str, float]:
@@ -14,7 +44,7 @@ def assisted_metrics(assisted: Assisted, slo: SloSpec | None) -> dict[str, float
     ``assisted_tokens``: L, mean and largest over the requests that the cloud helped, ``assisted_share`` of all.
     ``promised_tpot_s``: the pace of Eq. 4. Figures of a part of the wait are means over the requests that have it.
     ``lost_share``: of requests with which something went wrong in the cloud; none is not said. ``right_share``: of
-    answers that begin as they should, of those where that is known. Energy is per request, of
+    answers that begin as they should, of those where that is known. ``energy_j`` and its parts are per request, of
     devices while they had one."""
     columns = assisted.columns
     n = len(columns["arrival_s"])

@@ -72,10 +72,18 @@ FIGURES: dict[str, Figure] = {
     "energy_j": Figure(
         "energy/request",
         "low",
-        'of the whole run, idle time included, over its requests; "not counted" where a part is unknown',
+        "of the device alone, over the whole run, idle time included, and over its requests; of devices with a cloud"
+        ' while they have a request. "not counted" where a part is unknown',
     ),
+    "cloud_energy_j": Figure(
+        "cloud's energy/request", "low", "of all its machines over the whole run, idle time included, over the requests"
+    ),
+    "total_energy_j": Figure("both together", "low", "devices and cloud, per request"),
     "memory_peak_bytes": Figure(
-        "memory peak", "low", "of all that is held together, by name below: weights, the runtime, workspace, KV"
+        "memory peak",
+        "low",
+        "of all that is held together, by name below: weights, the runtime, workspace, KV; of several devices, of the"
+        " one that held most",
     ),
     "kv_memory_peak_bytes": Figure("KV memory peak", "low", "of KV and what manages it, in memory"),
     "kv_metadata_bytes": Figure("KV metadata", "low", "what selects KV: keys of low rank, landmarks, tables"),
@@ -114,7 +122,9 @@ FIGURES: dict[str, Figure] = {
         "cloud's requests/s", "high", "from the first arrival to the last served"
     ),
     "slot_occupancy": Figure("slots held", None, "share of the cloud's slots, over that time"),
-    "cloud_latency_s": Figure("slot held for", "low", "from admission to the last token of a request; mean"),
+    "cloud_latency_s": Figure(
+        "slot held for", "low", "from a slot to the last token of a request; mean over those served"
+    ),
     "cloud_batch": Figure("decoding together", None, "requests in a step of an instance of the cloud; mean"),
     "prepared_mean_s": Figure("device prepares", "low", "before anything leaves it; mean, as the parts below"),
     "answered_mean_s": Figure("the cloud answers", "low", "from asking until its first token is there"),
@@ -125,8 +135,8 @@ FIGURES: dict[str, Figure] = {
     "own_prefill_mean_s": Figure("device prefills", "low", "from then until it has a first token of its own"),
     "first_response_bytes": Figure("first response", "low", "bytes of the first token with the mask; mean"),
     "first_response_bytes_max": Figure("the largest", "low", "bytes"),
-    "link_bytes": Figure("link traffic", None, "over the run"),
-    "uplink_bytes": Figure("uplink traffic", None, "over the run: what devices send"),
+    "link_bytes": Figure("link traffic", None, "over the run; of several devices, of all of them"),
+    "uplink_bytes": Figure("uplink traffic", None, "over the run: what all devices send"),
     "wasted_bytes": Figure(
         "of it wasted", "low", "fetched for nothing: the processor was first, not all came, or it was unusable"
     ),
@@ -170,7 +180,9 @@ FIGURES: dict[str, Figure] = {
     ),
     "batch": Figure("sequences together", None, "decoded in one step; mean"),
     "preemptions": Figure("preemptions", "low", "how often a request gave up its KV for others"),
-    "uplink_utilisation": Figure("uplink busy", None, "share of the time from the first arrival to the last token"),
+    "uplink_utilisation": Figure(
+        "uplink busy", None, "share of the time from the first arrival to the last token; of several devices, the mean"
+    ),
     "link_utilisation": Figure("link busy", None, "share of the time from the first arrival to the last token"),
     "compute_utilisation": Figure("processor busy", None, "the same of the main processor"),
     "storage_utilisation": Figure("storage busy", None, "the same of storage"),
@@ -196,8 +208,6 @@ COMPARED = (
     "streamed_share",
     "link_utilisation",
     "compute_utilisation",
-    "ttft_device_s",
-    "cloud_latency_s",
 )
 # Both rates of decoding; a scenario's `measure` says which of them ``throughput_tokens_per_s`` is.
 RATES = ("decode_tokens_per_s", "end_to_end_tokens_per_s")
@@ -217,6 +227,23 @@ COMPARED_DECODING = (
     "compute_utilisation",
     "batch",
     "ttft_s",
+)
+# Of devices with a cloud.
+COMPARED_ASSISTED = (
+    "ttft_s",
+    "ttft_p95_s",
+    "largest_gap_s",
+    "promised_tpot_s",
+    "tpot_s",
+    "lost_share",
+    "total_energy_j",
+    "energy_j",
+    "cloud_energy_j",
+    "cloud_latency_s",
+    "ttft_device_s",
+    "cloud_throughput_requests_per_s",
+    "uplink_bytes",
+    "throughput_tokens_per_s",
 )
 COLUMNS = {"ttft_s": COMPARED, "throughput_tokens_per_s": COMPARED_DECODING}
 

@@ -6,9 +6,9 @@ from typing import Literal
 
 import numpy as np
 
-from kvferry.analysis.assisted import assisted_metrics
+from kvferry.analysis.assisted import assisted_metrics, fleet_metrics
 from kvferry.analysis.decoding import decoding_metrics
-from kvferry.analysis.remarks import BOUNDS, has_bounds, unpowered, why_no_energy
+from kvferry.analysis.remarks import BOUNDS, has_bounds, unpowered, why_no_cloud_energy, why_no_energy
 from kvferry.codecs.distortion import of_mixture
 from kvferry.pipelines.record import RequestRecord, Run
 from kvferry.specs.scenario import Scenario
@@ -22,6 +22,10 @@ def metrics_for(scenario: Scenario, run: Run) -> dict[str, float]:
     dropped = set() if has_bounds(scenario) else set(BOUNDS)
     if why_no_energy(scenario, run):
         dropped |= {"energy_j", *(f"energy_{name}_j" for name in unpowered(scenario.device, run))}
+    if why_no_cloud_energy(scenario, run):
+        dropped |= {"cloud_energy_j", "total_energy_j"}
+    if "energy_j" in dropped:
+        dropped.add("total_energy_j")
     return {key: value for key, value in found.items() if key not in dropped}
 
 
@@ -57,14 +61,16 @@ def metrics_of(
       ``wasted_bytes``: fetched for nothing over the run: the processor was first, not all came, or it was unusable.
     Energy:
       ``energy_j``: the run's energy, idle time between requests included, over its requests; and the parts
-      that it sums, ``energy_<component>_j``.
+      that it sums, ``energy_<component>_j``: of the device alone, or of devices with a cloud while they had a request.
+      ``cloud_energy_j``: of the cloud's machines over the whole run, over its requests; ``total_energy_j``: of both.
     Machine:
       ``memory_peak_bytes``, ``kv_memory_peak_bytes`` (and its parts ``kv_metadata_bytes`` and ``kv_buffer_bytes`` of a
       batch whose KV is on storage: reserved where it is simulated, measured where not); ``link_bytes``,
       ``read_bytes``, ``write_bytes``, ``copied_bytes``: moved over the run, ``uplink_bytes`` by devices;
       ``link_utilisation``, ``uplink_utilisation``, ``compute_utilisation`` (`main_processor`),
       ``storage_utilisation``: share of the time from the first arrival to the last token (or
-      load) in which the resource was busy.
+      load) in which the resource was busy. Of several devices: the most memory that one of them held, the bytes of all,
+      and the mean share.
     """
     found = _request_metrics(run.requests, measure) | _loading_metrics(run.requests)
     if slo is not None:
@@ -77,7 +83,7 @@ def metrics_of(
     if run.decoded is not None:
         found |= decoding_metrics(run, run.decoded, main_processor=main_processor, measure=measure)
     if run.assisted is not None:
-        found |= assisted_metrics(run.assisted, slo)
+        found |= assisted_metrics(run.assisted, slo) | fleet_metrics(run, run.assisted, main_processor)
     if run.decoded is not None and not run.decoded.steps:
         # All sequences of a lock-step batch are alike, and what was not decoded follows at the mean pace.
         found = {key: value for key, value in found.items() if not key.startswith(("tpot_p", "goodput_"))}

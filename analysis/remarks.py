@@ -1,10 +1,11 @@
 """What the figures of a run rest on, and which could not be had: lines that stand beside every result."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from kvferry.pipelines.decoding.runtimes import runtime_of
 from kvferry.pipelines.record import Run
 from kvferry.specs.device import CalibrationSpec, DeviceSpec
+from kvferry.specs.machine import DEVICES
 from kvferry.specs.scenario import Scenario
 
 BOUNDS = ("bound_s", "bound_gap", "regret", "regret_p95")
@@ -58,15 +59,20 @@ def has_bounds(scenario: Scenario) -> bool:
     return scenario.backend == "sim" or scenario.device.is_measured
 
 
-def unpowered(device: DeviceSpec, run: Run) -> list[str]:
-    """Components that worked in a run and whose power the profile does not give; a real run meters none."""
+def unpowered(device: DeviceSpec, run: Run, machines: Collection[str] = ("", f"{DEVICES}/")) -> list[str]:
+    """Components that worked in a run and whose power the profile does not give; a real run meters none. `machines`:
+    what stands before the names of their resources."""
     watts: Mapping[str, float | None] = {
         **{name: processor.active_w for name, processor in device.processors.items()},
         "decompress": device.decompressor.active_w,
         "storage": device.storage.active_w if device.storage else None,
         "link": device.network.active_w,
     }
-    worked = [name for name, power in watts.items() if not power and name in run.tally.occupied]
+    worked = [
+        name
+        for name, power in watts.items()
+        if not power and any(f"{machine}{name}" in run.tally.occupied for machine in machines)
+    ]
     return ([] if device.base_w else ["base"]) + ["network" if name == "link" else name for name in worked]
 
 
@@ -76,6 +82,19 @@ def why_no_energy(scenario: Scenario, run: Run) -> str | None:
         return "a real run has no meter"
     missing = unpowered(scenario.device, run)
     return f"{scenario.device.name} has no power for {', '.join(missing)} (active_w, base_w)" if missing else None
+
+
+def why_no_cloud_energy(scenario: Scenario, run: Run) -> str | None:
+    """Why the energy of the cloud of devices cannot be given; None where it can, or where none is asked for."""
+    if run.assisted is None or scenario.backend != "sim":
+        return None
+    missing = {
+        machine.device.name: unpowered(machine.device, run, [f"{one}/" for one in machine.instances(name)])
+        for name, machine in scenario.machines.items()
+        if run.machines
+    }
+    lacks = [f"{name} has no power for {', '.join(parts)}" for name, parts in missing.items() if parts]
+    return f"{'; '.join(lacks)} (active_w, base_w)" if lacks else None
 
 
 def remarks_on(runs: Mapping[str, tuple[Scenario, Run]]) -> list[str]:
@@ -89,5 +108,7 @@ def remarks_on(runs: Mapping[str, tuple[Scenario, Run]]) -> list[str]:
             lines.append("no bound or regret: they would be made from figures that were not measured here")
         if why := why_no_energy(scenario, run):
             lines.append(f"energy is not counted: {why}")
+        if why := why_no_cloud_energy(scenario, run):
+            lines.append(f"the cloud's energy is not counted: {why}")
         found |= dict.fromkeys(line for line in lines if line)
     return list(found)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import IO, TYPE_CHECKING
 
 from kvferry.analysis import human
-from kvferry.analysis.figures import COLUMNS, FIGURES, RATES, Figure
+from kvferry.analysis.figures import COLUMNS, COMPARED_ASSISTED, FIGURES, RATES, Figure
 from kvferry.analysis.quality import MARK, footnotes, is_unknown, lower_quality
 from kvferry.analysis.repeats import Range, within_noise
 from kvferry.policies.ledger import KEPT_FREE
@@ -52,7 +52,8 @@ def run_table(
     shown = [key for key in FIGURES if says_more(key, metrics) and (key in metrics or key in lacking)]
     for key in shown + _others(metrics):
         of_runs = [] if ranges is None else [_range(key, ranges.get(key))]
-        table.add_row(_label(key), human.of_unit(key)(metrics[key]) if key in metrics else lacking[key], *of_runs)
+        shown_as = human.of_unit(key)(metrics[key]) if key in metrics else lacking[key]
+        table.add_row(_label(key, metrics), shown_as, *of_runs)
         if key == "energy_j":
             for part in sorted(k for k in metrics if is_energy_part(k)):
                 table.add_row(f"  {part.removeprefix('energy_').removesuffix('_j')}", human.energy(metrics[part]))
@@ -93,7 +94,8 @@ def compare_table(
     """
     from rich.console import Console
 
-    columns, ranked_by = COLUMNS[ranked_by], full_rate(systems, ranked_by)
+    helped = any("assisted_share" in metrics for metrics in systems.values())
+    columns, ranked_by = COMPARED_ASSISTED if helped else COLUMNS[ranked_by], full_rate(systems, ranked_by)
     shown = [
         key
         for key in dict.fromkeys((ranked_by, *columns))
@@ -109,7 +111,7 @@ def compare_table(
             break
         if narrow:
             shown.remove(spare[-1])
-            left_out.insert(0, _label(spare[-1]))
+            left_out.insert(0, _label(spare[-1], *systems.values()))
         narrow = True
     caption = [
         *notes,
@@ -140,7 +142,7 @@ def _comparison(
 
     table.add_column("system", no_wrap=True)
     for key in shown:
-        add_column(_label(key))
+        add_column(_label(key, *systems.values()))
         if key == ranked_by:
             if ranges is not None:
                 add_column("range")
@@ -203,7 +205,10 @@ def _table(title: str) -> Table:
     )
 
 
-def _label(key: str) -> str:
+def _label(key: str, *systems: Metrics) -> str:
+    """As it is called in a table of these systems' metrics."""
+    if key == "energy_j" and any("total_energy_j" in metrics for metrics in systems):
+        return "devices' energy/request"
     return FIGURES[key].label if key in FIGURES else key
 
 

@@ -4,7 +4,7 @@ One protocol, one modelled world (backends/sim/world.py), one real one (backends
 what they need and in their inputs, never in their worlds.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -94,6 +94,12 @@ class World(Protocol):
     @property
     def machine(self) -> Machine:
         """The scenario's device."""
+        ...
+
+    @property
+    def devices(self) -> Sequence[Machine]:
+        """Machines of devices that have had something to do, the scenario's own first. One machine may have been that
+        of several devices, one after the other."""
         ...
 
     def device(self, n: int, link: LinkSpec | None = None) -> Machine:

@@ -18,7 +18,7 @@ from typing import Annotated
 import typer
 from typer.core import TyperGroup
 
-from kvferry.analysis.figures import COMPARED, COMPARED_DECODING, FIGURES, explained
+from kvferry.analysis.figures import COMPARED, COMPARED_ASSISTED, COMPARED_DECODING, FIGURES, explained
 from kvferry.cli.calibrate import calibrate
 from kvferry.cli.compare import compare
 from kvferry.cli.devices import devices
@@ -97,7 +97,7 @@ _COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
 }
 _EPILOGS = {
     run: explained(FIGURES),
-    compare: explained(sorted({*COMPARED, *COMPARED_DECODING}, key=list(FIGURES).index)),
+    compare: explained(sorted({*COMPARED, *COMPARED_ASSISTED, *COMPARED_DECODING}, key=list(FIGURES).index)),
 }
 for panel, commands in _COMMANDS.items():
     for command in commands:

@@ -120,14 +120,15 @@ class Assisted:
     ``own_prefill_s``); bytes of the first response; ``came``, the tokens that came from the cloud, and of these
     ``corrected``, where the device's model would have said another; whether it was ``lost``, the cloud failing it in
     some way, and whether the answer is ``right``, where that is known. ``answers``: what was said, by request, of those
-    whose tokens are kept; none in the modelled world. ``cloud``: figures of the cloud over the run. ``energy_j``: of
-    devices while they had a request, by component.
+    whose tokens are kept; none in the modelled world. ``devices``: how many there are. ``cloud``: figures of the cloud
+    over the run. ``energy_j``: of devices while they had a request, by component.
     """
 
     columns: Mapping[str, np.ndarray]
     cloud: Mapping[str, float]
     energy_j: Mapping[str, float]
     answers: Mapping[int, str] = field(default_factory=dict)
+    devices: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,6 +164,7 @@ class Run:
     # Energy by component (base, gpu, cpu, npu, decompress, network, ...), over the run.
     energy_j: dict[str, float] = field(default_factory=dict)
     memory_capacity_bytes: float = 0.0
+    # Of several devices, of the one that held most.
     memory_peak_bytes: float = 0.0
     # What was held by name (policies/ledger.py) when most was; with what is kept free, which is no part of the peak.
     memory_at_peak: Mapping[str, float] = field(default_factory=dict)

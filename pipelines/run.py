@@ -81,7 +81,8 @@ def run_scenario(
         outcome, why = _drive(world, flow, totals)
         ran_s, end = perf_counter() - began_s, totals()
         left = flow.left(world, end)
-        memory = world.machine.memory
+        # Of several devices, of the one that held most.
+        memory = max((machine.memory for machine in world.devices), key=lambda memory: memory.peak_bytes)
         times_s, rates = _link_over(world, end.now_s) if _uses_the_link(flow.needs) else ((), ())
         return Run(
             outcome=outcome,

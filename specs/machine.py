@@ -14,6 +14,8 @@ from kvferry.specs.units import Count
 
 # The machine that a scenario's `device`, `model` and `link` describe.
 DEVICE = "device"
+# What spans of all the others are told under that are as the scenario's own.
+DEVICES = "devices"
 # Of a scenario in all.
 MOST_MACHINES = 10_000
 # Instances bear the name in channels, which are sockets in a folder: short, and with a number behind a dot in a group.

@@ -86,6 +86,10 @@ class LiveWorld:
     def machines(self) -> Mapping[str, LiveMachine]:
         return self._machines
 
+    @property
+    def devices(self) -> list[LiveMachine]:
+        return [self.machine]
+
     def device(self, n: int, link: LinkSpec | None = None) -> LiveMachine:
         if n:
             raise InputError(f"workload.devices: a real run has one device, not {n + 1}")

@@ -25,7 +25,7 @@ from kvferry.sim.costs.cost_model import COST_MODELS
 from kvferry.sim.foresight import Foresight
 from kvferry.specs.errors import pick
 from kvferry.specs.link import LinkSpec
-from kvferry.specs.machine import device_name
+from kvferry.specs.machine import DEVICES, device_name
 from kvferry.specs.scenario import Scenario
 from kvferry.traces.chance import Source, generator
 from kvferry.traces.rate import RateTrace
@@ -57,7 +57,7 @@ class SimWorld:
         self._staying: dict[int, tuple[SimMachine, list[SimMachine]]] = {}
         self._arrived_s: dict[int, float] = {}
         self._spare: dict[int, list[SimMachine]] = {}
-        self._devices = 0
+        self.devices: list[SimMachine] = []
         self._stayed_s: defaultdict[SimMachine, float] = defaultdict(float)
         for one in described(scenario, needs):
             # What was recorded is the device's; others draw from seeds of their own.
@@ -66,6 +66,7 @@ class SimWorld:
             self._machines[one.name] = machine
             if one.name == DEVICE:
                 self.machine, self._stored = machine, parts.stored
+                self.devices.append(machine)
                 self._keys, self._first = parts.keys, (one, parts)
 
     def _made(self, one: Described, parts: SimParts, env: simpy.Environment, tell: Tell) -> SimMachine:
@@ -107,16 +108,18 @@ class SimWorld:
 
     def _another(self, link: LinkSpec | None) -> SimMachine:
         one, parts = self._first
-        self._devices += 1
+        number = len(self.devices)
         link = link or one.link
         if link is not None and link.trace is not None and link.on_end == "loop":
             # A few courses do for all, and each takes memory.
-            course = self._devices % _COURSES
+            course = number % _COURSES
             drawn = generator(Source.LINKS, one.scenario.seed, course).uniform()
             offset_s = link.offset_s + drawn * self._trace_of(link).duration_s
             link = link.model_copy(update={"offset_s": offset_s})
-        of = one._replace(name=device_name(self._devices), link=link)
-        return self._made(of, parts, self.machine.env, tell_of("devices", self._tell))
+        of = one._replace(name=device_name(number), link=link)
+        machine = self._made(of, parts, self.machine.env, tell_of(DEVICES, self._tell))
+        self.devices.append(machine)
+        return machine
 
     def leave(self, n: int) -> None:
         machine, spare = self._staying.pop(n)

@@ -65,6 +65,14 @@ class Prices:
     def op_s(self, op: Prefill | DecodeStep) -> float:
         return self._price(op)
 
+    def prefill_s(self, tokens: int, serving: Serving) -> float:
+        """Of a prompt where nobody decodes beside."""
+        took_s, before = 0.0, 0
+        while before < tokens:
+            piece = serving.piece_tokens(tokens - before, beside=False)
+            took_s, before = took_s + self._price(Prefill(piece, before)), before + piece
+        return took_s
+
     def most_step_s(self, requests: int, tokens: int) -> float:
         """With any of so many requests, whose contexts end at so many tokens together, however the mean is rounded."""
         requests = max(1, requests)
@@ -175,7 +183,7 @@ class Estimates:
         sent_s += response_bytes / _mean_bytes_per_s(link)
         return Assistance(
             prompt_tokens=prompt,
-            cloud_s_per_token=self.prefilling.op_s(Prefill(prompt, 0)) / prompt,
+            cloud_s_per_token=self.prefilling.prefill_s(prompt, self._serving) / prompt,
             device_s_per_token=self.prefill_s(refined) / refined,
             compress_s=handling.refine_token_s * prompt,
             decompress_s=handling.unpack_token_s * prompt,

@@ -323,7 +323,9 @@ class Instance:
     def _piece(self, prompt: Prompt, stepped: bool) -> Prefill | None:
         """What to prefill before the next step; None: nothing."""
         running, serving = self._running, self._serving
-        piece = Prefill(serving.piece_tokens(prompt.left), prompt.before)
+        # Those who hold a slot decode, or will soon, unless their prompts wait.
+        beside = self._held > sum(one.has_memory and one.lease is None for one in (prompt, *self._prompts))
+        piece = Prefill(serving.piece_tokens(prompt.left, beside), prompt.before)
         if running and serving.chunk_tokens is not None:
             due_s = min(turn.due_s for turn in running)
             spare_s = due_s - self.machine.env.now - self._longest_step_s()

@@ -53,6 +53,7 @@ def serving_of(
     routing: Routing = "least-loaded",
     tpot_s: Annotated[float, Field(gt=0)] | None = None,
     chunk_tokens: Annotated[int, Field(ge=16, le=1_000_000)] | None = 2048,
+    alone_tokens: Annotated[int, Field(ge=16, le=1_000_000)] = 8192,
 ) -> None:
     """What a scenario may say of `serving`."""
 

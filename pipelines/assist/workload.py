@@ -208,6 +208,7 @@ class AssistFlow:
                 cloud=self._cloud_figures(),
                 energy_j=world.stays_j(),
                 answers={one.request: one.answer for one in self._stories if one.answer is not None},
+                devices=self._scenario.assist.workload.devices,
             ),
             notes=tuple(notes),
         )

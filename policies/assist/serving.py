@@ -16,19 +16,23 @@ class Serving:
     `tpot_s`: the time per token that an instance keeps, by taking in no request with which steps would be longer.
     None: what a step takes with all slots held, as far as users tolerate that.
 
-    `chunk_tokens`: prompts go in pieces of so many tokens, behind each of which those whose devices are gone are
-    dropped. Beside requests that decode, a step comes after each piece at least (chunked prefill), and no piece begins
-    that would make a token later than a device was promised. None: whole prompts, whoever waits.
+    `chunk_tokens`: beside requests that decode, prompts go in pieces of so many tokens, a step after each piece at
+    least (chunked prefill), and no piece begins that would make a token later than a device was promised. None: whole
+    prompts, whoever waits. `alone_tokens`: of the pieces where nobody decodes beside. Each costs a pass, and behind
+    each a prompt is dropped whose device is gone; 8,192 is what vLLM takes together.
     """
 
     slots: int = 16
     routing: Routing = "least-loaded"
     tpot_s: float | None = None
     chunk_tokens: int | None = 2048
+    alone_tokens: int = 8192
 
-    def piece_tokens(self, left: int) -> int:
-        """How many of a prompt's remaining tokens are prefilled together."""
-        return left if self.chunk_tokens is None else min(left, self.chunk_tokens)
+    def piece_tokens(self, left: int, beside: bool) -> int:
+        """How many of a prompt's remaining tokens are prefilled together, beside others or alone."""
+        if self.chunk_tokens is None:
+            return left
+        return min(left, self.chunk_tokens if beside else self.alone_tokens)
 
     def prefills(self, takes_s: float, spare_s: float, stepped: bool) -> bool:
         """Whether a piece that takes so long comes before the next step, which could wait for `spare_s`; `stepped`: the

@@ -114,7 +114,7 @@ MANY = {
 @pytest.mark.parametrize(
     ("width", "columns"),
     # system and "vs best" beside the metrics; at 240 nothing is left out
-    [(60, 2), (80, 4), (120, 8), (240, 13)],
+    [(60, 2), (80, 4), (120, 8), (240, 11)],
 )
 def test_a_comparison_fits_its_terminal(width: int, columns: int) -> None:
     table = compare_table(MANY, title="quickstart", notes=["a note"], width=width)

@@ -13,7 +13,11 @@ from kvferry.pipelines.run import run_scenario
 from kvferry.scenarios.loader import load_scenario
 
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("devices that leave")]
-LONG = ("workload.prompt=4Ki", "workload.output=3000", "policies.serving={name: slots, slots: 1, chunk_tokens: 64}")
+LONG = (
+    "workload.prompt=4Ki",
+    "workload.output=3000",
+    "policies.serving={name: slots, slots: 1, chunk_tokens: 64, alone_tokens: 64}",
+)
 
 
 @pytest.fixture(autouse=True)

@@ -211,6 +211,10 @@ class FakeWorld:
         self.machine, self._given = self.machines[DEVICE], inputs
         self.arrived: list[Request] = []
 
+    @property
+    def devices(self) -> list[Machine]:
+        return [self.machine]
+
     def device(self, n: int, link: LinkSpec | None = None) -> Machine:
         return self.machines[device_name(n)]
 

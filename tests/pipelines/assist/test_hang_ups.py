@@ -108,7 +108,7 @@ def until(served: ServedCloud, time_s: float) -> None:
 
 
 def test_a_prompt_ends_behind_the_piece_that_is_under_way() -> None:
-    served = ServedCloud("{name: slots, chunk_tokens: 500}")
+    served = ServedCloud("{name: slots, alone_tokens: 500}")
     # There at 10 ms, taken in at 15: ten pieces of 50 ms until 1.015 s. It leaves at 100, which is known at 110: the
     # second piece ends at 115.
     served.asks(0.0, leaves_s=0.100, prompt=10_000)
@@ -121,11 +121,11 @@ def test_a_prompt_ends_behind_the_piece_that_is_under_way() -> None:
 
 def test_a_prompt_goes_in_pieces_on_an_idle_cloud_too() -> None:
     served = ServedCloud()
-    # 2,048 tokens at a time: the piece that is under way ends at 219.8 ms.
+    # 8,192 tokens at a time: the piece that is under way ends at 834.2 ms.
     served.asks(0.0, leaves_s=0.030, prompt=10_000)
     healthy = served.asks(0.080, tokens=1)
     until(served, 5.0)
-    assert healthy.first_s == pytest.approx(0.015 + 0.2048 + 0.100 + 0.010 + 1100e-6)
+    assert healthy.first_s == pytest.approx(0.015 + 0.8192 + 0.100 + 0.010 + 1100e-6)
 
 
 def test_a_turn_ends_behind_the_step_that_is_under_way() -> None:
@@ -172,7 +172,9 @@ def test_a_device_that_leaves_before_its_request_is_there_is_forgotten() -> None
 def test_at_whatever_moment_a_device_leaves_all_is_given_back(apart: bool) -> None:
     moments = [0.001 + 0.0137 * n for n in range(40)]
     for drafts in (False, True):
-        served = ServedCloud("{name: slots, slots: 2, chunk_tokens: 256}", **({"machines": APART} if apart else {}))
+        served = ServedCloud(
+            "{name: slots, slots: 2, chunk_tokens: 256, alone_tokens: 256}", **({"machines": APART} if apart else {})
+        )
         for leaves_s in moments:
             served.asks(0.0, leaves_s=leaves_s, prompt=300, drafts=drafts, ratio=0.5)
         healthy = served.asks(0.2, tokens=5)
@@ -187,7 +189,7 @@ def test_a_modelled_device_that_gives_up_is_served_no_more() -> None:
     # the cloud has nearly prefilled, and so do those behind it, whose prompts are not begun.
     run = ran(
         "policies.assist={name: optimised, tokens: 5, ratio: 0.25, patience: 300 ms}",
-        "policies.serving={name: slots, chunk_tokens: 512}",
+        "policies.serving={name: slots, alone_tokens: 512}",
         workload={"devices": 16},
         machines=APART,
     )

@@ -134,14 +134,14 @@ def test_all_is_given_back_whatever_memory_slots_and_patience(
     workload = {"devices": 6, "requests": 18, "arrivals": {"rate": "1200 requests/hour"}, "spread": 0.6}
     scenario = tiny(changed(BY_HAND, workload=workload))
     asked, held_bytes = assisted_requests(scenario.assist.workload, seed), engine_bytes(scenario)
-    name = "prefill" if apart else "cloud"
+    name, helped = "prefill" if apart else "cloud", system == "pd-device"
     room = with_memory(name, int((asked.prompts + asked.outputs).max()) + spare, held_bytes)[name] | {
         "count": instances
     }
     with watched() as clouds:
         run = ran(
-            f"policies.serving={{name: slots, slots: {slots}, chunk_tokens: 256}}",
-            f"policies.assist={{name: optimised, tokens: {tokens}, patience: {patience_s} s}}",
+            f"policies.serving={{name: slots, slots: {slots}, chunk_tokens: 256, alone_tokens: 300}}",
+            f"policies.assist={{name: optimised, {f'tokens: {tokens}, ' if helped else ''}patience: {patience_s} s}}",
             seed=seed, system=system, workload=workload, machines={**APART, name: room} if apart else {"cloud": room},
         )  # fmt: skip
     # Every answer is whole, whatever became of it in the cloud; nothing there waits for ever, and it holds nothing.
