@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from html import escape
@@ -100,6 +100,7 @@ def _of_run(run: RunResult, number: Iterator[int]) -> Section:
     device = found["provenance"].get("device", {})
     if device and not device.get("measured", True):
         section.said.append(f"{device['name']} is not a measured device: its figures are from data sheets and papers.")
+    section.said += _range_of(found)
     section.tables.append(("Figures", _table(_metrics(found["metrics"]), number, paging=False)))
     if len(run.spans):
         section.charts.append(_chart(timeline(run.spans), number))
@@ -108,6 +109,16 @@ def _of_run(run: RunResult, number: Iterator[int]) -> Section:
     section.texts += [("Scenario", run.scenario), ("Environment", _lines(found.get("versions", {})))]
     section.tables.append(("Where its numbers come from", _table(_sources(found["provenance"]), number)))
     return section
+
+
+def _range_of(found: Mapping[str, Any]) -> list[str]:
+    """What the rate might be on other software than the one that a run assumes."""
+    ends = found.get("ranges", {}).get("throughput_tokens_per_s")
+    if not found.get("range_over") or not ends:
+        return []
+    low, high = (human.of_unit("throughput_tokens_per_s")(end) for end in ends)
+    over = ", ".join(map(str, found["range_over"]))
+    return [f"{found['system']}: {low} to {high} tokens/s; what software takes is assumed, a range over {over}."]
 
 
 def _of_comparison(comparison: Comparison, number: Iterator[int]) -> Section:
@@ -126,6 +137,7 @@ def _of_comparison(comparison: Comparison, number: Iterator[int]) -> Section:
     finished = {run.found["system"]: run.found["metrics"] for run in comparison.runs if run.found["outcome"] == "done"}
     lesser = lower_quality(finished)
     named = {system: f"{system} {MARK}" if system in lesser else system for system in outcomes}
+    section.said += [line for run in comparison.runs for line in _range_of(run.found)]
     section.said += [*footnotes(finished), *(f"{named[system]}: {why}" for system, why in lesser.items())]
     shown = [
         key

@@ -113,6 +113,25 @@ def test_a_comparison_keeps_why_systems_failed(tmp_path: Path) -> None:
     assert found.failed == {"bad": "it raises"}
 
 
+def test_a_range_over_runtimes_is_said_of_a_run_and_of_a_comparison() -> None:
+    found = {
+        **_run({"throughput_tokens_per_s": 7.5}),
+        "system": "kvswap",
+        "provenance": {},
+        "ranges": {"throughput_tokens_per_s": [7.5, 10.25]},
+        "range_over": ["ideal", "kvswap-prototype"],
+    }
+    known = {**_run({"throughput_tokens_per_s": 8.0}), "system": "vllm", "provenance": {}}
+    runs = [
+        RunResult("r", found=one, scenario="", spans=pd.DataFrame(), requests=pd.DataFrame()) for one in (found, known)
+    ]
+    section = _of_comparison(Comparison("c", runs), count())
+    for one in (section, section.inner[0]):
+        (line,) = [said for said in one.said if "7.50 to 10.2 tokens/s" in said]
+        assert "ideal, kvswap-prototype" in line
+    assert not any("tokens/s;" in said for said in section.inner[1].said)
+
+
 def test_the_mode_bar_has_room_of_its_own() -> None:
     """Of a low chart it has three columns."""
     assert bars({"a": 1.0}, "ttft_s").layout.margin.r >= 72
