@@ -73,7 +73,8 @@ class Assist:
             what = "is missing, from which the model is loaded at each request"
             yield without_storage(scenario, what, ", or --set workload.resident=true")
         fault = scenario.assist.workload.fault
-        if fault is not None and fault.what == "stalls" and system.needs_a_cloud and system.assist.patience_s is None:
+        waits = system.answers in ("cloud", "in-turns") and system.assist.patience_s is None
+        if fault is not None and fault.what == "stalls" and waits:
             what = "stalls would be waited for without end, as policies.assist.patience is null; say how long"
             yield Complaint(("workload", "fault", "what"), what)
         if scenario.load is not None:

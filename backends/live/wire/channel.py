@@ -133,8 +133,8 @@ class WiredChannel:
 
     @property
     def broken(self) -> bool:
-        """Whether an error has ended it."""
-        return self._over and not isinstance(self._inbox[-1][1], Event)
+        """Whether an error has ended it, or either side has hung up."""
+        return self.gone.triggered
 
     @property
     def waits_since_s(self) -> float | None:

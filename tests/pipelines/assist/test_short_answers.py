@@ -41,6 +41,14 @@ def test_patience_of_no_length_is_refused() -> None:
 
 
 def test_a_stall_without_patience_is_refused() -> None:
-    fault = {"fault": {"what": "stalls", "tokens": 2}}
+    stalls = changed(BY_HAND, system="cloud-only", workload={"fault": {"what": "stalls", "tokens": 2}})
     with pytest.raises(InputError, match=r"workload\.fault\.what: stalls would be waited for without end"):
-        run_scenario(tiny(changed(BY_HAND, workload=fault), "policies.assist={name: optimised, patience: null}"))
+        run_scenario(tiny(stalls, "policies.assist={name: optimised, patience: null}"))
+
+
+def test_a_stall_without_patience_is_none_where_the_device_has_its_own_tokens() -> None:
+    run = ran(
+        "policies.assist={name: optimised, tokens: 5, ratio: 0.25, patience: null}",
+        workload={"fault": {"what": "stalls", "tokens": 2}},
+    )
+    assert only(run)["largest_gap_s"] < 0.3
