@@ -20,6 +20,7 @@ from kvferry.pipelines.loading.systems import SYSTEMS
 from kvferry.pipelines.plugin_kinds import KINDS
 from kvferry.pipelines.plugins import drop, take_up, use, used
 from kvferry.pipelines.run import run_scenario
+from kvferry.policies.decode.key_index import KEY_INDEXES
 from kvferry.policies.loading.staged import SCHEDULES
 from kvferry.sim.costs.cost_model import COST_MODELS
 from kvferry.specs.errors import InputError, KvferryError, Terminated
@@ -56,6 +57,7 @@ ENTRIES: Mapping[str, tuple[str, str]] = {
         "from kvferry.policies.decode.attention_kernel import AttentionKernel",
         "AttentionKernel(paged=True)",
     ),
+    "index": ("from kvferry.policies.decode.key_index import TokenKeys", "TokenKeys"),
     "system": (
         "from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS, DecodeSystem",
         'DecodeSystem(about="as kvswap", roles=DECODE_SYSTEMS["kvswap"].roles)',
@@ -63,6 +65,7 @@ ENTRIES: Mapping[str, tuple[str, str]] = {
     "cost-model": ("from kvferry.sim.costs.roofline import Roofline", "Roofline"),
 }
 TABLES = {"loader": SYSTEMS, "schedule": SCHEDULES, "system": DECODE_SYSTEMS, "cost-model": COST_MODELS, **ROLES}
+TABLES |= {"index": KEY_INDEXES}
 
 
 def test_there_is_an_entry_of_every_kind() -> None:
