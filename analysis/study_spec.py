@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from kvferry.analysis.study_limits import MOST_POINTS
 from kvferry.specs.base import BadKey, Spec
@@ -90,11 +90,21 @@ def _axis(value: Any) -> Any:
     raise ValueError(f"{value!r:.60} is neither a list nor a range (from, to, and points or step)")
 
 
+_RANGE = {
+    "type": "object",
+    "properties": {key: {} for key in ("from", "to", "step")}
+    | {"points": {"type": "integer"}, "log": {"type": "boolean"}},
+    "required": ["from", "to"],
+    "additionalProperties": False,
+}
+_VALUES = {"anyOf": [{"type": "array", "minItems": 1}, _RANGE]}
+_SEEDS = {"anyOf": [{"type": "array", "minItems": 1}, {"type": "integer", "minimum": 1, "maximum": MOST_POINTS}]}
+
 Base = Annotated[Any, BeforeValidator(_base)]
 # A list, or 5 for 0, 1, 2, 3, 4.
-Seeds = Annotated[tuple[Any, ...], BeforeValidator(_seeds), Field(min_length=1)]
+Seeds = Annotated[tuple[Any, ...], BeforeValidator(_seeds), Field(min_length=1), WithJsonSchema(_SEEDS)]
 # By key a list of values, or a range as analysis.number_range reads it.
-Axes = dict[str, Annotated[Any, BeforeValidator(_axis)]]
+Axes = dict[str, Annotated[Any, BeforeValidator(_axis), WithJsonSchema(_VALUES)]]
 
 
 class SampleSpec(Spec):

@@ -1,19 +1,62 @@
-"""The JSON schema of scenario files, with the names that are known here."""
+"""The JSON schemas of the files that KVFerry reads, with the names that are known here."""
 
 from typing import Any
 
+from kvferry.analysis.figures import FIGURES
+from kvferry.analysis.search_spec import SearchSpec
+from kvferry.analysis.study_spec import StudySpec
 from kvferry.pipelines.plugin_kinds import names_by_kind
 from kvferry.pipelines.plugins import use_installed
 from kvferry.pipelines.workloads import WORKLOADS
-from kvferry.scenarios.loader import scenario_schema
+from kvferry.scenarios.schema import (
+    DIALECT,
+    KINDS_OF_FILES,
+    Kind,
+    definitions,
+    file_schema,
+    of_workload,
+    scenario_schema,
+)
+from kvferry.specs.base import Spec
+from kvferry.specs.errors import pick
+
+# Of studies and searches, which vary a scenario, by kind of file.
+_VARYING: dict[str, type[Spec]] = {"study": StudySpec, "search": SearchSpec}
+KINDS = (*KINDS_OF_FILES, *_VARYING)
 
 
-def schema() -> dict[str, Any]:
-    """For completion in editors: examples are systems, policies and cost models, those of plugins in use too."""
+def schema(kind: str = "scenario") -> dict[str, Any]:
+    """For editors: the schema of a file of this kind (scenario, device, storage, model, study, search). Names of
+    systems, policies and cost models are those that are known here, those of plugins in use too. Raises InputError for
+    another kind."""
+    pick("kind of file", dict.fromkeys(KINDS), kind)
     use_installed()
-    found, known = scenario_schema(), names_by_kind()
-    properties, parts = found["properties"], found["$defs"]
-    properties["system"]["examples"] = [name for kind in WORKLOADS.values() for name in kind.systems]
+    core = _with_names(scenario_schema())
+    if kind not in _VARYING:
+        named: Kind = kind  # type: ignore[assignment]
+        return file_schema(named, core)
+    found = _VARYING[kind].model_json_schema(by_alias=True)
+    # What the axes vary need not stand in the base.
+    base = {
+        "anyOf": [{"type": "string", "description": "name or path of a scenario"}, {"$ref": "#/$defs/Scenario.part"}]
+    }
+    found["properties"]["base"] = base
+    if kind == "search":
+        metric = {"anyOf": [{"enum": sorted(FIGURES)}, {"type": "string", "pattern": r"^energy_\w+_j$"}]}
+        found["$defs"]["ObjectiveSpec"]["properties"]["metric"] = metric
+        found["properties"]["objectives"]["items"] = {"anyOf": [metric, {"$ref": "#/$defs/ObjectiveSpec"}]}
+    found["$defs"] = {**found.get("$defs", {}), **definitions(core)}
+    return {"$schema": DIALECT, **found, "title": f"KVFerry {kind}"}
+
+
+def _with_names(core: dict[str, Any]) -> dict[str, Any]:
+    known = names_by_kind()
+    properties, parts = core["properties"], core["$defs"]
+    properties["system"]["enum"] = [name for kind in WORKLOADS.values() for name in kind.systems]
+    core["allOf"] = [
+        {"if": of_workload(name), "then": {"properties": {"system": {"enum": list(kind.systems)}}}}
+        for name, kind in WORKLOADS.items()
+    ]
     costs = known.pop("cost-model")
     parts["CostsSpec"]["anyOf"][0]["examples"] = costs
     for use in ("truth", "estimate"):
@@ -22,4 +65,4 @@ def schema() -> dict[str, Any]:
     properties["policies"]["properties"] = {
         role: {"anyOf": [{"type": ["string", "null"], "examples": names}, policy]} for role, names in known.items()
     }
-    return found
+    return core

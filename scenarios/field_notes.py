@@ -27,6 +27,18 @@ def add_notes(schema: dict[str, Any]) -> None:
                 part["properties"][alias]["description"] = note
 
 
+def add_bounds(schema: dict[str, Any]) -> None:
+    """Gives each count of the schema the bounds of its field, which a type that is also read from text hides."""
+    for record in _records(Spec):
+        part = schema if record.__name__ == schema.get("title") else schema.get("$defs", {}).get(record.__name__)
+        for name, field in record.model_fields.items():
+            value = ((part or {}).get("properties") or {}).get(field.alias or name, {})
+            for whole in (one for one in value.get("anyOf", ()) if one.get("type") == "integer"):
+                least = [bound.ge for bound in field.metadata if getattr(bound, "ge", None) is not None]
+                most = [bound.le for bound in field.metadata if getattr(bound, "le", None) is not None]
+                whole |= ({"minimum": max(least)} if least else {}) | ({"maximum": min(most)} if most else {})
+
+
 def _records(base: type[Spec]) -> Iterator[type[Spec]]:
     for record in base.__subclasses__():
         if record is not Part:

@@ -9,12 +9,9 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from kvferry.scenarios.faults import complaints_of, input_error
-from kvferry.scenarios.field_notes import add_notes
-from kvferry.scenarios.library import names
 from kvferry.scenarios.resolve import Complaint, extended, overridden, path_keys, read_tree, with_parts
 from kvferry.specs.base import Spec
 from kvferry.specs.device import DeviceSpec
-from kvferry.specs.kinds import BY_KIND, members
 from kvferry.specs.model import ModelSpec
 from kvferry.specs.node import Node, Place, node_of
 from kvferry.specs.runtime import RuntimeSpec
@@ -135,34 +132,3 @@ def _content_hash(path: Path) -> str:
         with file.open("rb") as content:
             found.update(hashlib.file_digest(content, "sha256").digest())
     return f"sha256:{found.hexdigest()}"
-
-
-def scenario_schema() -> dict[str, Any]:
-    """JSON schema of a scenario file, for editors: what may be named or extended instead of written out too."""
-    schema = Scenario.model_json_schema(by_alias=True)
-    add_notes(schema)
-    parts = schema["$defs"]
-    for kind, part in (("device", "DeviceSpec"), ("model", "ModelSpec")):
-        name_or_path = {"type": "string", "examples": names(kind), "description": f"name or path of a {kind}"}
-        for holder in (schema, parts["MachineSpec"]):
-            holder["properties"][kind] = {"anyOf": [name_or_path, {"$ref": f"#/$defs/{part}"}]}
-    name_or_path = {"type": "string", "examples": names("runtime"), "description": "name or path of a runtime"}
-    schema["properties"]["runtime"]["anyOf"].append(name_or_path)
-    parts["CostsSpec"] = {"anyOf": [{"type": ["string"], "description": "a name alone"}, parts["CostsSpec"]]}
-    value = {"type": ["string", "number", "boolean", "array"], "description": "a name alone, or a value"}
-    parts["PolicySpec"] = {"anyOf": [value, parts["PolicySpec"]]}
-    name_or_path = {"type": "string", "examples": names("storage"), "description": "name or path of a storage device"}
-    parts["DeviceSpec"]["properties"]["storage"]["anyOf"].append(name_or_path)
-    # The workload's kind says which of these it is: a file does not say it again.
-    for key, union in BY_KIND.items():
-        kinds = [record.__name__ for record in members(union)]
-        schema["properties"][key] = {"anyOf": [{"$ref": f"#/$defs/{kind}"} for kind in kinds]}
-        schema["required"].remove(key)
-        for kind in kinds:
-            del parts[kind]["properties"]["kind"]
-    # A file that extends another need not repeat what that one says.
-    for extensible in (schema, parts["DeviceSpec"], parts["StorageSpec"], parts["ModelSpec"], parts["RuntimeSpec"]):
-        extensible["properties"]["extends"] = {"type": "string", "description": "a name or path to build upon"}
-        required = {"required": extensible.pop("required", [])}
-        extensible["anyOf"] = [required, {"required": ["extends"]}]
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "KVFerry scenario"}

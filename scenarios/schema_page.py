@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from kvferry.scenarios.loader import scenario_schema
+from kvferry.scenarios.schema import scenario_schema
 
 _REFERENCE = "#/$defs/"
 # Names of bundled devices and models are listed by commands; a page shows the first few.

@@ -1,6 +1,7 @@
 """The base of every record that a YAML file can describe."""
 
 import re
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
@@ -24,6 +25,16 @@ class Part(Spec):
     ``rtt: 4 ms`` is read into ``rtt_s``. From Python the field names do."""
 
     model_config = ConfigDict(alias_generator=_without_unit, populate_by_name=True)
+
+
+def exactly_one_of(one: str, other: str) -> ConfigDict:
+    """A record's configuration whose JSON schema says that one of two keys is needed, and the other one is not to stand
+    beside it. The record checks it itself, with a better message."""
+
+    def given(*keys: str) -> dict[str, Any]:
+        return {"required": list(keys), "properties": {key: {"not": {"type": "null"}} for key in keys}}
+
+    return ConfigDict(json_schema_extra={"anyOf": [given(one), given(other)], "not": given(one, other)})
 
 
 class BadKey(ValueError):

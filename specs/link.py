@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from kvferry.specs.base import BadKey, Part
+from kvferry.specs.base import BadKey, Part, exactly_one_of
 from kvferry.specs.units import BytesPerS, Seconds
 
 
@@ -17,6 +17,8 @@ class OutageSpec(Part):
 
 class WaySpec(Part):
     """One direction of a link: a replayed bandwidth trace, or a constant rate; exactly one of the two."""
+
+    model_config = exactly_one_of("trace", "rate")
 
     # A bundled or fetched trace by name, or the path of one.
     trace: str | None = Field(default=None, min_length=1)

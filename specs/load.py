@@ -2,11 +2,13 @@
 
 from pydantic import Field, model_validator
 
-from kvferry.specs.base import Part
+from kvferry.specs.base import Part, exactly_one_of
 
 
 class LoadSpec(Part):
     """A replayed load trace, or a constant share of the processor; exactly one of the two."""
+
+    model_config = exactly_one_of("trace", "share")
 
     trace: str | None = Field(default=None, min_length=1)
     # The share of the processor's time that other programs use: 0.3 leaves 70 %.

@@ -31,7 +31,7 @@ from kvferry.specs.runtime import RuntimeSpec
 from kvferry.specs.workload import ContextReuseSpec, DecodeSpec, SloSpec
 
 _NUMBERS = {"type": "array", "items": {"type": "number"}, "minItems": 1}
-_SETTING = {"anyOf": [{"type": ["string", "number", "boolean"], "minLength": 1}, _NUMBERS]}
+SETTING = {"anyOf": [{"type": ["string", "number", "boolean"], "minLength": 1}, _NUMBERS]}
 
 
 def _is_setting(value: Any) -> Any:
@@ -41,7 +41,7 @@ def _is_setting(value: Any) -> Any:
     return value
 
 
-Setting = Annotated[Any, AfterValidator(_is_setting), WithJsonSchema(_SETTING)]
+Setting = Annotated[Any, AfterValidator(_is_setting), WithJsonSchema(SETTING)]
 
 
 class PolicySpec(Part):
@@ -99,23 +99,29 @@ class CostsSpec(Part):
 class Scenario(Part):
     """What one run is made from. Equal scenarios give equal bytes."""
 
+    # How results are titled.
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+ -]{0,99}$")
     # The modelled world, or the real one.
     backend: Literal["sim", "torch"] = "sim"
-    # A named composition of a pipeline and its policies; the table stands in kvferry.pipelines.loading.systems.
+    # Who loads the context, decodes or answers: a named composition of policies (kvferry systems).
     system: str = Field(min_length=1, max_length=100)
+    # Where it runs: a name (kvferry devices), a path, or a mapping.
     device: DeviceSpec
     # Replaces the device's own engine, and what its profile says of software; None: as the device says.
     engine: EngineSpec | None = None
     # Of the device's processors the one that prefill and decoding run on; None: the device's own `main`.
     processor: str | None = Field(default=None, min_length=1, max_length=100)
+    # What answers: a name (kvferry models), a path, Hugging Face's config.json, or a mapping.
     model: ModelSpec
     # Replaces the model's own, whichever model it is; None: as the model says.
     precision: PrecisionSpec | None = None
+    # The network between device and cloud, which contexts and messages cross.
     link: LinkSpec
     # Other machines by name, with which the device talks over channels.
     machines: dict[MachineName, MachineSpec] = Field(default_factory=dict, max_length=100)
+    # What is asked for: its kind, lengths and arrivals.
     workload: WorkloadSpec
+    # What other programs take of a processor meanwhile.
     load: LoadSpec | None = None
     # What software takes to manage KV outside the processor's memory; None: as the device's profile says, or as the
     # runtime that was fitted on the device, or else as the prototype of the system's paper, scaled.
@@ -126,13 +132,17 @@ class Scenario(Part):
     system_policies: dict[str, dict[str, PolicySpec]] = Field(default_factory=dict)
     # per_head: SparKV's Eq. 4-5. all_heads: what a Transformer allows.
     coupling: Literal["per_head", "all_heads"] = "all_heads"
+    # How long an op takes (docs/cost-models.md).
     costs: CostsSpec = CostsSpec()
     # What throughput is measured over.
     measure: Literal["decode", "end_to_end"] = "end_to_end"
     # By which requests are counted as served well; None: they are not.
     slo: SloSpec | None = None
+    # Memory that the run may take.
     budget: BudgetSpec
+    # Of the real world: model, processor, cloud, files.
     live: LiveSpec
+    # Of every source of chance.
     seed: int = Field(default=0, ge=0, lt=2**63, strict=True)
 
     @model_validator(mode="before")

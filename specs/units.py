@@ -194,9 +194,40 @@ def _count_of(noun: str | None) -> Callable[[Any], Any]:
 count = _count_of(None)
 
 
+def _pattern(kind: str) -> str:
+    """What texts of a kind look like, as a regular expression for JSON schemas: those that ``quantity`` reads, but for
+    units that no one writes, such as W h."""
+    large, small = (
+        "(?:k|M|G|T|P|Ki|Mi|Gi|Ti|(?:kilo|mega|giga|tera|peta|kibi|mebi|gibi|tebi))?",
+        "(?:n|u|\u00b5|\u03bc|m|nano|micro|milli)?",
+    )
+    time = f"(?:{small}{large}(?:seconds?|s)|min|minutes?|h|hours?)"
+    per = rf"\s*(?:/|per\b)\s*{time}"
+    power = f"{small}{large}(?:W|watts?)"
+    energy = f"{small}{large}(?:J|joules?)"
+    bits = f"{large}(?:b|bits?|B|bytes?)"
+    units = {
+        "time": time,
+        "size": bits,
+        "rate": f"(?:{bits}{per}|{large}bps)",
+        "compute rate": f"{large}flops?{per}",
+        "power": f"(?:{power}|{energy}{per})",
+        "energy": energy,
+        "frequency": f"(?:{small}{large}(?:Hz|hertz)|(?:{small}{large}requests?)?{per})",
+        "value rate": f"{large}values?{per}",
+    }
+    above_zero = "" if KINDS[kind].zero else r"(?!\s*\+?[0.]+(?:[eE][+-]?[0-9]+)?\s*[^0-9.eE])"
+    return rf"^{above_zero}\s*\+?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?\s*{units[kind]}\s*$"
+
+
 def _physical(kind: str) -> Any:
     """The validator and serialiser of the types below, as one piece of ``Annotated`` metadata each."""
-    schema = {"type": "string", "description": f"a {kind} with its unit", "examples": [KINDS[kind].example]}
+    schema = {
+        "type": "string",
+        "description": f"a {kind} with its unit",
+        "examples": [KINDS[kind].example],
+        "pattern": _pattern(kind),
+    }
     return (
         BeforeValidator(_reader(kind)),
         PlainSerializer(lambda number: with_unit(number, kind), return_type=str, when_used="json"),
@@ -206,7 +237,10 @@ def _physical(kind: str) -> Any:
 
 def _counted(noun: str | None) -> Any:
     example = f"32Ki {noun}s" if noun else "32Ki"
-    schema = {"anyOf": [{"type": "integer"}, {"type": "string"}], "examples": [32768, example]}
+    nouns = f"{noun}s?" if noun else "tokens?|requests?"
+    pattern = rf"^\s*[0-9]{{1,15}}(?:\.[0-9]{{1,15}})?\s*(?:Ki|Mi|Gi|k|K|M|G)?\s*(?:{nouns})?\s*$"
+    written = {"type": "string", "pattern": pattern}
+    schema = {"anyOf": [{"type": "integer"}, written], "examples": [32768, example]}
     return BeforeValidator(_count_of(noun)), Field(ge=0, le=10**9), WithJsonSchema(schema)
 
 

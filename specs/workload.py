@@ -3,9 +3,9 @@
 import math
 from typing import Annotated, Any, Literal
 
-from pydantic import AliasChoices, Field, model_validator
+from pydantic import AliasChoices, ConfigDict, Field, model_validator
 
-from kvferry.specs.base import BadKey, Part
+from kvferry.specs.base import BadKey, Part, exactly_one_of
 from kvferry.specs.model import ModelSpec
 from kvferry.specs.units import Count, Hertz, Requests, Seconds, Tokens
 
@@ -28,6 +28,8 @@ MOST_LAYER_STEPS_PER_RUN = 2_000_000
 
 class ArrivalsSpec(Part):
     """Requests that come whether or not the last one is done: a Poisson process, or one every so often."""
+
+    model_config = exactly_one_of("rate", "every")
 
     rate_hz: Hertz | None = None
     every_s: Seconds | None = Field(default=None, gt=0)
@@ -138,9 +140,19 @@ class LengthSpec(Part):
     output: Tokens | None = Field(default=None, ge=1, le=1_000_000)
 
 
+def _context_or_input(schema: dict[str, Any]) -> None:
+    """The record's JSON schema, in which the context has a second name."""
+    schema["properties"]["input"] = schema["properties"]["context"]
+    schema["required"].remove("context")
+    rule: Any = exactly_one_of("context", "input")["json_schema_extra"]
+    schema |= rule
+
+
 class DecodeSpec(Part):
     """Prompts that are prefilled here and decode together: one batch in lock step, or requests that come and go, as
     the system does. All sizes in tokens."""
+
+    model_config = ConfigDict(json_schema_extra=_context_or_input)
 
     kind: Literal["decode"]
     # A file may call it `input`, as papers about decoding do.

@@ -191,8 +191,9 @@ def test_the_schema_names_what_it_has(call: Call) -> None:
     code, out, _ = call("schema", "--plugin", "mine.py", "--plugin", "plan.py")
     assert code == 0
     schema = json.loads(out)
-    assert {"mine", "ferry", "kvswap"} < set(schema["properties"]["system"]["examples"])
-    schedule, policy = schema["properties"]["policies"]["properties"]["schedule"]["anyOf"]
+    properties = schema["$defs"]["Scenario.whole"]["properties"]
+    assert {"mine", "ferry", "kvswap"} < set(properties["system"]["enum"])
+    schedule, policy = properties["policies"]["properties"]["schedule"]["anyOf"]
     assert {"my-plan", "greedy"} < set(schedule["examples"])
     jsonschema = pytest.importorskip("jsonschema")
     small = yaml.safe_load(SMALL) | {"system": "mine"}

@@ -7,7 +7,8 @@ import pytest
 from tiny import DECODING, LOADING, changed
 
 from kvferry.pipelines.checks import check_names, names_in_use
-from kvferry.scenarios.loader import dump_scenario, load_scenario, scenario_hash, scenario_schema
+from kvferry.scenarios.loader import dump_scenario, load_scenario, scenario_hash
+from kvferry.scenarios.schema import scenario_schema
 from kvferry.specs.errors import InputError
 from kvferry.specs.machine import DEVICE, MOST_MACHINES
 

@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 import yaml
@@ -22,7 +22,6 @@ from kvferry.scenarios.loader import (
     load_scenario,
     load_storage,
     scenario_hash,
-    scenario_schema,
 )
 from kvferry.scenarios.resolve import Complaint
 from kvferry.specs.errors import InputError
@@ -337,30 +336,6 @@ def test_a_measured_folder_is_found_beside_its_device_and_hashed(small: Path, mo
     assert load_scenario(dump_scenario(scenario)) == scenario
     (tables / "prefill.csv").write_text("2\n")
     assert scenario_hash(scenario) != before
-
-
-def test_the_schema_allows_what_the_loader_allows() -> None:
-    schema = scenario_schema()
-    assert schema["title"] == "KVFerry scenario"
-    assert set(schema["properties"]) >= {"name", "link", "extends"}
-    assert schema["additionalProperties"] is False
-    assert schema["properties"]["device"]["anyOf"][0]["examples"] == names("device")
-    link = schema["$defs"]["LinkSpec"]["properties"]
-    assert link["rtt"]["type"] == "string"
-    assert "rtt_s" not in link
-    _resolves(schema, schema)
-
-
-def _resolves(part: Any, schema: dict[str, Any]) -> None:
-    """Every $ref leads somewhere."""
-    if isinstance(part, dict):
-        if "$ref" in part:
-            assert part["$ref"].removeprefix("#/$defs/") in schema["$defs"]
-        for below in part.values():
-            _resolves(below, schema)
-    elif isinstance(part, list):
-        for below in part:
-            _resolves(below, schema)
 
 
 def test_the_bundled_folder_holds_only_names_that_resolve() -> None:

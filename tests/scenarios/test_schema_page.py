@@ -2,7 +2,7 @@
 
 import re
 
-from kvferry.scenarios.loader import scenario_schema
+from kvferry.scenarios.schema import scenario_schema
 from kvferry.scenarios.schema_page import schema_page
 
 PAGE = schema_page()

@@ -1,0 +1,175 @@
+"""The JSON schemas agree with the program: what it reads is valid, and what it refuses is not, as far as a schema can
+tell."""
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from bad_scenarios import BOARD, GOOD, ONE_FAULT
+from tiny import ASSISTED, DECODING, LIVE, LOADING, changed
+
+from kvferry.api.schema import KINDS, schema
+from kvferry.scenarios.library import BUNDLED, names
+from kvferry.scenarios.loader import dump_scenario, load_scenario
+from kvferry.specs.document import parse_document, read_document
+from kvferry.specs.errors import InputError
+from kvferry.specs.units import KINDS as QUANTITIES
+from kvferry.specs.units import _pattern, quantity
+
+jsonschema = pytest.importorskip("jsonschema")
+FOLDERS = {"device": "devices", "storage": "storage", "model": "models", "study": "studies", "search": "searches"}
+# What a schema cannot tell: names and files that are not there, numbers of another size than the text looks, sums and
+# other rules over several keys, and what YAML itself refuses.
+BEYOND = (
+    "is not there", "is a folder", "is a pipe", "unknown device", "1000000000: must be", "make 7,812,800,000 chunks",
+    "units (token chunks", "tokens for each of 3", "through 4 layers", "is no processor of the device", "overlap or",
+    "not valid YAML", "stands twice", "is not read", "contains itself", "merge keys", "is a word", "lone surrogate",
+    "nested more than", "a text of 10,001", "is no key", ".nan is not a finite", ".inf is not a finite",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def validators() -> dict[str, Any]:
+    found = {kind: schema(kind) for kind in KINDS}
+    for one in found.values():
+        jsonschema.Draft202012Validator.check_schema(one)
+    return {kind: jsonschema.Draft202012Validator(one) for kind, one in found.items()}
+
+
+def faults(validator: Any, content: Any) -> list[str]:
+    return [f"{list(error.absolute_path)}: {error.message:.200}" for error in validator.iter_errors(content)]
+
+
+def bundled(kind: str) -> Iterator[Path]:
+    if kind == "scenario":
+        return (BUNDLED / f"{name}.yaml" for name in names("scenario"))
+    return (BUNDLED / FOLDERS[kind]).glob("*.yaml")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_bundled_file_is_valid(kind: str, validators: dict[str, Any]) -> None:
+    files = list(bundled(kind))
+    assert files
+    for file in files:
+        assert not faults(validators[kind], read_document(file).plain()), file
+
+
+@pytest.mark.parametrize("name", names("scenario"))
+def test_every_resolved_scenario_is_valid(name: str, validators: dict[str, Any]) -> None:
+    assert not faults(validators["scenario"], dump_scenario(load_scenario(name)))
+
+
+@pytest.mark.parametrize("described", [LOADING, DECODING, ASSISTED, *LIVE.values()])
+def test_scenarios_of_the_tests_are_valid(described: dict[str, Any], validators: dict[str, Any]) -> None:
+    assert not faults(validators["scenario"], described)
+
+
+@pytest.mark.parametrize(("good", "bad", "message"), ONE_FAULT)
+def test_what_is_refused_is_not_valid_as_far_as_a_schema_can_tell(
+    good: str, bad: str, message: str | None, validators: dict[str, Any]
+) -> None:
+    assert not faults(validators["scenario"], yaml.safe_load(GOOD))
+    if message is None or any(words in message for words in BEYOND):
+        return
+    content = parse_document(GOOD.replace(good, bad, 1), "s.yaml", Path.cwd()).plain()
+    assert faults(validators["scenario"], content), message
+
+
+def test_most_of_the_faults_can_be_told() -> None:
+    told = [message for _, _, message in ONE_FAULT if message and not any(words in message for words in BEYOND)]
+    assert len(told) > len(ONE_FAULT) / 2
+
+
+@pytest.mark.parametrize(
+    ("change", "valid"),
+    [
+        ({"system": "fery"}, False),
+        ({"system": "kvswap"}, False),
+        ({"link": {"rate": "50 MBit/s", "trace": None}}, False),
+        ({"link": {"rate": "50 mbps", "trace": None}}, False),
+        ({"link": {"rate": "50 Mbit/s"}}, False),
+        ({"link": {"rate": "50 Mbit/s", "trace": None}}, True),
+        ({"budget": {"kv": "1 GiB"}}, False),
+        ({"device": {"extends": "tiny", "memory": {"capacity_bytes": "2 GB"}}}, True),
+        ({"device": {"memory": {"capacity_bytes": "2 GB"}}}, False),
+        ({"policies": {"codec": None, "schedule": {"name": "greedy", "reading": "literal"}}}, True),
+        ({"system_policies": {"ferry": None, "sparkv": {"adapt": False}}}, True),
+        ({"extends": "quickstart", "machines": {"cloud": None}}, True),
+        ({"load": {"share": 0.3, "trace": "x.csv"}}, False),
+        ({"precision": {"weight_bits": 4}}, True),
+    ],
+)
+def test_single_changes(change: dict[str, Any], valid: bool, validators: dict[str, Any]) -> None:
+    described = changed(LOADING, link={"trace": "wifi-campus", "rate": None})
+    assert not faults(validators["scenario"], described)
+    assert bool(faults(validators["scenario"], changed(described, **change))) is not valid
+
+
+def test_a_file_that_extends_says_as_little_as_it_likes(validators: dict[str, Any]) -> None:
+    for good in ({"extends": "a"}, {"extends": "a", "workload": {"output": 3}}, {"extends": "a", "seed": None}):
+        assert not faults(validators["scenario"], good)
+    for bad in ({"extends": "a", "wrkload": {}}, {"extends": "a", "workload": {"outptu": 3}}, {"name": "a"}):
+        assert faults(validators["scenario"], bad)
+
+
+def test_studies_and_searches(validators: dict[str, Any]) -> None:
+    base = {"base": "quickstart"}
+    good = {**base, "axes": {"seed": {"from": 1, "to": 5, "points": 5}, "system": ["ferry"]}, "seeds": 3}
+    assert not faults(validators["study"], good)
+    for bad in ({"axes": good["axes"]}, {**good, "axes": {"seed": 3}}, {**good, "seeds": 0}, {**good, "axis": {}}):
+        assert faults(validators["study"], bad)
+    good = {
+        **base,
+        "space": {"system": ["ferry"]},
+        "objectives": ["ttft_s", {"metric": "energy_gpu_j", "better": "low"}],
+    }
+    assert not faults(validators["search"], good)
+    for bad in (
+        {**good, "objectives": ["ttft"]},
+        {**good, "space": {}},
+        {**good, "base": 7},
+        {**good, "sampler": "grid"},
+    ):
+        assert faults(validators["search"], bad)
+
+
+def test_devices_and_models(validators: dict[str, Any]) -> None:
+    board = yaml.safe_load(BOARD)
+    assert not faults(validators["device"], board)
+    assert faults(validators["device"], board | {"base_w": 5})
+    assert not faults(validators["device"], {"extends": "tiny", "base_w": "5 W"})
+    assert faults(validators["model"], {"extends": "tiny", "weight_bitts": 4})
+    assert not faults(validators["model"], {"extends": "tiny", "weight_bits": 4})
+
+
+def test_another_kind_of_file_is_refused() -> None:
+    with pytest.raises(InputError, match="unknown kind of file 'trace'; known: device, model, scenario"):
+        schema("trace")
+
+
+PREFIXES = ("", "k", "M", "G", "T", "P", "Ki", "Mi", "Gi", "m", "u", "n", "kilo", "mega", "milli", "K")
+UNITS = ("s", "min", "h", "b", "bit", "B", "bytes", "Bit", "bps", "flop", "value", "values", "W", "J", "Hz", "requests")
+
+
+@pytest.mark.parametrize("kind", QUANTITIES)
+def test_units_are_those_that_are_read(kind: str) -> None:
+    written = jsonschema.Draft202012Validator({"type": "string", "pattern": _pattern(kind)})
+    for prefix, unit, per in itertools.product(
+        PREFIXES, UNITS, ("", "/s", " / s", "/min", " per hour", "/ms", "/value")
+    ):
+        text = f"3.5 {prefix}{unit}{per}"
+        try:
+            quantity(text, kind)
+            is_read = True
+        except ValueError:
+            is_read = False
+        # Prefixes of minutes and hours are read, and no one writes them.
+        if prefix and unit in ("min", "h"):
+            continue
+        assert written.is_valid(text) == is_read, text
+    for number, valid in (("-4", False), ("+4", True), (".5", True), ("1e3", True), ("", False), ("1,000", False)):
+        assert written.is_valid(QUANTITIES[kind].example.replace(QUANTITIES[kind].example.split()[0], number)) == valid
+    assert written.is_valid("0" + QUANTITIES[kind].example.lstrip("0123456789.")) == QUANTITIES[kind].zero
