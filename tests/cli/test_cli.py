@@ -625,3 +625,15 @@ def test_what_has_no_effect_on_a_system_is_said(call: Call, runs: dict[str, Any]
     code, _, err = call(*asked, "--set", "policies.objective=quality")
     assert code == 2
     assert "--set policies.objective=quality: policies.objective: unknown key" in err
+
+
+def test_fidelity_says_first_whose_errors_these_will_be(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*_: Any, **__: Any) -> None:
+        raise KvferryError("nothing is run here")
+
+    monkeypatch.setattr("kvferry.api.fidelity.fidelity", stopped)
+    _, _, err = call("fidelity", "small.yaml")
+    first, *_, last = err.splitlines()
+    assert first.startswith("rtx-5080-laptop was not measured: errors will be the profile's, not the simulator's; ")
+    assert "kvferry calibrate measures one in minutes" in first
+    assert "nothing is run here" in last
