@@ -73,6 +73,8 @@ hertz = 1 / second = Hz
 request = []
 """
 _QUANTITY = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([A-Za-zµμ/ ]*?)\s*", re.ASCII)
+# Kinds of what comes in whole bits, bytes, operations or values.
+_OF_PIECES = ("size", "rate", "compute rate", "value rate")
 # Thousandths, millionths and milliardths, of what comes in whole pieces: "mbps", "ub", "nflop".
 _SMALL = re.compile(r"(?P<prefix>milli|micro|nano|[mun\u00b5\u03bc])(?P<piece>b|B|bits?|bytes?|bps|flops?|values?)\b")
 _COUNT = re.compile(r"\s*(\d{1,15}(?:\.\d{1,15})?)\s*(Ki|Mi|Gi|k|K|M|G)?\s*(?:([a-z]+?)s?)?\s*", re.ASCII)
@@ -116,7 +118,7 @@ def quantity(text: str, kind: str) -> float:
         raise ValueError(f"{shown} is not a {kind}; {hint}")
     if not match[2]:
         raise ValueError(f"{shown} has no unit; {hint}")
-    if small := _SMALL.match(match[2]):
+    if kind in _OF_PIECES and (small := _SMALL.match(match[2])):
         raise ValueError(f"{shown} is in {_of_a_piece(match[1], match[2], small)}")
     factor = _factor(match[2], kind)
     if isinstance(factor, str):
