@@ -9,7 +9,10 @@ from kvferry.cli.options import PluginOption
 
 def schema(
     kind: Annotated[
-        str, typer.Option("--kind", help="Of which files: scenario, study, search, device, storage or model.")
+        str,
+        typer.Option(
+            "--kind", help="Of which files: scenario, study, search, device, storage, model, engine or runtime."
+        ),
     ] = "scenario",
     plugins: PluginOption = None,
 ) -> None:

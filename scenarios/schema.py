@@ -8,7 +8,7 @@ from kvferry.specs.kinds import BY_KIND, KINDS, members
 from kvferry.specs.scenario import SETTING, Scenario
 
 Schema = dict[str, Any]
-Kind = Literal["scenario", "device", "storage", "model", "runtime"]
+Kind = Literal["scenario", "device", "storage", "model", "engine", "runtime"]
 KINDS_OF_FILES: tuple[Kind, ...] = get_args(Kind)
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _RECORDS: dict[Kind, str] = {
@@ -16,6 +16,7 @@ _RECORDS: dict[Kind, str] = {
     "device": "DeviceSpec",
     "storage": "StorageSpec",
     "model": "ModelSpec",
+    "engine": "EngineSpec",
     "runtime": "RuntimeSpec",
 }
 _REF = "#/$defs/"
@@ -35,8 +36,9 @@ def scenario_schema() -> Schema:
     parts["CostsSpec"] = {"anyOf": [{"type": ["string"], "description": "a name alone"}, parts["CostsSpec"]]}
     value = {**SETTING, "description": "a name alone, or a value"}
     parts["PolicySpec"] = {"anyOf": [value, {**parts["PolicySpec"], "minProperties": 1}]}
-    parts["DeviceSpec"]["properties"]["storage"]["anyOf"].append(_named("storage"))
-    schema["properties"]["runtime"]["anyOf"].append(_named("runtime"))
+    for holder, kinds in ((parts["DeviceSpec"], ("storage", "engine")), (schema, ("engine", "runtime"))):
+        for kind in kinds:
+            holder["properties"][kind]["anyOf"].append(_named(kind))
     # The workload's kind says which of these it is: a file does not say it again.
     for key, union in BY_KIND.items():
         kinds = [record.__name__ for record in members(union)]
@@ -45,7 +47,7 @@ def scenario_schema() -> Schema:
         for kind in kinds:
             del parts[kind]["properties"]["kind"]
     # A file that extends another need not repeat what that one says.
-    for extensible in (schema, *(parts[_RECORDS[kind]] for kind in ("device", "storage", "model", "runtime"))):
+    for extensible in (schema, *(parts[_RECORDS[kind]] for kind in _RECORDS if kind != "scenario")):
         extensible["properties"]["extends"] = {"type": "string", "description": "a name or path to build upon"}
     return {"$schema": DIALECT, **schema, "title": "KVFerry scenario"}
 

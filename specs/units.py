@@ -218,6 +218,7 @@ def _pattern(kind: str) -> str:
         "frequency": f"(?:{small}{large}(?:Hz|hertz)|(?:{small}{large}requests?)?{per})",
         "value rate": f"{large}values?{per}",
     }
+    units["clock"] = units["frequency"]
     above_zero = "" if KINDS[kind].zero else r"(?!\s*\+?[0.]+(?:[eE][+-]?[0-9]+)?\s*[^0-9.eE])"
     return rf"^{above_zero}\s*\+?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?\s*{units[kind]}\s*$"
 

@@ -20,7 +20,15 @@ from kvferry.specs.units import KINDS as QUANTITIES
 from kvferry.specs.units import _pattern, quantity
 
 jsonschema = pytest.importorskip("jsonschema")
-FOLDERS = {"device": "devices", "storage": "storage", "model": "models", "study": "studies", "search": "searches"}
+FOLDERS = {
+    "engine": "engines",
+    "runtime": "runtimes",
+    "device": "devices",
+    "storage": "storage",
+    "model": "models",
+    "study": "studies",
+    "search": "searches",
+}
 # What a schema cannot tell: names and files that are not there, numbers of another size than the text looks, sums and
 # other rules over several keys, and what YAML itself refuses.
 BEYOND = (
@@ -146,7 +154,7 @@ def test_devices_and_models(validators: dict[str, Any]) -> None:
 
 
 def test_another_kind_of_file_is_refused() -> None:
-    with pytest.raises(InputError, match="unknown kind of file 'trace'; known: device, model, scenario"):
+    with pytest.raises(InputError, match="unknown kind of file 'trace'; known: device, engine, model"):
         schema("trace")
 
 

@@ -275,7 +275,7 @@ def test_a_base_without_a_system_says_its_policies_for_all(tmp_path: Path) -> No
     ],
 )
 def test_a_role_that_loses_its_parameters_to_its_own_name_is_said(policies: dict[str, Any], lost: list[str]) -> None:
-    notes = [note for note in kvferry.run(DECODING, policies, system="quest").run.notes if "selector" in note]
+    notes = [note for note in kvferry.run(DECODING, policies, system="quest").run.notes if note.startswith("selector ")]
     assert len(notes) == len(lost)
     for note, what in zip(notes, lost, strict=True):
         assert note.startswith(f"selector page-bounds replaces quest's own and its parameters: {what};")
