@@ -36,8 +36,8 @@ def scenario_schema() -> Schema:
     parts["CostsSpec"] = {"anyOf": [{"type": ["string"], "description": "a name alone"}, parts["CostsSpec"]]}
     value = {**SETTING, "description": "a name alone, or a value"}
     parts["PolicySpec"] = {"anyOf": [value, {**parts["PolicySpec"], "minProperties": 1}]}
-    for holder, kinds in ((parts["DeviceSpec"], ("storage", "engine")), (schema, ("engine", "runtime"))):
-        for kind in kinds:
+    for holder, described in ((parts["DeviceSpec"], ("storage", "engine")), (schema, ("engine", "runtime"))):
+        for kind in described:
             holder["properties"][kind]["anyOf"].append(_named(kind))
     # The workload's kind says which of these it is: a file does not say it again.
     for key, union in BY_KIND.items():
