@@ -209,3 +209,30 @@ def test_a_faster_device_never_has_a_later_first_token(
     # The mask itself crosses the link.
     mask_s = 8e-6 / rate_mbit * (prompt / 4 + 200)
     assert quick <= slow + mask_s
+
+
+@SLOW
+@given(
+    prompt=st.integers(300, 8000),
+    output=st.integers(2, 80),
+    stalls=st.integers(1, 12),
+    outage_s=st.none() | st.tuples(st.floats(0.05, 2), st.floats(0.01, 40)),
+    patience_s=st.sampled_from(["null", "planned", "auto", "1 s"]),
+)
+def test_no_token_is_later_than_its_slot_and_the_devices_own(
+    prompt: int, output: int, stalls: int, outage_s: tuple[float, float] | None, patience_s: str
+) -> None:
+    workload: dict[str, object] = {"prompt": prompt, "output": output}
+    link = {}
+    if outage_s is None:
+        workload["fault"] = {"what": "stalls", "tokens": stalls}
+    else:
+        link = {"outages": [{"start": f"{outage_s[0]} s", "duration": f"{outage_s[1]} s"}]}
+    run = ran(f"policies.assist={{name: optimised, patience: {patience_s}}}", workload=workload, link=link)
+    got, (one,) = only(run), run.requests
+    # One token of the device's own takes 20 ms, and so long it has been asking for its pace at least.
+    own_s = got["own_first_s"] + 0.020 * np.arange(output)
+    slots_s = got["first_s"] + max(np.nan_to_num(got["pace_s"]), 0.020) * np.arange(output)
+    assert len(one.token_times_s) == output
+    if not np.isnan(got["own_first_s"]):
+        assert (np.array(one.token_times_s) <= np.maximum(own_s, slots_s) + 1e-9).all()
