@@ -131,6 +131,19 @@ def others(model: PreTrainedModel, text: Told) -> Iterator[tuple[Key, float, flo
             yield (name, False, "", 1), *np.mean(found, axis=0)
 
 
+def write(path: Path, found: dict[Key, list[tuple[float, float]]], n_texts: int, model: str, context: int) -> None:
+    """The table, in the mean over so many texts."""
+    with path.open("w", newline="") as file:
+        rows = csv.writer(file, lineterminator="\n")
+        heading = "selector", "per_head", "upkeep", "block_tokens", "attended_share", "attention_mass"
+        rows.writerow((*heading, "model", "context_tokens", "texts"))
+        for key, pairs in found.items():
+            name, per_head, upkeep, block_tokens = key
+            for share, mass in np.array(pairs).reshape(n_texts, len(SELECTED), 2).mean(0):
+                figures = f"{share:.4g}", f"{mass:.4g}"
+                rows.writerow((name, str(per_head).lower(), upkeep, block_tokens, *figures, model, context, n_texts))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("policies/decode/attention_mass.csv"))
@@ -145,7 +158,7 @@ def main() -> None:
     sample = torch.tensor([prompts.tokens(1000, min(1024, asked.context), 0)[0]])
     # By key and tokens selected: (share, mass) of each text.
     found: dict[Key, list[tuple[float, float]]] = {}
-    for task in texts(prompts, asked.context, asked.texts):
+    for n, task in enumerate(texts(prompts, asked.context, asked.texts)):
         task = Task(task.context, task.said[: asked.said])
         for key, *pair in indexed(stored, task, exact(stored, task), sample):
             found.setdefault(key, []).append((pair[0], pair[1]))
@@ -155,17 +168,7 @@ def main() -> None:
         for made in (clustered(model, text), others(model, text)):
             for key, *pair in made:
                 found.setdefault(key, []).append((float(pair[0]), float(pair[1])))
-    with asked.output.open("w", newline="") as file:
-        rows = csv.writer(file, lineterminator="\n")
-        heading = "selector", "per_head", "upkeep", "block_tokens", "attended_share", "attention_mass"
-        rows.writerow((*heading, "model", "context_tokens", "texts"))
-        for key, pairs in found.items():
-            by_text = np.array(pairs).reshape(asked.texts, len(SELECTED), 2)
-            for share, mass in by_text.mean(0):
-                name, per_head, upkeep, block_tokens = key
-                figures = f"{share:.4g}", f"{mass:.4g}"
-                source = asked.model, asked.context, asked.texts
-                rows.writerow((name, str(per_head).lower(), upkeep, block_tokens, *figures, *source))
+        write(asked.output, found, n + 1, asked.model, asked.context)
 
 
 if __name__ == "__main__":
