@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from kvferry.analysis import style
-from kvferry.analysis.plots import Axis, _dress, _name_series, _name_ticks, _panels, _rows_with, _ticks, short_names
+from kvferry.analysis.plots import (
+    Axis,
+    _dress,
+    _name_series,
+    _name_ticks,
+    _panels,
+    _rows_with,
+    _ticks,
+    say_above,
+    short_names,
+)
 from kvferry.analysis.style import SERIES
 
 if TYPE_CHECKING:
@@ -60,7 +70,7 @@ def bar(
                     at, median, (median - below, above - median), linestyle="none", color=style.INK, capsize=2.5
                 )
     _finish(panels, x, y, places, by, len(names))
-    _say(panels, f"bar: median, whisker: {band}" if spread else "bar: median")
+    say_above(panels, f"bar: median, whisker: {band}" if spread else "bar: median")
     return figure
 
 
@@ -96,16 +106,8 @@ def stack(
     units = {part.label.rpartition(" (")[2].rstrip(")") for part in parts if " (" in part.label}
     whole = Axis("", f"sum of the parts ({', '.join(sorted(units))})" if units else "sum of the parts")
     _finish(panels, x, whole, places, "part", len(parts))
-    _say(panels, "means")
+    say_above(panels, "means")
     return figure
-
-
-def _say(panels: Any, what: str) -> None:
-    """What heights are, above the first panel on the right, as lines say it."""
-    panels[0][0].annotate(
-        what, (1, 1), xycoords="axes fraction", xytext=(0, 4), textcoords="offset points", ha="right", size=8,
-        color=style.GREY,
-    )  # fmt: skip
 
 
 def _places(frame: pd.DataFrame, x: Axis) -> list[Any]:
@@ -129,4 +131,4 @@ def _finish(panels: Any, x: Axis, y: Axis, places: list[Any], by: str | None, se
         axis.grid(visible=False, axis="x")
         _name_ticks(axis, range(len(places)), _ticks(places, x.scale))
         axis.set_xlim(-0.5, len(places) - 0.5)
-    _name_series(panels[-1][0], by, series)
+    _name_series(panels, by, series)

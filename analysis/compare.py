@@ -15,6 +15,7 @@ from kvferry.analysis.quality import MARK, lower_quality
 from kvferry.analysis.style import BLACK, DARK, GREY, INK, SERIES
 from kvferry.analysis.tables import full_rate, is_energy_part
 from kvferry.analysis.timeline import resources_of
+from kvferry.analysis.token_window import between, tokens_drawn
 from kvferry.pipelines.record import RequestRecord, Run
 
 if TYPE_CHECKING:
@@ -30,11 +31,15 @@ def compare_gantt(runs: Mapping[str, Run], *, title: str = "", request: int | No
     By default the request has the median TTFT in the fastest system, among those that arrived at the same instant
     in all: where a request follows the answer to the one before, later ones met different stretches of the link.
     The axis ends before systems that take several times as long as the others; they are marked.
-    The link is drawn when it is the same for all. Raises ValueError when no run has anything to draw.
+    The link is drawn when it is the same for all. Where decoding, all systems are drawn over as many tokens, from the
+    first one on. Raises ValueError when no run has anything to draw.
     """
     drawable = {name: run for name, run in runs.items() if run.spans and run.requests}
     if not drawable:
         raise ValueError("nothing to draw: no run has spans")
+    tokens = min(map(tokens_drawn, drawable.values()))
+    if tokens > 1:
+        return _decode_paths(drawable, tokens, title)
     request = _typical_request(drawable) if request is None else request
     records = {name: _records(run)[request] for name, run in drawable.items() if request in _records(run)}
     views = {name: view_of(drawable[name], request) for name in records}
@@ -58,6 +63,37 @@ def compare_gantt(runs: Mapping[str, Run], *, title: str = "", request: int | No
     axes[-1].set_xlim(0.0, end_s)
     axes[-1].set_xlabel("time since the request arrived (s)")
     legend(figure, [span for name in order for span in views[name].spans])
+    return figure
+
+
+def _decode_paths(runs: Mapping[str, Run], tokens: int, title: str) -> Figure:
+    """Each system's paths from a request's first token to the one that all of them have drawn, the fastest first."""
+    views, per_token_s = dict[str, Run](), dict[str, float]()
+    for name, run in runs.items():
+        times_s = max((r.token_times_s for r in run.requests), key=len)
+        views[name] = between(run, times_s[0], times_s[tokens - 1])
+        per_token_s[name] = (times_s[tokens - 1] - times_s[0]) / (tokens - 1)
+    order = sorted(views, key=per_token_s.__getitem__)
+    end_s = _axis_end_s([views[name].duration_s for name in order])
+    heights = [0.12 + 0.27 * len(resources_of(views[name].spans)) for name in order]
+    figure = style.new_figure(10, 1.3 + sum(heights) + 0.12 * len(heights))
+    output = max(run.decoded.output for run in runs.values() if run.decoded is not None)
+    of = f" of {output:,}" if tokens < output else ""
+    figure.suptitle(
+        f"{title}{', ' if title else ''}{tokens:,}{of} tokens in each system", x=0.01, ha="left", weight="bold", size=12
+    )
+    axes = figure.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
+    for axis, name in zip(axes, order, strict=True):
+        draw_lanes(axis, views[name].spans, resources_of(views[name].spans), 0.0, end_s)
+        axis.set_title(f"{name}: {human.seconds(per_token_s[name])} per token", pad=2)
+        took_s = views[name].duration_s
+        if took_s > end_s:
+            axis.set_title(f"goes on to {human.seconds(took_s)} \N{RIGHTWARDS ARROW}", loc="right", size=9, pad=2)
+        else:
+            axis.axvline(took_s, color=BLACK, linewidth=1.1, linestyle=(0, (4, 2)), zorder=5)
+    axes[-1].set_xlim(0.0, end_s)
+    axes[-1].set_xlabel("time since the first token (s)")
+    legend(figure, [span for view in views.values() for span in view.spans])
     return figure
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,14 +12,18 @@ from kvferry.analysis.steps import Steps
 from kvferry.analysis.style import BLUE, DARK, INK
 from kvferry.machine.span import Span
 
-FOR_STORAGE, FOR_OTHERS = "waiting for storage", "waiting for others"
+FOR_STORAGE, FOR_COPIES, FOR_OTHERS = "waiting for storage", "waiting for copies", "waiting for others"
 # How the two are drawn, beside the looks of what is computed.
-WAITING: dict[str, tuple[str, str | None]] = {FOR_STORAGE: (BLUE, "////"), FOR_OTHERS: ("#E6E6E6", None)}
+WAITING: dict[str, tuple[str, str | None]] = {
+    FOR_STORAGE: (BLUE, "////"),
+    FOR_COPIES: (DARK, "----"),
+    FOR_OTHERS: ("#E6E6E6", None),
+}
 
 
-def waits_s(spans: Sequence[Span], steps: Steps, edges_s: np.ndarray, kind_of: Mapping[str, str]) -> dict[str, Any]:
-    """Seconds of each step by what they went to: an array per kind of the processor's ops (by label; others are
-    "rest"), then those in which it waited while storage read, and while storage did not. They add up to the step.
+def waits_s(spans: Sequence[Span], steps: Steps, edges_s: np.ndarray, kind_of: Callable[[Span], str]) -> dict[str, Any]:
+    """Seconds of each step by what they went to: an array per kind of the processor's ops, then those in which it
+    waited while storage read, while KV was copied between memories, and while neither was. They add up to the step.
 
     `edges_s`: n + 1 times of tokens, between which the n steps lie.
     """
@@ -28,13 +32,21 @@ def waits_s(spans: Sequence[Span], steps: Steps, edges_s: np.ndarray, kind_of: M
     own = [span for span in inside if span.resource == steps.processor]
     reads = [span for span in inside if span.resource == "storage" and span.label == "Read"]
     found: dict[str, Any] = {}
-    for kind in dict.fromkeys((*kind_of.values(), "rest")):
-        of_kind = [span for span in own if kind_of.get(span.label, "rest") == kind]
-        if of_kind:
-            found[kind] = shares(union(of_kind), edges_s) * lasting_s
-    working_s = shares(union(own), edges_s) * lasting_s
-    either_s = shares(union([*own, *reads]), edges_s) * lasting_s
-    return found | {FOR_STORAGE: np.maximum(either_s - working_s, 0.0), FOR_OTHERS: np.maximum(lasting_s - either_s, 0)}
+    by_kind: dict[str, list[Span]] = {}
+    for span in own:
+        by_kind.setdefault(kind_of(span), []).append(span)
+    for kind, of_kind in sorted(by_kind.items()):
+        found[kind] = shares(union(of_kind), edges_s) * lasting_s
+    copies = [span for span in inside if span.resource == "copy"]
+    so_far = [
+        0.0,
+        *(shares(union(part), edges_s) * lasting_s for part in (own, [*own, *reads], [*own, *reads, *copies])),
+    ]
+    waited = [*so_far[2:], lasting_s]
+    kinds = (FOR_STORAGE, FOR_COPIES, FOR_OTHERS)
+    return found | {
+        kind: np.maximum(after - before, 0.0) for kind, before, after in zip(kinds, so_far[1:], waited, strict=True)
+    }
 
 
 def storage_depth(spans: Sequence[Span], edges_s: np.ndarray) -> np.ndarray:
@@ -88,7 +100,9 @@ def draw_reuse(axis: Any, step_blocks: Sequence[tuple[int, int]]) -> None:
     found = 100 * reused_shares(step_blocks)
     _draw_line(axis, found, BLUE)
     wanted, reused = np.array(step_blocks).sum(axis=0)
-    axis.set_title(f"Reuse: {100 * reused / wanted:.1f} % of selected KV was there already", size=9)
+    axis.set_title(
+        f"Reuse, of these {len(step_blocks):,} steps: {100 * reused / wanted:.1f} % was there already", size=9
+    )
     axis.set_ylabel("% of the step's blocks")
     axis.set_ylim(0, 102)
 

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvferry.analysis import style
+from kvferry.analysis import human, style
 from kvferry.analysis.code_version import plugins_version
 from kvferry.analysis.compare import compare_gantt
 from kvferry.analysis.envelope import provenance_of, to_json, versions
 from kvferry.analysis.fidelity import TwoWorlds, beside, figures_of, in_both_worlds, summary_of
+from kvferry.analysis.figures import FIGURES
 from kvferry.analysis.folder import folder_name, write_pictures
 from kvferry.analysis.remarks import how_known
 from kvferry.analysis.settings import column_of, settings_of
@@ -55,8 +56,9 @@ def measure(
     the errors hold and what they do not.
 
     Round by round, every scenario once in each: a machine is slower for minutes now and then, and no scenario should
-    have all its runs then. With a folder, runs are kept there as they come, with a picture of the first one in both
-    worlds: interrupted, the same call goes on. Raises InputError, KvferryError.
+    have all its runs then. With a folder, runs are kept there as they come, with a picture of the last one in both
+    worlds, which says how far it is off in the median of all: interrupted, the same call goes on. Raises InputError,
+    KvferryError.
     """
     kept = _kept(folder)
     of = study.runs * len(study.scenarios)
@@ -71,8 +73,10 @@ def measure(
             found["measured"].append(figures_of(scenario, worlds.measured))
             if folder is not None:
                 write_file(folder / _RUNS, to_json(kept).encode())
-                if n == 0:
-                    _draw(folder, _row(study, scenario)["name"], worlds)
+                if n in (0, study.runs - 1):
+                    headline = WORKLOADS[scenario.workload.kind].headline
+                    errors = beside(found["simulated"], found["measured"], headline)
+                    _draw(folder, _row(study, scenario)["name"], worlds, errors, f"run {n + 1} of {study.runs}")
     progress(of, of)
     rows = []
     for scenario in study.scenarios:
@@ -106,6 +110,8 @@ def measure(
 def scatter(rows: Sequence[Mapping[str, Any]], *, title: str = "") -> Figure:
     """Simulated over measured headline metric, the same for all rows: a mark per scenario and a kind of mark per
     system, with the 5 and 15 % lines."""
+    from matplotlib.ticker import MaxNLocator, NullLocator
+
     headline = rows[0]["headline"]
     figure = style.new_figure(6.2, 5.6)
     axis = figure.subplots()
@@ -118,6 +124,7 @@ def scatter(rows: Sequence[Mapping[str, Any]], *, title: str = "") -> Figure:
         for system in dict.fromkeys(row["system"] for row in rows)
     }
     values = [value for found in points.values() for point in found for value in point]
+    values += [value for row in rows for value in row["runs"] if value is not None]
     ends = [min(values) / 1.2, max(values) * 1.2]
     axis.plot(ends, ends, color=BLACK, linewidth=1.0)
     for share, line in ((0.05, "--"), (0.15, ":")):
@@ -128,12 +135,22 @@ def scatter(rows: Sequence[Mapping[str, Any]], *, title: str = "") -> Figure:
         if found:
             colour, marker = SERIES[n % len(SERIES)], MARKERS[n % len(MARKERS)]
             axis.plot(*zip(*found, strict=True), linestyle="none", marker=marker, color=colour, label=system, alpha=0.8)
+            for row in (row for row in rows if row["system"] == system):
+                runs = [value for value in row["runs"] if value is not None]
+                axis.plot(
+                    [min(runs), max(runs)], [row["metrics"][headline]["simulated"]] * 2, color=colour, linewidth=1
+                )
     axis.set_xscale("log")
     axis.set_yscale("log")
     axis.set_xlim(*ends)
     axis.set_ylim(*ends)
+    for numbers in (axis.xaxis, axis.yaxis):
+        numbers.set_major_formatter("{x:g}")
+        if ends[1] / ends[0] < 10:
+            numbers.set_major_locator(MaxNLocator(5))
+            numbers.set_minor_locator(NullLocator())
     axis.grid(color=FAINT, which="both")
-    axis.set_xlabel(f"measured {AXES[headline]}, median of the runs")
+    axis.set_xlabel(f"measured {AXES[headline]}: median, line: least to most of the runs")
     axis.set_ylabel(f"simulated {AXES[headline]}")
     axis.set_title(title)
     axis.legend(loc="upper left")
@@ -165,11 +182,23 @@ def _remarks(scenarios: Iterable[Scenario]) -> Iterator[str]:
         yield from filter(None, (WORKLOADS[scenario.workload.kind].remark(scenario), how_known(scenario.device)))
 
 
-def _draw(folder: Path, name: str, worlds: TwoWorlds) -> None:
+def _draw(folder: Path, name: str, worlds: TwoWorlds, errors: Mapping[str, Any], which: str) -> None:
     both = {"simulated": worlds.simulated, "measured": worlds.measured}
     if any(run.spans for run in both.values()):
-        title = f"{worlds.scenario.name}: {worlds.scenario.system} in both worlds"
+        title = f"{worlds.scenario.name}: {worlds.scenario.system} in both worlds, {which}\n{_told(errors)}"
         write_pictures(folder / "plots" / name, render(lambda: compare_gantt(both, title=title)))
+
+
+def _told(errors: Mapping[str, Any]) -> str:
+    """The error of the headline metric over all runs so far, as the table has it; a single run is drawn below it."""
+    headline, runs = errors["headline"], len(errors["runs"])
+    if headline not in errors["metrics"]:
+        return f"no {AXES.get(headline, headline)} in both"
+    found, write = errors["metrics"][headline], human.of_unit(headline)
+    told = f"{FIGURES[headline].label}: simulated {write(found['simulated'])}, measured {write(found['measured'])}"
+    told += f" in the median of {runs}" if runs > 1 else ""
+    told += "" if found["error"] is None else f": {100 * found['error']:+.1f} %"
+    return told + ("" if found["spread"] is None else f", spread {human.percent(found['spread'])}")
 
 
 def _kept(folder: Path | None) -> dict[str, dict[str, Any]]:

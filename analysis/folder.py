@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvferry.analysis.envelope import Envelope, to_json
 from kvferry.analysis.metrics import token_times_s
-from kvferry.analysis.quality import lower_quality
+from kvferry.analysis.quality import MARK, lower_quality
 from kvferry.analysis.steps import steps_of
 from kvferry.analysis.timeline import chrome_trace
 from kvferry.backends.world import Inputs
@@ -112,7 +112,9 @@ def comparison_pictures(
     title = next((f"{envelope['scenario']}{_unmeasured(envelope)}" for envelope in envelopes.values()), "")
     metrics = {system: envelope["metrics"] for system, envelope in envelopes.items()}
     if any(run.spans for run in runs.values()):
-        shown = {name: replace(run, inputs=Inputs(), measured={}, counted=None) for name, run in runs.items()}
+        lesser = lower_quality(metrics)
+        names = {name: f"{name} {MARK} ({lesser[name]})" if name in lesser else name for name in runs}
+        shown = {names[name]: replace(run, inputs=Inputs(), measured={}, counted=None) for name, run in runs.items()}
         draws[folder / "plots" / "paths"] = partial(compare_gantt, shown, title=title)
     if any(ranked_by in figures for figures in metrics.values()):
         draws[folder / "plots" / "bars"] = partial(compare_bars, metrics, title=title, ranked_by=ranked_by)

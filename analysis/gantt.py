@@ -17,6 +17,7 @@ from kvferry.analysis.metrics import finish_s, token_times_s
 from kvferry.analysis.occupancy import busy_share, delivered, shares, union
 from kvferry.analysis.style import BLACK, BLUE, FAINT, GREY, INK, KINDS, ORANGE, kind_of
 from kvferry.analysis.timeline import resources_of
+from kvferry.analysis.token_window import between, prefill_end_s, tokens_drawn, with_tokens
 from kvferry.machine.span import Span
 from kvferry.pipelines.record import RequestRecord, Run
 
@@ -36,8 +37,12 @@ def gantt(run: Run, *, title: str = "", request: int | None = None) -> Figure:
     """The whole run, or one request of it from arrival to its last token, as a figure of panels on one time axis.
 
     Link rate with the delivered area; for a single request, how its context fills up from both paths; a lane per
-    resource; for several requests, what each waited for. Raises ValueError when nothing was recorded to draw.
+    resource; for several requests, what each waited for. Where all sequences are prefilled before any decodes, the two
+    have lanes and a time axis each. Raises ValueError when nothing was recorded to draw.
     """
+    apart_s = None if request is not None else prefill_end_s(run)
+    if apart_s is not None and run.spans:
+        return _decode_gantt(run, with_tokens(title, run), apart_s)
     run = run if request is None else view_of(run, request)
     start_s, end_s = window_of(run)
     resources = resources_of(run.spans)
@@ -74,6 +79,59 @@ def gantt(run: Run, *, title: str = "", request: int | None = None) -> Figure:
     axes[-1, 0].set_xlabel("time (s)" if request is None else f"time since request {request} arrived (s)")
     legend(figure, run.spans)
     return figure
+
+
+def _decode_gantt(run: Run, title: str, prefilled_s: float) -> Figure:
+    """Lanes of prefill on the left, of decoding on the right: the one may take a hundred times as long as the other."""
+    start_s, _ = window_of(run)
+    end_s = max(times[-1] for times in map(token_times_s, run.requests) if times)
+    parts = [between(run, start_s, prefilled_s), between(run, prefilled_s, end_s)]
+    resources = resources_of(run.spans)
+    several = len({r.token_times_s for r in run.requests}) > 1
+    heights = [0.2 + 0.38 * len(resources)] + [0.3 + min(0.16 * len(run.requests), 3.5)] * several
+    figure = style.new_figure(10, 1.4 + sum(heights))
+    figure.suptitle(title, x=0.01, ha="left", weight="bold", size=12)
+    axes = figure.subplots(len(heights), 2, sharex="col", squeeze=False, height_ratios=heights, width_ratios=(1, 1.6))
+    tokens = tokens_drawn(run)
+    names = f"Prefill: {human.seconds(prefilled_s - start_s)}", f"Decoding {tokens - 1:,} tokens more:"
+    for n, (part, name) in enumerate(zip(parts, names, strict=True)):
+        own = [span for span in part.spans if span.end_s > span.start_s]
+        if own:
+            draw_lanes(axes[0, n], own, resources, 0.0, part.duration_s)
+        axes[0, n].set_xlim(0.0, part.duration_s)
+        axes[0, n].set_title(f"{name} {human.seconds(part.duration_s)}" if n else name)
+        axes[-1, n].set_xlabel("time since the first token (s)" if n else "time (s)")
+        if n:
+            axes[0, n].set_yticklabels([])
+    if several:
+        for n, zero_s in enumerate((start_s, prefilled_s)):
+            moved = [_moved(record, zero_s, parts[n].duration_s) for record in run.requests]
+            draw_requests(axes[1, n], moved, loads=False)
+            if not n:
+                axes[1, n].get_legend().remove()
+    elif len(run.requests) > 1:
+        axes[0, 0].annotate(
+            f"all {len(run.requests)} sequences alike", (0, 0), xycoords="figure fraction", xytext=(6, 6),
+            textcoords="offset points", size=8, color=GREY,
+        )  # fmt: skip
+    legend(figure, run.spans)
+    return figure
+
+
+def _moved(record: RequestRecord, zero_s: float, length_s: float) -> RequestRecord:
+    """The record on a clock that begins at `zero_s`; what came before it came then."""
+
+    def at(time_s: float) -> float:
+        return min(max(time_s - zero_s, 0.0), length_s)
+
+    first_s = record.first_token_s
+    return replace(
+        record,
+        arrival_s=at(record.arrival_s),
+        loaded_s=None,
+        first_token_s=None if first_s is None else at(first_s),
+        token_times_s=tuple(map(at, record.token_times_s)),
+    )
 
 
 def view_of(run: Run, request: int) -> Run:
@@ -239,8 +297,12 @@ def mark_first_token(axis: Any, request: RequestRecord, *, labelled: bool) -> No
     axis.axvline(request.first_token_s, color=BLACK, linewidth=1.1, linestyle=(0, (4, 2)), zorder=5)
     if labelled:
         text = f"first token after {human.seconds(request.first_token_s - request.arrival_s)}"
+        # Left of the line, where the panel's title leaves room for it; else at the panel's right end.
+        begin_s, end_s = axis.get_xlim()
+        early = request.first_token_s - begin_s < 0.4 * (end_s - begin_s)
         axis.annotate(
-            text, (request.first_token_s, 1.0), xycoords=("data", "axes fraction"), xytext=(-4, 3),
+            text, (1.0 if early else request.first_token_s, 1.0),
+            xycoords=("axes fraction" if early else "data", "axes fraction"), xytext=(-4, 3),
             textcoords="offset points", ha="right", weight="bold", size=9,
         )  # fmt: skip
         axis.plot(

@@ -67,9 +67,7 @@ def pareto_picture(
     for panel in panels[len(pairs) :]:
         panel.remove()
     handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower left", ncols=3, title=None)
-    if note:
-        figure.supxlabel(note, x=0.99, ha="right", size=7.5, color=GREY)
+    _legend(figure, handles, labels, ncols=2, title=note)
     return figure
 
 
@@ -122,10 +120,17 @@ def pareto(
             scale("log")
     panel.margins(0.08)
     panel.grid()
-    figure.legend(loc="outside lower left", ncols=4, title=f"filled: on the Pareto front{f'; by {by}' if by else ''}")
-    if note:
-        figure.supxlabel(note, x=0.99, ha="right", size=7.5, color=GREY)
+    what = f"filled: on the Pareto front{f'; by {by}' if by else ''}"
+    _legend(figure, *panel.get_legend_handles_labels(), ncols=4, title="\n".join(filter(None, (note, what))))
     return figure
+
+
+def _legend(figure: Figure, handles: Sequence[Any], labels: Sequence[str], *, ncols: int, title: str) -> None:
+    """Below the panels, what stands behind the marks above it: two texts at one edge would lie on each other."""
+    figure.legend(
+        handles, labels, loc="outside lower left", ncols=ncols, title=title or None, alignment="left",
+        title_fontproperties={"size": 8},
+    )  # fmt: skip
 
 
 def progress_picture(
@@ -147,9 +152,7 @@ def progress_picture(
     panel.set_xlabel("point")
     panel.set_ylabel(axis.label)
     panel.grid()
-    figure.legend(loc="outside lower left", ncols=2)
-    if note:
-        figure.supxlabel(note, x=0.99, ha="right", size=7.5, color=GREY)
+    _legend(figure, *panel.get_legend_handles_labels(), ncols=2, title=note)
     return figure
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -22,6 +23,8 @@ _WRITTEN_CELLS = 150
 # Panels side by side, and letters of names that fit below a panel side by side, where it is alone and where it is not.
 _ACROSS = 3
 _LEVEL_LETTERS = 56
+# Of a title above a panel that is alone.
+_TITLE_LETTERS = 64
 _LEVEL_LETTERS_OF_PANELS = 36
 
 
@@ -56,21 +59,23 @@ def line(
     figure, panels = _panels(frame, facet, title, note, height_in=3.8)
     names = list(frame[by].unique()) if by is not None else [None]
     words = _words(frame[x.column])
-    for axis, part in panels:
-        _draw_lines(axis, part, x, y, by, band, names, words)
+    spread = [_draw_lines(axis, part, x, y, by, band, names, words) for axis, part in panels]
+    say_above(panels, f"median, band: {band}" if any(spread) else "median")
     _dress(panels, x, y)
     points = [] if words else sorted(frame[x.column].unique())
     if x.log and 0 < len(points) <= 8:
         for axis, _ in panels:
             axis.set_xticks([point * x.scale for point in points], _ticks(points, x.scale))
             axis.set_xticks([], minor=True)
-    _name_series(panels[-1][0], by, len(names))
+    _name_series(panels, by, len(names))
     return figure
 
 
 def _draw_lines(
     axis: Any, frame: pd.DataFrame, x: Axis, y: Axis, by: str | None, band: str, names: list[Any], words: list[Any]
-) -> None:
+) -> bool:
+    """Whether any mark has a spread."""
+    spread = False
     low, high = (5, 95) if band == "p5-p95" else (0, 100)
     labels = short_names(names)
     for n, name in enumerate(names):
@@ -80,6 +85,7 @@ def _draw_lines(
         if not order:
             continue
         below, median, above = np.array([np.percentile(groups[at], (low, 50, high)) for at in order]).T
+        spread = spread or bool((above > below).any())
         how: dict[str, Any] = {
             "label": labels[n], "color": SERIES[n % len(SERIES)], "marker": MARKERS[n % len(MARKERS)],
             "markersize": 4.5,
@@ -95,9 +101,15 @@ def _draw_lines(
     if words:
         _name_ticks(axis, range(len(words)), short_names(words))
         axis.set_xlim(-0.5, len(words) - 0.5)
+    return spread
+
+
+def say_above(panels: Panels, what: str) -> None:
+    """What marks are, above the first panel on the right, or above all where it has a title."""
+    axis = panels[0][0]
     axis.annotate(
-        f"median, band: {band}", (1, 1), xycoords="axes fraction", xytext=(0, 4), textcoords="offset points",
-        ha="right", size=8, color=style.GREY,
+        what, (1, 1), xycoords="axes fraction", xytext=(0, 4), textcoords="offset points", ha="right", size=8,
+        color=style.GREY,
     )  # fmt: skip
 
 
@@ -122,7 +134,7 @@ def cdf(
         _draw_shares(axis, part, value, by, names)
     _dress(panels, value, Axis("", "share of runs (%)"))
     panels[0][0].set_ylim(0, 101)
-    _name_series(panels[-1][0], by, len(names))
+    _name_series(panels, by, len(names))
     return figure
 
 
@@ -233,7 +245,8 @@ def _panels(
     for axis in axes[len(values) :]:
         axis.remove()
     if facet is None:
-        axes[0].set_title(title)
+        # Room for a line below it, which says what marks are.
+        axes[0].set_title("\n".join(wrap(title, _TITLE_LETTERS)), pad=17)
     else:
         figure.suptitle(title, x=0.01, ha="left", weight="bold", size=11)
         for axis, value in zip(axes, values, strict=False):
@@ -272,9 +285,23 @@ def _dress(panels: Panels, x: Axis, y: Axis) -> None:
         axis.set_ylim(bottom=min(0.0, axis.get_ylim()[0]) if lowest < 0 else 0.0)
 
 
-def _name_series(axis: Any, by: str | None, lines: int) -> None:
-    if by is not None and lines:
-        axis.legend(title=by, loc="center left", bbox_to_anchor=(1.0, 0.5), alignment="left", handlelength=2.6)
+def _name_series(panels: Panels, by: str | None, lines: int) -> None:
+    """A legend of what any of the panels shows, beside the last one."""
+    if by is None or not lines:
+        return
+    found: dict[str, Any] = {}
+    for axis, _ in panels:
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
+            found.setdefault(label, handle)
+    panels[-1][0].legend(
+        found.values(),
+        found,
+        title=by,
+        loc="center left",
+        bbox_to_anchor=(1.0, 0.5),
+        alignment="left",
+        handlelength=2.6,
+    )
 
 
 def _figure(cell: float) -> str:

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kvferry.machine.ops import OPS
 from kvferry.machine.span import Span
 from kvferry.pipelines.record import Run
 
-# The op that ends a layer, whole or without its projections, and the ops that are surely of the layer in which they
-# run: what is selected and read may be for the layer ahead.
-LAST_OPS = ("FeedForward", "RestOfLayer")
+# The ops that end a layer, and those that are surely of the layer in which they run: what is selected and read may be
+# for the layer ahead.
+LAST_OPS = tuple(label for label, op in OPS.items() if op.ends_layer)
 _OF_LAYER = ("DecodeAttention", *LAST_OPS)
 
 

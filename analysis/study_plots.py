@@ -47,8 +47,15 @@ class Drawn:
     not_drawn: dict[str, str] = field(default_factory=dict)
 
 
-def draw_plots(frame: pd.DataFrame, plots: Sequence[PlotSpec], folder: Path, axes: Sequence[str] = ()) -> Drawn:
-    """Write each plot of a study's results as PNG and SVG. `axes` are the keys that the study varies.
+def draw_plots(
+    frame: pd.DataFrame,
+    plots: Sequence[PlotSpec],
+    folder: Path,
+    axes: Sequence[str] = (),
+    about: tuple[str, str] = ("", ""),
+) -> Drawn:
+    """Write each plot of a study's results as PNG and SVG. `axes` are the keys that the study varies. `about`: the
+    title of a plot that has none of its own, and what follows any title: on which devices.
 
     Only points whose outcome is "done" are drawn: figures of an unfinished run would look too good. No mark mixes
     values of an axis silently: where a plot names neither the axis nor that it may be pooled, each value has a panel
@@ -64,6 +71,7 @@ def draw_plots(frame: pd.DataFrame, plots: Sequence[PlotSpec], folder: Path, axe
             rows, facet = _in_panels(plot, frame[frame["outcome"] == "done"], axes)
             drawn.behind[name] = _behind(plot, frame, rows, facet, axes)
             arguments = _arguments(plot, rows.columns) | {"facet": facet, "note": drawn.behind[name]}
+            arguments["title"] = (plot.title or about[0]) + about[1]
             if plot.kind == "pareto":
                 arguments["same"] = _settings(axes, rows.columns)
             pictures = render(lambda plot=plot, rows=rows, how=arguments: _DRAWN[plot.kind](rows, **how))  # type: ignore[misc]
@@ -171,7 +179,7 @@ def _name(plot: PlotSpec, taken: Collection[str]) -> str:
 
 def _arguments(plot: PlotSpec, columns: Collection[str]) -> dict[str, Any]:
     """The arguments of the plot's function in analysis.plots."""
-    found: dict[str, Any] = {"title": plot.title}
+    found: dict[str, Any] = {}
     for key, named in plot.columns.items():
         column = column_of(named, columns) or named
         if key.startswith("parts."):
@@ -188,6 +196,9 @@ def _arguments(plot: PlotSpec, columns: Collection[str]) -> dict[str, Any]:
 
 
 def axis_of(named: str, column: str, log: bool) -> Axis:
-    label = FIGURES[column].label if column in FIGURES else key_of(named).replace(".", " ").replace("_", " ")
+    key = key_of(named)
+    # A long path reads best as it is written.
+    written = key if key.count(".") > 1 else key.replace(".", " ").replace("_", " ")
+    label = FIGURES[column].label if column in FIGURES else written
     unit, scale = ("Ki tokens", 1 / 1024) if column in _TOKENS else _UNITS.get(human.of_unit(column), ("", 1.0))
     return Axis(column, f"{label} ({unit})" if unit else label, scale, log)

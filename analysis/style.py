@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from kvferry.machine.ops import OPS
 from kvferry.machine.span import Span
 
 if TYPE_CHECKING:
@@ -73,44 +74,33 @@ KINDS: dict[str, Kind] = {
     "prefill": Kind("prompt prefill", GREEN, "xxxx"),
     "decode": Kind("tokens", PURPLE, "||||"),
     "storage": Kind("storage", SKY, "...."),
+    "copied": Kind("copied between memories", DARK, "----"),
     "other": Kind("other", "#999999", "\\\\\\\\"),
 }
 
-_KIND_OF_RESOURCE = {"link": "streamed", "decompress": "streamed", "copy": "streamed", "storage": "storage"}
-# By the words that begin a span's label: names of ops, and of what they are for.
+_KIND_OF_RESOURCE = {"link": "streamed", "decompress": "streamed", "copy": "copied", "storage": "storage"}
+# What ops are for; others that belong to a decode step are tokens.
+_KIND_OF_PURPOSE = {"computed": "computed", "prefill": "prefill", "updating clusters": "prefill", "tokens": "decode"}
+# By the words that begin the labels of what is no op.
 _KIND_OF_WORD = {
-    "prefillhead": "computed",
-    "project": "computed",
-    "advance": "computed",
     "compute": "computed",
     "computed": "computed",
-    "prefill": "prefill",
-    "prefilllayer": "prefill",
-    "decompose": "prefill",
     "prompt": "prefill",
     "first": "decode",
     "decode": "decode",
-    "decodestep": "decode",
-    "decodeattention": "decode",
-    "feedforward": "decode",
-    "select": "decode",
-    "retrieve": "decode",
-    "assign": "decode",
-    "bookkeep": "decode",
-    "reconstruct": "decode",
-    "projectqkv": "decode",
-    "restoflayer": "decode",
-    "outputhead": "decode",
-    "decompress": "streamed",
 }
 
 
 def kind_of(span: Span) -> str:
-    """The kind of a span, by its resource or the first word of its label."""
+    """The kind of a span, by its resource, its op, or the first word of its label."""
     if span.resource in _KIND_OF_RESOURCE:
         return _KIND_OF_RESOURCE[span.resource]
-    word = re.match(r"[a-z]*", span.label.lower())
-    return _KIND_OF_WORD.get(word[0] if word else "", "other")
+    word = re.match(r"[A-Za-z]*", span.label)
+    name = word[0] if word else ""
+    op = OPS.get(name)
+    if op is not None:
+        return "decode" if op.of_block else _KIND_OF_PURPOSE.get(op.purpose, "other")
+    return _KIND_OF_WORD.get(name.lower(), "other")
 
 
 def new_figure(width_in: float, height_in: float) -> Figure:

@@ -86,7 +86,8 @@ def run_study(
     """
     before = read_points(folder)
     frame = run_points(study.points, folder, workers, progress, executor=executor).drop_duplicates("key")
-    drawn = draw_plots(frame, study.plots, folder / "plots", study.axes)
+    not_measured = sorted({point.device.name for point in study.points if not point.device.is_measured})
+    drawn = draw_plots(frame, study.plots, folder / "plots", study.axes, (study.name, _devices(study, not_measured)))
     failed = frame[frame["outcome"] == "failed"]
     columns = {key: column for key in study.axes if (column := column_of(key, frame.columns))}
     written = {key: dict(zip(frame["key"], written_values(frame, key), strict=True)) for key in study.axes}
@@ -107,8 +108,16 @@ def run_study(
         "plots": [str(path) for path in drawn.files],
         "marks": drawn.behind,
         "not_drawn": drawn.not_drawn,
-        "not_measured": sorted({point.device.name for point in study.points if not point.device.is_measured}),
+        "not_measured": not_measured,
     }
+
+
+def _devices(study: Study, not_measured: Sequence[str]) -> str:
+    """What a picture's title says of its devices: their names, or how many, and which of them were not measured."""
+    names = sorted({point.device.name for point in study.points})
+    if len(names) == 1:
+        return f" ({names[0]}{': not measured' if not_measured else ''})"
+    return f" ({len(names)} devices{f', {len(not_measured)} of them not measured' if not_measured else ''})"
 
 
 def _usable(table: pd.DataFrame) -> set[str]:

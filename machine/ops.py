@@ -6,7 +6,7 @@ context in one call with the very formula that the simulator uses op by op.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from kvferry.layouts.pieces import Pieces, Reads
 from kvferry.machine.answers import Answer, Assigned, Clustered, Divided, Selection
@@ -15,6 +15,17 @@ from kvferry.machine.handles import Extents as Extents
 from kvferry.policies.decode.attention_kernel import AttentionKernel
 from kvferry.policies.decode.rows import Cut, Joined
 
+# What an op is for: computing a context, a prompt or tokens as a whole, or a part of a decode step.
+Purpose = Literal[
+    "computed",
+    "prefill",
+    "tokens",
+    "choosing KV",
+    "updating clusters",
+    "attention",
+    "feed-forward and projections",
+    "rest",
+]
 # A number, or an array of them when a cost model is asked for many ops at once.
 Number = Any
 
@@ -52,7 +63,7 @@ class Op:
 
     ``label``: what its spans are called, the op's own name. ``answer``: what the processor answers with, where a
     modelled machine takes that from a stream; None: nothing. ``of_block``: belongs to a Transformer block while
-    decoding.
+    decoding. ``ends_layer``: it is the last op of its layer there. ``purpose``: as what pictures show its spans.
     """
 
     __slots__ = ()
@@ -60,6 +71,8 @@ class Op:
     label: ClassVar[str]
     answer: ClassVar[type[Answer] | None] = None
     of_block: ClassVar[bool] = False
+    ends_layer: ClassVar[bool] = False
+    purpose: ClassVar[Purpose] = "rest"
 
     def __init_subclass__(cls) -> None:
         # A dataclass with slots is made anew from the class as it is written: the last one counts.
@@ -79,6 +92,8 @@ class PrefillHead(Op):
     `context_tokens` come before the chunk's own.
     """
 
+    purpose: ClassVar[Purpose] = "computed"
+
     tokens: Number
     active_blocks: Number
     final_layer: Number = False
@@ -92,6 +107,8 @@ class Project(Op):
     `kv` says which, for a machine that really does it.
     """
 
+    purpose: ClassVar[Purpose] = "computed"
+
     tokens: Number
     kv: KvRef | None = field(default=None, compare=False)
 
@@ -103,6 +120,8 @@ class Advance(Op):
     `active_blocks` counts the attention blocks over all KV heads, `context_tokens` what comes before the chunk.
     `kv` is the chunk's own KV in the layer that is run.
     """
+
+    purpose: ClassVar[Purpose] = "computed"
 
     tokens: Number
     active_blocks: Number
@@ -116,6 +135,8 @@ class Prefill(Op):
     tokens (id, text) of an answer that stand so far, and those behind them that a device drafted and a cloud looks
     at."""
 
+    purpose: ClassVar[Purpose] = "prefill"
+
     tokens: Number
     context_tokens: Number
     drafted: tuple[Sequence[Any], Sequence[Any]] | None = field(default=None, compare=False)
@@ -125,6 +146,8 @@ class Prefill(Op):
 class PrefillLayer(Op):
     """One layer for `batch` whole prompts of `tokens` each; gives its KV, to be written, or to stay in the processor's
     own memory at `stays`. `kernel`: how a modelled machine attends."""
+
+    purpose: ClassVar[Purpose] = "prefill"
 
     batch: Number
     tokens: Number
@@ -140,6 +163,8 @@ class Decompose(Op):
 
     A machine that really does it keeps them in memory from then on, at a low rank."""
 
+    purpose: ClassVar[Purpose] = "prefill"
+
     batch: Number
     tokens: Number
     layer: int | None = field(default=None, compare=False)
@@ -152,6 +177,7 @@ class Cluster(Op):
     for the prompts; the answer says of these which `k` clusters are best for each of the last `references` queries. Of
     all tokens (`whole`), those that are not in memory are brought as for a Split."""
 
+    purpose: ClassVar[Purpose] = "updating clusters"
     answer: ClassVar[type[Clustered]] = Clustered
 
     batch: Number
@@ -183,6 +209,8 @@ class DecodeStep(Op):
     """One new token per sequence through all layers: `context_tokens` of KV are read for each, in the mean. `kernel`:
     how a modelled machine attends."""
 
+    purpose: ClassVar[Purpose] = "tokens"
+
     batch: Number
     context_tokens: Number
     of: Batch | None = field(default=None, compare=False)
@@ -194,6 +222,8 @@ class DecodeRun(Op):
     """`tokens` new tokens of one sequence, one after the other, with `context_tokens` of KV before the first: what so
     many steps of DecodeStep are, where the tokens in between matter to nothing else. `window_tokens`: attention sees
     no more KV than that; None: all of it."""
+
+    purpose: ClassVar[Purpose] = "tokens"
 
     tokens: int
     context_tokens: int
@@ -217,6 +247,7 @@ class Retrieve(Op):
     the keys that it keeps of `tokens` tokens per sequence (SpeContext); yields a Selection among `groups`. `paged`: the
     host makes page tables for the pass meanwhile, which are as long whatever is chosen."""
 
+    purpose: ClassVar[Purpose] = "choosing KV"
     answer: ClassVar[type[Selection]] = Selection
     of_block: ClassVar[bool] = True
 
@@ -238,6 +269,7 @@ class Retrieve(Op):
 class ProjectQkv(Op):
     """The Q, K and V projections of one layer for one new token per sequence, apart from the rest of the layer."""
 
+    purpose: ClassVar[Purpose] = "feed-forward and projections"
     of_block: ClassVar[bool] = True
 
     batch: Number
@@ -253,6 +285,7 @@ class Select(Op):
     heads; by default one full key per group.
     """
 
+    purpose: ClassVar[Purpose] = "choosing KV"
     answer: ClassVar[type[Selection]] = Selection
     of_block: ClassVar[bool] = True
 
@@ -273,6 +306,7 @@ class Bookkeep(Op):
     A machine that really does it takes its time anyway, and has nothing to run.
     """
 
+    purpose: ClassVar[Purpose] = "choosing KV"
     of_block: ClassVar[bool] = True
 
     blocks: Number
@@ -283,6 +317,7 @@ class Bookkeep(Op):
 class Reconstruct(Op):
     """Keys of `tokens` tokens per sequence from a low-rank cache of `rank` numbers each, all KV heads."""
 
+    purpose: ClassVar[Purpose] = "attention"
     of_block: ClassVar[bool] = True
 
     batch: Number
@@ -295,6 +330,7 @@ class Reconstruct(Op):
 class Assign(Op):
     """Find the nearest of `centroids` for the new key of each of `heads` parts of the KV heads; yields Assigned."""
 
+    purpose: ClassVar[Purpose] = "updating clusters"
     answer: ClassVar[type[Assigned]] = Assigned
     of_block: ClassVar[bool] = True
 
@@ -314,6 +350,7 @@ class Split(Op):
     where in what is read it is.
     """
 
+    purpose: ClassVar[Purpose] = "updating clusters"
     answer: ClassVar[type[Divided]] = Divided
     of_block: ClassVar[bool] = True
 
@@ -335,6 +372,7 @@ class DecodeAttention(Op):
     attends.
     """
 
+    purpose: ClassVar[Purpose] = "attention"
     of_block: ClassVar[bool] = True
 
     batch: Number
@@ -349,6 +387,8 @@ class FeedForward(Op):
     """The dense operators of one layer for one new token per sequence. `captured`: the layer's kernels are launched at
     once with all others of the step, not one by one."""
 
+    purpose: ClassVar[Purpose] = "feed-forward and projections"
+    ends_layer: ClassVar[bool] = True
     of_block: ClassVar[bool] = True
 
     batch: Number
@@ -360,6 +400,8 @@ class FeedForward(Op):
 class RestOfLayer(Op):
     """What FeedForward is without the projections of a ProjectQkv before."""
 
+    purpose: ClassVar[Purpose] = "feed-forward and projections"
+    ends_layer: ClassVar[bool] = True
     of_block: ClassVar[bool] = True
 
     batch: Number
@@ -376,6 +418,8 @@ class OutputHead(Op):
     cut, and `written` which pieces of clusters are to be written then. What of that KV stays in the processor's own
     memory lies there at `stays`. `paged`: the host makes page tables for the token to come.
     """
+
+    purpose: ClassVar[Purpose] = "tokens"
 
     batch: Number
     complete: int | None = field(default=None, compare=False)

@@ -75,7 +75,7 @@ def indexed(
             index = INDEXES[plan.index.kind](decoder, sample, plan.index, sequences=1, room_tokens=room_tokens)
             with TemporaryDirectory() as folder:
                 _, runner, flow = decoded(plan, model, task, true, index, Path(folder))
-            _, mass = attended(task, true, plan.group_tokens, runner.chosen)
+            _, mass = attended(task, true, plan.group_tokens, [one.ids for one in runner.chosen])
             selector = system.roles.selector
             key = plan.index.kind, selector.per_head, "", plan.group_tokens
             yield key, flow.record.attended / flow.record.attendable, mass

@@ -45,7 +45,6 @@ import torch.nn.functional as F
 from selection_quality import attention_mass
 from transformers import PreTrainedModel
 
-from kvferry.backends.live.decoding.indexes.index import agreed
 from kvferry.machine.ops import Cluster
 from kvferry.model.decoder import Decoder, Rotary
 from kvferry.model.models import load_model, spec_of
@@ -53,6 +52,7 @@ from kvferry.model.prompts import Prompts
 from kvferry.model.whole_prefill import prefill_layer
 from kvferry.pipelines.decoding.sizing import plan_of
 from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS
+from kvferry.policies.decode.head_choice import agreed
 from kvferry.policies.decode.tending import clusters_of
 from kvferry.traces.clustered_keys import ClusteredKeys
 from kvferry.traces.key_recording import KeyRecording
@@ -185,7 +185,7 @@ def chosen(kept: Kept, rows: slice, queries: torch.Tensor, scale: float) -> Choi
     products = queries @ means.mT
     heads = len(means)
     if kept.labels is None:
-        scores = agreed(products.flatten(0, 1)[None], heads, "best_head", scale)[0].numpy()
+        scores = agreed(products.flatten(0, 1)[None], heads, "best_head", scale, torch.softmax, torch.amax)[0].numpy()
         order = np.argsort(-scores, axis=1, kind="stable")
         before = np.empty_like(order)
         np.put_along_axis(before, order, np.arange(order.shape[1])[None], 1)
@@ -197,7 +197,7 @@ def chosen(kept: Kept, rows: slice, queries: torch.Tensor, scale: float) -> Choi
     there = np.bincount(at.ravel(), minlength=n).reshape(heads, -1)[:, :clusters] > 0
     sizes = np.bincount(at.ravel(), (~late).ravel(), n).reshape(heads, -1)[:, :clusters].astype(int)
     masked = products.masked_fill(~torch.from_numpy(there)[:, None], -torch.inf)
-    scores = agreed(masked.flatten(0, 1)[None], heads, "best_head", scale)[0].numpy()
+    scores = agreed(masked.flatten(0, 1)[None], heads, "best_head", scale, torch.softmax, torch.amax)[0].numpy()
     order = np.argsort(-np.where(there, scores, -np.inf), axis=1, kind="stable")
     in_order = np.take_along_axis(sizes, order, 1)
     before = np.empty_like(sizes)

@@ -39,13 +39,13 @@ from selection_quality import needles
 from transformers import PreTrainedModel
 
 from kvferry.backends.live.decoding.indexes.block_vectors import BlockVectors
-from kvferry.backends.live.decoding.indexes.index import agreed
 from kvferry.backends.live.decoding.indexes.landmarks import Landmarks
 from kvferry.backends.live.decoding.indexes.page_bounds import PageBounds
 from kvferry.model.decoder import Decoder
 from kvferry.model.models import load_model
 from kvferry.model.prompts import Prompts
 from kvferry.model.retrieval_head import RetrievalHead, load_head
+from kvferry.policies.decode.head_choice import agreed
 from kvferry.policies.decode.index import IndexSpec
 
 # What is selected in a layer at a step, bool[KV heads, tokens before]: of the layer, the number of the step, the
@@ -135,7 +135,7 @@ def head_scores(head: RetrievalHead, text: Told, steps: Sequence[int]) -> list[t
     for position in steps:
         by_kv_head = queries[0, :, position].unflatten(0, (head.kv_heads, -1))
         scores = (by_kv_head @ keys[0, :, :position].mT).flatten(0, 1)[None]
-        found.append(agreed(scores, head.kv_heads, "best_head", head.head_dim**-0.5)[0])
+        found.append(agreed(scores, head.kv_heads, "best_head", head.head_dim**-0.5, torch.softmax, torch.amax)[0])
     return found
 
 

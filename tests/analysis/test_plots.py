@@ -79,7 +79,7 @@ def house_style() -> Any:
 @pytest.mark.parametrize(
     ("resource", "label", "kind"),
     [
-        ("link", "fetch", "streamed"), ("decompress", "Decompress", "streamed"), ("copy", "", "streamed"),
+        ("link", "fetch", "streamed"), ("decompress", "Decompress", "streamed"), ("copy", "", "copied"),
         ("gpu", "PrefillHead", "computed"), ("gpu", "Project", "computed"), ("npu", "Advance(3, 2)", "computed"),
         ("gpu", "Prefill", "prefill"), ("gpu", "prefill of the prompt", "prefill"), ("gpu", "DecodeStep", "decode"),
         ("gpu", "DecodeAttention", "decode"), ("gpu", "", "other"), ("gpu", "7", "other"),

@@ -8,12 +8,15 @@ import pytest
 from tiny import DECODING
 
 from kvferry.analysis import style
-from kvferry.analysis.decode_picture import decode_picture
-from kvferry.analysis.decode_time import FOR_OTHERS, FOR_STORAGE, reused_shares, storage_depth, waits_s
+from kvferry.analysis.compare import compare_gantt
+from kvferry.analysis.decode_picture import _purpose, decode_picture
+from kvferry.analysis.decode_time import FOR_COPIES, FOR_OTHERS, FOR_STORAGE, reused_shares, storage_depth, waits_s
 from kvferry.analysis.gantt import gantt
 from kvferry.analysis.steps import steps_of
+from kvferry.analysis.token_window import prefill_end_s, with_tokens
+from kvferry.machine.ops import OPS
 from kvferry.machine.span import Span
-from kvferry.pipelines.record import Decoded, Run
+from kvferry.pipelines.record import Decoded, RequestRecord, Run
 from kvferry.pipelines.run import run_scenario
 from kvferry.pipelines.tally import Totals
 from kvferry.scenarios.loader import load_scenario
@@ -77,8 +80,58 @@ def test_the_picture_shows_io_beside_compute() -> None:
     assert [text.get_text() for text in above.texts] == ["layer 0", "layer 1"]
     heights = [bar.get_height() for bar in below.patches]
     assert heights == pytest.approx([3.0, 3.0, 2.0, 2.0])  # ms: the processor's, then storage's
-    assert "4.00 ms each, storage reads 2.00 ms, the processor works 3.00 ms" in below.get_title(loc="left")
-    assert "50.0 % of reading is hidden" in below.get_title(loc="left")
+    assert "4.00 ms each, the processor works 3.00 ms, storage reads for 2.00 ms" in below.get_title(loc="left")
+    assert "50.0 % of that is hidden" in below.get_title(loc="left")
+
+
+def copied(run: Run) -> Run:
+    """The same with copies in place of reads, those of the second step's first layer alone."""
+    spans = [span for span in run.spans if span.resource != "storage"]
+    return replace(run, spans=(*spans, Span("copy", "Copy", 1.012, 1.014, 5e6)))
+
+
+def test_copies_between_memories_have_a_row_and_are_waited_for() -> None:
+    run = copied(decoded(steps=3))
+    with mpl.rc_context(style.RC):
+        above, below, by_step = decode_picture(run, title="tiny: specontext").axes
+    # The step in which something is copied, not the one in the middle.
+    assert [label.get_text() for label in above.get_yticklabels()] == ["copy", "gpu"]
+    assert above.get_title(loc="left").endswith("of decode step 1")
+    assert "copies take 333 µs" in below.get_title(loc="left")
+    words = [text.get_text() for text in by_step.get_legend().get_texts()]
+    assert "waiting for copies" in words and "waiting for storage" not in words
+    steps = steps_of(run)
+    assert steps is not None
+    waits = waits_s(run.spans, steps, np.array([1.0, 1.008, 1.016]), lambda span: span.label)
+    assert waits[FOR_COPIES].tolist() == pytest.approx([0.0, 1e-3])
+    assert waits[FOR_OTHERS].tolist() == pytest.approx([2e-3, 1e-3])
+
+
+def test_layers_are_drawn_where_something_moves() -> None:
+    """One choice for all layers is copied before the first of them computes."""
+    run = decoded(layers=12)
+    spans = tuple(span for span in run.spans if span.resource != "storage")
+    for moves, first in (([], "Layers 3 to 7"), ([Span("copy", "Copy", 1.0, 1.001)], "Layers 0 to 4")):
+        with mpl.rc_context(style.RC):
+            above = decode_picture(replace(run, spans=(*spans, *moves))).axes[0]
+        assert above.get_title(loc="left").startswith(first)
+
+
+def test_an_op_says_how_it_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(OPS, "Dequantise", type("Dequantise", (), {"purpose": "attention", "of_block": True}))  # type: ignore[arg-type]
+    assert _purpose(Span("gpu", "Dequantise", 0.0, 1.0)) == "attention"
+    assert style.kind_of(Span("gpu", "Dequantise", 0.0, 1.0)) == "decode"
+
+
+def test_titles_say_what_part_of_the_output_is_drawn() -> None:
+    run = decoded()
+    assert run.decoded is not None
+    assert with_tokens("tiny", run) == "tiny"
+    longer = replace(run, decoded=replace(run.decoded, output=1000))
+    assert with_tokens("tiny", longer) == "tiny, 3 of 1,000 tokens"
+    assert with_tokens("", replace(longer, decoded=None)) == ""
+    with mpl.rc_context(style.RC):
+        assert "3 of 1,000 tokens" in decode_picture(longer, title="tiny").get_suptitle()
 
 
 def test_what_each_token_waits_for_adds_up_to_its_step() -> None:
@@ -86,12 +139,14 @@ def test_what_each_token_waits_for_adds_up_to_its_step() -> None:
     run = decoded()
     steps, edges_s = steps_of(run), np.array([1.0, 1.008, 1.016])
     assert steps is not None
-    waits = waits_s(run.spans, steps, edges_s, {"DecodeAttention": "attention", "FeedForward": "layer"})
+    names = {"DecodeAttention": "attention", "FeedForward": "layer"}
+    waits = waits_s(run.spans, steps, edges_s, lambda span: names[span.label])
     found = {kind: pytest.approx(seconds.tolist()) for kind, seconds in waits.items()}
     assert found == {
         "attention": [2e-3, 2e-3],
         "layer": [4e-3, 4e-3],
         FOR_STORAGE: [2e-3, 2e-3],
+        FOR_COPIES: [0.0, 0.0],
         FOR_OTHERS: [0.0, 0.0],
     }
 
@@ -111,7 +166,7 @@ def test_reuse_over_time_is_drawn_where_blocks_are_kept() -> None:
         axes = decode_picture(kept).axes
     assert len(axes) == 5
     assert axes[3].lines[0].get_ydata().tolist() == [25.0, 75.0]
-    assert axes[3].get_title(loc="left") == "Reuse: 41.7 % of selected KV was there already"
+    assert axes[3].get_title(loc="left") == "Reuse, of these 2 steps: 41.7 % was there already"
     assert np.isnan(reused_shares([(0, 0)])).all()
 
 
@@ -126,9 +181,40 @@ def test_blocks_of_steps_add_up_to_those_of_the_run() -> None:
 
 def test_prefill_of_a_decoded_batch_is_no_load() -> None:
     run = run_scenario(load_scenario(DECODING, ["workload.batch=2"]))
-    words = [text.get_text() for text in gantt(run).axes[-1].get_legend().get_texts()]
-    assert "load" not in words
-    assert "waiting and prefill" in words
+    with mpl.rc_context(style.RC):
+        figure = gantt(run)
+    prefill, decoding = figure.axes
+    assert prefill.get_title(loc="left").startswith("Prefill: ")
+    # Two sequences alike need no rows of their own.
+    assert decoding.get_title(loc="left").startswith("Decoding 11 tokens more: ")
+    assert decoding.get_xlim()[1] == pytest.approx(run.duration_s - prefill.get_xlim()[1])
+
+
+def test_prefill_and_decoding_are_apart_where_no_token_comes_before_all_prompts() -> None:
+    def request(n: int, *times_s: float) -> RequestRecord:
+        return RequestRecord(request=n, arrival_s=0.0, first_token_s=times_s[0], token_times_s=times_s)
+
+    run = replace(decoded(), requests=(request(0, 2.0, 5.0), request(1, 3.0, 6.0)))
+    assert prefill_end_s(run) == 3.0
+    assert prefill_end_s(replace(run, requests=(request(0, 2.0, 2.5), request(1, 3.0, 6.0)))) is None
+    assert prefill_end_s(replace(run, decoded=None)) is None
+
+
+def test_systems_are_drawn_over_as_many_tokens() -> None:
+    def run(steps: int) -> Run:
+        one = decoded(steps=steps)
+        assert one.decoded is not None
+        times_s = one.decoded.token_times_s
+        record = RequestRecord(request=0, arrival_s=0.0, first_token_s=1.0, token_times_s=times_s)
+        return replace(one, requests=(record,))
+
+    with mpl.rc_context(style.RC):
+        figure = compare_gantt({"long": run(8), "short": run(2)}, title="both")
+    assert figure.get_suptitle() == "both, 3 of 9 tokens in each system"
+    assert [axis.get_title(loc="left") for axis in figure.axes] == [
+        "long: 8.00 ms per token", "short: 8.00 ms per token"
+    ]  # fmt: skip
+    assert figure.axes[0].get_xlim() == (0.0, pytest.approx(0.016))
 
 
 def test_a_real_pipeline_has_steps() -> None:
