@@ -153,7 +153,7 @@ def _draw_means(axis: Any, spans: Sequence[Span], steps: Steps, shown: Sequence[
     means = [np.mean(rows, axis=0) for rows in zip(*(_by_layer(spans, steps, n, moving) for n in shown))]
     lasting, computing, *moves = means
     layers = np.arange(len(lasting))
-    bars = [(computing, "processor busy", ORANGE, None)]
+    bars: list[tuple[Any, str, str, str | None]] = [(computing, "processor busy", ORANGE, None)]
     bars += [(seconds, MOVERS[name][0], *MOVERS[name][1]) for name, seconds in zip(moving, moves, strict=True)]
     width = 0.8 / len(bars)
     for n, (seconds, label, colour, hatch) in enumerate(bars):

@@ -38,15 +38,12 @@ def waits_s(spans: Sequence[Span], steps: Steps, edges_s: np.ndarray, kind_of: C
     for kind, of_kind in sorted(by_kind.items()):
         found[kind] = shares(union(of_kind), edges_s) * lasting_s
     copies = [span for span in inside if span.resource == "copy"]
-    so_far = [
-        0.0,
-        *(shares(union(part), edges_s) * lasting_s for part in (own, [*own, *reads], [*own, *reads, *copies])),
-    ]
-    waited = [*so_far[2:], lasting_s]
-    kinds = (FOR_STORAGE, FOR_COPIES, FOR_OTHERS)
-    return found | {
-        kind: np.maximum(after - before, 0.0) for kind, before, after in zip(kinds, so_far[1:], waited, strict=True)
-    }
+    busy = own, [*own, *reads], [*own, *reads, *copies]
+    *before_s, last_s = (shares(union(part), edges_s) * lasting_s for part in busy)
+    after_s = [before_s[1], last_s, lasting_s]
+    for kind, before, after in zip((FOR_STORAGE, FOR_COPIES, FOR_OTHERS), [*before_s, last_s], after_s, strict=True):
+        found[kind] = np.maximum(after - before, 0.0)
+    return found
 
 
 def storage_depth(spans: Sequence[Span], edges_s: np.ndarray) -> np.ndarray:

@@ -85,6 +85,7 @@ _KIND_OF_PURPOSE = {"computed": "computed", "prefill": "prefill", "updating clus
 _KIND_OF_WORD = {
     "compute": "computed",
     "computed": "computed",
+    "prefill": "prefill",
     "prompt": "prefill",
     "first": "decode",
     "decode": "decode",
