@@ -109,7 +109,11 @@ FIGURES: dict[str, Figure] = {
     "assisted_tokens_max": Figure("the most of them", None, "largest L of a request"),
     "assisted_ratio": Figure("prompt kept", None, "r, the part of a prompt that the device prefills; mean"),
     "assisted_share": Figure("requests helped", None, "share of requests that the cloud had a part in"),
-    "lost_share": Figure("requests let down", "low", "share with which something went wrong in the cloud"),
+    "lost_share": Figure(
+        "requests let down",
+        "low",
+        "share with which something went wrong in the cloud, or one of its tokens came behind the device's own",
+    ),
     "corrected_tokens": Figure(
         "tokens corrected", None, "cloud's tokens where the device's model would have said another; mean"
     ),
