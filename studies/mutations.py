@@ -18,7 +18,8 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -157,22 +158,10 @@ def copied(to: Path) -> Path:
     return path.parent
 
 
-def run_tests(tree: Path, path: Path, files: Sequence[str]) -> tuple[str, str]:
-    """("caught", the first test that failed), ("passed", "") or ("too long", "")."""
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-x",
-        "-q",
-        "-n",
-        "0",
-        "-m",
-        "not long",
-        "-p",
-        "no:cacheprovider",
-        *files,
-    ]
+def run_tests(tree: Path, path: Path, files: Sequence[str], broken: Iterable[str] = ()) -> tuple[str, str]:
+    """("caught", the first test that failed), ("passed", "") or ("too long", ""), without tests that are `broken`."""
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-m", "not long", "-p", "no:cacheprovider"]
+    command += [*files, *(f"--deselect={one}" for one in broken)]
     environment = {**os.environ, "PYTHONPATH": str(path), "OMP_NUM_THREADS": "1"}
     limit = lambda: resource.setrlimit(resource.RLIMIT_CPU, (_CPU_S, _CPU_S + 5))  # noqa: E731
     # A mutation may wait for ever, without any processor time.
@@ -187,24 +176,53 @@ def run_tests(tree: Path, path: Path, files: Sequence[str]) -> tuple[str, str]:
     if done.returncode in (0, 5):
         return "passed", ""
     lines = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-    return "caught", lines[0].split(" - ")[0] if lines else done.stdout[-200:]
+    return "caught", lines[0].split(" - ")[0].split(" ", 1)[1] if lines else done.stdout[-200:]
 
 
-def judged(mutation: Mutation, tree: Path, path: Path) -> dict[str, str]:
-    """What becomes of a mutation; the copy is as before afterwards."""
-    file = tree / mutation.path
-    source, verdicts = file.read_text(), set[str]()
-    file.write_text(mutation.applied(source))
-    try:
-        compile(file.read_text(), str(file), "exec")
-        for files in tests_for(mutation.path, tree):
-            verdict, by = run_tests(tree, path, files)
-            verdicts.add(verdict)
+class Judge:
+    """Says what becomes of mutations in a copy of the tree. A test that fails without any does not count from then
+    on."""
+
+    def __init__(self, tree: Path, path: Path, sound: Iterable[str]) -> None:
+        """`sound`: tests that are known to pass."""
+        self._tree, self._path = tree, path
+        self._sound, self._broken = set(sound), set[str]()
+
+    def judged(self, mutation: Mutation) -> dict[str, str]:
+        """The copy is as before afterwards."""
+        too_long = False
+        for files in tests_for(mutation.path, self._tree):
+            while True:
+                with changed(self._tree / mutation.path, mutation):
+                    verdict, by = run_tests(self._tree, self._path, files, sorted(self._broken))
+                if verdict != "caught" or self._is_sound(by):
+                    break
             if verdict == "caught":
                 return {"verdict": "caught", "by": by}
-        return {"verdict": "too long" if "too long" in verdicts else "survived", "by": ""}
+            too_long |= verdict == "too long"
+        return {"verdict": "too long" if too_long else "survived", "by": ""}
+
+    def _is_sound(self, by: str) -> bool:
+        """What failed passes without the mutation."""
+        if by in self._sound or "::" not in by:
+            return True
+        if run_tests(self._tree, self._path, [by])[0] == "caught":
+            self._broken.add(by)
+            return False
+        self._sound.add(by)
+        return True
+
+
+@contextmanager
+def changed(file: Path, mutation: Mutation) -> Iterator[None]:
+    """The mutated file, for as long as the block lasts."""
+    source = file.read_text()
+    file.write_text(mutation.applied(source))
+    try:
+        yield
     finally:
         file.write_text(source)
+        # Two sources of one length within a second look alike to Python.
         for compiled in file.parent.glob(f"__pycache__/{file.stem}.*.pyc"):
             compiled.unlink()
 
@@ -240,10 +258,11 @@ def main() -> None:
         return
     asked.output.mkdir(parents=True, exist_ok=True)
     path, known = copied(asked.output), {one["name"] for one in journal}
+    judge = Judge(asked.output / "tree", path, {one["by"] for one in journal})
     for n, mutation in enumerate(drawn(asked.count, asked.seed)):
         if mutation.name in known:
             continue
-        found = judged(mutation, asked.output / "tree", path)
+        found = judge.judged(mutation)
         with file.open("a") as lines:
             lines.write(json.dumps({"name": mutation.name, **asdict(mutation), **found}) + "\n")
         print(f"{n + 1}/{asked.count} {found['verdict']}: {mutation.name} {found['by']}", file=sys.stderr, flush=True)
