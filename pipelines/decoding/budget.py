@@ -8,7 +8,7 @@ from kvferry.pipelines.decoding.plan import DecodePlan
 from kvferry.pipelines.decoding.sizing import NoRoom
 from kvferry.policies.decode.placement import KvSize
 from kvferry.policies.decode.roles import Roles
-from kvferry.policies.engine_memory import activation_bytes, engine_holdings, sequences_of, split_bytes, value_bytes
+from kvferry.policies.engine_memory import engine_holdings, sequences_of, split_bytes, value_bytes
 from kvferry.policies.ledger import Holding, Ledger
 from kvferry.specs.errors import InputError, OutOfMemory
 from kvferry.specs.scenario import Scenario
@@ -33,16 +33,13 @@ def stopped_at_the_most(scenario: Scenario, sequences: int) -> Iterator[str]:
 def workspace(scenario: Scenario, roles: Roles) -> tuple[Holding, ...]:
     """Returns what a way of decoding holds besides what every engine does, from beginning to end.
 
-    A kernel that joins KV to one tensor (transformers) takes prompts whole, so that activations are as large. Where KV
-    leaves the processor's memory layer by layer (KVSwap 3.4), the hidden states of a whole prompt wait for the next
-    layer, and KV of two layers is there: of the one that is computed, and of the one that is written out. Prompts of a
-    batch are taken to pass one after the other, which takes the same time as together. At last, what a placement's own
-    formula leaves to intermediate values beyond what they are known to take (SpeContext Eq. 6).
+    Where KV leaves the processor's memory layer by layer (KVSwap 3.4), the hidden states of a whole prompt wait for the
+    next layer, and KV of two layers is there: of the one that is computed, and of the one that is written out. Prompts
+    of a batch are taken to pass one after the other, which takes the same time as together. At last, what a placement's
+    own formula leaves to intermediate values beyond what they are known to take (SpeContext Eq. 6).
     """
     model, context = scenario.model, scenario.decode.workload.context
     sizes = dict[str, float]()
-    if roles.attention.grown and scenario.budget.prefill_chunk and context > scenario.budget.prefill_chunk:
-        sizes["workspace: whole prompts"] = activation_bytes(model, context - scenario.budget.prefill_chunk)
     if roles.attention.reads == "decode_attention":
         sizes["workspace: attention"] = split_bytes(model)
     if roles.placement.away is not None:
