@@ -33,8 +33,8 @@ def reproduce_paper(
     "claims": [{"id", "what", "statistic", "paper_low", "paper_high",
     "ours", "ours_low", "ours_high": medians over the seeds,
     "ours_range", "ours_low_range", "ours_high_range": each the least and the most of them, "seeds", "seeds_hit": how
-    many would hit by themselves, "verdict", "fitted", "why"}], "cells": [{"experiment", "case", "system", ...,
-    "metric", "paper", "ours", "ours_range", "relative_error", "fitted": where it was}],
+    many would hit by themselves, "verdict", "fitted", "chosen", "why"}], "cells": [{"experiment", "case", "system",
+    ..., "metric", "paper", "ours", "ours_range", "relative_error", "fitted": where it was}],
     "tables": [{"name", "status", "why"}], "not_measured": devices whose profile was not measured}. What does not exist
     is None.
 
@@ -93,6 +93,7 @@ def _claim(paper: Paper, number: int, results: Results) -> Report:
         "seeds_hit": None if claim.statistic == "measured" else sum(hits(claim, f) for f in figures),
         "verdict": verdict_of(claim, figures),
         "fitted": bool(evidence.fitted),
+        "chosen": evidence.chosen,
         "why": conditions_of(paper, evidence, results),
     }
 

@@ -64,7 +64,8 @@ def _run(name: str, measure: Callable[[], Iterator[Row]], tolerance: float, save
     rows = []
     for row in measure():
         rows.append(row)
-        ceiling, share = ("", "") if row.ceiling is None else (f"{row.ceiling:.4g}", f"{row.value / row.ceiling:.2f}")
+        ceiling = "" if row.ceiling is None else f"{row.ceiling:.4g}"
+        share = f"{row.value / row.ceiling:.2f}" if row.ceiling else ""
         then = f"{last[row.name]:.4g}" if row.name in last else ""
         print(f"  {row.name:62}{row.value:10.4g} {row.unit:12}{ceiling:>10}{share:>8}{then:>10}", flush=True)
     if kept is not None and kept["machine"] != machine():

@@ -56,7 +56,8 @@ def conditions_of(paper: Paper, evidence: EvidenceSpec, results: Results) -> str
     for describe in (_model, _device, _medium):
         words.append(" or ".join(dict.fromkeys(describe(scenario) for scenario in scenarios.values())))
     words += _variants(paper, evidence, results)
-    remarks = [experiment.remark, evidence.remark, f"Fitted: {evidence.fitted}" if evidence.fitted else ""]
+    ours = [f"{what}: {said}" for what, said in (("Fitted", evidence.fitted), ("Chosen", evidence.chosen)) if said]
+    remarks = [experiment.remark, evidence.remark, *ours]
     return ". ".join(remark.strip().rstrip(".") for remark in ("; ".join(words), *remarks) if remark)
 
 

@@ -195,19 +195,51 @@ def _by_arrival(values: np.ndarray, of: Assisted) -> np.ndarray:
 
 def cloud_gain(scenario: Scenario) -> Figures:
     """Requests per second of a cloud that sends the scenario's L, over those where it sends 200 (P/D-Device Fig. 7d);
-    and what it serves per second with either."""
-    whole = {"name": "optimised", "tokens": 200}
-    policies = scenario.policies | {"assist": PolicySpec.model_validate(whole)}
-    figures = []
-    for one in (scenario, scenario.model_copy(update={"policies": policies})):
-        assisted = run_scenario(one).assisted
-        assert assisted is not None
-        figures.append(assisted.cloud["cloud_throughput_requests_per_s"])
+    and what it serves per second with either. A request whose user has given up is not served; ``let_down``: how many
+    of all there were with either."""
+    (rate, let_down), (rate_of_200, let_down_of_200) = map(_served_per_s, (scenario, _with_200_tokens(scenario)))
     return {
-        "cloud_throughput_gain": figures[0] / figures[1],
-        "cloud_throughput_requests_per_s": figures[0],
-        "with_200_requests_per_s": figures[1],
+        "cloud_throughput_gain": rate / rate_of_200,
+        "cloud_throughput_requests_per_s": rate,
+        "with_200_requests_per_s": rate_of_200,
+        "let_down": let_down,
+        "with_200_let_down": let_down_of_200,
     }
+
+
+def cloud_gain_at_equal_machines(scenario: Scenario) -> Figures:
+    """The same where as many machines as the scenario's cloud has prefill and decode in the best proportion for
+    either; and how many of them prefill then."""
+    prefill, decode = (scenario.machines[name] for name in ("prefill", "decode"))
+    of = (prefill.count or 1) + (decode.count or 1)
+    best = []
+    for one in (scenario, _with_200_tokens(scenario)):
+        rates = {}
+        for n in range(1, of):
+            counts = {"prefill": prefill.model_copy(update={"count": n})}
+            counts["decode"] = decode.model_copy(update={"count": of - n})
+            rates[n] = _served_per_s(one.model_copy(update={"machines": {**one.machines, **counts}}))[0]
+        best.append(max(rates.items(), key=lambda of: of[1]))
+    (n, rate), (n_of_200, rate_of_200) = best
+    return {
+        "cloud_throughput_gain": rate / rate_of_200,
+        "cloud_throughput_requests_per_s": rate,
+        "with_200_requests_per_s": rate_of_200,
+        "prefilling": float(n),
+        "with_200_prefilling": float(n_of_200),
+    }
+
+
+def _with_200_tokens(scenario: Scenario) -> Scenario:
+    whole = PolicySpec.model_validate({"name": "optimised", "tokens": 200})
+    return scenario.model_copy(update={"policies": scenario.policies | {"assist": whole}})
+
+
+def _served_per_s(scenario: Scenario) -> tuple[float, float]:
+    """A cloud's requests per second, and how many requests it has let down."""
+    assisted = run_scenario(scenario).assisted
+    assert assisted is not None
+    return assisted.cloud["cloud_throughput_requests_per_s"], float(assisted.columns["lost"].sum())
 
 
 MEASUREMENTS: dict[str, Callable[[Scenario], Figures]] = {
@@ -219,6 +251,7 @@ MEASUREMENTS: dict[str, Callable[[Scenario], Figures]] = {
     "clusters": clusters,
     "ttft_decrease": ttft_decrease,
     "cloud_gain": cloud_gain,
+    "cloud_gain_at_equal_machines": cloud_gain_at_equal_machines,
     "largest_batch": largest_batch,
     "drop_at_threshold": drop_at_threshold,
     "choosing_share": choosing_share,

@@ -103,6 +103,8 @@ class EvidenceSpec(Spec):
     scale: float = 1.0
     # What was fitted to this claim, so that a hit proves little.
     fitted: str = ""
+    # What the figure rests on that the paper does not print and we have chosen.
+    chosen: str = ""
     # A remark for readers of the verdict.
     remark: str = ""
 

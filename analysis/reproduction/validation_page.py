@@ -65,6 +65,7 @@ def _claims(report: Report) -> Iterable[str]:
         ours = claim["ours"] if claim["paper_low"] == claim["paper_high"] else (claim["ours_low"], claim["ours_high"])
         hit = "" if claim["seeds_hit"] is None or claim["seeds"] < 2 else f"{claim['seeds_hit']} of {claim['seeds']}"
         verdict = claim["verdict"] + (", fitted" if claim["fitted"] and claim["verdict"] == "hit" else "")
+        verdict += f", chosen: {claim['chosen']}" if claim.get("chosen") else ""
         paper = _span((claim["paper_low"], claim["paper_high"]))
         yield _row(claim["id"], claim["what"], paper, _span(ours), _seeds(claim), hit, verdict)
 

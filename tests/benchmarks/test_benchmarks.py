@@ -64,3 +64,17 @@ def test_a_name_that_is_none() -> None:
     done = subprocess.run(asked, cwd=HERE, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert "no benchmark is called cost; known: traces, costs" in done.stderr
+
+
+def test_a_fleet_says_what_its_users_wait_for_and_how_many_are_let_down(harness: Any) -> None:
+    from benchmarks import assist
+
+    quick = ("workload.duration=3 min", "machines.prefill.count=1", "machines.decode.count=1")
+    found = {row.name.removeprefix("60 devices, "): row for row in assist.rows((60,), quick)}
+    assert 0.5 < found["TTFT p50"].value <= found["TTFT p95"].value <= found["TTFT p99"].value
+    assert (found["requests let down"].value, found["requests let down"].unit) == (0, "%")
+
+
+def test_a_ceiling_of_nothing_is_shown_without_a_share(harness: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    harness.main._run("x", lambda: iter([harness.row.lower("let down", 3.0, "%", 0)]), 0.25, None)
+    assert capsys.readouterr().out.splitlines()[-1].split() == ["let", "down", "3", "%", "0"]

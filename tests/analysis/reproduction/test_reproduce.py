@@ -116,7 +116,7 @@ experiments:
     systems: [stream]
 evidence:
   C1: {experiment: main, metric: ttft_s, system: stream, against: [local], take: range, fitted: nothing really}
-  C2: {experiment: main, metric: energy_j, system: stream, cases: [long], take: max, remark: as metered}
+  C2: {experiment: main, metric: energy_j, system: stream, cases: [long], take: max, remark: as metered, chosen: load}
 """,
     "exhibits.yaml": """\
 exhibits:
@@ -207,7 +207,8 @@ def test_the_report_by_hand(paper: Paper) -> None:
     assert "tiny; link constant (8 Mbit/s)" in first["why"]
     assert first["why"].endswith("stream: all streamed; local: all computed. Fitted: nothing really")
     assert (second["verdict"], second["ours"], second["fitted"]) == ("hit", 10.0, False)
-    assert second["why"].endswith("as metered")
+    assert second["why"].endswith("as metered. Chosen: load")
+    assert (first["chosen"], second["chosen"]) == ("", "load")
     statuses = {table["name"]: (table["status"], table["why"]) for table in report["tables"]}
     assert statuses == {
         "Fig. 1": ("not_applicable", "a drawing"),

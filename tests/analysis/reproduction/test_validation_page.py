@@ -115,3 +115,14 @@ def test_the_documentation_has_every_claim(paper: str) -> None:
         if line.startswith("| ")
     ]
     assert shown[1:][: len(ids)] == ids
+
+
+def test_what_was_chosen_stands_beside_the_verdict() -> None:
+    report = {
+        **REPORT,
+        "claims": [_claim(chosen="load"), _claim(id="A2", verdict="miss", fitted=False, chosen="ratio")],
+    }
+    anew = with_tables(TEXT.format("claims"), {"ours": report})
+    assert anew is not None
+    assert "| hit, fitted, chosen: load |" in anew
+    assert "| miss, chosen: ratio |" in anew

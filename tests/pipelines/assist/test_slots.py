@@ -13,6 +13,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from tiny import changed, tiny
 
+from kvferry.analysis.reproduction.measurements import cloud_gain, cloud_gain_at_equal_machines
 from kvferry.pipelines.assist.cloud import Cloud
 from kvferry.pipelines.run import run_scenario
 from kvferry.traces.assisted import assisted_requests
@@ -101,6 +102,21 @@ def test_a_prompt_that_fits_no_memory_is_told(name: str) -> None:
     run = run_scenario(tiny(changed(BY_HAND, machines=with_memory(name, 999))))
     assert run.outcome == "out_of_memory"
     assert "an instance of the cloud: kv needs" in run.why
+
+
+def test_a_gain_at_equal_numbers_shares_machines_out_anew_and_leaves_out_who_gives_up() -> None:
+    # Four machines: with 10 tokens of 10 ms behind 100 ms of prefill all but one prefill, with 200 two at most.
+    machines = {"cloud": None, "prefill": {**CLOUD, "count": 3}, "decode": CLOUD}
+    workload = {"devices": 24, "output": 200}
+    scenario = tiny(
+        changed(BY_HAND, machines=machines, workload=workload),
+        "policies.assist={name: optimised, tokens: 10, ratio: 0.25}", "policies.serving={name: slots, slots: 2}",
+    )  # fmt: skip
+    fixed, shared = cloud_gain(scenario), cloud_gain_at_equal_machines(scenario)
+    assert shared["prefilling"] > shared["with_200_prefilling"] >= 1
+    for name in ("cloud_throughput_requests_per_s", "with_200_requests_per_s"):
+        assert shared[name] >= fixed[name]
+    assert shared["cloud_throughput_gain"] < fixed["cloud_throughput_gain"]
 
 
 @contextmanager
