@@ -140,29 +140,23 @@ def tests_for(path: str, tree: Path) -> list[list[str]]:
     return [turn for turn in turns if turn]
 
 
-def copied(to: Path) -> Path:
-    """A copy of the tracked files, and a folder in which ``kvferry`` is that copy: the path for Python."""
-    tree, path = to / "tree", to / "path" / "kvferry"
-    shutil.rmtree(to / "tree", ignore_errors=True)
-    shutil.rmtree(to / "path", ignore_errors=True)
+def copied(tree: Path) -> None:
+    """A copy of the tracked files, in which ``kvferry`` is that copy wherever Python is started."""
+    shutil.rmtree(tree, ignore_errors=True)
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout
     for name in listed.decode().split("\0")[:-1]:
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, tree / name)
-    path.mkdir(parents=True)
     for part in sorted(tree.iterdir()):
-        if part.is_dir() and (part / "__init__.py").exists() and part.name != "kvferry":
-            (path / part.name).symlink_to(part)
-    for part in (tree / "kvferry").iterdir():
-        (path / part.name).symlink_to(part)
-    return path.parent
+        if (part / "__init__.py").exists() and part.name != "kvferry":
+            (tree / "kvferry" / part.name).symlink_to(part)
 
 
-def run_tests(tree: Path, path: Path, files: Sequence[str], broken: Iterable[str] = ()) -> tuple[str, str]:
+def run_tests(tree: Path, files: Sequence[str], broken: Iterable[str] = ()) -> tuple[str, str]:
     """("caught", the first test that failed), ("passed", "") or ("too long", ""), without tests that are `broken`."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-m", "not long", "-p", "no:cacheprovider"]
     command += [*files, *(f"--deselect={one}" for one in broken)]
-    environment = {**os.environ, "PYTHONPATH": str(path), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
     limit = lambda: resource.setrlimit(resource.RLIMIT_CPU, (_CPU_S, _CPU_S + 5))  # noqa: E731
     # A mutation may wait for ever, without any processor time.
     try:
@@ -183,9 +177,9 @@ class Judge:
     """Says what becomes of mutations in a copy of the tree. A test that fails without any does not count from then
     on."""
 
-    def __init__(self, tree: Path, path: Path, sound: Iterable[str]) -> None:
+    def __init__(self, tree: Path, sound: Iterable[str]) -> None:
         """`sound`: tests that are known to pass."""
-        self._tree, self._path = tree, path
+        self._tree = tree
         self._sound, self._broken = set(sound), set[str]()
 
     def judged(self, mutation: Mutation) -> dict[str, str]:
@@ -194,7 +188,7 @@ class Judge:
         for files in tests_for(mutation.path, self._tree):
             while True:
                 with changed(self._tree / mutation.path, mutation):
-                    verdict, by = run_tests(self._tree, self._path, files, sorted(self._broken))
+                    verdict, by = run_tests(self._tree, files, sorted(self._broken))
                 if verdict != "caught" or self._is_sound(by):
                     break
             if verdict == "caught":
@@ -206,7 +200,7 @@ class Judge:
         """What failed passes without the mutation."""
         if by in self._sound or "::" not in by:
             return True
-        if run_tests(self._tree, self._path, [by])[0] == "caught":
+        if run_tests(self._tree, [by])[0] == "caught":
             self._broken.add(by)
             return False
         self._sound.add(by)
@@ -257,8 +251,8 @@ def main() -> None:
         print(report(journal))
         return
     asked.output.mkdir(parents=True, exist_ok=True)
-    path, known = copied(asked.output), {one["name"] for one in journal}
-    judge = Judge(asked.output / "tree", path, {one["by"] for one in journal})
+    copied(tree := asked.output.resolve() / "tree")
+    known, judge = {one["name"] for one in journal}, Judge(tree, {one["by"] for one in journal})
     for n, mutation in enumerate(drawn(asked.count, asked.seed)):
         if mutation.name in known:
             continue

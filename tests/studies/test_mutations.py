@@ -56,6 +56,26 @@ def test_they_are_drawn_alike_and_have_tests(mutations: Any) -> None:
     assert "tests/layouts/test_cluster_layouts.py" in first
 
 
+def test_a_mutation_is_made_in_the_copy_that_tests_import(mutations: Any, tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    mutations.copied(tree)
+    (tree / "tests" / "test_where.py").write_text("""\
+import kvferry.layouts.layout as layout
+from pathlib import Path
+
+
+def test_where() -> None:
+    assert Path(layout.__file__).resolve().is_relative_to(Path.cwd().resolve())
+""")
+    assert mutations.run_tests(tree, ["tests/test_where.py"]) == ("passed", "")
+    one = mutations.Mutation("tests/test_where.py", 6, 11, 6, 79, "", "False")
+    judge = mutations.Judge(tree, [])
+    with mutations.changed(tree / one.path, one):
+        assert mutations.run_tests(tree, ["tests/test_where.py"])[0] == "caught"
+    # It passes without the mutation, so it counts.
+    assert judge._is_sound("tests/test_where.py::test_where")
+
+
 def test_the_report_counts_and_names(mutations: Any) -> None:
     one = {"path": "sim/link.py", "line": 3, "old": "a", "new": "b", "verdict": "survived"}
     said = mutations.report([one, {**one, "verdict": "caught"}])
