@@ -57,7 +57,7 @@ def said(run: Run) -> str:
 @pytest.fixture(scope="module")
 def alone() -> str:
     """What the model says to the whole prompt."""
-    return said(ran(system="device-only"))
+    return said(ran(system="device-only", policies={"assist": None}))
 
 
 @pytest.mark.parametrize(
