@@ -101,9 +101,8 @@ def test_kv_on_its_way_to_storage_and_hidden_states_are_of_one_prompt_by_hand() 
     assert held["workspace: KV on its way out"] == 2 * 1024 * 128
 
 
-def test_prompts_that_pass_whole_do_not_fit_where_a_paper_ran_them() -> None:
-    """SpeContext ran FlashAttention on 32 Ki tokens with 4 GB: 1.6 GiB for 3 x 8,192 numbers of each beside the weights
-    would not have been there."""
+def test_a_long_prompt_fits_in_chunks_and_not_as_a_whole() -> None:
+    """Of 32 Ki tokens, 3 x 8,192 numbers of each take 1.5 GiB beside the weights."""
     settings = ["system=full-flash", "workload.input=32Ki", "workload.output=2Ki", "workload.decoded=2"]
     assert run_scenario(load_scenario("specontext/edge", settings)).outcome == "done"
     whole = run_scenario(load_scenario("specontext/edge", [*settings, "budget.prefill_chunk=null"]))
