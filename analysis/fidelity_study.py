@@ -110,7 +110,7 @@ def measure(
 def scatter(rows: Sequence[Mapping[str, Any]], *, title: str = "") -> Figure:
     """Simulated over measured headline metric, the same for all rows: a mark per scenario and a kind of mark per
     system, with the 5 and 15 % lines."""
-    from matplotlib.ticker import MaxNLocator, NullLocator
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
     headline = rows[0]["headline"]
     figure = style.new_figure(6.2, 5.6)
@@ -145,10 +145,9 @@ def scatter(rows: Sequence[Mapping[str, Any]], *, title: str = "") -> Figure:
     axis.set_xlim(*ends)
     axis.set_ylim(*ends)
     for numbers in (axis.xaxis, axis.yaxis):
+        numbers.set_major_locator(MaxNLocator(5) if ends[1] / ends[0] < 10 else LogLocator(subs=(1, 2, 5)))
+        numbers.set_minor_locator(NullLocator())
         numbers.set_major_formatter("{x:g}")
-        if ends[1] / ends[0] < 10:
-            numbers.set_major_locator(MaxNLocator(5))
-            numbers.set_minor_locator(NullLocator())
     axis.grid(color=FAINT, which="both")
     axis.set_xlabel(f"measured {AXES[headline]}: median, line: least to most of the runs")
     axis.set_ylabel(f"simulated {AXES[headline]}")
