@@ -18,6 +18,7 @@ from kvferry.pipelines.decoding.plan import DecodePlan
 from kvferry.pipelines.decoding.sizing import plan_of
 from kvferry.pipelines.run import BACKENDS
 from kvferry.policies.decode.roles import Roles
+from kvferry.policies.ledger import Ledger
 from kvferry.scenarios.loader import load_model
 from kvferry.specs.scenario import Scenario
 
@@ -42,7 +43,7 @@ class Toy:
 def toy_plan(roles: Roles, *, free_bytes: float = 1e9, **sizes: int) -> DecodePlan:
     """The sizes of a toy, with so many bytes per sequence for KV beside what it manages."""
     plan = plan_of(roles, load_model(MODEL), budget_bytes=1e9, **sizes)
-    managing_bytes = plan.memory_bytes + plan.weight_bytes / plan.sequences
+    managing_bytes = Ledger(plan.manages, plan.sequences).n_bytes(plan.most_tokens) / plan.sequences
     return replace(plan, budget_bytes=managing_bytes + free_bytes)
 
 
