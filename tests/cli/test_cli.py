@@ -94,7 +94,7 @@ def test_a_system_for_another_workload_leads_to_a_scenario_that_has_it(call: Cal
     code, _, err = call(*arguments)
     assert code == 2
     assert "'shadowkv' is a system for workload kind decode, and this workload is context-reuse" in err
-    assert "kvferry run dynakv/latency --system shadowkv" in err
+    assert "kvferry run decode --system shadowkv" in err
     assert load_scenario("kvswap/throughput", ["policies={}", "system=shadowkv"])
 
 
