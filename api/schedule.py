@@ -71,7 +71,7 @@ def schedule(
 
     Raises InputError as ``load`` does, for a scenario that loads no context, and for a solver that there is not.
     """
-    from kvferry.pipelines.loading.schedules import compare_schedules
+    from kvferry.analysis.schedules import compare_schedules
 
     loaded = load(source, settings, seed=seed)
     check_workload(loaded, "context-reuse", "kvferry schedule", "quickstart")

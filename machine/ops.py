@@ -6,28 +6,18 @@ context in one call with the very formula that the simulator uses op by op.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from kvferry.layouts.pieces import Pieces, Reads
-from kvferry.machine.answers import Answer, Assigned, Clustered, Divided, Selection
+from kvferry.machine.answers import Assigned, Clustered, Divided, Selection
 from kvferry.machine.handles import Attended, Batch, Continued, Rebuilt
 from kvferry.machine.handles import Extents as Extents
+from kvferry.machine.op import OPS as OPS
+from kvferry.machine.op import Number as Number
+from kvferry.machine.op import Op as Op
+from kvferry.machine.op import Purpose
 from kvferry.policies.decode.attention_kernel import AttentionKernel
 from kvferry.policies.decode.rows import Cut, Joined
-
-# What an op is for: computing a context, a prompt or tokens as a whole, or a part of a decode step.
-Purpose = Literal[
-    "computed",
-    "prefill",
-    "tokens",
-    "choosing KV",
-    "updating clusters",
-    "attention",
-    "feed-forward and projections",
-    "rest",
-]
-# A number, or an array of them when a cost model is asked for many ops at once.
-Number = Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,32 +42,6 @@ class Chunks:
     ids: tuple[int, ...]
     n_bytes: float
     level: int = 0
-
-
-# Every op by its label, in the order in which they stand below.
-OPS: dict[str, type["Op"]] = {}
-
-
-class Op:
-    """What all ops have in common.
-
-    ``label``: what its spans are called, the op's own name. ``answer``: what the processor answers with, where a
-    modelled machine takes that from a stream; None: nothing. ``of_block``: belongs to a Transformer block while
-    decoding. ``ends_layer``: it is the last op of its layer there. ``purpose``: as what pictures show its spans.
-    """
-
-    __slots__ = ()
-
-    label: ClassVar[str]
-    answer: ClassVar[type[Answer] | None] = None
-    of_block: ClassVar[bool] = False
-    ends_layer: ClassVar[bool] = False
-    purpose: ClassVar[Purpose] = "rest"
-
-    def __init_subclass__(cls) -> None:
-        # A dataclass with slots is made anew from the class as it is written: the last one counts.
-        cls.label = cls.__name__
-        OPS[cls.label] = cls
 
 
 # --- prefill ---------------------------------------------------------------------------------------------------------

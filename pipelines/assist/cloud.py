@@ -8,6 +8,8 @@ from typing import Any
 
 import simpy
 
+from kvferry.cloud.asked import Served, asked_of, drafts_of
+from kvferry.cloud.messages import BadMessage, Message, failure, first_answer, spoil
 from kvferry.machine.channel import Channel, ChannelBroken
 from kvferry.machine.handling import Forget, Refine, TakeIn, TakenIn
 from kvferry.machine.instant import at
@@ -15,9 +17,7 @@ from kvferry.machine.machine import Machine
 from kvferry.machine.ops import Extents, Prefill
 from kvferry.machine.ticket import Ticket
 from kvferry.pipelines.assist.admission import Admission, Place
-from kvferry.pipelines.assist.asked import Served, asked_of, drafts_of
 from kvferry.pipelines.assist.instance import Instance, Prompt, Turn
-from kvferry.pipelines.assist.messages import BadMessage, Message, failure, first_answer, spoil
 from kvferry.pipelines.workload import Process
 from kvferry.policies.assist.refiner import content_tokens
 from kvferry.policies.assist.serving import Serving, Slots

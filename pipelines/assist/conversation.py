@@ -5,11 +5,11 @@ from typing import Any
 
 import simpy
 
+from kvferry.cloud.messages import BadMessage, Message, failed_of
+from kvferry.cloud.said import answer_of, token_of, verdict_of
+from kvferry.cloud.story import Story
 from kvferry.machine.channel import Channel, ChannelBroken
 from kvferry.pipelines.assist.answer import Answer
-from kvferry.pipelines.assist.messages import BadMessage, Message, failed_of
-from kvferry.pipelines.assist.said import answer_of, token_of, verdict_of
-from kvferry.pipelines.assist.story import Story
 
 # The end of a stream comes right behind its last token; the device has no use for it.
 _END_S = 1.0

@@ -6,6 +6,8 @@ from typing import Any, TypeVar
 
 import simpy
 
+from kvferry.cloud.messages import Message, ask, one_line, refined_tokens, response_bytes
+from kvferry.cloud.story import Story
 from kvferry.machine.channel import Channel
 from kvferry.machine.handles import Continued
 from kvferry.machine.handling import Forget, Prepare, Prepared, Unpack
@@ -16,10 +18,8 @@ from kvferry.machine.ticket import Ticket
 from kvferry.pipelines.assist.answer import Answer
 from kvferry.pipelines.assist.conversation import Conversation
 from kvferry.pipelines.assist.estimates import Estimates, pieces, start_bytes, window_of
-from kvferry.pipelines.assist.messages import Message, ask, one_line, refined_tokens, response_bytes
-from kvferry.pipelines.assist.story import Story
-from kvferry.pipelines.assist.systems import Help
 from kvferry.pipelines.workload import Process
+from kvferry.policies.assist.help import Help
 from kvferry.policies.assist.patience import Patience
 from kvferry.policies.assist.prompt_mask import BadMask, text_of_mask
 from kvferry.specs.errors import OutOfMemory

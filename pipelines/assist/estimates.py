@@ -6,11 +6,11 @@ from functools import cache, cached_property
 
 import simpy
 
+from kvferry.cloud.messages import response_bytes
 from kvferry.machine.ops import DecodeStep, Extents, Op, Prefill
-from kvferry.pipelines.assist.messages import response_bytes
-from kvferry.pipelines.assist.systems import Help
 from kvferry.policies.assist.assistance import Assistance, Smoothing
 from kvferry.policies.assist.fallback import Alone, Fallback, fallback
+from kvferry.policies.assist.help import Help
 from kvferry.policies.assist.optimiser import NoSetting, Setting, setting_of
 from kvferry.policies.assist.patience import Patience, patience_of
 from kvferry.policies.assist.serving import Serving

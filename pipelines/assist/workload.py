@@ -12,14 +12,14 @@ import simpy
 
 from kvferry.backends.needs import Needs, Prompts
 from kvferry.backends.world import DEVICE, NO_INPUTS, Inputs, World
+from kvferry.cloud.asked import Served
+from kvferry.cloud.story import Story
 from kvferry.machine.instant import at
 from kvferry.machine.machine import Machine
-from kvferry.pipelines.assist.asked import Served
 from kvferry.pipelines.assist.cloud import Cloud
 from kvferry.pipelines.assist.device import Device
 from kvferry.pipelines.assist.estimates import Estimates
 from kvferry.pipelines.assist.instance import Instance
-from kvferry.pipelines.assist.story import Story
 from kvferry.pipelines.assist.systems import ASSIST_SYSTEMS, AssistSystem
 from kvferry.pipelines.missing_storage import without_storage
 from kvferry.pipelines.record import Assisted, RequestRecord

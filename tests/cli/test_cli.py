@@ -391,7 +391,7 @@ def test_schedule_shows_its_rows(call: Call, monkeypatch: pytest.MonkeyPatch) ->
     planned = {"solve_s": 0.02, "makespan_s": 1.5, "completion_s": 1.5, "bound_s": 1.4, "bound_gap": 0.01}
     rows = [{"schedule": "chain", **planned, "load_s": 1.2, "regret": 0.5}]
     schedules = SimpleNamespace(compare_schedules=lambda scenario, solver: rows)
-    monkeypatch.setitem(sys.modules, "kvferry.pipelines.loading.schedules", schedules)
+    monkeypatch.setitem(sys.modules, "kvferry.analysis.schedules", schedules)
     code, out, _ = call("schedule", "small.yaml")
     assert code == 0
     heading, figures = out.splitlines()[2], out.splitlines()[4]

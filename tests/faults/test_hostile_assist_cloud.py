@@ -12,9 +12,9 @@ from hostile_assist import HostileCloud, Voice, Way, as_fast_as_it_can  # noqa: 
 from tiny import changed  # noqa: E402
 
 from kvferry.backends.live.assist import parts  # noqa: E402
-from kvferry.pipelines.assist.messages import BadMessage  # noqa: E402
-from kvferry.pipelines.assist.said import token_of, verdict_of  # noqa: E402
-from kvferry.pipelines.assist.story import Story  # noqa: E402
+from kvferry.cloud.messages import BadMessage  # noqa: E402
+from kvferry.cloud.said import token_of, verdict_of  # noqa: E402
+from kvferry.cloud.story import Story  # noqa: E402
 from kvferry.pipelines.record import Run  # noqa: E402
 from kvferry.pipelines.run import run_scenario  # noqa: E402
 from kvferry.scenarios.loader import load_scenario  # noqa: E402

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvferry.analysis.metrics import metrics_of
+from kvferry.analysis.schedules import compare_schedules
 from kvferry.pipelines.loading import schedules
-from kvferry.pipelines.loading.schedules import compare_schedules
 from kvferry.pipelines.loading.systems import SYSTEMS
 from kvferry.pipelines.record import Run
 from kvferry.pipelines.run import run_scenario

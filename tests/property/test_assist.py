@@ -11,10 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tiny import changed, tiny
 
+from kvferry.cloud.messages import response_bytes
 from kvferry.pipelines.assist.estimates import Estimates
-from kvferry.pipelines.assist.messages import response_bytes
-from kvferry.pipelines.assist.systems import ASSIST_SYSTEMS, Help
+from kvferry.pipelines.assist.systems import ASSIST_SYSTEMS
 from kvferry.policies.assist.fallback import Fallback
+from kvferry.policies.assist.help import Help
 from kvferry.specs.assist import CloudFaultSpec
 from kvferry.traces.assisted import assisted_requests
 

@@ -7,16 +7,16 @@ import pytest
 from assisted import ran
 from by_hand import by_hand
 
+from kvferry.cloud.asked import asked_of
+from kvferry.cloud.messages import BadMessage, failed_of, failure
 from kvferry.machine.machine import Refused
 from kvferry.machine.memory import BudgetedPool
 from kvferry.machine.ops import DecodeStep
 from kvferry.pipelines.assist import cloud as cloud_module
-from kvferry.pipelines.assist.asked import asked_of
 from kvferry.pipelines.assist.cloud import Cloud
 from kvferry.pipelines.assist.instance import Instance
-from kvferry.pipelines.assist.messages import BadMessage, failed_of, failure
-from kvferry.pipelines.assist.systems import Refining
 from kvferry.pipelines.record import Run
+from kvferry.policies.assist.help import Refining
 from kvferry.policies.assist.refiner import OF_THE_WINDOW
 from kvferry.specs.errors import KvferryError
 

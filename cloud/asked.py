@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
-from kvferry.pipelines.assist.messages import BadMessage, Message, counts, sound
+from kvferry.cloud.messages import BadMessage, Message, counts, sound
 from kvferry.policies.assist.prompt_mask import MOST_PROMPT_TOKENS
 from kvferry.policies.assist.refiner import OF_THE_WINDOW
 

@@ -4,9 +4,9 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from kvferry.cloud.messages import BadMessage, Message, counts, sound
+from kvferry.cloud.story import Story
 from kvferry.machine.channel import Streamed
-from kvferry.pipelines.assist.messages import BadMessage, Message, counts, sound
-from kvferry.pipelines.assist.story import Story
 
 # A time per token above a minute is no pace.
 _MOST_TPOT_S = 60.0

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from kvferry.pipelines.assist.story import Story
-from kvferry.pipelines.assist.systems import Help
+from kvferry.cloud.story import Story
+from kvferry.policies.assist.help import Help
 from kvferry.policies.assist.prompt_mask import MOST_PROMPT_TOKENS, packed
 from kvferry.policies.assist.refiner import content_tokens
 from kvferry.specs.assist import AssistSpec, CloudFaultSpec
