@@ -17,8 +17,9 @@ class ExamplePolicy:
     """Every second layer's KV lies on storage from the beginning, that of the others in the processor's memory."""
 
     every: int = 2
-    # KV on storage is read, not mapped into memory.
+    # KV on storage is read, not mapped into memory; nothing is held for intermediate values beyond what they take.
     mapped = False
+    runtime_share = 0.0
 
     @property
     def away(self) -> Tier:

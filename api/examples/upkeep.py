@@ -10,7 +10,8 @@ from typing import ClassVar
 
 from kvferry.layouts.layout import Layout
 from kvferry.policies.decode.room import Room
-from kvferry.policies.decode.upkeep import Kept, RollingBuffer
+from kvferry.policies.decode.upkeep import Kept, RollingBuffer, new_tokens
+from kvferry.policies.ledger import Holding
 
 
 # Fields are parameters of a scenario.
@@ -27,9 +28,13 @@ class ExamplePolicy:
     def check(self) -> None:
         """ValueError for parameters that cannot be: there are none."""
 
-    def n_bytes(self, room: Room, selected: int | None) -> float:
+    def in_blocks(self, context: int, block_tokens: int, tokens: int) -> int:
+        """Of a sequence's tokens, those that KV blocks have room for: here also those that still wait in memory."""
+        return tokens
+
+    def holdings(self, room: Room, selected: int | None) -> tuple[Holding, ...]:
         """Memory for the newest tokens of one sequence, all layers; `selected`: None where everything is read."""
-        return 0 if selected is None else room.model.layers * room.block_bytes
+        return () if selected is None else new_tokens(room, room.block_tokens)
 
     def mean_recent(self, block_tokens: int, output: int) -> float:
         """Newest tokens in memory, on average over the output."""

@@ -77,10 +77,10 @@ def test_reproduce_gives_frames_and_what_the_command_prints(monkeypatch: pytest.
     monkeypatch.setattr(module, "reproduce_paper", stand_in)
     seen: list[str] = []
     found = kvferry.reproduce("all", output="out", each=lambda name, report: seen.append(name))
-    assert seen == list(found.reports) and len(seen) == 5
+    assert seen == list(found.reports) and len(seen) == 6
     assert found.reports["sparkv"]["folder"] == str(Path("out/sparkv"))
     assert found.claims[["of", "id", "verdict"]].iloc[0].tolist() == [seen[0], "S1", "hit"]
-    assert repr(found).endswith(": 5 hit")
+    assert repr(found).endswith(": 6 hit")
     code, out, _ = call("reproduce", "all", "--output", "out", "--json")
     assert (code, json.loads(out)) == (0, found.reports)
     assert kvferry.reproduce("sparkv", output="out").reports["sparkv"]["folder"] == "out"

@@ -41,6 +41,7 @@ OTHERS = {
     "systems",
     "devices",
     "models",
+    "runtimes",
     "schema",
     "kv_file",
 }

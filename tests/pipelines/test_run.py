@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvferry.analysis.metrics import metrics_of
+from kvferry.analysis import schedules
+from kvferry.analysis.metrics import metrics_for, metrics_of
 from kvferry.analysis.schedules import compare_schedules
-from kvferry.pipelines.loading import schedules
 from kvferry.pipelines.loading.systems import SYSTEMS
 from kvferry.pipelines.record import Run
 from kvferry.pipelines.run import run_scenario
@@ -242,9 +242,9 @@ def test_a_model_that_does_not_fit_is_a_result() -> None:
 
 
 def test_a_context_that_does_not_fit_is_a_result_and_keeps_what_was_done() -> None:
-    weights = small().model.weight_bytes
     kv = small().model.kv_bytes_per_token * 8192
-    run = run_scenario(small(f"budget={{memory: {int(weights + kv / 2)} B}}"))
+    whole = metrics_for(small(), run_scenario(small()))["memory_peak_bytes"]
+    run = run_scenario(small(f"budget={{memory: {int(whole - kv / 2)} B}}"))
     assert run.outcome == "out_of_memory"
     assert "kv needs" in run.why
     assert run.requests == ()
