@@ -27,6 +27,9 @@ from kvferry.specs.assist import AssistSpec
 Tell = Callable[[float, float, float], None]
 # A share of whole tokens is whole up to so much.
 _ROUNDING = 1e-9
+# A device that drafts holds a slot: it has this long from one round of drafts to the next, and for its own prefill
+# before the first one.
+_DRAFTS_S = 300.0
 
 
 @dataclass(slots=True)
@@ -260,11 +263,17 @@ class Cloud:
         return moved
 
     def _verify(self, channel: Channel, machine: Machine, asked: Message, request: int, prompt: int) -> Process:
-        """Looks at what the device drafts, several tokens in one pass, until it drafts no more. In the modelled world
-        the same share of each round stands, in whole tokens that add up to it."""
+        """Looks at what the device drafts, several tokens in one pass, until it drafts no more, or not for long. In the
+        modelled world the same share of each round stands, in whole tokens that add up to it."""
         stood, drafted_before, n_bytes = 0, 0, self._workload.handling.answer_token_bytes
         while True:
-            message = yield channel.receive()
+            heard = channel.receive()
+            yield heard | self._front.env.timeout(_DRAFTS_S)
+            if not heard.triggered:
+                heard.defused = True
+                channel.hang_up()
+                return
+            message = heard.value
             found = None if message is None else drafts_of(message, asked)
             if found is None:
                 return

@@ -119,6 +119,16 @@ def test_a_prompt_ends_behind_the_piece_that_is_under_way() -> None:
     assert served.holds_nothing()
 
 
+def test_a_device_that_never_drafts_does_not_hold_its_slot_for_good() -> None:
+    served = ServedCloud("{name: slots, slots: 1}")
+    silent, healthy = served.asks(0.0, drafts=True), served.asks(1.0)
+    until(served, 300.0)
+    assert silent.first_s is not None and healthy.first_s is None
+    until(served, 305.0)
+    assert healthy.ended_s is not None
+    assert served.holds_nothing()
+
+
 def test_a_prompt_goes_in_pieces_on_an_idle_cloud_too() -> None:
     served = ServedCloud()
     # 8,192 tokens at a time: the piece that is under way ends at 834.2 ms.
