@@ -1,5 +1,6 @@
 """A cloud that is served to strangers: what one says has bounds, and another device is answered all the same."""
 
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -124,6 +125,17 @@ def test_parts_without_an_end_have_a_bound(cloud: ServedCloud) -> None:
         # Four messages' worth wait, and then no more is taken.
         assert statuses[:6] == [204] * 6
         assert statuses[-1] == 404
+    assert cloud.answers("phone")
+
+
+def test_what_is_small_on_the_wire_and_large_in_memory_counts_as_it_is(cloud: ServedCloud) -> None:
+    part = b'{"weighs":1,"value":[' + b",".join([b"[]"] * 30_000) + b"]}"
+    assert len(part) < MESSAGE_BYTES < 30_000 * sys.getsizeof([])
+    with cloud.device("stranger") as device:
+        # Four messages' worth are 655,360 bytes: the first list takes three times as much.
+        assert device.post(part, "part")[0] == 204
+        with pytest.raises(OSError):
+            device.hear()
     assert cloud.answers("phone")
 
 

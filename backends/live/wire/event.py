@@ -16,6 +16,9 @@ KINDS = frozenset((MESSAGE, PART, END, GOODBYE))
 OPEN = "open"
 # A prompt of a million tokens takes some 4 MiB.
 MOST_EVENT_BYTES = 2**24
+# What a list, a number in it or a key takes in memory besides its text; each has a bracket or a comma of its own, an
+# empty list both.
+_VALUE_BYTES = 32
 # What a server says when it has nothing to say, so that the other side knows it to be there.
 SIGN_OF_LIFE = b": here\n\n"
 
@@ -26,7 +29,8 @@ class NoEvent(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One thing that was said. `weighs` is what it weighs on a modelled link, in bytes; `n_bytes` what it took here."""
+    """One thing that was said. `weighs` is what it weighs on a modelled link, in bytes; `n_bytes` what it takes
+    here while it waits: values of a few characters are far larger in memory."""
 
     kind: str
     value: Any = None
@@ -62,7 +66,8 @@ def read(kind: str, data: bytes) -> Event:
         raise NoEvent(f"{type(error).__name__}: {error}") from None
     if kind == MESSAGE and value is None:
         raise NoEvent("a message that says nothing")
-    return Event(kind, value, weighs, len(data))
+    values = sum(map(data.count, (b"[", b"{", b",")))
+    return Event(kind, value, weighs, len(data) + _VALUE_BYTES * values)
 
 
 def as_sent(kind: str, data: bytes) -> bytes:
