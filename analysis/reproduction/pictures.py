@@ -96,7 +96,13 @@ def _draw_panel(axis: Axes, panel: PanelSpec, systems: list[str], results: Resul
             axis.plot(*zip(*theirs), color=SERIES[n], marker=MARKERS[n], **_HOLLOW)
             axis.plot([], [], color=style.INK, marker="o", **_HOLLOW, label=_PAPERS)
     ticks = np.arange(len(cases)) if panel.x is None else _places(panel, cases, results)
-    axis.set_xticks(ticks, [case.replace(" ", "\n", 1) for case in cases])
+    of_what = {case.partition(" ")[2] for case in cases}
+    if panel.x is not None and len(of_what) == 1:
+        # Numbers of the same things stand close at times: the things are named once.
+        axis.set_xticks(ticks, [case.partition(" ")[0] for case in cases])
+        axis.set_xlabel(of_what.pop())
+    else:
+        axis.set_xticks(ticks, [case.replace(" ", "\n", 1) for case in cases])
     if panel.x is None:
         axis.set_xlim(-0.5, len(cases) - 0.5)
         axis.tick_params(axis="x", length=0)
