@@ -76,8 +76,13 @@ class Comparison:
     @cached_property
     def remarks(self) -> list[str]:
         """What a reader of all the figures should know."""
-        on_runs = remarks_on({name: (one.scenario, one.run) for name, one in self.results.items()})
-        return [*self.without_effect, *on_runs]
+        runs = {name: (one.scenario, one.run) for name, one in self.results.items()}
+        ended = [
+            f"{name}: {run.outcome.replace('_', ' ')}: {run.why}"
+            for name, (_, run) in runs.items()
+            if run.why is not None
+        ]
+        return [*self.without_effect, *ended, *remarks_on(runs)]
 
     @cached_property
     def pictures(self) -> dict[str, Picture]:

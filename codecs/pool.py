@@ -67,7 +67,8 @@ class CodecPool:
 
     @property
     def process_ids(self) -> list[int]:
-        return [worker.process_id for worker in self._workers]
+        # A worker that is being started has no process yet; 0 would be the caller's own process group.
+        return [worker.process_id for worker in self._workers if worker.process_id]
 
     def close(self) -> None:
         self._close()
