@@ -77,11 +77,7 @@ class Comparison:
     def remarks(self) -> list[str]:
         """What a reader of all the figures should know."""
         runs = {name: (one.scenario, one.run) for name, one in self.results.items()}
-        ended = [
-            f"{name}: {run.outcome.replace('_', ' ')}: {run.why}"
-            for name, (_, run) in runs.items()
-            if run.why is not None
-        ]
+        ended = [f"{name}: {run.outcome.replace('_', ' ')}: {run.why}" for name, (_, run) in runs.items() if run.why]
         return [*self.without_effect, *ended, *remarks_on(runs)]
 
     @cached_property
