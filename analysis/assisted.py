@@ -11,7 +11,7 @@ _PARTS = ("prepared_s", "answered_s", "waited_s", "cloud_prefill_s", "refined_s"
 
 
 def fleet_metrics(run: Run, assisted: Assisted, main_processor: str) -> dict[str, float]:
-    """What all devices did together: bytes are sums over them, shares of time means over them, whether or not they had
+    """Returns figures of all devices: bytes are sums over them, shares of time means over them, whether or not they had
     a request. ``cloud_energy_j``: of the machines of the cloud over the run, per request; ``total_energy_j``: with that
     of devices, while they had one."""
     columns, tally = assisted.columns, run.tally

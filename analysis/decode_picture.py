@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 LAYERS_SHOWN = 5
 STEPS_SHOWN = 3
 _LANE = 0.78
-# What brings KV to the processor, what is said of it, and how it is drawn.
+# Resources that bring KV to the processor: the label, colour and hatching of each.
 MOVERS: dict[str, tuple[str, tuple[str, str | None]]] = {
     "storage": ("storage reads", (BLUE, "////")),
     "copy": ("copies", (DARK, "----")),
@@ -43,7 +43,7 @@ _LOOKS: dict[str, tuple[str, str | None]] = {
 
 
 def _purpose(span: Span) -> str:
-    """What a piece of work is for, as it is drawn; the same of any op that an op class says it of."""
+    """Returns what a span is drawn as: the purpose that its op declares, or that of the resource that moves KV."""
     if span.resource == "copy":
         return _COPY
     if span.resource == "storage":

@@ -119,7 +119,7 @@ def decoding_metrics(
 
 
 def _attention(decoded: Decoded, sums: Mapping[str, float]) -> dict[str, float]:
-    """How many tokens attention takes in, in the mean, and what is known of their weight."""
+    """Returns the mean number of tokens that attention takes in, and the attention mass that they hold where known."""
     if not sums.get("attentions"):
         return {}
     share = sums["attended"] / sums["attendable"]

@@ -232,7 +232,7 @@ COMPARED_DECODING = (
     "batch",
     "ttft_s",
 )
-# Of devices with a cloud.
+# Columns of a comparison of devices with a cloud.
 COMPARED_ASSISTED = (
     "ttft_s",
     "ttft_p95_s",

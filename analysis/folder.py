@@ -151,7 +151,7 @@ def _title(envelope: Envelope) -> str:
 
 
 def _unmeasured(envelope: Envelope) -> str:
-    """What a title says besides where the profile behind a picture was not measured, or quickly; else nothing."""
+    """Returns what a title adds for a profile that was not measured, or only quickly; otherwise an empty text."""
     device = envelope["provenance"].get("device", {"measured": True})
     how = "quickly measured" if device.get("calibration", {}).get("quick") else ""
     how = how if device["measured"] else "not measured"

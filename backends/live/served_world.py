@@ -45,7 +45,7 @@ def served_world(
         raise InputError(f"machines: {scenario.name} has no cloud to serve under system {scenario.system}")
     env = WallClockEnvironment()
     with ExitStack() as stack:
-        # First: where it cannot listen, nobody waits for models to be loaded.
+        # Listen first: an address that is refused is told before models take minutes to load.
         reception = Reception(
             env,
             host=host,

@@ -136,7 +136,7 @@ class CudaCopies:
 
     @contextmanager
     def _stage(self, n_bytes: int) -> Iterator[torch.Tensor]:
-        """Pinned memory that nobody else uses until the present stream has passed what the block launches."""
+        """Yields pinned memory, reserved until the present stream has passed what the block launches."""
         stage = self._stages.get()
         try:
             yield stage.of(n_bytes)

@@ -183,7 +183,7 @@ def left(written: Written | None, stays: Extents | None, tiers: KvTiers | None) 
     if written is not None and stays is not None:
         memory_of(tiers).keep(stays, written)
     if isinstance(written, WrittenLayers) and (stays is None or stays.n_bytes < written.n_bytes):
-        # Here, where it was made: whoever writes it may be on another stream.
+        # Pack on the stream that made it: the tier may write it on another one.
         written.pack()
     return written
 
