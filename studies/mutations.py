@@ -33,8 +33,8 @@ WHOLE = (
     "tests/pipelines/test_run.py",
     "tests/contract",
 )
-# Processor time of one run of tests, and files that may import the mutated module.
-_CPU_S, _DIRECT = 300, 10
+# Files that may import the mutated module.
+_DIRECT = 10
 _COMPARED: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE,
     ast.LtE: ast.Lt,
@@ -152,16 +152,17 @@ def copied(tree: Path) -> None:
             (tree / "kvferry" / part.name).symlink_to(part)
 
 
-def run_tests(tree: Path, files: Sequence[str], broken: Iterable[str] = ()) -> tuple[str, str]:
-    """("caught", the first test that failed), ("passed", "") or ("too long", ""), without tests that are `broken`."""
+def run_tests(tree: Path, files: Sequence[str], limit_s: int, broken: Iterable[str] = ()) -> tuple[str, str]:
+    """("caught", the first test that failed), ("passed", "") or ("too long", ""), without tests that are `broken`.
+    `limit_s`: processor time that they may take."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-m", "not long", "-p", "no:cacheprovider"]
     command += [*files, *(f"--deselect={one}" for one in broken)]
     environment = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
-    limit = lambda: resource.setrlimit(resource.RLIMIT_CPU, (_CPU_S, _CPU_S + 5))  # noqa: E731
+    limit = lambda: resource.setrlimit(resource.RLIMIT_CPU, (limit_s, limit_s + 5))  # noqa: E731
     # A mutation may wait for ever, without any processor time.
     try:
         done = subprocess.run(
-            command, cwd=tree, env=environment, capture_output=True, text=True, preexec_fn=limit, timeout=6 * _CPU_S
+            command, cwd=tree, env=environment, capture_output=True, text=True, preexec_fn=limit, timeout=6 * limit_s
         )
     except subprocess.TimeoutExpired:
         return "caught", "waits for ever"
@@ -177,9 +178,9 @@ class Judge:
     """Says what becomes of mutations in a copy of the tree. A test that fails without any does not count from then
     on."""
 
-    def __init__(self, tree: Path, sound: Iterable[str]) -> None:
-        """`sound`: tests that are known to pass."""
-        self._tree = tree
+    def __init__(self, tree: Path, sound: Iterable[str], limit_s: int) -> None:
+        """`sound`: tests that are known to pass; `limit_s`: processor time of one run of tests."""
+        self._tree, self._limit_s = tree, limit_s
         self._sound, self._broken = set(sound), set[str]()
 
     def judged(self, mutation: Mutation) -> dict[str, str]:
@@ -188,7 +189,7 @@ class Judge:
         for files in tests_for(mutation.path, self._tree):
             while True:
                 with changed(self._tree / mutation.path, mutation):
-                    verdict, by = run_tests(self._tree, files, sorted(self._broken))
+                    verdict, by = run_tests(self._tree, files, self._limit_s, sorted(self._broken))
                 if verdict != "caught" or self._is_sound(by):
                     break
             if verdict == "caught":
@@ -200,7 +201,7 @@ class Judge:
         """What failed passes without the mutation."""
         if by in self._sound or "::" not in by:
             return True
-        if run_tests(self._tree, [by])[0] == "caught":
+        if run_tests(self._tree, [by], self._limit_s)[0] == "caught":
             self._broken.add(by)
             return False
         self._sound.add(by)
@@ -241,7 +242,9 @@ def report(journal: list[dict[str, Any]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=300)
+    parser.add_argument("--first", type=int, default=0, help="how many of them another process judges")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--limit-s", type=int, default=300, help="processor time of one run of tests")
     parser.add_argument("--output", type=Path, default=ROOT / "build" / "mutations")
     parser.add_argument("--report", action="store_true")
     asked = parser.parse_args()
@@ -252,9 +255,9 @@ def main() -> None:
         return
     asked.output.mkdir(parents=True, exist_ok=True)
     copied(tree := asked.output.resolve() / "tree")
-    known, judge = {one["name"] for one in journal}, Judge(tree, {one["by"] for one in journal})
+    known, judge = {one["name"] for one in journal}, Judge(tree, {one["by"] for one in journal}, asked.limit_s)
     for n, mutation in enumerate(drawn(asked.count, asked.seed)):
-        if mutation.name in known:
+        if n < asked.first or mutation.name in known:
             continue
         found = judge.judged(mutation)
         with file.open("a") as lines:
