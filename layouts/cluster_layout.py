@@ -82,11 +82,6 @@ class ClusterLayout(ABC):
         return up((self.block_tokens + bool(self.more)) * self.token_bytes, self.alignment_bytes)
 
     @property
-    def first_tokens(self) -> np.ndarray:
-        """Tokens of every block at first."""
-        return even_sizes(self.block_tokens * self.first_blocks + self.more, self.first_blocks)
-
-    @property
     def buffer_bytes(self) -> int:
         """Page buffers of all layers and rows, in memory."""
         return self.all_rows * self.page_buffers * self.page
@@ -343,12 +338,6 @@ class PlacedClusters(ABC):
 
 
 AnyLayout = Layout | ClusterLayout
-
-
-def even_sizes(tokens: int, blocks: int) -> np.ndarray:
-    """Tokens of each block, when they are dealt as evenly as can be; the first blocks have one more."""
-    each, more = divmod(tokens, blocks)
-    return each + (np.arange(blocks) < more)
 
 
 def up(n_bytes: Any, to: int) -> Any:

@@ -7,7 +7,8 @@ import numpy as np
 
 
 class Source(IntEnum):
-    """What is left to chance. A number is never given to another source: it names the stream that results rest on."""
+    """What is left to chance. A number is never given to another source: it names the stream that results rest on.
+    Those that are missing had sources once."""
 
     ARRIVALS = 1
     CHUNK_HEADS = 2
@@ -16,12 +17,6 @@ class Source(IntEnum):
     CHUNK_REACH = 5
     CRITICAL_PLACES = 6
     CRITICAL_STEPS = 7
-    CRITICAL_STRONGEST = 8
-    KEY_CENTRES = 9
-    KEY_WALKS = 10
-    KEY_SCENES = 11
-    KEY_CHOICES = 12
-    KEY_NOISE = 13
     PROMPTS = 14
     COST_SAMPLES = 15
     COST_SPLIT = 16

@@ -66,13 +66,6 @@ class Assistance:
             return self.prefill_s(ratio) - self.cloud_ttft_s
         return self.device_ttft_s(ratio) - self.cloud_ttft_s
 
-    def smoothed_tpot_s(self, ratio: float, tokens: int) -> float:
-        """The pace at which `tokens` from the cloud are shown (Eq. 4); never faster than the device's own. ValueError
-        for less than two: there is nothing to pace."""
-        if tokens < 2:
-            raise ValueError(f"{tokens} tokens have no pace")
-        return self.device_tpot_s + max(0.0, self.amortised_s(ratio)) / (tokens - 1)
-
     @property
     def ratio_bounds(self) -> tuple[float, float]:
         """Least and largest r (Eq. 5): quality, and that help must not take longer than prefilling the whole prompt on

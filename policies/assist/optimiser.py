@@ -1,16 +1,11 @@
 """How much of a prompt a device prefills, and how many tokens the cloud decodes for it: problem P (P/D-Device 3.4)."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from kvferry.policies.assist.assistance import Assistance
 from kvferry.specs.errors import KvferryError
-
-if TYPE_CHECKING:
-    import pulp
 
 # Numbers of tokens are whole, up to so much.
 _ROUNDING = 1e-9
@@ -90,26 +85,6 @@ def _tokens_at(assistance: Assistance, ratio: float) -> Setting | NoSetting:
     return Setting(ratio, decoded + 1)
 
 
-def solved_setting(of: Assistance) -> Setting:
-    """The same by the mixed-integer program itself, solved by HiGHS: first for the least r, then for the smallest L at
-    that r. Raises NoSetting."""
-    import pulp
-
-    least, most = _ratios(of)
-    program, ratio, decoded = _program(of, least, most)
-    program += ratio
-    # Rows are linear where tokens are shown no faster than the device's own pace.
-    if of.tolerable_tpot_s < of.device_tpot_s or not _solved(program):
-        raise _nothing_between(of, least, most)
-    best: float = ratio.value()
-    program, ratio, decoded = _program(of, least, min(most, best + _ROUNDING))
-    program += decoded
-    if not _solved(program):
-        raise _nothing_between(of, least, most)
-    assert isinstance(program, pulp.LpProblem)
-    return Setting(best, round(decoded.value()) + 1)
-
-
 def _ratios(of: Assistance) -> tuple[float, float]:
     least, most = of.ratio_bounds
     if least > most:
@@ -120,26 +95,6 @@ def _ratios(of: Assistance) -> tuple[float, float]:
             why = f"with more than {max(0.0, most):.3g} of it the device alone has a token of its own sooner"
         raise NoSetting(f"refinement ratio (Eq. 5): {what}, {why}")
     return least, most
-
-
-def _program(of: Assistance, least: float, most: float) -> tuple[pulp.LpProblem, pulp.LpVariable, pulp.LpVariable]:
-    """Eq. 5 as bounds of r, and Eq. 6, linear in r, as two rows."""
-    import pulp
-
-    program = pulp.LpProblem("assistance", pulp.LpMinimize)
-    ratio = program.add_variable("ratio", least, most)
-    decoded = program.add_variable("decoded", 1, _MOST_DECODED, cat="Integer")
-    whole_s, at_zero_s = of.prefill_s(1.0), of.amortised_s(0.0)
-    program += whole_s * ratio + at_zero_s <= (of.tolerable_tpot_s - of.device_tpot_s) * decoded
-    program += of.cloud_tpot_s * decoded <= of.decompress_s + whole_s * ratio
-    return program, ratio, decoded
-
-
-def _solved(program: pulp.LpProblem) -> bool:
-    import pulp
-
-    program.solve(pulp.HiGHS(msg=False, threads=1, gapRel=0.0))
-    return bool(program.status == pulp.LpStatusOptimal)
 
 
 def _nothing_between(of: Assistance, least: float, most: float) -> NoSetting:
@@ -156,15 +111,3 @@ def _nothing_between(of: Assistance, least: float, most: float) -> NoSetting:
     need, room = max(1, math.ceil(tolerated - _ROUNDING)), math.floor(spared + _ROUNDING)
     what = f"{need:,} decoded tokens keep the tolerated pace, the cloud has time for {room:,}"
     return NoSetting(f"assisted tokens (Eq. 6): {what}")
-
-
-def tabulated(scenes: dict[str, Assistance]) -> dict[str, Setting | NoSetting]:
-    """Procedure 1's table, made before any request comes: by name of (scenario, device, length), its setting, or why
-    there is none."""
-    table: dict[str, Setting | NoSetting] = {}
-    for name, assistance in scenes.items():
-        try:
-            table[name] = best_setting(assistance)
-        except NoSetting as nothing:
-            table[name] = nothing
-    return table

@@ -1,6 +1,6 @@
 """A cache of clusters, which differ in size: what of them stays in memory (DynaKV 6.2)."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -153,42 +153,6 @@ class ClusterCache:
 
     def _places(self, flat: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return flat // self.blocks, flat % self.blocks
-
-
-class Optimum(ClusterCache):
-    """Belady's: what is not wanted for longest leaves, as all that will be wanted is known: `stream`, a BlockRows for
-    each look-up, of a recorded or generated run. No replacement has more hits where all clusters are of one size."""
-
-    def __init__(self, rows: int, blocks: int, capacity_tokens: int, stream: Sequence[BlockRows]) -> None:
-        super().__init__(rows, blocks, capacity_tokens)
-        self._next_at: list[tuple[np.ndarray, np.ndarray]] = []
-        never = np.full(rows * blocks, len(stream) + 1)
-        for step in range(len(stream), 0, -1):
-            wanted = stream[step - 1]
-            flat = (wanted.ids + wanted.spread(np.arange(rows) * blocks)).ravel()
-            self._next_at.append((flat, never[flat]))
-            never[flat] = step
-        self._next_at.reverse()
-        self._next = never
-
-    def look_up(self, wanted: BlockRows, tokens: np.ndarray | None = None) -> Lookup:
-        found = super().look_up(wanted, tokens)
-        flat, following = self._next_at[self._now - 1]
-        self._next[flat] = following
-        return found
-
-    def _values(self, flat: np.ndarray) -> tuple[np.ndarray, ...]:
-        return flat, self._next[flat]
-
-
-def hit_share(cache: ClusterCache, stream: Iterable[BlockRows], tokens: np.ndarray | None = None) -> float:
-    """The share of wanted blocks that a cache has, look-up after look-up; `tokens` int[rows, blocks] are in each."""
-    hits = asked = 0
-    for wanted in stream:
-        rows = np.broadcast_to(wanted.spread(np.arange(cache.rows)), wanted.ids.shape)
-        hits += cache.look_up(wanted, None if tokens is None else tokens[rows, wanted.ids]).hits
-        asked += wanted.ids.size
-    return hits / asked
 
 
 def _within(rows: np.ndarray, sizes: np.ndarray) -> np.ndarray:

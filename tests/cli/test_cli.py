@@ -390,8 +390,7 @@ def test_wrong_usage_is_two(call: Call, arguments: tuple[str, ...]) -> None:
 def test_schedule_shows_its_rows(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     planned = {"solve_s": 0.02, "makespan_s": 1.5, "completion_s": 1.5, "bound_s": 1.4, "bound_gap": 0.01}
     rows = [{"schedule": "chain", **planned, "load_s": 1.2, "regret": 0.5}]
-    schedules = SimpleNamespace(compare_schedules=lambda scenario, solver: rows)
-    monkeypatch.setitem(sys.modules, "kvferry.analysis.schedules", schedules)
+    monkeypatch.setattr("kvferry.api.schedule.compare_schedules", lambda scenario, solver: rows)
     code, out, _ = call("schedule", "small.yaml")
     assert code == 0
     heading, figures = out.splitlines()[2], out.splitlines()[4]

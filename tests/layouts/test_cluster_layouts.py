@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fake_machine import even_sizes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -40,8 +41,9 @@ def placed(kind: type[ClusterLayout], **changes: Any) -> Any:
     """Of even sizes, in the order of their numbers."""
     layout = kind(**{**SIZES, **changes})
     blocks = layout.start()
+    sizes = even_sizes(layout.block_tokens * layout.first_blocks + layout.more, layout.first_blocks)
     for layer in range(layout.layers):
-        blocks.filled(layer, np.broadcast_to(layout.first_tokens, (layout.rows, layout.first_blocks)))
+        blocks.filled(layer, np.broadcast_to(sizes, (layout.rows, layout.first_blocks)))
     return blocks
 
 

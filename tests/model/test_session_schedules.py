@@ -12,10 +12,10 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import torch
+from fake_machine import FakeMachine
 from logits import LOGIT_TOLERANCE
 from transformers import DynamicCache
 
-from kvferry.backends.fake import FakeMachine
 from kvferry.backends.live.loading.runner import Prompt, SessionRunner
 from kvferry.machine.ops import Chunks, Decompress, KvRef, Op
 from kvferry.machine.ticket import Ticket

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvferry.analysis import schedules
 from kvferry.analysis.metrics import metrics_for, metrics_of
-from kvferry.analysis.schedules import compare_schedules
+from kvferry.api import schedule as schedules
+from kvferry.api.schedule import compare_schedules
 from kvferry.pipelines.loading.systems import SYSTEMS
 from kvferry.pipelines.record import Run
 from kvferry.pipelines.run import run_scenario

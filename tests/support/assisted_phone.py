@@ -15,3 +15,8 @@ PHONE = Assistance(
     tolerable_tpot_s=0.1,
     least_ratio=0.25,
 )
+
+
+def smoothed_tpot_s(of: Assistance, ratio: float, tokens: int) -> float:
+    """Returns the pace at which `tokens` from the cloud are shown (Eq. 4); never faster than the device's own."""
+    return of.device_tpot_s + max(0.0, of.amortised_s(ratio)) / (tokens - 1)

@@ -4,12 +4,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from fake_machine import even_sizes
 
 from kvferry.backends.live.decoding.entry_log import ClusterLog
 from kvferry.disk.kv_file import KvFile
 from kvferry.disk.kv_log import KvLog, last_block
 from kvferry.disk.kv_record import KvHeader
-from kvferry.layouts.cluster_layout import ClusterLayout, PlacedClusters, even_sizes
+from kvferry.layouts.cluster_layout import ClusterLayout, PlacedClusters
 from kvferry.layouts.pieces import Change, Pieces
 from kvferry.policies.decode.rows import Cut, Joined
 

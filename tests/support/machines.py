@@ -3,7 +3,8 @@
 from collections.abc import Iterable
 from typing import Any
 
-from kvferry.backends.fake import FakeMachine
+from fake_machine import FakeMachine
+
 from kvferry.machine.ops import Chunks, KvRef, Op
 from kvferry.machine.ticket import Ticket
 

@@ -6,9 +6,9 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+from fake_machine import FakeMachine
 from tiny import tiny
 
-from kvferry.backends.fake import FakeMachine
 from kvferry.backends.needs import KvOnStorage
 from kvferry.backends.world import DEVICE, Inputs, World
 from kvferry.machine.machine import Machine

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import simpy
+from fake_machine import FakeMachine
 
-from kvferry.backends.fake import FakeMachine
 from kvferry.backends.needs import Needs
 from kvferry.backends.sim.machine import SimMachine
 from kvferry.backends.world import DEVICE, Inputs, Say, described

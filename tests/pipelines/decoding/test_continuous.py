@@ -4,10 +4,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fake_machine import FakeMachine
 from tiny import DECODING, tiny
 
 from kvferry.analysis.metrics import metrics_for
-from kvferry.backends.fake import FakeMachine
 from kvferry.machine.ops import DecodeStep, Op, PrefillLayer
 from kvferry.pipelines.decoding.continuous import ContinuousDecode
 from kvferry.pipelines.run import run_scenario

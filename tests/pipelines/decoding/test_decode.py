@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 from decoding import buffer_bytes, metadata_bytes, roles_of
+from fake_machine import FakeMachine
 from tiny import DECODING as TINY
 from tiny import unit_model
 
 from kvferry.analysis.metrics import metrics_for, metrics_of
-from kvferry.backends.fake import FakeMachine
 from kvferry.machine.machine import Machine
 from kvferry.machine.ops import DecodeAttention, Select
 from kvferry.pipelines.decoding.budget import free_bytes

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 from decoding import leaving, roles_of
+from fake_machine import FakeMachine
 from tiny import DECODING, tiny, tiny_model
 
 from kvferry.analysis.metrics import metrics_for
-from kvferry.backends.fake import FakeMachine
 from kvferry.pipelines.decoding.continuous import ContinuousDecode
 from kvferry.pipelines.decoding.peak import Peak
 from kvferry.pipelines.run import run_scenario

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
+from fake_machine import FakeMachine
 from tiny import unit_model
 
-from kvferry.backends.fake import FakeMachine
 from kvferry.machine.ops import DecodeAttention, Op
 from kvferry.machine.ticket import Ticket
 from kvferry.pipelines.decoding.decode import LockStepDecode

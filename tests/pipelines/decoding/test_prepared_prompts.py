@@ -4,9 +4,9 @@ from dataclasses import replace
 from typing import Any
 
 from decoding import buffer_bytes, metadata_bytes, roles_of
+from fake_machine import FakeMachine
 from tiny import tiny_model
 
-from kvferry.backends.fake import FakeMachine
 from kvferry.machine.ops import Extents
 from kvferry.machine.ticket import Ticket
 from kvferry.pipelines.decoding.computing import Attend

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 from decoding import roles_of
+from fake_machine import FakeMachine
 from tiny import DECODING as TINY
 from tiny import unit_model
 
 from kvferry.analysis.metrics import metrics_for
-from kvferry.backends.fake import FakeMachine
 from kvferry.pipelines.decoding.budget import free_bytes
 from kvferry.pipelines.decoding.decode import LockStepDecode
 from kvferry.pipelines.decoding.sizing import plan_of

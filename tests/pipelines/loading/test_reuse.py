@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fake_machine import FakeMachine
 from tiny import unit_model
 
-from kvferry.backends.fake import FakeMachine
 from kvferry.machine.ops import Advance, DecodeStep, KvRef, Op, Prefill, Project
 from kvferry.machine.ticket import Ticket
 from kvferry.pipelines.loading.context import Context

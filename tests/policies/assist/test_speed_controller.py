@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import simpy
-from assisted_phone import PHONE
+from assisted_phone import PHONE, smoothed_tpot_s
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -59,7 +59,7 @@ def shown_of(smoothing: Smoothing, late_s: np.ndarray) -> np.ndarray:
     best = best_setting(of)
     came_s = of.cloud_ttft_s + of.cloud_tpot_s * np.arange(best.tokens)
     came_s[1:] += late_s[: best.tokens - 1]
-    pace_s, own_s = of.smoothed_tpot_s(best.ratio, best.tokens), of.device_ttft_s(best.ratio)
+    pace_s, own_s = smoothed_tpot_s(of, best.ratio, best.tokens), of.device_ttft_s(best.ratio)
     return shown(came_s.tolist(), pace_s, own_s, of.device_tpot_s, best.tokens + 20, best.tokens)
 
 
@@ -73,7 +73,7 @@ def test_the_papers_pace_stalls_once() -> None:
 @given(late_s=st.lists(st.floats(0, 10.0), min_size=60, max_size=60))
 def test_causal_pace_never_waits_longer_than_promised_and_the_links_jitter(late_s: list[float]) -> None:
     best = best_setting(PHONE)
-    promised_s = PHONE.smoothed_tpot_s(best.ratio, best.tokens)
+    promised_s = smoothed_tpot_s(PHONE, best.ratio, best.tokens)
     gaps = np.diff(shown_of("causal", np.array(late_s)))
     assert gaps.max() <= promised_s + max(late_s) + 1e-9
     assert gaps.min() >= 0

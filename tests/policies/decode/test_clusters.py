@@ -31,9 +31,11 @@ ROOM = Room(model=MODEL, block_tokens=3, context=8, output=4, budget_bytes=1e6)
 def test_pools_and_memory_by_hand() -> None:
     layout = ClusterPools(group_tokens=3).layout(ROOM, 2, 1, 32)
     # Eight tokens make two clusters; twelve would make four, and there is room for twice as many.
-    assert (layout.first_tokens.tolist(), layout.blocks, layout.token_bytes) == ([4, 4], 8, 32)
+    assert (layout.block_tokens, layout.first_blocks, layout.more) == (4, 2, 0)
+    assert (layout.blocks, layout.token_bytes) == (8, 32)
     longer = replace(ROOM, context=11)
-    assert ClusterPools(group_tokens=3).layout(longer, 1, 1, 32).first_tokens.tolist() == [4, 4, 3]
+    layout = ClusterPools(group_tokens=3).layout(longer, 1, 1, 32)
+    assert (layout.block_tokens, layout.first_blocks, layout.more) == (3, 3, 2)
     # In two layers up to five tokens wait.
     assert sum_of(StaticClusters().holdings(ROOM, 2)) == 0
     assert sum_of(AdaptiveClusters(buffer_tokens=5).holdings(ROOM, 2)) == 2 * 5 * 32

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import simpy
 
-from kvferry.layouts.cluster_layout import even_sizes
 from kvferry.machine.answers import Answer, Assigned, Clustered, Divided, Selection
 from kvferry.machine.handling import Handling
 from kvferry.machine.machine import Channel, Facts
@@ -202,3 +201,9 @@ class FakeMachine:
         job = _Job(ticket, duration_s, n_bytes, tuple(after), result, priority)
         lane.put(job)
         return ticket
+
+
+def even_sizes(tokens: int, blocks: int) -> np.ndarray:
+    """Tokens of each block, when they are dealt as evenly as can be; the first blocks have one more."""
+    each, more = divmod(tokens, blocks)
+    return each + (np.arange(blocks) < more)
