@@ -260,7 +260,6 @@ METHODS: Mapping[str, Mapping[str, Check]] = {
         "kept_tokens": _whole(0),
         "holdings": _holdings,
         "away_tokens": _whole(0),
-        "index_layers": _whole(0),
         "arranged": _stages,
         "start": _has(Resident),
     },

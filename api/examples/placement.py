@@ -7,19 +7,16 @@ kvferry.policies.decode.placement says what a placement is asked.
 
 from dataclasses import dataclass
 
-from kvferry.policies.decode.placement import KvSize
+from kvferry.policies.decode.placement import KvSize, Placement
 from kvferry.specs.tier import Tier
 
 
 # Fields are parameters of a scenario: policies: {placement: {name: example-policy, every: 3}}.
 @dataclass(frozen=True, kw_only=True)
-class ExamplePolicy:
+class ExamplePolicy(Placement):
     """Every second layer's KV lies on storage from the beginning, that of the others in the processor's memory."""
 
     every: int = 2
-    # KV on storage is read, not mapped into memory; nothing is held for intermediate values beyond what they take.
-    mapped = False
-    runtime_share = 0.0
 
     @property
     def away(self) -> Tier:

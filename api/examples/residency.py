@@ -7,39 +7,31 @@ kvferry.policies.decode.residency says what a residency is asked.
 
 from dataclasses import dataclass
 
-from kvferry.policies.decode.residency import InSlots, NothingKept, Resident, buffer_bytes
+from kvferry.policies.decode.residency import NothingKept, Residency, Resident
 from kvferry.policies.decode.reuse_buffer import ReuseBuffer
 from kvferry.policies.decode.room import Room
 
 
 # Fields are parameters of a scenario: policies: {residency: {name: example-policy, selections: 3}}.
 @dataclass(frozen=True, kw_only=True)
-class ExamplePolicy(InSlots):
+class ExamplePolicy(Residency):
     """A reuse buffer, first in, first out, for so many selections of each layer: no more, however large the budget."""
 
     selections: float = 2.0
 
     @property
     def fixed(self) -> bool:
-        """Whether it takes the memory that it takes, whatever the budget."""
+        """Whether its memory does not depend on the budget."""
         return False
 
-    @property
-    def keeps(self) -> bool:
-        return True
-
-    def reserved_bytes(self, room: Room, selected: int) -> float:
-        """What it needs before an index gets its part of the budget: one selection, and the newest tokens' block."""
-        return buffer_bytes(room, selected, selected) + room.model.layers * room.block_bytes
-
     def slots_within(self, room: Room, selected: int, left_bytes: float) -> int:
-        """Slots per row and layer, when `selected` blocks are wanted at a time and so much of the budget is left."""
+        """Returns the slots per row and layer: `selected` blocks are wanted at a time, `left_bytes` are free."""
         fitting = int(left_bytes / (room.model.layers * room.block_bytes)) - 1
         wanted = int(self.selections * selected)
         return min(wanted, fitting) if min(wanted, fitting) >= selected else 0
 
     def start(self, rows: int, blocks: int, slots: int, kept_tokens: int = 0, block_tokens: int = 1) -> Resident:
-        """One layer's blocks over a run; ReuseBuffer finds them and says which are missing."""
+        """Returns one layer's blocks over a run; ReuseBuffer finds them and says which are missing."""
         return ReuseBuffer(rows, blocks, slots) if slots else NothingKept()
 
 

@@ -125,10 +125,9 @@ class DecodePlan:
     @property
     def index_end(self) -> int:
         """Where the index ends in the file, which lies behind the KV; where it stays in memory, the KV does."""
-        layers = self.model.layers
-        if self.roles.residency.index_layers(layers) == layers:
+        if not self.roles.residency.swaps:
             return self.layout.file_bytes
-        return self.layout.file_bytes + layers * self.rows * self.index_row_bytes
+        return self.layout.file_bytes + self.model.layers * self.rows * self.index_row_bytes
 
     @cached_property
     def swap_layer_bytes(self) -> int:

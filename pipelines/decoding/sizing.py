@@ -165,7 +165,8 @@ def _keys(roles: Roles, room: Room, reserved_bytes: float) -> _Keys:
     """Where the budget has room beside `reserved_bytes`. Raises ValueError for parameters that cannot be."""
     index = roles.selector.index(room, reserved_bytes)
     layers = room.model.layers
-    index_bytes = index.n_bytes * roles.residency.index_layers(layers) / layers if index else 0.0
+    # Where a layer's KV is swapped, so are the vectors that it is chosen by.
+    index_bytes = index.n_bytes / (layers if roles.residency.swaps else 1) if index else 0.0
     rank = roles.layout.key_rank(room, reserved_bytes + index_bytes)
     keys_bytes = 0 if rank is None else room.key_cache_bytes(rank)
     held = {"kv: index": index_bytes, "kv: low-rank keys": keys_bytes}

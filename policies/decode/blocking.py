@@ -1,7 +1,8 @@
 """Layout roles: what a KV block is, and what the storage file holds of it."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Protocol
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
@@ -10,87 +11,64 @@ from kvferry.layouts.layout import Layout
 from kvferry.policies.decode.room import Room, Share
 
 
-class LayoutRole(Protocol):
-    @property
-    def clusters(self) -> bool:
-        """KV blocks are clusters, which differ in size and grow."""
-        ...
+class LayoutRole(ABC):
+    """Base of all layouts: blocks of consecutive tokens, as many as make a good read.
 
-    @property
-    def fixed(self) -> bool:
-        """Takes the memory that it takes, whatever the budget."""
-        ...
+    ``clusters``: KV blocks are clusters, which differ in size and grow. ``before_write``: kinds of the stages between a
+    layer's prefill and writing its KV.
+    """
 
-    @property
-    def beside_moves(self) -> tuple[str, ...]:
-        """Kinds of the stages that run while a layer's KV moves to the processor."""
-        ...
-
-    @property
-    def before_write(self) -> tuple[str, ...]:
-        """Kinds of the stages between a layer's prefill and writing its KV."""
-        ...
-
-    @property
-    def reference_queries(self) -> int:
-        """How many of the prompts' last queries say what is wanted together."""
-        ...
-
-    @property
-    def after_prefill(self) -> tuple[str, ...]:
-        """Kinds of the stages that a layer's prefill needs besides writing its KV."""
-        ...
-
-    def block_tokens(self, context: int, entry_bytes: int, good_read_bytes: float) -> int:
-        """Tokens of a KV block, when a read of `good_read_bytes` is a good one for the storage."""
-        ...
-
-    def key_rank(self, room: Room, reserved_bytes: float) -> int | None:
-        """Numbers per key of what stays in memory for keys to be rebuilt from, `reserved_bytes` of the budget being
-        taken; None: keys are read."""
-        ...
-
-    def layout(self, room: Room, sequences: int, heads: int, alignment_bytes: int) -> AnyLayout:
-        """ValueError when a block has less than a byte."""
-        ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class TokenGroups:
-    """A block is ``group_tokens`` consecutive tokens with their keys and values; None: as many as make a good read of
-    the storage. ``packed``: blocks lie one right behind the other, so that several may share a storage block; otherwise
-    each begins a new one."""
-
-    clusters = False
+    clusters: ClassVar[bool] = False
     before_write: ClassVar[tuple[str, ...]] = ()
 
-    group_tokens: Annotated[int, Field(ge=1)] | None = None
-    packed: bool = False
-
     @property
     def fixed(self) -> bool:
+        """Whether its memory does not depend on the budget."""
         return True
 
     @property
     def beside_moves(self) -> tuple[str, ...]:
+        """Kinds of the stages that run while a layer's KV moves to the processor."""
+        return ()
+
+    @property
+    def after_prefill(self) -> tuple[str, ...]:
+        """Kinds of the stages that a layer's prefill needs besides writing its KV."""
         return ()
 
     @property
     def reference_queries(self) -> int:
+        """How many of the prompts' last queries say what is wanted together."""
         return 0
 
-    @property
-    def after_prefill(self) -> tuple[str, ...]:
-        return ()
-
     def block_tokens(self, context: int, entry_bytes: int, good_read_bytes: float) -> int:
-        if self.group_tokens is not None:
-            return self.group_tokens
+        """Returns the tokens of a KV block, when a read of `good_read_bytes` is a good one for the storage."""
         fitting = min(context, max(1, int(good_read_bytes // entry_bytes)))
         return 1 << fitting.bit_length() - 1
 
     def key_rank(self, room: Room, reserved_bytes: float) -> int | None:
+        """Returns the numbers per key of what stays in memory for keys to be rebuilt from, `reserved_bytes` of the
+        budget being taken; None: keys are read."""
         return None
+
+    @abstractmethod
+    def layout(self, room: Room, sequences: int, heads: int, alignment_bytes: int) -> AnyLayout:
+        """Returns where blocks lie in the file. ValueError when a block has less than a byte."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenGroups(LayoutRole):
+    """A block is ``group_tokens`` consecutive tokens with their keys and values; None: as many as make a good read of
+    the storage. ``packed``: blocks lie one right behind the other, so that several may share a storage block; otherwise
+    each begins a new one."""
+
+    group_tokens: Annotated[int, Field(ge=1)] | None = None
+    packed: bool = False
+
+    def block_tokens(self, context: int, entry_bytes: int, good_read_bytes: float) -> int:
+        if self.group_tokens is not None:
+            return self.group_tokens
+        return super().block_tokens(context, entry_bytes, good_read_bytes)
 
     def layout(self, room: Room, sequences: int, heads: int, alignment_bytes: int) -> AnyLayout:
         return self._layout(room.block_bytes, room, sequences, heads, 1 if self.packed else alignment_bytes)

@@ -6,14 +6,14 @@ from typing import Annotated
 from pydantic import Field
 
 from kvferry.policies.decode.cluster_cache import ClusterCache, Replacement
-from kvferry.policies.decode.residency import NothingKept, Resident
+from kvferry.policies.decode.residency import NothingKept, Residency, Resident
 from kvferry.policies.decode.room import Room
 from kvferry.policies.decode.stages import Stage, Stages
 from kvferry.policies.ledger import NEW_TOKENS, Holding
 
 
 @dataclass(frozen=True, kw_only=True)
-class WholeCache:
+class WholeCache(Residency):
     """Every layer keeps clusters in memory. ``cache_share``: of all KV that there will be. ``replacement`` and
     ``reserved_share`` are as ClusterCache has them."""
 
@@ -22,27 +22,12 @@ class WholeCache:
     reserved_share: Annotated[float, Field(ge=0, le=1)] = 0.25
 
     @property
-    def fixed(self) -> bool:
-        return True
-
-    @property
     def keeps(self) -> bool:
         return self.cache_share > 0
 
     def cached_layers(self, layers: int) -> int:
         """How many layers' caches are in memory at a time."""
         return layers
-
-    def away_tokens(self, room: Room, slots: int) -> int:
-        return 0
-
-    def index_layers(self, layers: int) -> int:
-        """How many layers' representatives are."""
-        return layers
-
-    @property
-    def swaps(self) -> bool:
-        return False
 
     def kept_tokens(self, room: Room) -> int:
         if not 0 <= self.cache_share <= 1:
@@ -57,19 +42,10 @@ class WholeCache:
         reads = selected * room.block_bytes
         return Holding.of("kv: clusters kept", cached, "sequence"), Holding.of("kv: read buffers", reads, "sequence")
 
-    def reserved_bytes(self, room: Room, selected: int) -> float:
-        return sum(one.n_bytes(room.tokens) for one in self.holdings(room, selected, 0))
-
-    def slots_within(self, room: Room, selected: int, left_bytes: float) -> int:
-        return 0
-
     def start(self, rows: int, blocks: int, slots: int, kept_tokens: int = 0, block_tokens: int = 1) -> Resident:
         if not kept_tokens:
             return NothingKept()
         return ClusterCache(rows, blocks, kept_tokens, self.replacement, self.reserved_share, block_tokens)
-
-    def arranged(self, stages: Stages, layers: int) -> Stages:
-        return stages
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,15 +57,10 @@ class VirtualCache(WholeCache):
     on storage, too, and are brought while queries are projected (pipeline 1). Left out: writing those that have
     changed, a vector per row and token, of which the paper says nothing."""
 
+    swaps = True
+
     def cached_layers(self, layers: int) -> int:
         return min(2, layers)
-
-    def index_layers(self, layers: int) -> int:
-        return 1
-
-    @property
-    def swaps(self) -> bool:
-        return True
 
     def holdings(self, room: Room, selected: int, slots: int) -> tuple[Holding, ...]:
         newest = room.model.layers * room.model.kv_entry_bytes if self.kept_tokens(room) else 0

@@ -9,32 +9,19 @@ from pydantic import Field
 
 from kvferry.policies.decode.room import Room
 from kvferry.policies.decode.tended_clusters import TendedClusters
-from kvferry.policies.decode.upkeep import new_tokens
+from kvferry.policies.decode.upkeep import Upkeep, new_tokens
 from kvferry.policies.ledger import Holding
 
 
 @dataclass(frozen=True, kw_only=True)
-class StaticClusters:
+class StaticClusters(Upkeep):
     """Every new key joins the cluster whose centroid is nearest, for good (PQCache, as DynaKV 2.3 has it). A cluster
     that outgrows its pool is read, if it was not retrieved, and moves."""
 
+    # Entries that wait for a page are the layout's business.
     clusters = True
-    grows = True
     beside_moves: ClassVar[tuple[str, ...]] = ("assign",)
     after_attention: ClassVar[tuple[str, ...]] = ("tend",)
-
-    def check(self) -> None:
-        """There are none."""
-
-    def in_blocks(self, context: int, block_tokens: int, tokens: int) -> int:
-        return tokens
-
-    def holdings(self, room: Room, selected: int | None) -> tuple[Holding, ...]:
-        # Entries that wait for a page are the layout's business.
-        return ()
-
-    def mean_recent(self, block_tokens: int, output: int) -> float:
-        return 0.0
 
     def start(self, context: int, block_tokens: int, layout: Any) -> TendedClusters:
         return TendedClusters(layout, threshold=math.inf, buffer_tokens=0, most_tokens=None)

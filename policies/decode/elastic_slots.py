@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvferry.policies.decode.residency import InSlots, Resident
+from kvferry.policies.decode.residency import Residency, Resident
 from kvferry.policies.decode.room import Room
 from kvferry.policies.decode.rows import BlockRows, Lookup
 from kvferry.policies.decode.slot_table import SlotTable
@@ -12,20 +12,9 @@ from kvferry.policies.ledger import Holding
 
 
 @dataclass(frozen=True, kw_only=True)
-class Elastic(InSlots):
+class Elastic(Residency):
     """As many slots as are selected at a time. A step moves the set difference of its selection and the last one, in
     place (SpeContext 5.4). Layers have them once their KV lies elsewhere (Eq. 7)."""
-
-    @property
-    def fixed(self) -> bool:
-        return True
-
-    @property
-    def keeps(self) -> bool:
-        return True
-
-    def reserved_bytes(self, room: Room, selected: int) -> float:
-        return 0.0
 
     def holdings(self, room: Room, selected: int, slots: int) -> tuple[Holding, ...]:
         # What a layer's KV holds once it lies elsewhere is the placement's business.

@@ -12,19 +12,17 @@ from kvferry.layouts.pieces import Change
 from kvferry.policies.decode.room import Room
 from kvferry.policies.decode.rows import BlockRows, Cut, Lookup
 from kvferry.policies.decode.tending import KeptClusters, KeysAhead, Regroup, Tending
-from kvferry.policies.decode.upkeep import Learned, Update, new_tokens
+from kvferry.policies.decode.upkeep import Learned, Update, Upkeep, new_tokens
 from kvferry.policies.ledger import Holding
 from kvferry.specs.errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalClusters:
+class LocalClusters(Upkeep):
     """New tokens stay in memory, and attention takes them in, until there are ``window_tokens``: they become
     ``window_clusters`` clusters of their own then (DynaKV 2.3, ClusterKV)."""
 
     clusters = True
-    grows = True
-    beside_moves: ClassVar[tuple[str, ...]] = ()
     after_attention: ClassVar[tuple[str, ...]] = ("tend",)
 
     window_tokens: Annotated[int, Field(ge=1)] = 128

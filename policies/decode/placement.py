@@ -1,10 +1,11 @@
 """Placements: the tier in which each layer's KV lies, and when it moves to another."""
 
 import math
+from abc import ABC, abstractmethod
 from bisect import bisect_left
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -59,35 +60,34 @@ def thresholds(size: KvSize) -> tuple[float, ...]:
     return tuple(found)
 
 
-class Placement(Protocol):
+class Placement(ABC):
+    """Base of all placements."""
+
     @property
+    @abstractmethod
     def away(self) -> Tier | None:
         """Where KV lies that is not in the processor's memory; None: all of it always is."""
-        ...
 
     @property
     def mapped(self) -> bool:
-        """KV on storage is a file that is mapped into memory: the operating system reads and keeps its pages."""
-        ...
+        """Whether KV on storage is a file that is mapped into memory: the operating system reads and keeps its
+        pages."""
+        return False
 
-    @property
-    def runtime_share(self) -> float:
-        """Held for intermediate values, as a share of the weights: what a placement by a formula of memory leaves to
-        them. 0: what they are known to take."""
-        ...
+    # Memory for intermediate values, as a share of the weights: what a placement by a formula of memory leaves to them.
+    # 0: what they are known to take.
+    runtime_share: float = 0.0
 
+    @abstractmethod
     def tiers(self, size: KvSize) -> tuple[Tier, ...]:
-        """Where each layer's KV lies, from the first to the last."""
-        ...
+        """Returns where each layer's KV lies, from the first to the last."""
 
 
 @dataclass(frozen=True)
-class OneTier:
+class OneTier(Placement):
     """All layers in one tier, from beginning to end."""
 
     tier: Tier
-    mapped = False
-    runtime_share = 0.0
 
     @property
     def away(self) -> Tier | None:
@@ -98,11 +98,9 @@ class OneTier:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AllOrNothing:
+class AllOrNothing(Placement):
     """All in the processor's memory when the whole output fits there, as is decided before the run; else all in
     ``overflow``: on storage, in a file that is mapped into memory, or in the host's memory."""
-
-    runtime_share = 0.0
 
     overflow: Literal["host", "storage"] = "storage"
 
@@ -121,7 +119,7 @@ class AllOrNothing:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Progressive:
+class Progressive(Placement):
     """As many layers as fit stay in the processor's memory. As the KV grows, one after the other moves to
     ``overflow``, the last layer first (SpeContext, algorithms 1 and 2). ``host_bytes``: what KV may take there; as many
     layers as fit lie there, and the last ones on storage. None: all that overflow. ``thresholds``: the tokens beyond
@@ -132,7 +130,6 @@ class Progressive:
     host_bytes: Bytes | None = None
     thresholds: Thresholds | None = None
     runtime_share: Annotated[float, Field(ge=0, le=10)] = 0.0
-    mapped = False
 
     def __post_init__(self) -> None:
         for before, after in pairwise(self.thresholds or ()):

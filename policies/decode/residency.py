@@ -1,8 +1,9 @@
 """Residencies: which KV blocks stay in the processor's memory, in which slots, and what they push out."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 
@@ -39,114 +40,78 @@ class Resident(Protocol):
         ...
 
 
-class Residency(Protocol):
-    @property
-    def fixed(self) -> bool:
-        """Takes the memory that it takes, whatever the budget."""
-        ...
+class Residency(ABC):
+    """Base of all residencies. One that counts in slots, of a KV block each, says how many and starts a layer's
+    Resident; the rest is here.
 
-    @property
-    def keeps(self) -> bool:
-        """Blocks stay in memory from one step to the next, where the budget has room for a selection of every layer."""
-        ...
+    ``swaps``: what is kept of a layer lies on storage while others compute.
+    """
 
-    def reserved_bytes(self, room: Room, selected: int) -> float:
-        """What it needs before an index gets its part of the budget."""
-        ...
-
-    def slots_within(self, room: Room, selected: int, left_bytes: float) -> int:
-        """Slots per row and layer, when `selected` blocks are wanted at a time and so much of the budget is left; 0:
-        nothing is kept from one step to the next. ValueError for what cannot be."""
-        ...
-
-    def kept_tokens(self, room: Room) -> int:
-        """Tokens per row and layer that are kept from one step to the next, where that is not said in slots. ValueError
-        for what cannot be."""
-        ...
-
-    def holdings(self, room: Room, selected: int, slots: int) -> tuple[Holding, ...]:
-        """What each sequence holds in memory for it, in the group "kv", from beginning to end."""
-        ...
-
-    def away_tokens(self, room: Room, slots: int) -> int:
-        """Tokens for which each layer whose KV lies elsewhere has room in memory besides."""
-        ...
-
-    @property
-    def swaps(self) -> bool:
-        """What is kept of a layer lies on storage while others compute."""
-        ...
-
-    def index_layers(self, layers: int) -> int:
-        """How many layers' vectors that KV blocks are scored by are in memory at a time."""
-        ...
-
-    def arranged(self, stages: Stages, layers: int) -> Stages:
-        """A decoding step's stages with what it needs besides."""
-        ...
-
-    def start(self, rows: int, blocks: int, slots: int, kept_tokens: int = 0, block_tokens: int = 1) -> Resident:
-        """One layer's, for so many rows, each with room for so many blocks on storage, of so many tokens each where
-        they are all alike."""
-        ...
-
-
-class InSlots:
-    """What residencies have in common that count in slots, or keep nothing."""
-
-    @property
-    def swaps(self) -> bool:
-        return False
-
-    def kept_tokens(self, room: Room) -> int:
-        return 0
-
-    def holdings(self, room: Room, selected: int, slots: int) -> tuple[Holding, ...]:
-        # Slots of all layers, or what is read at a time.
-        name, blocks = ("kv: reuse buffer", room.model.layers * slots) if slots else ("kv: read buffers", 2 * selected)
-        return (Holding.of(name, blocks * room.read_bytes, "sequence"),)
-
-    def away_tokens(self, room: Room, slots: int) -> int:
-        return 0
-
-    def index_layers(self, layers: int) -> int:
-        return layers
-
-    def arranged(self, stages: Stages, layers: int) -> Stages:
-        return stages
-
-
-def buffer_bytes(room: Room, selected: int, slots: int) -> int:
-    """Slots of all layers; without them, one buffer for the layer that computes and one for the next, which serve all
-    layers (KVSwap A.2)."""
-    return (room.model.layers * slots if slots else 2 * selected) * room.block_bytes
-
-
-@dataclass(frozen=True)
-class DoubleBuffer(InSlots):
-    """Nothing is kept: what a layer wants is moved anew at every step."""
+    swaps: ClassVar[bool] = False
 
     @property
     def fixed(self) -> bool:
+        """Whether its memory does not depend on the budget."""
         return True
 
     @property
     def keeps(self) -> bool:
-        return False
-
-    def reserved_bytes(self, room: Room, selected: int) -> float:
-        # The newest tokens' block of each layer, too.
-        return buffer_bytes(room, selected, 0) + room.model.layers * room.block_bytes
+        """Whether blocks stay in memory from one step to the next, where the budget has room for a selection of every
+        layer."""
+        return True
 
     def slots_within(self, room: Room, selected: int, left_bytes: float) -> int:
+        """Returns the slots per row and layer, when `selected` blocks are wanted at a time and `left_bytes` of the
+        budget are left; 0: nothing is kept in slots. ValueError for what cannot be."""
         return 0
+
+    def kept_tokens(self, room: Room) -> int:
+        """Returns the tokens per row and layer that are kept from one step to the next, where slots do not say it.
+        ValueError for what cannot be."""
+        return 0
+
+    def holdings(self, room: Room, selected: int, slots: int) -> tuple[Holding, ...]:
+        """Returns what each sequence holds in memory for it, in the group "kv", from beginning to end: here the slots
+        of all layers; without them a buffer of a selection for the layer that computes and one for the next, which
+        serve all layers (KVSwap A.2)."""
+        name, blocks = ("kv: reuse buffer", room.model.layers * slots) if slots else ("kv: read buffers", 2 * selected)
+        return (Holding.of(name, blocks * room.read_bytes, "sequence"),)
+
+    def reserved_bytes(self, room: Room, selected: int) -> float:
+        """Returns what has to be there before an index gets its part of the budget: room for one selection, and for
+        the block that a layer's newest tokens make."""
+        slots = max(self.slots_within(room, selected, 0.0), selected if self.keeps else 0)
+        held = self.holdings(room, selected, slots)
+        return sum(one.n_bytes(room.tokens) for one in held) + room.model.layers * room.block_bytes
+
+    def away_tokens(self, room: Room, slots: int) -> int:
+        """Returns the tokens for which each layer whose KV lies elsewhere has room in memory besides."""
+        return 0
+
+    def arranged(self, stages: Stages, layers: int) -> Stages:
+        """Returns a decoding step's stages with what it needs besides."""
+        return stages
+
+    @abstractmethod
+    def start(self, rows: int, blocks: int, slots: int, kept_tokens: int = 0, block_tokens: int = 1) -> Resident:
+        """Returns the Resident of one layer: of `rows`, each with room for `blocks` on storage, of `block_tokens` each
+        where they are all alike."""
+
+
+@dataclass(frozen=True)
+class DoubleBuffer(Residency):
+    """Nothing is kept: what a layer wants is moved anew at every step."""
+
+    @property
+    def keeps(self) -> bool:
+        return False
 
     def start(self, rows: int, blocks: int, slots: int, kept_tokens: int = 0, block_tokens: int = 1) -> Resident:
         return NothingKept()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reuse(InSlots):
+class Reuse(Residency):
     """Blocks stay in ``slots`` until others need them, first in, first out. None: as many slots as the budget holds
     beside the keys, which are kept smaller where a selection would find no place; where it finds none beside the
     smallest keys, nothing is kept, and the run says so."""
@@ -160,12 +125,6 @@ class Reuse(InSlots):
     @property
     def keeps(self) -> bool:
         return self.slots != 0
-
-    def reserved_bytes(self, room: Room, selected: int) -> float:
-        # The newest tokens' block takes a slot's bytes of every layer.
-        return buffer_bytes(room, selected, selected if self.slots is None else self.slots) + (
-            room.model.layers * room.block_bytes
-        )
 
     def slots_within(self, room: Room, selected: int, left_bytes: float) -> int:
         if self.slots is None:

@@ -82,47 +82,39 @@ class Kept(Protocol):
         ...
 
 
-class Upkeep(Protocol):
-    @property
-    def clusters(self) -> bool:
-        """KV blocks are clusters, which new keys join."""
-        ...
+class Upkeep(ABC):
+    """Base of all upkeeps: new tokens become KV blocks at once, and nothing stays in memory.
 
-    @property
-    def grows(self) -> bool:
-        """New tokens become KV blocks, or join them."""
-        ...
+    ``clusters``: KV blocks are clusters, which new keys join. ``grows``: new tokens become KV blocks, or join them.
+    ``beside_moves``: kinds of the stages that run while a layer's KV moves to the processor: what new keys are asked.
+    ``after_attention``: kinds of the stages that a layer needs once it has attended.
+    """
 
-    @property
-    def beside_moves(self) -> tuple[str, ...]:
-        """Kinds of the stages that run while a layer's KV moves to the processor: what new keys are asked."""
-        ...
+    clusters: ClassVar[bool] = False
+    grows: ClassVar[bool] = True
+    beside_moves: ClassVar[tuple[str, ...]] = ()
+    after_attention: ClassVar[tuple[str, ...]] = ()
 
-    @property
-    def after_attention(self) -> tuple[str, ...]:
-        """Kinds of the stages that a layer needs once it has attended."""
-        ...
-
-    def check(self) -> None:
+    def check(self) -> None:  # noqa: B027 - most have none
         """ValueError for parameters that cannot be."""
-        ...
 
     def in_blocks(self, context: int, block_tokens: int, tokens: int) -> int:
-        """Of a sequence's `tokens`, those of the context included, how many KV blocks hold: the others lie in memory
-        beside them."""
-        ...
+        """Returns how many of a sequence's `tokens`, those of the context included, KV blocks hold: the others lie in
+        memory beside them."""
+        return tokens if self.grows else min(context, tokens) // block_tokens * block_tokens
 
     def holdings(self, room: Room, selected: int | None) -> tuple[Holding, ...]:
-        """What each sequence holds in memory for its newest tokens, in the group "kv"."""
-        ...
+        """Returns what each sequence holds in memory for its newest tokens, in the group "kv"; `selected`: None where
+        everything is read."""
+        return ()
 
     def mean_recent(self, block_tokens: int, output: int) -> float:
-        """Newest tokens in memory, on average over the output."""
-        ...
+        """Returns the newest tokens in memory, on average over the output."""
+        return 0.0
 
+    @abstractmethod
     def start(self, context: int, block_tokens: int, layout: Any) -> Kept:
-        """A run's; `layout` is what the layout's own ``start`` gave."""
-        ...
+        """Returns a run's; `layout` is what the layout's own ``start`` gave."""
 
 
 def new_tokens(room: Room, tokens: int) -> tuple[Holding, ...]:
@@ -131,23 +123,12 @@ def new_tokens(room: Room, tokens: int) -> tuple[Holding, ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RollingGroups:
+class RollingGroups(Upkeep):
     """The newest tokens stay in a buffer in memory until they make a full block, which is written then (KVSwap 3.4.1).
     ``rolling``: attention takes them in meanwhile; without it, it sees the newest one alone."""
 
-    clusters = False
-    grows = True
-    beside_moves: ClassVar[tuple[str, ...]] = ()
-    after_attention: ClassVar[tuple[str, ...]] = ()
-
+    # Tokens in the buffer have their places in the next block already.
     rolling: bool = True
-
-    def check(self) -> None:
-        """Any will do."""
-
-    def in_blocks(self, context: int, block_tokens: int, tokens: int) -> int:
-        # Those in the buffer have their places in the next block.
-        return tokens
 
     def holdings(self, room: Room, selected: int | None) -> tuple[Holding, ...]:
         # Where everything is read, the buffers that it is read into have room for all tokens.
@@ -204,19 +185,10 @@ class RollingBuffer(_TokenByToken):
 
 
 @dataclass(frozen=True)
-class KeepNewest:
+class KeepNewest(Upkeep):
     """New tokens stay in memory for good and belong to no block; an index is that of the context alone."""
 
-    clusters = False
     grows = False
-    beside_moves: ClassVar[tuple[str, ...]] = ()
-    after_attention: ClassVar[tuple[str, ...]] = ()
-
-    def check(self) -> None:
-        """There are none."""
-
-    def in_blocks(self, context: int, block_tokens: int, tokens: int) -> int:
-        return min(context, tokens) // block_tokens * block_tokens
 
     def holdings(self, room: Room, selected: int | None) -> tuple[Holding, ...]:
         # What of the context makes no whole block stays beside them.
