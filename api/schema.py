@@ -1,5 +1,6 @@
 """The JSON schemas of the files that KVFerry reads, with the names that are known here."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from kvferry.analysis.figures import FIGURES
@@ -7,6 +8,7 @@ from kvferry.analysis.search_spec import SearchSpec
 from kvferry.analysis.study_spec import StudySpec
 from kvferry.pipelines.plugin_kinds import names_by_kind
 from kvferry.pipelines.plugins import use_installed
+from kvferry.pipelines.workload import System
 from kvferry.pipelines.workloads import WORKLOADS
 from kvferry.scenarios.schema import (
     DIALECT,
@@ -51,17 +53,26 @@ def schema(kind: str = "scenario") -> dict[str, Any]:
 def _with_names(core: dict[str, Any]) -> dict[str, Any]:
     known = names_by_kind()
     properties, parts = core["properties"], core["$defs"]
-    properties["system"]["enum"] = [name for kind in WORKLOADS.values() for name in kind.systems]
-    core["allOf"] = [
-        {"if": of_workload(name), "then": {"properties": {"system": {"enum": list(kind.systems)}}}}
-        for name, kind in WORKLOADS.items()
-    ]
+    of_kinds = {name: _of_systems(kind.systems) for name, kind in WORKLOADS.items()}
+    core["allOf"] = [{"if": of_workload(name), "then": {"properties": said}} for name, said in of_kinds.items()]
+    every = _of_systems({name: one for kind in WORKLOADS.values() for name, one in kind.systems.items()})
+    properties["system"] |= every["system"]
+    properties["policies"] |= every["policies"]
+    properties["system_policies"]["propertyNames"] = every["system_policies"]["propertyNames"]
+    properties["system_policies"]["additionalProperties"] |= every["policies"]
     costs = known.pop("cost-model")
     parts["CostsSpec"]["anyOf"][0]["examples"] = costs
     for use in ("truth", "estimate"):
         parts["CostsSpec"]["anyOf"][1]["properties"][use]["examples"] = costs
-    policy = {"$ref": "#/$defs/PolicySpec"}
     properties["policies"]["properties"] = {
-        role: {"anyOf": [{"type": ["string", "null"], "examples": names}, policy]} for role, names in known.items()
+        role: {"anyOf": [{"enum": [*names, None]}, {"type": "object", "properties": {"name": {"enum": names}}}]}
+        for role, names in known.items()
     }
     return core
+
+
+def _of_systems(systems: Mapping[str, System]) -> dict[str, Any]:
+    """What a scenario of one of these systems can say under the keys that depend on it."""
+    keys = {"enum": sorted(frozenset().union(*(one.policy_keys for one in systems.values())))}
+    named = {"propertyNames": {"enum": list(systems)}, "additionalProperties": {"propertyNames": keys}}
+    return {"system": {"enum": list(systems)}, "policies": {"propertyNames": keys}, "system_policies": named}

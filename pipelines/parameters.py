@@ -38,6 +38,20 @@ def arguments_of(function: Callable[..., Any], values: Mapping[str, Any], **more
 
     `more` are further names with their types, to be returned beside. Raises BadParameters.
     """
+    model = _model_of(function, more)
+    try:
+        read = model.model_validate(values, context={"from_file": True})
+    except ValidationError as error:
+        raise BadParameters(complaints_of(error, model)) from None
+    return {name: getattr(read, name) for name in model.model_fields if name in read.model_fields_set}
+
+
+def keys_of(function: Callable[..., Any]) -> frozenset[str]:
+    """Returns what ``arguments_of`` reads for this function, as a scenario writes it."""
+    return frozenset(field.alias or name for name, field in _model_of(function, {}).model_fields.items())
+
+
+def _model_of(function: Callable[..., Any], more: Mapping[str, Any]) -> type[_Parameters]:
     declared = inspect.signature(function, eval_str=True).parameters
     fields: Any = {
         name: (_type_of(name, parameter.annotation), parameter.default)
@@ -45,12 +59,7 @@ def arguments_of(function: Callable[..., Any], values: Mapping[str, Any], **more
         if parameter.default is not parameter.empty
     }
     fields |= {name: (kind, None) for name, kind in more.items()}
-    model = create_model("Parameters", __base__=_Parameters, **fields)
-    try:
-        read = model.model_validate(values, context={"from_file": True})
-    except ValidationError as error:
-        raise BadParameters(complaints_of(error, model)) from None
-    return {name: getattr(read, name) for name in model.model_fields if name in read.model_fields_set}
+    return create_model("Parameters", __base__=_Parameters, **fields)
 
 
 def _type_of(name: str, annotation: Any) -> Any:

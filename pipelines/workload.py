@@ -39,6 +39,11 @@ class System(Protocol):
         """What its stored contexts are encoded with; None: it has none."""
         ...
 
+    @property
+    def policy_keys(self) -> frozenset[str]:
+        """What ``with_policies`` reads, the parameters of all that a scenario can name instead included."""
+        ...
+
     def with_policies(self, policies: Mapping[str, Any]) -> "System":
         """The same system with some of its policies replaced. Raises BadParameters, an InputError."""
         ...

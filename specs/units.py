@@ -14,6 +14,8 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, PlainSerializer, ValidationInfo, WithJsonSchema
 
+from kvferry.specs.unit_slips import meant, odd_time, part_of_a_piece
+
 
 @dataclass(frozen=True)
 class Kind:
@@ -75,8 +77,6 @@ request = []
 _QUANTITY = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([A-Za-zµμ/ ]*?)\s*", re.ASCII)
 # Kinds of what comes in whole bits, bytes, operations or values.
 _OF_PIECES = ("size", "rate", "compute rate", "value rate")
-# Thousandths, millionths and milliardths, of what comes in whole pieces: "mbps", "ub", "nflop".
-_SMALL = re.compile(r"(?P<prefix>milli|micro|nano|[mun\u00b5\u03bc])(?P<piece>b|B|bits?|bytes?|bps|flops?|values?)\b")
 _COUNT = re.compile(r"\s*(\d{1,15}(?:\.\d{1,15})?)\s*(Ki|Mi|Gi|k|K|M|G)?\s*(?:([a-z]+?)s?)?\s*", re.ASCII)
 _COUNT_FACTOR = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9}
 
@@ -118,25 +118,20 @@ def quantity(text: str, kind: str) -> float:
         raise ValueError(f"{shown} is not a {kind}; {hint}")
     if not match[2]:
         raise ValueError(f"{shown} has no unit; {hint}")
-    if kind in _OF_PIECES and (small := _SMALL.match(match[2])):
-        raise ValueError(f"{shown} is in {_of_a_piece(match[1], match[2], small)}")
+    if kind in _OF_PIECES and (slip := part_of_a_piece(match[1], match[2])):
+        raise ValueError(f"{shown} {slip}")
     factor = _factor(match[2], kind)
     if isinstance(factor, str):
+        if not factor and (better := meant(match[1], match[2], kind)):
+            raise ValueError(f"{shown} has no unit of a {kind}; did you mean {better}?")
         what = f"is a {factor}, not a {kind}" if factor else f"has no unit of a {kind}"
         raise ValueError(f"{shown} {what}; {hint}")
+    if slip := odd_time(match[1], match[2]):
+        raise ValueError(f"{shown} {slip}")
     number = float(match[1]) * factor
     if not math.isfinite(number):
         raise ValueError(f"{shown} is not finite; {hint}")
     return number
-
-
-def _of_a_piece(number: str, unit: str, small: re.Match[str]) -> str:
-    """What is wrong with a prefix such as the m of "mbps", and what was meant."""
-    prefix, rest = small["prefix"], unit[small.end("prefix") :]
-    word = {"m": "milli", "n": "nano"}.get(prefix, "micro" if len(prefix) == 1 else prefix)
-    piece = {"b": "bit", "bps": "bit", "B": "byte"}.get(small["piece"], small["piece"].rstrip("s"))
-    meant = f"; m is a thousandth, M a million: '{number} M{rest}'" if prefix == "m" else ""
-    return f"{word}{piece}s, and there is no part of one{meant}"
 
 
 def with_unit(number: float, kind: str) -> str:
@@ -199,14 +194,13 @@ count = _count_of(None)
 def _pattern(kind: str) -> str:
     """What texts of a kind look like, as a regular expression for JSON schemas: those that ``quantity`` reads, but for
     units that no one writes, such as W h."""
-    large, small = (
-        "(?:k|M|G|T|P|Ki|Mi|Gi|Ti|(?:kilo|mega|giga|tera|peta|kibi|mebi|gibi|tebi))?",
-        "(?:n|u|\u00b5|\u03bc|m|nano|micro|milli)?",
-    )
-    time = f"(?:{small}{large}(?:seconds?|s)|min|minutes?|h|hours?)"
+    large = "(?:k|M|G|T|P|Ki|Mi|Gi|Ti|kilo|mega|giga|tera|peta|kibi|mebi|gibi|tebi)?"
+    small = "(?:n|u|\u00b5|\u03bc|m|nano|micro|milli)?"
+    either = f"(?:{small}|{large})"
+    time = f"(?:{small}(?:seconds?|s)|min|minutes?|h|hours?)"
     per = rf"\s*(?:/|per\b)\s*{time}"
-    power = f"{small}{large}(?:W|watts?)"
-    energy = f"{small}{large}(?:J|joules?)"
+    power = f"{either}(?:W|watts?)"
+    energy = f"{either}(?:J|joules?)"
     bits = f"{large}(?:b|bits?|B|bytes?)"
     units = {
         "time": time,
@@ -215,7 +209,7 @@ def _pattern(kind: str) -> str:
         "compute rate": f"{large}flops?{per}",
         "power": f"(?:{power}|{energy}{per})",
         "energy": energy,
-        "frequency": f"(?:{small}{large}(?:Hz|hertz)|(?:{small}{large}requests?)?{per})",
+        "frequency": f"(?:{either}(?:Hz|hertz)|(?:{either}requests?)?{per})",
         "value rate": f"{large}values?{per}",
     }
     units["clock"] = units["frequency"]

@@ -74,6 +74,10 @@ class AssistSystem:
     def needs_a_cloud(self) -> bool:
         return self.answers != "device"
 
+    @property
+    def policy_keys(self) -> frozenset[str]:
+        return frozenset(_ROLES)
+
     def with_policies(self, policies: Mapping[str, Any]) -> "AssistSystem":
         """The same system with what ``policies.assist`` and ``policies.serving`` say. Raises BadParameters."""
         complaints = [

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
 
-from kvferry.pipelines.parameters import BadParameters, arguments_of
+from kvferry.pipelines.parameters import BadParameters, arguments_of, keys_of
 from kvferry.policies.decode.attention_kernel import EAGER, FLASH, IN_PLACE, PAGED
 from kvferry.policies.decode.batcher import Continuous, LockStep
 from kvferry.policies.decode.blocking import TokenGroups, ValueGroups
@@ -98,6 +98,12 @@ class DecodeSystem:
     def codec(self) -> None:
         """No contexts of this workload lie in a cloud."""
         return None
+
+    @property
+    def policy_keys(self) -> frozenset[str]:
+        """Roles, and parameters of this system's and of all that can stand in for them."""
+        stand_ins = (maker for role, makers in ROLES.items() if role != "attention" for maker in makers.values())
+        return frozenset(ROLES).union(keys_of(_taking(_parameters_of(self.roles))), *map(keys_of, stand_ins))
 
     def with_policies(self, policies: Mapping[str, Any]) -> "DecodeSystem":
         """The same system with some of its policies replaced, as ``Scenario.policy_values`` asks.

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from kvferry.codecs.sizes import CODECS
-from kvferry.pipelines.parameters import BadParameters, arguments_of
+from kvferry.pipelines.parameters import BadParameters, arguments_of, keys_of
 from kvferry.policies.loading.cachegen import CacheGen
 from kvferry.policies.loading.discipline import Serving
 from kvferry.policies.loading.ferry import Ferry
@@ -27,6 +27,10 @@ class LoadingSystem:
     paper: str = "sparkv"
     # How loads that are under way together share link and processor.
     serving: Serving = "fair"
+
+    @property
+    def policy_keys(self) -> frozenset[str]:
+        return keys_of(self.loader) | {"codec", "serving"}
 
     def with_policies(self, policies: Mapping[str, Any]) -> "LoadingSystem":
         """The same system with some of its policies replaced, as ``Scenario.policy_values`` asks.
