@@ -124,7 +124,10 @@ def _attention(decoded: Decoded, sums: Mapping[str, float]) -> dict[str, float]:
         return {}
     share = sums["attended"] / sums["attendable"]
     found = {"attended_tokens": sums["attended"] / sums["attentions"], "attended_share": share}
-    return found if decoded.attention_mass is None else found | {"attention_mass": decoded.attention_mass}
+    if decoded.attention_mass is None:
+        return found
+    mean, spread = decoded.attention_mass
+    return found | {"attention_mass": mean} | ({"attention_mass_spread": spread} if share < 1 else {})
 
 
 def _sums(totals: Totals, counts: Mapping[str, float], main_processor: str) -> dict[str, float]:

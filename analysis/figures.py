@@ -66,6 +66,11 @@ FIGURES: dict[str, Figure] = {
         "share of true attention mass on the tokens attended to, measured for the selector at that share on a bundled"
         ' model: an indicator only; "not known" for other selectors and smaller shares',
     ),
+    "attention_mass_spread": Figure(
+        "attention mass, give or take",
+        None,
+        "half the difference of the attention mass between the texts that it was measured on",
+    ),
     "slo_attainment": Figure("requests within the SLO", "high", "share of requests that meet all limits of the SLO"),
     "goodput_requests_per_s": Figure("of them per second", "high", "requests per second that meet the SLO"),
     "goodput_tokens_per_s": Figure("their tokens/s", "high", "tokens per second of requests that meet the SLO"),

@@ -90,6 +90,7 @@ _BY_ENDING: dict[str, Callable[[float], str]] = {
     "_utilisation": percent,
     "_share": percent,
     "attention_mass": percent,
+    "attention_mass_spread": percent,
     "attended_tokens": count,
     "reuse_rate": percent,
     "slo_attainment": percent,

@@ -41,7 +41,7 @@ def footnotes(systems: Mapping[str, Metrics]) -> list[str]:
     if any(map(_is_sparse, systems.values())):
         lines.append(
             f"{MARK} attends to a part of the tokens: not of equal quality with systems that attend to all;"
-            " attention mass as measured on a bundled model"
+            " attention mass as measured on two texts with a bundled model, ± half their difference"
         )
     return lines
 

@@ -159,7 +159,8 @@ def _comparison(
         for key in shown:
             value = systems[name].get(key)
             uncounted = key == "energy_j" and value is None and ranked_by in systems[name]
-            unknown = NOT_KNOWN if is_unknown(key, systems[name]) else _cell(key, value, best[key])
+            spread = systems[name].get(f"{key}_spread")
+            unknown = NOT_KNOWN if is_unknown(key, systems[name]) else _cell(key, value, best[key], spread)
             cells.append(NOT_COUNTED if uncounted else unknown)
             if key == ranked_by:
                 if ranges is not None:
@@ -256,10 +257,10 @@ def _best(key: str, systems: Mapping[str, Metrics]) -> float | None:
     return min(values) if better == "low" else max(values)
 
 
-def _cell(key: str, value: float | None, best: float | None) -> str:
+def _cell(key: str, value: float | None, best: float | None, spread: float | None) -> str:
     if value is None:
         return "-"
-    text = human.of_unit(key)(value)
+    text = human.of_unit(key)(value) + ("" if spread is None else f" ± {human.of_unit(key)(spread)}")
     return f"[bold green]{text}[/]" if value == best else text
 
 

@@ -22,7 +22,7 @@ from kvferry.api.scenario import Settings, Source, under_systems
 from kvferry.backends.world import Say
 from kvferry.pipelines.decoding.equal_tokens import attending_to
 from kvferry.pipelines.decoding.systems import DecodeSystem
-from kvferry.pipelines.workload import Progress
+from kvferry.pipelines.workload import Progress, System
 from kvferry.pipelines.workloads import WORKLOADS
 from kvferry.scenarios.loader import dump_yaml
 from kvferry.specs.errors import InputError
@@ -78,7 +78,8 @@ class Comparison:
         """What a reader of all the figures should know."""
         runs = {name: (one.scenario, one.run) for name, one in self.results.items()}
         ended = [f"{name}: {run.outcome.replace('_', ' ')}: {run.why}" for name, (_, run) in runs.items() if run.why]
-        return [*self.without_effect, *ended, *remarks_on(runs)]
+        failed = [f"{name}: failed: {why}" for name, why in self.failed.items()]
+        return [*self.without_effect, *ended, *failed, *remarks_on(runs)]
 
     @cached_property
     def pictures(self) -> dict[str, Picture]:
@@ -97,9 +98,9 @@ class Comparison:
         """What the command prints, in so many characters, a rich.table.Table."""
         several = max((len(one.runs) for one in self.results.values()), default=0) > 1
         return compare_table(
-            {name: one.metrics for name, one in self.results.items()},
+            {name: {} for name in self.failed} | {name: one.metrics for name, one in self.results.items()},
             title=self.scenario.name,
-            outcomes={name: one.outcome for name, one in self.results.items()},
+            outcomes=dict.fromkeys(self.failed, "failed") | {name: one.outcome for name, one in self.results.items()},
             ranked_by=self.headline,
             notes=self._notes(several),
             width=width,
@@ -159,13 +160,14 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Comparable:
-    """What can be compared: the scenario under each system, why others are left out, and which settings and policies
-    some of the systems do not have."""
+    """What can be compared: the scenario under each system, why others are left out, which settings and policies some
+    of the systems do not have, and why some cannot have the number of tokens that all shall select."""
 
     scenario: Scenario
     under: Mapping[str, Scenario]
     left_out: Mapping[str, str] = field(default_factory=dict)
     without_effect: tuple[str, ...] = ()
+    unable: Mapping[str, str] = field(default_factory=dict)
 
 
 def comparable(
@@ -177,28 +179,42 @@ def comparable(
     equal_tokens: int | None = None,
 ) -> Comparable:
     """Checks before the first one runs which systems can run a scenario. `systems`: None: those of the same paper that
-    can. `equal_tokens`: those that select KV select so many tokens each. Raises InputError as ``under_systems`` does,
-    and for a system that is asked for and cannot run it."""
+    can. `equal_tokens`: those that select KV select so many tokens each; what cannot is ``unable``. Raises InputError
+    as ``under_systems`` does, for a system that is asked for and cannot run the scenario, and where none is able."""
     found = under_systems(source, systems, settings, seed=seed)
     scenario, under = found.own, dict(found.systems)
-    kind, left_out = WORKLOADS[scenario.workload.kind], dict(found.left_out)
+    kind, left_out, unable = WORKLOADS[scenario.workload.kind], dict(found.left_out), dict[str, str]()
     if equal_tokens is not None and scenario.workload.kind != "decode":
         raise InputError(f"equal_tokens: {scenario.name} is {scenario.workload.kind}; it is for workloads that decode")
     if equal_tokens is not None and equal_tokens < 1:
         raise InputError(f"equal_tokens: at least 1 token is selected, got {equal_tokens}")
+
+    def system_of(name: str, one: Scenario) -> System:
+        """Raises InputError where it cannot run the scenario."""
+        system = kind.systems[name].with_policies(one.policy_values)
+        kind.flow(one, system, lambda done, of: None)
+        return system
+
     for name, one in list(under.items()):
         try:
-            system = kind.systems[name].with_policies(one.policy_values)
-            if equal_tokens is not None and isinstance(system, DecodeSystem):
-                under[name] = one = attending_to(one, system, equal_tokens)
-                system = kind.systems[name].with_policies(one.policy_values)
-            kind.flow(one, system, lambda done, of: None)
+            system = system_of(name, one)
         except InputError as error:
             if systems is not None or name == scenario.system:
                 raise InputError(f"{name}: {error}") from None
             left_out[name] = str(error)
             del under[name]
-    return Comparable(scenario, under, left_out, found.remarks)
+            continue
+        if equal_tokens is None or not isinstance(system, DecodeSystem):
+            continue
+        try:
+            under[name] = attending_to(one, system, equal_tokens)
+            system_of(name, under[name])
+        except InputError as error:
+            unable[name] = str(error)
+            del under[name]
+    if not under:
+        raise InputError("; ".join(f"{name}: {why}" for name, why in unable.items()))
+    return Comparable(scenario, under, left_out, found.remarks, unable)
 
 
 def compare(
@@ -221,8 +237,8 @@ def compare(
     `settings` and `seed` are those of ``load``, `ranges`, `watch` and `say` those of ``run``.
 
     Raises InputError as ``load`` does, and for a system that is asked for and cannot run the scenario; MissingExtra
-    where the real world is not installed. A system that fails is named in ``failed``, and the others go on; what is
-    done when Ctrl-C comes is kept.
+    where the real world is not installed. A system that fails, or cannot select `equal_tokens`, is named in ``failed``,
+    and the others go on; what is done when Ctrl-C comes is kept.
     """
     if not isinstance(scenario, Comparable):
         scenario = comparable(scenario, systems, settings, seed=seed, equal_tokens=equal_tokens)
@@ -238,7 +254,7 @@ def compare(
     return Comparison(
         scenario.scenario,
         results,
-        carried.failed,
+        {**scenario.unable, **carried.failed},
         scenario.left_out,
         carried.interrupted is not None,
         scenario.without_effect,

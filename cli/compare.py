@@ -102,8 +102,9 @@ def compare(
             print(quoted(line))
     if output is not None and compared.results:
         say(f"written to {output}" + (f"; pictures in {output / 'plots'}" if draws else ""))
-    for name, why in compared.failed.items():
-        say(f"{name}: failed: {why}")
+    if json or not compared.results:
+        for name, why in compared.failed.items():
+            say(f"{name}: failed: {why}")
     if compared.interrupted:
         say(f"interrupted; kept {len(compared.results)} of {len(chosen.under)} systems")
         raise typer.Exit(130)

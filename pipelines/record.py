@@ -10,6 +10,7 @@ import numpy as np
 from kvferry.backends.world import Inputs
 from kvferry.machine.span import Span
 from kvferry.pipelines.tally import Tally, Totals
+from kvferry.policies.decode.attention_mass import AttentionMass
 
 Outcome = Literal["done", "interrupted", "out_of_memory", "infeasible"]
 
@@ -103,7 +104,7 @@ class Decoded:
     longest_access: int | None = None
     space_overhead: float | None = None
     # Share of attention mass on the tokens that attention takes in, as measured for the selector; None: not known.
-    attention_mass: float | None = None
+    attention_mass: AttentionMass | None = None
     # How often a request gave up its KV for others, and was prefilled again.
     preemptions: int = 0
 

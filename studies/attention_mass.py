@@ -7,8 +7,10 @@ the retrieval head and windows choose by the queries of full attention. Columns:
 
 selector, per_head, upkeep    as a scenario names them; an upkeep where blocks are clusters, else any
 block_tokens                  of a KV block
+selected_tokens               by the selector; whole blocks and the newest tokens are attended to besides
+text                          which of the texts, from 0
 attended_share                of the tokens that there are, in the mean
-attention_mass                on them, in the mean over texts, steps, layers and KV heads
+attention_mass                on them, in the mean over steps, layers and KV heads
 
 Written as the table that `kvferry.policies.decode.attention_mass` reads.
 """
@@ -131,17 +133,18 @@ def others(model: PreTrainedModel, text: Told) -> Iterator[tuple[Key, float, flo
             yield (name, False, "", 1), *np.mean(found, axis=0)
 
 
-def write(path: Path, found: dict[Key, list[tuple[float, float]]], n_texts: int, model: str, context: int) -> None:
-    """The table, in the mean over so many texts."""
+def write(path: Path, found: dict[Key, list[tuple[float, float]]], model: str, context: int) -> None:
+    """The table: of each text, one after the other, a row per number of selected tokens."""
     with path.open("w", newline="") as file:
         rows = csv.writer(file, lineterminator="\n")
-        heading = "selector", "per_head", "upkeep", "block_tokens", "attended_share", "attention_mass"
-        rows.writerow((*heading, "model", "context_tokens", "texts"))
+        heading = "selector", "per_head", "upkeep", "block_tokens", "selected_tokens", "text"
+        rows.writerow((*heading, "attended_share", "attention_mass", "model", "context_tokens"))
         for key, pairs in found.items():
             name, per_head, upkeep, block_tokens = key
-            for share, mass in np.array(pairs).reshape(n_texts, len(SELECTED), 2).mean(0):
-                figures = f"{share:.4g}", f"{mass:.4g}"
-                rows.writerow((name, str(per_head).lower(), upkeep, block_tokens, *figures, model, context, n_texts))
+            for n, (share, mass) in enumerate(pairs):
+                text, at = divmod(n, len(SELECTED))
+                figures = SELECTED[at], text, f"{share:.4g}", f"{mass:.4g}"
+                rows.writerow((name, str(per_head).lower(), upkeep, block_tokens, *figures, model, context))
 
 
 def main() -> None:
@@ -156,9 +159,9 @@ def main() -> None:
     model, stored = (load_model(asked.model, dtype) for dtype in ("float32", "bfloat16"))
     prompts = Prompts(Path(model.config.name_or_path), model.config.vocab_size, None, 0)
     sample = torch.tensor([prompts.tokens(1000, min(1024, asked.context), 0)[0]])
-    # By key and tokens selected: (share, mass) of each text.
+    # By key: (share, mass) of each text and number of tokens selected.
     found: dict[Key, list[tuple[float, float]]] = {}
-    for n, task in enumerate(texts(prompts, asked.context, asked.texts)):
+    for task in texts(prompts, asked.context, asked.texts):
         task = Task(task.context, task.said[: asked.said])
         for key, *pair in indexed(stored, task, exact(stored, task), sample):
             found.setdefault(key, []).append((pair[0], pair[1]))
@@ -168,7 +171,7 @@ def main() -> None:
         for made in (clustered(model, text), others(model, text)):
             for key, *pair in made:
                 found.setdefault(key, []).append((float(pair[0]), float(pair[1])))
-        write(asked.output, found, n + 1, asked.model, asked.context)
+        write(asked.output, found, asked.model, asked.context)
 
 
 if __name__ == "__main__":

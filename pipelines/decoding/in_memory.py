@@ -13,6 +13,7 @@ from kvferry.pipelines.decoding.renamed_roles import lost_parameters
 from kvferry.pipelines.record import Decoded, RequestRecord
 from kvferry.pipelines.tally import Totals
 from kvferry.pipelines.workload import Left, Process, Progress
+from kvferry.policies.decode.attention_mass import AttentionMass
 from kvferry.policies.decode.batcher import Batcher
 from kvferry.policies.decode.pages import PAGE_TOKENS, pages_of
 from kvferry.policies.decode.roles import Roles
@@ -119,7 +120,7 @@ class InMemoryFlow:
         return f"{self._done:,} of {self._wanted:,} tokens of {n:,} sequence{'s' if n > 1 else ''}"
 
     @property
-    def _attention_mass(self) -> float | None:
+    def _attention_mass(self) -> AttentionMass | None:
         counts = {} if self._decode is None else _attention(self._decode)
         if not counts.get("attendable"):
             return None

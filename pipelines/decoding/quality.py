@@ -1,14 +1,14 @@
 """What is known of how good a selection is, for a way of decoding as a system composes it."""
 
 from kvferry.pipelines.decoding.systems import ROLES
-from kvferry.policies.decode.attention_mass import attention_mass
+from kvferry.policies.decode.attention_mass import AttentionMass, attention_mass
 from kvferry.policies.decode.roles import Roles
 from kvferry.policies.decode.window import Window
 
 
-def attention_mass_of(roles: Roles, attended_share: float, block_tokens: int) -> float | None:
-    """The share of attention mass on that share of the tokens, as measured for this selector; None: not known, as of a
-    selector of a plugin."""
+def attention_mass_of(roles: Roles, attended_share: float, block_tokens: int) -> AttentionMass | None:
+    """Returns the share of attention mass on that share of the tokens, as measured for this selector; None where it is
+    not known, as of a selector of a plugin."""
     selector = _name("selector", roles.selector)
     if isinstance(roles.selector, Window) and roles.selector.sink_tokens:
         selector += "+sinks"

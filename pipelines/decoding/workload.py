@@ -37,6 +37,7 @@ from kvferry.pipelines.decoding.tuned import tuned
 from kvferry.pipelines.record import Decoded, RequestRecord
 from kvferry.pipelines.tally import Totals
 from kvferry.pipelines.workload import Flow, Infeasible, Left, Process, Progress, System
+from kvferry.policies.decode.attention_mass import AttentionMass
 from kvferry.policies.decode.roles import Roles
 from kvferry.policies.ledger import METADATA, largest
 from kvferry.scenarios.resolve import Complaint
@@ -240,7 +241,7 @@ class LockStepFlow:
             counts["cut_read_bytes"] = record.cut_entries * entry_bytes
         return counts
 
-    def _attention_mass(self, counts: Mapping[str, float]) -> float | None:
+    def _attention_mass(self, counts: Mapping[str, float]) -> AttentionMass | None:
         if not counts.get("attendable"):
             return None
         share = counts["attended"] / counts["attendable"]

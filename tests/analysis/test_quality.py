@@ -16,7 +16,11 @@ from kvferry.analysis.tables import compare_table, full_rate, run_table, show
 ALL = {"attended_share": 1.0, "attended_tokens": 32768.0, "attention_mass": 1.0, "tpot_s": 0.1}
 SPARSE = {"attended_share": 0.0125, "attended_tokens": 409.6, "tpot_s": 0.02}
 RATES = {"throughput_tokens_per_s": 10.0, "decode_tokens_per_s": 10.0, "end_to_end_tokens_per_s": 2.0}
-SYSTEMS = {"full": {**ALL, **RATES}, "few": {**SPARSE, **RATES, "attention_mass": 0.6}, "mine": {**SPARSE, **RATES}}
+SYSTEMS = {
+    "full": {**ALL, **RATES},
+    "few": {**SPARSE, **RATES, "attention_mass": 0.6, "attention_mass_spread": 0.02},
+    "mine": {**SPARSE, **RATES},
+}
 
 
 def printed(table: object) -> list[str]:
@@ -37,7 +41,7 @@ def test_what_leaves_tokens_out_is_marked_and_unknown_quality_is_told() -> None:
     assert not is_unknown("kv_relative_error", {"ttft_s": 1.0})
     lines = printed(compare_table(SYSTEMS, ranked_by="throughput_tokens_per_s"))
     by_system = {line.split()[0]: line for line in lines}
-    assert "few *" in by_system["few"] and "60.0 %" in by_system["few"]
+    assert "few *" in by_system["few"] and "60.0 % ± 2.00 %" in by_system["few"]
     assert "mine *" in by_system["mine"] and "not known" in by_system["mine"]
     assert "full *" not in by_system["full"] and "32,768" in by_system["full"] and "100 %" in by_system["full"]
     assert any("attention mass" in line and "not known" in line for line in printed(run_table(SYSTEMS["mine"])))
@@ -81,6 +85,18 @@ def test_python_gives_the_same_number_and_the_marks(compared: kvferry.Comparison
         kvferry.compare(DECODING, ["kvswap"], equal_tokens=0)
     with pytest.raises(kvferry.InputError, match="equal_tokens: quickstart is context-reuse"):
         kvferry.compare("quickstart", equal_tokens=8)
+
+
+def test_a_system_that_cannot_have_the_number_is_a_row_with_the_reason() -> None:
+    described = changed(DECODING, system="vllm", budget={"kv_share": None}, policies={})
+    few = kvferry.compare(described, ["streaming-llm", "vllm", "full-eager"], equal_tokens=4)
+    assert set(few.results) == {"vllm", "full-eager"}
+    why = "4 tokens are no more than its 4 sink_tokens"
+    assert few.failed == {"streaming-llm": why}
+    assert f"streaming-llm: failed: {why}" in few.remarks
+    assert [line.split()[-1] for line in repr(few).splitlines() if "streaming-llm" in line] == ["failed"]
+    with pytest.raises(kvferry.InputError, match=f"streaming-llm: {why}"):
+        kvferry.compare(described, ["streaming-llm"], equal_tokens=4)
 
 
 def test_the_report_has_marks_and_what_is_not_known(compared: kvferry.Comparison, tmp_path: Path) -> None:

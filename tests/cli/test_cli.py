@@ -523,7 +523,8 @@ def test_a_system_that_fails_loses_no_other_result(call: Call, runs: dict[str, A
     runs["stream-only"] = KvferryError("the disk went away")
     code, out, err = call("compare", "small.yaml", "--systems", "stream-only,local-prefill", "--output", "both")
     assert (code, "local-prefill" in out) == (1, True)
-    assert "stream-only: failed: the disk went away" in err
+    assert "stream-only: failed: the disk went away" in out and "failed" not in err
+    assert [line.split()[-1] for line in out.splitlines() if line.startswith(" stream-only")] == ["failed"]
     assert Path("both/local-prefill/metrics.json").exists()
 
 

@@ -29,6 +29,7 @@ def test_what_selects_nothing_attends_to_all(system: str, described: dict[str, o
     # 1,024 tokens of the context and 1 to 11 new ones.
     assert found["attended_tokens"] == 1024 + 6
     assert (found["attended_share"], found["attention_mass"]) == (1.0, 1.0)
+    assert "attention_mass_spread" not in found
 
 
 def test_a_selection_and_the_newest_tokens_by_hand() -> None:
