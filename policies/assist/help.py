@@ -17,7 +17,7 @@ class Help:
     without a word from the cloud after which the device goes on by itself; auto, planned: as
     policies/assist/patience.py has them; None: it waits as long as it takes. ``refiner``: what chooses, where there is
     real attention; votes count by the attention behind them, as the paper does not say how heads agree and equal votes
-    lose the prompt's facts (docs/validation.md)."""
+    lose the prompt's facts (docs/validation/quality.md)."""
 
     tokens: int | Literal["auto"] = "auto"
     ratio: float | Literal["auto"] = "auto"
