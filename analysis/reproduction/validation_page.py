@@ -90,22 +90,41 @@ def _errors(report: Report) -> Iterable[str]:
 
 
 def _cells(report: Report) -> Iterable[str]:
-    yield from _head("where", "case", "system", "figure", "paper", "ours", "error")
-    for cell in report["cells"]:
-        out = cell.get("paper_outcome", "done") != "done"
-        if cell["paper"] is None and not out:
-            continue
-        ours = cell["outcome"].replace("_", " ") if cell["ours"] is None else f"{cell['ours']:.4g}"
-        paper = cell["paper_outcome"].replace("_", " ") if out else f"{cell['paper']:g}"
-        error = "" if cell["relative_error"] is None else f"{cell['relative_error']:+.1%}"
-        fitted = ", fitted" if cell.get("fitted") and error else ""
-        yield _row(cell["experiment"], cell["case"], cell["system"], cell["metric"], paper, ours, error + fitted)
+    """A row for each case and figure, a column for each system."""
+    cells = [cell for cell in report["cells"] if cell["paper"] is not None or _is_out(cell)]
+    systems = list(dict.fromkeys(cell["system"] for cell in cells))
+    rows = dict[tuple[str, str, str], dict[str, str]]()
+    for cell in cells:
+        rows.setdefault((cell["experiment"], cell["case"], cell["metric"]), {})[cell["system"]] = _compared(cell)
+    yield "Paper / ours (error):"
+    yield ""
+    yield from _head("where", "case", "figure", *systems)
+    for place, by_system in rows.items():
+        yield _row(*place, *(by_system.get(system, "") for system in systems))
+
+
+def _compared(cell: Mapping[str, Any]) -> str:
+    """ "46.1 / 56.84 (+23.2%)", or what became of the run there and here."""
+    paper = cell["paper_outcome"].replace("_", " ") if _is_out(cell) else f"{cell['paper']:g}"
+    ours = cell["outcome"].replace("_", " ") if cell["ours"] is None else f"{cell['ours']:.4g}"
+    if cell["relative_error"] is None:
+        return f"{paper} / {ours}"
+    return f"{paper} / {ours} ({cell['relative_error']:+.1%}{', fitted' if cell.get('fitted') else ''})"
+
+
+def _is_out(cell: Mapping[str, Any]) -> bool:
+    return bool(cell.get("paper_outcome", "done") != "done")
 
 
 def _exhibits(report: Report) -> Iterable[str]:
-    yield from _head("table or figure", "status", "why")
+    """Tables and figures; what is not applicable for one and the same reason shares a row."""
+    rows = dict[tuple[str, ...], list[str]]()
     for table in report["tables"]:
-        yield _row(table["name"], table["status"].replace("_", " "), table["why"])
+        alone = () if table["status"] == "not_applicable" else (table["name"],)
+        rows.setdefault((table["status"], table["why"], *alone), []).append(table["name"])
+    yield from _head("table or figure", "status", "why")
+    for (status, why, *_), names in rows.items():
+        yield _row(", ".join(names), status.replace("_", " "), why)
 
 
 _TABLES: dict[str, Callable[[Report], Iterable[str]]] = {

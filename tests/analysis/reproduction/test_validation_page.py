@@ -29,6 +29,7 @@ REPORT = {
     "cells": [
         _cell(fitted=True),
         _cell(case="8K", ours=1.0, relative_error=-0.5),
+        _cell(system="them", paper=3.0, ours=3.0, relative_error=0.0),
         _cell(
             case="16K",
             paper=None,
@@ -39,7 +40,12 @@ REPORT = {
         ),
         _cell(case="32K", paper=None),
     ],
-    "tables": [],
+    "tables": [
+        {"name": "Table 1", "status": "shape", "why": "few cells"},
+        {"name": "Fig. 1", "status": "not_applicable", "why": "a drawing"},
+        {"name": "Fig. 2", "status": "shape", "why": "few cells"},
+        {"name": "Fig. 3", "status": "not_applicable", "why": "a drawing"},
+    ],
 }
 TEXT = "before\n<!-- kvferry reproduce ours: {} -->\nold\n<!-- end -->\nbehind\n"
 
@@ -64,17 +70,25 @@ def test_claims_by_hand() -> None:
 
 def test_cells_by_hand() -> None:
     assert _rows("cells") == [
-        "| table 1 | 4K | us | tpot_s | 2 | 2.2 | +10.0%, fitted |",
-        "| table 1 | 8K | us | tpot_s | 2 | 1 | -50.0% |",
-        "| table 1 | 16K | us | tpot_s | out of memory | out of memory |  |",
+        "| table 1 | 4K | tpot_s | 2 / 2.2 (+10.0%, fitted) | 3 / 3 (+0.0%) |",
+        "| table 1 | 8K | tpot_s | 2 / 1 (-50.0%) |  |",
+        "| table 1 | 16K | tpot_s | out of memory / out of memory |  |",
+    ]
+
+
+def test_exhibits_by_hand() -> None:
+    assert _rows("exhibits") == [
+        "| Table 1 | shape | few cells |",
+        "| Fig. 1, Fig. 3 | not applicable | a drawing |",
+        "| Fig. 2 | shape | few cells |",
     ]
 
 
 def test_errors_by_hand() -> None:
     assert _rows("errors") == [
-        "| all printed | 2 | 30.0% | 46.0% | 50.0% |",
+        "| all printed | 3 | 10.0% | 42.0% | 50.0% |",
         "| fitted on (in-sample) | 1 | 10.0% | 10.0% | 10.0% |",
-        "| not fitted on | 1 | 50.0% | 50.0% | 50.0% |",
+        "| not fitted on | 2 | 25.0% | 45.0% | 50.0% |",
     ]
 
 
