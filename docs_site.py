@@ -1,4 +1,4 @@
-"""A hook of MkDocs: adds to the documentation the page that is made from the code, and the notebook as a page."""
+"""A hook of MkDocs: adds to the documentation the pages that are made from the code, and the notebook as a page."""
 
 import json
 from collections.abc import Iterator
@@ -9,6 +9,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+from kvferry.analysis.figures import FIGURES
 from kvferry.scenarios.schema_page import schema_page
 
 NOTEBOOK = Path(__file__).parent / "docs" / "notebook.ipynb"
@@ -16,6 +17,7 @@ NOTEBOOK = Path(__file__).parent / "docs" / "notebook.ipynb"
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     files.append(File.generated(config, "reference.md", content=schema_page()))
+    files.append(File.generated(config, "figures.md", content=figures_page()))
     files.append(File.generated(config, "notebook.md", content=notebook_page(json.loads(NOTEBOOK.read_text()))))
     return files
 
@@ -25,6 +27,14 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     if page.file.src_uri == "notebook.md":
         return markdown
     return markdown.replace("[notebook.ipynb](notebook.ipynb)", "[The notebook](notebook.md)")
+
+
+def figures_page() -> str:
+    """Markdown: every figure with its key and its meaning."""
+    sides = {"low": ". Lower is better", "high": ". Higher is better", None: ""}
+    rows = [f"| {one.label} | `{key}` | {one.about}{sides[one.better]} |" for key, one in FIGURES.items()]
+    head = "# Every figure\n\nMade from what `kvferry run --help` prints; [how to read them](metrics.md).\n"
+    return "\n".join([head, "| label | key | meaning |", "|---|---|---|", *rows, ""])
 
 
 def notebook_page(notebook: dict[str, Any]) -> str:

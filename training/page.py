@@ -12,31 +12,28 @@ _HEAD = """# The bundled models
 Two small Transformers come with the project, so that the real backend and its tests have real attention without a
 download: `byte-large` and `byte-small`, siblings of the Qwen3 kind (8 layers, 8 query heads and 4 KV heads of 32
 dimensions, QK-norm, YaRN by 4 to 8,192 tokens). A token is a byte; ids 256 to 259 are specials. They lie in
-`model/bundled/` as bfloat16 safetensors; what they were trained on, and under which licence, is in
-`SOURCES.md` beside the weights. This page was written by `training/evaluate.py`, and its figures are of the stored
-bfloat16 weights.
+`model/bundled/` as bfloat16 safetensors, with sources and licences in `SOURCES.md`. `training/evaluate.py` writes this
+page; its figures are of the bfloat16 weights.
 
 They are no language models to talk to. **Their attention is more diffuse than a large model's**: a byte carries less
-than a token, so the same mass is spread over more keys, and eight layers leave little room for heads that specialise.
-What sparse attention, eviction or selection saves on them does not carry over to a large model, in either direction;
-compare methods on them, not percentages with a paper's.
+than a token, and eight layers leave little room for heads that specialise. What sparse attention, eviction or selection
+saves on them does not carry over to a large model, in either direction: compare methods, not percentages with a paper's.
 """
 
 _NEEDLES = """## Needles
 
-Ten facts, one per template, strewn at random into held-out text, all before its last 256 bytes (in 512 bytes five at
-a time: there is no room for more), each asked for behind the text; a hit is an answer right to its last byte when
-decoded greedily. Six templates ask in the words of the fact ("The secret code of KEY is "), four in other words
-("Question: which code has KEY? Answer: "). Keys, values and places are drawn anew for every trial, from a seed that
-training did not use. The context is prefilled with dense attention; then the steps of question and answer see all of
-it, or 256 tokens: the four 64-token blocks with most attention mass of that step, layer and KV head, four random ones,
-or the last four.
+Ten facts, one per template, at random places of held-out text before its last 256 bytes (in 512 bytes five at a time),
+each asked for behind the text; a hit is right to its last byte, decoded greedily. Six templates ask in the words of the
+fact ("The secret code of KEY is "), four in other words ("Question: which code has KEY? Answer: "). Keys, values and
+places come from a seed that training did not use. Prefill is dense; question and answer see all of the context, or 256
+tokens: the four 64-token blocks with most attention mass of that step, layer and KV head, four random ones, or the last
+four.
 """
 
 _ATTENTION = """## Attention
 
-On held-out text. *Blocks for 98 %*: the share of causal blocks (128 queries x 64 keys, per KV head) that holds this
-much of the attention mass; median over the 32 KV heads of all layers, and the least and the most.
+*Blocks for 98 %*: the share of causal blocks (128 queries x 64 keys, per KV head) that holds this much of the attention
+mass on held-out text; median over the 32 KV heads of all layers (least to most).
 """
 
 
@@ -68,9 +65,9 @@ def _loss(models: list[dict[str, Any]]) -> str:
     sizes = list(models[0]["repeats"])
     copies = [[m["name"], *(f"{m['repeats'][n]:.2f}" for n in sizes)] for m in models]
     return (
-        "## Loss and copying\n\nBits per byte of held-out files, in windows of so many bytes:\n\n"
+        "## Loss and copying\n\nBits per byte of held-out files, by the bytes of a window:\n\n"
         + _table(["model", *lengths], loss)
-        + "\nRandom bytes said twice: the share of the second copy that is guessed right, by the length of one.\n\n"
+        + "\nRandom bytes said twice: the share of the second copy that is guessed right, by its length.\n\n"
         + _table(["model", *sizes], copies)
     )
 

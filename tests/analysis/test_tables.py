@@ -2,6 +2,7 @@
 
 import io
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -161,8 +162,9 @@ def test_a_decoding_comparison_ranks_by_tokens_per_second() -> None:
 
 
 def test_every_figure_is_explained_in_docs_and_help() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    page = runpy.run_path(str(Path(__file__).parents[2] / "docs_site.py"))["figures_page"]()
     for key, figure in FIGURES.items():
+        assert figure.about
         assert f"| {figure.label} | `{key}` | {figure.about}" in page
     assert "TPOT: time per output token" in explained(["tpot_s"])
 
