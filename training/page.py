@@ -17,7 +17,8 @@ page; its figures are of the bfloat16 weights.
 
 They are no language models to talk to. **Their attention is more diffuse than a large model's**: a byte carries less
 than a token, and eight layers leave little room for heads that specialise. What sparse attention, eviction or selection
-saves on them does not carry over to a large model, in either direction: compare methods, not percentages with a paper's.
+saves on them does not carry over to a large model, in either direction: compare methods, not percentages with a
+paper's.
 """
 
 _NEEDLES = """## Needles
