@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 from kvferry.layouts.cluster_layout import AnyLayout
-from kvferry.policies.decode.index import IndexSpec
+from kvferry.policies.decode.sizes import Choice, KeySizes, StayingSizes
 from kvferry.specs.model import ModelSpec
 from kvferry.specs.runtime import RuntimeSpec
 from kvferry.specs.tier import Tier
@@ -15,51 +15,18 @@ class DecodeSizes(Protocol):
     """What a world needs to know of a plan for decoding with KV on storage; sizes are per sequence."""
 
     @property
-    def layout(self) -> AnyLayout: ...
-    @property
     def model(self) -> ModelSpec: ...
     @property
-    def group_tokens(self) -> int: ...
+    def layout(self) -> AnyLayout: ...
     @property
-    def heads(self) -> int:
-        """Parts of the KV heads that choose for themselves."""
-        ...
-
+    def choice(self) -> Choice: ...
     @property
-    def blocks(self) -> int:
-        """Groups of the context."""
-        ...
-
+    def keys(self) -> KeySizes: ...
     @property
-    def selected(self) -> int | None:
-        """Of them, each layer's selection; None: all."""
-        ...
-
+    def staying(self) -> StayingSizes: ...
     @property
     def file_bytes(self) -> int:
         """Bytes of the storage file."""
-        ...
-
-    @property
-    def slots(self) -> int: ...
-    @property
-    def kept_tokens(self) -> int:
-        """Tokens of each row and layer that are kept from one step to the next, where that is not said in slots."""
-        ...
-
-    @property
-    def rank(self) -> int:
-        """Width of the compressed keys over all heads."""
-        ...
-
-    @property
-    def index(self) -> IndexSpec | None:
-        """What KV blocks are chosen with; None: all are read."""
-        ...
-
-    @property
-    def rebuilt_rank(self) -> int | None:
-        """Numbers per token from which keys are rebuilt; None: keys lie in the file too."""
         ...
 
     @property
@@ -69,17 +36,7 @@ class DecodeSizes(Protocol):
 
     @property
     def writes_back(self) -> bool:
-        """All KV of a layer that lies elsewhere is written there anew in every step."""
-        ...
-
-    @property
-    def newest_tokens(self) -> int | None:
-        """New tokens that stay in the processor's memory, where others lie on the host; None: all of them stay."""
-        ...
-
-    @property
-    def mapped_bytes(self) -> float | None:
-        """What a file that is mapped into memory may take there; None: it is read past the page cache."""
+        """Whether all KV of a layer that lies elsewhere is written there in every step."""
         ...
 
 

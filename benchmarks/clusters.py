@@ -57,10 +57,10 @@ def measured(system: str, entries: str, *policies: str) -> Measured:
         env = world.machine.env
         env.run(until=env.process(decode.run(TOKENS, skipped)))
         keys, ask = world.keys, plan.roles.selector.ask
-        assert plan.index is not None
+        assert plan.keys.index is not None
         selection_s = None
         if isinstance(keys, ClusteredKeys):
-            k, queries = ask(plan.index, decode.now.kept.stored(0)).k, keys.queries[:, keys.entry]
+            k, queries = ask(plan.keys.index, decode.now.kept.stored(0)).k, keys.queries[:, keys.entry]
             select = partial(_selection, keys.table, queries, k)
             selection_s = best_s(select, times=20, clock=process_time)
     steps = [after - before for before, after in zip(at_s, at_s[1:], strict=False)]

@@ -89,7 +89,7 @@ def decoding(rig: Rig, folder: Path, point: Point) -> list[Measurement]:
         "batch": float(point.batch),
         "keys": float(point.context),
         "context": point.selected_tokens + (_GROUP_TOKENS + 1) / 2,
-        "blocks": float(point.batch * plan.heads * (plan.selected or 0)),
+        "blocks": float(point.batch * plan.choice.heads * (plan.choice.selected or 0)),
     }
     taken = step_seconds(spans)[_WARM_STEPS:]
     cycles = {label: np.reshape([step[label] for step in taken], (_CYCLES, -1)).mean(1) for label in OPS.values()}
@@ -121,18 +121,18 @@ def plan_at(model: ModelSpec, point: Point) -> DecodePlan:
 def layers_of(rig: Rig, plan: DecodePlan, point: Point) -> Layers:
     """The model's layers, with noise for prompts and for the adapters of the compressed keys."""
     model, spec = rig.model, rig.spec
-    assert plan.index is not None
+    assert plan.keys.index is not None
     format = format_of(plan, model.dtype)
-    adapters = torch.randn(spec.layers, spec.kv_heads, spec.head_dim, plan.rank, device=model.device)
+    adapters = torch.randn(spec.layers, spec.kv_heads, spec.head_dim, plan.keys.rank, device=model.device)
     index = LowRankKeys(
-        adapters.to(model.dtype), plan.index, sequences=point.batch, room_tokens=plan.layout.blocks * _GROUP_TOKENS
+        adapters.to(model.dtype), plan.keys.index, sequences=point.batch, room_tokens=plan.layout.blocks * _GROUP_TOKENS
     )
     return Layers(
         model,
         [rig.context(point.context, n) for n in range(point.batch)],
         format,
         output=_OUTPUT,
-        slots=plan.slots,
+        slots=plan.staying.slots,
         index=index,
         known=noise(rig, point),
         # The same token at every step: steps select much the same, as they do in texts.

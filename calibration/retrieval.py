@@ -70,7 +70,7 @@ def retrieving(rig: Rig, point: Point) -> list[Measurement]:
         "batch": float(point.batch),
         "keys": point.context + (_OUTPUT + _WARM_STEPS) / 2,
         "context": point.selected_tokens + 1.0,
-        "blocks": float(point.batch * plan.heads * (plan.selected or 0)),
+        "blocks": float(point.batch * plan.choice.heads * (plan.choice.selected or 0)),
     }
     taken = step_seconds(spans)[_WARM_STEPS:]
     # In pairs, as repetitions of a point are means themselves.
@@ -88,23 +88,23 @@ def plan_at(model: ModelSpec, point: Point) -> DecodePlan:
 def layers_of(rig: Rig, plan: DecodePlan, point: Point, tiers: KvTiers) -> Layers:
     """The model's layers, with noise for the KV of prompts. The head reads what they say."""
     model = rig.model
-    assert plan.index is not None
+    assert plan.keys.index is not None
     named = model.config.name_or_path
     prompts = Prompts(Path(named) if named else None, rig.spec.vocabulary, None, 0)
     texts = [prompts.tokens(n, point.context, _OUTPUT) for n in range(point.batch)]
-    index = index_maker(plan.index.kind)(
+    index = index_maker(plan.keys.index.kind)(
         Decoder(model),
         torch.zeros((1, 1), dtype=torch.long),
-        plan.index,
+        plan.keys.index,
         sequences=point.batch,
-        room_tokens=plan.layout.blocks * plan.group_tokens,
+        room_tokens=plan.layout.blocks * plan.choice.group_tokens,
     )
     return Layers(
         model,
         [context for context, _ in texts],
         format_of(plan, model.dtype),
         output=_OUTPUT,
-        slots=plan.slots,
+        slots=plan.staying.slots,
         index=index,
         known=noise(rig, point),
         follow=[said for _, said in texts],

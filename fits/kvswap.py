@@ -153,7 +153,7 @@ class Known:
         scenario = scenario_of(cell)
         system = DECODE_SYSTEMS[cell.system].with_policies(scenario.policy_values)
         plan = None if cell.system == "vllm" else plan_for(scenario, system)
-        return cls(cell, scenario, plan, reuse_rate if plan is not None and plan.slots else 0.0)
+        return cls(cell, scenario, plan, reuse_rate if plan is not None and plan.staying.slots else 0.0)
 
 
 def predicted(known: Sequence[Known], numbers: Numbers) -> np.ndarray:

@@ -72,14 +72,16 @@ def indexed(
             scenario = load_scenario("kvswap/live", [*settings, "policies={}", "budget={kv_share: 0.9}"])
             system = DECODE_SYSTEMS[name].with_policies({**policies, "selected_tokens": selected})
             plan = plan_for(scenario, system)
-            assert plan.index is not None
-            room_tokens = plan.layout.blocks * plan.group_tokens
-            index = INDEXES[plan.index.kind](decoder, sample, plan.index, sequences=1, room_tokens=room_tokens)
+            assert plan.keys.index is not None
+            room_tokens = plan.layout.blocks * plan.choice.group_tokens
+            index = INDEXES[plan.keys.index.kind](
+                decoder, sample, plan.keys.index, sequences=1, room_tokens=room_tokens
+            )
             with TemporaryDirectory() as folder:
                 _, runner, flow = decoded(plan, model, task, true, index, Path(folder))
-            _, mass = attended(task, true, plan.group_tokens, [one.ids for one in runner.chosen])
+            _, mass = attended(task, true, plan.choice.group_tokens, [one.ids for one in runner.chosen])
             selector = system.roles.selector
-            key = plan.index.kind, selector.per_head, "", plan.group_tokens
+            key = plan.keys.index.kind, selector.per_head, "", plan.choice.group_tokens
             yield key, flow.record.attended / flow.record.attendable, mass
         print(f"{name}: {perf_counter() - began_s:.0f} s", file=sys.stderr, flush=True)
 

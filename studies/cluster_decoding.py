@@ -48,10 +48,12 @@ def main() -> None:
         roles = DECODE_SYSTEMS[system].with_policies(policies).roles
         lengths = {"context": asked.context, "output": asked.decoded}
         plan = plan_of(roles, spec_of(model), sequences=1, **lengths, budget_bytes=1e12)
-        assert plan.index is not None
-        room_tokens = plan.layout.blocks * plan.group_tokens
+        assert plan.keys.index is not None
+        room_tokens = plan.layout.blocks * plan.choice.group_tokens
         sample = torch.tensor([task.context])
-        index = index_maker(plan.index.kind)(Decoder(model), sample, plan.index, sequences=1, room_tokens=room_tokens)
+        index = index_maker(plan.keys.index.kind)(
+            Decoder(model), sample, plan.keys.index, sequences=1, room_tokens=room_tokens
+        )
         with TemporaryDirectory() as folder:
             logits, _, _ = decoded(plan, model, task, true, index, Path(folder))
         # The first token comes from prefill.

@@ -120,11 +120,11 @@ class Tended:
         roles = DECODE_SYSTEMS[system].with_policies(policies).roles
         lengths = {"context": text.context, "output": len(text.ids) - text.context}
         plan = plan_of(roles, spec_of(model), sequences=1, **lengths, budget_bytes=1e12)
-        shape = {"layers": plan.model.layers, "sequences": 1, "heads": plan.heads}
+        shape = {"layers": plan.model.layers, "sequences": 1, "heads": plan.choice.heads}
         self._keys = ClusteredKeys(text.recording, **shape, **lengths, most=plan.layout.blocks, seed=0)
-        self._kept = clusters_of(roles.upkeep.start(text.context, plan.group_tokens, plan.layout.start()))
+        self._kept = clusters_of(roles.upkeep.start(text.context, plan.choice.group_tokens, plan.layout.start()))
         for layer in range(plan.model.layers):
-            made = self._keys(Cluster(1, text.context, plan.blocks, layer, heads=plan.heads))
+            made = self._keys(Cluster(1, text.context, plan.choice.blocks, layer, heads=plan.choice.heads))
             self._kept.filled(layer, made.tokens, made.variances)
         self._wanted, self._at = roles.selector.wanted_tokens, text.context
         self.reserved = getattr(roles.upkeep, "window_tokens", getattr(roles.upkeep, "buffer_tokens", 0))

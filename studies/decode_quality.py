@@ -74,14 +74,17 @@ WAYS = {
 
 
 def index_of(plan: Any, way: Way, decoder: Decoder, sample: torch.Tensor) -> Index:
-    room_tokens = plan.layout.blocks * plan.group_tokens
+    room_tokens = plan.layout.blocks * plan.choice.group_tokens
     if way.index == "chance":
-        spec = IndexSpec(kind="chance", heads=plan.heads, rank=0, block_tokens=plan.group_tokens)
+        spec = IndexSpec(kind="chance", heads=plan.choice.heads, rank=0, block_tokens=plan.choice.group_tokens)
         return Chance(spec, layers=decoder.layers, head_dim=decoder.head_dim, room_tokens=room_tokens)
-    spec = plan.index
+    spec = plan.keys.index
     if way.index is not None:
         spec = IndexSpec(
-            kind=way.index, heads=plan.heads, rank=2 * plan.model.key_width, block_tokens=plan.group_tokens
+            kind=way.index,
+            heads=plan.choice.heads,
+            rank=2 * plan.model.key_width,
+            block_tokens=plan.choice.group_tokens,
         )
     return index_maker(spec.kind)(decoder, sample, spec, sequences=1, room_tokens=room_tokens)
 
@@ -92,7 +95,7 @@ def compared(
     plan = plan_for(scenario, DECODE_SYSTEMS[way.system].with_policies({**way.policies, **scenario.policy_values}))
     index = index_of(plan, way, Decoder(model), sample)
     logits, runner, _ = decoded(plan, model, task, true, index, folder)
-    hits, mass = attended(task, true, plan.group_tokens, [one.ids for one in runner.chosen])
+    hits, mass = attended(task, true, plan.choice.group_tokens, [one.ids for one in runner.chosen])
     # The first token comes from prefill.
     own, full = logits[1:].log_softmax(-1), true.logits[1:].log_softmax(-1)
     right = own.argmax(-1) == torch.tensor(task.said)[1:]
@@ -102,7 +105,7 @@ def compared(
         "KL": float((full.exp() * (full - own)).sum(-1).mean()),
         "hits": hits,
         "mass": mass,
-        "tokens": float(runner.chosen[0].ids.shape[-1] * plan.group_tokens),
+        "tokens": float(runner.chosen[0].ids.shape[-1] * plan.choice.group_tokens),
         "numbers": float(index.spec.rank),
         "memory": float(runner.metadata_bytes),
     }

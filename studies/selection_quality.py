@@ -109,9 +109,9 @@ def decoded(
         format_of(plan, model.dtype),
         known=true.prefilled.__getitem__,
         output=len(task.said),
-        slots=plan.slots,
+        slots=plan.staying.slots,
         index=index,
-        rebuilt_rank=plan.rebuilt_rank,
+        rebuilt_rank=plan.keys.rebuilt_rank,
         follow=[task.said],
         listen=logits.append,
     )
@@ -131,16 +131,16 @@ def decoded_by(
 ) -> tuple[torch.Tensor, Layers, LockStepDecode]:
     lengths = {"context": len(task.context), "output": len(task.said)}
     plan = plan_of(way.roles, spec_of(model), sequences=1, **lengths, budget_bytes=1e12)
-    assert plan.index is not None
-    room_tokens = plan.layout.blocks * plan.group_tokens
-    index = LowRankKeys(adapters[..., : plan.rank], plan.index, sequences=1, room_tokens=room_tokens)
+    assert plan.keys.index is not None
+    room_tokens = plan.layout.blocks * plan.choice.group_tokens
+    index = LowRankKeys(adapters[..., : plan.keys.rank], plan.keys.index, sequences=1, room_tokens=room_tokens)
     return decoded(plan, model, task, true, index, folder)
 
 
 def compared(task: Task, true: Exact, way: Way, found: tuple[torch.Tensor, Layers, LockStepDecode]) -> dict[str, float]:
     logits, runner, flow = found
     chosen = [one.ids[0, 0] for one in runner.chosen]
-    group, layers = flow.plan.group_tokens, flow.plan.model.layers
+    group, layers = flow.plan.choice.group_tokens, flow.plan.model.layers
     said = torch.tensor(task.said)
     # The first token comes from prefill.
     own, full = logits[1:].log_softmax(-1), true.logits[1:].log_softmax(-1)
@@ -168,7 +168,7 @@ def compared(task: Task, true: Exact, way: Way, found: tuple[torch.Tensor, Layer
         "recall": float(np.mean(recall)),
         "mass": float(np.mean(mass)),
     }
-    if flow.plan.slots:
+    if flow.plan.staying.slots:
         figures["reuse"] = flow.record.blocks_reused / flow.record.blocks_wanted
     return figures | ({"needles": float(np.mean(needles))} if needles else {})
 

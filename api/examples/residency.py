@@ -26,7 +26,7 @@ class ExamplePolicy(Residency):
 
     def slots_within(self, room: Room, selected: int, left_bytes: float) -> int:
         """Returns the slots per row and layer: `selected` blocks are wanted at a time, `left_bytes` are free."""
-        fitting = int(left_bytes / (room.model.layers * room.block_bytes)) - 1
+        fitting = int(left_bytes / (room.model.layers * room.block_bytes))
         wanted = int(self.selections * selected)
         return min(wanted, fitting) if min(wanted, fitting) >= selected else 0
 

@@ -70,7 +70,7 @@ def _with_contexts(scenario: Scenario, need: ContextsInCloud, inputs: Inputs) ->
 
 
 def _with_kv_on_storage(scenario: Scenario, need: KvOnStorage, inputs: Inputs) -> SimParts:
-    mapped, keys = need.sizes.mapped_bytes, generated_keys(scenario, need, inputs)
+    mapped, keys = need.sizes.staying.mapped_bytes, generated_keys(scenario, need, inputs)
     entries = keys if isinstance(keys, IndexedKeys) else None
     return SimParts(
         device=scenario.device,
@@ -126,7 +126,7 @@ def selections(scenario: Scenario, need: KvOnStorage, inputs: Inputs) -> Callabl
     Raises InputError for a recording of another context.
     """
     workload, sizes, given = scenario.decode.workload, need.sizes, inputs.selections
-    if sizes.selected is None or (sizes.index is not None and sizes.index.clusters):
+    if sizes.choice.selected is None or (sizes.keys.index is not None and sizes.keys.index.clusters):
         return None
     if given is None and workload.selections is not None:
         given = SelectionStream.load(Path(workload.selections))
@@ -137,12 +137,12 @@ def selections(scenario: Scenario, need: KvOnStorage, inputs: Inputs) -> Callabl
             )
         return RecordedSelections(given, sizes.layout.sequences)
     try:
-        if sizes.index is not None and sizes.index.for_all_layers:
+        if sizes.keys.index is not None and sizes.keys.index.for_all_layers:
             return GrowingTokens(
                 sequences=sizes.layout.sequences,
-                heads=sizes.heads,
+                heads=sizes.choice.heads,
                 blocks=sizes.layout.blocks,
-                block_tokens=sizes.group_tokens,
+                block_tokens=sizes.choice.group_tokens,
                 reach=workload.reach,
                 persistence=workload.retrieval_persistence or workload.persistence,
                 lasting=workload.lasting,
@@ -151,10 +151,10 @@ def selections(scenario: Scenario, need: KvOnStorage, inputs: Inputs) -> Callabl
         return CriticalTokens(
             layers=sizes.model.layers,
             sequences=sizes.layout.sequences,
-            heads=sizes.heads,
+            heads=sizes.choice.heads,
             context=workload.context,
-            selected=sizes.selected * sizes.group_tokens,
-            group_tokens=sizes.group_tokens,
+            selected=sizes.choice.selected * sizes.choice.group_tokens,
+            group_tokens=sizes.choice.group_tokens,
             reach=workload.reach,
             persistence=workload.persistence,
             lasting=workload.lasting,
@@ -168,21 +168,21 @@ def generated_keys(scenario: Scenario, need: KvOnStorage, inputs: Inputs) -> Clu
     """Keys of the run's own, where its KV blocks are chosen by what keys say: clusters of them, or an index over their
     arrays. None: they are not, or `inputs` or the scenario's recording have what they said."""
     sizes, workload = need.sizes, scenario.decode.workload
-    if sizes.index is None or inputs.clusters is not None:
+    if sizes.keys.index is None or inputs.clusters is not None:
         return None
     shape = {"layers": sizes.model.layers, "sequences": sizes.layout.sequences}
     length = {"context": workload.context, "output": workload.output}
-    indexed = sizes.index.kind in KEY_INDEXES and inputs.selections is None and workload.selections is None
-    if not (sizes.index.clusters or indexed):
+    indexed = sizes.keys.index.kind in KEY_INDEXES and inputs.selections is None and workload.selections is None
+    if not (sizes.keys.index.clusters or indexed):
         return None
     path = workload.recorded_keys
     process = KeyProcess(workload.keys) if path is None else KeyRecording.load(Path(path))
-    drawn: DrawnKeys = NoKeys(process) if indexed and not keeps_keys(sizes.index) else process
-    rows, tokens = sizes.layout.sequences * sizes.heads, workload.context + workload.output
+    drawn: DrawnKeys = NoKeys(process) if indexed and not keeps_keys(sizes.keys.index) else process
+    rows, tokens = sizes.layout.sequences * sizes.choice.heads, workload.context + workload.output
     if (numbers := 2 * process.kinds(sizes.model.layers) * rows * tokens * drawn.width) > _MOST_KEY_NUMBERS:
         what = f"keys and queries of {rows:,} rows (sequences x KV heads) of {tokens:,} tokens make {numbers:,} numbers"
         raise InputError(f"workload.context: {what}; at most {_MOST_KEY_NUMBERS:,} will do; shorten it, or the batch")
-    if sizes.index.clusters:
+    if sizes.keys.index.clusters:
         most = sizes.layout.blocks
-        return ClusteredKeys(process, **shape, **length, heads=sizes.heads, most=most, seed=scenario.seed)
-    return IndexedKeys(drawn, sizes.index, **shape, **length, room_blocks=sizes.layout.blocks, seed=scenario.seed)
+        return ClusteredKeys(process, **shape, **length, heads=sizes.choice.heads, most=most, seed=scenario.seed)
+    return IndexedKeys(drawn, sizes.keys.index, **shape, **length, room_blocks=sizes.layout.blocks, seed=scenario.seed)

@@ -102,10 +102,10 @@ def hold_workspace(machine: Machine, scenario: Scenario, roles: Roles) -> None:
 def fits(scenario: Scenario, plan: DecodePlan) -> bool:
     """Whether the budget, and the memory of device and host, hold the KV of a plan's whole output, with what manages
     it."""
-    if plan.over_bytes:
+    if plan.memory.over_bytes:
         return False
     memory = scenario.device.memory
-    device_bytes, host_bytes = (plan.ledger.n_bytes(plan.most_tokens, tier) for tier in ("device", "host"))
+    device_bytes, host_bytes = (plan.memory.ledger.n_bytes(plan.most_tokens, tier) for tier in ("device", "host"))
     granted_bytes = free_bytes(scenario, plan.roles)
     if memory.unified:
         return device_bytes + host_bytes <= granted_bytes

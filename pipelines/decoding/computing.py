@@ -32,8 +32,8 @@ class Attend:
     def op(plan: DecodePlan, tokens: float, kv: Attended | None = None, *, away: bool = True) -> DecodeAttention:
         # A selection is gathered from where its blocks lie, unless there are slots that hold nothing else, or a table
         # says where each page is.
-        in_slots = away and plan.slots == plan.selected
-        gathered = plan.selected is not None and not in_slots and not plan.roles.attention.paged
+        in_slots = away and plan.staying.slots == plan.choice.selected
+        gathered = plan.choice.selected is not None and not in_slots and not plan.roles.attention.paged
         return DecodeAttention(plan.sequences, tokens, gathered, kv, plan.roles.attention)
 
     def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
@@ -66,7 +66,7 @@ class Attend:
 
     def parts(self, prices: Prices) -> Parts:
         plan = prices.plan
-        recent = plan.roles.upkeep.mean_recent(plan.group_tokens, plan.output)
+        recent = plan.roles.upkeep.mean_recent(plan.choice.group_tokens, plan.output)
         return prices.work(self.op(plan, plan.brought_tokens + recent + 1, away=prices.tier != "device"))
 
 
@@ -109,7 +109,7 @@ class AssignKeys:
 
     @staticmethod
     def op(plan: DecodePlan, stored: int, step: int, layer: int) -> Assign:
-        return Assign(plan.sequences, stored, step, layer, heads=plan.heads)
+        return Assign(plan.sequences, stored, step, layer, heads=plan.choice.heads)
 
     def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
         op = self.op(now.plan, now.kept.in_all_rows(layer), now.step, layer)
@@ -117,7 +117,7 @@ class AssignKeys:
         return ticket
 
     def parts(self, prices: Prices) -> Parts:
-        return prices.work(self.op(prices.plan, prices.plan.blocks, 0, 0))
+        return prices.work(self.op(prices.plan, prices.plan.choice.blocks, 0, 0))
 
 
 class TendClusters:
@@ -131,14 +131,14 @@ class TendClusters:
         plan: DecodePlan, tending: Tending, step: int, layer: int, at: Extents | None, reads: Reads | None
     ) -> Split:
         tokens = sum(cut.tokens for cut in tending.cuts)
-        return Split(plan.sequences, tokens, step, layer, plan.heads, tending.cuts, at, reads)
+        return Split(plan.sequences, tokens, step, layer, plan.choice.heads, tending.cuts, at, reads)
 
     @staticmethod
     def group(
         plan: DecodePlan, regroup: Regroup, step: int, layer: int, at: Extents | None, reads: Reads | None
     ) -> Cluster:
         sizes = plan.sequences, regroup.tokens, regroup.clusters
-        return Cluster(*sizes, layer, step, plan.heads, regroup.first, whole=regroup.whole, at=at, reads=reads)
+        return Cluster(*sizes, layer, step, plan.choice.heads, regroup.first, whole=regroup.whole, at=at, reads=reads)
 
     def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
         assigned, found = now.assigned[layer], now.found[layer]

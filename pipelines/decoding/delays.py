@@ -15,7 +15,7 @@ import numpy as np
 from kvferry.machine.ops import Op
 from kvferry.machine.tiers import Leg, legs
 from kvferry.pipelines.decoding.computing import NextToken
-from kvferry.pipelines.decoding.plan import DecodePlan, prefill_of, step_of
+from kvferry.pipelines.decoding.plan import DecodePlan
 from kvferry.pipelines.decoding.prices import Part, Parts, Queue
 from kvferry.pipelines.decoding.stages import KINDS
 from kvferry.pipelines.decoding.timetable import Times, Timetable, idle_s
@@ -97,7 +97,7 @@ class Delays:
         """When each token of a sequence is there, of which the first ends prefill: with the steps in which a placement
         moves layers, and those that begin while full blocks are still being written."""
         times = [self.prefill_s(plan)]
-        kept = plan.roles.upkeep.start(plan.context, plan.group_tokens, plan.layout)
+        kept = plan.roles.upkeep.start(plan.context, plan.choice.group_tokens, plan.layout)
         steps: dict[tuple[object, ...], Times] = {}
         tiers, free = plan.tiers, dict[Queue, float]()
         same = tiers == self._tiers(plan, tokens)
@@ -117,7 +117,7 @@ class Delays:
 
     @staticmethod
     def _tiers(plan: DecodePlan, step: int) -> tuple[Tier, ...]:
-        return plan.tiers_at(plan.context + step)
+        return plan.memory.tiers_at(plan.context + step)
 
     def _step(
         self,
@@ -211,12 +211,12 @@ def _queued(parts: Parts, ends: dict[Queue, float]) -> float:
 
 @lru_cache(maxsize=256)
 def _step_table(roles: Roles, layers: int) -> Timetable:
-    return Timetable(step_of(roles, layers))
+    return Timetable(roles.step(layers))
 
 
 @lru_cache(maxsize=64)
 def _prefill_table(roles: Roles, layers: int) -> Timetable:
-    return Timetable(prefill_of(roles, layers))
+    return Timetable(roles.prefill(layers))
 
 
 @lru_cache(maxsize=256)

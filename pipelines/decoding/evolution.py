@@ -35,16 +35,16 @@ class Evolution:
             KeyProcess(statistics),
             layers=plan.model.layers,
             sequences=plan.sequences,
-            heads=plan.heads,
+            heads=plan.choice.heads,
             context=plan.context,
             output=plan.output,
             most=plan.layout.blocks,
             seed=seed,
         )
-        kept = plan.roles.upkeep.start(plan.context, plan.group_tokens, plan.layout.start())
+        kept = plan.roles.upkeep.start(plan.context, plan.choice.group_tokens, plan.layout.start())
         self.kept: KeptClusters = clusters_of(kept)
         for layer in range(plan.model.layers):
-            found = self.keys.prompts(layer, plan.blocks)
+            found = self.keys.prompts(layer, plan.choice.blocks)
             self.kept.filled(layer, found.tokens, found.variances)
 
     def go(self, tokens: int) -> None:

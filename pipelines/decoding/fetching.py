@@ -23,8 +23,8 @@ class ChooseBlocks:
 
     @staticmethod
     def op(plan: DecodePlan, stored: int, step: int, layer: int) -> Select:
-        assert plan.index is not None
-        ask = plan.roles.selector.ask(plan.index, stored)
+        assert plan.keys.index is not None
+        ask = plan.roles.selector.ask(plan.keys.index, stored)
         return Select(plan.sequences, ask.blocks, ask.k, step, layer, heads=ask.heads, keys=ask.vectors, rank=ask.rank)
 
     def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
@@ -34,7 +34,7 @@ class ChooseBlocks:
         return ticket
 
     def parts(self, prices: Prices) -> Parts:
-        return prices.work(self.op(prices.plan, prices.plan.blocks, 0, 0))
+        return prices.work(self.op(prices.plan, prices.plan.choice.blocks, 0, 0))
 
 
 class RetrieveBlocks:
@@ -44,8 +44,8 @@ class RetrieveBlocks:
 
     @staticmethod
     def op(plan: DecodePlan, stored: int, step: int) -> Retrieve:
-        assert plan.index is not None
-        ask = plan.roles.selector.ask(plan.index, stored)
+        assert plan.keys.index is not None
+        ask = plan.roles.selector.ask(plan.keys.index, stored)
         paged = plan.roles.attention.paged
         return Retrieve(plan.sequences, ask.blocks, ask.k, ask.vectors, step, heads=ask.heads, paged=paged)
 
@@ -55,7 +55,7 @@ class RetrieveBlocks:
         return ticket
 
     def parts(self, prices: Prices) -> Parts:
-        return prices.work(self.op(prices.plan, prices.plan.blocks, 0))
+        return prices.work(self.op(prices.plan, prices.plan.choice.blocks, 0))
 
 
 def wanted_blocks(now: DecodeState, layer: int) -> tuple[BlockRows, np.ndarray | None]:
@@ -71,12 +71,13 @@ def wanted_blocks(now: DecodeState, layer: int) -> tuple[BlockRows, np.ndarray |
     ranked = Ranked(
         blocks=blocks,
         layer=layer,
-        block_tokens=plan.group_tokens,
+        block_tokens=plan.choice.group_tokens,
         stored_blocks=stored,
         stored_tokens=now.tokens_stored,
         tokens=now.kept.tokens_of(layer, blocks),
         scores=None if scores is None else scores.reshape(blocks.ids.shape),
-        most_blocks=plan.slots or (None if selector.clusters else selector.selected(plan.group_tokens, stored)),
+        most_blocks=plan.staying.slots
+        or (None if selector.clusters else selector.selected(plan.choice.group_tokens, stored)),
     )
     wanted = selector.take(ranked)
     return wanted, ranked.tokens if wanted is blocks else now.kept.tokens_of(layer, wanted)
@@ -90,7 +91,7 @@ class LookUp:
     @staticmethod
     def op(plan: DecodePlan, blocks: int | None = None) -> Bookkeep:
         """None: for as many as are selected of the context."""
-        return Bookkeep(plan.sequences * plan.blocks_per_selection if blocks is None else blocks, plan.slots)
+        return Bookkeep(plan.sequences * plan.blocks_per_selection if blocks is None else blocks, plan.staying.slots)
 
     def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
         first = now.first_alike[layer]
@@ -115,10 +116,12 @@ class LookUp:
         if now.away(layer):
             # What is swapped comes anew in every step, wherever it is found.
             came = found.missing if now.areas[layer] is None else np.ones(wanted.ids.shape, bool)
-            now.brought[layer] = plan.group_tokens * int(came.sum()) if tokens is None else int(tokens[came].sum())
+            now.brought[layer] = (
+                plan.choice.group_tokens * int(came.sum()) if tokens is None else int(tokens[came].sum())
+            )
         # Where rows differ, the mean of them.
         now.tokens[layer] = (
-            wanted.widest * plan.group_tokens if tokens is None else -(-int(tokens.sum()) // wanted.rows)
+            wanted.widest * plan.choice.group_tokens if tokens is None else -(-int(tokens.sum()) // wanted.rows)
         )
 
     def parts(self, prices: Prices) -> Parts:
@@ -141,9 +144,9 @@ class Compare:
         ids, found = wanted.ids, now.residents[0].look_up(wanted, tokens)
         layers, away = len(now.found), sum(map(now.away, range(len(now.found))))
         now.found = [found] * layers
-        now.tokens = [wanted.widest * plan.group_tokens] * layers
+        now.tokens = [wanted.widest * plan.choice.group_tokens] * layers
         # Layers in the processor's memory have nothing to bring.
-        now.record.looked_up(found, plan.group_tokens * (ids.size - found.hits), away)
+        now.record.looked_up(found, plan.choice.group_tokens * (ids.size - found.hits), away)
         return now.machine.submit(self.op(plan, ids.size if away else 0), after=after)
 
     def parts(self, prices: Prices) -> Parts:
@@ -171,7 +174,7 @@ class BringMissing:
     def _with_newest(now: DecodeState, layer: int, reads: Reads) -> Ranges:
         """With new tokens that found no room in the processor's memory, behind the blocks."""
         plan = now.plan
-        more = 0 if plan.newest_tokens is None else now.kept.recent(layer) - plan.newest_tokens
+        more = 0 if plan.staying.newest_tokens is None else now.kept.recent(layer) - plan.staying.newest_tokens
         if more <= 0:
             return reads.ranges
         n_bytes = plan.sequences * more * plan.model.kv_entry_bytes
@@ -196,11 +199,11 @@ class SwapIn:
         now.swapped[layer] = reads
         if reads is None:
             return after[0] if after else now.done()
-        offsets = reads.offsets + (layer - first) * now.plan.swap_layer_bytes
+        offsets = reads.offsets + (layer - first) * now.plan.file.swap_layer_bytes
         return now.machine.move(Extents(offsets, reads.lengths), now.tiers[layer], "device", after=after)
 
     def parts(self, prices: Prices) -> Parts:
-        return prices.move(1, prices.plan.swap_layer_bytes, prices.tier, "device")
+        return prices.move(1, prices.plan.file.swap_layer_bytes, prices.tier, "device")
 
 
 class SwapOut:
@@ -218,7 +221,7 @@ class SwapOut:
         (offsets, lengths), pieces = now.swapped_out[first]
         if not len(offsets):
             return after[0]
-        written = Extents(offsets + (layer - first) * now.plan.swap_layer_bytes, lengths, (layer,), pieces)
+        written = Extents(offsets + (layer - first) * now.plan.file.swap_layer_bytes, lengths, (layer,), pieces)
         return now.machine.move(written, "device", now.tiers[layer], after=after)
 
     @staticmethod
@@ -236,7 +239,7 @@ class SwapOut:
     def parts(self, prices: Prices) -> Parts:
         """What is brought anew in a step stays, if all of it finds room."""
         plan = prices.plan
-        n_bytes = min(prices.missing * plan.layout.block_bytes, plan.swap_layer_bytes)
+        n_bytes = min(prices.missing * plan.layout.block_bytes, plan.file.swap_layer_bytes)
         return prices.move(1, int(n_bytes), "device", prices.tier)
 
 
@@ -249,14 +252,12 @@ class BringIndex:
         plan = now.plan
         if not now.away(layer):
             return after[0] if after else now.done()
-        n_bytes = now.kept.stored(layer) * plan.vector_bytes
-        begins = plan.layout.file_bytes + (layer * plan.rows + np.arange(plan.rows)) * plan.index_row_bytes
-        rows = Extents(begins, np.full(plan.rows, n_bytes))
+        rows = Extents(*plan.file.index_rows(layer, now.kept.stored(layer)))
         return now.machine.move(rows, now.tiers[layer], "device", after=after)
 
     def parts(self, prices: Prices) -> Parts:
         plan = prices.plan
-        return prices.move(plan.rows, plan.blocks * plan.vector_bytes, prices.tier, "device")
+        return prices.move(plan.rows, plan.choice.blocks * plan.keys.vector_bytes, prices.tier, "device")
 
 
 class BringAll:
@@ -266,7 +267,7 @@ class BringAll:
 
     def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
         stored = now.kept.stored(layer)
-        now.tokens[layer] = stored * now.plan.group_tokens
+        now.tokens[layer] = stored * now.plan.choice.group_tokens
         if not now.away(layer):
             return now.there(layer, after)
         whole = Extents(*now.blocks.stretches(layer, stored))
@@ -283,8 +284,8 @@ class RebuildKeys:
 
     @staticmethod
     def op(plan: DecodePlan, tokens: float, kv: Rebuilt | None = None) -> Reconstruct:
-        assert plan.rebuilt_rank is not None
-        return Reconstruct(plan.sequences, tokens, plan.rebuilt_rank, kv)
+        assert plan.keys.rebuilt_rank is not None
+        return Reconstruct(plan.sequences, tokens, plan.keys.rebuilt_rank, kv)
 
     def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
         found = now.found[layer]

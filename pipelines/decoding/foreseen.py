@@ -32,8 +32,12 @@ def foreseeable(plan: DecodePlan, foresight: Foresight) -> bool:
         return False
     tiers = {*plan.tiers, *plan.last_tiers}
     # A selection of all there is grows with what is decoded, as a share of it does.
-    at_end = plan.roles.selector.selected(plan.group_tokens, plan.layout.blocks)
-    chooses = plan.selected is not None and plan.selected < plan.blocks and plan.selected == at_end
+    at_end = plan.roles.selector.selected(plan.choice.group_tokens, plan.layout.blocks)
+    chooses = (
+        plan.choice.selected is not None
+        and plan.choice.selected < plan.choice.blocks
+        and plan.choice.selected == at_end
+    )
     # Of packed blocks several may be read as one.
     packed = plan.layout.alignment_bytes == 1
     # Of what is chosen, all is wanted: what a selector of one's own makes of the machine's answer is asked each time.
@@ -54,7 +58,9 @@ class ForeseenSteps:
         plan, stages = now.plan, now.plan.stages
         self._now, self._plan, self._seen = now, plan, foresight
         # One for all layers.
-        self._resident = plan.roles.residency.start(plan.model.layers * plan.rows, plan.layout.blocks, plan.slots)
+        self._resident = plan.roles.residency.start(
+            plan.model.layers * plan.rows, plan.layout.blocks, plan.staying.slots
+        )
         place = {stage.key: n for n, stage in enumerate(stages)}
         self._stages = [(s.kind, s.layer, [place[key] for key in s.after], s.awaited) for s in stages]
         self._kinds = {stage.kind for stage in stages}
@@ -93,7 +99,7 @@ class ForeseenSteps:
         assert self._seen.chosen is not None
         chosen = self._seen.chosen(self._now.step)
         found = self._resident.look_up(BlockRows(chosen.reshape(-1, chosen.shape[-1])))
-        self._now.record.looked_up(found, self._plan.group_tokens * (chosen.size - found.hits))
+        self._now.record.looked_up(found, self._plan.choice.group_tokens * (chosen.size - found.hits))
         return found
 
     def _reads(self, found: Lookup) -> tuple[list[float], list[int]]:
@@ -118,7 +124,7 @@ class ForeseenSteps:
     def _costs(self, found: Lookup) -> dict[str, tuple[str, float, float]]:
         """Label, seconds and bytes of every kind's op, in any layer."""
         now, plan = self._now, self._plan
-        stored, tokens = now.kept.stored(0), found.wanted.widest * plan.group_tokens
+        stored, tokens = now.kept.stored(0), found.wanted.widest * plan.choice.group_tokens
         attended = tokens + now.kept.recent(0) + 1
         now.record.attends(attended, now.tokens_stored, plan.model.layers)
         ops: dict[str, Op] = {

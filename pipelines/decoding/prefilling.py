@@ -36,9 +36,9 @@ class ClusterKeys:
     @staticmethod
     def op(plan: DecodePlan, layer: int) -> Cluster:
         references = min(plan.roles.layout.reference_queries, plan.context)
-        k = 0 if plan.selected is None else min(plan.selected, plan.blocks)
-        clusters = plan.sequences, plan.context, plan.blocks
-        return Cluster(*clusters, layer, heads=plan.heads, references=references, k=k)
+        k = 0 if plan.choice.selected is None else min(plan.choice.selected, plan.choice.blocks)
+        clusters = plan.sequences, plan.context, plan.choice.blocks
+        return Cluster(*clusters, layer, heads=plan.choice.heads, references=references, k=k)
 
     def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
         now.clustered[layer] = ticket = now.machine.submit(self.op(now.plan, layer), after=after)

@@ -64,13 +64,16 @@ class Defaults:
         """Its parameters for a batch and context; None where it has no room, or where they are not within the limits,
         which keep quality."""
         plan = self._plan(batch, context)
-        if plan is None or plan.index is None or plan.selected is None:
+        if plan is None or plan.keys.index is None or plan.choice.selected is None:
             return None
-        compression = self.scenario.model.key_width / plan.index.rank
-        if plan.group_tokens > self.limits.most_group_tokens or compression > self.limits.most_compression:
+        compression = self.scenario.model.key_width / plan.keys.index.rank
+        if plan.choice.group_tokens > self.limits.most_group_tokens or compression > self.limits.most_compression:
             return None
         return Grouping(
-            group_tokens=plan.group_tokens, compression=max(1.0, compression), groups=plan.selected, slots=plan.slots
+            group_tokens=plan.choice.group_tokens,
+            compression=max(1.0, compression),
+            groups=plan.choice.selected,
+            slots=plan.staying.slots,
         )
 
     def _plan(self, batch: int, context: int) -> DecodePlan | None:

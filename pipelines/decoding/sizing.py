@@ -4,6 +4,8 @@ budget."""
 import math
 from dataclasses import dataclass, replace
 
+from kvferry.layouts.cluster_layout import AnyLayout
+from kvferry.pipelines.decoding.kv_memory import Managed
 from kvferry.pipelines.decoding.plan import DecodePlan
 from kvferry.policies.decode.head_choice import choosing_heads
 from kvferry.policies.decode.latent_cache import latent_faults
@@ -11,6 +13,7 @@ from kvferry.policies.decode.residency import DoubleBuffer
 from kvferry.policies.decode.roles import Roles
 from kvferry.policies.decode.room import Room
 from kvferry.policies.decode.selector import Index
+from kvferry.policies.decode.sizes import Choice, KeySizes, StayingSizes
 from kvferry.policies.ledger import Holding
 from kvferry.specs.errors import InputError
 from kvferry.specs.model import ModelSpec
@@ -36,38 +39,14 @@ def plan_of(
     alignment_bytes: int = 512,
     budget_key: str = "budget",
 ) -> DecodePlan:
-    """The sizes that a run has.
+    """Returns the sizes that a run has.
 
     Raises InputError when a group is longer than the context, or the budget (bytes per sequence, under the key
     `budget_key`) is too small for anything; the message has the smallest that works.
     """
-    selector = roles.selector
-    for role, what in latent_faults(roles) if model.latent else ():
-        raise InputError(f"policies.{role}: {what}")
-    if len({part.clusters for part in (selector, roles.layout, roles.upkeep)}) > 1:
-        raise InputError(
-            "policies: clusters take a selector, a layout and an upkeep that are made for them: say"
-            " selector: centroids, layout: cluster-pools and upkeep: adaptive-clusters together"
-        )
-    if roles.residency.swaps and not roles.layout.clusters:
-        raise InputError(
-            "policies.residency: a virtual cache keeps clusters; say layout: dual-head, or residency: reuse"
-        )
-    group = roles.layout.block_tokens(context, model.kv_entry_bytes, good_read_bytes)
-    if group < 1:
-        raise InputError(f"policies.group_tokens: {group}: must be at least 1")
-    try:
-        roles.upkeep.check()
-        least = selector.selected(group, context)
-    except ValueError as error:
-        raise InputError(f"policies: {error}") from None
-    if least is not None and least < 1:
-        raise InputError("policies.selected_tokens: must be at least 1")
-    if group > context:
-        raise InputError(
-            f"policies.group_tokens: a group of {group:,} tokens is longer than the context of {context:,}"
-        )
-    heads = choosing_heads(model) if selector.per_head else 1
+    _check_roles(roles, model)
+    group = _group_tokens(roles, model, context, good_read_bytes)
+    heads = choosing_heads(model) if roles.selector.per_head else 1
     room = Room(
         model=model,
         block_tokens=group,
@@ -76,76 +55,81 @@ def plan_of(
         budget_bytes=budget_bytes,
         grows=roles.upkeep.grows,
     )
-    all_blocks = (1 if selector.for_all_layers else model.layers) * sequences * heads * room.blocks
-    if all_blocks > MOST_BLOCKS:
-        what = f"{all_blocks:,} groups of {group:,} tokens over layers, sequences and heads"
-        raise InputError(f"workload.context: makes {what}; at most {MOST_BLOCKS:,} will do")
-    # A context shorter than what would be selected is read whole. Where a selection takes all, it grows with what is
-    # decoded.
-    selected, most = selector.selected(group, room.context_blocks), selector.selected(group, room.blocks)
-    wanted = room.blocks if most is None else most
-    residency, needs_bytes = roles.residency, None
+    _check_blocks(roles, room, sequences * heads)
     try:
-        reserved_bytes = 0.0 if most is None else residency.reserved_bytes(room, wanted)
-        keys = _keys(roles, room, reserved_bytes)
-        # A residency counts a block of newest tokens by itself.
-        newest = roles.upkeep.holdings(room, selected)
-        more_bytes = max(0.0, _sum(newest) - model.layers * room.block_bytes)
-        left_bytes = budget_bytes - keys.n_bytes - more_bytes
-        slots = 0 if most is None else residency.slots_within(room, wanted, left_bytes)
-        kept = 0 if most is None else residency.kept_tokens(room)
-        if most is not None and residency.keeps and not slots and not kept:
-            # Keys as small as they may be leave no room for a selection in every layer: nothing is kept, and they need
-            # not make room for it.
-            needs_bytes = keys.n_bytes + reserved_bytes
-            keys = _keys(roles, room, DoubleBuffer().reserved_bytes(room, wanted))
+        sizes = _sizes(roles, room)
         layout = roles.layout.layout(room, sequences, heads, alignment_bytes)
-        # More slots than a row has blocks would stay empty.
-        slots = min(slots, layout.blocks)
     except ValueError as error:
         raise InputError(f"policies: {error}") from None
-    room = replace(room, values_alone=keys.rebuilt_rank is not None)
-    manages = (*keys.holdings, *residency.holdings(room, wanted, slots), *newest)
-    if layout.buffer_bytes:
-        manages += (Holding.of("kv: page buffers", layout.buffer_bytes / sequences, "sequence"),)
-    if room.values_alone:
-        # In two buffers, of the layer that computes and of the next.
-        rebuilt_bytes = 2 * wanted * (room.block_bytes - room.read_bytes)
-        manages += (Holding.of("kv: rebuilt keys", rebuilt_bytes, "sequence"),)
-    if keys.index and keys.index.weight_bytes:
-        scored_with = math.ceil((1 + roles.placement.runtime_share) * keys.index.weight_bytes)
-        manages += (Holding.of("kv: index weights", scored_with),)
+    # More slots than a row has blocks would stay empty.
+    sizes = replace(sizes, slots=min(sizes.slots, layout.blocks))
+    index = sizes.keys.index
     plan = DecodePlan(
         roles=roles,
         model=model,
         sequences=sequences,
         context=context,
         output=output,
-        group_tokens=group,
-        heads=heads,
-        blocks=room.context_blocks,
-        selected=selected,
-        index=keys.index.spec if keys.index else None,
-        rebuilt_rank=keys.rebuilt_rank,
-        slots=slots,
-        kept_tokens=kept,
-        vector_bytes=0 if keys.index is None else round(keys.index.n_bytes / (model.layers * heads * room.blocks)),
-        reuse_needs_bytes=needs_bytes,
-        manages=manages,
-        beside_layers=keys.index.kv_layers if keys.index else 0.0,
-        away_tokens=0 if most is None else residency.away_tokens(room, slots),
-        budget_bytes=budget_bytes,
+        choice=Choice(group_tokens=group, heads=heads, blocks=room.context_blocks, selected=sizes.selected),
+        keys=KeySizes(
+            index=index.spec if index else None,
+            vector_bytes=round(index.n_bytes / (model.layers * heads * room.blocks)) if index else 0,
+            rebuilt_rank=sizes.keys.rebuilt_rank,
+        ),
+        staying=StayingSizes(slots=sizes.slots, tokens=sizes.kept_tokens),
+        managed=Managed(
+            holdings=_holdings(roles, room, sizes, layout.buffer_bytes / sequences),
+            budget_bytes=budget_bytes,
+            index_layers=index.kv_layers if index else 0.0,
+            away_tokens=roles.residency.away_tokens(room, sizes.slots) if sizes.chooses else 0,
+            reuse_needs_bytes=sizes.reuse_needs_bytes,
+        ),
         layout=layout,
     )
-    if selected is not None and plan.least_bytes > budget_bytes:
-        what = f"{_counted(selected, 'group')} of {_counted(group, 'token')}"
-        full = shown_size(model.kv_full_bytes(context))
-        would = f"{shown_size(plan.least_bytes, up=True)} would (a full cache takes {full})"
-        raise NoRoom(f"{budget_key}: {shown_size(budget_bytes)} per sequence hold no selection of {what}; {would}")
-    if layout.moves and "device" in {*plan.tiers, *plan.last_tiers}:
-        what = "what lies behind a cluster moves as it grows, which is not modelled in the processor's own memory"
-        raise InputError(f"policies.layout: {what}; placement: storage or host, or layout: dual-head, would do")
+    _check_fits(plan, layout, budget_key)
     return plan.within(budget_bytes)
+
+
+def _check_roles(roles: Roles, model: ModelSpec) -> None:
+    """Raises InputError for roles that do not go together, or with the model, and for parameters that cannot be."""
+    for role, what in latent_faults(roles) if model.latent else ():
+        raise InputError(f"policies.{role}: {what}")
+    if len({part.clusters for part in (roles.selector, roles.layout, roles.upkeep)}) > 1:
+        raise InputError(
+            "policies: clusters take a selector, a layout and an upkeep that are made for them: say"
+            " selector: centroids, layout: cluster-pools and upkeep: adaptive-clusters together"
+        )
+    if roles.residency.swaps and not roles.layout.clusters:
+        raise InputError(
+            "policies.residency: a virtual cache keeps clusters; say layout: dual-head, or residency: reuse"
+        )
+
+
+def _group_tokens(roles: Roles, model: ModelSpec, context: int, good_read_bytes: float) -> int:
+    """Returns the tokens of a KV block. Raises InputError where the context has none of that length."""
+    group = roles.layout.block_tokens(context, model.kv_entry_bytes, good_read_bytes)
+    if group < 1:
+        raise InputError(f"policies.group_tokens: {group}: must be at least 1")
+    try:
+        roles.upkeep.check()
+        least = roles.selector.selected(group, context)
+    except ValueError as error:
+        raise InputError(f"policies: {error}") from None
+    if least is not None and least < 1:
+        raise InputError("policies.selected_tokens: must be at least 1")
+    if group > context:
+        raise InputError(
+            f"policies.group_tokens: a group of {group:,} tokens is longer than the context of {context:,}"
+        )
+    return group
+
+
+def _check_blocks(roles: Roles, room: Room, rows: int) -> None:
+    """Raises InputError for more KV blocks than there can be places for."""
+    all_blocks = (1 if roles.selector.for_all_layers else room.model.layers) * rows * room.blocks
+    if all_blocks > MOST_BLOCKS:
+        what = f"{all_blocks:,} groups of {room.block_tokens:,} tokens over layers, sequences and heads"
+        raise InputError(f"workload.context: makes {what}; at most {MOST_BLOCKS:,} will do")
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,16 +145,79 @@ class _Keys:
         return _sum(self.holdings)
 
 
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    """What the roles make of a budget. ``selected``: blocks of the context; ``wanted``: of all there will be, for which
+    buffers have room; ``chooses``: not all of them are. ``newest``: what new tokens hold."""
+
+    selected: int | None
+    wanted: int
+    chooses: bool
+    keys: _Keys
+    newest: tuple[Holding, ...]
+    slots: int
+    kept_tokens: int
+    reuse_needs_bytes: float | None
+
+
+def _sizes(roles: Roles, room: Room) -> _Sizes:
+    """Raises ValueError for parameters that cannot be."""
+    # A context shorter than what would be selected is read whole. Where a selection takes all, it grows with what is
+    # decoded.
+    selector, residency, needs_bytes = roles.selector, roles.residency, None
+    selected = selector.selected(room.block_tokens, room.context_blocks)
+    most = selector.selected(room.block_tokens, room.blocks)
+    chooses, wanted = most is not None, room.blocks if most is None else most
+    reserved_bytes = residency.reserved_bytes(room, wanted) if chooses else 0.0
+    keys = _keys(roles, room, reserved_bytes)
+    newest = roles.upkeep.holdings(room, selected)
+    left_bytes = room.budget_bytes - keys.n_bytes - _sum(newest)
+    slots = residency.slots_within(room, wanted, left_bytes) if chooses else 0
+    kept_tokens = residency.kept_tokens(room) if chooses else 0
+    if chooses and residency.keeps and not slots and not kept_tokens:
+        # Keys as small as they may be leave no room for a selection in every layer: nothing is kept, and they need
+        # not make room for it.
+        needs_bytes = keys.n_bytes + reserved_bytes
+        keys = _keys(roles, room, DoubleBuffer().reserved_bytes(room, wanted))
+    return _Sizes(selected, wanted, chooses, keys, newest, slots, kept_tokens, needs_bytes)
+
+
 def _keys(roles: Roles, room: Room, reserved_bytes: float) -> _Keys:
     """Where the budget has room beside `reserved_bytes`. Raises ValueError for parameters that cannot be."""
     index = roles.selector.index(room, reserved_bytes)
-    layers = room.model.layers
     # Where a layer's KV is swapped, so are the vectors that it is chosen by.
-    index_bytes = index.n_bytes / (layers if roles.residency.swaps else 1) if index else 0.0
+    index_bytes = index.n_bytes / (room.model.layers if roles.residency.swaps else 1) if index else 0.0
     rank = roles.layout.key_rank(room, reserved_bytes + index_bytes)
     keys_bytes = 0 if rank is None else room.key_cache_bytes(rank)
     held = {"kv: index": index_bytes, "kv: low-rank keys": keys_bytes}
     return _Keys(index, rank, tuple(Holding.of(name, size, "sequence") for name, size in held.items() if size))
+
+
+def _holdings(roles: Roles, room: Room, sizes: _Sizes, page_buffer_bytes: float) -> tuple[Holding, ...]:
+    """Returns all that manages KV, from beginning to end."""
+    room = replace(room, reads=roles.layout.read_bytes(room))
+    found = [*sizes.keys.holdings, *roles.residency.holdings(room, sizes.wanted, sizes.slots), *sizes.newest]
+    if page_buffer_bytes:
+        found.append(Holding.of("kv: page buffers", page_buffer_bytes, "sequence"))
+    found += roles.layout.holdings(room, sizes.wanted)
+    if sizes.keys.index and sizes.keys.index.weight_bytes:
+        scored_with = math.ceil((1 + roles.placement.runtime_share) * sizes.keys.index.weight_bytes)
+        found.append(Holding.of("kv: index weights", scored_with))
+    return tuple(found)
+
+
+def _check_fits(plan: DecodePlan, layout: AnyLayout, budget_key: str) -> None:
+    """Raises NoRoom where the budget holds no selection, InputError where the processor's memory cannot have the
+    layout."""
+    selected, least_bytes, budget_bytes = plan.choice.selected, plan.memory.least_bytes, plan.managed.budget_bytes
+    if selected is not None and least_bytes > budget_bytes:
+        what = f"{_counted(selected, 'group')} of {_counted(plan.choice.group_tokens, 'token')}"
+        full = shown_size(plan.model.kv_full_bytes(plan.context))
+        would = f"{shown_size(least_bytes, up=True)} would (a full cache takes {full})"
+        raise NoRoom(f"{budget_key}: {shown_size(budget_bytes)} per sequence hold no selection of {what}; {would}")
+    if layout.moves and "device" in {*plan.tiers, *plan.last_tiers}:
+        what = "what lies behind a cluster moves as it grows, which is not modelled in the processor's own memory"
+        raise InputError(f"policies.layout: {what}; placement: storage or host, or layout: dual-head, would do")
 
 
 def _sum(holdings: tuple[Holding, ...]) -> float:

@@ -104,7 +104,7 @@ class DecodeState:
         self.record = DecodeRecord()
         layers, roles = plan.model.layers, plan.roles
         self.blocks: PlacedBlocks = plan.layout.start()
-        self.kept: Kept = roles.upkeep.start(plan.context, plan.group_tokens, self.blocks)
+        self.kept: Kept = roles.upkeep.start(plan.context, plan.choice.group_tokens, self.blocks)
         self.tiers = plan.tiers
         # One for all layers where one choice serves them. It knows the slots of layers in the processor's memory too,
         # so that these are filled when a layer moves away.
@@ -126,7 +126,7 @@ class DecodeState:
         # What brings what is kept of it, where that is swapped, and where it lies meanwhile (None: it stays in memory).
         self.swapped: list[Reads | None] = [None] * layers
         self.swapped_out: dict[int, tuple[Ranges, Pieces]] = {}
-        self.areas: list[SwapArea | None] = [plan.swap_area(layer) for layer in range(layers)]
+        self.areas: list[SwapArea | None] = [plan.file.swap_area(layer) for layer in range(layers)]
         self.tokens = [0] * layers
         self.block_tokens: list[np.ndarray | None] = [None] * layers
         self.assigned: list[Ticket | None] = [None] * layers
@@ -168,18 +168,18 @@ class DecodeState:
         """Of so many tokens to come, those after which the placement has a layer move; all of them where none does. A
         layer that has left does not come back."""
         stored = self.tokens_stored
-        return bisect_left(range(tokens), True, key=lambda n: self.plan.tiers_at(stored + n) != self.tiers)
+        return bisect_left(range(tokens), True, key=lambda n: self.plan.memory.tiers_at(stored + n) != self.tiers)
 
     @property
     def moves_now(self) -> bool:
         """Whether ``place`` will have a layer move."""
-        return self.plan.tiers_at(self.tokens_stored) != self.tiers
+        return self.plan.memory.tiers_at(self.tokens_stored) != self.tiers
 
     def place(self) -> list[Ticket]:
         """Hold memory for the KV there is, and begin to move what its placement has move now: the tickets of that.
         Raises OutOfMemory."""
         tokens = self.tokens_stored
-        before, self.tiers = self.tiers, self.plan.tiers_at(tokens)
+        before, self.tiers = self.tiers, self.plan.memory.tiers_at(tokens)
         moving = list[Ticket]()
         for layer, (source, to) in enumerate(zip(before, self.tiers, strict=True)):
             if source != to:
@@ -195,7 +195,7 @@ class DecodeState:
         wanted = {
             (tier, name): math.ceil(n_bytes)
             for tier in memories
-            for name, n_bytes in self.plan.ledger.at(tokens, tier).items()
+            for name, n_bytes in self.plan.memory.ledger.at(tokens, tier).items()
         }
         now = {key: lease.n_bytes for key, lease in self._leases.items()}
         changed = {key: n for key, n in wanted.items() if n != now.get(key, 0)}
@@ -307,5 +307,5 @@ class DecodeState:
         plan = self.plan
         if tier == "device":
             return AllThere()
-        sizes = plan.rows, plan.layout.blocks, plan.slots, plan.kept_tokens, plan.group_tokens
+        sizes = plan.rows, plan.layout.blocks, plan.staying.slots, plan.staying.tokens, plan.choice.group_tokens
         return plan.roles.residency.start(*sizes)

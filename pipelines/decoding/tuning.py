@@ -18,6 +18,7 @@ from kvferry.policies.decode.reuse_buffer import ReuseBuffer
 from kvferry.policies.decode.reuse_table import ReuseTable
 from kvferry.policies.decode.rows import BlockRows
 from kvferry.policies.decode.scored_keys import LowRankKeys
+from kvferry.policies.decode.sizes import StayingSizes
 from kvferry.policies.decode.solutions import Solutions
 from kvferry.policies.decode.tuner import BlockTimes, Solution, check_budget, solution_of, tune
 from kvferry.policies.decode.tuning_limits import TuningLimits
@@ -78,9 +79,13 @@ class _ModelledTimes:
 
     def __call__(self, batch: int, context: int, grouping: Grouping, reuse_rate: float) -> BlockTimes:
         plan = self._plan(batch, context, grouping.group_tokens, grouping.selected_tokens)
-        assert plan.index is not None
-        index = replace(plan.index, rank=rank_of(grouping.compression, plan.model))
-        block = self._delays.block(replace(plan, slots=grouping.slots, index=index), reuse_rate, self.tier)
+        assert plan.keys.index is not None
+        index = replace(plan.keys.index, rank=rank_of(grouping.compression, plan.model))
+        block = self._delays.block(
+            replace(plan, keys=replace(plan.keys, index=index), staying=StayingSizes(slots=grouping.slots)),
+            reuse_rate,
+            self.tier,
+        )
         return BlockTimes(block.block_s, block.io_s, block.overlapped_s)
 
     def with_rates(self, solution: Solution, limits: TuningLimits, reuse: ReuseTable) -> Solution:

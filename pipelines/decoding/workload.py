@@ -97,7 +97,8 @@ class Decode:
             would = _would_do(scenario, system.roles, asked_batch(scenario))
             return NoRoomFlow(scenario, system.roles, f"{why} ({held(scenario, system.roles).largest(0)}){would}")
         if system.roles.placement.mapped:
-            plan = replace(plan, mapped_bytes=plan.sequences * sequence_bytes(scenario, plan.roles, plan.sequences))
+            mapped_bytes = plan.sequences * sequence_bytes(scenario, plan.roles, plan.sequences)
+            plan = replace(plan, staying=replace(plan.staying, mapped_bytes=mapped_bytes))
         return LockStepFlow(scenario, plan, progress, runtime_spec(scenario, system))
 
 
@@ -194,8 +195,8 @@ class LockStepFlow:
             half_counts=half_counts,
             end_counts=end_counts,
             step_blocks=() if self._decode is None else tuple(self._decode.record.step_blocks),
-            metadata_bytes=plan.ledger.of(*METADATA).n_bytes(plan.most_tokens),
-            buffer_bytes=plan.ledger.without("kv", *METADATA).n_bytes(plan.most_tokens),
+            metadata_bytes=plan.memory.ledger.of(*METADATA).n_bytes(plan.most_tokens),
+            buffer_bytes=plan.memory.ledger.without("kv", *METADATA).n_bytes(plan.most_tokens),
             reuses=plan.roles.selective and plan.roles.residency.keeps,
             longest_access=0 if self._decode is None else self._decode.record.longest_access,
             space_overhead=None if self._decode is None else self._decode.now.blocks.space_overhead,
@@ -203,17 +204,17 @@ class LockStepFlow:
         )
         prefill_s = None if self._decode is None else self._decode.record.prefill_s
         # Of KV in the processor's memory, a reuse buffer would have nothing to keep.
-        needs_bytes = None if set(plan.tiers) == {"device"} else plan.reuse_needs_bytes
+        needs_bytes = None if set(plan.tiers) == {"device"} else plan.managed.reuse_needs_bytes
         notes = [*_without_effect(self._scenario), *lost_parameters(self._scenario)]
         notes += stopped_at_the_most(self._scenario, plan.sequences)
         if needs_bytes is not None:
             notes.append(_without_reuse(self._scenario, plan, needs_bytes))
-        notes += beyond_the_rows(self._runtime, plan.slots)
-        generated = plan.selected is not None and not (plan.index is not None and plan.index.clusters)
+        notes += beyond_the_rows(self._runtime, plan.staying.slots)
+        generated = plan.choice.selected is not None and not (plan.keys.index is not None and plan.keys.index.clusters)
         if generated and world.may_skip and world.keys is None and self._scenario.decode.workload.selections is None:
             what = "selections are generated and do not depend on this selector"
             notes.append(f"{what}; workload.selections replays a recording")
-        if plan.selects_all:
+        if plan.choice.selected is not None and plan.roles.selector.wanted_tokens(1) >= plan.most_tokens:
             notes.append(
                 f"nothing is left out: {plan.context + plan.output:,} tokens are no more than what is selected"
             )
@@ -232,7 +233,7 @@ class LockStepFlow:
         if self._decode is None:
             return {}
         record, blocks = self._decode.record, self._decode.now.blocks
-        entry_bytes = self._plan.model.kv_entry_bytes / self._plan.heads
+        entry_bytes = self._plan.model.kv_entry_bytes / self._plan.choice.heads
         counts: dict[str, float] = {"wanted": record.blocks_wanted, "reused": record.blocks_reused}
         counts["brought_bytes"] = record.brought_entries * entry_bytes
         counts |= {"attended": record.attended, "attendable": record.attendable, "attentions": record.attentions}
@@ -245,7 +246,7 @@ class LockStepFlow:
         if not counts.get("attendable"):
             return None
         share = counts["attended"] / counts["attendable"]
-        return attention_mass_of(self._plan.roles, share, self._plan.group_tokens)
+        return attention_mass_of(self._plan.roles, share, self._plan.choice.group_tokens)
 
     def _check_room(self) -> None:
         storage, file_bytes = self._scenario.device.storage, self._plan.file_bytes
@@ -299,7 +300,7 @@ def plan_for(scenario: Scenario, system: DecodeSystem) -> DecodePlan:
         if budget.kv_bytes is None
         else (budget.kv_bytes, "budget.kv")
     )
-    together = fitting_batch(scenario, plan.least_bytes, whole_bytes, key)
+    together = fitting_batch(scenario, plan.memory.least_bytes, whole_bytes, key)
     while True:
         # Beside what manages it, a placement puts KV where the budget has room for it.
         each_bytes = min(tuned_bytes or sequence_bytes(scenario, system.roles, together), whole_bytes / together)
@@ -326,9 +327,8 @@ def _without_reuse(scenario: Scenario, plan: DecodePlan, needs_bytes: float) -> 
     else:
         would = f"{'' if budget.kv_share is None else 'budget.kv_share of null and '}budget.kv of "
         would += f"{math.ceil(plan.sequences * needs_bytes / 2**10):,} KiB for all would"
-    holds = (
-        f"a budget of {shown_size(plan.budget_bytes)} per sequence holds no selection of every layer beside the keys"
-    )
+    budget_size = shown_size(plan.managed.budget_bytes)
+    holds = f"a budget of {budget_size} per sequence holds no selection of every layer beside the keys"
     return f"nothing is reused: {holds}; {would}"
 
 
@@ -359,7 +359,7 @@ def _stays_in_memory(scenario: Scenario, roles: Roles) -> bool:
 def _check_memory(machine: Machine, scenario: Scenario, plan: DecodePlan) -> None:
     """Raises OutOfMemory where the KV of the whole output will not fit, of which perhaps only a part is decoded: with
     the largest holdings, and what would do."""
-    ledger, tokens = plan.ledger, plan.most_tokens
+    ledger, tokens = plan.memory.ledger, plan.most_tokens
     batch = f"the KV of {_sequences(plan.sequences)} of {tokens:,} tokens"
     memories: dict[Tier, str] = {"device": "the processor's memory", "host": "the host's memory"}
     for tier, what in memories.items():
@@ -372,8 +372,8 @@ def _check_memory(machine: Machine, scenario: Scenario, plan: DecodePlan) -> Non
         if lacking_bytes > 0:
             lacks = f"{what} lacks {shown_size(lacking_bytes, up=True)} for {batch}"
             raise OutOfMemory(f"{lacks}: {largest(counted)}{_would_do(scenario, plan.roles, plan.sequences)}")
-    if plan.over_bytes:
-        lacks = f"the budget lacks {shown_size(plan.over_bytes, up=True)} for {batch}"
+    if plan.memory.over_bytes:
+        lacks = f"the budget lacks {shown_size(plan.memory.over_bytes, up=True)} for {batch}"
         raise OutOfMemory(f"{lacks}: {ledger.largest(tokens)}{_would_do(scenario, plan.roles, plan.sequences)}")
 
 

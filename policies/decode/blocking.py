@@ -9,6 +9,7 @@ from pydantic import Field
 from kvferry.layouts.cluster_layout import AnyLayout
 from kvferry.layouts.layout import Layout
 from kvferry.policies.decode.room import Room, Share
+from kvferry.policies.ledger import Holding
 
 
 class LayoutRole(ABC):
@@ -51,6 +52,15 @@ class LayoutRole(ABC):
         budget being taken; None: keys are read."""
         return None
 
+    def read_bytes(self, room: Room) -> int:
+        """Returns what of a block in one layer is read. Here keys and values."""
+        return room.block_bytes
+
+    def holdings(self, room: Room, selected: int) -> tuple[Holding, ...]:
+        """Returns what each sequence holds in memory for what is not read, in the group "kv", with `selected` blocks at
+        a time."""
+        return ()
+
     @abstractmethod
     def layout(self, room: Room, sequences: int, heads: int, alignment_bytes: int) -> AnyLayout:
         """Returns where blocks lie in the file. ValueError when a block has less than a byte."""
@@ -71,7 +81,7 @@ class TokenGroups(LayoutRole):
         return super().block_tokens(context, entry_bytes, good_read_bytes)
 
     def layout(self, room: Room, sequences: int, heads: int, alignment_bytes: int) -> AnyLayout:
-        return self._layout(room.block_bytes, room, sequences, heads, 1 if self.packed else alignment_bytes)
+        return self._layout(self.read_bytes(room), room, sequences, heads, 1 if self.packed else alignment_bytes)
 
     @staticmethod
     def _layout(n_bytes: int, room: Room, sequences: int, heads: int, alignment_bytes: int) -> Layout:
@@ -113,5 +123,10 @@ class ValueGroups(TokenGroups):
     def key_rank(self, room: Room, reserved_bytes: float) -> int | None:
         return room.key_rank(self.compression, room.left_bytes(self.metadata_share, reserved_bytes))
 
-    def layout(self, room: Room, sequences: int, heads: int, alignment_bytes: int) -> Layout:
-        return self._layout(room.block_bytes // 2, room, sequences, heads, alignment_bytes)
+    def read_bytes(self, room: Room) -> int:
+        return room.block_bytes // 2
+
+    def holdings(self, room: Room, selected: int) -> tuple[Holding, ...]:
+        # In two buffers, of the layer that computes and of the next.
+        rebuilt_bytes = 2 * selected * (room.block_bytes - self.read_bytes(room))
+        return (Holding.of("kv: rebuilt keys", rebuilt_bytes, "sequence"),)

@@ -3,13 +3,14 @@
 import math
 from abc import ABC, abstractmethod
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from kvferry.specs.tier import Tier
+from kvferry.specs.tier import TIERS, Tier
 from kvferry.specs.units import Bytes
 
 
@@ -30,10 +31,21 @@ class KvSize:
     # Tokens of each sequence for which there is room in the processor's memory per layer that lies elsewhere.
     away_tokens: int = 0
 
+    def held(self, tiers: Sequence[Tier]) -> dict[tuple[Tier, str], float]:
+        """Returns the bytes of each tier by name, where layers lie so: KV itself, in the processor's memory slots of
+        layers that lie elsewhere, and what grows besides."""
+        layer_bytes = self.token_bytes * self.tokens
+        found = {(tier, "kv"): tiers.count(tier) * layer_bytes for tier in TIERS}
+        away = self.layers - tiers.count("device")
+        found["device", "kv: slots"] = away * min(self.away_tokens, self.tokens) * self.token_bytes
+        found["device", "kv: index"] = self.beside_layers * layer_bytes
+        return found
+
     def held_bytes(self, near: int) -> float:
-        """Of the processor's memory, with the KV of so many layers there (SpeContext Eq. 7)."""
-        away = (self.layers - near) * min(self.away_tokens, self.tokens)
-        return self.token_bytes * ((near + self.beside_layers) * self.tokens + away)
+        """Returns what of the processor's memory is held with the KV of so many layers there (SpeContext Eq. 7)."""
+        tiers: list[Tier] = ["device"] * near
+        tiers += ["host"] * (self.layers - near)
+        return sum(n_bytes for (tier, _), n_bytes in self.held(tiers).items() if tier == "device")
 
 
 # Numbers of tokens, as a file has them in a list.

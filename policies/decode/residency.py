@@ -128,7 +128,7 @@ class Reuse(Residency):
 
     def slots_within(self, room: Room, selected: int, left_bytes: float) -> int:
         if self.slots is None:
-            fitting = int(left_bytes / (room.model.layers * room.block_bytes)) - 1
+            fitting = int(left_bytes / (room.model.layers * room.block_bytes))
             return fitting if fitting >= selected else 0
         check_slots(self.slots, selected)
         return self.slots

@@ -1,6 +1,7 @@
 """A way of decoding with KV blocks: one object for each of seven roles."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from kvferry.policies.decode.attention_kernel import AttentionKernel
 from kvferry.policies.decode.batcher import Batching, LockStep
@@ -8,6 +9,7 @@ from kvferry.policies.decode.blocking import LayoutRole, TokenGroups
 from kvferry.policies.decode.placement import KvSize, OneTier, Placement
 from kvferry.policies.decode.residency import DoubleBuffer, Residency
 from kvferry.policies.decode.selector import Selector
+from kvferry.policies.decode.stages import Key, Stage, Stages
 from kvferry.policies.decode.upkeep import RollingGroups, Upkeep
 
 
@@ -44,3 +46,34 @@ class Roles:
     def stays_in_memory(self, size: KvSize) -> bool:
         """KV of this size lies in the processor's memory from beginning to end, and nothing of it is selected."""
         return not self.selective and set(self.placement.tiers(size)) == {"device"}
+
+    def step(self, layers: int) -> Stages:
+        """Returns the stages of one decoding step through so many layers, to the next token."""
+        return _step(self, layers)
+
+    def prefill(self, layers: int) -> Stages:
+        """Returns the stages of prefill: layer by layer, a layer's KV is written out while the next is computed."""
+        return _prefill(self, layers)
+
+
+@lru_cache(maxsize=64)
+def _step(roles: Roles, layers: int) -> Stages:
+    upkeep = roles.upkeep
+    beside = (*roles.layout.beside_moves, *upkeep.beside_moves)
+    stages = roles.selector.stages(layers, beside, upkeep.after_attention)
+    stages = roles.residency.arranged(stages, layers)
+    return (*stages, Stage("next_token", 0, (stages[-1].key,)))
+
+
+@lru_cache(maxsize=64)
+def _prefill(roles: Roles, layers: int) -> Stages:
+    stages: list[Stage] = []
+    before: tuple[Key, ...] = ()
+    for layer in range(layers):
+        computed = Stage("prefill", layer, before)
+        first = [Stage(kind, layer, (computed.key,), awaited=True) for kind in roles.layout.before_write]
+        rest = (Stage(kind, layer, (computed.key,)) for kind in roles.layout.after_prefill)
+        written = Stage("write_out", layer, ((first or [computed])[-1].key,))
+        stages += [computed, *first, written, *rest]
+        before = (next(stage.key for stage in reversed(stages) if stage.kind != "write_out"),)
+    return (*stages, Stage("first_token", 0, before))

@@ -23,8 +23,8 @@ class Room:
     budget_bytes: float
     # New tokens become blocks, too.
     grows: bool = True
-    # Values alone are read, keys are rebuilt.
-    values_alone: bool = False
+    # Bytes of a block in one layer that are read; None: all.
+    reads: int | None = None
 
     @property
     def tokens(self) -> int:
@@ -48,7 +48,7 @@ class Room:
     @property
     def read_bytes(self) -> int:
         """What of a block in one layer is read, and kept in a buffer."""
-        return self.block_bytes // 2 if self.values_alone else self.block_bytes
+        return self.block_bytes if self.reads is None else self.reads
 
     def key_cache_bytes(self, rank: int) -> int:
         """Keys of all tokens and layers, compressed to `rank` numbers each."""

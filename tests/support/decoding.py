@@ -23,12 +23,12 @@ def sum_of(holdings: Iterable[Holding]) -> float:
 
 def metadata_bytes(plan: DecodePlan) -> float:
     """Of one sequence."""
-    return Ledger(plan.manages).of(*METADATA).n_bytes(plan.most_tokens)
+    return Ledger(plan.managed.holdings).of(*METADATA).n_bytes(plan.most_tokens)
 
 
 def buffer_bytes(plan: DecodePlan) -> float:
     """Of one sequence."""
-    return Ledger(plan.manages).without(*METADATA).n_bytes(plan.most_tokens)
+    return Ledger(plan.managed.holdings).without(*METADATA).n_bytes(plan.most_tokens)
 
 
 def leaving(scenario: Scenario, kv_bytes: float) -> Scenario:

@@ -1,6 +1,5 @@
 """The pipeline of decoding with KV on storage over a small real model, in a folder."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -61,16 +60,16 @@ class SmallDecoding:
         spec = spec_of(model)
         self.plan: DecodePlan = plan_of(roles, spec, sequences=batch, context=context, output=output, budget_bytes=1e7)
         if free_bytes is not None:
-            self.plan = replace(self.plan, budget_bytes=self.plan.memory_bytes + free_bytes)
+            self.plan = self.plan.within(self.plan.memory.sequence_bytes + free_bytes)
         self.ids = np.random.default_rng(3).integers(0, 256, (batch, context)).tolist()
         layout, index = self.plan.layout, None
-        if self.plan.index is not None:
-            index = index_maker(self.plan.index.kind)(
+        if self.plan.keys.index is not None:
+            index = index_maker(self.plan.keys.index.kind)(
                 decoder_of(model),
                 torch.tensor(np.random.default_rng(4).integers(0, 256, (1, 200)), device=model.device),
-                self.plan.index,
+                self.plan.keys.index,
                 sequences=batch,
-                room_tokens=layout.blocks * self.plan.group_tokens,
+                room_tokens=layout.blocks * self.plan.choice.group_tokens,
             )
         self.logits: list[Any] = []
         by_layer = not isinstance(layout, ClusterLayout)
@@ -80,9 +79,9 @@ class SmallDecoding:
             self.ids,
             format_of(self.plan, torch.float32),
             output=output,
-            slots=self.plan.slots,
+            slots=self.plan.staying.slots,
             index=index,
-            rebuilt_rank=self.plan.rebuilt_rank,
+            rebuilt_rank=self.plan.keys.rebuilt_rank,
             listen=self.logits.append,
             tiers=self.tiers,
         )

@@ -3,7 +3,7 @@ one with the smallest model that comes with the project."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from fake_machine import FakeMachine
@@ -43,8 +43,8 @@ class Toy:
 def toy_plan(roles: Roles, *, free_bytes: float = 1e9, **sizes: int) -> DecodePlan:
     """The sizes of a toy, with so many bytes per sequence for KV beside what it manages."""
     plan = plan_of(roles, load_model(MODEL), budget_bytes=1e9, **sizes)
-    managing_bytes = Ledger(plan.manages, plan.sequences).n_bytes(plan.most_tokens) / plan.sequences
-    return replace(plan, budget_bytes=managing_bytes + free_bytes)
+    managing_bytes = Ledger(plan.managed.holdings, plan.sequences).n_bytes(plan.most_tokens) / plan.sequences
+    return plan.within(managing_bytes + free_bytes)
 
 
 def toy_scenario(backend: str, plan: DecodePlan) -> Scenario:

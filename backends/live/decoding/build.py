@@ -66,18 +66,19 @@ class DecodeRunner(OpRunner, Protocol):
 
 def check_plan(sizes: DecodeSizes, processor: str) -> None:
     """Raises InputError for an index or a placement that the backend lacks, before a model is loaded for it."""
-    if sizes.index is not None:
+    if sizes.keys.index is not None:
         try:
-            index_maker(sizes.index.kind)
+            index_maker(sizes.keys.index.kind)
         except InputError as error:
             raise InputError(f"policies.selector: backend torch: {error}") from None
     if sizes.writes_back:
         what = "writes all KV of a layer anew in every step, which backend torch does not do"
         raise InputError(f"policies.attention: joining tensors {what}; paged would do")
-    if sizes.newest_tokens is not None:
-        what = f"memory holds {sizes.newest_tokens:,} new tokens of each sequence, and backend torch keeps all there"
+    if sizes.staying.newest_tokens is not None:
+        newest = f"memory holds {sizes.staying.newest_tokens:,} new tokens of each sequence"
+        what = f"{newest}, and backend torch keeps all there"
         raise InputError(f"policies.upkeep: {what}; a shorter output or a smaller batch would do")
-    if sizes.kept_tokens and not isinstance(sizes.layout, ClusterLayout):
+    if sizes.staying.tokens and not isinstance(sizes.layout, ClusterLayout):
         raise InputError("policies.residency: backend torch keeps clusters in such a cache alone; say reuse or none")
     if "device" in sizes.tiers and not processor.startswith(("cpu", "cuda")):
         what = "keeps KV that it chooses from in a processor's own memory on CPUs and with CUDA alone"
@@ -103,9 +104,9 @@ def decode_runner(
         contexts,
         format_of(sizes, model.dtype),
         output=workload.output,
-        slots=sizes.slots,
+        slots=sizes.staying.slots,
         index=_index(scenario, sizes, model, prompts, say),
-        rebuilt_rank=sizes.rebuilt_rank,
+        rebuilt_rank=sizes.keys.rebuilt_rank,
         tiers=tiers,
         noted=noted,
         log=log,
@@ -119,11 +120,11 @@ def format_of(sizes: DecodeSizes, dtype: torch.dtype) -> BlockFormat | ClusterFo
         return ClusterFormat(layout, kv_heads=model.kv_heads, head_dim=model.head_dim, dtype=dtype)
     return BlockFormat(
         layout,
-        group_tokens=sizes.group_tokens,
+        group_tokens=sizes.choice.group_tokens,
         kv_heads=model.kv_heads,
         head_dim=model.latent.width if model.latent else model.head_dim,
         dtype=dtype,
-        values_only=sizes.rebuilt_rank is not None,
+        values_only=sizes.keys.rebuilt_rank is not None,
         latent_rank=model.latent.kv_lora_rank if model.latent else None,
     )
 
@@ -151,8 +152,8 @@ def decode_storage(scenario: Scenario, sizes: DecodeSizes, stack: ExitStack) -> 
 def _storage(path: Path, n_bytes: int, scenario: Scenario, sizes: DecodeSizes) -> Storage | MappedStorage:
     like = scenario.device.storage
     paced = like if scenario.decode.live.paced else None
-    if sizes.mapped_bytes is not None:
-        return MappedStorage.create(path, n_bytes, most_bytes=sizes.mapped_bytes, like=paced)
+    if sizes.staying.mapped_bytes is not None:
+        return MappedStorage.create(path, n_bytes, most_bytes=sizes.staying.mapped_bytes, like=paced)
     if paced is None:
         return Storage.create(path, n_bytes, depth=32 if like is None else like.queue_depth)
     return PacedStorage.create(path, n_bytes, depth=paced.queue_depth, like=paced)
@@ -171,7 +172,7 @@ def storage_measured(storage: Storage | MappedStorage) -> dict[str, Any]:
 def _index(scenario: Scenario, sizes: DecodeSizes, model: PreTrainedModel, prompts: Prompts, say: Say) -> Index | None:
     """An empty index, or None where all KV is read. What it learns offline comes from text that no prompt of the run
     holds."""
-    spec, workload = sizes.index, scenario.decode.workload
+    spec, workload = sizes.keys.index, scenario.decode.workload
     if spec is None:
         return None
     say(f"making {spec.kind}")
@@ -181,5 +182,5 @@ def _index(scenario: Scenario, sizes: DecodeSizes, model: PreTrainedModel, promp
         torch.tensor([sample[:_SAMPLE_TOKENS]], device=model.device),
         spec,
         sequences=sizes.layout.sequences,
-        room_tokens=sizes.layout.blocks * sizes.group_tokens,
+        room_tokens=sizes.layout.blocks * sizes.choice.group_tokens,
     )

@@ -28,7 +28,7 @@ def check_kept(scenario: Scenario, sizes: DecodeSizes | None) -> None:
         return
     if sizes is None or set(sizes.tiers) != {"storage"}:
         raise InputError("live.kv_file: not all KV lies in a file here; placement: storage would have it there")
-    if sizes.mapped_bytes is not None:
+    if sizes.staying.mapped_bytes is not None:
         raise InputError(
             "live.kv_file: a file that is mapped into memory is written when the system likes; leave it out"
         )
@@ -40,9 +40,11 @@ def check_kept(scenario: Scenario, sizes: DecodeSizes | None) -> None:
     if sizes.layout.moves:
         what = "the layout moves what lies behind a cluster that grows, of which the log does not know"
         raise InputError(f"live.kv_file: {what}; layout: dual-head, cluster-pools or sequence-order would do")
-    if not isinstance(sizes.layout, ClusterLayout) and (sizes.group_tokens > 1 or sizes.rebuilt_rank is not None):
-        what = f"KV blocks are clusters there, or have one token; they have {sizes.group_tokens}"
-        if sizes.rebuilt_rank is not None:
+    if not isinstance(sizes.layout, ClusterLayout) and (
+        sizes.choice.group_tokens > 1 or sizes.keys.rebuilt_rank is not None
+    ):
+        what = f"KV blocks are clusters there, or have one token; they have {sizes.choice.group_tokens}"
+        if sizes.keys.rebuilt_rank is not None:
             what = "the file has keys and values, not values alone"
         raise InputError(f"live.kv_file: {what}; system: dynakv, pqcache, clusterkv or no-cluster would do")
     check_writable(Path(live.kv_file), "live.kv_file")

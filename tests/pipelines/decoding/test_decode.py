@@ -255,7 +255,7 @@ def test_memory_too_small_for_one_sequence_is_an_outcome() -> None:
 
 def test_as_many_sequences_as_a_total_budget_holds() -> None:
     share = load_scenario({**TINY, "budget": {"kv_share": 0.5}})
-    each = plan_for(share, DECODE_SYSTEMS["kvswap"]).memory_bytes
+    each = plan_for(share, DECODE_SYSTEMS["kvswap"]).memory.sequence_bytes
     budget = {"kv_share": 0.5, "kv": f"{3.5 * each} B"}
     most, nine = (
         load_scenario({**TINY, "workload": {**TINY["workload"], "batch": batch}, "budget": budget})
@@ -286,7 +286,7 @@ def test_kv_in_memory_stays_within_the_budget_of_a_whole_batch(
         2 * 2**20 if "kv" in budget else free_bytes(scenario, chosen.roles),
         0.5 * chosen.sequences * scenario.model.kv_full_bytes(1024) if "kv_share" in budget else math.inf,
     )
-    assert chosen.sequences * chosen.budget_bytes == pytest.approx(whole_bytes)
+    assert chosen.sequences * chosen.managed.budget_bytes == pytest.approx(whole_bytes)
     assert "storage" in chosen.tiers or "host" in chosen.tiers
     assert run_scenario(scenario).outcome == "done"
 
@@ -304,8 +304,8 @@ def test_metadata_and_buffers_are_reserved() -> None:
     scenario = load_scenario(TINY)
     run = run_scenario(scenario)
     chosen = plan_for(scenario, DECODE_SYSTEMS["kvswap"])
-    assert run.kv_memory_peak_bytes == pytest.approx(2 * chosen.memory_bytes, abs=2)
-    assert chosen.memory_bytes <= 0.9 * 1024 * scenario.model.kv_bytes_per_token
+    assert run.kv_memory_peak_bytes == pytest.approx(2 * chosen.memory.sequence_bytes, abs=2)
+    assert chosen.memory.sequence_bytes <= 0.9 * 1024 * scenario.model.kv_bytes_per_token
 
 
 def test_a_selection_of_all_reads_what_is_decoded_too() -> None:

@@ -97,7 +97,7 @@ def test_the_step_in_which_a_layer_moves_is_priced() -> None:
         scenario("flexgen", budget={"kv": "1067008 B"}, placement="progressive", overflow="storage")
     )
     # Buffers take 268,288 bytes of each sequence; two layers of both fit until there are 1,036 tokens of 256 bytes.
-    counts = [plan.roles.placement.tiers(plan.kv_size(1024 + step)).count("device") for step in range(OUTPUT)]
+    counts = [plan.roles.placement.tiers(plan.memory.size(1024 + step)).count("device") for step in range(OUTPUT)]
     assert (counts[0], counts[-1]) == (2, 1)
     moves = counts.index(1)
     times = delays.token_times_s(plan, OUTPUT)

@@ -41,8 +41,8 @@ def test_thresholds_by_hand() -> None:
     tokens = (FREE_BYTES - head_bytes - 32 * LAYERS * ENTRY_BYTES) / (32 * ENTRY_BYTES)
     # 27 layers and the head's own; then 26, the head's and room for 2,048 chosen tokens, which all heads share.
     by_hand = (tokens // 28, (tokens - 2048) // 27, (tokens - 2 * 2048) // 26)
-    assert thresholds(plan.kv_size(1))[:3] == by_hand == (42230, 43718, 45321)
-    assert (plan.heads, plan.beside_layers) == (1, 1)
+    assert thresholds(plan.memory.size(1))[:3] == by_hand == (42230, 43718, 45321)
+    assert (plan.choice.heads, plan.managed.index_layers) == (1, 1)
 
 
 def test_the_most_requests_with_all_kv_in_memory_by_hand() -> None:

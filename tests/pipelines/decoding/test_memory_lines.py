@@ -58,7 +58,7 @@ def test_new_tokens_are_counted_once_by_hand(system: str) -> None:
     plan = plan_for(scenario, DECODE_SYSTEMS[system].with_policies(scenario.policy_values))
     # 32 layers x 2 x 1,024 numbers of 2 B; a prompt of 2 Ki and an output of 16 Ki tokens.
     token_bytes = 32 * 4096
-    held = plan.ledger.at(plan.most_tokens)
+    held = plan.memory.ledger.at(plan.most_tokens)
     kv_bytes = held["kv"] + held["kv: new tokens"]
     # What makes no whole block of a prompt stays with the new tokens.
     assert kv_bytes == pytest.approx(8 * (2048 + 16384) * token_bytes, rel=0.005)
@@ -69,7 +69,7 @@ def test_as_many_requests_fit_as_their_kv_allows(system: str, most: int) -> None
     scenario = prepared(system, "max")
     plan = plan_for(scenario, DECODE_SYSTEMS[system].with_policies(scenario.policy_values))
     assert plan.sequences == most
-    assert not fits(scenario, plan.together(most + 1).within(plan.budget_bytes * most / (most + 1)))
+    assert not fits(scenario, plan.together(most + 1).within(plan.managed.budget_bytes * most / (most + 1)))
 
 
 def test_what_a_batch_lacks_is_said_with_what_would_do() -> None:

@@ -60,11 +60,11 @@ class Counting(FakeMachine):
 
 def test_new_tokens_that_find_no_room_come_from_the_host_in_every_step_by_hand() -> None:
     whole = plan(3)
-    assert whole.newest_tokens is None
+    assert whole.staying.newest_tokens is None
     # Room for all but 100 B: of 40 tokens of 2 x 64 B, the last one lies on the host.
-    less = plan(3, whole.memory_bytes - 100)
-    assert (less.newest_tokens, less.memory_bytes) == (39, whole.memory_bytes - 128)
-    two = replace(less, newest_tokens=2)
+    less = plan(3, whole.memory.sequence_bytes - 100)
+    assert (less.staying.newest_tokens, less.memory.sequence_bytes) == (39, whole.memory.sequence_bytes - 128)
+    two = replace(less, staying=replace(less.staying, newest_tokens=2))
     moved = {}
     for name, chosen in (("whole", whole), ("two", two)):
         machine = Counting(capacity_bytes=1e6)

@@ -46,10 +46,10 @@ def test_keys_yield_to_one_selections_slots(system: str) -> None:
         settings += ["workload.context=8Ki", "policies.residency=reuse"]
     # Half of the budget, or all of it, for keys would leave no selection of every layer.
     chosen = plan(*settings)
-    assert chosen.selected is not None
-    assert chosen.slots >= chosen.selected
-    assert chosen.memory_bytes <= chosen.budget_bytes
-    assert chosen.rank >= 1
+    assert chosen.choice.selected is not None
+    assert chosen.staying.slots >= chosen.choice.selected
+    assert chosen.memory.sequence_bytes <= chosen.managed.budget_bytes
+    assert chosen.keys.rank >= 1
 
 
 def test_a_run_without_the_buffer_says_which_budget_would_do() -> None:
@@ -62,7 +62,7 @@ def test_a_run_without_the_buffer_says_which_budget_would_do() -> None:
     with_it = scenario(f"budget.kv_share={found[1]}")
     run = run_scenario(with_it)
     assert of_the_buffer(run) == () and metrics_for(with_it, run)["reuse_rate"] > 0.5
-    assert not plan(f"budget.kv_share={float(found[1]) - 2e-4}").slots
+    assert not plan(f"budget.kv_share={float(found[1]) - 2e-4}").staying.slots
 
 
 def test_so_does_one_whose_budget_is_in_bytes() -> None:
@@ -70,8 +70,8 @@ def test_so_does_one_whose_budget_is_in_bytes() -> None:
     found = re.search(r"; budget.kv of ([\d,]+) KiB for all would", note)
     assert found
     least = int(found[1].replace(",", ""))
-    assert plan(f"budget={{kv: {least} KiB}}", "workload.batch=2").slots
-    assert not plan(f"budget={{kv: {least - 1} KiB}}", "workload.batch=2").slots
+    assert plan(f"budget={{kv: {least} KiB}}", "workload.batch=2").staying.slots
+    assert not plan(f"budget={{kv: {least - 1} KiB}}", "workload.batch=2").staying.slots
 
 
 def test_a_share_of_a_short_context_that_cannot_do_is_not_told() -> None:
@@ -98,6 +98,6 @@ def test_the_terminal_shows_it() -> None:
 def test_a_buffer_has_no_more_slots_than_there_are_blocks() -> None:
     # 48 GiB are free for a context of 768 MiB.
     endless = plan("budget={kv_share: null}")
-    assert endless.slots == endless.layout.blocks
+    assert endless.staying.slots == endless.layout.blocks
     assert buffer_bytes(endless) < 1.1 * endless.model.kv_full_bytes(endless.context + endless.output)
-    assert plan("budget={kv_share: null}", "policies.slots=9000").slots == endless.layout.blocks
+    assert plan("budget={kv_share: null}", "policies.slots=9000").staying.slots == endless.layout.blocks

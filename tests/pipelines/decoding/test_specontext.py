@@ -181,8 +181,8 @@ def test_as_many_sequences_as_the_budget_holds() -> None:
     found = load_scenario("specontext/throughput", ["workload.batch=max", "budget.kv=10 GiB"])
     plan = plan_for(found, DECODE_SYSTEMS["specontext"].with_policies(found.policy_values))
     assert 1 < plan.sequences < 64
-    assert plan.over_bytes == 0
-    assert plan.ledger.n_bytes(plan.most_tokens) <= 10 * 2**30
+    assert plan.memory.over_bytes == 0
+    assert plan.memory.ledger.n_bytes(plan.most_tokens) <= 10 * 2**30
 
 
 def test_a_choice_that_is_drawn_needs_no_room_for_keys() -> None:

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 from decoding import roles_of
 
-from kvferry.pipelines.decoding.plan import step_of
 from kvferry.pipelines.decoding.prices import Part, Parts
 from kvferry.pipelines.decoding.timetable import Interval, Timetable, idle_s
 from kvferry.policies.decode.stages import Key, Stage, before_pass
@@ -23,7 +22,7 @@ def parts_of(table: Timetable, moves: Parts = READ) -> list[Parts]:
 def ends(
     system: str, layers: int, beside: float = 1.0, moves: Parts = READ, ahead: bool = True, **before: Any
 ) -> dict[str, float]:
-    table = Timetable(step_of(roles_of(system, **({} if ahead else {"ahead": False})), layers))
+    table = Timetable(roles_of(system, **({} if ahead else {"ahead": False})).step(layers))
     times = table.times(parts_of(table, moves), {"storage": beside, "copies": beside}, **before).stages
     return {f"{stage.kind} {stage.layer}": times[n][1] for n, stage in enumerate(table.stages)}
 

@@ -51,9 +51,9 @@ def test_every_solution_is_within_its_part_of_the_budget(text: str) -> None:
 def test_a_tuned_run_has_the_memory_that_was_tuned_for(file: Path, context: str) -> None:
     # A share of 1/13 of 1,024 tokens would be 10 MiB.
     planned = plan("policies.tuned=tuned.json", f"workload.context={context}")
-    assert planned.memory_bytes <= 100 * MIB
+    assert planned.memory.sequence_bytes <= 100 * MIB
     found = Solutions.from_json(file.read_text(), "x").nearest(2, planned.context, 1000).grouping
-    assert (planned.group_tokens, planned.slots) == (found.group_tokens, found.slots)
+    assert (planned.choice.group_tokens, planned.staying.slots) == (found.group_tokens, found.slots)
 
 
 def test_a_tuned_run(file: Path) -> None:
@@ -313,7 +313,7 @@ def test_tuned_for_kv_in_another_tier(file: Path, call: Call) -> None:
     with pytest.raises(InputError, match="tuned.json was tuned for KV in storage, policies.placement has it in host"):
         plan("policies.tuned=tuned.json", "policies.placement=host")
     tuned = plan("policies.tuned=host.json", "workload.batch=1", "policies.placement=host")
-    assert tuned.group_tokens == found["grouping"]["group_tokens"]
+    assert tuned.choice.group_tokens == found["grouping"]["group_tokens"]
 
 
 @pytest.mark.parametrize("placement", ["device", "all-or-nothing"])

@@ -175,11 +175,12 @@ def test_a_virtual_cache_takes_less_of_memory_and_more_of_the_file() -> None:
     assert metadata_bytes(whole) == 4 * metadata_bytes(virtual)
     assert buffer_bytes(whole) - buffer_bytes(virtual) == (2 * 12 - 4) * 32
     # A representative of 8 numbers of 4 B; room for 60 clusters in each of 4 layers and 2 rows, in whole blocks.
-    assert (virtual.vector_bytes, virtual.index_row_bytes) == (32, 2048)
+    assert virtual.keys.vector_bytes == 32
     # Behind them areas for the caches of 4 layers: 2 rows of 12 entries of 32 B, in two storage blocks of 512 B each.
-    assert virtual.swap_layer_bytes == 1024 and whole.swap_layer_bytes == 0
-    assert virtual.index_end - virtual.layout.file_bytes == 4 * 2 * 2048
-    assert virtual.file_bytes - virtual.index_end == 4 * 1024
+    assert virtual.file.swap_layer_bytes == 1024 and whole.file.swap_layer_bytes == 0
+    assert virtual.file_bytes == virtual.layout.file_bytes + 4 * 2 * 2048 + 4 * 1024
+    begins, lengths = virtual.file.index_rows(1, 50)
+    assert (begins - virtual.layout.file_bytes).tolist() == [2 * 2048, 3 * 2048] and lengths.tolist() == [1600] * 2
     assert whole.file_bytes == whole.layout.file_bytes
     # Page buffers are in memory, too: of 4 layers one of 512 B.
     assert buffer_bytes(plan(WholeCache(), page_buffers=1)) - buffer_bytes(whole) == 4 * 512

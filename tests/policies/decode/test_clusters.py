@@ -110,5 +110,5 @@ def test_slots_leave_room_for_what_upkeep_takes() -> None:
             upkeep=AdaptiveClusters(),
         )
         plan = plan_of(roles, MODEL, sequences=1, context=80, output=4, budget_bytes=12_000)
-        assert plan.memory_bytes <= 12_000
-        assert (plan.slots > 0) == isinstance(residency, Reuse)
+        assert plan.memory.sequence_bytes <= 12_000
+        assert (plan.staying.slots > 0) == isinstance(residency, Reuse)

@@ -142,11 +142,11 @@ ROOM = Room(
 
 
 def test_slots_are_what_the_budget_leaves_by_hand() -> None:
-    # 2 layers x 128 B a slot, and as much for the newest tokens.
-    assert Reuse().slots_within(ROOM, 3, 8 * 256) == 7
-    assert Reuse().slots_within(ROOM, 7, 8 * 256) == 7
+    # 2 layers x 128 B a slot.
+    assert Reuse().slots_within(ROOM, 3, 8 * 256) == 8
+    assert Reuse().slots_within(ROOM, 8, 8 * 256) == 8
     # They would not hold a selection: nothing is kept.
-    assert Reuse().slots_within(ROOM, 8, 8 * 256) == 0
+    assert Reuse().slots_within(ROOM, 9, 8 * 256) == 0
     assert Reuse(slots=9).slots_within(ROOM, 8, 0) == 9
     with pytest.raises(ValueError, match="7 slots cannot hold the 8 groups"):
         Reuse(slots=7).slots_within(ROOM, 8, 0)

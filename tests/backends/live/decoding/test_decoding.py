@@ -50,9 +50,9 @@ class Decoding(SmallDecoding):
 
     def unit(self, layer: int, row: int, unit: int) -> Any:
         """What must be in a slot: [2, heads of a row, tokens, head_dim]."""
-        sequence, head = divmod(row, self.plan.heads)
-        heads = 2 // self.plan.heads
-        group = self.plan.group_tokens
+        sequence, head = divmod(row, self.plan.choice.heads)
+        heads = 2 // self.plan.choice.heads
+        group = self.plan.choice.group_tokens
         tokens = torch.stack(self.computed[layer][unit * group : (unit + 1) * group], dim=3)
         return tokens[:, sequence, head * heads : (head + 1) * heads]
 

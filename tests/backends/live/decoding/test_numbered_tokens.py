@@ -65,16 +65,16 @@ class NumberedDecoding(SmallDecoding):
 
     def _attended(self, kv: Any, *read: Any) -> Any:
         keys, values, there = self._really[2](kv, *read)
-        computed, each = torch.cat(self._keys[kv.layer], dim=2), self.plan.model.kv_heads // self.plan.heads
+        computed, each = torch.cat(self._keys[kv.layer], dim=2), self.plan.model.kv_heads // self.plan.choice.heads
         numbers = (values / _UNIT).round().long()
         for sequence, head in np.ndindex(keys.shape[:2]):
-            row = sequence * self.plan.heads + head // each
+            row = sequence * self.plan.choice.heads + head // each
             wanted = self._wanted(kv, row, computed.shape[2])
             here = slice(None) if there is None else there[sequence, head, 0]
             place = (kv.layer * keys.shape[0] + sequence) * keys.shape[1] + head
             found = numbers[sequence, head][here] - place * _TOKENS
             same = found.shape[0] == len(wanted) and (found == torch.tensor(wanted)[:, None]).all()
-            if same and self.plan.rebuilt_rank is None:
+            if same and self.plan.keys.rebuilt_rank is None:
                 same = torch.equal(keys[sequence, head][here], computed[sequence, head, wanted])
             self.compared += 1
             if not same:
@@ -88,7 +88,7 @@ class NumberedDecoding(SmallDecoding):
         if kv.ids is None:
             return list(range(tokens))
         if kv.starts is None:
-            each = self.plan.group_tokens
+            each = self.plan.choice.group_tokens
             return [
                 token for block in kv.ids[row].tolist() for token in range(block * each, (block + 1) * each)
             ] + newest

@@ -1,0 +1,133 @@
+"""What the KV of a plan, and all that manages it, hold of a machine's memories: sums over one list of holdings."""
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+
+from kvferry.policies.decode.placement import KvSize
+from kvferry.policies.decode.roles import Roles
+from kvferry.policies.decode.sizes import Choice
+from kvferry.policies.ledger import NEW_TOKENS, Holding, Ledger
+from kvferry.specs.model import ModelSpec
+from kvferry.specs.tier import TIERS, Tier
+
+
+@dataclass(frozen=True, kw_only=True)
+class Managed:
+    """What manages KV besides it, and the budget for both, of each sequence.
+
+    ``holdings``: from beginning to end. ``index_layers``: what is scored, as tokens come, in layers of KV.
+    ``away_tokens``: tokens for which a layer whose KV lies elsewhere has room. ``reuse_needs_bytes``: the budget with
+    which a reuse buffer would hold one selection, where one is wanted and this one holds none.
+    """
+
+    holdings: tuple[Holding, ...]
+    budget_bytes: float
+    index_layers: float = 0.0
+    away_tokens: int = 0
+    reuse_needs_bytes: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class KvMemory:
+    """The memory of a plan. ``newest_tokens``: as StayingSizes has it."""
+
+    roles: Roles
+    model: ModelSpec
+    sequences: int
+    context: int
+    output: int
+    choice: Choice
+    newest_tokens: int | None
+    managed: Managed
+
+    @property
+    def most_tokens(self) -> int:
+        """Of a sequence at its end."""
+        return self.context + self.output
+
+    @property
+    def sequence_bytes(self) -> float:
+        """What manages the KV of one sequence takes of the processor's memory, but for what all sequences share."""
+        own = tuple(one for one in self.managed.holdings if one.per == "sequence")
+        return Ledger(own).n_bytes(self.most_tokens)
+
+    @property
+    def least_bytes(self) -> float:
+        """The same where all new tokens that can lie on the host do."""
+        return self.sequence_bytes - (self.output * self._new_token_bytes if self._spills else 0)
+
+    @property
+    def _spills(self) -> bool:
+        """Whether new tokens that find no room in the processor's memory lie on the host, where the rest of the KV
+        does."""
+        if self.choice.selected is None or self.newest_tokens is not None:
+            return False
+        return not self.roles.upkeep.grows and self.roles.placement.away == "host"
+
+    @property
+    def _new_token_bytes(self) -> int:
+        return self.model.layers * self.model.kv_entry_bytes
+
+    def within(self, budget_bytes: float) -> "KvMemory":
+        """Returns it with another budget for each sequence, and as many new tokens in memory as that has room for."""
+        managed = replace(self.managed, budget_bytes=budget_bytes)
+        if not self._spills or not self.least_bytes <= budget_bytes < self.sequence_bytes:
+            return replace(self, managed=managed)
+        away = math.ceil((self.sequence_bytes - budget_bytes) / self._new_token_bytes)
+        less = Holding.of(NEW_TOKENS, -away * self._new_token_bytes, "sequence")
+        there = Holding(NEW_TOKENS, lambda tokens: away * self._new_token_bytes, "sequence", "host")
+        managed = replace(managed, holdings=(*managed.holdings, less, there))
+        return replace(self, managed=managed, newest_tokens=self.output - away)
+
+    def size(self, tokens: int) -> KvSize:
+        """Returns the size of the whole batch's KV blocks once each sequence has so many tokens, by which the placement
+        decides."""
+        managed_bytes = Ledger(self.managed.holdings, self.sequences).n_bytes(tokens)
+        return KvSize(
+            layers=self.model.layers,
+            tokens=self._in_blocks(tokens),
+            most_tokens=self._in_blocks(self.most_tokens),
+            token_bytes=self.sequences * self.model.kv_entry_bytes,
+            memory_bytes=self.sequences * self.managed.budget_bytes - managed_bytes,
+            beside_layers=self.managed.index_layers,
+            away_tokens=self.managed.away_tokens,
+        )
+
+    def _in_blocks(self, tokens: int) -> int:
+        """Returns how many of a sequence's tokens lie where its KV does."""
+        if self.choice.selected is None:
+            return tokens
+        return self.roles.upkeep.in_blocks(self.context, self.choice.group_tokens, tokens)
+
+    def tiers_at(self, tokens: int) -> tuple[Tier, ...]:
+        """Returns where each layer's KV lies with so many tokens of each sequence."""
+        return self.roles.placement.tiers(self.size(tokens))
+
+    @cached_property
+    def ledger(self) -> Ledger:
+        """All that KV and what manages it hold."""
+
+        @lru_cache(maxsize=4)
+        def kv_at(tokens: int) -> dict[tuple[Tier, str], float]:
+            size = self.size(tokens)
+            return size.held(self.roles.placement.tiers(size))
+
+        def growing(tier: Tier, name: str) -> Holding:
+            return Holding(name, lambda tokens: kv_at(tokens).get((tier, name), 0), tier=tier)
+
+        kinds = [(tier, "kv") for tier in TIERS]
+        if self.managed.away_tokens:
+            kinds.append(("device", "kv: slots"))
+        if self.managed.index_layers:
+            kinds.append(("device", "kv: index"))
+        return Ledger((*self.managed.holdings, *(growing(*kind) for kind in kinds)), self.sequences)
+
+    @property
+    def over_bytes(self) -> float:
+        """What the budget lacks for the KV of the whole output in the processor's memory, with what grows beside it and
+        what layers hold there that lie elsewhere; 0 where there is neither."""
+        managed = self.managed
+        if not (managed.away_tokens or managed.index_layers):
+            return 0.0
+        return max(0.0, self.ledger.n_bytes(self.most_tokens) - self.sequences * managed.budget_bytes)
