@@ -31,7 +31,7 @@ print(json.dumps({"took_s": took_s, "gib": gib, **metrics_for(scenario, run)}))
 def rows(devices: tuple[int, ...] = DEVICES, settings: tuple[str, ...] = ()) -> Iterator[Row]:
     for n in devices:
         command = [sys.executable, "-c", _RUN, str(n), *settings]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=3600)
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=4 * 3600)
         found = json.loads(done.stdout)
         took_s, requests = found["took_s"], found["requests"]
         # Asked for: 10,000 devices in 60 s on one core and 1.5 GB, and first tokens within 1.3 s, 4 s for 95 of 100.
@@ -41,5 +41,7 @@ def rows(devices: tuple[int, ...] = DEVICES, settings: tuple[str, ...] = ()) -> 
         yield lower(f"{n:,} devices, peak memory", found["gib"], "GiB", 1.5e9 / 2**30 if asked else None)
         for q, most_s in ((50, 1.3), (95, 4.0), (99, None)):
             yield lower(f"{n:,} devices, TTFT p{q}", found[f"ttft_p{q}_s"], "s", most_s if asked else None)
+        # No gap is longer than the slowest pace that a device has promised itself.
+        yield lower(f"{n:,} devices, longest gap", found["largest_gap_s"], "s", found["promised_tpot_max_s"])
         # Absent where there is none.
         yield lower(f"{n:,} devices, requests let down", 100 * found.get("lost_share", 0.0), "%", 0 if asked else None)

@@ -72,6 +72,7 @@ def test_a_fleet_says_what_its_users_wait_for_and_how_many_are_let_down(harness:
     quick = ("workload.duration=3 min", "machines.prefill.count=1", "machines.decode.count=1")
     found = {row.name.removeprefix("60 devices, "): row for row in assist.rows((60,), quick)}
     assert 0.5 < found["TTFT p50"].value <= found["TTFT p95"].value <= found["TTFT p99"].value
+    assert 0 < found["longest gap"].value <= found["longest gap"].ceiling + 1e-9 < 0.3
     assert (found["requests let down"].value, found["requests let down"].unit) == (0, "%")
 
 
