@@ -73,6 +73,8 @@ class Conversation:
 
         def came(time_s: float, token: Any) -> None:
             if self.coming.triggered:
+                # Nobody has asked for it; whatever follows would be kept until the stream ends.
+                self.leave()
                 return
             try:
                 answer.came(time_s, token_of(token, story, answer.by_text))
@@ -116,10 +118,19 @@ class Conversation:
 
     def _next(self, checked: Callable[[Any], Message | None]) -> Steps:
         said: Message | None = None
+        stray = 0
+
+        def strayed(_: float, __: Any) -> None:
+            nonlocal stray
+            stray += 1
+            if stray > self._story.output and not self._left:
+                self._happened(f"{self._peer} sends tokens before its answer, more than an answer has")
+                self.leave()
+
         # What is left of an earlier request is passed over.
         while said is None:
             try:
-                message = yield self._channel.receive()
+                message = yield self._channel.receive(strayed)
                 failed = "the cloud has ended the conversation" if message is None else None
                 failed = failed or failed_of(message, self._story.request)
                 said = None if failed else checked(message)

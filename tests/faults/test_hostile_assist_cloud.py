@@ -12,6 +12,7 @@ from hostile_assist import HostileCloud, Voice, Way, as_fast_as_it_can  # noqa: 
 from tiny import changed  # noqa: E402
 
 from kvferry.backends.live.assist import parts  # noqa: E402
+from kvferry.backends.live.wire.channel import WiredChannel  # noqa: E402
 from kvferry.cloud.messages import BadMessage  # noqa: E402
 from kvferry.cloud.said import token_of, verdict_of  # noqa: E402
 from kvferry.cloud.story import Story  # noqa: E402
@@ -63,6 +64,21 @@ def ran(way: Way, **changes: Any) -> Run:
     return run
 
 
+@pytest.fixture
+def heard(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Parts that are kept of a stream, each time that another one has come."""
+    kept: list[int] = []
+    really = WiredChannel._serve
+
+    def serve(channel: WiredChannel, _: object = None) -> None:
+        receivers = [*channel._receivers]
+        really(channel)
+        kept.extend(len(one.values) for one in receivers)
+
+    monkeypatch.setattr(WiredChannel, "_serve", serve)
+    return kept
+
+
 def noted(run: Run) -> str:
     return "; ".join(run.notes)
 
@@ -91,12 +107,15 @@ def nothing(voice: Voice, asked: dict[str, Any]) -> None:
     pass
 
 
-@pytest.mark.parametrize(
-    "way", [others_answers, parts_nobody_waits_for, a_flood_of_parts, a_flood_of_others_answers, nothing]
-)
+@pytest.mark.parametrize("way", [others_answers, parts_nobody_waits_for, a_flood_of_others_answers, nothing])
 def test_what_was_not_asked_for_is_no_answer(way: Way) -> None:
     run = ran(way)
     assert f"nothing has come from cloud for {PATIENCE_S:g} s" in noted(run)
+
+
+def test_a_flood_of_parts_ends_the_conversation_and_is_not_kept(heard: list[int]) -> None:
+    assert "cloud sends tokens before its answer, more than an answer has" in noted(ran(a_flood_of_parts))
+    assert max(heard) <= OUTPUT + 1
 
 
 def more_than_were_asked_for(voice: Voice, asked: dict[str, Any]) -> None:
@@ -113,13 +132,14 @@ def a_flood_behind_the_first(voice: Voice, asked: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("way", [more_than_were_asked_for, a_flood_behind_the_first])
 @pytest.mark.parametrize("system", ["pd-device", "cloud-only"])
-def test_more_tokens_than_were_asked_for_do_not_count(system: str, way: Way) -> None:
+def test_more_tokens_than_were_asked_for_do_not_count(system: str, way: Way, heard: list[int]) -> None:
     only_patience = {"policies": {"assist": {"name": "optimised", "patience": f"{PATIENCE_S} s"}}}
     run = ran(way, system=system, **(only_patience if system == "cloud-only" else {}))
     assert run.assisted is not None
     asked = OUTPUT if system == "cloud-only" else 4
     assert run.assisted.columns["came"].tolist() <= [asked]
     assert run.assisted.columns["shown"].tolist() == [OUTPUT]
+    assert max(heard) <= asked
 
 
 def silence_behind_the_second(voice: Voice, asked: dict[str, Any]) -> None:

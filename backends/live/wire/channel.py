@@ -11,7 +11,7 @@ from kvferry.backends.live.engine.environment import WallClockEnvironment
 from kvferry.backends.live.engine.thread_work import LiveWork
 from kvferry.backends.live.engine.worker import Worker
 from kvferry.backends.live.wire.event import END, GOODBYE, MESSAGE, PART, Event, written
-from kvferry.machine.channel import ChannelBroken, ChannelStalled, Each, Streamed
+from kvferry.machine.channel import ChannelBroken, ChannelCut, ChannelStalled, Each, Streamed
 from kvferry.machine.ticket import Ticket
 from kvferry.specs.errors import KvferryError
 
@@ -127,6 +127,9 @@ class WiredChannel:
         """End the channel at once: sent or not, what waits for the peer fails."""
         self._closed = True
         self._break()
+        # What has come already is dropped, too.
+        self._inbox.clear()
+        self._arrive(ChannelCut(f"the channel with {self._peer} was ended"), self._env.now)
         self._wire.hang_up()
         self._sender.stop()
         self._sender.join(self._env.now + 1.0)
