@@ -88,6 +88,33 @@ def test_many_that_leave_at_any_moment_leave_nothing_behind(cloud: ServedCloud, 
     assert "not in hand" not in "".join(cloud.said)
 
 
+@pytest.mark.parametrize("when_s", [0.0, 0.05, 1.0])
+def test_one_that_hangs_up_and_comes_again_at_once_is_served(when_s: float, cloud: ServedCloud) -> None:
+    for _ in range(5):
+        with cloud.device("comes-again") as device:
+            device.say(REQUEST | {"answer": 3000, "tokens": 3000})
+            time.sleep(when_s)
+        # Its last channel may not be known to have ended, and its role is still there: the piece goes on.
+        assert cloud.answers("comes-again")
+    assert "fault of its own" not in "".join(cloud.said)
+
+
+def test_one_that_comes_and_goes_before_its_last_role_has_ended_leaves_room(cloud: ServedCloud) -> None:
+    for n in range(6):
+        with cloud.device("flickers") as device:
+            assert device.response.status == 200
+            device.say(REQUEST | {"answer": 3000, "tokens": 3000} if n % 2 else REQUEST)
+    assert cloud.answers("flickers")
+
+
+def test_another_of_the_same_name_is_refused_as_long_as_the_first_is_there(cloud: ServedCloud) -> None:
+    with cloud.device("twin") as first, cloud.device("twin") as second:
+        assert (first.response.status, second.response.status) == (200, 409)
+        first.say(REQUEST)
+        assert [kind for kind, _ in first.until("end")] == ["message", "part", "part", "end"]
+    assert cloud.answers("twin")
+
+
 @pytest.mark.parametrize("where", ["within", pytest.param("beside", marks=pytest.mark.long)])
 def test_drafts_whose_cloud_answers_later_than_the_patience_end_with_the_answer(where: str) -> None:
     small = ("workload.prompt=96", "workload.beginning=6", "workload.question=7", "workload.output=6")

@@ -13,7 +13,6 @@ import json
 import re
 import secrets
 import threading
-from collections import deque
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -24,21 +23,18 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from kvferry.backends.live.engine.environment import WallClockEnvironment
-from kvferry.backends.live.wire.channel import MOST_WAITING_BYTES, Heard, WiredChannel
+from kvferry.backends.live.wire.channel import MOST_WAITING_BYTES, WiredChannel
 from kvferry.backends.live.wire.event import (
-    GOODBYE,
     MOST_EVENT_BYTES,
     OPEN,
     SIGN_OF_LIFE,
-    Event,
     NoEvent,
     as_sent,
-    read,
 )
+from kvferry.backends.live.wire.served_wire import ServedWire
 from kvferry.cloud.event_loop import new_event_loop
 from kvferry.cloud.server import Guard, Receive, Scope, Send, answer, listen, url_of
-from kvferry.machine.channel import ChannelBroken, ChannelCut, ChannelGarbled
-from kvferry.specs.errors import KvferryError
+from kvferry.machine.channel import ChannelCut, ChannelGarbled
 
 # Channels at once. Each takes two connections while something is said. The one whose device has been silent for the
 # longest, with nothing asked, makes room for a new one.
@@ -50,121 +46,12 @@ _WAITING_MESSAGES = 4
 SIGN_S = 5.0
 # A device has this long to say one thing to its end.
 BODY_S = 10.0
+# A device that comes again waits so long for the end of its last channel to be known, looking so often.
+_KNOWN_WITHIN_S, _LOOK_S = 2.0, 0.02
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 # Told the names of a machine and of a device that has come to it.
 Arrived = Callable[[str, str], None]
-
-
-class ServedWire:
-    """A Wire to a device that comes, or will. What is said before it is there waits for it."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, peer: str, most_waiting_bytes: int) -> None:
-        self._loop, self.peer, self._most_waiting_bytes = loop, peer, most_waiting_bytes
-        self.key = secrets.token_hex(16)
-        self.news = asyncio.Event()
-        # Whether a device is there, or was.
-        self.taken = False
-        # Whether the role is done with it, and only its goodbye has to get there.
-        self.left = False
-        self._lock = threading.Lock()
-        self._heard: Heard | None = None
-        self._early: list[Event | KvferryError] = []
-        self._early_bytes = 0
-        self._unsent: deque[bytes] = deque()
-        self._waiting_bytes = 0
-        self._numbers = 0
-        self._goodbyes: set[str] = set()
-        self._error: KvferryError | None = None
-
-    # --- for the channel -----------------------------------------------------------------------------------------
-
-    def begin(self, heard: Heard) -> None:
-        with self._lock:
-            for said in self._early:
-                heard(said)
-            self._heard, self._early, self._early_bytes = heard, [], 0
-
-    def connect(self) -> None:
-        """It is the device that comes."""
-
-    def send(self, kind: str, data: bytes) -> None:
-        with self._lock:
-            if self._error is not None:
-                raise ChannelCut(f"cannot send to {self.peer}: it is gone")
-            piece = as_sent(kind, data)
-            self._unsent.append(piece)
-            self._waiting_bytes += len(piece)
-            if kind == GOODBYE:
-                self._goodbyes.add("ours")
-        if self._waiting_bytes > self._most_waiting_bytes:
-            self.fail(ChannelBroken(f"{self.peer} takes nothing: {self._waiting_bytes:,} bytes wait for it"))
-        self._tell()
-
-    def hang_up(self) -> None:
-        self.fail(ChannelCut(f"the channel with {self.peer} was ended"))
-
-    # --- for the server ------------------------------------------------------------------------------------------
-
-    @property
-    def over(self) -> bool:
-        """Broken, or both sides have said goodbye."""
-        return self._error is not None or (len(self._goodbyes) == 2 and not self._unsent)
-
-    @property
-    def failed(self) -> bool:
-        return self._error is not None
-
-    def stream_ended(self) -> None:
-        """The device is gone, or both have said goodbye."""
-        if not self.over:
-            self.fail(ChannelCut(f"{self.peer} went away without saying goodbye"))
-
-    def take(self) -> bytes:
-        """All that is to be sent now."""
-        with self._lock:
-            pieces = b"".join(self._unsent)
-            self._unsent.clear()
-            self._waiting_bytes = 0
-        return pieces
-
-    def hear(self, number: int, kind: str, data: bytes) -> None:
-        """Raises NoEvent. What was heard before is not heard again."""
-        if number <= self._numbers:
-            return
-        said = read(kind, data)
-        if number != self._numbers + 1 or "theirs" in self._goodbyes:
-            raise NoEvent(f"number {number} after {self._numbers}")
-        self._numbers = number
-        if kind == GOODBYE:
-            self._goodbyes.add("theirs")
-        self._pass_on(said)
-        if self._early_bytes > self._most_waiting_bytes:
-            self.fail(ChannelBroken(f"{self.peer} says more than is heard: {self._early_bytes:,} bytes wait"))
-        self._tell()
-
-    def fail(self, error: KvferryError) -> None:
-        with self._lock:
-            if self._error is not None:
-                return
-            self._error = error
-        self._pass_on(error)
-        self._tell()
-
-    def _pass_on(self, said: Event | KvferryError) -> None:
-        with self._lock:
-            if self._heard is None:
-                self._early.append(said)
-                self._early_bytes += said.n_bytes if isinstance(said, Event) else 0
-            else:
-                self._heard(said)
-
-    def _tell(self) -> None:
-        try:
-            self._loop.call_soon_threadsafe(self.news.set)
-        except RuntimeError:
-            # The server has stopped.
-            self._error = self._error or ChannelCut("the server has stopped")
 
 
 class Reception:
@@ -173,6 +60,9 @@ class Reception:
     `arrived` is called where processes run when a device has opened a channel; the role then opens the machine's end,
     and `leave`s when it is done with the device. Without `arrived`, whoever opens an end waits for its device. `known`:
     the machines that devices may come to; None: any. `most_message_bytes`: what one message of a device may have.
+
+    A device has one channel at a time. One that comes again when its last one has broken gets another, whose role
+    begins when the last one's has ended.
 
     Serves from `begin` until `close`. Raises InputError where it cannot listen, or where others could reach it
     and there is no token.
@@ -193,6 +83,8 @@ class Reception:
         most_message_bytes = min(most_message_bytes, MOST_EVENT_BYTES)
         self._most_waiting_bytes = min(MOST_WAITING_BYTES, _WAITING_MESSAGES * most_message_bytes)
         self._wires: dict[tuple[str, str], ServedWire] = {}
+        # Of devices that have come again before the role of their broken channel has ended.
+        self._next: dict[tuple[str, str], ServedWire] = {}
         self._channels: dict[tuple[str, str], WiredChannel] = {}
         self._lock = threading.Lock()
         self._listening = listen(host, port, token)
@@ -212,8 +104,9 @@ class Reception:
         return self
 
     def open(self, name: str, peer: str) -> WiredChannel:
-        """The end that a machine of this process holds of its channel with a device, whether or not it has come."""
-        if (broken := self._channels.get((name, peer))) is not None and broken.broken:
+        """The end that a machine of this process holds of its channel with a device, whether or not it has come. Where
+        devices arrive, each role has one channel, broken or not, until it leaves."""
+        if self._arrived is None and (broken := self._channels.get((name, peer))) is not None and broken.broken:
             self.leave(name, peer)
         if (name, peer) not in self._channels:
             with self._lock:
@@ -233,12 +126,17 @@ class Reception:
                 self._wires.pop((name, peer), None)
             else:
                 wire.left = True
+            again = self._next.pop((name, peer), None)
+            if again is not None:
+                self._wires[name, peer] = again
+        if again is not None and self._arrived is not None:
+            self._arrived(name, peer)
 
     def close(self) -> None:
         """End every channel at once, and the server."""
         for channel in self._channels.values():
             channel.hang_up()
-        for wire in list(self._wires.values()):
+        for wire in self._all_wires():
             wire.hang_up()
         if self._server is not None:
             self._server.should_exit = True
@@ -265,11 +163,11 @@ class Reception:
 
     def _has_room(self) -> bool:
         """Whether one more device may come: also where the one that has been silent for the longest goes for it."""
-        if len(self._wires) >= 2 * MOST_CHANNELS:
+        if len(self._wires) + len(self._next) >= 2 * MOST_CHANNELS:
             # Roles that have not yet heard of their end.
             return False
         alive = {names: wire for names, wire in self._wires.items() if not wire.failed}
-        if len(alive) < MOST_CHANNELS:
+        if len(alive) + len(self._next) < MOST_CHANNELS:
             return True
         silent = [
             (since_s, names)
@@ -288,20 +186,37 @@ class Reception:
             return PlainTextResponse("a name has letters, digits, . _ and -, and at most 100 of them", 400)
         if self._known is not None and names[0] not in self._known:
             return PlainTextResponse(f"there is no machine {names[0]} here", 404)
+        await self._last_one_broken(names)
         with self._lock:
             wire = self._wires.get(names)
-            if wire is None:
+            again = wire is not None and wire.over
+            if wire is None or again:
+                if names in self._next and not self._next[names].over:
+                    return PlainTextResponse("a device of this name is here already", 409)
                 if not self._has_room():
                     return PlainTextResponse(f"{MOST_CHANNELS} devices are here already", 503)
-                wire = self._wires[names] = self._wire(names[1])
+                wire = self._wire(names[1])
+                (self._next if again else self._wires)[names] = wire
             if wire.taken:
                 return PlainTextResponse("a device of this name is here already", 409)
             wire.taken = True
-        if self._arrived is not None:
+        if self._arrived is not None and not again:
             with self._env.lock:
                 self._env.expect()
                 self._env.post(lambda names: self._arrived(*names), names)  # type: ignore[misc]
         return _EventStream(wire, lambda: self._ended(names, wire))
+
+    async def _last_one_broken(self, names: tuple[str, str]) -> None:
+        """Returns when no device of this name is here, as far as is known, or not for long."""
+        until_s = self._loop.time() + _KNOWN_WITHIN_S
+        while self._loop.time() < until_s:
+            wire, again = self._wires.get(names), self._next.get(names)
+            if (again is None or again.over) and (wire is None or wire.over or not wire.taken):
+                return
+            await asyncio.sleep(_LOOK_S)
+
+    def _all_wires(self) -> list[ServedWire]:
+        return [*self._wires.values(), *self._next.values()]
 
     def _ended(self, names: tuple[str, str], wire: ServedWire) -> None:
         wire.stream_ended()
@@ -312,9 +227,7 @@ class Reception:
     async def _say(self, request: Request) -> Response:
         key, number = request.path_params["key"].encode(), request.query_params.get("n", "")
         # Not over either: what was said last may be said again.
-        wire = next(
-            (wire for wire in list(self._wires.values()) if secrets.compare_digest(wire.key.encode(), key)), None
-        )
+        wire = next((wire for wire in self._all_wires() if secrets.compare_digest(wire.key.encode(), key)), None)
         if wire is None or not wire.taken or wire.failed:
             return PlainTextResponse("this channel has ended", 404)
         try:
