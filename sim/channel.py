@@ -164,9 +164,13 @@ class ChannelEnd:
         return message
 
     def _tell_parts(self, message: simpy.Event, each: Each) -> None:
-        streamed, self._incoming.broken_off = self._incoming.broken_off, None
         if message.ok and isinstance(message.value, Streamed):
-            streamed = message.value
+            streamed: Streamed | None = message.value
+        elif message.ok and message.value is not None:
+            # What was sent before the stream.
+            return
+        else:
+            streamed, self._incoming.broken_off = self._incoming.broken_off, None
         if streamed is not None:
             for time_s, value in zip(streamed.times_s, streamed.values, strict=True):
                 each(time_s, value)

@@ -30,6 +30,9 @@ class Admission:
         self.slots = Slots(len(instances), serving)
         self._env, self._instances = env, instances
         self._waiting: deque[tuple[int, simpy.Event]] = deque()
+        # By what `wanted` has returned to those who hold a slot and do nothing with it, the first one first: what fires
+        # when another needs it.
+        self._idle: dict[simpy.Event, simpy.Event] = {}
 
     def wanted(self, tokens: int) -> simpy.Event:
         """Fires with a Place for a request of so many tokens, prompt and answer; fails with OutOfMemory where none will
@@ -41,6 +44,7 @@ class Admission:
 
     def forgo(self, granted: simpy.Event) -> None:
         """Take back what `wanted` has returned, whether it has fired or not."""
+        self._idle.pop(granted, None)
         if not granted.triggered:
             self._waiting = deque(one for one in self._waiting if one[1] is not granted)
         elif granted.ok:
@@ -49,6 +53,17 @@ class Admission:
             place.instance.leave(place.tokens)
             place.instance.free(place.lease)
         self.admit()
+
+    def idle(self, granted: simpy.Event) -> simpy.Event:
+        """Whoever was granted a place does nothing with it. Fires when another needs it: one is asked at a time, the
+        first that was idle first."""
+        needed = self._idle[granted] = self._env.event()
+        self.admit()
+        return needed
+
+    def busy(self, granted: simpy.Event) -> None:
+        """It is idle no more."""
+        self._idle.pop(granted, None)
 
     def admit(self) -> None:
         """Serve those who wait, as far as what has become free allows."""
@@ -74,6 +89,9 @@ class Admission:
 
             number = self.slots.take(fits)
             if number is None and not never:
+                if not any(needed.triggered for needed in self._idle.values()):
+                    for needed in [*self._idle.values()][:1]:
+                        needed.succeed()
                 return
             self._waiting.popleft()
             if number is None:

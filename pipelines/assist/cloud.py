@@ -28,8 +28,8 @@ Tell = Callable[[float, float, float], None]
 # A share of whole tokens is whole up to so much.
 _ROUNDING = 1e-9
 # A device that drafts holds a slot: it has this long from one round of drafts to the next, and for its own prefill
-# before the first one.
-_DRAFTS_S = 300.0
+# before the first one. Where others wait for a slot, it has so long before the first one, and so long behind each.
+_DRAFTS_S, _FIRST_DRAFTS_S, _NEXT_DRAFTS_S = 300.0, 60.0, 10.0
 
 
 @dataclass(slots=True)
@@ -152,11 +152,12 @@ class Cloud:
             request=request,
         )
         prompt, tokens, came_s = taken.tokens, asked["tokens"], env.now
+        needs_slot = tokens > 1 or asked["drafts"]
         if not prompt:
             raise BadMessage("what the device has sent is no request: its text is empty")
         self._serves.check(prompt=prompt)
         place: Place | None = None
-        if tokens > 1 and not self._apart:
+        if needs_slot and not self._apart:
             place = yield self._wanted(held, prompt + tokens)
         began_s = env.now
         first = yield from self._prefilled(asked, held, prompt, place)
@@ -164,13 +165,13 @@ class Cloud:
         assert held.prompt is not None
         # Which the host does, whether or not there is a slot yet.
         refining = self._refined(asked, request, prompt) if asked["ratio"] < 1 else None
-        if tokens > 1 and place is None:
+        if needs_slot and place is None:
             place = yield self._wanted(held, prompt + tokens)
         placed_s = began_s if place is None or not self._apart else env.now
         moved = self._moved(held.prompt, prompt, place)
         mask: str | None = None if refining is None else (yield refining)
         turn, kept_s = None, self._decoding[0].kept_s(prompt + tokens)
-        if place is not None and asked["pace_s"] is not None:
+        if place is not None and asked["pace_s"] is not None and not asked["drafts"]:
             if moved is not None:
                 yield moved
             paced_s = max(asked["pace_s"], kept_s)
@@ -187,8 +188,8 @@ class Cloud:
         if turn is None and moved is not None:
             yield moved
         if asked["drafts"]:
-            machine = (held.prompt if place is None else place).instance.machine
-            yield from self._verify(channel, machine, asked, request, prompt)
+            assert place is not None
+            yield from self._verify(channel, place, held, asked, prompt)
         elif place is not None:
             turn = held.turn = turn or place.instance.decode(request, prompt, tokens - 1, None)
             stream = channel.stream(handling.answer_token_bytes)
@@ -262,25 +263,37 @@ class Cloud:
         moved.callbacks.append(lambda _: prefilled.free())
         return moved
 
-    def _verify(self, channel: Channel, machine: Machine, asked: Message, request: int, prompt: int) -> Process:
+    def _verify(self, channel: Channel, place: Place, held: "_Held", asked: Message, prompt: int) -> Process:
         """Looks at what the device drafts, several tokens in one pass, until it drafts no more, or not for long. In the
         modelled world the same share of each round stands, in whole tokens that add up to it."""
         stood, drafted_before, n_bytes = 0, 0, self._workload.handling.answer_token_bytes
         while True:
-            heard = channel.receive()
-            yield heard | self._front.env.timeout(_DRAFTS_S)
-            if not heard.triggered:
-                heard.defused = True
-                channel.hang_up()
-                return
-            message = heard.value
+            message = yield from self._drafts(channel, held, _NEXT_DRAFTS_S if drafted_before else _FIRST_DRAFTS_S)
             found = None if message is None else drafts_of(message, asked)
             if found is None:
                 return
             drafted, drafts = found
             # What a real model says of them: those that stand, and what it says instead of the first that does not.
-            said = yield machine.submit(Prefill(drafted, prompt + 1 + stood, drafts), request=request)
+            op = Prefill(drafted, prompt + 1 + stood, drafts)
+            said = yield place.instance.machine.submit(op, request=held.request)
             drafted_before += drafted
             stands = math.floor(drafted_before * asked["accepted"] + _ROUNDING) - stood if said is None else len(said)
             stood += stands
             channel.send({"request": asked["request"], "stands": stands, "said": said}, n_bytes)
+
+    def _drafts(
+        self, channel: Channel, held: "_Held", undisturbed_s: float
+    ) -> Generator[simpy.Event, Any, Message | None]:
+        """Returns what the device says next; None where it says nothing for too long: that ends its channel."""
+        env, heard = self._front.env, channel.receive()
+        yield heard | env.timeout(undisturbed_s)
+        if not heard.triggered:
+            assert held.granted is not None
+            yield heard | self._admission.idle(held.granted) | env.timeout(_DRAFTS_S - undisturbed_s)
+            self._admission.busy(held.granted)
+        if heard.triggered and heard.ok:
+            message: Message | None = heard.value
+            return message
+        heard.defused = True
+        channel.hang_up()
+        return None

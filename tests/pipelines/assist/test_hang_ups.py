@@ -121,12 +121,72 @@ def test_a_prompt_ends_behind_the_piece_that_is_under_way() -> None:
 
 def test_a_device_that_never_drafts_does_not_hold_its_slot_for_good() -> None:
     served = ServedCloud("{name: slots, slots: 1}")
-    silent, healthy = served.asks(0.0, drafts=True), served.asks(1.0)
-    until(served, 300.0)
-    assert silent.first_s is not None and healthy.first_s is None
-    until(served, 305.0)
-    assert healthy.ended_s is not None
+    # Answered at 115 ms: nobody waits, and it has 300 s.
+    silent = served.asks(0.0, drafts=True)
+    until(served, 300.1)
+    assert not served.holds_nothing()
+    until(served, 300.2)
+    assert silent.first_s is not None
     assert served.holds_nothing()
+
+
+@pytest.mark.parametrize("tokens", [1, 5])
+def test_a_device_that_has_not_drafted_for_a_minute_gives_way(tokens: int) -> None:
+    served = ServedCloud("{name: slots, slots: 1}")
+    # Both prompts take 100 ms; the silent one's answer leaves at 115 ms, and its slot is another's at 60.115.
+    served.asks(0.0, drafts=True, tokens=tokens)
+    healthy = served.asks(1.0)
+    until(served, 62.0)
+    assert healthy.first_s == pytest.approx(60.115 + 0.100 + 0.010 + 1100e-6)
+    assert served.holds_nothing()
+
+
+def test_one_that_comes_behind_that_minute_waits_for_nothing() -> None:
+    served = ServedCloud("{name: slots, slots: 1}")
+    served.asks(0.0, drafts=True)
+    healthy = served.asks(100.0)
+    until(served, 110.0)
+    assert healthy.first_s == pytest.approx(100.015 + 0.100 + 0.010 + 1100e-6)
+
+
+def drafting(served: ServedCloud, *rounds_s: float) -> list[float]:
+    """A device drafts at these times. Returns when what the cloud says of each comes."""
+    heard_s: list[float] = []
+    channel = served.device()
+
+    def drafts() -> Any:
+        channel.send(REQUEST | {"drafts": True}, 0.0)
+        with suppress(ChannelBroken):
+            yield channel.receive()
+            for at_s in rounds_s:
+                yield served.env.timeout(at_s - served.env.now)
+                channel.send({"drafted": 2, "before": (), "said": None}, 0.0)
+                yield channel.receive()
+                heard_s.append(served.env.now)
+
+    served.env.process(drafts())
+    return heard_s
+
+
+def test_a_device_that_drafts_is_not_disturbed_and_gives_way_ten_seconds_behind_its_last_round() -> None:
+    served = ServedCloud("{name: slots, slots: 1}")
+    heard_s = drafting(served, 59.0, 68.0, 77.0)
+    healthy = served.asks(1.0)
+    until(served, 100.0)
+    assert len(heard_s) == 3
+    # Sent at 77 s, looked at from 77.010 on: two tokens take 0.2 ms.
+    assert healthy.first_s == pytest.approx(77.010 + 0.0002 + 10.0 + 0.100 + 0.010 + 1100e-6)
+    assert served.holds_nothing()
+
+
+def test_of_silent_devices_one_gives_way_and_it_is_the_one_that_was_silent_first() -> None:
+    served = ServedCloud("{name: slots, slots: 3}")
+    heard_s = [drafting(served, *rounds) for rounds in ((0.5, 150.0), (0.4, 150.0), (0.6, 150.0))]
+    healthy = served.asks(100.0)
+    until(served, 200.0)
+    assert healthy.ended_s is not None
+    assert healthy.ended_s < 101
+    assert list(map(len, heard_s)) == [2, 1, 2]
 
 
 def test_a_prompt_goes_in_pieces_on_an_idle_cloud_too() -> None:
