@@ -24,7 +24,16 @@ def add_notes(schema: dict[str, Any]) -> None:
         for field, note in _notes(record).items():
             alias = record.model_fields[field].alias or field
             if alias in part["properties"]:
-                part["properties"][alias]["description"] = note
+                part["properties"][alias]["description"] = _for_a_file(note)
+
+
+def _for_a_file(note: str) -> str:
+    """Returns the comment as a reader of files knows things: what is None in Python is absent there."""
+    return re.sub(r"\bNone(?=[:,])", lambda found: "Absent" if _begins(note, found.start()) else "absent", note)
+
+
+def _begins(note: str, at: int) -> bool:
+    return at == 0 or note[:at].endswith(". ")
 
 
 def add_bounds(schema: dict[str, Any]) -> None:

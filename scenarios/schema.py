@@ -32,7 +32,8 @@ def scenario_schema() -> Schema:
     parts = schema["$defs"]
     for kind in ("device", "model"):
         for holder in (schema, parts["MachineSpec"]):
-            holder["properties"][kind] = {"anyOf": [_named(kind), {"$ref": _REF + _RECORDS[kind]}]}
+            either = {"anyOf": [_named(kind), {"$ref": _REF + _RECORDS[kind]}]}
+            holder["properties"][kind] = _described(holder["properties"][kind]) | either
     parts["CostsSpec"] = {"anyOf": [{"type": ["string"], "description": "a name alone"}, parts["CostsSpec"]]}
     value = {**SETTING, "description": "a name alone, or a value"}
     parts["PolicySpec"] = {"anyOf": [value, {**parts["PolicySpec"], "minProperties": 1}]}
@@ -42,7 +43,8 @@ def scenario_schema() -> Schema:
     # The workload's kind says which of these it is: a file does not say it again.
     for key, union in BY_KIND.items():
         kinds = [record.__name__ for record in members(union)]
-        schema["properties"][key] = {"anyOf": [{"$ref": _REF + kind} for kind in kinds]}
+        either = {"anyOf": [{"$ref": _REF + kind} for kind in kinds]}
+        schema["properties"][key] = _described(schema["properties"][key]) | either
         schema["required"].remove(key)
         for kind in kinds:
             del parts[kind]["properties"]["kind"]
@@ -50,6 +52,11 @@ def scenario_schema() -> Schema:
     for extensible in (schema, *(parts[_RECORDS[kind]] for kind in _RECORDS if kind != "scenario")):
         extensible["properties"]["extends"] = {"type": "string", "description": "a name or path to build upon"}
     return {"$schema": DIALECT, **schema, "title": "KVFerry scenario"}
+
+
+def _described(value: Schema) -> Schema:
+    """Returns the description of a property alone."""
+    return {key: item for key, item in value.items() if key == "description"}
 
 
 def file_schema(kind: Kind, core: Schema) -> Schema:

@@ -28,8 +28,9 @@ class DeviceArrivalsSpec(Part):
     rate_hz: Hertz
     # The rate in a burst over that in calm. 1: a Poisson process.
     burstiness: float = Field(default=1.0, ge=1, le=1000, strict=True)
-    # Mean length of a burst, and of what lies between two.
+    # Mean length of a burst.
     burst_s: Seconds = Field(default=60.0, gt=0)
+    # Mean length of the calm between two bursts.
     calm_s: Seconds = Field(default=300.0, gt=0)
 
 
@@ -44,18 +45,20 @@ class HandlingSpec(Part):
     refine_token_s: Seconds = 20e-6
     # On the device, per token of the prompt: unpacking the mask, and the refined prompt through its own tokenizer.
     unpack_token_s: Seconds = 3e-6
-    # What a token of the prompt, and one of the answer with its frame in an event stream, weighs.
+    # What a token of the prompt weighs.
     prompt_token_bytes: Bytes = 4.0
+    # What a token of the answer weighs, with its frame in an event stream.
     answer_token_bytes: Bytes = 60.0
     # The fixed part of the cloud's first response.
     response_bytes: Bytes = 200.0
 
 
 class NetworkSpec(Part):
-    """A way to the network that a share of the devices has, as far as it differs from the scenario's link: a class of
-    round trips, say, or another trace."""
+    """A way to the network that a share of the devices has: a class of round trips, say, or another trace."""
 
+    # Of the devices.
     share: float = Field(gt=0, le=1, strict=True)
+    # Theirs, in place of the scenario's.
     link: LinkSpec
 
 
@@ -72,11 +75,15 @@ class CloudFaultSpec(Part):
 class AssistSpec(Part):
     """Requests of many devices. All sizes in tokens."""
 
+    # Prompts of devices that a cloud helps.
     kind: Literal["assist"]
-    # A prompt's tokens: a fixed beginning, content that may be refined, and a question at its end.
+    # Of a prompt: a fixed beginning, content that may be refined, and a question at its end.
     prompt: Tokens = Field(ge=2, le=1_000_000)
+    # Of its beginning, which is never left out.
     beginning: Tokens = Field(default=0, ge=0, le=1_000_000)
+    # Of its question, which is never left out.
     question: Tokens = Field(default=0, ge=0, le=1_000_000)
+    # Answered.
     output: Tokens = Field(default=200, ge=1, le=1_000_000)
     # Standard deviation of the logarithm of prompt and output, which are then the medians.
     spread: float = Field(default=0.0, ge=0, le=1, strict=True)
@@ -90,11 +97,13 @@ class AssistSpec(Part):
     requests: Requests | None = Field(default=None, ge=1, le=MOST_ASSISTED)
     # A file of recorded requests: their arrivals and lengths replace those above.
     trace: str | None = Field(default=None, min_length=1, max_length=1000)
-    # What prompts are about: each kind has a LoRA of its own.
+    # What prompts are about: each scene has a LoRA of its own.
     scenes: Count = Field(default=1, ge=1, le=1000)
+    # The size of a LoRA.
     lora_bytes: Bytes = 0.0
-    # xi: with less of a prompt, quality suffers; tau: the longest time per token that users tolerate (Eq. 5 and 6).
+    # xi: with less of a prompt, quality suffers (Eq. 5).
     least_ratio: float = Field(default=0.25, gt=0, le=1, strict=True)
+    # tau: the longest time per token that users tolerate (Eq. 6).
     tolerable_tpot_s: Seconds = Field(default=0.1, gt=0)
     # Further devices than the first are each on one of these, by chance. None: all on the scenario's link.
     networks: tuple[NetworkSpec, ...] | None = Field(default=None, min_length=1, max_length=16)
@@ -102,6 +111,7 @@ class AssistSpec(Part):
     privacy: Literal["may-leave", "stays"] | None = None
     # Whether the device's model is in memory when a request comes. False: it is loaded from storage each time.
     resident: bool = Field(default=False, strict=True)
+    # What software takes on either side, and what messages weigh.
     handling: HandlingSpec = HandlingSpec()
     # None: nothing goes wrong.
     fault: CloudFaultSpec | None = None

@@ -30,9 +30,10 @@ class DecodeBudget(Budget):
     """The budget of decoding a batch."""
 
     kind: Literal["decode"] = Field(default="decode", exclude=True)
-    # What KV on storage takes of memory for metadata and buffers: of the batch in bytes, and of every sequence as a
-    # share of its context's full cache. None of the two: all that the weights leave free.
+    # What KV on storage takes of memory for metadata and buffers, of the whole batch. None, and no kv_share:
+    # all that the weights leave free.
     kv_bytes: Bytes | None = Field(default=None, gt=0)
+    # The same, of every sequence, as a share of its context's full cache.
     kv_share: float | None = Field(default=None, gt=0, le=1, strict=True)
     # For the KV of systems that keep it all in memory. None: all that is free.
     in_memory_kv_bytes: Bytes | None = Field(default=None, gt=0)

@@ -22,12 +22,15 @@ class WaySpec(Part):
 
     # A bundled or fetched trace by name, or the path of one.
     trace: str | None = Field(default=None, min_length=1)
+    # A constant rate, in place of a trace.
     rate_bytes_per_s: BytesPerS | None = None
-    # Factor on the trace's rates, and where in the trace the run begins.
+    # Factor on the trace's rates.
     scale: float = Field(default=1.0, gt=0, le=1e6, strict=True)
+    # Where in the trace the run begins.
     offset_s: Seconds = 0.0
     # After the trace's last sample: from the start again, its last rate for ever, or no link any more.
     on_end: Literal["loop", "hold", "end"] = "loop"
+    # When nothing is carried, on the run's clock, in order.
     outages: tuple[OutageSpec, ...] = Field(default=(), max_length=1000)
 
     @model_validator(mode="after")
@@ -49,6 +52,7 @@ class WaySpec(Part):
 class LinkSpec(WaySpec):
     """The link to the device, and what it sends over."""
 
+    # Round-trip time.
     rtt_s: Seconds = 0.0
     # By how much longer a message between machines may be under way, one way: anything up to so much, at random.
     jitter_s: Seconds = 0.0

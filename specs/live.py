@@ -42,6 +42,8 @@ class ContextReuseLive(RealRun):
 
     # Of the workload; a file need not say it again.
     kind: Literal["context-reuse"] = Field(default="context-reuse", exclude=True)
+    # Of the real model: dense, or FlexAttention over masks recorded from real attention when the context is
+    # made.
     attention: Literal["dense", "block-sparse"] = "dense"
     # A running `kvferry serve` whose real link is used. None: a server beside the run replays `link`.
     cloud: str | None = Field(default=None, pattern=r"^https?://[^\s]+$", max_length=1000)

@@ -10,6 +10,7 @@ class LoadSpec(Part):
 
     model_config = exactly_one_of("trace", "share")
 
+    # A load trace by name or path: a share of the processor over time.
     trace: str | None = Field(default=None, min_length=1)
     # The share of the processor's time that other programs use: 0.3 leaves 70 %.
     share: float | None = Field(default=None, ge=0, lt=1, strict=True)

@@ -43,7 +43,9 @@ def device_name(n: int) -> str:
 class MachineSpec(Part):
     """A machine, or `count` equal ones, with which the device talks over channels."""
 
+    # Where it runs: a name (kvferry devices), a path, or a mapping.
     device: DeviceSpec
+    # What it answers with: a name (kvferry models), a path, Hugging Face's config.json, or a mapping.
     model: ModelSpec
     # Its own way to the network. None: what it sends and is sent costs nothing on its side.
     link: LinkSpec | None = None

@@ -12,9 +12,13 @@ from kvferry.specs.weight_format import WeightFormatName
 class PrecisionSpec(Spec):
     """Keys of a model that say how it is stored; None: as the model's own file says."""
 
+    # Of each weight in the layers.
     weight_bits: float | None = Field(default=None, gt=0, le=64)
+    # Of each weight in embeddings and output head.
     embedding_bits: float | None = Field(default=None, gt=0, le=64)
+    # A weight format by name, such as q4_k_m, which says the bits of every weight.
     weights: WeightFormatName | None = None
+    # Of each number in the KV cache.
     kv_value_bytes: float | None = Field(default=None, gt=0, le=8)
 
     @model_validator(mode="after")

@@ -49,6 +49,7 @@ class PolicySpec(Part):
     what it takes. Without a name they are for the policy that the system has."""
 
     model_config = ConfigDict(extra="allow")
+    # A policy by name, or a setting's value.
     name: Setting | None = None
 
     @model_validator(mode="before")
@@ -87,7 +88,9 @@ def _values(policies: Mapping[str, PolicySpec]) -> dict[str, Any]:
 class CostsSpec(Part):
     """The cost model that the modelled world obeys, and the one that planners estimate with."""
 
+    # What the modelled world obeys.
     truth: str = Field(default="roofline", min_length=1)
+    # What planners believe.
     estimate: str = Field(default="roofline", min_length=1)
 
     @model_validator(mode="before")

@@ -31,7 +31,9 @@ class ArrivalsSpec(Part):
 
     model_config = exactly_one_of("rate", "every")
 
+    # A Poisson process of this rate.
     rate_hz: Hertz | None = None
+    # One request every so often.
     every_s: Seconds | None = Field(default=None, gt=0)
 
     @model_validator(mode="after")
@@ -44,11 +46,15 @@ class ArrivalsSpec(Part):
 class ContextReuseSpec(Part):
     """Requests, each over its own context whose KV lies encoded in the cloud. All sizes in tokens."""
 
+    # Requests over contexts that lie in the cloud.
     kind: Literal["context-reuse"]
     # Visual tokens vary more in size and sparsity than text.
     content: Literal["text", "vlm"] = "text"
+    # Of each request's stored context.
     context: Tokens = Field(ge=1, le=10_000_000)
+    # Read after the context.
     question: Tokens = Field(default=64, ge=1, le=1_000_000)
+    # Answered.
     output: Tokens = Field(default=1, ge=1, le=1_000_000)
     # Conversations, each of `turns` requests. None: one, or as many as `trace` holds.
     requests: Requests | None = Field(default=None, ge=1, le=100_000)
@@ -56,18 +62,19 @@ class ContextReuseSpec(Part):
     arrivals: ArrivalsSpec | None = None
     # Standard deviation of the logarithm of context, question and output, which are then the medians.
     spread: float = Field(default=0.0, ge=0, le=1, strict=True)
-    # A file of recorded requests: their arrivals and lengths replace those above.
+    # The path of a CSV file of recorded requests: their arrivals and lengths replace those above.
     trace: str | None = Field(default=None, min_length=1, max_length=1000)
-    # Different contexts that the requests are about, and the exponent of Zipf's law by which they are chosen.
-    # None: each request has a context of its own.
+    # Different contexts that the requests are about. None: each request has a context of its own.
     contexts: Count | None = Field(default=None, ge=1, le=100_000)
+    # The exponent of Zipf's law by which `contexts` are chosen: the k-th with a probability of 1 / k^zipf.
     zipf: float = Field(default=1.0, ge=0, le=10, strict=True)
-    # Questions asked one after the other over the same context, whose KV stays on the device, and how long the user
-    # reads and types between an answer and the next question.
+    # Questions asked one after the other over the same context, whose KV stays on the device.
     turns: Count = Field(default=1, ge=1, le=1000)
+    # How long the user reads and types between an answer and the next question.
     think_s: Seconds = Field(default=0.0, ge=0)
     # Recorded sizes and sparsities instead of generated ones: a trace's name or path.
     chunks: str | None = Field(default=None, min_length=1)
+    # Of a KV chunk.
     chunk_tokens: Tokens = Field(default=1024, ge=1, le=1_000_000)
 
     @property
@@ -117,13 +124,21 @@ class KeysSpec(Part):
     (kvferry.traces.key_process has what they mean). Chosen together so that a cluster which was updated is wanted again
     as soon as with the models of DynaKV's Tab. 2, in their mean."""
 
+    # Numbers of a key, per layer, sequence and KV head.
     width: Count = Field(default=8, ge=1, le=256)
+    # Tokens of a scene, in the mean; a scene is about one topic.
     scene: Tokens = Field(default=12, ge=1, le=1_000_000)
+    # The chance that a scene's topic is a new one.
     novelty: float = Field(default=0.25, ge=0, le=1, strict=True)
+    # How far a key lies from its topic's centre, in each number; centres have a variance of 1.
     spread: float = Field(default=0.35, ge=0, le=100, strict=True)
+    # How far centres walk in 1,000 tokens.
     drift: float = Field(default=0.1, ge=0, le=100, strict=True)
+    # The share of a query's variance that looks for the present scene's topic.
     present: float = Field(default=0.25, ge=0, le=1, strict=True)
+    # The share that looks for anything, drawn with every token.
     whim: float = Field(default=0.15, ge=0, le=1, strict=True)
+    # Tokens within which a query's other interests are forgotten.
     persistence: float = Field(default=48.0, gt=0, le=1e6, strict=True)
 
     @model_validator(mode="after")
@@ -136,13 +151,15 @@ class KeysSpec(Part):
 class LengthSpec(Part):
     """One request's own lengths, where they are not the workload's."""
 
+    # Of its prompt.
     context: Tokens | None = Field(default=None, ge=1, le=10_000_000)
+    # Of its answer.
     output: Tokens | None = Field(default=None, ge=1, le=1_000_000)
 
 
 def _context_or_input(schema: dict[str, Any]) -> None:
     """The record's JSON schema, in which the context has a second name."""
-    schema["properties"]["input"] = schema["properties"]["context"]
+    schema["properties"]["input"] = {**schema["properties"]["context"], "description": "Another name for `context`."}
     schema["required"].remove("context")
     rule: Any = exactly_one_of("context", "input")["json_schema_extra"]
     schema |= rule
@@ -154,9 +171,11 @@ class DecodeSpec(Part):
 
     model_config = ConfigDict(json_schema_extra=_context_or_input)
 
+    # Prompts that decode together.
     kind: Literal["decode"]
-    # A file may call it `input`, as papers about decoding do.
+    # Tokens of each prompt. A file may call it `input`, as papers about decoding do.
     context: Tokens = Field(ge=1, le=10_000_000, validation_alias=AliasChoices("context", "input"))
+    # Answered by each sequence.
     output: Tokens = Field(default=1, ge=1, le=1_000_000)
     # Sequences that decode together, at most; max: as many as the budget holds, MOST_BATCH of them at most.
     batch: Annotated[Count, Field(ge=1, le=MOST_BATCH)] | Literal["max"] = 1
@@ -166,7 +185,7 @@ class DecodeSpec(Part):
     arrivals: ArrivalsSpec | None = None
     # Standard deviation of the logarithm of context and output, which are then the medians.
     spread: float = Field(default=0.0, ge=0, le=1, strict=True)
-    # A file of recorded requests: their arrivals and lengths replace those above.
+    # The path of a CSV file of recorded requests: their arrivals and lengths replace those above.
     trace: str | None = Field(default=None, min_length=1, max_length=1000)
     # Of each request; None: as `context`, `output` and `spread` say.
     lengths: tuple[LengthSpec, ...] | None = Field(default=None, min_length=1, max_length=MOST_REQUESTS)
@@ -175,19 +194,20 @@ class DecodeSpec(Part):
     # Which of them: in the middle, so that they stand for the whole output, or its last ones, so that figures are those
     # of a sequence of full length, or spread over it, so that what grows and moves meanwhile is seen at every length.
     part: Literal["middle", "end", "spread"] = "middle"
-    # Which KV blocks each step finds critical: a recorded stream's path, or generated from latent scores: within how
-    # many tokens they are alike, within how many steps they are forgotten, and the share of their variance that lasts.
-    # Recorded from byte-large, scores are alike within 32 B of text, forgotten within 28 to 50 B: 8 tokens and 7 to 12
-    # steps of a large model, at some 4 B per token. The other two make KVSwap's reuse (Tab. 5) and hot groups (3.4.2).
+    # The path of a recorded selection stream. None: selections are generated from latent scores, whatever the
+    # selector would have scored.
     selections: str | None = Field(default=None, min_length=1)
+    # Tokens within which generated scores are alike: 32 B of text as recorded from byte-large, at some 4 B per token.
     reach: Tokens = Field(default=8, ge=1, le=1_000_000)
+    # Steps within which they are forgotten: 28 to 50 B as recorded, which are 7 to 12 steps of a large model.
     persistence: float = Field(default=9.0, gt=0, le=1e6, strict=True)
+    # The share of their variance that lasts; with `persistence` it makes KVSwap's reuse (Tab. 5), hot groups (3.4.2).
     lasting: float = Field(default=0.35, ge=0, le=1, strict=True)
-    # Of what a retrieval head chooses for all layers; None: as what layers choose by their own queries.
+    # The same as `persistence`, of what a retrieval head chooses for all layers; None: as that.
     retrieval_persistence: float | None = Field(default=None, gt=0, le=1e6, strict=True)
     # What keys say, where blocks are clusters of them, or are chosen by every key.
     keys: KeysSpec = KeysSpec()
-    # Keys and queries that were recorded from a real model (live.record_keys), in place of those that are generated.
+    # The path of keys and queries that live.record_keys wrote, in place of those that are generated.
     recorded_keys: str | None = Field(default=None, min_length=1, max_length=1000)
 
     @model_validator(mode="before")
@@ -229,7 +249,9 @@ class DecodeSpec(Part):
 class SloSpec(Part):
     """What a request must keep to count as served well: time to its first token, and per token after it."""
 
+    # The longest time to its first token.
     ttft_s: Seconds | None = Field(default=None, gt=0)
+    # The longest time per token after it.
     tpot_s: Seconds | None = Field(default=None, gt=0)
 
     @model_validator(mode="after")

@@ -4,9 +4,12 @@ import configparser
 import re
 import runpy
 import tomllib
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
+
+from kvferry.policies.decode.roles import Roles
 
 HERE = Path(__file__).parent.parent
 TOOLS = tomllib.loads((HERE / "pyproject.toml").read_text())["tool"]
@@ -44,6 +47,23 @@ def test_no_room_has_more_than_15_percent_of_the_lines() -> None:
 @pytest.mark.parametrize("room", ROOMS)
 def test_no_file_is_longer_than_400_lines(room: str) -> None:
     assert [file for file in (HERE / room).rglob("*.py") if file.read_text().count("\n") > 400] == []
+
+
+@pytest.mark.parametrize("page", ["docs/architecture.md"])
+def test_each_place_that_a_page_on_the_code_names_is_there(page: str) -> None:
+    """A place is text like `sim/link.py` or `policies/assist/`; a file without its folder lies somewhere in a room."""
+    named = re.findall(r"`([\w./-]+(?:\.py|\.yaml|\.csv|\.cfg|/))`", (HERE / page).read_text())
+    files = {file.name for room in ROOMS for file in (HERE / room).rglob("*") if file.is_file()}
+    assert len(named) > 20
+    for place in named:
+        beside = any((HERE / room / place).exists() for room in ("", *ROOMS))
+        assert beside or ("/" not in place and place in files), place
+
+
+def test_the_figure_of_the_roles_has_all_roles() -> None:
+    pytest.importorskip("matplotlib")
+    drawn = runpy.run_path(str(HERE / "studies/architecture.py"))
+    assert list(drawn["DECIDES"]) == [field.name for field in fields(Roles)]
 
 
 def test_the_architecture_page_lists_them_from_the_lowest_floor_up() -> None:

@@ -1,4 +1,4 @@
-"""The README's commands and scenario are run as they stand."""
+"""The README's commands, Python and scenario are run as they stand; its tables say what a run and the reports say."""
 
 import re
 import shlex
@@ -11,7 +11,8 @@ import pytest
 
 from kvferry.scenarios.loader import load_scenario
 
-README = (Path(__file__).parents[2] / "README.md").read_text()
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README, re.DOTALL)
 COMMANDS = [
     shlex.split(line, comments=True)
@@ -49,11 +50,12 @@ def test_what_the_readme_measures(tmp_path: Path) -> None:
         _run([*command, "--quick"] if command[1] == "calibrate" else [*command, "--runs", "1"], tmp_path)
 
 
-def _run(command: list[str], folder: Path) -> None:
+def _run(command: list[str], folder: Path) -> str:
     program = "from kvferry.cli.main import main; main()"
     done = subprocess.run([sys.executable, "-c", program, *command[1:]], cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout
+    return done.stdout
 
 
 def test_the_scenario_of_the_readme(tmp_path: Path) -> None:
@@ -61,3 +63,45 @@ def test_the_scenario_of_the_readme(tmp_path: Path) -> None:
     path = tmp_path / "laptop-wifi.yaml"
     path.write_text(text)
     assert load_scenario(path).workload.context == 16 * 1024
+
+
+def test_the_table_of_the_readme_is_what_its_command_prints(tmp_path: Path) -> None:
+    (shown,) = [block for kind, block in BLOCKS if kind == "console"]
+    command, _, _, *rows = shown.splitlines()
+    printed = _run(shlex.split(command.removeprefix("$ ")), tmp_path).splitlines()
+    assert len(rows) == 4
+    for row in rows:
+        assert any(line.strip().startswith(row.strip()) for line in printed), row
+
+
+def test_the_python_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (text,) = [block for kind, block in BLOCKS if kind == "python"]
+    assert len(text.splitlines()) <= 5
+    monkeypatch.chdir(tmp_path)
+    exec(compile(text, "README.md", "exec"), {})  # noqa: S102
+    assert (tmp_path / "pictures/gantt.png").is_file()
+
+
+VERDICTS = {
+    "sparkv": "SparKV",
+    "kvswap": "KVSwap",
+    "dynakv": "DynaKV",
+    "pd_device": "P/D-Device",
+    "specontext": "SpeContext",
+}
+
+
+@pytest.mark.parametrize("paper", VERDICTS)
+def test_the_readme_counts_the_verdicts_as_the_reports_do(paper: str) -> None:
+    page = (ROOT / f"docs/validation/{paper}.md").read_text()
+    claims = page.split(f"<!-- kvferry reproduce {paper}: claims -->")[1].split("<!-- end -->")[0]
+    verdicts = [line.split("|")[-2].strip() for line in claims.splitlines() if re.match(r"\| [A-Z]\d", line)]
+    helped = [verdict for verdict in verdicts if re.match("hit, (fitted|chosen)", verdict)]
+    chosen = " or a choice" if any("chosen" in verdict for verdict in helped) else ""
+    missed = sum(verdict.startswith("miss") for verdict in verdicts)
+    counts = f"{verdicts.count('hit')} hit, {len(helped)} hit after a fit{chosen}, {missed} missed"
+    if "measured" in verdicts:
+        counts += f", {verdicts.count('measured')} not judged"
+    (row,) = [line for line in README.splitlines() if re.match(rf"\| .*{VERDICTS[paper]}\? \|", line)]
+    assert f"{len(verdicts)} claims" in row
+    assert row.endswith(f"| {counts} |")

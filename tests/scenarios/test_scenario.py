@@ -6,12 +6,12 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import get_args
 
 import pytest
 import yaml
 
 from kvferry.pipelines.checks import names_in_use
+from kvferry.pipelines.decoding.systems import ROLES
 from kvferry.pipelines.loading.systems import SYSTEMS
 from kvferry.scenarios.library import names
 from kvferry.scenarios.loader import (
@@ -25,7 +25,6 @@ from kvferry.scenarios.loader import (
 )
 from kvferry.scenarios.resolve import Complaint
 from kvferry.specs.errors import InputError
-from kvferry.specs.link import LinkSpec
 from kvferry.specs.scenario import Scenario
 
 SMALL = """\
@@ -347,17 +346,29 @@ def test_a_dump_is_plain_yaml(small: Path) -> None:
     assert yaml.safe_load(dump_yaml(full(small))) == dump_scenario(full(small))
 
 
+def _shown(page: str) -> list[str]:
+    text = (Path(__file__).parents[2] / f"docs/{page}.md").read_text()
+    return re.findall(r"```yaml\n(.*?)```", text, re.S)
+
+
+@pytest.mark.parametrize("page", ["loading", "decoding", "assist"])
+def test_the_scenario_of_a_kinds_page_is_one_of_that_kind(page: str, small: Path) -> None:
+    (example,) = _shown(page)
+    (small.parent / "shown.yaml").write_text(example)
+    kind = {"loading": "context-reuse", "decoding": "decode", "assist": "assist"}[page]
+    assert load_scenario(small.parent / "shown.yaml").workload.kind == kind
+
+
 def test_what_the_docs_show_is_read(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = (Path(__file__).parents[2] / "docs/scenarios.md").read_text()
     monkeypatch.chdir(small.parent)
-    shown = re.findall(r"```yaml\n(.*?)```", text, re.S)
+    shown = _shown("scenarios")
     whole = [example for example in shown if "name:" in example.split("policies:")[0]]
-    assert len(whole) == 3
+    assert len(whole) == 2
     for example in whole:
         Path("shown.yaml").write_text(example)
         assert load_scenario("shown.yaml").link.rtt_s == 0.004
-    parts = [yaml.safe_load(example) for example in shown if example not in whole]
-    with_policies, with_machines = parts
+    with_policies, with_machines = (yaml.safe_load(example) for example in shown if example not in whole)
     assert SYSTEMS[with_policies["system"]].with_policies(with_policies["policies"])
     described = {**yaml.safe_load(SMALL), "device": "tiny", **with_machines}
     assert load_scenario(described).machine_names == ("device", "cloud", "phone.0", "phone.1", "phone.2")
@@ -366,17 +377,12 @@ def test_what_the_docs_show_is_read(small: Path, monkeypatch: pytest.MonkeyPatch
     assert load_scenario("quickstart", [f"{key}={value}" for key, value in changes]).link.rtt_s == 0.02
 
 
-def test_the_docs_tell_every_key() -> None:
-    text = (Path(__file__).parents[2] / "docs/scenarios.md").read_text()
-    documented = {word for row in re.findall(r"^\| (`.*?) \|", text, re.M) for word in re.findall(r"`([\w.]+)`", row)}
-    keys = set()
-    for name, field in Scenario.model_fields.items():
-        of_kinds = get_args(field.annotation) if field.discriminator else ()
-        for part in (LinkSpec,) if name == "link" else of_kinds:
-            keys |= {f"{name}.{below.alias}" for below in part.model_fields.values() if not below.exclude}
-        if name != "link" and not of_kinds:
-            keys.add(field.alias)
-    assert documented == keys
+def test_the_page_on_decoding_has_every_name_of_a_role() -> None:
+    text = (Path(__file__).parents[2] / "docs/decoding.md").read_text()
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", text, re.M))
+    assert set(rows) == set(ROLES)
+    for role, named in ROLES.items():
+        assert set(named) <= set(re.findall(r"`([\w-]+)`", rows[role])), role
 
 
 @pytest.mark.parametrize(

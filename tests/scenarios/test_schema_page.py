@@ -44,3 +44,19 @@ def test_comments_of_fields_are_what_editors_show() -> None:
     # Of a record that extends another one, and under the name that a file has.
     assert "by name, or the path" in parts["LinkSpec"]["properties"]["trace"]["description"]
     assert parts["AssistSpec"]["properties"]["duration"]["description"].startswith("For how long requests come")
+
+
+def test_every_key_of_a_scenario_file_is_explained() -> None:
+    """Keys of a device or a model are a data sheet's; what a scenario says is explained, each key by itself."""
+    not_explained = {"device", "engine", "model", "runtime"}
+    for section in PAGE.split("\n## ")[1:]:
+        title, *lines = section.splitlines()
+        if title.split(".")[0] not in not_explained:
+            rows = [line for line in lines if line.startswith("| `")]
+            assert [row for row in rows if row.rstrip().endswith("|  |")] == [], title
+
+
+def test_what_is_none_in_python_is_absent_in_a_file() -> None:
+    assert _row("scenario", "engine")[3].endswith("; absent: as the device says.")
+    assert _row("scenario", "slo")[3].endswith("; absent: they are not.")
+    assert _row("workload (assist)", "fault")[3] == "Absent: nothing goes wrong."
