@@ -11,7 +11,9 @@ from kvferry.specs.units import BytesPerS, Seconds
 class OutageSpec(Part):
     """The link carries nothing from start until start + duration, on the run's clock."""
 
+    # When it begins, on the run's clock.
     start_s: Seconds
+    # How long it lasts.
     duration_s: Seconds = Field(gt=0)
 
 
