@@ -107,9 +107,11 @@ def compare_schedules(scenario: Scenario, solver: str | None = None) -> list[dic
     system = replace(SYSTEMS["sparkv"], settings={"adapt": False})
     stored = ModelledContexts(single, system.codec).stored
     estimate_s = price_s(scenario, scenario.costs.estimate)
-    requests = Requests(single, system, link.mean(), estimate_s, stored, available=_available(scenario))
+    start_s = scenario.device.processors[scenario.device.main].load_s
+    requests = Requests(single, system, link.mean(), estimate_s, stored, None, _available(scenario), start_s)
     request = requests.request(0)
-    problem, start = request.problem, request.outlook.at_start(0.0, 1)
+    start = request.outlook.at_start(0.0, 1)
+    problem = start.planned(request.problem)
     planners = {name: planner for name, planner in SCHEDULES.items() if name != "milp"}
     rows = [{"schedule": name, **_row(single, problem, plan, start)} for name, plan in planners.items()]
     if solver is not None:

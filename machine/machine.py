@@ -31,6 +31,8 @@ class Facts:
     compute_queue: int
     link_queue: int
     free_bytes: float
+    # What the main processor still takes to start, were it asked for an op now.
+    starting_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

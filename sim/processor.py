@@ -32,7 +32,7 @@ class Processor(WorkQueue):
     An op takes `dispatch_s` and then what it costs. Under a background load l(t) both advance at 1 - l(t); while the
     memory bus is short of bandwidth, what it costs advances at the speed of its share besides, and at the speed that
     other paths at work leave it (`contention`).
-    `load_s` is paid before the first op, as a span "load" of its own.
+    `load_s` is paid before the first op, from `start` on, as a span "load" of its own.
     """
 
     def __init__(
@@ -51,7 +51,8 @@ class Processor(WorkQueue):
         self._cost = _in_steps(cost, spec.dispatch_s)
         self._available = _available(name, load)
         self._bus = bus
-        self._loaded = spec.load_s == 0
+        # When it can begin its first op; None: nobody has asked it to start.
+        self._from_s = None if spec.load_s else 0.0
         # Ops that ended, by end: for `speed`.
         self._ends_s, self._nominals_s, self._actuals_s = array("d"), array("d"), array("d")
         # Of the op that runs under the bus or beside others.
@@ -74,6 +75,17 @@ class Processor(WorkQueue):
         cost = self._cost(op)
         work = TimedWork(self.env, self, cost.n_bytes, label, request, result)
         return self.hand_over(work, self._spec.dispatch_s + cost.duration_s, after, priority)
+
+    def start(self) -> None:
+        """Begin to load what its first op needs, unless that was begun before."""
+        if self._from_s is None:
+            self._from_s = self.env.now + self._spec.load_s
+            self._tell(Span(self.resource, "load", self.env.now, self._from_s))
+
+    @property
+    def starting_s(self) -> float:
+        """How long an op that comes now would wait for the processor's start."""
+        return self._spec.load_s if self._from_s is None else max(0.0, self._from_s - self.env.now)
 
     @property
     def dispatch_s(self) -> float:
@@ -99,12 +111,9 @@ class Processor(WorkQueue):
         return math.fsum(self._nominals_s[first:]) / actual_s if actual_s else None
 
     def _begin(self, work: TimedWork) -> None:
-        if not self._loaded:
-            self._loaded = True
-            loaded_s = self.env.now + self._spec.load_s
-            self._tell(Span(self.resource, "load", self.env.now, loaded_s))
-            work.start_s = loaded_s
         assert work.start_s is not None
+        work.start_s += self.starting_s
+        self.start()
         begins_s = self._pace.finish_s(work.start_s, self._spec.dispatch_s)
         cost_s = work.nominal_s - self._spec.dispatch_s
         under_bus = self._bus is not None and work.n_bytes and cost_s

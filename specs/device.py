@@ -73,7 +73,7 @@ class ProcessorSpec(Spec):
     # Attention sees so many tokens back, at most, as does a runtime with a sliding window: a longer prompt is prefilled
     # piece by piece, and none that a cloud refines should be longer. None: it sees all.
     window_tokens: Annotated[Count, Field(ge=1)] | None = None
-    # Time to load the compiled graph, paid before the first op of a run.
+    # Time to load the compiled graph: once, the main processor's from the first request on, others' at their first op.
     load_s: Seconds = 0.0
     idle_w: Watts = 0.0
     active_w: Watts = 0.0

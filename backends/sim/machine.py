@@ -49,7 +49,7 @@ class SimMachine:
     background load of processors by name. `selections` answers Select and Retrieve ops from a recorded or generated
     stream, or by keys, `clusters` those that ask about clusters of keys, and `attended` is told of attention; their
     time is the processor's business. `mapped`: the KV's file is mapped into memory, its size and what of it may be
-    there.
+    there. The main processor starts to load its graph when anything is first asked of the machine.
     """
 
     def __init__(
@@ -168,6 +168,7 @@ class SimMachine:
     ) -> Ticket:
         if isinstance(op, Decompress):
             return self.decompressor.decompress(op.values, after, priority, op.label, request)
+        self._main.start()
         processor = self._main if on == "compute" else self.processors[on]
         return processor.submit(op, after, priority, op.label, request, self._answer(op))
 
@@ -186,6 +187,7 @@ class SimMachine:
     def fetch(self, chunks: Chunks, *, after: Iterable[Ticket] = (), request: int | None = None) -> Ticket:
         if self.link is None:
             raise InputError(f"machine {self.name} has no link to fetch over; give it a `link`")
+        self._main.start()
         return self.link.transfer(request, chunks.n_bytes, after, "Fetch", request)
 
     def read(self, extents: Extents, *, after: Iterable[Ticket] = (), request: int | None = None) -> Ticket:
@@ -197,6 +199,7 @@ class SimMachine:
     def _needed_storage(self) -> Storage | PagedStorage:
         if self.storage is None:
             raise InputError(f"device {self.device.name} has no storage; its profile needs a `storage`")
+        self._main.start()
         return self.storage
 
     def copy(
@@ -219,6 +222,7 @@ class SimMachine:
         return SimDisplay(self.env)
 
     def open(self, peer: str) -> Channel:
+        self._main.start()
         return self._switchboard.open(self.name, peer)
 
     def observe(self, window_s: float) -> Facts:
@@ -233,6 +237,7 @@ class SimMachine:
             compute_queue=main.queued,
             link_queue=link.queued if link else 0,
             free_bytes=self.memory.free_bytes,
+            starting_s=main.starting_s,
         )
 
 

@@ -16,11 +16,12 @@ def load_bound_s(
     rtt_s: float,
     processor: RateTrace,
     arrival_s: float,
+    processor_from_s: float = 0.0,
 ) -> float:
     """A lower bound, in seconds after arrival, on when any schedule has the KV complete.
 
-    The request has the device and the link for itself, knows the future, and uses the system's smallest encoding. What
-    is streamed comes over the link and is decoded and copied (`intake_s` of each unit [T, L, C]): there is a bound for
+    The request has the device and the link for itself, knows the future, and uses the system's smallest encoding. The
+    processor computes nothing before it has started, at `processor_from_s`. What is streamed comes over the link and is decoded and copied (`intake_s` of each unit [T, L, C]): there is a bound for
     either, and the larger one is returned. Left out, so that it stays a lower bound: other requests, contention, token
     dependencies.
     """
@@ -32,7 +33,8 @@ def load_bound_s(
         return link.amount(arrival_s + rtt_s / 2, arrival_s + elapsed_s - rtt_s / 2)
 
     def computed_s(elapsed_s: float) -> float:
-        return processor.amount(arrival_s, arrival_s + elapsed_s)
+        from_s = max(arrival_s, processor_from_s)
+        return processor.amount(from_s, max(from_s, arrival_s + elapsed_s))
 
     smallest_scale = min(true_problem.level_scale)
     over_the_link_s = clairvoyant_bound_s(frontier(true_problem, smallest_scale), delivered_bytes, computed_s)

@@ -67,6 +67,9 @@ class ContextLoad:
     ) -> None:
         self.machine, self.context, self.loader, self.pace = machine, context, loader, pace
         self.request = request
+        self._outlook, self._loads = outlook, loads
+        self._facts = outlook.at_start(machine.env.now, loads())
+        problem = self._facts.planned(problem)
         self.progress = LoadProgress(problem)
         self.units_computed = 0
         self.units_streamed = 0
@@ -94,8 +97,6 @@ class ContextLoad:
         self._transfers = 0
         # What the loader asked for, of another level than the transfer that was being filled.
         self._postponed: Stream | None = None
-        self._outlook, self._loads = outlook, loads
-        self._facts = outlook.at_start(machine.env.now, loads())
         self._facts_until_s = machine.env.now + pace.window_s / 10
         self._pumping = False
         # When a unit was last handed over or arrived, and what wakes a watch that sleeps longer than a window then.

@@ -26,13 +26,14 @@ class Outlook:
 
     ``bytes_per_s``: of the link. ``intake_bytes_per_s``: encoded bytes that the device can decode and copy.
     ``available(now_s)``: the share of the main processor that background load leaves, as a utilisation counter tells it
-    (SparKV's U_edge).
+    (SparKV's U_edge). The main processor begins no op before `processor_from_s`.
     """
 
     bytes_per_s: float
     rtt_s: float
     intake_bytes_per_s: float = inf
     available: Callable[[float], float] = lambda now_s: 1.0
+    processor_from_s: float = 0.0
 
     def at_start(self, now_s: float, loads: int) -> LoadFacts:
         """The facts when a load begins as one of so many `loads` under way."""
@@ -41,6 +42,7 @@ class Outlook:
             planned_bytes_per_s=min(self.bytes_per_s, self.intake_bytes_per_s) / loads,
             rtt_s=self.rtt_s,
             planned_speed=max(self.available(now_s), 1e-3) / loads,
+            processor_from_s=self.processor_from_s,
         )
 
     def later(self, start: LoadFacts, seen: Facts, loads: int) -> LoadFacts:
@@ -53,4 +55,5 @@ class Outlook:
             goodput_bytes_per_s=None if goodput is None else min(goodput, self.intake_bytes_per_s) / loads,
             compute_speed=None if speed is None else speed / loads,
             planned_speed=start.planned_speed,
+            processor_from_s=start.processor_from_s,
         )

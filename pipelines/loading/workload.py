@@ -134,6 +134,7 @@ class ContextReuseFlow:
                     self._scenario.link.rtt_s,
                     world.available,
                     record.arrival_s,
+                    self._requests.processor_from_s,
                 ),
             )
             for record in self._records
@@ -152,7 +153,7 @@ class Requests:
 
     `stored` gives a context as it lies in the cloud, by its number; `estimate_s` prices ops for planners; `asked` are
     the conversations, those of the scenario by default; `available` tells the share of the main processor that
-    background load leaves at a time.
+    background load leaves at a time, and `processor_from_s` when it can begin, once the first conversation has come.
     """
 
     def __init__(
@@ -164,6 +165,7 @@ class Requests:
         stored: Callable[[int], StoredContext],
         asked: ContextRequests | None = None,
         available: Callable[[float], float] = lambda now_s: 1.0,
+        processor_from_s: float = 0.0,
     ) -> None:
         self.asked = asked or context_requests(scenario.context_reuse.workload, scenario.seed)
         self._scenario, self._system = scenario, system
@@ -172,6 +174,7 @@ class Requests:
         self._estimate_s = estimate_s
         self._stored = stored
         self._available = available
+        self.processor_from_s = processor_from_s
         self.pace = Pace(decoders=scenario.device.decompressor.workers)
 
     def context(self, n: int) -> Context:
@@ -216,6 +219,7 @@ class Requests:
             rtt_s=self._scenario.link.rtt_s,
             intake_bytes_per_s=float(context.stream_bytes.sum()) / intake_s if intake_s else inf,
             available=self._available,
+            processor_from_s=self.processor_from_s,
         )
 
     def run(
@@ -231,6 +235,8 @@ class Requests:
         admission, began_s = Admission(machine, DISCIPLINES[self._system.serving]), env.now
 
         def one(n: int) -> Generator[simpy.Event, Any, None]:
+            if n == 0:
+                self.processor_from_s = env.now + machine.observe(self.pace.window_s).starting_s
             yield from context_reuse(
                 machine, self.request(n), self._system.new_loader(), admission, self.pace, finished
             )

@@ -17,10 +17,12 @@ class Frontier:
 
     Vertices: ``work_s`` ascends from 0 to all work, ``n_bytes`` descends from all bytes to 0. It depends on
     the problem alone, not on any rate. No set of units that a load may compute lies below the line.
+    ``start_s``: how long the processor takes to start before it does any of that work.
     """
 
     work_s: np.ndarray
     n_bytes: np.ndarray
+    start_s: float = 0.0
 
     def least_bytes(self, work_s: float) -> float:
         """The fewest bytes that the link must carry if the processor spends at most ``work_s`` nominal seconds."""
@@ -71,30 +73,33 @@ def frontier(problem: LoadProblem, smallest_scale: float = 1.0) -> Frontier:
     brought = np.append(0.0, np.cumsum(problem.stream_bytes.ravel()[order])[ends])
     # Units that cost no work are computed in any case: of vertices with equal work only the lowest counts.
     lowest = np.append(np.diff(work_s) > 0.0, True)
-    return Frontier(work_s=work_s[lowest], n_bytes=(brought[-1] - brought[lowest]) * smallest_scale)
+    n_bytes = (brought[-1] - brought[lowest]) * smallest_scale
+    return Frontier(work_s=work_s[lowest], n_bytes=n_bytes, start_s=problem.start_s)
 
 
 def bound_s(frontier: Frontier, bytes_per_s: float) -> float:
     """A time below which no load can end, at a constant rate and the problem's nominal compute times.
 
     Proof. Let a load end at M, having computed the units S: a prefix of layers in each column (Eq. 5). Every
-    unit outside S came over the link, so R M >= bytes outside S. The processor did at least work(S), so
-    M >= work(S). For any multipliers the pair (work(S), bytes outside S) lies on or above the lower convex
-    envelope F of all such pairs, which is what ``frontier`` holds: per column the lower hull over depths, and
+    unit outside S came over the link, so R M >= bytes outside S. The processor did work(S) behind its start A, so
+    work(S) <= D(M) = max(0, M - A). For any multipliers the pair (work(S), bytes outside S) lies on or above the lower
+    convex envelope F of all such pairs, which is what ``frontier`` holds: per column the lower hull over depths, and
     the sum over columns of convex polylines is their segments in order of slope. F never rises, so
-    R M >= F(work(S)) >= F(M), and M is at least the smallest solution of R M >= F(M), returned here.
+    R M >= F(work(S)) >= F(D(M)), and M is at least the smallest solution of R M >= F(D(M)), returned here.
 
     The proof assumes nothing about token dependencies, stages, idling, order, or units done on both paths: a unit
     that was raced or streamed in vain counts once, where it was finished, and other costs (round trips,
     decompression, dispatch) only add. So the bound holds for every schedule, under both couplings.
     """
-    shortfall = frontier.n_bytes - bytes_per_s * frontier.work_s
+    ends_s = frontier.start_s + frontier.work_s
+    shortfall = frontier.n_bytes - bytes_per_s * ends_s
     k = int(np.argmax(shortfall <= 0.0))
     if k == 0:
-        return 0.0
-    longer_s = frontier.work_s[k] - frontier.work_s[k - 1]
+        # All has come before the processor has started.
+        return float(frontier.n_bytes[0] / bytes_per_s) * (1.0 - _ROUNDING)
+    longer_s = ends_s[k] - ends_s[k - 1]
     share = shortfall[k - 1] / (shortfall[k - 1] - shortfall[k])
-    return float(frontier.work_s[k - 1] + share * longer_s) * (1.0 - _ROUNDING)
+    return float(ends_s[k - 1] + share * longer_s) * (1.0 - _ROUNDING)
 
 
 def clairvoyant_bound_s(
@@ -106,8 +111,9 @@ def clairvoyant_bound_s(
 
     Both functions take seconds since the load began and never fall: the most bytes the link can have handed
     over by then (the trace's integral, round trip taken off), and the most nominal compute seconds the
-    processor can have done. The proof above holds with C(M) for R M and D(M) for M: the smallest M with
-    C(M) >= F(D(M)), found by bisection from below. Infinite if no time is enough.
+    processor can have done, its start taken off: the frontier's own is not looked at. The proof above holds with C(M)
+    for R M and D(M) for its own: the smallest M with C(M) >= F(D(M)), found by bisection from below. Infinite if no
+    time is enough.
     """
 
     def enough(elapsed_s: float) -> bool:

@@ -84,6 +84,6 @@ def chain_plan(problem: LoadProblem, bytes_per_s: float) -> Plan:
 
 def meeting_point(problem: LoadProblem, order: np.ndarray, bytes_per_s: float) -> int:
     """How many units of an order to compute, the rest being streamed, for the earliest end of both."""
-    work_s = np.append(0.0, np.cumsum(problem.compute_s.ravel()[order]))
+    work_s = np.append(0.0, problem.start_s + np.cumsum(problem.compute_s.ravel()[order]))
     left = np.append(np.cumsum(problem.stream_bytes.ravel()[order][::-1])[::-1], 0.0)
     return int(np.argmin(np.maximum(work_s, left / bytes_per_s)))

@@ -29,7 +29,7 @@ class Controller:
         if not order or not self._may_migrate(work, k):
             return None
         unit = order[-1]
-        computed_s = (progress.computing_s + work.left_compute_s[k]) / facts.seen_speed
+        computed_s = facts.starting_s + (progress.computing_s + work.left_compute_s[k]) / facts.seen_speed
         if self._stream_s(progress.streaming_bytes + work.stream_bytes[unit], facts) >= computed_s:
             return None
         work.give_to_link(unit)
@@ -40,7 +40,7 @@ class Controller:
         """Whether to compute a unit that stage k gave to the link, rather than wait for the link."""
         if not self._may_migrate(work, k):
             return False
-        computed_s = (progress.computing_s + work.compute_s[unit]) / facts.seen_speed
+        computed_s = facts.starting_s + (progress.computing_s + work.compute_s[unit]) / facts.seen_speed
         if computed_s >= self._stream_s(progress.streaming_bytes + work.left_stream_bytes[k], facts):
             return False
         self._count()

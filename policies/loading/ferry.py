@@ -67,7 +67,7 @@ class Ferry:
         self._sent: list[int] = []
         self._computing: list[int] = []
         if self.needed_first:
-            self._plan(LoadProgress(problem))
+            self._plan(LoadProgress(problem), facts)
 
     def next_compute(self, progress: LoadProgress, facts: LoadFacts) -> Compute | None:
         self._look(progress, facts)
@@ -115,16 +115,17 @@ class Ferry:
         for unit in self._ready.news(progress):
             heappush(self._computable, (self._rank[unit], unit))
         self._link.look(facts.now_s, progress.streamed_bytes, progress.units_streaming > 0)
-        self._processor.look(facts.now_s, progress.computed_s, progress.units_computing > 0)
+        works = progress.units_computing > 0 and not facts.starting_s
+        self._processor.look(facts.now_s, progress.computed_s, works)
         if self.needed_first and abs(log(self._exchange / self._planned_exchange)) > log(_REPLAN_FACTOR):
-            self._plan(progress)
+            self._plan(progress, facts)
 
     @property
     def _exchange(self) -> float:
         """Bytes that the link carries while the processor does one nominal second of work."""
         return self._bytes_per_s / self._speed
 
-    def _plan(self, progress: LoadProgress) -> None:
+    def _plan(self, progress: LoadProgress, facts: LoadFacts) -> None:
         """Estimate where the paths will meet, and find what units before that point need from behind it."""
         self.plans += 1
         self._planned_exchange = self._exchange
@@ -132,7 +133,8 @@ class Ferry:
         absent = np.zeros(self._problem.units, dtype=bool)
         absent[progress.absent_units()] = True
         left = self._order[absent[self._order]]
-        work_s = progress.computing_s + self._problem.compute_s.ravel()[left].cumsum()
+        begun_s = facts.starting_s * self._speed + progress.computing_s
+        work_s = begun_s + self._problem.compute_s.ravel()[left].cumsum()
         n_bytes = self._problem.stream_bytes.ravel()[left]
         behind_bytes = progress.streaming_bytes + n_bytes.sum() - n_bytes.cumsum()
         meeting = int(np.searchsorted(_CAUTION * self._exchange * work_s - behind_bytes, 0.0))
@@ -159,7 +161,7 @@ class Ferry:
         for unit in reversed(self._sent):
             if progress.computable(unit):
                 streamed_s = facts.rtt_s + arrives_bytes / self._bytes_per_s
-                computed_s = (progress.computing_s + self._compute_s[unit]) / self._speed
+                computed_s = facts.starting_s + (progress.computing_s + self._compute_s[unit]) / self._speed
                 return unit if computed_s < streamed_s else None
             arrives_bytes -= self._bytes[unit]
         return None
@@ -172,6 +174,6 @@ class Ferry:
         for unit in reversed(self._computing):
             if not (progress.streaming[unit] or progress.present[unit]):
                 streamed_s = facts.rtt_s + (progress.streaming_bytes + self._bytes[unit]) / self._bytes_per_s
-                return unit if streamed_s < ends_s / self._speed else None
+                return unit if streamed_s < facts.starting_s + ends_s / self._speed else None
             ends_s -= self._compute_s[unit]
         return None

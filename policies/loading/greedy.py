@@ -54,14 +54,14 @@ def greedy_plan(
 def _literal(queues: "_Queues", problem: LoadProblem, bytes_per_s: float, stage_budget_s: float) -> Plan:
     for unit in range(problem.units):
         queues.enter_stream(unit)
-    return _staged(queues, stage_budget_s)
+    return _staged(queues, stage_budget_s, problem.start_s)
 
 
 def _top_down(queues: "_Queues", problem: LoadProblem, bytes_per_s: float, stage_budget_s: float) -> Plan:
     queues.top_down = True
     for unit in np.arange(problem.units).reshape(problem.compute_s.shape)[:, -1].ravel().tolist():
         queues.enter_stream(unit)
-    return _staged(queues, stage_budget_s)
+    return _staged(queues, stage_budget_s, problem.start_s)
 
 
 def _one_stage(queues: "_Queues", problem: LoadProblem, bytes_per_s: float, _: float) -> Plan:
@@ -90,12 +90,16 @@ READINGS: dict[str, Callable[["_Queues", LoadProblem, float, float], Plan]] = {
 }
 
 
-def _staged(queues: "_Queues", stage_budget_s: float) -> Plan:
+def _staged(queues: "_Queues", stage_budget_s: float, start_s: float) -> Plan:
+    """Stages until all is loaded; those in which the processor starts compute less, or nothing."""
     stages = []
     while queues.remaining:
-        computed = queues.take_compute(stage_budget_s)
+        starting_s = min(start_s, stage_budget_s)
+        start_s -= starting_s
+        computed = queues.take_compute(stage_budget_s - starting_s)
         streamed = queues.take_stream(stage_budget_s)
-        stages.append(Stage(tuple(computed), tuple(streamed)))
+        if computed or streamed:
+            stages.append(Stage(tuple(computed), tuple(streamed)))
     return Plan(tuple(stages))
 
 

@@ -21,14 +21,14 @@ def uniform_split(problem: LoadProblem, bytes_per_s: float) -> int:
     """How many token chunks to compute, if every chunk costs what the mean chunk costs on that path."""
     compute_s = float(problem.compute_s.sum())
     stream_s = float(problem.stream_bytes.sum()) / bytes_per_s
-    # n C = (T - n) S with C and S per chunk, in whole chunks.
-    share = stream_s / (compute_s + stream_s) if compute_s + stream_s else 0.0
-    return round(problem.token_chunks * share)
+    # start + n C = (T - n) S with C and S per chunk, in whole chunks.
+    share = (stream_s - problem.start_s) / (compute_s + stream_s) if compute_s + stream_s else 0.0
+    return round(problem.token_chunks * max(0.0, share))
 
 
 def true_split(problem: LoadProblem, bytes_per_s: float) -> int:
     """How many token chunks to compute so that the slower path ends soonest, by each chunk's estimated costs."""
-    computed_s = np.append(0.0, problem.compute_s.sum(axis=(1, 2)).cumsum())
+    computed_s = np.append(0.0, problem.start_s + problem.compute_s.sum(axis=(1, 2)).cumsum())
     streamed_bytes = np.append(0.0, problem.stream_bytes.sum(axis=(1, 2)).cumsum())
     ends_s = np.maximum(computed_s, (streamed_bytes[-1] - streamed_bytes) / bytes_per_s)
     return int(ends_s.argmin())

@@ -1,6 +1,6 @@
 """The interface of a loader, which decides what a path does next whenever that path has room."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from kvferry.policies.loading.problem import LoadProblem
@@ -13,7 +13,8 @@ class LoadFacts:
 
     Rates are this load's share: other loads under way have as much. Bytes arrive no faster than the device decodes
     them. `goodput_bytes_per_s` and `compute_speed` (nominal over actual duration) are observed over the last window;
-    None before the first observation. `planned_speed` is the compute speed expected at the start.
+    None before the first observation. `planned_speed` is the compute speed expected at the start. The processor begins
+    no op before `processor_from_s`.
     """
 
     now_s: float
@@ -22,6 +23,16 @@ class LoadFacts:
     goodput_bytes_per_s: float | None = None
     compute_speed: float | None = None
     planned_speed: float = 1.0
+    processor_from_s: float = 0.0
+
+    @property
+    def starting_s(self) -> float:
+        """How long the processor still takes to start."""
+        return max(0.0, self.processor_from_s - self.now_s)
+
+    def planned(self, problem: LoadProblem) -> LoadProblem:
+        """The problem as it is planned: with what the processor's start takes, at the planned speed."""
+        return replace(problem, start_s=self.starting_s * self.planned_speed) if self.starting_s else problem
 
     @property
     def planned_exchange(self) -> float:

@@ -117,8 +117,21 @@ class _Model:
                 self.program += pulp.LpAffineExpression([(chosen[u][k], times[u]) for u in units]) <= length
         for u in units:
             self.program += pulp.lpSum(self.computed[u] + self.streamed[u]) == 1
+        if problem.start_s:
+            self._start(lengths, compute_s, problem.start_s / unit_s)
         self._layer_dependencies()
         self._token_dependencies(token_dependency)
+
+    def _start(self, lengths: list[pulp.LpVariable], compute_s: list[float], start_s: float) -> None:
+        """A stage that computes anything ends no sooner than the processor's start and its own work."""
+        import pulp
+
+        for k in range(self.stages):
+            computes = self._choice(f"computes_{k}")
+            terms = [(self.computed[u][k], compute_s[u]) for u in range(self.problem.units)]
+            self.program += pulp.LpAffineExpression([*terms, (computes, start_s)]) <= pulp.lpSum(lengths[: k + 1])
+            for u in range(self.problem.units):
+                self.program += self.computed[u][k] <= computes
 
     def _layer_dependencies(self) -> None:
         """Eq. 5: the layer below was computed, in this stage or before."""

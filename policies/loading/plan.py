@@ -73,15 +73,14 @@ class Plan:
             raise ValueError(f"(t, l, c) = {problem.place(int(wrong[0]))} is loaded {times[wrong[0]]} times, not once")
 
     def stage_makespan_s(self, problem: LoadProblem, bytes_per_s: float) -> float:
-        """Eq. 1: the sum over stages of the slower path's time, without waits inside a stage."""
+        """Eq. 1: the sum over stages of the slower path's time, without waits inside a stage. What is left of the
+        processor's start counts in the first stage that computes anything."""
         compute_s, stream_s = problem.compute_s.ravel(), problem.stream_bytes.ravel() / bytes_per_s
-        return float(
-            sum(
-                max(compute_s[list(stage.compute)].sum(), stream_s[list(stage.stream)].sum())
-                for stage in self.stages
-                if stage.compute or stage.stream
-            )
-        )
+        ended_s = 0.0
+        for stage in self.stages:
+            starting_s = max(0.0, problem.start_s - ended_s) if stage.compute else 0.0
+            ended_s += float(max(starting_s + compute_s[list(stage.compute)].sum(), stream_s[list(stage.stream)].sum()))
+        return ended_s
 
     def completion_s(self, problem: LoadProblem, bytes_per_s: float) -> float:
         """When the last unit is present, at constant speeds and with both paths in their order.
@@ -92,7 +91,7 @@ class Plan:
         there_s = np.full(problem.compute_s.shape, np.inf)
         stream = list(self.stream)
         there_s.ravel()[stream] = problem.stream_bytes.ravel()[stream].cumsum() / bytes_per_s
-        now_s = 0.0
+        now_s = problem.start_s
         for unit in self.compute:
             t, l, c = problem.place(unit)
             attended = problem.attended_layer(l)

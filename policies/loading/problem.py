@@ -21,12 +21,14 @@ class LoadProblem:
     is there. per_head: the whole layer for one head, only the projection at the last layer (IV-C).
     all_heads: advance layer l-1, then project layer l.
     ``stream_bytes`` is the encoded size at level 0, and ``level_scale`` the sizes of all levels relative to it.
+    ``start_s``: how long the processor still takes to start, in the seconds of ``compute_s``.
     """
 
     compute_s: np.ndarray
     stream_bytes: np.ndarray
     coupling: Coupling
     level_scale: tuple[float, ...] = (1.0,)
+    start_s: float = 0.0
 
     def __post_init__(self) -> None:
         if self.compute_s.shape != self.stream_bytes.shape or self.compute_s.ndim != 3:

@@ -40,7 +40,7 @@ def split_stage(
     # Compute from the lowest label up, until both paths end together.
     order = np.flatnonzero(computable)
     order = order[np.argsort(labels.ravel()[order], kind="stable")]
-    work_s = np.append(0.0, np.cumsum(problem.compute_s.ravel()[order])) / compute_speed
+    work_s = np.append(0.0, problem.start_s + np.cumsum(problem.compute_s.ravel()[order])) / compute_speed
     n_bytes = problem.stream_bytes[absent].sum() - np.append(0.0, np.cumsum(problem.stream_bytes.ravel()[order]))
     cut = int(np.argmin(np.maximum(work_s, n_bytes / bytes_per_s)))
 

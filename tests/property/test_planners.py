@@ -1,5 +1,7 @@
 """What must hold of every planner on every problem: valid plans, closed prefixes, and no way below the bound."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -38,6 +40,7 @@ def problems(draw: st.DrawFn) -> LoadProblem:
         # Some chunks compress to nothing.
         stream_bytes=1e5 * chance.lognormal(0.0, spread, shape) * chance.choice([0.0, 1.0], p=[0.1, 0.9], size=shape),
         coupling=coupling,
+        start_s=draw(st.sampled_from([0.0, 0.0, 0.004, 0.3])),
     )
 
 
@@ -77,9 +80,7 @@ def test_labels_are_nested(problem):
 @given(problem=problems(), rate=rates, factor=st.sampled_from([0.25, 2.0, 1024.0]))
 def test_twice_the_bytes_at_twice_the_rate_change_nothing(name, problem, rate, factor):
     # Powers of two, so that the arithmetic is exact.
-    larger = LoadProblem(
-        compute_s=problem.compute_s, stream_bytes=factor * problem.stream_bytes, coupling=problem.coupling
-    )
+    larger = replace(problem, stream_bytes=factor * problem.stream_bytes)
     assert PLANNERS[name](problem, rate) == PLANNERS[name](larger, factor * rate)
     assert bound_s(frontier(problem), rate) == pytest.approx(bound_s(frontier(larger), factor * rate), rel=1e-9)
 

@@ -209,6 +209,21 @@ def test_the_graph_of_an_npu_is_loaded_once() -> None:
     assert world.gpu.utilisation(5.5) == pytest.approx(4.5 / 5.5)
 
 
+def test_a_processor_that_was_started_keeps_an_op_waiting_no_longer_than_it_needs() -> None:
+    # Started at 1 and ready at 3: an op of 1 s that comes at 2 waits for 1, one that comes at 6 does not wait.
+    world = World(load_s=2.0)
+    tickets: list[Ticket] = []
+    assert world.gpu.starting_s == 2.0
+    world.at(1, world.gpu.start)
+    world.at(1.5, world.gpu.start)
+    for at_s in (2, 6):
+        world.at(at_s, lambda: tickets.append(world.gpu.submit(FeedForward(1))))
+    world.env.run()
+    assert [(ticket.start_s, ticket.end_s) for ticket in tickets] == [(3.0, 4.0), (6.0, 7.0)]
+    assert [span for span in world.spans if span.label == "load"] == [Span("gpu", "load", 1.0, 3.0)]
+    assert world.gpu.starting_s == 0.0
+
+
 # --- what it tells of itself -----------------------------------------------------------------------------------
 
 

@@ -87,6 +87,40 @@ def test_the_bound_counts_decoding() -> None:
     assert load_bound_s(problem, fast, link, 0.0, processor, 0.0) == pytest.approx(4 / 1.01, rel=1e-6)
 
 
+def test_a_processors_start_is_planned_with_until_it_is_over() -> None:
+    outlook = Outlook(bytes_per_s=80.0, rtt_s=0.1, processor_from_s=3.0, available=lambda now_s: 0.5)
+    start = outlook.at_start(1.0, loads=1)
+    problem = LoadProblem(compute_s=np.ones((1, 1, 1)), stream_bytes=np.ones((1, 1, 1)), coupling="per_head")
+    # Of 2 s, in which half a processor would have done 1 s of work.
+    assert (start.starting_s, start.planned(problem).start_s) == (2.0, 1.0)
+    assert outlook.later(start, replace(SEEN, now_s=2.5), loads=1).starting_s == 0.5
+    assert outlook.at_start(4.0, loads=1).planned(problem) is problem
+
+
+def test_the_bound_knows_when_the_processor_has_started() -> None:
+    # 4 units of 1 s on either path, no round trip. Started 3 s late, the processor helps with the last: 3 + 1 / 2.
+    problem = LoadProblem(compute_s=np.ones((4, 1, 1)), stream_bytes=np.ones((4, 1, 1)), coupling="per_head")
+    link = processor = RateTrace.constant(1.0)
+    no_intake = np.zeros((4, 1, 1))
+    for from_s, least_s in ((0.0, 2.0), (10.0, 2.0), (13.0, 3.5), (14.0, 4.0), (99.0, 4.0)):
+        found = load_bound_s(problem, no_intake, link, 0.0, processor, 10.0, from_s)
+        assert found == pytest.approx(least_s, rel=1e-6)
+
+
+PHONE = ("device=oneplus-12", "model=llama-3.2-3b", "workload.context=2000", "link={rate: 850 Mbit/s, rtt: 4 ms}")
+
+
+@pytest.mark.parametrize("system", ["ferry", "sparkv", "strong-hybrid", "stream-only"])
+def test_a_phone_whose_npu_starts_streams_meanwhile(system: str) -> None:
+    scenario = load_scenario("quickstart", [*PHONE, f"system={system}", "workload.requests=2"])
+    start_s = scenario.device.processors["npu"].load_s
+    first, second = run_scenario(scenario).requests
+    # The NPU starts when the first request comes, whether anything is computed or not.
+    assert first.loaded_s < start_s < first.first_token_s < start_s + 0.5
+    assert second.first_token_s - second.arrival_s < start_s
+    assert 0 <= first.loaded_s / first.bound_s - 1 < 0.1
+
+
 def regret(*overrides: str) -> float:
     scenario = load_scenario("quickstart", ["workload.context=6Ki", "coupling=per_head", *overrides])
     (record,) = run_scenario(scenario).requests

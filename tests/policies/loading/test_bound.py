@@ -1,5 +1,6 @@
 """The frontier and the bound, by hand and against every choice of depths."""
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -142,3 +143,12 @@ def test_a_clairvoyant_without_surprises_has_the_plain_bound(bytes_per_s):
     varying_s = clairvoyant_bound_s(line, lambda elapsed_s: bytes_per_s * elapsed_s, lambda elapsed_s: elapsed_s)
     assert varying_s == pytest.approx(constant_s, rel=1e-8)
     assert varying_s <= constant_s * (1 + 1e-12)
+
+
+def test_nothing_is_computed_before_the_processor_has_started():
+    # Two layers of 1 s or 10 B each at 10 B/s: 2 s of streams, 2 s of work. Started at once, they meet after 1 s;
+    # behind a start of 0.5 s, M - 0.5 = (20 - 10 M) / 10, so M = 1.25; behind one of 2 s all has come.
+    problem = one_column([1.0, 1.0], [10.0, 10.0])
+    for start_s, least_s in ((0.0, 1.0), (0.5, 1.25), (2.0, 2.0), (50.0, 2.0)):
+        found = bound_s(frontier(replace(problem, start_s=start_s)), 10.0)
+        assert found == pytest.approx(least_s)

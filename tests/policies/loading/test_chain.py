@@ -1,5 +1,6 @@
 """The chain and the split, by hand, against every staircase, and beside the bound."""
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -7,7 +8,9 @@ import pytest
 
 from kvferry.policies.loading.bound import bound_s, frontier
 from kvferry.policies.loading.chain import _nested_depths, chain_labels, chain_order, chain_plan
+from kvferry.policies.loading.greedy import greedy_plan
 from kvferry.policies.loading.problem import Coupling, LoadProblem
+from kvferry.policies.loading.split import split_plan
 
 
 def heterogeneous(seed: int, shape: tuple[int, int, int], coupling: Coupling, token_spread: float = 0.0) -> LoadProblem:
@@ -110,3 +113,17 @@ def test_zero_sizes_and_zero_costs_are_no_obstacle():
     problem = LoadProblem(compute_s=np.zeros((2, 2, 1)), stream_bytes=np.zeros((2, 2, 1)), coupling="per_head")
     assert sorted(chain_order(problem).tolist()) == [0, 1, 2, 3]
     assert chain_plan(problem, 1.0).stage_makespan_s(problem, 1.0) == 0.0
+
+
+@pytest.mark.parametrize("planner", [chain_plan, split_plan, greedy_plan])
+def test_the_link_takes_what_the_processors_start_leaves_it(planner):
+    # Four token chunks of 1 s or 10 B, at 10 B/s: two are computed, two come. Behind a start of 1 s the processor has
+    # one after 2 s, while three come in 3 s; or two after 3 s, while two come: 3 s either way, the fewest computed.
+    # Behind 4 s nothing is computed.
+    compute_s = np.ones((4, 1, 1))
+    problem = LoadProblem(compute_s=compute_s, stream_bytes=10 * compute_s, coupling="all_heads")
+    for start_s, computed, ends_s in ((0.0, 2, 2.0), (1.0, 1, 3.0), (4.0, 0, 4.0)):
+        started = replace(problem, start_s=start_s)
+        plan = planner(started, 10.0)
+        assert len(plan.compute) == computed
+        assert plan.stage_makespan_s(started, 10.0) == pytest.approx(ends_s)

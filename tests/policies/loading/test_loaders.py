@@ -1,5 +1,7 @@
 """Loaders asked step by step, on problems small enough to follow on paper."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -51,6 +53,11 @@ def test_splits_by_hand() -> None:
     # A link ten times slower, 10 s a chunk: uniform 4 n = (4 - n) 10, n = 2.86; true: n=3 max(7, 10), n=4 max(16, 0).
     assert uniform_split(load, 0.1) == 3
     assert true_split(load, 0.1) == 3
+    # The processor starts for 10 s, uniform 10 + 4 n = (4 - n) 10, n = 2.14; true: n=2 max(12, 20), n=3 max(17, 10).
+    late = replace(load, start_s=10.0)
+    assert uniform_split(late, 0.1) == 2
+    assert true_split(late, 0.1) == 3
+    assert uniform_split(late, 1.0) == true_split(late, 1.0) == 0
 
 
 def test_a_static_split_is_never_crossed() -> None:

@@ -1,6 +1,7 @@
 """Ferry, and what it is made of, followed by hand."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -180,6 +181,32 @@ def test_the_link_races_the_unit_that_runs_while_another_waits() -> None:
     world = World(problem([[9], [4]], [[5], [1]]), Ferry())
     assert [world.compute(), world.compute()] == [0, 1]
     assert [world.stream(), world.stream(), world.stream()] == [1, 0, None]
+
+
+def test_no_race_before_the_processor_has_started() -> None:
+    # As in the first race, but the processor starts for 4 s more: chunk 1 after 4 + 2 s, by the link after 5.
+    late = replace(FACTS, processor_from_s=4.0)
+    world = World(problem([[1], [2]], [[4], [5]]), Ferry(), late)
+    assert [world.stream(), world.compute()] == [1, 0]
+    world.progress.computed(0)
+    assert world.compute() is None
+
+
+def test_the_link_races_what_waits_for_the_processors_start() -> None:
+    # Chunk 0 would be computed after 2 s, or after 8 + 2 s; the link, asked for both, has them after 9 s.
+    for late, raced in ((FACTS, None), (replace(FACTS, processor_from_s=8.0), 0)):
+        world = World(problem([[2], [9]], [[4], [5]]), Ferry(), late)
+        assert [world.compute(), world.stream()] == [0, 1]
+        assert world.stream() == raced
+
+
+def test_a_starting_processor_is_not_taken_for_a_slow_one() -> None:
+    world = World(problem([[1], [90]], [[9], [9]]), Ferry(), replace(FACTS, processor_from_s=3.0))
+    speed = world.loader._processor.per_s
+    assert world.compute() == 0
+    for now_s in (1.0, 2.0):
+        world.loader._look(world.progress, replace(FACTS, processor_from_s=3.0, now_s=now_s))
+    assert world.loader._processor.per_s == speed
 
 
 def test_an_idle_processor_is_not_taken_for_a_slow_one() -> None:

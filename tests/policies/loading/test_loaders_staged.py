@@ -158,3 +158,15 @@ def test_ready_tells_what_changed() -> None:
     assert ready.news(progress) == []
     progress.streamed(2, 1.0)
     assert ready.news(progress) == []  # the last chunk: none waits for it
+
+
+def test_a_processor_that_starts_is_sooner_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Unit 1 comes at 3 s. Behind a start of 2 s it would be computed at 4 s, and the link keeps it.
+    starting = LoadFacts(0.0, 1.0, 0.0, processor_from_s=2.0)
+    world = World(monkeypatch, Stage((0,), (3, 2, 1)), migration_limit=1.0)
+    assert [world.stream(starting), world.compute(starting)] == [3, 0]
+    assert world.compute(starting) is None
+    # And the link takes from the tail what it brings before the processor has started.
+    world = World(monkeypatch, Stage((0, 2, 1, 3)), migration_limit=1.0)
+    world.compute(starting)
+    assert [world.stream(starting) for _ in range(3)] == [3, 1, 2]

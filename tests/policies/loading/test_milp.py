@@ -3,6 +3,7 @@
 import contextlib
 import sys
 import types
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -51,8 +52,10 @@ def brute_force_s(problem: LoadProblem, stages: int, token_dependency: TokenDepe
     [((2, 2, 2), 1, "per_head"), ((3, 3, 1), 1, "all_heads"), ((3, 2, 1), 2, "per_head"), ((2, 3, 1), 2, "all_heads")],
 )
 @pytest.mark.parametrize("token_dependency", ["all", "previous"])
-def test_it_equals_brute_force(shape, stages, coupling, token_dependency):
+@pytest.mark.parametrize("start_s", [0.0, 1.5])
+def test_it_equals_brute_force(shape, stages, coupling, token_dependency, start_s):
     problem = random_problem(stages, shape, coupling)
+    problem = replace(problem, start_s=start_s)
     result = milp_plan(problem, 1.0, stages=stages, relative_gap=0.0, token_dependency=token_dependency)
     result.plan.check(problem, token_dependency)
     assert result.status == "optimal"
