@@ -21,9 +21,9 @@ def load_bound_s(
     """A lower bound, in seconds after arrival, on when any schedule has the KV complete.
 
     The request has the device and the link for itself, knows the future, and uses the system's smallest encoding. The
-    processor computes nothing before it has started, at `processor_from_s`. What is streamed comes over the link and is decoded and copied (`intake_s` of each unit [T, L, C]): there is a bound for
-    either, and the larger one is returned. Left out, so that it stays a lower bound: other requests, contention, token
-    dependencies.
+    processor computes nothing before it has started, at `processor_from_s`. What is streamed comes over the link and is
+    decoded and copied (`intake_s` of each unit [T, L, C]): there is a bound for either, and the larger one is returned.
+    Left out, so that it stays a lower bound: other requests, contention, token dependencies.
     """
 
     def delivered_bytes(elapsed_s: float) -> float:
