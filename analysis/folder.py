@@ -5,12 +5,13 @@ from __future__ import annotations
 import io
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvferry.analysis.arrow_columns import real, text, whole
 from kvferry.analysis.envelope import Envelope, to_json
 from kvferry.analysis.metrics import token_times_s
 from kvferry.analysis.quality import MARK, lower_quality
@@ -123,27 +124,37 @@ def comparison_pictures(
 
 def write_drawn(draws: Mapping[Path, Draw], progress: Progress = lambda done, of: None) -> list[Path]:
     """Draw pictures, on several cores where there are many, and write them."""
-    from joblib import Parallel, delayed
-
-    from kvferry.analysis.style import render
-
     written = []
-    pictures = Parallel(n_jobs=_workers(len(draws)), return_as="generator")(
-        delayed(render)(draw) for draw in draws.values()
-    )
-    for n, (stem, drawn) in enumerate(zip(draws, pictures, strict=True)):
+    for n, (stem, drawn) in enumerate(zip(draws, _rendered([*draws.values()]), strict=True)):
         written += write_pictures(stem, drawn)
         progress(n + 1, len(draws))
     return written
 
 
+def _rendered(draws: Sequence[Draw]) -> Iterable[dict[str, bytes]]:
+    from kvferry.analysis.style import render
+
+    workers = _workers(len(draws))
+    if workers == 1:
+        return map(render, draws)
+    from joblib import Parallel, delayed
+
+    found: Iterable[dict[str, bytes]] = Parallel(n_jobs=workers, return_as="generator")(
+        delayed(render)(draw) for draw in draws
+    )
+    return found
+
+
 def _workers(pictures: int) -> int:
     """Processes to draw with: none beside this one where other work keeps the cores busy, as they would take turns.
     Starting one takes as long as drawing two or three pictures."""
+    worth = pictures // 3
+    if worth <= 1:
+        return 1
     from joblib import cpu_count
 
     idle = cpu_count() - int(os.getloadavg()[0])
-    return max(1, min(idle, pictures // 3))
+    return max(1, min(idle, worth))
 
 
 def _title(envelope: Envelope) -> str:
@@ -171,32 +182,27 @@ def folder_name(system: str) -> str:
 def spans_columns(run: Run) -> Mapping[str, Any]:
     """The spans as Arrow columns: resource, label, start_s, end_s, n_bytes, request (null: none), and of a batch that
     decodes in lock step the step that they began in and, of attention and feed-forward, the layer."""
-    import pyarrow as pa
-
     spans, steps = run.spans, steps_of(run)
     places = [(None, None) if steps is None else steps.of(span) for span in spans]
     return {
-        "resource": pa.array([span.resource for span in spans], pa.string()),
-        "label": pa.array([span.label for span in spans], pa.string()),
-        "start_s": pa.array([span.start_s for span in spans], pa.float64()),
-        "end_s": pa.array([span.end_s for span in spans], pa.float64()),
-        "n_bytes": pa.array([span.n_bytes for span in spans], pa.float64()),
-        "request": pa.array([span.request for span in spans], pa.int64()),
-        "step": pa.array([step for step, _ in places], pa.int64()),
-        "layer": pa.array([layer for _, layer in places], pa.int64()),
+        "resource": text([span.resource for span in spans]),
+        "label": text([span.label for span in spans]),
+        "start_s": real([span.start_s for span in spans]),
+        "end_s": real([span.end_s for span in spans]),
+        "n_bytes": real([span.n_bytes for span in spans]),
+        "request": whole([span.request for span in spans]),
+        "step": whole([step for step, _ in places]),
+        "layer": whole([layer for _, layer in places]),
     }
 
 
 def requests_columns(run: Run, *, bounded: bool = True) -> Mapping[str, Any]:
     """A row per request: when it arrived, was loaded and answered, its tokens, and by which path its context came.
     Null: not reached, or not applicable, as are bounds that rest on a profile which was not measured."""
-    import pyarrow as pa
-
     rows = [_request_row(record if bounded else replace(record, bound_s=None)) for record in run.requests]
-    whole = ("request", "tokens", "units_computed", "units_streamed")
+    counts = ("request", "tokens", "units_computed", "units_streamed")
     keys = list(_request_row(RequestRecord(request=0, arrival_s=0.0)))
-    kinds = {key: pa.int64() if key in whole else pa.float64() for key in keys}
-    return {key: pa.array([row[key] for row in rows], kinds[key]) for key in keys}
+    return {key: (whole if key in counts else real)([row[key] for row in rows]) for key in keys}
 
 
 def _request_row(record: RequestRecord) -> dict[str, float | None]:
@@ -224,18 +230,16 @@ def _request_row(record: RequestRecord) -> dict[str, float | None]:
 def units_columns(requests: Sequence[RequestRecord]) -> Mapping[str, Any]:
     """A row per unit of a context, in the order in which they came: request, token_chunk, layer, head (null: all), path
     ("streamed" or "computed"), asked_s, ready_s."""
-    import pyarrow as pa
-
     units = [(record.request, *unit) for record in requests for unit in record.units]
     request, chunk, layer, head, streamed, asked_s, ready_s = zip(*units, strict=True) if units else ((),) * 7
     return {
-        "request": pa.array(request, pa.int64()),
-        "token_chunk": pa.array(chunk, pa.int64()),
-        "layer": pa.array(layer, pa.int64()),
-        "head": pa.array(head, pa.int64()),
-        "path": pa.array([_PATHS[came] for came in streamed], pa.string()),
-        "asked_s": pa.array(asked_s, pa.float64()),
-        "ready_s": pa.array(ready_s, pa.float64()),
+        "request": whole(request),
+        "token_chunk": whole(chunk),
+        "layer": whole(layer),
+        "head": whole(head),
+        "path": text([_PATHS[came] for came in streamed]),
+        "asked_s": real(asked_s),
+        "ready_s": real(ready_s),
     }
 
 

@@ -20,8 +20,6 @@ from kvferry.api.result import Result
 from kvferry.api.runtimes import on_other_runtimes, range_note
 from kvferry.api.scenario import Settings, Source, under_systems
 from kvferry.backends.world import Say
-from kvferry.pipelines.decoding.equal_tokens import attending_to
-from kvferry.pipelines.decoding.systems import DecodeSystem
 from kvferry.pipelines.workload import Progress, System
 from kvferry.pipelines.workloads import WORKLOADS
 from kvferry.scenarios.loader import dump_yaml
@@ -170,6 +168,14 @@ class Comparable:
     unable: Mapping[str, str] = field(default_factory=dict)
 
 
+def _attending_to(scenario: Scenario, system: System, tokens: int) -> Scenario:
+    """Returns the scenario whose system attends to so many tokens, if it selects any. Raises InputError."""
+    from kvferry.pipelines.decoding.equal_tokens import attending_to
+    from kvferry.pipelines.decoding.systems import DecodeSystem
+
+    return attending_to(scenario, system, tokens) if isinstance(system, DecodeSystem) else scenario
+
+
 def comparable(
     source: Source,
     systems: Sequence[str] | None = None,
@@ -204,10 +210,10 @@ def comparable(
             left_out[name] = str(error)
             del under[name]
             continue
-        if equal_tokens is None or not isinstance(system, DecodeSystem):
+        if equal_tokens is None:
             continue
         try:
-            under[name] = attending_to(one, system, equal_tokens)
+            under[name] = _attending_to(one, system, equal_tokens)
             system_of(name, under[name])
         except InputError as error:
             unable[name] = str(error)

@@ -19,6 +19,7 @@ from benchmarks.row import Row
 NAMES = (
     "traces",
     "costs",
+    "start",
     "storage_models",
     "simulate",
     "assist",

@@ -29,13 +29,16 @@ def check_names(scenario: Scenario) -> None:
 def system_of(kind: str, name: str) -> System:
     """The system of that name for a kind of workload. Raises InputError; for a system of another kind, it names a
     scenario that has it."""
+    own = WORKLOADS[kind].systems
+    if name in own:
+        return own[name]
     for other, of_other in WORKLOADS.items():
-        if other != kind and name in of_other.systems and name not in WORKLOADS[kind].systems:
+        if name in of_other.systems:
             raise InputError(
                 f"{name!r} is a system for workload kind {other}, and this workload is {kind};"
                 f" try: kvferry run {_example(name, other)}"
             )
-    return pick("system", WORKLOADS[kind].systems, name)
+    return pick("system", own, name)
 
 
 def names_in_use(scenario: Scenario) -> Iterator[Complaint]:

@@ -22,9 +22,6 @@ from types import ModuleType
 from typing import Any
 
 from kvferry.pipelines.aside import printing_aside
-from kvferry.pipelines.guarded import guarded
-from kvferry.pipelines.plugin_kinds import KINDS, entry_of, table_of, taken_names
-from kvferry.policies.decode.key_index import selector_by
 from kvferry.specs.document import read_text, shown
 from kvferry.specs.errors import InputError, KvferryError, Terminated, unknown_name
 
@@ -179,6 +176,11 @@ def _entries(plugin: Plugin, module: ModuleType) -> list[tuple[dict[str, Any], s
         what = "has no" if has is None else f"is {has!r:.60} in its"
         example = f'{TABLE} = {{"loader": {{"my-loader": MyLoader}}}}'
         raise InputError(f"{path}: {what} {TABLE}; it says what the file has, as in {example}")
+    # All tables that a plugin may add to are imported where there is a plugin.
+    from kvferry.pipelines.guarded import guarded
+    from kvferry.pipelines.plugin_kinds import KINDS, entry_of, table_of, taken_names
+    from kvferry.policies.decode.key_index import selector_by
+
     entries: list[tuple[dict[str, Any], str, Any]] = []
     for kind, named in has.items():
         if kind not in KINDS:

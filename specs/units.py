@@ -80,10 +80,25 @@ _OF_PIECES = ("size", "rate", "compute rate", "value rate")
 _COUNT = re.compile(r"\s*(\d{1,15}(?:\.\d{1,15})?)\s*(Ki|Mi|Gi|k|K|M|G)?\s*(?:([a-z]+?)s?)?\s*", re.ASCII)
 _COUNT_FACTOR = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9}
 
+# What most files say, read without pint, whose import takes longer than a small run: a prefix and one of these.
+_PREFIXES = {"": 1.0, "n": 1e-9, "u": 1e-6, "µ": 1e-6, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
+_PREFIXES |= {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
+_PLAIN: dict[str, dict[str, float]] = {
+    "time": {"s": 1.0},
+    "size": {"B": 1.0, "bit": 0.125},
+    "rate": {"B/s": 1.0, "bit/s": 0.125, "bps": 0.125},
+    "compute rate": {"flop/s": 1.0},
+    "power": {"W": 1.0},
+    "energy": {"J": 1.0},
+    "frequency": {"Hz": 1.0, "requests/s": 1.0},
+    "clock": {"Hz": 1.0},
+    "value rate": {"value/s": 1.0, "values/s": 1.0},
+}
+
 
 @lru_cache(maxsize=1)
 def _registry() -> Any:
-    import pint  # takes 0.2 s, so only when a file is read
+    import pint
 
     registry = pint.UnitRegistry(None, cache_folder=None)
     for line in _DEFINITIONS.split("\n"):
@@ -95,6 +110,21 @@ def _registry() -> Any:
 @lru_cache(maxsize=256)
 def _factor(unit: str, kind: str) -> float | str:
     """How many SI units one `unit` is, or the kind that it measures instead ("" when it measures none)."""
+    plain = _plain_factor(unit, kind)
+    return _parsed_factor(unit, kind) if plain is None else plain
+
+
+def _plain_factor(unit: str, kind: str) -> float | None:
+    """Returns how many SI units one `unit` is, None where it is no prefix and plain unit of this kind."""
+    for plain, factor in _PLAIN[kind].items():
+        prefix = unit.removesuffix(plain)
+        if unit.endswith(plain) and prefix in _PREFIXES:
+            return _PREFIXES[prefix] * factor
+    return None
+
+
+def _parsed_factor(unit: str, kind: str) -> float | str:
+    """Returns what ``_factor`` does, of any unit that pint understands: "kB per minute"."""
     import pint
 
     one_over = re.sub(r"^(/|per\b)", "1 /", unit)

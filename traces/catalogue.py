@@ -21,7 +21,6 @@ from kvferry.specs.document import expanded
 from kvferry.specs.errors import InputError, KvferryError
 from kvferry.system.whole_file import write_file
 from kvferry.traces.format import MAX_BYTES, read_lines
-from kvferry.traces.importers import import_trace
 from kvferry.traces.rate import RateTrace
 
 FOLDER_VARIABLE = "KVFERRY_TRACES"
@@ -115,6 +114,8 @@ def recorded_trace(name: str) -> RateTrace:
     if not path.is_file():
         raise InputError(f"the recorded trace {name!r} is not here ({path}); get it with: kvferry traces fetch {name}")
     _check(path, entry)
+    from kvferry.traces.importers import import_trace
+
     return import_trace(path, entry.reader, drop_slow_start=entry.drop_slow_start, trim_s=entry.trim_s)
 
 

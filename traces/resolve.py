@@ -11,7 +11,6 @@ from kvferry.traces.arrays import peek_arrays
 from kvferry.traces.catalogue import catalogue, folder, recorded_trace, unknown_trace
 from kvferry.traces.format import FIRST_LINE, Kind, StoredTrace, read_lines, read_trace
 from kvferry.traces.generate import BandwidthModel, LoadModel, generate, read_model
-from kvferry.traces.importers import import_trace
 from kvferry.traces.rate import RateTrace
 
 BUNDLED = Path(__file__).resolve().parent / "bundled"
@@ -69,6 +68,8 @@ def stored_trace(reference: str) -> StoredTrace:
         return _generated(read_model(path))
     if (read_lines(path) or [""])[0].rstrip() == FIRST_LINE:
         return read_trace(path)
+    from kvferry.traces.importers import import_trace
+
     return StoredTrace("bandwidth", import_trace(path), {"source": path.name})
 
 

@@ -1,16 +1,20 @@
 """Which runtime a batch decodes on: named, fitted on the device, or assumed; and the others that it might be."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS, DecodeSystem
 from kvferry.scenarios.library import names
 from kvferry.scenarios.loader import load_runtime
 from kvferry.specs.device import DeviceSpec
 from kvferry.specs.runtime import RuntimeSpec
 from kvferry.specs.scenario import Scenario
+
+if TYPE_CHECKING:
+    from kvferry.pipelines.decoding.systems import DecodeSystem
 
 # What a system runs on whose paper has no prototype here, on a device where nothing was fitted.
 _USUAL = "kvswap-prototype"
@@ -50,6 +54,8 @@ def runtime_of(scenario: Scenario, system: DecodeSystem | None = None) -> Runtim
     whole steps are launched at once; and for workloads that do not decode from KV elsewhere."""
     if scenario.workload.kind != "decode":
         return None
+    from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS
+
     system = system or DECODE_SYSTEMS[scenario.system].with_policies(scenario.policy_values)
     if system.roles.placement.away is None and system.roles.attention.captured is not False:
         return None

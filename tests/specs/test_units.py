@@ -8,7 +8,21 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from kvferry.specs.base import Spec
-from kvferry.specs.units import KINDS, Bytes, BytesPerS, Count, Requests, Seconds, Tokens, quantity, with_unit
+from kvferry.specs.units import (
+    _PLAIN,
+    _PREFIXES,
+    KINDS,
+    Bytes,
+    BytesPerS,
+    Count,
+    Requests,
+    Seconds,
+    Tokens,
+    _parsed_factor,
+    _plain_factor,
+    quantity,
+    with_unit,
+)
 
 FROM_FILE = {"from_file": True}
 
@@ -173,3 +187,20 @@ def test_a_plain_count_takes_either_noun() -> None:
     assert Parcel.model_validate({"anything": "1.5M requests"}).anything == 1_500_000
     with pytest.raises(ValidationError, match="is not a count"):
         Parcel.model_validate({"anything": "2k sheep"})
+
+
+def test_units_that_are_read_without_pint_are_what_pint_says() -> None:
+    texts = [(prefix + unit, kind) for kind, units in _PLAIN.items() for unit in units for prefix in _PREFIXES]
+    by_pint = {(unit, kind): _parsed_factor(unit, kind) for unit, kind in texts}
+    assert {(unit, kind): _plain_factor(unit, kind) for unit, kind in texts} == by_pint
+    assert len(texts) > 150
+    # What is no plain unit of its kind is left to pint, as is every refusal.
+    for unit, kind in (
+        ("B", "rate"),
+        ("min", "time"),
+        ("GB per s", "rate"),
+        ("KB", "size"),
+        ("MHz", "rate"),
+        ("", "size"),
+    ):
+        assert _plain_factor(unit, kind) is None

@@ -1,0 +1,67 @@
+"""What a command imports, by ``sys.modules``: a small run takes no longer to start than it must."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+# Calls the command with each of some lists of arguments, one after the other, and says what is imported behind each.
+PROGRAM = """\
+import contextlib, io, json, sys
+from kvferry.cli.main import main
+for arguments in json.loads(sys.argv[1]):
+    sys.argv = ["kvferry", *arguments]
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        with contextlib.suppress(SystemExit):
+            main()
+    sys.__stdout__.write(json.dumps(sorted(sys.modules)) + "\\n")
+"""
+ASSIST_AND_DECODING = {
+    "kvferry.pipelines.assist",
+    "kvferry.pipelines.decoding.workload",
+    "kvferry.pipelines.decoding.systems",
+    "kvferry.policies.assist",
+    "kvferry.policies.decode.selector",
+    "kvferry.pipelines.guarded",
+    "kvferry.traces.clustered_keys",
+    "kvferry.backends.live",
+}
+DRAWN_OR_WRITTEN = {"matplotlib", "pandas", "pyarrow", "PIL", "joblib"}
+OTHER = {
+    "pint",
+    "rich",
+    "scipy",
+    "torch",
+    "pulp",
+    "highspy",
+    "requests",
+    "pooch",
+    "jinja2",
+    "asyncio",
+    "multiprocessing",
+}
+
+
+def imported(*commands: list[str]) -> list[set[str]]:
+    arguments = [sys.executable, "-c", PROGRAM, json.dumps(commands)]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=True, timeout=120)
+    return [set(json.loads(line)) for line in done.stdout.splitlines()]
+
+
+def test_a_small_run_imports_only_what_it_uses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    calculated, written, drawn = imported(
+        ["run", "quickstart", "--json"],
+        ["run", "quickstart", "--no-plots", "--output", "written"],
+        ["run", "quickstart", "--output", "drawn"],
+    )
+    assert {"kvferry.pipelines.loading.workload", "numpy", "simpy", "pydantic"} <= calculated
+    assert not (ASSIST_AND_DECODING | DRAWN_OR_WRITTEN | OTHER) & calculated
+    assert (tmp_path / "written" / "spans.parquet").is_file()
+    assert {"pyarrow", "rich"} <= written
+    assert not (ASSIST_AND_DECODING | DRAWN_OR_WRITTEN - {"pyarrow"} | {"pint", "jinja2"}) & written
+    assert (tmp_path / "drawn" / "plots").is_dir()
+    assert "matplotlib" in drawn
+    assert not (ASSIST_AND_DECODING | {"pandas", "joblib", "pint", "jinja2"}) & drawn
