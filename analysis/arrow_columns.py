@@ -41,6 +41,6 @@ def _numbers(values: Sequence[float | None], dtype: type, kind: pa.DataType) -> 
     import pyarrow as pa
 
     there = np.fromiter((value is not None for value in values), bool, len(values))
-    numbers = np.fromiter((0 if value is None else value for value in values), dtype, len(values))
+    numbers: np.ndarray = np.fromiter((0 if value is None else value for value in values), dtype, len(values))
     valid = None if there.all() else pa.py_buffer(np.packbits(there, bitorder="little"))
     return pa.Array.from_buffers(kind, len(values), [valid, pa.py_buffer(numbers)])

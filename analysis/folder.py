@@ -199,7 +199,9 @@ def spans_columns(run: Run) -> Mapping[str, Any]:
 def requests_columns(run: Run, *, bounded: bool = True) -> Mapping[str, Any]:
     """A row per request: when it arrived, was loaded and answered, its tokens, and by which path its context came.
     Null: not reached, or not applicable, as are bounds that rest on a profile which was not measured."""
-    rows = [_request_row(record if bounded else replace(record, bound_s=None)) for record in run.requests]
+    rows: list[Mapping[str, Any]] = [
+        _request_row(record if bounded else replace(record, bound_s=None)) for record in run.requests
+    ]
     counts = ("request", "tokens", "units_computed", "units_streamed")
     keys = list(_request_row(RequestRecord(request=0, arrival_s=0.0)))
     return {key: (whole if key in counts else real)([row[key] for row in rows]) for key in keys}
