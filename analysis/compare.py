@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from kvferry.analysis import human, style
 from kvferry.analysis.figures import FIGURES
 from kvferry.analysis.gantt import draw_lanes, draw_rate, legend, view_of, window_of
 from kvferry.analysis.quality import MARK, lower_quality
-from kvferry.analysis.style import BLACK, DARK, GREY, INK, SERIES
+from kvferry.analysis.style import BLACK, DARK, GREY, INK, ORANGE, SERIES, VERMILION
 from kvferry.analysis.tables import full_rate, is_energy_part
 from kvferry.analysis.timeline import resources_of
 from kvferry.analysis.token_window import between, tokens_drawn
@@ -21,12 +21,14 @@ from kvferry.pipelines.record import RequestRecord, Run
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+# Height of the lane of a system of which there is nothing to draw.
+_EMPTY_IN = 0.06
 _HATCHES = (None, "////", "xxxx", "....", "\\\\\\\\", "||||", "----")
 
 
 def compare_gantt(runs: Mapping[str, Run], *, title: str = "", request: int | None = None) -> Figure:
     """Each system's paths for one request, on a common time axis that starts at its arrival: the fastest first, systems
-    that did not reach a first token last.
+    that did not reach a first token next, and last, by name and outcome alone, those of which nothing can be drawn.
 
     By default the request has the median TTFT in the fastest system, among those that arrived at the same instant
     in all: where a request follows the answer to the one before, later ones met different stretches of the link.
@@ -38,16 +40,19 @@ def compare_gantt(runs: Mapping[str, Run], *, title: str = "", request: int | No
     if not drawable:
         raise ValueError("nothing to draw: no run has spans")
     tokens = min(map(tokens_drawn, drawable.values()))
+    empty = {name: run.outcome for name, run in runs.items() if name not in drawable}
     if tokens > 1:
-        return _decode_paths(drawable, tokens, title)
+        return _decode_paths(drawable, tokens, title, empty)
     request = _typical_request(drawable) if request is None else request
     records = {name: _records(run)[request] for name, run in drawable.items() if request in _records(run)}
     views = {name: view_of(drawable[name], request) for name in records}
+    empty |= {name: f"no request {request}" for name in drawable if name not in records}
     order = sorted(views, key=lambda name: _sort_key(_ttft_s(views[name])))
     end_s = _axis_end_s([window_of(views[name])[1] for name in order])
     longest = max(views.values(), key=lambda view: view.duration_s)
     same_link = bool(longest.link_times_s) and len({record.arrival_s for record in records.values()}) == 1
     heights = [1.3] * same_link + [0.12 + 0.27 * len(resources_of(views[name].spans)) for name in order]
+    heights += [_EMPTY_IN] * len(empty)
     figure = style.new_figure(10, 1.2 + sum(heights) + 0.12 * len(heights))
     requests = max(len(run.requests) for run in drawable.values())
     if requests > 1:
@@ -58,16 +63,18 @@ def compare_gantt(runs: Mapping[str, Run], *, title: str = "", request: int | No
     if same_link:
         # The delivered bytes differ by system; the offered rate does not.
         draw_rate(axes[0], longest, 0.0, end_s, moved_too=False)
-    for axis, name in zip(axes[-len(order) :], order, strict=True):
+    for axis, name in zip(axes[same_link:], order, strict=False):
         _draw_system(axis, name, views[name], end_s)
+    _draw_empty(axes[same_link + len(order) :], empty)
     axes[-1].set_xlim(0.0, end_s)
     axes[-1].set_xlabel("time since the request arrived (s)")
     legend(figure, [span for name in order for span in views[name].spans])
     return figure
 
 
-def _decode_paths(runs: Mapping[str, Run], tokens: int, title: str) -> Figure:
-    """Each system's paths from a request's first token to the one that all of them have drawn, the fastest first."""
+def _decode_paths(runs: Mapping[str, Run], tokens: int, title: str, empty: Mapping[str, str]) -> Figure:
+    """Each system's paths from a request's first token to the one that all of them have drawn, the fastest first; below
+    them the `empty` ones by name and outcome."""
     views, per_token_s = dict[str, Run](), dict[str, float]()
     for name, run in runs.items():
         times_s = max((r.token_times_s for r in run.requests), key=len)
@@ -75,7 +82,7 @@ def _decode_paths(runs: Mapping[str, Run], tokens: int, title: str) -> Figure:
         per_token_s[name] = (times_s[tokens - 1] - times_s[0]) / (tokens - 1)
     order = sorted(views, key=per_token_s.__getitem__)
     end_s = _axis_end_s([views[name].duration_s for name in order])
-    heights = [0.12 + 0.27 * len(resources_of(views[name].spans)) for name in order]
+    heights = [0.12 + 0.27 * len(resources_of(views[name].spans)) for name in order] + [_EMPTY_IN] * len(empty)
     figure = style.new_figure(10, 1.3 + sum(heights) + 0.12 * len(heights))
     output = max(run.decoded.output for run in runs.values() if run.decoded is not None)
     of = f" of {output:,}" if tokens < output else ""
@@ -83,7 +90,8 @@ def _decode_paths(runs: Mapping[str, Run], tokens: int, title: str) -> Figure:
         f"{title}{', ' if title else ''}{tokens:,}{of} tokens in each system", x=0.01, ha="left", weight="bold", size=12
     )
     axes = figure.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
-    for axis, name in zip(axes, order, strict=True):
+    _draw_empty(axes[len(order) :], empty)
+    for axis, name in zip(axes, order, strict=False):
         draw_lanes(axis, views[name].spans, resources_of(views[name].spans), 0.0, end_s)
         axis.set_title(f"{name}: {human.seconds(per_token_s[name])} per token", pad=2)
         took_s = views[name].duration_s
@@ -97,10 +105,16 @@ def _decode_paths(runs: Mapping[str, Run], tokens: int, title: str) -> Figure:
     return figure
 
 
-def compare_bars(metrics: Mapping[str, Mapping[str, float]], *, title: str = "", ranked_by: str = "ttft_s") -> Figure:
+def compare_bars(
+    metrics: Mapping[str, Mapping[str, float]],
+    *,
+    title: str = "",
+    ranked_by: str = "ttft_s",
+    ranges: Mapping[str, Mapping[str, Sequence[float]]] | None = None,
+) -> Figure:
     """The metric that the workload is about and energy per request by component, a bar per system, the best on top:
     TTFT (mean, and a tick at the 95th percentile of several requests), or tokens per second. A missing figure has no
-    bar."""
+    bar. `ranges`: by system and metric the least and the most, which a line with two ends shows."""
     if ranked_by == "ttft_s":
         order = sorted(metrics, key=lambda name: _sort_key(metrics[name].get("ttft_s")))
     else:
@@ -110,18 +124,21 @@ def compare_bars(metrics: Mapping[str, Mapping[str, float]], *, title: str = "",
     if title:
         figure.suptitle(title, x=0.01, ha="left", weight="bold", size=12)
     left, right = figure.subplots(1, 2, sharey=True)
+    ends = {name: (low, high) for name in order for low, high in [_ends(ranges, name, ranked_by)] if low < high}
     best = next((metrics[name][ranked_by] for name in order if metrics[name].get(ranked_by)), None)
     for row, name in enumerate(order):
         if ranked_by == "ttft_s":
-            _draw_ttft(left, row, metrics[name], best)
+            _draw_ttft(left, row, metrics[name], best, ends.get(name))
         else:
-            _draw_rate(left, row, metrics[name].get(ranked_by), best)
+            _draw_rate(left, row, metrics[name].get(ranked_by), best, ends.get(name))
     _draw_energy(right, order, metrics)
     lesser = lower_quality(metrics)
     names = [f"{name} {MARK} ({lesser[name]})" if name in lesser else name for name in order]
     left.set_yticks(range(len(order)), names)
     left.invert_yaxis()
     left.set_title("Time to first token" if ranked_by == "ttft_s" else "Throughput of the batch")
+    if ends:
+        left.set_title("line: range", loc="right", size=8, weight="normal", color=GREY)
     left.set_xlabel("s" if ranked_by == "ttft_s" else FIGURES[ranked_by].label)
     right.set_title("Energy per request")
     right.set_xlabel("J")
@@ -130,7 +147,9 @@ def compare_bars(metrics: Mapping[str, Mapping[str, float]], *, title: str = "",
         axis.grid(axis="x")
         axis.locator_params(axis="x", nbins=5)
         # Room for the figures written behind the bars.
-        axis.set_xlim(0, 1.3 * max((bar.get_x() + bar.get_width() for bar in axis.patches), default=1.0))
+        reach = [bar.get_x() + bar.get_width() for bar in axis.patches]
+        reach += [high for _, high in ends.values()] if axis is left else []
+        axis.set_xlim(0, 1.3 * max(reach, default=1.0))
     return figure
 
 
@@ -152,6 +171,15 @@ def _draw_system(axis: Any, name: str, view: Run, end_s: float) -> None:
     )  # fmt: skip
 
 
+def _draw_empty(axes: Sequence[Any], outcomes: Mapping[str, str]) -> None:
+    """A line for each system of which there is nothing to draw."""
+    for axis, (name, outcome) in zip(axes, outcomes.items(), strict=True):
+        axis.set_yticks([])
+        axis.spines["left"].set_visible(False)
+        axis.set_title(name, pad=2)
+        axis.set_title(outcome.replace("_", " "), loc="right", size=9, color=VERMILION, pad=2)
+
+
 def _axis_end_s(ends_s: list[float]) -> float:
     """The last end, or, from half of the systems on, the last one before which the next takes twice as long."""
     ends_s = sorted(ends_s)
@@ -161,7 +189,20 @@ def _axis_end_s(ends_s: list[float]) -> float:
     return ends_s[-1]
 
 
-def _draw_ttft(axis: Any, row: int, metrics: Mapping[str, float], best_s: float | None) -> None:
+def _ends(ranges: Mapping[str, Mapping[str, Sequence[float]]] | None, name: str, metric: str) -> tuple[float, float]:
+    low, high = (ranges or {}).get(name, {}).get(metric, (0.0, 0.0))
+    return low, high
+
+
+def _draw_range(axis: Any, row: int, ends: tuple[float, float] | None) -> None:
+    """A line between the least and the most, light where it lies on the bar."""
+    if ends is not None:
+        axis.plot(ends, [row, row], color=ORANGE, linewidth=1.6, marker="|", markersize=8, zorder=4)
+
+
+def _draw_ttft(
+    axis: Any, row: int, metrics: Mapping[str, float], best_s: float | None, ends: tuple[float, float] | None
+) -> None:
     ttft_s = metrics.get("ttft_s")
     if ttft_s is None:
         axis.annotate("none", (0, row), xytext=(4, 0), textcoords="offset points", va="center", color=GREY)
@@ -172,21 +213,24 @@ def _draw_ttft(axis: Any, row: int, metrics: Mapping[str, float], best_s: float 
         end_s = max(ttft_s, metrics["ttft_p95_s"])
         axis.plot([ttft_s, metrics["ttft_p95_s"]], [row, row], color=INK, linewidth=1)
         axis.plot([metrics["ttft_p95_s"]], [row], marker="|", color=INK, markersize=8)
+    _draw_range(axis, row, ends)
+    end_s = max(end_s, ends[1]) if ends else end_s
     slower = f"  ({human.ratio(ttft_s / best_s)})" if best_s and ttft_s > best_s else ""
     axis.annotate(
         human.seconds(ttft_s) + slower, (end_s, row), xytext=(4, 0), textcoords="offset points", va="center", size=8.5
     )
 
 
-def _draw_rate(axis: Any, row: int, rate: float | None, best: float | None) -> None:
+def _draw_rate(axis: Any, row: int, rate: float | None, best: float | None, ends: tuple[float, float] | None) -> None:
     if rate is None:
         axis.annotate("none", (0, row), xytext=(4, 0), textcoords="offset points", va="center", color=GREY)
         return
     axis.barh(row, rate, height=0.62, color=DARK, linewidth=0)
+    _draw_range(axis, row, ends)
     slower = f"  ({human.ratio(best / rate)} slower)" if best and 0 < rate < best else ""
     axis.annotate(
         f"{human.of_unit('_per_s')(rate)}{slower}",
-        (rate, row),
+        (max(rate, ends[1]) if ends else rate, row),
         xytext=(4, 0),
         textcoords="offset points",
         va="center",

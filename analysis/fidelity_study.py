@@ -17,6 +17,7 @@ from kvferry.analysis.figures import FIGURES
 from kvferry.analysis.folder import folder_name, write_pictures
 from kvferry.analysis.remarks import how_known
 from kvferry.analysis.settings import column_of, settings_of
+from kvferry.analysis.study_plots import devices_of
 from kvferry.analysis.style import BLACK, FAINT, GREY, MARKERS, SERIES, render
 from kvferry.backends.world import Say
 from kvferry.pipelines.workloads import WORKLOADS
@@ -103,7 +104,8 @@ def measure(
             drawn = [row for row in rows if row["headline"] == headline and headline in row["metrics"]]
             if drawn:
                 stem = folder / "plots" / headline.split("_")[0]
-                write_pictures(stem, render(lambda: scatter(drawn, title=study.name)))  # noqa: B023
+                title = study.name + devices_of(study.scenarios)
+                write_pictures(stem, render(lambda: scatter(drawn, title=title)))  # noqa: B023
     return report
 
 
@@ -184,7 +186,8 @@ def _remarks(scenarios: Iterable[Scenario]) -> Iterator[str]:
 def _draw(folder: Path, name: str, worlds: TwoWorlds, errors: Mapping[str, Any], which: str) -> None:
     both = {"simulated": worlds.simulated, "measured": worlds.measured}
     if any(run.spans for run in both.values()):
-        title = f"{worlds.scenario.name}: {worlds.scenario.system} in both worlds, {which}\n{_told(errors)}"
+        what = f"{worlds.scenario.system} in both worlds{devices_of([worlds.scenario])}, {which}"
+        title = f"{worlds.scenario.name}: {what}\n{_told(errors)}"
         write_pictures(folder / "plots" / name, render(lambda: compare_gantt(both, title=title)))
 
 

@@ -118,7 +118,9 @@ def comparison_pictures(
         shown = {names[name]: replace(run, inputs=Inputs(), measured={}, counted=None) for name, run in runs.items()}
         draws[folder / "plots" / "paths"] = partial(compare_gantt, shown, title=title)
     if any(ranked_by in figures for figures in metrics.values()):
-        draws[folder / "plots" / "bars"] = partial(compare_bars, metrics, title=title, ranked_by=ranked_by)
+        draws[folder / "plots" / "bars"] = partial(
+            compare_bars, metrics, title=title, ranked_by=ranked_by, ranges=_ranges(envelopes)
+        )
     return draws
 
 
@@ -155,6 +157,10 @@ def _workers(pictures: int) -> int:
 
     idle = cpu_count() - int(os.getloadavg()[0])
     return max(1, min(idle, worth))
+
+
+def _ranges(envelopes: Mapping[str, Envelope]) -> dict[str, dict[str, tuple[float, float]]]:
+    return {system: envelope["ranges"] for system, envelope in envelopes.items() if "ranges" in envelope}
 
 
 def _title(envelope: Envelope) -> str:

@@ -13,7 +13,7 @@ from kvferry.analysis.envelope import to_json
 from kvferry.analysis.folder import write_pictures
 from kvferry.analysis.pareto import front_of, pareto_picture, progress_picture
 from kvferry.analysis.search import Search, Tried
-from kvferry.analysis.study_plots import axis_of
+from kvferry.analysis.study_plots import axis_of, devices_of
 from kvferry.analysis.style import render
 from kvferry.system.whole_file import write_file
 
@@ -65,6 +65,7 @@ def write_result(search: Search, tried: Sequence[Tried], folder: Path, plots: bo
 def _picture(search: Search, tried: Sequence[Tried], result: dict[str, Any]) -> Any:
     metrics = [objective.metric for objective in search.spec.objectives]
     axes = [axis_of(metric, metric, False) for metric in metrics]
+    title = search.name + devices_of([scenario for one in tried for scenario in one.scenarios.values()])
     solutions, front, lower = _solutions(search, tried)
     note = f"{len(solutions):,} of {len(tried):,} points keep every constraint"
     if search.seeds:
@@ -73,7 +74,7 @@ def _picture(search: Search, tried: Sequence[Tried], result: dict[str, Any]) -> 
         reached = [(one.number, one.figures[metrics[0]]) for one in solutions]
         better = min if lower[0] else max
         best = [(n, better(value for _, value in reached[: k + 1])) for k, (n, _) in enumerate(reached)]
-        return progress_picture(best, reached, axes[0], title=search.name, note=note)
+        return progress_picture(best, reached, axes[0], title=title, note=note)
     broken = [one for one in tried if one.why is not None and all(metric in one.figures for metric in metrics)]
     named = {one["point"] for one in result["front"]}
     return pareto_picture(
@@ -83,7 +84,7 @@ def _picture(search: Search, tried: Sequence[Tried], result: dict[str, Any]) -> 
         axes,
         lower,
         names=[str(one.number) if one.number in named else "" for one, on in zip(solutions, front, strict=True) if on],
-        title=search.name,
+        title=title,
         note=note,
     )
 

@@ -18,6 +18,7 @@ from kvferry.analysis.settings import column_of, key_of
 from kvferry.analysis.study_spec import PlotSpec
 from kvferry.analysis.style import render
 from kvferry.specs.errors import InputError
+from kvferry.specs.scenario import Scenario
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -81,6 +82,16 @@ def draw_plots(
         else:
             drawn.files += write_pictures(folder / name, pictures)
     return drawn
+
+
+def devices_of(scenarios: Iterable[Scenario]) -> str:
+    """Returns what a picture's title says of its devices: their names, or how many, and which were not measured."""
+    measured = {scenario.device.name: scenario.device.is_measured for scenario in scenarios}
+    if len(measured) == 1:
+        (name,) = measured
+        return f" ({name}{'' if measured[name] else ': not measured'})"
+    not_measured = len(measured) - sum(measured.values())
+    return f" ({len(measured)} devices{f', {not_measured} of them not measured' if not_measured else ''})"
 
 
 def _check_there(plot: PlotSpec, frame: pd.DataFrame) -> None:

@@ -16,7 +16,7 @@ from kvferry.analysis.executors.in_process import InProcess
 from kvferry.analysis.point import Point, Work
 from kvferry.analysis.settings import column_of
 from kvferry.analysis.study import Study
-from kvferry.analysis.study_plots import draw_plots
+from kvferry.analysis.study_plots import devices_of, draw_plots
 from kvferry.pipelines.plugins import used
 from kvferry.pipelines.record import Run
 from kvferry.pipelines.run import run_scenario
@@ -87,7 +87,7 @@ def run_study(
     before = read_points(folder)
     frame = run_points(study.points, folder, workers, progress, executor=executor).drop_duplicates("key")
     not_measured = sorted({point.device.name for point in study.points if not point.device.is_measured})
-    drawn = draw_plots(frame, study.plots, folder / "plots", study.axes, (study.name, _devices(study, not_measured)))
+    drawn = draw_plots(frame, study.plots, folder / "plots", study.axes, (study.name, devices_of(study.points)))
     failed = frame[frame["outcome"] == "failed"]
     columns = {key: column for key in study.axes if (column := column_of(key, frame.columns))}
     written = {key: dict(zip(frame["key"], written_values(frame, key), strict=True)) for key in study.axes}
@@ -110,14 +110,6 @@ def run_study(
         "not_drawn": drawn.not_drawn,
         "not_measured": not_measured,
     }
-
-
-def _devices(study: Study, not_measured: Sequence[str]) -> str:
-    """What a picture's title says of its devices: their names, or how many, and which of them were not measured."""
-    names = sorted({point.device.name for point in study.points})
-    if len(names) == 1:
-        return f" ({names[0]}{': not measured' if not_measured else ''})"
-    return f" ({len(names)} devices{f', {len(not_measured)} of them not measured' if not_measured else ''})"
 
 
 def _usable(table: pd.DataFrame) -> set[str]:

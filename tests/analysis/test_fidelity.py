@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from plugin import LOADER, none_left  # noqa: F401
 from tiny import DECODING
 
-from kvferry.analysis import fidelity, fidelity_study
+from kvferry.analysis import fidelity, fidelity_study, human
 from kvferry.analysis.fidelity import TwoWorlds, beside, figures_of, in_both_worlds, summary_of
 from kvferry.analysis.fidelity_study import FidelityStudy, measure
 from kvferry.analysis.remarks import how_known
@@ -61,6 +62,21 @@ def test_a_world_that_is_as_simulated_shows_no_error() -> None:
     assert all(found["error"] == 0 for found in figures["metrics"].values())
     assert all(not found["spread"] for found in figures["metrics"].values())
     assert all(op["error"] == 0 and op["simulated"] == op["measured"] for op in figures["ops"])
+
+
+def test_pictures_tell_the_error_of_the_medians_and_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figures: list[Any] = []
+    monkeypatch.setattr(fidelity_study, "in_both_worlds", partial(in_both_worlds, live=half_as_fast))
+    monkeypatch.setattr(fidelity_study, "render", lambda draw: figures.append(draw()) or {})
+    report = measure(FidelityStudy(name="study", scenarios=[scenario()], varied=(), runs=2), tmp_path)
+    found = report["rows"][0]["metrics"]["ttft_s"]
+    first, last, all_rows = figures
+    assert first.get_suptitle().splitlines()[0] == "both: stream-only in both worlds (tiny: not measured), run 1 of 2"
+    above, below = last.get_suptitle().splitlines()
+    assert above == "both: stream-only in both worlds (tiny: not measured), run 2 of 2"
+    told = f"simulated {human.seconds(found['simulated'])}, measured {human.seconds(found['measured'])}"
+    assert below == f"TTFT, mean: {told} in the median of 2: {100 * found['error']:+.1f} %, spread 0 %"
+    assert all_rows.axes[0].get_title() == "study (tiny: not measured)"
 
 
 def test_the_error_is_signed_and_relative_to_what_was_measured() -> None:

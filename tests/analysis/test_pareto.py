@@ -1,5 +1,6 @@
 """The Pareto front by hand, and what holds for every one."""
 
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -7,6 +8,7 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from kvferry.analysis.figures import less_is_better
 from kvferry.analysis.pareto import front_of, pareto, pareto_picture, progress_picture
@@ -53,6 +55,28 @@ def test_pictures_name_axes_units_and_which_way_is_better() -> None:
     assert set(render(lambda: figure)) == {"png", "svg"}
     with pytest.raises(ValueError, match="no point keeps every constraint"):
         pareto_picture(values[:0], values, front[:0], axes, [True, False])
+
+
+@pytest.mark.parametrize("objectives", [2, 3, 4])
+def test_nothing_lies_on_anything_else(objectives: int) -> None:
+    values = np.random.default_rng(3).random((30, objectives))
+    axes = [Axis("ttft_s", f"objective {n} of a search (s)") for n in range(objectives)]
+    lower = [True] * objectives
+    front = front_of(values, lower)
+    names = [str(n) for n in range(int(front.sum()))]
+    note = "30 of 64 points keep every constraint; medians over 3 seeds"
+    figure = pareto_picture(values, values[:3], front, axes, lower, names=names, title="a search (a device)", note=note)
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    renderer = canvas.get_renderer()
+    (legend,) = figure.legends
+    panels = [panel.get_tightbbox(renderer) for panel in figure.axes]
+    title = next(text for text in figure.texts if text.get_text() == "a search (a device)").get_window_extent(renderer)
+    boxes = [legend.get_window_extent(renderer), title, *panels]
+    for one, other in combinations(boxes, 2):
+        assert not one.overlaps(other)
+    for box in boxes:
+        assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= figure.bbox.x1 + 1 and box.y1 <= figure.bbox.y1 + 1
 
 
 def test_progress_of_a_single_objective() -> None:

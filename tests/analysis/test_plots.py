@@ -165,7 +165,8 @@ def test_a_view_of_one_request_starts_at_its_arrival() -> None:
 def test_systems_on_one_time_axis_fastest_first() -> None:
     failed = Run(outcome="out_of_memory")
     figure = compare_gantt({"slow": run(3.0), "fast": run(1.0), "none": failed})
-    assert titles(figure) == ["Link", "fast: 1.00 s", "slow: 3.00 s"]
+    assert titles(figure) == ["Link", "fast: 1.00 s", "slow: 3.00 s", "none"]
+    assert panels(figure)[-1].get_title(loc="right") == "out of memory"
     assert len({axis.get_xlim() for axis in panels(figure)}) == 1
     with pytest.raises(ValueError, match="nothing to draw"):
         compare_gantt({"none": failed})
@@ -336,3 +337,17 @@ def test_bars_of_a_decoding_comparison_are_tokens_per_second_the_fastest_on_top(
     assert [label.get_text() for label in left.get_yticklabels()] == ["kvswap", "flexgen"]
     assert [bar.get_width() for bar in left.patches] == [4.0, 0.5]
     assert left.get_xlabel() == "tokens/s"
+    assert len(left.lines) == 0 and left.get_title(loc="right") == ""
+
+
+@pytest.mark.parametrize("metric", ["throughput_tokens_per_s", "ttft_s"])
+def test_bars_have_the_ranges_of_the_table(metric: str) -> None:
+    metrics = {"flexgen": {metric: 2.0}, "kvswap": {metric: 4.0}, "vllm": {metric: 3.0}}
+    ranges = {"flexgen": {metric: (1.0, 6.0)}, "kvswap": {metric: (3.0, 4.0)}, "vllm": {metric: (3.0, 3.0)}}
+    left, _ = panels(compare_bars(metrics, ranked_by=metric, ranges=ranges))
+    rows = {label.get_text(): n for n, label in enumerate(left.get_yticklabels())}
+    lines = {int(line.get_ydata()[0]): tuple(line.get_xdata()) for line in left.lines}
+    assert lines == {rows["flexgen"]: (1.0, 6.0), rows["kvswap"]: (3.0, 4.0)}
+    assert left.get_title(loc="right") == "line: range"
+    # Figures stand behind the line, and have room there.
+    assert sorted(text.xy[0] for text in left.texts) == [3.0, 4.0, 6.0] and left.get_xlim()[1] > 7

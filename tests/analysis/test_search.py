@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from kvferry.analysis import search_result
 from kvferry.analysis.dataset import read_points
 from kvferry.analysis.executors.cores import Cores
 from kvferry.analysis.executors.in_process import InProcess
@@ -96,6 +97,16 @@ def test_the_front_and_why_others_are_no_solutions(monkeypatch: pytest.MonkeyPat
             assert one.figures["ttft_s"] <= 0.09
             assert one.settings["workload.context"] != "2Ki"
         assert 0.001 <= float(one.settings["link.rtt"].split()[0]) / 1000 <= 0.1
+
+
+@pytest.mark.parametrize("objectives", ["[ttft_s, {metric: energy_j, better: low}]", "[ttft_s]"])
+def test_pictures_say_on_which_device(monkeypatch: pytest.MonkeyPatch, objectives: str) -> None:
+    monkeypatch.setattr("kvferry.analysis.metrics.why_no_energy", lambda *_: None)
+    search = written(SEARCH.replace("[ttft_s, {metric: energy_j, better: low}]", objectives))
+    tried, _ = run_search(search, Path("out"), InProcess(), run=StandIn())
+    figure = search_result._picture(search, tried, result_of(search, tried))
+    titles = [figure.get_suptitle(), *(panel.get_title(loc="left") or panel.get_title() for panel in figure.axes)]
+    assert "search (rtx-5080-laptop: not measured)" in titles
 
 
 def test_a_search_learns() -> None:

@@ -215,6 +215,10 @@ def test_systems_are_drawn_over_as_many_tokens() -> None:
         "long: 8.00 ms per token", "short: 8.00 ms per token"
     ]  # fmt: skip
     assert figure.axes[0].get_xlim() == (0.0, pytest.approx(0.016))
+    with mpl.rc_context(style.RC):
+        figure = compare_gantt({"none": Run(outcome="out_of_memory"), "long": run(8)})
+    assert [axis.get_title(loc="left") for axis in figure.axes] == ["long: 8.00 ms per token", "none"]
+    assert figure.axes[1].get_title(loc="right") == "out of memory"
 
 
 def test_a_real_pipeline_has_steps() -> None:

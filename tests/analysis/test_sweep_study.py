@@ -7,11 +7,13 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from tiny import LOADING
 
 from kvferry.analysis import study_plots
 from kvferry.analysis.study import load_study, study_names
-from kvferry.analysis.study_plots import draw_plots
+from kvferry.analysis.study_plots import devices_of, draw_plots
 from kvferry.analysis.study_spec import PlotSpec
+from kvferry.scenarios.loader import load_scenario
 from kvferry.specs.errors import InputError
 
 BASE = """\
@@ -377,3 +379,19 @@ def test_a_study_changes_sources_too(tmp_path: Path) -> None:
     (tmp_path / "study.yaml").write_text("base: quickstart\naxes: {device.memory.bytes_per_s: [1 GB/s, 2 GB/s]}\n")
     for point in load_study(str(tmp_path / "study.yaml")).points:
         assert point.device.sources["memory.bytes_per_s"] == "given in study.yaml"
+
+
+def test_titles_say_what_and_on_which_devices(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    figures: list[Any] = []
+    monkeypatch.setattr(study_plots, "render", lambda draw: figures.append(draw()) or {})
+    plots = [PlotSpec(kind="cdf", x="ttft_s"), PlotSpec(kind="cdf", x="ttft_s", title="mine", name="mine")]
+    nano = load_scenario({**LOADING, "device": "jetson-orin-nano-8gb"})
+    for devices, told in (
+        ([load_scenario(LOADING)], f" ({load_scenario(LOADING).device.name}: not measured)"),
+        ([load_scenario(LOADING), nano], " (2 devices, 2 of them not measured)"),
+    ):
+        figures.clear()
+        assert devices_of(devices) == told
+        draw_plots(MANY, plots, tmp_path, AXES, ("study", devices_of(devices)))
+        titles = [figure.get_suptitle() or figure.axes[0].get_title().replace("\n", " ") for figure in figures]
+        assert titles == [f"study{told}", f"mine{told}"]
