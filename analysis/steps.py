@@ -12,10 +12,8 @@ from kvferry.machine.ops import OPS
 from kvferry.machine.span import Span
 from kvferry.pipelines.record import Run
 
-# The ops that end a layer, and those that are surely of the layer in which they run: what is selected and read may be
-# for the layer ahead.
+# The ops that end a layer.
 LAST_OPS = tuple(label for label, op in OPS.items() if op.ends_layer)
-_OF_LAYER = ("DecodeAttention", *LAST_OPS)
 
 
 @dataclass(frozen=True)
@@ -34,11 +32,17 @@ class Steps:
         step = bisect_right(self.starts_s, span.start_s + 1e-12) - 1
         if step < 0 or step >= len(self.ends_s):
             return None, None
-        if span.resource != self.processor or span.label not in _OF_LAYER:
+        if span.resource != self.processor or not _is_surely_of_its_layer(span.label):
             return step, None
         # An op that ends a layer ends with it; attention begins after the layer before has ended.
         layer = int(np.searchsorted(self.ends_s[step], span.end_s - 1e-12))
         return step, layer if layer < len(self.ends_s[step]) else None
+
+
+def _is_surely_of_its_layer(label: str) -> bool:
+    """Whether an op is of the layer in which it runs; what is selected and read may be for the layer ahead."""
+    op = OPS.get(label)
+    return op is not None and (op.ends_layer or op.purpose == "attention")
 
 
 def steps_of(run: Run) -> Steps | None:

@@ -4,6 +4,7 @@ Each takes the scenario of an experiment's case and returns figures by name, as 
 """
 
 from kvferry.analysis.metrics import metrics_for
+from kvferry.machine.ops import OPS, Reconstruct
 from kvferry.pipelines.decoding.budget import free_bytes
 from kvferry.pipelines.decoding.peak import Peak
 from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS
@@ -18,8 +19,6 @@ Figures = dict[str, float]
 # How near to a threshold of memory is gone.
 _NEAR_TOKENS = 32
 _MOST_TOKENS = 10_000_000
-# What is done before a layer attends, because KV is chosen.
-_CHOOSING = ("Select", "Retrieve", "Bookkeep", "Reconstruct")
 
 
 def largest_batch(scenario: Scenario) -> Figures:
@@ -61,7 +60,9 @@ def choosing_share(scenario: Scenario) -> Figures:
     if decoded is None or decoded.half is None:
         raise KvferryError("needs workload.decoded, less than workload.output")
     half, end = decoded.half, decoded.end
-    kinds = {(scenario.device.main, label) for label in _CHOOSING} | {("copy", "Copy")}
+    # Chosen keys of which a low-rank cache is kept are made of it before a layer attends.
+    choosing = [label for label, op in OPS.items() if op.purpose == "choosing KV" or op is Reconstruct]
+    kinds = {(scenario.device.main, label) for label in choosing} | {("copy", "Copy")}
     spent_s = sum(end.busy_s.get(kind, 0.0) - half.busy_s.get(kind, 0.0) for kind in kinds)
     return {"choosing_percent": 100 * spent_s / (end.now_s - half.now_s)}
 

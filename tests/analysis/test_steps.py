@@ -123,6 +123,18 @@ def test_an_op_says_how_it_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     assert style.kind_of(Span("gpu", "Dequantise", 0.0, 1.0)) == "decode"
 
 
+def test_an_op_of_attention_is_of_its_layer_whatever_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = {"ends_layer": False}
+    monkeypatch.setitem(OPS, "Dequantise", type("Dequantise", (), {"purpose": "attention", **plain}))  # type: ignore[arg-type]
+    monkeypatch.setitem(OPS, "Score", type("Score", (), {"purpose": "choosing KV", **plain}))  # type: ignore[arg-type]
+    steps = steps_of(decoded())
+    assert steps is not None
+    first_layer = Span(steps.processor, "DecodeAttention", steps.starts_s[0], steps.ends_s[0][0])
+    assert steps.of(first_layer) == (0, 0)
+    assert steps.of(first_layer._replace(label="Dequantise")) == (0, 0)
+    assert steps.of(first_layer._replace(label="Score")) == (0, None)
+
+
 def test_titles_say_what_part_of_the_output_is_drawn() -> None:
     run = decoded()
     assert run.decoded is not None
