@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -40,7 +40,7 @@ def compare_gantt(runs: Mapping[str, Run], *, title: str = "", request: int | No
     if not drawable:
         raise ValueError("nothing to draw: no run has spans")
     tokens = min(map(tokens_drawn, drawable.values()))
-    empty = {name: run.outcome for name, run in runs.items() if name not in drawable}
+    empty = dict[str, str]((name, run.outcome) for name, run in runs.items() if name not in drawable)
     if tokens > 1:
         return _decode_paths(drawable, tokens, title, empty)
     request = _typical_request(drawable) if request is None else request
@@ -171,7 +171,7 @@ def _draw_system(axis: Any, name: str, view: Run, end_s: float) -> None:
     )  # fmt: skip
 
 
-def _draw_empty(axes: Sequence[Any], outcomes: Mapping[str, str]) -> None:
+def _draw_empty(axes: Iterable[Any], outcomes: Mapping[str, str]) -> None:
     """A line for each system of which there is nothing to draw."""
     for axis, (name, outcome) in zip(axes, outcomes.items(), strict=True):
         axis.set_yticks([])
