@@ -1,4 +1,4 @@
-"""How attention is computed: what a kernel copies, reads and keeps besides the KV itself, stated once per kernel.
+"""Kernels of attention: what each copies, reads and keeps besides the KV itself, stated once per kernel.
 
 The share of the memory bandwidth that each kind of kernel reaches is the processor's (its profile's ``efficiency``).
 """

@@ -1,4 +1,4 @@
-"""Which requests decode together when all KV is in memory: admitted in order of arrival, by the pages that are free."""
+"""Batches of requests whose KV is all in memory: admitted in order of arrival, by the pages that are free."""
 
 import math
 from collections import deque
@@ -13,7 +13,7 @@ from kvferry.specs.units import Tokens
 
 
 class Batching(Protocol):
-    """Which requests decode together where all KV is in memory."""
+    """Says which requests decode together where all KV is in memory."""
 
     @property
     def prefill_tokens(self) -> int | None:
@@ -21,7 +21,7 @@ class Batching(Protocol):
         ...
 
     def joins(self, decoding: bool) -> bool:
-        """Whether a request that waits may join those that hold a slot, who decode already or not."""
+        """Returns whether a waiting request may join the requests with a slot, who decode already or not."""
         ...
 
 
@@ -37,7 +37,7 @@ class Continuous:
 
 @dataclass(frozen=True, kw_only=True)
 class LockStep:
-    """Those that wait form a batch when the last one has ended, and no other joins it."""
+    """Makes a batch of the waiting requests when the last one has ended; no other joins it."""
 
     prefill_tokens: Annotated[Tokens, Field(ge=1)] | None = None
 
@@ -47,7 +47,7 @@ class LockStep:
 
 @dataclass(frozen=True)
 class Turn:
-    """What the processor does next: prefill prompts, or decode a token of each sequence.
+    """Says what the processor does next: prefill prompts, or decode a token of each sequence.
 
     ``tokens`` of each sequence are in its KV afterwards; of a prompt, all are computed. ``released`` sequences have
     ended, or were preempted, since the turn before: their KV is given up first.
@@ -110,7 +110,7 @@ class Batcher:
         self._waiting.append(_Request(sequence, context, output))
 
     def turn(self) -> Turn | None:
-        """What is next; None: nothing until another request arrives."""
+        """Returns what is next; None: nothing until another request arrives."""
         admitted = self._admit()
         if admitted:
             return self._turn("prefill", admitted)
@@ -121,7 +121,7 @@ class Batcher:
         return self._turn("decode", together)
 
     def done(self, turn: Turn) -> tuple[int, ...]:
-        """Each sequence of the turn has its next token; those that have ended leave, and are returned."""
+        """Gives each sequence of the turn its next token; the ended ones leave and are returned."""
         ended = []
         for sequence in turn.sequences:
             request = self._running[sequence]

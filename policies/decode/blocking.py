@@ -24,7 +24,7 @@ class LayoutRole(ABC):
 
     @property
     def fixed(self) -> bool:
-        """Whether its memory does not depend on the budget."""
+        """Returns whether its memory does not depend on the budget."""
         return True
 
     @property
@@ -39,7 +39,7 @@ class LayoutRole(ABC):
 
     @property
     def reference_queries(self) -> int:
-        """How many of the prompts' last queries say what is wanted together."""
+        """Returns how many of the prompts' last queries say what is wanted together."""
         return 0
 
     def block_tokens(self, context: int, entry_bytes: int, good_read_bytes: float) -> int:

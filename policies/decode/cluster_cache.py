@@ -108,7 +108,7 @@ class ClusterCache:
         self._settled = False
 
     def _settle(self) -> None:
-        """What has no room leaves."""
+        """Drops what has no room."""
         if self._settled:
             return
         self._settled = True
@@ -126,7 +126,7 @@ class ClusterCache:
         self._drop(leaving)
 
     def _values(self, flat: np.ndarray) -> tuple[np.ndarray, ...]:
-        """What is worth most has the least value; keys as lexsort takes them, the last one first."""
+        """Returns values, least for what is worth most, as keys of lexsort (the last one counts first)."""
         if self._replacement == "fifo":
             return flat, -self._came[flat]
         if self._replacement == "lru":
@@ -156,7 +156,7 @@ class ClusterCache:
 
 
 def _within(rows: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Running sums of sizes, anew in each row; rows ascend."""
+    """Returns running sums of sizes, from zero in each row; rows ascend."""
     sums = np.cumsum(sizes)
     first = np.flatnonzero(np.concatenate([[True], rows[1:] != rows[:-1]])) if len(rows) else np.empty(0, np.int64)
     before = (sums - sizes)[first]

@@ -26,7 +26,7 @@ class WholeCache(Residency):
         return self.cache_share > 0
 
     def cached_layers(self, layers: int) -> int:
-        """How many layers' caches are in memory at a time."""
+        """Returns how many layers' caches are in memory at a time."""
         return layers
 
     def kept_tokens(self, room: Room) -> int:

@@ -13,8 +13,8 @@ from kvferry.policies.ledger import Holding
 
 @dataclass(frozen=True, kw_only=True)
 class Elastic(Residency):
-    """As many slots as are selected at a time. A step moves the set difference of its selection and the last one, in
-    place (SpeContext 5.4). Layers have them once their KV lies elsewhere (Eq. 7)."""
+    """Keeps as many slots as are selected at a time. A step moves the set difference of its selection and the last one,
+    in place (SpeContext 5.4). Layers have them once their KV lies elsewhere (Eq. 7)."""
 
     def holdings(self, room: Room, selected: int, slots: int) -> tuple[Holding, ...]:
         # What a layer's KV holds once it lies elsewhere is the placement's business.
@@ -34,13 +34,13 @@ class ElasticSlots(SlotTable):
     """A Resident of `slots` per row, which hold the last selection and nothing else."""
 
     def __init__(self, rows: int, blocks: int, slots: int) -> None:
-        """`rows` that have room for so many blocks each. ValueError without slots."""
+        """Makes slots for `rows` with room for `blocks` each. ValueError without slots."""
         if slots < 1:
             raise ValueError(f"a selection takes a slot at least, got {slots}")
         super().__init__(rows, blocks, slots)
 
     def look_up(self, wanted: BlockRows, tokens: np.ndarray | None = None) -> Lookup:
-        """Blocks that are no longer wanted leave; those that are missing take their slots, in order. ValueError when a
+        """Drops blocks that are no longer wanted; missing ones take their slots, in order. ValueError when a
         row wants more blocks than it has slots."""
         if wanted.widest > self.slots:
             raise ValueError(f"{wanted.widest} blocks are selected, {self.slots} slots cannot hold them")

@@ -1,4 +1,4 @@
-"""An upkeep that clusters all tokens anew every so often: what other upkeeps are measured by (DynaKV 2.3)."""
+"""An upkeep that clusters all tokens again now and then: what other upkeeps are measured by (DynaKV 2.3)."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -19,8 +19,8 @@ from kvferry.policies.decode.upkeep import Learned, Update
 
 @dataclass(frozen=True, kw_only=True)
 class GlobalClusters(StaticClusters):
-    """Every ``every_tokens`` tokens all KV of a row is read and becomes clusters anew, of the size that the context's
-    had in the mean; between, new keys join the nearest. An oracle: decoding cannot afford to read all KV so often."""
+    """Reads all KV of a row every ``every_tokens`` tokens and clusters it again, at the mean size of the context's
+    clusters; between, new keys join the nearest. An oracle: decoding cannot afford to read all KV so often."""
 
     every_tokens: Annotated[int, Field(ge=1)] = 256
 

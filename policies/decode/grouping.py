@@ -32,7 +32,7 @@ class Grouping:
 
 
 def check_slots(slots: int, groups: int) -> None:
-    """Raises ValueError when a reuse buffer of so many slots cannot hold a selection of so many groups."""
+    """Raises ValueError when a reuse buffer has too few slots for a selection."""
     if slots < 0:
         raise ValueError(f"a reuse buffer has {groups} slots or more, or 0 for no reuse, not {slots}")
     if slots and slots < groups:
@@ -46,7 +46,7 @@ def rank_of(compression: float, model: ModelSpec) -> int:
 
 
 def room_tokens(context: int, output: int, group_tokens: int) -> int:
-    """What a sequence has room for once `output` tokens are decoded: whole groups."""
+    """Returns the tokens that a sequence has room for once `output` are decoded: whole groups."""
     return -(-(context + output) // group_tokens) * group_tokens
 
 

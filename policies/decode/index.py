@@ -1,4 +1,4 @@
-"""What a selector keeps in memory to score KV blocks with: said once, kept by the modelled machine and the real one."""
+"""The index that a selector scores KV blocks with: said once, kept by the modelled machine and the real one."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -21,7 +21,7 @@ INDEX_KINDS = (
 
 @dataclass(frozen=True, kw_only=True)
 class IndexSpec:
-    """What a selector needs the machine to keep in memory, so as to score KV blocks.
+    """Describes what a selector needs the machine to keep in memory, to score KV blocks.
 
     ``kind``: "low-rank-keys" (KVSwap), "partial-keys" (InfiniGen), "principal-keys" (Loki), "landmarks" (ShadowKV),
     "page-bounds" (Quest), "centroids" (DynaKV), "keys" (every token's own) or "retrieval-head" (SpeContext:

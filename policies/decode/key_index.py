@@ -65,7 +65,7 @@ class KeyIndex(ABC):
 
     @property
     def attends(self) -> bool:
-        """Whether it learns what attention took in."""
+        """Returns whether it learns what attention took in."""
         return type(self).attended is not KeyIndex.attended
 
     @property
@@ -116,7 +116,7 @@ KEY_INDEXES: dict[str, Callable[..., KeyIndex]] = {"keys": TokenKeys}
 
 
 def keeps_keys(spec: IndexSpec) -> bool:
-    """Whether the index of this kind keeps any vectors, and so has a use for keys."""
+    """Returns whether an index of this kind keeps any vectors, and so has a use for keys."""
     price: tuple[int, int] = KEY_INDEXES[spec.kind].price(spec.block_tokens, 1)  # type: ignore[attr-defined]
     return price[0] > 0
 

@@ -1,4 +1,4 @@
-"""What cannot decode with a latent cache (MLA), whose entries are no keys and values of heads."""
+"""Refusals of a latent cache (MLA), whose entries are no keys and values of heads."""
 
 from collections.abc import Iterator
 

@@ -109,7 +109,7 @@ class WindowedClusters(KeptClusters):
                 self.tokens = 0
 
     def _clusters(self, layer: int) -> int:
-        """Of a window, as far as rows have room for them. InputError when they have none."""
+        """Returns the clusters of a window, as far as rows have room. InputError when they have none."""
         free = self.places.room - self.places.most(layer)
         if not free:
             what = f"a row has room for {self.places.room} blocks, and has them"

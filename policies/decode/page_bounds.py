@@ -8,8 +8,8 @@ from kvferry.specs.model import ModelSpec
 
 @dataclass(frozen=True, kw_only=True)
 class PageBounds(TopByOwnQuery):
-    """Of each block, the least and the largest value of every number of its keys stay in memory: with the layer's own
-    query, they bound the score of any key in it."""
+    """Keeps the least and the largest value of every number of a block's keys in memory: with the layer's own query,
+    they bound the score of any key in it."""
 
     kind = "page-bounds"
 

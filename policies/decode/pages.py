@@ -7,7 +7,7 @@ PAGE_TOKENS = 16
 
 
 def pages_of(tokens: int) -> int:
-    """Pages that a sequence of so many tokens takes."""
+    """Returns the pages that a sequence of this length takes."""
     return -(-tokens // PAGE_TOKENS)
 
 
@@ -30,11 +30,11 @@ class PageTable:
         return self._of.get(sequence, [])
 
     def has_room(self, sequence: int, tokens: int) -> bool:
-        """Whether so many tokens of a sequence fit its pages and those that are free."""
+        """Returns whether `tokens` of a sequence fit its pages and the free ones."""
         return pages_of(tokens) - len(self.of(sequence)) <= self.free_pages
 
     def make_room(self, sequence: int, tokens: int) -> None:
-        """Give a sequence pages for so many tokens. Raises KvferryError, and takes none, when too few are free."""
+        """Gives a sequence pages for `tokens`. Raises KvferryError, and takes none, when too few are free."""
         more = pages_of(tokens) - len(self.of(sequence))
         if more > self.free_pages:
             raise KvferryError(

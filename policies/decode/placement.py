@@ -42,7 +42,7 @@ class KvSize:
         return found
 
     def held_bytes(self, near: int) -> float:
-        """Returns what of the processor's memory is held with the KV of so many layers there (SpeContext Eq. 7)."""
+        """Returns what of the processor's memory is held with the KV of `near` layers there (SpeContext Eq. 7)."""
         tiers: list[Tier] = ["device"] * near
         tiers += ["host"] * (self.layers - near)
         return sum(n_bytes for (tier, _), n_bytes in self.held(tiers).items() if tier == "device")
@@ -78,11 +78,11 @@ class Placement(ABC):
     @property
     @abstractmethod
     def away(self) -> Tier | None:
-        """Where KV lies that is not in the processor's memory; None: all of it always is."""
+        """Returns the tier of KV outside the processor's memory; None: there is none."""
 
     @property
     def mapped(self) -> bool:
-        """Whether KV on storage is a file that is mapped into memory: the operating system reads and keeps its
+        """Returns whether KV on storage is a file mapped into memory: the operating system reads and keeps its
         pages."""
         return False
 
@@ -132,7 +132,7 @@ class AllOrNothing(Placement):
 
 @dataclass(frozen=True, kw_only=True)
 class Progressive(Placement):
-    """As many layers as fit stay in the processor's memory. As the KV grows, one after the other moves to
+    """Keeps as many layers as fit in the processor's memory. As the KV grows, one after the other moves to
     ``overflow``, the last layer first (SpeContext, algorithms 1 and 2). ``host_bytes``: what KV may take there; as many
     layers as fit lie there, and the last ones on storage. None: all that overflow. ``thresholds``: the tokens beyond
     which one layer, two, ... have moved; None: by what memory holds. ``runtime_share``: of the weights, held for

@@ -1,4 +1,4 @@
-"""What a selector is shown of a machine's answer: the best KV blocks of one layer, and among how many they were."""
+"""A machine's answer as a selector sees it: the best KV blocks of one layer, and among how many they were."""
 
 from dataclasses import dataclass
 
@@ -27,8 +27,8 @@ class Ranked:
     most_blocks: int | None = None
 
     def best_with(self, forced: np.ndarray) -> BlockRows:
-        """As many blocks in every row as the answer has, ascending: the `forced` ones, and the best of the others.
-        Without scores, newer blocks count as better. ValueError where more are forced than the answer has."""
+        """Returns as many blocks in every row as the answer has, ascending: the `forced` ones, and the best of the
+        rest. Without scores, newer blocks count as better. ValueError where more are forced than the answer has."""
         ids = self.blocks.ids
         forced = np.unique(forced)
         rest = ids.shape[1] - len(forced)

@@ -19,12 +19,12 @@ class Resident(Protocol):
     """One layer's blocks in memory, over a run."""
 
     def look_up(self, wanted: BlockRows, tokens: np.ndarray | None = None) -> Lookup:
-        """Finds the wanted blocks, and gives a place to those that are missing: the caller moves them there. `tokens`
+        """Finds the wanted blocks, and gives the missing ones a place: the caller moves them there. `tokens`
         are in each, like the ids; None: all have as many."""
         ...
 
     def renew(self, changed: BlockRows, tokens: np.ndarray | None = None, made: Sequence[tuple[int, int]] = ()) -> None:
-        """Blocks have changed, and have so many tokens now. Those `made`, (row, block), are in memory as a whole."""
+        """Notes blocks that have changed to `tokens` each. Those `made`, (row, block), are in memory as a whole."""
         ...
 
     def held(self, changing: BlockRows | None = None) -> tuple[np.ndarray, np.ndarray]:
@@ -51,13 +51,13 @@ class Residency(ABC):
 
     @property
     def fixed(self) -> bool:
-        """Whether its memory does not depend on the budget."""
+        """Returns whether its memory does not depend on the budget."""
         return True
 
     @property
     def keeps(self) -> bool:
-        """Whether blocks stay in memory from one step to the next, where the budget has room for a selection of every
-        layer."""
+        """Returns whether blocks stay in memory from one step to the next, where the budget has room for a selection of
+        every layer."""
         return True
 
     def slots_within(self, room: Room, selected: int, left_bytes: float) -> int:
@@ -100,7 +100,7 @@ class Residency(ABC):
 
 @dataclass(frozen=True)
 class DoubleBuffer(Residency):
-    """Nothing is kept: what a layer wants is moved anew at every step."""
+    """Keeps nothing: what a layer wants is moved at every step."""
 
     @property
     def keeps(self) -> bool:
@@ -138,7 +138,7 @@ class Reuse(Residency):
 
 
 class Copies:
-    """What is kept of blocks, if anything, is out of date once they change."""
+    """Keeps copies of blocks, if anything, which are out of date once these change."""
 
     def renew(self, changed: BlockRows, tokens: np.ndarray | None = None, made: Sequence[tuple[int, int]] = ()) -> None:
         self.forget(changed)

@@ -15,7 +15,7 @@ class ReuseBuffer(SlotTable):
     """
 
     def __init__(self, rows: int, blocks: int, slots: int) -> None:
-        """Slots for each row, which has room for so many blocks on storage. ValueError without slots."""
+        """Makes slots for each row, which has room for `blocks` on storage. ValueError without slots."""
         if slots < 1:
             raise ValueError(f"a reuse buffer has a slot at least, got {slots}")
         super().__init__(rows, blocks, slots)

@@ -35,7 +35,7 @@ class Roles:
 
     @property
     def selective(self) -> bool:
-        """Reads a part of the KV, chosen anew at every step."""
+        """Reads a part of the KV, chosen at every step."""
         return self.selector.selected(1, 1) is not None
 
     @property
@@ -48,7 +48,7 @@ class Roles:
         return not self.selective and set(self.placement.tiers(size)) == {"device"}
 
     def step(self, layers: int) -> Stages:
-        """Returns the stages of one decoding step through so many layers, to the next token."""
+        """Returns the stages of one decoding step through `layers`, to the next token."""
         return _step(self, layers)
 
     def prefill(self, layers: int) -> Stages:

@@ -1,4 +1,4 @@
-"""What the roles of a decode system are sized by."""
+"""The room by which the roles of a decode system are sized."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -47,7 +47,7 @@ class Room:
 
     @property
     def read_bytes(self) -> int:
-        """What of a block in one layer is read, and kept in a buffer."""
+        """Returns the bytes of a block in one layer that are read, and kept in a buffer."""
         return self.block_bytes if self.reads is None else self.reads
 
     def key_cache_bytes(self, rank: int) -> int:
@@ -55,7 +55,8 @@ class Room:
         return round(self.model.layers * self.tokens * rank * self.model.kv_value_bytes)
 
     def left_bytes(self, share: float, reserved_bytes: float) -> float:
-        """What keys may take: a share of the budget, or what is left beside `reserved_bytes` when that is less."""
+        """Returns what keys may take: a share of the budget, or what is left beside `reserved_bytes` when that is
+        less."""
         return min(share * self.budget_bytes, self.budget_bytes - reserved_bytes)
 
     def key_rank(self, compression: float | None, free_bytes: float) -> int:

@@ -32,7 +32,7 @@ class BlockRows:
 
     @staticmethod
     def where(flags: np.ndarray) -> "BlockRows":
-        """Ragged, those that are flagged, bool[rows, blocks]."""
+        """Returns the flagged blocks, bool[rows, blocks], ragged."""
         rows, ids = np.nonzero(flags)
         return BlockRows(ids, np.searchsorted(rows, np.arange(len(flags) + 1)))
 
@@ -92,9 +92,9 @@ class Cut:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lookup:
-    """Where wanted blocks are. ``missing`` (bool, like the ids) are to be moved to the processor's memory first; then
-    all lie in their ``slots`` (like the ids; None: nothing is kept, they lie in the order in which they came). Where a
-    slot is the number of its block, ``dropped`` are rows and ids of what has left since the last look-up."""
+    """Says where wanted blocks are. ``missing`` (bool, like the ids) are to be moved to the processor's memory first;
+    then all lie in their ``slots`` (like the ids; None: nothing is kept, they lie in the order in which they came).
+    Where a slot is the number of its block, ``dropped`` are rows and ids of what has left since the last look-up."""
 
     wanted: BlockRows
     missing: np.ndarray

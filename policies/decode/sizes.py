@@ -7,8 +7,8 @@ from kvferry.policies.decode.index import IndexSpec
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """What attention chooses among. ``heads``: parts of the KV heads that choose, and are read, for themselves; a row
-    is one of them, of a sequence in a layer. ``blocks``: KV blocks of the context in each row, of ``group_tokens``
+    """Sizes what attention chooses among. ``heads``: parts of the KV heads that choose, and are read, for themselves; a
+    row is one of them, of a sequence in a layer. ``blocks``: KV blocks of the context in each row, of ``group_tokens``
     each; ``selected``: how many of them are; None: all."""
 
     group_tokens: int
@@ -19,9 +19,9 @@ class Choice:
 
 @dataclass(frozen=True, kw_only=True)
 class KeySizes:
-    """What stays in memory of keys. ``index``: what is scored; None: nothing. ``vector_bytes``: what a KV block of a
-    row is scored by. ``rebuilt_rank``: numbers per token from which keys are rebuilt, all heads together; None: keys
-    are read."""
+    """Sizes the part of keys that stays in memory. ``index``: what is scored; None: nothing. ``vector_bytes``: what a
+    KV block of a row is scored by. ``rebuilt_rank``: numbers per token from which keys are rebuilt, all heads together;
+    None: keys are read."""
 
     index: IndexSpec | None = None
     vector_bytes: int = 0
@@ -35,10 +35,11 @@ class KeySizes:
 
 @dataclass(frozen=True, kw_only=True)
 class StayingSizes:
-    """What stays in the processor's memory. ``slots``: of each row's reuse buffer in each layer; 0: there is none.
-    ``tokens``: of each row of a layer, kept from one step to the next where slots do not say it. ``newest_tokens``: new
-    tokens of a sequence, where the others lie on the host; None: all of them stay. ``mapped_bytes``: what a file that
-    is mapped into memory may take there, of the whole batch; None: it is read past the page cache."""
+    """Sizes what stays in the processor's memory. ``slots``: of each row's reuse buffer in each layer; 0: there is
+    none. ``tokens``: of each row of a layer, kept from one step to the next where slots do not say it.
+    ``newest_tokens``: new tokens of a sequence, where the others lie on the host; None: all of them stay.
+    ``mapped_bytes``: what a file that is mapped into memory may take there, of the whole batch; None: it is read past
+    the page cache."""
 
     slots: int = 0
     tokens: int = 0

@@ -1,4 +1,4 @@
-"""Which blocks lie in which slots, row by row: the tables that residencies with slots have in common."""
+"""Tables of blocks in slots, row by row: the tables that residencies with slots have in common."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from kvferry.policies.decode.rows import BlockRows
 
 
 class SlotTable:
-    """`rows` with `slots` each, and room for so many blocks outside the processor's memory."""
+    """Holds `rows` with `slots` each, and room for `blocks` outside the processor's memory."""
 
     def __init__(self, rows: int, blocks: int, slots: int) -> None:
         self.rows, self.blocks, self.slots = rows, blocks, slots

@@ -1,4 +1,4 @@
-"""What a tuning found: looked up at run time, written as JSON and read back."""
+"""Solutions of a tuning: looked up at run time, written as JSON and read back."""
 
 from collections.abc import Iterable
 from typing import Literal
@@ -27,8 +27,8 @@ class _Document(Spec):
 
 
 class Solutions:
-    """What a tuning found: ``solved`` has a solution for each pair of batch and context. ``default``: what the system
-    does on its own with the largest of both, where it is within the limits; a file does not keep it."""
+    """Holds what a tuning found: ``solved`` has a solution for each pair of batch and context. ``default``: what the
+    system does on its own with the largest of both, where it is within the limits; a file does not keep it."""
 
     def __init__(
         self,

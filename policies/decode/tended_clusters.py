@@ -22,10 +22,10 @@ Retrieved = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 
 @dataclass(eq=False)
 class Decision:
-    """What becomes of a step's keys, in some rows: places are (layer, row, block). ``joins`` and ``waits``: those that
-    join their block, and those that wait for its cut. ``cuts`` by layer, and for each what its new part may come to lie
-    ``beside``, as it was retrieved in the same step. ``reads``: what was not retrieved and is changed as a whole all
-    the same."""
+    """Says what becomes of a step's keys, in some rows: places are (layer, row, block). ``joins`` and ``waits``: keys
+    that join their block, and keys that wait for its cut. ``cuts`` by layer, and for each what its new part may come to
+    lie ``beside``, as it was retrieved in the same step. ``reads``: what was not retrieved and is changed as a whole
+    all the same."""
 
     joins: At
     waits: At
@@ -71,11 +71,11 @@ class TendedClusters(KeptClusters):
         self._outcomes: dict[int, tuple[np.ndarray, np.ndarray, Sequence[np.ndarray]]] = {}
 
     def tokens_of(self, layer: int, blocks: BlockRows) -> np.ndarray:
-        """Those that wait for a block come with it: they are in memory."""
+        """Counts keys that wait for a block with it: they are in memory."""
         return self._n(layer, blocks.spread(np.arange(blocks.rows)), blocks.ids)
 
     def _n(self, layers: Places, rows: Places, blocks: Places) -> np.ndarray:
-        """Keys of clusters, with those that wait for them."""
+        """Returns the keys of clusters, with the waiting ones."""
         return self.places.tokens_of(layers, rows, blocks) + self.waiting[layers, rows, blocks]
 
     def filled(
@@ -220,7 +220,7 @@ class TendedClusters(KeptClusters):
         return Decision(_those(place, joins), _those(place, waits), cuts, reads, beside)
 
     def _beside(self, cuts: Sequence[tuple[int, Cut]], retrieved: Retrieved) -> list[frozenset[int]]:
-        """For every cut, of the blocks that could be a pair with its new part those that are wanted with it."""
+        """Returns, for every cut, the blocks that may pair with its new part and are wanted with it."""
         asked = [
             (n, layer, cut.row, other)
             for n, (layer, cut) in enumerate(cuts)
@@ -246,8 +246,8 @@ class TendedClusters(KeptClusters):
         return np.asarray(over)
 
     def _retrieved(self, place: At, over: np.ndarray, retrieved: Retrieved) -> tuple[dict[int, list[int]], np.ndarray]:
-        """What is cut because it was retrieved, by position: clusters that are over the threshold now, or were flagged
-        before. And bool: which of the new keys wait, as theirs was not."""
+        """Returns what is cut because it was retrieved, by position: clusters over the threshold now, or flagged
+        before; and bool: which new keys wait, as their cluster was not retrieved."""
         layers, rows, ids = place
         waits, to_cut = np.zeros(len(rows), bool), dict[int, list[int]]()
         beyond = np.flatnonzero(over).tolist()
@@ -266,7 +266,7 @@ class TendedClusters(KeptClusters):
         return to_cut, waits
 
     def _for_want_of_buffer(self, place: At, to_cut: dict[int, list[int]]) -> list[tuple[int, int, int]]:
-        """Where too many keys wait, the cluster that most of them wait for is cut, too: what has to be read for it."""
+        """Cuts, where too many keys wait, the cluster that most wait for, too; returns what has to be read for it."""
         layers, rows, _ = place
         reads, most = [], max(self._buffer_tokens, 1)
         for n in np.flatnonzero(self._waiting_in_row[layers, rows] >= most).tolist():
@@ -281,7 +281,7 @@ class TendedClusters(KeptClusters):
         return reads
 
     def _wait(self, place: tuple[int, int, int], keys: int) -> None:
-        """So many keys more wait in a place."""
+        """Notes that `keys` more wait in a place."""
         layer, row, block = place
         self.waiting[place] += keys
         self._waiting_in_row[layer, row] += keys

@@ -1,4 +1,4 @@
-"""What an upkeep of clusters decides while a token is decoded, layer by layer, and what it learns of the outcome."""
+"""Decisions of an upkeep of clusters while a token is decoded, layer by layer, and what it learns of their outcome."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -25,8 +25,8 @@ class Regroup:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tending:
-    """What is to be done in a layer now that its new keys are there: bring ``read`` first, clusters that no query asked
-    for; then cut clusters, or group tokens anew."""
+    """Says what to do in a layer now that its new keys are there: bring ``read`` first, clusters that no query asked
+    for; then cut clusters, or group all tokens again."""
 
     cuts: tuple[Cut, ...] = ()
     read: BlockRows | None = None
@@ -34,14 +34,14 @@ class Tending:
 
 
 class KeysAhead(Ahead, Protocol):
-    """What they say of their clusters. A place is one of the layers that are told apart, a row and a cluster."""
+    """Tells keys' clusters. A place is one of the layers that are told apart, a row and a cluster."""
 
     def nearest(self) -> tuple[np.ndarray, np.ndarray]:
         """Cluster of each new key, and squared distance to it, each [kinds * rows]."""
         ...
 
     def retrieved(self, layers: np.ndarray, rows: np.ndarray, clusters: np.ndarray, tokens: float) -> np.ndarray:
-        """bool: which of these places are among the best of their rows, taken until they hold so many tokens."""
+        """Returns bool: which of these places are among the best of their rows, taken until they hold `tokens`."""
         ...
 
     def cut(self, cuts: Sequence[tuple[int, Cut]]) -> tuple[np.ndarray, np.ndarray, Sequence[np.ndarray]]:
@@ -89,12 +89,12 @@ class KeptClusters(ABC):
 
     @abstractmethod
     def tend(self, layer: int, ids: np.ndarray | None, squared: np.ndarray | None, found: Lookup) -> Tending | None:
-        """Where each row's new key belongs (int[rows]; None: not asked), how far it is from that centroid (squared,
-        float[rows]), and what was retrieved. None: nothing is to be done now."""
+        """Decides by where each row's new key belongs (int[rows]; None: not asked), how far it is from that centroid
+        (squared, float[rows]), and what was retrieved. None: nothing is to be done now."""
 
     @abstractmethod
     def tended_like(self, layer: int, first: int) -> None:
-        """What was decided in this step for the `first` layer goes for this one, which has the same clusters."""
+        """Repeats for this layer what was decided for the `first`, which has the same clusters."""
 
     @abstractmethod
     def outcome(
@@ -105,7 +105,7 @@ class KeptClusters(ABC):
         leaves: Sequence[np.ndarray] = (),
         labels: np.ndarray | None = None,
     ) -> None:
-        """What came of the cuts ([cuts, 2]) or of the regrouping ([rows, clusters])."""
+        """Learns what came of the cuts ([cuts, 2]) or of the regrouping ([rows, clusters])."""
 
     @abstractmethod
     def append(self, learned: Learned) -> Update: ...

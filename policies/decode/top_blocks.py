@@ -1,4 +1,4 @@
-"""What selectors share that score every KV block and take the best."""
+"""A base of selectors that score every KV block and take the best."""
 
 import math
 from dataclasses import dataclass
@@ -60,7 +60,7 @@ class TopBlocks(Selector):
         return chosen_stages(self.ahead, layers, beside)
 
     def spec(self, room: Room, rank: int) -> IndexSpec:
-        """Of vectors of `rank` numbers, all heads together. ValueError for a share that is none."""
+        """Returns an index of vectors of `rank` numbers, all heads together. ValueError for a share that is none."""
         if self.selected_share is not None and not 0 < self.selected_share <= 1:
             raise ValueError(f"selected_share lies above 0 and up to 1, got {self.selected_share}")
         heads = choosing_heads(room.model) if self.per_head else 1

@@ -36,13 +36,13 @@ class BlockTimes:
         return self.overlapped_s / self.io_s if self.io_s else 1.0
 
     def hides(self, limits: TuningLimits) -> bool:
-        """As much of the I/O passes while the block computes as the relaxation asks."""
+        """Returns whether as much I/O passes while the block computes as the relaxation asks."""
         return self.overlapped_s >= (1 - limits.relaxation) * self.io_s
 
 
 class BlockDelay(Protocol):
     def __call__(self, batch: int, context: int, grouping: Grouping, reuse_rate: float) -> BlockTimes:
-        """What a block takes, measured or modelled (A.3)."""
+        """Returns what a block takes, measured or modelled (A.3)."""
         ...
 
 
@@ -69,7 +69,7 @@ class Solution(Spec):
 def solution_of(
     batch: int, context: int, grouping: Grouping, times: BlockTimes, model: ModelSpec, limits: TuningLimits
 ) -> Solution:
-    """What these parameters come to for a pair, as their block takes so long."""
+    """Returns what these parameters come to for a pair, whose block takes `times`."""
     return Solution(
         batch=batch,
         context=context,
@@ -141,8 +141,8 @@ def solve(
 
 @dataclass(frozen=True, slots=True)
 class _Room:
-    """What fits beside keys of a compression: ``most_slots`` of a reuse buffer, 0 where a selection finds no place;
-    ``preload``: whether a selection does without one."""
+    """Says what fits beside keys of a compression: ``most_slots`` of a reuse buffer, 0 where a selection finds no
+    place; ``preload``: whether a selection does without one."""
 
     group_tokens: int
     compression: float
@@ -173,8 +173,8 @@ def _rooms(context: int, model: ModelSpec, limits: TuningLimits) -> list[_Room]:
 
 
 def _candidates(rooms: list[_Room], context: int, limits: TuningLimits, most_tokens: float) -> Iterator[Grouping]:
-    """In the order of A.4: no reuse buffer, one for a selection, then delta tokens more each as long as more is known
-    to bring anything; at last as large as fits. For each the smallest groups first, and the least compression."""
+    """Yields, in the order of A.4: no reuse buffer, one for a selection, then delta tokens more each as long as more is
+    known to bring anything; at last as large as fits. For each the smallest groups first, and the least compression."""
     yield from (room.grouping(0) for room in rooms if room.preload)
     largest = max(room.most_slots * room.group_tokens for room in rooms)
     capacity = min(limits.selected_tokens, context)

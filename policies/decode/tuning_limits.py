@@ -1,4 +1,4 @@
-"""What a tuning may use and where it looks: the user's constraints and the settings of KVSwap's appendix A."""
+"""Limits of a tuning, and where it looks: the user's constraints and the settings of KVSwap's appendix A."""
 
 import math
 
@@ -48,7 +48,7 @@ class TuningLimits(Spec):
 
     @property
     def each_bytes(self) -> float:
-        """For one sequence."""
+        """Returns the budget of one sequence."""
         return self.budget_bytes / self.most_batch
 
     def bytes_of(self, grouping: Grouping, context: int, model: ModelSpec) -> int:

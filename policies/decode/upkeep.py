@@ -17,17 +17,17 @@ from kvferry.policies.ledger import NEW_TOKENS, Holding
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Learned:
-    """What a step has shown: by layer, the blocks that were wanted (None: all)."""
+    """Holds what a step has shown: by layer, the blocks that were wanted (None: all)."""
 
     found: Sequence[Lookup | None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Update:
-    """What new tokens lead to. ``written`` gives the byte ranges that some layers' KV is written to; None: ``changes``
-    say all that becomes of the file, in this order. ``complete``: the block of every row and layer that is full now, if
-    it is one. ``changed``: by layer, blocks of which there may be copies in memory that are out of date now. ``joined``
-    says by layer, where blocks are clusters, what became of new keys and which clusters were cut."""
+    """Says what new tokens lead to. ``written`` gives the byte ranges that some layers' KV is written to; None:
+    ``changes`` say all that becomes of the file, in this order. ``complete``: the block of every row and layer that is
+    full now, if it is one. ``changed``: by layer, blocks of which there may be copies in memory that are out of date
+    now. ``joined`` says by layer, where blocks are clusters, what became of new keys and which clusters were cut."""
 
     written: Callable[[np.ndarray], Ranges] | None = None
     complete: int | None = None
@@ -60,7 +60,7 @@ class Kept(Protocol):
         ...
 
     def in_all_rows(self, layer: int) -> int:
-        """Of them, those that every row has."""
+        """Returns how many of them every row has."""
         ...
 
     def recent(self, layer: int) -> int:
@@ -76,7 +76,7 @@ class Kept(Protocol):
         ...
 
     def skip(self, tokens: int, stored: int, keys: Any, wanted: Callable[[int], float]) -> None:
-        """So many tokens more, after `stored` ones, as if they had been decoded, without any time. `keys` go with them
+        """Adds `tokens` after `stored` ones, as if they had been decoded, without any time. `keys` go with them
         (an Ahead, KeysAhead where blocks are clusters; None: nothing is known of keys); `wanted` of a row's tokens are
         retrieved at a time."""
         ...
@@ -118,7 +118,7 @@ class Upkeep(ABC):
 
 
 def new_tokens(room: Room, tokens: int) -> tuple[Holding, ...]:
-    """Returns the holding of so many tokens of a sequence in every layer."""
+    """Returns the holding of these tokens of a sequence in every layer."""
     return (Holding.of(NEW_TOKENS, room.model.layers * tokens * room.model.kv_entry_bytes, "sequence"),)
 
 
