@@ -1,1 +1,1 @@
-"""Where KV blocks lie in a file, and what becomes of them there: numpy only."""
+"""Places of KV blocks in a file, and what becomes of them there: numpy only."""

@@ -1,4 +1,4 @@
-"""What layouts of clusters have in common: sizes of the file, and clusters of a run that grow, split and are counted
+"""A base of layouts of clusters: sizes of the file, and clusters of a run that grow, split and are counted
 (DynaKV 5)."""
 
 from abc import ABC, abstractmethod
@@ -16,9 +16,9 @@ from kvferry.specs.errors import InputError
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterLayout(ABC):
-    """In each row of a layer ``first_blocks`` blocks of ``block_tokens`` at first, the first ``more`` of them with one
-    token more; there is room for ``blocks`` blocks, and for ``row_tokens`` tokens in all of them (None: for as many as
-    so many blocks have at first).
+    """Has in each row of a layer ``first_blocks`` blocks of ``block_tokens`` at first, the first ``more`` of them with
+    one token more; there is room for ``blocks`` blocks, and for ``row_tokens`` tokens in all of them (None: for as many
+    as so many blocks have at first).
 
     Reads are of whole storage blocks of ``alignment_bytes``, a power of two; so are writes, where less is asked for.
     ``page_buffers`` clusters of each row have a buffer in memory for a page of ``page_bytes`` (None: a storage block)
@@ -78,7 +78,7 @@ class ClusterLayout(ABC):
 
     @property
     def stride_bytes(self) -> int:
-        """What a block as there are at first takes of the file, in whole storage blocks."""
+        """Returns what a block as there are at first takes of the file, in whole storage blocks."""
         return up((self.block_tokens + bool(self.more)) * self.token_bytes, self.alignment_bytes)
 
     @property
@@ -124,7 +124,7 @@ class PlacedClusters(ABC):
         return int(self._blocks[self._row(layer, row)])
 
     def counts(self, layers: Any, rows: Any) -> np.ndarray:
-        """How many blocks rows have."""
+        """Returns how many blocks rows have."""
         return np.asarray(self._blocks[self._row(layers, rows)])
 
     @property
@@ -152,23 +152,24 @@ class PlacedClusters(ABC):
         return np.asarray(self._tokens[self._row(layers, rows), blocks])
 
     def fits(self, layers: Any, rows: Any, blocks: Any, tokens: int = 1) -> Any:
-        """bool: there is room for so many tokens more where each block lies, so that nothing has to be moved."""
+        """Returns bool: whether each block has room for `tokens` more where it lies, so that nothing has to be
+        moved."""
         rows, blocks = np.asarray(self._row(layers, rows)), np.asarray(blocks)
         return self._fits(rows, blocks, tokens) if rows.ndim else bool(self._fits(rows[None], blocks[None], tokens)[0])
 
     @property
     def entry_bytes(self) -> int:
-        """Of all entries, those in page buffers among them."""
+        """Returns the bytes of all entries, in page buffers too."""
         return int(self._tokens.sum()) * self.like.token_bytes
 
     @property
     @abstractmethod
     def taken_bytes(self) -> int:
-        """What the blocks take of the file, with the room that is kept for them to grow and what they have left."""
+        """Returns what the blocks take of the file, with room to grow and what they have left."""
 
     @property
     def space_overhead(self) -> float:
-        """What the blocks take over what their entries have, less one."""
+        """Returns what the blocks take over their entries' bytes, less one."""
         return self.taken_bytes / max(1, self.entry_bytes) - 1
 
     def count_anew(self) -> None:
@@ -207,8 +208,8 @@ class PlacedClusters(ABC):
         self._place(flat, order, members)
 
     def refilled(self, layer: int, tokens: np.ndarray) -> Change:
-        """All tokens of a layer, which are in memory, become blocks of so many tokens, int[rows, blocks]; their places
-        are taken by others. InputError without room, and for a layout that is not made for it."""
+        """Makes blocks of `tokens` int[rows, blocks] of all tokens of a layer, which are in memory; others take their
+        places. InputError without room, and for a layout that is not made for it."""
         flat = layer * self.like.rows + np.arange(self.like.rows)
         before = int(self._tokens[flat].sum())
         self._empty(flat)
@@ -227,10 +228,10 @@ class PlacedClusters(ABC):
 
     @abstractmethod
     def reads(self, layer: int, rows: np.ndarray, blocks: np.ndarray) -> Reads:
-        """How (row, block)s of a layer are read; what of them is in page buffers is not."""
+        """Returns how (row, block)s of a layer are read; what is in page buffers is not."""
 
     def reads_alike(self, layers: np.ndarray, rows: np.ndarray, blocks: np.ndarray) -> list[Reads]:
-        """How the same (row, block)s of several layers are read, whose blocks have the same tokens."""
+        """Returns how the same (row, block)s of several layers are read, whose blocks have the same tokens."""
         return [self.reads(int(layer), rows, blocks) for layer in layers]
 
     @abstractmethod
@@ -238,16 +239,15 @@ class PlacedClusters(ABC):
         """All that a layer has in the file, by its places there."""
 
     def stretches(self, layer: int, blocks: int) -> Ranges:
-        """The first `blocks` of every row of a layer, those that it has, by their places in the file."""
+        """Returns the first `blocks` of every row of a layer, as far as there are, by their places in the file."""
         return self.whole(layer).ranges
 
     # --- what happens to it --------------------------------------------------------------------------------------
 
     @abstractmethod
     def grow(self, layers: Any, rows: np.ndarray, blocks: np.ndarray, tokens: int = 1, here: Any = True) -> Change:
-        """So many tokens more in each of these blocks, of different rows. Where there is no room for them, entries
-        move: those of a block that is ``here``, in memory, are written anew, others are read first. InputError without
-        room."""
+        """Adds `tokens` to each of these blocks, of different rows. Where there is no room, entries move: a block that
+        is ``here``, in memory, is written again, others are read first. InputError without room."""
 
     def append(self, layer: int, row: int, block: int, tokens: int = 1, here: bool = True) -> Change:
         """The same for one block."""
@@ -267,12 +267,11 @@ class PlacedClusters(ABC):
         leaves: np.ndarray | None = None,
         beside: Collection[int] = (),
     ) -> tuple[int, Change]:
-        """So many of a block's tokens, and of those that came to it now, stay, and others leave for a new block: its
-        number. `leaves` bool[stay + leave]: which, in the order in which they came; None: unknown (a layout that keeps
-        tokens where they came takes the last ones). `beside`: of the blocks that are alone, those that the new one may
-        come to lie beside. Both parts keep that order. All are in memory, and are written
-        where they are not already. ValueError when that leaves nothing in one part, or loses tokens; InputError without
-        room."""
+        """Keeps `stay` of a block's tokens, the newest included, and gives `leave` to a new block: returns its number.
+        `leaves` bool[stay + leave]: which, in the order in which they came; None: unknown (a layout that keeps tokens
+        where they came takes the last ones). `beside`: blocks that are alone and that the new one may come to lie
+        beside. Both parts keep that order. All are in memory, and are written where they are not already. ValueError
+        when that leaves nothing in one part, or loses tokens; InputError without room."""
         flat = self._row(layer, row)
         before = int(self._tokens[flat, block])
         if not (stay > 0 < leave and stay + leave >= before):
@@ -297,12 +296,12 @@ class PlacedClusters(ABC):
 
     @abstractmethod
     def open(self, layer: int, row: int, tokens: int) -> tuple[int, Change]:
-        """A new block of so many tokens: its number. InputError when there is no room."""
+        """Opens a block of `tokens`; returns its number. InputError when there is no room."""
 
     def open_together(
         self, layer: int, row: int, tokens: Sequence[int], labels: np.ndarray | None = None
     ) -> list[Change]:
-        """New blocks of so many tokens each; `labels` say which of them the tokens are in, in the order in which these
+        """Opens blocks of `tokens` each; `labels` say which of them the tokens are in, in the order in which these
         came (None: unknown)."""
         return [self.open(layer, row, n)[1] for n in tokens]
 

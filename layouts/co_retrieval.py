@@ -1,4 +1,4 @@
-"""Which clusters queries want together, and an order in which those lie side by side (DynaKV 5.1)."""
+"""Clusters that queries want together, and an order in which these lie side by side (DynaKV 5.1)."""
 
 import numpy as np
 

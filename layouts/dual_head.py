@@ -29,7 +29,7 @@ class DualHeadLayout(ClusterLayout):
             raise ValueError(f"most_tokens, of the largest cluster, is 1 or more, got {self.most_tokens}")
 
     def pool_of(self, tokens: Any) -> Any:
-        """Bytes of a pool, or of each, in which the larger cluster has so many tokens."""
+        """Returns the bytes of a pool, or of each, whose larger cluster has `tokens`."""
         two = 2 * np.maximum(tokens, self.most_tokens) * self.token_bytes
         return up(two, max(self.alignment_bytes, self.page))
 
@@ -94,7 +94,7 @@ class DualHead(Stretched):
         return held
 
     def _place(self, rows: np.ndarray, order: np.ndarray, members: np.ndarray | None) -> None:
-        """Pairs are those that come next to each other in the order."""
+        """Pairs clusters that come next to each other in the order."""
         tokens = np.take_along_axis(self._tokens[rows], order, axis=1)
         # Clusters that are not there come last, whatever the order says.
         last = np.argsort(tokens == 0, axis=1, kind="stable")
@@ -183,7 +183,7 @@ class DualHead(Stretched):
             self._file.give_back(int(self._pool_at[row, block]), int(self._pool_bytes[row, block]))
 
     def _find(self, row: int, block: int, tokens: int, partners: Sequence[int], down: bool | None = None) -> None:
-        """A place for a block of so many tokens beside the last of `partners`, which are alone, that has room for it,
+        """Finds a place for a block of `tokens` beside the last of `partners`, which are alone, that has room for it,
         or in a pool of its own: it may take its half of a pool, and no more than its partner leaves. `down`: how it is
         to grow, where that is not free."""
         n_bytes = tokens * self.like.token_bytes

@@ -1,4 +1,4 @@
-"""Where KV lies in the storage file: one layout for the modelled file and the real one."""
+"""A layout of KV in the storage file: one for the modelled file and the real one."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
@@ -14,8 +14,8 @@ Places = np.ndarray | int
 
 @dataclass
 class LayoutCounts:
-    """What a layout has come to. ``new_bytes``: of entries that came after prefill. ``moved_bytes``: of entries that
-    had their place, and were written again at another. ``written_bytes``: in whole pages, both together."""
+    """Counts what a layout has come to. ``new_bytes``: of entries that came after prefill. ``moved_bytes``: of entries
+    that had their place, and were written again at another. ``written_bytes``: in whole pages, both together."""
 
     new_bytes: int = 0
     moved_bytes: int = 0
@@ -23,26 +23,26 @@ class LayoutCounts:
 
 
 class PlacedBlocks(Protocol):
-    """Where the blocks of a run lie; blocks may have any size, and change it."""
+    """Places the blocks of a run, which may have any size, and change it."""
 
     @property
     def counted(self) -> LayoutCounts | None:
-        """What has come of updates since they were counted anew; None: blocks never change."""
+        """Returns what has come of updates since counts began again; None: blocks never change."""
         ...
 
     @property
     def space_overhead(self) -> float | None:
-        """What the blocks take of the file over what their entries have, less one; None: blocks never change."""
+        """Returns what the blocks take of the file over their entries' bytes, less one; None: blocks never change."""
         ...
 
     def count_anew(self) -> None: ...
 
     def reads(self, layer: int, rows: np.ndarray, blocks: np.ndarray) -> Reads:
-        """How (row, block)s of a layer are read."""
+        """Returns how (row, block)s of a layer are read."""
         ...
 
     def reads_alike(self, layers: np.ndarray, rows: np.ndarray, blocks: np.ndarray) -> list[Reads]:
-        """How the same (row, block)s of several layers are read, whose blocks have the same tokens."""
+        """Returns how the same (row, block)s of several layers are read, whose blocks have the same tokens."""
         ...
 
     def stretches(self, layer: int, blocks: int) -> Ranges:
@@ -109,7 +109,7 @@ class Layout:
         return Reads(*self.ranges(layer, rows, blocks))
 
     def reads_like(self, reads: Reads, of: int, layer: int) -> Reads:
-        """What `reads` are for layer `of`, for another layer."""
+        """Returns for another layer what `reads` are for layer `of`."""
         return Reads(reads.offsets + (layer - of) * self.rows * self.blocks * self.stride_bytes, reads.lengths)
 
     def reads_alike(self, layers: np.ndarray, rows: np.ndarray, blocks: np.ndarray) -> list[Reads]:

@@ -4,9 +4,9 @@ import numpy as np
 
 
 class PageBuffers:
-    """Of each row `buffers` blocks have one: those that were updated `hot_steps` updates of their row ago or less, and
-    are updated again. Where all are taken, the block whose own was updated longest ago gives its up. Without buffers
-    every entry is written as it comes."""
+    """Gives `buffers` blocks of each row a page buffer: blocks updated again within `hot_steps` updates of their row.
+    Where all are taken, the block whose own was updated longest ago gives its up. Without buffers every entry is
+    written as it comes."""
 
     def __init__(self, rows: int, blocks: int, buffers: int, hot_steps: int) -> None:
         self._buffers, self._hot_steps = buffers, hot_steps

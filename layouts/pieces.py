@@ -52,7 +52,7 @@ class Pieces:
         )
 
     def of(self, layers: np.ndarray) -> "Pieces":
-        """Those of some layers, layer by layer in that order, and by their places in the file: as they are written."""
+        """Returns the pieces of some layers, in that order and by their places in the file: as they are written."""
         nth = np.full(max(int(self.layers.max(initial=0)), int(layers.max(initial=0))) + 1, len(layers))
         nth[layers] = np.arange(len(layers))
         kept = np.flatnonzero(nth[self.layers] < len(layers))
@@ -60,8 +60,8 @@ class Pieces:
 
     @property
     def ranges(self) -> Ranges:
-        """Byte ranges of all, those that lie against the one before as one; the bytes of the pieces, one behind the
-        other, fill them."""
+        """Returns the byte ranges of all, adjacent ones as one; the bytes of the pieces, one behind the other, fill
+        them."""
         offsets, lengths = self.offsets, self.lengths
         if len(offsets) < 2:
             return offsets, lengths
@@ -70,7 +70,7 @@ class Pieces:
 
     @staticmethod
     def together(parts: "Sequence[Pieces]") -> "Pieces":
-        """Those of one token size, one after the other."""
+        """Joins pieces of one token size, one after the other."""
         if len(parts) == 1:
             return parts[0]
         columns = ("layers", "rows", "blocks", "firsts", "tokens", "offsets", "down")
@@ -113,14 +113,14 @@ class Moves:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Change:
-    """What has to be done to the file: first ``moves`` within it, then pieces to be ``written``."""
+    """Says what to do to the file: first ``moves`` within it, then pieces to be ``written``."""
 
     written: Pieces
     moves: Moves = field(default_factory=Moves.none)
 
     @staticmethod
     def together(parts: "Sequence[Change]") -> "Change":
-        """Changes of which none moves what another has written."""
+        """Joins changes, none of which moves what another has written."""
         if len(parts) == 1:
             return parts[0]
         return Change(Pieces.together([one.written for one in parts]), Moves.together([one.moves for one in parts]))
@@ -144,12 +144,12 @@ class Change:
 
 
 class Reads:
-    """What one layer reads in a step: commands by offset and length, int64[n], in the order in which they are given.
+    """Holds what one layer reads in a step: commands by offset and length, int64[n], in the order in which they are
+    given.
 
     ``entries`` int64[accesses]: how many entries that are wanted lie in one piece, stretch by stretch (None: not
-    counted); several may be brought by one command. ``pieces`` says
-    where in the commands' bytes the entries of each block are, for a machine that really reads them (None: each command
-    is a block).
+    counted); several may be brought by one command. ``pieces`` says where in the commands' bytes the entries of each
+    block are, for a machine that really reads them (None: each command is a block).
     """
 
     def __init__(
@@ -189,7 +189,7 @@ Gathered = tuple[np.ndarray, np.ndarray, np.ndarray]
 def gathered(
     offsets: np.ndarray, tokens: np.ndarray, token_bytes: int, alignment_bytes: int, pools: np.ndarray | None = None
 ) -> Gathered:
-    """Commands that read stretches of entries, no two of which overlap: their offsets and lengths, and the entries of
+    """Returns commands that read stretches of entries without overlap: their offsets and lengths, and the entries of
     every contiguous access.
 
     A command covers whole storage blocks. Stretches that lie against each other, or share a storage block, are read as

@@ -23,11 +23,11 @@ class PoolLayout(ClusterLayout):
 
     @property
     def pool_bytes(self) -> int:
-        """Of a pool made for a block as there are at first."""
+        """Returns the bytes of a pool made for a block as there are at first."""
         return int(self.pool_of(self.block_tokens + bool(self.more)))
 
     def pool_of(self, tokens: Any) -> Any:
-        """Bytes of a pool, or of each, that is made for so many tokens."""
+        """Returns the bytes of a pool, or of each, made for `tokens`."""
         return up(self.spare * tokens * self.token_bytes, max(self.alignment_bytes, self.page))
 
     @property
@@ -71,7 +71,7 @@ class Pools(Stretched):
         in_order, blocks = in_order[there], blocks[there]
         n_bytes = np.maximum(self.like.pool_of(self._tokens[in_order, blocks]), self.like.pool_bytes)
         if self._file.free:
-            # Made anew: as far as there is room between others.
+            # Made again: as far as there is room between others.
             self._offsets[in_order, blocks] = [self._file.take(size) for size in n_bytes.tolist()]
         else:
             self._offsets[in_order, blocks] = self._file.take_together(n_bytes)

@@ -153,7 +153,7 @@ class SequenceOrder(PlacedClusters):
     def _taken_in(
         self, rows: np.ndarray, blocks: np.ndarray, nth: np.ndarray, in_row: np.ndarray | None = None
     ) -> Change:
-        """New tokens, each the nth of those that a block gets, and of those that its row gets (None: the same)."""
+        """Places new tokens, each the nth that its block gets, and that its row gets (None: the same)."""
         tokens = self._lengths[rows] + (nth if in_row is None else in_row)
         if not len(rows):
             return Change(Pieces.none(self.like.token_bytes))
@@ -194,7 +194,7 @@ class SequenceOrder(PlacedClusters):
         return self._single(layer * self.like.rows + rows, blocks, ranks, tokens)
 
     def _pieces_of(self, layer: int, owner: np.ndarray, rows: np.ndarray, blocks: np.ndarray) -> Pieces:
-        """Of blocks in the order given, each by its tokens."""
+        """Returns pieces of blocks in the order given, each by its tokens."""
         whole = self._all(layer, owner)
         nth = np.full((self.like.rows, self.like.blocks), -1)
         nth[rows, blocks] = np.arange(len(rows))

@@ -1,4 +1,4 @@
-"""Clusters of which each lies in one stretch of the file."""
+"""Clusters that each lie in one stretch of the file."""
 
 from abc import abstractmethod
 from collections.abc import Collection
@@ -13,7 +13,7 @@ from kvferry.layouts.pieces import Change, Moves, Pieces, Reads, gathered_apart
 
 
 class Stretched(PlacedClusters):
-    """What layouts share in which a block's entries lie one behind the other, upwards or downwards."""
+    """A base of layouts in which a block's entries lie one behind the other, upwards or downwards."""
 
     def __init__(self, like: ClusterLayout) -> None:
         super().__init__(like)
@@ -115,7 +115,7 @@ class Stretched(PlacedClusters):
     def _make_room(
         self, rows: np.ndarray, blocks: np.ndarray, tokens: int, here: np.ndarray
     ) -> tuple[Moves, np.ndarray]:
-        """Have room for so many tokens more: what moves within the file, and for each block whether it has another
+        """Makes room for `tokens` more; returns what moves within the file, and for each block whether it has another
         place and has to be written as a whole. Called before they are counted."""
 
     @abstractmethod
@@ -127,7 +127,7 @@ class Stretched(PlacedClusters):
 
     @abstractmethod
     def _settle(self, row: int, new: int, tokens: int) -> None:
-        """Place a new block of so many tokens, before they are counted."""
+        """Places a new block of `tokens`, before they are counted."""
 
     def _pools(self, rows: np.ndarray, blocks: np.ndarray) -> np.ndarray | None:
         """Blocks of equal number that are wanted together are read as one; None: none are."""

@@ -1,4 +1,4 @@
-"""Where a layer's cached clusters lie in the storage file while other layers compute (DynaKV 6.1)."""
+"""The area of a layer's cached clusters in the storage file while other layers compute (DynaKV 6.1)."""
 
 import numpy as np
 
@@ -31,7 +31,7 @@ class SwapArea:
 
     @staticmethod
     def n_bytes(slots: int, token_bytes: int, alignment_bytes: int) -> int:
-        """What an area takes of the file."""
+        """Returns what an area takes of the file."""
         return int(up(slots * token_bytes, alignment_bytes))
 
     @property
