@@ -1,4 +1,4 @@
-"""What a model says: the next token of every sequence, greedily, or what it is made to say."""
+"""Answers of a model: the next token of every sequence, greedily, or what it is made to say."""
 
 from collections.abc import Callable, Sequence
 

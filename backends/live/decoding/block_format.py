@@ -1,4 +1,4 @@
-"""What a storage file of KV holds: KV blocks as the layout has them, from tensors to bytes and back."""
+"""The content of a storage file of KV: KV blocks as the layout has them, from tensors to bytes and back."""
 
 from collections.abc import Sequence
 
@@ -47,7 +47,7 @@ class BlockFormat:
 
     @property
     def sides(self) -> int:
-        """Of what is in memory: keys and values, or keys that have the values in them."""
+        """Returns the sides of what is in memory: keys and values, or keys that have the values in them."""
         return 2 if self._latent_rank is None else 1
 
     def kept(self, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -54,12 +54,12 @@ class StoredBlocks:
 
     @property
     def n_bytes(self) -> int:
-        """What reuse buffers and rolling buffers take in memory."""
+        """Returns what reuse buffers and rolling buffers take in memory."""
         return self._rolling.nbytes + (0 if self._slots is None else self._slots.nbytes)
 
     @property
     def key_bytes(self) -> int:
-        """What keys that are rebuilt take in memory."""
+        """Returns what rebuilt keys take in memory."""
         return self._rebuilt.n_bytes if self._rebuilt else 0
 
     def prefilled(
@@ -136,8 +136,8 @@ class StoredBlocks:
         return WrittenLayers(self.format, blocks, range(self.layers))
 
     def _brought(self, kv: Attended, read: Data) -> torch.Tensor:
-        """KV blocks [rows, k, *shape]: those that were read, put into their slots where there are any, and those that
-        lay there already."""
+        """Returns KV blocks [rows, k, *shape]: the ones read, put into their slots where there are any, and the ones
+        that lay there already."""
         came = self.format.unpacked(read.rows()).to(self._rolling.device)
         if kv.slots is None or kv.missing is None:
             return came.unflatten(0, (self.format.rows, -1))

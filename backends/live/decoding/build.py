@@ -55,7 +55,7 @@ class DecodeRunner(OpRunner, Protocol):
 
     @property
     def said(self) -> dict[Place, Answer]:
-        """What was said of clusters."""
+        """Returns what was said of clusters."""
         ...
 
     @property
@@ -114,7 +114,7 @@ def decode_runner(
 
 
 def format_of(sizes: DecodeSizes, dtype: torch.dtype) -> BlockFormat | ClusterFormat:
-    """What the file with the KV holds."""
+    """Returns the format of the file with the KV."""
     layout, model = sizes.layout, sizes.model
     if isinstance(layout, ClusterLayout):
         return ClusterFormat(layout, kv_heads=model.kv_heads, head_dim=model.head_dim, dtype=dtype)
@@ -160,7 +160,7 @@ def _storage(path: Path, n_bytes: int, scenario: Scenario, sizes: DecodeSizes) -
 
 
 def storage_measured(storage: Storage | MappedStorage) -> dict[str, Any]:
-    """What the file's storage did, for a run's record."""
+    """Returns what the file's storage did, for a run's record."""
     found: dict[str, Any] = {"kv_read_bytes": storage.peak_buffer_bytes}
     if isinstance(storage, PacedStorage | MappedStorage):
         found |= {"storage_batches": storage.batches, "storage_batches_late": storage.late}

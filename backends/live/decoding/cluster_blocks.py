@@ -74,8 +74,8 @@ class ClusteredKv(Clustered):
 
 
 class SwappedKv:
-    """What of a layer's clusters is at hand as it computes, by row and cluster, to be written where the layer's cache
-    lies: a Written."""
+    """Holds what of a layer's clusters is at hand as it computes, by row and cluster, to be written where the layer's
+    cache lies: a Written."""
 
     def __init__(self, format: ClusterFormat, clusters: dict[Place, torch.Tensor]) -> None:
         self._format, self._clusters = format, clusters
@@ -127,7 +127,7 @@ class ClusterBlocks:
 
     @property
     def n_bytes(self) -> int:
-        """What reuse buffers, page buffers, newest tokens and entries that wait take in memory."""
+        """Returns what reuse buffers, page buffers, newest tokens and waiting entries take in memory."""
         parts = (*self._slots, *self._unwritten)
         kept = sum(entries.nbytes for of_layer in parts for entries in of_layer.values())
         kept += sum(recent.nbytes for recent in self._recent if recent is not None)
@@ -267,7 +267,7 @@ class ClusterBlocks:
         return torch.stack(entries)
 
     def _newest(self, layer: int) -> torch.Tensor:
-        """[rows, tokens, *shape]: those that belong to no cluster yet, and the one under way."""
+        """Returns [rows, tokens, *shape]: tokens that belong to no cluster yet, and the one under way."""
         new, recent = self._new[layer], self._recent[layer]
         assert new is not None
         return new[:, None] if recent is None else torch.cat([recent, new[:, None]], dim=1)
@@ -277,7 +277,7 @@ class ClusterBlocks:
         return [self._here[layer][place], *self._waiting[layer].get(place, [])]
 
     def _bring(self, kv: Attended, read: Data, swapped: Data | None) -> None:
-        """Gathers the clusters of a step: those that were read, which enter their slots where there are any, and those
+        """Gathers the clusters of a step: the ones read, which enter their slots where there are any, and the ones
         that lay there already."""
         assert kv.ids is not None and kv.starts is not None and kv.tokens is not None and kv.missing is not None
         here, slots = self._here[kv.layer], self._slots[kv.layer]
@@ -319,12 +319,12 @@ class ClusterBlocks:
         return kept
 
     def swapped_out(self, layer: int) -> SwappedKv:
-        """What of a layer's clusters is at hand now, to be written where its cache lies."""
+        """Returns what of a layer's clusters is at hand now, to be written where its cache lies."""
         kept, self._kept[layer] = self._kept[layer], {}
         return SwappedKv(self.format, kept | self._here[layer])
 
     def _renew(self, layer: int, clusters: dict[Place, torch.Tensor]) -> None:
-        """Clusters that are at hand have been made anew, and are kept."""
+        """Keeps clusters at hand that have been made again."""
         if self._renewed[layer]:
             self._slots[layer] |= clusters
         if self._swaps[layer]:

@@ -1,4 +1,4 @@
-"""What is written to the log of a KV file while a batch decodes: by entries, whether KV blocks are clusters or not."""
+"""The log of a KV file, written while a batch decodes: by entries, whether KV blocks are clusters or not."""
 
 from array import array
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,8 @@ Place = tuple[int, int]
 
 
 class EntryLog:
-    """Of KV blocks of one token, which never change their place. ``rows`` in each layer; prompts of ``context`` tokens.
+    """Logs KV blocks of one token, which never change their place. ``rows`` in each layer; prompts of ``context``
+    tokens.
 
     A step's entries are logged as they come, since they may be in memory alone for long.
     """
@@ -67,7 +68,7 @@ class EntryLog:
 
 
 class ClusterLog(EntryLog):
-    """Of clusters: which tokens are whose is kept here, in memory. An entry of the prompts is logged before the file
+    """Logs clusters: keeps in memory which tokens are whose. An entry of the prompts is logged before the file
     loses it where it was written first."""
 
     def __init__(self, log: KvLog, *, layers: int, rows: int, context: int) -> None:
@@ -172,7 +173,7 @@ class ClusterLog(EntryLog):
         return np.stack([np.full_like(tokens, layer * self._rows + row), tokens, np.full_like(tokens, block)], 1)
 
     def _lying(self, pieces: Pieces) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Of each entry of pieces, as they lie in the file: row of all layers, token and offset, int64[n]."""
+        """Returns of each entry of pieces, as they lie in the file: row of all layers, token and offset, int64[n]."""
         columns = (pieces.layers, pieces.rows, pieces.blocks, pieces.firsts, pieces.tokens, pieces.down)
         parts = [np.empty(0, np.int64)]
         for layer, row, block, first, count, down in zip(*(of.tolist() for of in columns), strict=True):

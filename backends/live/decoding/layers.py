@@ -58,7 +58,7 @@ KnownPrefill = Callable[[int], PrefilledLayer]
 
 
 class Projected(NamedTuple):
-    """What a layer makes of the token under way, with its rotary embedding."""
+    """Holds what a layer makes of the token under way, with its rotary embedding."""
 
     layer: int
     queries: torch.Tensor
@@ -163,12 +163,12 @@ class Layers(RegisteredOps):
 
     @property
     def metadata_bytes(self) -> int:
-        """What choosing KV blocks takes in memory, and keys that are rebuilt."""
+        """Returns what choosing KV blocks takes in memory, rebuilt keys included."""
         return self.blocks.key_bytes + (self._index.n_bytes if self._index else 0)
 
     @property
     def buffer_bytes(self) -> int:
-        """What reuse buffers and rolling buffers take."""
+        """Returns what reuse buffers and rolling buffers take."""
         return self.blocks.n_bytes
 
     @told_as_out_of_memory("no memory is left for the model's layers")
@@ -207,13 +207,13 @@ class Layers(RegisteredOps):
 
     @runs(Select)
     def _select(self, op: Select, inputs: Sequence[Any]) -> Selection:
-        """The hidden state below some layer stands in for the one below `op.layer`, of which it is the input."""
+        """Chooses with the hidden state below some layer in place of the one below `op.layer`."""
         index = self._indexed(op)
         return self._choose(op, index, index.scores(op.layer, self._queries(op.layer), op.heads))
 
     @runs(Retrieve)
     def _retrieve(self, op: Retrieve, inputs: Sequence[Any]) -> Selection:
-        """By the token's id, before the first layer computes."""
+        """Chooses by the token's id, before the first layer computes."""
         self._next(op, op.layer)
         head = self._indexed(op)
         if not isinstance(head, RetrievalHeadKeys):
@@ -358,11 +358,11 @@ class Layers(RegisteredOps):
         return self.decoder.queries(layer, self._hidden, self._rotary_now)
 
     def _brought(self, kv: Attended, inputs: Sequence[Any]) -> Data:
-        """What a layer's attention takes in: what was brought, or lies in the processor's own memory."""
+        """Returns what a layer's attention takes in: what was brought, or lies in the processor's own memory."""
         return inputs[0] if kv.at is None else self._own(kv.at)
 
     def _own(self, at: Extents) -> Data:
-        """What lies in the processor's own memory."""
+        """Returns what lies in the processor's own memory."""
         return memory_of(self._tiers).device.read(at)
 
     @property

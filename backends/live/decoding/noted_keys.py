@@ -7,15 +7,15 @@ from kvferry.traces.key_recording import KeyRecording
 
 
 class NotedKeys:
-    """Those of the first sequence, as attention meets them."""
+    """Notes keys and queries of the first sequence, as attention meets them."""
 
     def __init__(self, layers: int) -> None:
         self._keys: list[list[torch.Tensor]] = [[] for _ in range(layers)]
         self._queries: list[list[torch.Tensor]] = [[] for _ in range(layers)]
 
     def put(self, layer: int, queries: torch.Tensor, keys: torch.Tensor) -> None:
-        """Of further tokens: queries [sequences, query heads, tokens, head_dim], keys [sequences, KV heads, tokens,
-        head_dim]."""
+        """Adds further tokens: queries [sequences, query heads, tokens, head_dim], keys [sequences, KV heads,
+        tokens, head_dim]."""
         self._keys[layer].append(keys[0].float().cpu())
         self._queries[layer].append(queries[0].unflatten(0, (keys.shape[1], -1)).float().cpu())
 

@@ -137,7 +137,7 @@ class PagedLayers(RegisteredOps):
     # --- what they share -----------------------------------------------------------------------------------------
 
     def _sequences(self, op: PrefillLayer | OutputHead | DecodeStep) -> Sequence[int]:
-        """The sequences that an op is for. Frees the KV of those that it releases."""
+        """Returns the sequences that an op is for, and frees the KV of the ones that it releases."""
         of = op.of or Batch(tuple(range(len(self._prompts))))
         if op.batch != len(of.sequences):
             raise KvferryError(f"{op.label} of a batch of {op.batch} names {len(of.sequences)} sequences")

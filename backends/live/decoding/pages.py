@@ -6,8 +6,8 @@ from kvferry.policies.decode.pages import PAGE_TOKENS, PageTable, pages_of
 
 
 class Pages(PageTable):
-    """A pool of so many pages, each of ``PAGE_TOKENS`` tokens of all layers, and what lies in them. `latent_rank`:
-    values are the first numbers of keys, so many, and do not lie there by themselves."""
+    """Holds a pool of pages, each of ``PAGE_TOKENS`` tokens of all layers, and what lies in them. `latent_rank`:
+    values are that many first numbers of keys, and do not lie there by themselves."""
 
     def __init__(
         self,

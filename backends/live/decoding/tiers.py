@@ -51,7 +51,7 @@ class TierMemory:
         return Data(copied, ats, lengths, lambda: None)
 
     def brought(self, extents: Extents) -> Data:
-        """What is read: the processor takes it as it is."""
+        """Returns what is read: the processor takes it as it is."""
         return self.read(extents)
 
     def _rows(self, extents: Extents) -> tuple[np.ndarray, np.ndarray] | None:
@@ -110,7 +110,7 @@ class KvTiers:
             self._copies.settle()
 
     def upload(self, numbers: np.ndarray, device: torch.device) -> torch.Tensor:
-        """In the processor's memory, without waiting for it."""
+        """Copies to the processor's memory, without waiting for it."""
         here = torch.from_numpy(np.ascontiguousarray(numbers))
         if self._copies is None:
             return here.to(device)
@@ -143,7 +143,7 @@ class KvTiers:
             self.device.write(kv, written.bytes_of(kv))
 
     def _taken(self, read: Data) -> Bytes | TensorData:
-        """What was read, whose memory may be used again unless it is a device's."""
+        """Returns what was read; its memory may be used again unless it is a device's."""
         if isinstance(read, TensorData):
             return read
         taken = bytes(read)
@@ -179,7 +179,7 @@ def memory_of(tiers: KvTiers | None) -> KvTiers:
 
 
 def left(written: Written | None, stays: Extents | None, tiers: KvTiers | None) -> Written | None:
-    """What an op leaves. Puts what stays in the processor's own memory there; the rest is to be written elsewhere."""
+    """Returns what an op leaves to be written elsewhere, and puts what stays into the processor's own memory."""
     if written is not None and stays is not None:
         memory_of(tiers).keep(stays, written)
     if isinstance(written, WrittenLayers) and (stays is None or stays.n_bytes < written.n_bytes):

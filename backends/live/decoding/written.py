@@ -1,4 +1,4 @@
-"""What an op leaves to be written: bytes of KV as they lie in a tier, by layer."""
+"""The output of an op that is to be written: bytes of KV as they lie in a tier, by layer."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -14,7 +14,7 @@ Bytes = bytes | bytearray | memoryview
 
 class Written(Protocol):
     def bytes_of(self, extents: Extents) -> Bytes:
-        """What lies in these ranges, those of ``extents.placed`` layers one after the other."""
+        """Returns what lies in these ranges, one of the ``extents.placed`` layers after the other."""
         ...
 
 
@@ -70,7 +70,7 @@ class WrittenPieces:
 
 
 def joined(parts: Sequence[memoryview]) -> memoryview:
-    """In memory that direct I/O takes as it is."""
+    """Returns the parts as one, in memory that direct I/O takes as it is."""
     whole = aligned_memory(max(1, sum(map(len, parts))))
     at = 0
     for part in parts:
@@ -80,6 +80,6 @@ def joined(parts: Sequence[memoryview]) -> memoryview:
 
 
 def source(extents: Extents, request: int | None, inputs: Sequence[Any]) -> Bytes:
-    """For a LiveMachine: what a write is of, from the op that it comes after."""
+    """Returns, for a LiveMachine, what a write is of, from the op that it comes after."""
     written: Written = inputs[0]
     return written.bytes_of(extents)

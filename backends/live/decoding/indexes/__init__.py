@@ -1,1 +1,2 @@
-"""What a real machine keeps in memory to choose KV blocks with: one file per kind of index, one table of them."""
+"""Indexes that a real machine keeps in memory to choose KV blocks with: one file per kind of index, one table of
+them."""

@@ -50,7 +50,7 @@ class Centroids(Index):
         return int(self.tables[layer].used.max())
 
     def sizes(self, layer: int, row: int) -> list[int]:
-        """Keys of each cluster of a row, without those that wait for it."""
+        """Returns the number of keys in each cluster of a row, without waiting ones."""
         table = self.tables[layer]
         return [int(n) for n in table.counts[row, : table.used[row]]]
 
@@ -75,8 +75,8 @@ class Centroids(Index):
         return torch.stack([of_one.topk(k, dim=-1).indices.flatten(0, 1) for of_one in scores], dim=1).numpy()
 
     def cluster(self, layer: int, keys: np.ndarray, clusters: int, first: int) -> np.ndarray:
-        """Make so many clusters of keys [rows, tokens, numbers], from number `first` on: of each row's tokens the one
-        that it is in, counted from there, int32[rows, tokens]."""
+        """Makes `clusters` of keys [rows, tokens, numbers], from number `first` on; returns each token's cluster,
+        counted from there, int32[rows, tokens]."""
         labels = kmeans(keys, clusters)
         self.tables[layer].fill(np.arange(len(keys)), keys, labels, first)
         return labels

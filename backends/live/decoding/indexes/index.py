@@ -1,4 +1,4 @@
-"""What every index can do, and how the query heads that choose together agree on scores."""
+"""The base of every index, and how query heads that choose together agree on scores."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -26,11 +26,11 @@ class Index(ABC):
     @property
     @abstractmethod
     def n_bytes(self) -> int:
-        """What is kept takes in memory."""
+        """Returns what the index takes in memory."""
 
     @abstractmethod
     def blocks(self, layer: int) -> int:
-        """How many KV blocks of each row can be chosen from."""
+        """Returns how many KV blocks of each row can be chosen from."""
 
     def read(self, ids: torch.Tensor) -> None:  # noqa: B027
         """Take note of the token ids int[sequences, tokens] that the model reads next: the prompts, then every token

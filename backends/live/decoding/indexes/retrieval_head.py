@@ -41,7 +41,7 @@ class RetrievalHeadKeys(BlockIndex):
 
     @property
     def n_bytes(self) -> int:
-        """Of its K cache and its weights; the embedding is the model's."""
+        """Returns the bytes of its K cache and its weights; the embedding is the model's."""
         return self._keys.nbytes + self._head.parameter_count * self._keys.itemsize
 
     def blocks(self, layer: int) -> int:

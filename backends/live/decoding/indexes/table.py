@@ -41,5 +41,5 @@ INDEXES: dict[str, MakeIndex] = {
 
 
 def index_maker(kind: str) -> MakeIndex:
-    """What makes an index of this kind, of a plugin's too. Raises InputError for one that there is not."""
+    """Returns what makes an index of this kind, a plugin's too. Raises InputError for an unknown one."""
     return pick("index", {**dict.fromkeys(KEY_INDEXES, ArrayIndex.made), **INDEXES}, kind)
