@@ -1,4 +1,4 @@
-"""What a modelled machine is given that decodes from KV on storage: selections, keys, and clusters of them."""
+"""Inputs of a modelled machine that decodes from KV on storage: selections, keys, and clusters of them."""
 
 from collections.abc import Callable
 from pathlib import Path

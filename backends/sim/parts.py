@@ -1,4 +1,4 @@
-"""What each sort of need makes of a modelled machine."""
+"""Modelled machines, by the sort of need."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -26,8 +26,8 @@ def _no_contexts(sequence: int) -> StoredContext:
 
 @dataclass(frozen=True, kw_only=True)
 class SimParts:
-    """What a SimMachine is made with: its device as it is under this need, and what answers its ops that choose; and
-    the contexts that lie in the cloud for it."""
+    """Holds what a SimMachine is made with: its device as it is under this need, and what answers its ops that choose;
+    and the contexts that lie in the cloud for it."""
 
     device: DeviceSpec
     selections: Callable[[Selecting], Selection] | None = None
@@ -76,7 +76,7 @@ _MAKERS: dict[type[Need], Callable[[Scenario, Any, Inputs], SimParts]] = {
 
 
 class ModelledContexts:
-    """What a scenario's contexts would weigh in the cloud, by the model of a codec."""
+    """Returns what a scenario's contexts would weigh in the cloud, by the model of a codec."""
 
     def __init__(self, scenario: Scenario, codec: str) -> None:
         self._scenario, self._codec = scenario, codec

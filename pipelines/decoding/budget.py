@@ -1,4 +1,4 @@
-"""What a decode scenario grants a sequence of memory for its KV, and how many sequences decode together."""
+"""The memory that a decode scenario grants a sequence for its KV, and how many sequences decode together."""
 
 import math
 from collections.abc import Iterator
@@ -100,8 +100,8 @@ def hold_workspace(machine: Machine, scenario: Scenario, roles: Roles) -> None:
 
 
 def fits(scenario: Scenario, plan: DecodePlan) -> bool:
-    """Whether the budget, and the memory of device and host, hold the KV of a plan's whole output, with what manages
-    it."""
+    """Returns whether the budget, and the memory of device and host, hold the KV of a plan's whole output, with what
+    manages it."""
     if plan.memory.over_bytes:
         return False
     memory = scenario.device.memory
@@ -114,7 +114,7 @@ def fits(scenario: Scenario, plan: DecodePlan) -> bool:
 
 
 def fitting_batch(scenario: Scenario, each_bytes: float, whole_bytes: float, key: str) -> int:
-    """How many sequences decode together when each takes `each_bytes` of `whole_bytes`: as many as asked, or with `max`
+    """Returns how many sequences decode together when each takes `each_bytes` of `whole_bytes`: as asked, or with `max`
     as many as fit. Raises InputError, which names `key`, when asked for more than fit; NoRoom when not one does."""
     asked = scenario.decode.workload.batch
     fit = min(MOST_BATCH, int(whole_bytes // each_bytes)) if each_bytes else MOST_BATCH

@@ -121,8 +121,8 @@ class AssignKeys:
 
 
 class TendClusters:
-    """What a layer's new keys lead to: clusters that are cut, having been read first if not selected, or
-    tokens that become clusters. Most often nothing."""
+    """Does what a layer's new keys lead to: cuts clusters, read first if not selected, or makes tokens clusters. Most
+    often nothing."""
 
     worker: Worker = "processor"
 
@@ -228,5 +228,5 @@ class NextToken:
 
     @staticmethod
     def behind(prices: Prices, layers: int) -> Parts:
-        """Writing what a token has completed: a block of every row of so many layers."""
+        """Prices the writing of what a token has completed: a block of every row of `layers`."""
         return prices.move(layers * prices.plan.rows, prices.plan.layout.stride_bytes, "device", prices.tier)

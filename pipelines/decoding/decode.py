@@ -93,7 +93,7 @@ class LockStepDecode:
         self._on_move(True)
 
     def _foreseen(self) -> ForeseenSteps | StagedSteps | None:
-        """What works steps out; None: events decide."""
+        """Returns what works steps out; None: events decide."""
         seen = self._foresight
         if seen is not None and foreseeable(self.plan, seen):
             return ForeseenSteps(self.now, seen)

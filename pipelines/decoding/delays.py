@@ -1,4 +1,4 @@
-"""What prefill and decoding take by a profile's own numbers: I/O, compute, and both together (KVSwap A.3).
+"""Times of prefill and decoding by a profile's own numbers: I/O, compute, and both together (KVSwap A.3).
 
 For planning: no events, the mean of everything. It walks the very stages that the pipeline carries out; the modelled
 world, with its events, agrees within a few percent. Left out: that copies are slowed by what is beside them, and that
@@ -94,8 +94,8 @@ class Delays:
         return max(end for _, end in times.stages)
 
     def token_times_s(self, plan: DecodePlan, tokens: int, reuse_rate: float = 0.0) -> list[float]:
-        """When each token of a sequence is there, of which the first ends prefill: with the steps in which a placement
-        moves layers, and those that begin while full blocks are still being written."""
+        """Returns when each token of a sequence is there; the first ends prefill. Counts steps in which a placement
+        moves layers, and steps that begin while full blocks are still being written."""
         times = [self.prefill_s(plan)]
         kept = plan.roles.upkeep.start(plan.context, plan.choice.group_tokens, plan.layout)
         steps: dict[tuple[object, ...], Times] = {}
@@ -138,7 +138,7 @@ class Delays:
         return table.times(self._parts(table, plan, reuse_rate, tiers), self._beside, ends, arriving)
 
     def _written(self, plan: DecodePlan, tiers: tuple[Tier, ...], free: Mapping[Queue, float]) -> dict[Queue, float]:
-        """When each queue is free again, once the KV blocks that a step has completed are written."""
+        """Returns when each queue is free again, once the KV blocks that a step has completed are written."""
         ends = dict(free)
         for tier in dict.fromkeys(tiers):
             _queued(NextToken.behind(_Prices(self, plan, tier), tiers.count(tier)), ends)
@@ -159,7 +159,7 @@ class Delays:
         return self._spec.dispatch_s + self._costs.cost(op).duration_s
 
     def leg(self, plan: DecodePlan, leg: Leg, commands: float, each_bytes: int) -> Part:
-        """A read, write or copy of so many byte ranges of one length."""
+        """Returns a read, write or copy of `commands` byte ranges of one length."""
         if leg == "copy":
             return Part("copies", copy_s(commands * each_bytes, *self._copies))
         storage = self._device.storage
@@ -201,8 +201,8 @@ class _Prices:
 
 
 def _queued(parts: Parts, ends: dict[Queue, float]) -> float:
-    """When parts that are handed over together end, behind what their queues hold already. Updates `ends` of the
-    queues."""
+    """Returns when parts that are handed over together end, behind what their queues hold already. Updates `ends` of
+    the queues."""
     end = 0.0
     for queue, seconds in parts:
         ends[queue] = end = max(end, ends.get(queue, 0.0)) + seconds
@@ -221,6 +221,6 @@ def _prefill_table(roles: Roles, layers: int) -> Timetable:
 
 @lru_cache(maxsize=256)
 def _middle(roles: Roles) -> tuple[list[int], list[int]]:
-    """What the processor does for the two layers in the middle."""
+    """Returns what the processor does for the two layers in the middle."""
     first, second = (_step_table(roles, _BLOCKS).worked_at(layer) for layer in (1, 2))
     return first, second

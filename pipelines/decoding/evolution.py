@@ -1,4 +1,4 @@
-"""How clusters of a plan fare as decoding goes on: by what generated keys say, without a machine and without time."""
+"""Clusters of a plan as decoding goes on: by what generated keys say, without a machine and without time."""
 
 from dataclasses import dataclass
 
@@ -13,10 +13,10 @@ from kvferry.traces.key_process import KeyProcess
 
 @dataclass(frozen=True, kw_only=True)
 class Quality:
-    """Of the clusters there are. ``variance``: the mean squared distance of keys to their centroids. ``clusters`` per
-    row, and ``waiting``, keys per row that belong to none or wait for one. ``recall``: of the entries that the present
-    query wants most, as many as a selection is to hold, the share that is in clusters that are retrieved, or in memory.
-    ``read``: what these hold, over all entries."""
+    """Measures the clusters there are. ``variance``: the mean squared distance of keys to their centroids. ``clusters``
+    per row, and ``waiting``, keys per row that belong to none or wait for one. ``recall``: of the entries that the
+    present query wants most, as many as a selection is to hold, the share that is in clusters that are retrieved, or in
+    memory. ``read``: what these hold, over all entries."""
 
     tokens: int
     variance: float
@@ -48,12 +48,12 @@ class Evolution:
             self.kept.filled(layer, found.tokens, found.variances)
 
     def go(self, tokens: int) -> None:
-        """So many tokens more."""
+        """Adds `tokens`."""
         self.kept.skip(tokens, self.tokens, self.keys, self.plan.roles.selector.wanted_tokens)
         self.tokens += tokens
 
     def quality(self) -> Quality:
-        """As the token under way finds them."""
+        """Returns how the token under way finds them."""
         wanted = self.plan.roles.selector.wanted_tokens(self.tokens)
         recall, read = self.keys.recall(wanted)
         table = self.keys.table
@@ -68,8 +68,8 @@ class Evolution:
 
 
 def wanted_again(evolution: Evolution, tokens: int, within: tuple[int, ...]) -> dict[int, float]:
-    """Of the clusters that a new key joined, the share that a query wants within so many tokens more (DynaKV Tab. 2):
-    over all rows and over `tokens` tokens."""
+    """Returns the share of clusters that a new key joined which a query wants within this many tokens more (DynaKV
+    Tab. 2): over all rows and over `tokens` tokens."""
     keys, updated, wanted = evolution.keys, list[np.ndarray](), list[np.ndarray]()
     for _ in range(tokens + max(within)):
         evolution.go(1)

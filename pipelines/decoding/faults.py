@@ -1,4 +1,4 @@
-"""What a scenario asks of decoding that it does not do, each with its key."""
+"""Refusals: what a scenario asks of decoding that it does not do, each with its key."""
 
 from collections.abc import Iterator, Mapping
 

@@ -17,7 +17,7 @@ from kvferry.policies.decode.rows import BlockRows
 
 
 class ChooseBlocks:
-    """The machine scores KV blocks and answers with those that attention wants."""
+    """Scores KV blocks and answers with the ones that attention wants."""
 
     worker: Worker = "processor"
 
@@ -59,7 +59,7 @@ class RetrieveBlocks:
 
 
 def wanted_blocks(now: DecodeState, layer: int) -> tuple[BlockRows, np.ndarray | None]:
-    """What the selector makes of the machine's answer, and the tokens in each block; None: all are full."""
+    """Returns what the selector makes of the machine's answer, and the tokens in each block; None: all are full."""
     chosen, plan = now.chosen[layer], now.plan
     assert chosen is not None
     selector, answer = plan.roles.selector, chosen.value
@@ -129,7 +129,7 @@ class LookUp:
 
 
 class Compare:
-    """What was chosen for all layers is compared with what their slots hold, once (SpeContext 5.4)."""
+    """Compares what was chosen for all layers with what their slots hold, once (SpeContext 5.4)."""
 
     worker: Worker = "processor"
 
@@ -186,7 +186,7 @@ class BringMissing:
 
 
 class SwapIn:
-    """What is kept of a layer comes into memory before the layer needs it (DynaKV 6.1)."""
+    """Brings what is kept of a layer into memory before the layer needs it (DynaKV 6.1)."""
 
     worker: Worker = "mover"
 
@@ -207,7 +207,7 @@ class SwapIn:
 
 
 class SwapOut:
-    """What is kept of a layer goes back to where it lies while others compute, as far as it has changed, and so do the
+    """Takes what is kept of a layer back to where it lies while others compute, as far as it has changed, and the
     representatives of clusters that new keys have changed (DynaKV 6.1)."""
 
     worker: Worker = "mover"
@@ -237,7 +237,7 @@ class SwapOut:
         return area.keep(rows, blocks, now.blocks.tokens_of(layer, rows, blocks))
 
     def parts(self, prices: Prices) -> Parts:
-        """What is brought anew in a step stays, if all of it finds room."""
+        """Prices what is brought newly in a step, which stays if all of it finds room."""
         plan = prices.plan
         n_bytes = min(prices.missing * plan.layout.block_bytes, plan.file.swap_layer_bytes)
         return prices.move(1, int(n_bytes), "device", prices.tier)

@@ -27,7 +27,7 @@ _KINDS = {"select", "look_up", "bring", "rebuild", "attend", "feed_forward", "ne
 
 
 def foreseeable(plan: DecodePlan, foresight: Foresight) -> bool:
-    """Whether the steps of this plan are made of nothing but what is worked out here."""
+    """Returns whether the steps of this plan are made of nothing but what is worked out here."""
     if foresight.chosen is None:
         return False
     tiers = {*plan.tiers, *plan.last_tiers}

@@ -1,4 +1,4 @@
-"""A batch of which the device holds no sequence: an outcome, known before a world is opened for it."""
+"""A batch that finds no room on the device: an outcome, known before a world is opened for it."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""What decoding takes of memory at its peak: pages of KV where all of it is there, and what attention needs besides."""
+"""The memory of decoding at its peak: pages of KV where all of it is there, and what attention needs besides."""
 
 from dataclasses import dataclass
 from itertools import groupby
@@ -19,19 +19,19 @@ class Peak:
     model: ModelSpec
 
     def kv_bytes(self, tokens: int) -> float:
-        """The KV of a sequence of so many tokens, in whole pages."""
+        """Returns the KV of a sequence of `tokens`, in whole pages."""
         return pages_of(self.roles.selector.kept_tokens(tokens)) * PAGE_TOKENS * self.model.kv_bytes_per_token
 
     def turn_bytes(self, turn: Turn) -> float:
-        """What attention takes besides in a turn: scores of the prompts that pass a layer together, or copies of a
-        layer's KV."""
+        """Returns what attention takes besides in a turn: scores of the prompts that pass a layer together, or copies
+        of a layer's KV."""
         if turn.kind == "decode":
             return self.decode_bytes(sum(turn.tokens))
         groups = ((len(list(alike)), tokens) for tokens, alike in groupby(turn.tokens))
         return max(self.prefill_bytes(n, tokens) for n, tokens in groups)
 
     def prefill_bytes(self, batch: int, tokens: int) -> float:
-        """Scores of so many prompts that pass a layer together."""
+        """Returns the scores of `batch` prompts that pass a layer together."""
         return self.roles.attention.prefill_bytes(self.model, batch, tokens)
 
     def decode_bytes(self, tokens: float) -> float:
@@ -50,5 +50,5 @@ class Peak:
         return max(begin, end)
 
     def sequences_within(self, whole_bytes: float, request: Request) -> int:
-        """How many sequences like this one decode together in so much memory, MOST_BATCH at most."""
+        """Returns how many sequences like this one decode together in this memory, MOST_BATCH at most."""
         return next((n for n in range(MOST_BATCH, 0, -1) if self.batch_bytes(n, request) <= whole_bytes), 0)

@@ -1,4 +1,4 @@
-"""What a stage of decoding is priced by, without events."""
+"""The prices of stages of decoding, without events."""
 
 from typing import Literal, NamedTuple, Protocol
 
@@ -41,5 +41,5 @@ class Prices(Protocol):
         ...
 
     def move(self, commands: float, each_bytes: int, source: Tier, to: Tier) -> Parts:
-        """So many byte ranges of one length, from tier to tier; nothing within a tier."""
+        """Prices `commands` byte ranges of one length, from tier to tier; nothing within a tier."""
         ...

@@ -1,4 +1,4 @@
-"""What is known of how good a selection is, for a way of decoding as a system composes it."""
+"""Known figures of how good a selection is, for a way of decoding as a system composes it."""
 
 from kvferry.pipelines.decoding.systems import ROLES
 from kvferry.policies.decode.attention_mass import AttentionMass, attention_mass
@@ -17,5 +17,5 @@ def attention_mass_of(roles: Roles, attended_share: float, block_tokens: int) ->
 
 
 def _name(role: str, part: object) -> str:
-    """By which a scenario names it; empty for what has no name."""
+    """Returns the name by which a scenario calls it; empty without one."""
     return next((name for name, maker in ROLES[role].items() if maker is type(part)), "")

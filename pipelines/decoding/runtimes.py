@@ -1,4 +1,4 @@
-"""Which runtime a batch decodes on: named, fitted on the device, or assumed; and the others that it might be."""
+"""The runtime that a batch decodes on: named, fitted on the device, or assumed; and the others that it might be."""
 
 from __future__ import annotations
 
@@ -35,12 +35,13 @@ class Runtime:
     assumed: bool
 
     def provenance(self, device: DeviceSpec) -> dict[str, Any]:
-        """What a result says of it: name, whether it is assumed, what its times are multiplied with, sources."""
+        """Returns what a result says of it: name, whether it is assumed, what its times are multiplied with,
+        sources."""
         spec = self.spec
         return {"name": spec.name, "assumed": self.assumed, "scale": spec.scale(device), "sources": dict(spec.sources)}
 
     def about(self, device: DeviceSpec) -> str:
-        """For users: where its times are from."""
+        """Says to users where its times are from."""
         scale, fitted = self.spec.scale(device), ", ".join(self.spec.devices)
         if device.name in self.spec.devices or not fitted:
             return self.spec.name
@@ -49,9 +50,9 @@ class Runtime:
 
 
 def runtime_of(scenario: Scenario, system: DecodeSystem | None = None) -> Runtime | None:
-    """Of the scenario's own system, unless another composition is given. None where the device's profile says what
-    software takes, and for a system to which it makes no difference, as all KV stays in the processor's memory and
-    whole steps are launched at once; and for workloads that do not decode from KV elsewhere."""
+    """Returns the runtime of the scenario's own system, unless another composition is given. None where the device's
+    profile says what software takes, and for a system to which it makes no difference, as all KV stays in the
+    processor's memory and whole steps are launched at once; and for workloads that do not decode from KV elsewhere."""
     if scenario.workload.kind != "decode":
         return None
     from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS
@@ -72,13 +73,13 @@ def runtime_of(scenario: Scenario, system: DecodeSystem | None = None) -> Runtim
 
 
 def runtime_spec(scenario: Scenario, system: DecodeSystem) -> RuntimeSpec | None:
-    """What ``runtime_of`` finds, without how it is known."""
+    """Returns what ``runtime_of`` finds, without how it is known."""
     found = runtime_of(scenario, system)
     return None if found is None else found.spec
 
 
 def beyond_the_rows(runtime: RuntimeSpec | None, slots: int) -> list[str]:
-    """For users: that more slots are searched than the runtime was fitted on."""
+    """Says to users that more slots are searched than the runtime was fitted on."""
     if runtime is None or not runtime.slot_s or runtime.most_slots is None or slots <= runtime.most_slots:
         return []
     return [
@@ -96,8 +97,8 @@ def on_runtime(scenario: Scenario, system: DecodeSystem) -> Scenario:
 
 
 def others(scenario: Scenario) -> Sequence[Scenario]:
-    """Where the runtime is only assumed, the same scenario on each of the known runtimes that it might be, without
-    those whose every cost lies between the costs of two others. Empty where it is no assumption."""
+    """Returns, where the runtime is only assumed, the scenario on each known runtime that it might be, but for runtimes
+    whose every cost lies between the costs of two others. Empty where it is no assumption."""
     runtime = runtime_of(scenario)
     if runtime is None or not runtime.assumed:
         return ()

@@ -1,5 +1,5 @@
-"""What a tuning keeps: Appendix A's solution with as much of the granted memory as is of use, or what the system does
-on its own where that is faster."""
+"""The outcome of a tuning: Appendix A's solution with as much of the granted memory as is of use, or what the system
+does on its own where that is faster."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -54,7 +54,7 @@ def _with_slots(grouping: Grouping, slots: int) -> Grouping:
 
 @dataclass(frozen=True)
 class Defaults:
-    """What a system does on its own with the memory that a tuning has."""
+    """Tells what a system does by itself, with the memory that a tuning has."""
 
     scenario: Scenario
     roles: Roles

@@ -41,7 +41,7 @@ def windows_of(steps: int, carried_out: int) -> tuple[Window, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Told:
-    """What a run has come to at some moment: all that adds up, and what a flow counts."""
+    """Holds what a run has come to at some moment: all that adds up, and what a flow counts."""
 
     totals: Totals
     counts: Mapping[str, float]
@@ -77,7 +77,7 @@ class Spread:
         self._last_s = 0.0
 
     def wants(self, tokens: int) -> bool:
-        """Whether what the run has come to is asked for after so many tokens."""
+        """Returns whether what the run has come to is asked for after `tokens`."""
         return tokens == 1 or tokens in self._begins or tokens in self._ends
 
     def on_token(self, tokens: int, now_s: float, told: Told | None) -> None:

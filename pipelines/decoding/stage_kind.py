@@ -1,4 +1,4 @@
-"""What every kind of stage answers: how a pipeline begins it, and what a planner prices it at."""
+"""The answers of every kind of stage: how a pipeline begins it, and what a planner prices it at."""
 
 from collections.abc import Sequence
 from typing import Literal, Protocol
@@ -18,5 +18,5 @@ class Kind(Protocol):
     def begin(self, now: DecodeState, layer: int, after: After) -> Ticket: ...
 
     def parts(self, prices: Prices) -> Parts:
-        """What it takes on average, queue by queue."""
+        """Returns what it takes on average, queue by queue."""
         ...

@@ -1,4 +1,4 @@
-"""What each stage of decoding is: how a pipeline begins it, and what a planner prices it at. One is the other's op."""
+"""Stages of decoding: how a pipeline begins it, and what a planner prices it at. One is the other's op."""
 
 from kvferry.pipelines.decoding.computing import (
     AssignKeys,

@@ -154,7 +154,7 @@ class DecodeSystem:
 
 
 def _stand_in(role: str, value: Any, own: Any) -> Any:
-    """What a scenario names, or the system's `own` with other parameters. Raises BadParameters."""
+    """Makes what a scenario names, or the system's `own` with other parameters. Raises BadParameters."""
     parameters = dict(value) if isinstance(value, Mapping) else {"name": value}
     name = parameters.pop("name", None)
     try:
@@ -171,7 +171,7 @@ def _stand_in(role: str, value: Any, own: Any) -> Any:
 
 
 def _of_parameter(error: Exception, parameters: Iterable[str], otherwise: tuple[str, ...]) -> Complaint:
-    """What a role says of one of its parameters by name, or else of all."""
+    """Returns what a role says of one of its parameters by name, or else of all."""
     name, colon, what = str(error).partition(": ")
     return Complaint((name,), what) if colon and name in parameters else Complaint(otherwise, str(error))
 
@@ -182,7 +182,7 @@ def _fields_of(part: Any) -> frozenset[str]:
 
 
 def _parameters_of(roles: Roles) -> dict[str, inspect.Parameter]:
-    """What a system's scenario can say besides whole roles."""
+    """Returns what a system's scenario can say besides whole roles."""
     known = {"tuned": inspect.Parameter("tuned", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=str | None)}
     if roles.selective:
         known["reuse"] = inspect.Parameter("reuse", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=bool)

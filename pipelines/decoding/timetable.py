@@ -1,4 +1,4 @@
-"""When the stages of a list begin and end, by what each of them takes: arithmetic, no events."""
+"""Times at which the stages of a list begin and end, by what each takes: arithmetic, no events."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -20,7 +20,7 @@ class Times(NamedTuple):
 
 
 class Timetable:
-    """A list of stages, made ready to be timed many times. ``kinds`` are those that occur."""
+    """Makes a list of stages ready to be timed many times. ``kinds`` are the ones that occur."""
 
     def __init__(self, stages: Stages) -> None:
         place = {stage.key: n for n, stage in enumerate(stages)}
@@ -47,7 +47,7 @@ class Timetable:
         free: Mapping[Queue, float] | None = None,
         arriving: Mapping[int, float] | None = None,
     ) -> Times:
-        """When each stage begins and ends, by the parts of each.
+        """Returns when each stage begins and ends, by the parts of each.
 
         Every queue works through its parts in order; beside another queue, the processor gets on at the speed `beside`
         (up to 1, of several the product). `free`: when a queue has ended what it was given before. `arriving`: when
@@ -92,7 +92,7 @@ def idle_s(during: Interval, work: Iterable[Interval]) -> float:
 
 
 def _end_beside(now: float, left: float, busy: Iterable[tuple[Sequence[Interval], float]]) -> float:
-    """When work that begins now ends: each of `busy` slows it to its speed while one of its intervals lasts."""
+    """Returns when work that begins now ends: each of `busy` slows it to its speed while one of its intervals lasts."""
     while left > 0:
         speed, until = 1.0, float("inf")
         for intervals, slowed in busy:
