@@ -19,7 +19,7 @@ from kvferry.cli.main import app
 from kvferry.scenarios.library import names
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = {path.stem: path.read_text() for path in sorted(DOCS.glob("*.md"))}
+PAGES = {path.relative_to(DOCS).with_suffix("").as_posix(): path.read_text() for path in sorted(DOCS.rglob("*.md"))}
 _BLOCK = re.compile(r"^```(?P<kind>\w*)(?P<rest>[^\n]*)\n(?P<body>.*?)^```", re.DOTALL | re.MULTILINE)
 _TITLE = re.compile(r'title="(?P<name>[\w.-]+)"')
 
