@@ -11,7 +11,7 @@ from kvferry.analysis import human, style
 from kvferry.analysis.decode_time import WAITING, draw_depth, draw_reuse, draw_waits, storage_depth, waits_s
 from kvferry.analysis.occupancy import shares, union
 from kvferry.analysis.steps import Steps, steps_of
-from kvferry.analysis.style import BLUE, DARK, FAINT, GREEN, GREY, INK, ORANGE, PURPLE, SKY, VERMILION
+from kvferry.analysis.style import BLACK, BLUE, DARK, FAINT, GREEN, GREY, INK, ORANGE, PURPLE, SKY, VERMILION, YELLOW
 from kvferry.analysis.token_window import with_tokens
 from kvferry.machine.ops import OPS
 from kvferry.machine.span import Span
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 LAYERS_SHOWN = 5
 STEPS_SHOWN = 3
 _LANE = 0.78
+# Colours of ops that are drawn under their own names.
+_OWN = (YELLOW, BLACK, SKY, VERMILION)
 # Resources that bring KV to the processor: the label, colour and hatching of each.
 MOVERS: dict[str, tuple[str, tuple[str, str | None]]] = {
     "storage": ("storage reads", (BLUE, "////")),
@@ -43,13 +45,22 @@ _LOOKS: dict[str, tuple[str, str | None]] = {
 
 
 def _purpose(span: Span) -> str:
-    """Returns what a span is drawn as: the purpose that its op declares, or that of the resource that moves KV."""
+    """Returns what a span is drawn as: the purpose that its op declares, its name where it declares none, or what the
+    resource that moves KV does."""
     if span.resource == "copy":
         return _COPY
     if span.resource == "storage":
         return "writing KV" if span.label == "Write" else "reading KV"
     op = OPS.get(span.label)
+    if op is not None and op.purpose is None:
+        return span.label
     return op.purpose if op is not None and op.purpose in _LOOKS else _OTHER
+
+
+def _looks() -> dict[str, tuple[str, str | None]]:
+    """Returns the colour and hatching of everything that can be drawn: of purposes, and of ops that declare none."""
+    own = (label for label, op in OPS.items() if op.purpose is None)
+    return {**_LOOKS, **{label: (_OWN[n % len(_OWN)], "....") for n, label in enumerate(own)}}
 
 
 def decode_picture(run: Run, *, title: str = "") -> Figure:
@@ -79,7 +90,7 @@ def decode_picture(run: Run, *, title: str = "") -> Figure:
     )
     _draw_layers(panels["layers"], run.spans, steps, shown[0], moving)
     _draw_means(panels["by layer"], run.spans, steps, shown, moving)
-    draw_waits(panels["by step"], waits_s(run.spans, steps, edges_s, _purpose), {**_LOOKS, **WAITING})
+    draw_waits(panels["by step"], waits_s(run.spans, steps, edges_s, _purpose), {**_looks(), **WAITING})
     if reuses:
         draw_reuse(panels["reuse"], decoded.step_blocks)
     if stored:
@@ -118,13 +129,13 @@ def _draw_layers(axis: Any, spans: Sequence[Span], steps: Steps, step: int, movi
     last = min(begin + LAYERS_SHOWN, len(ends_s) - 1)
     zero_s, end_s = ends_s[begin], ends_s[last]
     lanes = {name: lane for lane, name in enumerate((*moving, steps.processor))}
-    used = set()
+    looks, used = _looks(), set()
     for span in spans:
         if span.resource not in lanes or span.end_s <= zero_s or span.start_s >= end_s:
             continue
         kind = _purpose(span)
         used.add(kind)
-        colour, hatch = _LOOKS[kind]
+        colour, hatch = looks[kind]
         start, stop = max(span.start_s, zero_s) - zero_s, min(span.end_s, end_s) - zero_s
         axis.barh(
             lanes[span.resource], 1e3 * (stop - start), left=1e3 * start, height=_LANE, color=colour, hatch=hatch,
@@ -143,7 +154,7 @@ def _draw_layers(axis: Any, spans: Sequence[Span], steps: Steps, step: int, movi
     axis.tick_params(axis="y", length=0)
     handles = [
         Patch(facecolor=colour, hatch=hatch, edgecolor="white", linewidth=0, label=kind)
-        for kind, (colour, hatch) in _LOOKS.items()
+        for kind, (colour, hatch) in looks.items()
         if kind in used
     ]
     axis.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.0, 1.0), handlelength=2.2, handleheight=1)

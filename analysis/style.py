@@ -100,7 +100,7 @@ def kind_of(span: Span) -> str:
     name = word[0] if word else ""
     op = OPS.get(name)
     if op is not None:
-        return "decode" if op.of_block else _KIND_OF_PURPOSE.get(op.purpose, "other")
+        return "decode" if op.of_block else _KIND_OF_PURPOSE.get(op.purpose or "", "other")
     return _KIND_OF_WORD.get(name.lower(), "other")
 
 

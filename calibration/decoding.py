@@ -22,6 +22,8 @@ from kvferry.calibration.measured_model import Rig
 from kvferry.calibration.measurement import Measurement
 from kvferry.calibration.task import Task
 from kvferry.disk.direct_storage import Storage
+from kvferry.machine.op import Op
+from kvferry.machine.ops import Bookkeep, DecodeAttention, FeedForward, OutputHead, Select
 from kvferry.machine.span import Span
 from kvferry.model.whole_prefill import PrefilledLayer
 from kvferry.pipelines.decoding.decode import LockStepDecode
@@ -31,6 +33,7 @@ from kvferry.policies.decode import scored_keys
 from kvferry.policies.decode.blocking import TokenGroups
 from kvferry.policies.decode.residency import Reuse
 from kvferry.policies.decode.roles import Roles
+from kvferry.sim.costs.op_rules import rule_of
 from kvferry.specs.model import ModelSpec
 
 # Groups, compression of the keys, and slots per selected group: those of `scenarios/kvswap/live.yaml`, whose models are
@@ -98,14 +101,14 @@ def decoding(rig: Rig, folder: Path, point: Point) -> list[Measurement]:
     ]
 
 
-# Measurements by the op's label in spans.
-OPS = {
-    "select": "Select",
-    "bookkeep": "Bookkeep",
-    "decode_attention": "DecodeAttention",
-    "feed_forward": "FeedForward",
-    "output_head": "OutputHead",
-}
+def measured_ops(*choosing: type[Op]) -> dict[str, str]:
+    """Returns the ops whose seconds a decoding step gives, those that choose KV and those of every step: the label in
+    spans by the name of the measured table."""
+    ops: tuple[type[Op], ...] = (*choosing, DecodeAttention, FeedForward, OutputHead)
+    return {rule_of(op).table: op.label for op in ops}
+
+
+OPS = measured_ops(Select, Bookkeep)
 
 
 def plan_at(model: ModelSpec, point: Point) -> DecodePlan:
@@ -166,22 +169,22 @@ def step_seconds(spans: Sequence[Span]) -> list[dict[str, float]]:
     computed = sorted(
         (span for span in spans if span.resource not in ("storage", "copy")), key=lambda span: span.start_s
     )
-    first = next(n for n, span in enumerate(computed) if span.label == "OutputHead")
+    first = next(n for n, span in enumerate(computed) if span.label == OutputHead.label)
     steps: list[dict[str, list[float]]] = [defaultdict(list)]
     # The first step waits for what prefill wrote.
     written = [span.end_s for span in spans if span.label == "Write" and span.end_s <= computed[first + 1].start_s]
     could_s = max([computed[first].end_s, *written])
     for span in computed[first + 1 :]:
         end_s = span.end_s
-        if span.label in ("Select", "DecodeAttention"):
+        if span.label in (Select.label, DecodeAttention.label):
             # The last read that had arrived when it began.
             arrived = np.searchsorted(arrived_s, span.start_s, side="right") - 1
             could_s = max(could_s, arrived_s[arrived] if arrived >= 0 else 0.0)
-        if span.label == "Bookkeep":
+        if span.label == Bookkeep.label:
             handed = np.searchsorted(begun_s, end_s)
             end_s = begun_s[handed] if handed < len(begun_s) else end_s
         steps[-1][span.label].append(end_s - could_s)
         could_s = end_s
-        if span.label == "OutputHead":
+        if span.label == OutputHead.label:
             steps.append(defaultdict(list))
     return [{label: float(np.mean(seconds)) for label, seconds in step.items()} for step in steps[:-1]]

@@ -16,10 +16,11 @@ from kvferry.backends.live.decoding.indexes.table import index_maker
 from kvferry.backends.live.decoding.layers import Layers
 from kvferry.backends.live.decoding.tiers import KvTiers
 from kvferry.backends.live.engine.machine import LiveMachine
-from kvferry.calibration.decoding import Point, grid, noise, step_seconds
+from kvferry.calibration.decoding import Point, grid, measured_ops, noise, step_seconds
 from kvferry.calibration.measured_model import Rig
 from kvferry.calibration.measurement import Measurement
 from kvferry.calibration.task import Task
+from kvferry.machine.ops import Bookkeep, Retrieve
 from kvferry.machine.span import Span
 from kvferry.model.decoder import Decoder
 from kvferry.model.prompts import Prompts
@@ -32,13 +33,7 @@ from kvferry.specs.model import ModelSpec
 # The first steps fill the slots and warm up.
 _WARM_STEPS, _STEPS = 3, 12
 _OUTPUT = 1 + _WARM_STEPS + _STEPS
-OPS = {
-    "retrieve": "Retrieve",
-    "bookkeep": "Bookkeep",
-    "decode_attention": "DecodeAttention",
-    "feed_forward": "FeedForward",
-    "output_head": "OutputHead",
-}
+OPS = measured_ops(Retrieve, Bookkeep)
 
 
 def tasks(rig: Rig, folder: Path) -> Iterator[Task]:

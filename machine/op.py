@@ -13,7 +13,6 @@ Purpose = Literal[
     "updating clusters",
     "attention",
     "feed-forward and projections",
-    "rest",
 ]
 # A number, or an array of them when a cost model is asked for many ops at once.
 Number = Any
@@ -27,7 +26,8 @@ class Op:
 
     ``label``: what its spans are called, the op's own name. ``answer``: what the processor answers with, where a
     modelled machine takes that from a stream; None: nothing. ``of_block``: belongs to a Transformer block while
-    decoding. ``ends_layer``: it is the last op of its layer there. ``purpose``: as what pictures show its spans.
+    decoding. ``ends_layer``: it is the last op of its layer there. ``purpose``: as what pictures show its
+    spans; None: under its own name.
     """
 
     __slots__ = ()
@@ -36,7 +36,7 @@ class Op:
     answer: ClassVar[type[Answer] | None] = None
     of_block: ClassVar[bool] = False
     ends_layer: ClassVar[bool] = False
-    purpose: ClassVar[Purpose] = "rest"
+    purpose: ClassVar[Purpose | None] = None
 
     def __init_subclass__(cls) -> None:
         # A dataclass with slots is made anew from the class as it is written: the last one counts.

@@ -9,7 +9,8 @@ import numpy as np
 from kvferry.pipelines.decoding.budget import ALIGNMENT_BYTES, GOOD_READ_BYTES
 from kvferry.pipelines.decoding.plan import DecodePlan
 from kvferry.pipelines.decoding.sizing import NoRoom, plan_of
-from kvferry.policies.decode.grouping import Grouping, metadata_bytes, room_tokens
+from kvferry.policies.decode.grouped_memory import most_slots
+from kvferry.policies.decode.grouping import Grouping
 from kvferry.policies.decode.roles import Roles
 from kvferry.policies.decode.tuner import Solution
 from kvferry.policies.decode.tuning_limits import TuningLimits
@@ -35,12 +36,9 @@ def settled(
 
 def _larger_buffers(found: Solution, scenario: Scenario, limits: TuningLimits) -> list[Grouping]:
     """From the largest that fits."""
-    grouping, model = found.grouping, scenario.model
-    tokens = room_tokens(found.context, limits.output, grouping.group_tokens)
-    left_bytes = limits.each_bytes - metadata_bytes(grouping.compression, tokens, model)
-    # The rolling buffer takes a group of every layer, as a slot does.
-    fitting = int(left_bytes // (model.layers * grouping.group_tokens * model.kv_entry_bytes)) - 1
-    most = min(fitting, found.context // grouping.group_tokens)
+    grouping = found.grouping
+    room = limits.room(grouping.group_tokens, found.context, scenario.model)
+    most = most_slots(grouping.compression, grouping.groups, room)
     least = max(grouping.slots + 1, grouping.groups)
     slots = sorted({*np.linspace(least, most, _SIZES).astype(int).tolist()}, reverse=True) if most >= least else []
     return [_with_slots(grouping, n) for n in slots]

@@ -1,4 +1,4 @@
-"""Grouped prediction of critical KV entries: its four parameters, and the memory that they take."""
+"""Grouped prediction of critical KV entries: its four parameters."""
 
 from dataclasses import dataclass
 
@@ -48,23 +48,3 @@ def rank_of(compression: float, model: ModelSpec) -> int:
 def room_tokens(context: int, output: int, group_tokens: int) -> int:
     """Returns the tokens that a sequence has room for once `output` are decoded: whole groups."""
     return -(-(context + output) // group_tokens) * group_tokens
-
-
-def metadata_bytes(compression: float, tokens: int, model: ModelSpec) -> int:
-    """The compressed key cache of one sequence, all layers."""
-    return round(model.layers * tokens * rank_of(compression, model) * model.kv_value_bytes)
-
-
-def buffer_bytes(grouping: Grouping, model: ModelSpec) -> int:
-    """Reuse buffers and rolling buffers of one sequence, all layers.
-
-    Without reuse, one preload buffer for the layer that computes and one for the next serve all layers (A.2).
-    """
-    group_bytes = grouping.group_tokens * model.kv_entry_bytes
-    kept = model.layers * grouping.slots if grouping.slots else 2 * grouping.groups
-    return (kept + model.layers) * group_bytes
-
-
-def memory_bytes(grouping: Grouping, tokens: int, model: ModelSpec) -> int:
-    """All that managing one sequence's KV takes in memory, of a context and what is decoded behind it."""
-    return metadata_bytes(grouping.compression, tokens, model) + buffer_bytes(grouping, model)

@@ -12,7 +12,8 @@ from typing import Protocol
 
 from pydantic import ConfigDict, Field
 
-from kvferry.policies.decode.grouping import Grouping, metadata_bytes, room_tokens
+from kvferry.policies.decode.grouped_memory import most_slots
+from kvferry.policies.decode.grouping import Grouping
 from kvferry.policies.decode.reuse_table import ReuseTable
 from kvferry.policies.decode.tuning_limits import TuningLimits
 from kvferry.specs.base import Spec
@@ -159,13 +160,10 @@ def _rooms(context: int, model: ModelSpec, limits: TuningLimits) -> list[_Room]:
     rooms = []
     for group_tokens in range(1, min(limits.most_group_tokens, context) + 1):
         groups = limits.groups_of(group_tokens, context)
-        tokens = room_tokens(context, limits.output, group_tokens)
+        room = limits.room(group_tokens, context, model)
         for compression in (*(c for c in COMPRESSIONS if c < limits.most_compression), limits.most_compression):
             bare = Grouping(group_tokens=group_tokens, compression=compression, groups=groups)
-            left_bytes = limits.each_bytes - metadata_bytes(compression, tokens, model)
-            # The rolling buffer takes a group of every layer, as a slot does.
-            slots = int(left_bytes // (model.layers * group_tokens * model.kv_entry_bytes)) - 1
-            slots = min(slots, context // group_tokens) if slots >= groups else 0
+            slots = most_slots(compression, groups, room)
             preload = limits.bytes_of(bare, context, model) <= limits.each_bytes
             if slots or preload:
                 rooms.append(_Room(group_tokens, compression, groups, slots, preload))

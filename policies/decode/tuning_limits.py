@@ -4,7 +4,9 @@ import math
 
 from pydantic import ConfigDict, Field, model_validator
 
-from kvferry.policies.decode.grouping import Grouping, memory_bytes, room_tokens
+from kvferry.policies.decode.grouped_memory import n_bytes
+from kvferry.policies.decode.grouping import Grouping
+from kvferry.policies.decode.room import Room
 from kvferry.specs.base import BadKey, Spec
 from kvferry.specs.model import ModelSpec
 
@@ -53,7 +55,17 @@ class TuningLimits(Spec):
 
     def bytes_of(self, grouping: Grouping, context: int, model: ModelSpec) -> int:
         """For one sequence, at the end of its output."""
-        return memory_bytes(grouping, room_tokens(context, self.output, grouping.group_tokens), model)
+        return n_bytes(grouping, self.room(grouping.group_tokens, context, model))
+
+    def room(self, group_tokens: int, context: int, model: ModelSpec) -> Room:
+        """Returns one sequence's KV and its budget, in groups of so many tokens."""
+        return Room(
+            model=model,
+            block_tokens=group_tokens,
+            context=context,
+            output=self.output,
+            budget_bytes=self.each_bytes,
+        )
 
     def contexts(self) -> list[int]:
         """The contexts that are solved for: from the least in steps to the most, which is included."""

@@ -14,7 +14,7 @@ from kvferry.analysis.decode_time import FOR_COPIES, FOR_OTHERS, FOR_STORAGE, re
 from kvferry.analysis.gantt import gantt
 from kvferry.analysis.steps import steps_of
 from kvferry.analysis.token_window import prefill_end_s, with_tokens
-from kvferry.machine.ops import OPS
+from kvferry.machine.ops import OPS, Op
 from kvferry.machine.span import Span
 from kvferry.pipelines.record import Decoded, RequestRecord, Run
 from kvferry.pipelines.run import run_scenario
@@ -133,6 +133,18 @@ def test_an_op_of_attention_is_of_its_layer_whatever_its_name(monkeypatch: pytes
     assert steps.of(first_layer) == (0, 0)
     assert steps.of(first_layer._replace(label="Dequantise")) == (0, 0)
     assert steps.of(first_layer._replace(label="Score")) == (0, None)
+
+
+def test_a_new_op_that_says_nothing_is_drawn_under_its_own_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As a class in machine/ops.py would be, and gone again after the test.
+    monkeypatch.setitem(OPS, "Dequantise", Op)
+    run = decoded()
+    extra = [span._replace(label="Dequantise") for span in run.spans if span.label == "DecodeAttention"]
+    with mpl.rc_context(style.RC):
+        above, _, by_step, *_ = decode_picture(replace(run, spans=(*run.spans, *extra))).axes
+    for axis in (above, by_step):
+        words = [text.get_text() for text in axis.get_legend().get_texts()]
+        assert "Dequantise" in words and "rest" not in words
 
 
 def test_titles_say_what_part_of_the_output_is_drawn() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from tiny import tiny_model
 
-from kvferry.policies.decode.grouping import Grouping, memory_bytes
+from kvferry.policies.decode.grouping import Grouping
 from kvferry.policies.decode.reuse_table import ReuseTable
 from kvferry.policies.decode.solutions import Solutions
 from kvferry.policies.decode.tuner import COMPRESSIONS, BlockTimes, solve, tune
@@ -130,11 +130,11 @@ def test_within_the_budget_and_near_the_best(
     grid = [
         grouping
         for group, compression, tokens in itertools.product(range(1, 9), COMPRESSIONS, (0, *range(32, 257, 8)))
-        if memory_bytes(
+        if allowed.bytes_of(
             grouping := Grouping(
                 group_tokens=group, compression=compression, groups=-(-32 // group), slots=-(-tokens // group)
             ),
-            -(-(context + output) // group) * group,
+            context,
             MODEL,
         )
         <= budget / 4
@@ -160,7 +160,7 @@ def test_a_budget_too_small_for_anything_says_what_would_do() -> None:
     # Rank 1 for 1024 tokens x 4 layers x 2 B, and 2 x 32 + 4 entries of 128 B: 16.5 KiB for each of four.
     with pytest.raises(InputError, match=r"62\.5 KiB for 4 sequences hold no selection .* 66 KiB would"):
         solve(1, 1024, MODEL, limits(4 * 16_000), REUSE, FAST)
-    least = 4 * memory_bytes(Grouping(group_tokens=1, compression=32, groups=32), 1024, MODEL)
+    least = 4 * limits(1e9).bytes_of(Grouping(group_tokens=1, compression=32, groups=32), 1024, MODEL)
     assert solve(1, 1024, MODEL, limits(least), REUSE, FAST).memory_bytes == least / 4
     # 100 decoded tokens of 4 layers x 2 B each.
     with pytest.raises(InputError, match="hold no selection"):
