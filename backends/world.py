@@ -7,7 +7,7 @@ what they need and in their inputs, never in their worlds.
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
 from kvferry.backends.needs import Need, Needs, NoKv
 from kvferry.machine.machine import Machine, Refused
@@ -82,6 +82,104 @@ def tell_of(name: str, tell: Tell) -> Tell:
     return told
 
 
+class Crowd(Protocol):
+    """Devices that are all as the scenario's own."""
+
+    @property
+    def devices(self) -> Sequence[Machine]:
+        """Machines of devices that have had something to do, the scenario's own first. One machine may have been that
+        of several devices, one after the other."""
+        ...
+
+    def device(self, n: int, link: LinkSpec | None = None) -> Machine:
+        """Returns the machine of the n-th device, the first being the scenario's own, for as long as it has something
+        to do: until ``leave``. `link`: its own way to the network; None: the scenario's. Raises InputError in a world
+        that has no such device."""
+        ...
+
+    def leave(self, n: int) -> None:
+        """The n-th device has nothing to do for now, and no conversation is under way."""
+        ...
+
+    @property
+    def private(self) -> bool:
+        """Whether what devices are asked is a user's own, which leaves no device unless the scenario says so."""
+        ...
+
+    def stays_j(self) -> dict[str, float]:
+        """Returns the energy by component that devices have used between ``device`` and ``leave``, all together; empty
+        where nothing meters it."""
+        ...
+
+
+class Shortcuts(Protocol):
+    """What a modelled world lets a flow know or leave out; a real one has none."""
+
+    @property
+    def foresight(self) -> Foresight | None:
+        """What the device's decoding steps can be calculated from, without events; None where they cannot."""
+        ...
+
+    @property
+    def keys(self) -> Ahead | None:
+        """The device's keys, where the world generates them; None: it has none, or they come as they are decoded."""
+        ...
+
+    @property
+    def may_skip(self) -> bool:
+        """Whether a flow may take tokens as decoded that were not. Not where their KV has to be real, or where a
+        recorded run is replayed."""
+        ...
+
+
+class Content(Protocol):
+    """What a run works on, given or recorded."""
+
+    @property
+    def arrived(self) -> list[Request]:
+        """The requests that have arrived so far, each with the time at which it did. The flow appends them."""
+        ...
+
+    def stored(self, sequence: int) -> StoredContext:
+        """Returns the context of a request in the cloud, where the device needs ContextsInCloud."""
+        ...
+
+    def inputs(self) -> Inputs:
+        """Returns the inputs that the run has been given or has recorded so far, for another world to replay."""
+        ...
+
+
+class Meters(Protocol):
+    """What is measured beside spans."""
+
+    def energy_j(self, until_s: float, machine: str = DEVICE) -> dict[str, float]:
+        """Returns the energy that a machine has used since the beginning, by component; empty where nothing meters
+        it."""
+        ...
+
+    def storage_utilisation(self, until_s: float) -> float:
+        """Returns the share of the time in which the device's storage was at work."""
+        ...
+
+    def measured(self) -> dict[str, Any]:
+        """Returns what else was observed and need not be the same in two equal runs."""
+        ...
+
+
+class Rates(Protocol):
+    """What others leave of the device's link and processor."""
+
+    @property
+    def link(self) -> RateTrace:
+        """Bytes per second over the run."""
+        ...
+
+    @property
+    def available(self) -> RateTrace:
+        """The share of the main processor that others leave."""
+        ...
+
+
 class World(Protocol):
     """Everything that a run touches. The clock of its machines begins at 0, as do the link's rates."""
 
@@ -97,88 +195,44 @@ class World(Protocol):
         ...
 
     @property
-    def devices(self) -> Sequence[Machine]:
-        """Machines of devices that have had something to do, the scenario's own first. One machine may have been that
-        of several devices, one after the other."""
-        ...
-
-    def device(self, n: int, link: LinkSpec | None = None) -> Machine:
-        """The machine of the n-th of several devices that are all as the scenario's own, which is the first, for as
-        long as it has something to do: until ``leave``. `link`: its own way to the network; None: the scenario's.
-        Raises InputError in a world that has no such device."""
-        ...
-
-    def leave(self, n: int) -> None:
-        """The n-th device has nothing to do for now, and no conversation is under way."""
-        ...
-
-    @property
-    def private(self) -> bool:
-        """Whether what devices are asked is a user's own, which leaves no device unless the scenario says so."""
-        ...
-
-    def stays_j(self) -> dict[str, float]:
-        """Energy by component that devices have used between ``device`` and ``leave``, all together; empty where
-        nothing meters it."""
-        ...
-
-    @property
-    def link(self) -> RateTrace:
-        """Bytes per second over the run."""
-        ...
-
-    @property
-    def available(self) -> RateTrace:
-        """The share of the main processor that others leave."""
-        ...
-
-    @property
-    def foresight(self) -> Foresight | None:
-        """Returns what the device's decoding steps can be calculated from, without events; None where they cannot, as
-        always in a real world."""
-        ...
-
-    @property
-    def keys(self) -> Ahead | None:
-        """The device's keys, where a modelled world generates them; None: it has none, or they come as they are
-        decoded."""
-        ...
-
-    @property
-    def may_skip(self) -> bool:
-        """Whether a flow may take tokens as decoded that were not. Not where their KV has to be real, or where a
-        recorded run is replayed."""
-        ...
-
-    @property
-    def arrived(self) -> list[Request]:
-        """The requests that have arrived so far, each with the time at which it did. The flow appends them."""
-        ...
-
-    @property
     def weights_refused(self) -> Refused | None:
         """Why the weights of some machine do not fit its memory, or None. Nothing runs after a refusal."""
         ...
 
-    def stored(self, sequence: int) -> StoredContext:
-        """The context of a request in the cloud, where the device needs ContextsInCloud."""
-        ...
+    @property
+    def crowd(self) -> Crowd: ...
+    @property
+    def rates(self) -> Rates: ...
+    @property
+    def shortcuts(self) -> Shortcuts: ...
+    @property
+    def content(self) -> Content: ...
+    @property
+    def meters(self) -> Meters: ...
 
-    def inputs(self) -> Inputs:
-        """The inputs that the run has been given or has recorded so far, for another world to replay."""
-        ...
 
-    def energy_j(self, until_s: float, machine: str = DEVICE) -> dict[str, float]:
-        """Energy that a machine has used since the beginning, by component; empty where nothing meters it."""
-        ...
+class WholeWorld:
+    """Base of a World that is all its parts by itself."""
 
-    def storage_utilisation(self, until_s: float) -> float:
-        """The share of the time in which the device's storage was at work."""
-        ...
+    @property
+    def crowd(self) -> Self:
+        return self
 
-    def measured(self) -> dict[str, Any]:
-        """What else was observed and need not be the same in two equal runs."""
-        ...
+    @property
+    def rates(self) -> Self:
+        return self
+
+    @property
+    def shortcuts(self) -> Self:
+        return self
+
+    @property
+    def content(self) -> Self:
+        return self
+
+    @property
+    def meters(self) -> Self:
+        return self
 
 
 class OpenWorld(Protocol):

@@ -52,11 +52,15 @@ def measured(system: str, entries: str, *policies: str) -> Measured:
     with sim_world(scenario, needs, NO_INPUTS, lambda span: None, lambda what: None) as world:
         at_s: list[float] = []
         decode = LockStepDecode(
-            world.machine, plan, lambda tokens: at_s.append(process_time()), world.foresight, world.keys
+            world.machine,
+            plan,
+            lambda tokens: at_s.append(process_time()),
+            world.shortcuts.foresight,
+            world.shortcuts.keys,
         )
         env = world.machine.env
         env.run(until=env.process(decode.run(TOKENS, skipped)))
-        keys, ask = world.keys, plan.roles.selector.ask
+        keys, ask = world.shortcuts.keys, plan.roles.selector.ask
         assert plan.keys.index is not None
         selection_s = None
         if isinstance(keys, ClusteredKeys):

@@ -106,7 +106,7 @@ class Load:
             if self._decodes:
                 done = machine.submit(Decompress(values), after=(done,), on="decompress", request=_STREAMED)
                 kv = KvRef(0, 0, layer, None, values * spec.kv_value_bytes)
-                done = machine.copy(kv, "device", after=(done,), request=_STREAMED)
+                done = machine.move(kv, "host", "device", after=(done,), request=_STREAMED)
             under_way.append(done)
             if len(under_way) >= FETCHES_AHEAD:
                 yield under_way.popleft()

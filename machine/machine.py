@@ -82,6 +82,39 @@ class MemoryPool(Protocol):
     def reserve(self, n_bytes: float, tag: str) -> Lease | Refused: ...
 
 
+class Paths(Protocol):
+    """What moves KV between a machine's tiers, leg by leg (machine/tiers.py)."""
+
+    def read(self, extents: Extents, *, after: Iterable[Ticket] = (), request: int | None = None) -> Ticket: ...
+
+    def write(self, extents: Extents, *, after: Iterable[Ticket] = (), request: int | None = None) -> Ticket: ...
+
+    def copy(
+        self, kv: KvRef | Extents, to: Tier, *, after: Iterable[Ticket] = (), request: int | None = None
+    ) -> Ticket:
+        """Move KV between the tiers "host" and "device". Free on unified memory."""
+        ...
+
+
+class Outside(Protocol):
+    """A machine to others: to machines that it talks with, to a user, and to software beside its queues."""
+
+    @property
+    def name(self) -> str:
+        """By which other machines open channels to it."""
+        ...
+
+    def open(self, peer: str) -> Channel: ...
+
+    def display(self) -> Display:
+        """A new display, for one answer."""
+        ...
+
+    def handle(self, handling: Handling, *, request: int | None = None) -> simpy.Event:
+        """Have software do something for a request, beside all queues; fires with what it answers."""
+        ...
+
+
 class Machine(Protocol):
     """One device, in virtual or wall time. Every request returns a Ticket at once.
 
@@ -91,11 +124,6 @@ class Machine(Protocol):
     """
 
     env: simpy.Environment
-
-    @property
-    def name(self) -> str:
-        """By which other machines open channels to it."""
-        ...
 
     @property
     def memory(self) -> MemoryPool:
@@ -123,31 +151,22 @@ class Machine(Protocol):
         order; flows share the link fairly."""
         ...
 
-    def read(self, extents: Extents, *, after: Iterable[Ticket] = (), request: int | None = None) -> Ticket: ...
-
-    def write(self, extents: Extents, *, after: Iterable[Ticket] = (), request: int | None = None) -> Ticket: ...
-
-    def copy(
-        self, kv: KvRef | Extents, to: Tier, *, after: Iterable[Ticket] = (), request: int | None = None
-    ) -> Ticket:
-        """Move KV between the tiers "host" and "device". Free on unified memory."""
-        ...
-
     def move(
-        self, what: Extents, source: Tier, to: Tier, *, after: Iterable[Ticket] = (), request: int | None = None
+        self,
+        what: KvRef | Extents,
+        source: Tier,
+        to: Tier,
+        *,
+        after: Iterable[Ticket] = (),
+        request: int | None = None,
     ) -> Ticket:
-        """Move KV from one tier to another, by what of `read`, `write` and `copy` that takes (machine/tiers.py).
-        Within a tier nothing moves."""
+        """Move KV from one tier to another, by what reads, writes and copies that takes (machine/tiers.py). Within a
+        tier nothing moves; a KvRef moves between host and device."""
         ...
-
-    def handle(self, handling: Handling, *, request: int | None = None) -> simpy.Event:
-        """Have software do something for a request, beside all queues; fires with what it answers."""
-        ...
-
-    def display(self) -> Display:
-        """A new display, for one answer."""
-        ...
-
-    def open(self, peer: str) -> Channel: ...
 
     def observe(self, window_s: float) -> Facts: ...
+
+    @property
+    def outside(self) -> Outside:
+        """What it is to others."""
+        ...

@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from typing import Literal
 
-from kvferry.machine.machine import Machine
-from kvferry.machine.ops import Extents
+from kvferry.machine.machine import Paths
+from kvferry.machine.ops import Extents, KvRef
 from kvferry.machine.ticket import Ticket
 from kvferry.specs.tier import Tier
 
@@ -27,8 +27,8 @@ def legs(source: Tier, to: Tier, *, through_host: bool) -> tuple[tuple[Leg, Tier
 
 
 def moved(
-    machine: Machine,
-    what: Extents,
+    paths: Paths,
+    what: KvRef | Extents,
     source: Tier,
     to: Tier,
     after: Iterable[Ticket],
@@ -39,8 +39,9 @@ def moved(
     """The ticket of the last leg. ValueError within a tier."""
     for leg, end in legs(source, to, through_host=through_host):
         if leg == "copy":
-            ticket = machine.copy(what, end, after=after, request=request)
+            ticket = paths.copy(what, end, after=after, request=request)
         else:
-            ticket = (machine.read if leg == "read" else machine.write)(what, after=after, request=request)
+            assert isinstance(what, Extents), "a KvRef lies in memory"
+            ticket = (paths.read if leg == "read" else paths.write)(what, after=after, request=request)
         after = (ticket,)
     return ticket

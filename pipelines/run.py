@@ -74,15 +74,15 @@ def run_scenario(
                 now_s=now_s,
                 busy_s=dict(tally.busy_s),
                 n_bytes=dict(tally.n_bytes),
-                energy_j=world.energy_j(now_s),
-                storage_utilisation=world.storage_utilisation(now_s),
+                energy_j=world.meters.energy_j(now_s),
+                storage_utilisation=world.meters.storage_utilisation(now_s),
             )
 
         outcome, why = _drive(world, flow, totals)
         ran_s, end = perf_counter() - began_s, totals()
         left = flow.left(world, end)
         # Of several devices, of the one that held most.
-        memory = max((machine.memory for machine in world.devices), key=lambda memory: memory.peak_bytes)
+        memory = max((machine.memory for machine in world.crowd.devices), key=lambda memory: memory.peak_bytes)
         times_s, rates = _link_over(world, end.now_s) if _uses_the_link(flow.needs) else ((), ())
         return Run(
             outcome=outcome,
@@ -102,8 +102,8 @@ def run_scenario(
             kv_memory_peak_bytes=memory.peak_of("kv"),
             link_times_s=times_s,
             link_bytes_per_s=rates,
-            inputs=world.inputs(),
-            measured={"simulation_s": ran_s, "bounds_s": perf_counter() - began_s - ran_s} | world.measured(),
+            inputs=world.content.inputs(),
+            measured={"simulation_s": ran_s, "bounds_s": perf_counter() - began_s - ran_s} | world.meters.measured(),
         )
 
 
@@ -126,7 +126,7 @@ def _drive(world: World, flow: Flow, totals: Callable[[], Totals]) -> tuple[Outc
 def _beside_the_device(world: World, until_s: float) -> dict[str, MachineRecord]:
     return {
         name: MachineRecord(
-            energy_j=world.energy_j(until_s, name),
+            energy_j=world.meters.energy_j(until_s, name),
             memory_capacity_bytes=machine.memory.capacity_bytes,
             memory_peak_bytes=machine.memory.peak_bytes - machine.memory.peak_of(KEPT_FREE),
             memory_at_peak=machine.memory.at_peak,
@@ -143,5 +143,7 @@ def _uses_the_link(needs: Needs) -> bool:
 
 def _link_over(world: World, until_s: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Edges (n + 1) and rates (n) of the replayed link."""
-    edges, rates = world.link.course(0.0, until_s, MOST_LINK_PIECES) if until_s > 0 else (np.zeros(1), np.zeros(0))
+    edges, rates = (
+        world.rates.link.course(0.0, until_s, MOST_LINK_PIECES) if until_s > 0 else (np.zeros(1), np.zeros(0))
+    )
     return tuple(edges.tolist()), tuple(rates.tolist())

@@ -1,9 +1,11 @@
 """What the rooms are called and what lies in them is written in four places, which agree."""
 
+import ast
 import configparser
 import re
 import runpy
 import tomllib
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 
@@ -64,6 +66,35 @@ def test_the_figure_of_the_roles_has_all_roles() -> None:
     pytest.importorskip("matplotlib")
     drawn = runpy.run_path(str(HERE / "studies/architecture.py"))
     assert list(drawn["DECIDES"]) == [field.name for field in fields(Roles)]
+
+
+def members_of(protocol: ast.ClassDef, protocols: Mapping[str, ast.ClassDef]) -> set[str]:
+    """Returns the names that a class has to have, those of the protocols that it builds on among them."""
+    own = {one.name for one in protocol.body if isinstance(one, ast.FunctionDef)}
+    own |= {
+        one.target.id for one in protocol.body if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)
+    }
+    bases = (base.id for base in protocol.bases if isinstance(base, ast.Name))
+    return own.union(*(members_of(protocols[base], protocols) for base in bases if base in protocols))
+
+
+def protocols_in(text: str) -> dict[str, ast.ClassDef]:
+    """Returns the protocols that a file declares, generic ones among them, by name."""
+    classes = [one for one in ast.walk(ast.parse(text)) if isinstance(one, ast.ClassDef)]
+    return {one.name: one for one in classes if any(ast.unparse(base).startswith("Protocol") for base in one.bases)}
+
+
+def test_no_protocol_has_more_than_eight_members() -> None:
+    found = {file: protocols_in(file.read_text()) for room in ROOMS for file in (HERE / room).rglob("*.py")}
+    known = {name: one for declared in found.values() for name, one in declared.items()}
+    assert "Machine" in known and members_of(known["KeysAhead"], known) > members_of(known["Ahead"], known)
+    wide = [
+        f"{file.relative_to(HERE)}: {name}, {len(members)} members"
+        for file, declared in found.items()
+        for name, one in declared.items()
+        if len(members := members_of(one, known)) > 8
+    ]
+    assert wide == []
 
 
 def test_the_architecture_page_lists_them_from_the_lowest_floor_up() -> None:

@@ -15,7 +15,15 @@ from kvferry.backends.live.made_machine import made_machine
 from kvferry.backends.live.parts import check_needs, parts_for
 from kvferry.backends.live.wire.caller import CallingSwitchboard, CloudAddress
 from kvferry.backends.needs import Needs
-from kvferry.backends.world import DEVICE, Described, Inputs, Say, described, tell_of
+from kvferry.backends.world import (
+    DEVICE,
+    Described,
+    Inputs,
+    Say,
+    WholeWorld,
+    described,
+    tell_of,
+)
 from kvferry.cloud.child_server import ChildServer
 from kvferry.machine.machine import Refused
 from kvferry.machine.span import Tell
@@ -37,7 +45,7 @@ CLOUD_PROCESS = "kvferry.pipelines.cloud_process"
 _CLOUD_START_S = 300.0
 
 
-class LiveWorld:
+class LiveWorld(WholeWorld):
     """A LiveMachine for each machine that the workload needs: all in this process, or the device alone where the others
     are elsewhere. Use ``live_world``, which opens and closes all of it."""
 

@@ -7,7 +7,7 @@ import simpy
 
 from kvferry.machine.answers import Answer, Selection
 from kvferry.machine.handling import Handling
-from kvferry.machine.machine import Channel, Facts
+from kvferry.machine.machine import Channel, Facts, Outside
 from kvferry.machine.memory import BudgetedPool
 from kvferry.machine.ops import Chunks, DecodeAttention, Decompress, Extents, KvRef, Op, Selecting
 from kvferry.machine.span import Tell
@@ -208,7 +208,7 @@ class SimMachine:
         return self._copies.copy(kv.n_bytes, after, label="Copy", request=request)
 
     def move(
-        self, what: Extents, source: Tier, to: Tier, *, after: Iterable[Ticket] = (), request: int | None = None
+        self, what: KvRef | Extents, source: Tier, to: Tier, *, after: Iterable[Ticket] = (), request: int | None = None
     ) -> Ticket:
         return moved(self, what, source, to, after, request, through_host=not self.device.memory.unified)
 
@@ -217,6 +217,10 @@ class SimMachine:
 
     def handle(self, handling: Handling, *, request: int | None = None) -> simpy.Event:
         return self.env.timeout(handling.seconds, handling.expects)
+
+    @property
+    def outside(self) -> Outside:
+        return self
 
     def display(self) -> SimDisplay:
         return SimDisplay(self.env)

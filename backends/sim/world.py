@@ -13,7 +13,16 @@ import simpy
 from kvferry.backends.needs import Needs
 from kvferry.backends.sim.machine import SimMachine
 from kvferry.backends.sim.parts import SimParts, parts_for
-from kvferry.backends.world import DEVICE, NO_INPUTS, Described, Inputs, Say, described, tell_of
+from kvferry.backends.world import (
+    DEVICE,
+    NO_INPUTS,
+    Described,
+    Inputs,
+    Say,
+    WholeWorld,
+    described,
+    tell_of,
+)
 from kvferry.machine.machine import Refused
 from kvferry.machine.span import Tell
 from kvferry.policies.decode.tending import Ahead
@@ -38,7 +47,7 @@ from kvferry.traces.stored import StoredContext
 _COURSES = 16
 
 
-class SimWorld:
+class SimWorld(WholeWorld):
     """SimMachines as the scenario describes them, each on its own link. Raises InputError for traces, cost models and
     machines that do not exist."""
 

@@ -104,7 +104,7 @@ class Cloud:
         False once the device has ended its channel or is gone. Whatever goes wrong with the request gives back what it
         held, and the device is told; then it is raised: BadMessage for what is no request, OutOfMemory for one that
         fits nowhere."""
-        channel, fault = self._front.open(device), self._workload.fault
+        channel, fault = self._front.outside.open(device), self._workload.fault
         if self._gone or (fault is not None and fault.what == "unreachable"):
             channel.close()
             return False
@@ -141,7 +141,7 @@ class Cloud:
         fault = self._workload.fault
         env, handling, request = self._front.env, self._workload.handling, self._numbers(asked["request"])
         held.request = request
-        taken: TakenIn = yield self._front.handle(
+        taken: TakenIn = yield self._front.outside.handle(
             TakeIn(
                 seconds=handling.forward_s,
                 expects=TakenIn(asked["prompt"], None),
@@ -218,7 +218,7 @@ class Cloud:
                 work.instance.drop(work)
                 return
         if held.request is not None:
-            self._front.handle(Forget(), request=held.request)
+            self._front.outside.handle(Forget(), request=held.request)
         if held.prompt is not None:
             held.prompt.free()
         if held.granted is not None:
@@ -234,7 +234,7 @@ class Cloud:
         try:
             if instance.scene != asked["scene"]:
                 lora = Extents([0], [int(self._workload.lora_bytes)])
-                instance.lora, instance.scene = instance.machine.copy(lora, "device"), asked["scene"]
+                instance.lora, instance.scene = instance.machine.move(lora, "host", "device"), asked["scene"]
             if instance.lora is not None:
                 yield instance.lora
             held.prompt = instance.prefill(held.request, prompt, has_memory=place is not None)
@@ -248,7 +248,7 @@ class Cloud:
         kept = content_tokens(prompt, self._workload.fixed, asked["ratio"])
         seconds = self._workload.handling.refine_token_s * prompt
         refine = Refine(seconds=seconds, tokens=kept, refiner=asked["refiner"])
-        refining = self._front.handle(refine, request=request)
+        refining = self._front.outside.handle(refine, request=request)
         # The device may be gone before anybody waits for it.
         refining.defused = True
         return refining
@@ -258,7 +258,9 @@ class Cloud:
         it, or none decodes."""
         if place is None or place.instance is prefilled.instance:
             return None
-        moved = prefilled.instance.machine.copy(Extents([0], [round(prefilled.instance.kv_bytes(prompt))]), "host")
+        moved = prefilled.instance.machine.move(
+            Extents([0], [round(prefilled.instance.kv_bytes(prompt))]), "device", "host"
+        )
         assert moved.callbacks is not None
         moved.callbacks.append(lambda _: prefilled.free())
         return moved

@@ -47,14 +47,14 @@ class Device:
 
     def alone(self, machine: Machine, story: Story) -> Process:
         """Answers a request without the cloud."""
-        lease, answer = self._hold(machine, story.prompt + story.output), Answer(machine.display())
+        lease, answer = self._hold(machine, story.prompt + story.output), Answer(machine.outside.display())
         yield from self._prepared(machine, story, 0.0)
         yield from self._by_itself(machine, story, answer, 0, self._started(machine, story), 0.0)
         yield from self._ended(machine, story, answer, lease)
 
     def through_the_cloud(self, machine: Machine, story: Story) -> Process:
         """Has the cloud answer, and shows its tokens as they come."""
-        answer, leases = Answer(machine.display()), []
+        answer, leases = Answer(machine.outside.display()), []
         cloud = yield from self._asked(machine, story)
         said = yield from cloud.answer()
         if said is not None:
@@ -73,7 +73,7 @@ class Device:
         """Drafts some tokens at a time, which the cloud looks at before they are shown; both have prefilled the prompt
         (speculative decoding between edge and cloud, 2.2.1). The first token is its own."""
         env, most = machine.env, self._help.draft
-        lease, answer = self._hold(machine, story.prompt + story.output), Answer(machine.display())
+        lease, answer = self._hold(machine, story.prompt + story.output), Answer(machine.outside.display())
         cloud = yield from self._asked(machine, story, drafts=True)
         first = yield self._prefill(machine, story, story.prompt, 0, self._started(machine, story))
         story.first_s = story.own_first_s = env.now
@@ -105,7 +105,7 @@ class Device:
 
     def helped(self, machine: Machine, story: Story) -> Process:
         """Has the cloud help with so many tokens and such a part of the prompt as the story says."""
-        env, answer = machine.env, Answer(machine.display())
+        env, answer = machine.env, Answer(machine.outside.display())
         refined = refined_tokens(self._workload, story.prompt, story.ratio)
         # Without a mask to wait for, nothing of the prompt waits.
         beginning = refined if story.ratio >= 1 else self._workload.beginning
@@ -149,7 +149,7 @@ class Device:
             question=self._workload.question,
             answer=story.output,
         )
-        prepared: Prepared = yield machine.handle(prepare, request=story.request)
+        prepared: Prepared = yield machine.outside.handle(prepare, request=story.request)
         story.prompt, story.text, story.tokenizer = prepared.tokens, prepared.text, prepared.tokenizer
         story.wanted, story.vocabulary = prepared.wanted, prepared.vocabulary
 
@@ -158,7 +158,7 @@ class Device:
     ) -> Steps[Conversation]:
         """Returns the conversation in which the request has left."""
         yield from self._prepared(machine, story, self._workload.handling.prepare_s)
-        channel: Channel = machine.open(self._front)
+        channel: Channel = machine.outside.open(self._front)
         message, n_bytes = ask(self._workload, story, wanted=self._help, pace_s=pace_s, drafts=drafts)
         cloud = Conversation(machine.env, channel, story, self._front, self._patience(story).answer_s)
         cloud.send(message, n_bytes)
@@ -190,7 +190,7 @@ class Device:
             if said["mask"] is not None and story.text is None:
                 # Modelled masks have no text: what comes is damaged, or another prompt's.
                 text_of_mask(said["mask"], ("", "", ""))
-            tokens: int = yield machine.handle(
+            tokens: int = yield machine.outside.handle(
                 Unpack(seconds=seconds, expects=refined, mask=said["mask"]), request=story.request
             )
         except BadMask as error:
@@ -201,7 +201,7 @@ class Device:
     def _started(self, machine: Machine, story: Story) -> tuple[Ticket, ...]:
         if not self._start_bytes:
             return ()
-        return (machine.read(Extents([0], [self._start_bytes]), request=story.request),)
+        return (machine.move(Extents([0], [self._start_bytes]), "storage", "device", request=story.request),)
 
     def _prefill(self, machine: Machine, story: Story, tokens: int, before: int, after: tuple[Ticket, ...]) -> Ticket:
         """Fires with the token that follows."""
@@ -268,7 +268,7 @@ class Device:
         story.shown_s = yield answer.shown()
         story.end_s = max(machine.env.now, float(story.shown_s[-1]))
         story.came, story.answer = len(answer.came_s), answer.text
-        machine.handle(Forget(), request=story.request)
+        machine.outside.handle(Forget(), request=story.request)
         for lease in leases:
             lease.release()
 

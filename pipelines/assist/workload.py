@@ -207,7 +207,7 @@ class AssistFlow:
             assisted=Assisted(
                 columns={name: np.array(column) for name, column in self._columns.items()},
                 cloud=self._cloud_figures(),
-                energy_j=world.stays_j(),
+                energy_j=world.crowd.stays_j(),
                 answers={one.request: one.answer for one in self._stories if one.answer is not None},
                 devices=self._scenario.assist.workload.devices,
             ),
@@ -252,7 +252,7 @@ class AssistFlow:
                 yield at(env, arrival_s)
             if not requests.closed:
                 prompt, output = int(requests.prompts[n]), int(requests.outputs[n])
-                world.arrived.append(Request(env.now, prompt, output, source=device))
+                world.content.arrived.append(Request(env.now, prompt, output, source=device))
             if device in self._busy:
                 self._busy[device].append(n)
             else:
@@ -276,7 +276,7 @@ class AssistFlow:
 
     def _answered(self, world: World, story: Story) -> Process:
         network = int(self._networks[story.device])
-        machine = world.device(story.device, self._links.get(network))
+        machine = world.crowd.device(story.device, self._links.get(network))
         role = self._device.alone
         if story.tokens:
             if self._cloud is not None:
@@ -287,7 +287,7 @@ class AssistFlow:
                 "in-turns": self._device.in_turns,
             }[self._system.answers]
         yield from role(machine, story)
-        world.leave(story.device)
+        world.crowd.leave(story.device)
 
     def _serve(self, cloud: Cloud, machine: Machine, story: Story) -> None:
         """Have the cloud of this world wait for the story's request."""
@@ -295,7 +295,7 @@ class AssistFlow:
         def tell(waited_s: float, prefill_s: float, refine_s: float) -> None:
             story.waited_s, story.cloud_prefill_s, story.refine_s = waited_s, prefill_s, refine_s
 
-        serving = machine.env.process(cloud.serve(machine.name, tell))
+        serving = machine.env.process(cloud.serve(machine.outside.name, tell))
         self._serving[serving] = None
         serving.callbacks.append(self._serving.pop)
 
@@ -346,7 +346,7 @@ def _stays(workload: AssistSpec, world: World) -> str | None:
     """Why prompts stay on their device; None: they may leave it."""
     if workload.privacy == "stays":
         return "workload.privacy: prompts stay on the device"
-    if workload.privacy is None and world.private:
+    if workload.privacy is None and world.crowd.private:
         return "workload.privacy is not set, and real prompts stay on the device unless it says may-leave"
     return None
 

@@ -11,7 +11,7 @@ import simpy
 
 from kvferry.machine.instant import at
 from kvferry.machine.machine import MemoryPool
-from kvferry.machine.ops import Extents, KvRef, Op
+from kvferry.machine.ops import Extents, Op
 from kvferry.machine.ticket import Ticket
 from kvferry.pipelines.decoding.plan import DecodePlan
 from kvferry.pipelines.decoding.stages import KINDS
@@ -80,15 +80,12 @@ class ForeseenMachine:
         self, what: Extents, source: Tier, to: Tier, *, after: Iterable[Ticket] = (), request: int | None = None
     ) -> Ticket:
         storage, begin_s = self._seen.storage, self._begin_s(after)
+        if "storage" not in (source, to):
+            # The memory is one: what is to be copied is there already.
+            return ForeseenTicket(self.env, None, begin_s)
         for label, took_s, n_bytes in storage.batches(what, writes=to == "storage"):
             begin_s = self.queues.batch(label, begin_s, took_s, n_bytes)
         return ForeseenTicket(self.env, None, begin_s)
-
-    def copy(
-        self, kv: KvRef | Extents, to: Tier, *, after: Iterable[Ticket] = (), request: int | None = None
-    ) -> Ticket:
-        """The memory is one: what is to be copied is there already."""
-        return ForeseenTicket(self.env, None, self._begin_s(after))
 
     def memory_of(self, tier: Tier) -> MemoryPool:
         pool: MemoryPool = self._memory(tier)

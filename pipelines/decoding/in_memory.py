@@ -93,7 +93,7 @@ class InMemoryFlow:
             workspace_bytes=self._peak.turn_bytes,
             attention=self._roles.attention,
             on_turn=self._on_turn,
-            on_arrival=world.arrived.append,
+            on_arrival=world.content.arrived.append,
         )
         yield from self._decode.run()
 

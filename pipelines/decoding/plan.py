@@ -4,8 +4,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from kvferry.layouts.cluster_layout import AnyLayout
-from kvferry.pipelines.decoding.file_room import FileRoom
-from kvferry.pipelines.decoding.kv_memory import KvMemory, Managed
+from kvferry.layouts.plan_file import PlanFile
+from kvferry.policies.decode.kv_memory import KvMemory, Managed
 from kvferry.policies.decode.roles import Roles
 from kvferry.policies.decode.sizes import Choice, KeySizes, StayingSizes
 from kvferry.policies.decode.stages import Stages
@@ -81,9 +81,9 @@ class DecodePlan:
         )
 
     @cached_property
-    def file(self) -> FileRoom:
+    def file(self) -> PlanFile:
         """What lies behind the KV in the storage file."""
-        return FileRoom(
+        return PlanFile(
             kv_bytes=self.layout.file_bytes,
             layers=self.model.layers,
             rows=self.rows,

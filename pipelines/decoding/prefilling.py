@@ -59,7 +59,7 @@ class WriteOut:
             clusters_of(now.kept).filled(layer, found.tokens, found.variances, found.labels, found.retrieved)
             if not now.away(layer):
                 # Its place was not known before.
-                return now.machine.copy(now.whole(layer), "device", after=after)
+                return now.machine.move(now.whole(layer), "host", "device", after=after)
         if not now.away(layer):
             return after[0]
         return now.machine.move(now.whole(layer), "device", now.tiers[layer], after=after)

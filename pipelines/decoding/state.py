@@ -13,7 +13,7 @@ from kvferry.layouts.layout import Layout, PlacedBlocks
 from kvferry.layouts.pieces import Change, Pieces, Ranges, Reads
 from kvferry.layouts.swap_area import SwapArea
 from kvferry.machine.machine import Lease, MemoryPool, Refused
-from kvferry.machine.ops import Extents, KvRef, Op
+from kvferry.machine.ops import Extents, Op
 from kvferry.machine.ticket import Ticket
 from kvferry.pipelines.decoding.plan import DecodePlan
 from kvferry.policies.decode.residency import AllThere, Resident
@@ -89,8 +89,6 @@ class Asked(Protocol):
     def submit(self, op: Op, *, after: Iterable[Ticket] = ()) -> Ticket: ...
 
     def move(self, what: Extents, source: Tier, to: Tier, *, after: Iterable[Ticket] = ()) -> Ticket: ...
-
-    def copy(self, kv: KvRef | Extents, to: Tier, *, after: Iterable[Ticket] = ()) -> Ticket: ...
 
     def memory_of(self, tier: Tier) -> MemoryPool: ...
 

@@ -133,7 +133,7 @@ class LockStepFlow:
         self._check_attention(world.machine)
         _check_memory(world.machine, self._scenario, self._plan)
         output = self._scenario.decode.workload.output
-        if self._wants_spread and world.may_skip:
+        if self._wants_spread and world.shortcuts.may_skip:
             self._spread = Spread(windows_of(output - 1, self._steps - 1))
 
         def on_token(tokens: int) -> None:
@@ -151,11 +151,11 @@ class LockStepFlow:
             assert spread is not None
             spread.on_move(Told(totals=totals(), counts=self._counts()))
 
-        self._decode = LockStepDecode(
-            world.machine, self._plan, on_token, world.foresight, world.keys, None if spread is None else on_move
-        )
+        foresight, keys = world.shortcuts.foresight, world.shortcuts.keys
+        moving = None if spread is None else on_move
+        self._decode = LockStepDecode(world.machine, self._plan, on_token, foresight, keys, moving)
         if spread is None:
-            yield from self._decode.run(self._steps, self._before if world.may_skip else 0)
+            yield from self._decode.run(self._steps, self._before if world.shortcuts.may_skip else 0)
         else:
             parts = [(one.skipped, one.warming + one.counted) for one in spread.windows]
             # To the last step, before which layers may move and where memory is fullest.
@@ -210,8 +210,10 @@ class LockStepFlow:
         if needs_bytes is not None:
             notes.append(_without_reuse(self._scenario, plan, needs_bytes))
         notes += beyond_the_rows(self._runtime, plan.staying.slots)
-        generated = plan.choice.selected is not None and not (plan.keys.index is not None and plan.keys.index.clusters)
-        if generated and world.may_skip and world.keys is None and self._scenario.decode.workload.selections is None:
+        index, shortcuts = plan.keys.index, world.shortcuts
+        generated = plan.choice.selected is not None and not (index is not None and index.clusters)
+        given = shortcuts.keys is not None or self._scenario.decode.workload.selections is not None
+        if generated and shortcuts.may_skip and not given:
             what = "selections are generated and do not depend on this selector"
             notes.append(f"{what}; workload.selections replays a recording")
         if plan.choice.selected is not None and plan.roles.selector.wanted_tokens(1) >= plan.most_tokens:

@@ -237,7 +237,7 @@ class ContextLoad:
             opened = self.machine.submit(Decompress(values), after=(fetched,), on="decompress", request=self.request)
         t, l, _ = self.progress.problem.place(units[0])
         kv = KvRef(self.context.sequence, t, l, None, values * self.context.model.kv_value_bytes)
-        placed = self.machine.copy(kv, to="device", after=(opened,), request=self.request)
+        placed = self.machine.move(kv, "host", "device", after=(opened,), request=self.request)
         for unit in units:
             self._fetches[unit] = (fetched, units, chunks.n_bytes)
         _then(fetched, partial(self._left_link, chunks.n_bytes))

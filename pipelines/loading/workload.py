@@ -94,13 +94,13 @@ class ContextReuseFlow:
         self._requests = Requests(
             self._scenario,
             self._system,
-            world.link.mean(),
+            world.rates.link.mean(),
             estimate_s,
-            world.stored,
+            world.content.stored,
             self._asked,
-            world.available.rate_at,
+            world.rates.available.rate_at,
         )
-        yield from self._requests.run(world.machine, self._finished, world.arrived.append)
+        yield from self._requests.run(world.machine, self._finished, world.content.arrived.append)
 
     def left(self, world: World, end: Totals) -> Left:
         records = sorted(self._with_bounds(world), key=lambda record: record.request)
@@ -130,9 +130,9 @@ class ContextReuseFlow:
                 bound_s=load_bound_s(
                     (context := self._requests.context(record.request // turns)).problem(truth_s),
                     self._requests.intake_s(context),
-                    world.link,
+                    world.rates.link,
                     self._scenario.link.rtt_s,
-                    world.available,
+                    world.rates.available,
                     record.arrival_s,
                     self._requests.processor_from_s,
                 ),

@@ -35,7 +35,7 @@ def test_what_a_real_run_assigned_is_replayed() -> None:
     plan = toy_plan(CLUSTERS, sequences=2, context=50, output=24)
     with decoded("torch", plan) as live:
         assert live.world is not None
-        inputs = live.world.inputs()
+        inputs = live.world.content.inputs()
     with decoded("sim", plan, inputs) as simulated:
         for run in (live, simulated):
             assert isinstance(run.decode.now.kept, TendedClusters)

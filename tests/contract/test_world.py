@@ -48,7 +48,7 @@ def opened(backend: str, kind: str) -> Iterator[tuple[World, Flow, Scenario, lis
 
 def totals(world: World) -> Totals:
     now_s = world.machine.env.now
-    return Totals(now_s=now_s, busy_s={}, n_bytes={}, energy_j=world.energy_j(now_s), storage_utilisation=0.0)
+    return Totals(now_s=now_s, busy_s={}, n_bytes={}, energy_j=world.meters.energy_j(now_s), storage_utilisation=0.0)
 
 
 def test_there_is_a_scenario_of_every_kind_in_every_backend() -> None:
@@ -70,11 +70,11 @@ def test_a_world_keeps_its_word(backend: str, kind: str) -> None:
         assert world.machines[DEVICE] is world.machine
         assert len({id(machine.env) for machine in world.machines.values()}) == 1
         assert world.weights_refused is None
-        assert backend == "sim" or world.foresight is None
-        assert world.may_skip == (backend == "sim")
+        assert backend == "sim" or world.shortcuts.foresight is None
+        assert world.shortcuts.may_skip == (backend == "sim")
         assert world.machine.memory.used_bytes == engine_bytes(scenario) > scenario.model.weight_bytes
-        assert world.link.amount(0.0, 1.0) > 0
-        assert 0 < world.available.amount(0.0, 1.0) <= 1
+        assert world.rates.link.amount(0.0, 1.0) > 0
+        assert 0 < world.rates.available.amount(0.0, 1.0) <= 1
         began_s = world.machine.env.now
         env = world.machine.env
         env.run(until=env.process(flow.run(world, lambda: totals(world))))
@@ -83,9 +83,9 @@ def test_a_world_keeps_its_word(backend: str, kind: str) -> None:
         assert 0 <= began_s <= min(span.start_s for span in spans)
         assert all(span.start_s <= span.end_s <= env.now for span in spans)
         assert all(record.first_token_s is not None for record in left.requests)
-        assert all(part_j >= 0 for part_j in world.energy_j(env.now).values())
-        assert 0 <= world.storage_utilisation(env.now) <= 1
-        assert all(isinstance(name, str) for name in world.measured())
+        assert all(part_j >= 0 for part_j in world.meters.energy_j(env.now).values())
+        assert 0 <= world.meters.storage_utilisation(env.now) <= 1
+        assert all(isinstance(name, str) for name in world.meters.measured())
 
 
 @IN_EVERY_WORLD
@@ -93,7 +93,7 @@ def test_what_one_world_recorded_another_replays(backend: str, kind: str) -> Non
     with opened(backend, kind) as (world, flow, scenario, _):
         env = world.machine.env
         env.run(until=env.process(flow.run(world, lambda: totals(world))))
-        recorded = world.inputs()
+        recorded = world.content.inputs()
     with BACKENDS["sim"](scenario, flow.needs, recorded, lambda span: None, lambda what: None) as replayed:
         assert replayed.inputs() == recorded
         assert backend == "sim" or not replayed.may_skip
@@ -262,7 +262,7 @@ def test_needs_of_a_machine_do_not_hang_on_the_kind_of_workload(backend: str) ->
     scenario = load_scenario(changed(DESCRIBED[backend]["context-reuse"], machines={"cloud": cloud}))
     needs: Needs = {DEVICE: ContextsInCloud(codec="huffman"), "cloud": KvInPages(prompts=(8,), output=2, pages=1)}
     with BACKENDS[backend](scenario, needs, NO_INPUTS, lambda span: None, lambda what: None) as world:
-        stored, env = world.stored(0), world.machine.env
+        stored, env = world.content.stored(0), world.machine.env
         chunk = Chunks(0, (0,), float(stored.encoding.encoded_bytes[0].flat[0]))
         fetched = world.machine.fetch(chunk, request=0)
         prefilled = world.machines["cloud"].submit(PrefillLayer(1, 8, 0, Batch((0,))))

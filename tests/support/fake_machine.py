@@ -13,7 +13,7 @@ import simpy
 
 from kvferry.machine.answers import Answer, Assigned, Clustered, Divided, Selection
 from kvferry.machine.handling import Handling
-from kvferry.machine.machine import Channel, Facts
+from kvferry.machine.machine import Channel, Facts, Outside
 from kvferry.machine.memory import BudgetedPool
 from kvferry.machine.ops import Assign, Chunks, Cluster, Extents, KvRef, Op, Selecting, Split
 from kvferry.machine.ticket import Cancelled, Ticket
@@ -158,7 +158,7 @@ class FakeMachine:
         return self._move("copy", kv.n_bytes, after)
 
     def move(
-        self, what: Extents, source: Tier, to: Tier, *, after: Iterable[Ticket] = (), request: int | None = None
+        self, what: KvRef | Extents, source: Tier, to: Tier, *, after: Iterable[Ticket] = (), request: int | None = None
     ) -> Ticket:
         return moved(self, what, source, to, after, request, through_host=not self._unified)
 
@@ -167,6 +167,10 @@ class FakeMachine:
 
     def handle(self, handling: Handling, *, request: int | None = None) -> simpy.Event:
         return self.env.timeout(handling.seconds, handling.expects)
+
+    @property
+    def outside(self) -> Outside:
+        return self
 
     def display(self) -> SimDisplay:
         return SimDisplay(self.env)

@@ -13,7 +13,7 @@ from fake_machine import FakeMachine
 
 from kvferry.backends.needs import Needs
 from kvferry.backends.sim.machine import SimMachine
-from kvferry.backends.world import DEVICE, Inputs, Say, described
+from kvferry.backends.world import DEVICE, Inputs, Say, WholeWorld, described
 from kvferry.machine.answers import Answer, Assigned, Selection
 from kvferry.machine.machine import Machine
 from kvferry.machine.ops import Assign, Chunks, Extents, Number, Op, Retrieve, Select, Selecting
@@ -193,7 +193,7 @@ class OneRate:
         return [time_s + 0.01 + n_bytes / 100e3 for time_s in sent_s]
 
 
-class FakeWorld:
+class FakeWorld(WholeWorld):
     """A world of FakeMachines, whose messages cross at one rate."""
 
     link = RateTrace.constant(100e3)

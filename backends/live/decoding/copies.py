@@ -12,6 +12,7 @@ import torch
 
 from kvferry.disk.direct_storage import Data
 from kvferry.specs.errors import InputError, OutOfMemory
+from kvferry.specs.tier import Tier
 
 # Pinned memory through which copies go: stages, and the most bytes of each.
 _STAGES = 4
@@ -22,12 +23,9 @@ class Copies(Protocol):
     """Memory on both sides, and order between the streams that use it. What is launched goes to the stream that the
     calling thread has at present, which is that of its queue (StreamWorker). Tensors are uint8[n]."""
 
-    def device_memory(self, n_bytes: int) -> torch.Tensor:
-        """Zeros in the device's memory. Raises OutOfMemory."""
-        ...
-
-    def host_memory(self, n_bytes: int) -> torch.Tensor:
-        """Zeros in the host's memory, from and to which the device copies by itself. Raises OutOfMemory."""
+    def memory_of(self, tier: Tier) -> Callable[[int], torch.Tensor]:
+        """Returns what makes zeros in the memory of the device, or in that of the host from and to which the device
+        copies by itself; it takes their bytes, and raises OutOfMemory."""
         ...
 
     def mark(self) -> Any:
@@ -72,11 +70,14 @@ class CudaCopies:
         for _ in range(_STAGES):
             self._stages.put(_Stage())
 
-    def device_memory(self, n_bytes: int) -> torch.Tensor:
+    def memory_of(self, tier: Tier) -> Callable[[int], torch.Tensor]:
+        return self._host_memory if tier == "host" else self._device_memory
+
+    def _device_memory(self, n_bytes: int) -> torch.Tensor:
         with told_as_out_of_memory(f"{self._device} has no {n_bytes / 2**20:,.0f} MiB for KV"):
             return torch.zeros(n_bytes, dtype=torch.uint8, device=self._device)
 
-    def host_memory(self, n_bytes: int) -> torch.Tensor:
+    def _host_memory(self, n_bytes: int) -> torch.Tensor:
         """Pinned by its exact size: torch's own allocator rounds up to a power of two, and gives nothing back."""
         refused = f"the host has no {n_bytes / 2**20:,.0f} MiB of memory to pin for KV"
         try:

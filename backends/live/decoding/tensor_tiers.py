@@ -78,7 +78,7 @@ class HostMemory:
     copies. In `regions`; where these are `layers`, those of a layer that leaves are given back."""
 
     def __init__(self, n_bytes: int, copies: Copies, regions: int = 1, *, layers: bool = False) -> None:
-        self._regions = Regions(n_bytes, regions, copies.host_memory)
+        self._regions = Regions(n_bytes, regions, copies.memory_of("host"))
         self._copies, self._layers = copies, layers
 
     @property
@@ -121,7 +121,7 @@ class DeviceMemory:
     """
 
     def __init__(self, n_bytes: int, copies: Copies, regions: int, *, layers: bool = False) -> None:
-        self._regions = Regions(n_bytes, regions, copies.device_memory)
+        self._regions = Regions(n_bytes, regions, copies.memory_of("device"))
         self._copies, self._layers, self._lock = copies, layers, Lock()
         # By region: what is passed when its last write has ended, and the reads since.
         self._written: dict[int, Any] = {}

@@ -14,7 +14,7 @@ from kvferry.backends.live.engine.worker import Worker
 from kvferry.disk.direct_storage import Data
 from kvferry.machine.busy import Busy
 from kvferry.machine.handling import Handling
-from kvferry.machine.machine import Channel, Facts
+from kvferry.machine.machine import Channel, Facts, Outside
 from kvferry.machine.ops import Chunks, Decompress, Extents, KvRef, Op
 from kvferry.machine.span import Tell
 from kvferry.machine.ticket import Ticket
@@ -196,11 +196,11 @@ class LiveMachine:
         )
 
     def move(
-        self, what: Extents, source: Tier, to: Tier, *, after: Iterable[Ticket] = (), request: int | None = None
+        self, what: KvRef | Extents, source: Tier, to: Tier, *, after: Iterable[Ticket] = (), request: int | None = None
     ) -> Ticket:
-        if source == "storage" and to == "device" and what.placed is not None:
-            return self.copy(what, to, after=(self.read(what, after=after, request=request),), request=request)
-        if source == "storage" and to == "host":
+        if isinstance(what, KvRef):
+            return self.copy(what, to, after=after, request=request)
+        if source == "storage" and (to == "host" or what.placed is not None):
             return self.copy(what, to, after=(self.read(what, after=after, request=request),), request=request)
         if source == "host" and to == "storage":
             # Through the processor's memory, from where it is written.
@@ -215,6 +215,10 @@ class LiveMachine:
     def handle(self, handling: Handling, *, request: int | None = None) -> Ticket:
         handler = _needed(self._handler, "a handler, of what software does for a request")
         return self._handling.do(lambda _: handler(handling, request))
+
+    @property
+    def outside(self) -> Outside:
+        return self
 
     def display(self) -> LiveDisplay:
         return LiveDisplay(self.env)

@@ -18,6 +18,7 @@ from tiny import LIVE_DECODING, tiny
 from kvferry.machine.ops import Extents
 from kvferry.pipelines.run import run_scenario
 from kvferry.specs.errors import InputError, OutOfMemory
+from kvferry.specs.tier import Tier
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -31,7 +32,10 @@ class FakeStreams:
         self.present, self.log, self.marks = "compute", list[tuple[str, str, int]](), 0
         self.free_bytes = device_bytes
 
-    def device_memory(self, n_bytes: int) -> Any:
+    def memory_of(self, tier: Tier) -> Callable[[int], Any]:
+        return self._host_memory if tier == "host" else self._device_memory
+
+    def _device_memory(self, n_bytes: int) -> Any:
         if n_bytes > self.free_bytes:
             raise OutOfMemory(f"the device has no {n_bytes} B")
         self.free_bytes -= n_bytes
@@ -42,7 +46,7 @@ class FakeStreams:
     def _freed(self, n_bytes: int) -> None:
         self.free_bytes += n_bytes
 
-    def host_memory(self, n_bytes: int) -> Any:
+    def _host_memory(self, n_bytes: int) -> Any:
         return torch.zeros(n_bytes, dtype=torch.uint8)
 
     def staged(self, n_bytes: int, fill: Callable[[Any], None]) -> Any:

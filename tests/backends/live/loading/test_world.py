@@ -266,7 +266,7 @@ def test_sizes_of_a_store_are_what_the_model_of_the_codec_says() -> None:
     described = scenario()
     needs = {DEVICE: ContextsInCloud(codec="huffman")}
     with live_world(described, needs, Inputs(), lambda span: None, lambda what: None) as world:
-        stored = world.stored(0)
+        stored = world.content.stored(0)
         assert isinstance(world.parts, LoadingParts)
         context = world.parts._library._context(0)
         chunks = record(world.parts.model, context, chunk_tokens=256).chunks

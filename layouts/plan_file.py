@@ -10,7 +10,7 @@ from kvferry.layouts.swap_area import SwapArea
 
 
 @dataclass(frozen=True, kw_only=True)
-class FileRoom:
+class PlanFile:
     """Bytes of the file, in this order: ``kv_bytes``; of every layer and row a part of the index, ``vector_bytes`` for
     each of ``blocks``; of every layer ``kept_tokens`` of each row, of ``token_bytes`` each. ``swapped``: index and
     kept tokens are there at all. Every part begins a storage block, of ``alignment_bytes``."""
