@@ -1,6 +1,7 @@
 """A cloud that says whatever it likes: the device's answer is there, whole and in its time, whatever was said."""
 
 from collections.abc import Callable, Iterator
+from functools import cache
 from random import Random
 from typing import Any
 
@@ -19,6 +20,7 @@ from kvferry.backends.live.wire.event import as_sent, written  # noqa: E402
 from kvferry.pipelines.run import run_scenario  # noqa: E402
 from kvferry.scenarios.loader import load_scenario  # noqa: E402
 from kvferry.specs.errors import InputError  # noqa: E402
+from kvferry.specs.scenario import Scenario  # noqa: E402
 
 pytestmark = pytest.mark.torch
 HERE = "tests/fuzz/test_hostile_answers.py"
@@ -31,10 +33,20 @@ SMALL = ("prompt=64", "beginning=8", "question=8", f"output={OUTPUT}")
 
 @pytest.fixture(autouse=True, scope="module")
 def one_model() -> Iterator[None]:
+    """It is loaded once and stays warm."""
     found = parts.warm_model(load_scenario("pd_device/live"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(parts, "warm_model", lambda scenario: found)
+        patch.setattr(parts.PromptParts, "_rehearse", lambda self: None)
         yield
+
+
+@cache
+def asked(system: str) -> Scenario:
+    """What is asked of a cloud at some URL."""
+    settings = [f"workload.{one}" for one in SMALL]
+    settings += [f"system_policies.{system}.assist.patience={PATIENCE_S} s", "machines.cloud.model=byte-small"]
+    return load("pd_device/live", [*settings, "live.cloud=http://localhost:1"], system=system)
 
 
 def way(chance: Random) -> Callable[[Voice, dict[str, Any]], None]:
@@ -80,10 +92,11 @@ def test_clouds_that_say_whatever_they_like(seeds: range) -> None:
     def case(seed: int) -> str | None:
         chance = Random(seed)
         system = chance.choice(SYSTEMS)
-        settings = [f"workload.{one}" for one in SMALL]
-        settings += [f"system_policies.{system}.assist.patience={PATIENCE_S} s", "machines.cloud.model=byte-small"]
+        scenario = asked(system)
         with deadline(120), HostileCloud(way(chance)) as cloud:
-            scenario = load("pd_device/live", [*settings, f"live.cloud={cloud.url}"], system=system)
+            scenario = scenario.model_copy(
+                update={"live": scenario.live.model_copy(update={"cloud": cloud.url})}  # type: ignore[union-attr]
+            )
             try:
                 run = run_scenario(scenario)
             except InputError as error:
