@@ -162,7 +162,7 @@ def test_whole_files_are_read(tmp_path: Path) -> None:
         assert (found.fault, found.code) == (None, 0), (words, str(found))
 
 
-@blocks(quick=12, long=2400, size=12)
+@blocks(quick=12, long=5000, size=20)
 def test_damaged_files(seeds: range, tmp_path: Path) -> None:
     def case(seed: int) -> str | None:
         chance = Random(seed)

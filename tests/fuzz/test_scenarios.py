@@ -58,7 +58,7 @@ def judged(found: Called) -> str | None:
     return wrong_with(json.loads(found.out)) if found.code == 0 else None
 
 
-@blocks(quick=8, long=800, size=8)
+@blocks(quick=8, long=5000, size=8)
 def test_extreme_scenarios(seeds: range, tmp_path: Path, systems: dict[str, list[str]]) -> None:
     def case(seed: int) -> str | None:
         drawn = scenario(Random(seed), systems, traces())
