@@ -183,6 +183,9 @@ def _exit_code(debug: bool) -> int:
         if debug:
             traceback.print_exc()
             return 1
+        if isinstance(error, MemoryError):
+            print(f"kvferry: this machine has too little memory for it: {quoted(str(error))}", file=sys.stderr)
+            return 1
         if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
             print(f"kvferry: {quoted(str(error.filename))[:80]}...: this name is too long for a file", file=sys.stderr)
             return 2

@@ -1,5 +1,6 @@
 """Run one scenario, in the modelled world or in the real one: from its description to what it leaves behind."""
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from time import perf_counter
@@ -17,6 +18,7 @@ from kvferry.pipelines.tally import Tally, Totals
 from kvferry.pipelines.workload import Flow, Infeasible, Progress, System
 from kvferry.pipelines.workloads import WORKLOADS
 from kvferry.policies.ledger import KEPT_FREE, largest
+from kvferry.specs.assist import AssistSpec
 from kvferry.specs.errors import LinkDown, MissingExtra, OutOfMemory, pick
 from kvferry.specs.scenario import Scenario
 
@@ -78,7 +80,7 @@ def run_scenario(
                 storage_utilisation=world.meters.storage_utilisation(now_s),
             )
 
-        outcome, why = _drive(world, flow, totals)
+        outcome, why = _drive(world, flow, totals, may_end=_link_may_end(scenario))
         ran_s, end = perf_counter() - began_s, totals()
         left = flow.left(world, end)
         # Of several devices, of the one that held most.
@@ -107,20 +109,33 @@ def run_scenario(
         )
 
 
-def _drive(world: World, flow: Flow, totals: Callable[[], Totals]) -> tuple[Outcome, str]:
-    """Outcome, and why it is not "done"."""
+def _drive(world: World, flow: Flow, totals: Callable[[], Totals], *, may_end: bool) -> tuple[Outcome, str]:
+    """Outcome, and why it is not "done". `may_end`: messages can be lost with the end of a link."""
     if world.weights_refused:
         return "out_of_memory", f"{world.weights_refused}; {largest(world.machine.memory.at_peak)}"
     env = world.machine.env
+    done = env.process(flow.run(world, totals))
     try:
-        env.run(until=env.process(flow.run(world, totals)))
+        env.run(until=done)
     except OutOfMemory as error:
         return "out_of_memory", str(error)
     except (Infeasible, LinkDown) as error:
         return "infeasible", str(error)
     except KeyboardInterrupt:
         return "interrupted", flow.kept()
+    except RuntimeError:
+        # SimPy's where nothing is left that could happen.
+        if done.triggered or not may_end or env.peek() < math.inf:
+            raise
+        return "infeasible", "the link has ended, and what was lost with it is waited for as long as it takes"
     return "done", ""
+
+
+def _link_may_end(scenario: Scenario) -> bool:
+    networks = scenario.workload.networks or () if isinstance(scenario.workload, AssistSpec) else ()
+    links = [scenario.link, *(machine.link for machine in scenario.machines.values()), *(one.link for one in networks)]
+    ways = [way for link in links if link is not None for way in (link, link.up)]
+    return any(way is not None and way.trace is not None and way.on_end == "end" for way in ways)
 
 
 def _beside_the_device(world: World, until_s: float) -> dict[str, MachineRecord]:

@@ -120,8 +120,11 @@ class RateTrace:
 
     def finish_s(self, start_s: float, amount: float) -> float:
         """The earliest time by which `amount` is delivered from `start_s` on; infinity if that never happens."""
-        if not 0 <= start_s < math.inf:
+        if not start_s >= 0:
             raise ValueError(f"time {start_s} is outside the replay")
+        if start_s == math.inf:
+            # Behind what never ends, nothing begins.
+            return start_s
         if not 0 < amount < math.inf:
             if amount in (0, math.inf):
                 return start_s if amount == 0 else math.inf

@@ -179,8 +179,7 @@ class Estimates:
         if self._window is not None:
             least = min(least, self._window / prompt)
         refined = max(1, round(least * prompt))
-        sent_s = prompt * handling.prompt_token_bytes / _mean_bytes_per_s(link.up or link)
-        sent_s += response_bytes / _mean_bytes_per_s(link)
+        sent_s = _sent_s(prompt * handling.prompt_token_bytes, link.up or link) + _sent_s(response_bytes, link)
         return Assistance(
             prompt_tokens=prompt,
             cloud_s_per_token=self.prefilling.prefill_s(prompt, self._serving) / prompt,
@@ -197,6 +196,12 @@ class Estimates:
             most_device_tokens=self._window,
             smoothing=smoothing,
         )
+
+
+def _sent_s(n_bytes: float, way: WaySpec) -> float:
+    """At the mean rate; for ever where the replay begins behind the end of its trace."""
+    bytes_per_s = _mean_bytes_per_s(way)
+    return n_bytes / bytes_per_s if bytes_per_s else math.inf
 
 
 @cache

@@ -1,5 +1,6 @@
 """How long a device waits for a cloud that says nothing before it goes on by itself."""
 
+import math
 from dataclasses import dataclass
 
 # A cloud that is as busy as planned for is not given up.
@@ -24,7 +25,8 @@ def patience_of(*, own_prefill_s: float, cloud_ttft_s: float, planned: bool = Fa
     rents or buys). At least twice what is expected of the cloud. A silence between tokens is no jitter when it lasts as
     long. `planned`: a minute at least for the first token, so that a queue of the cloud's is waited in, and ten seconds
     between tokens, where there is none."""
-    least_s = max(own_prefill_s, _AT_LEAST_EXPECTED * cloud_ttft_s)
+    # A cloud behind a link that has ended is waited for no longer than the device takes by itself.
+    least_s = own_prefill_s if cloud_ttft_s == math.inf else max(own_prefill_s, _AT_LEAST_EXPECTED * cloud_ttft_s)
     if not planned:
         return Patience(answer_s=least_s, token_s=least_s)
     return Patience(answer_s=max(least_s, _LONG_S), token_s=max(least_s, _SILENT_S))

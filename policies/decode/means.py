@@ -6,6 +6,8 @@ import numpy as np
 KMEANS_ROUNDS, SPLIT_ROUNDS = 8, 8
 # Distances that are held at once, in numbers: a chunk of rows' times their vectors and centres.
 _CHUNK = 1 << 24
+# Of one row at most: 1 GiB.
+_MOST = 1 << 28
 
 
 def kmeans(vectors: np.ndarray, clusters: int, rounds: int = KMEANS_ROUNDS) -> np.ndarray:
@@ -29,11 +31,10 @@ def _kmeans(vectors: np.ndarray, clusters: int, rounds: int) -> np.ndarray:
     labels = np.full((rows, n), -1, np.int32)
     first = (np.arange(rows) * clusters)[:, None]
     for _ in range(rounds):
-        before = labels
-        # The vectors' own length does not decide which centre is nearest.
-        apart = (centres**2).sum(-1)[:, None] - 2 * vectors @ centres.swapaxes(1, 2)
-        labels = apart.argmin(-1).astype(np.int32)
-        _fill_empty(labels, np.take_along_axis(apart, labels[..., None], -1)[..., 0] + (vectors**2).sum(-1), clusters)
+        before, each = labels, max(1, _MOST // clusters)
+        parts = [_nearest(vectors[:, at : at + each], centres) for at in range(0, n, each)]
+        labels, apart = (np.concatenate(part, 1) for part in zip(*parts, strict=True))
+        _fill_empty(labels, apart + (vectors**2).sum(-1), clusters)
         if (labels == before).all():
             break
         flat = (first + labels).ravel()
@@ -41,6 +42,14 @@ def _kmeans(vectors: np.ndarray, clusters: int, rounds: int) -> np.ndarray:
         sums = [np.bincount(flat, vectors[..., d].ravel(), rows * clusters) for d in range(width)]
         centres = (np.stack(sums, -1) / counts[:, None]).reshape(rows, clusters, width).astype(np.float32)
     return labels
+
+
+def _nearest(vectors: np.ndarray, centres: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The centre that is nearest to each vector, and the squared distance but for the vector's own length, which does
+    not decide which one is nearest."""
+    apart = (centres**2).sum(-1)[:, None] - 2 * vectors @ centres.swapaxes(1, 2)
+    labels = apart.argmin(-1).astype(np.int32)
+    return labels, np.take_along_axis(apart, labels[..., None], -1)[..., 0]
 
 
 def _fill_empty(labels: np.ndarray, squared: np.ndarray, clusters: int) -> None:

@@ -329,6 +329,12 @@ def test_a_fault_of_its_own_is_written_down(call: Call, runs: dict[str, Any]) ->
     log.unlink()
 
 
+def test_too_little_memory_is_no_fault_of_its_own(call: Call, runs: dict[str, Any]) -> None:
+    runs["stream-only"] = MemoryError("Unable to allocate 9.31 GiB")
+    said = "kvferry: this machine has too little memory for it: Unable to allocate 9.31 GiB\n"
+    assert call("run", "small.yaml") == (1, "", said)
+
+
 def test_debug_shows_the_trace(call: Call, runs: dict[str, Any]) -> None:
     runs["stream-only"] = ZeroDivisionError("float division by zero")
     code, _, err = call("--debug", "run", "small.yaml")

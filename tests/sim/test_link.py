@@ -375,3 +375,6 @@ def test_what_is_streamed_is_served_one_behind_the_other_by_arithmetic() -> None
     assert span.end_s - span.start_s == pytest.approx(0.5 + 0.5 + 3.8)
     with pytest.raises(LinkDown, match="a stream still to come"):
         world.link.served_s([9.9], 50, "Message")
+    # Nor does what is sent behind it.
+    with pytest.raises(LinkDown, match="a stream still to come"):
+        world.link.served_s([9.9, 9.95], 50, "Message")

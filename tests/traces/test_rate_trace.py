@@ -42,6 +42,7 @@ def test_amount_is_the_area():
 def test_finish_is_the_earliest_time():
     assert trace().finish_s(0, 0) == 0
     assert trace().finish_s(7, 0) == 7
+    assert trace().finish_s(math.inf, 5) == math.inf  # behind what never ends
     assert trace().finish_s(0, 150) == 1.5
     assert trace().finish_s(0, 200) == 2.0  # not 3: the outage after it delivers nothing
     assert trace().finish_s(2.5, 10) == 3.2
@@ -205,6 +206,7 @@ def test_times_and_amounts_outside_the_replay_are_refused():
     for wrong in (-1, math.nan, math.inf):
         with pytest.raises(ValueError):
             trace().rate_at(wrong)
+    for wrong in (-1, math.nan):
         with pytest.raises(ValueError):
             trace().finish_s(wrong, 1)
     with pytest.raises(ValueError):

@@ -4,12 +4,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from assisted import columns, only, ran
+from assisted import BY_HAND, columns, only, ran
 from by_hand import by_hand
+from tiny import changed, tiny
 
 from kvferry.analysis.assisted import assisted_metrics
 from kvferry.pipelines.assist import cloud as cloud_module
 from kvferry.pipelines.record import Run
+from kvferry.pipelines.run import run_scenario
 
 HELP = "policies.assist={name: optimised, tokens: 5, ratio: 0.25, patience: 500 ms}"
 PACE_S, TPOT_S = 0.020 + 0.260 / 4, 0.020
@@ -167,3 +169,23 @@ def test_a_device_whose_cloud_has_died_answers_further_requests() -> None:
     assert all(len(one.token_times_s) == 10 for one in run.requests)
     # The first has lost it on the way, the others find it gone.
     assert sorted(columns(run)["came"]) == [0, 0, 2]
+
+
+GONE = {"rate": None, "trace": "wifi-850", "rtt": "20 ms", "on_end": "end", "offset": "1e7 s"}
+
+
+@pytest.mark.parametrize(("system", "first_s"), [("pd-device", 1.0), ("refinement-only", 1.0), ("tokens-only", 60.02)])
+def test_a_link_that_has_ended_before_anything_is_asked(system: str, first_s: float) -> None:
+    run = ran(f"system={system}", link=GONE)
+    assert len(run.requests[0].token_times_s) == 10
+    # The whole prompt is prefilled in 1 s; where help is fixed, a minute of patience is over later, which begins with
+    # what was prepared in 20 ms.
+    assert run.requests[0].first_token_s == pytest.approx(first_s)
+
+
+@pytest.mark.parametrize("patience", ["null", "500 ms"])
+def test_what_is_lost_with_a_link_is_waited_for_as_long_as_patience_says(patience: str) -> None:
+    scenario = tiny(changed(BY_HAND, link=GONE, system="cloud-only"), f"policies.assist={{patience: {patience}}}")
+    run = run_scenario(scenario)
+    assert run.outcome == ("infeasible" if patience == "null" else "done")
+    assert ("the link has ended" in run.why) == (patience == "null")

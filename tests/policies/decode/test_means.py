@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from kvferry.policies.decode import means
 from kvferry.policies.decode.means import kmeans, two_means
 
 POINTS = st.floats(-100, 100, width=32).map(lambda x: round(x, 1))
@@ -18,6 +19,18 @@ def test_heaps_are_found_by_hand() -> None:
     both = np.stack([heaps + noise, (heaps + noise)[::-1]])
     found = kmeans(both, 4)
     assert found.tolist() == [np.repeat(np.arange(4), 3).tolist()] * 2
+
+
+def test_few_distances_at_once_give_the_same_clusters(monkeypatch: pytest.MonkeyPatch) -> None:
+    vectors = np.random.default_rng(3).integers(0, 9, (2, 50, 2)).astype(np.float32)
+    whole = kmeans(vectors, 7)
+    monkeypatch.setattr(means, "_MOST", 3 * 7)
+    assert kmeans(vectors, 7).tolist() == whole.tolist()
+    sizes = []
+    nearest = means._nearest
+    monkeypatch.setattr(means, "_nearest", lambda some, centres: sizes.append(some.shape[1]) or nearest(some, centres))
+    kmeans(vectors, 7, rounds=1)
+    assert sizes == [3] * 16 + [2]
 
 
 def test_two_heaps_are_told_apart_and_the_smaller_leaves() -> None:
