@@ -18,11 +18,11 @@ from kvferry.specs.errors import InputError
 class ClusterLayout(ABC):
     """Has in each row of a layer ``first_blocks`` blocks of ``block_tokens`` at first, the first ``more`` of them with
     one token more; there is room for ``blocks`` blocks, and for ``row_tokens`` tokens in all of them (None: for as many
-    as so many blocks have at first).
+    as these blocks have at first).
 
     Reads are of whole storage blocks of ``alignment_bytes``, a power of two; so are writes, where less is asked for.
     ``page_buffers`` clusters of each row have a buffer in memory for a page of ``page_bytes`` (None: a storage block)
-    that is written when it is full: those that are updated again within ``hot_steps`` tokens (DynaKV 5.2). ValueError
+    that is written when it is full: clusters updated again within ``hot_steps`` tokens (DynaKV 5.2). ValueError
     for a size that is no power of two.
     """
 
@@ -191,10 +191,10 @@ class PlacedClusters(ABC):
     ) -> None:
         """Give a layer's first blocks their places, once, before anything of it is written.
 
-        `tokens` int[rows, blocks] in each, 0 where there is none, behind those that are. `order` int[rows, blocks]: the
-        block that comes next in the file (None: by their numbers). `members` int[rows, tokens of the row]: which tokens
-        they are, block by block, ascending in each (None: unknown; a layout that keeps tokens where they came deals
-        them in turn). InputError without room.
+        `tokens` int[rows, blocks] in each, 0 where there is none, behind the existing ones. `order` int[rows, blocks]:
+        the block that comes next in the file (None: by their numbers). `members` int[rows, tokens of the row]: which
+        tokens they are, block by block, ascending in each (None: unknown; a layout that keeps tokens where they came
+        deals them in turn). InputError without room.
         """
         flat = layer * self.like.rows + np.arange(self.like.rows)
         if tokens.shape[1] > self.like.blocks:

@@ -17,7 +17,7 @@ def co_retrieval(retrieved: np.ndarray, clusters: int) -> np.ndarray:
 
 def side_by_side(chances: np.ndarray) -> np.ndarray:
     """An order int64[clusters], such that those at places 2n and 2n + 1 are pairs: of all pairs the one with the best
-    chance, then the best of those that are left, and so on. Pairs follow each other by the best chance of clusters that
+    chance, then the best of the rest, and so on. Pairs follow each other by the best chance of clusters that
     come to lie side by side. Without any chances they are in the order of their numbers."""
     first, second = np.nonzero(np.triu(chances))
     best = np.argsort(-chances[first, second], kind="stable")

@@ -46,7 +46,7 @@ class DualHead(Stretched):
     """The first cluster of a pool grows upwards from its beginning, its partner downwards from its end. A part that
     leaves a cluster lies beside it, if that is alone, or beside another of its row that is alone and that it is wanted
     together with, the one that has been alone the shortest; otherwise it has a pool for itself until a partner comes. A
-    cluster that opens, of which nothing is known, takes any that is alone. One that no longer fits beside its partner
+    cluster that opens, without a history, takes any that is alone. One that no longer fits beside its partner
     moves to a pool of its own."""
 
     like: DualHeadLayout
@@ -78,7 +78,7 @@ class DualHead(Stretched):
         assert (self._held(rows, blocks) * self.like.token_bytes <= self._pool_bytes[rows, blocks]).all()
         alone = {(row, block) for row, of_row in enumerate(self._alone) for block in of_row}
         assert alone == set(zip(rows[~paired].tolist(), blocks[~paired].tolist(), strict=True))
-        # Pools of clusters and those that are free make up the file, each once.
+        # Pools of clusters and free pools make up the file, each once.
         one = ~self._down[rows, blocks] | ~paired
         begins, n_bytes = self._pool_at[rows, blocks][one], self._pool_bytes[rows, blocks][one]
         begins = np.concatenate([begins, [offset for offset, _ in self._file.free]])

@@ -50,7 +50,7 @@ class Stretched(PlacedClusters):
         self.counted.new_bytes += tokens * len(flat) * like.token_bytes
         again = Pieces.none(like.token_bytes)
         if anew.any():
-            # Nothing of a block that is written anew is left in a buffer.
+            # Nothing of a block that is written again is left in a buffer.
             self._buffers.give_up(flat[anew], blocks[anew])
             again = self._pieces(flat[anew], blocks[anew], np.zeros_like(before[anew]), before[anew] + tokens)
             self.counted.moved_bytes += int(before[anew].sum()) * like.token_bytes

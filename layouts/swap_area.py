@@ -11,7 +11,7 @@ class SwapArea:
     layer, whichever of its ``rows`` and ``blocks`` they are of. Slots from the first to the last one in use are read as
     one; what comes takes the free slots that lie first, so that this is short.
 
-    While its layer computes, all of the area is in memory: storage blocks of which a slot has changed are written as a
+    While its layer computes, all of the area is in memory: storage blocks with a changed slot are written as a
     whole then, without being read. Entries that come to a block after that stay in memory until the layer's next turn.
     """
 

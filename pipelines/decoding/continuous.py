@@ -49,7 +49,7 @@ class ContinuousDecode:
         self.token_times_s: list[list[float]] = [[] for _ in requests]
         # Sequences of every decode step, and its seconds.
         self.steps: list[tuple[int, float]] = []
-        # Over all decode steps and their sequences, the tokens that attention took in and those that there were.
+        # Over all decode steps and their sequences, the tokens that attention took in and the tokens there were.
         self.attended = self.attendable = 0
         self._arrived: simpy.Event | None = None
         # Memory of as many pages as were ever in use together.

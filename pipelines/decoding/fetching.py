@@ -114,7 +114,7 @@ class LookUp:
         now.found[layer] = found = now.residents[layer].look_up(wanted, tokens)
         now.brought[layer] = 0
         if now.away(layer):
-            # What is swapped comes anew in every step, wherever it is found.
+            # What is swapped comes in every step, wherever it is found.
             came = found.missing if now.areas[layer] is None else np.ones(wanted.ids.shape, bool)
             now.brought[layer] = (
                 plan.choice.group_tokens * int(came.sum()) if tokens is None else int(tokens[came].sum())

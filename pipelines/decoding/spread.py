@@ -14,7 +14,7 @@ _WINDOW_STEPS = 8
 
 @dataclass(frozen=True)
 class Window:
-    """``skipped`` steps come before its own: `warming` ones, and those that are ``counted``."""
+    """Holds steps of a window: ``skipped`` ones before it, `warming` ones, and the ``counted`` ones."""
 
     skipped: int
     warming: int
@@ -31,7 +31,7 @@ def windows_of(steps: int, carried_out: int) -> tuple[Window, ...]:
         warming = own // 2
         counted = own - warming
         begin = round(steps * (window + 0.5) / n - counted / 2) - warming
-        # Behind the window before, and early enough for those that follow.
+        # Behind the window before, and early enough for the next ones.
         behind = carried_out - carried_out * window // n
         skipped = max(0, min(begin, steps - behind) - done)
         found.append(Window(skipped, warming, counted))

@@ -77,7 +77,7 @@ ROLES: dict[str, dict[str, Callable[..., Any]]] = {
     "batching": {"continuous": Continuous, "lock-step": LockStep},
     "attention": {"eager": lambda: EAGER, "flash": lambda: FLASH, "in-place": lambda: IN_PLACE, "paged": lambda: PAGED},
 }
-# Roles that matter where all KV is in the processor's memory alone, and those that matter anywhere; the others matter
+# Roles that matter where all KV is in the processor's memory alone, and roles that matter anywhere; the others matter
 # elsewhere.
 _IN_MEMORY = ("batching",)
 _ANYWHERE = ("placement", "attention")

@@ -27,7 +27,7 @@ from kvferry.specs.scenario import Scenario
 from kvferry.specs.tier import Tier
 from kvferry.traces.critical_tokens import CriticalTokens
 
-# What the reuse table is made from: layers, sequences, and steps, of which the first fill the buffer.
+# What the reuse table is made from: layers, sequences, and steps; the first ones fill the buffer.
 _LAYERS, _SEQUENCES, _STEPS, _FILLING = 2, 2, 160, 60
 # In selections: what a buffer may hold.
 _CAPACITIES = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0)
@@ -120,7 +120,7 @@ class _ModelledTimes:
 
 
 def limits_of(scenario: Scenario, **given: float | int | None) -> TuningLimits:
-    """Limits as given, by their names; for those that are None, what the scenario says: its budget, batch, context and
+    """Returns limits as given, by their names; for None, what the scenario says: its budget, batch, context and
     selected tokens. Steps are so long that some three hundred pairs are solved at most. Raises InputError where the
     scenario has no such thing; pydantic's ValidationError for limits that cannot be."""
     workload = scenario.decode.workload

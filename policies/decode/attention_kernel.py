@@ -15,7 +15,7 @@ class AttentionKernel:
 
     ``reads``: the kind of kernel that reads keys and values for a new token. ``grown``: KV is one tensor per layer, to
     which each token is joined by a copy of all of it (torch.cat in the DynamicCache of Hugging Face transformers); a
-    latent cache is brought up to keys and values of every head anew in every step (its expand_kv), where other kernels
+    latent cache is brought up to keys and values of every head in every step (its expand_kv), where other kernels
     attend to the latent vectors themselves, with absorbed matrices (DeepSeek-V2, 2.1.2).
     ``repeated``: KV heads are copied once for every query head that shares them (its repeat_kv), and attention reads
     these copies. ``score_bytes``: what prefill holds of every pair of tokens and query head; 0: scores never leave the

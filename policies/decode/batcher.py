@@ -75,7 +75,7 @@ class Batcher:
     one more token; it takes further pages as it grows. When none is free, the request that arrived last gives up its
     KV and is prefilled again later, with what it has said (preemption by recomputing).
 
-    Prompts that are admitted together are prefilled together, at most so many tokens of them as `batching` says (one
+    Prompts that are admitted together are prefilled together, at most as many tokens of them as `batching` says (one
     prompt may be longer): fewer make the first ones wait less.
 
     Left out: chunked prefill beside decoding, and swapping out instead of recomputing.

@@ -16,8 +16,8 @@ class ClusterCache:
     """One layer's cache: every row keeps clusters of up to ``capacity_tokens`` together, from one look-up to the next.
 
     What a step wants is in memory until the next one; then the clusters that are worth least leave until the rest fits.
-    ``fifo``: those that came first; ``lru``: those not wanted for longest; ``lfu``: those wanted most rarely since they
-    came. ``cluster-aligned``: the large ones first, where those that were wanted lately count for more, as in
+    ``fifo``: the ones that came first; ``lru``: not wanted for longest; ``lfu``: wanted most rarely since they
+    came. ``cluster-aligned``: the large ones first, where clusters wanted lately count for more, as in
     GreedyDual-Size (Cao and Irani, USITS 1997) with equal costs: a read is a command, whatever its length. Before all
     others those stay that were updated in the last steps, as far as ``reserved_share`` of the cache has room for them.
 
@@ -52,7 +52,7 @@ class ClusterCache:
         self._dropped: list[np.ndarray] = []
 
     def look_up(self, wanted: BlockRows, tokens: np.ndarray | None = None) -> Lookup:
-        """Find the wanted blocks, which have so many `tokens` (like the ids; None: all as many as blocks have)."""
+        """Finds the wanted blocks, of `tokens` each (like the ids; None: as many as blocks have)."""
         self._settle()
         self._now += 1
         flat = (wanted.ids + wanted.spread(np.arange(self.rows) * self.blocks)).ravel()
@@ -65,7 +65,7 @@ class ClusterCache:
         return Lookup(wanted, missing.reshape(wanted.ids.shape), wanted.ids, self._places(dropped))
 
     def renew(self, changed: BlockRows, tokens: np.ndarray | None = None, made: Sequence[tuple[int, int]] = ()) -> None:
-        """Blocks have changed, and have so many tokens now; those `made`, (row, block), are in memory as a whole."""
+        """Notes blocks that have changed to `tokens` each; those `made`, (row, block), are in memory as a whole."""
         flat = (changed.ids + changed.spread(np.arange(self.rows) * self.blocks)).ravel()
         self._size[flat] = self._block_tokens if tokens is None else tokens.ravel()
         self._updated[flat] = self._now
@@ -81,7 +81,7 @@ class ClusterCache:
         self._drop(flat[self._held[flat]])
 
     def held(self, changing: BlockRows | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Rows and ids of what is in the cache when the next step begins, row by row; those that are `changing` count
+        """Returns rows and ids of what is in the cache when the next step begins, row by row; `changing` ones count
         as updated now."""
         if changing is not None:
             self._updated[(changing.ids + changing.spread(np.arange(self.rows) * self.blocks)).ravel()] = self._now

@@ -54,8 +54,8 @@ class VirtualCache(WholeCache):
     storage, each in an area of its own, beside the clusters that they are copies of: while a layer attends and passes
     on, the next one's is read as one, and what has changed of its own is written back. What new keys change after that,
     a key in every row and the parts of what was cut, stays in memory until the layer's next turn. Representatives lie
-    on storage, too, and are brought while queries are projected (pipeline 1). Left out: writing those that have
-    changed, a vector per row and token, of which the paper says nothing."""
+    on storage, too, and are brought while queries are projected (pipeline 1). Left out: writing the ones that have
+    changed, a vector per row and token; the paper does not mention it."""
 
     swaps = True
 

@@ -25,8 +25,8 @@ class ClusterTable:
         return np.asarray(self.squares[rows, clusters] / np.maximum(self.counts[rows, clusters], 1))
 
     def fill(self, rows: np.ndarray, vectors: np.ndarray, labels: np.ndarray, first: int = 0) -> None:
-        """Clusters of rows int[r], from number `first` on: of vectors [r, n, width], those that `labels` int[r, n]
-        names, none of them empty. Rows have no others from `first` on afterwards."""
+        """Adds clusters of rows int[r], from number `first` on: of vectors [r, n, width], the ones that `labels` int[r,
+        n] names, none of them empty. Rows have no others from `first` on afterwards."""
         clusters = int(labels.max()) + 1
         flat, n = (np.arange(len(rows))[:, None] * clusters + labels).ravel(), len(rows) * clusters
         counts = np.bincount(flat, minlength=n)
@@ -54,7 +54,7 @@ class ClusterTable:
 
     def scores(self, rows: slice | np.ndarray, queries: np.ndarray) -> np.ndarray:
         """float32[r, clusters]: products of each row's query [r, width] with the means of its clusters, as many as any
-        row has; -inf for those that are not there."""
+        row has; -inf for absent ones."""
         width = int(self.used.max())
         products = (queries[:, None].astype(np.float32) @ self._points[rows, :, :width])[:, 0]
         return np.where(np.isfinite(self._halves[rows, :width]), products, -np.inf)

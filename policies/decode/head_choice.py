@@ -1,4 +1,4 @@
-"""Head-level selection, by the model's kind of attention (SpeContext 4.3): which heads choose, and how those that share
+"""Head-level selection, by the model's kind of attention (SpeContext 4.3): which heads choose, and how heads that share
 what is cached agree. Both worlds take it from here."""
 
 from collections.abc import Callable

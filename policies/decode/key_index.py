@@ -50,7 +50,7 @@ class KeyIndex(ABC):
         return 1, key_width
 
     def keep(self, layer: int, block: int, keys: np.ndarray) -> None:  # noqa: B027
-        """Take in keys [sequences, KV heads, tokens, head_dim] of whole KV blocks, the first of which is number
+        """Takes in keys [sequences, KV heads, tokens, head_dim] of whole KV blocks, the first with number
         `block`. They come in order, those of the prompts at once."""
 
     @abstractmethod

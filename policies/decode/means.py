@@ -65,9 +65,9 @@ def _fill_empty(labels: np.ndarray, squared: np.ndarray, clusters: int) -> None:
 
 
 def two_means(vectors: np.ndarray, there: np.ndarray, rounds: int = SPLIT_ROUNDS) -> np.ndarray:
-    """bool[sets, n]: which of `vectors` [sets, n, width] leave, of those that are `there` (bool[sets, n]): the smaller
-    of two parts, each nearer to its own mean. Of a set whose vectors are all equal the later half leaves. A set has two
-    vectors at least.
+    """Returns bool[sets, n]: which of `vectors` [sets, n, width] leave, of the ones `there` (bool[sets, n]): the
+    smaller of two parts, each nearer to its own mean. Of a set whose vectors are all equal the later half leaves. A set
+    has two vectors at least.
 
     Means begin at the vector farthest from the common mean, and at the one farthest from that.
     """

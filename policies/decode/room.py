@@ -14,7 +14,7 @@ Share = Annotated[float, Field(gt=0, le=1)]
 
 @dataclass(frozen=True, kw_only=True)
 class Room:
-    """One sequence's KV: how much there will be, in KV blocks of so many tokens, and the budget to manage it with."""
+    """Sizes one sequence's KV: how much there will be, in KV blocks, and the budget to manage it with."""
 
     model: ModelSpec
     block_tokens: int

@@ -12,8 +12,8 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockRows:
-    """Ids of KV blocks, distinct within a row. Dense: ``ids`` [rows, k]. Ragged: ``ids`` [n], of which row r has those
-    from ``starts[r]`` up to ``starts[r + 1]``."""
+    """Holds ids of KV blocks, distinct within a row. Dense: ``ids`` [rows, k]. Ragged: ``ids`` [n], where row r has
+    those from ``starts[r]`` up to ``starts[r + 1]``."""
 
     ids: np.ndarray
     starts: np.ndarray | None = None

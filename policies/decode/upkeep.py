@@ -26,7 +26,7 @@ class Learned:
 class Update:
     """Says what new tokens lead to. ``written`` gives the byte ranges that some layers' KV is written to; None:
     ``changes`` say all that becomes of the file, in this order. ``complete``: the block of every row and layer that is
-    full now, if it is one. ``changed``: by layer, blocks of which there may be copies in memory that are out of date
+    full now, if it is one. ``changed``: by layer, blocks that may have copies in memory which are out of date
     now. ``joined`` says by layer, where blocks are clusters, what became of new keys and which clusters were cut."""
 
     written: Callable[[np.ndarray], Ranges] | None = None

@@ -14,7 +14,7 @@ class BlockFormat:
     """A KV block is [sides, heads, tokens, head_dim] in the model's own numbers, then zeros up to its stride.
 
     Its sides are keys and values, or with `values_only` values alone. With a `latent_rank` it is keys alone, whose
-    first numbers, so many, are the values. A row of the layout is a sequence with all its KV
+    first numbers are the values. A row of the layout is a sequence with all its KV
     heads, or one head of it. Raises InputError for a layout whose KV blocks have another size.
     """
 

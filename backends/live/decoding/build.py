@@ -31,7 +31,7 @@ from kvferry.specs.errors import InputError
 from kvferry.specs.scenario import Scenario
 from kvferry.traces.cluster_answers import Place
 
-# Text that an index learns directions from, at most: keys of so many tokens tell those of all.
+# Text that an index learns directions from, at most: keys of this many tokens tell the others'.
 _SAMPLE_TOKENS = 8192
 
 

@@ -73,7 +73,7 @@ class ClusterLog(EntryLog):
 
     def __init__(self, log: KvLog, *, layers: int, rows: int, context: int) -> None:
         super().__init__(log, layers=layers, rows=rows, context=context)
-        # By layer: tokens of each cluster and those that wait for one, in their order, those that belong to none, and
+        # By layer: tokens of each cluster and tokens that wait for one, in their order, tokens that belong to none, and
         # clusters that are other ones by this step.
         self._members: list[dict[Place, array[int]]] = [{} for _ in range(layers)]
         self._waiting: list[dict[Place, list[int]]] = [{} for _ in range(layers)]

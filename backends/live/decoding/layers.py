@@ -149,7 +149,7 @@ class Layers(RegisteredOps):
         # What was said of clusters.
         self.said: dict[Place, Answer] = {}
         if tiers is not None:
-            tiers.settle()  # all of this was made on another stream than those that use it
+            tiers.settle()  # all of this was made on another stream than the ones that use it
 
     @property
     def answers(self) -> list[list[int]]:

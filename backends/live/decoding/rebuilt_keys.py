@@ -12,7 +12,7 @@ class RebuiltKeys:
     """Per layer and sequence, keys of all heads side by side as a product [tokens, rank] x [rank, key width].
 
     Keys are decomposed without their rotary embedding, as their rank is far lower then (ShadowKV, Section 3.1), and get
-    it anew when they are rebuilt. Those of KV blocks that are completed while decoding are projected on the directions
+    it again when they are rebuilt. Those of KV blocks that are completed while decoding are projected on the directions
     that the prompt gave. The rotary embedding is that of all positions.
     """
 

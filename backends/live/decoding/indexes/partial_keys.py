@@ -26,7 +26,7 @@ def skewing_matrices(decoder: Decoder, sample: torch.Tensor) -> torch.Tensor:
 class PartialKeys(ProjectedKeys):
     """Products of the columns of skewed queries and keys whose magnitudes are largest over the prompts.
 
-    The columns are chosen anew for every batch of prompts, when a layer is prefilled: those with the largest sum of
+    The columns are chosen for every batch of prompts, when a layer is prefilled: the ones with the largest sum of
     absolute values of the batch's skewed queries and keys.
     """
 
