@@ -3,7 +3,7 @@
 import mmap
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from queue import SimpleQueue
 from typing import Any, Protocol
 
@@ -14,6 +14,8 @@ from kvferry.disk.direct_storage import Data
 from kvferry.specs.errors import InputError, OutOfMemory
 from kvferry.specs.tier import Tier
 
+# What torch's errors say where memory cannot be pinned, or the host has none: they have no class of their own.
+_NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
 # Pinned memory through which copies go: stages, and the most bytes of each.
 _STAGES = 4
 _STAGE_BYTES = 2**26
@@ -105,16 +107,19 @@ class CudaCopies:
 
     def staged(self, n_bytes: int, fill: Callable[[torch.Tensor], None]) -> torch.Tensor:
         if n_bytes > _STAGE_BYTES:
-            fill(into := torch.empty(n_bytes, dtype=torch.uint8))
+            with self._room(n_bytes, "the host"):
+                into = torch.empty(n_bytes, dtype=torch.uint8)
+            fill(into)
             return self.to_device(into)
         with self._stage(n_bytes) as stage:
             fill(stage)
-            return stage.to(self._device, non_blocking=True)
+            with self._room(n_bytes):
+                return stage.to(self._device, non_blocking=True)
 
     def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.is_cuda:
             return tensor
-        with told_as_out_of_memory(f"{self._device} has no {len(tensor) / 2**20:,.0f} MiB for a copy of KV"):
+        with self._room(len(tensor)):
             there = torch.empty(len(tensor), dtype=torch.uint8, device=self._device)
         for here, part in zip(there.split(_STAGE_BYTES), tensor.split(_STAGE_BYTES), strict=True):
             with self._stage(len(part)) as stage:
@@ -124,7 +129,8 @@ class CudaCopies:
     def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
         if not tensor.is_cuda:
             return tensor
-        there = torch.empty(len(tensor), dtype=torch.uint8)
+        with self._room(len(tensor), "the host"):
+            there = torch.empty(len(tensor), dtype=torch.uint8)
         for here, part in zip(there.split(_STAGE_BYTES), tensor.split(_STAGE_BYTES), strict=True):
             with self._stage(len(part)) as stage:
                 stage.copy_(part, non_blocking=True)
@@ -134,6 +140,10 @@ class CudaCopies:
 
     def settle(self) -> None:
         torch.cuda.synchronize(self._device)
+
+    def _room(self, n_bytes: int, whose: str | None = None) -> AbstractContextManager[None]:
+        """For what takes so much memory, of the device unless it says whose."""
+        return told_as_out_of_memory(f"{whose or self._device} has no {n_bytes / 2**20:,.0f} MiB for a copy of KV")
 
     @contextmanager
     def _stage(self, n_bytes: int) -> Iterator[torch.Tensor]:
@@ -158,17 +168,22 @@ class _Stage:
             self.passed.synchronize()
         if len(self._memory) < n_bytes:
             # What the allocator takes, whatever less is asked for.
-            self._memory = torch.empty(1 << (n_bytes - 1).bit_length(), dtype=torch.uint8, pin_memory=True)
+            taken_bytes = 1 << (n_bytes - 1).bit_length()
+            with told_as_out_of_memory(f"the host has no {taken_bytes / 2**20:,.0f} MiB of memory to pin for copies"):
+                self._memory = torch.empty(taken_bytes, dtype=torch.uint8, pin_memory=True)
         return self._memory[:n_bytes]
 
 
 @contextmanager
 def told_as_out_of_memory(what: str) -> Iterator[None]:
-    """A device that has no memory left is an outcome of the run."""
+    """A device or a host that has no memory left is an outcome of the run."""
     try:
         yield
-    except torch.OutOfMemoryError as error:
-        raise OutOfMemory(f"{what}: {str(error).split('. ')[0]}") from None
+    except RuntimeError as error:
+        said = str(error)
+        if isinstance(error, torch.OutOfMemoryError) or any(one in said for one in _NO_MEMORY):
+            raise OutOfMemory(f"{what}: {said.partition('. ')[0].partition(chr(10))[0]}") from None
+        raise
 
 
 class TensorData(Data):

@@ -1,5 +1,6 @@
 """KV in the memory of a device with streams: what waits for what, by a fake one and on a real one."""
 
+import itertools
 import math
 import weakref
 from collections.abc import Callable
@@ -288,6 +289,61 @@ def test_a_device_without_memory_left_is_an_outcome(monkeypatch: pytest.MonkeyPa
         "out_of_memory",
         "no memory is left for the model's layers: CUDA out of memory",
     )
+
+
+PINNING = "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported at some other API call"
+
+
+@pytest.mark.parametrize("nth", [1, 4])
+@pytest.mark.parametrize(
+    ("what", "placement", "error"),
+    [
+        ("staged", "host", RuntimeError(PINNING)),
+        ("staged", "host", torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")),
+        ("to_host", "host", RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried")),
+        ("staged", "device", RuntimeError(PINNING)),
+        ("to_device", "device", torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")),
+    ],
+    ids=lambda one: type(one).__name__ if isinstance(one, Exception) else one,
+)
+def test_memory_that_cannot_be_pinned_or_copied_into_is_an_outcome(
+    what: str, placement: str, error: Exception, nth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kvferry.backends.live.decoding import parts
+    from kvferry.backends.live.decoding.tiers import KvTiers
+
+    streams, calls = FakeStreams(), itertools.count(1)
+    really = getattr(streams, what)
+
+    def lacking(*arguments: Any) -> Any:
+        if next(calls) >= nth:
+            raise error
+        return really(*arguments)
+
+    monkeypatch.setattr(streams, what, lacking)
+    monkeypatch.setattr(parts, "KvTiers", lambda n_bytes, _, *of, **more: KvTiers(n_bytes, streams, *of, **more))
+    run = run_scenario(tiny(LIVE_DECODING, policies={"placement": placement}))
+    assert run.outcome == "out_of_memory", run.why
+    assert run.why.startswith("no memory is left")
+    # Torch's further lines are of no use.
+    assert "\n" not in run.why
+
+
+def test_memory_that_cannot_be_pinned_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    from kvferry.backends.live.decoding import copies
+
+    def empty(n_bytes: int, *, pin_memory: bool, **_: Any) -> Any:
+        raise RuntimeError(PINNING if n_bytes > 2**20 else "another fault")
+
+    monkeypatch.setattr(copies.torch, "empty", lambda *size, **more: torch.zeros(*size, dtype=torch.uint8))
+    stage = copies._Stage()
+    monkeypatch.setattr(copies.torch, "empty", empty)
+    with pytest.raises(
+        OutOfMemory, match="the host has no 2 MiB of memory to pin for copies: CUDA error: out of memory"
+    ):
+        stage.of(2**20 + 1)
+    with pytest.raises(RuntimeError, match="another fault"):
+        stage.of(2**20)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
