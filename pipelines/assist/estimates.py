@@ -9,7 +9,7 @@ import simpy
 from kvferry.cloud.messages import response_bytes
 from kvferry.machine.ops import DecodeStep, Extents, Op, Prefill
 from kvferry.policies.assist.assistance import Assistance, Smoothing
-from kvferry.policies.assist.fallback import Alone, Fallback, fallback
+from kvferry.policies.assist.fallback import Alone, Fallback, fallback, too_late
 from kvferry.policies.assist.help import Help
 from kvferry.policies.assist.optimiser import NoSetting, Setting, setting_of
 from kvferry.policies.assist.patience import Patience, patience_of
@@ -149,9 +149,11 @@ class Estimates:
         workload = self._scenario.assist.workload
         ratio = workload.least_ratio if wanted.ratio == "auto" else wanted.ratio
         of = self.assistance(prompt, response_bytes(workload, prompt, ratio), wanted.smoothing, link)
-        found = setting_of(of, wanted.tokens, wanted.ratio)
+        found, alone = setting_of(of, wanted.tokens, wanted.ratio), self.alone(prompt)
+        if isinstance(found, Setting) and "auto" in (wanted.tokens, wanted.ratio):
+            found = too_late(of, alone) or found
         if isinstance(found, NoSetting):
-            return fallback(of, found, self.alone(prompt), workload.output, wanted.tokens, wanted.ratio)
+            return fallback(of, found, alone, workload.output, wanted.tokens, wanted.ratio)
         return found
 
     def alone(self, prompt: int) -> Alone:

@@ -33,6 +33,16 @@ class Fallback:
         return f"{self.why}; instead {self.setting.tokens:,} tokens and a ratio of {self.setting.ratio:.3g}"
 
 
+def too_late(of: Assistance, alone: Alone) -> NoSetting | None:
+    """Why no help is asked for, whatever P says: the device has its first token before the cloud's could be there.
+    None: it has not. Eq. 5 says so of a ratio that is P's to choose, not of one that is given."""
+    cloud_ttft_s = of.cloud_ttft_s - of.compress_s
+    if alone.ttft_s > cloud_ttft_s:
+        return None
+    what = f"the device has its own after {alone.ttft_s:.3g} s, and the cloud's could be there after {cloud_ttft_s:.3g}"
+    return NoSetting(f"first token: {what}")
+
+
 def fallback(
     of: Assistance,
     why: NoSetting,

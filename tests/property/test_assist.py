@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from assisted import BY_HAND, columns, only, ran
 from by_hand import SECONDS, by_hand
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from tiny import changed, tiny
 
@@ -196,6 +196,8 @@ def test_whatever_goes_wrong_in_the_cloud_the_answer_is_whole(
     faster=st.sampled_from([1.25, 1.5, 2.0, 3.0, 6.0]),
     system=st.sampled_from(["pd-device", "refinement-only", "tokens-only", "cloud-only", "device-only"]),
 )
+# Problem P's tokens at a given ratio, though the device has its first token long before the cloud's could come.
+@example(prompt=64, rtt_ms=278, rate_mbit=1, output=21, tolerable_ms=15, faster=6.0, system="tokens-only")
 def test_a_faster_device_never_has_a_later_first_token(
     prompt: int, rtt_ms: int, rate_mbit: int, output: int, tolerable_ms: int, faster: float, system: str
 ) -> None:
@@ -237,3 +239,54 @@ def test_no_token_is_later_than_its_slot_and_the_devices_own(
     assert len(one.token_times_s) == output
     if not np.isnan(got["own_first_s"]):
         assert (np.array(one.token_times_s) <= np.maximum(own_s, slots_s) + 1e-9).all()
+
+
+@SLOW
+@given(
+    system=st.sampled_from(["pd-device", "tokens-only"]),
+    what=st.sampled_from(["stalls", "dies", None]),
+    behind=st.integers(1, 12),
+    outages_s=st.lists(st.tuples(st.floats(0.05, 3), st.floats(0.01, 20)), min_size=1, max_size=3),
+    jitter_ms=st.sampled_from([0, 30, 400]),
+    tokens=st.sampled_from(["auto", 2, 5, 40]),
+    devices=st.integers(1, 5),
+    prompt=st.integers(300, 8000),
+    seed=st.integers(0, 1000),
+)
+def test_nor_where_all_of_that_comes_together(
+    system: str,
+    what: str | None,
+    behind: int,
+    outages_s: list[tuple[float, float]],
+    jitter_ms: int,
+    tokens: str | int,
+    devices: int,
+    prompt: int,
+    seed: int,
+) -> None:
+    """A cloud that is busy, then stalls or dies, over a link that jitters and is out again and again."""
+    at_s, outages = 0.0, []
+    for after_s, lasts_s in outages_s:
+        outages.append({"start": f"{at_s + after_s} s", "duration": f"{lasts_s} s"})
+        at_s += after_s + lasts_s
+    workload = {"devices": devices, "prompt": prompt, "output": 40, "spread": 0.4}
+    if what is not None:
+        workload["fault"] = {"what": what, "tokens": behind}
+    run = ran(
+        f"policies.assist={{name: optimised, tokens: {tokens}, patience: 5 s}}",
+        "policies.serving={name: slots, slots: 2, chunk_tokens: 512}",
+        system=system, seed=seed, workload=workload, costs="crowded",
+        link={"outages": outages, "jitter": f"{jitter_ms} ms"},
+    )  # fmt: skip
+    got = columns(run)
+    assert len(run.requests) == devices
+    for n, own_first_s, first_s, pace_s in zip(
+        *(got[key] for key in ("request", "own_first_s", "first_s", "pace_s")), strict=True
+    ):
+        times_s = np.array(run.requests[int(n)].token_times_s)
+        output = len(times_s)
+        own_s = own_first_s + 0.020 * np.arange(output)
+        slots_s = first_s + max(np.nan_to_num(pace_s), 0.020) * np.arange(output)
+        assert (np.diff(times_s) >= -1e-12).all()
+        assert np.isfinite(own_first_s)
+        assert (times_s <= np.maximum(own_s, slots_s) + 1e-9).all()
