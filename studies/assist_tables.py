@@ -1,12 +1,11 @@
-"""Tables for `pd_device/live`: python studies/assist_tables.py MODEL DIR; or, without DIR, whether they can hold.
+"""Tables for `pd_device/live`: python studies/assist_tables.py MODEL DIR.
 
 Measures prefill and decoding of requests as the two roles carry them out, on this machine and one thread, and puts the
 tables into a folder that `kvferry calibrate --model MODEL --output DIR` has made, in place of its own, which are of
 contexts that are loaded. Scenarios then use it with `device: DIR/profile.yaml` and `costs: table`. Leave the machine
 alone meanwhile.
 
-A table's steps are those of a batch. Without DIR, processor time per token of such steps stands beside that of the run
-by which a device decodes through tokens from a cloud, measured in turns.
+Whether its steps are what devices and clouds take within whole runs is what studies/assist_processor_time.py measures.
 """
 
 import argparse
@@ -14,14 +13,13 @@ import csv
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import median
-from time import perf_counter, thread_time
+from time import perf_counter
 
 from kvferry.backends.live.assist.runner import AssistRunner
 from kvferry.backends.live.decoding.warm_model import warm_model
-from kvferry.machine.following import Following
-from kvferry.machine.handles import Batch, Continued
+from kvferry.machine.handles import Batch
 from kvferry.machine.handling import Forget, Prepare
-from kvferry.machine.ops import DecodeRun, DecodeStep, Prefill
+from kvferry.machine.ops import DecodeStep, Prefill
 from kvferry.model.decoder import Decoder
 from kvferry.scenarios.loader import load_scenario
 
@@ -30,7 +28,6 @@ DECODED_CONTEXTS = (256, 512, 1024, 2048, 4096)
 STEPS = 8
 # Another request each time, as other text is read.
 REPEATED = 3
-COMPARED = 8
 
 
 def prefill_s(runner: AssistRunner, context: int, tokens: int) -> float:
@@ -55,33 +52,6 @@ def step_s(runner: AssistRunner, context: int) -> float:
         return sum(seconds(lambda: runner.run(step, None)) for _ in range(STEPS)) / STEPS
 
     return repeated(runner, once)
-
-
-def run_s(runner: AssistRunner, context: int, request: int, by_run: bool) -> float:
-    """Processor time per token, of a device's run behind a prompt and one token from the cloud, or of steps."""
-    runner.handle(Prepare(tokens=context, beginning=0, question=0, answer=STEPS + 1), request)
-    first = runner.run(Prefill(context, 0), request)
-    following = Following()
-    following.put(first)
-    following.end()
-    run, step = DecodeRun(STEPS, context + 1, Continued(following)), DecodeStep(1, context, Batch((request,)))
-    began_s = thread_time()
-    for op in (run,) if by_run else STEPS * (step,):
-        runner.run(op, request)
-    took_s = (thread_time() - began_s) / STEPS
-    runner.handle(Forget(), request)
-    return took_s
-
-
-def compare(runner: AssistRunner) -> None:
-    print("context, ms per token by steps, by a device's run, ratio", flush=True)
-    for context in DECODED_CONTEXTS:
-        found = {by_run: [run_s(runner, context, n, by_run)] for n, by_run in enumerate((False, True))}
-        for n in range(2 * COMPARED):
-            found[n % 2 == 1].append(run_s(runner, context, n, n % 2 == 1))
-        # What else the machine does only adds to it.
-        steps_s, runs_s = (min(found[by_run][1:]) for by_run in (False, True))
-        print(f"{context:,}, {1e3 * steps_s:.2f}, {1e3 * runs_s:.2f}, {runs_s / steps_s:.2f}", flush=True)
 
 
 def repeated(runner: AssistRunner, once: Callable[[int], float]) -> float:
@@ -111,15 +81,12 @@ def write(path: Path, names: Sequence[str], rows: Iterable[Sequence[float]]) -> 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="of both roles: byte-small, byte-large or a folder")
-    parser.add_argument("folder", type=Path, nargs="?", help="of a profile; without one, steps and runs are compared")
+    parser.add_argument("folder", type=Path, help="of a profile")
     asked = parser.parse_args()
     scenario = load_scenario("pd_device/live", [f"model={asked.model}"])
     model, prompts = warm_model(scenario)
     assert prompts.by is not None
     runner = AssistRunner(Decoder(model), prompts, prompts.by, seed=scenario.seed)
-    if asked.folder is None:
-        compare(runner)
-        return
     (tables,) = (asked.folder / "measured").iterdir()
     grid = ((context, tokens, prefill_s(runner, context, tokens)) for context in CONTEXTS for tokens in TOKENS)
     write(tables / "prefill.csv", ("context", "tokens", "seconds"), grid)
