@@ -1,10 +1,12 @@
-"""A memory budget: the only place that decides whether memory may be held."""
+"""Memory budgets: the only place that decides whether memory may be held."""
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
-from kvferry.machine.machine import Refused
+from kvferry.machine.machine import Lease, MemoryPool, Refused
+from kvferry.specs.errors import OutOfMemory
+from kvferry.specs.tier import Tier
 
 
 class BudgetedLease:
@@ -98,3 +100,26 @@ class BudgetedPool:
         group = tag.partition(":")[0]
         self._used_by_group[group] += int(n_bytes)
         self._peak_by_group[group] = max(self._peak_by_group[group], self._used_by_group[group])
+
+
+class GrowingLeases:
+    """Memory of several tiers that grows and shrinks by name, as a ledger says."""
+
+    def __init__(self, memory_of: Callable[[Tier], MemoryPool]) -> None:
+        self._memory_of = memory_of
+        self._leases: dict[tuple[Tier, str], Lease] = {}
+
+    def hold(self, n_bytes: Mapping[Tier, Mapping[str, float]]) -> None:
+        """Hold so many bytes from now on, of each tier by name, in whole ones. What shrinks is released before anything
+        is reserved. Raises OutOfMemory."""
+        wanted = {(tier, name): math.ceil(n) for tier, held in n_bytes.items() for name, n in held.items()}
+        now = {key: lease.n_bytes for key, lease in self._leases.items()}
+        changed = {key: n for key, n in wanted.items() if n != now.get(key, 0)}
+        for key in changed.keys() & now.keys():
+            self._leases.pop(key).release()
+        for (tier, name), size in changed.items():
+            if size:
+                lease = self._memory_of(tier).reserve(size, name)
+                if isinstance(lease, Refused):
+                    raise OutOfMemory(f"{tier}: {lease}")
+                self._leases[tier, name] = lease

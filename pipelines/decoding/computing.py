@@ -19,6 +19,7 @@ from kvferry.pipelines.decoding.plan import DecodePlan
 from kvferry.pipelines.decoding.prices import Parts, Prices
 from kvferry.pipelines.decoding.stage_kind import After, Worker
 from kvferry.pipelines.decoding.state import DecodeState
+from kvferry.pipelines.decoding.updates import renew, staying, write
 from kvferry.policies.decode.tending import Regroup, Tending, clusters_of
 from kvferry.policies.decode.upkeep import Learned, Update
 
@@ -37,7 +38,8 @@ class Attend:
         return DecodeAttention(plan.sequences, tokens, gathered, kv, plan.roles.attention)
 
     def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
-        found, recent = now.found[layer], now.kept.recent(layer)
+        this = now.layers[layer]
+        found, recent = this.found, now.kept.recent(layer)
         kv = Attended(layer, None, None, recent, at=now.here(layer))
         if found is not None:
             wanted = found.wanted
@@ -48,14 +50,14 @@ class Attend:
                 recent,
                 wanted.ids,
                 wanted.starts,
-                now.block_tokens[layer],
+                this.block_tokens,
                 now.here(layer),
-                now.reads[layer],
-                now.swapped[layer],
-                now.areas[layer] is not None and now.away(layer),
+                this.reads,
+                this.swapped,
+                this.area is not None and now.away(layer),
                 found.dropped,
             )
-        tokens = now.tokens[layer] + recent + 1
+        tokens = this.tokens + recent + 1
         now.record.attends(tokens, now.tokens_stored)
         op = self.op(now.plan, tokens, kv, away=now.away(layer))
         ticket = now.machine.submit(op, after=after)
@@ -113,7 +115,7 @@ class AssignKeys:
 
     def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
         op = self.op(now.plan, now.kept.in_all_rows(layer), now.step, layer)
-        now.assigned[layer] = ticket = now.machine.submit(op, after=after)
+        now.layers[layer].assigned = ticket = now.machine.submit(op, after=after)
         return ticket
 
     def parts(self, prices: Prices) -> Parts:
@@ -141,22 +143,23 @@ class TendClusters:
         return Cluster(*sizes, layer, step, plan.choice.heads, regroup.first, whole=regroup.whole, at=at, reads=reads)
 
     def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
-        assigned, found = now.assigned[layer], now.found[layer]
+        this = now.layers[layer]
+        assigned, found = this.assigned, this.found
         assert found is not None
         ids = squared = None
         if assigned is not None:
             answer: Assigned = assigned.value
             ids, squared = answer.ids.ravel(), answer.squared.ravel()
-        kept, first = clusters_of(now.kept), now.first_alike[layer]
+        kept, first = clusters_of(now.kept), this.first_alike
         if first == layer:
             tending = kept.tend(layer, ids, squared, found)
         else:
-            tending = now.tending[first]
+            tending = now.layers[first].tending
             kept.tended_like(layer, first)
-        now.tending[layer] = tending
-        now.cuts[layer] = () if tending is None else tending.cuts
+        this.tending = tending
+        this.cuts = () if tending is None else tending.cuts
         if tending is None:
-            now.tended[layer] = None
+            this.tended = None
             return now.done()
         at = reads = None
         if tending.read is not None:
@@ -170,7 +173,7 @@ class TendClusters:
             op: Split | Cluster = self.cut(now.plan, tending, now.step, layer, at, reads)
         else:
             op = self.group(now.plan, tending.regroup, now.step, layer, at, reads)
-        now.tended[layer] = ticket = now.machine.submit(op, after=after)
+        this.tended = ticket = now.machine.submit(op, after=after)
         return ticket
 
     def parts(self, prices: Prices) -> Parts:
@@ -209,18 +212,18 @@ class NextToken:
         return OutputHead(plan.sequences, update.complete, None, update.joined, stays, written, paged)
 
     def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
-        for tended, ticket in enumerate(now.tended):
-            if ticket is not None:
+        for tended, each in enumerate(now.layers):
+            if (ticket := each.tended) is not None:
                 answer: Divided | Clustered = ticket.value
                 leaves = answer.leaves if isinstance(answer, Divided) else ()
                 labels = answer.labels if isinstance(answer, Clustered) else None
                 clusters_of(now.kept).outcome(tended, answer.tokens, answer.variances, leaves, labels)
-        update = now.kept.append(Learned(now.found))
-        stays = now.staying(update) if update else None
+        update = now.kept.append(Learned([each.found for each in now.layers]))
+        stays = staying(now, update) if update else None
         ticket = now.machine.submit(self.op(now.plan, update, stays), after=after)
         if update is not None:
-            now.renew(update)
-            now.write(update, ticket)
+            renew(now, update)
+            write(now, update, ticket)
         return ticket
 
     def parts(self, prices: Prices) -> Parts:

@@ -30,7 +30,7 @@ class ChooseBlocks:
     def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
         # What was written while decoding can be chosen, too.
         op = self.op(now.plan, now.kept.stored(layer), now.step, layer)
-        now.chosen[layer] = ticket = now.machine.submit(op, after=after)
+        now.layers[layer].chosen = ticket = now.machine.submit(op, after=after)
         return ticket
 
     def parts(self, prices: Prices) -> Parts:
@@ -51,7 +51,8 @@ class RetrieveBlocks:
 
     def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
         ticket = now.machine.submit(self.op(now.plan, now.kept.stored(layer), now.step), after=after)
-        now.chosen = [ticket] * len(now.chosen)
+        for each in now.layers:
+            each.chosen = ticket
         return ticket
 
     def parts(self, prices: Prices) -> Parts:
@@ -60,7 +61,7 @@ class RetrieveBlocks:
 
 def wanted_blocks(now: DecodeState, layer: int) -> tuple[BlockRows, np.ndarray | None]:
     """Returns what the selector makes of the machine's answer, and the tokens in each block; None: all are full."""
-    chosen, plan = now.chosen[layer], now.plan
+    chosen, plan = now.layers[layer].chosen, now.plan
     assert chosen is not None
     selector, answer = plan.roles.selector, chosen.value
     assert isinstance(answer, Selection)
@@ -94,33 +95,34 @@ class LookUp:
         return Bookkeep(plan.sequences * plan.blocks_per_selection if blocks is None else blocks, plan.staying.slots)
 
     def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
-        first = now.first_alike[layer]
+        this = now.layers[layer]
+        first = this.first_alike
         if first == layer:
             self._look_up(now, layer)
         else:
-            now.found[layer], now.block_tokens[layer] = now.found[first], now.block_tokens[first]
-            now.tokens[layer], now.brought[layer] = now.tokens[first], now.brought[first]
-        found = now.found[layer]
+            like = now.layers[first]
+            this.found, this.block_tokens = like.found, like.block_tokens
+            this.tokens, this.brought = like.tokens, like.brought
+        found = this.found
         assert found is not None
-        now.record.looked_up(found, now.brought[layer])
+        now.record.looked_up(found, this.brought)
         blocks = found.wanted.ids.size if now.away(layer) else 0
         return now.machine.submit(self.op(now.plan, blocks), after=after)
 
     @staticmethod
     def _look_up(now: DecodeState, layer: int) -> None:
+        this = now.layers[layer]
         plan = now.plan
         wanted, tokens = wanted_blocks(now, layer)
-        now.block_tokens[layer] = tokens
-        now.found[layer] = found = now.residents[layer].look_up(wanted, tokens)
-        now.brought[layer] = 0
+        this.block_tokens = tokens
+        this.found = found = this.resident.look_up(wanted, tokens)
+        this.brought = 0
         if now.away(layer):
             # What is swapped comes in every step, wherever it is found.
-            came = found.missing if now.areas[layer] is None else np.ones(wanted.ids.shape, bool)
-            now.brought[layer] = (
-                plan.choice.group_tokens * int(came.sum()) if tokens is None else int(tokens[came].sum())
-            )
+            came = found.missing if this.area is None else np.ones(wanted.ids.shape, bool)
+            this.brought = plan.choice.group_tokens * int(came.sum()) if tokens is None else int(tokens[came].sum())
         # Where rows differ, the mean of them.
-        now.tokens[layer] = (
+        this.tokens = (
             wanted.widest * plan.choice.group_tokens if tokens is None else -(-int(tokens.sum()) // wanted.rows)
         )
 
@@ -141,10 +143,10 @@ class Compare:
     def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
         plan = now.plan
         wanted, tokens = wanted_blocks(now, 0)
-        ids, found = wanted.ids, now.residents[0].look_up(wanted, tokens)
-        layers, away = len(now.found), sum(map(now.away, range(len(now.found))))
-        now.found = [found] * layers
-        now.tokens = [wanted.widest * plan.choice.group_tokens] * layers
+        ids, found = wanted.ids, now.layers[0].resident.look_up(wanted, tokens)
+        away = sum(map(now.away, range(len(now.layers))))
+        for each in now.layers:
+            each.found, each.tokens = found, wanted.widest * plan.choice.group_tokens
         # Layers in the processor's memory have nothing to bring.
         now.record.looked_up(found, plan.choice.group_tokens * (ids.size - found.hits), away)
         return now.machine.submit(self.op(plan, ids.size if away else 0), after=after)
@@ -161,14 +163,15 @@ class BringMissing:
     worker: Worker = "mover"
 
     def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
-        found = now.found[layer]
+        this = now.layers[layer]
+        found = this.found
         assert found is not None
         reads = now.to_read(layer)
         if not now.away(layer):
             return now.there(layer, after)
         now.record.reads(reads)
         missing = Extents(*self._with_newest(now, layer, reads))
-        return now.machine.move(missing, now.tiers[layer], "device", after=(*after, *now.arriving[layer]))
+        return now.machine.move(missing, now.tiers[layer], "device", after=(*after, *this.arriving))
 
     @staticmethod
     def _with_newest(now: DecodeState, layer: int, reads: Reads) -> Ranges:
@@ -191,12 +194,13 @@ class SwapIn:
     worker: Worker = "mover"
 
     def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
-        area, first = now.areas[layer], now.first_alike[layer]
+        this = now.layers[layer]
+        area, first = this.area, this.first_alike
         if first != layer:
-            reads = now.swapped[first]
+            reads = now.layers[first].swapped
         else:
             reads = None if area is None or not now.away(layer) else area.reads()
-        now.swapped[layer] = reads
+        this.swapped = reads
         if reads is None:
             return after[0] if after else now.done()
         offsets = reads.offsets + (layer - first) * now.plan.file.swap_layer_bytes
@@ -213,7 +217,8 @@ class SwapOut:
     worker: Worker = "mover"
 
     def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
-        area, first = now.areas[layer], now.first_alike[layer]
+        this = now.layers[layer]
+        area, first = this.area, this.first_alike
         if area is None or not now.away(layer):
             return after[0]
         if first == layer:
@@ -227,11 +232,12 @@ class SwapOut:
     @staticmethod
     def _kept(now: DecodeState, layer: int, area: SwapArea) -> tuple[Ranges, Pieces]:
         """Ranges that are to be written, and the entries in them."""
-        assigned = now.assigned[layer]
+        this = now.layers[layer]
+        assigned = this.assigned
         changing = None if assigned is None else BlockRows(assigned.value.ids.reshape(now.plan.rows, 1))
-        rows, blocks = now.residents[layer].held(changing)
+        rows, blocks = this.resident.held(changing)
         # What is cut has its new parts in memory until the next turn.
-        if cuts := now.cuts[layer]:
+        if cuts := this.cuts:
             whole = ~np.isin(rows * area.blocks + blocks, [cut.row * area.blocks + cut.block for cut in cuts])
             rows, blocks = rows[whole], blocks[whole]
         return area.keep(rows, blocks, now.blocks.tokens_of(layer, rows, blocks))
@@ -266,12 +272,13 @@ class BringAll:
     worker: Worker = "mover"
 
     def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
+        this = now.layers[layer]
         stored = now.kept.stored(layer)
-        now.tokens[layer] = stored * now.plan.choice.group_tokens
+        this.tokens = stored * now.plan.choice.group_tokens
         if not now.away(layer):
             return now.there(layer, after)
         whole = Extents(*now.blocks.stretches(layer, stored))
-        return now.machine.move(whole, now.tiers[layer], "device", after=(*after, *now.arriving[layer]))
+        return now.machine.move(whole, now.tiers[layer], "device", after=(*after, *this.arriving))
 
     def parts(self, prices: Prices) -> Parts:
         return prices.move(prices.plan.rows, prices.plan.row_bytes, prices.tier, "device")
@@ -288,9 +295,10 @@ class RebuildKeys:
         return Reconstruct(plan.sequences, tokens, plan.keys.rebuilt_rank, kv)
 
     def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
-        found = now.found[layer]
+        this = now.layers[layer]
+        found = this.found
         kv = Rebuilt(layer, None if found is None else found.wanted.ids)
-        return now.machine.submit(self.op(now.plan, now.tokens[layer], kv), after=after)
+        return now.machine.submit(self.op(now.plan, this.tokens, kv), after=after)
 
     def parts(self, prices: Prices) -> Parts:
         return prices.work(self.op(prices.plan, prices.plan.brought_tokens))

@@ -41,7 +41,7 @@ class ClusterKeys:
         return Cluster(*clusters, layer, heads=plan.choice.heads, references=references, k=k)
 
     def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
-        now.clustered[layer] = ticket = now.machine.submit(self.op(now.plan, layer), after=after)
+        now.layers[layer].clustered = ticket = now.machine.submit(self.op(now.plan, layer), after=after)
         return ticket
 
     def parts(self, prices: Prices) -> Parts:
@@ -54,7 +54,7 @@ class WriteOut:
     worker: Worker = "mover"
 
     def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
-        if (ticket := now.clustered[layer]) is not None:
+        if (ticket := now.layers[layer].clustered) is not None:
             found: Clustered = ticket.value
             clusters_of(now.kept).filled(layer, found.tokens, found.variances, found.labels, found.retrieved)
             if not now.away(layer):

@@ -1,6 +1,5 @@
 """What a batch under way consists of: the machine, the plan, and what the roles and the present step hold."""
 
-import math
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -10,17 +9,17 @@ import numpy as np
 import simpy
 
 from kvferry.layouts.layout import Layout, PlacedBlocks
-from kvferry.layouts.pieces import Change, Pieces, Ranges, Reads
+from kvferry.layouts.pieces import Pieces, Ranges, Reads
 from kvferry.layouts.swap_area import SwapArea
-from kvferry.machine.machine import Lease, MemoryPool, Refused
+from kvferry.machine.machine import MemoryPool
+from kvferry.machine.memory import GrowingLeases
 from kvferry.machine.ops import Extents, Op
 from kvferry.machine.ticket import Ticket
 from kvferry.pipelines.decoding.plan import DecodePlan
 from kvferry.policies.decode.residency import AllThere, Resident
-from kvferry.policies.decode.rows import BlockRows, Cut, Lookup
+from kvferry.policies.decode.rows import Cut, Lookup
 from kvferry.policies.decode.tending import Ahead, Tending
-from kvferry.policies.decode.upkeep import Kept, Update
-from kvferry.specs.errors import OutOfMemory
+from kvferry.policies.decode.upkeep import Kept
 from kvferry.specs.tier import Tier
 
 
@@ -93,6 +92,37 @@ class Asked(Protocol):
     def memory_of(self, tier: Tier) -> MemoryPool: ...
 
 
+@dataclass(slots=True)
+class LayerState:
+    """What the present step knows of a layer, and what is kept of it."""
+
+    resident: Resident
+    # The first layer that is answered alike and has the same blocks: what a step finds there goes for all of them.
+    first_alike: int
+    # Where what is kept of it lies while others compute; None: it stays in memory.
+    area: SwapArea | None = None
+    # What moves its KV to another tier.
+    arriving: tuple[Ticket, ...] = ()
+    # The machine's choice, where its blocks are (None: all are on their way), and how they are read.
+    chosen: Ticket | None = None
+    found: Lookup | None = None
+    reads: Reads | None = None
+    # How many tokens of a sequence they hold, and each of them (None: all are full); entries of them that come from
+    # elsewhere.
+    tokens: int = 0
+    block_tokens: np.ndarray | None = None
+    brought: int = 0
+    # What brings what is kept of it, where that is swapped.
+    swapped: Reads | None = None
+    # The clusters of its context, and the one that each new key belongs to.
+    clustered: Ticket | None = None
+    assigned: Ticket | None = None
+    # What is to be done to its clusters in this step, which of them are cut, and the work on them.
+    tending: Tending | None = None
+    cuts: Sequence[Cut] = ()
+    tended: Ticket | None = None
+
+
 class DecodeState:
     """What the stages of one batch share: the machine, the plan, and the roles' state so far."""
 
@@ -100,48 +130,27 @@ class DecodeState:
         self.machine: Asked = machine
         self.plan = plan
         self.record = DecodeRecord()
-        layers, roles = plan.model.layers, plan.roles
+        roles = plan.roles
         self.blocks: PlacedBlocks = plan.layout.start()
         self.kept: Kept = roles.upkeep.start(plan.context, plan.choice.group_tokens, self.blocks)
         self.tiers = plan.tiers
         # One for all layers where one choice serves them. It knows the slots of layers in the processor's memory too,
         # so that these are filled when a layer moves away.
         self._shared = self._resident("host") if roles.selector.for_all_layers else None
-        self.residents: list[Resident] = [self._shared or self._resident(tier) for tier in self.tiers]
+        residents = [self._shared or self._resident(tier) for tier in self.tiers]
+        self.layers = [LayerState(one, n, plan.file.swap_area(n)) for n, one in enumerate(residents)]
         self.step = self._skipped = 0
         self._done: Ticket | None = None
-        # Memory of KV and what manages it, by tier and name.
-        self._leases: dict[tuple[Tier, str], Lease] = {}
-        # By layer, of the present step: what moves its KV to another tier, the machine's choice, where its blocks are
-        # (None: all are on their way) and how they are read, how many tokens of a sequence they hold, and each of them
-        # (None: all are full), and where its new keys belong.
-        self.arriving: list[tuple[Ticket, ...]] = [()] * layers
-        self.chosen: list[Ticket | None] = [None] * layers
-        self.found: list[Lookup | None] = [None] * layers
-        self.reads: list[Reads | None] = [None] * layers
+        self._held = GrowingLeases(machine.memory_of)
         # What was found when blocks were read last, for which layer, and how.
         self._read_last: tuple[Lookup, int, Reads] | None = None
-        # What brings what is kept of it, where that is swapped, and where it lies meanwhile (None: it stays in memory).
-        self.swapped: list[Reads | None] = [None] * layers
+        # Where what is kept of a layer lies meanwhile, where that is swapped.
         self.swapped_out: dict[int, tuple[Ranges, Pieces]] = {}
-        self.areas: list[SwapArea | None] = [plan.file.swap_area(layer) for layer in range(layers)]
-        self.tokens = [0] * layers
-        self.block_tokens: list[np.ndarray | None] = [None] * layers
-        self.assigned: list[Ticket | None] = [None] * layers
-        # What tends its clusters in this step: cuts, or tokens that are grouped anew; and which are cut.
-        self.tended: list[Ticket | None] = [None] * layers
-        self.cuts: list[Sequence[Cut]] = [()] * layers
-        self.tending: list[Tending | None] = [None] * layers
-        # Entries that attention wants and that come from elsewhere.
-        self.brought = [0] * layers
-        # The clusters of its context.
-        self.clustered: list[Ticket | None] = [None] * layers
-        # The first layer that is answered alike and has the same blocks: what a step finds there goes for all of them.
-        self.first_alike = list(range(layers))
 
     def tell_apart(self, kinds: int) -> None:
         """Only the first layers are told apart from now on, and those behind are each like one of them, in turn."""
-        self.first_alike = [layer % kinds for layer in range(len(self.first_alike))]
+        for n, layer in enumerate(self.layers):
+            layer.first_alike = n % kinds
 
     def away(self, layer: int) -> bool:
         """A layer's KV lies outside the processor's memory."""
@@ -181,79 +190,12 @@ class DecodeState:
         moving = list[Ticket]()
         for layer, (source, to) in enumerate(zip(before, self.tiers, strict=True)):
             if source != to:
-                self.arriving[layer] = (self.machine.move(self.whole(layer), source, to),)
-                moving += self.arriving[layer]
-                self.residents[layer] = self._shared or self._resident(to)
-        self._hold(tokens)
-        return moving
-
-    def _hold(self, tokens: int) -> None:
-        """Have the leases say what the ledger says of the machine's memories. Raises OutOfMemory."""
+                self.layers[layer].arriving = (self.machine.move(self.whole(layer), source, to),)
+                moving += self.layers[layer].arriving
+                self.layers[layer].resident = self._shared or self._resident(to)
         memories: tuple[Tier, ...] = ("device", "host")
-        wanted = {
-            (tier, name): math.ceil(n_bytes)
-            for tier in memories
-            for name, n_bytes in self.plan.memory.ledger.at(tokens, tier).items()
-        }
-        now = {key: lease.n_bytes for key, lease in self._leases.items()}
-        changed = {key: n for key, n in wanted.items() if n != now.get(key, 0)}
-        for key in changed.keys() & now.keys():
-            self._leases.pop(key).release()
-        for (tier, name), n_bytes in changed.items():
-            if n_bytes:
-                lease = self.machine.memory_of(tier).reserve(n_bytes, name)
-                if isinstance(lease, Refused):
-                    raise OutOfMemory(f"{tier}: {lease}")
-                self._leases[tier, name] = lease
-
-    def write(self, update: Update, after: Ticket) -> None:
-        """What new tokens changed, to where each layer's KV lies."""
-        for tier in dict.fromkeys(self.tiers):
-            if tier == "device":
-                continue
-            layers = np.flatnonzero([tier == each for each in self.tiers])
-            if update.written is not None:
-                self.machine.move(Extents(*update.written(layers), layers.tolist()), "device", tier, after=(after,))
-            for change in update.changes:
-                self._change(change, layers, tier, after)
-
-    def _change(self, change: Change, layers: np.ndarray, tier: Tier, after: Ticket) -> None:
-        """First what moves, then what is new."""
-        moves, written = change.moves.of(layers), change.written.of(layers)
-        if len(moves):
-            away = self.machine.move(Extents(moves.sources, moves.lengths), tier, "device", after=(after,))
-            self.machine.move(Extents(moves.targets, moves.lengths), "device", tier, after=(away,))
-        if len(written):
-            extents = Extents(*written.ranges, layers.tolist(), written)
-            self.machine.move(extents, "device", tier, after=(after,))
-
-    def renew(self, update: Update) -> None:
-        """What is kept in memory learns what has changed."""
-        for layer, changed in enumerate(update.changed):
-            if self.first_alike[layer] != layer:
-                break
-            cuts = [one for one in update.joined[layer] if isinstance(one, Cut)] if update.joined else []
-            made = [(one.row, block) for one in cuts for block in (one.block, one.new) if block is not None]
-            if made:
-                places = zip(*(of.tolist() for of in changed.places), strict=True)
-                changed = BlockRows.of({*places, *made}, changed.rows)
-            tokens = self.kept.tokens_of(layer, changed) if changed.ids.size else None
-            self.residents[layer].renew(changed, tokens, made)
-            area = self.areas[layer]
-            if area is not None and made:
-                area.give_up(*(np.array(of) for of in zip(*made, strict=True)))
-
-    def staying(self, update: Update) -> Extents | None:
-        """Of what new tokens changed, what stays in the processor's own memory; None: nothing."""
-        layers = np.flatnonzero([tier == "device" for tier in self.tiers])
-        if not len(layers):
-            return None
-        if update.written is not None:
-            return Extents(*update.written(layers), layers.tolist())
-        if update.pieces is None:
-            return None
-        written = update.pieces.of(layers)
-        return Extents(*written.ranges, layers.tolist(), written)
+        self._held.hold({tier: self.plan.memory.ledger.at(tokens, tier) for tier in memories})
+        return moving
 
     def whole(self, layer: int) -> Extents:
         """All KV blocks of a layer, to be placed somewhere."""
@@ -265,25 +207,25 @@ class DecodeState:
         """Where a layer's KV blocks lie, those that are wanted, in the processor's own memory; None: it is away."""
         if self.away(layer):
             return None
-        reads = self.reads[layer]
+        reads = self.layers[layer].reads
         return self.whole(layer) if reads is None else Extents(*reads.ranges)
 
     def to_read(self, layer: int) -> Reads:
         """How a layer's blocks are read: those that are missing from their slots, or all that are wanted where nothing
         is kept."""
-        found = self.found[layer]
+        found = self.layers[layer].found
         assert found is not None
         if self._read_last is not None and self._read_last[0] is found and isinstance(self.blocks, Layout):
             # One choice for all layers, at the same places in each.
             _, like, of = self._read_last
-            self.reads[layer] = reads = self.blocks.reads_like(of, like, layer)
+            self.layers[layer].reads = reads = self.blocks.reads_like(of, like, layer)
             return reads
-        if self.first_alike[layer] == layer:
+        if self.layers[layer].first_alike == layer:
             places = found.wanted.places if found.slots is None else found.to_move
-            alike = [other for other, first in enumerate(self.first_alike) if first == layer]
+            alike = [other for other, one in enumerate(self.layers) if one.first_alike == layer]
             for other, reads in zip(alike, self.blocks.reads_alike(np.array(alike), *places), strict=True):
-                self.reads[other] = reads
-        found_reads = self.reads[layer]
+                self.layers[other].reads = reads
+        found_reads = self.layers[layer].reads
         assert found_reads is not None
         self._read_last = found, layer, found_reads
         return found_reads
@@ -291,7 +233,7 @@ class DecodeState:
     def there(self, layer: int, after: Sequence[Ticket]) -> Ticket:
         """Fires when a layer's KV is in the processor's memory, where its placement may have begun to move it in this
         step: attention, which comes after it, is behind `after` in the processor's own queue."""
-        moved = self.arriving[layer]
+        moved = self.layers[layer].arriving
         return moved[0] if moved else after[0] if after else self.done()
 
     def done(self) -> Ticket:

@@ -72,8 +72,8 @@ def test_every_residency_keeps_what_it_may(toy: RunToy, residency: Any) -> None:
     with toy(plan) as run:
         record = run.decode.record
         assert 0 < record.blocks_reused < record.blocks_wanted
-        for resident in run.decode.now.residents:
-            resident.check()
+        for one in run.decode.now.layers:
+            one.resident.check()
 
 
 def test_clusters_grow_split_and_are_written(toy: RunToy) -> None:
@@ -83,7 +83,7 @@ def test_clusters_grow_split_and_are_written(toy: RunToy) -> None:
         assert isinstance(clusters, TendedClusters)
         assert min(clusters.splits, clusters.delayed) > 0
         for layer in range(plan.model.layers):
-            run.decode.now.residents[layer].check()
+            run.decode.now.layers[layer].resident.check()
             # Every row has every token, in clusters of different sizes.
             for row in range(plan.rows):
                 blocks = np.arange(clusters.places.blocks(layer, row))
@@ -103,7 +103,7 @@ def test_new_tokens_become_clusters_of_their_own(toy: RunToy) -> None:
         assert isinstance(clusters, WindowedClusters)
         assert clusters.tokens == 2
         for layer in range(plan.model.layers):
-            run.decode.now.residents[layer].check()
+            run.decode.now.layers[layer].resident.check()
             assert clusters.places.counts(layer, np.arange(plan.rows)).tolist() == [16 + 3 * 2] * plan.rows
             assert clusters.places.all_tokens[layer].sum(1).tolist() == [50 + 21] * plan.rows
         assert len(run.decode.record.token_times_s) == 24
@@ -116,7 +116,7 @@ def test_all_tokens_become_clusters_anew(toy: RunToy) -> None:
         clusters = run.decode.now.kept
         assert isinstance(clusters, RegroupedClusters)
         for layer in range(plan.model.layers):
-            run.decode.now.residents[layer].check()
+            run.decode.now.layers[layer].resident.check()
             assert clusters.places.counts(layer, np.arange(plan.rows)).tolist() == [22] * plan.rows
             assert clusters.places.all_tokens[layer].sum(1).tolist() == [50 + 23] * plan.rows
         clusters.places.check()

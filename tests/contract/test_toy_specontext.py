@@ -34,10 +34,10 @@ def test_layers_move_one_by_one_as_memory_fills(toy: RunToy) -> None:
         expected = [("device",) * near[n] + ("host",) * beside[n] for n in near]
         assert seen[1:] == [(*tiers, *["storage"] * (8 - len(tiers))) for tiers in expected]
         # One table of slots serves all layers.
-        assert len({id(one) for one in run.decode.now.residents}) == 1
+        assert len({id(one.resident) for one in run.decode.now.layers}) == 1
         assert run.machine.memory_of("host").peak_of("kv") == 43 * TOKEN
         # One selection serves all layers.
-        assert len({id(ticket) for ticket in run.decode.now.chosen}) == 1
+        assert len({id(one.chosen) for one in run.decode.now.layers}) == 1
         # Four blocks of four heads, for each layer that is away in each step.
         assert run.decode.record.blocks_wanted == sum(8 - n for n in near.values()) * 4 * 4
 
@@ -56,5 +56,5 @@ def test_elastic_loading_moves_the_set_difference(toy: RunToy) -> None:
         assert record.blocks_wanted == (6 - 1) * 8 * 4 * 4
         assert record.brought_entries == 4 * (record.blocks_wanted - record.blocks_reused)
         assert record.blocks_reused > 0
-        for resident in run.decode.now.residents:
-            resident.check()
+        for one in run.decode.now.layers:
+            one.resident.check()
