@@ -106,6 +106,9 @@ def scenario_of(cell: Cell, numbers: Numbers | None = None, decoded: int = 40) -
     }
     if cell.method == WITHOUT_REUSE:
         settings["policies.reuse"] = "false"
+    elif cell.system in ("kvswap", "infinigen-star-ru"):
+        # The paper's fill the budget.
+        settings["policies.slots"] = "all"
     scenario = load_scenario("kvswap/throughput", [f"{key}={value}" for key, value in settings.items()])
     if numbers is None:
         return scenario

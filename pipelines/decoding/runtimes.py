@@ -88,7 +88,7 @@ def beyond_the_rows(runtime: RuntimeSpec | None, slots: int) -> list[str]:
     ]
 
 
-def on_runtime(scenario: Scenario, system: DecodeSystem) -> Scenario:
+def on_runtime(scenario: Scenario, system: DecodeSystem | None = None) -> Scenario:
     """The scenario on a device that takes what its runtime takes."""
     runtime = runtime_of(scenario, system)
     return (

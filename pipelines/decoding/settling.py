@@ -3,10 +3,12 @@ does on its own where that is faster."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from kvferry.pipelines.decoding.budget import ALIGNMENT_BYTES, GOOD_READ_BYTES
+from kvferry.pipelines.decoding.paying import with_paying_slots
 from kvferry.pipelines.decoding.plan import DecodePlan
 from kvferry.pipelines.decoding.sizing import NoRoom, plan_of
 from kvferry.policies.decode.grouped_memory import most_slots
@@ -77,9 +79,9 @@ class Defaults:
     def _plan(self, batch: int, context: int) -> DecodePlan | None:
         storage = self.scenario.device.storage
         try:
-            return plan_of(
-                self.roles,
-                self.scenario.model,
+            sized = partial(
+                plan_of,
+                model=self.scenario.model,
                 sequences=batch,
                 context=context,
                 output=self.limits.output,
@@ -87,5 +89,6 @@ class Defaults:
                 good_read_bytes=GOOD_READ_BYTES if storage is None else storage.good_read_bytes,
                 alignment_bytes=ALIGNMENT_BYTES if storage is None else int(storage.block_bytes),
             )
+            return with_paying_slots(self.roles, self.scenario, sized)
         except NoRoom:
             return None

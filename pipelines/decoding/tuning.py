@@ -14,9 +14,7 @@ from kvferry.pipelines.decoding.sizing import plan_of
 from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS, ROLES, DecodeSystem, tunable_systems
 from kvferry.pipelines.decoding.tuned import TUNED_VALUES, grouped
 from kvferry.policies.decode.grouping import Grouping, rank_of
-from kvferry.policies.decode.reuse_buffer import ReuseBuffer
 from kvferry.policies.decode.reuse_table import ReuseTable
-from kvferry.policies.decode.rows import BlockRows
 from kvferry.policies.decode.scored_keys import LowRankKeys
 from kvferry.policies.decode.sizes import StayingSizes
 from kvferry.policies.decode.solutions import Solutions
@@ -25,10 +23,8 @@ from kvferry.policies.decode.tuning_limits import TuningLimits
 from kvferry.specs.errors import InputError
 from kvferry.specs.scenario import Scenario
 from kvferry.specs.tier import Tier
-from kvferry.traces.critical_tokens import CriticalTokens
+from kvferry.traces.reuse_rates import reuse_rates
 
-# What the reuse table is made from: layers, sequences, and steps; the first ones fill the buffer.
-_LAYERS, _SEQUENCES, _STEPS, _FILLING = 2, 2, 160, 60
 # In selections: what a buffer may hold.
 _CAPACITIES = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0)
 # Where the rates of longer contexts are hardly lower, and the tables of who is where grow large.
@@ -196,27 +192,7 @@ def reuse_table(scenario: Scenario, limits: TuningLimits) -> ReuseTable:
 
 def _reuse_rates(scenario: Scenario, limits: TuningLimits, context: int, group_tokens: int) -> np.ndarray:
     """The mean reuse rate at each capacity."""
-    workload, groups = scenario.decode.workload, limits.groups_of(group_tokens, context)
-    stream = CriticalTokens(
-        layers=_LAYERS,
-        sequences=_SEQUENCES,
-        context=context,
-        selected=groups * group_tokens,
-        group_tokens=group_tokens,
-        reach=workload.reach,
-        persistence=workload.persistence,
-        lasting=workload.lasting,
-        seed=scenario.seed,
-    )
-    rows = _LAYERS * _SEQUENCES
+    groups = limits.groups_of(group_tokens, context)
     slots = [max(groups, round(c * limits.selected_tokens / group_tokens)) for c in _CAPACITIES]
-    buffers = [ReuseBuffer(rows, stream.context_groups, min(n, stream.context_groups)) for n in slots]
-    hits = np.zeros(len(buffers))
-    for step in range(_STEPS):
-        stream.advance(step)
-        wanted = BlockRows(stream.selected().reshape(rows, groups))
-        found = [buffer.look_up(wanted).hits for buffer in buffers]
-        if step >= _FILLING:
-            hits += found
-    rates: np.ndarray = hits / ((_STEPS - _FILLING) * rows * groups)
-    return rates
+    workload, seed = scenario.decode.workload, scenario.seed
+    return reuse_rates(workload, seed, context=context, groups=groups, group_tokens=group_tokens, slots=slots)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 
 from kvferry.backends.needs import KvOnStorage, Needs
 from kvferry.backends.world import DEVICE, NO_INPUTS, Inputs, World
@@ -25,6 +26,7 @@ from kvferry.pipelines.decoding.decode import LockStepDecode
 from kvferry.pipelines.decoding.faults import faults_of
 from kvferry.pipelines.decoding.in_memory import InMemoryFlow
 from kvferry.pipelines.decoding.no_room import NoRoomFlow
+from kvferry.pipelines.decoding.paying import with_paying_slots
 from kvferry.pipelines.decoding.peak import Peak
 from kvferry.pipelines.decoding.plan import DecodePlan
 from kvferry.pipelines.decoding.quality import attention_mass_of
@@ -284,9 +286,9 @@ def plan_for(scenario: Scenario, system: DecodeSystem) -> DecodePlan:
     budget_key = "budget.kv" if budget.kv_share is None and budget.kv_bytes is not None else "budget.kv_share"
     if not budget.limits_kv:
         budget_key = "budget.memory"
-    plan = plan_of(
-        system.roles,
-        scenario.model,
+    sized = partial(
+        plan_of,
+        model=scenario.model,
         sequences=batch,
         context=workload.context,
         output=workload.output,
@@ -295,6 +297,7 @@ def plan_for(scenario: Scenario, system: DecodeSystem) -> DecodePlan:
         alignment_bytes=ALIGNMENT_BYTES if storage is None else int(storage.block_bytes),
         budget_key="policies.tuned" if tuned_bytes else budget_key,
     )
+    plan = with_paying_slots(system.roles, scenario, sized)
     if not capped:
         return plan
     whole_bytes, key = (

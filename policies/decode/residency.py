@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, Literal, Protocol
 
 import numpy as np
 
@@ -112,22 +112,22 @@ class DoubleBuffer(Residency):
 
 @dataclass(frozen=True, kw_only=True)
 class Reuse(Residency):
-    """Blocks stay in ``slots`` until others need them, first in, first out. None: as many slots as the budget holds
+    """Blocks stay in ``slots`` until others need them, first in, first out. "all": as many slots as the budget holds
     beside the keys, which are kept smaller where a selection would find no place; where it finds none beside the
-    smallest keys, nothing is kept, and the run says so."""
+    smallest keys, nothing is kept, and the run says so. None: no more of these than pay (``paying_slots``)."""
 
-    slots: int | None = None
+    slots: int | Literal["all"] | None = None
 
     @property
     def fixed(self) -> bool:
-        return self.slots is not None
+        return isinstance(self.slots, int)
 
     @property
     def keeps(self) -> bool:
         return self.slots != 0
 
     def slots_within(self, room: Room, selected: int, left_bytes: float) -> int:
-        if self.slots is None:
+        if not isinstance(self.slots, int):
             fitting = int(left_bytes / (room.model.layers * room.block_bytes))
             return fitting if fitting >= selected else 0
         check_slots(self.slots, selected)

@@ -7,6 +7,7 @@ from decoding import buffer_bytes
 from typer.testing import CliRunner
 
 from kvferry.analysis.metrics import metrics_for
+from kvferry.api.scenario import load
 from kvferry.cli.main import app
 from kvferry.pipelines.decoding.plan import DecodePlan
 from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS
@@ -97,7 +98,29 @@ def test_the_terminal_shows_it() -> None:
 
 def test_a_buffer_has_no_more_slots_than_there_are_blocks() -> None:
     # 48 GiB are free for a context of 768 MiB.
-    endless = plan("budget={kv_share: null}")
+    endless = plan("budget={kv_share: null}", "policies.slots=all")
     assert endless.staying.slots == endless.layout.blocks
     assert buffer_bytes(endless) < 1.1 * endless.model.kv_full_bytes(endless.context + endless.output)
     assert plan("budget={kv_share: null}", "policies.slots=9000").staying.slots == endless.layout.blocks
+
+
+def test_more_memory_never_slows_decoding_by_default() -> None:
+    """Of a runtime that searches all slots for each block, so that all that the budget holds are too many."""
+    budgets, settings = (0.07, 0.1, 0.2, 0.5), {"workload.context": "16Ki", "workload.batch": 8, "workload.decoded": 40}
+
+    def took(**more: str) -> list[float]:
+        runs = [
+            run_scenario(load("kvswap/throughput", {**settings, **more, "budget.kv_share": one})) for one in budgets
+        ]
+        return [one.decoded.token_times_s[-1] - one.decoded.token_times_s[0] for one in runs if one.decoded]
+
+    took_s, all_slots_s = took(), took(**{"policies.slots": "all"})
+    assert all(after <= 1.001 * before for before, after in zip(took_s, took_s[1:], strict=False))
+    assert took_s[-1] < 0.95 * all_slots_s[-1] and all_slots_s[-1] > 1.05 * all_slots_s[0]
+    assert took_s[0] <= all_slots_s[0]
+
+
+def test_where_a_search_costs_nothing_all_slots_pay() -> None:
+    where = ("budget={kv_share: 0.2}", "workload.context=16Ki")
+    free, searched = (plan(*where, f"runtime={name}").staying.slots for name in ("ideal", "kvswap-prototype"))
+    assert free == plan(*where, "policies.slots=all").staying.slots > searched

@@ -1,0 +1,50 @@
+"""The reuse buffer of a system that was told no size: no larger than pays on its runtime."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from kvferry.pipelines.decoding.delays import Delays
+from kvferry.pipelines.decoding.plan import DecodePlan
+from kvferry.pipelines.decoding.runtimes import on_runtime
+from kvferry.policies.decode.paying_slots import paying_slots
+from kvferry.policies.decode.residency import Reuse
+from kvferry.policies.decode.roles import Roles
+from kvferry.specs.scenario import Scenario
+from kvferry.traces.reuse_rates import reuse_rates
+
+# In selections: the buffers whose reuse is looked up; between them it is taken to be linear.
+_CAPACITIES = (1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 14.0)
+
+
+def with_paying_slots(roles: Roles, scenario: Scenario, sized: Callable[[Roles], DecodePlan]) -> DecodePlan:
+    """Returns the sizes of these roles, whose reuse buffer, where they leave its size open, is no larger than what
+    serves a Transformer block best, as the scenario's estimates have it: KVSwap's runtime searches all slots for each
+    block, so that more memory would make it slower. Raises InputError where `sized` does."""
+    plan = sized(roles)
+    residency, away, selected = roles.residency, roles.placement.away, plan.choice.selected
+    if not isinstance(residency, Reuse) or residency.slots is not None or away is None or roles.placement.mapped:
+        return plan
+    if not selected or plan.staying.slots <= selected:
+        return plan
+    device = on_runtime(scenario).device
+    if not device.processors[device.main].slot_s:
+        return plan
+    delays, fitting = Delays(device, scenario.model, scenario.costs.estimate), plan.staying.slots
+    capacities = [round(one * selected) for one in _CAPACITIES]
+    rates = reuse_rates(
+        scenario.decode.workload,
+        scenario.seed,
+        context=plan.context,
+        groups=selected,
+        group_tokens=plan.choice.group_tokens,
+        slots=capacities,
+    )
+
+    def took_s(slots: int) -> float:
+        rate = float(np.interp(slots, capacities, rates))
+        return delays.block(replace(plan, staying=replace(plan.staying, slots=slots)), rate, away).block_s
+
+    paying = paying_slots(selected, fitting, took_s)
+    return plan if paying == fitting else sized(replace(roles, residency=replace(residency, slots=paying)))

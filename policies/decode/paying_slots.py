@@ -1,0 +1,19 @@
+"""How many slots of a reuse buffer pay: more of them save reads, and cost time to search."""
+
+import math
+from collections.abc import Callable
+
+# From one number that is tried to the next.
+_STEP = 1.06
+
+
+def tried_slots(selected: int, fitting: int) -> list[int]:
+    """Returns numbers of slots between one selection and all that fit, ascending. They do not depend on what fits, but
+    for the last one: with more memory, the same are tried and more."""
+    steps = range(int(math.log(fitting / selected, _STEP)) + 1)
+    return sorted({*(int(selected * _STEP**n) for n in steps), fitting})
+
+
+def paying_slots(selected: int, fitting: int, took_s: Callable[[int], float]) -> int:
+    """Returns with how many slots, of those that fit, something takes the least time; the most of equal ones."""
+    return min(reversed(tried_slots(selected, fitting)), key=took_s)
