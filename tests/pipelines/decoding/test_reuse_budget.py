@@ -121,6 +121,6 @@ def test_more_memory_never_slows_decoding_by_default() -> None:
 
 
 def test_where_a_search_costs_nothing_all_slots_pay() -> None:
-    where = ("budget={kv_share: 0.2}", "workload.context=16Ki")
+    where = ("budget={kv_share: 0.5}", "workload.context=16Ki", "workload.batch=8", "device.storage=nvme")
     free, searched = (plan(*where, f"runtime={name}").staying.slots for name in ("ideal", "kvswap-prototype"))
     assert free == plan(*where, "policies.slots=all").staying.slots > searched
