@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from kvferry.analysis.number_range import NumberRange, RangeFault
-from kvferry.analysis.study_limits import MOST_POINTS
+from kvferry.analysis.study_base import MOST_POINTS
 from kvferry.analysis.study_spec import SampleSpec, StudySpec
 from kvferry.scenarios.faults import input_error
 from kvferry.scenarios.resolve import Complaint

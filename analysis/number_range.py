@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
-from kvferry.analysis.study_limits import MOST_POINTS
+from kvferry.analysis.study_base import MOST_POINTS
 from kvferry.scenarios.faults import complaints_of
 from kvferry.scenarios.resolve import Complaint
 from kvferry.specs.amount import WHOLE, Amount, amount_of

@@ -15,8 +15,8 @@ from pydantic import ValidationError
 
 from kvferry.analysis.code_version import code_version
 from kvferry.analysis.dataset import Dataset
+from kvferry.analysis.executors.choice import InProcess
 from kvferry.analysis.executors.executor import Executor
-from kvferry.analysis.executors.in_process import InProcess
 from kvferry.analysis.figures import FIGURES
 from kvferry.analysis.journal import Row
 from kvferry.analysis.point import Point, Work

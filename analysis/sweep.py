@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 from kvferry.analysis.axis_values import written_values
 from kvferry.analysis.code_version import code_version
 from kvferry.analysis.dataset import Dataset, read_points
-from kvferry.analysis.executors.choice import executor_for
+from kvferry.analysis.executors.choice import InProcess, executor_for
 from kvferry.analysis.executors.executor import Executor
-from kvferry.analysis.executors.in_process import InProcess
 from kvferry.analysis.point import Point, Work
 from kvferry.analysis.settings import column_of
 from kvferry.analysis.study import Study

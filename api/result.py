@@ -8,28 +8,46 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvferry.analysis.envelope import Envelope
+from kvferry.analysis.envelope import Envelope, envelope_of, provenance_of
 from kvferry.analysis.folder import requests_columns, run_pictures, spans_columns, units_columns, write_run
 from kvferry.analysis.metrics import metrics_for
-from kvferry.analysis.remarks import remarks_on
+from kvferry.analysis.remarks import remarks_on, why_no_energy
 from kvferry.analysis.repeats import Metrics, Range, Repeats, ranges_of
 from kvferry.analysis.tables import run_table
-from kvferry.api.envelope import envelope_for
 from kvferry.api.html import table_html, table_text
 from kvferry.api.picture import Picture
 from kvferry.api.repeats import Watch, carry_out, check_runs, unwatched
 from kvferry.api.runtimes import on_other_runtimes, range_note
 from kvferry.api.scenario import Settings, Source, load
 from kvferry.backends.world import Say
+from kvferry.pipelines.decoding.runtimes import runtime_of
 from kvferry.pipelines.record import Run
 from kvferry.pipelines.workloads import WORKLOADS
 from kvferry.scenarios.loader import dump_yaml
 from kvferry.specs.errors import InputError
 from kvferry.specs.scenario import Scenario
+from kvferry.specs.units import with_unit
 
 if TYPE_CHECKING:
     import pandas as pd
     from rich.table import Table
+
+
+def envelope_for(scenario: Scenario, run: Run) -> Envelope:
+    """The JSON object of one run: outcome, metrics, scenario, system, seed, versions, provenance."""
+    link = scenario.link
+    runtime = runtime_of(scenario)
+    software = {} if runtime is None else {"runtime": runtime.provenance(scenario.device)}
+    source = link.trace if link.rate_bytes_per_s is None else with_unit(link.rate_bytes_per_s, "rate")
+    return envelope_of(
+        run,
+        metrics_for(scenario, run),
+        scenario=scenario.name,
+        system=scenario.system,
+        seed=scenario.seed,
+        provenance=provenance_of(scenario.device, scenario.model, link=str(source), **software),
+        not_counted=why_no_energy(scenario, run),
+    )
 
 
 @dataclass(frozen=True, eq=False)

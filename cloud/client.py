@@ -7,22 +7,71 @@ Built on http.client: a fetch takes a third of the processor time that it takes 
 time is taken from the model. Proxies and passwords in the environment are ignored.
 """
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
-from socket import socket
+from socket import SHUT_RDWR, socket
+from typing import Protocol
 from urllib.parse import quote, urlsplit
 
 from kvferry.cloud.chunk_ids import write_ids
 from kvferry.cloud.patience import Patience, Steady, one_line
 from kvferry.cloud.store import MOST_TABLE_BYTES, DamagedStore, Index, StoredModel
-from kvferry.cloud.watched_sockets import Moving, WatchedSockets
 from kvferry.machine.ops import Chunks
 from kvferry.specs.errors import InputError, LinkDown
 from kvferry.system.aligned_memory import aligned_memory
 from kvferry.system.checksum import crc32
+
+# How often sockets are checked for cancellation and deadlines.
+_LOOK_S = 0.005
+
+
+class Moving(Protocol):
+    """Counts the bytes of a fetch (`moved`), and cancels it when set. See backends.live.engine.thread_work."""
+
+    def moved(self, n_bytes: float) -> None: ...
+    def is_set(self) -> bool: ...
+    def wait(self, timeout: float | None = None) -> bool: ...
+
+
+class WatchedSockets:
+    """Shuts down the sockets of requests that were cancelled, or whose head is late. Their threads wait in a read that
+    nothing else can end: a socket's own timeout starts anew with every byte."""
+
+    def __init__(self) -> None:
+        self._requests: dict[socket, tuple[Moving | None, float]] = {}
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        threading.Thread(target=self._look, name="kvferry cancelling", daemon=True).start()
+
+    @contextmanager
+    def while_(self, connected: socket, moving: Moving | None, deadline_s: float = math.inf) -> Iterator[None]:
+        """In this block, the socket is shut down when `moving` is set or the deadline (of time.monotonic) passes."""
+        with self._lock:
+            self._requests[connected] = moving, deadline_s
+        try:
+            yield
+        finally:
+            # From here on the connection may be used by another request.
+            with self._lock:
+                del self._requests[connected]
+
+    def close(self) -> None:
+        self._closed.set()
+
+    def _look(self) -> None:
+        while not self._closed.wait(_LOOK_S):
+            if self._requests:
+                now_s = time.monotonic()
+                with self._lock:
+                    for connected, (moving, deadline_s) in self._requests.items():
+                        if now_s > deadline_s or (moving is not None and moving.is_set()):
+                            with suppress(OSError):
+                                connected.shutdown(SHUT_RDWR)
+
 
 # Most bytes of one read from a body of unknown length, or of what arrived together with the head.
 _PIECE_BYTES = 2**18

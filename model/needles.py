@@ -1,10 +1,24 @@
 """Prompts with a needle: text, in which a fact stands that the question at its end asks for."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from kvferry.model.tokens import Tokens
 from kvferry.traces.chance import Source, generator
+
+# A full stop, question or exclamation mark with space behind it, or the end of a line.
+_END = re.compile(r"[.!?]+\s+|\n+")
+
+
+def sentence_numbers(text: str, begins: Sequence[int]) -> np.ndarray:
+    """int[tokens]: the number of the sentence in which each token begins; `begins` are places in the text,
+    ascending."""
+    ends = np.array([found.end() for found in _END.finditer(text)], dtype=np.int64)
+    return np.searchsorted(ends, np.asarray(begins), side="right")
+
 
 _LETTERS, _DIGITS = "abcdefghijklmnopqrstuvwxyz", "0123456789"
 # The words of a fact and of its question; the bundled models have learnt to answer it (docs/models.md).

@@ -18,12 +18,35 @@ from importlib.abc import SourceLoader
 from importlib.metadata import entry_points
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
+from threading import Lock
 from types import ModuleType
-from typing import Any
+from typing import Any, TextIO
 
-from kvferry.pipelines.aside import printing_aside
 from kvferry.specs.document import read_text, shown
 from kvferry.specs.errors import InputError, KvferryError, Terminated, unknown_name
+
+_lock = Lock()
+# How many are inside, in this thread or others, and where standard output went before the first of them came.
+_inside = 0
+_before: TextIO | None = None
+
+
+@contextmanager
+def printing_aside() -> Iterator[None]:
+    """``print`` writes to standard error meanwhile, in all threads of the process."""
+    global _inside, _before
+    with _lock:
+        if _inside == 0:
+            _before, sys.stdout = sys.stdout, sys.stderr
+        _inside += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _inside -= 1
+            if _inside == 0 and _before is not None:
+                sys.stdout, _before = _before, None
+
 
 # What a plugin's file has, and the group of installed ones.
 TABLE = "KVFERRY"

@@ -5,8 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from kvferry.specs.base import BadKey, Spec
-from kvferry.specs.engine import EngineSpec, with_engine
-from kvferry.specs.kernel import Kernel, Share
+from kvferry.specs.engine import EngineSpec, Kernel, Share, with_engine
 from kvferry.specs.storage import StorageSpec
 from kvferry.specs.units import Bytes, BytesPerS, Clock, Count, FlopPerS, Seconds, ValuesPerS, Watts
 

@@ -1,14 +1,29 @@
 """An engine: what software makes of hardware of a kind, apart from any device."""
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from kvferry.specs.base import Spec
-from kvferry.specs.kernel import Kernel, Share
 from kvferry.specs.units import Seconds
 from kvferry.specs.weight_format import WeightFormatName
+
+# Kernel kinds: what an efficiency belongs to. Never a system. "attention" is dense prefill attention,
+# "sparse_attention" the block-sparse one with its mask derivation, "decode_attention" one new token's, "gather" copies
+# of KV. "unsplit_attention" is a new token's where one block of threads reads all KV of a sequence and head.
+Kernel = Literal[
+    "gemm",
+    "gemv",
+    "attention",
+    "sparse_attention",
+    "decode_attention",
+    "unsplit_attention",
+    "scoring",
+    "gather",
+    "svd",
+]
+Share = Annotated[float, Field(gt=0, le=1)]
 
 
 class EngineOnProcessor(Spec):

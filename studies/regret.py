@@ -28,12 +28,11 @@ from kvferry.pipelines.loading.clairvoyant import load_bound_s
 from kvferry.pipelines.loading.context import Context
 from kvferry.pipelines.loading.load import ContextLoad, Pace
 from kvferry.pipelines.loading.outlook import Outlook
-from kvferry.policies.loading.cachegen import CacheGen
 from kvferry.policies.loading.ferry import Ferry
 from kvferry.policies.loading.hybrid import Hybrid
 from kvferry.policies.loading.loader import Loader
 from kvferry.policies.loading.problem import Coupling
-from kvferry.policies.loading.single_path import LocalPrefill, StreamOnly
+from kvferry.policies.loading.single_path import CacheGen, LocalPrefill, StreamOnly
 from kvferry.policies.loading.staged import Staged
 from kvferry.scenarios.loader import load_device, load_model
 from kvferry.sim.costs.cost_model import COST_MODELS, CostModel

@@ -38,9 +38,7 @@ from cluster_quality import APART, Tended, Told, chosen, told
 from selection_quality import needles
 from transformers import PreTrainedModel
 
-from kvferry.backends.live.decoding.indexes.block_vectors import BlockVectors
-from kvferry.backends.live.decoding.indexes.landmarks import Landmarks
-from kvferry.backends.live.decoding.indexes.page_bounds import PageBounds
+from kvferry.backends.live.decoding.indexes.block_vectors import BlockVectors, Landmarks, PageBounds
 from kvferry.model.decoder import Decoder
 from kvferry.model.models import load_model
 from kvferry.model.prompts import Prompts

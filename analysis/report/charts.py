@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvferry.analysis import human
 from kvferry.analysis.figures import FIGURES
-from kvferry.analysis.reproduction.ratios import over_paper
-from kvferry.analysis.reproduction.verdict import TOLERANCE
+from kvferry.analysis.reproduction.verdict import TOLERANCE, over_paper
 from kvferry.analysis.style import SERIES
 
 if TYPE_CHECKING:

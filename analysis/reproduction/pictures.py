@@ -10,9 +10,8 @@ import numpy as np
 from kvferry.analysis import style
 from kvferry.analysis.reproduction.paper import PanelSpec, Paper, PictureSpec
 from kvferry.analysis.reproduction.rate_errors import rates_picture
-from kvferry.analysis.reproduction.ratios import over_paper, ranges_over_paper
 from kvferry.analysis.reproduction.results import Key, Results
-from kvferry.analysis.reproduction.verdict import TOLERANCE
+from kvferry.analysis.reproduction.verdict import TOLERANCE, over_paper, ranges_over_paper
 from kvferry.analysis.settings import settings_of
 from kvferry.analysis.style import LINES, MARKERS, SERIES
 

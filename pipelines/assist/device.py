@@ -19,8 +19,7 @@ from kvferry.pipelines.assist.answer import Answer
 from kvferry.pipelines.assist.conversation import Conversation
 from kvferry.pipelines.assist.estimates import Estimates, pieces, start_bytes, window_of
 from kvferry.pipelines.workload import Process
-from kvferry.policies.assist.help import Help
-from kvferry.policies.assist.patience import Patience
+from kvferry.policies.assist.help import Help, Patience
 from kvferry.policies.assist.prompt_mask import BadMask, text_of_mask
 from kvferry.specs.errors import OutOfMemory
 from kvferry.specs.scenario import Scenario

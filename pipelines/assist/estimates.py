@@ -10,9 +10,8 @@ from kvferry.cloud.messages import response_bytes
 from kvferry.machine.ops import DecodeStep, Extents, Op, Prefill
 from kvferry.policies.assist.assistance import Assistance, Smoothing
 from kvferry.policies.assist.fallback import Alone, Fallback, fallback, too_late
-from kvferry.policies.assist.help import Help
+from kvferry.policies.assist.help import Help, Patience, patience_of
 from kvferry.policies.assist.optimiser import NoSetting, Setting, setting_of
-from kvferry.policies.assist.patience import Patience, patience_of
 from kvferry.policies.assist.serving import Serving
 from kvferry.sim.costs.cost_model import main_costs
 from kvferry.sim.storage_models import storage_of

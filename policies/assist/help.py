@@ -1,9 +1,39 @@
 """What a device asks of a cloud."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
 from kvferry.policies.assist.assistance import Smoothing
+
+# A cloud that is as busy as planned for is not given up.
+_AT_LEAST_EXPECTED = 2.0
+# Longer than any queue that a user would wait in.
+_LONG_S = 60.0
+# Longer than what other requests hold up a token.
+_SILENT_S = 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patience:
+    """Seconds without a word: until the first token, and from one to the next. None: as long as it takes."""
+
+    answer_s: float | None = None
+    token_s: float | None = None
+
+
+def patience_of(*, own_prefill_s: float, cloud_ttft_s: float, planned: bool = False) -> Patience:
+    """As long as the device's own prefill of the whole prompt takes: its first token is then at most twice as late as
+    if it had never asked, and no other bound promises more while nothing is known of the cloud (as with skis that one
+    rents or buys). At least twice what is expected of the cloud. A silence between tokens is no jitter when it lasts as
+    long. `planned`: a minute at least for the first token, so that a queue of the cloud's is waited in, and ten seconds
+    between tokens, where there is none."""
+    # A cloud behind a link that has ended is waited for no longer than the device takes by itself.
+    least_s = own_prefill_s if cloud_ttft_s == math.inf else max(own_prefill_s, _AT_LEAST_EXPECTED * cloud_ttft_s)
+    if not planned:
+        return Patience(answer_s=least_s, token_s=least_s)
+    return Patience(answer_s=max(least_s, _LONG_S), token_s=max(least_s, _SILENT_S))
+
 
 # Refiners that go by the observation window, or by nothing.
 Refining = Literal["snapkv-sentences", "weighted-sentences", "snapkv", "streaming-llm"]

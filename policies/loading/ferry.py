@@ -1,18 +1,69 @@
 """Ferry: both paths work towards each other from the two ends of one order, which is used at every rate."""
 
 from heapq import heappop, heappush
-from math import log
+from math import exp, log
 
 import numpy as np
 
 from kvferry.policies.loading.bound import column_labels
 from kvferry.policies.loading.chain import chain_order
 from kvferry.policies.loading.loader import WIDE, Compute, LoadFacts, Stream
-from kvferry.policies.loading.needed import needed_streams
 from kvferry.policies.loading.problem import LoadProblem
 from kvferry.policies.loading.progress import LoadProgress
 from kvferry.policies.loading.ready import Ready
-from kvferry.policies.loading.throughput import Throughput
+
+
+def needed_streams(problem: LoadProblem, planned: np.ndarray, absent: np.ndarray) -> np.ndarray:
+    """Units to stream first, so that what is planned to be computed finds the KV that it attends to.
+
+    ``planned`` and ``absent`` are masks [T, L, C] of the units to compute, and of those neither present nor being
+    fetched. Returns flat indices of the absent units that are not planned, in every column that a planned unit of a
+    later token chunk waits for: by token chunk, each column from its top down. So if the link fails, the layers below
+    can still be computed, and no unit was streamed in vain.
+    """
+    tokens, layers, columns = planned.shape
+    layer = np.arange(layers)[None, :, None]
+    depths = np.where(planned, layer + 1, 0).max(axis=1)
+    # How deep later token chunks are planned to be computed, and which layer attends to each layer.
+    later = np.zeros((tokens, 1, columns), dtype=int)
+    later[:-1, 0] = np.maximum.accumulate(depths[:0:-1])[::-1]
+    attending = np.full(layers, layers)
+    for l in range(layers):
+        attended = problem.attended_layer(l)
+        if attended is not None:
+            attending[attended] = l
+    streamed = absent & ~planned
+    waited_for = (streamed & (attending[None, :, None] < later)).any(axis=1, keepdims=True)
+    units = np.flatnonzero(streamed & waited_for)
+    chunk, height, column = np.unravel_index(units, planned.shape)
+    return units[np.lexsort((-height, column, chunk))]
+
+
+class Throughput:
+    """A running mean of the work done per second while there is work. It starts at the `expected` rate, which fades
+    over `memory_s` as observations come in.
+
+    It counts arrivals, so it includes the share of other requests, background load, outages and decompression.
+    """
+
+    def __init__(self, expected: float, memory_s: float, step_s: float = 0.05) -> None:
+        self.per_s = expected
+        self._memory_s, self._step_s = memory_s, step_s
+        self._at_s: float | None = None
+        self._done = 0.0
+        self._busy = False
+
+    def look(self, now_s: float, done: float, busy: bool) -> None:
+        """Update with the total `done` by now; `busy`: more is under way. A step counts if it began and ended busy."""
+        if self._at_s is not None:
+            if now_s - self._at_s < self._step_s:
+                return
+            if self._busy and busy:
+                elapsed_s = now_s - self._at_s
+                seen_per_s = (done - self._done) / elapsed_s
+                self.per_s += (1 - exp(-elapsed_s / self._memory_s)) * (seen_per_s - self.per_s)
+        self._at_s, self._done, self._busy = now_s, done, busy
+
 
 # Time constant of the observed rate: about as long as a wireless link keeps its rate.
 _LINK_MEMORY_S = 0.5

@@ -11,10 +11,9 @@ from plugin import LOADER, none_left  # noqa: F401
 
 from kvferry.analysis.code_version import code_version
 from kvferry.analysis.executors import machines
-from kvferry.analysis.executors.choice import executor_for
+from kvferry.analysis.executors.choice import InProcess, executor_for
 from kvferry.analysis.executors.cores import Cores
 from kvferry.analysis.executors.executor import DIED
-from kvferry.analysis.executors.in_process import InProcess
 from kvferry.analysis.executors.machines import Machines
 from kvferry.analysis.point import Point, Work
 from kvferry.analysis.sweep import run_points

@@ -8,8 +8,8 @@ import pytest
 
 from kvferry.analysis import search_result
 from kvferry.analysis.dataset import read_points
+from kvferry.analysis.executors.choice import InProcess
 from kvferry.analysis.executors.cores import Cores
-from kvferry.analysis.executors.in_process import InProcess
 from kvferry.analysis.search import Search, load_search, run_search
 from kvferry.analysis.search_result import result_of, write_result
 from kvferry.analysis.search_spec import constraint_of

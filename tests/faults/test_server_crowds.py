@@ -14,7 +14,7 @@ import pytest
 from small_cloud import ALL, MODEL, Watch, address, answering, raw, write_store
 
 from kvferry.cloud.client import CloudClient
-from kvferry.cloud.event_loop import new_event_loop
+from kvferry.cloud.connections import new_event_loop
 from kvferry.cloud.server_process import ServerProcess
 from kvferry.cloud.store import Store, StoreHeader, StoreWriter
 

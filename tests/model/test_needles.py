@@ -5,8 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 pytest.importorskip("tokenizers")
-from kvferry.model.needles import needle_prompt  # noqa: E402
-from kvferry.model.sentences import sentence_numbers  # noqa: E402
+from kvferry.model.needles import (
+    needle_prompt,  # noqa: E402
+    sentence_numbers,  # noqa: E402
+)
 from kvferry.model.tokens import ByteTokens, bundled_bpe  # noqa: E402
 
 pytestmark = pytest.mark.torch

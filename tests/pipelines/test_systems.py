@@ -7,11 +7,11 @@ import pytest
 
 from kvferry.codecs.sizes import CODECS
 from kvferry.pipelines.loading.systems import SYSTEMS
-from kvferry.policies.loading.cachegen import CacheGen
 from kvferry.policies.loading.greedy import greedy_plan
 from kvferry.policies.loading.hybrid import Hybrid
 from kvferry.policies.loading.milp import milp_plan
 from kvferry.policies.loading.problem import LoadProblem
+from kvferry.policies.loading.single_path import CacheGen
 from kvferry.policies.loading.staged import SCHEDULES, Staged
 from kvferry.specs.errors import InputError
 

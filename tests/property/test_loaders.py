@@ -20,13 +20,12 @@ from kvferry.pipelines.loading.context import Context
 from kvferry.pipelines.loading.load import ContextLoad, Pace
 from kvferry.pipelines.loading.outlook import Outlook
 from kvferry.policies.loading.bound import bound_s, frontier
-from kvferry.policies.loading.cachegen import CacheGen
 from kvferry.policies.loading.ferry import Ferry
 from kvferry.policies.loading.hybrid import Hybrid
 from kvferry.policies.loading.loader import Compute, Loader, LoadFacts, Stream
 from kvferry.policies.loading.problem import Coupling, LoadProblem
 from kvferry.policies.loading.progress import LoadProgress
-from kvferry.policies.loading.single_path import LocalPrefill, StreamOnly
+from kvferry.policies.loading.single_path import CacheGen, LocalPrefill, StreamOnly
 from kvferry.policies.loading.staged import Staged
 from kvferry.specs.model import ModelSpec
 from kvferry.traces.chunks import generate_chunks

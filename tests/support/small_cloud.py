@@ -62,7 +62,7 @@ def raw(url: str, request: bytes) -> bytes:
 @contextmanager
 def answering(folder: Path, monkeypatch: pytest.MonkeyPatch, **bounds: float) -> Iterator[str]:
     """The URL of a server in a thread of this process, with other bounds than its own."""
-    from kvferry.cloud import connections, event_loop, server
+    from kvferry.cloud import connections, server
 
     for name, value in bounds.items():
         monkeypatch.setattr(connections, name, value)
@@ -70,7 +70,7 @@ def answering(folder: Path, monkeypatch: pytest.MonkeyPatch, **bounds: float) ->
     listening = server.listen("127.0.0.1", 0, None)
 
     def run() -> None:
-        with asyncio.Runner(loop_factory=event_loop.new_event_loop) as runner:
+        with asyncio.Runner(loop_factory=connections.new_event_loop) as runner:
             app = server.application(StoreFolder(folder), None, None)
             runner.run(server.answer(app, listening, None, servers.append))
 

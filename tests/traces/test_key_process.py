@@ -7,7 +7,7 @@ from pydantic import ValidationError
 from kvferry.machine.ops import Select
 from kvferry.policies.decode.index import IndexSpec
 from kvferry.specs.workload import KeysSpec
-from kvferry.traces.best_entries import best_entries
+from kvferry.traces.clustered_keys import best_entries
 from kvferry.traces.indexed_keys import IndexedKeys
 from kvferry.traces.key_process import KeyProcess
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kvferry.specs.errors import InputError
-from kvferry.traces.best_entries import best_entries, best_head
+from kvferry.traces.clustered_keys import best_entries, best_head
 from kvferry.traces.key_recording import KeyRecording
 
 

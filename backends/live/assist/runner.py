@@ -13,10 +13,9 @@ from kvferry.machine.handles import Continued
 from kvferry.machine.handling import Forget, Handling, Prepare, Prepared, Refine, TakeIn, TakenIn, Unpack
 from kvferry.machine.ops import DecodeRun, DecodeStep, Op, Prefill
 from kvferry.model.decoder import Decoder
-from kvferry.model.needles import needle_prompt
+from kvferry.model.needles import needle_prompt, sentence_numbers
 from kvferry.model.prompts import Prompts
 from kvferry.model.request_session import RequestSession, step
-from kvferry.model.sentences import sentence_numbers
 from kvferry.model.tokens import Tokens
 from kvferry.policies.assist.prompt_mask import BadMask, mask_of_text, text_of_mask
 from kvferry.policies.assist.refiner import OF_THE_WINDOW, Shown

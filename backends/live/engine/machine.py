@@ -1,20 +1,22 @@
 """The live Machine: ops on a real model, fetches from a real server, reads of a real disk."""
 
 import math
+import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 from kvferry.backends.live.engine.display import LiveDisplay
 from kvferry.backends.live.engine.environment import WallClockEnvironment
 from kvferry.backends.live.engine.link import FETCHES_AHEAD, Fetcher, LiveLink
-from kvferry.backends.live.engine.memory import LiveMemory
 from kvferry.backends.live.engine.stream import Stream, StreamWorker
 from kvferry.backends.live.engine.worker import Worker
 from kvferry.disk.direct_storage import Data
 from kvferry.machine.busy import Busy
 from kvferry.machine.handling import Handling
 from kvferry.machine.machine import Channel, Facts, Outside
+from kvferry.machine.memory import BudgetedPool
 from kvferry.machine.ops import Chunks, Decompress, Extents, KvRef, Op
 from kvferry.machine.span import Tell
 from kvferry.machine.ticket import Ticket
@@ -22,6 +24,26 @@ from kvferry.machine.tiers import moved
 from kvferry.sim.access import Access
 from kvferry.specs.errors import InputError, pick
 from kvferry.specs.tier import Tier
+
+
+class LiveMemory(BudgetedPool):
+    """Grants and refuses reservations as the simulator does. What the process really holds is reported, not limited."""
+
+    def resident_bytes(self) -> int | None:
+        """Bytes of this process in memory; None where the system does not report them."""
+        try:
+            pages = int(Path("/proc/self/statm").read_text().split()[1])
+        except (OSError, ValueError, IndexError):
+            return None
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
+    def device_bytes(self) -> int | None:
+        """Bytes that the CUDA allocator has given out in this process; None where CUDA is not in use."""
+        torch = sys.modules.get("torch")  # this must not import it
+        if torch is None or not torch.cuda.is_initialized():
+            return None
+        return int(torch.cuda.memory_allocated())
+
 
 # A thread that comes back from a kernel waits this long for the interpreter while another one has it. Python's own 5 ms
 # are as much as an op takes.

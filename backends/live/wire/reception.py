@@ -32,7 +32,7 @@ from kvferry.backends.live.wire.event import (
     as_sent,
 )
 from kvferry.backends.live.wire.served_wire import ServedWire
-from kvferry.cloud.event_loop import new_event_loop
+from kvferry.cloud.connections import new_event_loop
 from kvferry.cloud.server import Guard, Receive, Scope, Send, answer, listen, url_of
 from kvferry.machine.channel import ChannelCut, ChannelGarbled
 

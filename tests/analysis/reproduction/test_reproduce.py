@@ -9,10 +9,9 @@ import pytest
 
 from kvferry.analysis.reproduce import report_of, reproduce_paper, write_report
 from kvferry.analysis.reproduction.evidence import figures_of
-from kvferry.analysis.reproduction.in_flight import run_in_flight
 from kvferry.analysis.reproduction.measurements import path_shares, solver_times
 from kvferry.analysis.reproduction.paper import Claim, EvidenceSpec, Paper, Statistic, load_paper
-from kvferry.analysis.reproduction.results import Key, Results, carry_out, scenarios_of
+from kvferry.analysis.reproduction.results import Key, Results, carry_out, run_in_flight, scenarios_of
 from kvferry.analysis.reproduction.verdict import Figure, Verdict, median_of, verdict_of
 from kvferry.pipelines.run import run_scenario
 from kvferry.scenarios.loader import load_scenario

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvferry.policies.assist.patience import patience_of
+from kvferry.policies.assist.help import patience_of
 
 
 @pytest.mark.parametrize(

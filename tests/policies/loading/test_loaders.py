@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from kvferry.policies.loading.cachegen import CacheGen
 from kvferry.policies.loading.hybrid import Hybrid, true_split, uniform_split
 from kvferry.policies.loading.loader import Loader, LoadFacts
 from kvferry.policies.loading.problem import Coupling, LoadProblem
 from kvferry.policies.loading.progress import LoadProgress
+from kvferry.policies.loading.single_path import CacheGen
 
 FACTS = LoadFacts(now_s=0.0, planned_bytes_per_s=1.0, rtt_s=0.0)
 

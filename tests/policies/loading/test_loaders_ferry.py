@@ -6,12 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from kvferry.policies.loading.ferry import Ferry
+from kvferry.policies.loading.ferry import Ferry, Throughput, needed_streams
 from kvferry.policies.loading.loader import LoadFacts
-from kvferry.policies.loading.needed import needed_streams
 from kvferry.policies.loading.problem import Coupling, LoadProblem
 from kvferry.policies.loading.progress import LoadProgress
-from kvferry.policies.loading.throughput import Throughput
 
 FACTS = LoadFacts(now_s=0.0, planned_bytes_per_s=1.0, rtt_s=0.0)
 

@@ -5,7 +5,7 @@ from typing import ClassVar, Self
 
 import torch
 
-from kvferry.backends.live.decoding.indexes.index import BlockIndex
+from kvferry.backends.live.decoding.indexes.index import BlockIndex, by_kv_head
 from kvferry.model.decoder import Decoder
 from kvferry.policies.decode.index import IndexSpec
 
@@ -61,3 +61,37 @@ class BlockVectors(BlockIndex):
     @abstractmethod
     def _of_blocks(self, keys: torch.Tensor) -> torch.Tensor:
         """Vectors [per_block, sequences, KV heads, blocks, head_dim] of keys [..., blocks, tokens, head_dim]."""
+
+
+class Landmarks(BlockVectors):
+    """A KV block's score is the query's product with the mean of its keys.
+
+    Left out: ShadowKV's few outlier blocks, whose KV stays in memory.
+    """
+
+    per_block = 1
+
+    def _of_blocks(self, keys: torch.Tensor) -> torch.Tensor:
+        return keys.mean(3)[None]
+
+    def scores(self, layer: int, queries: torch.Tensor, heads: int) -> torch.Tensor:
+        means = self.vectors(layer)[0]
+        scores = by_kv_head(queries, means.shape[1]).float() @ means.mT
+        return self._agreed(scores.flatten(1, 2), heads)
+
+
+class PageBounds(BlockVectors):
+    """A KV block's score is the most that the query's product with any key between the bounds can be, and thus never
+    less than that with a key of the block."""
+
+    per_block = 2
+
+    def _of_blocks(self, keys: torch.Tensor) -> torch.Tensor:
+        return torch.stack((keys.amin(3), keys.amax(3)))
+
+    def scores(self, layer: int, queries: torch.Tensor, heads: int) -> torch.Tensor:
+        least, largest = self.vectors(layer)
+        by_head = by_kv_head(queries, least.shape[1]).float()
+        # A negative number of the query makes most of the least number of a key.
+        bounds = by_head.clamp(min=0) @ largest.mT + by_head.clamp(max=0) @ least.mT
+        return self._agreed(bounds.flatten(1, 2), heads)

@@ -5,13 +5,11 @@ from typing import Protocol
 import torch
 
 from kvferry.backends.live.decoding.indexes.array_index import ArrayIndex
+from kvferry.backends.live.decoding.indexes.block_vectors import Landmarks, PageBounds
 from kvferry.backends.live.decoding.indexes.centroids import Centroids
 from kvferry.backends.live.decoding.indexes.index import Index
-from kvferry.backends.live.decoding.indexes.landmarks import Landmarks
 from kvferry.backends.live.decoding.indexes.low_rank_keys import LowRankKeys
-from kvferry.backends.live.decoding.indexes.page_bounds import PageBounds
-from kvferry.backends.live.decoding.indexes.partial_keys import PartialKeys
-from kvferry.backends.live.decoding.indexes.principal_keys import PrincipalKeys
+from kvferry.backends.live.decoding.indexes.projected_keys import PartialKeys, PrincipalKeys
 from kvferry.backends.live.decoding.indexes.retrieval_head import RetrievalHeadKeys
 from kvferry.model.decoder import Decoder
 from kvferry.policies.decode.index import IndexSpec

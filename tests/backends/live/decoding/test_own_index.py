@@ -51,7 +51,7 @@ def test_an_index_over_arrays_scores_as_one_over_tensors(tmp_path: Path) -> None
     from tiny import LIVE_MODEL
 
     from kvferry.backends.live.decoding.indexes.array_index import ArrayIndex
-    from kvferry.backends.live.decoding.indexes.landmarks import Landmarks
+    from kvferry.backends.live.decoding.indexes.block_vectors import Landmarks
     from kvferry.model.decoder import Decoder
     from kvferry.model.models import random_model
     from kvferry.specs.model import ModelSpec

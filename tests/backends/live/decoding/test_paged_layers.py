@@ -120,7 +120,7 @@ def test_ops_out_of_turn_are_refused(model: Any, prompts: list[list[int]]) -> No
 
 def test_pages_by_hand() -> None:
     """Three tokens from position 15 on lie on two pages."""
-    from kvferry.backends.live.decoding.pages import Pages
+    from kvferry.backends.live.decoding.paged_layers import Pages
 
     pages = Pages(3, layers=1, kv_heads=1, head_dim=1, dtype=torch.float32, device=torch.device("cpu"))
     pages.make_room(7, 18)

@@ -18,8 +18,7 @@ import simpy
 
 from kvferry.backends.live.engine.environment import WallClockEnvironment
 from kvferry.backends.live.engine.link import Fetched
-from kvferry.backends.live.engine.machine import LiveMachine
-from kvferry.backends.live.engine.memory import LiveMemory
+from kvferry.backends.live.engine.machine import LiveMachine, LiveMemory
 from kvferry.backends.live.engine.stream import StreamWorker
 from kvferry.backends.live.engine.thread_work import Moving, WorkFailed
 from kvferry.backends.live.engine.worker import Worker

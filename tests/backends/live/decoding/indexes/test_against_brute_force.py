@@ -130,7 +130,7 @@ def test_adapters_are_the_right_singular_vectors(model: Any) -> None:
 
 def test_principal_components_are_those_of_the_covariance(model: Any) -> None:
     from kvferry.backends.live.decoding.indexes.index import sampled
-    from kvferry.backends.live.decoding.indexes.principal_keys import principal_components
+    from kvferry.backends.live.decoding.indexes.projected_keys import principal_components
     from kvferry.model.decoder import Decoder
 
     ids = torch.from_numpy(np.random.default_rng(6).integers(0, 256, (1, 120)))
@@ -145,7 +145,7 @@ def test_principal_components_are_those_of_the_covariance(model: Any) -> None:
 
 
 def test_skewing_leaves_products_as_they_are_and_gathers_queries(model: Any, left: list[Any]) -> None:
-    from kvferry.backends.live.decoding.indexes.partial_keys import skewing_matrices
+    from kvferry.backends.live.decoding.indexes.projected_keys import skewing_matrices
     from kvferry.model.decoder import Decoder
 
     # Made from the very prompts that `left` is of, where no other columns can hold more.

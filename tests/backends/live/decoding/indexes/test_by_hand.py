@@ -61,7 +61,7 @@ def test_heads_may_choose_for_themselves() -> None:
 def test_partial_keys_choose_the_columns_of_largest_magnitude() -> None:
     """The skewing turns by a quarter: columns are the second number, and the first one negated. The prompt's magnitudes
     add up to 10 + 1 + 2 = 13 in the second numbers, to 5 + 6 + 7 = 18 in the first."""
-    from kvferry.backends.live.decoding.indexes.partial_keys import PartialKeys
+    from kvferry.backends.live.decoding.indexes.projected_keys import PartialKeys
 
     quarter = torch.tensor([[0.0, -1.0], [1.0, 0.0]])
     index = PartialKeys(quarter[None, None], 1, spec("partial-keys"), sequences=1, room_tokens=3)
@@ -81,7 +81,7 @@ def test_partial_keys_choose_the_columns_of_largest_magnitude() -> None:
 
 def test_principal_keys_see_the_leading_components() -> None:
     """Of each of two heads one component is kept: the first number of one, the second of the other."""
-    from kvferry.backends.live.decoding.indexes.principal_keys import PrincipalKeys
+    from kvferry.backends.live.decoding.indexes.projected_keys import PrincipalKeys
 
     components = torch.tensor([[[[1.0], [0.0]], [[0.0], [1.0]]]])
     index = PrincipalKeys(components, spec("principal-keys", heads=2, rank=2), sequences=1, room_tokens=2)
@@ -95,7 +95,7 @@ def test_principal_keys_see_the_leading_components() -> None:
 
 
 def test_landmarks_are_mean_keys() -> None:
-    from kvferry.backends.live.decoding.indexes.landmarks import Landmarks
+    from kvferry.backends.live.decoding.indexes.block_vectors import Landmarks
 
     index = Landmarks(spec("landmarks", block_tokens=2), layers=1, kv_heads=1, head_dim=2, sequences=1, room_tokens=4)
     index.append(0, one_head([1.0, 0.0], [3.0, 2.0], [-4.0, 6.0], [0.0, 0.0]))
@@ -111,7 +111,7 @@ def test_landmarks_are_mean_keys() -> None:
 
 
 def test_page_bounds_take_the_better_bound_of_every_number() -> None:
-    from kvferry.backends.live.decoding.indexes.page_bounds import PageBounds
+    from kvferry.backends.live.decoding.indexes.block_vectors import PageBounds
 
     index = PageBounds(
         spec("page-bounds", block_tokens=2), layers=1, kv_heads=1, head_dim=2, sequences=1, room_tokens=4
