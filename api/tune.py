@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from kvferry.analysis.remarks import how_known, software
 from kvferry.api.scenario import Settings, Source, check_workload, load
 from kvferry.pipelines.plugins import naming_plugins
-from kvferry.specs.errors import InputError
+from kvferry.specs.errors import InputError, pick
 from kvferry.specs.scenario import Scenario
 from kvferry.specs.units import count, quantity
 
@@ -20,21 +20,8 @@ if TYPE_CHECKING:
     from kvferry.api.tune_check import Check
     from kvferry.policies.decode.solutions import Solutions
 
-# What this module's arguments are called among the tuner's limits.
-_LIMITS = {
-    "kv_memory": "budget_bytes",
-    "selected_tokens": "selected_tokens",
-    "most_context": "most_context",
-    "most_batch": "most_batch",
-    "most_group": "most_group_tokens",
-    "most_compression": "most_compression",
-    "relaxation": "relaxation",
-    "tolerance": "tolerance",
-    "buffer_step": "slots_step_tokens",
-    "least_context": "least_context",
-    "context_step": "context_step",
-    "batch_step": "batch_step",
-}
+# The tuner's limits (TuningLimits) that have a shorter name here; others have one name everywhere.
+_NAMES = {"budget_bytes": "kv_memory", "most_group_tokens": "most_group", "slots_step_tokens": "buffer_step"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,24 +87,7 @@ class Tuned:
 
 
 @naming_plugins()
-def tune(
-    source: Source,
-    settings: Settings = (),
-    *,
-    seed: int | None = None,
-    kv_memory: str | float | None = None,
-    selected_tokens: int | None = None,
-    most_context: str | int | None = None,
-    most_batch: int | None = None,
-    most_group: int | None = None,
-    most_compression: float | None = None,
-    relaxation: float | None = None,
-    tolerance: float | None = None,
-    buffer_step: int | None = None,
-    least_context: str | int | None = None,
-    context_step: str | int | None = None,
-    batch_step: int | None = None,
-) -> Tuned:
+def tune(source: Source, settings: Settings = (), *, seed: int | None = None, **limits: str | float | None) -> Tuned:
     """Finds group length, compression, selected groups and slots for a device, a model and a memory budget.
 
     `source`, `settings` and `seed` as in ``load``. `kv_memory`: for all sequences together, "2200 MiB" or bytes;
@@ -139,36 +109,25 @@ def tune(
 
     loaded = load(source, settings, seed=seed)
     check_workload(loaded, "decode", "kvferry tune", "kvswap/throughput")
-    given = {
-        "kv_memory": _number("kv_memory", kv_memory, size=True),
-        "selected_tokens": selected_tokens,
-        "most_context": _number("most_context", most_context),
-        "most_batch": most_batch,
-        "most_group": most_group,
-        "most_compression": most_compression,
-        "relaxation": relaxation,
-        "tolerance": tolerance,
-        "buffer_step": buffer_step,
-        "least_context": _number("least_context", least_context),
-        "context_step": _number("context_step", context_step),
-        "batch_step": batch_step,
-    }
+    # What is decoded is the scenario's.
+    names = {limit: _NAMES.get(limit, limit) for limit in TuningLimits.model_fields if limit != "output"}
+    for name in limits:
+        pick("limit", dict.fromkeys(names.values()), name)
     try:
-        limits = limits_of(loaded, **{_LIMITS[name]: value for name, value in given.items()})
+        allowed = limits_of(loaded, **{limit: _number(name, limits.get(name)) for limit, name in names.items()})
     except ValidationError as error:
-        names = {limit: name for name, limit in _LIMITS.items()}
         faults = complaints_of(error, TuningLimits)
         lines = (f"{names.get('.'.join(map(str, fault.key)), 'limits')}: {fault.what}" for fault in faults)
         raise InputError("\n".join(lines)) from None
-    solutions, check = checked(loaded, tune_scenario(loaded, limits))
+    solutions, check = checked(loaded, tune_scenario(loaded, allowed))
     return Tuned(loaded, solutions, check)
 
 
-def _number(name: str, value: Any, size: bool = False) -> Any:
+def _number(name: str, value: Any) -> Any:
     """Raises InputError."""
     if not isinstance(value, str):
         return value
     try:
-        return quantity(value, "size") if size else count(value)
+        return quantity(value, "size") if name == "kv_memory" else count(value)
     except ValueError as error:
         raise InputError(f"{name}: {error}") from None

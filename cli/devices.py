@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from kvferry.cli.listings import printed
 from kvferry.cli.options import JsonOption
 
 Row = tuple[str, str, str | None]
@@ -16,7 +17,6 @@ def devices(
 ) -> None:
     """List the device profiles, or show one with the source of each number."""
     from kvferry.analysis import human
-    from kvferry.analysis.envelope import to_json
     from kvferry.analysis.remarks import how_known
     from kvferry.cli.table import print_table
     from kvferry.scenarios.library import names
@@ -24,8 +24,7 @@ def devices(
     from kvferry.specs.errors import quoted
 
     found = [load_device(device) for device in ([name] if name else names("device"))]
-    if json:
-        print(to_json({"devices": [device.model_dump(mode="json") for device in found]}), end="")
+    if printed("devices", found, json):
         return
     rows = []
     for device in found:

@@ -25,20 +25,17 @@ from kvferry.cli.devices import devices
 from kvferry.cli.encode import encode
 from kvferry.cli.fidelity import fidelity
 from kvferry.cli.kv_file import kv_file
-from kvferry.cli.models import models
+from kvferry.cli.listings import models, runtimes, scenarios, systems
 from kvferry.cli.new import app as new
 from kvferry.cli.report import report
 from kvferry.cli.reproduce import reproduce
 from kvferry.cli.run import run
-from kvferry.cli.runtimes import runtimes
-from kvferry.cli.scenarios import scenarios
 from kvferry.cli.schedule import schedule
 from kvferry.cli.schema import schema
 from kvferry.cli.search import search
 from kvferry.cli.serve import serve
 from kvferry.cli.serve_cloud import serve_cloud
 from kvferry.cli.sweep import sweep
-from kvferry.cli.systems import systems
 from kvferry.cli.tune import tune
 from kvferry.specs.errors import InputError, KvferryError, Terminated, quoted
 from kvferry.specs.version import VERSION

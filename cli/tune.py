@@ -8,6 +8,8 @@ import typer
 
 from kvferry.cli.options import JsonOption, PluginOption, ScenarioArgument, SeedOption, SetOption, as_options, overrides
 
+# Parameters of the command that are no limits of the tuner.
+_OTHERS = ("scenario", "output", "settings", "plugins", "seed", "json")
 _MEANINGS = (
     "G: consecutive tokens that are read and kept together. sigma: full keys over the compressed ones that\n"
     "groups are scored by. M: groups that a layer selects. C: groups that a layer keeps for the next token; 0: none.\n"
@@ -28,7 +30,7 @@ def tune(
     most_batch: Annotated[
         int | None, typer.Option("--most-batch", help="Largest batch to solve for. Default: the scenario's.")
     ] = None,
-    selected: Annotated[
+    selected_tokens: Annotated[
         int | None,
         typer.Option(
             "--selected-tokens", help="Selected tokens, MG. Default: the scenario's policies.selected_tokens."
@@ -73,27 +75,14 @@ def tune(
     The file serves later runs: kvferry run SCENARIO --set policies.tuned=FILE takes the nearest batch and context, and
     gives every sequence the memory that it was tuned for.
     """
+    limits = {name: value for name, value in locals().items() if name not in _OTHERS}
     from kvferry.api.tune import tune as tuned
     from kvferry.cli.progress import say
     from kvferry.cli.table import print_table
     from kvferry.specs.errors import quoted
 
-    limits = {
-        "kv_memory": kv_memory,
-        "selected_tokens": selected,
-        "most_context": most_context,
-        "most_batch": most_batch,
-        "most_group": most_group,
-        "most_compression": most_compression,
-        "relaxation": relaxation,
-        "tolerance": tolerance,
-        "buffer_step": buffer_step,
-        "least_context": least_context,
-        "context_step": context_step,
-        "batch_step": batch_step,
-    }
     with as_options(*limits):
-        found = tuned(scenario, overrides(settings, seed), **limits)  # type: ignore[arg-type]
+        found = tuned(scenario, overrides(settings, seed), **limits)
     if output is not None:
         found.write(output)
         say(f"written to {output}")

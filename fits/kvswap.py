@@ -11,20 +11,18 @@ the next round.
 import argparse
 import csv
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import numpy as np
-from joblib import Parallel, delayed
+from rounds import Numbers, corrected, found, simulate
 
-from kvferry.analysis.metrics import metrics_for
 from kvferry.machine.ops import DecodeStep
 from kvferry.pipelines.decoding.delays import Delays
 from kvferry.pipelines.decoding.plan import DecodePlan
 from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS
 from kvferry.pipelines.decoding.workload import plan_for
-from kvferry.pipelines.run import run_scenario
 from kvferry.scenarios.loader import load_scenario
 from kvferry.specs.device import ContentionSpec, DeviceSpec
 from kvferry.specs.scenario import Scenario
@@ -66,7 +64,6 @@ BOUNDS = {
     **{name: (low, high) for name, (_, low, high) in FREE.items()},
     **{name: (low, high) for name, (_, _, _, low, high) in STORAGE.items()},
 }
-Numbers = dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -85,14 +82,14 @@ class Cell:
 def cells() -> list[Cell]:
     """Tab. 4, and of Tab. 5 the column without reuse (32K, batch 8)."""
     with (PRINTED / "throughput.csv").open() as file:
-        found = [
+        printed = [
             Cell(row["disk"], row["method"], int(row["context"]), int(row["batch"]), float(row["tokens_per_s"]))
             for row in csv.DictReader(file)
         ]
     with (PRINTED / "reuse.csv").open() as file:
         for row in csv.DictReader(file):
-            found.append(Cell(row["disk"], WITHOUT_REUSE, 32768, 8, float(row["tokens_per_s_without_reuse"])))
-    return found
+            printed.append(Cell(row["disk"], WITHOUT_REUSE, 32768, 8, float(row["tokens_per_s_without_reuse"])))
+    return printed
 
 
 def scenario_of(cell: Cell, numbers: Numbers | None = None, decoded: int = 40) -> Scenario:
@@ -162,7 +159,7 @@ class Known:
 def predicted(known: Sequence[Known], numbers: Numbers) -> np.ndarray:
     """Tokens/s of every cell without events."""
     delays: dict[str, Delays] = {}
-    found = []
+    rates = []
     for one in known:
         disk = "emmc" if one.cell.disk == "eMMC" else "nvme"
         if disk not in delays:
@@ -171,8 +168,8 @@ def predicted(known: Sequence[Known], numbers: Numbers) -> np.ndarray:
             tokens_per_s = _in_memory(one.scenario, delays[disk])
         else:
             tokens_per_s = one.cell.batch / delays[disk].step_s(one.plan, one.reuse_rate)
-        found.append(tokens_per_s * one.factor)
-    return np.array(found)
+        rates.append(tokens_per_s * one.factor)
+    return np.array(rates)
 
 
 def _in_memory(scenario: Scenario, delays: Delays) -> float:
@@ -185,21 +182,6 @@ def _in_memory(scenario: Scenario, delays: Delays) -> float:
         left -= wave
         seconds += delays.op_s(DecodeStep(wave, workload.context + workload.output / 2))
     return workload.batch / seconds
-
-
-def simulated(scenario: Scenario) -> tuple[float, float]:
-    figures = metrics_for(scenario, run_scenario(scenario))
-    return figures["throughput_tokens_per_s"], figures.get("reuse_rate", 0.0)
-
-
-def simulate(
-    cells: Sequence[Cell], numbers: Numbers | None, decoded: int, workers: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens/s and reuse of every cell, by events."""
-    scenarios = [scenario_of(cell, numbers, decoded) for cell in cells]
-    rows = Parallel(n_jobs=workers)(delayed(simulated)(scenario) for scenario in scenarios)
-    throughput, reuse = zip(*rows, strict=True)
-    return np.array(throughput), np.array(reuse)
 
 
 def errors(printed: np.ndarray, ours: np.ndarray) -> np.ndarray:
@@ -216,45 +198,13 @@ def residuals(printed: np.ndarray, ours: np.ndarray) -> np.ndarray:
     return outside + 1e-3 * (logs - np.log(printed))
 
 
-def least(function: Callable[[np.ndarray], np.ndarray], x: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """Levenberg-Marquardt on a loss that is quadratic to about 5 % and linear beyond, so that cells which nothing here
-    explains pull little."""
-    scale, damping, step = 0.05, 1e-2, 1e-4
-
-    def loss(r: np.ndarray) -> float:
-        return float((2 * (np.sqrt(1 + (r / scale) ** 2) - 1)).sum())
-
-    r = function(x)
-    for _ in range(40):
-        jacobian = np.stack([(function(x + step * unit) - r) / step for unit in np.eye(x.size)], axis=1)
-        weights = 1 / np.sqrt(1 + (r / scale) ** 2)
-        normal = (jacobian * weights[:, None]).T @ jacobian
-        slope = (jacobian * weights[:, None]).T @ r
-        before = loss(r)
-        for _ in range(8):
-            change = -np.linalg.solve(normal + damping * np.diag(np.diag(normal) + 1e-9), slope)
-            there = np.clip(x + np.clip(change, -0.3, 0.3), low, high)
-            r_there = function(there)
-            if loss(r_there) < before:
-                break
-            damping *= 4
-        else:
-            return x
-        x, r, damping = there, r_there, max(damping / 5, 1e-7)
-        if before - loss(r) < 1e-5 * before:
-            break
-    return x
-
-
 def fitted(known: Sequence[Known], start: Numbers) -> Numbers:
     printed = np.array([one.cell.printed for one in known])
-    low, high = (np.log([BOUNDS[name][end] for name in start]) for end in (0, 1))
 
-    def function(x: np.ndarray) -> np.ndarray:
-        return residuals(printed, predicted(known, dict(zip(start, np.exp(x), strict=True))))
+    def function(numbers: Numbers) -> np.ndarray:
+        return residuals(printed, predicted(known, numbers))
 
-    x = least(function, np.log([*start.values()]), low, high)
-    return dict(zip(start, np.exp(x).tolist(), strict=True))
+    return found(function, start, BOUNDS, scale=0.05, rounds=40, enough=1e-5, ridge=1e-9)
 
 
 def orderings(cells: Sequence[Cell], ours: np.ndarray) -> tuple[int, int]:
@@ -272,23 +222,14 @@ def orderings(cells: Sequence[Cell], ours: np.ndarray) -> tuple[int, int]:
 
 
 def tell(cells: Sequence[Cell], ours: np.ndarray, numbers: Numbers | None = None) -> None:
-    found = errors(np.array([cell.printed for cell in cells]), ours)
-    for cell, value, error in zip(cells, ours, found, strict=True):
+    off = errors(np.array([cell.printed for cell in cells]), ours)
+    for cell, value, error in zip(cells, ours, off, strict=True):
         place = f"{cell.disk:5s} {cell.method:20s} {cell.context:6d} {cell.batch:3d}"
         print(f"{place} {cell.printed:6.1f} {value:7.2f} {error:+.1%}")
     for name, value in (numbers or {}).items():
         print(f"{name:14s} {value:.4g}")
     right, pairs = orderings(cells, ours)
-    print(
-        f"median {np.median(abs(found)):.1%}, 90th percentile {np.quantile(abs(found), 0.9):.1%}, order {right}/{pairs}"
-    )
-
-
-def corrected(known: Sequence[Known], numbers: Numbers, ours: np.ndarray, reuse: np.ndarray) -> list[Known]:
-    """The cells with what a simulation under these numbers taught."""
-    plain = [replace(one, reuse_rate=float(rate), factor=1.0) for one, rate in zip(known, reuse, strict=True)]
-    factors = ours / predicted(plain, numbers)
-    return [replace(one, factor=float(factor)) for one, factor in zip(plain, factors, strict=True)]
+    print(f"median {np.median(abs(off)):.1%}, 90th percentile {np.quantile(abs(off), 0.9):.1%}, order {right}/{pairs}")
 
 
 def main() -> None:
@@ -300,9 +241,12 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     chosen = parser.parse_args()
     everything = cells()
-    simulate_all = partial(simulate, decoded=chosen.decoded, workers=chosen.workers)
+
+    def simulate_all(numbers: Numbers | None) -> tuple[np.ndarray, np.ndarray]:
+        return simulate([scenario_of(cell, numbers, chosen.decoded) for cell in everything], chosen.workers)
+
     if chosen.what == "cells":
-        tell(everything, simulate_all(everything, None)[0])
+        tell(everything, simulate_all(None)[0])
         return
     start = {name: begin for name, (begin, _, _) in FREE.items()}
     if not chosen.device:
@@ -312,8 +256,8 @@ def main() -> None:
     for _ in range(chosen.rounds):
         numbers = fitted(known, numbers)
         tell(everything, predicted(known, numbers), numbers)
-        ours, reuse = simulate_all(everything, numbers)
-        known = corrected(known, numbers, ours, reuse)
+        ours, reuse = simulate_all(numbers)
+        known = corrected(known, partial(predicted, numbers=numbers), ours, reuse)
         tell(everything, ours, numbers)
     if chosen.what == "leave-out":
         leave_out(known, start)
@@ -324,8 +268,8 @@ def leave_out(known: Sequence[Known], start: Numbers) -> None:
     at the fit on all: a number that the rest says nothing about would stay what the cells left out made it."""
     for what, left_out in LEFT_OUT.items():
         kept = np.array([not left_out(one.cell) for one in known])
-        found = fitted([one for one, keep in zip(known, kept, strict=True) if keep], start)
-        error = abs(errors(np.array([one.cell.printed for one in known]), predicted(known, found)))
+        numbers = fitted([one for one, keep in zip(known, kept, strict=True) if keep], start)
+        error = abs(errors(np.array([one.cell.printed for one in known]), predicted(known, numbers)))
         parts = [f"{np.median(part):.1%}, {np.quantile(part, 0.9):.1%}" for part in (error[~kept], error[kept])]
         print(
             f"without {what} ({(~kept).sum()} cells): median and p90 there {parts[0]}; elsewhere {parts[1]}", flush=True

@@ -12,19 +12,18 @@ and the ratio of both corrects the next round.
 import argparse
 import csv
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
-from joblib import Parallel, delayed
+from rounds import Numbers, corrected, found, simulate
 
-from kvferry.analysis.metrics import metrics_for
 from kvferry.machine.ops import DecodeStep
 from kvferry.pipelines.decoding.delays import Delays
 from kvferry.pipelines.decoding.plan import DecodePlan
 from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS, DecodeSystem
 from kvferry.pipelines.decoding.workload import plan_for
-from kvferry.pipelines.run import run_scenario
 from kvferry.scenarios.loader import load_scenario
 from kvferry.specs.device import DeviceSpec
 from kvferry.specs.scenario import Scenario
@@ -48,7 +47,7 @@ FREE: dict[str, tuple[float, float, float]] = {
     "sequence_s": (6e-4, 1e-5, 2e-3),
     "topk_per_s": (3e8, 5e7, 5e9),
 }
-Numbers = dict[str, float]
+BOUNDS = {name: (low, high) for name, (_, low, high) in FREE.items()}
 
 
 @dataclass(frozen=True)
@@ -137,61 +136,20 @@ def _plan(scenario: Scenario, system: DecodeSystem) -> DecodePlan:
 def predicted(known: Sequence[Known], numbers: Numbers) -> np.ndarray:
     """Tokens/s of every cell without events."""
     first = known[0].scenario
-    delays, found = Delays(device_with(first.device, numbers), first.model), []
+    delays, rates = Delays(device_with(first.device, numbers), first.model), list[float]()
     for one in known:
         if one.plan is None:
             context, output = one.cell.workload
             step_s = delays.op_s(DecodeStep(one.cell.batch, context + output / 2, kernel=one.system.roles.attention))
         else:
             step_s = delays.step_s(one.plan, one.reuse_rate)
-        found.append(one.cell.batch / step_s * one.factor)
-    return np.array(found)
-
-
-def simulated(scenario: Scenario) -> tuple[float, float]:
-    run = run_scenario(scenario)
-    figures = metrics_for(scenario, run)
-    return figures.get("throughput_tokens_per_s", float("nan")), figures.get("reuse_rate", 0.0)
-
-
-def simulate(cells: Sequence[Cell], numbers: Numbers | None, workers: int) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens/s and reuse of every cell, by events."""
-    rows = Parallel(n_jobs=workers)(delayed(simulated)(scenario_of(cell, numbers)) for cell in cells)
-    throughput, reuse = zip(*rows, strict=True)
-    return np.array(throughput), np.array(reuse)
-
-
-def least(function: Callable[[np.ndarray], np.ndarray], x: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """Levenberg-Marquardt on squares, a step at most 0.3 of a logarithm."""
-    damping, step, r = 1e-2, 1e-4, function(x)
-    for _ in range(60):
-        jacobian = np.stack([(function(x + step * unit) - r) / step for unit in np.eye(x.size)], axis=1)
-        normal, slope = jacobian.T @ jacobian, jacobian.T @ r
-        before = float(r @ r)
-        for _ in range(8):
-            change = -np.linalg.solve(normal + damping * np.diag(np.diag(normal) + 1e-6), slope)
-            there = np.clip(x + np.clip(change, -0.3, 0.3), low, high)
-            r_there = function(there)
-            if r_there @ r_there < before:
-                break
-            damping *= 4
-        else:
-            return x
-        x, r, damping = there, r_there, max(damping / 5, 1e-7)
-        if before - float(r @ r) < 1e-7 * before:
-            break
-    return x
+        rates.append(one.cell.batch / step_s * one.factor)
+    return np.array(rates)
 
 
 def fitted(known: Sequence[Known], start: Numbers) -> Numbers:
     printed = np.log([one.cell.printed for one in known])
-    low, high = (np.log([FREE[name][end] for name in start]) for end in (1, 2))
-
-    def function(x: np.ndarray) -> np.ndarray:
-        return np.log(predicted(known, dict(zip(start, np.exp(x), strict=True)))) - printed
-
-    x = least(function, np.log([*start.values()]), low, high)
-    return dict(zip(start, np.exp(x).tolist(), strict=True))
+    return found(lambda numbers: np.log(predicted(known, numbers)) - printed, start, BOUNDS)
 
 
 def tell(cells: Sequence[Cell], ours: np.ndarray, numbers: Numbers | None = None) -> None:
@@ -212,18 +170,20 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1)
     chosen = parser.parse_args()
     everything = cells()
+
+    def simulate_all(numbers: Numbers | None) -> tuple[np.ndarray, np.ndarray]:
+        return simulate([scenario_of(cell, numbers) for cell in everything], chosen.workers)
+
     if chosen.what == "cells":
-        tell(everything, simulate(everything, None, chosen.workers)[0])
+        tell(everything, simulate_all(None)[0])
         return
     numbers = start = {name: begin for name, (begin, _, _) in FREE.items()}
     known = [Known.of(cell) for cell in everything]
     for _ in range(chosen.rounds):
         numbers = fitted([one for one in known if one.cell.fitted], numbers)
         tell(everything, predicted(known, numbers), numbers)
-        ours, reuse = simulate(everything, numbers, chosen.workers)
-        plain = [replace(one, reuse_rate=float(rate), factor=1.0) for one, rate in zip(known, reuse, strict=True)]
-        factors = ours / predicted(plain, numbers)
-        known = [replace(one, factor=float(factor)) for one, factor in zip(plain, factors, strict=True)]
+        ours, reuse = simulate_all(numbers)
+        known = corrected(known, partial(predicted, numbers=numbers), ours, reuse)
         tell(everything, ours, numbers)
     if chosen.what == "leave-out":
         leave_out(known, start)
@@ -233,8 +193,8 @@ def leave_out(known: Sequence[Known], start: Numbers) -> None:
     """Fits on all cells but a part, and the errors on both. They begin at `start`, which has seen no cell."""
     for what, left_out in LEFT_OUT.items():
         kept = np.array([not left_out(one.cell) for one in known])
-        found = fitted([one for one, keep in zip(known, kept, strict=True) if keep], start)
-        error = abs(predicted(known, found) / np.array([one.cell.printed for one in known]) - 1)
+        numbers = fitted([one for one, keep in zip(known, kept, strict=True) if keep], start)
+        error = abs(predicted(known, numbers) / np.array([one.cell.printed for one in known]) - 1)
         there, elsewhere = error[~kept], error[kept]
         print(f"without {what}: {np.median(there):.1%}, {there.max():.1%} there; {np.median(elsewhere):.1%} elsewhere")
 

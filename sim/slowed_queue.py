@@ -1,13 +1,17 @@
-"""Work served in order that other paths slow while they are busy."""
+"""Work served in order that other paths slow while they are busy: copies between memories, and entropy decoding."""
 
+from collections.abc import Iterable
 from functools import partial
+from typing import Any
 
 import simpy
 
 from kvferry.machine.span import Tell
+from kvferry.machine.ticket import Ticket
 from kvferry.machine.work_queue import TimedWork, WorkQueue
 from kvferry.sim.contention import Contention
 from kvferry.sim.pace import Pace
+from kvferry.specs.device import DecompressorSpec
 
 
 class SlowedQueue(WorkQueue):
@@ -45,3 +49,66 @@ class SlowedQueue(WorkQueue):
         work.end_s = self.env.now
         work.succeed(work.result)
         self._end(work)
+
+
+def copy_s(n_bytes: float, bytes_per_s: float, latency_s: float) -> float:
+    """Seconds of a copy that nothing slows."""
+    return latency_s + n_bytes / bytes_per_s
+
+
+class CopyQueue(SlowedQueue):
+    """The copy path between host and device memory (PCIe): one after the other, each taking `latency_s` and its bytes
+    over `bytes_per_s`."""
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        bytes_per_s: float,
+        latency_s: float,
+        tell: Tell,
+        resource: str = "copy",
+        contention: Contention | None = None,
+    ) -> None:
+        super().__init__(env, resource, tell, contention=contention)
+        self._bytes_per_s = bytes_per_s
+        self._latency_s = latency_s
+
+    def copy(
+        self,
+        n_bytes: float,
+        after: Iterable[Ticket] = (),
+        priority: int = 0,
+        label: str = "",
+        request: int | None = None,
+        result: Any = None,
+    ) -> Ticket:
+        """Copy bytes; fires with `result`."""
+        work = TimedWork(self.env, self, n_bytes, label, request, result)
+        return self.hand_over(work, copy_s(n_bytes, self._bytes_per_s, self._latency_s), after, priority)
+
+
+class Decompressor(SlowedQueue):
+    """`workers` equal workers, each decoding one piece at a time; pieces begin in the order of submission.
+
+    With several workers a small piece may be ready before a large one that began earlier. Other paths at work slow
+    all workers alike (`contention`).
+    """
+
+    def __init__(
+        self, env: simpy.Environment, spec: DecompressorSpec, tell: Tell, contention: Contention | None = None
+    ) -> None:
+        super().__init__(env, "decompress", tell, spec.workers, contention)
+        self._spec = spec
+
+    def decompress(
+        self,
+        values: float,
+        after: Iterable[Ticket] = (),
+        priority: int = 0,
+        label: str = "",
+        request: int | None = None,
+        result: Any = None,
+    ) -> Ticket:
+        """Decode this number of key and value numbers; the ticket fires with `result`."""
+        work = TimedWork(self.env, self, 0.0, label, request, result)
+        return self.hand_over(work, self._spec.seconds(values), after, priority)

@@ -1,6 +1,6 @@
 """The kinds of workload, in one place: what each says of workload, budget and live settings."""
 
-from typing import Annotated, NamedTuple, get_args
+from typing import Annotated, Generic, NamedTuple, TypeVar, get_args
 
 from pydantic import BaseModel, Field
 
@@ -9,30 +9,22 @@ from kvferry.specs.budget import ContextReuseBudget, DecodeBudget
 from kvferry.specs.live import ContextReuseLive, DecodeLive
 from kvferry.specs.workload import ContextReuseSpec, DecodeSpec
 
-
-class ContextReuseParts(NamedTuple):
-    """What only scenarios of workload kind context-reuse say."""
-
-    workload: ContextReuseSpec
-    budget: ContextReuseBudget
-    live: ContextReuseLive
+Workload = TypeVar("Workload", bound=BaseModel)
+OfBudget = TypeVar("OfBudget", bound=BaseModel)
+Live = TypeVar("Live", bound=BaseModel)
 
 
-class DecodeParts(NamedTuple):
-    """What only scenarios of workload kind decode say."""
+class Parts(NamedTuple, Generic[Workload, OfBudget, Live]):
+    """What only scenarios of one kind of workload say."""
 
-    workload: DecodeSpec
-    budget: DecodeBudget
-    live: DecodeLive
+    workload: Workload
+    budget: OfBudget
+    live: Live
 
 
-class AssistParts(NamedTuple):
-    """What only scenarios of workload kind assist say."""
-
-    workload: AssistSpec
-    budget: AssistBudget
-    live: AssistLive
-
+ContextReuseParts = Parts[ContextReuseSpec, ContextReuseBudget, ContextReuseLive]
+DecodeParts = Parts[DecodeSpec, DecodeBudget, DecodeLive]
+AssistParts = Parts[AssistSpec, AssistBudget, AssistLive]
 
 WorkloadSpec = Annotated[ContextReuseSpec | DecodeSpec | AssistSpec, Field(discriminator="kind")]
 BudgetSpec = Annotated[ContextReuseBudget | DecodeBudget | AssistBudget, Field(discriminator="kind")]

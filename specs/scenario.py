@@ -18,7 +18,11 @@ from kvferry.specs.kinds import (
     BudgetSpec,
     ContextReuseParts,
     DecodeParts,
+    Live,
     LiveSpec,
+    OfBudget,
+    Parts,
+    Workload,
     WorkloadSpec,
 )
 from kvferry.specs.link import LinkSpec
@@ -256,30 +260,24 @@ class Scenario(Part):
 
     @property
     def context_reuse(self) -> ContextReuseParts:
-        """Workload, budget and live settings of a scenario whose workload is of this kind."""
-        workload, budget, live = self.workload, self.budget, self.live
-        assert isinstance(workload, ContextReuseSpec)
-        assert isinstance(budget, ContextReuseBudget)
-        assert isinstance(live, ContextReuseLive)
-        return ContextReuseParts(workload, budget, live)
+        """Workload, budget and live settings of a scenario whose workload is of this kind; so below."""
+        return self._parts(ContextReuseSpec, ContextReuseBudget, ContextReuseLive)
 
     @property
     def decode(self) -> DecodeParts:
-        """Workload, budget and live settings of a scenario whose workload is of this kind."""
-        workload, budget, live = self.workload, self.budget, self.live
-        assert isinstance(workload, DecodeSpec)
-        assert isinstance(budget, DecodeBudget)
-        assert isinstance(live, DecodeLive)
-        return DecodeParts(workload, budget, live)
+        return self._parts(DecodeSpec, DecodeBudget, DecodeLive)
 
     @property
     def assist(self) -> AssistParts:
-        """Workload, budget and live settings of a scenario whose workload is of this kind."""
-        workload, budget, live = self.workload, self.budget, self.live
-        assert isinstance(workload, AssistSpec)
-        assert isinstance(budget, AssistBudget)
-        assert isinstance(live, AssistLive)
-        return AssistParts(workload, budget, live)
+        return self._parts(AssistSpec, AssistBudget, AssistLive)
+
+    def _parts(
+        self, workload: type[Workload], budget: type[OfBudget], live: type[Live]
+    ) -> Parts[Workload, OfBudget, Live]:
+        assert isinstance(self.workload, workload)
+        assert isinstance(self.budget, budget)
+        assert isinstance(self.live, live)
+        return Parts(self.workload, self.budget, self.live)
 
     @property
     def machine_names(self) -> tuple[str, ...]:

@@ -25,10 +25,10 @@ from time import perf_counter
 
 import numpy as np
 import torch
-from cluster_quality import Tended, Told, chosen, told
-from decode_quality import attended
-from retrieval_quality import head_scores, top
-from selection_quality import Exact, Task, decoded, exact, texts
+from full_attention import Exact, Task, Told, exact, texts, told
+from quality_choices import head_scores, top
+from quality_clusters import Tended, chosen
+from quality_systems import attended, decoded
 from transformers import PreTrainedModel
 
 from kvferry.backends.live.decoding.indexes.table import INDEXES

@@ -14,7 +14,8 @@ from time import perf_counter
 
 import numpy as np
 import torch
-from selection_quality import Task, decoded, exact
+from full_attention import Task, exact
+from quality_systems import decoded
 
 from kvferry.backends.live.decoding.indexes.table import index_maker
 from kvferry.model.decoder import Decoder

@@ -1,4 +1,4 @@
-"""Draws what studies/cluster_quality.py found: python studies/cluster_pictures.py QUALITY SWEPT PICTURE, files."""
+"""Draws what studies/quality.py clusters found: python studies/cluster_pictures.py QUALITY SWEPT PICTURE, files."""
 
 import json
 import sys

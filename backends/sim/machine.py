@@ -17,15 +17,14 @@ from kvferry.sim.access import Late, access_over
 from kvferry.sim.bus import MemoryBus
 from kvferry.sim.channel import Switchboard
 from kvferry.sim.contention import Contention
-from kvferry.sim.copy_queue import CopyQueue
 from kvferry.sim.costs.cost_model import Builder
 from kvferry.sim.costs.roofline import Roofline
-from kvferry.sim.decompressor import Decompressor
 from kvferry.sim.display import SimDisplay
 from kvferry.sim.energy import EnergyMeter
 from kvferry.sim.foresight import Foresight
 from kvferry.sim.paged_storage import PagedStorage
 from kvferry.sim.processor import Processor
+from kvferry.sim.slowed_queue import CopyQueue, Decompressor
 from kvferry.sim.storage import Storage
 from kvferry.sim.storage_curve import CurveStorage
 from kvferry.sim.storage_models import storage_of

@@ -21,9 +21,9 @@ from kvferry.pipelines.decoding.stages import KINDS
 from kvferry.pipelines.decoding.timetable import Times, Timetable, idle_s
 from kvferry.policies.decode.roles import Roles
 from kvferry.policies.decode.upkeep import Learned
-from kvferry.sim.copy_queue import copy_s
 from kvferry.sim.costs.cost_model import COST_MODELS
 from kvferry.sim.paged_storage import READ_AHEAD_BYTES
+from kvferry.sim.slowed_queue import copy_s
 from kvferry.sim.storage import map_miss_s
 from kvferry.sim.storage_curve import StorageCurves
 from kvferry.specs.device import DeviceSpec

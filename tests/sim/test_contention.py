@@ -12,11 +12,10 @@ from kvferry.machine.ticket import Ticket
 from kvferry.scenarios.loader import load_device, load_model
 from kvferry.sim.bus import MemoryBus
 from kvferry.sim.contention import Contention
-from kvferry.sim.copy_queue import CopyQueue
 from kvferry.sim.cost import Cost
-from kvferry.sim.decompressor import Decompressor
 from kvferry.sim.link import Link
 from kvferry.sim.processor import Processor
+from kvferry.sim.slowed_queue import CopyQueue, Decompressor
 from kvferry.specs.device import ContentionSpec, DecompressorSpec, DeviceSpec, ProcessorSpec
 from kvferry.traces.rate import RateTrace
 

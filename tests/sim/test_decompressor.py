@@ -8,8 +8,8 @@ from kvferry.machine.span import Span
 from kvferry.machine.ticket import Ticket
 from kvferry.pipelines.run import run_scenario
 from kvferry.scenarios.loader import load_device, load_scenario
-from kvferry.sim.decompressor import Decompressor
 from kvferry.sim.link import Link
+from kvferry.sim.slowed_queue import Decompressor
 from kvferry.specs.device import DecodingSpec, DecompressorSpec
 from kvferry.traces.rate import RateTrace
 

@@ -4,8 +4,8 @@ import pytest
 import simpy
 
 from kvferry.machine.busy import Busy
-from kvferry.sim.copy_queue import CopyQueue
 from kvferry.sim.energy import EnergyMeter
+from kvferry.sim.slowed_queue import CopyQueue
 
 
 def busy(*intervals: tuple[float, float | None]) -> Busy:

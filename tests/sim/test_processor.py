@@ -10,9 +10,9 @@ from kvferry.machine.ops import DecodeRun, DecodeStep, FeedForward, Op
 from kvferry.machine.span import Span
 from kvferry.machine.ticket import Cancelled, Ticket
 from kvferry.sim.bus import MemoryBus
-from kvferry.sim.copy_queue import CopyQueue
 from kvferry.sim.cost import Cost
 from kvferry.sim.processor import Processor
+from kvferry.sim.slowed_queue import CopyQueue
 from kvferry.specs.device import ProcessorSpec
 from kvferry.specs.errors import InputError
 from kvferry.traces.rate import RateTrace

@@ -1,4 +1,4 @@
-"""What refining a prompt costs in quality: python studies/refined_quality.py [--output FOLDER] [--picture FILE]
+"""What refining a prompt costs.
 
 `byte-large` is the cloud: it reads a whole prompt, and what its attention shows decides what of it is kept
 (policies/assist/refiner.py). `byte-small` is the device: it reads what was kept, as text that closes up, and the
@@ -17,18 +17,17 @@ KL       mean divergence of the next byte's distribution from that of the device
 held     prompts of which what was kept holds the whole fact, or line
 """
 
-import argparse
-import json
 import sys
+from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 import torch
+from full_attention import FACT, NEEDLES, QUESTION, apart
 from matplotlib.figure import Figure
-from selection_quality import FACT, NEEDLES, QUESTION
 from transformers import PreTrainedModel
 
 from kvferry.model.decoder import Decoder
@@ -136,8 +135,7 @@ def judged(own: torch.Tensor, full: torch.Tensor, probe: Probe, held: bool) -> d
     return {
         "exact": float(right.all()),
         "bytes": float(right.float().mean()),
-        "agree": float((own.argmax(-1) == full.argmax(-1)).float().mean()),
-        "KL": float((full.exp() * (full - own)).sum(-1).mean()),
+        **apart(own, full),
         "held": float(held),
     }
 
@@ -170,7 +168,7 @@ def figures_of(found: list[tuple[int, dict[str, float]]]) -> dict[str, list[floa
     return columns
 
 
-def drawn(rows: list[dict[str, object]], probes: list[str]) -> Figure:
+def drawn(rows: list[dict[str, Any]], probes: list[str]) -> Figure:
     figure = Figure(figsize=(9, 6.5), layout="constrained")
     axes = figure.subplots(2, len(probes), squeeze=False, sharex=True)
     for column, probe in enumerate(probes):
@@ -180,7 +178,7 @@ def drawn(rows: list[dict[str, object]], probes: list[str]) -> Figure:
             panel = axes[row][column]
             for who in dict.fromkeys(one["by"] for one in rows):
                 of = [one for one in rows if one["by"] == who and one["probe"] == probe]
-                points = sorted((one["ratio"], one["figures"][name]) for one in of)  # type: ignore[index]
+                points = sorted((one["ratio"], one["figures"][name]) for one in of)
                 x, y = [ratio for ratio, _ in points], np.array([values for _, values in points])
                 if len(x) > 1:
                     spread = np.abs(y[:, 1:].T - y[:, 0])
@@ -198,46 +196,25 @@ def drawn(rows: list[dict[str, object]], probes: list[str]) -> Figure:
     return figure
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cloud", default="byte-large", help="a model that reads bytes")
-    parser.add_argument("--device", default="byte-small", help="a model that reads bytes")
-    parser.add_argument("--context", type=int, default=2048, help="bytes of text")
-    parser.add_argument("--seeds", type=int, default=3, help="texts of either probe, eight questions about each")
-    parser.add_argument("--output", type=Path, help="folder for refined_quality.json")
-    parser.add_argument("--picture", type=Path, help="file for the picture")
-    asked = parser.parse_args()
-    torch.set_num_threads(1)
-    began_s = perf_counter()
-    cloud, device = load_model(asked.cloud, "float32"), load_model(asked.device, "float32")
-    prompts = Prompts(Path(cloud.name_or_path), cloud.config.vocab_size, None, 0)
+def measure(asked: Namespace, cloud: PreTrainedModel, prompts: Prompts) -> dict[str, Any]:
+    began_s, device = perf_counter(), load_model(asked.device, "float32")
     found: dict[tuple[str, str, float], list[tuple[int, dict[str, float]]]] = {}
     for seed in range(asked.seeds):
         for probe in (*needles(prompts, asked.context, seed), *copies(prompts, asked.context, seed)):
             for by, ratio, figures in measured(probe, cloud, device):
                 found.setdefault((probe.kind, by, ratio), []).append((seed, figures))
         print(f"seed {seed}: {perf_counter() - began_s:.0f} s", file=sys.stderr)
-    rows = [
+    in_order = sorted(found.items(), key=lambda one: (one[0][0] != "needle", one[0][1], one[0][2]))
+    rows: list[dict[str, Any]] = [
         {"probe": probe, "by": by, "ratio": ratio, "prompts": len(of), "figures": figures_of(of)}
-        for (probe, by, ratio), of in sorted(
-            found.items(), key=lambda one: (one[0][0] != "needle", one[0][1], one[0][2])
-        )
+        for (probe, by, ratio), of in in_order
     ]
     print(
         f"{'probe':7}{'by':26}{'r':>5}" + "".join(f"{name:>20}" for name in ("exact", "bytes", "agree", "KL", "held"))
     )
     for row in rows:
-        cells = "".join(f"{mean:8.2f} ({least:.2f}-{most:.2f})" for mean, least, most in row["figures"].values())  # type: ignore[attr-defined]
+        cells = "".join(f"{mean:8.2f} ({least:.2f}-{most:.2f})" for mean, least, most in row["figures"].values())
         print(f"{row['probe']:7}{row['by']:26}{row['ratio']:5.2f}{cells}")
-    if asked.output:
-        asked.output.mkdir(parents=True, exist_ok=True)
-        settings = {"cloud": asked.cloud, "device": asked.device, "context": asked.context, "seeds": asked.seeds}
-        (asked.output / "refined_quality.json").write_text(
-            json.dumps({"settings": settings, "rows": rows}, indent=1) + "\n"
-        )
     if asked.picture:
         drawn(rows, ["needle", "copy"]).savefig(asked.picture, dpi=110)
-
-
-if __name__ == "__main__":
-    main()
+    return {"rows": rows}

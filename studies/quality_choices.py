@@ -1,4 +1,4 @@
-"""How well one choice before the pass finds what every layer wants: python studies/retrieval_quality.py [--output DIR]
+"""How well one choice before the pass finds what every layer wants.
 
 A bundled model reads real texts and texts with needles in them. At some of their steps it decodes a token by what is
 selected alone; the KV of all tokens before is that of full attention. Ways to select as many tokens in every KV head:
@@ -23,29 +23,28 @@ needles    bytes of answers that were most likely, of texts with needles alone
 Then, of steps one after the other, the share of the head's choice that the step before had, too.
 """
 
-import argparse
-import json
 import sys
+from argparse import Namespace
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from cluster_quality import APART, Tended, Told, chosen, told
-from selection_quality import needles
+from full_attention import APART, Told, apart, heading, means, needles, next_token, show, told
+from quality_clusters import Tended, chosen
 from transformers import PreTrainedModel
 
 from kvferry.backends.live.decoding.indexes.block_vectors import BlockVectors, Landmarks, PageBounds
 from kvferry.model.decoder import Decoder
-from kvferry.model.models import load_model
 from kvferry.model.prompts import Prompts
 from kvferry.model.retrieval_head import RetrievalHead, load_head
 from kvferry.policies.decode.head_choice import agreed
 from kvferry.policies.decode.index import IndexSpec
 
+COLUMNS = ("hits", "mass", "agree", "KL", "needles")
+# Tokens between two steps.
+_EVERY = 11
 # What is selected in a layer at a step, bool[KV heads, tokens before]: of the layer, the number of the step, the
 # queries [query heads, head_dim] of the token and the budget.
 Selects = Callable[[int, int, torch.Tensor, int], torch.Tensor]
@@ -161,35 +160,19 @@ def ways(model: PreTrainedModel, heads: dict[str, RetrievalHead], text: Told) ->
 @torch.no_grad()
 def figures(decoder: Decoder, text: Told, selects: Selects, step: int, k: int) -> dict[str, float]:
     position = text.steps[step]
-    cos, sin = text.rotary
-    rotary = cos[:, :, position : position + 1], sin[:, :, position : position + 1]
-    hidden = decoder.embed(text.ids[None, position : position + 1])
     hits, mass = [], []
-    for layer in range(decoder.layers):
-        queries = decoder.queries(layer, hidden, rotary)[0, :, 0]
+
+    def measured(layer: int, queries: torch.Tensor) -> torch.Tensor:
         selected = selects(layer, step, queries, k)
         assert int(selected.sum(1).max()) <= k
-        true = text.mass[layer, :, step, :position]
-        own = text.mass[layer, :, step, position]
-        best = true.topk(k, -1).indices
-        hits.append(float(selected.gather(1, best).float().mean()))
+        true, own = text.mass[layer, :, step, :position], text.mass[layer, :, step, position]
+        hits.append(float(selected.gather(1, true.topk(k, -1).indices).float().mean()))
         mass.append(float((((true * selected).sum(1) + own) / (true.sum(1) + own)).mean()))
-        new_key, new_value = decoder.keys_values(layer, hidden, rotary)
-        keys = torch.cat([torch.from_numpy(text.recording.keys[layer, :, :position]), new_key[0]], 1)
-        values = torch.cat([text.values[layer][:, :position], new_value[0]], 1)
-        there = F.pad(selected, (0, 1), value=True)
-        by_kv_head = queries.unflatten(0, (decoder.heads, -1))
-        attended = F.scaled_dot_product_attention(by_kv_head, keys, values, attn_mask=there[:, None])
-        hidden = decoder.above(layer, hidden, attended.flatten(0, 1)[None, :, None])
-    own_shares = decoder.logits(hidden[0, 0]).float().log_softmax(-1)
-    full = text.logits[step].log_softmax(-1)
-    return {
-        "hits": float(np.mean(hits)),
-        "mass": float(np.mean(mass)),
-        "agree": float(own_shares.argmax() == full.argmax()),
-        "KL": float((full.exp() * (full - own_shares)).sum()),
-        "said": float(own_shares.argmax()),
-    }
+        return selected
+
+    own = next_token(decoder, text, step, measured)
+    figures = {"said": float(own.argmax()), **apart(own, text.logits[step].log_softmax(-1))}
+    return figures | {"hits": float(np.mean(hits)), "mass": float(np.mean(mass))}
 
 
 def overlap(head: RetrievalHead, text: Told, first: int, steps: int, k: int) -> float:
@@ -199,69 +182,41 @@ def overlap(head: RetrievalHead, text: Told, first: int, steps: int, k: int) -> 
     return float(np.mean([float((now[:, :-1] & before).sum() / now.sum()) for now, before in pairs]))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="byte-large", help="a bundled one")
-    parser.add_argument("--context", type=int, default=2048)
-    parser.add_argument("--steps", type=int, default=48, help="per text, 11 tokens apart")
-    parser.add_argument("--texts", type=int, default=3)
-    parser.add_argument("--needles", type=int, default=2, help="texts with needles")
-    parser.add_argument("--budgets", type=int, nargs="+", default=[64, 128, 256, 512])
-    parser.add_argument("--head", action="append", default=[], metavar="NAME=FOLDER", help="a further head")
-    parser.add_argument("--output", type=Path, help="folder for retrieval_quality.json", metavar="DIR")
-    asked = parser.parse_args()
-    torch.set_num_threads(1)
-    model = load_model(asked.model, "float32")
-    decoder, folder = Decoder(model), model.config.name_or_path
-    heads = {"retrieval-head": load_head(model)}
+def measure(asked: Namespace, model: PreTrainedModel, prompts: Prompts) -> dict[str, Any]:
+    decoder, heads = Decoder(model), {"retrieval-head": load_head(model)}
     for one in asked.head:
         name, _, model.config.name_or_path = one.partition("=")
         heads[name] = load_head(model)
-    prompts = Prompts(Path(folder), model.config.vocab_size, None, 0)
-    apart = 11
-    given: list[tuple[list[int], list[int], set[int]]] = []
+    given: list[tuple[list[int], list[int], bool]] = []
     for n in range(asked.texts):
-        ids = sum(prompts.tokens(n, asked.context, asked.steps * apart + 1, APART), ())
-        given.append((list(ids), [asked.context + apart * step for step in range(asked.steps)], set()))
+        ids = sum(prompts.tokens(n, asked.context, asked.steps * _EVERY + 1, APART), ())
+        given.append((list(ids), [asked.context + _EVERY * step for step in range(asked.steps)], False))
     for task in needles(prompts, asked.context, asked.needles):
         # Steps whose next token belongs to an answer.
         at = [asked.context + one - 1 for begin, end in task.answers for one in range(begin, end)]
-        given.append((task.context + task.said, at, set(at)))
-    found: dict[str, dict[int, list[dict[str, float]]]] = {}
+        given.append((task.context + task.said, at, True))
+    found: dict[int, dict[str, list[dict[str, float]]]] = {k: {} for k in asked.budgets}
     overlaps: dict[int, list[float]] = {k: [] for k in asked.budgets}
     for n, (ids, steps, answers) in enumerate(given):
         text = told(model, ids, asked.context, steps)
-        if not answers:
-            for k in asked.budgets:
-                overlaps[k].append(
-                    overlap(heads["retrieval-head"], text, asked.context, min(64, len(ids) - asked.context), k)
-                )
+        for k in [] if answers else asked.budgets:
+            most = min(64, len(ids) - asked.context)
+            overlaps[k].append(overlap(heads["retrieval-head"], text, asked.context, most, k))
         for name, selects in ways(model, heads, text).items():
             began_s = perf_counter()
             for step, position in enumerate(steps):
                 for k in asked.budgets:
                     row = figures(decoder, text, selects, step, k)
                     said = row.pop("said")
-                    if answers:
-                        row = {"needles": float(said == ids[position + 1])}
-                    found.setdefault(name, {}).setdefault(k, []).append(row)
+                    row = {"needles": float(said == ids[position + 1])} if answers else row
+                    found[k].setdefault(name, []).append(row)
             print(f"text {n}, {name}: {perf_counter() - began_s:.0f} s", file=sys.stderr, flush=True)
-    columns = ("hits", "mass", "agree", "KL", "needles")
-    print("| tokens | |", " | ".join(columns), "|\n|---|---|", "---|" * len(columns), sep="")
+    heading(COLUMNS)
     rows: dict[str, dict[str, dict[str, float]]] = {}
-    for k in asked.budgets:
-        for name, of in found.items():
-            row = {key: float(np.mean([one[key] for one in of[k] if key in one])) for key in columns}
-            rows.setdefault(name, {})[str(k)] = row
-            print(f"| {k} | {name} |", " | ".join(f"{row[key]:.3f}" for key in columns), "|")
+    for k, by_name in found.items():
+        for name, of in by_name.items():
+            rows.setdefault(name, {})[str(k)] = row = means(of, COLUMNS)
+            show(f"{k} tokens, {name}", row, COLUMNS)
     shared = {str(k): float(np.mean(of)) for k, of in overlaps.items()}
     print("shared with the step before:", ", ".join(f"{k}: {share:.3f}" for k, share in shared.items()))
-    if asked.output is not None:
-        asked.output.mkdir(parents=True, exist_ok=True)
-        settings: dict[str, Any] = {key: value for key, value in vars(asked).items() if key != "output"}
-        content = json.dumps({"settings": settings, "ways": rows, "overlap": shared}, indent=1)
-        (asked.output / "retrieval_quality.json").write_text(content)
-
-
-if __name__ == "__main__":
-    main()
+    return {"ways": rows, "overlap": shared}

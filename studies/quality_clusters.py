@@ -1,4 +1,4 @@
-"""How well clusters find what attention wants as decoding goes on: python studies/cluster_quality.py [--output FOLDER]
+"""How well clusters find what attention wants as decoding goes on.
 
 The bundled model reads real texts; the first tokens of each are the prompt, the rest is decoded. Full attention over
 each text is known. Clusters of its keys are kept by the very upkeeps and tables that runs decode with, token by token,
@@ -30,74 +30,33 @@ memory      bytes that a row takes: of its means, in single precision, and of th
 With --sweep, each way with as many clusters as its parameter makes of it: what the same memory and the same reads give.
 """
 
-import argparse
-import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from argparse import Namespace
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from time import perf_counter
 from typing import Any, Protocol
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from selection_quality import attention_mass
+from full_attention import APART, Told, apart, next_token, told
 from transformers import PreTrainedModel
 
 from kvferry.machine.ops import Cluster
-from kvferry.model.decoder import Decoder, Rotary
-from kvferry.model.models import load_model, spec_of
+from kvferry.model.decoder import Decoder
+from kvferry.model.models import spec_of
 from kvferry.model.prompts import Prompts
-from kvferry.model.whole_prefill import prefill_layer
 from kvferry.pipelines.decoding.sizing import plan_of
 from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS
 from kvferry.policies.decode.head_choice import agreed
 from kvferry.policies.decode.tending import clusters_of
 from kvferry.traces.clustered_keys import ClusteredKeys
-from kvferry.traces.key_recording import KeyRecording
 
-# Text further on in the library, that models were not trained with at its beginning.
-APART = 1 << 19
 # Bundled models are trained in bfloat16, and their KV is in it when they run; here they compute in single precision.
 _KV_VALUE_BYTES = 2
 _GLOBAL = {"name": "global-clusters", "every_tokens": 128}
 # ClusterKV's, beyond which no way has a token for nothing.
 _WINDOW_TOKENS = 128
-
-
-@dataclass(frozen=True)
-class Told:
-    """A text under full attention: ids int64[tokens], of which the first `context` are the prompt; keys and queries of
-    all layers, values [KV heads, tokens, head_dim] by layer; and of `steps`, the positions that are measured: true
-    attention ``mass`` float[layers, KV heads, steps, tokens] and ``logits`` float[steps, vocabulary]."""
-
-    context: int
-    ids: torch.Tensor
-    recording: KeyRecording
-    values: tuple[torch.Tensor, ...]
-    steps: tuple[int, ...]
-    mass: torch.Tensor
-    logits: torch.Tensor
-    rotary: Rotary
-
-
-@torch.no_grad()
-def told(model: PreTrainedModel, ids: Sequence[int], context: int, steps: Sequence[int]) -> Told:
-    decoder, text = Decoder(model), torch.tensor([list(ids)])
-    rotary, hidden = decoder.rotary(len(ids)), decoder.embed(text)
-    at = torch.tensor(steps)
-    keys, queries, values, masses = [], [], [], []
-    for layer in range(decoder.layers):
-        of_layer = prefill_layer(decoder, layer, hidden, rotary)
-        hidden = of_layer.hidden
-        masses.append(attention_mass(decoder, of_layer.queries[:, :, at], of_layer.keys, at))
-        keys.append(of_layer.keys[0].float().numpy())
-        queries.append(of_layer.queries[0].unflatten(0, (decoder.heads, -1)).float().numpy())
-        values.append(of_layer.values[0])
-    logits = decoder.logits(hidden[0, at]).float()
-    recording = KeyRecording(np.stack(keys), np.stack(queries))
-    return Told(context, text[0], recording, tuple(values), tuple(steps), torch.stack(masses), logits, rotary)
 
 
 class Kept(Protocol):
@@ -236,33 +195,18 @@ class Measured:
             there = float((mass.numpy() * choice.share(wanted)).sum())
             figures["mass"].append((there + own) / (float(mass.sum()) + own))
             figures["read"].append(float((choice.whole(wanted) & (choice.size > 0)).sum(1).mean() / wanted))
-        said = self._decoded(kept, step, wanted)
-        full = text.logits[step].log_softmax(-1)
-        return {key: float(np.mean(of)) for key, of in figures.items()} | {
-            "agree": float(said.argmax() == full.argmax()),
-            "KL": float((full.exp() * (full - said)).sum()),
+
+        def whole(layer: int, queries: torch.Tensor) -> torch.Tensor:
+            rows = slice(layer * heads, (layer + 1) * heads)
+            by_kv_head = queries.unflatten(0, (heads, -1)).float()
+            return torch.from_numpy(chosen(kept, rows, by_kv_head, self._scale).whole(wanted))
+
+        own = next_token(self._decoder, text, step, whole)
+        return {
+            **{key: float(np.mean(of)) for key, of in figures.items()},
+            **apart(own, text.logits[step].log_softmax(-1)),
             **self._sizes(kept, position),
         }
-
-    @torch.no_grad()
-    def _decoded(self, kept: Kept, step: int, wanted: float) -> torch.Tensor:
-        """Log probabilities of the next token by what is selected in every layer, by the layer's own query then."""
-        text, decoder, position = self._text, self._decoder, self._text.steps[step]
-        cos, sin = text.rotary
-        rotary = cos[:, :, position : position + 1], sin[:, :, position : position + 1]
-        hidden = decoder.embed(text.ids[None, position : position + 1])
-        for layer in range(decoder.layers):
-            queries = decoder.queries(layer, hidden, rotary)[0, :, 0].unflatten(0, (decoder.heads, -1))
-            rows = slice(layer * decoder.heads, (layer + 1) * decoder.heads)
-            selected = torch.from_numpy(chosen(kept, rows, queries.float(), self._scale).whole(wanted))
-            new_key, new_value = decoder.keys_values(layer, hidden, rotary)
-            before = torch.from_numpy(text.recording.keys[layer, :, :position])
-            keys = torch.cat([before, new_key[0]], 1)
-            values = torch.cat([text.values[layer][:, :position], new_value[0]], 1)
-            there = F.pad(selected, (0, 1), value=True)
-            attended = F.scaled_dot_product_attention(queries, keys, values, attn_mask=there[:, None])
-            hidden = decoder.above(layer, hidden, attended.flatten(0, 1)[None, :, None])
-        return decoder.logits(hidden[0, 0]).float().log_softmax(-1)
 
     def _sizes(self, kept: Kept, position: int) -> dict[str, float]:
         if kept.labels is None:
@@ -311,23 +255,7 @@ def _system(name: str, share: float, block_tokens: int, **policies: Any) -> Make
     return lambda text, model: Tended(name, {"selected_share": share, "layout": layout, **policies}, text, model)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="byte-large", help="as live.weights; reads bytes")
-    parser.add_argument("--context", type=int, default=512, help="tokens of the prompt")
-    parser.add_argument("--decoded", type=int, default=4161)
-    parser.add_argument("--texts", type=int, default=3)
-    parser.add_argument("--every", type=int, default=73, help="decoded tokens between two steps that are measured")
-    parser.add_argument("--share", type=float, default=0.1, help="of all tokens, read in every step")
-    parser.add_argument("--block", type=int, default=16, help="tokens of a cluster of the prompt, in the mean")
-    parser.add_argument("--threshold", type=float, help="of adaptive; else the system's own")
-    parser.add_argument("--sweep", action="store_true")
-    parser.add_argument("--ways", nargs="+", help="only these")
-    parser.add_argument("--output", type=Path, help="folder for cluster_quality.json")
-    asked = parser.parse_args()
-    torch.set_num_threads(1)
-    model = load_model(asked.model, "float32")
-    prompts = Prompts(Path(model.config.name_or_path), model.config.vocab_size, None, 0)
+def measure(asked: Namespace, model: PreTrainedModel, prompts: Prompts) -> dict[str, Any]:
     steps = range(asked.context + asked.every, asked.context + asked.decoded + 1, asked.every)
     # By way, text and step.
     found: dict[str, list[list[dict[str, float]]]] = {}
@@ -350,18 +278,9 @@ def main() -> None:
             last = series[len(series) // 2 :]
             shown = {key: round(float(np.mean([one[key] for one in last])), 3) for key in last[0]}
             print(f"text {n}, {name}: {perf_counter() - began_s:.0f} s, second half {shown}", file=sys.stderr)
-    settings = {key: value for key, value in vars(asked).items() if key not in ("output", "ways")}
-    decoded = [position - asked.context for position in steps]
-    series = {
+    means = {
         name: {key: np.mean([[one[key] for one in text] for text in of], axis=0).round(5).tolist() for key in of[0][0]}
         for name, of in found.items()
     }
-    if asked.output is not None:
-        asked.output.mkdir(parents=True, exist_ok=True)
-        by_text = {name: [float(np.mean([one["hits"] for one in text])) for text in of] for name, of in found.items()}
-        content = {"settings": settings, "decoded": decoded, "ways": series, "hits_by_text": by_text}
-        (asked.output / "cluster_quality.json").write_text(json.dumps(content, indent=1))
-
-
-if __name__ == "__main__":
-    main()
+    by_text = {name: [float(np.mean([one["hits"] for one in text])) for text in of] for name, of in found.items()}
+    return {"decoded": [position - asked.context for position in steps], "ways": means, "hits_by_text": by_text}

@@ -1,0 +1,212 @@
+"""What each system's choice costs, through the pipeline that scenarios run.
+
+A model decodes, its KV in a file, and is given what to say: a text's own continuation, or questions about needles in it
+with their answers. Every system selects as many tokens, and with --share has as much memory to choose them with. Then
+KVSwap's parameters, one by one. Prefill is always with full attention. Columns:
+
+agree      share of steps with the same most likely next token as full attention's
+KL         mean divergence of the next-token distribution from full attention's, in nats
+perplexity of the text, over that of full attention (1: nothing lost)
+hits       of the k tokens with most true attention mass in a KV head, the share that was selected, where k tokens are;
+           in the mean over heads, layers and steps
+mass       share of a KV head's true attention mass on what it attended
+needles    answers of which every byte was most likely
+reuse      share of the selected KV blocks that were in memory, where there is a reuse buffer
+
+"chance" selects tokens at random.
+"""
+
+import sys
+from argparse import Namespace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from full_attention import Exact, Task, apart, exact, heading, means, needles, show, texts
+from transformers import PreTrainedModel
+
+from kvferry.backends.live.decoding.build import format_of
+from kvferry.backends.live.decoding.indexes.index import Index
+from kvferry.backends.live.decoding.indexes.table import index_maker
+from kvferry.backends.live.decoding.layers import Layers
+from kvferry.backends.live.decoding.written import source
+from kvferry.backends.live.engine.machine import LiveMachine
+from kvferry.disk.direct_storage import Storage
+from kvferry.model.decoder import Decoder
+from kvferry.model.models import spec_of
+from kvferry.model.prompts import Prompts
+from kvferry.pipelines.decoding.decode import LockStepDecode
+from kvferry.pipelines.decoding.plan import DecodePlan
+from kvferry.pipelines.decoding.sizing import plan_of
+from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS
+from kvferry.policies.decode.index import IndexSpec
+from kvferry.policies.decode.upkeep import RollingGroups
+
+COLUMNS = ("tokens", "numbers", "agree", "KL", "perplexity", "hits", "mass", "needles", "reuse")
+
+
+class Chance(Index):
+    """Any KV block is as good as another."""
+
+    n_bytes = 0
+
+    def _keep(self, layer: int, block: int, keys: torch.Tensor) -> None:
+        self._sequences = len(keys)
+
+    def scores(self, layer: int, queries: torch.Tensor, heads: int) -> torch.Tensor:
+        return torch.rand(self._sequences, heads, self.blocks(layer))
+
+
+@dataclass(frozen=True)
+class Way:
+    """A system with some of its policies changed."""
+
+    system: str
+    policies: Mapping[str, Any] = field(default_factory=dict)
+    chance: bool = False
+
+
+def _kvswap(**changed: Any) -> Way:
+    return Way("kvswap", {"group_tokens": 8, "compression": 8.0, "reuse": False, **changed})
+
+
+def ways(context: int) -> dict[str, Way]:
+    """By name; the first of KVSwap's parameters select all there is."""
+    return {
+        "kvswap": _kvswap(),
+        **{name: Way(name) for name in ("infinigen", "infinigen-star", "loki", "shadowkv", "quest")},
+        "chance": Way("infinigen", chance=True),
+        "all groups": _kvswap(selected_tokens=2 * context, compression=1),
+        "softmax by head": _kvswap(scores="by_head"),
+        **{f"G={g}": _kvswap(group_tokens=g) for g in (1, 2, 4, 12, 16, 32)},
+        **{f"sigma={s}": _kvswap(compression=s) for s in (1, 2, 4, 16, 32)},
+        **{f"MG={m}": _kvswap(selected_tokens=m) for m in (64, 128, 200, 800, 1600)},
+        **{f"C={c}": _kvswap(reuse=True, slots=c) for c in (50, 100, 200)},
+        **{f"no rolling buffer, G={g}": _kvswap(group_tokens=g, rolling=False) for g in (2, 4, 8, 12)},
+    }
+
+
+def decoded(
+    plan: DecodePlan, model: PreTrainedModel, task: Task, true: Exact, index: Index, folder: Path
+) -> tuple[torch.Tensor, Layers, LockStepDecode]:
+    """Logits before each said token, the runner with what was chosen, and the pipeline."""
+    logits: list[torch.Tensor] = []
+    runner = Layers(
+        model,
+        [task.context],
+        format_of(plan, model.dtype),
+        known=true.prefilled.__getitem__,
+        output=len(task.said),
+        slots=plan.staying.slots,
+        index=index,
+        rebuilt_rank=plan.keys.rebuilt_rank,
+        follow=[task.said],
+        listen=logits.append,
+    )
+    path = folder / "kv.bin"
+    with (
+        Storage.create(path, plan.file_bytes, direct=False) as storage,
+        LiveMachine("here", runner, capacity_bytes=1e12, storage=storage, source=source) as machine,
+    ):
+        flow = LockStepDecode(machine, plan)
+        machine.env.run(until=machine.env.process(flow.run(len(task.said))))
+    path.unlink()
+    return torch.cat(logits).float(), runner, flow
+
+
+def compared(
+    model: PreTrainedModel, task: Task, true: Exact, way: Way, asked: Namespace, selected: int, sample: torch.Tensor
+) -> dict[str, float]:
+    spec, decoder = spec_of(model), Decoder(model)
+    roles = DECODE_SYSTEMS[way.system].with_policies({"selected_tokens": selected, **way.policies}).roles
+    budget = 1e12 if asked.share is None else asked.share * spec.kv_full_bytes(len(task.context))
+    lengths = {"context": len(task.context), "output": len(task.said)}
+    plan = plan_of(roles, spec, sequences=1, **lengths, budget_bytes=budget)
+    room_tokens = plan.layout.blocks * plan.choice.group_tokens
+    if way.chance:
+        random = IndexSpec(kind="chance", heads=plan.choice.heads, rank=0, block_tokens=plan.choice.group_tokens)
+        index: Index = Chance(random, layers=decoder.layers, head_dim=decoder.head_dim, room_tokens=room_tokens)
+    else:
+        assert plan.keys.index is not None
+        index = index_maker(plan.keys.index.kind)(
+            decoder, sample, plan.keys.index, sequences=1, room_tokens=room_tokens
+        )
+    with TemporaryDirectory() as folder:
+        logits, runner, flow = decoded(plan, model, task, true, index, Path(folder))
+    rolling = roles.upkeep != RollingGroups(rolling=False)
+    hits, mass = attended(task, true, plan.choice.group_tokens, [one.ids for one in runner.chosen], rolling=rolling)
+    # The first token comes from prefill.
+    own, full = logits[1:].log_softmax(-1), true.logits[1:].log_softmax(-1)
+    given = torch.tensor(task.said)[1:]
+    figures = apart(own, full) | {
+        "hits": hits,
+        "mass": mass,
+        "tokens": float(runner.chosen[0].ids.shape[-1] * plan.choice.group_tokens),
+        "numbers": float(index.spec.rank),
+        "memory": float(runner.metadata_bytes),
+    }
+    if plan.staying.slots:
+        figures["reuse"] = flow.record.blocks_reused / flow.record.blocks_wanted
+    if task.answers:
+        return figures | {"needles": found(own.argmax(-1), task)}
+    nats = [-each[torch.arange(len(own)), given].mean() for each in (own, full)]
+    return figures | {"perplexity": float((nats[0] - nats[1]).exp())}
+
+
+def found(likeliest: torch.Tensor, task: Task) -> float:
+    """The share of answers of which every token was likeliest, of all tokens but the first."""
+    right = likeliest == torch.tensor(task.said)[1:]
+    return float(np.mean([bool(right[begin - 1 : end - 1].all()) for begin, end in task.answers]))
+
+
+def attended(
+    task: Task, true: Exact, group: int, chosen: list[np.ndarray], *, rolling: bool = True
+) -> tuple[float, float]:
+    """Hits and mass. The rolling buffer's tokens are attended besides, or without one the newest token, and count as
+    mass alone."""
+    layers, heads = true.mass.shape[:2]
+    hits, mass = [], []
+    for n, ids in enumerate(chosen):
+        step, layer = divmod(n, layers)
+        known = len(task.context) + step + 1
+        stored = (known - 1) // group * group
+        tokens = (torch.from_numpy(ids[0]).long()[..., None] * group + torch.arange(group)).flatten(1)
+        tokens = tokens.repeat_interleave(heads // len(tokens), 0)  # KV heads, selected tokens
+        by_token = true.mass[layer, :, step, :known]
+        selected = torch.zeros_like(by_token, dtype=torch.bool).scatter(1, tokens, True)
+        best = by_token[:, :stored].topk(tokens.shape[1], dim=-1).indices
+        hits.append(float(selected.gather(1, best).float().mean()))
+        selected[:, stored if rolling else known - 1 :] = True
+        mass.append(float(((by_token * selected).sum(1) / by_token.sum(1)).mean()))
+    return float(np.mean(hits)), float(np.mean(mass))
+
+
+def measure(asked: Namespace, model: PreTrainedModel, prompts: Prompts) -> dict[str, Any]:
+    sample = torch.tensor([prompts.tokens(1000, min(asked.context, 8192), 0)[0]])
+    tasks = [
+        *texts(prompts, asked.context, asked.texts, asked.said),
+        *needles(prompts, asked.context, asked.needles),
+    ]
+    true = [exact(model, one) for one in tasks]
+    known = [found(each.logits[1:].argmax(-1), one) for one, each in zip(tasks, true, strict=True) if one.answers]
+    print(f"{asked.context} tokens; full attention finds {np.mean(known or [0]):.0%} of the needles")
+    heading(COLUMNS)
+    rows: dict[str, dict[str, float]] = {"full attention": {"needles": float(np.mean(known or [0]))}}
+    for selected in asked.selected:
+        for name, way in ways(asked.context).items():
+            if asked.ways and not name.startswith(tuple(asked.ways)):
+                continue
+            began_s = perf_counter()
+            each = [compared(model, *pair, way, asked, selected, sample) for pair in zip(tasks, true, strict=True)]
+            # Text tells of distributions, needles of retrieval.
+            row = means((of for of in each if "needles" not in of), (*COLUMNS, "memory"))
+            row |= means(each, ("needles",))
+            rows[f"{name}, {selected} tokens"] = row
+            show(name, row, COLUMNS)
+            print(f"{name}: {perf_counter() - began_s:.0f} s", file=sys.stderr)
+    return {"ways": rows}
