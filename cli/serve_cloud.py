@@ -31,10 +31,10 @@ def serve_cloud(
 
     Prints the URL on standard output once it lets devices in: for them, --set live.cloud=URL.
     """
+    from kvferry.api import serving
     from kvferry.api.scenario import load
     from kvferry.cli.progress import say
     from kvferry.cli.serve import token_of
-    from kvferry.pipelines import serving
 
     token = token_of(token_file)
     loaded = load(scenario, overrides(settings, seed), system=one_of(system, "kvferry compare"))

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kvferry.specs.errors import InputError, MissingExtra, pick
-from kvferry.specs.latent import LatentKv
-from kvferry.specs.model import ModelSpec
+from kvferry.specs.model import LatentKv, ModelSpec
 
 try:
     import torch

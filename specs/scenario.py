@@ -30,8 +30,8 @@ from kvferry.specs.live import ContextReuseLive, DecodeLive, RealModel
 from kvferry.specs.load import LoadSpec
 from kvferry.specs.machine import DEVICE, MOST_MACHINES, MachineName, MachineSpec
 from kvferry.specs.model import ModelSpec
-from kvferry.specs.precision import PrecisionSpec, in_precision
 from kvferry.specs.runtime import RuntimeSpec
+from kvferry.specs.weight_format import PrecisionSpec, in_precision
 from kvferry.specs.workload import ContextReuseSpec, DecodeSpec, SloSpec
 
 _NUMBERS = {"type": "array", "items": {"type": "number"}, "minItems": 1}

@@ -18,10 +18,9 @@ import torch
 import torch.nn.functional as F
 
 from kvferry.codecs import codec
-from kvferry.model.cache import cache_of
 from kvferry.model.models import load_model, spec_of
 from kvferry.model.prompts import Prompts
-from kvferry.model.session import Session
+from kvferry.model.session import Session, cache_of
 
 CHUNK_TOKENS = 1024
 

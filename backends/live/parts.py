@@ -5,8 +5,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from kvferry.backends.live.assist.parts import PromptParts
-from kvferry.backends.live.decoding.paged_parts import PagedParts
-from kvferry.backends.live.decoding.parts import StoredKvParts
+from kvferry.backends.live.decoding.parts import PagedParts, StoredKvParts
 from kvferry.backends.live.loading.cloud_parts import LoadingParts
 from kvferry.backends.live.machine_parts import MachineParts
 from kvferry.backends.needs import ContextsInCloud, KvInPages, KvOnStorage, Need, Needs, NoKv, Prompts

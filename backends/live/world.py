@@ -40,7 +40,7 @@ from kvferry.traces.stored import StoredContext
 # The variable with the token for a cloud elsewhere.
 TOKEN = "KVFERRY_TOKEN"
 # The module that serves a scenario's further machines; above this room, and so known by its name alone.
-CLOUD_PROCESS = "kvferry.pipelines.cloud_process"
+CLOUD_PROCESS = "kvferry.api.serving"
 # The cloud loads its model first.
 _CLOUD_START_S = 300.0
 

@@ -10,10 +10,10 @@ import pytest
 from deadline import deadline
 from served_cloud import REQUEST, ServedCloud, Stranger, serving
 
+from kvferry.api.serving import serve_cloud
 from kvferry.backends.live import served_world
 from kvferry.backends.live.wire import reception
 from kvferry.backends.live.wire.event import written
-from kvferry.pipelines.serving import serve_cloud
 from kvferry.scenarios.loader import load_scenario
 from kvferry.specs.errors import InputError
 

@@ -7,8 +7,7 @@ import pytest
 from kvferry.scenarios.loader import load_model
 from kvferry.sim.costs.op_rules import Arithmetic
 from kvferry.specs.model import ModelSpec
-from kvferry.specs.precision import in_precision
-from kvferry.specs.weight_format import WEIGHT_FORMATS
+from kvferry.specs.weight_format import WEIGHT_FORMATS, in_precision
 
 # A GGUF file's header lists the vocabulary: its tokens, their kinds and merges.
 HEADER_BYTES_PER_TOKEN = 60

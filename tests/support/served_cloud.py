@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from kvferry.api.serving import serve_cloud
 from kvferry.backends.live import served_world
 from kvferry.backends.live.engine.environment import WallClockEnvironment
 from kvferry.backends.live.wire.event import read, written
-from kvferry.pipelines.serving import serve_cloud
 from kvferry.specs.scenario import Scenario
 
 # A request that the byte models can serve.

@@ -17,10 +17,11 @@ from kvferry.backends.live.decoding.build import (
 from kvferry.backends.live.decoding.copies import CudaCopies
 from kvferry.backends.live.decoding.kept_file import begin, check_kept, kept_log
 from kvferry.backends.live.decoding.noted_keys import NotedKeys
+from kvferry.backends.live.decoding.paged_layers import PagedLayers
 from kvferry.backends.live.decoding.tiers import KvTiers
 from kvferry.backends.live.decoding.warm_model import warm_model
 from kvferry.backends.live.machine_parts import MachineParts
-from kvferry.backends.needs import KvOnStorage
+from kvferry.backends.needs import KvInPages, KvOnStorage
 from kvferry.backends.world import Inputs, Say
 from kvferry.layouts.cluster_layout import ClusterLayout
 from kvferry.specs.errors import InputError, KvferryError
@@ -28,6 +29,31 @@ from kvferry.specs.scenario import Scenario
 from kvferry.traces.arrays import check_writable
 from kvferry.traces.cluster_answers import RecordedClusters
 from kvferry.traces.selections import SelectionStream
+
+
+class PagedParts(MachineParts):
+    """A runner of prompts whose KV is in pages of memory."""
+
+    runner: PagedLayers
+
+    def __init__(self, scenario: Scenario, need: KvInPages, say: Say, stack: ExitStack) -> None:
+        if scenario.load is not None:
+            raise InputError("load: backend torch runs beside whatever this machine does; leave load out")
+        if need.evicts:
+            what = f"{scenario.system} gives up KV for good, which backend torch does not do"
+            raise InputError(f"system: {what}; backend: sim would")
+        check_kept(scenario, None)
+        self.model, prompts = warm_model(scenario)
+        of_requests = [prompts.tokens(n, context, 0)[0] for n, context in enumerate(need.prompts)]
+        self.runner = PagedLayers(self.model, of_requests, output=need.output, pages=need.pages)
+
+    def measured(self) -> dict[str, Any]:
+        runner = self.runner
+        return {
+            "answers": {str(sequence): answer for sequence, answer in enumerate(runner.answers)},
+            "kv_metadata_bytes": runner.metadata_bytes,
+            "kv_buffer_bytes": runner.buffer_bytes,
+        }
 
 
 class StoredKvParts(MachineParts):

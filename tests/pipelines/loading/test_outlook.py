@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from kvferry.machine.machine import Facts
-from kvferry.pipelines.loading.clairvoyant import load_bound_s
 from kvferry.pipelines.loading.outlook import Outlook, intake_values_per_s
+from kvferry.pipelines.loading.workload import load_bound_s
 from kvferry.pipelines.run import run_scenario
 from kvferry.policies.loading.hybrid import Hybrid
 from kvferry.policies.loading.problem import LoadProblem

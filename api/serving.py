@@ -1,15 +1,21 @@
-"""The cloud of a scenario, served to devices of other processes."""
+"""The cloud of a scenario, served to devices of other processes.
 
+As a program it is the cloud of a real run in a process of its own, which ends with the run (``cloud.child_server``).
+"""
+
+import sys
 from collections.abc import Callable, Mapping
 from typing import Protocol, runtime_checkable
 
 from kvferry.backends.needs import Needs
 from kvferry.backends.world import Say
+from kvferry.cloud.child_server import settings_from_owner
 from kvferry.machine.channel import ChannelBroken
 from kvferry.machine.machine import Machine
 from kvferry.pipelines.checks import check_names
 from kvferry.pipelines.workload import Process
 from kvferry.pipelines.workloads import WORKLOADS
+from kvferry.scenarios.loader import dumped_scenario
 from kvferry.specs.errors import InputError, KvferryError, MissingExtra
 from kvferry.specs.scenario import Scenario
 
@@ -95,3 +101,22 @@ def serve_cloud(
         with world.env.lock:
             world.env.expect()
         world.env.run(until=for_ever)
+
+
+def main() -> None:
+    settings = settings_from_owner()
+    try:
+        serve_cloud(
+            dumped_scenario(settings["scenario"]),
+            token=settings["token"],
+            tell=lambda url: print(url, flush=True),
+            say=lambda what: print(what, file=sys.stderr, flush=True),
+        )
+    except KeyboardInterrupt:
+        pass
+    except KvferryError as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()
