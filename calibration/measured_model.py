@@ -11,8 +11,8 @@ from transformers import PreTrainedModel
 from kvferry.backends.live.engine.machine import LiveMachine
 from kvferry.backends.live.engine.stream import Stream, streams_of
 from kvferry.backends.live.loading.runner import Prompt, SessionRunner
+from kvferry.calibration.masks import drawn_masks
 from kvferry.calibration.settings import Settings
-from kvferry.calibration.sparsity import drawn_masks
 from kvferry.machine.ops import Op
 from kvferry.model.attention import Attention, BlockSparse, dense
 from kvferry.model.models import load_model, random_model, spec_of

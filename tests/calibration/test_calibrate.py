@@ -24,11 +24,11 @@ from kvferry.calibration import sparsity
 from kvferry.calibration.calibrate import calibrate
 from kvferry.calibration.environment import environment
 from kvferry.calibration.journal import NAME, Journal
+from kvferry.calibration.masks import drawn_masks
 from kvferry.calibration.measurement import Measurement, merged
 from kvferry.calibration.power import rapl
 from kvferry.calibration.profile import profile
 from kvferry.calibration.settings import PARTS, Settings
-from kvferry.calibration.sparsity import drawn_masks
 from kvferry.calibration.tables import AXES, pooled
 from kvferry.cli.calibrate import _PARTS
 from kvferry.cli.main import app

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from kvferry.calibration.folder import write
+from kvferry.calibration.masks import drawn_masks
 from kvferry.calibration.measurement import Measurement
 from kvferry.calibration.perceptron import PerceptronFit, files_of, fit_perceptron, put_perceptron
 from kvferry.calibration.profile_draft import Draft
-from kvferry.calibration.sparsity import drawn_masks
 from kvferry.machine.ops import Advance
 from kvferry.scenarios.loader import load_device, load_model
 from kvferry.sim.costs.cost_model import main_costs
