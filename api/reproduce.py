@@ -77,7 +77,7 @@ def reproduce(
     """
     from kvferry.analysis.reproduce import reproduce_paper
     from kvferry.analysis.reproduction.paper import paper_names
-    from kvferry.analysis.reproduction.validation_page import write_pages
+    from kvferry.api.validation_page import write_pages
 
     folder = None if output is None else Path(output)
     reports: dict[str, dict[str, Any]] = {}

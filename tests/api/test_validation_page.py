@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kvferry.analysis.reproduction.paper import PAPERS, paper_names
-from kvferry.analysis.reproduction.validation_page import with_tables, write_pages
+from kvferry.api.validation_page import with_tables, write_pages
 from kvferry.specs.errors import InputError
 
 PAGES = Path(__file__).parents[3] / "docs/validation"
