@@ -10,7 +10,7 @@ from kvferry.analysis.reproduction.paper import PAPERS, paper_names
 from kvferry.api.validation_page import with_tables, write_pages
 from kvferry.specs.errors import InputError
 
-PAGES = Path(__file__).parents[3] / "docs/validation"
+PAGES = Path(__file__).parents[2] / "docs/validation"
 
 
 def _claim(**changes: Any) -> dict[str, Any]:
