@@ -45,7 +45,7 @@ class Help:
     has it. ``draft``: tokens that a device drafts before the cloud looks at them,
     and ``accepted``: the share of them that stands, in the mean, where the two answer in turns. ``patience_s``: time
     without a word from the cloud after which the device goes on by itself; auto, planned: as
-    policies/assist/patience.py has them; None: it waits as long as it takes. ``refiner``: what chooses, where there is
+    `patience_of` has them; None: it waits as long as it takes. ``refiner``: what chooses, where there is
     real attention; votes count by the attention behind them, as the paper does not say how heads agree and equal votes
     lose the prompt's facts (docs/validation/quality.md)."""
 
