@@ -1,23 +1,26 @@
-"""Progress on standard error: bars and spinners on a terminal, nothing elsewhere."""
+"""Progress on standard error: bars and spinners on a terminal, a line now and then elsewhere."""
 
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from threading import Event, Thread
 from time import monotonic
 
 from kvferry.specs.errors import quoted
 
 # Called with how much is done, of how much.
 Progress = Callable[[int, int], None]
-# Where no bar can be drawn: a line this often.
-_LINE_EVERY_S = 10.0
+# Where no bar can be drawn: the first line after so long, and from one line to the next twice as long, to this.
+LINE_AFTER_S, _LINE_EVERY_S = 10.0, 40.0
 
 
 @contextmanager
-def counted(doing: str) -> Iterator[Progress]:
-    """A bar that moves as the given function is called."""
+def counted(doing: str, what: str = "") -> Iterator[Progress]:
+    """Gives a function that moves a bar; where there is no terminal, lines say how far it came, with `what` behind the
+    counts, once something takes long."""
     if not sys.stderr.isatty():
-        yield lambda done, of: None
+        with _Lines(doing, what) as lines:
+            yield lines
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
@@ -52,22 +55,45 @@ class Estimate:
         raise AssertionError
 
 
-class PointsProgress:
-    """Moves a bar, or where there is no terminal says a line now and then; remembers how far it came."""
+class _Lines:
+    """Lines from a thread of their own, as long work need not call before it is done."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, doing: str, what: str) -> None:
+        self._doing, self._what, self._began_s = doing, what, monotonic()
+        self._at: tuple[int, int] | None = None
+        self._estimate, self._left, self._over = Estimate(monotonic), "", Event()
+        self._thread = Thread(target=self._say, name="progress", daemon=True)
+
+    def __enter__(self) -> "_Lines":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def __call__(self, done: int, of: int) -> None:
+        self._at, self._left = (done, of), self._estimate.in_words(done, of)
+
+    def _say(self) -> None:
+        wait_s = LINE_AFTER_S
+        while not self._over.wait(wait_s):
+            counts = "" if self._at is None else f"{self._at[0]:,} of {self._at[1]:,}{self._what}, "
+            rest = f", {self._left}" if self._left else ""
+            say(f"{self._doing}: {counts}{monotonic() - self._began_s:.0f} s so far{rest}")
+            wait_s = min(2 * wait_s, _LINE_EVERY_S)
+
+
+class PointsProgress:
+    """Moves a bar, and remembers how far it came."""
+
+    def __init__(self) -> None:
         self.bar: Progress = lambda done, of: None
         self.done, self.of = 0, 0
-        self._name, self._said_s = name, monotonic()
-        self._estimate = Estimate(monotonic)
 
     def __call__(self, done: int, of: int) -> None:
         self.done, self.of = done, of
         self.bar(done, of)
-        left = self._estimate.in_words(done, of)
-        if not sys.stderr.isatty() and done < of and monotonic() - self._said_s >= _LINE_EVERY_S:
-            say(f"{self._name}: {done:,} of {of:,} points{', ' if left else ''}{left}")
-            self._said_s = monotonic()
 
 
 @contextmanager
@@ -99,7 +125,8 @@ def steps() -> Iterator[Callable[[str, int, int], None]]:
 def spinner(doing: str) -> Iterator[None]:
     """A sign of life where nothing can be counted."""
     if not sys.stderr.isatty():
-        yield
+        with _Lines(doing, ""):
+            yield
         return
     from rich.console import Console
 

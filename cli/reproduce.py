@@ -1,19 +1,13 @@
 """``kvferry reproduce``: a paper's claims, tables and figures beside our results."""
 
-import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from time import monotonic
 from typing import Annotated, Any
 
 import typer
 
 from kvferry.cli.options import JsonOption, OutputOption
-from kvferry.cli.progress import Progress
-
-# Without a terminal: a line this often.
-_LINE_EVERY_S = 10.0
 
 
 def reproduce(
@@ -45,18 +39,13 @@ def reproduce(
     if output is None and not json:
         output = results_folder(f"runs/{folder_name(paper)}-reproduced")
 
-    @contextmanager
-    def watch(name: str) -> Iterator[Progress]:
-        with counted(name) as bar:
-            yield _with_lines(name, bar)
-
     def show(name: str, report: Mapping[str, Any]) -> None:
         if output is not None:
             say(f"written to {output / name if paper == EVERY else output}")
         if not json:
             _show(report)
 
-    found = reproduced(paper, output=output, seeds=seeds, pages=pages, each=show, watch=watch)
+    found = reproduced(paper, output=output, seeds=seeds, pages=pages, each=show, watch=partial(counted, what=" runs"))
     if json:
         print(to_json(found.reports if paper == EVERY else found.reports[paper]), end="")
     for page in found.pages:
@@ -132,19 +121,3 @@ def _seeds(claim: dict[str, Any]) -> tuple[str | None, str | None]:
     keys = ["ours_range"] if claim["paper_low"] == claim["paper_high"] else ["ours_low_range", "ours_high_range"]
     spread = ", ".join(f"{claim[key][0]:.3g}-{claim[key][1]:.3g}" for key in keys)
     return spread, None if claim["seeds_hit"] is None else f"{claim['seeds_hit']} of {claim['seeds']}"
-
-
-def _with_lines(paper: str, bar: Progress) -> Progress:
-    """The bar; without a terminal, a line now and then instead."""
-    from kvferry.cli.progress import say
-
-    said_s = monotonic()
-
-    def progress(done: int, of: int) -> None:
-        nonlocal said_s
-        bar(done, of)
-        if not sys.stderr.isatty() and monotonic() - said_s >= _LINE_EVERY_S:
-            say(f"{paper}: {done:,} of {of:,} runs")
-            said_s = monotonic()
-
-    return progress

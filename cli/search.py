@@ -46,9 +46,9 @@ def search(
     where = executor_for(executor, jobs)
     loaded = search_of(search, settings or [])
     folder: Path = output or loaded.output
-    progress = PointsProgress(loaded.name)
+    progress = PointsProgress()
     try:
-        with counted(loaded.name) as progress.bar:
+        with counted(loaded.name, " points") as progress.bar:
             found = carry_out(loaded, output=folder, executor=where, plots=plots, progress=progress)
     except KeyboardInterrupt:
         say(f"interrupted; kept {progress.done:,} of {progress.of:,} points in {folder}; run it again to go on")

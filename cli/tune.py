@@ -77,11 +77,11 @@ def tune(
     """
     limits = {name: value for name, value in locals().items() if name not in _OTHERS}
     from kvferry.api.tune import tune as tuned
-    from kvferry.cli.progress import say
+    from kvferry.cli.progress import say, spinner
     from kvferry.cli.table import print_table
     from kvferry.specs.errors import quoted
 
-    with as_options(*limits):
+    with as_options(*limits), spinner("tuning"):
         found = tuned(scenario, overrides(settings, seed), **limits)
     if output is not None:
         found.write(output)

@@ -1,8 +1,13 @@
-"""How much time is left, as progress says it."""
+"""How much time is left, as progress says it, and lines where no bar can be drawn."""
+
+from collections.abc import Iterator
+from threading import Event
+from threading import enumerate as threads
 
 import pytest
 
-from kvferry.cli.progress import Estimate
+from kvferry.cli import progress
+from kvferry.cli.progress import Estimate, counted, spinner
 
 
 def test_the_rest_at_the_pace_so_far() -> None:
@@ -25,3 +30,50 @@ def test_units_of_the_rest(took_s: float, words: str) -> None:
     estimate.in_words(0, 2)
     now_s = took_s
     assert estimate.in_words(1, 2) == f"about {words} left"
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[list[str], Event]]:
+    """Lines as they are said, and what is set by each; time between them is nothing."""
+    lines, came = list[str](), Event()
+
+    def say(line: str) -> None:
+        lines.append(line)
+        came.set()
+
+    monkeypatch.setattr(progress, "say", say)
+    monkeypatch.setattr(progress, "LINE_AFTER_S", 1e-3)
+    monkeypatch.setattr(progress, "_LINE_EVERY_S", 1e-3)
+    yield lines, came
+    assert not [one for one in threads() if one.name == "progress"], "a thread is left"
+
+
+def test_without_a_terminal_a_line_says_that_work_goes_on(said: tuple[list[str], Event]) -> None:
+    lines, came = said
+    # Nothing calls while clusters are made, and yet something is said.
+    with counted("mine: dynakv") as done:
+        assert came.wait(10)
+        assert lines[0] == "mine: dynakv: 0 s so far"
+        done(12, 4096)
+        while "12 of 4,096" not in lines[-1]:
+            came.clear()
+            assert came.wait(10)
+    assert lines[-1].startswith("mine: dynakv: 12 of 4,096, 0 s so far")
+
+
+def test_what_is_counted_is_named(said: tuple[list[str], Event]) -> None:
+    lines, came = said
+    with counted("study", " points") as done:
+        done(3, 9)
+        assert came.wait(10)
+    assert "3 of 9 points, 0 s so far" in lines[-1]
+    with spinner("study: scheduling"):
+        came.clear()
+        assert came.wait(10)
+    assert lines[-1] == "study: scheduling: 0 s so far"
+
+
+def test_what_is_quick_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    with counted("quick") as done:
+        done(1, 1)
+    assert capsys.readouterr().err == ""
