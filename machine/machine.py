@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypedDict, Unpack
 
 import simpy
 
@@ -82,6 +82,17 @@ class MemoryPool(Protocol):
     def reserve(self, n_bytes: float, tag: str) -> Lease | Refused: ...
 
 
+class Asked(TypedDict, total=False):
+    """How an op is to be run. ``after``: the tickets that must have fired before. ``on``: the main processor's queue
+    "compute", which is where it runs without this key, "decompress", or a processor by name. ``priority``: a lower
+    number overtakes; 0 without this key. ``request``: marks the spans."""
+
+    after: Iterable[Ticket]
+    on: str
+    priority: int
+    request: int | None
+
+
 class Paths(Protocol):
     """What moves KV between a machine's tiers, leg by leg (machine/tiers.py)."""
 
@@ -134,16 +145,8 @@ class Machine(Protocol):
         """A tier's own budget; on unified memory, host and device have one together."""
         ...
 
-    def submit(
-        self,
-        op: Op,
-        *,
-        after: Iterable[Ticket] = (),
-        on: str = "compute",
-        priority: int = 0,
-        request: int | None = None,
-    ) -> Ticket:
-        """Run an op on the main processor's queue "compute", on "decompress", or on a processor by name."""
+    def submit(self, op: Op, **asked: Unpack[Asked]) -> Ticket:
+        """Run an op."""
         ...
 
     def fetch(self, chunks: Chunks, *, after: Iterable[Ticket] = (), request: int | None = None) -> Ticket:

@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from typing import Unpack
 
 import simpy
 
 from kvferry.machine.answers import Answer, Selection
 from kvferry.machine.handling import Handling
-from kvferry.machine.machine import Channel, Facts, Outside
+from kvferry.machine.machine import Asked, Channel, Facts, Outside
 from kvferry.machine.memory import BudgetedPool
 from kvferry.machine.ops import Chunks, DecodeAttention, Decompress, Extents, KvRef, Op, Selecting
 from kvferry.machine.span import Tell
@@ -156,18 +157,12 @@ class SimMachine:
         chosen = stream.at if isinstance(stream, CriticalTokens) else None
         return Foresight(self._answer, chosen, self._main, self.storage, 1 / self._slowdown.get("storage", 1.0))
 
-    def submit(
-        self,
-        op: Op,
-        *,
-        after: Iterable[Ticket] = (),
-        on: str = "compute",
-        priority: int = 0,
-        request: int | None = None,
-    ) -> Ticket:
+    def submit(self, op: Op, **asked: Unpack[Asked]) -> Ticket:
+        after, request, priority = asked.get("after", ()), asked.get("request"), asked.get("priority", 0)
         if isinstance(op, Decompress):
             return self.decompressor.decompress(op.values, after, priority, op.label, request)
         self._main.start()
+        on = asked.get("on", "compute")
         processor = self._main if on == "compute" else self.processors[on]
         return processor.submit(op, after, priority, op.label, request, self._answer(op))
 

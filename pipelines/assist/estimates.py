@@ -13,6 +13,8 @@ from kvferry.policies.assist.fallback import Alone, Fallback, fallback, too_late
 from kvferry.policies.assist.help import Help, Patience, patience_of
 from kvferry.policies.assist.optimiser import NoSetting, Setting, setting_of
 from kvferry.policies.assist.serving import Serving
+from kvferry.policies.engine_memory import engine_holdings
+from kvferry.policies.ledger import Ledger
 from kvferry.sim.costs.cost_model import main_costs
 from kvferry.sim.storage_models import storage_of
 from kvferry.specs.device import DeviceSpec
@@ -87,7 +89,8 @@ class Prices:
             return serving.tpot_s
         model, workload = self._scenario.model, self._scenario.assist.workload
         tokens = workload.prompt + workload.output
-        room_bytes = self._scenario.device.memory.capacity_bytes - model.weight_bytes
+        granted_bytes = self._scenario.budget.memory_bytes or self._scenario.device.memory.free_bytes
+        room_bytes = granted_bytes - Ledger(engine_holdings(self._scenario)).n_bytes(0)
         slots = int(max(1, min(serving.slots, room_bytes / (tokens * model.kv_bytes_per_token))))
         tolerable_s = max(workload.tolerable_tpot_s, self.most_step_s(1, tokens))
         return min(self.most_step_s(slots, slots * tokens), tolerable_s)

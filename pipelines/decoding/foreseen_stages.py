@@ -5,12 +5,12 @@ arithmetic. Tests hold it equal to the events.
 """
 
 from collections.abc import Generator, Iterable
-from typing import Any
+from typing import Any, Unpack
 
 import simpy
 
 from kvferry.machine.instant import at
-from kvferry.machine.machine import MemoryPool
+from kvferry.machine.machine import Asked, MemoryPool
 from kvferry.machine.ops import Extents, Op
 from kvferry.machine.ticket import Ticket
 from kvferry.pipelines.decoding.plan import DecodePlan
@@ -48,20 +48,12 @@ class ForeseenMachine:
         # When what comes next is handed over.
         self.handed_over_s = env.now
 
-    def submit(
-        self,
-        op: Op,
-        *,
-        after: Iterable[Ticket] = (),
-        on: str = "compute",
-        priority: int = 0,
-        request: int | None = None,
-    ) -> Ticket:
+    def submit(self, op: Op, **asked: Unpack[Asked]) -> Ticket:
         processor = self._seen.processor
         answer, cost = self._seen.answer(op), self._cost(op)
         # As much as is left of the whole once it was dispatched.
         cost_s = processor.dispatch_s + cost.duration_s - processor.dispatch_s
-        end_s = self.queues.op(op.label, self._begin_s(after), cost_s, cost.n_bytes)
+        end_s = self.queues.op(op.label, self._begin_s(asked.get("after", ())), cost_s, cost.n_bytes)
         return ForeseenTicket(self.env, answer, end_s)
 
     def _cost(self, op: Op) -> Cost:

@@ -3,7 +3,7 @@
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, Unpack
 
 import numpy as np
 import simpy
@@ -11,7 +11,7 @@ import simpy
 from kvferry.layouts.layout import Layout, PlacedBlocks
 from kvferry.layouts.pieces import Pieces, Ranges, Reads
 from kvferry.layouts.swap_area import SwapArea
-from kvferry.machine.machine import MemoryPool
+from kvferry.machine.machine import Asked, MemoryPool
 from kvferry.machine.memory import GrowingLeases
 from kvferry.machine.ops import Extents, Op
 from kvferry.machine.ticket import Ticket
@@ -79,13 +79,13 @@ class DecodeRecord:
             self.longest_access = max(self.longest_access, int(reads.entries.max()))
 
 
-class Asked(Protocol):
-    """What decoding asks of a machine."""
+class StageMachine(Protocol):
+    """What the stages of a batch ask of a machine."""
 
     @property
     def env(self) -> simpy.Environment: ...
 
-    def submit(self, op: Op, *, after: Iterable[Ticket] = ()) -> Ticket: ...
+    def submit(self, op: Op, **asked: Unpack[Asked]) -> Ticket: ...
 
     def move(self, what: Extents, source: Tier, to: Tier, *, after: Iterable[Ticket] = ()) -> Ticket: ...
 
@@ -126,8 +126,8 @@ class LayerState:
 class DecodeState:
     """What the stages of one batch share: the machine, the plan, and the roles' state so far."""
 
-    def __init__(self, machine: Asked, plan: DecodePlan) -> None:
-        self.machine: Asked = machine
+    def __init__(self, machine: StageMachine, plan: DecodePlan) -> None:
+        self.machine: StageMachine = machine
         self.plan = plan
         self.record = DecodeRecord()
         roles = plan.roles

@@ -3,6 +3,8 @@
 import json
 import subprocess
 import sys
+from dataclasses import fields
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -35,6 +37,16 @@ def test_a_policy_of_each_kind_is_one(call: Call, kind: str) -> None:
         one["name"] for one in listed["systems"] if one.get("plugin") == plugin.name
     ]
     assert "my-own" in names
+
+
+@pytest.mark.parametrize("kind", ["selector", "residency", "layout", "upkeep", "placement", "batching"])
+def test_a_role_writes_four_members_at_most(kind: str) -> None:
+    """Its base has the rest; parameters do not count."""
+    (example,) = import_module(f"kvferry.api.examples.{kind}").KVFERRY[kind].values()
+    own = {name for name in dir(example) if name in vars(example) and not name.startswith("_")} - {
+        one.name for one in fields(example)
+    }
+    assert 1 <= len(own) <= 4, own
 
 
 @pytest.mark.parametrize("name", ["numpy", "json", "kvferry", "random"])

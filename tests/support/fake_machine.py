@@ -6,14 +6,14 @@ For tests of pipelines and policies: times are round numbers that can be followe
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import simpy
 
 from kvferry.machine.answers import Answer, Assigned, Clustered, Divided, Selection
 from kvferry.machine.handling import Handling
-from kvferry.machine.machine import Channel, Facts, Outside
+from kvferry.machine.machine import Asked, Channel, Facts, Outside
 from kvferry.machine.memory import BudgetedPool
 from kvferry.machine.ops import Assign, Chunks, Cluster, Extents, KvRef, Op, Selecting, Split
 from kvferry.machine.ticket import Cancelled, Ticket
@@ -114,16 +114,9 @@ class FakeMachine:
         self._op_s, self._bytes_per_s = op_s, bytes_per_s
         self._lanes: dict[object, _Lane] = {}
 
-    def submit(
-        self,
-        op: Op,
-        *,
-        after: Iterable[Ticket] = (),
-        on: str = "compute",
-        priority: int = 0,
-        request: int | None = None,
-    ) -> Ticket:
-        return self._put(on, self._op_s, 0.0, after, self._answer(op), priority)
+    def submit(self, op: Op, **asked: Unpack[Asked]) -> Ticket:
+        on, after = asked.get("on", "compute"), asked.get("after", ())
+        return self._put(on, self._op_s, 0.0, after, self._answer(op), asked.get("priority", 0))
 
     def _answer(self, op: Op) -> Answer | None:
         """What ops that answer say: the same for the same step and layer, and for all rows."""

@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Unpack
 
 from kvferry.backends.live.engine.display import LiveDisplay
 from kvferry.backends.live.engine.environment import WallClockEnvironment
@@ -15,7 +15,7 @@ from kvferry.backends.live.engine.worker import Worker
 from kvferry.disk.direct_storage import Data
 from kvferry.machine.busy import Busy
 from kvferry.machine.handling import Handling
-from kvferry.machine.machine import Channel, Facts, Outside
+from kvferry.machine.machine import Asked, Channel, Facts, Outside
 from kvferry.machine.memory import BudgetedPool
 from kvferry.machine.ops import Chunks, Decompress, Extents, KvRef, Op
 from kvferry.machine.span import Tell
@@ -156,15 +156,9 @@ class LiveMachine:
         """When storage was busy."""
         return self._storing.busy
 
-    def submit(
-        self,
-        op: Op,
-        *,
-        after: Iterable[Ticket] = (),
-        on: str = "compute",
-        priority: int = 0,
-        request: int | None = None,
-    ) -> Ticket:
+    def submit(self, op: Op, **asked: Unpack[Asked]) -> Ticket:
+        after, request, priority = asked.get("after", ()), asked.get("request"), asked.get("priority", 0)
+        on = asked.get("on", "compute")
         if isinstance(op, Decompress):
             decode = _needed(self._decode, "a decoder, to decompress what was fetched")
             return self._decompressor.do(
