@@ -10,12 +10,15 @@ import os
 import queue
 import resource
 import signal
+import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.shared_memory import SharedMemory
+from types import ModuleType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -157,7 +160,7 @@ class _Worker:
         with sheltered():
             # In a block of its own and first: starting the resource tracker lets Ctrl-C through again.
             resource_tracker.ensure_running()
-        with sheltered():
+        with sheltered(), _without_main():
             self._process.start()
         theirs.close()
 
@@ -191,6 +194,18 @@ class _Worker:
         if code is None:
             return f"was silent for {SILENCE_S:g} s"
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+
+
+@contextmanager
+def _without_main() -> Iterator[None]:
+    """Processes spawned in this block do not run the main module again: a user's script without a guard would start
+    itself over and over, and a test runner costs more than the worker's own imports."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 def _at_least(segment: SharedMemory | None, n_bytes: int) -> SharedMemory:

@@ -5,10 +5,13 @@ import os
 import resource
 import signal
 import struct
+import subprocess
+import sys
 import threading
 import time
 import zlib
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -447,3 +450,16 @@ def test_a_closed_pool_leaves_nothing_behind() -> None:
     assert process_id not in [child.pid for child in multiprocessing.active_children()]
     with pytest.raises(RuntimeError, match="after shutdown"):
         pool.decode([])
+
+
+def test_a_script_without_a_guard_is_not_run_again_by_the_workers(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import numpy as np\n"
+        "from kvferry.codecs.pool import CodecPool\n"
+        "print('here')\n"
+        "with CodecPool(1) as pool:\n"
+        "    print(len(pool.encode('fp16', *np.zeros((2, 4, 4), np.float32)).result()) > 0)\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
+    assert (done.stdout, done.stderr) == ("here\nTrue\n", "")
