@@ -2,37 +2,41 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --root-user-action=ignore -c constraints.txt
 
 .PHONY: demo test test-core test-all check types docs dist clean
 
 $(VENV)/core: setup.cfg setup.py rooms.py constraints.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit("KVFerry needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Try: make PYTHON=python3.11 ...") if sys.version_info < (3, 11) else None'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "installing KVFerry into $(VENV) ..."
-	@$(PIP) -e .
+	@echo "installing KVFerry, pandas, pyarrow, matplotlib and what else it needs into $(VENV): half a minute to three ..."
+	@$(PIP) -e '.[report]'
 	@touch $@
 
 $(VENV)/dev: $(VENV)/core
+	@echo "installing what tests, checks and pages need ..."
 	@$(PIP) -e '.[dev]'
 	@touch $@
 
 $(VENV)/torch: $(VENV)/dev
+	@echo "installing torch and transformers for real runs: a gigabyte or more ..."
 	@$(PIP) torch==2.13.0
 	@$(PIP) -e '.[torch]'
 	@touch $@
 
 demo: $(VENV)/core
+	@echo "kvferry compare quickstart --output out/demo"
 	@$(BIN)/kvferry compare quickstart --output out/demo
+	@$(BIN)/kvferry report out/demo --output out/demo/report.html
 
 test: $(VENV)/torch
-	$(BIN)/python -m pytest -n auto -m "not long"
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "not long"
 
 test-core: $(VENV)/dev
-	$(BIN)/python -m pytest -n auto -m "not long and not torch"
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "not long and not torch"
 
 test-all: $(VENV)/torch
-	$(BIN)/python -m pytest -n auto --hypothesis-profile=thorough
+	$(BIN)/python -m pytest -n auto --dist worksteal --hypothesis-profile=thorough
 
 check: $(VENV)/dev
 	$(BIN)/ruff format --check .

@@ -10,7 +10,7 @@ def report(folders: str | Path | Sequence[str | Path], output: str | Path = "rep
     `folders`: of runs, comparisons, sweeps or reproductions; of one that holds no results itself, those one level below
     it are taken. The file needs no network and nothing beside it.
 
-    Raises InputError for folders without results and damaged files, MissingExtra without plotly and itables.
+    Raises InputError for folders without results and damaged files, MissingExtra without the report extra.
     """
     from kvferry.analysis.report.page import report as page_about
     from kvferry.system.whole_file import write_file

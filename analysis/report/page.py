@@ -52,21 +52,21 @@ class Section:
 def report(folders: Sequence[Path]) -> str:
     """One HTML document about all results in these folders, which needs no network and no other file.
 
-    Raises InputError for folders without results and damaged files; MissingExtra without plotly and itables.
+    Raises InputError for folders without results and damaged files; MissingExtra without the report extra.
     """
     results = results_in(folders)
     try:
         import itables
+        import jinja2
         import plotly
     except ImportError as error:
         raise MissingExtra(f"a report needs {error.name}: pip install 'kvferry[report]'") from None
     from importlib.resources import files
 
     from itables.javascript import generate_init_offline_itables_html
-    from jinja2 import Environment
 
     number = count()
-    page = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(
+    page = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(
         files("kvferry.analysis.report").joinpath("page.html").read_text(encoding="utf-8")
     )
     sections = [_section(result, number) for result in results]
