@@ -2,12 +2,11 @@
 
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from command import Call
 
 from kvferry.scenarios.loader import load_scenario
 
@@ -29,6 +28,11 @@ MEASURED = ("calibrate", "fidelity")
 AFTER_OTHERS = ("report",)
 
 
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
 def _marked(command: list[str]) -> Any:
     live = "live/quickstart" in command
     marks = [pytest.mark.long] if command[1] in LONG or live else []
@@ -36,26 +40,25 @@ def _marked(command: list[str]) -> Any:
 
 
 @pytest.mark.parametrize("command", [_marked(c) for c in COMMANDS if c[1] not in MEASURED + AFTER_OTHERS], ids=" ".join)
-def test_a_command_of_the_readme(command: list[str], tmp_path: Path) -> None:
+def test_a_command_of_the_readme(command: list[str], call: Call) -> None:
     if "live/quickstart" in command:
         pytest.importorskip("torch")
-    _run(command, tmp_path)
+    _run(command, call)
 
 
 @pytest.mark.long
 @pytest.mark.torch
-def test_what_the_readme_measures(tmp_path: Path) -> None:
+def test_what_the_readme_measures(call: Call) -> None:
     pytest.importorskip("torch")
     for command in (c for c in COMMANDS if c[1] in MEASURED):
-        _run([*command, "--quick"] if command[1] == "calibrate" else [*command, "--runs", "1"], tmp_path)
+        _run([*command, "--quick"] if command[1] == "calibrate" else [*command, "--runs", "1"], call)
 
 
-def _run(command: list[str], folder: Path) -> str:
-    program = "from kvferry.cli.main import main; main()"
-    done = subprocess.run([sys.executable, "-c", program, *command[1:]], cwd=folder, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout
-    return done.stdout
+def _run(command: list[str], call: Call) -> str:
+    code, out, err = call(*command[1:])
+    assert code == 0, err
+    assert out
+    return out
 
 
 def test_the_scenario_of_the_readme(tmp_path: Path) -> None:
@@ -65,10 +68,10 @@ def test_the_scenario_of_the_readme(tmp_path: Path) -> None:
     assert load_scenario(path).workload.context == 16 * 1024
 
 
-def test_the_table_of_the_readme_is_what_its_command_prints(tmp_path: Path) -> None:
+def test_the_table_of_the_readme_is_what_its_command_prints(call: Call) -> None:
     (shown,) = [block for kind, block in BLOCKS if kind == "console"]
     command, _, _, *rows = shown.splitlines()
-    printed = _run(shlex.split(command.removeprefix("$ ")), tmp_path).splitlines()
+    printed = _run(shlex.split(command.removeprefix("$ ")), call).splitlines()
     assert len(rows) == 4
     for row in rows:
         assert any(line.strip().startswith(row.strip()) for line in printed), row

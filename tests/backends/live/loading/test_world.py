@@ -31,9 +31,17 @@ EXACT: dict[str, Any] = {
 }
 
 
+@pytest.fixture(scope="module")
+def shared_stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("shared") / "stores"
+
+
 @pytest.fixture(autouse=True)
-def _stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KVFERRY_STORES", str(tmp_path / "stores"))
+def _stores(request: pytest.FixtureRequest, shared_stores: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Encoding takes longer than a run: tests share the stores, but for those that look into theirs."""
+    own = "tmp_path" in request.fixturenames
+    folder = request.getfixturevalue("tmp_path") / "stores" if own else shared_stores
+    monkeypatch.setenv("KVFERRY_STORES", str(folder))
 
 
 def scenario(**changes: Any) -> Scenario:
