@@ -11,6 +11,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "api.md"
 NOTEBOOK = Path(__file__).parents[2] / "docs" / "notebook.ipynb"
 
 
+@pytest.mark.long
 def test_every_cell_shows_what_is_stored(tmp_path: Path) -> None:
     nbformat = pytest.importorskip("nbformat")
     nbclient = pytest.importorskip("nbclient")
