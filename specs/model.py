@@ -202,17 +202,18 @@ class ModelSpec(Spec):
         if self.weights is None:
             return self.weight_bits
         stored, projected = WEIGHT_FORMATS[self.weights], self.projection_parameters
-        attended = self.query_heads * self.value_dim
+        attended, layers = self.query_heads * self.value_dim, self.layers
         values = 0 if self.latent else projected // 2  # a latent cache is projected to as a whole
         whole = self.ffn_parameters(self.experts.shared + self.experts.routed if self.experts else 0)
         router = self.hidden * self.experts.routed if self.experts else 0
         down = (whole - router) / 3
+        projections = self.attention_parameters - values - self.hidden * attended
         parts = (
-            (self.attention_parameters - values - self.hidden * attended, stored.attention_bits(self.hidden)),
-            (self.hidden * attended, stored.attention_bits(attended)),
-            (values, stored.value_bits(self.hidden, self.layers)),
-            (2 * down, stored.ffn_bits(self.hidden)),
-            (down, stored.down_bits(self.experts.ffn if self.experts else self.ffn, self.layers)),
+            (projections, stored.mean_bits("attention", self.hidden, layers)),
+            (self.hidden * attended, stored.mean_bits("attention", attended, layers)),
+            (values, stored.mean_bits("value", self.hidden, layers)),
+            (2 * down, stored.mean_bits("ffn", self.hidden, layers)),
+            (down, stored.mean_bits("down", self.experts.ffn if self.experts else self.ffn, layers)),
             (router, ROUTER_BITS),
         )
         return sum(parameters * bits for parameters, bits in parts) / sum(parameters for parameters, _ in parts)
@@ -221,7 +222,7 @@ class ModelSpec(Spec):
     def head_bits(self) -> float:
         """Bits of the output head's weights."""
         if self.weights is not None:
-            return WEIGHT_FORMATS[self.weights].head_bits(self.hidden)
+            return WEIGHT_FORMATS[self.weights].mean_bits("head", self.hidden, self.layers)
         return self.embedding_bits if self.output_head_bits is None else self.output_head_bits
 
     @property
@@ -231,7 +232,7 @@ class ModelSpec(Spec):
             return self.head_bits
         if self.weights is None:
             return self.embedding_bits
-        return WEIGHT_FORMATS[self.weights].embedding_bits(self.hidden)
+        return WEIGHT_FORMATS[self.weights].mean_bits("embedding", self.hidden, self.layers)
 
     @property
     def weight_bytes(self) -> float:

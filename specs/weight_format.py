@@ -8,7 +8,7 @@ and biases (some 0.01 %) and the file's header, which takes some 60 bytes per en
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
@@ -58,12 +58,8 @@ def bits(stored: str | float, row: int) -> float:
     return _BLOCK_BITS[stored]
 
 
-def mixed_bits(tensor: tuple[str, Share] | None, rest: str | float, row: int, layers: int) -> float:
-    """Mean bits per weight over the layers, of which a share has a format of its own."""
-    if tensor is None:
-        return bits(rest, row)
-    own, share = tensor
-    return share(layers) * bits(own, row) + (1 - share(layers)) * bits(rest, row)
+# Parts of a model that have formats of their own.
+Part = Literal["attention", "value", "ffn", "down", "embedding", "head"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,26 +80,18 @@ class WeightFormat:
     attention: str | float | None = None
     source: str
 
-    def attention_bits(self, row: int) -> float:
-        """Bits per weight of projections to queries and keys, and of the way out of attention."""
-        return bits(self.rest if self.attention is None else self.attention, row)
-
-    def value_bits(self, row: int, layers: int) -> float:
-        """Mean bits per weight, over the layers, of projections to values."""
-        return mixed_bits(self.value, self.rest if self.attention is None else self.attention, row, layers)
-
-    def ffn_bits(self, row: int) -> float:
-        return bits(self.rest, row)
-
-    def down_bits(self, row: int, layers: int) -> float:
-        """Mean bits per weight, over the layers, of the way out of the feed-forward network."""
-        return mixed_bits(self.down, self.rest, row, layers)
-
-    def embedding_bits(self, row: int) -> float:
-        return bits(self.embedding, row)
-
-    def head_bits(self, row: int) -> float:
-        return bits(self.head, row)
+    def mean_bits(self, part: Part, row: int, layers: int) -> float:
+        """Returns the mean bits per weight, over the layers, of a part whose rows have so many weights: ``attention``
+        is projections to queries and keys and the way out of attention, ``value`` those to values, ``ffn`` the ways
+        into the feed-forward network, ``down`` the one out of it."""
+        of_attention = self.rest if self.attention is None else self.attention
+        plain = {"attention": of_attention, "value": of_attention, "embedding": self.embedding, "head": self.head}
+        rest = bits(plain.get(part, self.rest), row)
+        own = {"value": self.value, "down": self.down}.get(part)
+        if own is None:
+            return rest
+        stored, share = own
+        return share(layers) * bits(stored, row) + (1 - share(layers)) * rest
 
 
 _GGUF = "llama.cpp, llama-quant.cpp and ggml-common.h"
