@@ -13,7 +13,7 @@ mass       share of a KV head's true attention mass on what it attended
 needles    answers of which every byte was most likely
 reuse      share of the selected KV blocks that were in memory, where there is a reuse buffer
 
-"chance" selects tokens at random.
+"chance" selects tokens at random. Quest is its index alone: pages of 16 tokens, every KV head for itself.
 """
 
 import sys
@@ -64,11 +64,11 @@ class Chance(Index):
 
 @dataclass(frozen=True)
 class Way:
-    """A system with some of its policies changed."""
+    """A system with some of its policies changed; `index` stands in for its own."""
 
     system: str
     policies: Mapping[str, Any] = field(default_factory=dict)
-    chance: bool = False
+    index: str | None = None
 
 
 def _kvswap(**changed: Any) -> Way:
@@ -79,8 +79,9 @@ def ways(context: int) -> dict[str, Way]:
     """By name; the first of KVSwap's parameters select all there is."""
     return {
         "kvswap": _kvswap(),
-        **{name: Way(name) for name in ("infinigen", "infinigen-star", "loki", "shadowkv", "quest")},
-        "chance": Way("infinigen", chance=True),
+        **{name: Way(name) for name in ("infinigen", "infinigen-star", "loki", "shadowkv")},
+        "quest": Way("infinigen", {"group_tokens": 16}, index="page-bounds"),
+        "chance": Way("infinigen", index="chance"),
         "all groups": _kvswap(selected_tokens=2 * context, compression=1),
         "softmax by head": _kvswap(scores="by_head"),
         **{f"G={g}": _kvswap(group_tokens=g) for g in (1, 2, 4, 12, 16, 32)},
@@ -122,20 +123,21 @@ def decoded(
 def compared(
     model: PreTrainedModel, task: Task, true: Exact, way: Way, asked: Namespace, selected: int, sample: torch.Tensor
 ) -> dict[str, float]:
-    spec, decoder = spec_of(model), Decoder(model)
+    of_model, decoder = spec_of(model), Decoder(model)
     roles = DECODE_SYSTEMS[way.system].with_policies({"selected_tokens": selected, **way.policies}).roles
-    budget = 1e12 if asked.share is None else asked.share * spec.kv_full_bytes(len(task.context))
+    budget = 1e12 if asked.share is None else asked.share * of_model.kv_full_bytes(len(task.context))
     lengths = {"context": len(task.context), "output": len(task.said)}
-    plan = plan_of(roles, spec, sequences=1, **lengths, budget_bytes=budget)
+    plan = plan_of(roles, of_model, sequences=1, **lengths, budget_bytes=budget)
     room_tokens = plan.layout.blocks * plan.choice.group_tokens
-    if way.chance:
-        random = IndexSpec(kind="chance", heads=plan.choice.heads, rank=0, block_tokens=plan.choice.group_tokens)
-        index: Index = Chance(random, layers=decoder.layers, head_dim=decoder.head_dim, room_tokens=room_tokens)
+    spec = plan.keys.index
+    if way.index is not None:
+        rank = 0 if way.index == "chance" else 2 * plan.model.key_width
+        spec = IndexSpec(kind=way.index, heads=plan.choice.heads, rank=rank, block_tokens=plan.choice.group_tokens)
+    assert spec is not None
+    if spec.kind == "chance":
+        index: Index = Chance(spec, layers=decoder.layers, head_dim=decoder.head_dim, room_tokens=room_tokens)
     else:
-        assert plan.keys.index is not None
-        index = index_maker(plan.keys.index.kind)(
-            decoder, sample, plan.keys.index, sequences=1, room_tokens=room_tokens
-        )
+        index = index_maker(spec.kind)(decoder, sample, spec, sequences=1, room_tokens=room_tokens)
     with TemporaryDirectory() as folder:
         logits, runner, flow = decoded(plan, model, task, true, index, Path(folder))
     rolling = roles.upkeep != RollingGroups(rolling=False)
