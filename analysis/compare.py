@@ -149,7 +149,7 @@ def compare_bars(
         # Room for the figures written behind the bars.
         reach = [bar.get_x() + bar.get_width() for bar in axis.patches]
         reach += [high for _, high in ends.values()] if axis is left else []
-        axis.set_xlim(0, 1.3 * max(reach, default=1.0))
+        axis.set_xlim(0, (1.6 if axis is left and ends else 1.3) * max(reach, default=1.0))
     return figure
 
 
