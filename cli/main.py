@@ -5,6 +5,7 @@ Nothing heavy is imported here or at the top of a command's file, so that ``--he
 
 import atexit
 import errno
+import gc
 import os
 import signal
 import sys
@@ -132,6 +133,8 @@ def _leave(code: int) -> None:
     134 in place of `code`. Waiting for the op could take a minute.
     """
     if not any(thread.name.startswith("kvferry ") for thread in threading.enumerate()):
+        # All memory goes with the process: looking for cycles among torch's objects takes a second of processor time.
+        atexit.register(gc.freeze)
         sys.exit(code)
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):

@@ -1,6 +1,7 @@
 """The command: exit codes, what goes to which stream, and what becomes of errors. Runs are stood in for here."""
 
 import errno
+import gc
 import json
 import subprocess
 import sys
@@ -643,3 +644,15 @@ def test_fidelity_says_first_whose_errors_these_will_be(call: Call, monkeypatch:
     assert first.startswith("rtx-5080-laptop was not measured: errors will be the profile's, not the simulator's; ")
     assert "kvferry calibrate measures one in minutes" in first
     assert "nothing is run here" in last
+
+
+def test_the_end_of_the_process_looks_through_no_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a real run that takes a second of processor time, which a cloud that is told to end does not have."""
+    from kvferry.cli import main
+
+    at_exit: list[Any] = []
+    monkeypatch.setattr(main.atexit, "register", at_exit.append)
+    with pytest.raises(SystemExit) as left:
+        main._leave(143)
+    assert left.value.code == 143
+    assert at_exit == [gc.freeze]
