@@ -129,7 +129,8 @@ def _complaint(detail: dict[str, Any], model: type[BaseModel]) -> Complaint:
 
 def _without_branch(loc: tuple[str | int, ...]) -> tuple[str | int, ...]:
     """pydantic puts the branch of a plain union behind the key that takes either: ``literal['max']``."""
-    is_branch = bool(loc) and re.match(r"(literal|function-\w+)\[|constrained-(int|float)$", str(loc[-1])) is not None
+    branch = r"(literal|function-\w+)\[|(constrained-(int|float)|int)$"
+    is_branch = bool(loc) and re.match(branch, str(loc[-1])) is not None
     return loc[:-1] if is_branch else loc
 
 

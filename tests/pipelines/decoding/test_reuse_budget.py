@@ -15,6 +15,7 @@ from kvferry.pipelines.decoding.workload import plan_for
 from kvferry.pipelines.record import Run
 from kvferry.pipelines.run import run_scenario
 from kvferry.scenarios.loader import load_scenario
+from kvferry.specs.errors import InputError
 from kvferry.specs.scenario import Scenario
 
 SHORT = [
@@ -118,6 +119,11 @@ def test_more_memory_never_slows_decoding_by_default() -> None:
     assert all(after <= 1.001 * before for before, after in zip(took_s, took_s[1:], strict=False))
     assert took_s[-1] < 0.95 * all_slots_s[-1] and all_slots_s[-1] > 1.05 * all_slots_s[0]
     assert took_s[0] <= all_slots_s[0]
+
+
+def test_other_words_for_slots_are_refused_under_their_key() -> None:
+    with pytest.raises(InputError, match=r"policies\.slots: 'many' is not a whole number, or all$"):
+        load("kvswap/throughput", ["policies.slots=many"])
 
 
 def test_where_a_search_costs_nothing_all_slots_pay() -> None:
