@@ -26,7 +26,11 @@ def with_paying_slots(roles: Roles, scenario: Scenario, sized: Callable[[Roles],
     residency, away, selected = roles.residency, roles.placement.away, plan.choice.selected
     if not isinstance(residency, Reuse) or residency.slots is not None or away is None or roles.placement.mapped:
         return plan
-    if not selected or plan.staying.slots <= selected:
+    if not selected:
+        return plan
+    # A context shorter than a selection is followed by an output that makes it as large.
+    least = roles.selector.selected(plan.choice.group_tokens, plan.layout.blocks) or selected
+    if plan.staying.slots <= least:
         return plan
     device = on_runtime(scenario).device
     if not device.processors[device.main].slot_s:
@@ -46,5 +50,5 @@ def with_paying_slots(roles: Roles, scenario: Scenario, sized: Callable[[Roles],
         rate = float(np.interp(slots, capacities, rates))
         return delays.block(replace(plan, staying=replace(plan.staying, slots=slots)), rate, away).block_s
 
-    paying = paying_slots(selected, fitting, took_s)
+    paying = paying_slots(least, fitting, took_s)
     return plan if paying == fitting else sized(replace(roles, residency=replace(residency, slots=paying)))

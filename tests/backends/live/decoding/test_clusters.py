@@ -191,7 +191,7 @@ def test_a_cache_has_what_the_file_has(model: Any, tmp_path: Path, residency: Re
     assert read.run() == kept.run()
     torch.testing.assert_close(torch.stack(read.logits), torch.stack(kept.logits), rtol=1e-4, atol=1e-4)
     assert kept.flow.record.blocks_reused > read.flow.record.blocks_reused == 0
-    for resident in kept.flow.now.residents:
+    for resident in (one.resident for one in kept.flow.now.layers):
         resident.check()
 
 
@@ -210,7 +210,7 @@ def test_a_cache_has_clusters_that_are_made_anew(model: Any, tmp_path: Path, res
     told = [torch.stack(one.logits) for one in both]
     torch.testing.assert_close(*told, rtol=1e-4, atol=1e-4)
     assert both[1].flow.record.blocks_reused > 0
-    for resident in both[1].flow.now.residents:
+    for resident in (one.resident for one in both[1].flow.now.layers):
         resident.check()
 
 

@@ -58,7 +58,7 @@ class Decoding(SmallDecoding):
 
     def check_slots(self) -> int:
         checked = 0
-        for layer, buffer in enumerate(self.flow.now.residents):
+        for layer, buffer in enumerate(one.resident for one in self.flow.now.layers):
             buffer.check()
             if not isinstance(buffer, ReuseBuffer):
                 continue
