@@ -1,5 +1,6 @@
 """What messages between machines cost, by hand: bytes on an up- and a downlink, and half the round trip either way."""
 
+import numpy as np
 import pytest
 import simpy
 
@@ -93,3 +94,16 @@ def test_a_message_over_a_link_that_ends_is_lost_and_its_sender_learns_of_it() -
             yield end.send("lost", 1e9)
 
     env.run(until=env.process(phone()))
+
+
+def test_a_message_that_is_late_holds_up_the_one_behind_it() -> None:
+    # 10 ms and 50 ms more; the second, right behind the first and not late itself, is no sooner under way.
+    env, late_s = simpy.Environment(), iter([0.05, 0.0])
+    late = access(env)
+    late = Access(late.up, late.down, late.rtt_s, lambda n: np.array([next(late_s) for _ in range(n)]))
+    carry, arrived_s = Accesses(env, {"phone": late}), []
+    for _ in range(2):
+        sent = carry("phone", "cloud", 1e3)
+        sent.callbacks.append(lambda _: arrived_s.append(env.now))  # type: ignore[union-attr]
+    env.run()
+    assert arrived_s == pytest.approx([0.001 + 0.060, 0.002 + 0.060])

@@ -126,6 +126,10 @@ def test_blocks_that_are_written_in_part_are_read_first() -> None:
     world = World(spec(block_bytes=512))
     world.ends_s(world.storage.write(Extents(np.array([500, 2048]), np.array([100, 512]))))
     assert [(span.label, span.n_bytes) for span in world.spans] == [("Read", 1024), ("Write", 1536)]
+    # Also where a block is covered but for its first byte.
+    most = World(spec(block_bytes=512))
+    most.ends_s(most.storage.write(Extents(np.array([1]), np.array([511]))))
+    assert [(span.label, span.n_bytes) for span in most.spans] == [("Read", 512), ("Write", 512)]
     whole = World(spec(block_bytes=512))
     whole.ends_s(whole.storage.write(Extents(np.array([512]), np.array([512]))))
     assert [span.label for span in whole.spans] == ["Write"]

@@ -218,6 +218,10 @@ def test_past_what_was_tuned_for(batch: int, context: int, output: int) -> None:
         found.nearest(batch, context, output)
 
 
+def test_any_budget_is_one() -> None:
+    assert limits(0.5).budget_bytes == 0.5
+
+
 def test_batches_and_contexts_in_steps() -> None:
     assert limits(1e6, most_batch=8, batch_step=3).batches() == [1, 4, 7, 8]
     assert limits(1e6, most_context=1000).contexts() == [256, 512, 768, 1000]

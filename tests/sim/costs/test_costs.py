@@ -9,6 +9,7 @@ import pytest
 from kvferry.machine.ops import (
     Advance,
     Assign,
+    Cluster,
     DecodeAttention,
     DecodeStep,
     Decompress,
@@ -129,6 +130,11 @@ def test_choosing_before_the_pass_and_assigning_by_hand() -> None:
     ]
     # 6 centroids of 10 numbers of 2 B, for two sequences.
     assert WORK(Assign(2, centroids=6, step=0, layer=0)) == [("scoring", 2 * 2 * 60, 2 * 60 * 2)]
+
+
+def test_clusters_are_made_in_eight_rounds_of_comparing_by_hand() -> None:
+    # 2 sequences of 7 keys of 10 numbers of 2 B, each compared with 3 centroids.
+    assert WORK(Cluster(2, tokens=7, clusters=3, layer=0)) == [("gemm", 2 * 8 * 2 * 7 * 3 * 10, 8 * 2 * 7 * 10 * 2)]
 
 
 def test_an_op_without_a_price_is_refused_by_its_name() -> None:
