@@ -175,7 +175,7 @@ def test_a_scenario_is_carried_out_and_told() -> None:
 @pytest.mark.parametrize("reuse", [True, False])
 def test_what_memory_takes_is_within_the_budget(reuse: bool) -> None:
     """As many slots as the budget holds, compressed keys of an output a third as long as the context."""
-    policies = {"selected_tokens": 32, "compression": 2, "reuse": reuse}
+    policies = {"selected_tokens": 32, "compression": 2, "reuse": reuse} | ({"slots": "all"} if reuse else {})
     wanted = scenario(workload={"output": 50}, policies=policies, budget={"kv": "340 KiB"})
     figures = metrics_for(wanted, run_scenario(wanted))
     # Three layers of two sequences with room for 200 tokens: rank 16 of 4 B.
