@@ -1,6 +1,7 @@
 """What a command imports, by ``sys.modules``: a small run takes no longer to start than it must."""
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -65,3 +66,26 @@ def test_a_small_run_imports_only_what_it_uses(tmp_path: Path, monkeypatch: pyte
     assert (tmp_path / "drawn" / "plots").is_dir()
     assert "matplotlib" in drawn
     assert not (ASSIST_AND_DECODING | {"pandas", "joblib", "pint", "jinja2"}) & drawn
+
+
+# Calls the command, and gets the signal while it imports what it needs.
+WHILE_IMPORTING = """\
+import os, signal, sys
+
+class Importing:
+    def find_spec(self, name, path=None, target=None):
+        if name == "kvferry.cli.main":
+            os.kill(os.getpid(), signal.{name})
+
+sys.meta_path.insert(0, Importing())
+from kvferry.cli.entry import main
+main()
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_signal_while_it_starts_ends_it_quietly(name: str) -> None:
+    program = [sys.executable, "-c", WHILE_IMPORTING.format(name=name), "models"]
+    ended = subprocess.run(program, capture_output=True, text=True, timeout=60)
+    # A shell says 130 and 143.
+    assert (ended.returncode, ended.stdout, ended.stderr) == (-getattr(signal, name), "", "")
