@@ -32,7 +32,7 @@ _PATHS = {True: "streamed", False: "computed"}
 
 
 def write_run(folder: Path, scenario_yaml: str, run: Run, envelope: Envelope, *, plots: bool = True) -> list[Path]:
-    """Write scenario.yaml, metrics.json, spans.parquet, requests.parquet, trace.json and, with `plots`, plots/; returns
+    """Write scenario.yaml, spans.parquet, requests.parquet, trace.json, metrics.json and, with `plots`, plots/; returns
     the files. Of a loaded context, units.parquet says which unit came by which path.
 
     If a real model answered, answers.json has its token ids by sequence.
@@ -43,7 +43,6 @@ def write_run(folder: Path, scenario_yaml: str, run: Run, envelope: Envelope, *,
     title = _title(envelope)
     written = [
         write_file(folder / "scenario.yaml", scenario_yaml.encode()),
-        write_file(folder / "metrics.json", to_json(envelope).encode()),
         write_file(folder / "spans.parquet", _parquet(spans_columns(run))),
         write_file(
             folder / "requests.parquet", _parquet(requests_columns(run, bounded="bound_s" in envelope["metrics"]))
@@ -53,6 +52,8 @@ def write_run(folder: Path, scenario_yaml: str, run: Run, envelope: Envelope, *,
     ]
     if "answers" in run.measured:
         written.append(write_file(folder / "answers.json", to_json(run.measured["answers"]).encode()))
+    # Behind all other figures: where it lies, an interrupted command has left nothing out but pictures.
+    written.append(write_file(folder / "metrics.json", to_json(envelope).encode()))
     if plots:
         written += write_drawn(run_pictures(folder, run, envelope))
     return written

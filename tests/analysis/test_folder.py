@@ -62,7 +62,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 def test_a_run_leaves_its_folder(tmp_path: Path) -> None:
     written = write_run(tmp_path / "out" / "demo", YAML, run(), envelope(run()))
     assert [str(path.relative_to(tmp_path / "out" / "demo")) for path in written] == [
-        "scenario.yaml", "metrics.json", "spans.parquet", "requests.parquet", "trace.json",
+        "scenario.yaml", "spans.parquet", "requests.parquet", "trace.json", "metrics.json",
         "plots/gantt.png", "plots/gantt.svg",
     ]  # fmt: skip
     found = contents(tmp_path / "out" / "demo")
@@ -119,10 +119,10 @@ def test_a_run_without_work_still_tells_why(tmp_path: Path) -> None:
     written = write_run(tmp_path, YAML, failed, envelope(failed))
     assert [path.name for path in written] == [
         "scenario.yaml",
-        "metrics.json",
         "spans.parquet",
         "requests.parquet",
         "trace.json",
+        "metrics.json",
     ]
     assert json.loads((tmp_path / "metrics.json").read_text())["why"].startswith("weights")
 
