@@ -52,7 +52,8 @@ def test_the_ends_of_a_range_are_the_runs_on_those_runtimes(compared: dict[str, 
     assert found.ranges["throughput_tokens_per_s"] == ends
     assert found.metrics["throughput_tokens_per_s"] == ends[0]
     assert "tpot_s" in found.ranges
-    assert "kv_memory_peak_bytes" not in found.ranges, "not by software"
+    assert "kv_buffer_bytes" in found.ranges, "as large as pays on each"
+    assert "kv_metadata_bytes" not in found.ranges, "not by software"
 
 
 def test_a_result_says_what_it_assumes(compared: dict[str, Comparison]) -> None:

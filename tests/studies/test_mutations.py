@@ -67,11 +67,11 @@ from pathlib import Path
 def test_where() -> None:
     assert Path(layout.__file__).resolve().is_relative_to(Path.cwd().resolve())
 """)
-    assert mutations.run_tests(tree, ["tests/test_where.py"]) == ("passed", "")
+    assert mutations.run_tests(tree, ["tests/test_where.py"], 60) == ("passed", "")
     one = mutations.Mutation("tests/test_where.py", 6, 11, 6, 79, "", "False")
-    judge = mutations.Judge(tree, [])
+    judge = mutations.Judge(tree, [], 60)
     with mutations.changed(tree / one.path, one):
-        assert mutations.run_tests(tree, ["tests/test_where.py"])[0] == "caught"
+        assert mutations.run_tests(tree, ["tests/test_where.py"], 60)[0] == "caught"
     # It passes without the mutation, so it counts.
     assert judge._is_sound("tests/test_where.py::test_where")
 
