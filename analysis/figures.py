@@ -223,10 +223,10 @@ RATES = ("decode_tokens_per_s", "end_to_end_tokens_per_s")
 COMPARED_DECODING = (
     "throughput_tokens_per_s",
     *RATES,
+    "kv_memory_peak_bytes",
     "attended_tokens",
     "attention_mass",
     "tpot_s",
-    "kv_memory_peak_bytes",
     "reuse_rate",
     "storage_utilisation",
     "io_to_compute",

@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvferry.analysis.equal_memory import unequal_memory
 from kvferry.analysis.folder import comparison_pictures, write_comparison
 from kvferry.analysis.quality import lower_quality
 from kvferry.analysis.remarks import remarks_on
@@ -152,6 +153,11 @@ class Comparison:
             notes.append(f"medians of up to {runs} runs, taken in turns; ~: its range meets that of the best")
         if over := {runtime for one in self.results.values() for runtime in one.envelope.get("range_over", ())}:
             notes.append(f"{range_note(over)}; ~: its range meets that of the best: which is faster is not known")
+        done = {name: one for name, one in self.results.items() if one.outcome == "done"}
+        unequal = unequal_memory(
+            {name: one.metrics for name, one in done.items()}, {name: one.scenario for name, one in done.items()}
+        )
+        notes += [] if unequal is None else [unequal]
         notes += [f"{name}: {one}" for name, of in self.results.items() for one in (*of.run.faults, *of.run.notes)]
         return notes
 

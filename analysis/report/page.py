@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvferry.analysis import human
+from kvferry.analysis.equal_memory import unequal_memory
 from kvferry.analysis.figures import FIGURES
 from kvferry.analysis.quality import MARK, footnotes, is_unknown, lower_quality
 from kvferry.analysis.report.charts import bars, claims_chart, scatter, timeline
@@ -139,6 +140,7 @@ def _of_comparison(comparison: Comparison, number: Iterator[int]) -> Section:
     named = {system: f"{system} {MARK}" if system in lesser else system for system in outcomes}
     section.said += [line for run in comparison.runs for line in _range_of(run.found)]
     section.said += [*footnotes(finished), *(f"{named[system]}: {why}" for system, why in lesser.items())]
+    section.said += [line for line in [unequal_memory(finished)] if line is not None]
     shown = [
         key
         for key in FIGURES

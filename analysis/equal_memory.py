@@ -1,0 +1,48 @@
+"""Whether systems that decode were compared at equal memory: the peaks of their KV, and what they were granted."""
+
+from collections.abc import Mapping
+
+from kvferry.analysis import human
+from kvferry.specs.scenario import Scenario
+
+Metrics = Mapping[str, float]
+_PEAK = "kv_memory_peak_bytes"
+# So many times the smallest peak are still as much: blocks and pages are whole.
+_AS_MUCH = 1.5
+_ALL_FREE = "all memory that is free"
+
+
+def unequal_memory(systems: Mapping[str, Metrics], scenarios: Mapping[str, Scenario] | None = None) -> str | None:
+    """Returns a line that says how far the KV memory peaks of systems that decode lie apart, what each was granted
+    where their `scenarios` are at hand, and how to grant all the same; None where the peaks are alike."""
+    peaks = {name: one[_PEAK] for name, one in systems.items() if "tokens_decoded" in one and one.get(_PEAK)}
+    if not peaks or max(peaks.values()) <= _AS_MUCH * min(peaks.values()):
+        return None
+    least, most = min(peaks, key=peaks.__getitem__), max(peaks, key=peaks.__getitem__)
+    line = (
+        f"not at equal memory: KV memory peaks from {human.size(peaks[least])} ({least}) to"
+        f" {human.size(peaks[most])} ({most})"
+    )
+    by_grant: dict[str, list[str]] = {}
+    for name, scenario in (scenarios or {}).items():
+        if name in peaks:
+            by_grant.setdefault(granted(scenario), []).append(name)
+    grants = [f"{', '.join(names)}: {grant}" for grant, names in by_grant.items()]
+    line += f"; granted: {'; '.join(grants)}" if grants else ""
+    return (
+        f"{line}; --set budget.kv=SIZE --set budget.kv_share=null --set budget.in_memory_kv=SIZE grants all the same,"
+        " of which a system may take less"
+    )
+
+
+def granted(scenario: Scenario) -> str:
+    """Returns what the budget lets the KV of a scenario's system take of memory, and which key says so."""
+    from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS
+
+    budget = scenario.decode.budget
+    if DECODE_SYSTEMS[scenario.system].with_policies(scenario.policy_values).roles.all_in_memory:
+        n_bytes = budget.in_memory_kv_bytes
+        return _ALL_FREE if n_bytes is None else f"{human.size(n_bytes)} (budget.in_memory_kv)"
+    if budget.kv_share is not None:
+        return f"{human.percent(budget.kv_share)} of a full cache (budget.kv_share)"
+    return _ALL_FREE if budget.kv_bytes is None else f"{human.size(budget.kv_bytes)} (budget.kv)"
