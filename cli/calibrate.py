@@ -73,7 +73,7 @@ def calibrate(
     """
     from kvferry.api.calibration import calibrate as measure
     from kvferry.cli.progress import say, steps
-    from kvferry.specs.errors import InputError
+    from kvferry.specs.errors import InputError, quoted
 
     folder = output or Path("calibration")
     if files and not from_files:
@@ -84,7 +84,7 @@ def calibrate(
             options = ", ".join(f"--{key.replace('_', '-')}" for key in useless)
             raise InputError(f"{options}: nothing is measured here with --from; leave it out")
         made = [*from_files, *(files or [])]
-        print(measure(model, folder, files=made, base=base, name=name, say=say).profile)
+        print(quoted(str(measure(model, folder, files=made, base=base, name=name, say=say).profile)))
         return
     if model is None:
         raise InputError("--model: names what to measure with, as in --model Qwen/Qwen3-0.6B; or --from FILE...")
@@ -110,7 +110,7 @@ def calibrate(
     say(
         "a scenario uses it with `device: PROFILE` and `costs: table`, or `costs: predictor` for block-sparse attention"
     )
-    print(written.profile)
+    print(quoted(str(written.profile)))
 
 
 def _given(command: typer.Context, key: str) -> bool:

@@ -27,9 +27,10 @@ def encode(
     """
     from kvferry.api.encode import encode as encoded
     from kvferry.cli.progress import say
+    from kvferry.specs.errors import quoted
 
     def show(path: Path) -> None:
-        print(path, flush=True)
+        print(quoted(str(path)), flush=True)
 
     with as_options("systems"):
         encoded(

@@ -37,8 +37,9 @@ def policy(
     """
     from kvferry.api.new_policy import new_policy
     from kvferry.cli.progress import say
+    from kvferry.specs.errors import quoted
 
     file, test = new_policy(name, role, output or Path())
-    print(file)
-    print(test)
+    print(quoted(str(file)))
+    print(quoted(str(test)))
     say(f"how it is used stands at the top of {file}; test it with: pytest {test}")

@@ -52,11 +52,14 @@ def with_engine(device: Mapping[str, Any], engine: Mapping[str, Any], replace: b
     """A device, as a file has it, whose processors have the engine's numbers where they have none of their own, or in
     place of their own (`replace`). Their sources name the engine. Applied twice, it changes nothing more."""
     named, by_kind = device.get("processors"), engine.get("processors")
-    if not isinstance(named, dict) or not isinstance(by_kind, dict):
+    own_sources, said_by_engine = device.get("sources") or {}, engine.get("sources") or {}
+    if not all(isinstance(part, dict) for part in (named, by_kind, own_sources, said_by_engine)):
+        # Whoever validates it says which of them is no mapping.
         return dict(device)
-    processors, sources = dict(named), dict(device.get("sources") or {})
+    processors, sources = dict(named), dict(own_sources)
     for name, processor in named.items():
-        numbers = by_kind.get(processor.get("kind")) if isinstance(processor, dict) else None
+        kind = processor.get("kind") if isinstance(processor, dict) else None
+        numbers = by_kind.get(kind) if isinstance(kind, str) else None
         if not isinstance(numbers, dict):
             continue
         theirs = EngineOnProcessor.model_fields if replace else ()
@@ -65,7 +68,7 @@ def with_engine(device: Mapping[str, Any], engine: Mapping[str, Any], replace: b
         for key in theirs:
             sources.pop(f"processors.{name}.{key}", None)
         for key in (key for key in numbers if key not in own):
-            said = (engine.get("sources") or {}).get(f"processors.{processor['kind']}.{key}")
+            said = said_by_engine.get(f"processors.{kind}.{key}")
             if said is not None:
                 sources[f"processors.{name}.{key}"] = f"engine {engine.get('name')}: {said}"
     return {**device, "processors": processors, "sources": sources, "engine": dict(engine)}

@@ -185,7 +185,8 @@ class Scenario(Part):
         if isinstance(device, dict) and isinstance(engine, dict):
             device = with_engine(device, engine, replace=True)
             value = {**value, "device": device}
-        if isinstance(device, dict) and isinstance(processor, str) and processor in (device.get("processors") or ()):
+        named = device.get("processors") if isinstance(device, dict) else None
+        if isinstance(named, dict) and isinstance(processor, str) and processor in named:
             value = {**value, "device": {**device, "main": processor}}
         model, precision = value.get("model"), value.get("precision")
         if isinstance(model, dict) and precision is not None:

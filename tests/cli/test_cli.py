@@ -656,3 +656,10 @@ def test_the_end_of_the_process_looks_through_no_objects(monkeypatch: pytest.Mon
         main._leave(143)
     assert left.value.code == 143
     assert at_exit == [gc.freeze]
+
+
+def test_paths_of_written_files_are_printed_without_what_a_terminal_obeys(call: Call) -> None:
+    code, out, err = call("new", "policy", "mine", "--role", "loader", "--output", "\x1b[31mred")
+    assert code == 0
+    assert out.splitlines() == ["\\x1b[31mred/mine.py", "\\x1b[31mred/test_mine.py"]
+    assert "\x1b" not in err

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import re
 import resource
 import signal
 import sys
@@ -27,6 +28,8 @@ MOST_S = 120
 MOST_BYTES = 6 * 2**30
 # Processor time after which a word must have been said.
 SILENT_S = 15.0
+# A line of progress.
+SAID_SO = re.compile(r" \d+ s so far\b")
 # What commands write on the way to a file, and must take away again.
 TEMPORARY = ("tmp*", "kvferry-*", "*.partial", ".*.partial", "*/*.partial", "*/.*.partial")
 
@@ -42,10 +45,15 @@ class Called:
     left: tuple[str, ...] = ()
 
     @property
+    def is_long(self) -> bool:
+        """Time ran out, and lines said that it works on."""
+        return self.code is None and SAID_SO.search(self.err) is not None
+
+    @property
     def fault(self) -> str | None:
         """What no input may lead to; None: nothing of the kind."""
         if self.code is None:
-            return f"it ran for more than {MOST_S} s"
+            return None if self.is_long else f"it ran for more than {MOST_S} s and did not say so"
         if self.code not in (0, 1, 2):
             return f"exit code {self.code}"
         if "a fault of its own" in self.err or "Traceback" in self.err or "Warning:" in self.err:
@@ -99,7 +107,7 @@ def called(*arguments: str, folder: Path, most_s: int = MOST_S) -> Called:
         for file in (out, err):
             file.seek(0)
             texts.append(file.read().decode("utf-8", "replace"))
-    silent_s = 0.0 if texts[0] or texts[1] else used.ru_utime
+    silent_s = 0.0 if texts[1] else used.ru_utime
     left = tuple(str(one.relative_to(folder)) for pattern in TEMPORARY for one in folder.glob(pattern))
     return Called(None if code == -signal.SIGALRM else code, *texts, silent_s, left)
 
@@ -115,7 +123,8 @@ def _run(arguments: tuple[str, ...], folder: Path, out: int, err: int, most_s: i
         os.dup2(out, 1)
         os.dup2(err, 2)
         sys.stdout = os.fdopen(1, "w", encoding="utf-8", errors="backslashreplace")
-        sys.stderr = os.fdopen(2, "w", encoding="utf-8", errors="backslashreplace")
+        # By lines: what was said stays, also of a command that is ended.
+        sys.stderr = os.fdopen(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace")
         os.chdir(folder)
         # A fault's log goes where the case lies.
         tempfile.tempdir = str(folder)

@@ -90,3 +90,26 @@ def test_what_is_no_engine_is_refused(settings: list[str], said: str) -> None:
     with pytest.raises(InputError) as error:
         load_scenario("decode", settings)
     assert said in str(error.value)
+
+
+_WITH_ENGINE = "device.engine={name: e, processors: {gpu: {layer_s: 1 ms}}, sources: {}}"
+_ENGINE_WITH = "engine={{name: e, processors: {{gpu: {{layer_s: 1 ms}}}}, sources: {}}}"
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ([_WITH_ENGINE, "device.processors.gpu.kind={}"], "device.processors.gpu.kind: a mapping is none of gpu, cpu"),
+        ([_WITH_ENGINE, "device.processors.gpu.kind=[]"], "device.processors.gpu.kind: a list is none of gpu, cpu"),
+        ([_WITH_ENGINE, "device.sources=5"], "device.sources: 5 is not a mapping"),
+        ([_WITH_ENGINE, "device.sources=abc"], "device.sources: 'abc' is not a mapping"),
+        ([_ENGINE_WITH.format("[a]")], "engine.sources: a list is not a mapping"),
+        ([_ENGINE_WITH.format("5")], "engine.sources: 5 is not a mapping"),
+        (["device.processors=5", "processor=gpu"], "device.processors: 5 is not a mapping"),
+        (["device.processors=gpus", "processor=gpu"], "device.processors: 'gpus' is not a mapping"),
+    ],
+)
+def test_what_has_no_parts_is_refused_where_an_engine_would_be_laid_over_it(settings: list[str], said: str) -> None:
+    with pytest.raises(InputError) as error:
+        load_scenario("quickstart", settings)
+    assert said in str(error.value)
