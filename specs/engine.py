@@ -51,7 +51,8 @@ class EngineSpec(Spec):
 def with_engine(device: Mapping[str, Any], engine: Mapping[str, Any], replace: bool = False) -> dict[str, Any]:
     """A device, as a file has it, whose processors have the engine's numbers where they have none of their own, or in
     place of their own (`replace`). Their sources name the engine. Applied twice, it changes nothing more."""
-    named, by_kind = device.get("processors"), engine.get("processors")
+    named: Any = device.get("processors")
+    by_kind: Any = engine.get("processors")
     own_sources, said_by_engine = device.get("sources") or {}, engine.get("sources") or {}
     if not all(isinstance(part, dict) for part in (named, by_kind, own_sources, said_by_engine)):
         # Whoever validates it says which of them is no mapping.

@@ -186,7 +186,7 @@ class Scenario(Part):
             device = with_engine(device, engine, replace=True)
             value = {**value, "device": device}
         named = device.get("processors") if isinstance(device, dict) else None
-        if isinstance(named, dict) and isinstance(processor, str) and processor in named:
+        if isinstance(device, dict) and isinstance(named, dict) and isinstance(processor, str) and processor in named:
             value = {**value, "device": {**device, "main": processor}}
         model, precision = value.get("model"), value.get("precision")
         if isinstance(model, dict) and precision is not None:
