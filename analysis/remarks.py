@@ -1,6 +1,6 @@
 """What the figures of a run rest on, and which could not be had: lines that stand beside every result."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from kvferry.pipelines.decoding.runtimes import runtime_of
 from kvferry.pipelines.record import Run
@@ -44,13 +44,22 @@ def _measured(how: CalibrationSpec) -> str:
 
 def software(scenario: Scenario) -> str | None:
     """A line that says which runtime a run assumes; None where it is known, or makes no difference."""
-    runtime = None if scenario.backend != "sim" else runtime_of(scenario)
-    if runtime is None or not runtime.assumed:
-        return None
-    return (
-        f"what software takes to manage KV outside the processor's memory is assumed on {scenario.device.name}:"
-        f" {runtime.about(scenario.device)}; --set runtime=NAME chooses another (kvferry runtimes)"
-    )
+    return next(_software({scenario.system: scenario}, named=False), None)
+
+
+def _software(scenarios: Mapping[str, Scenario], *, named: bool) -> Iterator[str]:
+    """A line for each device on which runtimes are assumed, with the names of the systems if `named`."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for name, scenario in scenarios.items():
+        runtime = None if scenario.backend != "sim" else runtime_of(scenario)
+        if runtime is not None and runtime.assumed:
+            found.setdefault(scenario.device.name, {}).setdefault(runtime.about(scenario.device), []).append(name)
+    for device, by_runtime in found.items():
+        which = (f"{', '.join(of)}: {about}" if named else about for about, of in by_runtime.items())
+        yield (
+            f"what software takes to manage KV outside the processor's memory is assumed on {device}:"
+            f" {'; '.join(which)}; --set runtime=NAME chooses another (kvferry runtimes)"
+        )
 
 
 def has_bounds(scenario: Scenario) -> bool:
@@ -97,13 +106,13 @@ def why_no_cloud_energy(scenario: Scenario, run: Run) -> str | None:
     return f"{'; '.join(lacks)} (active_w, base_w)" if lacks else None
 
 
-def remarks_on(runs: Mapping[str, tuple[Scenario, Run]]) -> list[str]:
+def remarks_on(runs: Mapping[str, tuple[Scenario, Run]], same_on_all_runtimes: Collection[str] = ()) -> list[str]:
     """For the user, below the figures of runs by system: a line for each thing, whatever number of systems it holds
-    for."""
+    for. `same_on_all_runtimes`: systems of which no figure depends on the runtime."""
     found: dict[str, None] = {}
+    assume = {name: one for name, (one, _) in runs.items() if name not in same_on_all_runtimes}
     for scenario, run in runs.values():
         lines = [how_known(scenario.device), *(how_known(one.device) for one in scenario.machines.values())]
-        lines.append(software(scenario))
         if not has_bounds(scenario) and any(record.bound_s is not None for record in run.requests):
             lines.append("no bound or regret: they would be made from figures that were not measured here")
         if why := why_no_energy(scenario, run):
@@ -111,4 +120,4 @@ def remarks_on(runs: Mapping[str, tuple[Scenario, Run]]) -> list[str]:
         if why := why_no_cloud_energy(scenario, run):
             lines.append(f"the cloud's energy is not counted: {why}")
         found |= dict.fromkeys(line for line in lines if line)
-    return list(found)
+    return [*found, *_software(assume, named=len(runs) > 1)]

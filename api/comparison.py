@@ -78,7 +78,9 @@ class Comparison:
         runs = {name: (one.scenario, one.run) for name, one in self.results.items()}
         ended = [f"{name}: {run.outcome.replace('_', ' ')}: {run.why}" for name, (_, run) in runs.items() if run.why]
         failed = [f"{name}: failed: {why}" for name, why in self.failed.items()]
-        return [*self.without_effect, *ended, *failed, *remarks_on(runs)]
+        same = [name for name, one in self.results.items() if one.outcome != "done"]
+        same += [name for name, one in self.results.items() if one.on_runtimes and not one.ranges]
+        return [*self.without_effect, *ended, *failed, *remarks_on(runs, same)]
 
     @cached_property
     def pictures(self) -> dict[str, Picture]:

@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+from tiny import DECODING, changed
 
 from kvferry.api.comparison import Comparison, compare
 from kvferry.api.result import run
@@ -69,6 +70,15 @@ def test_a_result_says_what_it_assumes(compared: dict[str, Comparison]) -> None:
     known = compared[BOARDS[0]]["kvswap"]
     assert known.envelope["provenance"]["runtime"]["assumed"] is False
     assert not any("assumed" in line for line in known.remarks)
+
+
+def test_one_remark_names_each_system_with_what_it_runs_on() -> None:
+    described = changed(DECODING, device=BOARDS[1])
+    systems = ["kvswap", "vllm", "infinigen", "dynakv"]
+    lines = [line for line in compare(described, systems).remarks if "is assumed on" in line]
+    assert len(lines) == 1
+    assert f"assumed on {BOARDS[1]}: kvswap, infinigen: kvswap-prototype" in lines[0]
+    assert "; dynakv: dynakv-prototype" in lines[0] and "vllm" not in lines[0]
 
 
 def test_one_word_leaves_the_further_runs_out() -> None:
