@@ -35,6 +35,8 @@ def test_what_leaves_tokens_out_is_marked_and_unknown_quality_is_told() -> None:
     assert lower_quality(SYSTEMS) == {"few": "410 of 32,768 tokens", "mine": "410 of 32,768 tokens"}
     assert [is_unknown("attention_mass", one) for one in SYSTEMS.values()] == [False, False, True]
     assert footnotes(SYSTEMS)[0].startswith("* attends to a part of the tokens")
+    assert "byte-large model at 4,096 tokens, interpolated" in footnotes(SYSTEMS)[0]
+    assert "an indication" in footnotes(SYSTEMS)[0]
     assert not footnotes({"full": SYSTEMS["full"]})
     more = {**SYSTEMS, "more": {**SPARSE, **RATES, "attended_tokens": 1000.0}}
     assert len(footnotes(SYSTEMS)) == 1 and "--equal-tokens N" in footnotes(more)[1]
