@@ -26,14 +26,17 @@ _LOOSE = {
 }
 
 
-def part_of_a_piece(number: str, unit: str) -> str | None:
-    """Returns what is wrong with a prefix such as the m of "mbps", and what was meant; None where nothing is."""
+def part_of_a_piece(number: str, unit: str, kind: str) -> str | None:
+    """Returns what is wrong with a prefix such as the m of "mbps", and what was meant; None where nothing is. A size
+    "200 mb" means megabytes: who means bits spells them out, or has a rate."""
     small = _SMALL.fullmatch(unit)
     if small is None:
         return None
     prefix, rest = small["prefix"], unit[small.end("prefix") :].replace("Bps", "B/s")
     word = {"m": "milli", "n": "nano"}.get(prefix, "micro" if len(prefix) == 1 else prefix)
     piece = {"b": "bit", "bps": "bit", "B": "byte", "Bps": "byte"}.get(small["piece"], small["piece"].rstrip("s"))
+    if kind == "size" and rest == "b":
+        rest = "B"
     meant = f"; m is a thousandth, M a million: '{number} M{rest}'" if prefix == "m" else ""
     return f"is in {word}{piece}s, and there is no part of one{meant}"
 
@@ -62,7 +65,8 @@ def meant(number: str, unit: str, kind: str) -> str | None:
         short = {"s": "s", "m": "min", "h": "h"}[piece[0].lower()]
         return f"'{number} {prefix}{short}'" if short == "s" or not prefix else None
     if kind in ("size", "rate"):
-        short = "B" if piece == "B" or piece.lower().startswith("byte") else "bit"
+        in_bytes = piece == "B" or piece.lower().startswith("byte") or (kind == "size" and piece == "b")
+        short = "B" if in_bytes else "bit"
     else:
         short = "flop" if kind == "compute rate" else "Hz"
     per = "/s" if kind in ("rate", "compute rate") else ""

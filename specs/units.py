@@ -148,7 +148,7 @@ def quantity(text: str, kind: str) -> float:
         raise ValueError(f"{shown} is not a {kind}; {hint}")
     if not match[2]:
         raise ValueError(f"{shown} has no unit; {hint}")
-    if kind in _OF_PIECES and (slip := part_of_a_piece(match[1], match[2])):
+    if kind in _OF_PIECES and (slip := part_of_a_piece(match[1], match[2], kind)):
         raise ValueError(f"{shown} {slip}")
     factor = _factor(match[2], kind)
     if isinstance(factor, str):
