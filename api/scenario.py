@@ -163,6 +163,16 @@ def _own_policies(own: Scenario, names: Collection[str], asked: Sequence[str]) -
     return [f"{own.name} says {roles} for {own.system} alone; others run with their own policies"]
 
 
+def policies_left_out(source: Source, settings: Settings, *, system: str | None = None) -> list[str]:
+    """Returns a remark on the policies that a source says for its own system, where another one is asked for."""
+    overrides = overrides_of(settings)
+    asked = [one for one in overrides if one.partition("=")[0].strip() != "system"]
+    if system is None and len(asked) == len(overrides):
+        return []
+    other = load_scenario(_described(source), [*overrides, *([] if system is None else [f"system={system}"])])
+    return _own_policies(load_scenario(_described(source), asked), [other.system], asked)
+
+
 def check_workload(scenario: Scenario, kind: str, command: str, example: str) -> None:
     """Raises InputError where `command` works on workloads of another kind than the scenario's; names an `example`."""
     if scenario.workload.kind != kind:
