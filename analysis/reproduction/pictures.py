@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvferry.analysis import style
+from kvferry.analysis import human, style
 from kvferry.analysis.reproduction.paper import PanelSpec, Paper, PictureSpec
 from kvferry.analysis.reproduction.rate_errors import rates_picture
 from kvferry.analysis.reproduction.results import Key, Results
@@ -28,6 +28,7 @@ _PAPERS = "hollow: as the paper prints it"
 Printed = dict[tuple[Key, str], float]
 # What is further from the paper's figure, either way, is an arrow at the edge with its number beside it.
 _FURTHEST = 32.0
+_DECADE = 10.0
 _SHAPES = {"hit": "o", "miss": "X", "measured": "D"}
 
 
@@ -69,14 +70,14 @@ def _draw(spec: PictureSpec, results: Results, printed: Printed) -> Figure:
 
 
 def _draw_panel(axis: Axes, panel: PanelSpec, systems: list[str], results: Results, printed: Printed) -> None:
-    from matplotlib.ticker import LogLocator
-
     every = dict.fromkeys(key.case for key in results.rows if key.experiment == panel.experiment)
     cases = [case for case in every if not panel.cases or case in panel.cases]
+    drawn: list[float] = []
     for place, system in enumerate(panel.systems):
         n = systems.index(system)
         runs = [Key(panel.experiment, case, system) for case in cases]
-        heights = [results.figure(run, panel.metric) or np.nan for run in runs]
+        figures = [results.figure(run, panel.metric) for run in runs]
+        heights = [np.nan if figure is None else figure for figure in figures]
         how: dict[str, Any] = {"label": system, "color": SERIES[n], "marker": MARKERS[n], "markersize": 5}
         if panel.x is None:
             # Cases have nothing between them: no line, and the systems side by side.
@@ -88,9 +89,11 @@ def _draw_panel(axis: Axes, panel: PanelSpec, systems: list[str], results: Resul
             axis.plot(places, heights, linestyle=LINES[n], **how)
         for place, run in zip(places, runs):
             known = [figure for figure in results.of_seeds(run, panel.metric) if figure is not None]
+            drawn += known
             if len(known) > 1:
                 axis.vlines(place, min(known), max(known), color=SERIES[n], linewidth=1)
         theirs = [(at, printed[run, panel.metric]) for at, run in zip(places, runs) if (run, panel.metric) in printed]
+        drawn += [figure for _, figure in theirs]
         if theirs:
             axis.plot(*zip(*theirs), color=SERIES[n], marker=MARKERS[n], **_HOLLOW)
             axis.plot([], [], color=style.INK, marker="o", **_HOLLOW, label=_PAPERS)
@@ -105,12 +108,26 @@ def _draw_panel(axis: Axes, panel: PanelSpec, systems: list[str], results: Resul
     if panel.x is None:
         axis.set_xlim(-0.5, len(cases) - 0.5)
         axis.tick_params(axis="x", length=0)
-    axis.set_yscale("log", subs=())
-    axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axis.yaxis.set_major_formatter("{x:g}")
+    _scale(axis, panel, drawn)
     axis.set_title(panel.title)
     axis.set_ylabel(panel.label)
     axis.grid(axis="y")
+
+
+def _scale(axis: Axes, panel: PanelSpec, drawn: list[float]) -> None:
+    """A logarithmic axis for what spans decades. What may be zero or less would have no point there, and percentages
+    are read as lengths: a linear axis that shows where zero is."""
+    from matplotlib.ticker import LogLocator
+
+    percentage = panel.metric.endswith("_percent") or human.of_unit(panel.metric) is human.percent
+    if not percentage and drawn and min(drawn) > 0 and max(drawn) > _DECADE * min(drawn):
+        axis.set_yscale("log", subs=())
+        axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    elif not drawn or min(drawn) >= 0:
+        axis.set_ylim(bottom=0)
+    else:
+        axis.axhline(0, color=style.GREY, linewidth=0.8, zorder=0)
+    axis.yaxis.set_major_formatter("{x:g}")
 
 
 def _places(panel: PanelSpec, cases: list[str], results: Results) -> list[Any]:

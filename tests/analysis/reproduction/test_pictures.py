@@ -2,7 +2,14 @@
 
 from typing import Any
 
-from kvferry.analysis.reproduction.pictures import claims_picture
+import pytest
+from tiny import LOADING
+
+from kvferry.analysis.reproduction.paper import PanelSpec
+from kvferry.analysis.reproduction.pictures import _draw_panel, claims_picture
+from kvferry.analysis.reproduction.results import Key, Results
+from kvferry.analysis.style import new_figure
+from kvferry.scenarios.loader import load_scenario
 
 
 def claim(name: str, printed: float, ours: float) -> dict[str, Any]:
@@ -19,3 +26,35 @@ def test_what_is_far_off_is_an_arrow_at_the_edge() -> None:
     # The axis goes no further.
     left, right = axis.get_xlim()
     assert 1 / 64 < left < 1 / 32 and 32 < right < 64
+
+
+def panel_of(metric: str, figures: list[float]) -> Any:
+    """The panel of a system's figures, a case each, over their number."""
+    runs = {Key("ours", f"{n} phones", "ferry"): figure for n, figure in enumerate(figures, start=1)}
+    scenario = load_scenario(LOADING)
+    scenarios = {key: scenario.model_copy(update={"seed": n}) for n, key in enumerate(runs, start=1)}
+    results = Results(scenarios, {key: [{"outcome": "done", metric: figure}] for key, figure in runs.items()})
+    panel = PanelSpec(title="", experiment="ours", systems=("ferry",), metric=metric, label="", x="seed")
+    axis = new_figure(5, 3).subplots()
+    _draw_panel(axis, panel, ["ferry"], results, {})
+    return axis
+
+
+@pytest.mark.parametrize(
+    ("metric", "figures", "scale"),
+    [
+        # A gain that falls below zero under load has its points there too.
+        ("ttft_decrease_percent", [72.0, 0.0, -40.0], "linear"),
+        ("ttft_decrease_percent", [72.0, 1.0], "linear"),
+        ("reuse_rate", [0.9, 0.05], "linear"),
+        ("ttft_s", [0.0, 30.0], "linear"),
+        ("ttft_s", [2.0, 19.0], "linear"),
+        ("ttft_s", [1.0, 19.0], "log"),
+    ],
+)
+def test_only_what_spans_decades_is_on_a_logarithmic_axis(metric: str, figures: list[float], scale: str) -> None:
+    axis = panel_of(metric, figures)
+    assert axis.get_yscale() == scale
+    low, high = axis.get_ylim()
+    assert list(axis.lines[0].get_ydata()) == figures
+    assert all(low <= figure <= high for figure in figures)
