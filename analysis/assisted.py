@@ -41,7 +41,8 @@ def fleet_metrics(run: Run, assisted: Assisted, main_processor: str) -> dict[str
 
 def assisted_metrics(assisted: Assisted, slo: SloSpec | None) -> dict[str, float]:
     """``ttft_s`` and the like: as users perceive it; ``ttft_device_s``: until a device has a first token of its own.
-    ``assisted_tokens``: L, mean and largest over the requests that the cloud helped, ``assisted_share`` of all.
+    ``assisted_tokens``: those that came from the cloud in time to be used, mean and largest over the requests to which
+    any came; ``planned_tokens``: L, which those requests asked for. ``assisted_share`` of all were helped.
     ``promised_tpot_s``: the pace of Eq. 4. Figures of a part of the wait are means over the requests that have it.
     ``lost_share``: of requests with which something went wrong in the cloud; none is not said. ``right_share``: of
     answers that begin as they should, of those where that is known. ``energy_j`` and its parts are per request, of
@@ -56,6 +57,8 @@ def assisted_metrics(assisted: Assisted, slo: SloSpec | None) -> dict[str, float
         tpot_s = (columns["last_s"] - columns["first_s"]) / (shown - 1)
     # What was asked for and never came is no help.
     helped = (columns["tokens"] > 0) & ~((columns["lost"] > 0) & (columns["came"] == 0))
+    # A cloud that looks at drafts sends verdicts.
+    sent = helped & (columns["came"] > 0)
     took_s = float(np.nanmax(columns["last_s"]) - columns["arrival_s"].min())
     found = {
         "requests": float(n),
@@ -68,8 +71,10 @@ def assisted_metrics(assisted: Assisted, slo: SloSpec | None) -> dict[str, float
         "largest_gap_s": _most(columns["largest_gap_s"]),
         "throughput_tokens_per_s": float(shown.sum()) / took_s if took_s else np.nan,
         "assisted_share": float(helped.mean()),
-        "assisted_tokens": _mean(columns["tokens"][helped]),
-        "assisted_tokens_max": _most(columns["tokens"][helped]),
+        "assisted_tokens": _mean(columns["came"][sent]),
+        "assisted_tokens_max": _most(columns["came"][sent]),
+        "planned_tokens": _mean(columns["tokens"][sent]),
+        "planned_tokens_max": _most(columns["tokens"][sent]),
         "assisted_ratio": _mean(columns["ratio"][helped]),
         "lost_share": float((columns["lost"] > 0).mean()) if columns["lost"].any() else np.nan,
         "corrected_tokens": _mean(columns["corrected"]),

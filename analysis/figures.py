@@ -110,8 +110,12 @@ FIGURES: dict[str, Figure] = {
         "low",
         "how far a bundled model's next token strays under that encoding; an indicator only",
     ),
-    "assisted_tokens": Figure("cloud's tokens", None, "L, the first included, of requests it helped; mean"),
-    "assisted_tokens_max": Figure("the most of them", None, "largest L of a request"),
+    "assisted_tokens": Figure(
+        "cloud's tokens", None, "that came in time to be used, the first included, of requests to which any came; mean"
+    ),
+    "assisted_tokens_max": Figure("the most of them", None, "of a request"),
+    "planned_tokens": Figure("planned", None, "L, the first included, of the same requests; shown if not all came"),
+    "planned_tokens_max": Figure("the most planned", None, "largest L of a request"),
     "assisted_ratio": Figure("prompt kept", None, "r, the part of a prompt that the device prefills; mean"),
     "assisted_share": Figure("requests helped", None, "share of requests that the cloud had a part in"),
     "lost_share": Figure(

@@ -223,6 +223,8 @@ def says_more(key: str, metrics: Metrics) -> bool:
         return metrics.get("requests") != 1
     if key == "requests_finished":
         return metrics.get(key) != metrics.get("requests")
+    if key.startswith("planned_tokens"):
+        return metrics.get(key) != metrics.get(key.replace("planned", "assisted"))
     if key != "throughput_tokens_per_s":
         return True
     # Of decoding, both rates stand there by their whole names.

@@ -47,6 +47,10 @@ def test_a_cloud_that_dies_behind_its_third_token() -> None:
     shown_s = [first_s + PACE_S * n for n in range(3)] + [own_s + TPOT_S * n for n in range(3, 10)]
     assert run.requests[0].token_times_s == pytest.approx(shown_s)
     assert (got["came"], got["tokens"]) == (3, 5)
+    assert run.assisted is not None
+    figures = assisted_metrics(run.assisted, None)
+    assert (figures["assisted_tokens"], figures["assisted_tokens_max"]) == (3, 3)
+    assert (figures["planned_tokens"], figures["planned_tokens_max"]) == (5, 5)
     assert "the cloud has ended the conversation, behind token 3 of 5" in run.notes[0]
 
 
