@@ -96,6 +96,7 @@ def summary_of(rows: Sequence[dict[str, Any]], allowed: float = 0.15) -> dict[st
     if not found:
         return {"scenarios": len(rows)}
     errors = np.abs([one["error"] for one in found])
+    spreads = [one["spread"] for one in found if one["spread"] is not None]
     limits = np.maximum(allowed, [2 * (one["spread"] or 0.0) for one in found])
     return {
         "scenarios": len(rows),
@@ -103,7 +104,7 @@ def summary_of(rows: Sequence[dict[str, Any]], allowed: float = 0.15) -> dict[st
         "error_median": float(np.median(errors)),
         "error_p90": float(np.percentile(errors, 90)),
         "error_largest": float(errors.max()),
-        "spread_median": float(np.median([one["spread"] or 0.0 for one in found])),
+        "spread_median": float(np.median(spreads)) if spreads else None,
         "beyond": int((errors > limits).sum()),
     }
 

@@ -101,10 +101,12 @@ def _show(report: Mapping[str, Any]) -> None:
         print_table(("resource", "op", "simulated", "measured", "mean, simulated", "measured", "error"), ops)
     summary = report["summary"]
     if "error_median" in summary:
+        spread = summary["spread_median"]
+        between = "one run has no spread" if spread is None else f"spread between runs {percent(spread)}"
         print(
             f"{summary['headline']} of {summary['scenarios']} scenarios: median error"
-            f" {percent(summary['error_median'])}, largest {percent(summary['error_largest'])}; spread between runs"
-            f" {percent(summary['spread_median'])}; {summary['beyond']} beyond 15 % and twice their spread"
+            f" {percent(summary['error_median'])}, largest {percent(summary['error_largest'])}; {between};"
+            f" {summary['beyond']} beyond 15 %{'' if spread is None else ' and twice their spread'}"
         )
     for remark in report["remarks"]:
         print(quoted(remark))

@@ -123,6 +123,11 @@ def test_measured_is_the_median_of_the_runs() -> None:
     assert (op["simulated"], op["measured"], op["measured_mean_s"], op["error"]) == (4, 1, 2, pytest.approx(-0.75))
 
 
+def test_a_single_run_has_no_spread_between_runs() -> None:
+    metrics = {"ttft_s": {"error": 0.1, "spread": None}}
+    assert summary_of([{"headline": "ttft_s", "metrics": metrics}])["spread_median"] is None
+
+
 def test_the_summary_allows_twice_the_spread() -> None:
     def row(error: float, spread: float | None) -> dict[str, Any]:
         return {"headline": "ttft_s", "metrics": {"ttft_s": {"error": error, "spread": spread}}}
