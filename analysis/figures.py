@@ -272,3 +272,10 @@ def less_is_better(metric: str) -> bool | None:
         return True if re.fullmatch(r"energy_\w+_j", metric) else None
     better = FIGURES[metric].better
     return None if better is None else better == "low"
+
+
+def label_of(key: str, of_devices: bool) -> str:
+    """What a metric is called beside others; `of_devices`: of devices with a cloud, whose energy stands apart."""
+    if key == "energy_j" and of_devices:
+        return "devices' energy/request"
+    return FIGURES[key].label if key in FIGURES else key

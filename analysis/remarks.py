@@ -1,6 +1,6 @@
 """What the figures of a run rest on, and which could not be had: lines that stand beside every result."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from kvferry.pipelines.decoding.runtimes import runtime_of
 from kvferry.pipelines.record import Run
@@ -44,16 +44,16 @@ def _measured(how: CalibrationSpec) -> str:
 
 def software(scenario: Scenario) -> str | None:
     """A line that says which runtime a run assumes; None where it is known, or makes no difference."""
-    return next(_software({scenario.system: scenario}, named=False), None)
+    return next(_software([(scenario.system, scenario)], named=False), None)
 
 
-def _software(scenarios: Mapping[str, Scenario], *, named: bool) -> Iterator[str]:
+def _software(scenarios: Iterable[tuple[str, Scenario]], *, named: bool) -> Iterator[str]:
     """A line for each device on which runtimes are assumed, with the names of the systems if `named`."""
-    found: dict[str, dict[str, list[str]]] = {}
-    for name, scenario in scenarios.items():
+    found: dict[str, dict[str, dict[str, None]]] = {}
+    for name, scenario in scenarios:
         runtime = None if scenario.backend != "sim" else runtime_of(scenario)
         if runtime is not None and runtime.assumed:
-            found.setdefault(scenario.device.name, {}).setdefault(runtime.about(scenario.device), []).append(name)
+            found.setdefault(scenario.device.name, {}).setdefault(runtime.about(scenario.device), {})[name] = None
     for device, by_runtime in found.items():
         which = (f"{', '.join(of)}: {about}" if named else about for about, of in by_runtime.items())
         yield (
@@ -106,18 +106,32 @@ def why_no_cloud_energy(scenario: Scenario, run: Run) -> str | None:
     return f"{'; '.join(lacks)} (active_w, base_w)" if lacks else None
 
 
+def _profiles(scenario: Scenario) -> list[str]:
+    """How the profiles of the device and of the machines beside it are known."""
+    devices = (scenario.device, *(machine.device for machine in scenario.machines.values()))
+    return [line for line in map(how_known, devices) if line]
+
+
+def rests_on(scenarios: Sequence[Scenario]) -> list[str]:
+    """What figures of scenarios rest on, whatever came of their runs: profiles of the device and of the machines beside
+    it, and runtimes that are assumed; a line for each thing."""
+    profiles = dict.fromkeys(line for scenario in scenarios for line in _profiles(scenario))
+    systems = [(scenario.system, scenario) for scenario in scenarios]
+    return [*profiles, *_software(systems, named=len({name for name, _ in systems}) > 1)]
+
+
 def remarks_on(runs: Mapping[str, tuple[Scenario, Run]], same_on_all_runtimes: Collection[str] = ()) -> list[str]:
     """For the user, below the figures of runs by system: a line for each thing, whatever number of systems it holds
     for. `same_on_all_runtimes`: systems of which no figure depends on the runtime."""
     found: dict[str, None] = {}
     assume = {name: one for name, (one, _) in runs.items() if name not in same_on_all_runtimes}
     for scenario, run in runs.values():
-        lines = [how_known(scenario.device), *(how_known(one.device) for one in scenario.machines.values())]
+        lines = _profiles(scenario)
         if not has_bounds(scenario) and any(record.bound_s is not None for record in run.requests):
             lines.append("no bound or regret: they would be made from figures that were not measured here")
         if why := why_no_energy(scenario, run):
             lines.append(f"energy is not counted: {why}")
         if why := why_no_cloud_energy(scenario, run):
             lines.append(f"the cloud's energy is not counted: {why}")
-        found |= dict.fromkeys(line for line in lines if line)
-    return [*found, *_software(assume, named=len(runs) > 1)]
+        found |= dict.fromkeys(lines)
+    return [*found, *_software(assume.items(), named=len(runs) > 1)]

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import IO, TYPE_CHECKING
 
 from kvferry.analysis import human
-from kvferry.analysis.figures import COLUMNS, COMPARED_ASSISTED, FIGURES, RATES, Figure
+from kvferry.analysis.figures import COLUMNS, COMPARED_ASSISTED, FIGURES, RATES, Figure, label_of
 from kvferry.analysis.quality import MARK, footnotes, is_unknown, lower_quality
 from kvferry.analysis.repeats import Range, within_noise
 from kvferry.policies.ledger import KEPT_FREE
@@ -208,9 +208,7 @@ def _table(title: str) -> Table:
 
 def _label(key: str, *systems: Metrics) -> str:
     """As it is called in a table of these systems' metrics."""
-    if key == "energy_j" and any("total_energy_j" in metrics for metrics in systems):
-        return "devices' energy/request"
-    return FIGURES[key].label if key in FIGURES else key
+    return label_of(key, any("total_energy_j" in metrics for metrics in systems))
 
 
 def is_energy_part(key: str) -> bool:

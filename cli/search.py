@@ -37,7 +37,7 @@ def search(
     """
     from kvferry.analysis.envelope import to_json
     from kvferry.analysis.executors.choice import executor_for
-    from kvferry.analysis.remarks import how_known
+    from kvferry.analysis.remarks import rests_on
     from kvferry.api.search import search as carry_out
     from kvferry.api.search import search_of
     from kvferry.cli.progress import PointsProgress, counted, say
@@ -56,10 +56,10 @@ def search(
     if json:
         sys.stdout.write(to_json(found.summary))
     else:
-        _show(found.summary, found.new)
-        for line in dict.fromkeys(how_known(one.device) for each in found.tried for one in each.scenarios.values()):
-            if line is not None:
-                print(quoted(line))
+        scenarios = [one for each in found.tried for one in each.scenarios.values()]
+        _show(found.summary, found.new, any(one.workload.kind == "assist" for one in scenarios))
+        for line in rests_on(scenarios):
+            print(quoted(line))
         say(f"written to {folder}")
     failed = [one for one in found.tried if one.why is not None and one.why.startswith("failed: ")]
     for one in failed[:_MOST_FAILED]:
@@ -70,9 +70,9 @@ def search(
         raise typer.Exit(1)
 
 
-def _show(result: Mapping[str, Any], n_new: int) -> None:
+def _show(result: Mapping[str, Any], n_new: int, of_devices: bool) -> None:
     from kvferry.analysis import human
-    from kvferry.analysis.figures import FIGURES
+    from kvferry.analysis.figures import label_of
     from kvferry.cli.table import print_table
 
     what = ", ".join(f"{n:,} {reason}" for reason, n in result["others"].items())
@@ -85,7 +85,7 @@ def _show(result: Mapping[str, Any], n_new: int) -> None:
         return
     metrics = [objective["metric"] for objective in result["objectives"]]
     metrics += [metric for metric in front[0]["figures"] if metric not in metrics]
-    labels = [FIGURES[metric].label if metric in FIGURES else metric for metric in metrics]
+    labels = [label_of(metric, of_devices) for metric in metrics]
     title = "Pareto front" if len(result["objectives"]) > 1 else "Best"
     print_table(
         ["point", *front[0]["settings"], *labels],

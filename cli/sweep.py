@@ -37,7 +37,7 @@ def sweep(
     """
     from kvferry.analysis.envelope import to_json
     from kvferry.analysis.executors.choice import executor_for
-    from kvferry.analysis.remarks import how_known
+    from kvferry.analysis.remarks import rests_on
     from kvferry.api.sweep import study_of
     from kvferry.api.sweep import sweep as carry_out
     from kvferry.cli.progress import PointsProgress, counted, say
@@ -57,9 +57,8 @@ def sweep(
         sys.stdout.write(to_json(summary))
     else:
         print(_in_words(summary))
-        for note in dict.fromkeys(how_known(point.device) for point in loaded.points):
-            if note is not None and set(summary["outcomes"]) != {"failed"}:
-                print(quoted(note))
+        for note in rests_on(loaded.points) if set(summary["outcomes"]) != {"failed"} else ():
+            print(quoted(note))
         say(f"written to {folder}")
     for name, what in summary["marks"].items():
         say(f"{name}: {what}")

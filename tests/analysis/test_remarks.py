@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 from tiny import DECODING, LOADING, changed
 
+from kvferry.analysis import remarks
 from kvferry.analysis.envelope import provenance_of
 from kvferry.analysis.metrics import metrics_for
-from kvferry.analysis.remarks import errors_of_the_profile, how_known, remarks_on
+from kvferry.analysis.remarks import errors_of_the_profile, how_known, remarks_on, rests_on
 from kvferry.analysis.tables import NOT_COUNTED, compare_table, run_table, show
 from kvferry.machine.span import Span
 from kvferry.pipelines.record import RequestRecord, Run
@@ -98,3 +99,13 @@ def test_tables_say_that_energy_is_not_counted(capsys: pytest.CaptureFixture[str
     assert NOT_COUNTED in capsys.readouterr().out
     show(run_table({"requests": 0.0}))
     assert NOT_COUNTED not in capsys.readouterr().out
+
+
+def test_studies_say_what_their_figures_rest_on_as_comparisons_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Of a cloud that helps, the second machine too; of decoding, the runtime.
+    monkeypatch.setattr(remarks, "_software", lambda of, named: [f"assumed, {named}"])
+    assisted, decoding = load_scenario("pd_device/assist"), load_scenario(DECODING)
+    lines = rests_on([assisted, decoding, assisted])
+    assert [line.split()[0] for line in lines[:2]] == ["kirin-phone", "ascend-cloud"]
+    assert lines[2].startswith("tiny is not a measured device")
+    assert lines[3:] == ["assumed, True"]

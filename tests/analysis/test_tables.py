@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from kvferry.analysis import human
-from kvferry.analysis.figures import COMPARED, FIGURES, explained
+from kvferry.analysis.figures import COMPARED, FIGURES, explained, label_of
 from kvferry.analysis.quality import lower_quality
 from kvferry.analysis.tables import compare_table, run_table, show
 
@@ -196,3 +196,9 @@ def test_quality_is_told_by_errors_where_all_are_known() -> None:
     assert lower_quality(systems) == {"kivi": "KV error 28.3 %"}
     caption = compare_table({name: {"ttft_s": 1.0, **one} for name, one in systems.items()}, width=200).caption
     assert "* errors of what was streamed above 6.80 %" in str(caption)
+
+
+def test_energy_of_devices_with_a_cloud_is_called_so_in_any_table() -> None:
+    assert label_of("energy_j", True) == "devices' energy/request"
+    assert label_of("energy_j", False) == "energy/request"
+    assert label_of("ttft_s", True) == "TTFT, mean"
