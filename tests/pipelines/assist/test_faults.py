@@ -178,12 +178,11 @@ def test_a_device_whose_cloud_has_died_answers_further_requests() -> None:
 GONE = {"rate": None, "trace": "wifi-850", "rtt": "20 ms", "on_end": "end", "offset": "1e7 s"}
 
 
-@pytest.mark.parametrize(("system", "first_s"), [("pd-device", 1.0), ("refinement-only", 1.0), ("tokens-only", 60.02)])
+@pytest.mark.parametrize(("system", "first_s"), [("pd-device", 1.0), ("refinement-only", 1.0), ("tokens-only", 1.0)])
 def test_a_link_that_has_ended_before_anything_is_asked(system: str, first_s: float) -> None:
     run = ran(f"system={system}", link=GONE)
     assert len(run.requests[0].token_times_s) == 10
-    # The whole prompt is prefilled in 1 s; where help is fixed, a minute of patience is over later, which begins with
-    # what was prepared in 20 ms.
+    # The whole prompt is prefilled in 1 s, before any help could come.
     assert run.requests[0].first_token_s == pytest.approx(first_s)
 
 
