@@ -4,6 +4,8 @@ import csv
 import math
 from pathlib import Path
 from statistics import mean
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -78,6 +80,17 @@ def test_an_updated_cluster_is_wanted_again_as_in_dynakvs_table_2() -> None:
     assert list(found.values()) == sorted(found.values())
     for within, shares in printed.items():
         assert found[within] == pytest.approx(mean(shares), abs=0.1)
+
+
+def test_the_share_that_is_wanted_again_by_hand() -> None:
+    # A key of each row joins cluster 0, cluster 1 and none; the next query wants the first of these alone.
+    joined = iter([np.array([0, 1, -1]), np.array([-1, -1, -1])])
+    wanted = iter([np.ones((3, 2), bool), np.array([[True, False], [True, False], [True, True]])])
+    keys = SimpleNamespace(joined=lambda: next(joined), best=lambda tokens: next(wanted))
+    selector = SimpleNamespace(wanted_tokens=lambda tokens: 1)
+    plan = SimpleNamespace(roles=SimpleNamespace(selector=selector))
+    run: Any = SimpleNamespace(keys=keys, plan=plan, tokens=8, go=lambda tokens: None)
+    assert wanted_again(run, 1, (1,)) == {1: 0.5}
 
 
 @settings(max_examples=12, deadline=None)

@@ -28,6 +28,14 @@ def test_a_key_joins_by_hand() -> None:
     assert table.scores(slice(None), np.array([[1.0, 2.0]])).tolist() == [[3.0, 27.0, 4.0]]
 
 
+def test_the_nearer_mean_is_found_also_where_it_is_the_longer_one() -> None:
+    table = ClusterTable(rows=1, most=2, width=1)
+    table.fill(np.array([0]), np.array([[[1.0], [9.0]]]), np.array([[0, 1]]))
+    # 6 is 5 away from the first mean and 3 from the second.
+    nearest, squared = table.nearest(slice(None), np.array([[6.0]]))
+    assert (nearest.tolist(), squared.tolist()) == ([1], [9.0])
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.floats(1e-3, 1e3), st.floats(-1e4, 1e4), st.lists(st.integers(0, 3), max_size=300))
 def test_means_and_variances_equal_a_full_recomputation(
