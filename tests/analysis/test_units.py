@@ -40,3 +40,7 @@ def test_paths_of_later_requests_are_not_kept(monkeypatch: pytest.MonkeyPatch) -
     assert record.MOST_UNIT_PATHS == 100_000
     runs = run_scenario(load_scenario(changed(LOADING, workload={"context": 512, "requests": 2})))
     assert [bool(request.units) for request in runs.requests] == [True, False]
+    # As many as one request has units are no room for a second one's.
+    monkeypatch.setattr(reuse, "MOST_UNIT_PATHS", len(runs.requests[0].units))
+    runs = run_scenario(load_scenario(changed(LOADING, workload={"context": 512, "requests": 2})))
+    assert [bool(request.units) for request in runs.requests] == [True, False]
