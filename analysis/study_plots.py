@@ -14,6 +14,7 @@ from kvferry.analysis.figures import FIGURES, less_is_better
 from kvferry.analysis.folder import write_pictures
 from kvferry.analysis.pareto import pareto
 from kvferry.analysis.plots import PLOTS, Axis
+from kvferry.analysis.quality import MARK
 from kvferry.analysis.settings import column_of, key_of
 from kvferry.analysis.study_spec import PlotSpec
 from kvferry.analysis.style import render
@@ -64,13 +65,15 @@ def draw_plots(
     """
     drawn = Drawn()
     names: list[str] = []
+    frame, mark = marked(frame)
     for plot in plots:
         name = _name(plot, names)
         names.append(name)
         try:
             _check_there(plot, frame)
             rows, facet = _in_panels(plot, frame[frame["outcome"] == "done"], axes)
-            drawn.behind[name] = _behind(plot, frame, rows, facet, axes)
+            behind = _behind(plot, frame, rows, facet, axes)
+            drawn.behind[name] = f"{behind}; {mark}" if mark and "system" in plot.columns.values() else behind
             arguments = _arguments(plot, rows.columns) | {"facet": facet, "note": drawn.behind[name]}
             arguments["title"] = (plot.title or about[0]) + about[1]
             if plot.kind == "pareto":
@@ -82,6 +85,16 @@ def draw_plots(
         else:
             drawn.files += write_pictures(folder / name, pictures)
     return drawn
+
+
+def marked(frame: pd.DataFrame) -> tuple[pd.DataFrame, str]:
+    """Returns the rows with the mark of lower quality behind each system that attends to a part of the tokens, and what
+    it means; "" where there is none."""
+    if not {"system", "attended_share"} <= set(frame.columns):
+        return frame, ""
+    sparse = (frame["attended_share"] < 1).groupby(frame["system"]).transform("any")
+    names = frame["system"].mask(sparse, frame["system"] + f" {MARK}")
+    return frame.assign(system=names), f"{MARK} attends to a part of the tokens" if sparse.any() else ""
 
 
 def devices_of(scenarios: Iterable[Scenario]) -> str:

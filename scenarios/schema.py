@@ -6,6 +6,7 @@ from kvferry.scenarios.field_notes import add_bounds, add_notes
 from kvferry.scenarios.library import names
 from kvferry.specs.kinds import BY_KIND, KINDS, members
 from kvferry.specs.scenario import SETTING, Scenario
+from kvferry.specs.weight_format import WEIGHT_FORMATS
 
 Schema = dict[str, Any]
 Kind = Literal["scenario", "device", "storage", "model", "engine", "runtime"]
@@ -34,6 +35,9 @@ def scenario_schema() -> Schema:
         for holder in (schema, parts["MachineSpec"]):
             either = {"anyOf": [_named(kind), {"$ref": _REF + _RECORDS[kind]}]}
             holder["properties"][kind] = _described(holder["properties"][kind]) | either
+    for record in ("PrecisionSpec", "ModelSpec"):
+        formats = parts[record]["properties"]["weights"]
+        formats["anyOf"] = [_weight_format(), {"type": "null"}]
     parts["CostsSpec"] = {"anyOf": [{"type": ["string"], "description": "a name alone"}, parts["CostsSpec"]]}
     value = {**SETTING, "description": "a name alone, or a value"}
     parts["PolicySpec"] = {"anyOf": [value, {**parts["PolicySpec"], "minProperties": 1}]}
@@ -52,6 +56,12 @@ def scenario_schema() -> Schema:
     for extensible in (schema, *(parts[_RECORDS[kind]] for kind in _RECORDS if kind != "scenario")):
         extensible["properties"]["extends"] = {"type": "string", "description": "a name or path to build upon"}
     return {"$schema": DIALECT, **schema, "title": "KVFerry scenario"}
+
+
+def _weight_format() -> Schema:
+    """A name in letters of any case, which patterns of a schema have to spell out."""
+    either = ("".join(f"[{one}{one.upper()}]" if one.isalpha() else one for one in name) for name in WEIGHT_FORMATS)
+    return {"type": "string", "pattern": f"^({'|'.join(either)})$", "examples": sorted(WEIGHT_FORMATS)}
 
 
 def _described(value: Schema) -> Schema:

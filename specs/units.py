@@ -267,7 +267,7 @@ def _counted(noun: str | None) -> Any:
     nouns = f"{noun}s?" if noun else "tokens?|requests?"
     pattern = rf"^\s*[0-9]{{1,15}}(?:\.[0-9]{{1,15}})?\s*(?:Ki|Mi|Gi|k|K|M|G)?\s*(?:{nouns})?\s*$"
     written = {"type": "string", "pattern": pattern}
-    schema = {"anyOf": [{"type": "integer"}, written], "examples": [32768, example]}
+    schema = {"anyOf": [{"type": "integer", "minimum": 0}, written], "examples": [32768, example]}
     return BeforeValidator(_count_of(noun)), Field(ge=0, le=10**9), WithJsonSchema(schema)
 
 

@@ -11,7 +11,7 @@ from tiny import LOADING
 
 from kvferry.analysis import study_plots
 from kvferry.analysis.study import load_study, study_names
-from kvferry.analysis.study_plots import devices_of, draw_plots
+from kvferry.analysis.study_plots import devices_of, draw_plots, marked
 from kvferry.analysis.study_spec import PlotSpec
 from kvferry.scenarios.loader import load_scenario
 from kvferry.specs.errors import InputError
@@ -395,3 +395,15 @@ def test_titles_say_what_and_on_which_devices(monkeypatch: pytest.MonkeyPatch, t
         draw_plots(MANY, plots, tmp_path, AXES, ("study", devices_of(devices)))
         titles = [figure.get_suptitle() or figure.axes[0].get_title().replace("\n", " ") for figure in figures]
         assert titles == [f"study{told}", f"mine{told}"]
+
+
+def test_systems_that_attend_to_a_part_are_marked(tmp_path: Path) -> None:
+    frame = FRAME.assign(system=["vllm", "vllm", "kvswap", "kvswap"], attended_share=[1.0, 1.0, 0.5, 0.5])
+    rows, mark = marked(frame)
+    assert rows["system"].tolist() == ["vllm", "vllm", "kvswap *", "kvswap *"]
+    assert mark == "* attends to a part of the tokens"
+    assert marked(FRAME)[1] == ""
+    (behind,) = draw_plots(
+        frame, [PlotSpec(kind="line", x="workload.context", y="ttft_s", by="system")], tmp_path
+    ).behind.values()
+    assert behind.endswith(mark)

@@ -113,6 +113,10 @@ def test_most_of_the_faults_can_be_told() -> None:
         ({"extends": "quickstart", "machines": {"cloud": None}}, True),
         ({"load": {"share": 0.3, "trace": "x.csv"}}, False),
         ({"precision": {"weight_bits": 4}}, True),
+        ({"precision": {"weights": "Q4_K_m"}}, True),
+        ({"precision": {"weights": "q4_k_x"}}, False),
+        ({"workload": {"kind": "decode", "context": 100, "batch": -1}}, False),
+        ({"workload": {"kind": "decode", "context": 100, "batch": "max"}, "system": "vllm"}, True),
     ],
 )
 def test_single_changes(change: dict[str, Any], valid: bool, validators: dict[str, Any]) -> None:
