@@ -1,0 +1,190 @@
+"""Signals at any moment of a command: it ends soon and quietly, leaves nothing behind, loses nothing that was done."""
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+import pytest
+from seeds import blocks, check_each
+from signalled import Ended, carried_out, contents, points_kept, what_is_wrong
+from small_cloud import write_store
+
+HERE = "tests/fuzz/test_signals.py"
+RUNS = {
+    "quickstart": ("run", "quickstart", "--output", "out"),
+    "decode": ("run", "decode", "--set", "workload.output=32", "--output", "out"),
+    "assist": ("run", "pd_device/assist", "--set", "workload.output=32", "--output", "out"),
+}
+STUDY = """\
+base: {extends: quickstart, link: {trace: null}}
+axes:
+  link.rate: [100 Mbit/s, 200 Mbit/s, 400 Mbit/s, 800 Mbit/s]
+  workload.context: [2Ki, 3Ki, 4Ki]
+"""
+SEARCH = """\
+base: {extends: quickstart}
+space:
+  link.rtt: {from: 1 ms, to: 100 ms, log: true}
+  workload.context: [1Ki, 2Ki, 4Ki]
+objectives: [ttft_s, load_s]
+points: 15
+at_once: 5
+"""
+# What of a run is written before metrics.json: where that lies, nothing but pictures can be missing.
+WRITTEN = {"scenario.yaml", "spans.parquet", "requests.parquet", "trace.json"}
+Undisturbed = Callable[..., Ended]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    """The command as it ends by itself, once."""
+    done: dict[tuple[str, ...], Ended] = {}
+
+    def found(arguments: tuple[str, ...], serves: bool = False, **files: str) -> Ended:
+        if arguments not in done:
+            folder = tmp_path_factory.mktemp("undisturbed")
+            _write(folder, files)
+            ended, number = carried_out(folder, arguments, serves)
+            assert (wrong := what_is_wrong(ended, number)) is None, wrong
+            done[arguments] = ended
+        return done[arguments]
+
+    return found
+
+
+def _write(folder: Path, files: dict[str, str]) -> None:
+    folder.mkdir(exist_ok=True)
+    for name, text in files.items():
+        (folder / f"{name}.yaml").write_text(text)
+
+
+def cut(
+    seed: int, folder: Path, arguments: tuple[str, ...], whole: Ended, serves: bool = False
+) -> tuple[Ended, str | None]:
+    """The command that gets a signal, and what is wrong with how it ends."""
+    ended, number = carried_out(folder, arguments, serves, Random(seed), whole.used_s)
+    return ended, what_is_wrong(ended, number)
+
+
+def of_a_run(ended: Ended, whole: Ended, out: Path) -> str | None:
+    """What is wrong with the folder of a run, or of one of several: each file is that of an undisturbed run, or the
+    folder says that it was interrupted; and where there are metrics, nothing but pictures is missing."""
+    found, full = contents(out), contents(whole.out / out.relative_to(ended.out))
+    if ended.code == 0:
+        return None if found == full else f"files differ: {sorted(found.keys() ^ full.keys())}"
+    if "metrics.json" not in found:
+        stray = [name for name in found if name.startswith("plots/")]
+        return f"pictures without metrics: {stray}" if stray else None
+    if not found.keys() >= WRITTEN:
+        return f"metrics without {WRITTEN - found.keys()}"
+    if json.loads(found["metrics.json"])["outcome"] == "interrupted":
+        return None
+    other = [name for name, content in found.items() if content != full.get(name)]
+    return f"other files than an undisturbed run's: {other}" if other else None
+
+
+@pytest.mark.parametrize("name", RUNS)
+@blocks(quick=0, long=60, size=10)
+def test_run(tmp_path: Path, undisturbed: Undisturbed, name: str, seeds: range) -> None:
+    whole = undisturbed(RUNS[name])
+
+    def case(seed: int) -> str | None:
+        ended, wrong = cut(seed, tmp_path / str(seed), RUNS[name], whole)
+        return wrong or of_a_run(ended, whole, ended.out)
+
+    check_each(seeds, f"{HERE}::test_run -k {name}", case)
+
+
+@blocks(quick=0, long=60, size=10)
+def test_compare(tmp_path: Path, undisturbed: Undisturbed, seeds: range) -> None:
+    arguments = ("compare", "quickstart", "--systems", "ferry,stream-only", "--plots", "--output", "out")
+    whole = undisturbed(arguments)
+
+    def case(seed: int) -> str | None:
+        ended, wrong = cut(seed, tmp_path / str(seed), arguments, whole)
+        wrongs = (wrong, *(of_a_run(ended, whole, ended.out / system) for system in ("ferry", "stream-only")))
+        return next(filter(None, wrongs), None)
+
+    check_each(seeds, f"{HERE}::test_compare", case)
+
+
+@blocks(quick=0, long=60, size=10)
+def test_report(tmp_path: Path, undisturbed: Undisturbed, seeds: range) -> None:
+    results = undisturbed(RUNS["decode"]).out
+    arguments = ("report", str(results), "--output", "out.html")
+    whole = undisturbed(arguments)
+
+    def case(seed: int) -> str | None:
+        ended, wrong = cut(seed, tmp_path / str(seed), arguments, whole)
+        page = ended.folder / "out.html"
+        if wrong or not page.exists():
+            return wrong or ("no page" if ended.code == 0 else None)
+        same = page.read_bytes() == (whole.folder / "out.html").read_bytes()
+        return None if same else "another page than the undisturbed one"
+
+    check_each(seeds, f"{HERE}::test_report", case)
+
+
+@blocks(quick=1, long=60, size=1)
+def test_sweep(tmp_path: Path, undisturbed: Undisturbed, seeds: range) -> None:
+    check_each(seeds, f"{HERE}::test_sweep", lambda seed: gone_on_with(seed, tmp_path, undisturbed, "sweep", STUDY))
+
+
+@blocks(quick=0, long=60, size=10)
+def test_search(tmp_path: Path, undisturbed: Undisturbed, seeds: range) -> None:
+    check_each(seeds, f"{HERE}::test_search", lambda seed: gone_on_with(seed, tmp_path, undisturbed, "search", SEARCH))
+
+
+def gone_on_with(seed: int, tmp_path: Path, undisturbed: Undisturbed, command: str, text: str) -> str | None:
+    """A study that gets a signal, and the same command behind it."""
+    arguments = (command, "study.yaml", "--no-plots", "--output", "out")
+    alone = (*arguments, "--jobs", "1")
+    whole = undisturbed(alone, study=text)
+    folder = tmp_path / str(seed)
+    _write(folder, {"study": text})
+    ended, wrong = cut(seed, folder, (*arguments, "--jobs", "2" if seed % 10 == 5 else "1"), whole)
+    if wrong:
+        return wrong
+    kept = points_kept(ended.out)
+    if (told := re.search(r"kept ([0-9]+) of", ended.said)) and int(told[1]) != kept:
+        return f"{kept} points are kept: {ended.said}"
+    again, number = carried_out(folder, alone)
+    if wrong := what_is_wrong(again, number):
+        return wrong
+    new = re.search(r"([0-9]+) (of them new|scenarios run now)", (folder / "printed").read_text())
+    n_points = points_kept(again.out)
+    if new is None or int(new[1]) != n_points - kept:
+        return f"{kept} of {n_points} points were kept; then: {(folder / 'printed').read_text()}"
+    found, full = contents(again.out), contents(whole.out)
+    shutil.rmtree(folder)
+    return None if found == full else f"other files: {[n for n in found | full if found.get(n) != full.get(n)]}"
+
+
+@pytest.mark.torch
+@blocks(quick=0, long=60, size=10)
+def test_serve(tmp_path: Path, undisturbed: Undisturbed, seeds: range) -> None:
+    pytest.importorskip("uvicorn")
+    (tmp_path / "stores").mkdir()
+    write_store(tmp_path / "stores" / "a.kvs")
+    arguments = ("serve", str(tmp_path / "stores"), "--port", "0")
+    whole = undisturbed(arguments, serves=True)
+    check_each(
+        seeds, f"{HERE}::test_serve", lambda seed: cut(seed, tmp_path / str(seed), arguments, whole, serves=True)[1]
+    )
+
+
+@pytest.mark.torch
+@blocks(quick=0, long=60, size=10)
+def test_serve_cloud(tmp_path: Path, undisturbed: Undisturbed, seeds: range) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("uvicorn")
+    arguments = ("serve-cloud", "pd_device/live", "--port", "0")
+    whole = undisturbed(arguments, serves=True)
+    check_each(
+        seeds,
+        f"{HERE}::test_serve_cloud",
+        lambda seed: cut(seed, tmp_path / str(seed), arguments, whole, serves=True)[1],
+    )
