@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol, Self
 from kvferry.backends.needs import Need, Needs, NoKv
 from kvferry.machine.machine import Machine, Refused
 from kvferry.machine.span import Span, Tell
-from kvferry.policies.decode.tending import Ahead
+from kvferry.policies.decode.upkeep import Ahead
 from kvferry.sim.foresight import Foresight
 from kvferry.specs.errors import InputError
 from kvferry.specs.link import LinkSpec

@@ -170,7 +170,7 @@ def _answer(request: Request, store: Store, extents: Sequence[tuple[int, int]], 
     return _PacedBody(reader.take, n_bytes, status, headers, link, flow)
 
 
-class _Body(Response):
+class _Body(Response):  # type: ignore[misc]
     """A body that is sent piece by piece, as fast as the client takes it. `take(n)` returns its next n bytes.
 
     One piece waits in memory at a time, so that a client that does not read holds no more than that.

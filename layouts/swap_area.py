@@ -77,7 +77,7 @@ class SwapArea:
         return Reads(
             np.array([self._offset]),
             np.array([length]),
-            pieces=lambda: self._pieces(at := slots(), owner[at], nth[at]),
+            pieces=lambda: self._pieces(at := slots(), owner[at], nth[at]),  # type: ignore[no-untyped-call]
         )
 
     def check(self) -> None:

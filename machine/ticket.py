@@ -14,7 +14,7 @@ class Cancelled:
     bytes_done: float
 
 
-class Ticket(simpy.Event):
+class Ticket(simpy.Event):  # type: ignore[misc]
     """Fires when the work is done; its value is the result, or ``Cancelled``.
 
     Work that waits for a cancelled ticket through ``after`` is cancelled too, with 0 bytes done, since its input

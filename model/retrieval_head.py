@@ -23,7 +23,7 @@ _EPSILON = 1e-6
 _NAMES = ("reduce.weight", "norm", "q_proj.weight", "k_proj.weight", "q_norm", "k_norm")
 
 
-class RetrievalHead(nn.Module):
+class RetrievalHead(nn.Module):  # type: ignore[misc]
     """Queries and keys of tokens from their ids alone, before the model computes anything.
 
     ``embedding`` float[vocabulary, hidden] is the model's own and no part of the head. A token's input is that of the

@@ -31,7 +31,7 @@ def cache_of(kv: SessionKv) -> DynamicCache:
     return cache
 
 
-class RoomLayer(DynamicLayer):
+class RoomLayer(DynamicLayer):  # type: ignore[misc]
     """One layer that grows in place, where DynamicLayer would copy the whole context for every new token."""
 
     def __init__(self, kv: SessionKv, l: int) -> None:
@@ -98,7 +98,7 @@ class Session:
         """Whether all KV is there."""
         return self.kv.complete
 
-    @torch.no_grad()
+    @torch.no_grad()  # type: ignore[untyped-decorator]
     def project(self, t: int, l: int) -> None:
         """Make sure that chunk t has its KV of layer l, computed from the hidden state below that layer.
 
@@ -108,7 +108,7 @@ class Session:
             return
         self.kv.put(t, l, *self.decoder.keys_values(l, self._below(t, l), self._rotary_of(t)))
 
-    @torch.no_grad()
+    @torch.no_grad()  # type: ignore[untyped-decorator]
     def advance(self, t: int, l: int) -> None:
         """Make sure that chunk t has passed layer l. Raises NotReady when KV of the layer is missing up to t."""
         if self.depth[t] > l:
@@ -144,7 +144,7 @@ class Session:
         self._hidden = [None] * len(self._hidden)
         return cache_of(self.kv)
 
-    @torch.no_grad()
+    @torch.no_grad()  # type: ignore[untyped-decorator]
     def read(self, tokens: Sequence[int]) -> torch.Tensor:
         """Logits [vocabulary] of the token that follows the context and all that was read, these tokens included.
 

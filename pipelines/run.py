@@ -9,7 +9,7 @@ import numpy as np
 
 from kvferry.backends.needs import Needs
 from kvferry.backends.sim.world import sim_world
-from kvferry.backends.world import DEVICE, NO_INPUTS, Inputs, OpenWorld, Say, World
+from kvferry.backends.world import NO_INPUTS, Inputs, OpenWorld, Say, World
 from kvferry.machine.span import Tell
 from kvferry.pipelines.checks import check_names
 from kvferry.pipelines.plugins import naming_plugins
@@ -20,6 +20,7 @@ from kvferry.pipelines.workloads import WORKLOADS
 from kvferry.policies.ledger import KEPT_FREE, largest
 from kvferry.specs.assist import AssistSpec
 from kvferry.specs.errors import LinkDown, MissingExtra, OutOfMemory, pick
+from kvferry.specs.machine import DEVICE
 from kvferry.specs.scenario import Scenario
 
 # Of the link's course that a run keeps for pictures; a longer run keeps means over time.

@@ -77,7 +77,7 @@ def _opened(file: Path) -> "GGUFReader":
     except ImportError:
         raise InputError(f"{shown(file)}: GGUF files are read with: pip install '.[gguf]'") from None
 
-    class Bounded(GGUFReader):
+    class Bounded(GGUFReader):  # type: ignore[misc]
         """A reader that gives up on lists that no model has, before it goes through them."""
 
         entries = 0

@@ -114,7 +114,7 @@ class _Composer(yaml.SafeLoader):
     def compose_node(self, parent: Any, index: Any) -> Any:
         self.depth += 1
         self.count += 1
-        event = self.peek_event()
+        event = self.peek_event()  # type: ignore[no-untyped-call]
         place = f"{self.source}:{event.start_mark.line + 1}"
         if getattr(event, "tag", None) is not None:
             tag = event.tag.replace("tag:yaml.org,2002:", "!!")

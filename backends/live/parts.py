@@ -9,9 +9,10 @@ from kvferry.backends.live.decoding.parts import PagedParts, StoredKvParts
 from kvferry.backends.live.loading.cloud_parts import LoadingParts
 from kvferry.backends.live.machine_parts import MachineParts
 from kvferry.backends.needs import ContextsInCloud, KvInPages, KvOnStorage, Need, Needs, NoKv, Prompts
-from kvferry.backends.world import DEVICE, Say
+from kvferry.backends.world import Say
 from kvferry.machine.ops import Op
 from kvferry.specs.errors import InputError
+from kvferry.specs.machine import DEVICE
 from kvferry.specs.scenario import Scenario
 
 

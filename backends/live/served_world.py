@@ -9,8 +9,9 @@ from kvferry.backends.live.made_machine import made_machine
 from kvferry.backends.live.parts import check_needs, parts_for
 from kvferry.backends.live.wire.reception import Arrived, Reception
 from kvferry.backends.needs import Needs
-from kvferry.backends.world import DEVICE, Say, described
+from kvferry.backends.world import Say, described
 from kvferry.specs.errors import InputError, KvferryError
+from kvferry.specs.machine import DEVICE
 from kvferry.specs.scenario import Scenario
 
 

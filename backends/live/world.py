@@ -15,21 +15,14 @@ from kvferry.backends.live.made_machine import made_machine
 from kvferry.backends.live.parts import check_needs, parts_for
 from kvferry.backends.live.wire.caller import CallingSwitchboard, CloudAddress
 from kvferry.backends.needs import Needs
-from kvferry.backends.world import (
-    DEVICE,
-    Described,
-    Inputs,
-    Say,
-    WholeWorld,
-    described,
-    tell_of,
-)
+from kvferry.backends.world import Described, Inputs, Say, WholeWorld, described, tell_of
 from kvferry.cloud.child_server import ChildServer
 from kvferry.machine.machine import Refused
 from kvferry.machine.span import Tell
 from kvferry.sim.access import Access, Accesses, access_over
 from kvferry.specs.errors import InputError
 from kvferry.specs.link import LinkSpec
+from kvferry.specs.machine import DEVICE
 from kvferry.specs.scenario import Scenario
 from kvferry.traces.rate import RateTrace
 from kvferry.traces.request import Request

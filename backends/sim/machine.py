@@ -7,8 +7,9 @@ from typing import Unpack
 import simpy
 
 from kvferry.machine.answers import Answer, Selection
+from kvferry.machine.channel import Channel
 from kvferry.machine.handling import Handling
-from kvferry.machine.machine import Asked, Channel, Facts, Outside
+from kvferry.machine.machine import Asked, Facts, Outside
 from kvferry.machine.memory import BudgetedPool
 from kvferry.machine.ops import Chunks, DecodeAttention, Decompress, Extents, KvRef, Op, Selecting
 from kvferry.machine.span import Tell

@@ -10,7 +10,7 @@ from kvferry.backends.needs import ContextsInCloud, KvInPages, KvOnStorage, Need
 from kvferry.backends.world import Inputs
 from kvferry.machine.answers import Selection
 from kvferry.machine.ops import DecodeAttention, Selecting
-from kvferry.policies.decode.tending import Ahead
+from kvferry.policies.decode.upkeep import Ahead
 from kvferry.specs.device import DeviceSpec
 from kvferry.specs.errors import KvferryError
 from kvferry.specs.scenario import Scenario

@@ -13,19 +13,10 @@ import simpy
 from kvferry.backends.needs import Needs
 from kvferry.backends.sim.machine import SimMachine
 from kvferry.backends.sim.parts import SimParts, parts_for
-from kvferry.backends.world import (
-    DEVICE,
-    NO_INPUTS,
-    Described,
-    Inputs,
-    Say,
-    WholeWorld,
-    described,
-    tell_of,
-)
+from kvferry.backends.world import NO_INPUTS, Described, Inputs, Say, WholeWorld, described, tell_of
 from kvferry.machine.machine import Refused
 from kvferry.machine.span import Tell
-from kvferry.policies.decode.tending import Ahead
+from kvferry.policies.decode.upkeep import Ahead
 from kvferry.policies.engine_memory import engine_holdings
 from kvferry.policies.ledger import Ledger
 from kvferry.sim.access import Accesses
@@ -34,7 +25,7 @@ from kvferry.sim.costs.cost_model import COST_MODELS
 from kvferry.sim.foresight import Foresight
 from kvferry.specs.errors import pick
 from kvferry.specs.link import LinkSpec
-from kvferry.specs.machine import DEVICES, device_name
+from kvferry.specs.machine import DEVICE, DEVICES, device_name
 from kvferry.specs.scenario import Scenario
 from kvferry.traces.chance import Source, generator
 from kvferry.traces.rate import RateTrace

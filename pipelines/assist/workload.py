@@ -11,7 +11,7 @@ import numpy as np
 import simpy
 
 from kvferry.backends.needs import Needs, Prompts
-from kvferry.backends.world import DEVICE, NO_INPUTS, Inputs, World
+from kvferry.backends.world import NO_INPUTS, Inputs, World
 from kvferry.cloud.asked import Served
 from kvferry.cloud.story import Story
 from kvferry.machine.instant import at
@@ -29,6 +29,7 @@ from kvferry.policies.assist.fallback import Fallback
 from kvferry.policies.assist.optimiser import Setting
 from kvferry.scenarios.resolve import Complaint
 from kvferry.specs.assist import AssistSpec
+from kvferry.specs.machine import DEVICE
 from kvferry.specs.scenario import Scenario
 from kvferry.traces.assisted import assisted_requests, networks_of
 from kvferry.traces.request import Request

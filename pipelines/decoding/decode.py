@@ -13,7 +13,7 @@ from kvferry.pipelines.decoding.plan import DecodePlan
 from kvferry.pipelines.decoding.stages import KINDS
 from kvferry.pipelines.decoding.state import DecodeRecord, DecodeState
 from kvferry.policies.decode.stages import Key, Stages
-from kvferry.policies.decode.tending import Ahead
+from kvferry.policies.decode.upkeep import Ahead
 from kvferry.sim.foresight import Foresight
 
 # Called after every token with how many there are.

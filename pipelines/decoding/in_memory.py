@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from kvferry.backends.needs import KvInPages, Needs
-from kvferry.backends.world import DEVICE, World
+from kvferry.backends.world import World
 from kvferry.machine.machine import Refused
 from kvferry.pipelines.decoding.budget import asked_batch, free_bytes, held, hold_workspace, stopped_at_the_most
 from kvferry.pipelines.decoding.continuous import ContinuousDecode
@@ -18,6 +18,7 @@ from kvferry.policies.decode.batcher import Batcher
 from kvferry.policies.decode.pages import PAGE_TOKENS, pages_of
 from kvferry.policies.decode.roles import Roles
 from kvferry.specs.errors import InputError, OutOfMemory
+from kvferry.specs.machine import DEVICE
 from kvferry.specs.runtime import RuntimeSpec
 from kvferry.specs.scenario import Scenario
 from kvferry.specs.units import shown_size

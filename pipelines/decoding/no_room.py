@@ -3,12 +3,13 @@
 from collections.abc import Callable
 
 from kvferry.backends.needs import Needs, NoKv
-from kvferry.backends.world import DEVICE, World
+from kvferry.backends.world import World
 from kvferry.pipelines.decoding.budget import hold_workspace, left_bytes
 from kvferry.pipelines.tally import Totals
 from kvferry.pipelines.workload import Left, Process
 from kvferry.policies.decode.roles import Roles
 from kvferry.specs.errors import OutOfMemory
+from kvferry.specs.machine import DEVICE
 from kvferry.specs.scenario import Scenario
 
 

@@ -18,8 +18,8 @@ from kvferry.machine.ticket import Ticket
 from kvferry.pipelines.decoding.plan import DecodePlan
 from kvferry.policies.decode.residency import AllThere, Resident
 from kvferry.policies.decode.rows import Cut, Lookup
-from kvferry.policies.decode.tending import Ahead, Tending
-from kvferry.policies.decode.upkeep import Kept
+from kvferry.policies.decode.tending import Tending
+from kvferry.policies.decode.upkeep import Ahead, Kept
 from kvferry.specs.tier import Tier
 
 

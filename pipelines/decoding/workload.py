@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 from kvferry.backends.needs import KvOnStorage, Needs
-from kvferry.backends.world import DEVICE, NO_INPUTS, Inputs, World
+from kvferry.backends.world import NO_INPUTS, Inputs, World
 from kvferry.machine.machine import Machine, Refused
 from kvferry.pipelines.decoding.budget import (
     ALIGNMENT_BYTES,
@@ -44,6 +44,7 @@ from kvferry.policies.decode.roles import Roles
 from kvferry.policies.ledger import METADATA, largest
 from kvferry.scenarios.resolve import Complaint
 from kvferry.specs.errors import InputError, OutOfMemory
+from kvferry.specs.machine import DEVICE
 from kvferry.specs.runtime import RuntimeSpec
 from kvferry.specs.scenario import Scenario
 from kvferry.specs.tier import Tier

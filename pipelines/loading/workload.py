@@ -10,7 +10,7 @@ import numpy as np
 import simpy
 
 from kvferry.backends.needs import ContextsInCloud, Needs
-from kvferry.backends.world import DEVICE, NO_INPUTS, Inputs, World
+from kvferry.backends.world import NO_INPUTS, Inputs, World
 from kvferry.machine.instant import at
 from kvferry.machine.machine import Machine
 from kvferry.machine.ops import Op
@@ -28,6 +28,7 @@ from kvferry.policies.loading.problem import LoadProblem
 from kvferry.scenarios.resolve import Complaint
 from kvferry.sim.costs.cost_model import main_costs
 from kvferry.specs.errors import InputError
+from kvferry.specs.machine import DEVICE
 from kvferry.specs.scenario import Scenario
 from kvferry.specs.workload import MOST_CHUNKS_PER_RUN, MOST_TOKENS_PER_RUN, MOST_UNITS_PER_REQUEST
 from kvferry.traces.chunks import ChunkTrace

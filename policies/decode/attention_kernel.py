@@ -5,7 +5,7 @@ The share of the memory bandwidth that each kind of kernel reaches is the proces
 
 from dataclasses import dataclass
 
-from kvferry.specs.device import Kernel
+from kvferry.specs.engine import Kernel
 from kvferry.specs.model import ModelSpec
 
 

@@ -189,7 +189,7 @@ class _Model:
 def _highs(program: pulp.LpProblem, limits: Limits) -> None:
     import pulp
 
-    class Highs(pulp.HiGHS):
+    class Highs(pulp.HiGHS):  # type: ignore[misc]
         """PuLP's, which does not know the status that HiGHS has at a limit of nodes."""
 
         def findSolutionValues(self, lp: Any) -> tuple[int, int]:  # noqa: N802

@@ -37,7 +37,8 @@ from kvferry.machine.ops import (
 )
 from kvferry.policies.decode.attention_kernel import AttentionKernel
 from kvferry.policies.decode.means import KMEANS_ROUNDS, SPLIT_ROUNDS
-from kvferry.specs.device import Kernel, ProcessorSpec
+from kvferry.specs.device import ProcessorSpec
+from kvferry.specs.engine import Kernel
 from kvferry.specs.errors import InputError
 from kvferry.specs.model import ModelSpec
 from kvferry.traces.chunks import KEY_BLOCK, QUERY_BLOCK, causal_blocks

@@ -8,7 +8,8 @@ import numpy as np
 from kvferry.machine.ops import Number, Op
 from kvferry.sim.cost import Cost
 from kvferry.sim.costs.op_rules import Arithmetic, Work, rule_of
-from kvferry.specs.device import Kernel, ProcessorSpec
+from kvferry.specs.device import ProcessorSpec
+from kvferry.specs.engine import Kernel
 from kvferry.specs.model import ModelSpec
 
 

@@ -61,7 +61,7 @@ class AssistRunner(RegisteredOps):
             Forget: self._forget,
         }
 
-    @torch.no_grad()
+    @torch.no_grad()  # type: ignore[untyped-decorator]
     def run(self, op: Op, request: int | None, inputs: Sequence[Any] = ()) -> Any:
         """Carry out one op. Raises InputError for ops that it does not have, KvferryError for one out of turn."""
         return self.method_of(op)(op, request)

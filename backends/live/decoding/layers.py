@@ -172,7 +172,7 @@ class Layers(RegisteredOps):
         return self.blocks.n_bytes
 
     @told_as_out_of_memory("no memory is left for the model's layers")
-    @torch.no_grad()
+    @torch.no_grad()  # type: ignore[untyped-decorator]
     def run(self, op: Op, request: int | None, inputs: Sequence[Any] = ()) -> Any:
         """Carry out one op. Raises InputError for ops that it does not have, KvferryError for one out of turn."""
         sequences = len(self.answers)

@@ -124,7 +124,7 @@ class PagedLayers(RegisteredOps):
         """The most that pages in use ever took."""
         return self.pages.peak_bytes
 
-    @torch.no_grad()
+    @torch.no_grad()  # type: ignore[untyped-decorator]
     def run(self, op: Op, request: int | None, inputs: Sequence[Any] = ()) -> Any:
         """Carry out one op. Raises InputError for ops that it does not have, KvferryError for one out of turn."""
         return self.method_of(op)(op)

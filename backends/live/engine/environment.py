@@ -15,7 +15,7 @@ from simpy.events import NORMAL
 _LONGEST_WAIT_S = 3600.0
 
 
-class WallClockEnvironment(simpy.Environment):
+class WallClockEnvironment(simpy.Environment):  # type: ignore[misc]
     """`now` is the seconds since it was made. Processes, conditions, time-outs and interrupts are SimPy's own.
 
     Everything happens in the one thread that runs the environment, except `post`, `now` and what is done holding

@@ -14,8 +14,9 @@ from kvferry.backends.live.engine.stream import Stream, StreamWorker
 from kvferry.backends.live.engine.worker import Worker
 from kvferry.disk.direct_storage import Data
 from kvferry.machine.busy import Busy
+from kvferry.machine.channel import Channel
 from kvferry.machine.handling import Handling
-from kvferry.machine.machine import Asked, Channel, Facts, Outside
+from kvferry.machine.machine import Asked, Facts, Outside
 from kvferry.machine.memory import BudgetedPool
 from kvferry.machine.ops import Chunks, Decompress, Extents, KvRef, Op
 from kvferry.machine.span import Tell

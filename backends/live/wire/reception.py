@@ -244,7 +244,7 @@ class Reception:
         return Response(status_code=204)
 
 
-class _EventStream(Response):
+class _EventStream(Response):  # type: ignore[misc]
     """All that is said to a device, until the channel ends or the device is gone."""
 
     def __init__(self, wire: ServedWire, ended: Callable[[], None]) -> None:

@@ -93,7 +93,7 @@ def by_kv_head(queries: torch.Tensor, kv_heads: int) -> torch.Tensor:
     return queries[:, :, 0].unflatten(1, (kv_heads, -1))
 
 
-@torch.no_grad()
+@torch.no_grad()  # type: ignore[untyped-decorator]
 def sampled(decoder: Decoder, sample: torch.Tensor) -> Iterator[PrefilledLayer]:
     """Queries, keys and values that a sample, token ids [sequences, tokens] of any text, leaves in each layer."""
     rotary, hidden = decoder.rotary(sample.shape[1]), decoder.embed(sample)
