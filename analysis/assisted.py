@@ -41,8 +41,8 @@ def fleet_metrics(run: Run, assisted: Assisted, main_processor: str) -> dict[str
 
 def assisted_metrics(assisted: Assisted, slo: SloSpec | None) -> dict[str, float]:
     """``ttft_s`` and the like: as users perceive it; ``ttft_device_s``: until a device has a first token of its own.
-    ``assisted_tokens``: those that came from the cloud in time to be used, mean and largest over the requests to which
-    any came; ``planned_tokens``: L, which those requests asked for. ``assisted_share`` of all were helped.
+    ``assisted_tokens``: the ones that came from the cloud in time to be used, mean and largest over the requests to
+    which any came; ``planned_tokens``: L, which those requests asked for. ``assisted_share`` of all were helped.
     ``promised_tpot_s``: the pace of Eq. 4. Figures of a part of the wait are means over the requests that have it.
     ``lost_share``: of requests with which something went wrong in the cloud; none is not said. ``right_share``: of
     answers that begin as they should, of those where that is known. ``energy_j`` and its parts are per request, of

@@ -29,7 +29,7 @@ def written_values(table: pd.DataFrame, key: str) -> list[str]:
     columns = columns_under(key, table.columns)
     own = column_of(key, table.columns)
     varied = [column for column in columns if table[column].nunique(dropna=False) > 1]
-    # The key's own column says most, then those that differ most.
+    # The key's own column says most, then the ones that differ most.
     varied.sort(key=lambda column: (column != own, -table[column].nunique()))
     values = len(table[varied].drop_duplicates()) if varied else 1
     texts = [""] * len(table)

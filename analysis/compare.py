@@ -30,7 +30,7 @@ def compare_gantt(runs: Mapping[str, Run], *, title: str = "", request: int | No
     """Each system's paths for one request, on a common time axis that starts at its arrival: the fastest first, systems
     that did not reach a first token next, and last, by name and outcome alone, those of which nothing can be drawn.
 
-    By default the request has the median TTFT in the fastest system, among those that arrived at the same instant
+    By default the request has the median TTFT in the fastest system, among the ones that arrived at the same instant
     in all: where a request follows the answer to the one before, later ones met different stretches of the link.
     The axis ends before systems that take several times as long as the others; they are marked.
     The link is drawn when it is the same for all. Where decoding, all systems are drawn over as many tokens, from the
@@ -262,7 +262,7 @@ def _draw_energy(axis: Any, order: list[str], metrics: Mapping[str, Mapping[str,
 
 
 def _typical_request(runs: Mapping[str, Run]) -> int:
-    """The request with the median TTFT, among those that arrived in all runs at the same time, in the system whose
+    """The request with the median TTFT, among the ones that arrived in all runs at the same time, in the system whose
     median is the lowest; the first request where there is none."""
     arrivals = [{(r.request, r.arrival_s) for r in run.requests} for run in runs.values()]
     shared = {request for request, _ in set.intersection(*arrivals)}

@@ -30,7 +30,7 @@ class Paces:
 
 def paces_of(decoded: Decoded, requests: Sequence[RequestRecord] = (), *, interrupted: bool = False) -> Paces | None:
     """The paces of the whole output. Tokens that were not decoded are taken to follow at the pace of the second half of
-    those that were, and to cost as much of everything (left out: a system that reads all KV reads more towards the
+    the ones that were, and to cost as much of everything (left out: a system that reads all KV reads more towards the
     end). For an interrupted run, the paces of what was decoded; where requests come and go, their mean. None where no
     sequence has two tokens."""
     if decoded.steps:
@@ -148,7 +148,7 @@ def _sums(totals: Totals, counts: Mapping[str, float], main_processor: str) -> d
 
 
 def _extended(now: Mapping[str, float], before: Mapping[str, float], times: float) -> dict[str, float]:
-    """The sums `now`, to which what was added since `before` is added so many times more."""
+    """The sums `now`, to which what was added since `before` is added this many times more."""
     if not times:
         return dict(now)
     return {name: value + times * (value - before.get(name, 0.0)) for name, value in now.items()}

@@ -77,7 +77,7 @@ def _values(tree: Node, path: _Path, faults: list[Complaint]) -> list[Node]:
 
 
 def _sampled(sample: SampleSpec, key: str, tree: Node, path: _Path, faults: list[Complaint]) -> list[Node]:
-    """So many values of a key, from a stream of its own: another key beside it changes nothing."""
+    """This many values of a key, from a stream of its own: another key beside it changes nothing."""
     node = _at(tree, path)
     chance = generator(Source.STUDY_SAMPLES, sample.seed, zlib.crc32(key.encode()))
     shares = chance.random(sample.points)

@@ -7,7 +7,7 @@ from kvferry.specs.scenario import Scenario
 
 Metrics = Mapping[str, float]
 _PEAK = "kv_memory_peak_bytes"
-# So many times the smallest peak are still as much: blocks and pages are whole.
+# This many times the smallest peak are still as much: blocks and pages are whole.
 _AS_MUCH = 1.5
 _ALL_FREE = "all memory that is free"
 

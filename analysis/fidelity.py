@@ -21,7 +21,7 @@ from kvferry.pipelines.run import BACKENDS, run_scenario
 from kvferry.specs.errors import KvferryError
 from kvferry.specs.scenario import Scenario
 
-# Compared end to end, of the metrics of a run; those that neither world has are left out.
+# Compared end to end, of the metrics of a run; the ones that neither world has are left out.
 COMPARED = (
     *("ttft_s", "load_s", "tpot_s", "link_bytes", "streamed_share", "link_utilisation", "compute_utilisation"),
     *("throughput_tokens_per_s", "reuse_rate", "read_bytes", "storage_utilisation", "io_to_compute"),

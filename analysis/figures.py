@@ -56,7 +56,7 @@ FIGURES: dict[str, Figure] = {
     "attended_tokens": Figure(
         "tokens attended to",
         None,
-        "of a sequence, those that attention takes in: per layer, KV head and step; mean. A system that leaves some out"
+        "tokens of a sequence that attention takes in: per layer, KV head and step; mean. A system that leaves some out"
         " is marked (*): its rate is not one of equal quality",
     ),
     "attended_share": Figure("of all tokens", None, "share of the tokens that there are by then"),

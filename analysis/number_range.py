@@ -1,4 +1,4 @@
-"""The values between two ends: evenly or on a logarithmic scale, so many of them, a step apart, or at a share."""
+"""The values between two ends: evenly or on a logarithmic scale, this many of them, a step apart, or at a share."""
 
 import math
 from dataclasses import dataclass

@@ -9,16 +9,16 @@ Metrics = Mapping[str, float]
 # Behind the name of such a system.
 MARK = "*"
 _BITS = "streamed_bits_per_value"
-# Systems with less than this share of the most bits are marked, or with so many times the smallest error.
+# Systems with less than this share of the most bits are marked, or with this many times the smallest error.
 _AS_MANY_BITS = 0.97
 _AS_EXACT = 1.1
-# So many times the fewest tokens attended to are still as many: blocks are whole.
+# This many times the fewest tokens attended to are still as many: blocks are whole.
 _AS_MANY_TOKENS = 1.25
 
 
 def lower_quality(systems: Mapping[str, Metrics]) -> dict[str, str]:
-    """Systems whose figures are not those of equal quality, and why: those that attend to a part of the tokens, by how
-    many that are, and those that streamed clearly coarser KV than another did, by how coarse it was."""
+    """Systems whose figures are not those of equal quality, and why: the ones that attend to a part of the tokens, by
+    how many that are, and the ones that streamed clearly coarser KV than another did, by how coarse it was."""
     return _coarser(systems) | {name: _attended(one) for name, one in systems.items() if _is_sparse(one)}
 
 

@@ -45,7 +45,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Search:
-    """A search, resolved. `seeds` are those that each point is run with; none: the base's own."""
+    """A search, resolved. `seeds` are the ones that each point is run with; none: the base's own."""
 
     name: str
     spec: SearchSpec
@@ -127,7 +127,7 @@ def run_search(
 ) -> tuple[list[Tried], int]:
     """Try as many points as the search says, and return them in their order, with how many scenarios were run now.
 
-    The folder is a ``Dataset``, as a sweep's. A search that was killed begins anew and takes what is there: the same
+    The folder is a ``Dataset``, as a sweep's. A search that was killed begins again and takes what is there: the same
     seed chooses the same points, whatever the executor and its workers, so nothing is run twice. Points are chosen
     `at_once` by `at_once`; a scenario that is not valid, or that a condition leaves out, is not run and counts as a
     point that breaks a constraint. So does one that failed, ran out of memory, or lacks a metric.

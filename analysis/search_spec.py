@@ -90,8 +90,8 @@ class SearchSpec(Spec):
     # How many are tried. Each is run with every seed, and judged by its medians.
     points: int = Field(default=100, ge=1, le=MOST_POINTS)
     seeds: Seeds | None = None
-    # So many are chosen before the first of them is run: as many workers can be busy. Which ones are chosen depends on
-    # it, and never on the number of workers.
+    # This many are chosen before the first of them is run: as many workers can be busy. Which ones are chosen depends
+    # on it, and never on the number of workers.
     at_once: int = Field(default=8, ge=1, le=1000)
     sampler: Literal["tpe", "nsga2", "random"] = "tpe"
     # Of the sampler's own chance.

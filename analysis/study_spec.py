@@ -20,7 +20,8 @@ _KEYS = {
 
 class PlotSpec(Spec):
     """A picture: a line or bars with their spread (y over x), the distribution of x, a heat map (value over x and y),
-    parts of a whole on top of each other at each x, or every point by two metrics with those that no other one beats.
+    parts of a whole on top of each other at each x, or every point by two metrics with the ones that no other one
+    beats.
 
     x, y, value, by and parts name a setting, as in link.rate, or a metric, as in ttft_s.
     """

@@ -25,7 +25,7 @@ from kvferry.specs.scenario import Scenario
 if TYPE_CHECKING:
     import pandas as pd
 
-# Called with how many points are there, of how many; the first call counts those that were there already.
+# Called with how many points are there, of how many; the first call counts the ones that were there already.
 Progress = Callable[[int, int], None]
 
 
@@ -37,7 +37,7 @@ def run_points(
     run: Callable[[Scenario], Run] = run_scenario,
     executor: Executor | None = None,
 ) -> pd.DataFrame:
-    """A row per point, in the order of the points; those that the folder does not hold yet are run.
+    """A row per point, in the order of the points; the ones that the folder does not hold yet are run.
 
     Columns: key (the scenario's hash), outcome, why, settings (as ``settings_of`` names them), metrics (as
     ``metrics_of`` does), version. The folder is a ``Dataset``: its bytes depend neither on the number of workers

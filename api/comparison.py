@@ -96,7 +96,7 @@ class Comparison:
         return self.pictures[name]
 
     def table(self, width: int = _NOTEBOOK_WIDTH) -> Table:
-        """What the command prints, in so many characters, a rich.table.Table."""
+        """What the command prints, in this many characters, a rich.table.Table."""
         several = max((len(one.runs) for one in self.results.values()), default=0) > 1
         return compare_table(
             {name: {} for name in self.failed} | {name: one.metrics for name, one in self.results.items()},
@@ -177,7 +177,7 @@ class Comparable:
 
 
 def _attending_to(scenario: Scenario, system: System, tokens: int) -> Scenario:
-    """Returns the scenario whose system attends to so many tokens, if it selects any. Raises InputError."""
+    """Returns the scenario whose system attends to this many tokens, if it selects any. Raises InputError."""
     from kvferry.pipelines.decoding.equal_tokens import attending_to
     from kvferry.pipelines.decoding.systems import DecodeSystem
 
@@ -193,8 +193,9 @@ def comparable(
     equal_tokens: int | None = None,
 ) -> Comparable:
     """Checks before the first one runs which systems can run a scenario. `systems`: None: those of the same paper that
-    can. `equal_tokens`: those that select KV select so many tokens each; what cannot is ``unable``. Raises InputError
-    as ``under_systems`` does, for a system that is asked for and cannot run the scenario, and where none is able."""
+    can. `equal_tokens`: the ones that select KV select this many tokens each; what cannot is ``unable``. Raises
+    InputError as ``under_systems`` does, for a system that is asked for and cannot run the scenario, and where none is
+    able."""
     found = under_systems(source, systems, settings, seed=seed)
     scenario, under = found.own, dict(found.systems)
     kind, left_out, unable = WORKLOADS[scenario.workload.kind], dict(found.left_out), dict[str, str]()
@@ -246,7 +247,7 @@ def compare(
     """Carries a scenario out under several systems; None: those of its system's paper that can run it.
 
     Policies in `settings` hold for every system that has them; the scenario's own policies are its own system's, and
-    others run with theirs. `equal_tokens`: where decoding, every system that selects KV selects so many tokens; whole
+    others run with theirs. `equal_tokens`: where decoding, every system that selects KV selects this many tokens; whole
     blocks and the newest tokens may come on top. `runs`: how often each, for real, taken in turns. `scenario`,
     `settings` and `seed` are those of ``load``, `ranges`, `watch` and `say` those of ``run``.
 

@@ -92,8 +92,8 @@ def under_systems(
     """The scenario under each of these systems, in their order; None: those of its system's paper.
 
     Policies in `settings` hold for every system that has them, the source's own policies for its own system. Raises
-    InputError as ``load`` does under its own system and those that are named, for a system that is not known, an empty
-    list, and for a policy in `settings` that none of the systems has.
+    InputError as ``load`` does under its own system and the ones that are named, for a system that is not known, an
+    empty list, and for a policy in `settings` that none of the systems has.
     """
     asked, described = _overrides(settings, seed), _described(source)
     own = load_scenario(described, asked)

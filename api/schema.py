@@ -29,7 +29,7 @@ KINDS = (*KINDS_OF_FILES, *_VARYING)
 
 def schema(kind: str = "scenario") -> dict[str, Any]:
     """For editors: the schema of a file of this kind, one of KINDS. Names of systems, policies and cost models are
-    those that are known here, those of plugins in use too. Raises InputError for another kind."""
+    the ones that are known here, those of plugins in use too. Raises InputError for another kind."""
     pick("kind of file", dict.fromkeys(KINDS), kind)
     use_installed()
     core = _with_names(scenario_schema())

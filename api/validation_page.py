@@ -20,7 +20,7 @@ _OPEN = re.compile(r"<!-- kvferry reproduce \S+: \w+ -->")
 
 
 def write_pages(folder: Path, reports: Mapping[str, Report]) -> list[Path]:
-    """Writes anew the tables of these papers in the folder's pages (*.md); returns the pages that have any.
+    """Rewrites the tables of these papers in the folder's pages (*.md); returns the pages that have any.
 
     Tables: ``claims``, ``errors`` (of printed cells, fitted and not), ``cells``, ``exhibits``. Those of other papers
     stay as they are. Raises InputError, naming file and line, for a marker that is not closed or names no table.
@@ -78,7 +78,7 @@ def _seeds(claim: Mapping[str, Any]) -> str:
 
 
 def _errors(report: Report) -> Iterable[str]:
-    """How far printed cells are off, those that something was fitted on apart from the others."""
+    """How far printed cells are off, the ones that something was fitted on apart from the others."""
     cells = [cell for cell in report["cells"] if cell["paper"] is not None and cell["relative_error"] is not None]
     yield from _head("cells", "how many", "median error", "90th percentile", "largest")
     fitted, others = ([cell for cell in cells if bool(cell.get("fitted")) is one] for one in (True, False))

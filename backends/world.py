@@ -185,7 +185,7 @@ class World(Protocol):
 
     @property
     def machines(self) -> Mapping[str, Machine]:
-        """Machines by instance name: DEVICE first, then those that the flow's needs name. All share one environment,
+        """Machines by instance name: DEVICE first, then the ones that the flow's needs name. All share one environment,
         and each can open channels to the others."""
         ...
 

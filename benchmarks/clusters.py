@@ -68,7 +68,7 @@ def measured(system: str, entries: str, *policies: str) -> Measured:
             select = partial(_selection, keys.table, queries, k)
             selection_s = best_s(select, times=20, clock=process_time)
     steps = [after - before for before, after in zip(at_s, at_s[1:], strict=False)]
-    # The first token is followed by those that are skipped.
+    # The first token is followed by the ones that are skipped.
     each_s = median(steps[1:])
     return Measured(each_s, (steps[0] - each_s) / skipped * 1000, selection_s)
 

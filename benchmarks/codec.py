@@ -1,8 +1,8 @@
 """Codecs: size, error and speed, beside what constriction does by itself.
 
 Numbers are made up to be like keys and values: channels of keys with a mean and a spread of their own, values with
-heavy tails. Sizes stand beside those that the simulator reckons with, from the entropy of the same symbols. Errors are
-relative: root mean square over the standard deviation of each channel.
+heavy tails. Sizes stand beside the ones that the simulator reckons with, from the entropy of the same symbols. Errors
+are relative: root mean square over the standard deviation of each channel.
 
 Speeds of one core are in processor time, best of several: other work on the machine counts less. The ceiling of
 cachegen is constriction's range coder on bare symbols; huffman has none in Python but the same, since constriction

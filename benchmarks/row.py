@@ -31,7 +31,7 @@ def higher(name: str, value: float, unit: str, ceiling: float | None = None) -> 
 def best_s(
     work: Callable[[], Any], *, rounds: int = 5, times: int = 1, clock: Callable[[], float] = perf_counter
 ) -> float:
-    """Seconds per call, the best of some rounds of so many calls: other work on the machine only adds to them."""
+    """Seconds per call, the best of some rounds of this many calls: other work on the machine only adds to them."""
     found = []
     for _ in range(rounds):
         gc.collect()

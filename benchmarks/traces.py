@@ -22,7 +22,7 @@ def row(what: str, call: Callable[[], object], ceiling: str, least: Callable[[],
 
 
 def _times(call: Callable[[], object]) -> int:
-    """So many that a round takes some hundredths of a second."""
+    """This many that a round takes some hundredths of a second."""
     return max(1, int(0.04 / best_s(call, rounds=2)))
 
 

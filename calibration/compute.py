@@ -94,7 +94,7 @@ def questions(rig: Rig, before: int, question: int) -> list[Measurement]:
 
 
 def answers(rig: Rig, before: int) -> list[Measurement]:
-    """Decoding, token by token, around a context of so many tokens."""
+    """Decoding, token by token, around a context of this many tokens."""
     context = before - _ANSWERED // 2 - 1
     with rig.running(context, output=1 + _ANSWERED) as running:
 

@@ -102,8 +102,8 @@ def decoding(rig: Rig, folder: Path, point: Point) -> list[Measurement]:
 
 
 def measured_ops(*choosing: type[Op]) -> dict[str, str]:
-    """Returns the ops whose seconds a decoding step gives, those that choose KV and those of every step: the label in
-    spans by the name of the measured table."""
+    """Returns the ops whose seconds a decoding step gives, the ones that choose KV and those of every step: the label
+    in spans by the name of the measured table."""
     ops: tuple[type[Op], ...] = (*choosing, DecodeAttention, FeedForward, OutputHead)
     return {rule_of(op).table: op.label for op in ops}
 

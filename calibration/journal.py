@@ -50,7 +50,7 @@ class Journal:
 
     def _whole_lines(self) -> bytes:
         if self.path.stat().st_size > _MOST_BYTES:
-            raise InputError(f"{self.path}: more than {_MOST_BYTES:,} bytes; no journal of ours. --fresh begins anew")
+            raise InputError(f"{self.path}: more than {_MOST_BYTES:,} bytes; no journal of ours. --fresh starts over")
         content = self.path.read_bytes()
         return content[: content.rfind(b"\n") + 1]
 
@@ -66,7 +66,7 @@ class Journal:
                     self.done[str(entry["task"])] = [Measurement.from_json(each) for each in entry["measured"]]
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
                 raise InputError(
-                    f"{self.path}:{number}: no line of a journal ({error}); --fresh measures anew"
+                    f"{self.path}:{number}: no line of a journal ({error}); --fresh measures again"
                 ) from None
 
     def _compare(self, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
@@ -74,7 +74,7 @@ class Journal:
         if differ:
             shown = "; ".join(f"{key}: {theirs.get(key)!s:.80}, now {ours.get(key)!s:.80}" for key in differ)
             raise InputError(
-                f"{self.path}: begun under other settings ({shown}); the same ones go on with it, --fresh begins anew, "
+                f"{self.path}: begun under other settings ({shown}); the same ones go on with it, --fresh starts over, "
                 f"another --output keeps both"
             )
 

@@ -66,7 +66,7 @@ class Rig:
     def running(
         self, context: int, *, question: int = 1, output: int = 1, attention: Attention = dense
     ) -> Iterator["Running"]:
-        """A live machine with requests over a context of so many tokens."""
+        """A live machine with requests over a context of this many tokens."""
         prompt = Prompt(self.context(context), self.context(question, 1), output, attention)
         runner = SessionRunner(self.model, lambda request: prompt, chunk_tokens=CHUNK_TOKENS)
         with LiveMachine("device", runner, capacity_bytes=1.0, stream=self.streams) as machine:

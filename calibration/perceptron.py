@@ -19,7 +19,7 @@ from kvferry.specs.device import ProcessorSpec
 from kvferry.specs.model import ModelSpec
 from kvferry.traces.chunks import CHUNK_TOKENS, causal_blocks
 
-# Steps of descent, of so many points each: three times as many bring nothing at points held out. Fewer points than
+# Steps of descent, of this many points each: three times as many bring nothing at points held out. Fewer points than
 # the last fit anything.
 _STEPS, _BATCH = 3000, 8
 LEAST_POINTS = 8

@@ -69,7 +69,7 @@ def rapl(folder: Path) -> Meter | None:
         used = 0
         for zone, start in zip(packages, before, strict=True):
             end = _microjoules(zone)
-            # The counter begins anew after its range, which some minutes fill.
+            # The counter begins again after its range, which some minutes fill.
             used += end - start if end >= start else end - start + int((zone / "max_energy_range_uj").read_text())
         return {"cpu": used / 1e6}
 

@@ -39,7 +39,7 @@ class Moving(Protocol):
 
 class WatchedSockets:
     """Shuts down the sockets of requests that were cancelled, or whose head is late. Their threads wait in a read that
-    nothing else can end: a socket's own timeout starts anew with every byte."""
+    nothing else can end: a socket's own timeout starts again with every byte."""
 
     def __init__(self) -> None:
         self._requests: dict[socket, tuple[Moving | None, float]] = {}

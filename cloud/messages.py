@@ -45,10 +45,11 @@ def write_ids(ids: Sequence[int]) -> str:
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
 
 
-# Masks are made for lengths, and tokens kept of them, rounded up to so many: a few hundred for any number of requests.
+# Masks are made for lengths, and tokens kept of them, rounded up to this many: a few hundred for any number of
+# requests.
 _MASK_STEP, _KEPT_STEP = 256, 64
 
-# Of what went wrong in a cloud its device is told so many characters.
+# Of what went wrong in a cloud its device is told this many characters.
 _MOST_SAID = 300
 
 # A message: plain values, so that it may go through any channel.
@@ -157,7 +158,7 @@ def sound(text: str) -> bool:
 
 def response_bytes(workload: AssistSpec, prompt: int, ratio: float, mask: str | None = None) -> float:
     """The cloud's first response: "token#mask#L" in JSON, the mask as text (P/D-Device 3.3). `mask` None: one like
-    those that are made of such prompts."""
+    the ones that are made of such prompts."""
     frame = workload.handling.response_bytes + workload.handling.answer_token_bytes
     if mask is not None:
         return frame + len(mask)

@@ -20,8 +20,8 @@ class Patience:
         self._first_failure_s = 0.0
 
     def came(self, n_bytes: int) -> None:
-        """The last attempt brought so many bytes. If they are enough, failures are counted anew: a server that brings
-        something may drop the connection as often as it likes. It may not fall silent as often as it likes."""
+        """The last attempt brought this many bytes. If they are enough, failures are counted again: a server that
+        brings something may drop the connection as often as it likes. It may not fall silent as often as it likes."""
         if n_bytes >= _LEAST_BYTES:
             self._failures = 0
 

@@ -23,7 +23,7 @@ def answer_of(message: Any, story: Story) -> Message | None:
 
 
 def verdict_of(message: Any, story: Story, drafted: int) -> Message | None:
-    """What a cloud says of so many drafts; None: the message is about another request. Raises BadMessage."""
+    """What a cloud says of this many drafts; None: the message is about another request. Raises BadMessage."""
     found = _of_request(message, story, _OF_VERDICTS)
     if found is None:
         return None

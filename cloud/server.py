@@ -68,7 +68,7 @@ class StoreReader:
 
 
 def _joined(extents: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The same bytes in fewer pieces: those that lie next to each other in the file become one."""
+    """The same bytes in fewer pieces: the ones that lie next to each other in the file become one."""
     joined: list[tuple[int, int]] = []
     for offset, length in extents:
         if joined and sum(joined[-1]) == offset:
@@ -78,7 +78,7 @@ def _joined(extents: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     return joined
 
 
-# What a client may ask of the server: so many bytes in a request's first line and in its headers.
+# What a client may ask of the server: this many bytes in a request's first line and in its headers.
 MOST_HEAD_BYTES = 2**16
 # A kept connection without a request is closed after this long.
 IDLE_S = 120
@@ -149,7 +149,7 @@ def _answer(request: Request, store: Store, extents: Sequence[tuple[int, int]], 
     """The answer with these (offset, length) of the store, or with the range of them that the request names."""
     wanted = request.headers.get("if-match", "*")
     if wanted not in ("*", store.tag):
-        return PlainTextResponse("this context was stored anew", 412)
+        return PlainTextResponse("this context was stored again", 412)
     total = sum(length for _, length in extents)
     headers = {"accept-ranges": "bytes", "content-type": "application/octet-stream", "etag": store.tag}
     first, last, status = 0, total - 1, 200

@@ -7,7 +7,7 @@ import numpy as np
 
 @dataclass(slots=True)
 class Story:
-    """Times are on the run's clock, None: never reached. ``tokens``: L, those that came from the cloud; 0: none.
+    """Times are on the run's clock, None: never reached. ``tokens``: L, the ones that came from the cloud; 0: none.
     ``ratio``: r, of the prompt that the device prefilled."""
 
     request: int

@@ -1,7 +1,7 @@
 """What encodings cost in quality: errors of the KV and of what a model says over it, measured once on a bundled model.
 
 An indicator, not a promise: another model, another text and other questions lose more or less. ``studies/
-kv_distortion.py`` measures it anew.
+kv_distortion.py`` measures it again.
 """
 
 import csv

@@ -128,7 +128,7 @@ class Storage:
 
     @classmethod
     def create(cls, path: Path | str, n_bytes: int, **settings: Any) -> "Storage":
-        """Make a file of at least so many zero bytes, and open it for writing; settings as for opening.
+        """Make a file of at least this many zero bytes, and open it for writing; settings as for opening.
 
         The file is there under its name only once it has all its room. Raises StorageFull when there is none.
         """

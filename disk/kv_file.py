@@ -17,7 +17,7 @@ from kvferry.disk.log_frames import Frame
 from kvferry.disk.opened_file import BLOCK_BYTES
 from kvferry.specs.errors import InputError
 
-# No header is longer, and entries are compared in portions of so many bytes.
+# No header is longer, and entries are compared in portions of this many bytes.
 _MOST_HEADER_BYTES = 1 << 16
 _PORTION_BYTES = 16 << 20
 

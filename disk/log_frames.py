@@ -62,7 +62,7 @@ def frames(file: BinaryIO, path: Path) -> Iterator[Frame]:
             return
         at += HEAD_BYTES
         if _sum_of(file, path, at, length) != content_sum:
-            raise InputError(f"{path}: the {length:,} bytes at byte {at} are not those that were written there")
+            raise InputError(f"{path}: the {length:,} bytes at byte {at} are not the ones that were written there")
         yield Frame(kind, at, length)
         at += length
 

@@ -66,7 +66,7 @@ class MappedStorage:
     def create(
         cls, path: Path | str, n_bytes: int, *, most_bytes: float, like: StorageSpec | None = None
     ) -> "MappedStorage":
-        """Make a file of at least so many zero bytes, and map it. Raises StorageFull when there is no room for it."""
+        """Make a file of at least this many zero bytes, and map it. Raises StorageFull when there is no room for it."""
         make_room(Path(path), -(-n_bytes // mmap.PAGESIZE) * mmap.PAGESIZE)
         return cls(path, most_bytes=most_bytes, like=like)
 
@@ -189,7 +189,7 @@ class MappedStorage:
             )
 
     def _pace(self, began_s: float, n_bytes: int, writes: bool) -> None:
-        """Wait until the profile's device would have moved so many bytes, as faults do: a read-ahead at a time."""
+        """Wait until the profile's device would have moved this many bytes, as faults do: a read-ahead at a time."""
         if self._curves is None or not n_bytes:
             return
         commands = np.full(-(-n_bytes // _FAULT_BYTES), _FAULT_BYTES)

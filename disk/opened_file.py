@@ -97,7 +97,7 @@ class StorageFile:
 
 
 def make_room(path: Path, n_bytes: int) -> None:
-    """Make a file of so many zero bytes. It is there under its name only once it has all its room: StorageFull."""
+    """Make a file of this many zero bytes. It is there under its name only once it has all its room: StorageFull."""
     partial = path.with_name(path.name + ".partial")
     try:
         fd = os.open(partial, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600)

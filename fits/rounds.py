@@ -28,7 +28,7 @@ def simulate(scenarios: Sequence[Scenario], workers: int) -> tuple[np.ndarray, n
 def corrected(
     known: Sequence[Any], predicted: Callable[[Sequence[Any]], np.ndarray], ours: np.ndarray, reuse: np.ndarray
 ) -> list[Any]:
-    """The cells with what a simulation taught: their reuse, and its tokens/s over those that are `predicted`."""
+    """The cells with what a simulation taught: their reuse, and its tokens/s over the ones that are `predicted`."""
     plain = [replace(one, reuse_rate=float(rate), factor=1.0) for one, rate in zip(known, reuse, strict=True)]
     factors = ours / predicted(plain)
     return [replace(one, factor=float(factor)) for one, factor in zip(plain, factors, strict=True)]

@@ -70,7 +70,7 @@ class Cell:
 
 
 def cells() -> list[Cell]:
-    """Those that did not run out of memory."""
+    """The ones that did not run out of memory."""
     with PRINTED.open() as file:
         return [
             Cell(

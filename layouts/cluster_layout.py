@@ -220,7 +220,7 @@ class PlacedClusters(ABC):
 
     def _empty(self, rows: np.ndarray) -> None:
         """Give up the places of all blocks of these rows."""
-        raise InputError("policies.layout: clusters that are all made anew take cluster-pools")
+        raise InputError("policies.layout: clusters that are all made again take cluster-pools")
 
     @abstractmethod
     def _place(self, rows: np.ndarray, order: np.ndarray, members: np.ndarray | None) -> None:

@@ -1,4 +1,4 @@
-"""What lies in the storage file of a plan behind its KV: the index, and copies of what is kept, where these are swapped
+"""The parts of a plan's storage file behind its KV: the index, and copies of what is kept, where these are swapped
 layer by layer."""
 
 from dataclasses import dataclass

@@ -66,7 +66,7 @@ class Channel(Protocol):
     def send(self, message: Any, n_bytes: float) -> simpy.Event: ...
 
     def stream(self, n_bytes: float) -> MessageStream:
-        """A stream of parts of so many bytes each. Nothing else is sent before it has ended."""
+        """A stream of parts of this many bytes each. Nothing else is sent before it has ended."""
         ...
 
     def receive(self, each: Each | None = None, patience_s: float | None = None) -> simpy.Event:

@@ -18,7 +18,7 @@ class Display(Protocol):
         ...
 
     def keep(self, tokens: int) -> None:
-        """Show no more than the first so many of those that were handed over; none of the others has been shown."""
+        """Show no more than the first `tokens` of the tokens handed over; the others have not been shown yet."""
         ...
 
     def shown(self) -> simpy.Event:

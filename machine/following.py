@@ -46,12 +46,12 @@ class Following:
         return self._ended
 
     def keep(self, pieces: int) -> None:
-        """Drop those behind the first so many, which a modelled machine did not wait for."""
+        """Drop those behind the first `pieces`, which a modelled machine did not wait for."""
         del self.pieces[pieces:]
 
     def at(self, n: int, within_s: float | None = None) -> Any:
-        """The n-th piece, once it is there. None: there will be none, or there is none within so many seconds, and who
-        asks goes on without: then no more are taken."""
+        """The n-th piece, once it is there. None: there will be none, or there is none within this many seconds, and
+        who asks goes on without: then no more are taken."""
         until_s = None if within_s is None else monotonic() + within_s
         while True:
             left_s = None if until_s is None else until_s - monotonic()

@@ -110,8 +110,8 @@ class GrowingLeases:
         self._leases: dict[tuple[Tier, str], Lease] = {}
 
     def hold(self, n_bytes: Mapping[Tier, Mapping[str, float]]) -> None:
-        """Hold so many bytes from now on, of each tier by name, in whole ones. What shrinks is released before anything
-        is reserved. Raises OutOfMemory."""
+        """Hold this many bytes from now on, of each tier by name, in whole ones. What shrinks is released before
+        anything is reserved. Raises OutOfMemory."""
         wanted = {(tier, name): math.ceil(n) for tier, held in n_bytes.items() for name, n in held.items()}
         now = {key: lease.n_bytes for key, lease in self._leases.items()}
         changed = {key: n for key, n in wanted.items() if n != now.get(key, 0)}

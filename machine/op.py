@@ -39,6 +39,6 @@ class Op:
     purpose: ClassVar[Purpose | None] = None
 
     def __init_subclass__(cls) -> None:
-        # A dataclass with slots is made anew from the class as it is written: the last one counts.
+        # A dataclass with slots is made again from the class as it is written: the last one counts.
         cls.label = cls.__name__
         OPS[cls.label] = cls

@@ -139,7 +139,7 @@ class Cluster(Op):
     """Make `clusters` clusters of like keys of the `tokens` newest tokens of each row, by k-means; the first of them is
     number `first` of its row. A row is one of `heads` parts of a sequence's KV heads. Yields Clustered. `step` is -1
     for the prompts; the answer says of these which `k` clusters are best for each of the last `references` queries. Of
-    all tokens (`whole`), those that are not in memory are brought as for a Split."""
+    all tokens (`whole`), the ones that are not in memory are brought as for a Split."""
 
     purpose: ClassVar[Purpose] = "updating clusters"
     answer: ClassVar[type[Clustered]] = Clustered
@@ -309,9 +309,9 @@ class Assign(Op):
 class Split(Op):
     """Cut clusters of one layer in two, by 2-means over the `tokens` keys that they hold together; yields Divided.
 
-    `tokens` count those that waited for it in memory, and new keys that join. All of it is in memory: brought for this
-    layer's attention, or by the read that the op comes after, or `at` its place in the processor's own; `reads` says
-    where in what is read it is.
+    `tokens` count the ones that waited for it in memory, and new keys that join. All of it is in memory: brought for
+    this layer's attention, or by the read that the op comes after, or `at` its place in the processor's own; `reads`
+    says where in what is read it is.
     """
 
     purpose: ClassVar[Purpose] = "updating clusters"

@@ -20,7 +20,7 @@ Rotary = tuple[torch.Tensor, torch.Tensor]
 class Decoder:
     """Hidden states are [1, tokens, hidden], queries, keys and values [1, heads, tokens, head_dim].
 
-    ``latent_rank``: values are the first numbers of keys, so many, and not kept by themselves; None: they are.
+    ``latent_rank``: values are the first numbers of keys, this many, and not kept by themselves; None: they are.
     Raises InputError for a model that cannot be prefilled chunk by chunk.
     """
 

@@ -38,8 +38,8 @@ class NeedlePrompt:
 def needle_prompt(
     tokens: Tokens, text: Sequence[int], beginning: int, content: int, question: int, *, seed: int, number: int
 ) -> NeedlePrompt:
-    """A prompt of so many tokens in each part, made of the ids of a text: as many as its parts have together. The fact
-    stands anywhere in the content, as seed and number have it."""
+    """A prompt of this many tokens in each part, made of the ids of a text: as many as its parts have together. The
+    fact stands anywhere in the content, as seed and number have it."""
     rng = generator(Source.NEEDLES, seed, number)
     key, value = "".join(rng.choice(list(_LETTERS), 6)), "".join(rng.choice(list(_DIGITS), 6))
     fact, asked = tokens.encode(_FACT.format(key=key, value=value)), tokens.encode(_QUESTION.format(key=key))

@@ -100,7 +100,7 @@ def load_head(model: PreTrainedModel) -> RetrievalHead:
         raise InputError(f"{path}: cannot be read: {' '.join(str(error).split())[:200]}") from None
     lacking = sorted(set(_NAMES) - set(held))
     if lacking:
-        raise InputError(f"{path}: {', '.join(lacking)} missing; training/distil_head.py writes it anew")
+        raise InputError(f"{path}: {', '.join(lacking)} missing; training/distil_head.py writes it again")
     decoder = decoder_of(model)
     _check(path, held, decoder)
     width = len(held["reduce.weight"])

@@ -223,7 +223,7 @@ def _layout(found: Any, *asked: Any, **named: Any) -> str | None:
 
 
 def fault_of_lookup(found: Any, wanted: BlockRows, blocks: int, slots: int) -> str | None:
-    """Where a row has so many slots and blocks."""
+    """Where a row has this many slots and blocks."""
     if not isinstance(found, Lookup):
         return f"{_brief(found)}; a Lookup would do"
     if np.shape(found.missing) != found.wanted.ids.shape or found.missing.dtype != bool:

@@ -75,7 +75,7 @@ class Decoded:
     ``half_counts`` and ``end_counts``: KV blocks ``wanted`` and ``reused`` until then, and over the run; of clusters on
     storage also ``accesses``, entries ``accessed`` by them, and what their layout has counted. ``step_blocks``: KV
     blocks (wanted, reused) in each step that was carried out, those too that only warmed buffers up. Of tokens of a
-    sequence, those that were ``attended`` to and those that there were (``attendable``), summed over as many
+    sequence, the ones that were ``attended`` to and the ones that there were (``attendable``), summed over as many
     ``attentions``: of a layer in a step where all decode in lock step, else of a sequence in a step.
     """
 
@@ -84,7 +84,7 @@ class Decoded:
     output: int
     token_times_s: tuple[float, ...]
     steps: tuple[tuple[int, float], ...] = ()
-    # Tokens of a sequence that were really decoded, also those that only warmed buffers up; None: those with times.
+    # Tokens of a sequence that were really decoded, also the ones that only warmed buffers up; None: those with times.
     carried_out: int | None = None
     # Seconds in which layers moved to another tier by themselves, beside those between tokens' times.
     moves_s: float = 0.0
@@ -194,7 +194,7 @@ class Run:
 
     @property
     def interrupted(self) -> bool:
-        """Stopped by the user: the requests are those that had finished by then."""
+        """Stopped by the user: the requests are the ones that had finished by then."""
         return self.outcome == "interrupted"
 
     @property

@@ -109,5 +109,5 @@ class WorkloadKind(Protocol):
         ...
 
     def flow(self, scenario: Scenario, system: System, progress: Progress, inputs: Inputs = NO_INPUTS) -> Flow:
-        """`inputs` are those that its world is given. Raises InputError for settings that do not fit."""
+        """`inputs` are the ones that its world is given. Raises InputError for settings that do not fit."""
         ...

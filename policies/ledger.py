@@ -34,13 +34,13 @@ class Holding:
 
 @dataclass(frozen=True)
 class Ledger:
-    """All holdings of a batch of so many ``sequences``, or those that are asked for."""
+    """All holdings of a batch of ``sequences`` sequences, or some of them."""
 
     holdings: tuple[Holding, ...]
     sequences: int = 1
 
     def at(self, tokens: int, tier: Tier = "device") -> dict[str, float]:
-        """Returns the bytes of one tier by name, once every sequence has so many tokens."""
+        """Returns the bytes of one tier by name, once every sequence has `tokens` tokens."""
         found: dict[str, float] = {}
         for one in self.holdings:
             if one.tier == tier:

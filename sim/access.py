@@ -12,7 +12,7 @@ from kvferry.sim.link import Link
 from kvferry.specs.device import NetworkInterfaceSpec
 from kvferry.traces.rate import RateTrace
 
-# Draws by how many seconds so many messages are longer under way, one way, than half the round trip; float[n].
+# Draws by how many seconds this many messages are longer under way, one way, than half the round trip; float[n].
 Late = Callable[[int], np.ndarray]
 
 
@@ -83,7 +83,7 @@ class Accesses:
         self._machines[name] = access
 
     def __call__(self, sender: str, receiver: str, n_bytes: float) -> Ticket:
-        """Fires when a message of so many bytes has arrived; fails with LinkDown when a trace ends before."""
+        """Fires when a message of this many bytes has arrived; fails with LinkDown when a trace ends before."""
         here, there = self._machines.get(sender), self._machines.get(receiver)
         flow, label = ("message", sender, receiver), "Message"
         if here is None and there is None:
@@ -111,8 +111,8 @@ class Accesses:
         return sent
 
     def arrivals_s(self, sender: str, receiver: str, sent_s: Sequence[float], n_bytes: float) -> Sequence[float]:
-        """When messages of so many bytes each arrive that were sent one after the other at these times, by arithmetic:
-        as if no other message or fetch were under way meanwhile."""
+        """When messages of this many bytes each arrive that were sent one after the other at these times, by
+        arithmetic: as if no other message or fetch were under way meanwhile."""
         here, there = self._machines.get(sender), self._machines.get(receiver)
         times_s = sent_s
         if here is not None:

@@ -14,11 +14,11 @@ class Carry(Protocol):
     """How messages cross from one named machine to another."""
 
     def __call__(self, sender: str, receiver: str, n_bytes: float) -> simpy.Event:
-        """Fires when a message of so many bytes, sent now, has arrived."""
+        """Fires when a message of this many bytes, sent now, has arrived."""
         ...
 
     def arrivals_s(self, sender: str, receiver: str, sent_s: Sequence[float], n_bytes: float) -> Sequence[float]:
-        """When messages of so many bytes each arrive that were sent one after the other at these times."""
+        """When messages of this many bytes each arrive that were sent one after the other at these times."""
         ...
 
 
@@ -141,7 +141,7 @@ class ChannelEnd:
         return self._deliver(message, n_bytes)
 
     def stream(self, n_bytes: float) -> "SimStream":
-        """A stream of parts of so many bytes each. It crosses by arithmetic, not by an event for every part."""
+        """A stream of parts of this many bytes each. It crosses by arithmetic, not by an event for every part."""
         if self._closed:
             raise RuntimeError("this end of the channel is closed")
         stream = self._outgoing.stream = SimStream(self, n_bytes)

@@ -88,7 +88,8 @@ class Flash:
         self._admit(self.now_s)
 
     def withdraw(self, batch: int) -> int:
-        """Drop the commands of a batch that have no place in the queue yet; returns the bytes of those that have ended.
+        """Drop the commands of a batch that have no place in the queue yet; returns the bytes of the ones that have
+        ended.
 
         Commands under way still occupy the device, but their end is not reported.
         """

@@ -25,7 +25,7 @@ class FlashCurve:
         self._on_bus = half_duplex or spec.commands_hold_bus
 
     def command_s(self, lengths: np.ndarray, depth: int) -> np.ndarray:
-        """Seconds per command of each length (bytes, aligned), with so many commands under way."""
+        """Seconds per command of each length (bytes, aligned), with this many commands under way."""
         spec, lengths = self._spec, np.asarray(lengths, float)
         pages, sectors = np.ceil(lengths / spec.page_bytes), np.ceil(lengths / spec.sector_bytes)
         dies = spec.channels * spec.dies

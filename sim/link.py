@@ -267,7 +267,7 @@ class Link:
         self._tell(Span(self.resource, transfer.label, transfer.start_s, now, n_bytes, transfer.request))
 
     def _down(self, transfer: _Transfer, done: float) -> LinkDown:
-        # One argument: SimPy builds the error anew from its args as it crosses processes.
+        # One argument: SimPy rebuilds the error from its args as it crosses processes.
         down = LinkDown(
             f"the link's trace ends at {self.trace.duration_s:g} s, with {transfer.n_bytes - done:,.0f} bytes "
             f"of {transfer.label or 'a transfer'} still to come; a looping trace would go on"

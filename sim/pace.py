@@ -23,7 +23,7 @@ class Pace:
         self._left_s = self._left_at_s = 0.0
 
     def begin(self, work_s: float, begins_s: float, speed: float) -> None:
-        """Begins work that takes so many seconds at full speed, from `begins_s` on."""
+        """Begins work that takes this many seconds at full speed, from `begins_s` on."""
         self._left_s, self._left_at_s, self._speed = work_s, begins_s, speed
         self._plan()
 
@@ -37,7 +37,7 @@ class Pace:
         self._plan()
 
     def finish_s(self, from_s: float, work_s: float) -> float:
-        """When so many seconds of work at full speed are done, background load considered."""
+        """When this many seconds of work at full speed are done, background load considered."""
         return from_s + work_s if self._available is None else self._available.finish_s(from_s, work_s)
 
     def _progress_s(self, from_s: float, until_s: float) -> float:

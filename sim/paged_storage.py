@@ -35,8 +35,8 @@ class PageCache:
         return len(self._held) * self.run_bytes
 
     def use(self, extents: Extents, writes: bool) -> tuple[list[int], list[int]]:
-        """Touch these bytes in order; the runs that fault, and those that are written back, as they are dropped. A run
-        that is written to does not fault: what was there is not wanted."""
+        """Touch these bytes in order; the runs that fault, and the ones that are written back, as they are dropped. A
+        run that is written to does not fault: what was there is not wanted."""
         faults, written_back, held = [], [], self._held
         for offset, length in extents:
             for run in range(offset // self.run_bytes, -(-(offset + length) // self.run_bytes) if length else 0):

@@ -118,14 +118,14 @@ def commands_of(extents: Extents, spec: StorageSpec) -> tuple[np.ndarray, np.nda
 
 
 def _apart(begins: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Ranges in ascending order, those that share bytes as one."""
+    """Ranges in ascending order, the ones that share bytes as one."""
     reach = np.maximum.accumulate(ends)
     first = np.concatenate(([0], (begins[1:] >= reach[:-1]).nonzero()[0] + 1))
     return begins[first], np.append(reach[first[1:] - 1], reach[-1])
 
 
 def merged(offsets: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Offsets and lengths in ascending order, those that lie against each other as one; empty ones are gone.
+    """Offsets and lengths in ascending order, the ones that lie against each other as one; empty ones are gone.
 
     What overlaps is left as it is: every byte is moved as often as it was asked for.
     """

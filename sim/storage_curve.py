@@ -17,7 +17,7 @@ from kvferry.specs.storage import CurveRow, StorageSpec
 
 
 class Curve:
-    """Seconds per command by size, with so many commands under way: bandwidth, interpolated in log-log.
+    """Seconds per command by size, with this many commands under way: bandwidth, interpolated in log-log.
 
     Between sizes and between depths, log bandwidth is linear in log size and log depth. Below the smallest size a
     command costs what it does there; above the largest, and beyond the depths, bandwidth stays.
@@ -92,7 +92,7 @@ class StorageCurves:
         return float(self._commands_s(lengths, min(n, self._depth), writes).sum() + n * extra_s)
 
     def equal_s(self, commands: int, each_bytes: int, writes: bool = False, extra_s: float = 0.0) -> float:
-        """The same for so many commands of one length."""
+        """The same for this many commands of one length."""
         if not commands:
             return 0.0
         return commands * (self._command_s(each_bytes, min(commands, self._depth), writes) + extra_s)
@@ -158,7 +158,7 @@ class CurveStorage(Storage):
         yield "Write" if writes else "Read", self._seconds(offsets, lengths, writes), float(lengths.sum())
 
     def seconds_of_equal(self, commands: int, each_bytes: int) -> float:
-        """What so many reads of one length take, within what has been read or written before."""
+        """What this many reads of one length take, within what has been read or written before."""
         miss_s = map_miss_s(self.spec.map, self._highest - self._lowest) if self.spec.map else 0.0
         return self.curves.equal_s(commands, each_bytes, extra_s=miss_s)
 

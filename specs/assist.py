@@ -16,7 +16,7 @@ from kvferry.specs.workload import MOST_TOKENS_PER_RUN
 # Devices of a run, and requests of all of them together.
 MOST_DEVICES = 100_000
 MOST_ASSISTED = 1_000_000
-# Answer tokens of all requests together: a cloud that decodes them all takes a minute for so many.
+# Answer tokens of all requests together: a cloud that decodes them all takes a minute for this many.
 _MOST_TOKENS = 100 * MOST_TOKENS_PER_RUN
 
 
@@ -91,7 +91,7 @@ class AssistSpec(Part):
     devices: Count = Field(default=1, ge=1, le=MOST_DEVICES)
     # None: each device has one request at the start, or those of `requests` are shared among them.
     arrivals: DeviceArrivalsSpec | None = None
-    # For how long requests come; those that have come are served to their end.
+    # For how long requests come; the ones that have come are served to their end.
     duration_s: Seconds | None = Field(default=None, gt=0)
     # How many come in all. None: as `duration` says, or one for each device.
     requests: Requests | None = Field(default=None, ge=1, le=MOST_ASSISTED)

@@ -69,8 +69,8 @@ class ProcessorSpec(Spec):
     threads: Annotated[Count, Field(ge=1, le=1024)] | None = None
     # An NPU runs shapes compiled beforehand: token counts are rounded up to one of these.
     compiled_tokens: tuple[Annotated[Count, Field(ge=1)], ...] = ()
-    # Attention sees so many tokens back, at most, as does a runtime with a sliding window: a longer prompt is prefilled
-    # piece by piece, and none that a cloud refines should be longer. None: it sees all.
+    # Attention sees this many tokens back, at most, as does a runtime with a sliding window: a longer prompt is
+    # prefilled piece by piece, and none that a cloud refines should be longer. None: it sees all.
     window_tokens: Annotated[Count, Field(ge=1)] | None = None
     # Time to load the compiled graph: once, the main processor's from the first request on, others' at their first op.
     load_s: Seconds = 0.0

@@ -82,7 +82,7 @@ def parse_document(text: str, source: str, folder: Path) -> Node:
 
 
 def read_text(path: Path, most_bytes: int = MOST_BYTES, kind: str = "scenario") -> str:
-    """A regular file's text, of so many bytes at most. Raises InputError."""
+    """A regular file's text, of this many bytes at most. Raises InputError."""
     name = shown(path)
     problem = regular_file(path)
     if problem:

@@ -41,7 +41,7 @@ class Experts(Spec):
     dense_layers: Count = Field(default=0, ge=0, le=1000)
 
     def read(self, tokens: Any) -> Any:
-        """Experts whose weights are read for so many tokens, a number or an array: they choose evenly, each for
+        """Experts whose weights are read for this many tokens, a number or an array: they choose evenly, each for
         itself."""
         return self.shared + self.routed * (1 - (1 - self.active / self.routed) ** tokens)
 
@@ -158,7 +158,7 @@ class ModelSpec(Spec):
         return self.qkv_parameters + out
 
     def ffn_parameters(self, experts: Any) -> Any:
-        """Weights of one layer's feed-forward network, in the mean of all layers; of a mixture, those of so many
+        """Weights of one layer's feed-forward network, in the mean of all layers; of a mixture, those of this many
         experts."""
         mixture, one = self.experts, 3 * self.hidden
         if mixture is None:
@@ -167,7 +167,7 @@ class ModelSpec(Spec):
         return (mixture.dense_layers * one * self.ffn + (self.layers - mixture.dense_layers) * mixed) / self.layers
 
     def parameters_read(self, tokens: Any) -> Any:
-        """Weights of one layer that are read for so many tokens, a number or an array; in the mean of all layers."""
+        """Weights of one layer that are read for this many tokens, a number or an array; in the mean of all layers."""
         return self.attention_parameters + self.ffn_parameters(self.experts.read(tokens) if self.experts else 0)
 
     @property

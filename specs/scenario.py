@@ -254,7 +254,7 @@ class Scenario(Part):
     @property
     def policy_values(self) -> dict[str, Any]:
         """Role -> the name or value alone, or {"name", and the parameters}: what the file says for the scenario's
-        system. Parameters without a name are laid over those that `system_policies` has for the role."""
+        system. Parameters without a name are laid over the ones that `system_policies` has for the role."""
         of_system = self.system_policies.get(self.system, {})
         own = {role: policy.over(of_system.get(role)) for role, policy in self.policies.items()}
         return _values({**of_system, **own})

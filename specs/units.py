@@ -222,8 +222,8 @@ count = _count_of(None)
 
 
 def _pattern(kind: str) -> str:
-    """What texts of a kind look like, as a regular expression for JSON schemas: those that ``quantity`` reads, but for
-    units that no one writes, such as W h."""
+    """What texts of a kind look like, as a regular expression for JSON schemas: the ones that ``quantity`` reads, but
+    for units that no one writes, such as W h."""
     large = "(?:k|M|G|T|P|Ki|Mi|Gi|Ti|kilo|mega|giga|tera|peta|kibi|mebi|gibi|tebi)?"
     small = "(?:n|u|\u00b5|\u03bc|m|nano|micro|milli)?"
     either = f"(?:{small}|{large})"

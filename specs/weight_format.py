@@ -81,7 +81,7 @@ class WeightFormat:
     source: str
 
     def mean_bits(self, part: Part, row: int, layers: int) -> float:
-        """Returns the mean bits per weight, over the layers, of a part whose rows have so many weights: ``attention``
+        """Returns the mean bits per weight, over the layers, of a part whose rows have this many weights: ``attention``
         is projections to queries and keys and the way out of attention, ``value`` those to values, ``ffn`` the ways
         into the feed-forward network, ``down`` the one out of it."""
         of_attention = self.rest if self.attention is None else self.attention

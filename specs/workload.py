@@ -207,7 +207,7 @@ class DecodeSpec(Part):
     retrieval_persistence: float | None = Field(default=None, gt=0, le=1e6, strict=True)
     # What keys say, where blocks are clusters of them, or are chosen by every key.
     keys: KeysSpec = KeysSpec()
-    # The path of keys and queries that live.record_keys wrote, in place of those that are generated.
+    # The path of keys and queries that live.record_keys wrote, in place of the ones that are generated.
     recorded_keys: str | None = Field(default=None, min_length=1, max_length=1000)
 
     @model_validator(mode="before")

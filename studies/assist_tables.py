@@ -31,7 +31,7 @@ REPEATED = 3
 
 
 def prefill_s(runner: AssistRunner, context: int, tokens: int) -> float:
-    """Of so many tokens behind so many that have been read."""
+    """Of this many tokens behind this many that have been read."""
 
     def once(request: int) -> float:
         runner.handle(Prepare(tokens=context + tokens, beginning=0, question=0, answer=1), request)

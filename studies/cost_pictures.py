@@ -22,7 +22,7 @@ Estimate = Callable[[Samples], np.ndarray]
 
 
 def estimates(kernel: BlockSparseKernel, training: Samples, device: str, model_name: str) -> dict[str, Estimate]:
-    """What each cost model makes of samples; those that learn do so from `training`."""
+    """What each cost model makes of samples; the ones that learn do so from `training`."""
     processor, model = load_device(device).processors["gpu"], load_model(model_name)
     ideal = processor.model_copy(update={"efficiency": {}, "default_efficiency": 1.0})
     at_peak = Roofline(ideal, model)

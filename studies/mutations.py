@@ -117,7 +117,7 @@ def _mutated(node: ast.AST) -> str | None:
 
 
 def drawn(count: int, seed: int) -> list[Mutation]:
-    """So many mutations, each as likely as any other; a shorter list begins a longer one."""
+    """This many mutations, each as likely as any other; a shorter list begins a longer one."""
     files = sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
     found = [one for path in files for one in mutations_of(path.relative_to(ROOT).as_posix(), path.read_text())]
     random.Random(seed).shuffle(found)
@@ -125,7 +125,8 @@ def drawn(count: int, seed: int) -> list[Mutation]:
 
 
 def tests_for(path: str, tree: Path) -> list[list[str]]:
-    """Turns of test files: those that import the module or bear its name, its folder's, and those of whole systems."""
+    """Turns of test files: the ones that import the module or bear its name, its folder's, and those of whole
+    systems."""
     module, stem = "kvferry." + path.removesuffix(".py").replace("/", "."), Path(path).stem
     texts = {file: file.read_text() for file in sorted((tree / "tests").rglob("test_*.py"))}
     named = [file for file in texts if file.stem == f"test_{stem}"]

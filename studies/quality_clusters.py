@@ -7,7 +7,7 @@ each way of keeping them by itself:
 adaptive    DynaKV's Algorithm 1
 static      new keys join the nearest of the prompt's clusters (PQCache)
 local       every window of new tokens is clustered by itself (ClusterKV)
-global      all keys are clustered anew every 128 tokens, into clusters of the prompt's mean size
+global      all keys are clustered again every 128 tokens, into clusters of the prompt's mean size
 none        no clusters, every key is scored by itself: what selecting costs at best
 
 At some steps the model decodes once with attention to what is selected alone, the KV of all tokens before being that
@@ -124,7 +124,7 @@ class Apart:
 @dataclass(frozen=True)
 class Choice:
     """Of some rows: what order tokens would be read in. ``before`` int[rows, tokens]: tokens of better clusters that
-    are read first, and ``size``: those that are read along with a token; 0 for what is in memory."""
+    are read first, and ``size``: the ones that are read along with a token; 0 for what is in memory."""
 
     before: np.ndarray
     size: np.ndarray
@@ -134,7 +134,7 @@ class Choice:
         return np.clip((wanted - self.before) / np.maximum(self.size, 1), self.size == 0, 1)
 
     def whole(self, wanted: float) -> np.ndarray:
-        """bool: clusters are read as a whole until they hold so many."""
+        """bool: clusters are read as a whole until they hold this many."""
         return (self.before < wanted) | (self.size == 0)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 class Source(IntEnum):
     """What is left to chance. A number is never given to another source: it names the stream that results rest on.
-    Those that are missing had sources once."""
+    The ones that are missing had sources once."""
 
     ARRIVALS = 1
     CHUNK_HEADS = 2

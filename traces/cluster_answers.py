@@ -1,4 +1,4 @@
-"""What keys said of clusters: the answers of a run's ops, recorded in one world and given in another."""
+"""Answers about clusters of keys, recorded from a run's ops in one world and given in another."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -38,8 +38,8 @@ class ClusteredKeys:
     """The clusters of a run's rows, as policies decide about them: every key belongs to one, or waits for one.
 
     ``labels`` int32[rows, tokens] is the cluster of each key, -1 for keys that are still to come; ``waits`` (bool, like
-    them) are those that wait in memory for a cluster to be cut. Rows are of a few kinds of layers, ``table`` has what
-    is known of their clusters; a layer of the same kind as another has the same rows.
+    them) are the ones that wait in memory for a cluster to be cut. Rows are of a few kinds of layers, ``table`` has
+    what is known of their clusters; a layer of the same kind as another has the same rows.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class ClusteredKeys:
 
     @property
     def entry(self) -> int:
-        """Of all tokens, the one under way."""
+        """Returns the place of the token under way among all tokens."""
         return self._context + self._skipped + self._step
 
     def nearest(self) -> tuple[np.ndarray, np.ndarray]:
@@ -118,7 +118,8 @@ class ClusteredKeys:
         return self._scores
 
     def _scored(self, rows: slice | np.ndarray, queries: np.ndarray) -> np.ndarray:
-        """Of a query of each of these rows [rows, width], or of its query heads [rows, heads, width]."""
+        """Returns scores for a query of each of these rows [rows, width], or for its query heads [rows, heads,
+        width]."""
         if queries.ndim == 2:
             return self.table.scores(rows, queries)
         by_head = [self.table.scores(rows, of_head) for of_head in queries.swapaxes(0, 1)]
@@ -134,7 +135,7 @@ class ClusteredKeys:
             self._forget()
 
     def _forget(self) -> None:
-        """What was said of the token before."""
+        """Drops the answers about the token before."""
         self._ranked, self._nearest, self._scores, self._divided = {}, None, None, {}
 
     # --- ahead of time ----------------------------------------------------------------------------------------------
@@ -168,8 +169,8 @@ class ClusteredKeys:
         return self.table.counts[:, first : first + clusters].copy(), labels
 
     def best(self, tokens: float) -> np.ndarray:
-        """bool[rows, clusters]: of the clusters as they are now, those that the query under way wants most, until they
-        hold so many tokens."""
+        """bool[rows, clusters]: of the clusters as they are now, the ones that the query under way wants most, until
+        they hold this many tokens."""
         scores = self._scored(slice(None), self.queries[:, self.entry])
         order = np.argsort(-scores, axis=1, kind="stable")
         held = np.take_along_axis((self.table.counts + self._waiting)[:, : scores.shape[1]], order, 1)
@@ -182,9 +183,9 @@ class ClusteredKeys:
         return np.where(self.waits[:, self.entry], -1, self.labels[:, self.entry])
 
     def recall(self, tokens: float) -> tuple[float, float]:
-        """Of the `tokens` entries of each row that the query under way wants most, the share that is in the clusters
-        that are taken until they hold so many, or in memory; and the share of all entries that these clusters hold.
-        Means over rows."""
+        """Returns two means over rows: how much of the `tokens` entries that the query under way wants most is in
+        memory or in the clusters taken until they hold `tokens`; and the share of all entries that these clusters
+        hold."""
         end, found = self.entry, self.best(tokens)
         wanted = best_entries(self.keys[:, :end], self.queries[:, end], max(1, round(tokens)))
         rows = np.arange(len(found))[:, None]
@@ -200,7 +201,7 @@ class ClusteredKeys:
         return self._cluster(Cluster(1, self._context, clusters, layer, heads=self._heads))
 
     def _cluster(self, op: Cluster) -> Clustered:
-        """Of the prompts, or of the newest tokens."""
+        """Returns the clusters of the prompts, or of the newest tokens."""
         place = op.layer % self.kinds, op.step
         if place not in self._clustered:
             of_kind = self._of_kind(op.layer)
@@ -270,7 +271,7 @@ class ClusteredKeys:
         return Divided(tokens, variances, left)
 
     def _joined(self, joined: Sequence[Sequence[Joined | Cut]]) -> None:
-        """What became of the keys under way; cuts have been made."""
+        """Enters the keys under way into their clusters; cuts have been made."""
         for kind, of_layer in enumerate(joined[: self.kinds]):
             for waiting in (False, True):
                 some = [one for one in of_layer if isinstance(one, Joined) and one.buffered == waiting]

@@ -18,7 +18,7 @@ from kvferry.traces.chance import Source, generator
 from kvferry.traces.fields import SmoothFields
 from kvferry.traces.selections import SelectionStream
 
-# Rows follow one process at steps of their own, up to so many apart.
+# Rows follow one process at steps of their own, up to this many apart.
 _LAGS = 256
 
 
@@ -116,7 +116,7 @@ class CriticalTokens:
         return self._selected
 
     def _places(self, step: int) -> np.ndarray:
-        """Where in the ring each row's step is."""
+        """Returns the place of each row's step in the ring."""
         places: np.ndarray = (step - self._lags) % len(self._ring)
         return places
 

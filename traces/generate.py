@@ -193,8 +193,8 @@ def _faded(score: np.ndarray, interval_s: float, fades: Fades, rng: np.random.Ge
     faded = np.zeros(n + 2, dtype=bool)
     for length in sorted(lengths, reverse=True):
         starts = rng.integers(0, n - length + 1, size=_PLACES + fades.tries)
-        # One sample on either side stays clear, so that two fades are not one longer one. Those that are there are as
-        # long or longer: whichever meets the place covers its first sample, or the one before or behind it.
+        # One sample on either side stays clear, so that two fades are not one longer one. The ones that are there are
+        # as long or longer: whichever meets the place covers its first sample, or the one before or behind it.
         apart = ~(faded[starts] | faded[starts + 1] | faded[starts + length + 1])
         free = starts[apart][: fades.tries]
         if len(free):

@@ -13,8 +13,8 @@ from kvferry.machine.ops import Selecting
 from kvferry.traces.chance import Source, generator
 from kvferry.traces.fields import SmoothFields
 
-# Rows share so many processes: each has the statistics asked for, and rows of one process choose alike, which is of no
-# use to a system, as rows share nothing.
+# Rows share this many processes: each has the statistics asked for, and rows of one process choose alike, which is of
+# no use to a system, as rows share nothing.
 _PROCESSES = 4
 
 
@@ -61,7 +61,8 @@ class GrowingTokens:
         self._selection = Selection(np.empty(0, np.int32))
 
     def __call__(self, op: Selecting) -> Selection:
-        """Of an op's step, among its `groups` first blocks, ascending. ValueError for a step that is over."""
+        """Returns the selection of an op's step, among its `groups` first blocks, ascending. Raises ValueError for a
+        step that is over."""
         asked = op.step, op.groups, op.k
         if asked != self._chosen:
             self._go_to(op.step)
@@ -73,7 +74,7 @@ class GrowingTokens:
         if step < self.step:
             raise ValueError(f"step {step} is over; the stream stands at {self.step}")
         if step > self.step:
-            # So many steps at once.
+            # This many steps at once.
             kept = self._kept ** (step - self.step)
             self._passing *= np.float32(kept)
             self._passing += np.float32(self._passing_share * math.sqrt(1 - kept**2)) * self._fields.drawn(self._rng)

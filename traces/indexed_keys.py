@@ -39,8 +39,9 @@ class NoKeys:
 
 
 class IndexedKeys:
-    """Answers Select ops with the KV blocks that the index of `spec` scores best, among those that are there when their
-    step comes. Layers of one kind are answered alike. The same keys as those of ClusteredKeys with the same seed."""
+    """Answers Select ops with the KV blocks that the index of `spec` scores best, among the ones that are there when
+    their step comes. Layers of one kind are answered alike. The same keys as those of ClusteredKeys with the same
+    seed."""
 
     def __init__(
         self,
@@ -107,7 +108,7 @@ class IndexedKeys:
 
     @property
     def _entry(self) -> int:
-        """Of all tokens, the one under way."""
+        """Returns the place of the token under way among all tokens."""
         return self._context + self._skipped + self._step
 
     def _best(self, kind: int, blocks: int, k: int) -> Selection:

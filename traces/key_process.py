@@ -21,7 +21,7 @@ class KeyProcess:
     each number in a thousand tokens.
 
     Of a query's variance the share ``present`` looks for the topic of the present scene, the share ``whim`` for
-    anything, anew with every token, and the rest for what it is interested in for a while: that interest has a
+    anything, new with every token, and the rest for what it is interested in for a while: that interest has a
     correlation with itself n tokens later of exp(-n / ``persistence``).
     """
 
@@ -30,7 +30,7 @@ class KeyProcess:
         self.width = statistics.width
 
     def kinds(self, layers: int) -> int:
-        """Kinds of layers that are told apart in a model of so many."""
+        """Kinds of layers that are told apart in a model of this many."""
         return min(layers, KINDS)
 
     def topics(self, tokens: int, seed: int, sequence: int) -> np.ndarray:
@@ -57,7 +57,7 @@ class KeyProcess:
         return np.concatenate(keys), np.concatenate(queries)
 
     def _of(self, tokens: int, rows: int, seed: int, *place: int) -> tuple[np.ndarray, np.ndarray]:
-        """Of the heads of one kind of layer and one sequence, `place`."""
+        """Returns keys and queries of the heads of one kind of layer and one sequence, `place`."""
         like, topics = self.statistics, self.topics(tokens, seed, place[-1])
         centres = generator(Source.DECODED_CENTRES, seed, *place).standard_normal(
             (int(topics.max()) + 1, rows, self.width), np.float32

@@ -11,8 +11,8 @@ from kvferry.traces.arrays import load_arrays, save_arrays
 
 @dataclass(frozen=True, eq=False)
 class KeyRecording:
-    """Of one text: ``keys`` float[layers, KV heads, tokens, width] and ``queries`` float[layers, KV heads, query heads
-    of each, tokens, width], with their rotary embedding."""
+    """Keys and queries of one text: ``keys`` float[layers, KV heads, tokens, width] and ``queries`` float[layers, KV
+    heads, query heads of each, tokens, width], with their rotary embedding."""
 
     keys: np.ndarray
     queries: np.ndarray
@@ -37,7 +37,7 @@ class KeyRecording:
         return int(self.keys.shape[-1])
 
     def kinds(self, layers: int) -> int:
-        """Kinds of layers that are told apart in a model of so many."""
+        """Kinds of layers that are told apart in a model of this many."""
         return min(layers, len(self.keys))
 
     def drawn(self, tokens: int, kinds: int, sequences: int, heads: int, seed: int) -> tuple[np.ndarray, np.ndarray]:

@@ -290,7 +290,7 @@ def mahimahi(log: Log) -> RateTrace:
     """One chance to send 1,500 bytes per line, at that millisecond; the last line is the period of the loop.
 
     The chances of a millisecond are spread over it. Those of the last one fall into the one before, as the
-    loop begins anew there.
+    loop begins again there.
     """
     stamps = []
     for line, text in log.rows():

@@ -267,7 +267,7 @@ class RateTrace:
         """The product of two replays, such as a link's rate and the share of it that is free.
 
         Exact, but for two loops whose joint period would take more than `MAX_PIECES` pieces: their product
-        starts anew after as many whole periods of the longer one as fit (ValueError when none does).
+        starts again after as many whole periods of the longer one as fit (ValueError when none does).
         """
         both = (self, other)
         settled_s = max(t._loop_start for t in both)

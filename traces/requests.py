@@ -12,7 +12,7 @@ from kvferry.traces.chance import Source, generator
 from kvferry.traces.request import Request
 from kvferry.traces.request_log import MOST_RECORDED, read_requests
 
-# Lengths are drawn within so many standard deviations of their logarithm.
+# Lengths are drawn within this many standard deviations of their logarithm.
 _MOST_DEVIATIONS = 2.0
 
 

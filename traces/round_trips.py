@@ -50,7 +50,7 @@ def round_trips_of(link: LinkSpec) -> RoundTrips:
 
 
 def late_of(link: LinkSpec, seed: int, machine: str) -> Callable[[int], np.ndarray] | None:
-    """Draws by how much so many messages to or from the machine of that name are longer under way; None: by nothing.
+    """Draws by how much this many messages to or from the machine of that name are longer under way; None: by nothing.
     Each machine has a stream of its own."""
     if not link.varies:
         return None

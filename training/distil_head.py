@@ -108,7 +108,7 @@ class Lesson(NamedTuple):
 
 
 class Lessons:
-    """Lessons that are drawn anew every REUSES-th time, otherwise one of the last KEPT again: asking the model costs
+    """Lessons that are drawn again every REUSES-th time, otherwise one of the last KEPT again: asking the model costs
     several times what learning from its answer does."""
 
     def __init__(self, decoder: Decoder, text: np.ndarray, seed: int) -> None:

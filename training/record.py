@@ -1,4 +1,4 @@
-"""Make the bundled recorded traces anew: chunks, selections and keys of byte-large on text not trained on.
+"""Make the bundled recorded traces again: chunks, selections and keys of byte-large on text not trained on.
 
     python training/record.py --documentation html/_sources [--output traces/bundled]
 

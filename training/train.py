@@ -46,7 +46,7 @@ LONG_RATE = 0.25  # of the peak learning rate, at the start of the last stage, w
 
 
 class Batches:
-    """Sequences drawn anew each time: text and tasks, some with positions that skip ahead (PoSE)."""
+    """Sequences drawn again each time: text and tasks, some with positions that skip ahead (PoSE)."""
 
     def __init__(self, text: np.ndarray, seed: int) -> None:
         self.text, self.random = text, np.random.default_rng(seed)

@@ -23,7 +23,7 @@ from kvferry.specs.version import VERSION
 if TYPE_CHECKING:
     import pandas as pd
 
-# Metrics that a table of many points begins with, and that a chart offers, those that are there.
+# Metrics that a table of many points begins with, and that a chart offers, the ones that are there.
 _HEADLINES = (
     *("ttft_s", "tpot_s", "throughput_tokens_per_s", "decode_tokens_per_s", "energy_j", "memory_peak_bytes", "regret"),
 )

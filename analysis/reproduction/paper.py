@@ -78,7 +78,7 @@ class ExperimentSpec(Spec):
         return self
 
     def cases_of(self, system: str) -> tuple[str, ...]:
-        """Those that a system is run in."""
+        """The ones that a system is run in."""
         return tuple(case for case in self.cases if case in self.own.get(system, self.cases))
 
 

@@ -18,7 +18,8 @@ class ExamplePolicy:
     prefill_tokens: int | None = 2048
 
     def joins(self, decoding: bool) -> bool:
-        """Whether a request that waits may join those that hold a slot, who decode already or not."""
+        """Returns whether a waiting request may join the requests that hold a slot; `decoding`: these decode
+        already."""
         return True
 
 

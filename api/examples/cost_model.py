@@ -18,7 +18,7 @@ class ExamplePolicy(Roofline):
     a processor's profile and a model's."""
 
     def cost(self, op: Op) -> Cost:
-        """Of one op with plain numbers."""
+        """Returns the cost of one op with plain numbers."""
         found = super().cost(op)
         return Cost(found.duration_s * self._slower(op), found.n_bytes)
 

@@ -3,8 +3,8 @@
     kvferry run quickstart --plugin example_policy.py --system example-policy
 
 A unit is the KV of one token chunk in one layer; with coupling per_head, of one head. The device can compute it, or
-fetch it. kvferry.policies.loading.loader says what a loader may know, kvferry.policies.loading has those that come
-with KVFerry.
+fetch it. kvferry.policies.loading.loader says what a loader may know, kvferry.policies.loading has the loaders
+that come with KVFerry.
 """
 
 from collections import deque

@@ -20,11 +20,11 @@ class ExamplePolicy(Placement):
 
     @property
     def away(self) -> Tier:
-        """Where KV lies that is not in the processor's memory; None would say that all of it always is."""
+        """Returns where KV lies that is not in the processor's memory; None would say that all of it always is."""
         return "storage"
 
     def tiers(self, size: KvSize) -> tuple[Tier, ...]:
-        """Where each layer's KV lies, for a batch of this size; asked again as it grows."""
+        """Returns where each layer's KV lies, for a batch of this size; asked again as it grows."""
         return tuple(self.away if layer % self.every == self.every - 1 else "device" for layer in range(size.layers))
 
 

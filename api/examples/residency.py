@@ -15,13 +15,14 @@ from kvferry.policies.decode.room import Room
 # Fields are parameters of a scenario: policies: {residency: {name: example-policy, selections: 3}}.
 @dataclass(frozen=True, kw_only=True)
 class ExamplePolicy(Residency):
-    """A reuse buffer, first in, first out, for so many selections of each layer: no more, however large the budget."""
+    """A reuse buffer, first in, first out, for this many selections of each layer: no more, however large the
+    budget."""
 
     selections: float = 2.0
 
     @property
     def fixed(self) -> bool:
-        """Whether its memory does not depend on the budget."""
+        """Returns whether its memory is the same for every budget."""
         return False
 
     def slots_within(self, room: Room, selected: int, left_bytes: float) -> int:

@@ -12,7 +12,7 @@ from kvferry.policies.loading.problem import LoadProblem
 
 
 def example_policy(problem: LoadProblem, bytes_per_s: float, *, share: float = 0.5) -> Plan:
-    """Computes this share of all units, those that save most of the link first, and streams the rest, whatever the
+    """Computes this share of all units, the ones that save most of the link first, and streams the rest, whatever the
     rate. `bytes_per_s` arrive while the processor does a second of work."""
     # The chain: every beginning of this order can be computed by itself, as nothing in it needs what comes later.
     order = chain_order(problem)

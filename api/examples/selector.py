@@ -30,7 +30,7 @@ class ExamplePolicy(TopByOwnQuery):
     least_blocks: int = 4
 
     def selected(self, block_tokens: int, stored_blocks: int) -> int | None:
-        """Returns how many of the stored blocks each row selects; memory is held for so many."""
+        """Returns how many of the stored blocks each row selects; memory is held for them."""
         return min(stored_blocks, max(self.least_blocks, math.ceil(self.share * stored_blocks)))
 
     def rank(self, model: ModelSpec) -> int:

@@ -14,7 +14,7 @@ from kvferry.specs.errors import OutOfMemory
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A slot of an instance, by the instance's number, and memory there for so many tokens."""
+    """A slot of an instance, by the instance's number, and memory there for this many tokens."""
 
     instance: Instance
     number: int
@@ -35,8 +35,8 @@ class Admission:
         self._idle: dict[simpy.Event, simpy.Event] = {}
 
     def wanted(self, tokens: int) -> simpy.Event:
-        """Fires with a Place for a request of so many tokens, prompt and answer; fails with OutOfMemory where none will
-        ever do."""
+        """Fires with a Place for a request of this many tokens, prompt and answer; fails with OutOfMemory where none
+        will ever do."""
         granted = self._env.event()
         self._waiting.append((tokens, granted))
         self.admit()

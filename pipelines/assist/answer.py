@@ -79,7 +79,7 @@ class Answer:
 
     def decoded(self, begin_s: float, end_s: float, tokens: int, from_cloud: int) -> None:
         """A modelled device had the answer's first token at `begin_s` and decoded the others until `end_s`, at an even
-        pace. What the cloud did not say in time, of so many tokens that it was to say, the device has said."""
+        pace. What the cloud did not say in time, of this many tokens that it was to say, the device has said."""
         place, late_s = len(self), 0.0
         tpot_s = (end_s - begin_s) / (tokens - 1)
         if self._speed is not None:

@@ -275,7 +275,7 @@ class Cloud:
             if found is None:
                 return
             drafted, drafts = found
-            # What a real model says of them: those that stand, and what it says instead of the first that does not.
+            # What a real model says of them: the ones that stand, and what it says instead of the first that does not.
             op = Prefill(drafted, prompt + 1 + stood, drafts)
             said = yield place.instance.machine.submit(op, request=held.request)
             drafted_before += drafted

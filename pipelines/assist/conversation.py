@@ -59,7 +59,7 @@ class Conversation:
         return None
 
     def verdict(self, drafted: int) -> Steps:
-        """Returns what the cloud says of so many drafts; None: nothing any more."""
+        """Returns what the cloud says of this many drafts; None: nothing any more."""
         verdict = self._env.process(self._next(lambda message: verdict_of(message, self._story, drafted)))
         return (yield from self._within_patience(verdict))
 

@@ -103,7 +103,7 @@ class Device:
         yield from self._ended(machine, story, answer, lease)
 
     def helped(self, machine: Machine, story: Story) -> Process:
-        """Has the cloud help with so many tokens and such a part of the prompt as the story says."""
+        """Has the cloud help with this many tokens and such a part of the prompt as the story says."""
         env, answer = machine.env, Answer(machine.outside.display())
         refined = refined_tokens(self._workload, story.prompt, story.ratio)
         # Without a mask to wait for, nothing of the prompt waits.
@@ -309,7 +309,7 @@ class Device:
         return self._estimates.tpot_s(refined + story.output / 2)
 
     def _hold(self, machine: Machine, tokens: int) -> Lease:
-        """Memory for the KV of so many tokens, of which the device keeps no more than its window. Raises
+        """Memory for the KV of this many tokens, of which the device keeps no more than its window. Raises
         OutOfMemory."""
         kept = tokens if self._window is None else min(tokens, 2 * self._window)
         lease = machine.memory.reserve(kept * self._model.kv_bytes_per_token, "kv")

@@ -24,14 +24,14 @@ from kvferry.specs.scenario import Scenario
 from kvferry.traces.resolve import link_trace
 from kvferry.traces.round_trips import round_trips_of
 
-# A step's mean context is rounded to so many tokens, by which its price changes by some ten-thousandths.
+# A step's mean context is rounded to this many tokens, by which its price changes by some ten-thousandths.
 CONTEXT_STEP = 16
-# The longest step's is rounded up to so many, so that few need be priced.
+# The longest step's is rounded up to this many, so that few need be priced.
 _MOST_STEP = 256
 
 
 def pieces(tokens: int, before: int, window: int | None) -> Iterator[Prefill]:
-    """Prefill of so many tokens behind those `before`, where attention sees so far back; None: all the way. What fits
+    """Prefill of this many tokens behind those `before`, where attention sees so far back; None: all the way. What fits
     the window is one piece; what comes behind it goes in quarters of a window, each of which sees a window before."""
     if window is None:
         yield Prefill(tokens, before)
@@ -75,7 +75,8 @@ class Prices:
         return took_s
 
     def most_step_s(self, requests: int, tokens: int) -> float:
-        """With any of so many requests, whose contexts end at so many tokens together, however the mean is rounded."""
+        """With any of `requests` requests, whose contexts end at this many tokens together, however the mean is
+        rounded."""
         requests = max(1, requests)
         key = requests, _MOST_STEP * math.ceil((tokens / requests + CONTEXT_STEP) / _MOST_STEP)
         if key not in self._steps:

@@ -1,4 +1,4 @@
-"""One instance of a cloud: it prefills prompts and decodes for those that have been, on its own machine."""
+"""One instance of a cloud: it prefills prompts and decodes for the ones that have been, on its own machine."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ class Instance:
         # Those who join with the next step, and those for whom there is nothing more to do.
         self._joining: list[Turn] = []
         self._dropped: list[Prompt | Turn] = []
-        # Tokens in the KV of those that run.
+        # Tokens in the KV of the ones that run.
         self._context = 0
         self._idle = True
         # What it does now, and since when.
@@ -171,7 +171,7 @@ class Instance:
         return self._leases > 0
 
     def reserve(self, tokens: int) -> Lease | Refused:
-        """Memory for the KV of so many tokens, which `free` gives back."""
+        """Memory for the KV of this many tokens, which `free` gives back."""
         lease = self.machine.memory.reserve(self.kv_bytes(tokens), "kv")
         self._leases += not isinstance(lease, Refused)
         return lease
@@ -186,11 +186,11 @@ class Instance:
     # --- who holds a slot ----------------------------------------------------------------------------------------
 
     def kept_s(self, tokens: int) -> float:
-        """The time per token that a request of so many, prompt and answer, is promised at least."""
+        """The time per token that a request of this many, prompt and answer, is promised at least."""
         return max(self._kept_tpot_s, self._prices.most_step_s(1, tokens))
 
     def bears(self, tokens: int) -> bool:
-        """Whether promises hold with another request of so many tokens."""
+        """Whether promises hold with another request of this many tokens."""
         n = self._held + 1
         return n == 1 or self._prices.most_step_s(n, self._held_tokens + tokens) <= self._kept_tpot_s
 
@@ -210,13 +210,13 @@ class Instance:
         return prompt
 
     def decode(self, request: int, context: int, tokens: int, pace_s: float | None) -> Turn:
-        """Decode so many tokens, at least one every `pace_s` behind the one before; None: as they come."""
+        """Decode this many tokens, at least one every `pace_s` behind the one before; None: as they come."""
         sends_s = self.machine.env.now
         if pace_s is not None and not self._idle:
             # What it does now is done first, and then a step.
             sends_s = max(sends_s, self._until_s() + self._longest_step_s() - pace_s)
         turn = Turn(self, request, context, tokens, pace_s, sends_s)
-        # A step under way is not the first one of those that join.
+        # A step under way is not the first one of the ones that join.
         self._joining.append(turn)
         self._wake()
         return turn

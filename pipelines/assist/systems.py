@@ -106,7 +106,7 @@ class AssistSystem:
         return replace(self, **changed)
 
     def _idle(self, role: str, values: Mapping[str, Any]) -> Iterator[Complaint]:
-        """Of a role's values those that have no effect on this system."""
+        """Of a role's values the ones that have no effect on this system."""
         if role == "serving":
             if not self.needs_a_cloud:
                 yield Complaint((role,), "has no effect: the device answers by itself", idle=True)

@@ -36,7 +36,7 @@ from kvferry.traces.request import Request
 
 # Machines of a scenario that make up the cloud: instances that do both, or each one of the two.
 BOTH, PREFILL, DECODE = "cloud", "prefill", "decode"
-# Progress is reported every so many requests.
+# Progress is reported every this many requests.
 _PROGRESS_REQUESTS = 64
 # Requests whose tokens a run keeps one by one; of all it keeps figures.
 MOST_STORIES = 1000
@@ -95,7 +95,7 @@ class Assist:
 
 
 class AssistFlow:
-    """A Flow. A device answers one request at a time; those that come meanwhile wait for it."""
+    """A Flow. A device answers one request at a time; the ones that come meanwhile wait for it."""
 
     def __init__(self, scenario: Scenario, system: AssistSystem, progress: Progress, inputs: Inputs) -> None:
         self._scenario, self._system, self._progress = scenario, system, progress

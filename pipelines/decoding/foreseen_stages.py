@@ -23,13 +23,13 @@ from kvferry.specs.tier import Tier
 
 
 def foreseeable_by_stages(plan: DecodePlan, foresight: Foresight) -> bool:
-    """Whether steps of this plan can be worked out stage by stage: all KV lies on storage throughout, and nothing is
-    slowed by what is handed over after it."""
+    """Returns whether steps of this plan can be worked out stage by stage: all KV lies on storage throughout, and no
+    work slows down because of work handed over after it."""
     return foresight.beside == 1 and {*plan.tiers, *plan.last_tiers} == {"storage"}
 
 
 class ForeseenTicket(Ticket):
-    """Of work whose end is known. It fires no one."""
+    """A ticket for work whose end is known. It wakes no process."""
 
     def __init__(self, env: simpy.Environment, value: Any, end_s: float) -> None:
         # As of an event that has been processed.
@@ -38,7 +38,7 @@ class ForeseenTicket(Ticket):
 
 
 class ForeseenMachine:
-    """What decoding asks of a machine, worked out at once."""
+    """A machine for decoding that works out the end of each piece of work at once."""
 
     def __init__(self, env: simpy.Environment, foresight: Foresight, memory: Any) -> None:
         self.env, self._seen, self._memory = env, foresight, memory

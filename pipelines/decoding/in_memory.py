@@ -26,7 +26,7 @@ from kvferry.specs.workload import MOST_TOKENS_PER_RUN
 from kvferry.traces.request import Request
 from kvferry.traces.requests import as_they_came, decode_requests
 
-# Progress is reported every so many turns.
+# Progress is reported every this many turns.
 _PROGRESS_TURNS = 16
 
 
@@ -159,7 +159,7 @@ def _requests(scenario: Scenario, peak: Peak, pool_bytes: float) -> tuple[Reques
 
 
 def _attention(decode: ContinuousDecode) -> dict[str, float]:
-    """Tokens that attention took in and those that there were, over all sequences of all steps."""
+    """Returns the tokens that attention took in and the tokens stored, over all sequences of all steps."""
     sequences = sum(n for n, _ in decode.steps)
     return {"attended": decode.attended, "attendable": decode.attendable, "attentions": sequences}
 

@@ -30,7 +30,7 @@ class DecodePlan:
 
     @property
     def most_tokens(self) -> int:
-        """Of a sequence at its end."""
+        """Returns the tokens of a sequence at its end."""
         return self.context + self.output
 
     @property
@@ -62,13 +62,13 @@ class DecodePlan:
 
     @property
     def writes_back(self) -> bool:
-        """Whether all KV of a layer that lies elsewhere is written there in every step, as attention has made another
-        tensor of it."""
+        """Returns whether all KV of a layer that lies elsewhere is written back in every step, because attention has
+        made another tensor of it."""
         return self.choice.selected is None and self.roles.attention.grown
 
     @cached_property
     def memory(self) -> KvMemory:
-        """What it holds of the machine's memories, and where its KV lies."""
+        """Returns what it holds of the machine's memories, and where its KV lies."""
         return KvMemory(
             roles=self.roles,
             model=self.model,
@@ -82,7 +82,7 @@ class DecodePlan:
 
     @cached_property
     def file(self) -> PlanFile:
-        """What lies behind the KV in the storage file."""
+        """Returns the parts of the storage file behind the KV."""
         return PlanFile(
             kv_bytes=self.layout.file_bytes,
             layers=self.model.layers,
@@ -102,12 +102,12 @@ class DecodePlan:
 
     @property
     def tiers(self) -> tuple[Tier, ...]:
-        """Where each layer's KV lies after prefill."""
+        """Returns where each layer's KV lies after prefill."""
         return self.memory.tiers_at(self.context)
 
     @property
     def last_tiers(self) -> tuple[Tier, ...]:
-        """Where each layer's KV lies once all is decoded."""
+        """Returns where each layer's KV lies once all is decoded."""
         return self.memory.tiers_at(self.most_tokens)
 
     @cached_property

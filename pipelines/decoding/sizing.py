@@ -24,7 +24,7 @@ MOST_BLOCKS = 200_000_000
 
 
 class NoRoom(InputError):
-    """What is granted holds no selection, or no sequence."""
+    """Raised when the granted memory holds no selection, or no sequence."""
 
 
 def plan_of(
@@ -134,7 +134,7 @@ def _check_blocks(roles: Roles, room: Room, rows: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Keys:
-    """What of the keys stays in memory: to be scored, and to be rebuilt from."""
+    """The parts of keys that stay in memory: to be scored, and to be rebuilt from."""
 
     index: Index | None
     rebuilt_rank: int | None
@@ -147,8 +147,8 @@ class _Keys:
 
 @dataclass(frozen=True, slots=True)
 class _Sizes:
-    """What the roles make of a budget. ``selected``: blocks of the context; ``wanted``: of all there will be, for which
-    buffers have room; ``chooses``: not all of them are. ``newest``: what new tokens hold."""
+    """Sizes that the roles choose for a budget. ``selected``: blocks of the context; ``wanted``: of all blocks there
+    will be, the number that buffers have room for; ``chooses``: not all are. ``newest``: holdings of new tokens."""
 
     selected: int | None
     wanted: int
@@ -183,7 +183,8 @@ def _sizes(roles: Roles, room: Room) -> _Sizes:
 
 
 def _keys(roles: Roles, room: Room, reserved_bytes: float) -> _Keys:
-    """Where the budget has room beside `reserved_bytes`. Raises ValueError for parameters that cannot be."""
+    """Returns the keys that fit into the budget beside `reserved_bytes`. Raises ValueError for impossible
+    parameters."""
     index = roles.selector.index(room, reserved_bytes)
     # Where a layer's KV is swapped, so are the vectors that it is chosen by.
     index_bytes = index.n_bytes / (room.model.layers if roles.residency.swaps else 1) if index else 0.0
@@ -221,7 +222,7 @@ def _check_fits(plan: DecodePlan, layout: AnyLayout, budget_key: str) -> None:
 
 
 def _sum(holdings: tuple[Holding, ...]) -> float:
-    """Of what does not grow."""
+    """Returns the bytes of holdings that do not grow."""
     return sum(one.n_bytes(0) for one in holdings)
 
 

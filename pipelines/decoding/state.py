@@ -1,4 +1,4 @@
-"""What a batch under way consists of: the machine, the plan, and what the roles and the present step hold."""
+"""The state of a batch under way: the machine, the plan, and what the roles and the present step hold."""
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
@@ -25,7 +25,7 @@ from kvferry.specs.tier import Tier
 
 @dataclass
 class DecodeRecord:
-    """What happened: times on the run's clock, KV blocks over the whole run."""
+    """A record of a batch: times on the run's clock, KV blocks over the whole run."""
 
     prefill_s: float | None = None
     token_times_s: list[float] = field(default_factory=list)
@@ -35,8 +35,8 @@ class DecodeRecord:
     step_blocks: list[tuple[int, int]] = field(default_factory=list)
     # Entries that attention wanted and that came from outside the processor's memory in the same step.
     brought_entries: int = 0
-    # Tokens that attention took in and those that there were, summed over steps and layers; and how many of these sums
-    # there are.
+    # Tokens that attention took in and the ones that there were, summed over steps and layers; and how many of these
+    # sums there are.
     attended: float = 0.0
     attendable: float = 0.0
     attentions: int = 0
@@ -58,15 +58,15 @@ class DecodeRecord:
         self.token_times_s.append(now_s)
 
     def looked_up(self, found: Lookup, entries: int, layers: int = 1) -> None:
-        """Counts what was wanted and what of it was there; so many `entries` of it come. It is alike in so many
-        `layers`."""
+        """Counts the wanted blocks and those found in memory; `entries` are to be read. The same in each of `layers`
+        layers."""
         self.blocks_wanted += layers * found.missing.size
         self.blocks_reused += layers * found.hits
         self.brought_entries += layers * entries
 
     def attends(self, tokens: float, stored: int, layers: int = 1) -> None:
-        """Counts attention over `tokens` tokens of a sequence, which has `stored` and the new one; the same in so many
-        `layers`. A selection of whole blocks may have room for more than there are."""
+        """Counts attention over `tokens` tokens of a sequence, which has `stored` and the new one; the same in each of
+        `layers` layers. A selection of whole blocks may have room for more than there are."""
         self.attended += layers * min(tokens, stored + 1)
         self.attendable += layers * (stored + 1)
         self.attentions += layers
@@ -80,7 +80,7 @@ class DecodeRecord:
 
 
 class StageMachine(Protocol):
-    """What the stages of a batch ask of a machine."""
+    """The part of a machine that the stages of a batch use."""
 
     @property
     def env(self) -> simpy.Environment: ...
@@ -94,7 +94,7 @@ class StageMachine(Protocol):
 
 @dataclass(slots=True)
 class LayerState:
-    """What the present step knows of a layer, and what is kept of it."""
+    """The present step's state of a layer, and what is kept of it."""
 
     resident: Resident
     # The first layer that is answered alike and has the same blocks: what a step finds there goes for all of them.
@@ -124,7 +124,7 @@ class LayerState:
 
 
 class DecodeState:
-    """What the stages of one batch share: the machine, the plan, and the roles' state so far."""
+    """State that the stages of one batch share: the machine, the plan, and the roles' state so far."""
 
     def __init__(self, machine: StageMachine, plan: DecodePlan) -> None:
         self.machine: StageMachine = machine
@@ -158,12 +158,12 @@ class DecodeState:
 
     @property
     def tokens_stored(self) -> int:
-        """Of a sequence, those of the context and all that were decoded since."""
+        """Returns the tokens of a sequence: its context and all that were decoded since."""
         return self.plan.context + self._skipped + self.step
 
     def skip(self, tokens: int, keys: Ahead | None) -> None:
-        """Let every sequence have so many tokens more, as if they were decoded; reuse buffers are still empty. `keys`
-        go with them; where blocks are clusters, they say which of them tokens join."""
+        """Adds this many tokens to every sequence, as if they were decoded; reuse buffers stay empty. `keys` advance
+        with them; where blocks are clusters, they say which cluster each token joins."""
         if not tokens:
             return
         before, self._skipped = self.tokens_stored, self._skipped + tokens
@@ -172,14 +172,14 @@ class DecodeState:
         self.blocks.count_anew()
 
     def until_move(self, tokens: int) -> int:
-        """Of so many tokens to come, those after which the placement has a layer move; all of them where none does. A
-        layer that has left does not come back."""
+        """Returns after how many of the next `tokens` tokens the placement has a layer move; `tokens` where none does.
+        A layer that has left does not come back."""
         stored = self.tokens_stored
         return bisect_left(range(tokens), True, key=lambda n: self.plan.memory.tiers_at(stored + n) != self.tiers)
 
     @property
     def moves_now(self) -> bool:
-        """Whether ``place`` will have a layer move."""
+        """Returns whether ``place`` will have a layer move."""
         return self.plan.memory.tiers_at(self.tokens_stored) != self.tiers
 
     def place(self) -> list[Ticket]:
@@ -204,14 +204,14 @@ class DecodeState:
         return Extents(*ranges, (layer,), pieces)
 
     def here(self, layer: int) -> Extents | None:
-        """Where a layer's KV blocks lie, those that are wanted, in the processor's own memory; None: it is away."""
+        """Returns where a layer's wanted KV blocks lie in the processor's own memory; None: the layer is away."""
         if self.away(layer):
             return None
         reads = self.layers[layer].reads
         return self.whole(layer) if reads is None else Extents(*reads.ranges)
 
     def to_read(self, layer: int) -> Reads:
-        """How a layer's blocks are read: those that are missing from their slots, or all that are wanted where nothing
+        """Returns how a layer's blocks are read: the blocks missing from their slots, or all wanted ones where nothing
         is kept."""
         found = self.layers[layer].found
         assert found is not None

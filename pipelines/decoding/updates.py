@@ -1,4 +1,4 @@
-"""What new tokens change: in the tiers where KV lies, and in copies of it that are kept in memory."""
+"""Changes by new tokens: in the tiers where KV lies, and in copies of it that are kept in memory."""
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from kvferry.specs.tier import Tier
 
 
 def write(now: DecodeState, update: Update, after: Ticket) -> None:
-    """What new tokens changed, to where each layer's KV lies."""
+    """Writes what new tokens changed to where each layer's KV lies."""
     for tier in dict.fromkeys(now.tiers):
         if tier == "device":
             continue
@@ -35,7 +35,7 @@ def _carry_out(now: DecodeState, change: Change, layers: np.ndarray, tier: Tier,
 
 
 def renew(now: DecodeState, update: Update) -> None:
-    """What is kept in memory learns what has changed."""
+    """Brings copies that are kept in memory up to date."""
     for layer, changed in enumerate(update.changed):
         if now.layers[layer].first_alike != layer:
             break
@@ -52,7 +52,7 @@ def renew(now: DecodeState, update: Update) -> None:
 
 
 def staying(now: DecodeState, update: Update) -> Extents | None:
-    """Of what new tokens changed, what stays in the processor's own memory; None: nothing."""
+    """Returns the part of the change that stays in the processor's own memory; None: nothing."""
     layers = np.flatnonzero([tier == "device" for tier in now.tiers])
     if not len(layers):
         return None

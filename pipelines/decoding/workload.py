@@ -51,7 +51,7 @@ from kvferry.specs.tier import Tier
 from kvferry.specs.units import shown_size
 from kvferry.traces.request import Request
 
-# Progress is reported every so many tokens.
+# Progress is reported every this many tokens.
 _PROGRESS_TOKENS = 16
 
 
@@ -66,7 +66,7 @@ class Decode:
         return DECODE_SYSTEMS
 
     def faults(self, scenario: Scenario, system: System) -> Iterator[Complaint]:
-        """Where KV lies on storage, one batch of one length decodes in lock step."""
+        """Yields complaints: where KV lies on storage, one batch of one length decodes in lock step."""
         assert isinstance(system, DecodeSystem)
         yield from faults_of(scenario, system)
 
@@ -106,8 +106,8 @@ class Decode:
 
 
 class LockStepFlow:
-    """A Flow of a batch whose KV lies on storage. Of an output of which only a part is decoded, it is the part that the
-    workload asks for, where the world lets it skip what comes before; else its beginning."""
+    """A Flow of a batch whose KV lies on storage. Where only a part of the output is decoded, it is the part that
+    the workload asks for, if the world can skip what comes before; else the beginning."""
 
     def __init__(
         self, scenario: Scenario, plan: DecodePlan, progress: Progress, runtime: RuntimeSpec | None = None
@@ -261,22 +261,22 @@ class LockStepFlow:
 
 
 def half_of(tokens: int) -> int:
-    """The step with which the second half of so many tokens' steps begins."""
+    """Returns the step with which the second half of the steps of `tokens` tokens begins."""
     return (tokens - 1) // 2
 
 
 def middle_of(all_steps: int, steps: int) -> int:
-    """How many steps come before those that are carried out, so that they and their second half, at whose pace the rest
-    follows, stand for all: where every step takes longer than the one before by as much, the sum is exact."""
+    """Returns how many steps to skip, so that the steps carried out, and the pace of their second half for the rest,
+    stand for all: where each step takes longer than the one before by the same time, the sum is exact."""
     return max(0, round(all_steps / 2 - 0.75 * steps + 0.25 * steps**2 / all_steps)) if all_steps else 0
 
 
 def plan_for(scenario: Scenario, system: DecodeSystem) -> DecodePlan:
-    """What a system would do in a scenario. Raises InputError."""
+    """Returns what a system would do in a scenario. Raises InputError."""
     workload, budget, _ = scenario.decode
     system, tuned_bytes = tuned(system, scenario)
     storage, batch = scenario.device.storage, asked_batch(scenario)
-    # What a sequence takes does not depend on how many there are: so many decode as the whole budget holds.
+    # What a sequence takes does not depend on how many there are: this many decode as the whole budget holds.
     by_sequence = budget.kv_share is not None or (system.roles.fixed and workload.batch == "max")
     if workload.batch == "max" and not by_sequence and not tuned_bytes:
         raise InputError("workload.batch: max needs budget.kv_share, which says what one sequence may take")
@@ -339,7 +339,7 @@ def _without_reuse(scenario: Scenario, plan: DecodePlan, needs_bytes: float) -> 
 
 
 def _without_effect(scenario: Scenario) -> Iterator[str]:
-    """What a scenario asks for in vain."""
+    """Yields what a scenario asks for in vain."""
     workload, live = scenario.decode.workload, scenario.decode.live
     if workload.decoded is not None and workload.decoded > workload.output:
         yield f"workload.decoded of {workload.decoded:,} has no effect: the output has {workload.output:,} tokens"
@@ -363,8 +363,8 @@ def _stays_in_memory(scenario: Scenario, roles: Roles) -> bool:
 
 
 def _check_memory(machine: Machine, scenario: Scenario, plan: DecodePlan) -> None:
-    """Raises OutOfMemory where the KV of the whole output will not fit, of which perhaps only a part is decoded: with
-    the largest holdings, and what would do."""
+    """Raises OutOfMemory where the KV of the whole output will not fit, even if only a part of it is decoded: with the
+    largest holdings, and what would do."""
     ledger, tokens = plan.memory.ledger, plan.most_tokens
     batch = f"the KV of {_sequences(plan.sequences)} of {tokens:,} tokens"
     memories: dict[Tier, str] = {"device": "the processor's memory", "host": "the host's memory"}

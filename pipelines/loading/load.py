@@ -32,8 +32,8 @@ class Pace:
     compute_ahead: int = 2
     # Of the device. Each has a piece at work and one that waits; with more, a race could not be called off.
     decoders: int = 1
-    # Small units go several to a transfer: up to so many, until they are what the link carries in `transfer_s`. Towards
-    # the end they go one by one: a transfer has no more than a `transfer_left`th of what is left, and one.
+    # Small units go several to a transfer: up to this many, until they are what the link carries in `transfer_s`.
+    # Towards the end they go one by one: a transfer has no more than a `transfer_left`th of what is left, and one.
     transfer_units: int = 8
     transfer_s: float = 0.004
     transfer_left: int = 64

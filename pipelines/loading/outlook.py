@@ -36,7 +36,7 @@ class Outlook:
     processor_from_s: float = 0.0
 
     def at_start(self, now_s: float, loads: int) -> LoadFacts:
-        """The facts when a load begins as one of so many `loads` under way."""
+        """The facts when a load begins as one of this many `loads` under way."""
         return LoadFacts(
             now_s=now_s,
             planned_bytes_per_s=min(self.bytes_per_s, self.intake_bytes_per_s) / loads,

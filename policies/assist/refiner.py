@@ -82,7 +82,7 @@ class SinksAndNewest:
         return kept
 
 
-# Those that go by the observation window or by nothing, which a cloud's prefill can show; H2O needs all queries.
+# The ones that go by the observation window or by nothing, which a cloud's prefill can show; H2O needs all queries.
 OF_THE_WINDOW: dict[str, Refiner] = {
     "snapkv-sentences": SnapKv(sentences=True),
     "weighted-sentences": SnapKv(sentences=True, weighted=True),

@@ -16,7 +16,7 @@ class Serving:
     `tpot_s`: the time per token that an instance keeps, by taking in no request with which steps would be longer.
     None: what a step takes with all slots held, as far as users tolerate that.
 
-    `chunk_tokens`: beside requests that decode, prompts go in pieces of so many tokens, a step after each piece at
+    `chunk_tokens`: beside requests that decode, prompts go in pieces of this many tokens, a step after each piece at
     least (chunked prefill), and no piece begins that would make a token later than a device was promised. None: whole
     prompts, whoever waits. `alone_tokens`: of the pieces where nobody decodes beside. Each costs a pass, and behind
     each a prompt is dropped whose device is gone; 8,192 is what vLLM takes together.

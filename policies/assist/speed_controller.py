@@ -33,7 +33,7 @@ class SpeedController:
         much later than `ready_s` + place x `tpot_s` the device has its own token there.
 
         The device has its own first token at `ready_s` and takes `tpot_s` for each further one, from the token before,
-        whose ever that is (procedure 2). `came_s`: when those that came from the cloud did. `ended_s`: when it was
+        whose ever that is (procedure 2). `came_s`: when the ones that came from the cloud did. `ended_s`: when it was
         clear that no more would come; None: all came.
         """
         late_s = 0.0

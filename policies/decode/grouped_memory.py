@@ -1,4 +1,4 @@
-"""What grouped prediction holds of a sequence's memory: the holdings of KVSwap's own roles with given parameters."""
+"""Memory of a sequence under grouped prediction: the holdings of KVSwap's own roles with given parameters."""
 
 from kvferry.policies.decode.grouping import Grouping, rank_of
 from kvferry.policies.decode.residency import Reuse

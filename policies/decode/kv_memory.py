@@ -1,4 +1,4 @@
-"""What the KV of a plan, and all that manages it, hold of a machine's memories: sums over one list of holdings."""
+"""Memory for the KV of a plan, and for all that manages it: sums over one list of holdings."""
 
 import math
 from dataclasses import dataclass, replace
@@ -14,9 +14,9 @@ from kvferry.specs.tier import TIERS, Tier
 
 @dataclass(frozen=True, kw_only=True)
 class Managed:
-    """What manages KV besides it, and the budget for both, of each sequence.
+    """Holdings of each sequence beside its KV, and the budget for both.
 
-    ``holdings``: from beginning to end. ``index_layers``: what is scored, as tokens come, in layers of KV.
+    ``holdings``: from beginning to end. ``index_layers``: what is scored as tokens come, in layers of KV.
     ``away_tokens``: tokens for which a layer whose KV lies elsewhere has room. ``reuse_needs_bytes``: the budget with
     which a reuse buffer would hold one selection, where one is wanted and this one holds none.
     """
@@ -43,12 +43,13 @@ class KvMemory:
 
     @property
     def most_tokens(self) -> int:
-        """Of a sequence at its end."""
+        """Returns the tokens of a sequence at its end."""
         return self.context + self.output
 
     @property
     def sequence_bytes(self) -> float:
-        """What manages the KV of one sequence takes of the processor's memory, but for what all sequences share."""
+        """Returns the bytes of the processor's memory that manage one sequence's KV, without what all sequences
+        share."""
         own = tuple(one for one in self.managed.holdings if one.per == "sequence")
         return Ledger(own).n_bytes(self.most_tokens)
 
@@ -59,8 +60,8 @@ class KvMemory:
 
     @property
     def _spills(self) -> bool:
-        """Whether new tokens that find no room in the processor's memory lie on the host, where the rest of the KV
-        does."""
+        """Returns whether new tokens without room in the processor's memory go to the host, where the rest of the KV
+        lies."""
         if self.choice.selected is None or self.newest_tokens is not None:
             return False
         return not self.roles.upkeep.grows and self.roles.placement.away == "host"
@@ -81,8 +82,8 @@ class KvMemory:
         return replace(self, managed=managed, newest_tokens=self.output - away)
 
     def size(self, tokens: int) -> KvSize:
-        """Returns the size of the whole batch's KV blocks once each sequence has so many tokens, by which the placement
-        decides."""
+        """Returns the size of the whole batch's KV blocks once each sequence has `tokens` tokens; the placement decides
+        by it."""
         managed_bytes = Ledger(self.managed.holdings, self.sequences).n_bytes(tokens)
         return KvSize(
             layers=self.model.layers,
@@ -101,7 +102,7 @@ class KvMemory:
         return self.roles.upkeep.in_blocks(self.context, self.choice.group_tokens, tokens)
 
     def tiers_at(self, tokens: int) -> tuple[Tier, ...]:
-        """Returns where each layer's KV lies with so many tokens of each sequence."""
+        """Returns where each layer's KV lies once each sequence has `tokens` tokens."""
         return self.roles.placement.tiers(self.size(tokens))
 
     @cached_property
@@ -125,8 +126,8 @@ class KvMemory:
 
     @property
     def over_bytes(self) -> float:
-        """What the budget lacks for the KV of the whole output in the processor's memory, with what grows beside it and
-        what layers hold there that lie elsewhere; 0 where there is neither."""
+        """Returns the bytes that the budget lacks for the KV of the whole output in the processor's memory, with what
+        grows beside it and what layers that lie elsewhere hold there; 0 where there is neither."""
         managed = self.managed
         if not (managed.away_tokens or managed.index_layers):
             return 0.0

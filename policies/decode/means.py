@@ -92,7 +92,7 @@ def two_means(vectors: np.ndarray, there: np.ndarray, rounds: int = SPLIT_ROUNDS
         if (leaves == before).all():
             break
         count = leaves.sum(1)[:, None]
-        # A part that lost all its vectors keeps its mean, and the next round cuts anew.
+        # A part that lost all its vectors keeps its mean, and the next round cuts again.
         sums = np.einsum("snd,sn->sd", vectors, leaves)
         second = np.where(count > 0, sums / np.maximum(count, 1), second)
         first = np.where(count < n, (total - sums) / np.maximum(n - count, 1), first)

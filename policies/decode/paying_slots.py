@@ -1,4 +1,4 @@
-"""How many slots of a reuse buffer pay: more of them save reads, and cost time to search."""
+"""The number of slots of a reuse buffer that pays: more slots save reads, and cost time to search."""
 
 import math
 from collections.abc import Callable
@@ -15,5 +15,5 @@ def tried_slots(selected: int, fitting: int) -> list[int]:
 
 
 def paying_slots(selected: int, fitting: int, took_s: Callable[[int], float]) -> int:
-    """Returns with how many slots, of those that fit, something takes the least time; the most of equal ones."""
+    """Returns the number of slots, `fitting` at most, that takes the least time; the largest of equal ones."""
     return min(reversed(tried_slots(selected, fitting)), key=took_s)

@@ -58,7 +58,7 @@ class TuningLimits(Spec):
         return n_bytes(grouping, self.room(grouping.group_tokens, context, model))
 
     def room(self, group_tokens: int, context: int, model: ModelSpec) -> Room:
-        """Returns one sequence's KV and its budget, in groups of so many tokens."""
+        """Returns one sequence's KV and its budget, in groups of `group_tokens` tokens."""
         return Room(
             model=model,
             block_tokens=group_tokens,

@@ -54,7 +54,7 @@ class LoadFacts:
 class LinkWindow:
     """How many bytes a loader keeps on the link. Too few, and the link idles; what is there cannot be changed any more.
 
-    They are what the link carries in a round trip and `ahead_s`, so many `times`, at the observed rate; with
+    They are what the link carries in a round trip and `ahead_s`, this many `times`, at the observed rate; with
     `at_least_planned`, at the planned rate where that is faster.
     """
 
@@ -69,8 +69,9 @@ class LinkWindow:
         return self.times * rate * (facts.rtt_s + self.ahead_s)
 
 
-# For loaders that lose nothing by handing over early: static ones, which never change their mind, and those that race.
-# On every second recorded link (studies/regret.py --half chosen) its worst loads were the best, at 4 and at 50 ms.
+# For loaders that lose nothing by handing over early: static ones, which never change their mind, and the ones that
+# race. On every second recorded link (studies/regret.py --half chosen) its worst loads were the best, at 4 and at 50
+# ms.
 WIDE = LinkWindow(times=8, at_least_planned=True)
 
 

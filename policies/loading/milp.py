@@ -87,7 +87,7 @@ def milp_plan(
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """When a solver stops: after so many nodes, after so much wall time, or this near to the optimum."""
+    """When a solver stops: after this many nodes, after so much wall time, or this near to the optimum."""
 
     nodes: int | None
     time_s: float | None

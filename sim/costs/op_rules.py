@@ -98,7 +98,7 @@ class Arithmetic:
     # --- what several ops have in common -------------------------------------------------------------------------
 
     def layer_bytes(self, tokens: Number) -> Number:
-        """Weights of a layer that so many tokens read together."""
+        """Weights of a layer that this many tokens read together."""
         read: Number = self.model.parameters_read(tokens) * self._weight_bytes
         return read
 
@@ -117,7 +117,7 @@ class Arithmetic:
         ]
 
     def attend(self, batch: Number, tokens: Number, kernel: AttentionKernel) -> list[Work]:
-        """One layer's new tokens over so many of KV each: what the kernel copies first, and what it reads."""
+        """One layer's new tokens over this many of KV each: what the kernel copies first, and what it reads."""
         n_bytes, copied = batch * tokens * self.kv_bytes, kernel.copied(self.model)
         expands = kernel.expands(self.model)
         pair_flop = self.pair_flop if expands else self.new_pair_flop
@@ -127,7 +127,7 @@ class Arithmetic:
         return [*works, (kernel.reads, batch * tokens * pair_flop, kernel.attended(self.model) * n_bytes)]
 
     def score(self, vectors: Number, rank: Number | None) -> Work:
-        """Vectors of so many numbers, all heads together, scored by every query head; None: full keys."""
+        """Vectors of this many numbers, all heads together, scored by every query head; None: full keys."""
         if rank is None:
             return "scoring", vectors * self.score_flop, vectors * self.score_bytes
         return "scoring", vectors * (rank / self.key_width) * self.score_flop, vectors * rank * self.value_bytes

@@ -1,7 +1,7 @@
 """Costs as measured: one CSV per kind of op, interpolated; the roofline where nothing was measured.
 
 A profile folder holds `OP.csv` files named after the ops (``prefill_head.csv``, ``decode_step.csv``: see ``TABLES``).
-The header names the features measured, of those that the op is registered with (op_rules.py), and `seconds`;
+The header names the features measured, of the ones that the op is registered with (op_rules.py), and `seconds`;
 a feature that the header leaves out has no effect. Seconds are those of one op on an idle processor, without dispatch.
 """
 

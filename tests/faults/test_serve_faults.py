@@ -266,7 +266,7 @@ def test_a_store_replaced_while_it_is_loaded(folder: Path, tmp_path: Path) -> No
         client.index("0")
         time.sleep(0.01)
         write_store(tmp_path / "0.kvs", seed=8)
-        with pytest.raises(LinkDown, match="stored anew"):
+        with pytest.raises(LinkDown, match="stored again"):
             client.fetch(ALL, 0, Watch())
 
 

@@ -72,7 +72,7 @@ def check_plan(sizes: DecodeSizes, processor: str) -> None:
         except InputError as error:
             raise InputError(f"policies.selector: backend torch: {error}") from None
     if sizes.writes_back:
-        what = "writes all KV of a layer anew in every step, which backend torch does not do"
+        what = "writes all KV of a layer again in every step, which backend torch does not do"
         raise InputError(f"policies.attention: joining tensors {what}; paged would do")
     if sizes.staying.newest_tokens is not None:
         newest = f"memory holds {sizes.staying.newest_tokens:,} new tokens of each sequence"

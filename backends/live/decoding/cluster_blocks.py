@@ -96,9 +96,10 @@ class SwappedKv:
 
 
 class ClusterBlocks:
-    """Tensors of clusters of a lock-step batch, each with its entries in the order in which they came to it. Those that
-    a step attends to are at hand until it ends. Of others, entries that wait for a cut are, and those in page buffers,
-    which are not in the file yet. `log` records what becomes of the file before it does."""
+    """Tensors of clusters of a lock-step batch, each with its entries in the order in which they came to it. Clusters
+    that a step attends to are in memory until it ends. Of other clusters, entries that wait for a cut are in memory,
+    and entries in page buffers, which are not in the file yet. `log` records what becomes of the file before it
+    does."""
 
     def __init__(self, format: ClusterFormat, *, device: torch.device, log: ClusterLog | None = None) -> None:
         layout, self._log = format.layout, log

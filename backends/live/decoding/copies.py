@@ -1,4 +1,4 @@
-"""What copies between a torch device and its host, and keeps its streams in order."""
+"""Copies between a torch device and its host; keeps the device's streams in order."""
 
 import mmap
 import weakref
@@ -31,7 +31,7 @@ class Copies(Protocol):
         ...
 
     def mark(self) -> Any:
-        """What the present stream passes once it has done all that was launched so far."""
+        """Returns an event that the present stream passes once it has done all that was launched so far."""
         ...
 
     def behind(self, mark: Any) -> None:
@@ -43,8 +43,8 @@ class Copies(Protocol):
         ...
 
     def staged(self, n_bytes: int, fill: Callable[[torch.Tensor], None]) -> torch.Tensor:
-        """What `fill` writes into memory of the host, in the device's memory once the present stream has come so far.
-        Does not wait for it."""
+        """Returns what `fill` writes into memory of the host, as a tensor of the device; it is filled once the present
+        stream comes to it. Does not wait for that."""
         ...
 
     def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -61,7 +61,7 @@ class Copies(Protocol):
 
 
 class CudaCopies:
-    """Of a CUDA device: its memory, pinned memory of the host, events. Left out: this has not been run on a GPU."""
+    """Copies of a CUDA device: pinned memory of the host, and events. This has not been run on a GPU."""
 
     def __init__(self, processor: str) -> None:
         if not torch.cuda.is_available():

@@ -1,4 +1,4 @@
-"""What decoding with KV on storage needs of a real world: a real model, its KV in a real file that may be paced."""
+"""Real parts for decoding with KV on storage: a model, and its KV in a file that may be paced."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -88,7 +88,7 @@ class StoredKvParts(MachineParts):
         return {"storage": self._storage, "source": self._tiers.source, "place": self._tiers.place}
 
     def inputs(self) -> Inputs:
-        """What was selected, where every step selected as many KV blocks, and what was said of clusters."""
+        """Returns the selections, where every step selected equally many KV blocks, and the answers about clusters."""
         said = RecordedClusters(self.runner.said) if self.runner.said else None
         return Inputs(selections=self._selections(), clusters=said)
 
@@ -139,8 +139,8 @@ class StoredKvParts(MachineParts):
         self._noted.recording().save(path)
 
     def _selections(self) -> SelectionStream | None:
-        """What was selected, step by step, sequence after sequence: as many sequences find each its own when it is
-        replayed. None where there is nothing of one length."""
+        """Returns the selections, step by step, sequence after sequence: a replay with equally many sequences gives
+        each its own. None where selections differ in length."""
         sizes, chosen, layers = self._sizes, self.runner.chosen, self.runner.choosing
         steps = len(chosen) // layers if layers else 0
         if not steps or len({one.ids.shape for one in chosen[: steps * layers]}) != 1:

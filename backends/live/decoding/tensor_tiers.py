@@ -12,7 +12,7 @@ from kvferry.backends.live.decoding.copies import Copies, TensorData, told_as_ou
 from kvferry.backends.live.decoding.written import Bytes
 from kvferry.machine.ops import Extents
 
-# What is copied at once, as numbers of so many bytes.
+# What is copied at once, as numbers of this many bytes.
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 # Uploads of numbers that may be asked for again: reads and writes of the layers of one step.
 _UPLOADS = 4
@@ -38,7 +38,7 @@ class Regions:
 
     @property
     def n_bytes(self) -> int:
-        """What is held at present."""
+        """Returns the bytes held at present."""
         return sum(map(len, self._made.values()))
 
     def __getitem__(self, region: int) -> torch.Tensor:
@@ -83,7 +83,7 @@ class HostMemory:
 
     @property
     def n_bytes(self) -> int:
-        """What it holds at present."""
+        """Returns the bytes held at present."""
         return self._regions.n_bytes
 
     @told_as_out_of_memory("no memory is left to copy KV")
@@ -100,7 +100,8 @@ class HostMemory:
 
     @told_as_out_of_memory("no memory is left to copy KV")
     def brought(self, extents: Extents) -> TensorData:
-        """What is read, in the device's memory once the present stream has come so far."""
+        """Returns the data of the extents, as tensors of the device; they are filled once the present stream comes to
+        them."""
         brought = self._copies.staged(extents.n_bytes, lambda into: self._into(extents, into))
         return TensorData(brought, extents.arrays[1], self._copies)
 
@@ -135,7 +136,7 @@ class DeviceMemory:
 
     @property
     def n_bytes(self) -> int:
-        """What it holds at present."""
+        """Returns the bytes held at present."""
         return self._regions.n_bytes
 
     @told_as_out_of_memory("no memory is left to copy KV")
@@ -232,12 +233,12 @@ def _gather(memory: torch.Tensor, part: _Part, into: torch.Tensor, of: _Numbers)
 
 
 def _follow(part: _Part) -> bool:
-    """Whether its bytes follow one another in those of the extents."""
+    """Returns whether its bytes follow one another in the extents."""
     return bool(part.ats[-1] + part.lengths[-1] - part.ats[0] == part.lengths.sum())
 
 
 def _unit(part: _Part) -> int:
-    """The most bytes of which all its ranges are whole numbers: the length of its KV blocks, or of an entry."""
+    """Returns the largest unit in bytes that divides all its ranges: the length of a KV block, or of an entry."""
     return int(np.gcd.reduce([np.gcd.reduce(one) for one in (part.offsets, part.lengths, part.ats)]))
 
 

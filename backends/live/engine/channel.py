@@ -33,7 +33,7 @@ _PART, _END_OF_STREAM = b"+", b"."
 _RETRY_S = 0.01
 
 
-# How a message of so many bytes crosses from one named machine to another: fires when it has arrived.
+# How a message of this many bytes crosses from one named machine to another: fires when it has arrived.
 Carry = Callable[[str, str, float], Ticket]
 
 
@@ -65,7 +65,7 @@ class SocketSwitchboard:
         self._folder = None if folder is None else Path(folder)
         self._patience_s = patience_s
         self._ends: dict[tuple[str, str], LiveChannel] = {}
-        # Those that have broken and been replaced.
+        # The ones that have broken and been replaced.
         self._broken: list[LiveChannel] = []
         # Of channels within this process, the end that is not open yet; and all of them.
         self._waiting: dict[tuple[str, str], socket.socket] = {}
@@ -140,7 +140,7 @@ class LiveChannel:
         self._env = env
         self._peer = peer
         self._connect = connect
-        # How a message of so many bytes crosses a modelled link; None: only the socket is between the machines.
+        # How a message of this many bytes crosses a modelled link; None: only the socket is between the machines.
         self._crossing = crossing
         self._socket: socket.socket | None = None
         self._connecting = Lock()
@@ -301,7 +301,7 @@ class LiveStream:
 
 
 def _readable(wire: socket.socket, within_s: float) -> bool:
-    """Whether there is something to read, or the end, within so many seconds."""
+    """Whether there is something to read, or the end, within this many seconds."""
     poll = select.poll()
     poll.register(wire, select.POLLIN)
     return bool(poll.poll(1e3 * within_s))

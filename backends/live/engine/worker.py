@@ -162,7 +162,7 @@ def outcome(call: Callable[..., Any], *arguments: Any) -> tuple[Any, BaseExcepti
 
 
 def _tellable(error: BaseException) -> BaseException:
-    """An error that SimPy can pass on: it makes errors anew from their arguments when they enter a process."""
+    """An error that SimPy can pass on: it makes errors new from their arguments when they enter a process."""
     try:
         if str(type(error)(*error.args)) == str(error):
             return error

@@ -88,7 +88,7 @@ class Library:
                     self.check(sequence, codec_name, store.index)
                     return path
             except (InputError, DamagedStore) as error:
-                say(f"{path} is not context {sequence} as it should be, and is written anew: {error}")
+                say(f"{path} is not context {sequence} as it should be, and is written again: {error}")
         say(f"encoding context {sequence} ({self.asked.contexts[sequence]:,} tokens, {codec_name})")
         self._write(path, sequence, codec_name)
         return path

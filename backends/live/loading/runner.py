@@ -96,7 +96,7 @@ class SessionRunner(RegisteredOps):
         prompt = self._prompt(request)
         answered = self.answers.setdefault(request, [])
         if len(answered) == prompt.turns * prompt.output_tokens:
-            answered.clear()  # of a session that was closed: this one begins anew
+            answered.clear()  # of a session that was closed: this one begins again
         # The last token of the answer before is read with the question.
         question = (*answered[-1:], *prompt.question(len(answered) // prompt.output_tokens))
         if op.tokens != len(question):

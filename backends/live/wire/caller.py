@@ -202,7 +202,7 @@ class CallingWire:
 
     @contextmanager
     def _within(self, connection: HTTPConnection, seconds: float) -> Iterator[None]:
-        """Shuts the connection's socket after so long, or when this hangs up: a socket's own time-out starts anew with
+        """Shuts the connection's socket after so long, or when this hangs up: a socket's own time-out starts again with
         every byte."""
         connection.connect()
         wire = connection.sock
@@ -234,7 +234,7 @@ class CallingWire:
 
 
 class CallingSwitchboard:
-    """Channels from machines of this process to machines of a cloud at a URL: each call reaches it anew.
+    """Channels from machines of this process to machines of a cloud at a URL: each call makes a new connection.
 
     `carry` says what is between them, both ways, besides the real connection; the cloud knows nothing of it. None:
     there is only the real one. `known_as` gives a machine's name there, where devices of many processes meet.

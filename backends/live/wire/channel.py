@@ -18,7 +18,7 @@ from kvferry.specs.errors import KvferryError
 # What has come from a peer and was not asked for yet: more of it ends the channel.
 MOST_WAITING_BYTES = 2**26
 
-# How something of so many bytes crosses a modelled link: fires when it has arrived.
+# How something of this many bytes crosses a modelled link: fires when it has arrived.
 Crossing = Callable[[float], Ticket]
 # Told every event that came, or why no more will.
 Heard = Callable[[Event | KvferryError], None]
@@ -225,7 +225,7 @@ class WiredChannel:
         while self._receivers and self._inbox:
             receiver, (arrived_s, said) = self._receivers[0], self._inbox[0]
             if not isinstance(said, Event):
-                # Made anew, as several receivers may raise it.
+                # Made new, as several receivers may raise it.
                 self._end(receiver).fail(type(said)(*said.args))
                 continue
             if said.kind == GOODBYE:

@@ -117,7 +117,7 @@ class Reception:
         return self._channels[name, peer]
 
     def leave(self, name: str, peer: str) -> None:
-        """End a channel for good, behind what was said. A device of that name may come anew."""
+        """End a channel for good, behind what was said. A device of that name may come again."""
         if (channel := self._channels.pop((name, peer), None)) is not None:
             channel.close()
         with self._lock:

@@ -39,7 +39,7 @@ def test_swapped_stores_are_written_anew(stores: Path) -> None:
     swapped = [path.read_bytes() for path in sorted(stores.iterdir())]
     said: list[str] = []
     encoded(stores, said.append)
-    assert len([line for line in said if "written anew: this store holds another context" in line]) == 2
+    assert len([line for line in said if "written again: this store holds another context" in line]) == 2
     assert [path.read_bytes() for path in sorted(stores.iterdir())] == swapped[::-1]
 
 
