@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -55,7 +56,7 @@ def steps_of(run: Run) -> Steps | None:
         return None
     times_s = decoded.token_times_s
     ends: list[tuple[float, ...]] = []
-    for start_s, end_s in zip(times_s, times_s[1:], strict=False):
+    for start_s, end_s in itertools.pairwise(times_s):
         inside = _ends_within([span.end_s for span in last], start_s, end_s)
         if len(inside) != decoded.layers:
             break

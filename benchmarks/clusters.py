@@ -1,6 +1,7 @@
 """How long a decoded token takes to simulate where KV blocks are clusters, as DynaKV's are: 28 layers of Qwen2.5-1.5B
 on a phone, with 16Ki entries behind the prompt, and how that grows up to 100Ki; and tokens that are skipped."""
 
+import itertools
 from collections.abc import Iterator
 from functools import partial
 from statistics import median
@@ -67,7 +68,7 @@ def measured(system: str, entries: str, *policies: str) -> Measured:
             k, queries = ask(plan.keys.index, decode.now.kept.stored(0)).k, keys.queries[:, keys.entry]
             select = partial(_selection, keys.table, queries, k)
             selection_s = best_s(select, times=20, clock=process_time)
-    steps = [after - before for before, after in zip(at_s, at_s[1:], strict=False)]
+    steps = [after - before for before, after in itertools.pairwise(at_s)]
     # The first token is followed by the ones that are skipped.
     each_s = median(steps[1:])
     return Measured(each_s, (steps[0] - each_s) / skipped * 1000, selection_s)

@@ -27,7 +27,7 @@ def results_file(text: str) -> Path:
     if not text or os.path.isdir(path):
         raise InputError(f"--output {text!r}: is a folder; name a file")
     if not os.path.exists(path.parent):
-        raise InputError(f"--output {text:.200}: there is no folder {str(path.parent):.200}")
+        raise InputError(f"--output {text:.200}: there is no folder {path.parent!s:.200}")
     _check(path.parent, f"--output {text:.200}")
     _check_names(path, f"--output {text:.200}")
     return path

@@ -44,7 +44,7 @@ class Served:
                 )
 
 
-def asked_of(message: Any, served: Served = Served()) -> Message:  # noqa: B008 (it is frozen)
+def asked_of(message: Any, served: Served = Served()) -> Message:
     """A device's request as ``messages.ask`` makes it. Raises BadMessage."""
     if not isinstance(message, dict):
         raise BadMessage("what the device has sent is no request")

@@ -1,9 +1,9 @@
-"""A store: one file with an encoded context, its chunks (t, l, h) at every level, and an index with checksums.
+r"""A store: one file with an encoded context, its chunks (t, l, h) at every level, and an index with checksums.
 
-    16 bytes    "kvferry store 1\\n"
+    16 bytes    "kvferry store 1\n"
     chunks      one after the other, in the order in which they were put
     table       the index: see `Index.to_bytes`
-    trailer     u64 bytes of the table, u32 its CRC-32, "kvferry store /\\n"
+    trailer     u64 bytes of the table, u32 its CRC-32, "kvferry store /\n"
 
 A file gets its name when it is complete and on disk. One that was cut short afterwards lacks its trailer and is
 refused.

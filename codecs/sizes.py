@@ -10,6 +10,7 @@ then reach four deviations; chunks of lower entropy have outliers that widen the
 differences between tokens, which would lower the entropies themselves.
 """
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -122,7 +123,7 @@ def _level_probabilities(step: float) -> list[float]:
     """Shares of a standard Gaussian on levels `step` apart, one at 0; the outermost take what lies beyond."""
     edges = (np.arange(_SYMBOLS - 1) - _SYMBOLS / 2 + 0.5) * step
     below = [0.0, *((1 + erf(edge / sqrt(2))) / 2 for edge in edges), 1.0]
-    return [high - low for low, high in zip(below, below[1:], strict=False)]
+    return [high - low for low, high in itertools.pairwise(below)]
 
 
 def _huffman_length(probabilities: list[float]) -> float:

@@ -87,8 +87,10 @@ def cells() -> list[Cell]:
             for row in csv.DictReader(file)
         ]
     with (PRINTED / "reuse.csv").open() as file:
-        for row in csv.DictReader(file):
-            printed.append(Cell(row["disk"], WITHOUT_REUSE, 32768, 8, float(row["tokens_per_s_without_reuse"])))
+        printed += [
+            Cell(row["disk"], WITHOUT_REUSE, 32768, 8, float(row["tokens_per_s_without_reuse"]))
+            for row in csv.DictReader(file)
+        ]
     return printed
 
 

@@ -79,7 +79,7 @@ _HOMES = {
     "KvferryError": "specs.errors",
     "InputError": "specs.errors",
 }
-__all__ = list(_HOMES)  # noqa: PLE0605
+__all__ = list(_HOMES)
 
 
 def __getattr__(name: str) -> object:

@@ -57,7 +57,7 @@ class RequestSession:
         return self._keys[layer, :, :end], self._values[layer, :, :end]
 
     def make_room(self, decoder: Decoder, tokens: int) -> None:
-        """For this many more."""
+        """Makes room for `tokens` more tokens."""
         needed = len(self.history) + tokens
         have = self._keys.shape[2] if self._keys.ndim == 4 else 0
         if needed <= have:

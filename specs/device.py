@@ -1,5 +1,6 @@
 """A device by its parts: processors, memory, decompression, network interface."""
 
+import itertools
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -133,7 +134,7 @@ class DecodingSpec(Spec):
     @field_validator("pieces")
     @classmethod
     def _ascending(cls, pieces: tuple[PieceSpec, ...]) -> tuple[PieceSpec, ...]:
-        if any(b.values <= a.values for a, b in zip(pieces, pieces[1:], strict=False)):
+        if any(b.values <= a.values for a, b in itertools.pairwise(pieces)):
             raise ValueError("values must ascend, each size once")
         return pieces
 

@@ -17,7 +17,7 @@ UNSHOWN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u20
 
 
 def quoted(text: str) -> str:
-    """The text with every character that a terminal would obey written as its escape, such as \\x1b."""
+    r"""The text with every character that a terminal would obey written as its escape, such as \x1b."""
     return UNSHOWN.sub(lambda found: found[0].encode("unicode_escape", "surrogatepass").decode("ascii"), text)
 
 

@@ -1,5 +1,6 @@
 """Full attention over texts, which approximations are measured against."""
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -79,7 +80,7 @@ def needles(prompts: Prompts, context: int, how_many: int) -> Iterator[Task]:
         text = bytes(prompts.tokens(100 + n, context, 0)[0])
         room = context - sum(map(len, sentences))
         cuts = np.linspace(0, room, NEEDLES + 2).astype(int)
-        parts = [text[a:b] for a, b in zip(cuts, cuts[1:], strict=False)]
+        parts = [text[a:b] for a, b in itertools.pairwise(cuts)]
         whole = b"".join(part + fact for part, fact in zip(parts, [*sentences, b""], strict=True))
         said, answers = b"\n", []
         for asked in random.permutation(NEEDLES):

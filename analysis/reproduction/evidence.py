@@ -53,8 +53,10 @@ def conditions_of(paper: Paper, evidence: EvidenceSpec, results: Results) -> str
     experiment = paper.experiments[evidence.experiment]
     scenarios = {key.case: results.scenarios[key] for key in _keys(paper, evidence)}
     words = [experiment.title, _contexts(scenarios)]
-    for describe in (_model, _device, _medium):
-        words.append(" or ".join(dict.fromkeys(describe(scenario) for scenario in scenarios.values())))
+    words += [
+        " or ".join(dict.fromkeys(describe(scenario) for scenario in scenarios.values()))
+        for describe in (_model, _device, _medium)
+    ]
     words += _variants(paper, evidence, results)
     ours = [f"{what}: {said}" for what, said in (("Fitted", evidence.fitted), ("Chosen", evidence.chosen)) if said]
     remarks = [experiment.remark, evidence.remark, *ours]

@@ -29,7 +29,7 @@ class ExamplePolicy(KeyIndex):
 
     def keep(self, layer: int, block: int, keys: np.ndarray) -> None:
         """Take in the keys [sequences, KV heads, tokens, head_dim] of further whole blocks, the first is `block`."""
-        sequences, heads, tokens, head_dim = keys.shape
+        sequences, heads, _, head_dim = keys.shape
         means = keys.reshape(sequences, heads, -1, self.shape.block_tokens, head_dim).mean(3)
         self.means[layer, :, :, block : block + means.shape[2]] = means
 

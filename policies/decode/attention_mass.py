@@ -5,6 +5,7 @@ An indicator, not a promise: attention of a large model is less diffuse, and oth
 """
 
 import csv
+import itertools
 import math
 from functools import lru_cache
 from importlib.resources import files
@@ -64,7 +65,7 @@ def attention_mass(
         return None
     nearest = min(blocks, key=lambda one: (abs(math.log(one / block_tokens)), one))
     pairs = blocks[nearest]
-    for (share, mass), (next_share, next_mass) in zip(pairs, pairs[1:], strict=False):
+    for (share, mass), (next_share, next_mass) in itertools.pairwise(pairs):
         if share <= attended_share < next_share:
             part = math.log(attended_share / share) / math.log(next_share / share)
             return AttentionMass(*(a + part * (b - a) for a, b in zip(mass, next_mass, strict=True)))

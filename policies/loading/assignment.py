@@ -63,7 +63,7 @@ class Assignment:
     def give_to_link(self, unit: int) -> None:
         """Move a unit from the processor to the link, with all units above it in its column, which can no longer be
         computed. Each stays in its stage and is streamed last."""
-        t, l, c = self._problem.place(unit)
+        t, _, c = self._problem.place(unit)
         for above in range(unit, self._problem.unit(t, self._problem.layers, c), self._problem.columns_per_chunk):
             if self.computes[above]:
                 k = self.stage_of[above]

@@ -192,7 +192,7 @@ def _highs(program: pulp.LpProblem, limits: Limits) -> None:
     class Highs(pulp.HiGHS):  # type: ignore[misc]
         """PuLP's, which does not know the status that HiGHS has at a limit of nodes."""
 
-        def findSolutionValues(self, lp: Any) -> tuple[int, int]:  # noqa: N802
+        def findSolutionValues(self, lp: Any) -> tuple[int, int]:
             try:
                 status: tuple[int, int] = super().findSolutionValues(lp)
             except KeyError:

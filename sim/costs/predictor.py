@@ -1,5 +1,6 @@
 """SparKV's latency predictor (IV-C): a perceptron from <t, s, U_edge> to the seconds of sparse attention."""
 
+import itertools
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -123,7 +124,7 @@ class Predictor:
         widths = (3, *HIDDEN, 1)
         weights, biases = parts[: len(widths) - 1], parts[len(widths) - 1 :]
         shapes = [part.shape for part in (*weights, *biases)]
-        if shapes != [*zip(widths[:-1], widths[1:], strict=True), *((width,) for width in widths[1:])]:
+        if shapes != [*itertools.pairwise(widths), *((width,) for width in widths[1:])]:
             raise ValueError(f"weights of shapes {shapes}")
         if centre.shape != (4,) or spread.shape != (4,) or not (spread > 0).all():
             raise ValueError("needs four centres and four spreads above 0")

@@ -1,5 +1,6 @@
 """The figures of a run: by hand first, then what must hold of any run."""
 
+import itertools
 import json
 import math
 
@@ -194,7 +195,7 @@ def test_rows_never_overlap_and_are_as_few_as_possible(spans: list[Span]) -> Non
     row_of = rows(spans)
     for row in set(row_of):
         own = sorted((s.start_s, s.end_s) for s, r in zip(spans, row_of) if r == row)
-        assert all(a[1] <= b[0] for a, b in zip(own, own[1:]))
+        assert all(a[1] <= b[0] for a, b in itertools.pairwise(own))
     at_once = max((sum(s.start_s <= t.start_s < s.end_s for s in spans) for t in spans), default=0)
     assert len(set(row_of)) == at_once
 

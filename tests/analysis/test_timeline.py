@@ -1,5 +1,6 @@
 """The Chrome trace: valid by the format's own rules, and telling what happened."""
 
+import itertools
 import json
 from typing import Any
 
@@ -83,7 +84,7 @@ def test_overlapping_flows_get_their_own_threads() -> None:
             by_thread.setdefault((event["pid"], event["tid"]), []).append((event["ts"], event["ts"] + event["dur"]))
     for slices in by_thread.values():
         slices.sort()
-        assert all(a[1] <= b[0] for a, b in zip(slices, slices[1:]))
+        assert all(a[1] <= b[0] for a, b in itertools.pairwise(slices))
     assert set(by_thread) == set(names)
 
 
@@ -110,7 +111,7 @@ def test_neighbours_still_touch_after_rounding() -> None:
     third = 1 / 3
     spans = tuple(Span("gpu", "Project", i * third, (i + 1) * third) for i in range(300))
     slices = [(e["ts"], e["dur"]) for e in events(Run(outcome="done", spans=spans)) if e["ph"] == "X"]
-    assert all(round(a[0] + a[1], 3) == b[0] for a, b in zip(slices, slices[1:]))
+    assert all(round(a[0] + a[1], 3) == b[0] for a, b in itertools.pairwise(slices))
 
 
 def test_resources_in_the_order_of_the_data() -> None:

@@ -31,7 +31,7 @@ def test_what_is_worse_by_more_than_the_tolerance_is_said(harness: Any, tmp_path
         "rate: 40 MB/s, was 80: 100% worse",
         "gone: has a figure in figures/, and none now",
     ]
-    assert list(kept.warnings(now, last, 0.1))[0] == "time: 2.4 s, was 2: 20% worse"
+    assert next(iter(kept.warnings(now, last, 0.1))) == "time: 2.4 s, was 2: 20% worse"
     better = [lower("time", 0.5, "s"), higher("rate", 900.0, "MB/s"), lower("gone", 1.0, "s")]
     assert list(kept.warnings(better, last, 0.0)) == []
     assert kept.load("y", tmp_path) is None

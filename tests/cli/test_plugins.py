@@ -130,11 +130,11 @@ def test_what_it_has_is_listed(call: Call) -> None:
 
 
 def test_results_have_its_hash(call: Call) -> None:
-    code, out, _ = call("run", "small.yaml", "--system", "mine", "--plugin", "mine.py", "--json")
+    _, out, _ = call("run", "small.yaml", "--system", "mine", "--plugin", "mine.py", "--json")
     (plugin,) = used()
     assert json.loads(out)["provenance"]["plugins"] == {"mine": f"sha256:{plugin.sha256}"}
     drop(plugin)
-    code, out, _ = call("run", "small.yaml", "--json")
+    _, out, _ = call("run", "small.yaml", "--json")
     assert "plugins" not in json.loads(out)["provenance"]
 
 
@@ -193,7 +193,7 @@ def test_the_schema_names_what_it_has(call: Call) -> None:
     schema = json.loads(out)
     properties = schema["$defs"]["Scenario.whole"]["properties"]
     assert {"mine", "ferry", "kvswap"} < set(properties["system"]["enum"])
-    schedule, policy = properties["policies"]["properties"]["schedule"]["anyOf"]
+    schedule, _policy = properties["policies"]["properties"]["schedule"]["anyOf"]
     assert {"my-plan", "greedy"} < set(schedule["enum"])
     jsonschema = pytest.importorskip("jsonschema")
     small = yaml.safe_load(SMALL) | {"system": "mine"}

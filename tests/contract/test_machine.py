@@ -3,6 +3,8 @@
 Times are compared with each other and never with constants, so that a wall-clock backend can keep them too.
 """
 
+import itertools
+
 import pytest
 import simpy
 from worlds import World, finish
@@ -44,7 +46,7 @@ def test_a_ticket_knows_when_its_work_began_and_ended(world: World) -> None:
 def test_work_on_one_queue_runs_in_order(world: World) -> None:
     tickets = [world.machine.submit(OP) for _ in range(4)]
     finish(world, *tickets)
-    for before, after in zip(tickets, tickets[1:], strict=False):
+    for before, after in itertools.pairwise(tickets):
         assert before.end_s <= after.start_s
 
 
@@ -58,7 +60,7 @@ def test_a_whole_chain_can_be_handed_over_at_once(world: World) -> None:
     last = machine.submit(OP, after=(copied, computed))
     finish(world, last)
     chain = [fetched, computed, written, read, last]
-    for before, after in zip(chain, chain[1:], strict=False):
+    for before, after in itertools.pairwise(chain):
         assert before.end_s <= after.start_s
     assert copied.processed
 
@@ -173,7 +175,7 @@ def test_kv_moves_between_tiers(world: World) -> None:
     last = machine.move(extents(world), "storage", "host", after=(written,))
     finish(world, last)
     chain = [computed, offloaded, stored, brought, written, last]
-    for before, after in zip(chain, chain[1:], strict=False):
+    for before, after in itertools.pairwise(chain):
         assert before.end_s <= after.start_s
     with pytest.raises(ValueError, match="nothing moves within host"):
         machine.move(extents(world), "host", "host")

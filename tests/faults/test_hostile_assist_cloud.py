@@ -7,18 +7,18 @@ from typing import Any
 import pytest
 
 pytest.importorskip("torch")
-from deadline import deadline  # noqa: E402
-from hostile_assist import HostileCloud, Voice, Way, as_fast_as_it_can  # noqa: E402
-from tiny import changed  # noqa: E402
+from deadline import deadline
+from hostile_assist import HostileCloud, Voice, Way, as_fast_as_it_can
+from tiny import changed
 
-from kvferry.backends.live.assist import parts  # noqa: E402
-from kvferry.backends.live.wire.channel import WiredChannel  # noqa: E402
-from kvferry.cloud.messages import BadMessage  # noqa: E402
-from kvferry.cloud.said import token_of, verdict_of  # noqa: E402
-from kvferry.cloud.story import Story  # noqa: E402
-from kvferry.pipelines.record import Run  # noqa: E402
-from kvferry.pipelines.run import run_scenario  # noqa: E402
-from kvferry.scenarios.loader import load_scenario  # noqa: E402
+from kvferry.backends.live.assist import parts
+from kvferry.backends.live.wire.channel import WiredChannel
+from kvferry.cloud.messages import BadMessage
+from kvferry.cloud.said import token_of, verdict_of
+from kvferry.cloud.story import Story
+from kvferry.pipelines.record import Run
+from kvferry.pipelines.run import run_scenario
+from kvferry.scenarios.loader import load_scenario
 
 pytestmark = pytest.mark.torch
 OUTPUT, PATIENCE_S = 8, 0.5

@@ -132,7 +132,7 @@ def _shared(process_id: int) -> list[Path]:
 
 def _unfinished(folder: Path) -> Iterator[Path]:
     for path in folder.rglob("*"):
-        if path.suffix in (".partial", ".tmp") or path.name.startswith("tmp") and path != folder / "tmp":
+        if path.suffix in (".partial", ".tmp") or (path.name.startswith("tmp") and path != folder / "tmp"):
             yield path
 
 

@@ -8,19 +8,19 @@ from typing import Any
 import pytest
 
 pytest.importorskip("torch")
-from damage import damaged  # noqa: E402
-from deadline import deadline  # noqa: E402
-from hostile_assist import HostileCloud, Voice  # noqa: E402
-from odd_values import ODD, odd  # noqa: E402
-from seeds import blocks, check_each  # noqa: E402
+from damage import damaged
+from deadline import deadline
+from hostile_assist import HostileCloud, Voice
+from odd_values import ODD, odd
+from seeds import blocks, check_each
 
-from kvferry.api.scenario import load  # noqa: E402
-from kvferry.backends.live.assist import parts  # noqa: E402
-from kvferry.backends.live.wire.event import as_sent, written  # noqa: E402
-from kvferry.pipelines.run import run_scenario  # noqa: E402
-from kvferry.scenarios.loader import load_scenario  # noqa: E402
-from kvferry.specs.errors import InputError  # noqa: E402
-from kvferry.specs.scenario import Scenario  # noqa: E402
+from kvferry.api.scenario import load
+from kvferry.backends.live.assist import parts
+from kvferry.backends.live.wire.event import as_sent, written
+from kvferry.pipelines.run import run_scenario
+from kvferry.scenarios.loader import load_scenario
+from kvferry.specs.errors import InputError
+from kvferry.specs.scenario import Scenario
 
 pytestmark = pytest.mark.torch
 HERE = "tests/fuzz/test_hostile_answers.py"

@@ -161,12 +161,12 @@ def test_what_leaves_does_not_take_the_room_that_what_stays_needs() -> None:
     # One cluster of 7 tokens alone in a pool of 16 (128 B). With two more, 15 stay and one leaves.
     blocks = placed(DualHeadLayout, sequences=1, first_blocks=1, most_tokens=8)
     blocks.append(0, 0, 0, 11)
-    new, change = blocks.split(0, 0, 0, 15, 1)
+    _, change = blocks.split(0, 0, 0, 15, 1)
     assert ranges(change.written) == [(0, 120), (120, 8)]
     # With three more 16 stay: no room is left beside them for the one that leaves, which has a pool of its own.
     blocks = placed(DualHeadLayout, sequences=1, first_blocks=1, most_tokens=8)
     blocks.append(0, 0, 0, 12)
-    new, change = blocks.split(0, 0, 0, 16, 1)
+    _new, change = blocks.split(0, 0, 0, 16, 1)
     assert ranges(change.written) == [(0, 128), (128, 8)]
     blocks.check()
 

@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 
 pytest.importorskip("tokenizers")
 from kvferry.model.needles import (
-    needle_prompt,  # noqa: E402
-    sentence_numbers,  # noqa: E402
+    needle_prompt,
+    sentence_numbers,
 )
-from kvferry.model.tokens import ByteTokens, bundled_bpe  # noqa: E402
+from kvferry.model.tokens import ByteTokens, bundled_bpe
 
 pytestmark = pytest.mark.torch
 TEXT = "Some text, of which there is enough. " * 40

@@ -6,13 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("torch")
-import torch  # noqa: E402
-from tiny import LIVE_MODEL  # noqa: E402
+import torch
+from tiny import LIVE_MODEL
 
-from kvferry.model.decoder import Decoder  # noqa: E402
-from kvferry.model.models import random_model  # noqa: E402
-from kvferry.model.request_session import OBSERVED_TOKENS, RequestSession, step  # noqa: E402
-from kvferry.specs.model import ModelSpec  # noqa: E402
+from kvferry.model.decoder import Decoder
+from kvferry.model.models import random_model
+from kvferry.model.request_session import OBSERVED_TOKENS, RequestSession, step
+from kvferry.specs.model import ModelSpec
 
 pytestmark = pytest.mark.torch
 DECODER = Decoder(random_model("qwen3", ModelSpec.model_validate(LIVE_MODEL), seed=1, spread=0.2))

@@ -1,5 +1,6 @@
 """Processors on one memory against a plain, slow model, and laws that hold for any load and demand."""
 
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -127,7 +128,7 @@ def test_one_op_at_a_time_and_each_at_most_once(asks: list[Asked], load: RateTra
     assert len(spans) == sum(not ticket.cancelled for ticket in tickets)
     for processor in processors:
         mine = [span for span in spans if span.resource == processor.resource]
-        assert all(before.end_s <= after.start_s for before, after in zip(mine, mine[1:], strict=False))
+        assert all(before.end_s <= after.start_s for before, after in itertools.pairwise(mine))
         assert processor.busy.busy_s(0, 1e9) == pytest.approx(sum(span.end_s - span.start_s for span in mine))
         speed = processor.speed(1e9)
         assert speed is None or speed <= 1 + 1e-9
@@ -149,7 +150,7 @@ def test_energy_equals_integration_by_hand(asks: list[Asked], load: RateTrace | 
     # Between two neighbouring times at which anything starts or ends, every power is constant.
     times = sorted({0.0, until_s, *(t for span in spans for t in (span.start_s, span.end_s) if t < until_s)})
     one_j = two_j = 0.0
-    for start_s, end_s in zip(times, times[1:], strict=False):
+    for start_s, end_s in itertools.pairwise(times):
         active = {span.resource for span in spans if span.start_s <= start_s < span.end_s}
         one_j += (20.0 if "0" in active else 3.0) * (end_s - start_s)
         two_j += (5.0 if active & {"1", "2"} else 1.0) * (end_s - start_s)

@@ -1,5 +1,6 @@
 """RateTrace against exact rational arithmetic, over spans of many cycles."""
 
+import itertools
 import math
 from fractions import Fraction
 
@@ -156,5 +157,5 @@ def test_more_time_never_delivers_less(data):
     start = data.draw(times_of(trace))
     amounts = sorted(data.draw(st.lists(st.floats(0, 1e12), min_size=2, max_size=6)))
     finishes = [trace.finish_s(start, amount) for amount in amounts]
-    for sooner, later in zip(finishes, finishes[1:]):
+    for sooner, later in itertools.pairwise(finishes):
         assert sooner <= later or trace.amount(later, sooner) <= resolution(trace, start, sooner)

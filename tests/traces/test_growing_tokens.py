@@ -1,5 +1,6 @@
 """Selections among a context that grows: what they hold, and how much neighbouring steps share."""
 
+import itertools
 import math
 
 import numpy as np
@@ -34,7 +35,7 @@ def overlap(budget: int, *, blocks: int = 8192, **statistics: float) -> float:
     tokens = [chosen(asked(step, blocks - 9 + step, budget)).ids[0] for step in range(9)]
     shares = [
         len(np.intersect1d(a, b)) / budget
-        for before, now in zip(tokens, tokens[1:], strict=False)
+        for before, now in itertools.pairwise(tokens)
         for a, b in zip(before, now, strict=True)
     ]
     return float(np.mean(shares))

@@ -40,7 +40,7 @@ class TierMemory:
             at += length
 
     def read(self, extents: Extents) -> Data:
-        offsets, lengths = extents.arrays
+        _offsets, lengths = extents.arrays
         ats = np.cumsum(lengths) - lengths
         if (found := self._rows(extents)) is not None:
             rows, numbers = found

@@ -1,5 +1,6 @@
 """What planners price, against hand-computed moves and against the simulated run of the same plan."""
 
+import itertools
 from typing import Any
 
 import pytest
@@ -101,7 +102,7 @@ def test_the_step_in_which_a_layer_moves_is_priced() -> None:
     assert (counts[0], counts[-1]) == (2, 1)
     moves = counts.index(1)
     times = delays.token_times_s(plan, OUTPUT)
-    took_s = [end - begin for begin, end in zip(times, times[1:], strict=False)]
+    took_s = [end - begin for begin, end in itertools.pairwise(times)]
     # Its layer is written and read again: in any other step it is read alone.
     assert took_s[moves] > took_s[moves + 1] > took_s[moves - 1]
     whole_s = 2 * (50e-6 + 2**19 / 100e6)

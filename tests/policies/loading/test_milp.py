@@ -113,7 +113,7 @@ def test_a_refused_size_names_the_licence(monkeypatch):
         def __init__(self, **options: object) -> None:
             super().__init__()
 
-        def actualSolve(self, lp: pulp.LpProblem) -> int:  # noqa: N802
+        def actualSolve(self, lp: pulp.LpProblem) -> int:
             raise GurobiError("Model too large for size-limited license")
 
     gurobipy = types.SimpleNamespace(GurobiError=GurobiError, Env=lambda params: contextlib.nullcontext())

@@ -1,5 +1,6 @@
 """The perceptron of a measured profile: prices by hand, beyond what was measured, files, a scenario on it, mistakes."""
 
+import itertools
 import re
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ HEADS = TINY.kv_heads
 def always(seconds: float, bounds: np.ndarray | None = None) -> Predictor:
     """A network of zeros: it says the same of every layer of a whole token chunk."""
     widths = (3, *HIDDEN, 1)
-    weights = tuple(np.zeros(shape) for shape in zip(widths[:-1], widths[1:], strict=True))
+    weights = tuple(np.zeros(shape) for shape in itertools.pairwise(widths))
     biases = tuple(np.zeros(width) for width in widths[1:])
     if bounds is None:
         bounds = np.array([[1.0, 10.0, 0.0], [9.0, 1000.0, 0.0]])

@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 
 pytest.importorskip("torch")
-from tiny import changed  # noqa: E402
+from tiny import changed
 
-from kvferry.pipelines.record import Run  # noqa: E402
-from kvferry.pipelines.run import run_scenario  # noqa: E402
-from kvferry.scenarios.loader import load_scenario  # noqa: E402
+from kvferry.pipelines.record import Run
+from kvferry.pipelines.run import run_scenario
+from kvferry.scenarios.loader import load_scenario
 
 pytestmark = pytest.mark.torch
 OUTPUT = 12

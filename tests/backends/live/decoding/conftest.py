@@ -1,3 +1,5 @@
+"""A small model for tests of real decoding."""
+
 from typing import Any
 
 import pytest

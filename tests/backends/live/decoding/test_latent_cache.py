@@ -1,5 +1,6 @@
 """A model with a latent cache (MLA) decodes for real, its cache in the processor's memory, the host's and a file."""
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ def test_all_heads_choose_together_and_the_difference_moves(model: Any, tmp_path
     chosen = [one.ids for one in run.runner.chosen]
     assert {ids.shape for ids in chosen} == {(2, 1, 12)}
     moved = chosen[0].size
-    for before, now in zip(chosen, chosen[1:], strict=False):
+    for before, now in itertools.pairwise(chosen):
         moved += sum(len(np.setdiff1d(now[n], before[n])) for n in range(2))
     assert run.flow.record.brought_entries == LAYERS * moved
     assert run.plan.layout.block_bytes == TOKEN_BYTES

@@ -181,7 +181,7 @@ def test_answers_of_many_threads_all_arrive_once() -> None:
 
     def asker(i: int) -> simpy.events.ProcessGenerator:
         for k in range(20):
-            got.append((yield outside(env, lambda k=k: 20 * i + k)))
+            got.append((yield outside(env, lambda k=k: 20 * i + k)))  # noqa: PERF401 - a list would be made at the end
 
     env.run(until=env.all_of([env.process(asker(i)) for i in range(10)]))
     assert sorted(got) == list(range(200))
