@@ -6,11 +6,15 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 from seeds import blocks, check_each
 from signalled import Ended, carried_out, contents, points_kept, what_is_wrong
 from small_cloud import write_store
+from tiny import LIVE_LOADING
+
+from kvferry.analysis.dataset import read_points
 
 HERE = "tests/fuzz/test_signals.py"
 RUNS = {
@@ -33,6 +37,8 @@ objectives: [ttft_s, load_s]
 points: 15
 at_once: 5
 """
+CALIBRATE = ("calibrate", "--model", "tiny", "--random-weights", "--quick", "--context", "1Ki", "--output", "out")
+TUNE = ("tune", "kvswap/throughput", "--kv-memory", "2200 MiB", "--most-batch", "2", "--most-context", "8Ki")
 # What of a run is written before metrics.json: where that lies, nothing but pictures can be missing.
 WRITTEN = {"scenario.yaml", "spans.parquet", "requests.parquet", "trace.json"}
 Undisturbed = Callable[..., Ended]
@@ -161,6 +167,109 @@ def gone_on_with(seed: int, tmp_path: Path, undisturbed: Undisturbed, command: s
     found, full = contents(again.out), contents(whole.out)
     shutil.rmtree(folder)
     return None if found == full else f"other files: {[n for n in found | full if found.get(n) != full.get(n)]}"
+
+
+@blocks(quick=0, long=60, size=10)
+def test_reproduce(tmp_path: Path, undisturbed: Undisturbed, seeds: range) -> None:
+    arguments = ("reproduce", "devices", "--seeds", "1", "--output", "out")
+
+    def case(seed: int) -> str | None:
+        return resumed(seed, tmp_path, undisturbed, arguments, points, contents)
+
+    def points(out: Path) -> dict[str, Any]:
+        kept = read_points(out / "runs") if (out / "runs").exists() else None
+        return {} if kept is None else dict(zip(kept.get("key", ()), kept.get("outcome", ()), strict=True))
+
+    check_each(seeds, f"{HERE}::test_reproduce", case)
+
+
+@blocks(quick=0, long=60, size=10)
+def test_tune(tmp_path: Path, undisturbed: Undisturbed, seeds: range) -> None:
+    arguments = (*TUNE, "--output", "out/tuned.json")
+
+    def case(seed: int) -> str | None:
+        return resumed(seed, tmp_path, undisturbed, arguments, contents, contents)
+
+    check_each(seeds, f"{HERE}::test_tune", case)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("parts", ["compute,dispatch", "dispatch,codec,storage"])
+@blocks(quick=0, long=30, size=10)
+def test_calibrate(tmp_path: Path, undisturbed: Undisturbed, seeds: range, parts: str) -> None:
+    pytest.importorskip("torch")
+    arguments = (*CALIBRATE, "--parts", parts)
+
+    def case(seed: int) -> str | None:
+        return resumed(seed, tmp_path, undisturbed, arguments, measured, names)
+
+    def measured(out: Path) -> dict[str, Any]:
+        journal = out / "journal.jsonl"
+        lines = journal.read_text().splitlines(keepends=True)[1:] if journal.exists() else []
+        return {json.loads(line)["task"]: line for line in lines if line.endswith("\n")}
+
+    check_each(seeds, f"{HERE}::test_calibrate -k {parts}", case)
+
+
+@pytest.mark.torch
+@blocks(quick=0, long=60, size=10)
+def test_fidelity(tmp_path: Path, undisturbed: Undisturbed, seeds: range) -> None:
+    pytest.importorskip("torch")
+    arguments = ("fidelity", "live.yaml", "--runs", "2", "--output", "out")
+
+    def case(seed: int) -> str | None:
+        return resumed(seed, tmp_path, undisturbed, arguments, runs, names, live=json.dumps(LIVE_LOADING))
+
+    def runs(out: Path) -> dict[str, Any]:
+        kept = json.loads((out / "runs.json").read_text()) if (out / "runs.json").exists() else {}
+        return {f"{key} {n}": run for key, found in kept.items() for n, run in enumerate(found["measured"])}
+
+    check_each(seeds, f"{HERE}::test_fidelity", case)
+
+
+@pytest.mark.torch
+@blocks(quick=0, long=60, size=10)
+def test_encode(tmp_path: Path, undisturbed: Undisturbed, seeds: range) -> None:
+    pytest.importorskip("torch")
+    arguments = ("encode", "live.yaml", "--output", "out")
+
+    def case(seed: int) -> str | None:
+        return resumed(seed, tmp_path, undisturbed, arguments, contents, contents, live=json.dumps(LIVE_LOADING))
+
+    check_each(seeds, f"{HERE}::test_encode", case)
+
+
+def names(out: Path) -> set[str]:
+    """Files that are there in the end, where what they say is measured."""
+    return set(contents(out))
+
+
+def resumed(
+    seed: int,
+    tmp_path: Path,
+    undisturbed: Undisturbed,
+    arguments: tuple[str, ...],
+    done: Callable[[Path], dict[str, Any]],
+    whole: Callable[[Path], Any],
+    **files: str,
+) -> str | None:
+    """A command that gets a signal, and behind every third the same command to its end: what was `done` stays as it
+    was, and then there is the `whole` of an undisturbed one."""
+    alone = undisturbed(arguments, **files)
+    folder = tmp_path / str(seed)
+    _write(folder, files)
+    ended, wrong = cut(seed, folder, arguments, alone)
+    kept = done(ended.out)
+    if not wrong and (ended.code == 0 or seed % 3 == 0):
+        again, number = carried_out(folder, arguments)
+        wrong = what_is_wrong(again, number)
+        found = done(again.out)
+        if lost := [name for name in kept if found.get(name) != kept[name]]:
+            wrong = wrong or f"lost: {lost}"
+        if whole(again.out) != whole(alone.out):
+            wrong = wrong or f"another end: {names(again.out) ^ names(alone.out)}"
+    shutil.rmtree(folder)
+    return wrong
 
 
 @pytest.mark.torch
