@@ -4,6 +4,7 @@ import asyncio
 import fcntl
 import select
 import selectors
+import signal
 import socket
 import struct
 import sys
@@ -18,10 +19,15 @@ _FD_SETSIZE = 1024
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """An event loop on epoll or kqueue, whichever the platform has."""
-    if hasattr(selectors, "EpollSelector"):
-        return asyncio.SelectorEventLoop(_PreciseEpollSelector())
-    return asyncio.SelectorEventLoop(selectors.DefaultSelector())
+    """An event loop on epoll or kqueue, whichever the platform has. A signal waits until it is whole: what is left of
+    half a loop complains as it goes."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        if hasattr(selectors, "EpollSelector"):
+            return asyncio.SelectorEventLoop(_PreciseEpollSelector())
+        return asyncio.SelectorEventLoop(selectors.DefaultSelector())
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 if hasattr(selectors, "EpollSelector"):

@@ -332,7 +332,8 @@ def serve(
     token: str | None = None,
     tell: Callable[[str], None] = lambda url: None,
 ) -> None:
-    """Serve a store, or a folder of them, until interrupted; then raises KeyboardInterrupt. Calls `tell` with the URL.
+    """Serve a store, or a folder of them, until interrupted; then raises KeyboardInterrupt. Calls `tell` with the URL
+    once Ctrl-C is the event loop's own affair.
 
     With a trace, bytes are sent at its rates, from the first request for chunks on. Raises InputError.
     """
@@ -340,10 +341,13 @@ def serve(
     if trace is None and rtt_s:
         trace = RateTrace.constant(1e14)  # as fast as it goes, but not at once
     link = PacedLink(trace, rtt_s) if trace is not None else None
-    with listen(host, port, token) as listening:
+
+    async def begin(listening: socket.socket) -> None:
         tell(url_of(listening))
-        with asyncio.Runner(loop_factory=new_event_loop) as runner:
-            runner.run(answer(application(folder, link, token), listening, link))
+        await answer(application(folder, link, token), listening, link)
+
+    with listen(host, port, token) as listening, asyncio.Runner(loop_factory=new_event_loop) as runner:
+        runner.run(begin(listening))
 
 
 async def answer(

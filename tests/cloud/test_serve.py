@@ -1,5 +1,7 @@
 """The cloud: its pace by hand, then the server itself over real connections on this machine."""
 
+import asyncio
+import gc
 import math
 import os
 import signal
@@ -8,6 +10,8 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
+from asyncio.selector_events import BaseSelectorEventLoop
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from http.client import HTTPConnection
@@ -404,6 +408,42 @@ def test_the_command_serves_until_interrupted(folder: Path, extra: None) -> None
     assert (code, out) == (130, "")
     assert "as 800 Mbit/s allows, round trip 4 ms, to clients with the token; Ctrl-C stops" in err
     assert "Traceback" not in err and TOKEN not in err
+
+
+@pytest.mark.torch
+def test_ctrl_c_as_the_url_is_told_is_heard_by_the_loop(folder: Path, extra: None) -> None:
+    from kvferry.cloud.server import serve
+
+    loops = []
+
+    def tell(url: str) -> None:
+        loops.append(asyncio.get_running_loop())
+        signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        serve(folder, tell=tell)
+    assert [loop.is_closed() for loop in loops] == [True]
+
+
+@pytest.mark.torch
+def test_an_event_loop_is_whole_before_a_signal_is_heard(extra: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    from kvferry.cloud.connections import new_event_loop
+
+    made, ignored = BaseSelectorEventLoop._make_self_pipe, []
+
+    def interrupted(loop: BaseSelectorEventLoop) -> None:
+        made(loop)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(BaseSelectorEventLoop, "_make_self_pipe", interrupted)
+    monkeypatch.setattr(sys, "unraisablehook", lambda lost: ignored.append(str(lost.exc_value)))
+    with warnings.catch_warnings():
+        # That nobody closed it.
+        warnings.simplefilter("ignore", ResourceWarning)
+        with pytest.raises(KeyboardInterrupt):
+            new_event_loop()
+        gc.collect()
+    assert ignored == []
 
 
 @pytest.mark.torch

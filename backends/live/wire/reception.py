@@ -91,6 +91,7 @@ class Reception:
         self.url = url_of(self._listening)
         self._loop = new_event_loop()
         self._server: uvicorn.Server | None = None
+        self._closed = False
         routes = [
             Route("/said/{key}/{kind}", self._say, methods=["POST"]),
             Route("/channels/{machine}/{device}", self._open, methods=["GET"]),
@@ -138,6 +139,7 @@ class Reception:
             channel.hang_up()
         for wire in self._all_wires():
             wire.hang_up()
+        self._closed = True
         if self._server is not None:
             self._server.should_exit = True
         if self._thread.ident is not None:
@@ -151,6 +153,8 @@ class Reception:
     def _serve(self, guard: Guard) -> None:
         def begun(server: uvicorn.Server) -> None:
             self._server = server
+            # `close` may have come before there was anything that it could end.
+            server.should_exit = self._closed
 
         asyncio.set_event_loop(self._loop)
         try:

@@ -45,17 +45,27 @@ class Cloud:
             command, stdout=subprocess.PIPE, text=True, env={**os.environ, "KVFERRY_TOKEN": TOKEN}
         )
         assert self.process.stdout is not None
-        self.url = self.process.stdout.readline().strip()
+        try:
+            self.url = self.process.stdout.readline().strip()
+        except BaseException:
+            # Too late for its test, and it would serve for ever.
+            self.end()
+            raise
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
 
 
 @pytest.fixture(scope="module")
 def cloud() -> Iterator[Cloud]:
     with deadline(150):
         cloud = Cloud()
-    assert cloud.url.startswith("http://127.0.0.1:")
-    yield cloud
-    cloud.process.kill()
-    cloud.process.wait()
+    try:
+        assert cloud.url.startswith("http://127.0.0.1:")
+        yield cloud
+    finally:
+        cloud.end()
 
 
 @pytest.fixture(autouse=True)
