@@ -163,6 +163,12 @@ def test_only_entropy_coded_chunks_are_decompressed() -> None:
     assert "decompress" not in resources["kivi"]
 
 
+def test_a_load_names_the_codec_that_its_chunks_came_in_and_a_further_question_loads_nothing() -> None:
+    loaded, asked = run_scenario(load_scenario("quickstart", ["workload.context=2Ki", "workload.turns=2"])).requests
+    assert loaded.codec == SYSTEMS["ferry"].codec == "huffman"
+    assert (asked.loaded_s, asked.codec) == (None, None)
+
+
 def test_a_question_overtakes_other_requests_contexts() -> None:
     # The second request's context is under way when the first one's question comes: it waits for one op at most.
     apart = ("workload.arrivals={every: 1 ms}", "system=local-prefill")

@@ -11,8 +11,9 @@ import pytest
 from assisted import APART, BY_HAND, CLOUD, columns, only, ran
 from by_hand import by_hand
 from held import engine_bytes
-from tiny import changed, tiny
+from tiny import ASSISTED, changed, tiny
 
+from kvferry.pipelines.assist.estimates import Estimates
 from kvferry.pipelines.run import run_scenario
 
 
@@ -272,6 +273,21 @@ def test_a_lora_that_an_instance_lacks_is_brought_first() -> None:
     moved = run.tally.bytes_of("cloud/copy")
     assert moved >= 2 * 200e6
     assert moved % 200e6 == 0
+
+
+def test_the_lora_of_the_only_scene_is_there_from_the_start() -> None:
+    copied = {**CLOUD, "device": {**CLOUD["device"], "memory": {"unified": False, "copy_bytes_per_s": "1 GB/s"}}}  # type: ignore[dict-item]
+    run = ran(system="cloud-only", workload={"lora": "200 MB"}, machines={"cloud": copied})
+    assert run.outcome == "done"
+    assert run.tally.bytes_of("cloud/copy") == 0
+
+
+def test_a_device_alone_decodes_behind_its_prompt_and_on_average_half_the_answer() -> None:
+    scenario = tiny(ASSISTED, workload={"output": 2000})
+    estimates = Estimates(scenario, scenario.seen_by("cloud"))
+    alone = estimates.alone(500)
+    assert alone.tpot_s == estimates.tpot_s(1500)
+    assert alone.tpot_s > estimates.tpot_s(500)
 
 
 def test_what_does_not_fit_the_clouds_memory_is_said() -> None:
