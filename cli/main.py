@@ -174,29 +174,45 @@ def _exit_code(debug: bool) -> int:
         # The reader has closed the pipe (kvferry ... | head): no message, and no second error when Python exits.
         _drop_output()
         return 1
-    except KvferryError as error:
+    except Exception as error:
+        stopped = _stopped_by(error)
+        return _told(error, debug) if stopped is None else stopped
+
+
+def _stopped_by(error: BaseException | None) -> int | None:
+    """The exit code of a signal that lies behind an error: where a class is made (``__set_name__``), Python raises a
+    RuntimeError from it."""
+    while error is not None:
+        if isinstance(error, KeyboardInterrupt):
+            return 130
+        if isinstance(error, Terminated):
+            return 128 + signal.SIGTERM
+        error = error.__cause__
+    return None
+
+
+def _told(error: Exception, debug: bool) -> int:
+    """Say what is wrong; returns the exit code."""
+    if isinstance(error, KvferryError):
         if debug:
             traceback.print_exc()
         print(f"kvferry: {error}" if "\n" not in str(error) else f"kvferry:\n{error}", file=sys.stderr)
         return 2 if isinstance(error, InputError) else 1
-    except Exception as error:
-        if debug:
-            traceback.print_exc()
-            return 1
-        if isinstance(error, MemoryError):
-            print(f"kvferry: this machine has too little memory for it: {quoted(str(error))}", file=sys.stderr)
-            return 1
-        if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
-            print(f"kvferry: {quoted(str(error.filename))[:80]}...: this name is too long for a file", file=sys.stderr)
-            return 2
-        if isinstance(error, OSError) and error.filename is None and not _output_works():
-            print(f"kvferry: cannot write to standard output: {error.strerror}", file=sys.stderr)
-            _drop_output()
-            return 1
-        print(
-            f"kvferry: a fault of its own, {type(error).__name__}: {quoted(str(error))}\n{_report()}", file=sys.stderr
-        )
+    if debug:
+        traceback.print_exc()
         return 1
+    if isinstance(error, MemoryError):
+        print(f"kvferry: this machine has too little memory for it: {quoted(str(error))}", file=sys.stderr)
+        return 1
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        print(f"kvferry: {quoted(str(error.filename))[:80]}...: this name is too long for a file", file=sys.stderr)
+        return 2
+    if isinstance(error, OSError) and error.filename is None and not _output_works():
+        print(f"kvferry: cannot write to standard output: {error.strerror}", file=sys.stderr)
+        _drop_output()
+        return 1
+    print(f"kvferry: a fault of its own, {type(error).__name__}: {quoted(str(error))}\n{_report()}", file=sys.stderr)
+    return 1
 
 
 def _output_works() -> bool:

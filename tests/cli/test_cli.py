@@ -573,6 +573,32 @@ def test_a_signal_in_a_finaliser_is_not_lost(name: str, code: int) -> None:
     assert (ended.returncode, ended.stderr) == (code, "")
 
 
+IN_THE_MAKING_OF_A_CLASS = """
+    import signal, sys, time
+    from kvferry.cli import main as command
+
+    class Named:
+        def __set_name__(self, owner, name):
+            signal.raise_signal(signal.{name})
+            time.sleep(0.01)
+
+    def work(prog_name):
+        type("Owner", (), {{"attribute": Named()}})
+
+    command.app = work
+    sys.argv = ["kvferry"]
+    command.main()
+"""
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
+def test_a_signal_in_the_making_of_a_class_is_no_fault_of_the_program(name: str, code: int) -> None:
+    # Python before 3.12 makes a RuntimeError of it.
+    program = [sys.executable, "-c", textwrap.dedent(IN_THE_MAKING_OF_A_CLASS.format(name=name))]
+    ended = subprocess.run(program, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (code, "")
+
+
 @pytest.mark.parametrize("command", [("models",), ("report",), ("serve",), ("calibrate", "--model")])
 def test_a_name_that_is_too_long_for_a_file(call: Call, command: tuple[str, ...]) -> None:
     code, out, err = call(*command, "x" * 256)
