@@ -1,7 +1,8 @@
 """A hook of MkDocs: adds to the documentation the pages that are made from the code, and the notebook as a page."""
 
+import csv
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from mkdocs.structure.pages import Page
 from kvferry.analysis.figures import FIGURES
 from kvferry.scenarios.schema_page import schema_page
 
+DATA = Path(__file__).parent / "docs" / "validation" / "data"
 NOTEBOOK = Path(__file__).parent / "docs" / "notebook.ipynb"
 
 
@@ -19,6 +21,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     files.append(File.generated(config, "reference.md", content=schema_page()))
     files.append(File.generated(config, "figures.md", content=figures_page()))
     files.append(File.generated(config, "notebook.md", content=notebook_page(json.loads(NOTEBOOK.read_text()))))
+    files.append(File.generated(config, "validation/tables.md", content=tables_page(sorted(DATA.glob("*.csv")))))
     return files
 
 
@@ -35,6 +38,20 @@ def figures_page() -> str:
     rows = [f"| {one.label} | `{key}` | {one.about}{sides[one.better]} |" for key, one in FIGURES.items()]
     head = "# Every figure\n\nMade from what `kvferry run --help` prints; [how to read them](metrics.md).\n"
     return "\n".join([head, "| label | key | meaning |", "|---|---|---|", *rows, ""])
+
+
+def tables_page(tables: Sequence[Path]) -> str:
+    """Markdown: the files of figures that pages of validation link to, as tables."""
+    parts = ["# Every claim, cell and table of figures", "The files lie in docs/validation/data."]
+    for table in tables:
+        with table.open(encoding="utf-8", newline="") as file:
+            head, *rows = csv.reader(file)
+        lines = [head, ["---"] * len(head), *rows]
+        parts += [
+            f"## {table.stem}",
+            "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in lines),
+        ]
+    return "\n\n".join([*parts, ""])
 
 
 def notebook_page(notebook: dict[str, Any]) -> str:

@@ -22,7 +22,7 @@ class Reproduction:
     """Papers reproduced. As the last value of a notebook's cell it shows its claims.
 
     ``reports``: by paper what ``kvferry reproduce PAPER --json`` prints: claims, cells, tables, agreement. ``pages``:
-    the pages whose tables were written again.
+    the pages and files whose tables were rewritten.
     """
 
     reports: Mapping[str, Mapping[str, Any]]
@@ -70,8 +70,9 @@ def reproduce(
 
     `paper`: "sparkv", "kvswap", "dynakv", "pd_device", "specontext", or "all". `output`: a folder that keeps runs,
     report and pictures, of all papers one in it for each; the same call then runs only what is missing. `seeds`: the
-    first this many of each run; None: all. `pages`: a folder whose pages' tables are written again, between their
-    markers. `each` is called with a paper's name and report once it is done; `watch` as in ``run``.
+    first this many of each run; None: all. `pages`: a folder whose pages' tables are rewritten, between their
+    markers, and every row in its folder ``data`` (CSV). `each` is called with a paper's name and report once it is
+    done; `watch` as in ``run``.
 
     Raises InputError for a paper that is not known, KvferryError for a folder that cannot be written.
     """

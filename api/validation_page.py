@@ -1,5 +1,11 @@
-"""Tables of a reproduction in pages of the documentation, each between two markers."""
+"""Tables of a reproduction in pages of the documentation: short ones between two markers, all rows as CSV beside them.
 
+A page has what a reader decides by. The folder ``data`` beside it has every cell, the spread over seeds and what the
+paper's tables and figures are compared by.
+"""
+
+import csv
+import io
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -20,10 +26,12 @@ _OPEN = re.compile(r"<!-- kvferry reproduce \S+: \w+ -->")
 
 
 def write_pages(folder: Path, reports: Mapping[str, Report]) -> list[Path]:
-    """Rewrites the tables of these papers in the folder's pages (*.md); returns the pages that have any.
+    """Rewrites the tables of these papers in the folder's pages (*.md), and their files in its folder ``data``; returns
+    what was written.
 
-    Tables: ``claims``, ``errors`` (of printed cells, fitted and not), ``cells``, ``exhibits``. Those of other papers
-    stay as they are. Raises InputError, naming file and line, for a marker that is not closed or names no table.
+    Tables: ``claims``, ``errors`` (of printed cells, fitted and not). Files: PAPER-claims.csv, PAPER-cells.csv and
+    PAPER-exhibits.csv, as far as a paper has any. Those of other papers stay as they are. Raises InputError, naming
+    file and line, for a marker that is not closed or names no table.
     """
     if not folder.is_dir():
         raise InputError(f"{folder}: there is no such folder; give one with pages that have markers")
@@ -33,7 +41,23 @@ def write_pages(folder: Path, reports: Mapping[str, Report]) -> list[Path]:
         anew = with_tables(text, reports, str(page))
         if anew is not None:
             written.append(write_file(page, anew.encode()))
+    if not written:
+        return []
+    (folder / "data").mkdir(exist_ok=True)
+    for paper, report in reports.items():
+        for name, rows_of in _FILES.items():
+            rows = list(rows_of(report))
+            if rows:
+                written.append(write_file(folder / "data" / f"{paper}-{name}.csv", _csv(rows)))
     return written
+
+
+def _csv(rows: Sequence[Mapping[str, str]]) -> bytes:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue().encode()
 
 
 def with_tables(text: str, reports: Mapping[str, Report], name: str = "page") -> str | None:
@@ -60,14 +84,31 @@ def with_tables(text: str, reports: Mapping[str, Report], name: str = "page") ->
 
 
 def _claims(report: Report) -> Iterable[str]:
-    yield from _head("claim", "what", "paper", "ours", "least to most over seeds", "seeds that hit", "verdict")
+    yield from _head("claim", "what", "paper", "ours", "verdict")
+    for row in _claim_rows(report):
+        some = row["seeds that hit"]
+        hit, _, of = some.partition(" of ")
+        expected = of if row["verdict"].startswith("hit") else "0"
+        seeds = f" ({some} seeds)" if hit not in ("", expected) else ""
+        chosen = f", chosen: {row['chosen']}" if row["chosen"] else ""
+        yield _row(row["claim"], row["what"], row["paper"], row["ours"], row["verdict"] + seeds + chosen)
+
+
+def _claim_rows(report: Report) -> Iterable[dict[str, str]]:
     for claim in report["claims"]:
         ours = claim["ours"] if claim["paper_low"] == claim["paper_high"] else (claim["ours_low"], claim["ours_high"])
-        hit = "" if claim["seeds_hit"] is None or claim["seeds"] < 2 else f"{claim['seeds_hit']} of {claim['seeds']}"
-        verdict = claim["verdict"] + (", fitted" if claim["fitted"] and claim["verdict"] == "hit" else "")
-        verdict += f", chosen: {claim['chosen']}" if claim.get("chosen") else ""
-        paper = _span((claim["paper_low"], claim["paper_high"]))
-        yield _row(claim["id"], claim["what"], paper, _span(ours), _seeds(claim), hit, verdict)
+        yield {
+            "claim": claim["id"],
+            "what": claim["what"],
+            "paper": _span((claim["paper_low"], claim["paper_high"])),
+            "ours": _span(ours),
+            "least to most over seeds": _seeds(claim),
+            "seeds that hit": ""
+            if claim["seeds_hit"] is None or claim["seeds"] < 2
+            else f"{claim['seeds_hit']} of {claim['seeds']}",
+            "verdict": claim["verdict"] + (", fitted" if claim["fitted"] and claim["verdict"] == "hit" else ""),
+            "chosen": claim.get("chosen") or "",
+        }
 
 
 def _seeds(claim: Mapping[str, Any]) -> str:
@@ -89,49 +130,38 @@ def _errors(report: Report) -> Iterable[str]:
             yield _row(name, str(len(some)), *share)
 
 
-def _cells(report: Report) -> Iterable[str]:
-    """A row for each case and figure, a column for each system."""
-    cells = [cell for cell in report["cells"] if cell["paper"] is not None or _is_out(cell)]
-    systems = list(dict.fromkeys(cell["system"] for cell in cells))
-    rows = dict[tuple[str, str, str], dict[str, str]]()
-    for cell in cells:
-        rows.setdefault((cell["experiment"], cell["case"], cell["metric"]), {})[cell["system"]] = _compared(cell)
-    yield "Paper / ours (error):"
-    yield ""
-    yield from _head("where", "case", "figure", *systems)
-    for place, by_system in rows.items():
-        yield _row(*place, *(by_system.get(system, "") for system in systems))
-
-
-def _compared(cell: Mapping[str, Any]) -> str:
-    """ "46.1 / 56.84 (+23.2%)", or what became of the run there and here."""
-    paper = cell["paper_outcome"].replace("_", " ") if _is_out(cell) else f"{cell['paper']:g}"
-    ours = cell["outcome"].replace("_", " ") if cell["ours"] is None else f"{cell['ours']:.4g}"
-    if cell["relative_error"] is None:
-        return f"{paper} / {ours}"
-    return f"{paper} / {ours} ({cell['relative_error']:+.1%}{', fitted' if cell.get('fitted') else ''})"
+def _cell_rows(report: Report) -> Iterable[dict[str, str]]:
+    for cell in report["cells"]:
+        if cell["paper"] is None and not _is_out(cell):
+            continue
+        error = cell["relative_error"]
+        yield {
+            "where": cell["experiment"],
+            "case": cell["case"],
+            "figure": cell["metric"],
+            "system": cell["system"],
+            "paper": cell["paper_outcome"].replace("_", " ") if _is_out(cell) else f"{cell['paper']:g}",
+            "ours": cell["outcome"].replace("_", " ") if cell["ours"] is None else f"{cell['ours']:.4g}",
+            "error": "" if error is None else f"{error:+.1%}",
+            "fitted": "fitted" if cell.get("fitted") else "",
+        }
 
 
 def _is_out(cell: Mapping[str, Any]) -> bool:
     return bool(cell.get("paper_outcome", "done") != "done")
 
 
-def _exhibits(report: Report) -> Iterable[str]:
-    """Tables and figures; what is not applicable for one and the same reason shares a row."""
-    rows = dict[tuple[str, ...], list[str]]()
+def _exhibit_rows(report: Report) -> Iterable[dict[str, str]]:
     for table in report["tables"]:
-        alone = () if table["status"] == "not_applicable" else (table["name"],)
-        rows.setdefault((table["status"], table["why"], *alone), []).append(table["name"])
-    yield from _head("table or figure", "status", "why")
-    for (status, why, *_), names in rows.items():
-        yield _row(", ".join(names), status.replace("_", " "), why)
+        status = table["status"].replace("_", " ")
+        yield {"table or figure": table["name"], "status": status, "why": table["why"]}
 
 
-_TABLES: dict[str, Callable[[Report], Iterable[str]]] = {
-    "claims": _claims,
-    "errors": _errors,
-    "cells": _cells,
-    "exhibits": _exhibits,
+_TABLES: dict[str, Callable[[Report], Iterable[str]]] = {"claims": _claims, "errors": _errors}
+_FILES: dict[str, Callable[[Report], Iterable[dict[str, str]]]] = {
+    "claims": _claim_rows,
+    "cells": _cell_rows,
+    "exhibits": _exhibit_rows,
 }
 
 

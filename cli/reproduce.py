@@ -18,7 +18,11 @@ def reproduce(
     seeds: Annotated[int | None, typer.Option(min=1, help="Take the first N seeds of each run; default: all.")] = None,
     pages: Annotated[
         Path | None,
-        typer.Option("--pages", metavar="DIR", help="Rewrite the tables between markers in this folder's pages."),
+        typer.Option(
+            "--pages",
+            metavar="DIR",
+            help="Rewrite the tables between markers in this folder's pages, and all rows in its data/*.csv.",
+        ),
     ] = None,
     json: JsonOption = False,
 ) -> None:
@@ -49,7 +53,7 @@ def reproduce(
     if json:
         print(to_json(found.reports if paper == EVERY else found.reports[paper]), end="")
     for page in found.pages:
-        say(f"tables of {page} rewritten")
+        say(f"{page} rewritten")
 
 
 def _show(report: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Tables between markers: written anew, whole and nowhere else; the documentation's are of today's claims."""
+"""Tables between markers: rewritten, whole and nowhere else; the documentation's are of today's claims."""
 
 import csv
 from pathlib import Path
@@ -61,27 +61,58 @@ def _rows(table: str) -> list[str]:
     return [line for line in anew.splitlines() if line.startswith("|")][2:]
 
 
+def _csv(folder: Path, name: str) -> list[str]:
+    (folder / "page.md").write_text(TEXT.format("claims"))
+    assert write_pages(folder, {"ours": REPORT})[0].name == "page.md"
+    return (folder / f"data/ours-{name}.csv").read_text().splitlines()
+
+
 def test_claims_by_hand() -> None:
     assert _rows("claims") == [
-        "| A1 | speed \\| of us | 2 | 2.2 | 2.1 to 2.3 | 2 of 3 | hit, fitted |",
-        "| A2 | speed \\| of us | 2 to 4 | 1 to 3 |  |  | miss |",
+        "| A1 | speed \\| of us | 2 | 2.2 | hit, fitted (2 of 3 seeds) |",
+        "| A2 | speed \\| of us | 2 to 4 | 1 to 3 | miss |",
     ]
 
 
-def test_cells_by_hand() -> None:
-    assert _rows("cells") == [
-        "| table 1 | 4K | tpot_s | 2 / 2.2 (+10.0%, fitted) | 3 / 3 (+0.0%) |",
-        "| table 1 | 8K | tpot_s | 2 / 1 (-50.0%) |  |",
-        "| table 1 | 16K | tpot_s | out of memory / out of memory |  |",
+def test_every_claim_with_its_seeds_by_hand(tmp_path: Path) -> None:
+    assert _csv(tmp_path, "claims") == [
+        "claim,what,paper,ours,least to most over seeds,seeds that hit,verdict,chosen",
+        'A1,speed | of us,2,2.2,2.1 to 2.3,2 of 3,"hit, fitted",',
+        "A2,speed | of us,2 to 4,1 to 3,,,miss,",
     ]
 
 
-def test_exhibits_by_hand() -> None:
-    assert _rows("exhibits") == [
-        "| Table 1 | shape | few cells |",
-        "| Fig. 1, Fig. 3 | not applicable | a drawing |",
-        "| Fig. 2 | shape | few cells |",
+def test_every_cell_by_hand(tmp_path: Path) -> None:
+    assert _csv(tmp_path, "cells") == [
+        "where,case,figure,system,paper,ours,error,fitted",
+        "table 1,4K,tpot_s,us,2,2.2,+10.0%,fitted",
+        "table 1,8K,tpot_s,us,2,1,-50.0%,",
+        "table 1,4K,tpot_s,them,3,3,+0.0%,",
+        "table 1,16K,tpot_s,us,out of memory,out of memory,,",
     ]
+
+
+def test_exhibits_by_hand(tmp_path: Path) -> None:
+    assert _csv(tmp_path, "exhibits") == [
+        "table or figure,status,why",
+        "Table 1,shape,few cells",
+        "Fig. 1,not applicable,a drawing",
+        "Fig. 2,shape,few cells",
+        "Fig. 3,not applicable,a drawing",
+    ]
+
+
+def test_a_folder_without_tables_of_the_paper_gets_no_file(tmp_path: Path) -> None:
+    (tmp_path / "page.md").write_text("no table")
+    assert write_pages(tmp_path, {"ours": REPORT}) == []
+    assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize(("hits", "shown"), [(3, "hit"), (1, "hit (1 of 3 seeds)"), (0, "hit (0 of 3 seeds)")])
+def test_seeds_that_disagree_stand_beside_a_verdict(hits: int, shown: str) -> None:
+    anew = with_tables(TEXT.format("claims"), {"ours": {"claims": [_claim(fitted=False, seeds_hit=hits)]}})
+    assert anew is not None
+    assert f"| {shown} |" in anew
 
 
 def test_errors_by_hand() -> None:
@@ -104,7 +135,7 @@ def test_tables_of_other_papers_stay() -> None:
     ("text", "told"),
     [
         ("\n<!-- kvferry reproduce ours: claims -->\n", "page.md:2: .* has no <!-- end --> behind it"),
-        (TEXT.format("verdicts"), "page.md:2: there is no table 'verdicts'; known: claims, errors, cells, exhibits"),
+        (TEXT.format("verdicts"), "page.md:2: there is no table 'verdicts'; known: claims, errors"),
     ],
 )
 def test_bad_markers_are_named(tmp_path: Path, text: str, told: str) -> None:
@@ -121,7 +152,7 @@ def test_the_documentation_has_every_claim(paper: str) -> None:
     with (PAPERS / paper / "claims.csv").open() as file:
         ids = [row["id"] for row in csv.DictReader(file)]
     if not ids:  # rates that people measured
-        assert f"<!-- kvferry reproduce {paper}: cells -->" in page
+        assert f"data/{paper}-cells.csv" in page
         return
     shown = [
         line.split(" | ")[0].removeprefix("| ")
@@ -129,6 +160,13 @@ def test_the_documentation_has_every_claim(paper: str) -> None:
         if line.startswith("| ")
     ]
     assert shown[1:][: len(ids)] == ids
+    with (PAGES / f"data/{paper}-claims.csv").open() as file:
+        assert [row["claim"] for row in csv.DictReader(file)] == ids
+
+
+@pytest.mark.parametrize("file", sorted((PAGES / "data").glob("*.csv")), ids=lambda file: file.name)
+def test_each_file_of_figures_is_linked(file: Path) -> None:
+    assert any(f"data/{file.name})" in page.read_text() for page in PAGES.glob("*.md"))
 
 
 def test_what_was_chosen_stands_beside_the_verdict() -> None:
@@ -138,5 +176,5 @@ def test_what_was_chosen_stands_beside_the_verdict() -> None:
     }
     anew = with_tables(TEXT.format("claims"), {"ours": report})
     assert anew is not None
-    assert "| hit, fitted, chosen: load |" in anew
-    assert "| miss, chosen: ratio |" in anew
+    assert "| hit, fitted (2 of 3 seeds), chosen: load |" in anew
+    assert "| miss (2 of 3 seeds), chosen: ratio |" in anew
