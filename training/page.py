@@ -9,6 +9,10 @@ WAYS = ("full", "top blocks", "random blocks", "window")
 
 _HEAD = """# The bundled models
 
+```console
+$ kvferry models byte-large              # its dimensions; kvferry run live/quickstart runs it
+```
+
 Two small Transformers come with the project, so that the real backend and its tests have real attention without a
 download: `byte-large` and `byte-small`, siblings of the Qwen3 kind (8 layers, 8 query heads and 4 KV heads of 32
 dimensions, QK-norm, YaRN by 4 to 8,192 tokens). A token is a byte; ids 256 to 259 are specials. They lie in
@@ -16,19 +20,16 @@ dimensions, QK-norm, YaRN by 4 to 8,192 tokens). A token is a byte; ids 256 to 2
 page; its figures are of the bfloat16 weights.
 
 They are no language models to talk to. **Their attention is more diffuse than a large model's**: a byte carries less
-than a token, and eight layers leave little room for heads that specialise. What sparse attention, eviction or selection
-saves on them does not carry over to a large model, in either direction: compare methods, not percentages with a
+than a token, and eight layers leave little room for heads that specialise. Compare methods, not percentages with a
 paper's.
 """
 
 _NEEDLES = """## Needles
 
-Ten facts, one per template, at random places of held-out text before its last 256 bytes (in 512 bytes five at a time),
-each asked for behind the text; a hit is right to its last byte, decoded greedily. Six templates ask in the words of the
-fact ("The secret code of KEY is "), four in other words ("Question: which code has KEY? Answer: "). Keys, values and
-places come from a seed that training did not use. Prefill is dense; question and answer see all of the context, or 256
-tokens: the four 64-token blocks with most attention mass of that step, layer and KV head, four random ones, or the last
-four.
+Ten facts, one per template, at random places of held-out text before its last 256 bytes, each asked for behind the
+text; a hit is right to its last byte, decoded greedily. Six templates ask in the words of the fact ("The secret code of
+KEY is "), four in other words. Prefill is dense; question and answer see all of the context, or 256 tokens: the four
+64-token blocks with most attention mass of that step, layer and KV head, four random ones, or the last four.
 """
 
 _ATTENTION = """## Attention
@@ -41,7 +42,7 @@ mass on held-out text; median over the 32 KV heads of all layers (least to most)
 def write_page(path: Path, models: list[dict[str, Any]]) -> None:
     if not models:
         raise SystemExit("no figures to write a page from: measure the models first")
-    parts = [_HEAD, _sizes(models), _loss(models), _NEEDLES, *(_needles(m) for m in models), _ATTENTION]
+    parts = [_HEAD, _sizes(models), _loss(models), _NEEDLES, _needles(models), _ATTENTION]
     parts += [_attention(models)]
     notes = Path(__file__).with_name("notes.md")
     if notes.is_file():
@@ -73,18 +74,14 @@ def _loss(models: list[dict[str, Any]]) -> str:
     )
 
 
-def _needles(model: dict[str, Any]) -> str:
+def _needles(models: list[dict[str, Any]]) -> str:
     rows = []
-    for length, found in model["needles"].items():
-        cells = [f"{found['same words'][way]:.2f} / {found['other words'][way]:.2f}" for way in WAYS]
-        rows.append([length, str(found["trials"]), *cells])
-    last = model["needles"]["2048"]["templates"]
-    by_template = ", ".join(f"{name} {share:.2f}" for name, share in last.items())
-    return (
-        f"`{model['name']}`, shares of hits, same words / other words:\n\n"
-        + _table(["context", "trials", *WAYS], rows)
-        + f"\nBy template at 2,048, all of the context seen: {by_template}.\n"
-    )
+    for model in models:
+        for length, found in model["needles"].items():
+            cells = [f"{found['same words'][way]:.2f} / {found['other words'][way]:.2f}" for way in WAYS]
+            rows.append([model["name"], length, *cells])
+    trials = next(iter(models[0]["needles"].values()))["trials"]
+    return f"Shares of {trials} trials, same words / other words:\n\n" + _table(["model", "context", *WAYS], rows)
 
 
 def _attention(models: list[dict[str, Any]]) -> str:
@@ -101,15 +98,6 @@ def _attention(models: list[dict[str, Any]]) -> str:
             f"a needle's value 1K back while it is asked for (the best one {mass.max():.2f}). Neighbouring steps share "
             f"{m['overlap']:.2f} of their four top blocks. KV entropy after 5-bit quantisation: "
             f"{entropy.mean():.2f} bits per number (heads from {entropy.min():.2f} to {entropy.max():.2f}).\n"
-        )
-        text += "\nKV entropy and blocks for 98 % at 2,048 bytes, per KV head of each layer:\n\n"
-        shares = np.array(m["block_shares"]["2048"]["0.98"])
-        text += _table(
-            ["layer", "entropy (bits)", "blocks for 98 %"],
-            [
-                [str(l), " ".join(f"{x:.2f}" for x in entropy[l]), " ".join(f"{x:.0%}" for x in shares[l])]
-                for l in range(len(entropy))
-            ],
         )
     return text
 

@@ -166,7 +166,7 @@ def test_the_documentation_has_every_claim(paper: str) -> None:
 
 @pytest.mark.parametrize("file", sorted((PAGES / "data").glob("*.csv")), ids=lambda file: file.name)
 def test_each_file_of_figures_is_linked(file: Path) -> None:
-    assert any(f"data/{file.name})" in page.read_text() for page in PAGES.glob("*.md"))
+    assert any(f"data/{file.name})" in page.read_text() for page in PAGES.parent.rglob("*.md"))
 
 
 def test_what_was_chosen_stands_beside_the_verdict() -> None:
