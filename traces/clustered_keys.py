@@ -8,7 +8,7 @@ from kvferry.machine.answers import Answer, Assigned, Clustered, Divided, Select
 from kvferry.machine.ops import Assign, Cluster, Op, OutputHead, Select, Split
 from kvferry.policies.decode.cluster_table import ClusterTable
 from kvferry.policies.decode.head_choice import agreed
-from kvferry.policies.decode.means import kmeans, two_means
+from kvferry.policies.decode.means import Told, kmeans, two_means
 from kvferry.policies.decode.rows import Cut, Joined
 from kvferry.specs.errors import KvferryError
 from kvferry.traces.key_process import KeyProcess
@@ -71,6 +71,7 @@ class ClusteredKeys:
         # By kind, what the present step's cuts came to.
         self._divided: dict[int, tuple[Sequence[Cut], Divided]] = {}
         self._clustered: dict[tuple[int, int], Clustered] = {}
+        self._told: Told = lambda done, of: None
 
     def __call__(self, op: Op) -> Answer | None:
         if isinstance(op, OutputHead):
@@ -137,6 +138,9 @@ class ClusteredKeys:
     def _forget(self) -> None:
         """Drops the answers about the token before."""
         self._ranked, self._nearest, self._scores, self._divided = {}, None, None, {}
+
+    def watch(self, told: Told) -> None:
+        self._told = told
 
     # --- ahead of time ----------------------------------------------------------------------------------------------
 
@@ -207,13 +211,18 @@ class ClusteredKeys:
             of_kind = self._of_kind(op.layer)
             if op.step >= 0:
                 self._go_to(op.step)
-            rows, labels = self._group(of_kind, op.tokens, op.clusters, op.first)
+            told = self._told_of(op.layer % self.kinds) if op.step < 0 else lambda done, of: None
+            rows, labels = self._group(of_kind, op.tokens, op.clusters, op.first, told)
             clusters = np.arange(op.first, op.first + op.clusters)
             tokens = self.table.counts[of_kind, op.first : op.first + op.clusters].copy()
             self._clustered = {key: one for key, one in self._clustered.items() if key[1] == op.step}
             variances = self.table.variances(rows[:, None], clusters)
             self._clustered[place] = Clustered(tokens, variances, labels, self._references(of_kind, op))
         return self._clustered[place]
+
+    def _told_of(self, kind: int) -> Told:
+        """Kinds are clustered one after the other, and take equally long."""
+        return lambda done, of: self._told(kind * of + done, self.kinds * of)
 
     def _references(self, rows: slice, op: Cluster) -> np.ndarray | None:
         """int[rows, queries, k]: the best clusters of the last queries of the prompts."""
@@ -226,11 +235,13 @@ class ClusteredKeys:
         ]
         return np.stack(of_queries, axis=1)
 
-    def _group(self, rows: slice, tokens: int, clusters: int, first: int) -> tuple[np.ndarray, np.ndarray]:
+    def _group(
+        self, rows: slice, tokens: int, clusters: int, first: int, told: Told = lambda done, of: None
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Make clusters of the newest tokens of rows: the rows' numbers, and the cluster of each token."""
         part = slice(self.entry + 1 - tokens, self.entry + 1)
         keys, numbers = self.keys[rows, part], np.arange(len(self.keys))[rows]
-        found = kmeans(keys, clusters)
+        found = kmeans(keys, clusters, told=told)
         self.labels[rows, part] = first + found
         self.table.fill(numbers, keys, found, first)
         return numbers, found

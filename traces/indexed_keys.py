@@ -1,6 +1,7 @@
 """Keys that an index scores, generated or recorded: what a modelled machine answers Select ops with where a selector
 brings its index."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -83,6 +84,9 @@ class IndexedKeys:
     def go_on(self) -> None:
         """To the next token, without any time."""
         self._skipped += 1
+
+    def watch(self, told: Callable[[int, int], None]) -> None:
+        pass
 
     def __call__(self, op: Selecting) -> Selection:
         """Blocks ascend, with their scores."""

@@ -22,6 +22,9 @@ OnToken = Callable[[int], None]
 OnMove = Callable[[bool], None]
 Process = Generator[simpy.Event, Any, None]
 
+# Skipping many tokens takes a while: between these, how far it came is told.
+_SKIPPED_AT_ONCE = 1024
+
 __all__ = ["DecodeRecord", "LockStepDecode", "OnMove", "OnToken", "Process"]
 
 
@@ -29,7 +32,8 @@ class LockStepDecode:
     """A lock-step batch. ``run`` is a SimPy process; ``record`` says what has happened so far. With `foresight`, steps
     are worked out instead of carried out stage by stage, where the plan allows it. `keys` are those of a modelled
     world, by which tokens that are skipped join clusters. With `on_move`, called with False before and True behind,
-    layers move to another tier between steps, by themselves, those too that do among tokens that are skipped."""
+    layers move to another tier between steps, by themselves, those too that do among tokens that are skipped.
+    `on_skip` is called with tokens that have just been skipped."""
 
     def __init__(
         self,
@@ -39,9 +43,10 @@ class LockStepDecode:
         foresight: Foresight | None = None,
         keys: Ahead | None = None,
         on_move: OnMove | None = None,
+        on_skip: OnToken = lambda tokens: None,
     ) -> None:
         self.plan, self._on_token, self._foresight, self._keys = plan, on_token, foresight, keys
-        self._on_move = on_move
+        self._on_move, self._on_skip = on_move, on_skip
         self.now = DecodeState(machine, plan)
         self.record = self.now.record
 
@@ -76,12 +81,15 @@ class LockStepDecode:
             done += steps
 
     def _skip(self, tokens: int) -> Process:
-        while self._on_move is not None and tokens:
-            until = self.now.until_move(tokens)
+        while tokens:
+            until = min(tokens, _SKIPPED_AT_ONCE)
+            if self._on_move is not None:
+                until = self.now.until_move(until)
             self.now.skip(until, self._keys)
+            self._on_skip(until)
             tokens -= until
-            yield from self._place()
-        self.now.skip(tokens, self._keys)
+            if self._on_move is not None and (self.now.moves_now or not tokens):
+                yield from self._place()
 
     def _place(self) -> Process:
         """Raises OutOfMemory."""

@@ -26,6 +26,7 @@ from kvferry.pipelines.decoding.decode import LockStepDecode
 from kvferry.pipelines.decoding.faults import faults_of
 from kvferry.pipelines.decoding.in_memory import InMemoryFlow
 from kvferry.pipelines.decoding.no_room import NoRoomFlow
+from kvferry.pipelines.decoding.passage import Passage
 from kvferry.pipelines.decoding.paying import with_paying_slots
 from kvferry.pipelines.decoding.peak import Peak
 from kvferry.pipelines.decoding.plan import DecodePlan
@@ -50,9 +51,6 @@ from kvferry.specs.scenario import Scenario
 from kvferry.specs.tier import Tier
 from kvferry.specs.units import shown_size
 from kvferry.traces.request import Request
-
-# Progress is reported every this many tokens.
-_PROGRESS_TOKENS = 16
 
 
 class Decode:
@@ -112,7 +110,8 @@ class LockStepFlow:
     def __init__(
         self, scenario: Scenario, plan: DecodePlan, progress: Progress, runtime: RuntimeSpec | None = None
     ) -> None:
-        self._scenario, self._plan, self._progress, self._runtime = scenario, plan, progress, runtime
+        self._scenario, self._plan, self._runtime = scenario, plan, runtime
+        self._passage = Passage(progress, scenario.decode.workload.output)
         output, decoded = scenario.decode.workload.output, scenario.decode.workload.decoded
         part = scenario.decode.workload.part
         # Tokens per sequence that are really decoded.
@@ -145,8 +144,7 @@ class LockStepFlow:
                 self._spread.on_token(tokens, world.machine.env.now, told)
             elif self._steps < output and tokens == half_of(self._steps) + 1:
                 self._half, self._half_counts = totals(), self._counts()
-            if tokens % _PROGRESS_TOKENS == 0 or tokens == output:
-                self._progress(tokens, output)
+            passage.decoded(tokens)
 
         spread = self._spread
 
@@ -154,9 +152,11 @@ class LockStepFlow:
             assert spread is not None
             spread.on_move(Told(totals=totals(), counts=self._counts()))
 
-        foresight, keys = world.shortcuts.foresight, world.shortcuts.keys
+        foresight, keys, passage = world.shortcuts.foresight, world.shortcuts.keys, self._passage
+        if keys is not None:
+            keys.watch(passage.clustered)
         moving = None if spread is None else on_move
-        self._decode = LockStepDecode(world.machine, self._plan, on_token, foresight, keys, moving)
+        self._decode = LockStepDecode(world.machine, self._plan, on_token, foresight, keys, moving, passage.skipped)
         if spread is None:
             yield from self._decode.run(self._steps, self._before if world.shortcuts.may_skip else 0)
         else:

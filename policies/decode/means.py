@@ -1,6 +1,11 @@
 """K-means and 2-means of many sets of vectors at once: how clusters of keys are made, and cut (DynaKV 4, 7)."""
 
+from collections.abc import Callable
+
 import numpy as np
+
+# Called with how much of some work is done, of how much.
+Told = Callable[[int, int], None]
 
 # Rounds of assigning and averaging, after which clusters are taken as they are.
 KMEANS_ROUNDS, SPLIT_ROUNDS = 8, 8
@@ -10,27 +15,37 @@ _CHUNK = 1 << 24
 _MOST = 1 << 21
 
 
-def kmeans(vectors: np.ndarray, clusters: int, rounds: int = KMEANS_ROUNDS) -> np.ndarray:
+def kmeans(
+    vectors: np.ndarray, clusters: int, rounds: int = KMEANS_ROUNDS, told: Told = lambda done, of: None
+) -> np.ndarray:
     """int32[rows, n]: the cluster, below `clusters`, of each of `vectors` [rows, n, width]. Every cluster has a vector
     at least: one that lost all of them takes the vector farthest from its own centre. ValueError for fewer vectors
     than clusters.
 
-    Centres begin at vectors spread evenly over the sequence, so that equal input gives equal clusters.
+    Centres begin at vectors spread evenly over the sequence, so that equal input gives equal clusters. `told` hears of
+    rounds; clusters that no longer change take fewer.
     """
     rows, n, _ = vectors.shape
     if not 1 <= clusters <= n:
         raise ValueError(f"{n} vectors cannot make {clusters} clusters")
     each = max(1, _CHUNK // (n * clusters))
-    parts = [_kmeans(vectors[at : at + each].astype(np.float32), clusters, rounds) for at in range(0, rows, each)]
+    parts, of = list[np.ndarray](), rounds * -(-rows // each)
+    for at in range(0, rows, each):
+        before = rounds * len(parts)
+        told(before, of)
+        part = vectors[at : at + each].astype(np.float32)
+        parts.append(_kmeans(part, clusters, rounds, lambda done: told(before + done, of)))  # noqa: B023
+    told(of, of)
     return np.concatenate(parts)
 
 
-def _kmeans(vectors: np.ndarray, clusters: int, rounds: int) -> np.ndarray:
+def _kmeans(vectors: np.ndarray, clusters: int, rounds: int, told: Callable[[int], None]) -> np.ndarray:
     rows, n, width = vectors.shape
     centres = vectors[:, np.linspace(0, n - 1, clusters).round().astype(int)]
     labels = np.full((rows, n), -1, np.int32)
     first = (np.arange(rows) * clusters)[:, None]
-    for _ in range(rounds):
+    for done in range(rounds):
+        told(done)
         before, each = labels, max(1, _MOST // clusters)
         parts = [_nearest(vectors[:, at : at + each], centres) for at in range(0, n, each)]
         labels, apart = (np.concatenate(part, 1) for part in zip(*parts, strict=True))

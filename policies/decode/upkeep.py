@@ -51,6 +51,11 @@ class Ahead(Protocol):
         """To the next token, without any time."""
         ...
 
+    def watch(self, told: Callable[[int, int], None]) -> None:
+        """`told` is called with how much of what is made of the prompts' keys is done, of how much, where it takes
+        long."""
+        ...
+
 
 class Kept(Protocol):
     """A run's blocks and newest tokens; every sequence gains a token per step."""
