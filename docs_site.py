@@ -12,6 +12,8 @@ from mkdocs.structure.pages import Page
 
 from kvferry.analysis.figures import FIGURES
 from kvferry.scenarios.schema_page import schema_page
+from kvferry.traces.generate import BandwidthModel
+from kvferry.traces.resolve import bundled, bundled_model
 
 DATA = Path(__file__).parent / "docs" / "validation" / "data"
 NOTEBOOK = Path(__file__).parent / "docs" / "notebook.ipynb"
@@ -21,6 +23,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     files.append(File.generated(config, "reference.md", content=schema_page()))
     files.append(File.generated(config, "figures.md", content=figures_page()))
     files.append(File.generated(config, "notebook.md", content=notebook_page(json.loads(NOTEBOOK.read_text()))))
+    files.append(File.generated(config, "bundled-traces.md", content=traces_page()))
     files.append(File.generated(config, "validation/tables.md", content=tables_page(sorted(DATA.glob("*.csv")))))
     return files
 
@@ -38,6 +41,42 @@ def figures_page() -> str:
     rows = [f"| {one.label} | `{key}` | {one.about}{sides[one.better]} |" for key, one in FIGURES.items()]
     head = "# Every figure\n\nMade from what `kvferry run --help` prints; [how to read them](metrics.md).\n"
     return "\n".join([head, "| label | key | meaning |", "|---|---|---|", *rows, ""])
+
+
+def traces_page() -> str:
+    """Markdown: what each bundled model of a link was fitted to, and what it generates."""
+    models = [model for model in map(bundled_model, bundled()) if isinstance(model, BandwidthModel)]
+    parts = ["# Every bundled trace", "Wanted / generated with the bundled seed over 600 s; -: not published."]
+    for heads, keys in _TRACE_FIGURES:
+        rows = [[f"`{m.name}`", *(" / ".join(map(_shown_number, m.figures[key])) for key in keys)] for m in models]
+        lines = [["trace", *heads], ["---"] * (len(heads) + 1), *rows]
+        parts.append("\n".join(f"| {' | '.join(row)} |" for row in lines))
+    return "\n\n".join([*parts, ""])
+
+
+_LAGS = (1, 2, 5, 10)
+_TRACE_FIGURES = (
+    (
+        ("mean, Mbit/s", "std", "median", "5 %", "95 %"),
+        [f"{key}_mbit_per_s" for key in ("mean", "std", "median", "p5", "p95")],
+    ),
+    (
+        ("std of 1 s means", *(f"lag {n} s" for n in _LAGS), "share in fades", "fades per minute", "longest fade, s"),
+        [
+            "std_1s_mbit_per_s",
+            *(f"autocorrelation_1s_lag_{n}" for n in _LAGS),
+            "fade_share",
+            "fades_per_minute",
+            "longest_fade_s",
+        ],
+    ),
+)
+
+
+def _shown_number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.2f}" if abs(value) < 1 else f"{value:.3g}" if abs(value) < 100 else f"{value:.0f}"
 
 
 def tables_page(tables: Sequence[Path]) -> str:
