@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+SHOWN_LENGTHS = ("512", "2048", "8192")
 WAYS = ("full", "top blocks", "random blocks", "window")
 
 _HEAD = """# The bundled models
@@ -77,7 +78,8 @@ def _loss(models: list[dict[str, Any]]) -> str:
 def _needles(models: list[dict[str, Any]]) -> str:
     rows = []
     for model in models:
-        for length, found in model["needles"].items():
+        for length in SHOWN_LENGTHS:
+            found = model["needles"][length]
             cells = [f"{found['same words'][way]:.2f} / {found['other words'][way]:.2f}" for way in WAYS]
             rows.append([model["name"], length, *cells])
     trials = next(iter(models[0]["needles"].values()))["trials"]
