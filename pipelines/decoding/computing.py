@@ -223,7 +223,11 @@ class NextToken:
         ticket = now.machine.submit(self.op(now.plan, update, stays), after=after)
         if update is not None:
             renew(now, update)
-            write(now, update, ticket)
+            if now.last:
+                # Written at once, it would be a race with the end of the run how much of it counts.
+                now.unwritten = update, ticket
+            else:
+                write(now, update, ticket)
         return ticket
 
     def parts(self, prices: Prices) -> Parts:

@@ -12,6 +12,7 @@ from kvferry.pipelines.decoding.foreseen_stages import StagedSteps, foreseeable_
 from kvferry.pipelines.decoding.plan import DecodePlan
 from kvferry.pipelines.decoding.stages import KINDS
 from kvferry.pipelines.decoding.state import DecodeRecord, DecodeState
+from kvferry.pipelines.decoding.updates import write
 from kvferry.policies.decode.stages import Key, Stages
 from kvferry.policies.decode.upkeep import Ahead
 from kvferry.sim.foresight import Foresight
@@ -65,11 +66,13 @@ class LockStepDecode:
         record.prefill_s = env.now
         self._token()
         foreseen, done = None, 0
+        last = sum(steps for _, steps in parts) - 1 if parts[-1][1] else -1
         for skipped, steps in parts:
             self.now.step = done
             yield from self._skip(skipped)
             foreseen = foreseen or self._foreseen()
             for self.now.step in range(done, done + steps):
+                self.now.last = self.now.step == last
                 yield from self._place()
                 if foreseen is not None:
                     yield from foreseen.step()
@@ -79,6 +82,9 @@ class LockStepDecode:
                 yield under_way[self.plan.stages[-1].key]
                 self._token()
             done += steps
+        if self.now.unwritten is not None:
+            # Behind the last token, which has been told: no figure has it.
+            write(self.now, *self.now.unwritten)
 
     def _skip(self, tokens: int) -> Process:
         while tokens:

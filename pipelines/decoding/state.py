@@ -19,7 +19,7 @@ from kvferry.pipelines.decoding.plan import DecodePlan
 from kvferry.policies.decode.residency import AllThere, Resident
 from kvferry.policies.decode.rows import Cut, Lookup
 from kvferry.policies.decode.tending import Tending
-from kvferry.policies.decode.upkeep import Ahead, Kept
+from kvferry.policies.decode.upkeep import Ahead, Kept, Update
 from kvferry.specs.tier import Tier
 
 
@@ -140,6 +140,9 @@ class DecodeState:
         residents = [self._shared or self._resident(tier) for tier in self.tiers]
         self.layers = [LayerState(one, n, plan.file.swap_area(n)) for n, one in enumerate(residents)]
         self.step = self._skipped = 0
+        # Whether the step under way is the last one, and what that leaves to be written behind which ticket.
+        self.last = False
+        self.unwritten: tuple[Update, Ticket] | None = None
         self._done: Ticket | None = None
         self._held = GrowingLeases(machine.memory_of)
         # What was found when blocks were read last, for which layer, and how.

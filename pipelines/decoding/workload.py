@@ -120,6 +120,7 @@ class LockStepFlow:
         self._before = output - self._steps if part == "end" else middle_of(output - 1, self._steps - 1)
         self._decode: LockStepDecode | None = None
         self._half: Totals | None = None
+        self._end: Totals | None = None
         self._half_counts: dict[str, float] = {}
         # Where windows all over the output are carried out.
         self._spread: Spread | None = None
@@ -144,6 +145,7 @@ class LockStepFlow:
                 self._spread.on_token(tokens, world.machine.env.now, told)
             elif self._steps < output and tokens == half_of(self._steps) + 1:
                 self._half, self._half_counts = totals(), self._counts()
+            self._end = totals() if tokens == self._steps else None
             passage.decoded(tokens)
 
         spread = self._spread
@@ -179,7 +181,8 @@ class LockStepFlow:
 
     def left(self, world: World, end: Totals) -> Left:
         plan, times_s = self._plan, self._times_s
-        half, half_step, half_counts, end_counts = self._half, half_of(self._steps), self._half_counts, self._counts()
+        half, half_step, end = self._half, half_of(self._steps), self._end or end
+        half_counts, end_counts = self._half_counts, self._counts()
         if (spread := self._spread) is not None and spread.prefill is not None and spread.end is not None:
             # As if what was counted were all that was decoded; it follows again as often as the output is longer.
             begun, done = spread.with_moves(spread.prefill), spread.with_moves(spread.end)

@@ -1,5 +1,6 @@
 """Every decode system, live: with all KV it is full attention, and with its own settings it runs."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,8 @@ from small_decoding import exact_logits
 from tiny import LIVE_DECODING, changed, tiny
 
 from kvferry.analysis.metrics import metrics_for
+from kvferry.backends.live.engine.thread_work import LiveWork
+from kvferry.pipelines.record import Run
 from kvferry.pipelines.run import run_scenario
 from kvferry.specs.scenario import Scenario
 from kvferry.traces.chance import Source, generator
@@ -122,6 +125,22 @@ def test_the_simulator_moves_the_same_bytes(weights: Path, system: str) -> None:
     wanted = scenario(weights, system, workload={"output": 12}, **selecting)
     live = run_scenario(wanted)
     simulated = run_scenario(wanted.model_copy(update={"backend": "sim"}), inputs=live.inputs)
+    moved_alike(wanted, live, simulated)
+
+
+def test_a_run_that_learns_late_of_its_last_token_counts_the_same_bytes(
+    weights: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the last token leaves to be written has then been written before anybody looks."""
+    wanted = scenario(weights, "infinigen-star", workload={"output": 4}, policies={"selected_tokens": 64})
+    with monkeypatch.context() as late:
+        fire = LiveWork.fire
+        late.setattr(LiveWork, "fire", lambda work: (time.sleep(0.01), fire(work)))
+        live = run_scenario(wanted)
+    moved_alike(wanted, live, run_scenario(wanted.model_copy(update={"backend": "sim"}), inputs=live.inputs))
+
+
+def moved_alike(wanted: Scenario, live: Run, simulated: Run) -> None:
     figures = [metrics_for(wanted, run) for run in (live, simulated)]
     for figure in ("read_bytes", "write_bytes", "reuse_rate", "tokens_decoded"):
-        assert figures[0].get(figure) == figures[1].get(figure)
+        assert figures[0].get(figure) == figures[1].get(figure), figure
