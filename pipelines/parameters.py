@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import lru_cache, partial
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import numpy as np
@@ -38,7 +38,7 @@ def arguments_of(function: Callable[..., Any], values: Mapping[str, Any], **more
 
     `more` are further names with their types, to be returned beside. Raises BadParameters.
     """
-    model = _model_of(function, more)
+    model = _model_of(function, tuple(more.items()))
     try:
         read = model.model_validate(values, context={"from_file": True})
     except ValidationError as error:
@@ -48,17 +48,19 @@ def arguments_of(function: Callable[..., Any], values: Mapping[str, Any], **more
 
 def keys_of(function: Callable[..., Any]) -> frozenset[str]:
     """Returns what ``arguments_of`` reads for this function, as a scenario writes it."""
-    return frozenset(field.alias or name for name, field in _model_of(function, {}).model_fields.items())
+    return frozenset(field.alias or name for name, field in _model_of(function).model_fields.items())
 
 
-def _model_of(function: Callable[..., Any], more: Mapping[str, Any]) -> type[_Parameters]:
+# A model takes milliseconds to make, and one system's keys are those of forty functions.
+@lru_cache(maxsize=256)
+def _model_of(function: Callable[..., Any], more: tuple[tuple[str, Any], ...] = ()) -> type[_Parameters]:
     declared = inspect.signature(function, eval_str=True).parameters
     fields: Any = {
         name: (_type_of(name, parameter.annotation), parameter.default)
         for name, parameter in declared.items()
         if parameter.default is not parameter.empty
     }
-    fields |= {name: (kind, None) for name, kind in more.items()}
+    fields |= {name: (kind, None) for name, kind in more}
     return create_model("Parameters", __base__=_Parameters, **fields)
 
 

@@ -3,6 +3,7 @@
 import inspect
 import re
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 from kvferry.specs.base import Part, Spec
@@ -55,6 +56,7 @@ def _records(base: type[Spec]) -> Iterator[type[Spec]]:
         yield from _records(record)
 
 
+@cache  # sources do not change, and each is read whole
 def _notes(record: type[Spec]) -> dict[str, str]:
     """By field, also those of the records that it extends."""
     found: dict[str, str] = {}
