@@ -77,13 +77,20 @@ class Mutation:
 def mutations_of(path: str, source: str) -> list[Mutation]:
     """All that can be made of a file: comparisons, terms and factors that are dropped, and/or, not, min/max, and small
     numbers one larger. Types, decorators and what only an error says are left as they are."""
-    found = []
+    found, lines = [], [line.encode() for line in source.split("\n")]
     for node in _expressions(ast.parse(source)):
         if (new := _mutated(node)) is not None:
-            old = ast.get_source_segment(source, node) or ""
             place = node.lineno, node.col_offset, node.end_lineno or 0, node.end_col_offset or 0
-            found.append(Mutation(path, *place, " ".join(old.split()), new))
+            found.append(Mutation(path, *place, _segment(lines, *place), new))
     return found
+
+
+def _segment(lines: Sequence[bytes], line: int, column: int, end_line: int, end_column: int) -> str:
+    """What stands there, on one line. ast.get_source_segment splits the whole source each time."""
+    part = list(lines[line - 1 : end_line])
+    part[-1] = part[-1][:end_column]
+    part[0] = part[0][column:]
+    return " ".join(b"\n".join(part).decode().split())
 
 
 def _expressions(node: ast.AST) -> Iterator[Any]:
