@@ -253,6 +253,17 @@ def test_no_token_is_later_than_its_slot_and_the_devices_own(
     prompt=st.integers(300, 8000),
     seed=st.integers(0, 1000),
 )
+@example(
+    system="pd-device",
+    what=None,
+    behind=1,
+    outages_s=[(1.0, 1.0)],
+    jitter_ms=400,
+    tokens=40,
+    devices=1,
+    prompt=339,
+    seed=73,
+)
 def test_nor_where_all_of_that_comes_together(
     system: str,
     what: str | None,
@@ -280,13 +291,16 @@ def test_nor_where_all_of_that_comes_together(
     )  # fmt: skip
     got = columns(run)
     assert len(run.requests) == devices
-    for n, own_first_s, first_s, pace_s in zip(
-        *(got[key] for key in ("request", "own_first_s", "first_s", "pace_s")), strict=True
+    for n, own_first_s, first_s, pace_s, came in zip(
+        *(got[key] for key in ("request", "own_first_s", "first_s", "pace_s", "came")), strict=True
     ):
         times_s = np.array(run.requests[int(n)].token_times_s)
         output = len(times_s)
+        assert (np.diff(times_s) >= -1e-12).all()
+        if np.isnan(own_first_s):
+            # A cloud that could answer a short prompt by itself did so to the end.
+            assert came == output
+            continue
         own_s = own_first_s + 0.020 * np.arange(output)
         slots_s = first_s + max(np.nan_to_num(pace_s), 0.020) * np.arange(output)
-        assert (np.diff(times_s) >= -1e-12).all()
-        assert np.isfinite(own_first_s)
         assert (times_s <= np.maximum(own_s, slots_s) + 1e-9).all()
