@@ -209,8 +209,9 @@ class CallingWire:
         self._keep(wire)
         late = Timer(seconds, _shut, (wire,))
         late.daemon = True
-        late.start()
+        # Read before: a thread that starts may be shutting the socket before this one goes on.
         until_s = time.monotonic() + seconds
+        late.start()
         try:
             yield
         except (*_MAY_FAIL, KvferryError, NoEvent):
