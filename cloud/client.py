@@ -17,7 +17,7 @@ from socket import SHUT_RDWR, socket
 from typing import Protocol
 from urllib.parse import quote, urlsplit
 
-from kvferry.cloud.messages import write_ids
+from kvferry.cloud.chunk_ids import write_ids
 from kvferry.cloud.patience import Patience, Steady, one_line
 from kvferry.cloud.store import MOST_TABLE_BYTES, DamagedStore, Index, StoredModel
 from kvferry.machine.ops import Chunks

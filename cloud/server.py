@@ -31,8 +31,8 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from kvferry.cloud.chunk_ids import read_ids
 from kvferry.cloud.connections import MOST_CONNECTIONS, Connection, Connections, new_event_loop
-from kvferry.cloud.messages import read_ids
 from kvferry.cloud.pacing import PacedLink
 from kvferry.cloud.store import DamagedStore, Store
 from kvferry.cloud.store_folder import NoContext, StoreFolder

@@ -22,8 +22,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvferry.cloud.chunk_ids import read_ids, write_ids
 from kvferry.cloud.client import CloudClient
-from kvferry.cloud.messages import read_ids, write_ids
 from kvferry.cloud.pacing import Bottleneck
 from kvferry.cloud.server_process import ServerProcess
 from kvferry.cloud.store import Store, StoredModel, StoreHeader, StoreWriter
