@@ -4,6 +4,9 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --root-user-action=ignore -c constraints.txt
 
+# Tests start this program some hundred times: what Python compiles of it is kept, whatever the shell says.
+test test-core test-all: export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: demo test test-core test-all check types docs dist clean
 
 $(VENV)/core: setup.cfg setup.py rooms.py constraints.txt pyproject.toml
