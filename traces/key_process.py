@@ -1,6 +1,7 @@
 """Keys and queries of a long generation, token by token: what they say drifts away from the prompt (DynaKV 2.3)."""
 
 import math
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -50,35 +51,51 @@ class KeyProcess:
 
     def drawn(self, tokens: int, kinds: int, sequences: int, heads: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
         """Keys and queries float32[rows, tokens, width]: rows kind by kind, sequence by sequence, head by head."""
-        parts = [
-            self._of(tokens, heads, seed, kind, sequence) for kind in range(kinds) for sequence in range(sequences)
-        ]
+        topics = [self.topics(tokens, seed, sequence) for sequence in range(sequences)]
+        parts = [part for kind in range(kinds) for part in self._of_kind(topics, heads, seed, kind)]
         keys, queries = zip(*parts, strict=True)
         return np.concatenate(keys), np.concatenate(queries)
 
-    def _of(self, tokens: int, rows: int, seed: int, *place: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns keys and queries of the heads of one kind of layer and one sequence, `place`."""
-        like, topics = self.statistics, self.topics(tokens, seed, place[-1])
+    def _of_kind(
+        self, topics: Sequence[np.ndarray], rows: int, seed: int, kind: int
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Keys and queries of the heads of one kind of layer, sequence by sequence."""
+        like, tokens = self.statistics, len(topics[0])
+        drawn = [
+            generator(Source.DECODED_QUERIES, seed, kind, sequence).standard_normal(
+                (tokens, 2, rows, self.width), np.float32
+            )
+            for sequence in range(len(topics))
+        ]
+        interests = self._interests(np.stack([of[:, 0] for of in drawn], axis=1))
+        for sequence, of in enumerate(topics):
+            there, keys = self._around(of, rows, seed, kind, sequence)
+            interest, whims = interests[:, sequence], drawn[sequence][:, 1]
+            parts = (like.present, there), (1 - like.present - like.whim, interest), (like.whim, whims)
+            queries = np.zeros_like(there)
+            for share, part in parts:
+                queries += np.float32(math.sqrt(share)) * part
+            yield keys.swapaxes(0, 1).copy(), queries.swapaxes(0, 1).copy()
+
+    def _interests(self, drawn: np.ndarray) -> np.ndarray:
+        """What all sequences are interested in, [tokens, sequences, rows, width], in place of normal numbers: token by
+        token, for which they go together."""
+        kept = math.exp(-1 / self.statistics.persistence)
+        fresh = np.float32(math.sqrt(1 - kept**2))
+        for token in range(1, len(drawn)):
+            drawn[token] = np.float32(kept) * drawn[token - 1] + fresh * drawn[token]
+        return drawn
+
+    def _around(self, topics: np.ndarray, rows: int, seed: int, *place: int) -> tuple[np.ndarray, np.ndarray]:
+        """The centres of a sequence's topics as they are at each token, and keys around them, [tokens, rows, width]."""
         centres = generator(Source.DECODED_CENTRES, seed, *place).standard_normal(
             (int(topics.max()) + 1, rows, self.width), np.float32
         )
         # Drawn token by token, so that longer texts begin with shorter ones.
         steps, noise = (
             generator(Source.DECODED_KEYS, seed, *place)
-            .standard_normal((tokens, 2, rows, self.width), np.float32)
+            .standard_normal((len(topics), 2, rows, self.width), np.float32)
             .swapaxes(0, 1)
         )
-        there = centres[topics] + np.cumsum(steps, axis=0) * np.float32(like.drift / math.sqrt(1000))
-        keys = there + np.float32(like.spread) * noise
-        interest, whims = (
-            generator(Source.DECODED_QUERIES, seed, *place)
-            .standard_normal((tokens, 2, rows, self.width), np.float32)
-            .swapaxes(0, 1)
-        )
-        kept = math.exp(-1 / like.persistence)
-        fresh = np.float32(math.sqrt(1 - kept**2))
-        for token in range(1, tokens):
-            interest[token] = np.float32(kept) * interest[token - 1] + fresh * interest[token]
-        parts = (like.present, there), (1 - like.present - like.whim, interest), (like.whim, whims)
-        queries = sum(np.float32(math.sqrt(share)) * part for share, part in parts)
-        return keys.swapaxes(0, 1).copy(), queries.swapaxes(0, 1).copy()
+        there = centres[topics] + np.cumsum(steps, axis=0) * np.float32(self.statistics.drift / math.sqrt(1000))
+        return there, there + np.float32(self.statistics.spread) * noise
