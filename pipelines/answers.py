@@ -230,8 +230,10 @@ def fault_of_lookup(found: Any, wanted: BlockRows, blocks: int, slots: int) -> s
         return f"missing as {_brief(found.missing)}; a truth value for each of the blocks would do"
     if found.slots is None:
         return None
-    # Where a slot is the number of its block, there are as many.
-    most = slots if found.dropped is None else max(slots, blocks)
+    # What finds no slot lies in a read buffer, whose places are counted on. Where a slot is the number of its block,
+    # there are as many.
+    most = slots if wanted.widest <= slots else slots + wanted.widest
+    most = most if found.dropped is None else max(most, blocks)
     if np.shape(found.slots) != found.wanted.ids.shape or found.slots.dtype.kind not in "iu":
         return f"slots as {_brief(found.slots)}; a whole number for each of the blocks would do"
     if found.slots.size and (found.slots.min() < 0 or found.slots.max() >= most):

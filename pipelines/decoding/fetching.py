@@ -66,6 +66,7 @@ def wanted_blocks(now: DecodeState, layer: int) -> tuple[BlockRows, np.ndarray |
     selector, answer = plan.roles.selector, chosen.value
     assert isinstance(answer, Selection)
     stored, scores = now.kept.stored(layer), answer.scores
+    at_once = None if selector.clusters else selector.selected(plan.choice.group_tokens, stored)
     blocks = (
         BlockRows(answer.ids.reshape(plan.rows, -1)) if answer.starts is None else BlockRows(answer.ids, answer.starts)
     )
@@ -77,8 +78,7 @@ def wanted_blocks(now: DecodeState, layer: int) -> tuple[BlockRows, np.ndarray |
         stored_tokens=now.tokens_stored,
         tokens=now.kept.tokens_of(layer, blocks),
         scores=None if scores is None else scores.reshape(blocks.ids.shape),
-        most_blocks=plan.staying.slots
-        or (None if selector.clusters else selector.selected(plan.choice.group_tokens, stored)),
+        most_blocks=max(plan.staying.slots, at_once or 0) or None,
     )
     wanted = selector.take(ranked)
     return wanted, ranked.tokens if wanted is blocks else now.kept.tokens_of(layer, wanted)

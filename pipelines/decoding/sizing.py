@@ -174,11 +174,11 @@ def _sizes(roles: Roles, room: Room) -> _Sizes:
     left_bytes = room.budget_bytes - keys.n_bytes - _sum(newest)
     slots = residency.slots_within(room, wanted, left_bytes) if chooses else 0
     kept_tokens = residency.kept_tokens(room) if chooses else 0
-    if chooses and residency.keeps and not slots and not kept_tokens:
-        # Keys as small as they may be leave no room for a selection in every layer: nothing is kept, and they need
-        # not make room for it.
+    if chooses and residency.keeps and slots < wanted and not kept_tokens:
+        # Keys as small as they may be leave no room for a selection in every layer: they need not make room for it.
         needs_bytes = keys.n_bytes + reserved_bytes
         keys = _keys(roles, room, DoubleBuffer().reserved_bytes(room, wanted))
+        slots = residency.slots_within(room, wanted, room.budget_bytes - keys.n_bytes - _sum(newest))
     return _Sizes(selected, wanted, chooses, keys, newest, slots, kept_tokens, needs_bytes)
 
 

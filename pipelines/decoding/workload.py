@@ -328,7 +328,7 @@ def _records(batch: int, prefill_s: float | None, times_s: tuple[float, ...]) ->
 
 
 def _without_reuse(scenario: Scenario, plan: DecodePlan, needs_bytes: float) -> str:
-    """Why nothing was reused, and the budget with which something would be."""
+    """Why less than a selection is reused, and the budget with which a whole one would be."""
     budget, full_bytes = scenario.decode.budget, scenario.model.kv_full_bytes(plan.context)
     share = math.ceil(1e4 * needs_bytes / full_bytes) / 1e4
     if budget.kv_share is not None and share <= 1:
@@ -336,9 +336,10 @@ def _without_reuse(scenario: Scenario, plan: DecodePlan, needs_bytes: float) -> 
     else:
         would = f"{'' if budget.kv_share is None else 'budget.kv_share of null and '}budget.kv of "
         would += f"{math.ceil(plan.sequences * needs_bytes / 2**10):,} KiB for all would"
-    budget_size = shown_size(plan.managed.budget_bytes)
+    budget_size, slots = shown_size(plan.managed.budget_bytes), plan.staying.slots
     holds = f"a budget of {budget_size} per sequence holds no selection of every layer beside the keys"
-    return f"nothing is reused: {holds}; {would}"
+    kept = f"a layer keeps {slots:,} of {plan.choice.selected:,} selected groups" if slots else "nothing is reused"
+    return f"{kept}: {holds}; {would}"
 
 
 def _without_effect(scenario: Scenario) -> Iterator[str]:

@@ -11,7 +11,7 @@ class Grouping:
 
     ``group_tokens`` G: consecutive tokens that are selected, read and kept together. ``compression`` sigma: full key
     width over the width of the key cache that is scored. ``groups`` M: how many each layer selects per sequence.
-    ``slots`` C: how many a layer's reuse buffer holds per sequence; 0: nothing is reused.
+    ``slots`` C: how many a layer's reuse buffer holds per sequence, also fewer than M; 0: nothing is reused.
     """
 
     group_tokens: int
@@ -24,20 +24,17 @@ class Grouping:
             raise ValueError(f"a selection has 1 group of 1 token at least, got {self.groups} of {self.group_tokens}")
         if not self.compression >= 1:
             raise ValueError(f"compression is 1 or more, got {self.compression}")
-        check_slots(self.slots, self.groups)
+        check_slots(self.slots)
 
     @property
     def selected_tokens(self) -> int:
         return self.groups * self.group_tokens
 
 
-def check_slots(slots: int, groups: int) -> None:
-    """Raises ValueError when a reuse buffer has too few slots for a selection."""
+def check_slots(slots: int) -> None:
+    """Raises ValueError for a negative number of slots."""
     if slots < 0:
-        raise ValueError(f"a reuse buffer has {groups} slots or more, or 0 for no reuse, not {slots}")
-    if slots and slots < groups:
-        what = f"{slots} slots cannot hold the {groups} groups of one selection"
-        raise ValueError(f"{what}; give {groups} or more, or 0 for no reuse")
+        raise ValueError(f"a reuse buffer has 1 slot or more, or 0 for no reuse, not {slots}")
 
 
 def rank_of(compression: float, model: ModelSpec) -> int:

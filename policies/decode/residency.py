@@ -72,10 +72,12 @@ class Residency(ABC):
 
     def holdings(self, room: Room, selected: int, slots: int) -> tuple[Holding, ...]:
         """Returns what each sequence holds in memory for it, in the group "kv", from beginning to end: here the slots
-        of all layers; without them a buffer of a selection for the layer that computes and one for the next, which
-        serve all layers (KVSwap A.2)."""
-        name, blocks = ("kv: reuse buffer", room.model.layers * slots) if slots else ("kv: read buffers", 2 * selected)
-        return (Holding.of(name, blocks * room.read_bytes, "sequence"),)
+        of all layers; where these are too few for a selection, a buffer of one for the layer that computes and one for
+        the next, which serve all layers (KVSwap A.2)."""
+        blocks = {"kv: reuse buffer": room.model.layers * slots}
+        if slots < selected:
+            blocks["kv: read buffers"] = 2 * selected
+        return tuple(Holding.of(name, n * room.read_bytes, "sequence") for name, n in blocks.items() if n)
 
     def reserved_bytes(self, room: Room, selected: int) -> float:
         """Returns what has to be there before an index gets its part of the budget: room for one selection, and for
@@ -114,7 +116,8 @@ class DoubleBuffer(Residency):
 class Reuse(Residency):
     """Blocks stay in ``slots`` until others need them, first in, first out. "all": as many slots as the budget holds
     beside the keys, which are kept smaller where a selection would find no place; where it finds none beside the
-    smallest keys, nothing is kept, and the run says so. None: no more of these than pay (``paying_slots``)."""
+    smallest keys, a part of a selection is kept, and the run says so. None: no more of these than pay
+    (``paying_slots``)."""
 
     slots: int | Literal["all"] | None = None
 
@@ -128,9 +131,11 @@ class Reuse(Residency):
 
     def slots_within(self, room: Room, selected: int, left_bytes: float) -> int:
         if not isinstance(self.slots, int):
-            fitting = int(left_bytes / (room.model.layers * room.block_bytes))
-            return fitting if fitting >= selected else 0
-        check_slots(self.slots, selected)
+            slot_bytes = room.model.layers * room.block_bytes
+            if left_bytes >= selected * slot_bytes:
+                return int(left_bytes / slot_bytes)
+            return max(0, int((left_bytes - 2 * selected * room.block_bytes) / slot_bytes))
+        check_slots(self.slots)
         return self.slots
 
     def start(self, rows: int, blocks: int, slots: int, kept_tokens: int = 0, block_tokens: int = 1) -> Resident:

@@ -12,6 +12,9 @@ class ReuseBuffer(SlotTable):
     A slot whose block the present selection needs is passed over, and its turn comes in the next round. The mapping
     table goes both ways: ``slot_of`` a block, and ``block_in`` a slot; a block without a slot lies on storage alone,
     where the layout says.
+
+    A buffer may have fewer slots than a selection has blocks (A.1 looks reuse up by capacity, A.4 lets it grow from
+    none): what finds no slot passes through the read buffers that all layers share.
     """
 
     def __init__(self, rows: int, blocks: int, slots: int) -> None:
@@ -28,25 +31,41 @@ class ReuseBuffer(SlotTable):
     def look_up(self, wanted: BlockRows, tokens: np.ndarray | None = None) -> Lookup:
         """Find the wanted blocks, and give a slot to each that has none.
 
-        The caller moves what is missing there before it is used. ValueError when a row wants more blocks than it has
-        slots: they would push each other out.
+        The caller moves what is missing there before it is used. Where a row wants more blocks than it has slots, none
+        that it wants is pushed out: the first that are missing get the slots that are left, and others have numbers
+        from ``slots`` on, places in a read buffer that keeps nothing.
         """
-        if wanted.widest > self.slots:
-            raise ValueError(f"{wanted.widest} blocks are selected, {self.slots} slots cannot hold them")
         ids = wanted.ids + wanted.spread(self._first_block)
         slots = self._slot_of[ids]
         missing = slots < 0
         counts = wanted.count(missing)[:, None]
         if counts.any():
-            victims = self._victims((slots + wanted.spread(self._first_slot))[~missing], counts)
+            in_use = (slots + wanted.spread(self._first_slot))[~missing]
+            enters = missing
+            if wanted.widest > self.slots:
+                enters, counts = self._entering(wanted, missing, slots)
+            victims = self._victims(in_use, counts)
             evicted = self._block_in[victims]
             self._slot_of[evicted[evicted >= 0]] = -1
-            entering = ids[missing]
+            entering = ids[enters]
             taken = victims % self.slots
             self._block_in[victims] = entering
             self._slot_of[entering] = taken
-            slots[missing] = taken
+            slots[enters] = taken
         return Lookup(wanted, missing, slots)
+
+    def _entering(self, wanted: BlockRows, missing: np.ndarray, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Which of the `missing` blocks get a slot, and how many of each row [rows, 1]; `slots` of all others become
+        places in a read buffer."""
+        counts = wanted.count(missing)
+        # How many of a row are missing up to each block.
+        nth = np.cumsum(missing.ravel()) - np.repeat(np.cumsum(counts) - counts, _widths(wanted))
+        nth = nth.reshape(missing.shape)
+        room = self.slots - (_widths(wanted) - counts)
+        enters = missing & (nth <= wanted.spread(room))
+        through = missing & ~enters
+        slots[through] = (self.slots + nth - wanted.spread(room) - 1)[through]
+        return enters, wanted.count(enters)[:, None]
 
     def _victims(self, in_use: np.ndarray, counts: np.ndarray) -> np.ndarray:
         """Flat indices of the slots to fill, row by row, `counts` [rows, 1] of each; none of those `in_use`."""
@@ -67,3 +86,8 @@ class ReuseBuffer(SlotTable):
         self._next = (self._next + passed) % self.slots
         victims: np.ndarray = turn[taken]
         return victims
+
+
+def _widths(wanted: BlockRows) -> np.ndarray:
+    """int64[rows]: blocks of each row."""
+    return wanted.count(np.ones(wanted.ids.shape, bool))

@@ -20,7 +20,8 @@ class StoredBlocks:
     """Tensors of what policies decide about: where a KV block lies, and which slot it takes, is said by ops.
 
     ``recent`` tokens of every sequence are in the rolling buffer, as their KV block is not complete; the token under
-    way is not among them. `slots` per row of each layer's reuse buffer, 0: none. `rebuilt` holds the keys where the
+    way is not among them. `slots` per row of each layer's reuse buffer, 0: none; places counted on from there are in
+    what was read, and not kept. `rebuilt` holds the keys where the
     file has values alone. `log`, where KV blocks are of one token, records what becomes of the file before it does.
     """
 
@@ -45,7 +46,7 @@ class StoredBlocks:
         self._rebuilt = rebuilt
         like = {"dtype": format.dtype, "device": device}
         self._slots = torch.zeros((layout.layers, format.rows * slots, *format.shape), **like) if slots else None
-        self._first_slot = np.arange(format.rows)[:, None] * slots
+        self._row_slots, self._first_slot = slots, np.arange(format.rows)[:, None] * slots
         rolling = (layout.layers, format.sides, layout.sequences, format.kv_heads, format.group_tokens, format.head_dim)
         self._rolling = torch.zeros(rolling, **like)
         # By layer, keys that wait to be decomposed, and keys that were rebuilt for its next attention.
@@ -142,12 +143,20 @@ class StoredBlocks:
         if kv.slots is None or kv.missing is None:
             return came.unflatten(0, (self.format.rows, -1))
         assert self._slots is not None
-        slots = kv.slots + self._first_slot
-        taken = slots[kv.missing]
-        if len(came) != len(taken):
-            raise KvferryError(f"{len(came)} KV blocks were read, {len(taken)} are missing")
+        kept = kv.slots < self._row_slots
+        enters = kept[kv.missing]
+        if len(came) != len(enters):
+            raise KvferryError(f"{len(came)} KV blocks were read, {len(enters)} are missing")
+        slots = np.where(kept, kv.slots, 0) + self._first_slot
         # Together: one upload.
-        there = self._upload(np.concatenate([taken, slots.ravel()]), came.device)
-        if len(came):
-            self._slots[kv.layer].index_copy_(0, there[: len(taken)], came)
-        return self._slots[kv.layer].index_select(0, there[len(taken) :]).unflatten(0, slots.shape)
+        numbers = [slots[kv.missing & kept], slots.ravel()]
+        if passing := int(np.count_nonzero(~kept)):
+            numbers += [np.flatnonzero(enters), np.flatnonzero(~kept), np.flatnonzero(~enters)]
+        there = self._upload(np.concatenate(numbers), came.device)
+        taken, chosen, *apart = there.split([len(one) for one in numbers])
+        if len(taken):
+            self._slots[kv.layer].index_copy_(0, taken, came.index_select(0, apart[0]) if passing else came)
+        brought = self._slots[kv.layer].index_select(0, chosen)
+        if passing:
+            brought.index_copy_(0, apart[1], came.index_select(0, apart[2]))
+        return brought.unflatten(0, slots.shape)

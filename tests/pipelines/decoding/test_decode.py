@@ -205,7 +205,7 @@ def test_delays_without_events_are_those_with(system: str, storage: str) -> None
             {"workload": {**TINY["workload"], "context": 1}, "budget": {"kv_share": 0.001}},
             "hold no selection of 1 group of 1 token; ",
         ),
-        ({"policies": {"slots": -5}}, "a reuse buffer has 4 slots or more, or 0 for no reuse, not -5"),
+        ({"policies": {"slots": -5}}, "a reuse buffer has 1 slot or more, or 0 for no reuse, not -5"),
         ({"system": "sparkv"}, "'sparkv' is a system for workload kind context-reuse"),
         ({"policies": {"sigma": 3}}, "sigma"),
     ],

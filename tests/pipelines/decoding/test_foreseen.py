@@ -164,7 +164,7 @@ def test_clusters_are_equal_stage_by_stage(
             "device.memory.copy_bytes_per_s=10 GB/s",
             "device.memory.host_capacity_bytes=9 GiB",
         ),
-        ("policies.placement={name: progressive, overflow: storage}",),
+        ("policies.placement={name: progressive, overflow: storage}", "policies.reuse=false"),
     ],
 )
 def test_where_something_may_interfere_events_decide(

@@ -55,17 +55,26 @@ def test_keys_yield_to_one_selections_slots(system: str) -> None:
     assert chosen.keys.rank >= 1
 
 
-def test_a_run_without_the_buffer_says_which_budget_would_do() -> None:
-    given = scenario("budget.kv_share=0.065")
-    run = run_scenario(given)
-    assert metrics_for(given, run)["reuse_rate"] == 0
-    (note,) = of_the_buffer(run)
-    found = re.search(r"nothing is reused: .* holds no selection .*; budget.kv_share of (\S+), ", note)
-    assert found
+def test_a_run_with_a_part_of_a_selection_says_which_budget_would_hold_one() -> None:
+    """KVSwap A.1 and A.4 know buffers of any size: reuse grows with them, without a step where a selection fits."""
+    rates, memory = list[float](), list[float]()
+    for share in (0.025, 0.04, 0.065):
+        given = scenario(f"budget.kv_share={share}")
+        run, sized = run_scenario(given), plan(f"budget.kv_share={share}")
+        (note,) = of_the_buffer(run)
+        found = re.search(r"holds no selection .*; budget.kv_share of (\S+), ", note)
+        assert found
+        kept = f"a layer keeps {sized.staying.slots:,} of {sized.choice.selected:,} selected groups: a budget of "
+        assert note.startswith(kept)
+        rates.append(metrics_for(given, run)["reuse_rate"])
+        memory.append(sized.memory.sequence_bytes / sized.managed.budget_bytes)
+    assert 0 < rates[0] < rates[1] < rates[2]
+    assert max(memory) <= 1 and min(memory[1:]) > 0.9
     with_it = scenario(f"budget.kv_share={found[1]}")
     run = run_scenario(with_it)
-    assert of_the_buffer(run) == () and metrics_for(with_it, run)["reuse_rate"] > 0.5
-    assert not plan(f"budget.kv_share={float(found[1]) - 2e-4}").staying.slots
+    assert of_the_buffer(run) == () and metrics_for(with_it, run)["reuse_rate"] > rates[2]
+    whole, less = (plan(f"budget.kv_share={float(found[1]) - short}") for short in (0.0, 2e-4))
+    assert less.staying.slots < less.choice.selected <= whole.staying.slots
 
 
 def test_so_does_one_whose_budget_is_in_bytes() -> None:
@@ -73,8 +82,8 @@ def test_so_does_one_whose_budget_is_in_bytes() -> None:
     found = re.search(r"; budget.kv of ([\d,]+) KiB for all would", note)
     assert found
     least = int(found[1].replace(",", ""))
-    assert plan(f"budget={{kv: {least} KiB}}", "workload.batch=2").staying.slots
-    assert not plan(f"budget={{kv: {least - 1} KiB}}", "workload.batch=2").staying.slots
+    whole, less = (plan(f"budget={{kv: {least - short} KiB}}", "workload.batch=2") for short in (0, 1))
+    assert less.staying.slots < less.choice.selected <= whole.staying.slots
 
 
 def test_a_share_of_a_short_context_that_cannot_do_is_not_told() -> None:
@@ -95,7 +104,7 @@ def test_where_all_kv_is_in_memory_nothing_is_said() -> None:
 def test_the_terminal_shows_it() -> None:
     given = [word for setting in (*SHORT, "budget.kv_share=0.065") for word in ("--set", setting)]
     shown = CliRunner().invoke(app, ["compare", "kvswap/throughput", "--systems", "kvswap", *given]).stdout
-    assert "kvswap: nothing is reused" in shown.replace("\n", " ")
+    assert "selected groups: a budget of " in shown.replace("\n", " ")
 
 
 def test_a_buffer_has_no_more_slots_than_there_are_blocks() -> None:

@@ -113,7 +113,7 @@ def edited(text: str, *path: Any, to: Any) -> str:
         (("solutions", 0, "context"), "x", "solutions.0.context: .* valid integer"),
         (("solutions", 0, "batch"), 4.5, "solutions.0.batch: .* valid integer"),
         (("solutions", 0, "grouping", "group_tokens"), 4.5, "grouping.group_tokens: .* valid integer"),
-        (("solutions", 0, "grouping", "slots"), 1, "1 slots cannot hold"),
+        (("solutions", 0, "grouping", "slots"), -1, "1 slot or more, or 0 for no reuse, not -1"),
         (("solutions", 0, "grouping"), None, "solutions.0.grouping"),
         (("solutions",), [], "solutions: "),
         (("version",), 1, "version: .*; tune again"),

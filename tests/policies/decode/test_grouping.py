@@ -30,7 +30,7 @@ def test_memory_by_hand() -> None:
     [
         ({"group_tokens": 0}, "1 group of 1 token"),
         ({"compression": 0.5}, "compression is 1 or more"),
-        ({"slots": 2}, "2 slots cannot hold the 3 groups"),
+        ({"slots": -1}, "1 slot or more, or 0 for no reuse, not -1"),
     ],
 )
 def test_impossible_groupings(wrong: dict[str, float], what: str) -> None:

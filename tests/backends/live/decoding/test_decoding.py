@@ -247,7 +247,6 @@ def test_the_file_takes_as_long_as_another_device_would(tmp_path: Path, monkeypa
         ({"policies": {"group_tokens": 200}}, "a group of 200 tokens is longer than the context of 150"),
         ({"policies": {"group_tokens": 0}}, "policies.group_tokens: 0: must be at least 1"),
         ({"policies": {"selected_tokens": 0}}, "policies.selected_tokens: 0: must be at least 1"),
-        ({"policies": {"slots": 2}}, "policies: 2 slots cannot hold the 41 groups of one selection; give 41 or more"),
         ({"policies": {"compression": 0.5}}, "policies.compression: 0.5: must be at least 1"),
         ({"live": {"dtype": "bfloat16"}}, "takes 512 bytes per row, the layout has 1024"),
         (

@@ -140,6 +140,8 @@ PAGES: dict[str, Any] = {"page_buffers": 2, "page_bytes": 256, "hot_steps": 4}
 FEW = {"group_tokens": 4, "selected_tokens": 16}
 WAYS: dict[str, tuple[Roles, dict[str, Any]]] = {
     "groups, reused": (roles_of("kvswap", **FEW), {}),
+    "groups, of a selection one and three": (roles_of("kvswap", slots=1, **FEW), {}),
+    "groups, three reused and one passes": (roles_of("kvswap", slots=3, **FEW), {}),
     "groups of each head": (roles_of("kvswap", per_head=True, **FEW), {}),
     "groups, of the host, moved anew": (roles_of("kvswap", placement="host", reuse=False, **FEW), {}),
     "groups, in slots of the processor's own": (roles_of("quest", reuse=True, **FEW), {}),
