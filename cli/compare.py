@@ -68,7 +68,7 @@ def compare(
     from kvferry.api.comparison import compare as carry_out
     from kvferry.api.repeats import check_runs
     from kvferry.cli.output import own_folder
-    from kvferry.cli.progress import counted, say
+    from kvferry.cli.progress import counted, in_turn, say
     from kvferry.scenarios.loader import dump_yaml
     from kvferry.specs.errors import quoted
 
@@ -88,7 +88,7 @@ def compare(
         known = described if loaded.backend == "sim" else {}
         equal = [] if equal_tokens is None else [f"equal-tokens={equal_tokens}"]
         output = own_folder(f"{loaded.name}-compared", [*overrides(settings, seed), *equal], known)
-    compared = carry_out(chosen, runs=runs, ranges=ranges, watch=counted, say=say)
+    compared = carry_out(chosen, runs=runs, ranges=ranges, watch=in_turn(), say=say)
     if output is not None and compared.results:
         with counted(f"{loaded.name}: pictures") as progress:
             compared.write(output, plots=draws, progress=progress)

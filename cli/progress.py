@@ -2,7 +2,8 @@
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from threading import Event, Thread
 from time import monotonic
 
@@ -14,12 +15,33 @@ Progress = Callable[[int, int], None]
 LINE_AFTER_S, _LINE_EVERY_S = 10.0, 40.0
 
 
+class Silence:
+    """How long nothing was said."""
+
+    def __init__(self) -> None:
+        self._since_s = monotonic()
+
+    def left_s(self) -> float:
+        """Until a line is due."""
+        return max(0.0, self._since_s + LINE_AFTER_S - monotonic())
+
+    def end(self) -> None:
+        """Something is said."""
+        self._since_s = monotonic()
+
+
+def in_turn(what: str = "") -> Callable[[str], AbstractContextManager[Progress]]:
+    """Returns ``counted`` for works that follow each other: the first line comes as of one that takes as long as
+    all."""
+    return partial(counted, what=what, silence=Silence())
+
+
 @contextmanager
-def counted(doing: str, what: str = "") -> Iterator[Progress]:
+def counted(doing: str, what: str = "", silence: Silence | None = None) -> Iterator[Progress]:
     """Gives a function that moves a bar; where there is no terminal, lines say how far it came, with `what` behind the
-    counts, once something takes long."""
+    counts, once something takes long. `silence` has lasted since before, where works follow each other."""
     if not sys.stderr.isatty():
-        with _Lines(doing, what) as lines:
+        with _Lines(doing, what, silence) as lines:
             yield lines
         return
     from rich.console import Console
@@ -58,8 +80,9 @@ class Estimate:
 class _Lines:
     """Lines from a thread of their own, as long work need not call before it is done."""
 
-    def __init__(self, doing: str, what: str) -> None:
+    def __init__(self, doing: str, what: str, silence: Silence | None = None) -> None:
         self._doing, self._what, self._began_s = doing, what, monotonic()
+        self._silence = silence or Silence()
         self._at: tuple[int, int] | None = None
         self._estimate, self._left, self._over = Estimate(monotonic), "", Event()
         self._thread = Thread(target=self._say, name="progress", daemon=True)
@@ -76,12 +99,13 @@ class _Lines:
         self._at, self._left = (done, of), self._estimate.in_words(done, of)
 
     def _say(self) -> None:
-        wait_s = LINE_AFTER_S
-        while not self._over.wait(wait_s):
+        wait_s, due_s = LINE_AFTER_S, self._silence.left_s()
+        while not self._over.wait(due_s):
             counts = "" if self._at is None else f"{self._at[0]:,} of {self._at[1]:,}{self._what}, "
             rest = f", {self._left}" if self._left else ""
             say(f"{self._doing}: {counts}{monotonic() - self._began_s:.0f} s so far{rest}")
-            wait_s = min(2 * wait_s, _LINE_EVERY_S)
+            self._silence.end()
+            due_s = wait_s = min(2 * wait_s, _LINE_EVERY_S)
 
 
 class PointsProgress:

@@ -1,7 +1,6 @@
 """``kvferry reproduce``: a paper's claims, tables and figures beside our results."""
 
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -38,7 +37,7 @@ def reproduce(
     from kvferry.api.reproduce import EVERY
     from kvferry.api.reproduce import reproduce as reproduced
     from kvferry.cli.output import results_folder
-    from kvferry.cli.progress import counted, say
+    from kvferry.cli.progress import in_turn, say
 
     if output is None and not json:
         output = results_folder(f"runs/{folder_name(paper)}-reproduced")
@@ -49,7 +48,7 @@ def reproduce(
         if not json:
             _show(report)
 
-    found = reproduced(paper, output=output, seeds=seeds, pages=pages, each=show, watch=partial(counted, what=" runs"))
+    found = reproduced(paper, output=output, seeds=seeds, pages=pages, each=show, watch=in_turn(" runs"))
     if json:
         print(to_json(found.reports if paper == EVERY else found.reports[paper]), end="")
     for page in found.pages:

@@ -47,7 +47,7 @@ def run(
     from kvferry.api.result import run as carry_out
     from kvferry.api.scenario import load, policies_left_out
     from kvferry.cli.output import own_folder
-    from kvferry.cli.progress import counted, say
+    from kvferry.cli.progress import in_turn, say
     from kvferry.scenarios.loader import dump_yaml
     from kvferry.specs.errors import quoted
 
@@ -60,7 +60,7 @@ def run(
         known = {".": dump_yaml(loaded)} if loaded.backend == "sim" else {}
         output = own_folder(f"{loaded.name}-{loaded.system}", overrides(settings, seed), known)
     try:
-        result = carry_out(loaded, runs=runs, ranges=ranges, watch=counted, say=say)
+        result = carry_out(loaded, runs=runs, ranges=ranges, watch=in_turn(), say=say)
     except KeyboardInterrupt as stopped:
         if str(stopped):
             say(f"interrupted; kept {stopped}")

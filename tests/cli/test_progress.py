@@ -7,7 +7,7 @@ from threading import enumerate as threads
 import pytest
 
 from kvferry.cli import progress
-from kvferry.cli.progress import Estimate, counted, spinner
+from kvferry.cli.progress import Estimate, counted, in_turn, spinner
 
 
 def test_the_rest_at_the_pace_so_far() -> None:
@@ -65,12 +65,35 @@ def test_what_is_counted_is_named(said: tuple[list[str], Event]) -> None:
     lines, came = said
     with counted("study", " points") as done:
         done(3, 9)
-        assert came.wait(10)
-    assert "3 of 9 points, 0 s so far" in lines[-1]
+        while not lines or "3 of 9 points, 0 s so far" not in lines[-1]:
+            came.clear()
+            assert came.wait(10)
     with spinner("study: scheduling"):
         came.clear()
         assert came.wait(10)
     assert lines[-1] == "study: scheduling: 0 s so far"
+
+
+def test_silence_lasts_from_one_work_to_the_next(
+    said: tuple[list[str], Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines, came = said
+    now_s = 0.0
+    monkeypatch.setattr(progress, "monotonic", lambda: now_s)
+    monkeypatch.setattr(progress, "LINE_AFTER_S", 3600.0)
+    monkeypatch.setattr(progress, "_LINE_EVERY_S", 3600.0)
+    watch = in_turn(" runs")
+    with watch("first") as done:
+        done(1, 1)
+    assert lines == []
+    now_s = 3601.0
+    # It has just begun, and yet nothing was said for an hour.
+    with watch("second"):
+        assert came.wait(10)
+    assert lines == ["second: 0 s so far"]
+    with watch("third"):
+        pass
+    assert len(lines) == 1
 
 
 def test_what_is_quick_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
