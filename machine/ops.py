@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from kvferry.layouts.pieces import Pieces, Reads
-from kvferry.machine.answers import Assigned, Clustered, Divided, Selection
+from kvferry.machine.answers import Assigned, Selection
 from kvferry.machine.handles import Attended, Batch, Continued, Rebuilt
 from kvferry.machine.handles import Extents as Extents
 from kvferry.machine.op import OPS as OPS
@@ -17,7 +17,7 @@ from kvferry.machine.op import Number as Number
 from kvferry.machine.op import Op as Op
 from kvferry.machine.op import Purpose
 from kvferry.policies.decode.attention_kernel import AttentionKernel
-from kvferry.policies.decode.rows import Cut, Joined
+from kvferry.policies.decode.cuts import Clustered, Cut, Divided, Joined
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,7 @@ from kvferry.model.models import spec_of
 from kvferry.model.prompts import Prompts
 from kvferry.pipelines.decoding.sizing import plan_of
 from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS
+from kvferry.policies.decode.cuts import Clustered
 from kvferry.policies.decode.head_choice import agreed
 from kvferry.policies.decode.tending import clusters_of
 from kvferry.traces.clustered_keys import ClusteredKeys
@@ -84,7 +85,7 @@ class Tended:
         self._kept = clusters_of(roles.upkeep.start(text.context, plan.choice.group_tokens, plan.layout.start()))
         for layer in range(plan.model.layers):
             made = self._keys(Cluster(1, text.context, plan.choice.blocks, layer, heads=plan.choice.heads))
-            self._kept.filled(layer, made.tokens, made.variances)
+            self._kept.filled(layer, Clustered(made.tokens, made.variances))
         self._wanted, self._at = roles.selector.wanted_tokens, text.context
         self.reserved = getattr(roles.upkeep, "window_tokens", getattr(roles.upkeep, "buffer_tokens", 0))
 

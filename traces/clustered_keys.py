@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kvferry.machine.answers import Answer, Assigned, Clustered, Divided, Selection
+from kvferry.machine.answers import Answer, Assigned, Selection
 from kvferry.machine.ops import Assign, Cluster, Op, OutputHead, Select, Split
 from kvferry.policies.decode.cluster_table import ClusterTable
+from kvferry.policies.decode.cuts import Clustered, Cut, Divided, Joined
 from kvferry.policies.decode.head_choice import agreed
 from kvferry.policies.decode.means import Told, kmeans, two_means
-from kvferry.policies.decode.rows import Cut, Joined
 from kvferry.specs.errors import KvferryError
 from kvferry.traces.key_process import KeyProcess
 from kvferry.traces.key_recording import KeyRecording
@@ -158,11 +158,10 @@ class ClusteredKeys:
         before = (better * (self.table.counts[at, :width] + self._waiting[at, :width])).sum(1)
         return np.asarray(before < tokens)
 
-    def cut(self, cuts: Sequence[tuple[int, Cut]]) -> tuple[np.ndarray, np.ndarray, Sequence[np.ndarray]]:
+    def cut(self, cuts: Sequence[tuple[int, Cut]]) -> Divided:
         if not cuts:
-            return np.empty((0, 2), np.int64), np.empty((0, 2)), ()
-        found = self._cut([(layer * self.rows + cut.row, cut) for layer, cut in cuts])
-        return found.tokens, found.variances, found.leaves
+            return Divided(np.empty((0, 2), np.int64), np.empty((0, 2)))
+        return self._cut([(layer * self.rows + cut.row, cut) for layer, cut in cuts])
 
     def join(self, layers: np.ndarray, rows: np.ndarray, clusters: np.ndarray, *, waiting: bool) -> None:
         if len(rows):

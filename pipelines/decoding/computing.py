@@ -1,7 +1,7 @@
 """Stages that compute a token and tend KV blocks, each as a pipeline begins it and a planner prices it."""
 
 from kvferry.layouts.pieces import Reads
-from kvferry.machine.answers import Assigned, Clustered, Divided
+from kvferry.machine.answers import Assigned
 from kvferry.machine.handles import Attended
 from kvferry.machine.ops import (
     Assign,
@@ -214,10 +214,7 @@ class NextToken:
     def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
         for tended, each in enumerate(now.layers):
             if (ticket := each.tended) is not None:
-                answer: Divided | Clustered = ticket.value
-                leaves = answer.leaves if isinstance(answer, Divided) else ()
-                labels = answer.labels if isinstance(answer, Clustered) else None
-                clusters_of(now.kept).outcome(tended, answer.tokens, answer.variances, leaves, labels)
+                clusters_of(now.kept).outcome(tended, ticket.value)
         update = now.kept.append(Learned([each.found for each in now.layers]))
         stays = staying(now, update) if update else None
         ticket = now.machine.submit(self.op(now.plan, update, stays), after=after)

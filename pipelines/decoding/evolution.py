@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvferry.pipelines.decoding.plan import DecodePlan
+from kvferry.policies.decode.cuts import Clustered
 from kvferry.policies.decode.tending import KeptClusters, clusters_of
 from kvferry.specs.workload import KeysSpec
 from kvferry.traces.clustered_keys import ClusteredKeys
@@ -45,7 +46,7 @@ class Evolution:
         self.kept: KeptClusters = clusters_of(kept)
         for layer in range(plan.model.layers):
             found = self.keys.prompts(layer, plan.choice.blocks)
-            self.kept.filled(layer, found.tokens, found.variances)
+            self.kept.filled(layer, Clustered(found.tokens, found.variances))
 
     def go(self, tokens: int) -> None:
         """Adds `tokens`."""

@@ -1,5 +1,6 @@
 """The reuse buffer of a system that was told no size: no larger than pays on its runtime."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -8,12 +9,13 @@ import numpy as np
 from kvferry.pipelines.decoding.delays import Delays
 from kvferry.pipelines.decoding.plan import DecodePlan
 from kvferry.pipelines.decoding.runtimes import on_runtime
-from kvferry.policies.decode.paying_slots import paying_slots
 from kvferry.policies.decode.residency import Reuse
 from kvferry.policies.decode.roles import Roles
 from kvferry.specs.scenario import Scenario
 from kvferry.traces.reuse_rates import reuse_rates
 
+# From one number that is tried to the next.
+_STEP = 1.06
 # In selections: the buffers whose reuse is looked up; between them it is taken to be linear.
 _CAPACITIES = (1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 14.0)
 
@@ -52,3 +54,15 @@ def with_paying_slots(roles: Roles, scenario: Scenario, sized: Callable[[Roles],
 
     paying = paying_slots(least, fitting, took_s)
     return plan if paying == fitting else sized(replace(roles, residency=replace(residency, slots=paying)))
+
+
+def tried_slots(selected: int, fitting: int) -> list[int]:
+    """Returns numbers of slots between one selection and all that fit, ascending. They do not depend on what fits, but
+    for the last one: with more memory, the same are tried and more."""
+    steps = range(int(math.log(fitting / selected, _STEP)) + 1)
+    return sorted({*(int(selected * _STEP**n) for n in steps), fitting})
+
+
+def paying_slots(selected: int, fitting: int, took_s: Callable[[int], float]) -> int:
+    """Returns the number of slots, `fitting` at most, that takes the least time; the largest of equal ones."""
+    return min(reversed(tried_slots(selected, fitting)), key=took_s)

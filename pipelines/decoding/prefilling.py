@@ -1,6 +1,5 @@
 """Stages of prefill, each as a pipeline begins it and a planner prices it."""
 
-from kvferry.machine.answers import Clustered
 from kvferry.machine.ops import Cluster, Decompose, Extents, PrefillLayer
 from kvferry.machine.ticket import Ticket
 from kvferry.pipelines.decoding.computing import NextToken
@@ -55,8 +54,7 @@ class WriteOut:
 
     def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
         if (ticket := now.layers[layer].clustered) is not None:
-            found: Clustered = ticket.value
-            clusters_of(now.kept).filled(layer, found.tokens, found.variances, found.labels, found.retrieved)
+            clusters_of(now.kept).filled(layer, ticket.value)
             if not now.away(layer):
                 # Its place was not known before.
                 return now.machine.move(now.whole(layer), "host", "device", after=after)

@@ -15,7 +15,6 @@ from kvferry.policies.decode.cluster_caches import VirtualCache, WholeCache
 from kvferry.policies.decode.cluster_places import ClusterByCluster, ClusterPools, DualHeads, SequenceOrdered
 from kvferry.policies.decode.cluster_upkeep import AdaptiveClusters, StaticClusters
 from kvferry.policies.decode.elastic_slots import Elastic
-from kvferry.policies.decode.entries import Entries
 from kvferry.policies.decode.global_clusters import GlobalClusters
 from kvferry.policies.decode.local_clusters import LocalClusters
 from kvferry.policies.decode.page_bounds import PageBounds
@@ -25,6 +24,7 @@ from kvferry.policies.decode.retrieval_head import RetrievalHead
 from kvferry.policies.decode.roles import Roles
 from kvferry.policies.decode.scored_keys import Landmarks, LowRankKeys, PartialKeys, PrincipalKeys
 from kvferry.policies.decode.selector import Everything
+from kvferry.policies.decode.top_blocks import Entries
 from kvferry.policies.decode.upkeep import KeepNewest, RollingGroups
 from kvferry.policies.decode.window import Window
 from kvferry.scenarios.resolve import Complaint

@@ -6,7 +6,8 @@ from kvferry.layouts.pieces import Change
 from kvferry.machine.ops import Extents
 from kvferry.machine.ticket import Ticket
 from kvferry.pipelines.decoding.state import DecodeState
-from kvferry.policies.decode.rows import BlockRows, Cut
+from kvferry.policies.decode.cuts import Cut
+from kvferry.policies.decode.rows import BlockRows
 from kvferry.policies.decode.upkeep import Update
 from kvferry.specs.tier import Tier
 

@@ -1,7 +1,7 @@
 """An upkeep that clusters all tokens again now and then: what other upkeeps are measured by (DynaKV 2.3)."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -11,7 +11,8 @@ from pydantic import Field
 from kvferry.layouts.cluster_layout import PlacedClusters
 from kvferry.layouts.pieces import Change
 from kvferry.policies.decode.cluster_upkeep import StaticClusters
-from kvferry.policies.decode.rows import BlockRows, Cut, Lookup
+from kvferry.policies.decode.cuts import Clustered, Cut, Divided
+from kvferry.policies.decode.rows import BlockRows, Lookup
 from kvferry.policies.decode.tended_clusters import TendedClusters
 from kvferry.policies.decode.tending import KeysAhead, Regroup, Tending
 from kvferry.policies.decode.upkeep import Learned, Update
@@ -60,18 +61,11 @@ class RegroupedClusters(TendedClusters):
         if not self._due:
             super().tended_like(layer, first)
 
-    def outcome(
-        self,
-        layer: int,
-        tokens: np.ndarray,
-        variances: np.ndarray,
-        leaves: Sequence[np.ndarray] = (),
-        labels: np.ndarray | None = None,
-    ) -> None:
+    def outcome(self, layer: int, found: Divided | Clustered) -> None:
         if self._due:
-            self._made[layer] = tokens, variances
+            self._made[layer] = found.tokens, found.variances
         else:
-            super().outcome(layer, tokens, variances, leaves)
+            super().outcome(layer, found)
 
     def append(self, learned: Learned) -> Update:
         if not self._due:

@@ -1,6 +1,6 @@
 """An upkeep that clusters new tokens among themselves, apart from what was clustered before (ClusterKV)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
@@ -9,8 +9,9 @@ from pydantic import Field
 
 from kvferry.layouts.cluster_layout import PlacedClusters
 from kvferry.layouts.pieces import Change
+from kvferry.policies.decode.cuts import Clustered, Cut, Divided
 from kvferry.policies.decode.room import Room
-from kvferry.policies.decode.rows import BlockRows, Cut, Lookup
+from kvferry.policies.decode.rows import BlockRows, Lookup
 from kvferry.policies.decode.tending import KeptClusters, KeysAhead, Regroup, Tending
 from kvferry.policies.decode.upkeep import Learned, Update, Upkeep, new_tokens
 from kvferry.policies.ledger import Holding
@@ -68,15 +69,9 @@ class WindowedClusters(KeptClusters):
     def tended_like(self, layer: int, first: int) -> None:
         """Nothing is decided by layers."""
 
-    def outcome(
-        self,
-        layer: int,
-        tokens: np.ndarray,
-        variances: np.ndarray,
-        leaves: Sequence[np.ndarray] = (),
-        labels: np.ndarray | None = None,
-    ) -> None:
-        self._made[layer] = tokens, labels
+    def outcome(self, layer: int, found: Divided | Clustered) -> None:
+        assert isinstance(found, Clustered)
+        self._made[layer] = found.tokens, found.labels
 
     def append(self, learned: Learned) -> Update:
         layers, rows, _ = self.places.shape

@@ -69,27 +69,6 @@ class BlockRows:
         return np.repeat(np.arange(self.rows), self.count(flags)), self.ids[flags]
 
 
-@dataclass(frozen=True, slots=True)
-class Joined:
-    """A row's new key is in ``block`` now; ``buffered``: it waits in memory until the block is cut."""
-
-    row: int
-    block: int
-    buffered: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """A row's block takes in what waited for it in memory, and the row's new key where that ``joins``: ``tokens`` then.
-    A part of them becomes block ``new``. None: it stays whole."""
-
-    row: int
-    block: int
-    new: int | None
-    joins: bool
-    tokens: int
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Lookup:
     """Says where wanted blocks are. ``missing`` (bool, like the ids) are to be moved to the processor's memory first;

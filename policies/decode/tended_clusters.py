@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -10,7 +10,8 @@ import numpy as np
 from kvferry.layouts.cluster_layout import PlacedClusters
 from kvferry.layouts.layout import Places
 from kvferry.layouts.pieces import Change
-from kvferry.policies.decode.rows import BlockRows, Cut, Joined, Lookup
+from kvferry.policies.decode.cuts import Clustered, Cut, Divided, Joined
+from kvferry.policies.decode.rows import BlockRows, Lookup
 from kvferry.policies.decode.tending import KeptClusters, KeysAhead, Tending
 from kvferry.policies.decode.upkeep import Learned, Update
 
@@ -23,21 +24,19 @@ Retrieved = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 @dataclass(eq=False)
 class Decision:
     """Says what becomes of a step's keys, in some rows: places are (layer, row, block). ``joins`` and ``waits``: keys
-    that join their block, and keys that wait for its cut. ``cuts`` by layer, and for each what its new part may come to
-    lie ``beside``, as it was retrieved in the same step. ``reads``: what was not retrieved and is changed as a whole
-    all the same."""
+    that join their block, and keys that wait for its cut. ``cuts`` by layer. ``reads``: what was not retrieved and is
+    changed as a whole all the same."""
 
     joins: At
     waits: At
     cuts: list[tuple[int, Cut]]
     reads: list[tuple[int, int, int]]
-    beside: list[frozenset[int]]
 
     def of(self, layer: int) -> "Decision":
         """The same in another layer, of one layer's."""
         joins, waits = ((np.full_like(of[0], layer), *of[1:]) for of in (self.joins, self.waits))
         reads = [(layer, row, block) for _, row, block in self.reads]
-        return Decision(joins, waits, [(layer, cut) for _, cut in self.cuts], reads, self.beside)
+        return Decision(joins, waits, [(layer, cut) for _, cut in self.cuts], reads)
 
 
 class TendedClusters(KeptClusters):
@@ -68,7 +67,7 @@ class TendedClusters(KeptClusters):
         self._decided: dict[int, Decision] = {}
         # Layers that a step did not decide about by themselves, and the one that they are like.
         self._alike: dict[int, int] = {}
-        self._outcomes: dict[int, tuple[np.ndarray, np.ndarray, Sequence[np.ndarray]]] = {}
+        self._outcomes: dict[int, Divided] = {}
 
     def tokens_of(self, layer: int, blocks: BlockRows) -> np.ndarray:
         """Counts keys that wait for a block with it: they are in memory."""
@@ -78,19 +77,12 @@ class TendedClusters(KeptClusters):
         """Returns the keys of clusters, with the waiting ones."""
         return self.places.tokens_of(layers, rows, blocks) + self.waiting[layers, rows, blocks]
 
-    def filled(
-        self,
-        layer: int,
-        tokens: np.ndarray,
-        variances: np.ndarray,
-        labels: np.ndarray | None = None,
-        retrieved: np.ndarray | None = None,
-    ) -> None:
-        super().filled(layer, tokens, variances, labels, retrieved)
-        self.variances[layer, :, : variances.shape[1]] = variances
+    def filled(self, layer: int, found: Clustered) -> None:
+        super().filled(layer, found)
+        self.variances[layer, :, : found.variances.shape[1]] = found.variances
         if math.isfinite(self._multiple):
-            self.thresholds[layer] = self._multiple * variances.mean(1)
-        for row, block in np.argwhere(tokens > self._most_tokens).tolist():
+            self.thresholds[layer] = self._multiple * found.variances.mean(1)
+        for row, block in np.argwhere(found.tokens > self._most_tokens).tolist():
             self._flags(layer, row)[block] = 0
 
     def tend(self, layer: int, ids: np.ndarray | None, squared: np.ndarray | None, found: Lookup) -> Tending | None:
@@ -120,21 +112,15 @@ class TendedClusters(KeptClusters):
         self._decided[layer] = self._decided[first].of(layer)
         self._alike[layer] = first
 
-    def outcome(
-        self,
-        layer: int,
-        tokens: np.ndarray,
-        variances: np.ndarray,
-        leaves: Sequence[np.ndarray] = (),
-        labels: np.ndarray | None = None,
-    ) -> None:
-        self._outcomes[layer] = tokens, variances, leaves
+    def outcome(self, layer: int, found: Divided | Clustered) -> None:
+        assert isinstance(found, Divided)
+        self._outcomes[layer] = found
 
     def append(self, learned: Learned) -> Update:
         changes, decisions = list[Change](), [self._decided.pop(layer) for layer in range(self.places.shape[0])]
         for layer, decision in enumerate(decisions):
             if decision.cuts:
-                changes += self.carry_out(decision.cuts, *self._outcomes.pop(layer), decision.beside)
+                changes += self.carry_out(decision.cuts, self._outcomes.pop(layer))
         # Of all layers at once.
         layers, rows, blocks = (
             np.concatenate(of) for of in zip(*(decision.joins for decision in decisions), strict=True)
@@ -166,15 +152,14 @@ class TendedClusters(KeptClusters):
             keys.go_on()
             retrieved = partial(keys.retrieved, tokens=wanted(stored + token))
             decision = self.decide(*of_kinds, *keys.nearest(), retrieved)
-            parted = keys.cut(decision.cuts)
+            divided = keys.cut(decision.cuts)
             keys.join(*decision.joins, waiting=False)
             keys.join(*decision.waits, waiting=True)
             cuts, joins = _everywhere(decision, alike)
             times = [len(alike[of]) for of, _ in decision.cuts]
-            leaves = [leave for leave, n in zip(parted[2], times, strict=True) for _ in range(n)]
-            tokens_of, variances = (np.repeat(of, times, axis=0) for of in parted[:2])
-            beside = [near for near, n in zip(decision.beside, times, strict=True) for _ in range(n)]
-            self.carry_out(cuts, tokens_of, variances, leaves, beside)
+            leaves = [leave for leave, n in zip(divided.leaves, times, strict=True) for _ in range(n)]
+            tokens_of, variances = (np.repeat(of, times, axis=0) for of in (divided.tokens, divided.variances))
+            self.carry_out(cuts, Divided(tokens_of, variances, leaves))
             if len(joins[0]):
                 self.places.grow(*joins)
         kinds = np.arange(layers) % keys.kinds
@@ -216,11 +201,10 @@ class TendedClusters(KeptClusters):
                 layer, row, own = (int(of[n]) for of in place)
                 cuts.append((layer, self._cut(layer, row, own, None, True)))
                 reads.append((layer, row, own))
-        beside = self._beside(cuts, retrieved)
-        return Decision(_those(place, joins), _those(place, waits), cuts, reads, beside)
+        return Decision(_those(place, joins), _those(place, waits), self._beside(cuts, retrieved), reads)
 
-    def _beside(self, cuts: Sequence[tuple[int, Cut]], retrieved: Retrieved) -> list[frozenset[int]]:
-        """Returns, for every cut, the blocks that may pair with its new part and are wanted with it."""
+    def _beside(self, cuts: list[tuple[int, Cut]], retrieved: Retrieved) -> list[tuple[int, Cut]]:
+        """Returns the cuts with the blocks that may pair with each new part and are wanted with it."""
         asked = [
             (n, layer, cut.row, other)
             for n, (layer, cut) in enumerate(cuts)
@@ -228,10 +212,11 @@ class TendedClusters(KeptClusters):
             for other in self.places.alone(layer, cut.row)
         ]
         if not asked:
-            return [frozenset()] * len(cuts)
+            return cuts
         at, layers, rows, blocks = np.array(asked).T
         here = retrieved(layers, rows, blocks)
-        return [frozenset(blocks[here & (at == n)].tolist()) for n in range(len(cuts))]
+        near = [frozenset(blocks[here & (at == n)].tolist()) for n in range(len(cuts))]
+        return [(layer, replace(cut, beside=of)) for (layer, cut), of in zip(cuts, near, strict=True)]
 
     def _over(self, place: At, squared: np.ndarray) -> np.ndarray:
         """bool: with which keys their clusters are beyond the threshold, and can be cut."""
@@ -297,18 +282,11 @@ class TendedClusters(KeptClusters):
         place = layer, row, block
         return Cut(row, block, new, joins, int(self._n(*place)) + joins)
 
-    def carry_out(
-        self,
-        cuts: Sequence[tuple[int, Cut]],
-        tokens: np.ndarray,
-        variances: np.ndarray,
-        leaves: Sequence[np.ndarray] = (),
-        beside: Sequence[frozenset[int]] = (),
-    ) -> list[Change]:
-        """Cuts in these layers, with their outcome, [cuts, 2] each and where it is known the tokens that leave, and
-        with what new parts may come to lie beside: what becomes of the file, in this order."""
+    def carry_out(self, cuts: Sequence[tuple[int, Cut]], divided: Divided) -> list[Change]:
+        """Enters cuts in these layers, and what came of each; returns what becomes of the file, in this order."""
         changes: list[Change] = []
-        for n, ((layer, cut), (stay, leave), of_parts) in enumerate(zip(cuts, tokens.tolist(), variances, strict=True)):
+        parts = zip(cuts, divided.tokens.tolist(), divided.variances, strict=True)
+        for n, ((layer, cut), (stay, leave), of_parts) in enumerate(parts):
             place = layer, cut.row, cut.block
             waited = int(self.waiting[place])
             if waited:
@@ -324,8 +302,8 @@ class TendedClusters(KeptClusters):
             if cut.new is None:
                 changes.append(self.places.append(*place, tokens=stay - int(self.places.tokens_of(*place))))
                 continue
-            near = beside[n] if beside else ()
-            new, change = self.places.split(*place, stay, leave, leaves[n] if leaves else None, near)
+            leaves = divided.leaves[n] if divided.leaves else None
+            new, change = self.places.split(*place, stay, leave, leaves, cut.beside)
             assert new == cut.new, (new, cut)
             self.variances[layer, cut.row, new] = of_parts[1]
             self.splits += 1

@@ -8,7 +8,8 @@ from typing import Protocol
 import numpy as np
 
 from kvferry.layouts.cluster_layout import PlacedClusters
-from kvferry.policies.decode.rows import BlockRows, Cut, Lookup
+from kvferry.policies.decode.cuts import Clustered, Cut, Divided
+from kvferry.policies.decode.rows import BlockRows, Lookup
 from kvferry.policies.decode.upkeep import Ahead, Kept, Learned, Update
 
 
@@ -44,8 +45,8 @@ class KeysAhead(Ahead, Protocol):
         """Returns bool: which of these places are among the best of their rows, taken until they hold `tokens`."""
         ...
 
-    def cut(self, cuts: Sequence[tuple[int, Cut]]) -> tuple[np.ndarray, np.ndarray, Sequence[np.ndarray]]:
-        """Carry out cuts in these layers: tokens and variances as Divided has them."""
+    def cut(self, cuts: Sequence[tuple[int, Cut]]) -> Divided:
+        """Carries out cuts in these layers."""
         ...
 
     def join(self, layers: np.ndarray, rows: np.ndarray, clusters: np.ndarray, *, waiting: bool) -> None:
@@ -76,16 +77,9 @@ class KeptClusters(ABC):
     def tokens_of(self, layer: int, blocks: BlockRows) -> np.ndarray:
         return self.places.tokens_of(layer, blocks.spread(np.arange(blocks.rows)), blocks.ids)
 
-    def filled(
-        self,
-        layer: int,
-        tokens: np.ndarray,
-        variances: np.ndarray,
-        labels: np.ndarray | None = None,
-        retrieved: np.ndarray | None = None,
-    ) -> None:
-        """The context's clusters of a layer, both [rows, clusters], as a Clustered answer has them."""
-        self.places.arranged(layer, tokens, labels, retrieved)
+    def filled(self, layer: int, found: Clustered) -> None:
+        """Takes in the context's clusters of a layer."""
+        self.places.arranged(layer, found.tokens, found.labels, found.retrieved)
 
     @abstractmethod
     def tend(self, layer: int, ids: np.ndarray | None, squared: np.ndarray | None, found: Lookup) -> Tending | None:
@@ -97,15 +91,8 @@ class KeptClusters(ABC):
         """Repeats for this layer what was decided for the `first`, which has the same clusters."""
 
     @abstractmethod
-    def outcome(
-        self,
-        layer: int,
-        tokens: np.ndarray,
-        variances: np.ndarray,
-        leaves: Sequence[np.ndarray] = (),
-        labels: np.ndarray | None = None,
-    ) -> None:
-        """Learns what came of the cuts ([cuts, 2]) or of the regrouping ([rows, clusters])."""
+    def outcome(self, layer: int, found: Divided | Clustered) -> None:
+        """Learns what came of the cuts or of the regrouping."""
 
     @abstractmethod
     def append(self, learned: Learned) -> Update: ...

@@ -10,8 +10,9 @@ import numpy as np
 
 from kvferry.layouts.layout import Layout, Ranges
 from kvferry.layouts.pieces import Change, Pieces
+from kvferry.policies.decode.cuts import Cut, Joined
 from kvferry.policies.decode.room import Room
-from kvferry.policies.decode.rows import BlockRows, Cut, Joined, Lookup
+from kvferry.policies.decode.rows import BlockRows, Lookup
 from kvferry.policies.ledger import NEW_TOKENS, Holding
 
 

@@ -3,8 +3,9 @@
 import pytest
 
 from kvferry.analysis.decoding import BLOCK_LABELS
-from kvferry.machine.answers import Assigned, Clustered, Divided, Selection
+from kvferry.machine.answers import Assigned, Selection
 from kvferry.machine.ops import OPS, Assign, Cluster, DecodeRun, Decompress, FeedForward, Op, Retrieve, Select, Split
+from kvferry.policies.decode.cuts import Clustered, Divided
 from kvferry.sim.costs.op_rules import RULES
 
 # Not a processor's op: the modelled decompressor prices it, a live machine's decoder carries it out.

@@ -11,13 +11,14 @@ from typing import Any, Unpack
 import numpy as np
 import simpy
 
-from kvferry.machine.answers import Answer, Assigned, Clustered, Divided, Selection
+from kvferry.machine.answers import Answer, Assigned, Selection
 from kvferry.machine.handling import Handling
 from kvferry.machine.machine import Asked, Channel, Facts, Outside
 from kvferry.machine.memory import BudgetedPool
 from kvferry.machine.ops import Assign, Chunks, Cluster, Extents, KvRef, Op, Selecting, Split
 from kvferry.machine.ticket import Cancelled, Ticket
 from kvferry.machine.tiers import moved
+from kvferry.policies.decode.cuts import Clustered, Divided
 from kvferry.sim.channel import Switchboard
 from kvferry.sim.display import SimDisplay
 from kvferry.specs.tier import Tier

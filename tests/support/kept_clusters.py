@@ -12,7 +12,7 @@ from kvferry.disk.kv_log import KvLog, last_block
 from kvferry.disk.kv_record import KvHeader
 from kvferry.layouts.cluster_layout import ClusterLayout, PlacedClusters
 from kvferry.layouts.pieces import Change, Pieces
-from kvferry.policies.decode.rows import Cut, Joined
+from kvferry.policies.decode.cuts import Cut, Joined
 
 # Of a row: keys and values of one head with two numbers of 4 bytes.
 ENTRY_BYTES = 16

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from kvferry.machine.answers import Assigned, Clustered, Divided, Selection
+from kvferry.machine.answers import Assigned, Selection
 from kvferry.machine.ops import Assign, Cluster, OutputHead, Select, Split
-from kvferry.policies.decode.rows import Cut, Joined
+from kvferry.policies.decode.cuts import Clustered, Cut, Divided, Joined
 from kvferry.specs.errors import InputError, KvferryError
 from kvferry.specs.workload import KeysSpec
 from kvferry.traces.cluster_answers import RecordedClusters, place_of

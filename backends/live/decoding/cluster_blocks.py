@@ -14,11 +14,10 @@ from kvferry.backends.live.decoding.written import Bytes, WrittenPieces, joined
 from kvferry.disk.direct_storage import Data
 from kvferry.layouts.cluster_layout import ClusterLayout
 from kvferry.layouts.pieces import Pieces, Reads
-from kvferry.machine.answers import Clustered, Divided
 from kvferry.machine.handles import Attended
 from kvferry.machine.ops import Cluster, Extents, OutputHead, Split
+from kvferry.policies.decode.cuts import Clustered, Cut, Divided, Joined
 from kvferry.policies.decode.means import two_means
-from kvferry.policies.decode.rows import Cut, Joined
 from kvferry.specs.errors import InputError, KvferryError
 from kvferry.system.aligned_memory import aligned_memory
 

@@ -10,7 +10,7 @@ from kvferry.disk.block_sums import row_sums
 from kvferry.disk.kv_log import KvLog
 from kvferry.disk.kv_record import KvRecord
 from kvferry.layouts.pieces import Pieces
-from kvferry.policies.decode.rows import Cut, Joined
+from kvferry.policies.decode.cuts import Cut, Joined
 
 # A row and a cluster of it, in some layer.
 Place = tuple[int, int]

@@ -26,7 +26,7 @@ from kvferry.backends.live.decoding.written import Written
 from kvferry.backends.live.engine.op_runner import RegisteredOps, runs
 from kvferry.disk.direct_storage import Data
 from kvferry.disk.kv_log import KvLog
-from kvferry.machine.answers import Answer, Assigned, Clustered, Divided, Selection
+from kvferry.machine.answers import Answer, Assigned, Selection
 from kvferry.machine.handles import Attended
 from kvferry.machine.ops import (
     Assign,
@@ -50,6 +50,7 @@ from kvferry.machine.ops import (
 from kvferry.model.decoder import Rotary
 from kvferry.model.latent_decoder import decoder_of
 from kvferry.model.whole_prefill import PrefilledLayer, prefill_layer
+from kvferry.policies.decode.cuts import Clustered, Divided
 from kvferry.specs.errors import InputError, KvferryError
 from kvferry.traces.cluster_answers import Place, place_of
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from kvferry.layouts.pools import PoolLayout
-from kvferry.policies.decode.rows import BlockRows, Cut, Joined, Lookup
+from kvferry.policies.decode.cuts import Clustered, Cut, Divided, Joined
+from kvferry.policies.decode.rows import BlockRows, Lookup
 from kvferry.policies.decode.tended_clusters import TendedClusters
 from kvferry.policies.decode.upkeep import Learned
 
@@ -22,7 +23,7 @@ class Row:
         self.kept = TendedClusters(
             layout.start(), threshold=threshold, buffer_tokens=buffer_tokens, most_tokens=most_tokens
         )
-        self.kept.filled(0, np.array([[4, 4]]), np.array([[3.0, 3.0]]))
+        self.kept.filled(0, Clustered(np.array([[4, 4]]), np.array([[3.0, 3.0]])))
 
     def key(self, block: int, squared: float, *here: int) -> tuple[list[Joined | Cut], list[int]]:
         """A key that is nearest to a block, while those blocks are retrieved: what became of it, and what was read."""
@@ -33,7 +34,7 @@ class Row:
         if tending is not None:
             leave = np.array([0 if cut.new is None else cut.tokens // 2 for cut in tending.cuts])
             tokens = np.stack([[cut.tokens for cut in tending.cuts] - leave, leave], axis=1)
-            self.kept.outcome(0, tokens, np.tile([1.0, 2.0], (len(tokens), 1)))
+            self.kept.outcome(0, Divided(tokens, np.tile([1.0, 2.0], (len(tokens), 1))))
             read = [] if tending.read is None else tending.read.ids.tolist()
         update = self.kept.append(Learned([None]))
         self.kept.places.check()

@@ -17,11 +17,11 @@ from kvferry.policies.decode.centroids import Centroids
 from kvferry.policies.decode.cluster_caches import VirtualCache, WholeCache
 from kvferry.policies.decode.cluster_places import ClusterByCluster, ClusterPools, DualHeads, SequenceOrdered
 from kvferry.policies.decode.cluster_upkeep import AdaptiveClusters, StaticClusters
+from kvferry.policies.decode.cuts import Joined
 from kvferry.policies.decode.global_clusters import GlobalClusters
 from kvferry.policies.decode.local_clusters import LocalClusters
 from kvferry.policies.decode.placement import OneTier
 from kvferry.policies.decode.roles import Roles
-from kvferry.policies.decode.rows import Joined
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvferry.policies.decode.paying_slots import paying_slots, tried_slots
+from kvferry.pipelines.decoding.paying import paying_slots, tried_slots
 
 
 def test_the_best_of_what_fits_by_hand() -> None:
