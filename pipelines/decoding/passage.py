@@ -1,6 +1,7 @@
 """How far a lock-step run came, for people who wait."""
 
 from kvferry.pipelines.workload import Progress
+from kvferry.policies.decode.upkeep import Ahead
 
 # Tokens between which nothing is told.
 _EVERY_TOKENS = 16
@@ -12,6 +13,11 @@ class Passage:
     def __init__(self, progress: Progress, output: int) -> None:
         self._progress, self._output = progress, output
         self._rounds = self._skipped = self._decoded = 0
+
+    def watch(self, keys: Ahead | None) -> None:
+        """Hear of the clustering of these."""
+        if keys is not None:
+            keys.watch(self.clustered)
 
     def clustered(self, rounds: int, of: int) -> None:
         """So many rounds are done."""

@@ -112,8 +112,8 @@ class LockStepFlow:
     ) -> None:
         self._scenario, self._plan, self._runtime = scenario, plan, runtime
         self._passage = Passage(progress, scenario.decode.workload.output)
-        output, decoded = scenario.decode.workload.output, scenario.decode.workload.decoded
-        part = scenario.decode.workload.part
+        workload = scenario.decode.workload
+        output, decoded, part = workload.output, workload.decoded, workload.part
         # Tokens per sequence that are really decoded.
         self._steps = output if decoded is None else min(output, decoded)
         # What comes before them, where it may be skipped.
@@ -155,8 +155,7 @@ class LockStepFlow:
             spread.on_move(Told(totals=totals(), counts=self._counts()))
 
         foresight, keys, passage = world.shortcuts.foresight, world.shortcuts.keys, self._passage
-        if keys is not None:
-            keys.watch(passage.clustered)
+        passage.watch(keys)
         moving = None if spread is None else on_move
         self._decode = LockStepDecode(world.machine, self._plan, on_token, foresight, keys, moving, passage.skipped)
         if spread is None:

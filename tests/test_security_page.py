@@ -1,0 +1,78 @@
+"""The security page says the bounds that the code has."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+PAGE = Path(__file__).parent.parent / "docs" / "security.md"
+KIB, MIB = 2**10, 2**20
+
+
+def bounds() -> dict[str, str]:
+    """What each row of the table bounds, and at what."""
+    table = PAGE.read_text().partition("| of | bound |\n|---|---|\n")[2].partition("\n\n")[0]
+    return dict(re.fullmatch(r"\| (.+?) \| (.+) \|", row).groups() for row in table.splitlines())  # type: ignore[misc, union-attr]
+
+
+def test_what_files_may_have() -> None:
+    from kvferry.calibration import journal
+    from kvferry.cloud import store
+    from kvferry.specs import document
+
+    said = bounds()
+    assert said["a store's index"] == f"{store.MOST_TABLE_BYTES // MIB} MiB, {store.MOST_ENTRIES:,} chunks times levels"
+    assert said["a file of YAML"] == (
+        f"{document.MOST_BYTES / 1e6:g} MB, {document.MOST_VALUES:,} values (an alias counts as all that it repeats), "
+        f"{document.MOST_DEPTH} deep, {document.MOST_CHARACTERS:,} characters in one value"
+    )
+    assert said["a journal of a calibration"] == f"{journal._MOST_BYTES // MIB} MiB"
+
+
+@pytest.mark.torch
+def test_what_servers_take() -> None:
+    pytest.importorskip("uvicorn")
+    from kvferry.cloud import chunk_ids, connections, server
+
+    said = bounds()
+    assert said["connections of a server"] == (
+        f"{connections.MOST_CONNECTIONS}; the longest idle makes room, else 503; "
+        f"closed after {server.IDLE_S} s without a request"
+    )
+    assert said["head of a request"] == f"{server.MOST_HEAD_BYTES // KIB} KiB and {connections.HEAD_S:g} s"
+    assert said["a client that takes nothing"] == f"cut off after {connections.STALL_S:g} s"
+    assert said["chunks in one request of `serve`"] == f"{chunk_ids.MOST_IDS:,}; bodies are refused"
+
+
+@pytest.mark.torch
+def test_what_a_cloud_and_its_devices_take_of_each_other() -> None:
+    pytest.importorskip("uvicorn")
+    from kvferry.backends.live.wire import caller, channel, event, reception
+    from kvferry.cloud import asked, messages
+    from kvferry.pipelines.assist import cloud
+    from kvferry.policies.assist.prompt_mask import MOST_PROMPT_TOKENS
+
+    said = bounds()
+    most = f"{event.MOST_EVENT_BYTES // MIB} MiB"
+    waiting = f"{channel.MOST_WAITING_BYTES // MIB} MiB"
+    assert said["prompts and answers of `serve-cloud`"] == (
+        f"{asked._OVER_THE_LONGEST} times the longest of its own scenario, {MOST_PROMPT_TOKENS:,} tokens at most"
+    )
+    assert said["one message of a device"] == (
+        f"{asked._FRAME_BYTES // KIB} KiB, {asked._PROMPT_TOKEN_BYTES} bytes per token of such a prompt, "
+        f"{asked._ANSWER_TOKEN_BYTES} per token of such an answer; {most} at most"
+    )
+    assert said["a message on its way"] == f"{reception.BODY_S:g} s"
+    assert said["what waits for a device, and of it"] == (
+        f"{reception._WAITING_MESSAGES} such messages each way, {waiting} at most; then its channel ends"
+    )
+    assert said["devices of `serve-cloud`"].startswith(f"{reception.MOST_CHANNELS}; the longest silent makes room")
+    assert said["a device that drafts"] == (
+        f"{cloud._DRAFTS_S:g} s between rounds; where others wait for its slot, {cloud._FIRST_DRAFTS_S:g} s before "
+        f"the first and {cloud._NEXT_DRAFTS_S:g} s behind each"
+    )
+    assert said["a cloud that its device asks"] == (
+        f"{caller.ANSWER_S:g} s to let it in or take a message, {caller.SILENCE_S:g} s of silence; "
+        f"{most} in one message, {waiting} unread"
+    )
+    assert said["what goes wrong in a cloud, as its device is told"] == f"{messages._MOST_SAID} characters"
