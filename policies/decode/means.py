@@ -62,7 +62,9 @@ def _kmeans(vectors: np.ndarray, clusters: int, rounds: int, told: Callable[[int
 def _nearest(vectors: np.ndarray, centres: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The centre that is nearest to each vector, and the squared distance but for the vector's own length, which does
     not decide which one is nearest."""
-    apart = (centres**2).sum(-1)[:, None] - 2 * vectors @ centres.swapaxes(1, 2)
+    apart = 2 * vectors @ centres.swapaxes(1, 2)
+    # In place: fresh memory for as much again took two thirds of the time.
+    np.subtract((centres**2).sum(-1)[:, None], apart, out=apart)
     labels = apart.argmin(-1).astype(np.int32)
     return labels, np.take_along_axis(apart, labels[..., None], -1)[..., 0]
 
