@@ -1,5 +1,6 @@
 """The README's commands, Python and scenario are run as they stand; its tables say what a run and the reports say."""
 
+import csv
 import re
 import shlex
 from pathlib import Path
@@ -96,9 +97,9 @@ VERDICTS = {
 
 @pytest.mark.parametrize("paper", VERDICTS)
 def test_the_readme_counts_the_verdicts_as_the_reports_do(paper: str) -> None:
-    page = (ROOT / f"docs/validation/{paper}.md").read_text()
-    claims = page.split(f"<!-- kvferry reproduce {paper}: claims -->")[1].split("<!-- end -->")[0]
-    verdicts = [line.split("|")[-2].strip() for line in claims.splitlines() if re.match(r"\| [A-Z]\d", line)]
+    with (ROOT / f"docs/validation/data/{paper}-claims.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    verdicts = [row["verdict"] + (", chosen" if row["chosen"] else "") for row in rows]
     helped = [verdict for verdict in verdicts if re.match("hit, (fitted|chosen)", verdict)]
     chosen = " or a choice" if any("chosen" in verdict for verdict in helped) else ""
     missed = sum(verdict.startswith("miss") for verdict in verdicts)
