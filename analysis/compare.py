@@ -21,14 +21,14 @@ from kvferry.pipelines.record import RequestRecord, Run
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Height of the lane of a system of which there is nothing to draw.
+# Height of the lane of a system that has nothing to draw.
 _EMPTY_IN = 0.06
 _HATCHES = (None, "////", "xxxx", "....", "\\\\\\\\", "||||", "----")
 
 
 def compare_gantt(runs: Mapping[str, Run], *, title: str = "", request: int | None = None) -> Figure:
     """Each system's paths for one request, on a common time axis that starts at its arrival: the fastest first, systems
-    that did not reach a first token next, and last, by name and outcome alone, those of which nothing can be drawn.
+    that did not reach a first token next, and last, by name and outcome alone, those that have nothing to draw.
 
     By default the request has the median TTFT in the fastest system, among the ones that arrived at the same instant
     in all: where a request follows the answer to the one before, later ones met different stretches of the link.
@@ -172,7 +172,7 @@ def _draw_system(axis: Any, name: str, view: Run, end_s: float) -> None:
 
 
 def _draw_empty(axes: Iterable[Any], outcomes: Mapping[str, str]) -> None:
-    """A line for each system of which there is nothing to draw."""
+    """A line for each system that has nothing to draw."""
     for axis, (name, outcome) in zip(axes, outcomes.items(), strict=True):
         axis.set_yticks([])
         axis.spines["left"].set_visible(False)

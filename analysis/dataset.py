@@ -193,7 +193,7 @@ def _rows_of(path: Path) -> Iterator[Row]:
 
 
 def _by_column(rows: Iterable[Row]) -> pd.DataFrame:
-    """The rows as a table of objects, of which each value that is repeated is held once: most settings are."""
+    """The rows as a table of objects; each repeated value is held once: most settings are repeated."""
     import pandas as pd
 
     columns: dict[str, list[Any]] = {}

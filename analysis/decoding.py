@@ -1,4 +1,4 @@
-"""What decoding a batch came to: figures over its whole output, of which only a part may have been carried out."""
+"""Figures of decoding a batch, over its whole output, even where only a part was carried out."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -17,7 +17,7 @@ from kvferry.specs.workload import SloSpec
 
 def metrics_for(scenario: Scenario, run: Run) -> dict[str, float]:
     """``metrics_of`` a run of this scenario, without figures that its profile cannot support: the bound of a real run
-    on a device that was not measured, and the sum of an energy of which a part is not known."""
+    on a device that was not measured, and the sum of an energy whose parts are not all known."""
     found = metrics_of(run, main_processor=scenario.device.main, measure=scenario.measure, slo=scenario.slo)
     dropped = set() if has_bounds(scenario) else set(BOUNDS)
     if why_no_energy(scenario, run):

@@ -122,7 +122,7 @@ def rests_on(scenarios: Sequence[Scenario]) -> list[str]:
 
 def remarks_on(runs: Mapping[str, tuple[Scenario, Run]], same_on_all_runtimes: Collection[str] = ()) -> list[str]:
     """For the user, below the figures of runs by system: a line for each thing, whatever number of systems it holds
-    for. `same_on_all_runtimes`: systems of which no figure depends on the runtime."""
+    for. `same_on_all_runtimes`: systems whose figures do not depend on the runtime."""
     found: dict[str, None] = {}
     assume = {name: one for name, (one, _) in runs.items() if name not in same_on_all_runtimes}
     for scenario, run in runs.values():

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Choice:
-    """Values to choose from; `ordered`: numbers that rise, of which neighbours are alike."""
+    """Values to choose from; `ordered`: numbers that rise; neighbours are alike."""
 
     values: tuple[Node, ...]
     ordered: bool

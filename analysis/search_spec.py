@@ -29,7 +29,7 @@ class ObjectiveSpec(Spec):
 
     @property
     def lower(self) -> bool:
-        """Whether less of it is better. Raises BadKey for a metric of which that is not known."""
+        """Whether less of it is better. Raises BadKey for a metric whose better side is not known."""
         better = self.better or (FIGURES[self.metric].better if self.metric in FIGURES else None)
         if better is None:
             raise BadKey(

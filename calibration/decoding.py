@@ -70,7 +70,7 @@ def grid(rig: Rig) -> list[Point]:
 
 
 def decoding(rig: Rig, folder: Path, point: Point) -> list[Measurement]:
-    """Seconds of each op: its mean over the layers, and over the steps of a group, of which the last does more."""
+    """Seconds of each op: its mean over the layers, and over the steps of a group, the last of them longer."""
     plan = plan_at(rig.spec, point)
     spans: list[Span] = []
     path = folder / "decode-probe.bin"

@@ -38,7 +38,7 @@ def shares_of(settings: Settings) -> tuple[float, ...]:
 
 
 def held_out_contexts(settings: Settings) -> tuple[int, ...]:
-    """Tokens before a chunk: whole token chunks up to the longest context, some of which are no grid point."""
+    """Tokens before a chunk: whole token chunks up to the longest context; some are no grid point."""
     chunks = settings.context // CHUNK_TOKENS
     picked = np.unique(np.linspace(0, chunks, min(chunks + 1, _MOST_CONTEXTS)).round().astype(int))
     return tuple((picked * CHUNK_TOKENS).tolist())

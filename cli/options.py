@@ -86,7 +86,7 @@ def listed(systems: str | None) -> list[str] | None:
 
 
 def one_of(system: str | None, several: str) -> str | None:
-    """The name of a --system, of which there can be one; `several` is the command that takes more."""
+    """The name of the only --system; `several` is the command that takes more."""
     from kvferry.specs.errors import InputError
 
     if system is not None and len(listed(system) or ()) > 1:

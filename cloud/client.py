@@ -90,7 +90,7 @@ class _Unusable(Exception):
 _MAY_PASS = (OSError, HTTPException, _Unusable)
 # The trace has ended, the store was replaced, the store is damaged: asking again would bring the same.
 _FINAL = (410, 412, 500)
-# A connection, the socket that its answer arrives on, and the answer, of which the head has been read.
+# A connection, the socket that its answer arrives on, and the answer, whose head has been read.
 _Asked = tuple[HTTPConnection, socket, HTTPResponse]
 
 

@@ -43,7 +43,7 @@ class Patience:
 
 
 def one_line(text: str) -> str:
-    """The text without control characters and line ends, of which a server's words may hold any."""
+    """The text without control characters and line ends, which a server's words may hold."""
     return " ".join("".join(one if one.isprintable() else " " for one in text).split())
 
 

@@ -32,8 +32,8 @@ def measured() -> dict[str, tuple[Distortion, ...]]:
 
 
 def of_mixture(codec: str, shares: Mapping[int, float]) -> Distortion | None:
-    """The distortion of KV of which these shares came at these levels, while the rest was computed. Squared errors add
-    up, and so do divergences as long as they are small. None for a codec that was not measured."""
+    """The distortion of KV whose parts came in these shares at these levels, while the rest was computed. Squared
+    errors add up, and so do divergences as long as they are small. None for a codec that was not measured."""
     levels = measured().get(codec)
     if levels is None:
         return None

@@ -17,7 +17,7 @@ SYMBOLS = 32
 MOST_BITS = 12
 LANE_SYMBOLS = 256
 _LANES = struct.Struct("<HB")
-# A look-up reads 24 bits at a byte, of which up to 7 may have been used before.
+# A look-up reads 24 bits at a byte; up to 7 of them may have been used before.
 _MARGIN_BYTES = 3
 
 Buffer = bytes | memoryview
@@ -120,7 +120,7 @@ def _packed(codes: np.ndarray, widths: np.ndarray, ends: np.ndarray) -> bytes:
     if total == 0:
         return b""
     begins = ends - widths
-    # Each in 64 bits, of which the upper 32 are the word that it begins in: no two touch the same bit.
+    # Each in 64 bits; the upper 32 are the word that it begins in: no two touch the same bit.
     aligned = codes << (64 - widths - (begins & 31)).astype(np.uint64)
     # Codes are short: one begins in every word, but for a last one that the last code runs into.
     begun = np.bitwise_or.reduceat(aligned, np.searchsorted(begins, np.arange(0, begins[-1] + 1, 32)))

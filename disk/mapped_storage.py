@@ -25,7 +25,7 @@ _FAULT_BYTES = 128 << 10
 
 
 class MappedStorage:
-    """One file of fixed size, of which `most_bytes` may be in memory: the page cache is what keeps it there.
+    """One file of fixed size, with `most_bytes` of it in memory at most: the page cache is what keeps it there.
 
     A read checks the pages that it brings into memory against what was written to them last, and raises StorageError
     when they differ. Pages that the system brings back later, when they are looked at again, are not checked.
@@ -98,7 +98,7 @@ class MappedStorage:
         for offset, length in extents:
             for begin, end in self._use(offset, length, writes=True):
                 for edge in {begin, end}:
-                    # A block of which only a part is written.
+                    # A block that is written in part.
                     if edge % BLOCK_BYTES:
                         self._check(edge, edge)
                 self._bytes[begin:end] = source[at : at + end - begin]

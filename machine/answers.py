@@ -13,7 +13,7 @@ class Selection:
     """What a Select or Retrieve op chose; the scores of what was not chosen stay on the machine.
 
     ``ids`` is int32[batch, head or 1, k]; or, where rows (a sequence, or a head of it that chooses for itself) differ
-    in length, int32[n], of which row r has those from ``starts[r]`` up to ``starts[r + 1]``. ``scores`` float32 are
+    in length, int32[n], where row r has those from ``starts[r]`` up to ``starts[r + 1]``. ``scores`` float32 are
     like them, the more, the better; None: a recording has none.
     """
 

@@ -15,7 +15,7 @@ from kvferry.policies.decode.attention_mass import AttentionMass
 Outcome = Literal["done", "interrupted", "out_of_memory", "infeasible"]
 
 
-# Units of which a run keeps the path, by the requests in order; of further requests only the counts.
+# Units whose path a run keeps, by the requests in order; of further requests only the counts.
 MOST_UNIT_PATHS = 100_000
 
 
@@ -66,7 +66,7 @@ class RequestRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class Decoded:
-    """What decoding a batch came to, of which the analysis makes figures over the whole output.
+    """A record of decoding a batch; the analysis makes figures over the whole output from it.
 
     ``output`` tokens per sequence are wanted; ``token_times_s`` are those of a sequence that were really decoded, on
     the run's clock, where all decode in lock step. ``steps``: sequences that decoded together and the seconds of each

@@ -28,7 +28,7 @@ def changed_by(own: Node, base: Node, above: tuple[str, ...] = ()) -> Iterator[t
 
 
 def restated(described: Node, changed: Collection[tuple[str, ...]], by: Place, own: Sequence[str] = ()) -> Node:
-    """A device, storage device or model of which the values at the keys `changed` were written at another place than
+    """A device, storage device or model whose values at the keys `changed` were written at another place than
     the source that it has for them. `own`: keys of sources that were written along with the new values."""
     sources, source = described.child("sources"), described.child("source")
     changed = [key for key in changed if key and key[0] not in _NO_VALUES]

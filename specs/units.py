@@ -171,7 +171,7 @@ def with_unit(number: float, kind: str) -> str:
 
 
 def shown_size(n_bytes: float, up: bool = False) -> str:
-    """For messages: in MiB, KiB or B, whichever is the largest of which there is one; to a tenth, or the next tenth."""
+    """For messages: in MiB, KiB or B, the largest unit that fits once; to a tenth, or the next tenth."""
     unit, of = next(((unit, of) for unit, of in (("MiB", 2**20), ("KiB", 2**10)) if n_bytes >= of), ("B", 1))
     tenths = math.ceil(10 * n_bytes / of) if up else round(10 * n_bytes / of)
     return f"{tenths / 10:,.{1 if of > 1 else 0}f} {unit}"

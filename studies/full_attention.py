@@ -93,7 +93,7 @@ def needles(prompts: Prompts, context: int, how_many: int) -> Iterator[Task]:
 
 @dataclass(frozen=True)
 class Told:
-    """A text under full attention: ids int64[tokens], of which the first `context` are the prompt; keys and queries of
+    """A text under full attention: ids int64[tokens], the first `context` of them the prompt; keys and queries of
     all layers, values [KV heads, tokens, head_dim] by layer; and of `steps`, the positions that are measured: true
     attention ``mass`` float[layers, KV heads, steps, tokens] and ``logits`` float[steps, vocabulary]."""
 

@@ -11,7 +11,7 @@ best per layer   every layer the tokens with most true attention mass
 best for all     one choice for all layers: the tokens with most true mass in their mean. No head can do better
 window           the newest tokens
 
-In pages, chunks and clusters of which the budget has room for a part, the first tokens of that part are selected; what
+Of a page, chunk or cluster that the budget has room for in part, the first tokens are selected; what
 is too new for them counts in the budget, and comes first. Columns, in the mean over texts, KV heads, layers and steps:
 
 hits       of the k tokens with most true attention mass, the share that was selected
@@ -67,7 +67,7 @@ def in_blocks(scores: torch.Tensor, block_tokens: int, position: int, k: int) ->
 
 
 class Whole(BlockVectors):
-    """Vectors of a whole text, of which only those before a step are scored."""
+    """Vectors of a whole text; only those before a step are scored."""
 
     before = 0
 

@@ -10,11 +10,11 @@ copy     eight lines of random letters between them; the question is one's first
 Refiners choose at a ratio r of the prompt, question included; the observation window is the question. Columns, in the
 mean over prompts, with the least and largest mean of a seed where they differ:
 
-exact    answers of which every byte was likeliest
+exact    answers whose every byte was likeliest
 bytes    bytes of answers that were likeliest
-agree    bytes of answers of which the likeliest is that of the device with the whole prompt
+agree    bytes of answers whose likeliest is that of the device with the whole prompt
 KL       mean divergence of the next byte's distribution from that of the device with the whole prompt, in nats
-held     prompts of which what was kept holds the whole fact, or line
+held     prompts whose kept part holds the whole fact, or line
 """
 
 import sys

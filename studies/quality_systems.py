@@ -10,7 +10,7 @@ perplexity of the text, over that of full attention (1: nothing lost)
 hits       of the k tokens with most true attention mass in a KV head, the share that was selected, where k tokens are;
            in the mean over heads, layers and steps
 mass       share of a KV head's true attention mass on what it attended
-needles    answers of which every byte was most likely
+needles    answers whose every byte was most likely
 reuse      share of the selected KV blocks that were in memory, where there is a reuse buffer
 
 "chance" selects tokens at random. Quest is its index alone: pages of 16 tokens, every KV head for itself.
@@ -161,7 +161,7 @@ def compared(
 
 
 def found(likeliest: torch.Tensor, task: Task) -> float:
-    """The share of answers of which every token was likeliest, of all tokens but the first."""
+    """Returns the share of answers whose every token but the first was likeliest."""
     right = likeliest == torch.tensor(task.said)[1:]
     return float(np.mean([bool(right[begin - 1 : end - 1].all()) for begin, end in task.answers]))
 

@@ -156,7 +156,7 @@ def _shares(p: np.ndarray, q: np.ndarray, wanted: np.ndarray) -> list[tuple[floa
 
 
 def _correlation(rates: np.ndarray, clear: np.ndarray, lag: int) -> float:
-    """Autocorrelation over the pairs of which neither is in a fade."""
+    """Autocorrelation over the pairs with neither in a fade."""
     both = clear[:-lag] & clear[lag:]
     if both.sum() < 10:
         return 0.0

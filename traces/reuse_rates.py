@@ -10,7 +10,7 @@ from kvferry.policies.decode.rows import BlockRows
 from kvferry.specs.workload import DecodeSpec
 from kvferry.traces.critical_tokens import CriticalTokens
 
-# Layers, sequences, and steps, of which the first fill the buffer.
+# Layers, sequences, and steps; the first steps fill the buffer.
 _LAYERS, _SEQUENCES, _STEPS, _FILLING = 2, 2, 160, 60
 
 

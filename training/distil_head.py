@@ -1,4 +1,4 @@
-"""Distil a retrieval head from a bundled model: a one-layer draft model, of which embedding and QK projection are kept.
+"""Distil a retrieval head from a bundled model: a one-layer draft model whose embedding and QK projection are kept.
 
     python training/distil_head.py byte-large --output model/bundled/byte-large --minutes 12
 

@@ -60,7 +60,7 @@ def choosing_share(scenario: Scenario) -> Figures:
     if decoded is None or decoded.half is None:
         raise KvferryError("needs workload.decoded, less than workload.output")
     half, end = decoded.half, decoded.end
-    # Chosen keys of which a low-rank cache is kept are made of it before a layer attends.
+    # Chosen keys are made of their low-rank cache, where one is kept, before a layer attends.
     choosing = [label for label, op in OPS.items() if op.purpose == "choosing KV" or op is Reconstruct]
     kinds = {(scenario.device.main, label) for label in choosing} | {("copy", "Copy")}
     spent_s = sum(end.busy_s.get(kind, 0.0) - half.busy_s.get(kind, 0.0) for kind in kinds)

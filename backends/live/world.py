@@ -180,7 +180,7 @@ def calling_the_cloud(
         token = secrets.token_hex(16)
         settings = {"scenario": scenario.model_dump(mode="json", by_alias=True), "token": token}
         where = stack.enter_context(ChildServer(CLOUD_PROCESS, settings, _CLOUD_START_S)).url
-    # In the cloud, devices of many processes meet, all of which are called `device` in their own.
+    # In the cloud, devices of many processes meet, all called `device` in their own.
     return CallingSwitchboard(
         env, CloudAddress(where, token), carry, known_as=lambda name: f"{name}-{secrets.token_hex(4)}"
     )

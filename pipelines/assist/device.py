@@ -309,7 +309,7 @@ class Device:
         return self._estimates.tpot_s(refined + story.output / 2)
 
     def _hold(self, machine: Machine, tokens: int) -> Lease:
-        """Memory for the KV of this many tokens, of which the device keeps no more than its window. Raises
+        """Memory for the KV of this many tokens; the device keeps no more than its window. Raises
         OutOfMemory."""
         kept = tokens if self._window is None else min(tokens, 2 * self._window)
         lease = machine.memory.reserve(kept * self._model.kv_bytes_per_token, "kv")

@@ -32,7 +32,7 @@ _MOST_STEP = 256
 
 def pieces(tokens: int, before: int, window: int | None) -> Iterator[Prefill]:
     """Prefill of this many tokens behind those `before`, where attention sees so far back; None: all the way. What fits
-    the window is one piece; what comes behind it goes in quarters of a window, each of which sees a window before."""
+    the window is one piece; what comes behind it goes in quarters of a window, each seeing a window before."""
     if window is None:
         yield Prefill(tokens, before)
         return
