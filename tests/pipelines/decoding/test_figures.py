@@ -105,12 +105,17 @@ def test_every_span_counts_for_how_busy_the_processor_was(monkeypatch: pytest.Mo
     assert figures(known)["compute_utilisation"] == pytest.approx(busy_s / known.duration_s)
 
 
-def stop(tokens: int, of: int) -> None:
-    raise KeyboardInterrupt
-
-
 def test_interrupted_it_tells_what_was_decoded() -> None:
+    told: list[int] = []
+
+    def stop(tokens: int, of: int) -> None:
+        """The tokens before those that are decoded are skipped at once; then every sixteenth is told."""
+        told.append(tokens)
+        if len(told) == 2:
+            raise KeyboardInterrupt
+
     run = run_scenario(scenario(decoded=60), stop)
+    assert told[1] == told[0] + 15
     assert (run.outcome, run.why, run.interrupted) == ("interrupted", "16 of 200 tokens of 2 sequences each", True)
     times_s = run.requests[0].token_times_s
     assert len(times_s) == 16
@@ -119,6 +124,9 @@ def test_interrupted_it_tells_what_was_decoded() -> None:
 
 
 def test_interrupted_in_memory_it_counts_all_tokens() -> None:
+    def stop(tokens: int, of: int) -> None:
+        raise KeyboardInterrupt
+
     run = run_scenario(scenario().under("vllm"), stop)
     assert (run.outcome, run.why) == ("interrupted", "32 of 400 tokens of 2 sequences")
 
