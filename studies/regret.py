@@ -39,6 +39,7 @@ from kvferry.sim.costs.cost_model import COST_MODELS, CostModel
 from kvferry.traces.catalogue import catalogue, recorded_trace
 from kvferry.traces.chunks import CHARACTERS, ChunkTrace, generate_chunks
 from kvferry.traces.rate import RateTrace
+from kvferry.traces.statistics import statistics_of
 
 LOADERS: dict[str, Callable[[], Loader]] = {
     "ferry": Ferry,
@@ -46,6 +47,8 @@ LOADERS: dict[str, Callable[[], Loader]] = {
     "sparkv": Staged,
     "sparkv, no controller": partial(Staged, adapt=False),
     "sparkv last-first": partial(Staged, "greedy-last-first"),
+    "sparkv overdue": partial(Staged, compute_overdue=True),
+    "sparkv last-first, overdue": partial(Staged, "greedy-last-first", compute_overdue=True),
     "sparkv literal": partial(Staged, "greedy-literal"),
     "sparkv literal, no controller": partial(Staged, "greedy-literal", adapt=False),
     "sparkv top-down": partial(Staged, "greedy-top-down"),
@@ -62,6 +65,8 @@ LOADERS: dict[str, Callable[[], Loader]] = {
 }
 # Every second link by name.
 HALVES = {"chosen": slice(0, None, 2), "held-out": slice(1, None, 2)}
+# A link fades that spends at least this share of its time below a tenth of its mean.
+FADING = 0.02
 CONTENTS = ("text", "vlm", "vlm-apart", "vlm-opposed")
 DEVICE, MODEL = load_device("rtx-5080-laptop"), load_model("llama-3.1-8b")
 MEAN_BYTES_PER_S = 80e6
@@ -154,6 +159,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="every seventh trace, two offsets, all-heads coupling")
     parser.add_argument("--offsets", type=int, default=20)
     parser.add_argument("--half", choices=HALVES, help="chosen: links that constants were chosen on; held-out: others")
+    parser.add_argument("--fading", action="store_true", help="only links that fade")
     parser.add_argument("--rtt", type=float, default=RTT_S, metavar="SECONDS")
     parser.add_argument("--every", type=int, default=1, help="take every n-th trace")
     parser.add_argument("--loaders", nargs="+", choices=LOADERS, default=list(LOADERS), metavar="LOADER")
@@ -171,6 +177,8 @@ def main() -> None:
     from joblib import Parallel, delayed
 
     traces = sorted(catalogue())[HALVES[asked.half]] if asked.half else list(catalogue())
+    if asked.fading:
+        traces = [name for name in traces if statistics_of(recorded_trace(name)).fade_share >= FADING]
     traces = traces[:: asked.every]
     rates = "as recorded" if asked.raw else f"scaled to a mean of {MEAN_BYTES_PER_S * 8 / 1e6:g} Mbit/s"
     print(f"{len(traces)} traces, {rates}, {asked.offsets} offsets each; {asked.tokens} tokens of {MODEL.name}")
@@ -182,15 +190,15 @@ def main() -> None:
                 delayed(lambda *args: list(regrets(*args)))(case, asked.loaders, name, asked.offsets) for name in traces
             )
             print(f"\n{content}, {coupling}: regret in %, {len(traces) * asked.offsets} loads")
-            print(f"{'':36s} {'median':>8s} {'mean':>8s} {'p95':>8s} {'worst':>8s} {'ms/load':>8s}")
+            print(f"{'':36s} {'median':>8s} {'p95':>8s} {'p99':>8s} {'worst':>8s} {'ms/load':>8s}")
             rows = [row for rows in work for row in rows]
             for name in asked.loaders:
                 mine = [row for row in rows if row[0] == name]
                 values = 100 * np.array([regret for _, regret, _, _ in mine])
                 spent_ms = 1e3 * np.mean([spent_s for _, _, spent_s, _ in mine])
-                median, p95 = np.percentile(values, [50, 95])
+                median, p95, p99 = np.percentile(values, [50, 95, 99])
                 print(
-                    f"{name:36s} {median:8.2f} {values.mean():8.2f} {p95:8.2f} {values.max():8.2f} {spent_ms:8.1f}"
+                    f"{name:36s} {median:8.2f} {p95:8.2f} {p99:8.2f} {values.max():8.2f} {spent_ms:8.1f}"
                     f"   worst: {mine[int(values.argmax())][3]}",
                     flush=True,
                 )
