@@ -67,6 +67,18 @@ SYSTEMS: dict[str, LoadingSystem] = {
     "sparkv": LoadingSystem(
         loader=Staged, codec="huffman", about="the paper's: greedy schedule, adapted by its controller"
     ),
+    "sparkv-last-first": LoadingSystem(
+        loader=Staged,
+        settings={"schedule": "greedy-last-first"},
+        codec="huffman",
+        about="a reading of sparkv: what is streamed goes from the last tokens to the first",
+    ),
+    "sparkv-overdue": LoadingSystem(
+        loader=Staged,
+        settings={"compute_overdue": True},
+        codec="huffman",
+        about="a reading of sparkv: an idle processor computes what the link was to have brought by now",
+    ),
     "ferry": LoadingSystem(
         loader=Ferry,
         codec="huffman",
@@ -86,6 +98,12 @@ SYSTEMS: dict[str, LoadingSystem] = {
     ),
     "cachegen": LoadingSystem(
         loader=CacheGen, codec="cachegen", about="stream all, at the best of five levels that meets 2 s"
+    ),
+    "cachegen-best-level": LoadingSystem(
+        loader=CacheGen,
+        settings={"objective_s": "quality"},
+        codec="cachegen",
+        about="a reading of cachegen: its best level, however long that takes",
     ),
     "kivi": LoadingSystem(loader=StreamOnly, codec="kivi", about="stream all at a fixed 2-bit quantisation"),
     "stream-only": LoadingSystem(loader=StreamOnly, codec="huffman", about="stream all in SparKV's encoding"),

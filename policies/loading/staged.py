@@ -6,9 +6,11 @@ from heapq import heappop, heappush
 
 from kvferry.policies.loading.assignment import Assignment
 from kvferry.policies.loading.chain import chain_plan
+from kvferry.policies.loading.fallback import compute_without_link
 from kvferry.policies.loading.greedy import greedy_plan
 from kvferry.policies.loading.loader import Compute, LinkWindow, LoadFacts, Stream
 from kvferry.policies.loading.milp import milp_plan
+from kvferry.policies.loading.overdue import Overdue
 from kvferry.policies.loading.plan import Plan, TokenDependency
 from kvferry.policies.loading.problem import LoadProblem
 from kvferry.policies.loading.progress import LoadProgress
@@ -50,13 +52,15 @@ class Controller:
 
     def compute_instead(self, work: Assignment, k: int, unit: int, progress: LoadProgress, facts: LoadFacts) -> bool:
         """Whether to compute a unit that stage k gave to the link, rather than wait for the link."""
-        if not self._may_migrate(work, k):
-            return False
-        computed_s = facts.starting_s + (progress.computing_s + work.compute_s[unit]) / facts.seen_speed
-        if computed_s >= self._stream_s(progress.streaming_bytes + work.left_stream_bytes[k], facts):
+        if not self._may_migrate(work, k) or not self.computed_sooner(work, k, unit, progress, facts):
             return False
         self._count()
         return True
+
+    def computed_sooner(self, work: Assignment, k: int, unit: int, progress: LoadProgress, facts: LoadFacts) -> bool:
+        """Whether the processor would have this unit before the link has brought all of stage k that it still has."""
+        computed_s = facts.starting_s + (progress.computing_s + work.compute_s[unit]) / facts.seen_speed
+        return computed_s < self._stream_s(progress.streaming_bytes + work.left_stream_bytes[k], facts)
 
     def _stream_s(self, n_bytes: float, facts: LoadFacts) -> float:
         rate = facts.goodput_bytes_per_s
@@ -118,18 +122,32 @@ class Staged:
     computable unit of the order. With `adapt`, a path that has nothing left in the current stage gets work (IV-D):
 
     the link     prefetches the next stage's streams; then takes over from the tail of the computation order;
-    the processor  computes what the current stage left to the link and is ready; then the next stage's ready work.
+    the processor  computes what the current stage left to the link and is ready; then the next stage's ready work;
+                   with `compute_overdue`, then what the link was to have brought by now, and what leads there, also
+                   where the link has it under way. IV-D names chunks "originally assigned to streaming" and does not
+                   say whether those under way are among them. It is no migration: nothing changes paths.
     """
 
     # Chosen as WIDE was; twice as wide is no better here, and leaves the controller less to move.
     window = LinkWindow(times=4, at_least_planned=True)
 
-    def __init__(self, schedule: str | Planner = "greedy", adapt: bool = True, migration_limit: float = 0.25) -> None:
+    def __init__(
+        self,
+        schedule: str | Planner = "greedy",
+        adapt: bool = True,
+        migration_limit: float = 0.25,
+        compute_overdue: bool = False,
+    ) -> None:
+        if compute_overdue and not adapt:
+            raise ValueError("compute_overdue is of the controller, which adapt: false leaves out")
         self._planner = schedule if callable(schedule) else pick("schedule", SCHEDULES, schedule)
         self.controller = Controller(migration_limit) if adapt else None
+        self._compute_overdue = compute_overdue
 
     def start(self, problem: LoadProblem, facts: LoadFacts) -> None:
-        self._work = Assignment(self._planner(problem, facts.planned_exchange), problem)
+        plan = self._planner(problem, facts.planned_exchange)
+        self._work = Assignment(plan, problem)
+        self._overdue = Overdue(plan, problem, facts) if self._compute_overdue else None
         self._stage = 0
         self._ready = Ready(problem)
         # What can be computed, by (stage, place in the order): assigned to the processor; assigned to the link,
@@ -145,7 +163,7 @@ class Staged:
             left_to_link = self._take_from_link(progress, facts)
             unit = unit if left_to_link is None else left_to_link
         if unit is None or stage_of[unit] > self._last_open_stage:
-            return None
+            return self._towards_overdue(progress, facts)
         self._work.take(unit)
         return Compute((unit,))
 
@@ -166,6 +184,18 @@ class Staged:
         if unit is None or self.controller is None or self._work.stage_of[unit] > self._stage:
             return None
         return unit if self.controller.compute_instead(self._work, self._stage, unit, progress, facts) else None
+
+    def _towards_overdue(self, progress: LoadProgress, facts: LoadFacts) -> Compute | None:
+        late = self._overdue.units(progress, facts.now_s) if self._overdue else None
+        next_one = compute_without_link(progress, late) if late else None
+        if next_one is None or self.controller is None:
+            return None
+        (unit,) = next_one.units
+        if not self.controller.computed_sooner(self._work, self._stage, unit, progress, facts):
+            return None
+        if self._work.computes[unit] or self._work.streams[unit]:
+            self._work.take(unit)
+        return next_one
 
     @property
     def _last_open_stage(self) -> int:

@@ -32,6 +32,24 @@ def test_a_policy_is_replaced_and_the_table_left_alone() -> None:
     assert SYSTEMS["strong-hybrid"].codec == "huffman"
 
 
+@pytest.mark.parametrize(
+    ("reading", "of", "policies"),
+    [
+        ("sparkv-last-first", "sparkv", {"schedule": "greedy-last-first"}),
+        ("sparkv-overdue", "sparkv", {"compute_overdue": True}),
+        ("cachegen-best-level", "cachegen", {"objective": "quality"}),
+    ],
+)
+def test_a_reading_differs_from_its_system_in_one_policy(reading: str, of: str, policies: dict[str, Any]) -> None:
+    named, spelt, default = SYSTEMS[reading], SYSTEMS[of].with_policies(policies), SYSTEMS[of]
+    assert (named.loader, named.codec, named.serving) == (default.loader, default.codec, default.serving)
+    made, meant, plain = (
+        {key: value for key, value in vars(one.new_loader()).items() if key != "controller"}
+        for one in (named, spelt, default)
+    )
+    assert made == meant != plain
+
+
 def test_physical_policies_carry_units() -> None:
     loader = SYSTEMS["cachegen"].with_policies({"objective": "500 ms"}).new_loader()
     assert isinstance(loader, CacheGen)

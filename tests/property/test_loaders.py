@@ -44,6 +44,8 @@ LOADERS: dict[str, Callable[[], Loader]] = {
     "sparkv literal strict": lambda: Staged("greedy-literal", adapt=False),
     "sparkv top-down": lambda: Staged("greedy-top-down", migration_limit=1.0),
     "sparkv last-first": lambda: Staged("greedy-last-first"),
+    "sparkv overdue": lambda: Staged(compute_overdue=True),
+    "sparkv literal overdue": lambda: Staged("greedy-literal", compute_overdue=True),
     "sparkv milp": lambda: Staged("milp"),
     "sparkv chain": lambda: Staged("chain", migration_limit=1.0),
     "ferry": Ferry,

@@ -170,3 +170,54 @@ def test_a_processor_that_starts_is_sooner_for_nobody(monkeypatch: pytest.Monkey
     world = World(monkeypatch, Stage((0, 2, 1, 3)), migration_limit=1.0)
     world.compute(starting)
     assert [world.stream(starting) for _ in range(3)] == [3, 1, 2]
+
+
+# --- what is overdue ------------------------------------------------------------------------------------------------
+
+
+def test_what_the_link_was_to_have_brought_may_be_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The link has units 1, 2 and 3 under way, due at 1, 2 and 3 s, and brings a tenth of that: all of it by 30 s. The
+    # processor has done unit 0 at 1 s, and needs 1 s for each.
+    world = World(monkeypatch, Stage((0,), (1, 2, 3)), compute_overdue=True)
+    as_published = World(monkeypatch, Stage((0,), (1, 2, 3)))
+    for one in (world, as_published):
+        assert [one.stream(), one.stream(), one.stream(), one.compute()] == [1, 2, 3, 0]
+        one.progress.computed(0)
+    late = [LoadFacts(now_s, 1.0, 0.0, goodput_bytes_per_s=0.1) for now_s in (1.0, 1.5, 1.6, 2.5, 3.5)]
+    # At 1 s unit 1 is due this moment; at 1.6 s unit 2, the next that could be computed, is not due yet.
+    assert [world.compute(facts) for facts in late] == [None, 1, None, 2, 3]
+    assert [as_published.compute(facts) for facts in late] == [None] * 5
+
+
+def test_what_is_overdue_is_waited_for_where_the_link_is_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, Stage((0,), (1, 2, 3)), compute_overdue=True)
+    assert [world.stream(), world.stream(), world.stream(), world.compute()] == [1, 2, 3, 0]
+    world.progress.computed(0)
+    # Three bytes at 4 bytes/s: there before the processor has computed one more unit.
+    assert world.compute(LoadFacts(3.5, 1.0, 0.0, goodput_bytes_per_s=4.0)) is None
+
+
+def test_what_is_overdue_and_waits_for_the_link_is_not_streamed_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    # No unit may migrate; those that the link has not been given are overdue like those under way.
+    world = World(monkeypatch, Stage((0,), (1, 2, 3)), migration_limit=0.0, compute_overdue=True)
+    assert [world.stream(), world.compute()] == [1, 0]
+    world.progress.computed(0)
+    stalled = LoadFacts(9.0, 1.0, 0.0, goodput_bytes_per_s=0.0)
+    assert [world.compute(stalled), world.compute(stalled)] == [1, 2]
+    assert [world.stream(stalled), world.stream(stalled)] == [3, None]
+    assert world.loader._work.left == [0]  # the stage is handed over
+    assert world.loader.controller is not None and world.loader.controller.migrations == 0
+
+
+def test_what_leads_to_an_overdue_unit_is_computed_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Unit 0 has come; unit 1, above it, is overdue. What a Transformer computes unit 1 from is not in unit 0's KV.
+    world = World(monkeypatch, Stage((), (0, 1, 2, 3)), coupling="all_heads", compute_overdue=True)
+    assert [world.stream() for _ in range(4)] == [0, 1, 2, 3]
+    world.progress.streamed(0, 1.0)
+    stalled = LoadFacts(2.5, 1.0, 0.0, goodput_bytes_per_s=0.0)
+    assert [world.compute(stalled), world.compute(stalled), world.compute(stalled)] == [0, 1, None]
+
+
+def test_without_a_controller_nothing_overdue_is_computed() -> None:
+    with pytest.raises(ValueError, match="adapt: false leaves out"):
+        Staged(adapt=False, compute_overdue=True)
