@@ -275,6 +275,9 @@ class Cloud:
             if found is None:
                 return
             drafted, drafts = found
+            if drafts is not None and len(drafts[0]) < stood:
+                # Each round goes on behind the last one: an answer has an end, and with it the slot.
+                raise BadMessage(f"what the device has drafted was looked at before: {stood:,} tokens stand")
             # What a real model says of them: the ones that stand, and what it says instead of the first that does not.
             op = Prefill(drafted, prompt + 1 + stood, drafts)
             said = yield place.instance.machine.submit(op, request=held.request)

@@ -118,6 +118,22 @@ def test_drafts_that_are_none_are_refused(said: Any, cloud: ServedCloud) -> None
     assert "a fault of its own" not in "".join(cloud.said)
 
 
+def test_drafts_that_do_not_go_on_do_not_hold_a_slot_for_ever(cloud: ServedCloud) -> None:
+    with cloud.device("drafting") as device:
+        device.say(REQUEST | {"drafts": True, "tokens": 1, "ratio": 1.0})
+        device.hear()
+        device.say({"drafted": 2, "before": [(97, "a")], "said": [(97, "a"), (98, "b")]})
+        stands = device.hear()[1]["stands"]
+        again = {"drafted": 1, "before": [(97, "a")] * stands, "said": [(98, "b")]}
+        device.say(again)
+        assert device.hear()[1]["stands"] == 1
+        # The same round once more: nothing was added to what stands.
+        device.say(again)
+        why = f"what the device has drafted was looked at before: {stands + 1} tokens stand"
+        assert device.hear()[1]["failed"] == why
+    assert cloud.answers("phone")
+
+
 def test_parts_without_an_end_have_a_bound(cloud: ServedCloud) -> None:
     part = written("x" * 100_000, 1.0)
     with cloud.device("stranger") as device:
@@ -136,6 +152,15 @@ def test_what_is_small_on_the_wire_and_large_in_memory_counts_as_it_is(cloud: Se
         assert device.post(part, "part")[0] == 204
         with pytest.raises(OSError):
             device.hear()
+    assert cloud.answers("phone")
+
+
+def test_a_text_is_no_list_of_its_letters(cloud: ServedCloud) -> None:
+    # Each letter would take 76 bytes, whatever it was counted as.
+    part = '{"weighs":1,"value":{"tuple":"%s"}}' % ("\u4e2d" * 30_000)
+    with cloud.device("stranger") as device:
+        status, why = device.post(part.encode(), "part")
+        assert (status, why) == (400, "this is no message of ours: ValueError: unknown tag 'tuple'")
     assert cloud.answers("phone")
 
 

@@ -42,7 +42,8 @@ def rebuilt(plain: Any, blobs: bytes | bytearray) -> Any:
         if not isinstance(value, dict):
             return value
         ((tag, content),) = value.items()
-        if tag == "tuple":
+        # Of a list only: the letters of a text would each become a value, far larger than it came.
+        if tag == "tuple" and isinstance(content, list):
             return tuple(whole(each) for each in content)
         if tag == "dict":
             return {key: whole(each) for key, each in content.items()}
