@@ -78,8 +78,8 @@ class KeyProcess:
             yield keys.swapaxes(0, 1).copy(), queries.swapaxes(0, 1).copy()
 
     def _interests(self, drawn: np.ndarray) -> np.ndarray:
-        """What all sequences are interested in, [tokens, sequences, rows, width], in place of normal numbers: token by
-        token, for which they go together."""
+        """Turns normal numbers [tokens, sequences, rows, width] into what the sequences are interested in, in place:
+        token by token, for which they go together."""
         kept = math.exp(-1 / self.statistics.persistence)
         fresh = np.float32(math.sqrt(1 - kept**2))
         for token in range(1, len(drawn)):

@@ -20,18 +20,18 @@ class Passage:
             keys.watch(self.clustered)
 
     def clustered(self, rounds: int, of: int) -> None:
-        """So many rounds are done."""
+        """Notes that this many rounds are done."""
         self._rounds = of
         self._progress(rounds, of + self._output)
 
     def decoded(self, tokens: int) -> None:
-        """There are so many tokens by now, besides those that were skipped."""
+        """Notes the tokens that there are by now, besides skipped ones."""
         self._decoded = tokens
         if tokens % _EVERY_TOKENS == 0 or tokens + self._skipped == self._output:
             self._tell()
 
     def skipped(self, tokens: int) -> None:
-        """So many tokens more were skipped."""
+        """Notes that this many tokens more were skipped."""
         self._skipped += tokens
         self._tell()
 

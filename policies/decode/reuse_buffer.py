@@ -55,8 +55,8 @@ class ReuseBuffer(SlotTable):
         return Lookup(wanted, missing, slots)
 
     def _entering(self, wanted: BlockRows, missing: np.ndarray, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Which of the `missing` blocks get a slot, and how many of each row [rows, 1]; `slots` of all others become
-        places in a read buffer."""
+        """Returns which of the `missing` blocks get a slot, and how many of each row [rows, 1]; `slots` of all others
+        become places in a read buffer."""
         counts = wanted.count(missing)
         # How many of a row are missing up to each block.
         nth = np.cumsum(missing.ravel()) - np.repeat(np.cumsum(counts) - counts, _widths(wanted))
