@@ -88,11 +88,18 @@ class Load:
                 yield self._machine.submit(op, request=request)
         else:
             yield env.timeout(_WINDOW_S)
+        while stream and self._decodes and not self._came(began_s):
+            # On a busy machine not one piece may have come by then.
+            yield env.timeout(_WINDOW_S / 10)
         ended_s = env.now
         self._enough = True
         if streaming is not None:
             yield streaming
         return began_s, ended_s
+
+    def _came(self, began_s: float) -> bool:
+        """Whether a piece was decoded since then, and one put into the session."""
+        return {"Decompress", "Copy"} <= {span.label for span in self._spans if span.end_s > began_s}
 
     def _stream(self) -> simpy.events.ProcessGenerator:
         machine, spec = self._machine, self._rig.spec
