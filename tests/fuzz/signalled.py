@@ -13,8 +13,10 @@ from random import Random
 
 from kvferry.analysis.dataset import read_points
 
+# It goes with the test that started it, however that ends: in a session of its own, a server would serve for ever.
+_WITH_ITS_PARENT = "import ctypes, signal; ctypes.CDLL(None).prctl(1, signal.SIGKILL)"
 # As the installed script does, and a word once it is there: while Python itself starts, Ctrl-C is its own affair.
-PROGRAM = "from kvferry.cli.entry import main; open('begun', 'w').close(); main()"
+PROGRAM = f"{_WITH_ITS_PARENT}; from kvferry.cli.entry import main; open('begun', 'w').close(); main()"
 # What a process may take to end behind a signal, on a machine with other work.
 PATIENCE_S = 60.0
 # Where nothing of Python's is there yet to catch it, the signal itself ends the process: a shell says the same.
