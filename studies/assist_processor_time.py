@@ -1,42 +1,37 @@
 """Processor time per token of P/D-Device's roles for real: python studies/assist_processor_time.py [SETTING...]
 
 First, for each bundled model: steps, which tables are made of, beside the run by which a device decodes through tokens
-from a cloud, in turns behind one prompt. Then whole real runs of `pd_device/live` under every system, beside what those
-steps say: the device's runs (byte-small) and the cloud's steps (byte-large). Processor time of the thread that
-computes, as the machine may have other work; what is printed are medians.
+from a cloud, in turns behind one prompt. Then whole real runs of `pd_device/live` under every system: behind each token
+that a role decodes, the same token is decoded once more by a step, behind the same KV and in the same thread, and does
+not count as the run's. So the two of a pair lie milliseconds apart: beside steps that were measured minutes before, a
+machine that has changed its speed looks like a cost. Processor time of the thread that computes, as the machine may
+have other work; what is printed are medians.
 """
 
 import sys
+from collections import defaultdict
 from collections.abc import Sequence
 from statistics import median, quantiles
 from time import thread_time
-from typing import Any, NamedTuple
+from typing import Any
 from unittest.mock import patch
 
-import numpy as np
+from assist_tables import runner_of
 
 from kvferry.backends.live.assist.runner import AssistRunner, Token
-from kvferry.backends.live.decoding.warm_model import warm_model
 from kvferry.machine.following import Following
 from kvferry.machine.handles import Batch, Continued
 from kvferry.machine.handling import Forget, Prepare
 from kvferry.machine.ops import DecodeRun, DecodeStep, Op, Prefill
-from kvferry.model.decoder import Decoder
 from kvferry.pipelines.run import run_scenario
 from kvferry.scenarios.loader import load_scenario
+from kvferry.specs.scenario import Scenario
 
 CONTEXTS = (256, 512, 1024, 2048, 4096)
 STEPS = 8
 PAIRS = 24
 SYSTEMS = ("pd-device", "refinement-only", "tokens-only", "cloud-only", "device-only")
-RUNS = 3
-
-
-def runner_of(model: str) -> AssistRunner:
-    scenario = load_scenario("pd_device/live", [f"model={model}"])
-    loaded, prompts = warm_model(scenario)
-    assert prompts.by is not None
-    return AssistRunner(Decoder(loaded), prompts, prompts.by, seed=scenario.seed)
+RUNS = 8
 
 
 def token_s(runner: AssistRunner, request: int, context: int, first: Token, by_run: bool) -> float:
@@ -51,9 +46,8 @@ def token_s(runner: AssistRunner, request: int, context: int, first: Token, by_r
     return (thread_time() - began_s) / STEPS
 
 
-def steps_s(runner: AssistRunner) -> list[float]:
-    """Of a token by steps, behind each context."""
-    found = []
+def beside_runs(runner: AssistRunner) -> None:
+    """Print what a token takes by steps and by a run, behind each context."""
     for request, context in enumerate(CONTEXTS):
         runner.handle(Prepare(tokens=context, beginning=0, question=0, answer=2 * STEPS + 1), request)
         first = runner.run(Prefill(context, 0), request)
@@ -70,59 +64,84 @@ def steps_s(runner: AssistRunner) -> list[float]:
             f"ratio {middle:.3f} (half of all pairs: {low:.3f} to {high:.3f})",
             flush=True,
         )
-        found.append(median(steps))
-    return found
 
 
-class Noted(NamedTuple):
-    """Tokens that an op has decoded, the KV behind which they stand in the mean, and what it took."""
+class Pairs:
+    """What tokens of a real run take, and the same tokens by steps: sums in seconds, by role."""
 
-    op: type[Op]
-    tokens: int
-    context: float
-    took_s: float
+    def __init__(self) -> None:
+        self.tokens: dict[str, int] = defaultdict(int)
+        self.in_run_s: dict[str, float] = defaultdict(float)
+        self.by_steps_s: dict[str, float] = defaultdict(float)
+        # Taken by steps since an op began, all in all, which are no part of it; and the request that it decodes.
+        self._beside_s = 0.0
+        self._decoding: int | None = None
 
+    def of(self, scenario: Scenario) -> "Pairs":
+        """With the tokens of another run."""
+        really, after = AssistRunner.run, AssistRunner._after
 
-def noted(settings: Sequence[str]) -> list[Noted]:
-    """What a real run decodes."""
-    found: list[Noted] = []
-    really = AssistRunner.run
+        def run(runner: AssistRunner, op: Op, request: int | None, *more: Any) -> Any:
+            if not isinstance(op, DecodeRun | DecodeStep) or op.context_tokens < CONTEXTS[0] // 2:
+                # Warming up is no part of the run.
+                return really(runner, op, request, *more)
+            self._beside_s, self._decoding = 0.0, request if isinstance(op, DecodeRun) else None
+            began_s = thread_time()
+            said = really(runner, op, request, *more)
+            took_s = thread_time() - began_s - self._beside_s
+            self._decoding = None
+            if isinstance(op, DecodeRun):
+                self._add("device", op.tokens, took_s)
+            else:
+                assert op.of is not None
+                self._add("cloud", 1, took_s)
+                self.by_steps_s["cloud"] += again_s(runner, op.of.sequences[0])
+            return said
 
-    def run(runner: AssistRunner, op: Op, *more: Any) -> Any:
-        began_s = thread_time()
-        said = really(runner, op, *more)
-        took_s = thread_time() - began_s
-        if isinstance(op, DecodeRun):
-            found.append(Noted(DecodeRun, op.tokens, float(op.middle.context_tokens), took_s))
-        elif isinstance(op, DecodeStep):
-            found.append(Noted(DecodeStep, 1, float(op.context_tokens), took_s))
-        return said
+        def by_run(runner: AssistRunner, asked: Any, answer: Sequence[int]) -> int:
+            said = after(runner, asked, answer)
+            if self._decoding is not None:
+                began_s = thread_time()
+                self.by_steps_s["device"] += again_s(runner, self._decoding)
+                self._beside_s += thread_time() - began_s
+            return said
 
-    with patch.object(AssistRunner, "run", run):
-        assert run_scenario(load_scenario("pd_device/live", list(settings))).outcome == "done"
-    # Warming up is no part of the run.
-    return [one for one in found if one.context > CONTEXTS[0] // 2]
+        def again_s(runner: AssistRunner, request: int) -> float:
+            """Of the newest token by a step, which leaves nothing behind."""
+            asked = runner._asked[request]
+            before = asked.session.history, asked.next, asked.said, asked.told
+            asked.session.history, asked.said = before[0][:-1], [*before[2]]
+            step = DecodeStep(1, len(asked.session.history), Batch((request,)))
+            began_s = thread_time()
+            really(runner, step, None)
+            took_s = thread_time() - began_s
+            asked.session.history, asked.next, asked.said, asked.told = before
+            return took_s
+
+        with patch.object(AssistRunner, "run", run), patch.object(AssistRunner, "_after", by_run):
+            assert run_scenario(scenario).outcome == "done"
+        return self
+
+    def _add(self, role: str, tokens: int, took_s: float) -> None:
+        self.tokens[role] += tokens
+        self.in_run_s[role] += took_s
 
 
 def main() -> None:
-    steps: dict[type[Op], list[float]] = {}
-    for op, model in ((DecodeRun, "byte-small"), (DecodeStep, "byte-large")):
+    for model in ("byte-small", "byte-large"):
         print(model, flush=True)
-        steps[op] = steps_s(runner_of(model))
-    print("within whole runs, ms per token: measured, by steps, ratio (of the runs)")
+        beside_runs(runner_of(model))
+    print("within whole runs, ms per token: in the run, by steps, ratio (half of the runs)")
     for system in SYSTEMS:
-        runs = [noted([f"system={system}", "live.cloud=within", *sys.argv[1:]]) for _ in range(RUNS)]
-        for op, who in ((DecodeRun, "device"), (DecodeStep, "cloud")):
-            of = [[one for one in run if one.op is op] for run in runs]
-            if not of[0]:
-                continue
-            # A run is one op of many tokens, steps are many: a median is of those alone that are many.
-            measured_s = [median([one.took_s / one.tokens for one in run]) for run in of]
-            by_steps_s = median(float(np.interp(one.context, CONTEXTS, steps[op])) for run in of for one in run)
-            ratios = ", ".join(f"{one / by_steps_s:.3f}" for one in measured_s)
+        scenario = load_scenario("pd_device/live", [f"system={system}", "live.cloud=within", *sys.argv[1:]])
+        runs = [Pairs().of(scenario) for _ in range(RUNS + 1)][1:]
+        for role, tokens in runs[0].tokens.items():
+            in_run_s = median(run.in_run_s[role] for run in runs) / tokens
+            by_steps_s = median(run.by_steps_s[role] for run in runs) / tokens
+            low, middle, high = quantiles((run.in_run_s[role] / run.by_steps_s[role] for run in runs), n=4)
+            of_half = f"{low:.3f} to {high:.3f}"
             print(
-                f"  {system}, {who}: {1e3 * median(measured_s):.2f}, {1e3 * by_steps_s:.2f}, "
-                f"{median(measured_s) / by_steps_s:.3f} ({ratios})",
+                f"  {system}, {role}: {1e3 * in_run_s:.2f}, {1e3 * by_steps_s:.2f}, {middle:.3f} ({of_half})",
                 flush=True,
             )
 
