@@ -18,6 +18,7 @@ from kvferry.pipelines.checks import names_in_use
 from kvferry.pipelines.workloads import WORKLOADS
 from kvferry.scenarios.library import names
 from kvferry.scenarios.loader import dump_scenario, load_scenario
+from kvferry.scenarios.resolve import read_tree
 from kvferry.specs.errors import InputError
 from kvferry.specs.node import Place, node_of
 from kvferry.specs.scenario import Scenario
@@ -72,7 +73,8 @@ def every_way(name: str, system: str, settings: Sequence[str], folder: Path) -> 
 
 
 def pairs(scenarios: Sequence[str]) -> list[tuple[str, str]]:
-    kinds = {name: load_scenario(name).workload.kind for name in scenarios}
+    # Not resolved: this is done whenever tests are collected, in every worker.
+    kinds = {name: read_tree("scenario", name, Path()).plain()["workload"]["kind"] for name in scenarios}
     return [(name, system) for name, kind in kinds.items() for system in WORKLOADS[kind].systems]
 
 
