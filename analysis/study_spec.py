@@ -18,6 +18,10 @@ _KEYS = {
 }
 
 
+# Of these keys those that name one setting or metric.
+PLOTTED = ("x", "y", "value", "by")
+
+
 class PlotSpec(Spec):
     """A picture: a line or bars with their spread (y over x), the distribution of x, a heat map (value over x and y),
     parts of a whole on top of each other at each x, or every point by two metrics with the ones that no other one
@@ -58,7 +62,7 @@ class PlotSpec(Spec):
     @property
     def columns(self) -> dict[str, str]:
         """The keys that name a setting or metric, with what they name."""
-        found = {key: getattr(self, key) for key in ("x", "y", "value", "by")}
+        found = {key: getattr(self, key) for key in PLOTTED}
         parts = {f"parts.{n}": part for n, part in enumerate(self.parts or ())}
         return {key: column for key, column in found.items() if column is not None} | parts
 
@@ -91,14 +95,14 @@ def _axis(value: Any) -> Any:
     raise ValueError(f"{value!r:.60} is neither a list nor a range (from, to, and points or step)")
 
 
-_RANGE = {
+RANGE = {
     "type": "object",
     "properties": {key: {} for key in ("from", "to", "step")}
     | {"points": {"type": "integer"}, "log": {"type": "boolean"}},
     "required": ["from", "to"],
     "additionalProperties": False,
 }
-_VALUES = {"anyOf": [{"type": "array", "minItems": 1}, _RANGE]}
+_VALUES = {"anyOf": [{"type": "array", "minItems": 1}, RANGE]}
 _SEEDS = {"anyOf": [{"type": "array", "minItems": 1}, {"type": "integer", "minimum": 1, "maximum": MOST_POINTS}]}
 
 Base = Annotated[Any, BeforeValidator(_base)]

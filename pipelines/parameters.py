@@ -2,12 +2,15 @@
 
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import numpy as np
 from pydantic import BeforeValidator, ConfigDict, TypeAdapter, ValidationError, ValidationInfo, create_model
+from pydantic.json_schema import GenerateJsonSchema
 
+from kvferry.pipelines.policy_schema import Schema, stand_ins
 from kvferry.policies.loading.problem import LoadProblem
 from kvferry.policies.loading.staged import SCHEDULES
 from kvferry.scenarios.faults import complaints_of
@@ -46,9 +49,41 @@ def arguments_of(function: Callable[..., Any], values: Mapping[str, Any], **more
     return {name: getattr(read, name) for name in model.model_fields if name in read.model_fields_set}
 
 
-def keys_of(function: Callable[..., Any]) -> frozenset[str]:
-    """Returns what ``arguments_of`` reads for this function, as a scenario writes it."""
-    return frozenset(field.alias or name for name, field in _model_of(function).model_fields.items())
+def schema_of(function: Callable[..., Any], **more: Any) -> dict[str, Schema]:
+    """Returns by key, as a scenario writes it, the JSON schema of the values that ``arguments_of`` reads."""
+    properties = (
+        _model_of(function, tuple(more.items())).model_json_schema(schema_generator=_PlainSchema).get("properties", {})
+    )
+    bound = function.keywords if isinstance(function, partial) else ()
+    return {key: _values_alone(value) for key, value in properties.items() if key not in bound}
+
+
+class _PlainSchema(GenerateJsonSchema):
+    """What JSON has no word for may be anything."""
+
+    ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}
+
+    def handle_invalid_for_json_schema(self, schema: Any, error_info: str) -> dict[str, Any]:
+        return {}
+
+
+@dataclass(frozen=True)
+class _Looks:
+    """Beside a reader of a parameter: what JSON schemas say of its values, asked for when a schema is made."""
+
+    schema: Callable[[], Schema]
+
+    def __get_pydantic_json_schema__(self, core: Any, handler: Any) -> Schema:
+        return self.schema()
+
+
+def _values_alone(value: dict[str, Any]) -> dict[str, Any]:
+    """Returns a parameter's schema without its own name and default; of a type with a schema of its own: anything."""
+    return (
+        {key: item for key, item in value.items() if key not in ("title", "default")}
+        if "$ref" not in str(value)
+        else {}
+    )
 
 
 # A model takes milliseconds to make, and one system's keys are those of forty functions.
@@ -66,7 +101,7 @@ def _model_of(function: Callable[..., Any], more: tuple[tuple[str, Any], ...] = 
 
 def _type_of(name: str, annotation: Any) -> Any:
     if name in _NAMED:
-        return Annotated[Any, BeforeValidator(_NAMED[name])]
+        return Annotated[Any, BeforeValidator(_NAMED[name][0]), _Looks(_NAMED[name][1])]
     if name.endswith("_s"):
         words = tuple(word for part in get_args(annotation) if get_origin(part) is Literal for word in get_args(part))
         seconds: Any = Seconds
@@ -91,7 +126,7 @@ def _seconds_or(bounded: Any, words: tuple[str, ...]) -> Any:
             known = " or ".join(words)
             raise ValueError(f"{error.errors()[0]['msg'].removeprefix('Value error, ')}; or {known}") from None
 
-    return Annotated[Any, BeforeValidator(read)]
+    return Annotated[Any, BeforeValidator(read), _Looks(lambda: {"anyOf": [seconds.json_schema(), {"enum": [*words]}]})]
 
 
 def _planner(value: Any) -> Any:
@@ -122,5 +157,7 @@ def _planner(value: Any) -> Any:
 
 
 _ONE_UNIT = LoadProblem(compute_s=np.ones((1, 1, 1)), stream_bytes=np.ones((1, 1, 1)), coupling="all_heads")
-# Parameters that take a function by its name.
-_NAMED: dict[str, Callable[[Any], Any]] = {"schedule": _planner}
+# Parameters that take a function by its name: how they are read, and what a schema says of them.
+_NAMED: dict[str, tuple[Callable[[Any], Any], Callable[[], Schema]]] = {
+    "schedule": (_planner, lambda: stand_ins(SCHEDULES, schema_of))
+}

@@ -8,6 +8,7 @@ import simpy
 
 from kvferry.backends.needs import Needs
 from kvferry.backends.world import NO_INPUTS, Inputs, World
+from kvferry.pipelines.policy_schema import Schema
 from kvferry.pipelines.record import Assisted, Decoded, RequestRecord
 from kvferry.pipelines.tally import Totals
 from kvferry.scenarios.resolve import Complaint
@@ -40,8 +41,14 @@ class System(Protocol):
         ...
 
     @property
-    def policy_keys(self) -> frozenset[str]:
-        """What ``with_policies`` reads, the parameters of all that a scenario can name instead included."""
+    def policy_schemas(self) -> Mapping[str, Schema]:
+        """By key what ``with_policies`` reads, as JSON schemas, the parameters of all that a scenario can name instead
+        included."""
+        ...
+
+    @property
+    def policy_rules(self) -> Sequence[Schema]:
+        """What a JSON schema can say of several keys together, where a scenario says nothing else of this system."""
         ...
 
     def with_policies(self, policies: Mapping[str, Any]) -> "System":

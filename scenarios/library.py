@@ -8,6 +8,8 @@ from kvferry.specs.errors import InputError, unknown_name
 
 BUNDLED = Path(__file__).resolve().parent
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*")
+# What is more likely a file's path than a name.
+PATH = r"[/\\]|\.(ya?ml|json|csv|parquet|up|down|txt|gguf)$"
 # Folders that hold something else than scenarios. Studies and searches vary a scenario.
 _NOT_SCENARIOS = ("devices", "engines", "models", "runtimes", "storage", "studies", "searches")
 
@@ -21,11 +23,7 @@ def names(kind: str) -> list[str]:
 
 
 def looks_like_a_path(reference: str) -> bool:
-    return (
-        "/" in reference
-        or "\\" in reference
-        or bool(re.search(r"\.(ya?ml|json|csv|parquet|up|down|txt|gguf)$", reference))
-    )
+    return bool(re.search(PATH, reference))
 
 
 def locate(kind: str, reference: str, folder: Path) -> Path:

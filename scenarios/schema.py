@@ -1,9 +1,11 @@
 """The JSON schemas of the files that KVFerry reads: what may be named or extended instead of written out is allowed."""
 
+import re
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal, get_args
 
 from kvferry.scenarios.field_notes import add_bounds, add_notes
-from kvferry.scenarios.library import names
+from kvferry.scenarios.library import PATH, names
 from kvferry.specs.kinds import BY_KIND, KINDS, members
 from kvferry.specs.scenario import SETTING, Scenario
 from kvferry.specs.weight_format import WEIGHT_FORMATS
@@ -23,6 +25,8 @@ _RECORDS: dict[Kind, str] = {
 _REF = "#/$defs/"
 # Of a record's definition: as a file has it that stands alone, and as one has it that extends another.
 _WHOLE, _PART = ".whole", ".part"
+# How names of definitions begin that say what stands under `policies`.
+POLICIES = "Policies"
 
 
 def scenario_schema() -> Schema:
@@ -33,28 +37,29 @@ def scenario_schema() -> Schema:
     parts = schema["$defs"]
     for kind in ("device", "model"):
         for holder in (schema, parts["MachineSpec"]):
-            either = {"anyOf": [_named(kind), {"$ref": _REF + _RECORDS[kind]}]}
-            holder["properties"][kind] = _described(holder["properties"][kind]) | either
+            either = {"anyOf": [named_file(kind), {"$ref": _REF + _RECORDS[kind]}]}
+            holder["properties"][kind] = described(holder["properties"][kind]) | either
     for record in ("PrecisionSpec", "ModelSpec"):
         formats = parts[record]["properties"]["weights"]
         formats["anyOf"] = [_weight_format(), {"type": "null"}]
     parts["CostsSpec"] = {"anyOf": [{"type": ["string"], "description": "a name alone"}, parts["CostsSpec"]]}
     value = {**SETTING, "description": "a name alone, or a value"}
     parts["PolicySpec"] = {"anyOf": [value, {**parts["PolicySpec"], "minProperties": 1}]}
-    for holder, described in ((parts["DeviceSpec"], ("storage", "engine")), (schema, ("engine", "runtime"))):
-        for kind in described:
-            holder["properties"][kind]["anyOf"].append(_named(kind))
+    for holder, parts_of_it in ((parts["DeviceSpec"], ("storage", "engine")), (schema, ("engine", "runtime"))):
+        for kind in parts_of_it:
+            holder["properties"][kind]["anyOf"].append(named_file(kind))
     # The workload's kind says which of these it is: a file does not say it again.
     for key, union in BY_KIND.items():
         kinds = [record.__name__ for record in members(union)]
         either = {"anyOf": [{"$ref": _REF + kind} for kind in kinds]}
-        schema["properties"][key] = _described(schema["properties"][key]) | either
+        schema["properties"][key] = described(schema["properties"][key]) | either
         schema["required"].remove(key)
         for kind in kinds:
             del parts[kind]["properties"]["kind"]
     # A file that extends another need not repeat what that one says.
-    for extensible in (schema, *(parts[_RECORDS[kind]] for kind in _RECORDS if kind != "scenario")):
-        extensible["properties"]["extends"] = {"type": "string", "description": "a name or path to build upon"}
+    for kind, record in _RECORDS.items():
+        extensible = schema if kind == "scenario" else parts[record]
+        extensible["properties"]["extends"] = {**named_file(kind), "description": "a name or path to build upon"}
     return {"$schema": DIALECT, **schema, "title": "KVFerry scenario"}
 
 
@@ -64,26 +69,57 @@ def _weight_format() -> Schema:
     return {"type": "string", "pattern": f"^({'|'.join(either)})$", "examples": sorted(WEIGHT_FORMATS)}
 
 
-def _described(value: Schema) -> Schema:
+def described(value: Schema) -> Schema:
     """Returns the description of a property alone."""
     return {key: item for key, item in value.items() if key == "description"}
 
 
-def file_schema(kind: Kind, core: Schema) -> Schema:
-    """The schema of a file of this kind. `core` is ``scenario_schema``, perhaps with more names in it."""
+def file_schema(kind: Kind, core: Schema, alone: Sequence[Schema] = ()) -> Schema:
+    """The schema of a file of this kind. `core` is ``scenario_schema``, perhaps with more names in it, `alone` what
+    holds besides for scenarios that extend no other one."""
     title = f"KVFerry {kind}"
-    return {"$schema": DIALECT, "title": title, "$ref": _REF + _RECORDS[kind], "$defs": definitions(core)}
+    found = {"$schema": DIALECT, "title": title, "$ref": _REF + _RECORDS[kind], "$defs": definitions(core, alone)}
+    return with_definitions_in_use(found)
 
 
-def definitions(core: Schema) -> Schema:
+def with_definitions_in_use(schema: Schema) -> Schema:
+    """The schema without the definitions that nothing in it leads to."""
+    known = schema["$defs"]
+    used = dict[str, Schema]()
+    left = [{key: value for key, value in schema.items() if key != "$defs"}]
+    while left:
+        for name in dict.fromkeys(references(left.pop())):
+            if name not in used:
+                used[name] = known[name]
+                left.append(known[name])
+    return {**schema, "$defs": {name: known[name] for name in known if name in used}}
+
+
+def references(value: Any) -> Iterator[str]:
+    """The names of the definitions that a schema refers to, in its order."""
+    if isinstance(value, dict):
+        if isinstance(reference := value.get("$ref"), str):
+            yield reference.removeprefix(_REF).split("/")[0]
+        for key, inner in value.items():
+            if key != "discriminator":
+                yield from references(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from references(inner)
+
+
+def definitions(core: Schema, alone: Sequence[Schema] = ()) -> Schema:
     """Every record as a file has it; NAME.part is for a file in which nothing is required, as another one is laid under
     it, and null takes a value away."""
     records = {**core["$defs"], "Scenario": _scenario_by_kind(core)}
     for key in ("policies", "machines", "system_policies"):
-        _with_null(records["Scenario"]["properties"][key])
+        # With names of policies in it, the schema says by itself which of them may be null.
+        if "additionalProperties" in records["Scenario"]["properties"][key]:
+            _with_null(records["Scenario"]["properties"][key])
     found: Schema = {}
     for name, record in records.items():
-        found[name + _PART] = _part(record)
+        # Policies may be said in parts in any file.
+        found[name + _PART] = {"$ref": _REF + name} if name.startswith(POLICIES) else _part(record)
         if name not in _RECORDS.values():
             found[name] = record
             continue
@@ -96,11 +132,20 @@ def definitions(core: Schema) -> Schema:
             "then": {"$ref": f"{_REF}{name}{_PART}"},
             "else": {"$ref": f"{_REF}{name}{_WHOLE}"},
         }
+    whole = found["Scenario" + _WHOLE]
+    whole["allOf"] = [*whole["allOf"], *alone]
     return found
 
 
-def _named(kind: str) -> Schema:
-    return {"type": "string", "examples": names(kind), "description": f"name or path of a {kind}"}
+def named_file(kind: str) -> Schema:
+    """The name or path of a file of this kind."""
+    return {**name_or_path(names(kind)), "description": f"name or path of a {kind}"}
+
+
+def name_or_path(known: Sequence[str]) -> Schema:
+    """One of these names, or what looks like a path: a file without an ending, in the same folder, is ./FILE."""
+    either = "|".join(re.sub(r"[.+]", r"\\\g<0>", name) for name in known)
+    return {"type": "string", "pattern": f"^({either})$|{PATH}", "examples": list(known)}
 
 
 def _scenario_by_kind(core: Schema) -> Schema:
@@ -109,11 +154,11 @@ def _scenario_by_kind(core: Schema) -> Schema:
     rules = list(core.get("allOf", ()))
     for kind in KINDS:
         of_kind = {
-            key: _or_null({"$ref": _REF + next(one.__name__ for one in members(union) if _is_of(kind, one))})
+            key: or_null({"$ref": _REF + next(one.__name__ for one in members(union) if _is_of(kind, one))})
             for key, union in BY_KIND.items()
         }
         rules.append({"if": of_workload(kind), "then": {"properties": of_kind}})
-    properties = {key: _or_null(value) if key in BY_KIND else value for key, value in scenario["properties"].items()}
+    properties = {key: or_null(value) if key in BY_KIND else value for key, value in scenario["properties"].items()}
     return {**scenario, "properties": properties, "allOf": rules}
 
 
@@ -152,9 +197,9 @@ def _relaxed(part: Any) -> Any:
             if not all(set(one) <= {"required", "properties"} for one in value):
                 found["anyOf"] = [_relaxed({k: v for k, v in one.items() if k != "required"}) for one in value]
         elif key == "properties":
-            found[key] = {name: _or_null(_relaxed(one)) for name, one in value.items()}
+            found[key] = {name: or_null(_relaxed(one)) for name, one in value.items()}
         elif key == "additionalProperties":
-            found[key] = _or_null(_relaxed(value)) if isinstance(value, dict) else value
+            found[key] = or_null(_relaxed(value)) if isinstance(value, dict) else value
         elif key == "allOf":
             found[key] = [{**one, "then": _relaxed(one["then"])} for one in value]
         elif key not in ("discriminator", "minProperties"):
@@ -163,6 +208,7 @@ def _relaxed(part: Any) -> Any:
     return found
 
 
-def _or_null(schema: Schema) -> Schema:
+def or_null(schema: Schema) -> Schema:
+    """The same, or null."""
     about: Schema = {key: schema[key] for key in ("description", "default") if key in schema}
     return {"anyOf": [schema, {"type": "null"}], **about}

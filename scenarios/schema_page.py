@@ -2,10 +2,9 @@
 
 import json
 import re
-from collections.abc import Iterator
 from typing import Any
 
-from kvferry.scenarios.schema import scenario_schema
+from kvferry.scenarios.schema import references, scenario_schema
 
 _REFERENCE = "#/$defs/"
 # Names of bundled devices and models are listed by commands; a page shows the first few.
@@ -36,7 +35,7 @@ def _places(schema: dict[str, Any]) -> dict[str, str]:
     while left:
         at, holder, part = left.pop(0)
         for key, value in _properties(part).items():
-            records = list(_references(value))
+            records = list(references(value))
             for name in records:
                 if name not in found:
                     place = f"{at}.{key}" if at else key
@@ -57,18 +56,6 @@ def _properties(part: dict[str, Any]) -> dict[str, Any]:
     if "properties" in part:
         return dict(part["properties"])
     return dict(next((one["properties"] for one in part.get("anyOf", ()) if "properties" in one), {}))
-
-
-def _references(value: Any) -> Iterator[str]:
-    if isinstance(value, dict):
-        if "$ref" in value:
-            yield value["$ref"].removeprefix(_REFERENCE)
-        for key, inner in value.items():
-            if key != "discriminator":
-                yield from _references(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _references(inner)
 
 
 def _section(place: str, part: dict[str, Any], places: dict[str, str]) -> str:

@@ -78,6 +78,12 @@ def bundled() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in BUNDLED.glob("*.yaml")))
 
 
+def known_traces(kind: Kind) -> list[str]:
+    """Names of the traces of one kind, recorded ones whether or not they are here."""
+    recorded = catalogue() if kind == "bandwidth" else ()
+    return [*(name for name in bundled() if bundled_model(name).kind == kind), *recorded]
+
+
 def bundled_model(name: str) -> BandwidthModel | LoadModel:
     return read_model(BUNDLED / f"{name}.yaml")
 

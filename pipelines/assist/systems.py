@@ -1,12 +1,13 @@
 """Systems for devices with a cloud, by name: P/D-Device and what it is compared with."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from kvferry.pipelines.parameters import BadParameters, arguments_of
+from kvferry.pipelines.parameters import BadParameters, arguments_of, schema_of
+from kvferry.pipelines.policy_schema import Schema, stand_ins
 from kvferry.policies.assist.assistance import Smoothing
 from kvferry.policies.assist.help import Help, Refining
 from kvferry.policies.assist.serving import Routing, Serving
@@ -75,8 +76,18 @@ class AssistSystem:
         return self.answers != "device"
 
     @property
-    def policy_keys(self) -> frozenset[str]:
-        return frozenset(_ROLES)
+    def policy_schemas(self) -> Mapping[str, Schema]:
+        return {role: stand_ins({name: declares}, schema_of) for role, (name, declares) in _ROLES.items()}
+
+    @property
+    def policy_rules(self) -> Sequence[Schema]:
+        """Roles and parameters that mean something to this system."""
+        if not self.needs_a_cloud:
+            return ({"propertyNames": {"enum": ["assist"]}}, _of_assist(("name",)))
+        counting = (name.removesuffix("_s") for name in _COUNTS[self.answers])
+        rules = [_of_assist(("name", *counting))]
+        rules += [_of_assist((), {name: {"const": getattr(self.assist, name)}}) for name in self.fixed]
+        return rules
 
     def with_policies(self, policies: Mapping[str, Any]) -> "AssistSystem":
         """The same system with what ``policies.assist`` and ``policies.serving`` say. Raises BadParameters."""
@@ -117,6 +128,12 @@ class AssistSystem:
                 yield Complaint(key, f"has no effect on this system: {self.about}", idle=True)
             elif name in self.fixed and value != own:
                 yield Complaint(key, f"{value} is not {own}, which makes this system what it is", idle=True)
+
+
+def _of_assist(names: Sequence[str] = (), properties: Mapping[str, Schema] | None = None) -> Schema:
+    """What `assist` says, where it says more than a name, is of these names, and as these properties."""
+    said: Schema = {"properties": dict(properties or {})}
+    return {"properties": {"assist": {**said, **({"propertyNames": {"enum": list(names)}} if names else {})}}}
 
 
 ASSIST_SYSTEMS: dict[str, AssistSystem] = {

@@ -1,12 +1,13 @@
 """Systems that decode with their KV on storage or in memory, by name: KVSwap and what it is compared with."""
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
-from kvferry.pipelines.parameters import BadParameters, arguments_of, keys_of
+from kvferry.pipelines.parameters import BadParameters, arguments_of, schema_of
+from kvferry.pipelines.policy_schema import Schema, setting, stand_ins, united
 from kvferry.policies.decode.attention_kernel import EAGER, FLASH, IN_PLACE, PAGED
 from kvferry.policies.decode.batcher import Continuous, LockStep
 from kvferry.policies.decode.blocking import TokenGroups, ValueGroups
@@ -100,10 +101,22 @@ class DecodeSystem:
         return None
 
     @property
-    def policy_keys(self) -> frozenset[str]:
+    def policy_schemas(self) -> Mapping[str, Schema]:
         """Roles, and parameters of this system's and of all that can stand in for them."""
-        stand_ins = (maker for role, makers in ROLES.items() if role != "attention" for maker in makers.values())
-        return frozenset(ROLES).union(keys_of(_taking(_parameters_of(self.roles))), *map(keys_of, stand_ins))
+        roles = {role: stand_ins(makers, _maker_schema) for role, makers in ROLES.items()}
+        makers = (maker for role, table in ROLES.items() if role != "attention" for maker in table.values())
+        parameters = united([*map(_maker_schema, makers), schema_of(_taking(_parameters_of(self.roles)))])
+        return {**{key: setting(value) for key, value in parameters.items()}, **roles}
+
+    @property
+    def policy_rules(self) -> Sequence[Schema]:
+        """Without another role, this system's parameters alone; where KV lies as it does, roles that have an effect."""
+        idle, _ = self._idle_roles(self.roles)
+        own = ["reuse", *schema_of(_taking(_parameters_of(self.roles)))]
+        return (
+            {"if": {"not": _says(*ROLES, "reuse")}, "then": {"propertyNames": {"enum": own}}},
+            {"if": {"not": _says("placement", "selector")}, "then": {"not": _says(*idle)}} if idle else {},
+        )
 
     def with_policies(self, policies: Mapping[str, Any]) -> "DecodeSystem":
         """The same system with some of its policies replaced, as ``Scenario.policy_values`` asks.
@@ -127,13 +140,7 @@ class DecodeSystem:
         if not roles.selective and "residency" in policies:
             what = "everything is read again at every step, nothing can be kept"
             complaints.append(Complaint(("residency",), what, idle=True))
-        if self.roles.placement.away is None and roles.placement.away is None:
-            what = "all KV is in memory: nothing is selected, kept or laid out, so this role has no effect"
-            evicting = ("selector",) if roles.selector.evicts else ()
-            idle = [role for role in ROLES if role not in (*_ANYWHERE, *_IN_MEMORY, *evicting)]
-        else:
-            what = "KV is not always in memory: one batch decodes in lock step, so this role has no effect"
-            idle = [] if roles.all_in_memory else list(_IN_MEMORY)
+        idle, what = self._idle_roles(roles)
         if "tuned" in policies and not self.tunable:
             of = f"holds parameters of {tunable_systems()}, and this system has others"
             complaints.append(Complaint(("tuned",), of, idle=True))
@@ -151,6 +158,24 @@ class DecodeSystem:
                 except ValueError as error:
                     raise BadParameters([_of_parameter(error, own, (role,))]) from None
         return replace(self, roles=roles, **({"tuned": given["tuned"]} if "tuned" in given else {}))
+
+    def _idle_roles(self, roles: Roles) -> tuple[list[str], str]:
+        """Returns the roles that have no effect once this system has `roles`, and why."""
+        if self.roles.placement.away is None and roles.placement.away is None:
+            what = "all KV is in memory: nothing is selected, kept or laid out, so this role has no effect"
+            evicting = ("selector",) if roles.selector.evicts else ()
+            return [role for role in ROLES if role not in (*_ANYWHERE, *_IN_MEMORY, *evicting)], what
+        what = "KV is not always in memory: one batch decodes in lock step, so this role has no effect"
+        return [] if roles.all_in_memory else list(_IN_MEMORY), what
+
+
+# The same for all systems; a schema asks for it system by system.
+_maker_schema = lru_cache(maxsize=256)(schema_of)
+
+
+def _says(*keys: str) -> Schema:
+    """A schema of mappings that have a value under one of these keys."""
+    return {"anyOf": [{"required": [key], "properties": {key: {"not": {"type": "null"}}}} for key in keys]}
 
 
 def _stand_in(role: str, value: Any, own: Any) -> Any:

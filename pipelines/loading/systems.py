@@ -1,11 +1,12 @@
 """Systems by name: which loader with which settings, over which encoding of the stored context."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from kvferry.codecs.sizes import CODECS
-from kvferry.pipelines.parameters import BadParameters, arguments_of, keys_of
+from kvferry.pipelines.parameters import BadParameters, arguments_of, schema_of
+from kvferry.pipelines.policy_schema import Schema, setting
 from kvferry.policies.loading.discipline import Serving
 from kvferry.policies.loading.ferry import Ferry
 from kvferry.policies.loading.hybrid import Hybrid
@@ -28,8 +29,14 @@ class LoadingSystem:
     serving: Serving = "fair"
 
     @property
-    def policy_keys(self) -> frozenset[str]:
-        return keys_of(self.loader) | {"codec", "serving"}
+    def policy_schemas(self) -> Mapping[str, Schema]:
+        read = schema_of(self.loader, codec=Literal[tuple(CODECS)], serving=Serving)
+        # A schedule is named with parameters of its own.
+        return {key: value if key == "schedule" else setting(value) for key, value in read.items()}
+
+    @property
+    def policy_rules(self) -> Sequence[Schema]:
+        return ()
 
     def with_policies(self, policies: Mapping[str, Any]) -> "LoadingSystem":
         """The same system with some of its policies replaced, as ``Scenario.policy_values`` asks.

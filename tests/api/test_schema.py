@@ -12,6 +12,7 @@ from bad_scenarios import BOARD, GOOD, ONE_FAULT
 from tiny import ASSISTED, DECODING, LIVE, LOADING, changed
 
 from kvferry.api.schema import KINDS, schema
+from kvferry.pipelines.checks import names_in_use
 from kvferry.scenarios.library import BUNDLED, names
 from kvferry.scenarios.loader import dump_scenario, load_scenario
 from kvferry.specs.document import parse_document, read_document
@@ -32,7 +33,7 @@ FOLDERS = {
 # What a schema cannot tell: names and files that are not there, numbers of another size than the text looks, sums and
 # other rules over several keys, and what YAML itself refuses.
 BEYOND = (
-    "is not there", "is a folder", "is a pipe", "unknown device", "1000000000: must be", "make 7,812,800,000 chunks",
+    "is not there", "is a folder", "is a pipe", "1000000000: must be", "make 7,812,800,000 chunks",
     "units (token chunks", "tokens for each of 3", "through 4 layers", "is no processor of the device", "overlap or",
     "not valid YAML", "stands twice", "is not read", "contains itself", "merge keys", "is a word", "lone surrogate",
     "nested more than", "a text of 10,001", "is no key", ".nan is not a finite", ".inf is not a finite",
@@ -107,7 +108,23 @@ def test_most_of_the_faults_can_be_told() -> None:
         ({"budget": {"kv": "1 GiB"}}, False),
         ({"device": {"extends": "tiny", "memory": {"capacity_bytes": "2 GB"}}}, True),
         ({"device": {"memory": {"capacity_bytes": "2 GB"}}}, False),
-        ({"policies": {"codec": None, "schedule": {"name": "greedy", "reading": "literal"}}}, True),
+        ({"policies": {"codec": None, "schedule": {"name": "greedy", "reading": "literal"}}, "system": "sparkv"}, True),
+        ({"policies": {"schedule": {"name": "greedy", "raeding": "literal"}}, "system": "sparkv"}, False),
+        ({"policies": {"schedule": "greedy"}, "system": "ferry"}, False),
+        ({"policies": {"codec": "hufman"}}, False),
+        ({"policies": {"objective": "1 s"}, "system": "cachegen"}, True),
+        ({"policies": {"objective": 1}, "system": "cachegen"}, False),
+        ({"device": "rtx-5080-laptp"}, False),
+        ({"device": {"extends": "tinny"}}, False),
+        ({"device": {"extends": "tiny", "storage": "emc"}}, False),
+        ({"device": {"extends": "tiny", "storage": "./emc"}}, True),
+        ({"model": "tinny"}, False),
+        ({"costs": "rooflin"}, False),
+        ({"costs": {"truth": "table"}}, True),
+        ({"link": {"trace": "wifi-campu"}}, False),
+        ({"load": {"trace": "wifi-campus"}}, False),
+        ({"load": {"trace": "load-bursty"}}, True),
+        ({"extends": "quickstrt"}, False),
         ({"policies": {"schedul": "greedy"}}, False),
         ({"policies": {"schedule": "gready"}}, False),
         ({"policies": {"group_tokens": 4}}, False),
@@ -129,14 +146,68 @@ def test_single_changes(change: dict[str, Any], valid: bool, validators: dict[st
     assert bool(faults(validators["scenario"], changed(described, **change))) is not valid
 
 
+@pytest.mark.parametrize(
+    ("change", "valid"),
+    [
+        ({"policies": {"selector": {"name": "low-rank-keys", "compression": 4}}}, True),
+        ({"policies": {"selector": {"name": "low-rank-keys", "foo": 1}}}, False),
+        ({"policies": {"selector": {"name": "window", "compression": 4}}}, False),
+        ({"policies": {"selector": {"compression": 4}}}, True),
+        ({"policies": {"selector": {"compresion": 4}}}, False),
+        ({"policies": {"compression": "four"}}, False),
+        ({"policies": {"cache_share": 0.1}}, False),
+        ({"policies": {"cache_share": 0.1, "residency": "virtual-cache"}}, True),
+        ({"policies": {"cache_share": 0.1}, "system": "dynakv"}, True),
+        ({"policies": {"residency": "reuse"}, "system": "vllm"}, False),
+        ({"policies": {"residency": "reuse", "placement": "storage", "selector": "landmarks"}, "system": "vllm"}, True),
+        ({"runtime": "kvswap-prototipe"}, False),
+        ({"runtime": "kvswap-prototype"}, True),
+        ({"engine": "lama.cpp"}, False),
+        ({"system_policies": {"quest": {"selector": {"foo": 1}}}}, False),
+        ({"system_policies": {"quest": {"selector": {"per_head": False}}}}, True),
+    ],
+)
+def test_policies_of_decode_systems(change: dict[str, Any], valid: bool, validators: dict[str, Any]) -> None:
+    assert bool(faults(validators["scenario"], changed(DECODING, **change))) is not valid
+    assert refuses(changed(DECODING, **change)) is not valid
+
+
+@pytest.mark.parametrize(
+    ("change", "valid"),
+    [
+        ({"assist": {"tokens": 4}}, True),
+        ({"assist": {"tokens": 0}}, False),
+        ({"assist": {"tokns": 4}}, False),
+        ({"assist": "optimized"}, False),
+        ({"serving": {"slots": 3, "tpot": "30 ms"}}, True),
+        ({"serving": {"tpot": 30}}, False),
+        ({"assist": {"ratio": 0.5}, "system": "tokens-only"}, False),
+        ({"assist": {"draft": 3}}, False),
+        ({"assist": {"patience": "1 s"}, "system": "cloud-only"}, True),
+        ({"serving": {"slots": 3}, "system": "device-only"}, False),
+    ],
+)
+def test_policies_of_assist_systems(change: dict[str, Any], valid: bool, validators: dict[str, Any]) -> None:
+    system = change.get("system", "pd-device")
+    described = {**ASSISTED, "system": system, "policies": {k: v for k, v in change.items() if k != "system"}}
+    assert bool(faults(validators["scenario"], described)) is not valid
+    assert refuses(described) is not valid
+
+
+def refuses(described: dict[str, Any]) -> bool:
+    """Whether the program does."""
+    try:
+        return bool(list(names_in_use(load_scenario(described))))
+    except InputError:
+        return True
+
+
 def test_a_file_that_extends_says_as_little_as_it_likes(validators: dict[str, Any]) -> None:
-    policies = {"extends": "a", "policies": {"group_tokens": 4, "selector": None, "reuse": True, "codec": "plain"}}
-    for good in (
-        {"extends": "a"}, {"extends": "a", "workload": {"output": 3}}, {"extends": "a", "seed": None}, policies
-    ):  # fmt: skip
-        assert not faults(validators["scenario"], good)
-    assert faults(validators["scenario"], {"extends": "a", "policies": {"group_tokns": 4}})
-    for bad in ({"extends": "a", "wrkload": {}}, {"extends": "a", "workload": {"outptu": 3}}, {"name": "a"}):
+    policies = {"policies": {"group_tokens": 4, "selector": None, "reuse": True, "codec": "kivi"}}
+    for good in ({}, {"workload": {"output": 3}}, {"seed": None}, policies):
+        assert not faults(validators["scenario"], {"extends": "a.yaml", **good})
+    assert faults(validators["scenario"], {"extends": "a.yaml", "policies": {"group_tokns": 4}})
+    for bad in ({"extends": "a.yaml", "wrkload": {}}, {"extends": "a.yaml", "workload": {"outptu": 3}}, {"name": "a"}):
         assert faults(validators["scenario"], bad)
 
 
@@ -144,6 +215,39 @@ def test_studies_and_searches(validators: dict[str, Any]) -> None:
     base = {"base": "quickstart"}
     good = {**base, "axes": {"seed": {"from": 1, "to": 5, "points": 5}, "system": ["ferry"]}, "seeds": 3}
     assert not faults(validators["study"], good)
+    for axes in (
+        {"sytem": ["ferry"]},
+        {"system": ["fery"]},
+        {"link.rtt": [4]},
+        {"link.rt": ["4 ms"]},
+        {"workload.context": ["4 ms"]},
+        {"policies.selector.foo": [1]},
+        {"policies.selector": [{"name": "window", "foo": 1}]},
+        {"device": ["tinny"]},
+        {"machines.cloud.device": ["tinny"]},
+        {"system_policies.fery.adapt": [True]},
+        {"device.storage": ["emc"]},
+    ):
+        assert faults(validators["study"], {**base, "axes": axes}), axes
+    for bad in ({"zip": [{"sytem": ["ferry"]}]}, {"samples": [{"points": 2, "keys": {"sytem": ["ferry"]}}]}):
+        assert faults(validators["study"], {**base, **bad})
+    for axes in (
+        {"system": ["ferry", "sparkv"], "link.rate": ["4 Mbit/s", None], "link": [{"rate": "4 Mbit/s"}]},
+        {"policies.selector": ["window", {"name": "window", "window_tokens": 4}, {"compression": 4}, None]},
+        {"machines.cloud.count": [1, 2], "device": ["tiny", "./mine.yaml", {"extends": "tiny", "main": "cpu"}]},
+        {"device.processors.gpu.flop_per_s": ["3 Tflop/s"], "link.outages.0.start": ["3 s"]},
+        {"system_policies.sparkv.adapt": [True, False]},
+    ):
+        assert not faults(validators["study"], {**base, "axes": axes}), axes
+    for plot, valid in (
+        ("ttft_s", True),
+        ("energy_gpu_j", True),
+        ("link.rtt", True),
+        ("ttft", False),
+        ("linkk", False),
+    ):
+        drawn = {**base, "plots": [{"kind": "cdf", "x": plot}]}
+        assert bool(faults(validators["study"], drawn)) is not valid, plot
     for bad in ({"axes": good["axes"]}, {**good, "axes": {"seed": 3}}, {**good, "seeds": 0}, {**good, "axis": {}}):
         assert faults(validators["study"], bad)
     good = {
@@ -155,6 +259,8 @@ def test_studies_and_searches(validators: dict[str, Any]) -> None:
     for bad in (
         {**good, "objectives": ["ttft"]},
         {**good, "space": {}},
+        {**good, "space": {"sytem": ["ferry"]}},
+        {**good, "space": {"system": ["fery"]}},
         {**good, "base": 7},
         {**good, "sampler": "grid"},
     ):
