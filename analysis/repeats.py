@@ -46,7 +46,10 @@ def ranges_of(own: Metrics, others: Mapping[str, Metrics]) -> dict[str, Range]:
     return {key: (min(values), max(values)) for key, values in ends.items() if min(values) < max(values)}
 
 
-def within_noise(ranges: Mapping[str, Range], best: str) -> set[str]:
-    """The systems other than the `best` whose range meets its own: it does not tell which is better."""
-    low, high = ranges[best]
-    return {name for name, (lowest, highest) in ranges.items() if name != best and lowest <= high and highest >= low}
+def within_noise(ranges: Mapping[str, Range]) -> set[str]:
+    """The systems, given in order, whose range meets that of one before: which of the two comes first is not known."""
+    return {
+        name
+        for n, (name, (low, high)) in enumerate(ranges.items())
+        if any(before[0] <= high and before[1] >= low for before in list(ranges.values())[:n])
+    }

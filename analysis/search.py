@@ -20,7 +20,7 @@ from kvferry.analysis.executors.executor import Executor
 from kvferry.analysis.figures import FIGURES
 from kvferry.analysis.journal import Row
 from kvferry.analysis.point import Point, Work
-from kvferry.analysis.search_space import Space, space_of
+from kvferry.analysis.search_space import Choice, Space, space_of
 from kvferry.analysis.search_spec import Constraint, SearchSpec, constraint_of
 from kvferry.analysis.study_base import StudyBase, located, output_folder
 from kvferry.analysis.study_filter import Filter
@@ -45,7 +45,8 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Search:
-    """A search, resolved. `seeds` are the ones that each point is run with; none: the base's own."""
+    """A search, resolved. `seeds` are the ones that each point is run with; none: the base's own. `remarks`: what its
+    figures do not say by themselves: policies of the base that only one of its systems has."""
 
     name: str
     spec: SearchSpec
@@ -55,6 +56,7 @@ class Search:
     where: Filter
     seeds: tuple[Node, ...]
     output: Path
+    remarks: tuple[str, ...] = ()
 
 
 @dataclass
@@ -105,17 +107,24 @@ def load_search(source: str, overrides: Sequence[str] = (), check: Check | None 
         raise input_error(faults, tree)
     name = spec.name or path.stem
     base = StudyBase(tree, overrides, list(spec.space), check)
+    space = space_of(spec.space, tree, base, with_seeds=spec.seeds is not None)
     seeds = tree.find(("seeds",))
     return Search(
         name=name,
         spec=spec,
         base=base,
-        space=space_of(spec.space, tree, base, with_seeds=spec.seeds is not None),
+        space=space,
         constraints=tuple(constraints),
         where=Filter.of(spec.where, tree),
         seeds=tuple(node_of(seed, seeds.place) for seed in spec.seeds or () if seeds is not None),
         output=output_folder(spec.output, tree, name),
+        remarks=tuple(base.remarks(_systems_in(space, base))),
     )
+
+
+def _systems_in(space: Space, base: StudyBase) -> list[str]:
+    systems = space.get("system")
+    return [str(node.value) for node in systems.values] if isinstance(systems, Choice) else base.systems
 
 
 def run_search(

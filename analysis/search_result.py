@@ -64,8 +64,10 @@ def write_result(search: Search, tried: Sequence[Tried], folder: Path, plots: bo
 
 def _picture(search: Search, tried: Sequence[Tried], result: dict[str, Any]) -> Any:
     metrics = [objective.metric for objective in search.spec.objectives]
-    axes = [axis_of(metric, metric, False) for metric in metrics]
-    title = search.name + devices_of([scenario for one in tried for scenario in one.scenarios.values()])
+    scenarios = [scenario for one in tried for scenario in one.scenarios.values()]
+    of_devices = any(scenario.workload.kind == "assist" for scenario in scenarios)
+    axes = [axis_of(metric, metric, False, of_devices=of_devices) for metric in metrics]
+    title = search.name + devices_of(scenarios)
     solutions, front, lower = _solutions(search, tried)
     note = f"{len(solutions):,} of {len(tried):,} points keep every constraint"
     if search.seeds:

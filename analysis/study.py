@@ -34,6 +34,8 @@ class Study:
     axes: tuple[str, ...]
     plots: tuple[PlotSpec, ...]
     output: Path
+    # What its figures do not say by themselves: policies of the base that only one of its systems has.
+    remarks: tuple[str, ...] = ()
 
 
 def load_study(source: str, overrides: Sequence[str] = (), check: Check | None = None) -> Study:
@@ -51,9 +53,11 @@ def load_study(source: str, overrides: Sequence[str] = (), check: Check | None =
     output = output_folder(spec.output, tree, name)
     dimensions = dimensions_of(spec, tree)
     axes = tuple(key for dimension in dimensions for key in dimension)
-    points = tuple(_points(StudyBase(tree, overrides, axes, check), dimensions, Filter.of(spec.where, tree)))
+    base = StudyBase(tree, overrides, axes, check)
+    points = tuple(_points(base, dimensions, Filter.of(spec.where, tree)))
     _check_plots(spec, tree, points)
-    return Study(name=name, points=points, axes=axes, plots=spec.plots, output=output)
+    remarks = tuple(base.remarks({point.system for point in points}))
+    return Study(name=name, points=points, axes=axes, plots=spec.plots, output=output, remarks=remarks)
 
 
 def study_names() -> list[str]:

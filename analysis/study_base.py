@@ -6,7 +6,15 @@ from pathlib import Path
 from kvferry.scenarios.faults import input_error, nearest
 from kvferry.scenarios.library import BUNDLED, locate
 from kvferry.scenarios.loader import Check, checked_scenario
-from kvferry.scenarios.resolve import Complaint, extended, overridden, resolve
+from kvferry.scenarios.resolve import (
+    Complaint,
+    check_systems_of,
+    extended,
+    keys_in,
+    overridden,
+    policies_left_out,
+    resolve,
+)
 from kvferry.scenarios.sources import with_value
 from kvferry.specs.document import read_document, regular_file
 from kvferry.specs.errors import InputError, unknown_name
@@ -69,6 +77,7 @@ class StudyBase:
             base = extended("scenario", read_document(path), (path,))
         else:
             base = extended("scenario", node)
+        self._source, self._given = base, [*keys_in(overrides), *(tuple(axis.split(".")) for axis in axes)]
         for override in overrides:
             key = override.partition("=")[0].strip()
             varied = next(
@@ -84,6 +93,18 @@ class StudyBase:
         self._of_others = self._base
         if "system" in axes and base.child("policies"):
             self._of_others, _ = overridden(base.without(("policies",)), overrides)
+
+    @property
+    def systems(self) -> list[str]:
+        """The system that the base names, after overrides, if it names one."""
+        system = self._base.child("system")
+        return [] if system is None else [str(system.value)]
+
+    def remarks(self, systems: Collection[str]) -> list[str]:
+        """What holds for points under these systems: policies of the base that are another one's. Raises InputError for
+        settings that are none of these systems'."""
+        check_systems_of(self._given, systems)
+        return policies_left_out(self._source, systems, self._given)
 
     def looked_up(self, together: Mapping[str, Node]) -> dict[str, Node]:
         """The values of keys, names of devices and models replaced by what they name. Raises InputError."""

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 from kvferry.analysis import human
 from kvferry.analysis.axis_values import columns_under, written_values
 from kvferry.analysis.bar_plots import bar, stack
-from kvferry.analysis.figures import FIGURES, less_is_better
+from kvferry.analysis.figures import FIGURES, label_of, less_is_better
 from kvferry.analysis.folder import write_pictures
 from kvferry.analysis.pareto import pareto
 from kvferry.analysis.plots import PLOTS, Axis
-from kvferry.analysis.quality import MARK
+from kvferry.analysis.quality import MARK, SPARSE
 from kvferry.analysis.settings import column_of, key_of
 from kvferry.analysis.study_spec import PlotSpec
 from kvferry.analysis.style import render
@@ -94,7 +94,7 @@ def marked(frame: pd.DataFrame) -> tuple[pd.DataFrame, str]:
         return frame, ""
     sparse = (frame["attended_share"] < 1).groupby(frame["system"]).transform("any")
     names = frame["system"].mask(sparse, frame["system"] + f" {MARK}")
-    return frame.assign(system=names), f"{MARK} attends to a part of the tokens" if sparse.any() else ""
+    return frame.assign(system=names), SPARSE if sparse.any() else ""
 
 
 def devices_of(scenarios: Iterable[Scenario]) -> str:
@@ -204,12 +204,13 @@ def _name(plot: PlotSpec, taken: Collection[str]) -> str:
 def _arguments(plot: PlotSpec, columns: Collection[str]) -> dict[str, Any]:
     """The arguments of the plot's function in analysis.plots."""
     found: dict[str, Any] = {}
+    of_devices = "total_energy_j" in columns
     for key, named in plot.columns.items():
         column = column_of(named, columns) or named
         if key.startswith("parts."):
-            found.setdefault("parts", []).append(axis_of(named, column, log=False))
+            found.setdefault("parts", []).append(axis_of(named, column, log=False, of_devices=of_devices))
         else:
-            found[key] = column if key == "by" else axis_of(named, column, key in plot.log)
+            found[key] = column if key == "by" else axis_of(named, column, key in plot.log, of_devices=of_devices)
     if plot.kind == "cdf":
         found["value"] = found.pop("x")
     if plot.kind == "pareto":
@@ -219,10 +220,11 @@ def _arguments(plot: PlotSpec, columns: Collection[str]) -> dict[str, Any]:
     return found
 
 
-def axis_of(named: str, column: str, log: bool) -> Axis:
+def axis_of(named: str, column: str, log: bool, *, of_devices: bool = False) -> Axis:
+    """What stands along an axis; `of_devices`: figures are of devices with a cloud."""
     key = key_of(named)
     # A long path reads best as it is written.
     written = key if key.count(".") > 1 else key.replace(".", " ").replace("_", " ")
-    label = FIGURES[column].label if column in FIGURES else written
+    label = label_of(column, of_devices) if column in FIGURES else written
     unit, scale = ("Ki tokens", 1 / 1024) if column in _TOKENS else _UNITS.get(human.of_unit(column), ("", 1.0))
     return Axis(column, f"{label} ({unit})" if unit else label, scale, log)

@@ -24,6 +24,8 @@ Ranges = Mapping[str, Range]
 _OF_SEVERAL = {f"{key}_p{q}_s" for key in ("ttft", "tpot") for q in (50, 95, 99)} | {"bound_gap", "regret_p95"}
 
 NOT_COUNTED, NOT_KNOWN = "not counted", "not known"
+# What a tilde in a comparison means.
+UNCLEAR = "~: its range meets that of a system above it: which of the two is better is not known"
 # Parts of a memory peak that are shown by themselves.
 _SHOWN_SHARE = 0.002
 # A pipe has no width, and 80 columns would cut figures that a script looks for.
@@ -90,7 +92,7 @@ def compare_table(
     A system whose run did not end "done" (by `outcomes`) shows its outcome in place of figures it lacks. So that
     `width` characters hold a row, headings are broken, then the last columns are left out: `notes`, which stand
     below the table, say which. `ranges`, by system: of several runs, whose medians the metrics are, or of what a run
-    might come to; a system whose range of the ranked metric meets that of the best is marked with a tilde.
+    might come to; a system whose range of the ranked metric meets that of one above it is marked with a tilde.
     """
     from rich.console import Console
 
@@ -234,10 +236,10 @@ def _range(key: str, of_runs: Range | None) -> str:
 
 
 def _unclear(order: Sequence[str], systems: Mapping[str, Metrics], ranges: Mapping[str, Ranges], key: str) -> set[str]:
-    """The systems whose range of a metric meets that of the first in order. Without a range a figure is known."""
+    """The systems whose range of a metric meets that of one before in order. Without a range a figure is known."""
     values = {name: systems[name][key] for name in order if key in systems[name]}
     known = {name: ranges.get(name, {}).get(key, (value, value)) for name, value in values.items()}
-    return within_noise(known, next(iter(known))) if known else set()
+    return within_noise(known)
 
 
 def _others(metrics: Metrics) -> list[str]:

@@ -13,7 +13,7 @@ from kvferry.analysis.folder import comparison_pictures, write_comparison
 from kvferry.analysis.quality import lower_quality
 from kvferry.analysis.remarks import remarks_on
 from kvferry.analysis.repeats import Metrics
-from kvferry.analysis.tables import compare_table
+from kvferry.analysis.tables import UNCLEAR, compare_table
 from kvferry.api.html import table_html, table_text
 from kvferry.api.picture import Picture
 from kvferry.api.repeats import Watch, carry_out, check_runs, unwatched
@@ -152,9 +152,9 @@ class Comparison:
         notes = [f"regret of {', '.join(by_level)}: against the bound at the smallest encoding"] if by_level else []
         if several:
             runs = max(len(one.runs) for one in self.results.values())
-            notes.append(f"medians of up to {runs} runs, taken in turns; ~: its range meets that of the best")
+            notes.append(f"medians of up to {runs} runs, taken in turns; {UNCLEAR}")
         if over := {runtime for one in self.results.values() for runtime in one.envelope.get("range_over", ())}:
-            notes.append(f"{range_note(over)}; ~: its range meets that of the best: which is faster is not known")
+            notes.append(f"{range_note(over)}; {UNCLEAR}")
         done = {name: one for name, one in self.results.items() if one.outcome == "done"}
         unequal = unequal_memory(
             {name: one.metrics for name, one in done.items()}, {name: one.scenario for name, one in done.items()}

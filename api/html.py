@@ -24,8 +24,12 @@ def table_html(table: Table, remarks: Sequence[str] = ()) -> str:
 
     console = Console(record=True, file=io.StringIO(), width=_WIDTH, highlight=False, force_jupyter=False)
     console.print(table)
-    lines = console.export_html(inline_styles=True, code_format=_PRE)
-    return lines + "".join(f"<p>{escape(quoted(remark))}</p>" for remark in remarks)
+    return with_remarks(console.export_html(inline_styles=True, code_format=_PRE), remarks)
+
+
+def with_remarks(html: str, remarks: Sequence[str]) -> str:
+    """A table of HTML, and remarks under it."""
+    return html + "".join(f"<p>{escape(quoted(remark))}</p>" for remark in remarks)
 
 
 def table_text(table: Table) -> str:

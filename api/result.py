@@ -18,7 +18,7 @@ from kvferry.api.html import table_html, table_text
 from kvferry.api.picture import Picture
 from kvferry.api.repeats import Watch, carry_out, check_runs, unwatched
 from kvferry.api.runtimes import on_other_runtimes, range_note
-from kvferry.api.scenario import Settings, Source, load
+from kvferry.api.scenario import Settings, Source, load, remarks_under
 from kvferry.backends.world import Say
 from kvferry.pipelines.decoding.runtimes import runtime_of
 from kvferry.pipelines.record import Run
@@ -57,12 +57,14 @@ class Result:
     ``runs``: several where it was run for real so often; figures are their medians, and requests, spans and pictures
     are of the run with the median of the metric that the workload is about. ``interrupted``: what was kept, where
     Ctrl-C ended it. ``on_runtimes``: the figures on other runtimes, by name, where its own is only assumed.
+    ``left_out``: which policies of the scenario's file are another system's.
     """
 
     scenario: Scenario
     runs: Sequence[Run]
     interrupted: str | None = None
     on_runtimes: Mapping[str, Metrics] = field(default_factory=dict)
+    left_out: tuple[str, ...] = ()
 
     @cached_property
     def _repeats(self) -> Repeats:
@@ -118,6 +120,7 @@ class Result:
         was done otherwise than described, figures that rest on a profile which was not measured."""
         said = [] if self.outcome in ("done", "interrupted") else [f"{self.outcome.replace('_', ' ')}: {self.why}"]
         return [
+            *self.left_out,
             *said,
             *self.run.faults,
             *self.run.notes,
@@ -209,14 +212,16 @@ def run(
     Ctrl-C interrupts is kept as far as requests, or runs, are done; with none, KeyboardInterrupt is raised.
     """
     loaded = load(scenario, settings, system=system, seed=seed)
+    left_out = tuple(remarks_under(scenario, settings, loaded.system))
     check_runs(loaded, runs)
     carried = carry_out({loaded.system: loaded}, runs, watch, say, keep_going=False)
     finished = carried.runs.get(loaded.system, [])
     if carried.interrupted is None:
-        return Result(loaded, finished, on_runtimes=on_other_runtimes(loaded, finished[0], watch) if ranges else {})
+        others = on_other_runtimes(loaded, finished[0], watch) if ranges else {}
+        return Result(loaded, finished, on_runtimes=others, left_out=left_out)
     kept = f"{len(finished)} of {runs} runs" if runs > 1 else carried.interrupted.why
     if finished or carried.interrupted.requests:
-        return Result(loaded, finished or [carried.interrupted], kept)
+        return Result(loaded, finished or [carried.interrupted], kept, left_out=left_out)
     raise KeyboardInterrupt(kept)
 
 

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from kvferry.pipelines.plugins import naming_plugins
 from kvferry.pipelines.workloads import WORKLOADS
 from kvferry.scenarios.faults import input_error
 from kvferry.scenarios.loader import checked_scenario, dump_scenario, load_scenario, scenario_tree
-from kvferry.scenarios.resolve import overridden, policies_in
+from kvferry.scenarios.resolve import check_systems_of, keys_in, overridden, policies_in, policies_left_out
 from kvferry.specs.errors import InputError
 from kvferry.specs.scenario import Scenario
 
@@ -114,7 +114,9 @@ def under_systems(
         if len(of) == len(found):
             raise InputError("\n".join(dict.fromkeys(of.values())))
     remarks = [f"{'.'.join(key)} has no effect on {', '.join(of)}" for key, of in idle.items()]
-    return Under(own, found, (*remarks, *_own_policies(own, found, asked)), left_out)
+    check_systems_of(keys_in(asked), found)
+    of_own = policies_left_out(scenario_tree(described), found, keys_in(asked))
+    return Under(own, found, (*remarks, *of_own), left_out)
 
 
 def chosen_systems(own: Scenario, systems: Sequence[str] | None) -> Sequence[str]:
@@ -154,23 +156,12 @@ def _fitted(
     return checked_scenario(tree, complaints, names_in_use), why
 
 
-def _own_policies(own: Scenario, names: Collection[str], asked: Sequence[str]) -> list[str]:
-    """A remark on policies of the source, which other systems do not have."""
-    given = policies_in(asked)
-    roles = ", ".join(role for role in own.policies if ("policies",) not in given and ("policies", role) not in given)
-    if not roles or set(names) <= {own.system}:
-        return []
-    return [f"{own.name} says {roles} for {own.system} alone; others run with their own policies"]
-
-
-def policies_left_out(source: Source, settings: Settings, *, system: str | None = None) -> list[str]:
-    """Returns a remark on the policies that a source says for its own system, where another one is asked for."""
-    overrides = overrides_of(settings)
-    asked = [one for one in overrides if one.partition("=")[0].strip() != "system"]
-    if system is None and len(asked) == len(overrides):
-        return []
-    other = load_scenario(_described(source), [*overrides, *([] if system is None else [f"system={system}"])])
-    return _own_policies(load_scenario(_described(source), asked), [other.system], asked)
+def remarks_under(source: Source, settings: Settings, system: str) -> list[str]:
+    """Returns a remark on the policies that a source says for its own system, where it runs under another one. Raises
+    InputError for settings of `system_policies` of yet another one."""
+    given = keys_in(overrides_of(settings))
+    check_systems_of(given, [system])
+    return policies_left_out(scenario_tree(_described(source)), [system], given)
 
 
 def check_workload(scenario: Scenario, kind: str, command: str, example: str) -> None:

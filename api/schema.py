@@ -119,7 +119,7 @@ def _of_system(name: str, system: System, of_its_kind: Mapping[str, Schema]) -> 
     """What holds for the policies of one system, beside what holds for all of its kind."""
     known = system.policy_schemas
     own = {key: value for key, value in known.items() if value != of_its_kind[key]}
-    policies = {"properties": own} if own else {}
+    policies: Schema = {"properties": own} if own else {}
     if set(known) < set(of_its_kind):
         policies["propertyNames"] = {"enum": list(known)}
     if policies:

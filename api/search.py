@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING, Any
 from kvferry.analysis.dataset import read_points
 from kvferry.analysis.executors.choice import executor_for
 from kvferry.analysis.executors.executor import Executor
+from kvferry.analysis.quality import MARK, SPARSE
+from kvferry.analysis.remarks import rests_on
 from kvferry.analysis.search import Search, Tried, load_search, run_search
 from kvferry.analysis.search_result import result_of, write_result
+from kvferry.api.html import with_remarks
 from kvferry.api.scenario import Settings, overrides_of
 from kvferry.pipelines.checks import names_in_use
 from kvferry.pipelines.plugins import naming_plugins
@@ -52,6 +55,29 @@ class Found:
         """A row per scenario that was run, as a sweep's points have it."""
         return read_points(self.folder)
 
+    @property
+    def marked_front(self) -> tuple[pd.DataFrame, str]:
+        """``front`` with a mark behind each system that attends to a part of the tokens, and what the mark means; ""
+        where there is none."""
+        points, front = self.points, self.front
+        if "attended_share" not in points.columns or front.empty:
+            return front, ""
+        part = points[points["attended_share"] < 1]
+        keys = set(part["key"])
+        sparse = [not keys.isdisjoint(one["keys"]) for one in self.summary["front"]]
+        if not any(sparse):
+            return front, ""
+        column = "system" if "system" in front.columns else "point"
+        names = [f"{name} {MARK}" if part else name for name, part in zip(front[column], sparse, strict=True)]
+        return front.assign(**{column: names}), SPARSE
+
+    @property
+    def remarks(self) -> list[str]:
+        """What a reader of all the figures should know: policies of one system alone, profiles that were not measured,
+        runtimes that are assumed."""
+        scenarios = [one for each in self.tried for one in each.scenarios.values()]
+        return [*self.search.remarks, *rests_on(scenarios)]
+
     def __repr__(self) -> str:
         summary = self.summary
         return (
@@ -59,7 +85,8 @@ class Found:
         )
 
     def _repr_html_(self) -> str:
-        return str(self.front.to_html(max_rows=20))
+        front, mark = self.marked_front
+        return with_remarks(front.to_html(max_rows=20), [*([mark] if mark else []), *self.remarks])
 
 
 @naming_plugins()

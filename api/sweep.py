@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING, Any
 from kvferry.analysis.dataset import read_points
 from kvferry.analysis.executors.choice import executor_for
 from kvferry.analysis.executors.executor import Executor
+from kvferry.analysis.remarks import rests_on
 from kvferry.analysis.study import Study, load_study
+from kvferry.analysis.study_plots import marked
 from kvferry.analysis.sweep import run_study
+from kvferry.api.html import with_remarks
 from kvferry.api.scenario import Settings, overrides_of
 from kvferry.pipelines.checks import names_in_use
 from kvferry.pipelines.plugins import naming_plugins
@@ -43,6 +46,12 @@ class Sweep:
         return read_points(self.folder).set_index("key").loc[keys].reset_index()
 
     @property
+    def remarks(self) -> list[str]:
+        """What a reader of all the figures should know: policies of one system alone, profiles that were not measured,
+        runtimes that are assumed."""
+        return [*self.study.remarks, *rests_on(self.study.points)]
+
+    @property
     def plots(self) -> list[Path]:
         """Files of the study's pictures."""
         return [Path(path) for path in self.summary["plots"]]
@@ -52,7 +61,8 @@ class Sweep:
         return f"{self.study.name}: {self.summary['points']:,} points ({outcomes}) in {self.folder}"
 
     def _repr_html_(self) -> str:
-        return str(self.points.to_html(max_rows=20, max_cols=20))
+        points, mark = marked(self.points)
+        return with_remarks(points.to_html(max_rows=20, max_cols=20), [*([mark] if mark else []), *self.remarks])
 
 
 @naming_plugins()

@@ -45,7 +45,7 @@ def run(
     from kvferry.analysis.tables import show
     from kvferry.api.repeats import check_runs
     from kvferry.api.result import run as carry_out
-    from kvferry.api.scenario import load, policies_left_out
+    from kvferry.api.scenario import load, remarks_under
     from kvferry.cli.output import own_folder
     from kvferry.cli.progress import in_turn, say
     from kvferry.scenarios.loader import dump_yaml
@@ -53,7 +53,7 @@ def run(
 
     loaded = load(scenario, overrides(settings, seed), system=one_of(system, "kvferry compare"))
     check_runs(loaded, runs)
-    for line in policies_left_out(scenario, overrides(settings, seed), system=system):
+    for line in remarks_under(scenario, overrides(settings, seed), loaded.system):
         say(quoted(line))
     if output is None and not json:
         # Real runs of one scenario differ.

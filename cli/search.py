@@ -1,9 +1,11 @@
 """``kvferry search``: settings of a scenario that are best under objectives and constraints."""
 
+from __future__ import annotations
+
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,6 +18,9 @@ from kvferry.cli.options import (
     PluginOption,
     SetOption,
 )
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _MOST_SHOWN, _MOST_FAILED = 20, 20
 
@@ -45,6 +50,8 @@ def search(
 
     where = executor_for(executor, jobs)
     loaded = search_of(search, settings or [])
+    for line in loaded.remarks:
+        say(quoted(line))
     folder: Path = output or loaded.output
     progress = PointsProgress()
     try:
@@ -57,8 +64,9 @@ def search(
         sys.stdout.write(to_json(found.summary))
     else:
         scenarios = [one for each in found.tried for one in each.scenarios.values()]
-        _show(found.summary, found.new, any(one.workload.kind == "assist" for one in scenarios))
-        for line in rests_on(scenarios):
+        front, mark = found.marked_front
+        _show(found.summary, front, found.new, any(one.workload.kind == "assist" for one in scenarios))
+        for line in [*([mark] if mark else []), *rests_on(scenarios)]:
             print(quoted(line))
         say(f"written to {folder}")
     failed = [one for one in found.tried if one.why is not None and one.why.startswith("failed: ")]
@@ -70,7 +78,7 @@ def search(
         raise typer.Exit(1)
 
 
-def _show(result: Mapping[str, Any], n_new: int, of_devices: bool) -> None:
+def _show(result: Mapping[str, Any], shown: pd.DataFrame, n_new: int, of_devices: bool) -> None:
     from kvferry.analysis import human
     from kvferry.analysis.figures import label_of
     from kvferry.cli.table import print_table
@@ -86,12 +94,13 @@ def _show(result: Mapping[str, Any], n_new: int, of_devices: bool) -> None:
     metrics = [objective["metric"] for objective in result["objectives"]]
     metrics += [metric for metric in front[0]["figures"] if metric not in metrics]
     labels = [label_of(metric, of_devices) for metric in metrics]
+    settings = ["point", *front[0]["settings"]]
     title = "Pareto front" if len(result["objectives"]) > 1 else "Best"
     print_table(
-        ["point", *front[0]["settings"], *labels],
+        [*settings, *labels],
         [
-            [one["point"], *one["settings"].values(), *(human.of_unit(key)(one["figures"][key]) for key in metrics)]
-            for one in front[:_MOST_SHOWN]
+            [*(row[key] for key in settings), *(human.of_unit(key)(one["figures"][key]) for key in metrics)]
+            for one, row in zip(front[:_MOST_SHOWN], shown.to_dict("records"), strict=False)
         ],
         title if len(front) <= _MOST_SHOWN else f"{title}: the first {_MOST_SHOWN} of {len(front)}",
     )

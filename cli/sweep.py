@@ -45,6 +45,8 @@ def sweep(
 
     where = executor_for(executor, jobs)
     loaded = study_of(study, settings or [])
+    for line in loaded.remarks:
+        say(quoted(line))
     folder: Path = output or loaded.output
     progress = PointsProgress()
     try:

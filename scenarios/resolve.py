@@ -1,6 +1,6 @@
 """Resolves names: `extends`, devices, storage, models and paths become the content of the files they name."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -211,10 +211,39 @@ def overridden(root: Node, overrides: Sequence[str]) -> tuple[Node, list[Complai
     return tree, complaints
 
 
+def policies_left_out(source: Node, systems: Collection[str], given: Collection[tuple[str, ...]]) -> list[str]:
+    """A remark on what a scenario says under `policies` for the system that it names, where others of `systems` run
+    without it. What is `given` besides, by key, holds for all."""
+    own, policies, name = source.child("system"), source.child("policies"), source.child("name")
+    if own is None or policies is None or not isinstance(policies.value, dict) or set(systems) <= {own.value}:
+        return []
+    roles = [
+        role
+        for role, node in policies.value.items()
+        if node.value is not None and not {("policies",), ("policies", role)} & {key[:2] for key in given}
+    ]
+    if not roles:
+        return []
+    called = "the scenario" if name is None else name.value
+    return [f"{called} says {', '.join(roles)} for {own.value} alone; others run with their own policies"]
+
+
+def check_systems_of(given: Collection[tuple[str, ...]], systems: Collection[str]) -> None:
+    """Raises InputError for a key in `given` below `system_policies` of a system that is none of those that run."""
+    for key in given:
+        if systems and key[0] == "system_policies" and len(key) > 1 and key[1] not in systems:
+            instead = f"name it with --systems, or set policies.{'.'.join(key[2:])}" if key[2:] else "leave it out"
+            raise InputError(f"{'.'.join(key)}: has no effect on {', '.join(sorted(systems))}; {instead}")
+
+
+def keys_in(overrides: Sequence[str]) -> list[tuple[str, ...]]:
+    """The keys that overrides set: ("link", "rtt") of ``link.rtt=4 ms``."""
+    return [tuple(override.partition("=")[0].strip().split(".")) for override in overrides]
+
+
 def policies_in(overrides: Sequence[str]) -> list[tuple[str, ...]]:
     """The keys under `policies` that overrides set: ("policies", "assist", "tokens"), or all of them, ("policies",)."""
-    keys = (tuple(override.partition("=")[0].strip().split(".")) for override in overrides)
-    return [key for key in keys if key[0] == "policies"]
+    return [key for key in keys_in(overrides) if key[0] == "policies"]
 
 
 def with_override(root: Node, text: str) -> Node:
