@@ -85,9 +85,13 @@ def _decode_paths(runs: Mapping[str, Run], tokens: int, title: str, empty: Mappi
     heights = [0.12 + 0.27 * len(resources_of(views[name].spans)) for name in order] + [_EMPTY_IN] * len(empty)
     figure = style.new_figure(10, 1.3 + sum(heights) + 0.12 * len(heights))
     output = max(run.decoded.output for run in runs.values() if run.decoded is not None)
-    of = f" of {output:,}" if tokens < output else ""
+    which = f"the first {tokens:,} of {output:,}" if tokens < output else f"{tokens:,}"
     figure.suptitle(
-        f"{title}{', ' if title else ''}{tokens:,}{of} tokens in each system", x=0.01, ha="left", weight="bold", size=12
+        f"{title}{', ' if title else ''}{which} tokens of each system's output",
+        x=0.01,
+        ha="left",
+        weight="bold",
+        size=12,
     )
     axes = figure.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
     _draw_empty(axes[len(order) :], empty)

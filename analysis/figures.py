@@ -278,4 +278,6 @@ def label_of(key: str, of_devices: bool) -> str:
     """What a metric is called beside others; `of_devices`: of devices with a cloud, whose energy stands apart."""
     if key == "energy_j" and of_devices:
         return "devices' energy/request"
+    if key == "memory_peak_bytes" and of_devices:
+        return "memory peak of one device"
     return FIGURES[key].label if key in FIGURES else key

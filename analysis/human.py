@@ -10,8 +10,18 @@ _RATE: Scale = ((1e9, "Gbit/s"), (1e6, "Mbit/s"), (1e3, "kbit/s"), (1.0, "bit/s"
 _ENERGY: Scale = ((1e6, "MJ"), (1e3, "kJ"), (1.0, "J"), (1e-3, "mJ"), (1e-6, "µJ"))
 
 
+_HOUR_S = 3600
+
+
 def seconds(value_s: float) -> str:
-    """ "1.23 s", "45.6 ms", "17 µs"; from two minutes on "2 min 5 s"."""
+    """ "1.23 s", "45.6 ms", "17 µs"; from two minutes on "2 min 5 s", from two hours on "2 h 5 min", from two days on
+    "2 days 5 h"."""
+    if abs(value_s) >= 2 * _HOUR_S:
+        long, short, named = (
+            (24 * _HOUR_S, _HOUR_S, ("days", "h")) if abs(value_s) >= 48 * _HOUR_S else (_HOUR_S, 60, ("h", "min"))
+        )
+        whole, rest = divmod(round(abs(value_s) / short), long // short)
+        return f"{'-' if value_s < 0 else ''}{whole:,} {named[0]} {rest} {named[1]}"
     if abs(value_s) >= 119.5:
         minutes, rest = divmod(round(abs(value_s)), 60)
         return f"{'-' if value_s < 0 else ''}{minutes} min {rest} s"

@@ -9,7 +9,7 @@ Metrics = Mapping[str, float]
 # Behind the name of such a system.
 MARK = "*"
 # What the mark means where nothing else is compared.
-SPARSE = f"{MARK} attends to a part of the tokens: not of equal quality with what attends to all"
+SPARSE = f"{MARK} attends to a part of the tokens"
 _BITS = "streamed_bits_per_value"
 # Systems with less than this share of the most bits are marked, or with this many times the smallest error.
 _AS_MANY_BITS = 0.97

@@ -61,7 +61,8 @@ def run_table(
                 table.add_row(f"  {part.removeprefix('energy_').removesuffix('_j')}", human.energy(metrics[part]))
         if key == "memory_peak_bytes":
             for name, n_bytes in memory_lines(memory or {}).items():
-                table.add_row(f"  {name}", human.size(n_bytes))
+                # What is kept free stands beside the peak, it is no part of it.
+                table.add_row(name if name == KEPT_FREE else f"  {name}", human.size(n_bytes))
     return table
 
 

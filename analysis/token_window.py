@@ -16,7 +16,9 @@ def with_tokens(title: str, run: Run) -> str:
     """The title, and how many of how many tokens of the output are drawn where they are fewer."""
     if run.decoded is None or not 0 < tokens_drawn(run) < run.decoded.output:
         return title
-    return f"{title}{', ' if title else ''}{tokens_drawn(run):,} of {run.decoded.output:,} tokens"
+    return (
+        f"{title}{', ' if title else ''}the first {tokens_drawn(run):,} of {run.decoded.output:,} tokens of the output"
+    )
 
 
 def prefill_end_s(run: Run) -> float | None:

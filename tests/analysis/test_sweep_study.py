@@ -7,11 +7,13 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from tiny import LOADING
+import yaml
+from tiny import DECODING, LOADING
 
+import kvferry
 from kvferry.analysis import study_plots
 from kvferry.analysis.study import load_study, study_names
-from kvferry.analysis.study_plots import devices_of, draw_plots, marked
+from kvferry.analysis.study_plots import axis_of, devices_of, draw_plots, marked
 from kvferry.analysis.study_spec import PlotSpec
 from kvferry.scenarios.loader import load_scenario
 from kvferry.specs.errors import InputError
@@ -395,6 +397,21 @@ def test_titles_say_what_and_on_which_devices(monkeypatch: pytest.MonkeyPatch, t
         draw_plots(MANY, plots, tmp_path, AXES, ("study", devices_of(devices)))
         titles = [figure.get_suptitle() or figure.axes[0].get_title().replace("\n", " ") for figure in figures]
         assert titles == [f"study{told}", f"mine{told}"]
+
+
+@pytest.mark.parametrize(
+    ("of_devices", "label"), [(True, "devices' energy/request (J)"), (False, "energy/request (J)")]
+)
+def test_an_axis_says_whose_energy_it_is(of_devices: bool, label: str) -> None:
+    assert axis_of("energy_j", "energy_j", log=False, of_devices=of_devices).label == label
+
+
+def test_the_table_of_a_sweep_marks_them_too(tmp_path: Path) -> None:
+    study = tmp_path / "study.yaml"
+    study.write_text(yaml.safe_dump({"base": DECODING, "axes": {"system": ["kvswap", "vllm"]}}))
+    shown = kvferry.sweep(study, output=tmp_path / "out", jobs=1)._repr_html_()
+    assert "kvswap *" in shown and "vllm *" not in shown
+    assert "* attends to a part of the tokens" in shown
 
 
 def test_systems_that_attend_to_a_part_are_marked(tmp_path: Path) -> None:

@@ -25,6 +25,11 @@ from kvferry.analysis.tables import compare_table, run_table, show
         (2e-13, "0.0002 ns"),
         (100.4, "100 s"),
         (125.3, "2 min 5 s"),
+        (7199.0, "119 min 59 s"),
+        (7200.0, "2 h 0 min"),
+        (-7530.0, "-2 h 6 min"),
+        (2 * 86400.0 + 5 * 3600, "2 days 5 h"),
+        (365.25 * 86400 * 226, "82,546 days 12 h"),
         (-0.002, "-2.00 ms"),
     ],
 )

@@ -13,7 +13,7 @@ from kvferry.pipelines.decoding.computing import Attend
 from kvferry.pipelines.decoding.decode import LockStepDecode
 from kvferry.pipelines.decoding.plan import DecodePlan
 from kvferry.pipelines.decoding.sizing import plan_of
-from kvferry.policies.decode.attention_kernel import FLASH, PAGED
+from kvferry.policies.decode.attention_kernel import FLASH, IN_PLACE, PAGED
 from kvferry.specs.tier import Tier
 
 # 64 B for a token's KV in a layer: keys of 2 x 8 numbers of 2 B, and as many values.
@@ -80,6 +80,19 @@ def test_new_tokens_that_find_no_room_come_from_the_host_in_every_step_by_hand()
 def test_a_paged_kernel_finds_a_selection_by_its_table() -> None:
     roles = replace(plan(5).roles, attention=PAGED)
     assert not Attend.op(replace(plan(5), roles=roles), 24).gathered
+
+
+def test_quest_attends_in_place_over_its_pages() -> None:
+    """Its kernel takes a table of pages: nothing is gathered first, and no copy of the KV is held."""
+    own = roles_of("quest")
+    assert own.attention.paged and not own.attention.needs_memory
+    gathered = {}
+    for kernel in (own.attention, IN_PLACE):
+        chosen = plan_of(
+            replace(own, attention=kernel), MODEL, sequences=2, context=320, output=8, budget_bytes=200_000
+        )
+        gathered[kernel] = Attend.op(chosen, 24).gathered
+    assert gathered == {own.attention: False, IN_PLACE: True}
 
 
 def test_a_tensor_that_grows_is_written_back_whole_by_hand() -> None:
