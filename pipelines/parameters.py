@@ -61,7 +61,7 @@ def schema_of(function: Callable[..., Any], **more: Any) -> dict[str, Schema]:
 class _PlainSchema(GenerateJsonSchema):
     """What JSON has no word for may be anything."""
 
-    ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}
+    ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012 as its base has it
 
     def handle_invalid_for_json_schema(self, schema: Any, error_info: str) -> dict[str, Any]:
         return {}
