@@ -1,7 +1,7 @@
 """What prefill and decoding take on either side, as planned with, and what help that makes of a prompt."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache, cached_property
 
 import simpy
@@ -18,6 +18,7 @@ from kvferry.policies.ledger import Ledger
 from kvferry.sim.costs.cost_model import main_costs
 from kvferry.sim.storage_models import storage_of
 from kvferry.specs.device import DeviceSpec
+from kvferry.specs.errors import InputError
 from kvferry.specs.link import LinkSpec, WaySpec
 from kvferry.specs.model import ModelSpec
 from kvferry.specs.scenario import Scenario
@@ -185,22 +186,38 @@ class Estimates:
             least = min(least, self._window / prompt)
         refined = max(1, round(least * prompt))
         sent_s = _sent_s(prompt * handling.prompt_token_bytes, link.up or link) + _sent_s(response_bytes, link)
+        priced_s = {
+            f"the cloud's prefill of {prompt:,} tokens": self.prefilling.prefill_s(prompt, self._serving),
+            f"the device's prefill of {refined:,} tokens": self.prefill_s(refined),
+            # Of one request: how many others share a step is not known beforehand. What the cloud keeps with all of
+            # them counts in what devices promise.
+            "a token of the cloud's": self.decoding.op_s(DecodeStep(1, prompt)),
+            "a token of the device's": self.tpot_s(refined + workload.output / 2),
+        }
+        _check_positive(priced_s)
+        cloud_s, device_s, cloud_tpot_s, device_tpot_s = priced_s.values()
         return Assistance(
             prompt_tokens=prompt,
-            cloud_s_per_token=self.prefilling.prefill_s(prompt, self._serving) / prompt,
-            device_s_per_token=self.prefill_s(refined) / refined,
+            cloud_s_per_token=cloud_s / prompt,
+            device_s_per_token=device_s / refined,
             compress_s=handling.refine_token_s * prompt,
             decompress_s=handling.unpack_token_s * prompt,
             round_trip_s=round_trips_of(link).mean_s + sent_s + handling.forward_s,
-            # Of one request: how many others share a step is not known beforehand. What the cloud keeps with all of
-            # them counts in what devices promise.
-            cloud_tpot_s=self.decoding.op_s(DecodeStep(1, prompt)),
-            device_tpot_s=self.tpot_s(refined + workload.output / 2),
+            cloud_tpot_s=cloud_tpot_s,
+            device_tpot_s=device_tpot_s,
             tolerable_tpot_s=workload.tolerable_tpot_s,
             least_ratio=least,
             most_device_tokens=self._window,
             smoothing=smoothing,
         )
+
+
+def _check_positive(priced_s: Mapping[str, float]) -> None:
+    """Raises InputError for work that takes no time: beyond what was measured, a noisy table may fall to 0."""
+    for what, seconds in priced_s.items():
+        if not seconds > 0:
+            would = "kvferry calibrate without --quick measures closer, and costs: roofline would do"
+            raise InputError(f"costs: {what} comes to {seconds:g} s by the profile's tables; {would}")
 
 
 def _sent_s(n_bytes: float, way: WaySpec) -> float:

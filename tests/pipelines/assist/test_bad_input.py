@@ -1,7 +1,8 @@
 """What a scenario of devices and a cloud gets wrong is named with its key, what came, and what would do."""
 
 import pytest
-from assisted import BY_HAND
+from assisted import BY_HAND, ran
+from by_hand import SECONDS, by_hand
 from tiny import changed, tiny
 
 from kvferry.pipelines.checks import names_in_use
@@ -36,3 +37,11 @@ def test_by_its_key(policy: str, says: str) -> None:
         found = [str(error)]
     assert len([line for line in found if f"policies.{says}" in line]) == 1, found
     assert "constrained" not in "".join(found)
+
+
+def test_tables_by_which_work_takes_no_time_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a table of a quick calibration does that falls towards its end, where it is extrapolated."""
+    monkeypatch.setitem(SECONDS, "gpu", (0.0, 20e-3))
+    what = r"costs: the device's prefill of 250 tokens comes to 0 s by the profile's tables; kvferry calibrate without"
+    with by_hand(), pytest.raises(InputError, match=what):
+        ran("policies.assist={name: optimised, tokens: 5, ratio: 0.25}")
