@@ -1,7 +1,7 @@
 """Parameters of policies as a scenario writes them, held against what the function that takes them declares."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -86,9 +86,12 @@ def _values_alone(value: dict[str, Any]) -> dict[str, Any]:
     )
 
 
-# A model takes milliseconds to make, and one system's keys are those of forty functions.
-@lru_cache(maxsize=256)
 def _model_of(function: Callable[..., Any], more: tuple[tuple[str, Any], ...] = ()) -> type[_Parameters]:
+    # A plugin's callable may be a dataclass, which has no hash.
+    return _kept_model(function, more) if isinstance(function, Hashable) else _made_model(function, more)
+
+
+def _made_model(function: Callable[..., Any], more: tuple[tuple[str, Any], ...]) -> type[_Parameters]:
     declared = inspect.signature(function, eval_str=True).parameters
     fields: Any = {
         name: (_type_of(name, parameter.annotation), parameter.default)
@@ -97,6 +100,10 @@ def _model_of(function: Callable[..., Any], more: tuple[tuple[str, Any], ...] = 
     }
     fields |= {name: (kind, None) for name, kind in more}
     return create_model("Parameters", __base__=_Parameters, **fields)
+
+
+# A model takes milliseconds to make, and one system's keys are those of forty functions.
+_kept_model = lru_cache(maxsize=256)(_made_model)
 
 
 def _type_of(name: str, annotation: Any) -> Any:

@@ -1,6 +1,6 @@
 """Decode systems by name, and scenarios that replace a role or one of its parameters."""
 
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import pytest
@@ -9,7 +9,7 @@ from tiny import DECODING as TINY
 from kvferry.analysis.metrics import metrics_for
 from kvferry.pipelines.checks import names_in_use
 from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS, ROLES
-from kvferry.pipelines.parameters import BadParameters
+from kvferry.pipelines.parameters import BadParameters, arguments_of
 from kvferry.pipelines.run import run_scenario
 from kvferry.policies.decode.blocking import TokenGroups, ValueGroups
 from kvferry.policies.decode.placement import OneTier
@@ -200,3 +200,15 @@ def test_what_has_no_effect_is_said() -> None:
         "workload.decoded of 30 has no effect: the output has 20 tokens",
         "live.kv_file has no effect: a modelled run writes no KV; backend: torch does",
     )
+
+
+@dataclass
+class Maker:
+    """A plugin's callable that has no hash."""
+
+    def __call__(self, tokens: int = 3) -> int:
+        return tokens
+
+
+def test_a_callable_without_a_hash_has_parameters_like_any_other() -> None:
+    assert arguments_of(Maker(), {"tokens": 4}) == {"tokens": 4}
