@@ -193,10 +193,12 @@ def test_the_schema_names_what_it_has(call: Call) -> None:
     schema = json.loads(out)
     properties = schema["$defs"]["Scenario.whole"]["properties"]
     assert {"mine", "ferry", "kvswap"} < set(properties["system"]["enum"])
-    schedule, _policy = properties["policies"]["properties"]["schedule"]["anyOf"]
-    assert {"my-plan", "greedy"} < set(schedule["enum"])
+    named, *_with_parameters = schema["$defs"]["Policies"]["properties"]["schedule"]["anyOf"]
+    assert {"my-plan", "greedy"} < set(named["enum"])
     jsonschema = pytest.importorskip("jsonschema")
     small = yaml.safe_load(SMALL) | {"system": "mine"}
+    jsonschema.validate(small | {"costs": "my-costs"}, schema)
+    small |= {"system": "sparkv"}
     for policies in ({"schedule": "my-plan"}, {"schedule": {"name": "greedy"}}, {"adapt": False}, {"schedule": None}):
         jsonschema.validate(small | {"policies": policies, "costs": "my-costs"}, schema)
     with pytest.raises(jsonschema.ValidationError):
