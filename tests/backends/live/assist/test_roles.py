@@ -76,7 +76,7 @@ def test_with_one_model_on_both_sides_the_answer_is_the_same(system: str, polici
 
 
 def test_a_refined_prompt_and_corrected_tokens(alone: str) -> None:
-    # What is taken for a slow device promises a slow pace: however busy this machine is, the cloud's tokens are in time.
+    # A slow device promises a slow pace: however busy this machine is, the cloud's tokens are in time.
     run = ran(workload={"requests": 2}, device={"processors": {"cpu": {"bytes_per_s": "30 MB/s"}}})
     # The cloud's tokens, whatever the device makes of what is left of its prompt.
     assert said(run)[:5] == alone[:5]
