@@ -85,9 +85,9 @@ def _decode_paths(runs: Mapping[str, Run], tokens: int, title: str, empty: Mappi
     heights = [0.12 + 0.27 * len(resources_of(views[name].spans)) for name in order] + [_EMPTY_IN] * len(empty)
     figure = style.new_figure(10, 1.3 + sum(heights) + 0.12 * len(heights))
     output = max(run.decoded.output for run in runs.values() if run.decoded is not None)
-    which = f"the first {tokens:,} of {output:,}" if tokens < output else f"{tokens:,}"
+    which = f"first {tokens:,} of {output:,}" if tokens < output else f"{tokens:,}"
     figure.suptitle(
-        f"{title}{', ' if title else ''}{which} tokens of each system's output",
+        f"{title}{', ' if title else ''}{which} tokens of each",
         x=0.01,
         ha="left",
         weight="bold",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from typing import IO, TYPE_CHECKING
@@ -141,7 +142,9 @@ def _comparison(
     table = _table(title)
 
     def add_column(heading: str) -> None:
-        table.add_column(heading.replace(" ", "\n").replace("/", "\n/") if narrow else heading, justify="right")
+        # tokens/s and I/O stay whole.
+        stacked = re.sub(r"(?<=\w\w)/(?=\w\w)", "\n/", heading.replace(" ", "\n"))
+        table.add_column(stacked if narrow else heading, justify="right")
 
     table.add_column("system", no_wrap=True)
     for key in shown:

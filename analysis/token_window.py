@@ -16,9 +16,7 @@ def with_tokens(title: str, run: Run) -> str:
     """The title, and how many of how many tokens of the output are drawn where they are fewer."""
     if run.decoded is None or not 0 < tokens_drawn(run) < run.decoded.output:
         return title
-    return (
-        f"{title}{', ' if title else ''}the first {tokens_drawn(run):,} of {run.decoded.output:,} tokens of the output"
-    )
+    return f"{title}{', ' if title else ''}first {tokens_drawn(run):,} of {run.decoded.output:,} tokens"
 
 
 def prefill_end_s(run: Run) -> float | None:

@@ -152,7 +152,7 @@ def test_titles_say_what_part_of_the_output_is_drawn() -> None:
     assert run.decoded is not None
     assert with_tokens("tiny", run) == "tiny"
     longer = replace(run, decoded=replace(run.decoded, output=1000))
-    assert with_tokens("tiny", longer) == "tiny, the first 3 of 1,000 tokens of the output"
+    assert with_tokens("tiny", longer) == "tiny, first 3 of 1,000 tokens"
     assert with_tokens("", replace(longer, decoded=None)) == ""
     with mpl.rc_context(style.RC):
         assert "3 of 1,000 tokens" in decode_picture(longer, title="tiny").get_suptitle()
@@ -234,7 +234,7 @@ def test_systems_are_drawn_over_as_many_tokens() -> None:
 
     with mpl.rc_context(style.RC):
         figure = compare_gantt({"long": run(8), "short": run(2)}, title="both")
-    assert figure.get_suptitle() == "both, the first 3 of 9 tokens of each system's output"
+    assert figure.get_suptitle() == "both, first 3 of 9 tokens of each"
     assert [axis.get_title(loc="left") for axis in figure.axes] == [
         "long: 8.00 ms per token", "short: 8.00 ms per token"
     ]  # fmt: skip
