@@ -58,9 +58,9 @@ def load_bound_s(
 
     def delivered_bytes(elapsed_s: float) -> float:
         # A request takes half the round trip to the bottleneck, its bytes the other half from there.
-        if elapsed_s <= rtt_s:
-            return 0.0
-        return link.amount(arrival_s + rtt_s / 2, arrival_s + elapsed_s - rtt_s / 2)
+        from_s, until_s = arrival_s + rtt_s / 2, arrival_s + elapsed_s - rtt_s / 2
+        # Years behind the clock's start, less than its last digit may lie between them.
+        return link.amount(from_s, until_s) if until_s > from_s else 0.0
 
     def computed_s(elapsed_s: float) -> float:
         from_s = max(arrival_s, processor_from_s)

@@ -107,6 +107,15 @@ def test_the_bound_knows_when_the_processor_has_started() -> None:
         assert found == pytest.approx(least_s, rel=1e-6)
 
 
+def test_a_bound_years_behind_the_clocks_start_is_the_round_trip() -> None:
+    """Where less than the clock's last digit, 60 ns, lies between a request's way and its bytes' way back."""
+    problem = LoadProblem(compute_s=np.full((1, 1, 1), 9.0), stream_bytes=np.ones((1, 1, 1)), coupling="per_head")
+    link, processor = RateTrace.constant(1e15), RateTrace.constant(1.0)
+    for rtt_s in np.linspace(0.001, 0.2, 60):
+        found = load_bound_s(problem, np.zeros((1, 1, 1)), link, rtt_s, processor, 390193133.66)
+        assert found == pytest.approx(rtt_s, abs=1e-6)
+
+
 PHONE = ("device=oneplus-12", "model=llama-3.2-3b", "workload.context=2000", "link={rate: 850 Mbit/s, rtt: 4 ms}")
 
 
