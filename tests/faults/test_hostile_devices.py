@@ -137,10 +137,12 @@ def test_drafts_that_do_not_go_on_do_not_hold_a_slot_for_ever(cloud: ServedCloud
 def test_parts_without_an_end_have_a_bound(cloud: ServedCloud) -> None:
     part = written("x" * 100_000, 1.0)
     with cloud.device("stranger") as device:
-        statuses = [device.post(part, "part")[0] for _ in range(12)]
+        statuses = list[int]()
+        # What comes too much is dropped at once; the channel ends when the cloud's own thread has its turn.
+        while statuses[-1:] != [404]:
+            statuses.append(device.post(part, "part")[0])
         # Four messages' worth wait, and then no more is taken.
         assert statuses[:6] == [204] * 6
-        assert statuses[-1] == 404
     assert cloud.answers("phone")
 
 
