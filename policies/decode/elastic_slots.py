@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvferry.policies.decode.residency import Residency, Resident
+from kvferry.policies.decode.residency import NothingKept, Residency, Resident
 from kvferry.policies.decode.room import Room
 from kvferry.policies.decode.rows import BlockRows, Lookup
 from kvferry.policies.decode.slot_table import SlotTable
@@ -27,7 +27,8 @@ class Elastic(Residency):
         return selected
 
     def start(self, rows: int, blocks: int, slots: int, kept_tokens: int = 0, block_tokens: int = 1) -> Resident:
-        return ElasticSlots(rows, blocks, slots)
+        # A selector that takes all leaves nothing to be kept apart.
+        return ElasticSlots(rows, blocks, slots) if slots else NothingKept()
 
 
 class ElasticSlots(SlotTable):

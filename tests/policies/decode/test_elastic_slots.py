@@ -39,6 +39,13 @@ def test_a_selection_that_grows_fills_free_slots_first() -> None:
         slots.look_up(BlockRows(np.arange(5)[None]))
 
 
+def test_of_a_selection_of_everything_nothing_stays() -> None:
+    """Its layers that lie elsewhere are moved whole: a run ended as a fault of the program."""
+    wanted = BlockRows(np.array([[0, 1, 2]]))
+    resident = Elastic().start(1, 3, 0)
+    assert resident.look_up(wanted).missing.all() and resident.look_up(wanted).missing.all()
+
+
 def test_what_never_came_is_forgotten() -> None:
     slots = ElasticSlots(rows=1, blocks=5, slots=2)
     slots.look_up(BlockRows(np.array([[0, 1]])))
