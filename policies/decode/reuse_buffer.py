@@ -59,12 +59,11 @@ class ReuseBuffer(SlotTable):
         become places in a read buffer."""
         counts = wanted.count(missing)
         # How many of a row are missing up to each block.
-        nth = np.cumsum(missing.ravel()) - np.repeat(np.cumsum(counts) - counts, _widths(wanted))
-        nth = nth.reshape(missing.shape)
-        room = self.slots - (_widths(wanted) - counts)
-        enters = missing & (nth <= wanted.spread(room))
+        nth = np.cumsum(missing).reshape(missing.shape) - wanted.spread(np.cumsum(counts) - counts)
+        room = wanted.spread(self.slots - wanted.count(~missing))
+        enters = missing & (nth <= room)
         through = missing & ~enters
-        slots[through] = (self.slots + nth - wanted.spread(room) - 1)[through]
+        slots[through] = (self.slots + nth - room - 1)[through]
         return enters, wanted.count(enters)[:, None]
 
     def _victims(self, in_use: np.ndarray, counts: np.ndarray) -> np.ndarray:
@@ -86,8 +85,3 @@ class ReuseBuffer(SlotTable):
         self._next = (self._next + passed) % self.slots
         victims: np.ndarray = turn[taken]
         return victims
-
-
-def _widths(wanted: BlockRows) -> np.ndarray:
-    """int64[rows]: blocks of each row."""
-    return wanted.count(np.ones(wanted.ids.shape, bool))
