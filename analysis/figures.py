@@ -275,7 +275,7 @@ def less_is_better(metric: str) -> bool | None:
 
 
 def label_of(key: str, of_devices: bool) -> str:
-    """What a metric is called beside others; `of_devices`: of devices with a cloud, whose energy stands apart."""
+    """Returns a metric's name in tables and on axes. `of_devices`: devices have a cloud, whose energy is apart."""
     if key == "energy_j" and of_devices:
         return "devices' energy/request"
     if key == "memory_peak_bytes" and of_devices:

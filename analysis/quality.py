@@ -8,7 +8,7 @@ Metrics = Mapping[str, float]
 
 # Behind the name of such a system.
 MARK = "*"
-# What the mark means where nothing else is compared.
+# Explains the mark where no other quality is known.
 SPARSE = f"{MARK} attends to a part of the tokens"
 _BITS = "streamed_bits_per_value"
 # Systems with less than this share of the most bits are marked, or with this many times the smallest error.

@@ -107,14 +107,14 @@ def why_no_cloud_energy(scenario: Scenario, run: Run) -> str | None:
 
 
 def _profiles(scenario: Scenario) -> list[str]:
-    """How the profiles of the device and of the machines beside it are known."""
+    """Returns what ``how_known`` says of the device's profile and of the other machines'."""
     devices = (scenario.device, *(machine.device for machine in scenario.machines.values()))
     return [line for line in map(how_known, devices) if line]
 
 
 def rests_on(scenarios: Sequence[Scenario]) -> list[str]:
-    """What figures of scenarios rest on, whatever came of their runs: profiles of the device and of the machines beside
-    it, and runtimes that are assumed; a line for each thing."""
+    """Returns a line for each thing that figures of these scenarios rest on, also where runs failed: profiles of
+    devices, and assumed runtimes."""
     profiles = dict.fromkeys(line for scenario in scenarios for line in _profiles(scenario))
     systems = [(scenario.system, scenario) for scenario in scenarios]
     return [*profiles, *_software(systems, named=len({name for name, _ in systems}) > 1)]

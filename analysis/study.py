@@ -34,7 +34,7 @@ class Study:
     axes: tuple[str, ...]
     plots: tuple[PlotSpec, ...]
     output: Path
-    # What its figures do not say by themselves: policies of the base that only one of its systems has.
+    # Lines to print below the figures: which policies of the base only one of its systems has.
     remarks: tuple[str, ...] = ()
 
 

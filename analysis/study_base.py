@@ -101,8 +101,8 @@ class StudyBase:
         return [] if system is None else [str(system.value)]
 
     def remarks(self, systems: Collection[str]) -> list[str]:
-        """What holds for points under these systems: policies of the base that are another one's. Raises InputError for
-        settings that are none of these systems'."""
+        """Returns a line for each policy of the base that one of these systems leaves out. Raises InputError for
+        settings that belong to none of them."""
         check_systems_of(self._given, systems)
         return policies_left_out(self._source, systems, self._given)
 

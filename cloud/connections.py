@@ -19,8 +19,8 @@ _FD_SETSIZE = 1024
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """An event loop on epoll or kqueue, whichever the platform has. A signal waits until it is whole: what is left of
-    half a loop complains as it goes."""
+    """An event loop on epoll or kqueue, whichever the platform has. Holds signals back until the loop is complete: one
+    that is torn down half made prints "Exception ignored"."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         if hasattr(selectors, "EpollSelector"):

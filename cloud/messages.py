@@ -18,7 +18,7 @@ from kvferry.traces.assisted import drawn_mask
 # requests.
 _MASK_STEP, _KEPT_STEP = 256, 64
 
-# Of what went wrong in a cloud its device is told this many characters.
+# The most characters of an error that a cloud sends to its device.
 _MOST_SAID = 300
 
 # A message: plain values, so that it may go through any channel.

@@ -48,9 +48,9 @@ class SimMachine:
 
     `weights_refused` says why they are not, when the model does not fit: nothing should be run then. `load` is the
     background load of processors by name. `selections` answers Select and Retrieve ops from a recorded or generated
-    stream, or by keys, `clusters` the ones that ask about clusters of keys, and `attended` is told of attention; their
-    time is the processor's business. `mapped`: the KV's file is mapped into memory, its size and what of it may be
-    there. The main processor starts to load its graph when anything is first asked of the machine.
+    stream, or by keys, `clusters` answers ops on clusters of keys, and `attended` is called with each attention op; the
+    processor alone says how long they take. `mapped`: the KV's file is mapped into memory, its size and what of it may
+    be there. The main processor starts to load its graph when anything is first asked of the machine.
     """
 
     def __init__(
