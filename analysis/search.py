@@ -160,6 +160,7 @@ def run_search(
                     data.add(row)
                     known[row["key"]] = row
                     n_new += 1
+                    progress(len(tried) + _finished(together, known), search.spec.points)
                 for trial, one in zip(trials, together, strict=True):
                     _judge(search, one, known)
                     with _quiet():
@@ -169,6 +170,11 @@ def run_search(
         finally:
             data.compact()
     return tried, n_new
+
+
+def _finished(together: Sequence[Tried], known: Mapping[str, Row]) -> int:
+    """Points of these that have run whole: what an interrupted search has kept, in the middle of a round too."""
+    return sum(bool(one.scenarios) and one.scenarios.keys() <= known.keys() for one in together)
 
 
 def _study(search: Search) -> Study:

@@ -134,6 +134,13 @@ def test_interrupted_it_goes_on_to_the_same_bytes(sampler: str) -> None:
     assert total + len(last.asked) == len(whole_run.asked)
 
 
+def test_interrupted_in_a_round_it_has_told_what_is_kept() -> None:
+    told: list[int] = []
+    with pytest.raises(KeyboardInterrupt):
+        run_search(written(), Path("cut"), InProcess(), lambda done, of: told.append(done), run=StandIn(3))
+    assert told[-1] == 3
+
+
 def test_the_same_points_from_one_process_and_from_two() -> None:
     search = written(SEARCH.replace("points: 24", "points: 10"))
     results = []

@@ -60,6 +60,7 @@ def test_fewer_vectors_than_clusters_are_refused() -> None:
     with pytest.raises(ValueError, match="3 vectors cannot make 4 clusters"):
         kmeans(np.zeros((1, 3, 2)), 4)
     assert kmeans(np.arange(3.0).reshape(1, 3, 1), 3).tolist() == [[0, 1, 2]]
+    assert kmeans(np.arange(3.0).reshape(1, 3, 1), 1).tolist() == [[0, 0, 0]]
 
 
 @settings(max_examples=80, deadline=None)
