@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -9,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from kvferry.policies.loading.bound import bound_s, frontier
-from kvferry.policies.loading.plan import Plan, TokenDependency, ordered_stage
+from kvferry.policies.loading.plan import Plan, TokenDependency, by_storage, ordered_stage
 from kvferry.policies.loading.problem import LoadProblem
+from kvferry.policies.loading.three_way import three_way_bound_s
 from kvferry.specs.errors import InputError, KvferryError, unknown_name
 
 if TYPE_CHECKING:
@@ -36,6 +38,7 @@ def milp_plan(
     bytes_per_s: float,
     *,
     stages: int = 1,
+    read_bytes_per_s: float = math.inf,
     solver: str = "highs",
     node_limit: int | None = None,
     time_limit_s: float | None = None,
@@ -47,6 +50,7 @@ def milp_plan(
     Eq. 4-5 sum inclusively to k: a stage unlocks its own work. By Eq. 2 everything is loaded by the last
     stage, so its token dependencies always hold, and merging all stages into one keeps a schedule feasible
     and makes it no longer. One stage is therefore enough for the optimum; more only cost time.
+    Units that lie on local storage (``problem.read_bytes``) may come from there: a third path, for small problems.
     ``token_dependency``: "all" earlier token chunks as the text says, or the "previous" one as Eq. 4 reads.
 
     ``node_limit``: how many nodes of its search tree the solver may visit; it stops at the same plan every time.
@@ -61,8 +65,11 @@ def milp_plan(
         raise InputError(f"stages: {stages} is not possible; 1 is enough for the optimum")
     if node_limit is not None and node_limit < 0:
         raise InputError(f"node_limit: {node_limit} is not possible; 0 leaves what is found at the root")
-    least_s = bound_s(frontier(problem), bytes_per_s)
-    model = _Model(problem, bytes_per_s, stages, token_dependency, unit_s=least_s or 1.0)
+    if problem.read_bytes is None:
+        least_s = bound_s(frontier(problem), bytes_per_s)
+    else:
+        least_s = three_way_bound_s(problem, bytes_per_s, read_bytes_per_s)
+    model = _Model(problem, bytes_per_s, read_bytes_per_s, stages, token_dependency, unit_s=least_s or 1.0)
     SOLVERS[solver](model.program, Limits(node_limit, time_limit_s, relative_gap))
 
     # PuLP: 1 is a solution proven optimal, 2 one that was found before the limit.
@@ -75,7 +82,7 @@ def milp_plan(
         )
     optimal = model.program.sol_status == 1
     plan = model.plan()
-    makespan_s = plan.stage_makespan_s(problem, bytes_per_s)
+    makespan_s = plan.stage_makespan_s(problem, bytes_per_s, read_bytes_per_s)
     return MilpResult(
         plan=plan,
         makespan_s=makespan_s,
@@ -98,7 +105,13 @@ class _Model:
     """Eq. 1-5 in PuLP's terms. Times are given in units of the bound, so that tolerances mean the same anywhere."""
 
     def __init__(
-        self, problem: LoadProblem, bytes_per_s: float, stages: int, token_dependency: TokenDependency, unit_s: float
+        self,
+        problem: LoadProblem,
+        bytes_per_s: float,
+        read_bytes_per_s: float,
+        stages: int,
+        token_dependency: TokenDependency,
+        unit_s: float,
     ) -> None:
         import pulp
 
@@ -106,17 +119,22 @@ class _Model:
         self.program = pulp.LpProblem("kv_loading", pulp.LpMinimize)
         units = range(problem.units)
         self.computed = [[self._choice(f"compute_{u}_{k}") for k in range(stages)] for u in units]
-        self.streamed = [[self._choice(f"stream_{u}_{k}") for k in range(stages)] for u in units]
+        self.streamed = [self._brought("stream", u, problem.stream_bytes) for u in units]
+        self.read = [self._brought("read", u, problem.read_bytes) for u in units]
         lengths = [self.program.add_variable(f"length_{k}", lowBound=0) for k in range(stages)]
         self.program += pulp.lpSum(lengths)
 
         compute_s = (problem.compute_s.ravel() / unit_s).tolist()
         stream_s = (problem.stream_bytes.ravel() / bytes_per_s / unit_s).tolist()
+        paths = [(compute_s, self.computed), (stream_s, self.streamed)]
+        if problem.read_bytes is not None:
+            paths.append(((problem.read_bytes.ravel() / read_bytes_per_s / unit_s).tolist(), self.read))
         for k, length in enumerate(lengths):
-            for times, chosen in ((compute_s, self.computed), (stream_s, self.streamed)):
-                self.program += pulp.LpAffineExpression([(chosen[u][k], times[u]) for u in units]) <= length
+            for times, chosen in paths:
+                taken = [(chosen[u][k], times[u]) for u in units if chosen[u]]
+                self.program += pulp.LpAffineExpression(taken) <= length
         for u in units:
-            self.program += pulp.lpSum(self.computed[u] + self.streamed[u]) == 1
+            self.program += pulp.lpSum(self.computed[u] + self.streamed[u] + self.read[u]) == 1
         if problem.start_s:
             self._start(lengths, compute_s, problem.start_s / unit_s)
         self._layer_dependencies()
@@ -152,7 +170,8 @@ class _Model:
 
         problem = self.problem
         for k in range(self.stages - 1):
-            come = [pulp.lpSum(self.computed[u][: k + 1] + self.streamed[u][: k + 1]) for u in range(problem.units)]
+            ways = (self.computed, self.streamed, self.read)
+            come = [pulp.lpSum(v for way in ways for v in way[u][: k + 1]) for u in range(problem.units)]
             if token_dependency == "all":
                 come = self._all_come(come, k)
             for u in range(problem.units):
@@ -160,6 +179,12 @@ class _Model:
                 attended = problem.attended_layer(l)
                 if t > 0 and attended is not None:
                     self.program += self.computed[u][k] <= come[problem.unit(t - 1, attended, c)]
+
+    def _brought(self, way: str, unit: int, n_bytes: np.ndarray | None) -> list[pulp.LpVariable]:
+        """Whether the unit comes this way, for each stage; empty where the way does not lead to it."""
+        if n_bytes is None or not np.isfinite(n_bytes.ravel()[unit]):
+            return []
+        return [self._choice(f"{way}_{unit}_{k}") for k in range(self.stages)]
 
     def _choice(self, name: str) -> pulp.LpVariable:
         return self.program.add_variable(name, cat="Binary")
@@ -175,15 +200,14 @@ class _Model:
 
     def plan(self) -> Plan:
         """The schedule that the solver found; within a stage, computing waits for streams as little as can be."""
-        shape = self.problem.compute_s.shape
-        computed = np.array([[v.value() > 0.5 for v in row] for row in self.computed]).T
-        streamed = np.array([[v.value() > 0.5 for v in row] for row in self.streamed]).T
-        return Plan(
-            tuple(
-                ordered_stage(self.problem, computed[k].reshape(shape), streamed[k].reshape(shape))
-                for k in range(self.stages)
-            )
-        )
+        computed, streamed, read = (self._chosen(way) for way in (self.computed, self.streamed, self.read))
+        stages = (ordered_stage(self.problem, computed[k], streamed[k] | read[k]) for k in range(self.stages))
+        return Plan(tuple(by_storage(stage, read[k].ravel()) for k, stage in enumerate(stages)))
+
+    def _chosen(self, way: list[list[pulp.LpVariable]]) -> np.ndarray:
+        """Whether each unit comes this way in each stage, shape [K, T, L, C]."""
+        chosen = [[v.value() > 0.5 for v in row] or [False] * self.stages for row in way]
+        return np.array(chosen).T.reshape(self.stages, *self.problem.compute_s.shape)
 
 
 def _highs(program: pulp.LpProblem, limits: Limits) -> None:

@@ -1,5 +1,6 @@
-"""A plan: which units the processor computes and which the link streams, in what order, stage by stage."""
+"""A plan: which units the processor computes, the link streams and local storage reads, in what order, by stage."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,10 +13,11 @@ TokenDependency = Literal["previous", "all"]
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """The units of both paths in one stage; each path works through its own in order."""
+    """The units of each path in one stage; each path works through its own in order."""
 
     compute: tuple[int, ...] = ()
     stream: tuple[int, ...] = ()
+    read: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,11 @@ class Plan:
     def stream(self) -> tuple[int, ...]:
         """All streamed units in order."""
         return tuple(unit for stage in self.stages for unit in stage.stream)
+
+    @property
+    def read(self) -> tuple[int, ...]:
+        """All units read from local storage, in order."""
+        return tuple(unit for stage in self.stages for unit in stage.read)
 
     def depths(self, problem: LoadProblem) -> np.ndarray:
         """Layers computed in each column, shape [T, C]."""
@@ -53,7 +60,7 @@ class Plan:
         reach = 1 if token_dependency == "previous" else problem.token_chunks
         depth = np.zeros((problem.token_chunks, problem.columns_per_chunk), dtype=np.int64)
         for k, stage in enumerate(self.stages):
-            there.ravel()[list(stage.stream)] = True
+            there.ravel()[list(stage.stream + stage.read)] = True
             for unit in stage.compute:
                 t, l, c = problem.place(unit)
                 attended = problem.attended_layer(l)
@@ -64,26 +71,33 @@ class Plan:
                 there[t, l, c] = True
 
     def _check_each_once(self, problem: LoadProblem) -> None:
-        units = np.array(self.compute + self.stream, dtype=np.int64)
+        units = np.array(self.compute + self.stream + self.read, dtype=np.int64)
         if units.size and not 0 <= units.min() <= units.max() < problem.units:
             raise ValueError(f"the plan names units outside 0..{problem.units - 1}")
         times = np.bincount(units, minlength=problem.units)
         wrong = np.flatnonzero(times != 1)
         if wrong.size:
             raise ValueError(f"(t, l, c) = {problem.place(int(wrong[0]))} is loaded {times[wrong[0]]} times, not once")
+        if not np.isfinite(_read_bytes(problem, self.read)).all():
+            raise ValueError("the plan reads units that do not lie on local storage")
 
-    def stage_makespan_s(self, problem: LoadProblem, bytes_per_s: float) -> float:
-        """Eq. 1: the sum over stages of the slower path's time, without waits inside a stage. What is left of the
+    def stage_makespan_s(self, problem: LoadProblem, bytes_per_s: float, read_bytes_per_s: float = math.inf) -> float:
+        """Eq. 1: the sum over stages of the slowest path's time, without waits inside a stage. What is left of the
         processor's start counts in the first stage that computes anything."""
         compute_s, stream_s = problem.compute_s.ravel(), problem.stream_bytes.ravel() / bytes_per_s
         ended_s = 0.0
         for stage in self.stages:
             starting_s = max(0.0, problem.start_s - ended_s) if stage.compute else 0.0
-            ended_s += float(max(starting_s + compute_s[list(stage.compute)].sum(), stream_s[list(stage.stream)].sum()))
+            paths_s = (
+                starting_s + compute_s[list(stage.compute)].sum(),
+                stream_s[list(stage.stream)].sum(),
+                _read_bytes(problem, stage.read).sum() / read_bytes_per_s,
+            )
+            ended_s += float(max(paths_s))
         return ended_s
 
-    def completion_s(self, problem: LoadProblem, bytes_per_s: float) -> float:
-        """When the last unit is present, at constant speeds and with both paths in their order.
+    def completion_s(self, problem: LoadProblem, bytes_per_s: float, read_bytes_per_s: float = math.inf) -> float:
+        """When the last unit is present, at constant speeds and with each path in its order.
 
         Stricter than Eq. 1: a computed unit waits for the streamed KV that it attends to. Less strict: no path waits
         for the other at the end of a stage. Infinite if a unit is computed before what it needs.
@@ -91,6 +105,7 @@ class Plan:
         there_s = np.full(problem.compute_s.shape, np.inf)
         stream = list(self.stream)
         there_s.ravel()[stream] = problem.stream_bytes.ravel()[stream].cumsum() / bytes_per_s
+        there_s.ravel()[list(self.read)] = _read_bytes(problem, self.read).cumsum() / read_bytes_per_s
         now_s = problem.start_s
         for unit in self.compute:
             t, l, c = problem.place(unit)
@@ -100,6 +115,13 @@ class Plan:
             now_s += float(problem.compute_s[t, l, c])
             there_s[t, l, c] = now_s
         return float(there_s.max(initial=0.0))
+
+
+def _read_bytes(problem: LoadProblem, units: tuple[int, ...]) -> np.ndarray:
+    """What local storage must read for these units; infinite where they do not lie there."""
+    if problem.read_bytes is None:
+        return np.full(len(units), math.inf)
+    return problem.read_bytes.ravel()[list(units)]
 
 
 def ordered_stage(
@@ -130,3 +152,12 @@ def ordered_stage(
     stream = np.lexsort((c, t, -l, -labels.ravel(), asked.ravel()))
     stream = stream[streamed.ravel()[stream]]
     return Stage(tuple(compute.tolist()), tuple(stream.tolist()))
+
+
+def by_storage(stage: Stage, read: np.ndarray) -> Stage:
+    """The stage with those of its streamed units read from local storage that ``read`` [units] says, in their order."""
+    return Stage(
+        compute=stage.compute,
+        stream=tuple(unit for unit in stage.stream if not read[unit]),
+        read=tuple(unit for unit in stage.stream if read[unit]),
+    )

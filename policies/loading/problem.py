@@ -22,6 +22,7 @@ class LoadProblem:
     all_heads: advance layer l-1, then project layer l.
     ``stream_bytes`` is the encoded size at level 0, and ``level_scale`` the sizes of all levels relative to it.
     ``start_s``: how long the processor still takes to start, in the seconds of ``compute_s``.
+    ``read_bytes``: what each unit takes on local storage, infinite where it does not lie there; None if nothing does.
     """
 
     compute_s: np.ndarray
@@ -29,10 +30,13 @@ class LoadProblem:
     coupling: Coupling
     level_scale: tuple[float, ...] = (1.0,)
     start_s: float = 0.0
+    read_bytes: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         if self.compute_s.shape != self.stream_bytes.shape or self.compute_s.ndim != 3:
             raise ValueError(f"shapes differ: {self.compute_s.shape} and {self.stream_bytes.shape}")
+        if self.read_bytes is not None and self.read_bytes.shape != self.compute_s.shape:
+            raise ValueError(f"shapes differ: {self.compute_s.shape} and {self.read_bytes.shape}")
 
     @property
     def token_chunks(self) -> int:

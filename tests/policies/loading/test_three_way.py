@@ -1,0 +1,108 @@
+"""Three paths: by hand, against the exact schedule, and never worse than two."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvferry.policies.loading.bound import bound_s, frontier
+from kvferry.policies.loading.milp import milp_plan
+from kvferry.policies.loading.plan import Plan, Stage
+from kvferry.policies.loading.problem import LoadProblem
+from kvferry.policies.loading.three_way import clairvoyant_three_way_s, three_way_bound_s, three_way_plan
+
+NOWHERE = np.inf
+
+
+def problem_of(
+    shape: tuple[int, int, int], work_s: object, stream: object, read: object, start_s: float = 0.0
+) -> LoadProblem:
+    parts = [np.broadcast_to(np.array(part, dtype=float), shape).copy() for part in (work_s, stream, read)]
+    return LoadProblem(
+        compute_s=parts[0], stream_bytes=parts[1], read_bytes=parts[2], coupling="all_heads", start_s=start_s
+    )
+
+
+def drawn(seed: int, shape: tuple[int, int, int], spread: float) -> LoadProblem:
+    chance = np.random.default_rng(seed)
+    work, stream, read = (chance.lognormal(0.0, spread, shape) for _ in range(3))
+    return problem_of(shape, work, stream, read)
+
+
+def test_three_like_paths_take_a_third():
+    # Six units of 1 s on every path: two each.
+    problem = problem_of((3, 2, 1), 1.0, 1.0, 1.0)
+    assert three_way_bound_s(problem, 1.0, 1.0) == pytest.approx(2.0)
+    plan = three_way_plan(problem, 1.0, 1.0)
+    plan.check(problem)
+    assert [len(plan.compute), len(plan.stream), len(plan.read)] == [2, 2, 2]
+    assert plan.stage_makespan_s(problem, 1.0, 1.0) == pytest.approx(2.0)
+
+
+def test_storage_takes_what_the_link_finds_dear():
+    # One layer, computing takes ages. Units of 1, 4 B on the link and 2, 2 B on storage: the second is read (2 s), the
+    # first streamed (1 s). A sixth of the second over the link instead would even both: 2 - 2/6 = 1 + 4/6 = 5/3 s.
+    problem = problem_of((2, 1, 1), 1e3, [[[1.0]], [[4.0]]], 2.0)
+    assert three_way_bound_s(problem, 1.0, 1.0) == pytest.approx(5 / 3, rel=2e-3)
+    plan = three_way_plan(problem, 1.0, 1.0)
+    assert (plan.stream, plan.read, plan.compute) == ((0,), (1,), ())
+
+
+def test_what_lies_nowhere_is_computed():
+    problem = problem_of((2, 1, 1), 5.0, [[[NOWHERE]], [[1.0]]], [[[NOWHERE]], [[1.0]]])
+    assert three_way_bound_s(problem, 1.0, 1.0) == pytest.approx(5.0)
+    assert three_way_plan(problem, 1.0, 1.0).compute == (0,)
+
+
+def test_a_load_that_computes_nothing_waits_for_no_start():
+    # Two units: by link and storage 1 s; whoever computes waits for 10 s first.
+    problem = problem_of((2, 1, 1), 0.1, 1.0, 1.0, start_s=10.0)
+    assert three_way_bound_s(problem, 1.0, 1.0) == pytest.approx(1.0)
+
+
+def test_a_unit_that_lies_nowhere_locally_cannot_be_planned_to_be_read():
+    problem = problem_of((1, 1, 1), 1.0, 1.0, NOWHERE)
+    with pytest.raises(ValueError, match="do not lie on local storage"):
+        Plan((Stage(read=(0,)),)).check(problem)
+
+
+def test_paths_that_vary_have_the_same_bound():
+    # As the first, but storage works for the first second alone and the processor begins after one: 1 + 2 + 3 units.
+    problem = problem_of((3, 2, 1), 1.0, 1.0, 1.0)
+    found = clairvoyant_three_way_s(problem, lambda s: (max(0.0, s - 1.0), s, min(s, 1.0)))
+    assert found == pytest.approx(3.0, rel=1e-4)
+    assert clairvoyant_three_way_s(problem, lambda s: (0.0, 1.0, 1.0)) == np.inf
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 10**6), st.sampled_from([0.3, 1.0, 3.0]), st.sampled_from([0.3, 1.0, 3.0]))
+def test_the_exact_schedule_lies_between_the_bound_and_every_pair_of_paths(seed, link, storage):
+    problem = drawn(seed, (3, 2, 1), 0.8)
+    everywhere = np.full(problem.compute_s.shape, NOWHERE)
+    best_s = milp_plan(problem, link, read_bytes_per_s=storage).makespan_s
+    assert three_way_bound_s(problem, link, storage) <= best_s * (1 + 1e-9)
+    pairs = (
+        replace(problem, read_bytes=everywhere),
+        replace(problem, stream_bytes=everywhere),
+        replace(problem, compute_s=np.full(problem.compute_s.shape, 1e6)),
+    )
+    for pair in pairs:
+        assert best_s <= milp_plan(pair, link, read_bytes_per_s=storage).makespan_s * (1 + 1e-3)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10**6), st.sampled_from([0.2, 1.0, 5.0]), st.sampled_from([0.2, 1.0, 5.0]))
+def test_a_plan_is_within_one_percent_of_the_bound(seed, link, storage):
+    problem = drawn(seed, (16, 24, 2), 0.5)
+    plan = three_way_plan(problem, link, storage)
+    plan.check(problem)
+    least_s = three_way_bound_s(problem, link, storage)
+    assert least_s <= plan.stage_makespan_s(problem, link, storage) <= 1.01 * least_s
+
+
+def test_without_storage_it_is_the_bound_of_two_paths():
+    problem = drawn(1, (8, 6, 2), 0.8)
+    two = replace(problem, read_bytes=None)
+    assert three_way_bound_s(two, 2.0, 1.0) == pytest.approx(bound_s(frontier(two), 2.0), rel=1e-5)
