@@ -25,8 +25,9 @@ from kvferry.backends.sim.machine import SimMachine
 from kvferry.codecs.sizes import CODECS
 from kvferry.machine.ops import Op
 from kvferry.pipelines.loading.context import Context
-from kvferry.pipelines.loading.load import ContextLoad, Pace
+from kvferry.pipelines.loading.load import ContextLoad
 from kvferry.pipelines.loading.outlook import Outlook
+from kvferry.pipelines.loading.pace import Pace
 from kvferry.pipelines.loading.workload import load_bound_s
 from kvferry.policies.loading.ferry import Ferry
 from kvferry.policies.loading.hybrid import Hybrid

@@ -2,19 +2,19 @@
 
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 import simpy
 
 from kvferry.machine.machine import Machine
-from kvferry.machine.ops import Decompress, KvRef
+from kvferry.machine.ops import Decompress, Extents, KvRef
 from kvferry.machine.ticket import Cancelled, Ticket
 from kvferry.pipelines.loading.context import Context
 from kvferry.pipelines.loading.outlook import Outlook
+from kvferry.pipelines.loading.pace import Pace
 from kvferry.pipelines.record import UnitPath
 from kvferry.policies.loading.fallback import compute_without_link
-from kvferry.policies.loading.loader import Loader, LoadFacts, Stream
+from kvferry.policies.loading.loader import Loader, LoadFacts, ReadingLoader, Stream
 from kvferry.policies.loading.problem import LoadProblem
 from kvferry.policies.loading.progress import LoadProgress
 from kvferry.specs.errors import KvferryError, LinkDown
@@ -24,29 +24,11 @@ class LoaderStuck(KvferryError):
     """Nothing is under way, the load is not complete, and the loader asks for nothing."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Pace:
-    """How far ahead of the world the pipeline hands work over, and over what window it looks back."""
-
-    # Ops waiting behind the running one, so that the processor never idles between two.
-    compute_ahead: int = 2
-    # Of the device. Each has a piece at work and one that waits; with more, a race could not be called off.
-    decoders: int = 1
-    # Small units go several to a transfer: up to this many, until they are what the link carries in `transfer_s`.
-    # Towards the end they go one by one: a transfer has no more than a `transfer_left`th of what is left, and one.
-    transfer_units: int = 8
-    transfer_s: float = 0.004
-    transfer_left: int = 64
-    window_s: float = 0.1
-    # A loader that has something under way is asked after every window until nothing has moved for `patience_s`: by
-    # then even a rate that it remembers has faded. After that, the waits grow with the time, so that an outage of a
-    # day costs hardly more questions than one of a minute.
-    patience_s: float = 5.0
-
-
 class ContextLoad:
     """A load under way. `done` fires when every unit is present; the counters then tell the story. `loads` tells how
     many are under way on the machine, this one counted.
+
+    `local` says where on local storage the units lie that the problem may read there; None: nothing lies there.
 
     When the link is down for good, what is missing is computed; and so is what came whole and cannot be used, as it
     does not decode, say. `link_down`, `units_unusable` and `unusable` tell of it. Any other error ends the load.
@@ -64,6 +46,7 @@ class ContextLoad:
         pace: Pace,
         loads: Callable[[], int] = lambda: 1,
         keep_paths: bool = False,
+        local: Callable[[tuple[int, ...]], Extents] | None = None,
     ) -> None:
         self.machine, self.context, self.loader, self.pace = machine, context, loader, pace
         self.request = request
@@ -73,6 +56,8 @@ class ContextLoad:
         self.progress = LoadProgress(problem)
         self.units_computed = 0
         self.units_streamed = 0
+        self.units_read = 0
+        self._local = local
         # Where the path of every unit goes, if it is kept; and when units were handed over, by unit and path.
         self.paths: list[UnitPath] | None = [] if keep_paths else None
         self._asked_s: dict[tuple[int, bool], float] = {}
@@ -112,7 +97,7 @@ class ContextLoad:
         while not self.done.triggered:
             yield self._next_look()
             self._pump()
-            under_way = self._computing or self._fetches
+            under_way = self._computing or self._fetches or self.progress.units_reading
             idle_windows = 0 if under_way else idle_windows + 1
             if idle_windows > 20 and not self.done.triggered:
                 left = self.progress.remaining
@@ -156,8 +141,11 @@ class ContextLoad:
             pass
         while self.link_down is None and self._link_has_room() and self._stream_next():
             pass
+        while self.progress.units_reading < self.pace.reads_ahead and self._read_next():
+            pass
         self._pumping = False
-        if self.link_down is not None and not self._computing and not self._fetches:
+        under_way = self._computing or self._fetches or self.progress.units_reading
+        if self.link_down is not None and not under_way:
             self.done.fail(self.link_down)
 
     def _compute_next(self) -> bool:
@@ -214,6 +202,33 @@ class ContextLoad:
         if all(self.progress.present[u] for u in units):
             ticket.cancel()
 
+    def _read_next(self) -> bool:
+        if self._local is None or not isinstance(self.loader, ReadingLoader):
+            return False
+        wanted = self.loader.next_read(self.progress, self._look())
+        if wanted is None:
+            return False
+        self._moved()
+        extents = self._local(wanted.units)
+        for unit in wanted.units:
+            self.progress.hand_over_read(unit, extents.n_bytes / len(wanted.units))
+        came = self.machine.move(extents, "storage", "host", request=self.request)
+        self._place(extents, came, partial(self._was_read, wanted.units, extents.n_bytes / len(wanted.units)))
+        return True
+
+    def _was_read(self, units: tuple[int, ...], unit_bytes: float, event: simpy.Event) -> None:
+        self._moved()
+        if not event.ok:
+            self._fail(event)
+            return
+        for unit in units:
+            self.units_read += not self.progress.present[unit]
+            self.progress.read(unit, unit_bytes)
+            if self.progress.streaming[unit]:
+                self._drop_fetch(unit)
+        if not self.done.triggered:
+            self._settle()
+
     def _link_has_room(self) -> bool:
         window_bytes = self.loader.window.n_bytes(self._facts)
         if self._on_link >= 2 and self._on_link_bytes >= window_bytes:
@@ -237,12 +252,29 @@ class ContextLoad:
             opened = self.machine.submit(Decompress(values), after=(fetched,), on="decompress", request=self.request)
         t, l, _ = self.progress.problem.place(units[0])
         kv = KvRef(self.context.sequence, t, l, None, values * self.context.model.kv_value_bytes)
-        placed = self.machine.move(kv, "host", "device", after=(opened,), request=self.request)
         for unit in units:
             self._fetches[unit] = (fetched, units, chunks.n_bytes)
         _then(fetched, partial(self._left_link, chunks.n_bytes))
-        _then(placed, partial(self._streamed, units, level))
+        self._place(kv, opened, partial(self._streamed, units, level))
         return True
+
+    def _place(self, kv: KvRef | Extents, there: Ticket, placed: Callable[[simpy.Event], None]) -> None:
+        """Put KV that a ticket brings into host memory where attention can read it, then call `placed`.
+
+        A copy in its queue holds up those behind it until its bytes have come. With two ways into host memory, each is
+        handed over when they have.
+        """
+        if self._local is None:
+            _then(self.machine.move(kv, "host", "device", after=(there,), request=self.request), placed)
+            return
+
+        def move(event: simpy.Event) -> None:
+            if not event.ok or _cancelled(event):
+                placed(event)
+            else:
+                _then(self.machine.move(kv, "host", "device", request=self.request), placed)
+
+        _then(there, move)
 
     def _wanted_streams(self) -> tuple[tuple[int, ...], int]:
         """The units of the next transfer, and their level: what the loader asks for, and more while that is little. No

@@ -26,7 +26,8 @@ class Outlook:
 
     ``bytes_per_s``: of the link. ``intake_bytes_per_s``: encoded bytes that the device can decode and copy.
     ``available(now_s)``: the share of the main processor that background load leaves, as a utilisation counter tells it
-    (SparKV's U_edge). The main processor begins no op before `processor_from_s`.
+    (SparKV's U_edge). The main processor begins no op before `processor_from_s`. ``read_bytes_per_s`` is local
+    storage's.
     """
 
     bytes_per_s: float
@@ -34,6 +35,7 @@ class Outlook:
     intake_bytes_per_s: float = inf
     available: Callable[[float], float] = lambda now_s: 1.0
     processor_from_s: float = 0.0
+    read_bytes_per_s: float = 0.0
 
     def at_start(self, now_s: float, loads: int) -> LoadFacts:
         """The facts when a load begins as one of this many `loads` under way."""
@@ -43,6 +45,7 @@ class Outlook:
             rtt_s=self.rtt_s,
             planned_speed=max(self.available(now_s), 1e-3) / loads,
             processor_from_s=self.processor_from_s,
+            planned_read_bytes_per_s=self.read_bytes_per_s / loads,
         )
 
     def later(self, start: LoadFacts, seen: Facts, loads: int) -> LoadFacts:
@@ -56,4 +59,5 @@ class Outlook:
             compute_speed=None if speed is None else speed / loads,
             planned_speed=start.planned_speed,
             processor_from_s=start.processor_from_s,
+            planned_read_bytes_per_s=start.planned_read_bytes_per_s,
         )

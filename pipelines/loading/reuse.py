@@ -9,8 +9,9 @@ import simpy
 from kvferry.machine.machine import Lease, Machine, Refused
 from kvferry.machine.ops import DecodeStep, Prefill
 from kvferry.pipelines.loading.context import Context
-from kvferry.pipelines.loading.load import ContextLoad, Pace
+from kvferry.pipelines.loading.load import ContextLoad
 from kvferry.pipelines.loading.outlook import Outlook
+from kvferry.pipelines.loading.pace import Pace
 from kvferry.pipelines.record import MOST_UNIT_PATHS, RequestRecord
 from kvferry.policies.loading.discipline import Discipline, fair
 from kvferry.policies.loading.loader import Loader

@@ -15,8 +15,8 @@ from kvferry.machine.instant import at
 from kvferry.machine.machine import Machine
 from kvferry.machine.ops import Op
 from kvferry.pipelines.loading.context import Context
-from kvferry.pipelines.loading.load import Pace
 from kvferry.pipelines.loading.outlook import Outlook, intake_values_per_s
+from kvferry.pipelines.loading.pace import Pace
 from kvferry.pipelines.loading.reuse import Admission, ContextRequest, context_reuse
 from kvferry.pipelines.loading.systems import SYSTEMS, LoadingSystem
 from kvferry.pipelines.record import RequestRecord

@@ -1,7 +1,7 @@
 """The interface of a loader, which decides what a path does next whenever that path has room."""
 
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from kvferry.policies.loading.problem import LoadProblem
 from kvferry.policies.loading.progress import LoadProgress
@@ -14,7 +14,7 @@ class LoadFacts:
     Rates are this load's share: other loads under way have as much. Bytes arrive no faster than the device decodes
     them. `goodput_bytes_per_s` and `compute_speed` (nominal over actual duration) are observed over the last window;
     None before the first observation. `planned_speed` is the compute speed expected at the start. The processor begins
-    no op before `processor_from_s`.
+    no op before `processor_from_s`. `planned_read_bytes_per_s` is the rate of local storage, for units that lie there.
     """
 
     now_s: float
@@ -24,6 +24,7 @@ class LoadFacts:
     compute_speed: float | None = None
     planned_speed: float = 1.0
     processor_from_s: float = 0.0
+    planned_read_bytes_per_s: float = 0.0
 
     @property
     def starting_s(self) -> float:
@@ -90,6 +91,13 @@ class Stream:
     level: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Read these units from local storage, in this order."""
+
+    units: tuple[int, ...]
+
+
 class Loader(Protocol):
     """Decides, and carries nothing out. None: nothing to do until a unit arrives or a window passes."""
 
@@ -103,3 +111,10 @@ class Loader(Protocol):
     def next_compute(self, progress: LoadProgress, facts: LoadFacts) -> Compute | None: ...
 
     def next_stream(self, progress: LoadProgress, facts: LoadFacts) -> Stream | None: ...
+
+
+@runtime_checkable
+class ReadingLoader(Loader, Protocol):
+    """A loader that also says what local storage reads next, of the units that lie there."""
+
+    def next_read(self, progress: LoadProgress, facts: LoadFacts) -> Read | None: ...

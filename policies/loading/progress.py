@@ -13,26 +13,31 @@ class LoadProgress:
 
     def __init__(self, problem: LoadProblem) -> None:
         self.problem = problem
-        # Per unit, 1 or 0: its KV is there; a transfer of it is under way; the processor has it in its queue.
+        # Per unit, 1 or 0: its KV is there; a transfer of it is under way; local storage reads it; the processor has
+        # it in its queue.
         self.present = bytearray(problem.units)
         self.streaming = bytearray(problem.units)
+        self.reading = bytearray(problem.units)
         self.computing = bytearray(problem.units)
         # depth[t][c]: layers computed or handed over in this column, hence the layer that comes next. The
         # processor works in order, so what was handed over is done before what is handed over later.
         self.depth = [[0] * problem.columns_per_chunk for _ in range(problem.token_chunks)]
         # first_missing[l][c]: the smallest t whose KV at layer l is neither there nor handed to the processor.
         self.first_missing = [[0] * problem.columns_per_chunk for _ in range(problem.layers)]
-        # Units in the order in which the processor was given them, and in which the link had delivered them.
+        # Units in the order in which the processor was given them, and in which link and storage had delivered them.
         self.handed_over: list[int] = []
         self.delivered: list[int] = []
         self.remaining = problem.units
         self.streamed_bytes = 0.0
+        self.read_bytes = 0.0
         self.computed_s = 0.0
         # Units handed over but not finished, with their bytes and nominal seconds of compute. Only the
         # counts tell whether a path is busy: sums of floats that are added and taken away do not return to zero.
         self.units_streaming = 0
+        self.units_reading = 0
         self.units_computing = 0
         self.streaming_bytes = 0.0
+        self.reading_bytes = 0.0
         self.computing_s = 0.0
         self._compute_s: list[float] = problem.compute_s.ravel().tolist()
 
@@ -42,12 +47,12 @@ class LoadProgress:
 
     def absent(self, unit: int) -> bool:
         """Whether the unit is neither present nor being fetched."""
-        return not (self.present[unit] or self.streaming[unit] or self.computing[unit])
+        return not (self.present[unit] or self.streaming[unit] or self.computing[unit] or self.reading[unit])
 
     def absent_units(self) -> np.ndarray:
         """Flat indices of all units that are neither present nor being fetched, ascending."""
-        taken = np.frombuffer(self.present, np.uint8) | np.frombuffer(self.streaming, np.uint8)
-        return np.flatnonzero((taken | np.frombuffer(self.computing, np.uint8)) == 0)
+        states = (self.present, self.streaming, self.reading, self.computing)
+        return np.flatnonzero(np.bitwise_or.reduce([np.frombuffer(state, np.uint8) for state in states]) == 0)
 
     def computable(self, unit: int) -> bool:
         """Whether the processor can compute it now: the layers below in its column and earlier tokens' KV are there.
@@ -84,6 +89,20 @@ class LoadProgress:
         self.streaming[unit] = 1
         self.units_streaming += 1
         self.streaming_bytes += n_bytes
+
+    def hand_over_read(self, unit: int, n_bytes: float) -> None:
+        self.reading[unit] = 1
+        self.units_reading += 1
+        self.reading_bytes += n_bytes
+
+    def read(self, unit: int, n_bytes: float) -> None:
+        """The unit has been read from local storage and put where attention can read it."""
+        self.reading[unit] = 0
+        self.units_reading -= 1
+        self.reading_bytes = self.reading_bytes - n_bytes if self.units_reading else 0.0
+        self.read_bytes += n_bytes
+        self.delivered.append(unit)
+        self._arrive(unit)
 
     def computed(self, unit: int) -> None:
         """The processor has emitted this unit."""

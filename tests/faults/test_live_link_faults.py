@@ -24,8 +24,8 @@ from kvferry.cloud.store import Store, StoredModel, StoreHeader, StoreWriter
 from kvferry.codecs.codec import encode, split
 from kvferry.machine.ops import Advance, Chunks, Decompress, KvRef, Op, Project
 from kvferry.pipelines.loading.context import Context
-from kvferry.pipelines.loading.load import Pace
 from kvferry.pipelines.loading.outlook import Outlook
+from kvferry.pipelines.loading.pace import Pace
 from kvferry.pipelines.loading.reuse import Admission, ContextRequest, context_reuse
 from kvferry.pipelines.loading.systems import SYSTEMS
 from kvferry.pipelines.record import RequestRecord

@@ -22,8 +22,8 @@ from kvferry.machine.ticket import Ticket
 from kvferry.model.decoder import Decoder
 from kvferry.model.models import random_model
 from kvferry.pipelines.loading.context import Context
-from kvferry.pipelines.loading.load import Pace
 from kvferry.pipelines.loading.outlook import Outlook
+from kvferry.pipelines.loading.pace import Pace
 from kvferry.pipelines.loading.reuse import Admission, ContextRequest, context_reuse
 from kvferry.pipelines.loading.systems import SYSTEMS
 from kvferry.pipelines.record import RequestRecord

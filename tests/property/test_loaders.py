@@ -17,10 +17,12 @@ from machines import TimedMachine
 from kvferry.machine.machine import Facts
 from kvferry.machine.ops import Chunks, KvRef, Op
 from kvferry.pipelines.loading.context import Context
-from kvferry.pipelines.loading.load import ContextLoad, Pace
+from kvferry.pipelines.loading.load import ContextLoad
 from kvferry.pipelines.loading.outlook import Outlook
+from kvferry.pipelines.loading.pace import Pace
 from kvferry.policies.loading.bound import bound_s, frontier
 from kvferry.policies.loading.ferry import Ferry
+from kvferry.policies.loading.ferry_three_way import ThreeWayFerry
 from kvferry.policies.loading.hybrid import Hybrid
 from kvferry.policies.loading.loader import Compute, Loader, LoadFacts, Stream
 from kvferry.policies.loading.problem import Coupling, LoadProblem
@@ -50,6 +52,7 @@ LOADERS: dict[str, Callable[[], Loader]] = {
     "sparkv chain": lambda: Staged("chain", migration_limit=1.0),
     "ferry": Ferry,
     "ferry chain": lambda: Ferry(needed_first=False),
+    "ferry three-way": ThreeWayFerry,
 }
 
 

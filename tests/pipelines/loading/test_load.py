@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvferry.pipelines.loading import workload
-from kvferry.pipelines.loading.load import Pace
+from kvferry.pipelines.loading.pace import Pace
 from kvferry.pipelines.loading.systems import SYSTEMS
 from kvferry.pipelines.run import run_scenario
 from kvferry.policies.loading.loader import Compute, LoadFacts, Stream

@@ -14,8 +14,8 @@ from kvferry.backends.live.engine.thread_work import Moving
 from kvferry.machine.ops import Advance, Chunks, Decompress, KvRef, Op, Project
 from kvferry.machine.span import Span
 from kvferry.pipelines.loading.context import Context
-from kvferry.pipelines.loading.load import Pace
 from kvferry.pipelines.loading.outlook import Outlook
+from kvferry.pipelines.loading.pace import Pace
 from kvferry.pipelines.loading.reuse import Admission, ContextRequest, context_reuse
 from kvferry.pipelines.loading.systems import SYSTEMS
 from kvferry.scenarios.loader import load_model

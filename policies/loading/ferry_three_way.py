@@ -1,0 +1,173 @@
+"""Ferry over three paths: the processor, the link and local storage."""
+
+from heapq import heapify, heappop, heappush
+from math import log
+
+import numpy as np
+
+from kvferry.policies.loading.ferry import Throughput
+from kvferry.policies.loading.loader import WIDE, Compute, LoadFacts, Read, Stream
+from kvferry.policies.loading.problem import LoadProblem
+from kvferry.policies.loading.progress import LoadProgress
+from kvferry.policies.loading.ready import Ready
+from kvferry.policies.loading.three_way import Divisions, three_way_stage
+
+# Time constant of the observed rates.
+_MEMORY_S = 0.5
+# A division is made again when the exchange rate of two paths has changed by this factor.
+_REPLAN_FACTOR = 1.1
+# The slowest rate to plan with, as a share of the planned one: an outage is assumed to end.
+_LEAST_SHARE = 1e-4
+
+COMPUTE, STREAM, READ = range(3)
+
+
+class ThreeWayFerry:
+    """Each path works through its part of a division that lets all end together (``three_way_stage``). It is made
+    again for what is absent when a rate has changed. A path without a part left helps the one that would end last: it
+    takes that path's last unit, under way or not, if it would have it sooner.
+
+    `plans` counts the divisions made.
+    """
+
+    window = WIDE
+
+    def __init__(self) -> None:
+        self.plans = 0
+
+    def start(self, problem: LoadProblem, facts: LoadFacts) -> None:
+        self._problem = problem
+        self._divisions = Divisions(problem)
+        self._ready = Ready(problem)
+        read_bytes = np.full(problem.compute_s.shape, np.inf) if problem.read_bytes is None else problem.read_bytes
+        # What each unit asks of each path; infinite where a path does not lead to it.
+        self._asks = [part.ravel().tolist() for part in (problem.compute_s, problem.stream_bytes, read_bytes)]
+        planned = (facts.planned_speed, facts.planned_bytes_per_s, facts.planned_read_bytes_per_s)
+        self._rates = [Throughput(rate, _MEMORY_S) for rate in planned]
+        self._least = [_LEAST_SHARE * rate for rate in planned]
+        # Units that a path has taken and not finished, in order.
+        self._taken: list[list[int]] = [[], [], []]
+        self._divide(LoadProgress(problem), facts)
+
+    def next_compute(self, progress: LoadProgress, facts: LoadFacts) -> Compute | None:
+        unit = self._next(COMPUTE, progress, facts)
+        return None if unit is None else Compute((unit,))
+
+    def next_stream(self, progress: LoadProgress, facts: LoadFacts) -> Stream | None:
+        unit = self._next(STREAM, progress, facts)
+        return None if unit is None else Stream((unit,))
+
+    def next_read(self, progress: LoadProgress, facts: LoadFacts) -> Read | None:
+        unit = self._next(READ, progress, facts)
+        return None if unit is None else Read((unit,))
+
+    def _next(self, path: int, progress: LoadProgress, facts: LoadFacts) -> int | None:
+        self._look(progress, facts)
+        unit = self._computable_part(progress) if path == COMPUTE else self._own_part(path, progress)
+        if unit is None:
+            unit = self._from_the_last(path, progress, facts)
+        if unit is not None:
+            self._taken[path].append(unit)
+        return unit
+
+    # --- the division -----------------------------------------------------------------------------------------------
+
+    def _look(self, progress: LoadProgress, facts: LoadFacts) -> None:
+        """Update observed rates and computable units; divide again if an exchange rate has changed."""
+        computes = progress.units_computing > 0 and not facts.starting_s
+        seen = (
+            (progress.computed_s, computes),
+            (progress.streamed_bytes, progress.units_streaming > 0),
+            (progress.read_bytes, progress.units_reading > 0),
+        )
+        for rate, (done, busy) in zip(self._rates, seen, strict=True):
+            rate.look(facts.now_s, done, busy)
+        for unit in self._ready.news(progress):
+            heappush(self._computable, (self._rank[unit], unit))
+        seconds = self._seconds()
+        drift = [log(now / then) for now, then in zip(seconds, self._divided_at, strict=True)]
+        if max(drift) - min(drift) > log(_REPLAN_FACTOR):
+            self._divide(progress, facts)
+
+    def _seconds(self) -> list[float]:
+        """What a unit of each path's amount takes at the observed rates; forever where there is no such path."""
+        rates = (max(rate.per_s, least) for rate, least in zip(self._rates, self._least, strict=True))
+        return [1.0 / rate if rate else 1e12 for rate in rates]
+
+    def _divide(self, progress: LoadProgress, facts: LoadFacts) -> None:
+        self.plans += 1
+        problem, shape = self._problem, self._problem.compute_s.shape
+        self._divided_at = self._seconds()
+        absent = np.zeros(shape, bool)
+        absent.ravel()[progress.absent_units()] = True
+        # A unit that came by another path ends its column (under all_heads a column may go on: left to the helpers).
+        height = np.arange(problem.layers)[None, :, None]
+        blocked = ~absent & (height >= np.array(progress.depth)[:, None, :])
+        stage = three_way_stage(
+            problem,
+            self._divisions,
+            np.array(self._divided_at),
+            absent=absent,
+            computable=absent & ~np.logical_or.accumulate(blocked, axis=1),
+            ahead_s=np.array(self._ahead_s(progress, facts)),
+        )
+        # Each part from its end: the next unit is the last of the list.
+        self._parts = [list(part[::-1]) for part in (stage.compute, stage.stream, stage.read)]
+        self._rank = dict.fromkeys(range(problem.units), problem.units)
+        self._rank |= {unit: place for place, unit in enumerate(stage.compute)}
+        self._computable = [(self._rank[unit], unit) for unit in stage.compute if progress.computable(unit)]
+        heapify(self._computable)
+
+    def _ahead_s(self, progress: LoadProgress, facts: LoadFacts) -> list[float]:
+        """When each path has done what it has already taken."""
+        compute, stream, read = self._seconds()
+        return [
+            facts.starting_s + progress.computing_s * compute,
+            facts.rtt_s + progress.streaming_bytes * stream,
+            progress.reading_bytes * read,
+        ]
+
+    # --- what a path takes ------------------------------------------------------------------------------------------
+
+    def _own_part(self, path: int, progress: LoadProgress) -> int | None:
+        part = self._parts[path]
+        while part:
+            unit = part.pop()
+            if progress.absent(unit):
+                return unit
+        return None
+
+    def _computable_part(self, progress: LoadProgress) -> int | None:
+        """The first computable unit of the processor's part; later ones come back as they become computable."""
+        while self._computable and self._computable[0][0] < self._problem.units:
+            unit = heappop(self._computable)[1]
+            if progress.absent(unit) and progress.computable(unit):
+                return unit
+        return None
+
+    def _from_the_last(self, path: int, progress: LoadProgress, facts: LoadFacts) -> int | None:
+        """The last unit of the path that would end last, if this path would have it sooner; None if there is none."""
+        ahead_s, seconds = self._ahead_s(progress, facts), self._seconds()
+        ends_s = [ahead + self._left(other, progress) * seconds[other] for other, ahead in enumerate(ahead_s)]
+        for other in sorted(range(3), key=lambda other: -ends_s[other]):
+            if other == path:
+                continue
+            unit = self._last_of(other, path, progress)
+            if unit is not None and ahead_s[path] + self._asks[path][unit] * seconds[path] < ends_s[other]:
+                return unit
+        return None
+
+    def _left(self, path: int, progress: LoadProgress) -> float:
+        self._parts[path] = part = [unit for unit in self._parts[path] if progress.absent(unit)]
+        return sum(self._asks[path][unit] for unit in part)
+
+    def _last_of(self, other: int, path: int, progress: LoadProgress) -> int | None:
+        """The last unit of the other path that this path can take: of its part, else of what it has under way."""
+        under_way = (progress.computing, progress.streaming, progress.reading)
+        self._taken[other] = taken = [unit for unit in self._taken[other] if under_way[other][unit]]
+        for unit in (*self._parts[other], *reversed(taken)):
+            if under_way[path][unit] or self._asks[path][unit] == np.inf:
+                continue
+            if path != COMPUTE or progress.computable(unit):
+                return unit
+        return None
