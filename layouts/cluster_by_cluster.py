@@ -38,8 +38,8 @@ class Contiguous(Stretched):
 
     def __init__(self, like: ContiguousLayout) -> None:
         super().__init__(like)
-        # Tokens of the row before each block's first one; -1: there is no such block.
-        self._starts = np.full_like(self._tokens, -1)
+        # Tokens of the row before each block's first one.
+        self._starts = np.zeros_like(self._tokens)
         self._lengths = np.zeros(like.all_rows, np.int64)
 
     @property
@@ -48,8 +48,7 @@ class Contiguous(Stretched):
 
     def _place(self, rows: np.ndarray, order: np.ndarray, members: np.ndarray | None) -> None:
         sizes = np.take_along_axis(self._tokens[rows], order, axis=1)
-        starts = np.where(sizes > 0, np.cumsum(sizes, axis=1) - sizes, -1)
-        self._starts[rows[:, None], order] = starts
+        self._starts[rows[:, None], order] = np.cumsum(sizes, axis=1) - sizes
         self._lengths[rows] = sizes.sum(axis=1)
         self._check_room(rows)
 

@@ -130,7 +130,7 @@ class PlacedClusters(ABC):
     @property
     def all_tokens(self) -> np.ndarray:
         """int64[layers, rows, blocks]: tokens in every block; 0 where there is none."""
-        return self._tokens.reshape(self.like.layers, self.like.rows, -1).copy()
+        return self._tokens.reshape(self.shape).copy()
 
     def fewest(self, layer: int) -> int:
         """Blocks of the row that has the fewest."""

@@ -1,7 +1,8 @@
 """How many small faults the tests notice: seeded mutations of what is simulated, laid out, decided and piped.
 
     nice python studies/mutations.py --count 300 --seed 1        # goes on where it was stopped
-    python studies/mutations.py --count 300 --seed 1 --report    # what came of it so far
+    python studies/mutations.py --again                          # the ones that were not caught, by the tests of today
+    python studies/mutations.py --report                         # what came of it so far
 
 A mutation changes one expression of one file, in a copy of the tracked tree. Tests that import its module run first,
 then those of its folder, then some of whole systems; the first failure ends it. A line of journal.jsonl says what
@@ -53,7 +54,8 @@ _ARITHMETIC = (ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Div)
 
 @dataclass(frozen=True)
 class Mutation:
-    """``old`` becomes ``new`` at this place of a file; lines count from 1, columns are in bytes."""
+    """``old`` becomes ``new`` at this place of a file; lines count from 1, columns are in bytes. ``text``: the line as
+    it stands, by which the place is found again."""
 
     path: str
     line: int
@@ -62,6 +64,7 @@ class Mutation:
     end_column: int
     old: str
     new: str
+    text: str = ""
 
     @property
     def name(self) -> str:
@@ -81,7 +84,8 @@ def mutations_of(path: str, source: str) -> list[Mutation]:
     for node in _expressions(ast.parse(source)):
         if (new := _mutated(node)) is not None:
             place = node.lineno, node.col_offset, node.end_lineno or 0, node.end_col_offset or 0
-            found.append(Mutation(path, *place, _segment(lines, *place), new))
+            text = lines[node.lineno - 1].decode().strip()
+            found.append(Mutation(path, *place, _segment(lines, *place), new, text))
     return found
 
 
@@ -129,6 +133,15 @@ def drawn(count: int, seed: int) -> list[Mutation]:
     found = [one for path in files for one in mutations_of(path.relative_to(ROOT).as_posix(), path.read_text())]
     random.Random(seed).shuffle(found)
     return found[:count]
+
+
+def found_again(known: dict[str, Any]) -> Mutation | None:
+    """Returns a mutation of the journal where its line stands today, the nearest of equal ones; None: it is gone."""
+    file = ROOT / known["path"]
+    every = mutations_of(known["path"], file.read_text()) if file.exists() else []
+    same = [one for one in every if all(getattr(one, of) == known[of] for of in ("old", "new", "text"))]
+    apart = lambda one: (abs(one.line - known["line"]), abs(one.column - known["column"]))  # noqa: E731
+    return min(same, key=apart, default=None)
 
 
 def tests_for(path: str, tree: Path) -> list[list[str]]:
@@ -230,14 +243,22 @@ def changed(file: Path, mutation: Mutation) -> Iterator[None]:
             compiled.unlink()
 
 
+def read(file: Path) -> list[dict[str, Any]]:
+    """Returns what became of each mutation, as was found last."""
+    lines = file.read_text().splitlines() if file.exists() else []
+    return list({one["name"]: one for one in map(json.loads, lines)}.values())
+
+
 def report(journal: list[dict[str, Any]]) -> str:
     by_room: dict[str, Counter[str]] = {}
     for one in journal:
         by_room.setdefault(one["path"].split("/")[0], Counter())[one["verdict"]] += 1
-    lines = ["| room | caught | survived | too long |", "|---|---|---|---|"]
+    lines = ["| room | caught | survived | too long | gone |", "|---|---|---|---|---|"]
     whole: Counter[str] = sum(by_room.values(), Counter())
     for room, counts in [*sorted(by_room.items()), ("all", whole)]:
-        lines.append(f"| {room} | {counts['caught']} | {counts['survived']} | {counts['too long']} |")
+        lines.append(
+            f"| {room} | {counts['caught']} | {counts['survived']} | {counts['too long']} | {counts['gone']} |"
+        )
     lines.append(f"\n{whole['caught'] / max(1, whole.total()):.0%} of {whole.total()} are caught; not:\n")
     lines += [
         f"- `{one['path']}:{one['line']}` `{one['old']}` -> `{one['new']}`"
@@ -254,23 +275,28 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--limit-s", type=int, default=300, help="processor time of one run of tests")
     parser.add_argument("--output", type=Path, default=ROOT / "build" / "mutations")
+    parser.add_argument("--again", action="store_true", help="those that were not caught")
     parser.add_argument("--report", action="store_true")
     asked = parser.parse_args()
     file = asked.output / "journal.jsonl"
-    journal = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    journal = read(file)
     if asked.report:
         print(report(journal))
         return
     asked.output.mkdir(parents=True, exist_ok=True)
     copied(tree := asked.output.resolve() / "tree")
-    known, judge = {one["name"] for one in journal}, Judge(tree, {one["by"] for one in journal}, asked.limit_s)
-    for n, mutation in enumerate(drawn(asked.count, asked.seed)):
-        if n < asked.first or mutation.name in known:
-            continue
-        found = judge.judged(mutation)
+    judge = Judge(tree, {one["by"] for one in journal}, asked.limit_s)
+    todo: list[tuple[dict[str, Any], Mutation | None]]
+    if asked.again:
+        todo = [(one, found_again(one)) for one in journal if one["verdict"] != "caught"]
+    else:
+        known, new = {one["name"] for one in journal}, drawn(asked.count, asked.seed)[asked.first :]
+        todo = [({"name": one.name, **asdict(one)}, one) for one in new if one.name not in known]
+    for n, (described, mutation) in enumerate(todo, 1):
+        found = judge.judged(mutation) if mutation else {"verdict": "gone", "by": ""}
         with file.open("a") as lines:
-            lines.write(json.dumps({"name": mutation.name, **asdict(mutation), **found}) + "\n")
-        print(f"{n + 1}/{asked.count} {found['verdict']}: {mutation.name} {found['by']}", file=sys.stderr, flush=True)
+            lines.write(json.dumps({**described, **found}) + "\n")
+        print(f"{n}/{len(todo)} {found['verdict']}: {described['name']} {found['by']}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -89,14 +89,16 @@ def test_the_buffer_grows_as_long_as_it_costs_nothing_by_hand() -> None:
             hidden=True,
         )  # fmt: skip
 
-    def kept(slot_s: float, default: Solution | None = None) -> Grouping:
+    def kept(slot_s: float, default: Solution | None = None, larger_s: float = 1.0) -> Grouping:
         def priced(batch: int, context: int, grouping: Grouping) -> Solution:
-            return solution(grouping, 1.0 + slot_s * (grouping.slots - 100))
+            return solution(grouping, larger_s + slot_s * (grouping.slots - 100))
 
         return settled(solution(small, 1.0), default, scenario, limits, priced).grouping
 
     # 28 layers of 4 entries of 4 KiB: 448 KiB a slot; 64 B of 16,384 keys in each layer are 28 MiB.
     assert kept(0.0).slots == (100 * 2**20 - 28 * 2**20) // (448 * 2**10) - 1
+    # A hundredth longer is not noticed.
+    assert kept(0.0, larger_s=1.01) == kept(0.0) and kept(0.0, larger_s=1.0101) == small
     assert kept(1.0) == small
     own = replace(small, group_tokens=8, groups=50)
     assert kept(1.0, solution(own, 0.9)) == own

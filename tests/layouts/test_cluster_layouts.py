@@ -203,6 +203,11 @@ def test_tokens_in_their_order_are_read_in_parts_by_hand() -> None:
     assert blocks.reads(0, np.array([0]), np.array([3])).pieces.offsets.tolist() == [0, 48]
     # One token of each row, then four: of 8 B each. A split brings none.
     assert (blocks.counted.new_bytes, blocks.counted.moved_bytes) == (48, 0)
+    # Unless it comes with a new one, which is written. Nobody said which leave: 5 and 11 of 1, 3, 5 and 11.
+    new, change = blocks.split(0, 0, 1, 2, 2)
+    assert (new, ranges(change.written), change.written.blocks.tolist()) == (4, [(88, 8)], [4])
+    assert blocks.reads(0, np.array([0]), np.array([1])).pieces.offsets.tolist() == [8, 24]
+    assert blocks.counted.new_bytes == 56
     blocks.check()
 
 

@@ -4,16 +4,19 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from plugin import none_left, written  # noqa: F401
 from tiny import DECODING, LOADING, tiny
 
+from kvferry.pipelines.answers import fault_of_durations, fault_of_lookup
 from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS, ROLES
 from kvferry.pipelines.guarded import guarded
 from kvferry.pipelines.loading.systems import SYSTEMS
 from kvferry.pipelines.plugins import use
 from kvferry.pipelines.run import run_scenario
 from kvferry.policies.decode.index import INDEX_KINDS
+from kvferry.policies.decode.rows import BlockRows, Lookup
 from kvferry.specs.errors import InputError, KvferryError
 from kvferry.specs.scenario import Scenario
 
@@ -204,6 +207,18 @@ def test_what_a_role_has_instead_of_methods() -> None:
     assert said.startswith("mine.py: layout 'mine': before_write gave 'nonsense'; stages of the kinds prefill, ")
 
 
+def test_slots_are_counted_from_0() -> None:
+    def said(*slots: int) -> str | None:
+        found = Lookup(BlockRows(np.array([[3, 5]])), np.array([[True, False]]), np.array([slots]))
+        return fault_of_lookup(found, found.wanted, blocks=9, slots=2)
+
+    assert (said(0, 1), said(1, 2), said(-1, 0)) == (
+        None,
+        "slot 2; one of 0 to 1 would do",
+        "slot -1; one of 0 to 1 would do",
+    )
+
+
 @pytest.mark.parametrize("cost", ["Cost(-1.0)", "Cost(float('nan'))", "Cost(float('inf'))", "Cost(1.0, -1.0)", "None"])
 def test_a_cost_that_cannot_be(cost: str) -> None:
     text = ROLE.format(kind="cost-model", method="cost", answer=cost, base="Roofline", decorated="# No dataclass.")
@@ -213,6 +228,7 @@ def test_a_cost_that_cannot_be(cost: str) -> None:
 
 
 def test_durations_that_cannot_be() -> None:
+    assert fault_of_durations([0.0, 2.0]) is None
     text = ROLE.format(
         kind="cost-model", method="durations_s", answer="np.array([-1.0])", base="Roofline", decorated="# No dataclass."
     ).replace("*asked", "*asked, **more")

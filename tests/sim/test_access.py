@@ -1,5 +1,7 @@
 """What messages between machines cost, by hand: bytes on an up- and a downlink, and half the round trip either way."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import simpy
@@ -107,3 +109,11 @@ def test_a_message_that_is_late_holds_up_the_one_behind_it() -> None:
         sent.callbacks.append(lambda _: arrived_s.append(env.now))  # type: ignore[union-attr]
     env.run()
     assert arrived_s == pytest.approx([0.001 + 0.060, 0.002 + 0.060])
+
+
+def test_messages_that_were_sent_before_are_late_each_by_its_own_draw() -> None:
+    # 20 ms of round trip: 10 ms one way, and 1, 2 and 3 s besides.
+    env = simpy.Environment()
+    way = replace(access(env), late=lambda n: np.arange(1.0, n + 1))
+    assert way.ways_s([0.0, 0.5, 4.0]) == pytest.approx([1.01, 2.51, 7.01])
+    assert access(env).ways_s([0.0, 0.5]) == pytest.approx([0.01, 0.51])

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from kvferry.machine.ops import Extents
 from kvferry.machine.span import Span
 from kvferry.machine.ticket import Cancelled, Ticket
-from kvferry.sim.storage import Storage, commands_of, merged
+from kvferry.sim.storage import Storage, blocks_in_part, commands_of, merged
 from kvferry.sim.storage_curve import Curve, CurveStorage, StorageCurves
 from kvferry.specs.storage import CurveRow, MapSpec, StorageSpec
 
@@ -123,8 +123,10 @@ def test_batches_come_one_after_the_other() -> None:
 
 def test_blocks_that_are_written_in_part_are_read_first() -> None:
     """By hand: 100 B over the edge of two blocks of 512 B, and a whole block."""
-    world = World(spec(block_bytes=512))
-    world.ends_s(world.storage.write(Extents(np.array([500, 2048]), np.array([100, 512]))))
+    world, written = World(spec(block_bytes=512)), Extents(np.array([500, 2048]), np.array([100, 512]))
+    parts = blocks_in_part(written, 512)
+    assert parts is not None and [of.tolist() for of in parts.arrays] == [[0, 512], [512, 512]]
+    world.ends_s(world.storage.write(written))
     assert [(span.label, span.n_bytes) for span in world.spans] == [("Read", 1024), ("Write", 1536)]
     # Also where a block is covered but for its first byte.
     most = World(spec(block_bytes=512))

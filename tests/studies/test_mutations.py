@@ -2,7 +2,9 @@
 
 import ast
 import importlib.util
+import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -79,4 +81,20 @@ def test_where() -> None:
 def test_the_report_counts_and_names(mutations: Any) -> None:
     one = {"path": "sim/link.py", "line": 3, "old": "a", "new": "b", "verdict": "survived"}
     said = mutations.report([one, {**one, "verdict": "caught"}])
-    assert "| sim | 1 | 1 | 0 |" in said and "50% of 2" in said and "- `sim/link.py:3` `a` -> `b`" in said
+    assert "| sim | 1 | 1 | 0 | 0 |" in said and "50% of 2" in said and "- `sim/link.py:3` `a` -> `b`" in said
+
+
+def test_what_was_not_caught_is_found_again_where_its_line_stands_now(
+    mutations: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mutations, "ROOT", tmp_path)
+    known = [{"name": one.name, **asdict(one)} for one in mutations.mutations_of("total.py", SOURCE)]
+    journal = tmp_path / "journal.jsonl"
+    journal.write_text("".join(json.dumps({**known[1], "verdict": verdict}) + "\n" for verdict in ("survived", "gone")))
+    assert mutations.read(journal) == [{**known[1], "verdict": "gone"}]
+    # Two lines more before it, and one that is no longer as it was.
+    (tmp_path / "total.py").write_text('"""Of\n\n' + SOURCE[3:].replace("not b:", "not  b:"))
+    assert mutations.found_again(known[1]) is None
+    (found,) = [mutations.found_again(one) for one in known if one["old"] == "max(a * 2, a)"]
+    assert (found.line, found.new) == (10, "(min(a * 2, a))")
+    assert mutations.found_again({**known[1], "path": "gone.py"}) is None

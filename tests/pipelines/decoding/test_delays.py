@@ -1,14 +1,18 @@
 """What planners price, against hand-computed moves and against the simulated run of the same plan."""
 
 import itertools
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from decoding import roles_of
 from tiny import DECODING, tiny
 
+from kvferry.machine.ops import Op
 from kvferry.pipelines.decoding.delays import Delays
 from kvferry.pipelines.decoding.plan import DecodePlan
+from kvferry.pipelines.decoding.prices import Parts
+from kvferry.pipelines.decoding.stages import KINDS
 from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS
 from kvferry.pipelines.decoding.workload import plan_for
 from kvferry.pipelines.run import run_scenario
@@ -30,6 +34,23 @@ def scenario(system: str, unified: bool = True, budget: dict[str, Any] | None = 
         policies=policies,
         workload={"output": OUTPUT},
     )
+
+
+@dataclass(frozen=True)
+class Moves:
+    """Prices moves from storage to the processor alone."""
+
+    plan: DecodePlan
+    delays: Delays
+    tier: Tier = "storage"
+    missing: float = 0.0
+
+    def work(self, op: Op) -> Parts:
+        raise NotImplementedError
+
+    def move(self, commands: float, each_bytes: int, source: Tier, to: Tier) -> Parts:
+        assert (source, to) == ("storage", "device")
+        return (self.delays.leg(self.plan, "read", commands, each_bytes),)
 
 
 def plan_and_delays(wanted: Scenario) -> tuple[DecodePlan, Delays]:
@@ -107,6 +128,13 @@ def test_the_step_in_which_a_layer_moves_is_priced() -> None:
     assert took_s[moves] > took_s[moves + 1] > took_s[moves - 1]
     whole_s = 2 * (50e-6 + 2**19 / 100e6)
     assert took_s[moves] - took_s[moves + 1] == pytest.approx(whole_s, rel=0.02)
+
+
+def test_vectors_that_blocks_are_scored_by_come_in_a_command_for_each_row() -> None:
+    # Two sequences of two heads: 64 blocks of 16 tokens, each scored by 16 numbers of 4 B.
+    plan, delays = plan_and_delays(scenario("dynakv", residency="virtual-cache", group_tokens=16))
+    (part,) = KINDS["bring_index"].parts(Moves(plan, delays))
+    assert part.seconds == pytest.approx(4 * (50e-6 + 64 * 64 / 100e6), rel=1e-12)
 
 
 def test_storage_is_missed_where_kv_lies_on_it_alone() -> None:

@@ -115,6 +115,7 @@ def edited(text: str, *path: Any, to: Any) -> str:
         (("solutions", 0, "grouping", "group_tokens"), 4.5, "grouping.group_tokens: .* valid integer"),
         (("solutions", 0, "grouping", "slots"), -1, "1 slot or more, or 0 for no reuse, not -1"),
         (("solutions", 0, "grouping"), None, "solutions.0.grouping"),
+        (("solutions", 0, "overlap"), 1.01, "solutions.0.overlap: .* less than or equal to 1"),
         (("solutions",), [], "solutions: "),
         (("version",), 1, "version: .*; tune again"),
         (("format",), "other", "format: "),

@@ -29,6 +29,7 @@ def test_memory_by_hand() -> None:
     ("wrong", "what"),
     [
         ({"group_tokens": 0}, "1 group of 1 token"),
+        ({"groups": 0}, "1 group of 1 token at least, got 0 of 4"),
         ({"compression": 0.5}, "compression is 1 or more"),
         ({"slots": -1}, "1 slot or more, or 0 for no reuse, not -1"),
     ],
@@ -36,3 +37,7 @@ def test_memory_by_hand() -> None:
 def test_impossible_groupings(wrong: dict[str, float], what: str) -> None:
     with pytest.raises(ValueError, match=what):
         Grouping(**{"group_tokens": 4, "compression": 2, "groups": 3, **wrong})
+
+
+def test_the_least_groupings() -> None:
+    assert Grouping(group_tokens=1, compression=1, groups=1, slots=0).selected_tokens == 1

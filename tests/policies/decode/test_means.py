@@ -33,11 +33,26 @@ def test_few_distances_at_once_give_the_same_clusters(monkeypatch: pytest.Monkey
     assert sizes == [3] * 16 + [2]
 
 
+def test_rows_whose_distances_are_many_are_taken_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    vectors = np.random.default_rng(3).integers(0, 9, (3, 20, 2)).astype(np.float32)
+    whole, told = kmeans(vectors, 4), list[tuple[int, int]]()
+    monkeypatch.setattr(means, "_CHUNK", 1)
+    assert kmeans(vectors, 4, told=lambda done, of: told.append((done, of))).tolist() == whole.tolist()
+    # Eight rounds for each of three rows.
+    assert told[-1] == (24, 24) and {(8, 24), (16, 24)} <= set(told)
+
+
 def test_two_heaps_are_told_apart_and_the_smaller_leaves() -> None:
     vectors = np.array([[0.0], [10.0], [0.5], [11.0], [0.2], [77.0]])[None]
     # What is not there does not count.
     there = np.array([[True, True, True, True, True, False]])
     assert two_means(vectors, there).tolist() == [[False, True, False, True, False, False]]
+
+
+def test_of_equal_parts_the_one_that_is_farther_from_the_first_vector_leaves() -> None:
+    # All are equally far from their mean, 5: the first is taken for the farthest.
+    vectors = np.array([0.0, 10.0, 0.0, 10.0])[None, :, None]
+    assert two_means(vectors, np.ones((1, 4), bool)).tolist() == [[False, True, False, True]]
 
 
 def test_a_first_cut_into_halves_is_no_last_one() -> None:

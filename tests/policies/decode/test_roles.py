@@ -33,3 +33,12 @@ def test_a_new_selector_writes_what_differs() -> None:
     assert (base.wanted_tokens(7), base.kept_tokens(7), base.per_head, base.clusters) == (7, 7, False, False)
     assert base.stages(2, ()) == Everything().stages(2, ())
     assert Roles(selector=Everything()).selective is False and Roles(selector=FITTED).selective is True
+
+
+@pytest.mark.parametrize("layout", [TokenGroups(), ValueGroups()])
+def test_a_layer_is_computed_while_the_one_before_is_written(layout: TokenGroups | ValueGroups) -> None:
+    stages = {stage.key: stage for stage in Roles(selector=FITTED, layout=layout).prefill(3)}
+    for layer in (1, 2):
+        (before,) = stages["prefill", layer].after
+        assert before[0] != "write_out" and before[1] == layer - 1
+        assert stages["write_out", layer].after == (("prefill", layer),)

@@ -69,6 +69,18 @@ def test_fast_storage_needs_no_buffer_and_the_smallest_groups() -> None:
     assert delay.calls == 9
 
 
+def test_the_first_that_is_as_fast_as_can_be_ends_the_search() -> None:
+    # Nothing takes any time but computing: no candidate is slower than another, and none may be.
+    calls = list[Grouping]()
+
+    def delay(batch: int, context: int, grouping: Grouping, reuse_rate: float) -> BlockTimes:
+        calls.append(grouping)
+        return BlockTimes(1e-3, 1e-4, 1e-4)
+
+    found = solve(1, 1024, MODEL, limits(1e8, tolerance=0.0), REUSE, delay)
+    assert found.grouping == calls[-1] and len(calls) == 9
+
+
 def test_slow_storage_gets_large_groups_and_a_buffer() -> None:
     found = solve(4, 1024, MODEL, limits(1e8), REUSE, SLOW)
     assert not found.hidden

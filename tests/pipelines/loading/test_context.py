@@ -1,0 +1,35 @@
+"""A stored context as ops and chunks, by hand."""
+
+import numpy as np
+import pytest
+from tiny import tiny_model
+
+from kvferry.machine.ops import Chunks
+from kvferry.pipelines.loading.context import Context
+from kvferry.policies.loading.problem import Coupling
+
+
+@pytest.mark.parametrize(
+    ("coupling", "units", "chunks", "n_bytes"),
+    [
+        # Of each unit one head's chunk.
+        ("per_head", (1, 2), (1, 2), 20 + 30),
+        # Of each unit the chunks of both heads.
+        ("all_heads", (0, 1), (0, 1, 2, 3), 10 + 20 + 30 + 40),
+    ],
+)
+def test_chunks_are_as_large_as_their_level(
+    coupling: Coupling, units: tuple[int, ...], chunks: tuple[int, ...], n_bytes: float
+) -> None:
+    context = Context(
+        sequence=7,
+        model=tiny_model(layers=2, kv_heads=2),
+        coupling=coupling,
+        tokens=np.array([5]),
+        active_blocks=np.ones((1, 2, 2), int),
+        encoded_bytes=np.array([[[10.0, 20.0], [30.0, 40.0]]]),
+        level_scale=(1.0, 0.5),
+    )
+    for level, scale in enumerate(context.level_scale):
+        assert context.chunks_of(units, level) == Chunks(7, chunks, n_bytes * scale, level)
+        assert sum(context.unit_bytes(unit, level) for unit in units) == n_bytes * scale
