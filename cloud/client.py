@@ -130,6 +130,8 @@ class CloudClient:
         self._headers = {"accept-encoding": "identity"} | ({"authorization": f"Bearer {token}"} if token else {})
         self._idle: list[HTTPConnection] = []
         self._opened: dict[str, tuple[Index, str]] = {}
+        # Whether the server has answered anything but a refusal: a token that it knew then is no mistake of the user's.
+        self._let_in = False
         self._lock = threading.Lock()
         self._watched = WatchedSockets()
         self._room = _Room()
@@ -165,7 +167,8 @@ class CloudClient:
         """The encoded chunks, one after the other, each with the checksum of its index.
 
         Calls `moving.moved` as bytes arrive. Once `moving` is set, returns an empty payload within milliseconds. Raises
-        LinkDown; InputError for a token, context or chunk that the server does not know.
+        LinkDown, also where the server no longer knows a token or context that it knew; InputError for a token, context
+        or chunk that it never did.
         """
         name = self._names(chunks.sequence)
         index, tag = self._open(name)
@@ -246,7 +249,7 @@ class CloudClient:
         """The server's answer to this request, and the socket that it arrives on. A refusal raises what it means."""
         connection, connected, response = self._asked(method, self._path + path, self._headers | headers, moving)
         try:
-            self._check(response, connected)
+            self._check(response, connected, known="if-match" in headers)
             yield response, connected
             # The rest of a response that is not read to its end would be taken for the next one's beginning.
             if response.isclosed():
@@ -340,17 +343,22 @@ class CloudClient:
             have += came
         raise _Unusable(f"the connection broke off with {len(into) - have:,} bytes to come")
 
-    def _check(self, response: HTTPResponse, connected: socket) -> None:
-        """Raise what a refusal means, with the words that come within `timeout_s`."""
+    def _check(self, response: HTTPResponse, connected: socket, known: bool) -> None:
+        """Raise what a refusal means, with the words that come within `timeout_s`. `known`: the server has had what is
+        asked for."""
         if response.status < 300:
+            self._let_in = True
             return
-        words = b""
+        said = b""
         with suppress(*_MAY_PASS), self._watched.while_(connected, None, time.monotonic() + self._timeout_s):
-            words = response.read(500)
-        said = words.decode("utf-8", "replace")
-        text = f"{self.url}: {one_line(said) or one_line(f'{response.status} {response.reason}')}"
-        if response.status in _FINAL:
+            said = response.read(500)
+        words = one_line(said.decode("utf-8", "replace")) or one_line(f"{response.status} {response.reason}")
+        text = f"{self.url}: {words}"
+        if response.status in _FINAL or (response.status == 404 and known):
             raise LinkDown(text)
+        if response.status in (401, 403) and self._let_in:
+            # What came before still counts, and what is missing is computed.
+            raise LinkDown(f"{self.url} lets nobody in any more: {words}")
         if response.status == 401:
             raise WrongToken(text)
         if response.status < 500:

@@ -255,22 +255,48 @@ def test_a_chunk_stays_damaged(folder: Path, stored: list[bytes], system: str, t
 
 
 @SYSTEMS_THAT_STREAM
-def test_the_token_is_wrong_from_some_time_on(folder: Path, stored: list[bytes], system: str) -> None:
-    with ServerProcess(folder, LinkSpec(rate_bytes_per_s=BYTES_PER_S), token="open-sesame-42") as server:
-        with CloudClient(server.url, token="open-sesame-42") as client:
+@pytest.mark.parametrize(
+    ("after", "why"),
+    [
+        ({"token": "open-sesame-43"}, "lets nobody in any more: needs the right token"),
+        ({"path": "elsewhere"}, "no context '0' here"),
+    ],
+)
+def test_the_server_comes_back_and_refuses(
+    folder: Path, stored: list[bytes], system: str, after: dict[str, str], why: str, tmp_path: Path
+) -> None:
+    """What it has given stays, and what is missing is computed."""
+    (elsewhere := tmp_path / "elsewhere").mkdir()
+    (elsewhere / "1.kvs").write_bytes((folder / "0.kvs").read_bytes())
+    with (
+        ServerProcess(folder, LinkSpec(rate_bytes_per_s=BYTES_PER_S), token="open-sesame-42") as first,
+        ServerProcess(elsewhere if "path" in after else folder, token=after.get("token", "open-sesame-42")) as second,
+        Proxy(first.url, lambda number, so_far, data: data) as proxy,
+        CloudClient(proxy.url, token="open-sesame-42") as client,
+    ):
 
-            def forget(chunks: int) -> None:
-                if chunks >= H:
-                    client._headers["authorization"] = "Bearer open-sesame-43"
+        def come_back(chunks: int) -> None:
+            if chunks >= H and proxy.target == first.url:
+                proxy.target = second.url
+                os.kill(first.process_id, signal.SIGKILL)
 
-            # A mistake of the user's, not the link's: raised, not covered up by computing.
-            with pytest.raises(InputError, match="needs the right token"):
-                load(system, client, stored, forget)
-        with (
-            CloudClient(server.url, token="open-sesame-43") as client,
-            pytest.raises(InputError, match="needs the right token"),
-        ):
-            load(system, client, stored)
+        record, device = load(system, client, stored, come_back)
+        assert H <= device.chunks_placed < T * L * H
+        assert record.units_computed > 0
+        assert record.link_down is not None and why in record.link_down
+        # The next one has nothing but the processor, at once.
+        record, device = load(system, client, stored)
+        assert (record.units_streamed, record.units_computed) == (0, T * L)
+        assert record.link_down is not None and why in record.link_down
+
+
+def test_a_token_that_was_never_right_is_the_users_to_mend(folder: Path, stored: list[bytes]) -> None:
+    with (
+        ServerProcess(folder, token="open-sesame-42") as server,
+        CloudClient(server.url, token="open-sesame-43") as client,
+        pytest.raises(InputError, match="needs the right token"),
+    ):
+        load("ferry", client, stored)
 
 
 @SYSTEMS_THAT_STREAM

@@ -281,6 +281,10 @@ def test_the_parts_of_a_system() -> None:
     assert said.startswith("mine.py:21: system 'mine': tiers gave None; a tuple with the tier of each of ")
 
 
+def test_what_comes_with_kvferry_is_not_looked_at_in_a_run() -> None:
+    assert guarded("system", "mine", "mine.py", DECODE_SYSTEMS["kvswap"]) == DECODE_SYSTEMS["kvswap"]
+
+
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_every_loader_passes_and_runs_as_it_does_alone(name: str) -> None:
     alone = run_scenario(tiny(LOADING, system=name))

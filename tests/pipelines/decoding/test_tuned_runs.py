@@ -115,7 +115,6 @@ def edited(text: str, *path: Any, to: Any) -> str:
         (("solutions", 0, "grouping", "group_tokens"), 4.5, "grouping.group_tokens: .* valid integer"),
         (("solutions", 0, "grouping", "slots"), -1, "1 slot or more, or 0 for no reuse, not -1"),
         (("solutions", 0, "grouping"), None, "solutions.0.grouping"),
-        (("solutions", 0, "overlap"), 1.01, "solutions.0.overlap: .* less than or equal to 1"),
         (("solutions",), [], "solutions: "),
         (("version",), 1, "version: .*; tune again"),
         (("format",), "other", "format: "),
@@ -124,6 +123,15 @@ def edited(text: str, *path: Any, to: Any) -> str:
 def test_an_edited_file_is_the_users_to_mend(text: str, path: tuple[Any, ...], to: Any, message: str) -> None:
     with pytest.raises(InputError, match=rf"x\.json: not what kvferry tune writes: .*{message}"):
         Solutions.from_json(edited(text, *path, to=to), "x.json")
+
+
+@pytest.mark.parametrize(("faults", "more"), [(3, ""), (4, "; and 1 more")])
+def test_of_many_faults_the_first_are_told(text: str, faults: int, more: str) -> None:
+    for n in range(faults):
+        text = edited(text, "limits", f"key{n}", to=1)
+    said = "; ".join(f"limits.key{n}: Extra inputs are not permitted" for n in range(3))
+    with pytest.raises(InputError, match=f"{said}{more}; tune again"):
+        Solutions.from_json(text, "x.json")
 
 
 @pytest.mark.parametrize("other", ["", "[]", "{}", "null", "[" * 100_000, '{"format": 1}'])

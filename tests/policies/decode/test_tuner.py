@@ -12,7 +12,7 @@ from tiny import tiny_model
 from kvferry.policies.decode.grouping import Grouping
 from kvferry.policies.decode.reuse_table import ReuseTable
 from kvferry.policies.decode.solutions import Solutions
-from kvferry.policies.decode.tuner import COMPRESSIONS, BlockTimes, solve, tune
+from kvferry.policies.decode.tuner import COMPRESSIONS, BlockTimes, Solution, solve, tune
 from kvferry.policies.decode.tuning_limits import TuningLimits
 from kvferry.specs.errors import InputError
 
@@ -220,6 +220,13 @@ def test_solutions_come_back_from_json_and_the_nearest_is_found() -> None:
     assert back.nearest(1, 100).context == 256
     assert back.nearest(1, 512, output=50).context == 512
     assert back.nearest(1, 512, output=51).context == 768
+
+
+def test_no_more_io_passes_than_there_is() -> None:
+    found = tune(MODEL, limits(1e6, most_batch=1), REUSE, FAST)[0]
+    assert found.overlap == 1.0
+    with pytest.raises(ValidationError, match="less than or equal to 1"):
+        Solution.model_validate({**dict(found), "overlap": 1.01})
 
 
 @pytest.mark.parametrize(("batch", "context", "output"), [(3, 512, 0), (1, 1025, 0), (1, 1024, 1)])
