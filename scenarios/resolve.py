@@ -69,7 +69,9 @@ def extended(kind: str, node: Node, chain: tuple[Path, ...] = ()) -> Node:
         mine, theirs = own.get(part), base.child(part)
         if mine is not None and theirs is not None and isinstance(mine.value, dict) and isinstance(theirs.value, dict):
             own[part] = laid_over(mine, theirs)
-    return replace(node, value=own).over(own_policies_only(base, own.get("system")))
+    kept = own_policies_only(base, own.get("system"))
+    bases = base.bases if kept is base else (*base.bases, base)
+    return replace(node, value=own, bases=bases).over(kept)
 
 
 def own_policies_only(base: Node, system: Node | None) -> Node:
@@ -213,19 +215,30 @@ def overridden(root: Node, overrides: Sequence[str]) -> tuple[Node, list[Complai
 
 def policies_left_out(source: Node, systems: Collection[str], given: Collection[tuple[str, ...]]) -> list[str]:
     """A remark on what a scenario says under `policies` for the system that it names, where others of `systems` run
-    without it. What is `given` besides, by key, holds for all."""
+    without it, and on what files on which it builds say for theirs. What is `given` besides, by key, holds for all."""
+    own, policies = source.child("system"), source.child("policies")
+    in_file = [("policies", role) for role in (policies.value if policies and isinstance(policies.value, dict) else ())]
+    found = []
+    if own is not None and not set(systems) <= {own.value} and (says := _says(source, given)):
+        found.append(f"{says}; others run with their own policies")
+    for base in source.bases:
+        if own is not None and (says := _says(base, [*given, *in_file])):
+            found.append(f"{says}; what extends it is of {own.value}, and leaves them out")
+    return found
+
+
+def _says(source: Node, given: Collection[tuple[str, ...]]) -> str:
+    """What a scenario says under `policies` for its system, but for what is `given` besides; "" for nothing."""
     own, policies, name = source.child("system"), source.child("policies"), source.child("name")
-    if own is None or policies is None or not isinstance(policies.value, dict) or set(systems) <= {own.value}:
-        return []
+    if own is None or policies is None or not isinstance(policies.value, dict):
+        return ""
     roles = [
         role
         for role, node in policies.value.items()
         if node.value is not None and not {("policies",), ("policies", role)} & {key[:2] for key in given}
     ]
-    if not roles:
-        return []
     called = "the scenario" if name is None else name.value
-    return [f"{called} says {', '.join(roles)} for {own.value} alone; others run with their own policies"]
+    return f"{called} says {', '.join(roles)} for {own.value} alone" if roles else ""
 
 
 def check_systems_of(given: Collection[tuple[str, ...]], systems: Collection[str]) -> None:

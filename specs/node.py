@@ -26,11 +26,13 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A mapping (dict of nodes), a list of nodes, or a scalar. `key_place`: where the key it stands under is."""
+    """A mapping (dict of nodes), a list of nodes, or a scalar. `key_place`: where the key it stands under is.
+    `bases`: files whose keys were laid under it, but for some."""
 
     value: Any
     place: Place
     key_place: Place
+    bases: "tuple[Node, ...]" = ()
 
     def plain(self) -> Any:
         """The value without its places."""

@@ -20,19 +20,18 @@ from kvferry.pipelines.decoding.budget import (
     left_bytes,
     most_kv,
     sequence_bytes,
-    stopped_at_the_most,
 )
 from kvferry.pipelines.decoding.decode import LockStepDecode
 from kvferry.pipelines.decoding.faults import faults_of
 from kvferry.pipelines.decoding.in_memory import InMemoryFlow
 from kvferry.pipelines.decoding.no_room import NoRoomFlow
+from kvferry.pipelines.decoding.notes import notes_on
 from kvferry.pipelines.decoding.passage import Passage
 from kvferry.pipelines.decoding.paying import with_paying_slots
 from kvferry.pipelines.decoding.peak import Peak
 from kvferry.pipelines.decoding.plan import DecodePlan
 from kvferry.pipelines.decoding.quality import attention_mass_of
-from kvferry.pipelines.decoding.renamed_roles import lost_parameters
-from kvferry.pipelines.decoding.runtimes import beyond_the_rows, runtime_spec
+from kvferry.pipelines.decoding.runtimes import runtime_spec
 from kvferry.pipelines.decoding.sizing import NoRoom, plan_of
 from kvferry.pipelines.decoding.spread import Spread, Told, windows_of
 from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS, DecodeSystem
@@ -208,24 +207,8 @@ class LockStepFlow:
             attention_mass=self._attention_mass(end_counts),
         )
         prefill_s = None if self._decode is None else self._decode.record.prefill_s
-        # Of KV in the processor's memory, a reuse buffer would have nothing to keep.
-        needs_bytes = None if set(plan.tiers) == {"device"} else plan.managed.reuse_needs_bytes
-        notes = [*_without_effect(self._scenario), *lost_parameters(self._scenario)]
-        notes += stopped_at_the_most(self._scenario, plan.sequences)
-        if needs_bytes is not None:
-            notes.append(_without_reuse(self._scenario, plan, needs_bytes))
-        notes += beyond_the_rows(self._runtime, plan.staying.slots)
-        index, shortcuts = plan.keys.index, world.shortcuts
-        generated = plan.choice.selected is not None and not (index is not None and index.clusters)
-        given = shortcuts.keys is not None or self._scenario.decode.workload.selections is not None
-        if generated and shortcuts.may_skip and not given:
-            what = "selections are generated and do not depend on this selector"
-            notes.append(f"{what}; workload.selections replays a recording")
-        if plan.choice.selected is not None and plan.roles.selector.wanted_tokens(1) >= plan.most_tokens:
-            notes.append(
-                f"nothing is left out: {plan.context + plan.output:,} tokens are no more than what is selected"
-            )
-        return Left(requests=_records(plan.sequences, prefill_s, times_s), decoded=decoded, notes=tuple(notes))
+        notes = tuple(notes_on(self._scenario, plan, self._runtime, world.shortcuts, self._filled))
+        return Left(requests=_records(plan.sequences, prefill_s, times_s), decoded=decoded, notes=notes)
 
     def kept(self) -> str:
         batch = self._plan.sequences
@@ -235,6 +218,14 @@ class LockStepFlow:
     @property
     def _times_s(self) -> tuple[float, ...]:
         return () if self._decode is None else tuple(self._decode.record.token_times_s)
+
+    @property
+    def _filled(self) -> float:
+        """Returns the share of the slots of reuse buffers that were ever given to a block."""
+        slots = self._plan.model.layers * self._plan.rows * self._plan.staying.slots
+        if self._decode is None or not slots or "device" in self._plan.tiers:
+            return 1.0
+        return min(1.0, (self._decode.record.blocks_wanted - self._decode.record.blocks_reused) / slots)
 
     def _counts(self) -> dict[str, float]:
         if self._decode is None:
@@ -324,30 +315,6 @@ def _records(batch: int, prefill_s: float | None, times_s: tuple[float, ...]) ->
         return []
     shared = {"arrival_s": 0.0, "loaded_s": prefill_s, "first_token_s": times_s[0], "token_times_s": times_s}
     return [RequestRecord(request=n, **shared) for n in range(batch)]  # type: ignore[arg-type]
-
-
-def _without_reuse(scenario: Scenario, plan: DecodePlan, needs_bytes: float) -> str:
-    """Why less than a selection is reused, and the budget with which a whole one would be."""
-    budget, full_bytes = scenario.decode.budget, scenario.model.kv_full_bytes(plan.context)
-    share = math.ceil(1e4 * needs_bytes / full_bytes) / 1e4
-    if budget.kv_share is not None and share <= 1:
-        would = f"budget.kv_share of {share:.4f}, {shown_size(needs_bytes)}, would"
-    else:
-        would = f"{'' if budget.kv_share is None else 'budget.kv_share of null and '}budget.kv of "
-        would += f"{math.ceil(plan.sequences * needs_bytes / 2**10):,} KiB for all would"
-    budget_size, slots = shown_size(plan.managed.budget_bytes), plan.staying.slots
-    holds = f"a budget of {budget_size} per sequence holds no selection of every layer beside the keys"
-    kept = f"a layer keeps {slots:,} of {plan.choice.selected:,} selected groups" if slots else "nothing is reused"
-    return f"{kept}: {holds}; {would}"
-
-
-def _without_effect(scenario: Scenario) -> Iterator[str]:
-    """Yields what a scenario asks for in vain."""
-    workload, live = scenario.decode.workload, scenario.decode.live
-    if workload.decoded is not None and workload.decoded > workload.output:
-        yield f"workload.decoded of {workload.decoded:,} has no effect: the output has {workload.output:,} tokens"
-    if live.kv_file is not None and scenario.backend == "sim":
-        yield "live.kv_file has no effect: a modelled run writes no KV; backend: torch does"
 
 
 def _sequences(n: int) -> str:

@@ -11,8 +11,9 @@ Told = Callable[[int, int], None]
 KMEANS_ROUNDS, SPLIT_ROUNDS = 8, 8
 # Distances that are held at once, in numbers: a chunk of rows' times their vectors and centres.
 _CHUNK = 1 << 24
-# Of one row at most: 8 MiB, as fresh memory for more took nine tenths of the time.
-_MOST = 1 << 21
+# Multiplications of a product that are done at once: so few that the numerics library takes one thread for them. Where
+# processors have other work, its threads wait for each other for a hundred times as long as they compute.
+_ONE_THREAD = 1 << 18
 
 
 def kmeans(
@@ -46,9 +47,8 @@ def _kmeans(vectors: np.ndarray, clusters: int, rounds: int, told: Callable[[int
     first = (np.arange(rows) * clusters)[:, None]
     for done in range(rounds):
         told(done)
-        before, each = labels, max(1, _MOST // clusters)
-        parts = [_nearest(vectors[:, at : at + each], centres) for at in range(0, n, each)]
-        labels, apart = (np.concatenate(part, 1) for part in zip(*parts, strict=True))
+        before = labels
+        labels, apart = _nearest(vectors, centres)
         _fill_empty(labels, apart + (vectors**2).sum(-1), clusters)
         if (labels == before).all():
             break
@@ -62,11 +62,22 @@ def _kmeans(vectors: np.ndarray, clusters: int, rounds: int, told: Callable[[int
 def _nearest(vectors: np.ndarray, centres: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The centre that is nearest to each vector, and the squared distance but for the vector's own length, which does
     not decide which one is nearest."""
-    apart = 2 * vectors @ centres.swapaxes(1, 2)
-    # In place: fresh memory for as much again took two thirds of the time.
-    np.subtract((centres**2).sum(-1)[:, None], apart, out=apart)
-    labels = apart.argmin(-1).astype(np.int32)
-    return labels, np.take_along_axis(apart, labels[..., None], -1)[..., 0]
+    rows, n, width = vectors.shape
+    clusters = centres.shape[1]
+    each = max(1, min(n, _ONE_THREAD // (width * clusters)))
+    labels, apart = np.empty((rows, n), np.int32), np.empty((rows, n), np.float32)
+    # In place: fresh memory for every tile takes longer than the products.
+    tile, places = np.empty((each, clusters), np.float32), np.arange(each)
+    for row, (doubled, across) in enumerate(zip(2 * vectors, centres.swapaxes(1, 2).copy(), strict=True)):
+        lengths = (centres[row] ** 2).sum(-1)
+        for at in range(0, n, each):
+            part = doubled[at : at + each]
+            own = tile[: len(part)]
+            np.matmul(part, across, out=own)
+            np.subtract(lengths, own, out=own)
+            labels[row, at : at + each] = found = own.argmin(-1)
+            apart[row, at : at + each] = own[places[: len(part)], found]
+    return labels, apart
 
 
 def _fill_empty(labels: np.ndarray, squared: np.ndarray, clusters: int) -> None:

@@ -59,12 +59,12 @@ class Room:
         less."""
         return min(share * self.budget_bytes, self.budget_bytes - reserved_bytes)
 
-    def key_rank(self, compression: float | None, free_bytes: float) -> int:
+    def key_rank(self, compression: float | None, free_bytes: float, least_compression: float = 1.0) -> int:
         """Numbers per compressed key, all KV heads together; without a given compression, as many as `free_bytes` hold
-        for all tokens. ValueError for a compression below 1."""
+        for all tokens, but no more than `least_compression` leaves. ValueError for a compression below 1."""
         if compression is None:
             fitting = int(free_bytes / (self.model.layers * self.tokens * self.model.kv_value_bytes))
-            return max(1, min(fitting, self.model.key_width))
+            return max(1, min(fitting, rank_of(least_compression, self.model)))
         if not compression >= 1:
             raise ValueError(f"compression is 1 or more, got {compression}")
         return rank_of(compression, self.model)

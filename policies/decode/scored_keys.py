@@ -1,7 +1,7 @@
 """Selectors that score keys: compressed ones of every token, or one mean key per KV block."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
@@ -18,8 +18,10 @@ class CompressedKeys(TopBlocks):
     """A block scores as its best token does, by compressed keys of all tokens.
 
     ``compression``: full key width over the width that is scored; None: as little as ``metadata_share`` of the budget
-    allows.
+    allows, and no less than ``least_compression``, with which the selector was published: wider keys take longer.
     """
+
+    least_compression: ClassVar[float] = 1.0
 
     compression: Annotated[float, Field(ge=1)] | None = MOST_COMPRESSION
     metadata_share: Share = 1.0
@@ -29,7 +31,8 @@ class CompressedKeys(TopBlocks):
         return self.compression is not None
 
     def index(self, room: Room, reserved_bytes: float) -> Index | None:
-        rank = room.key_rank(self.compression, room.left_bytes(self.metadata_share, reserved_bytes))
+        free_bytes = room.left_bytes(self.metadata_share, reserved_bytes)
+        rank = room.key_rank(self.compression, free_bytes, self.least_compression)
         return Index(self.spec(room, rank), room.key_cache_bytes(rank))
 
     def vectors(self, block_tokens: int, stored_blocks: int) -> int:
@@ -46,12 +49,16 @@ class PartialKeys(CompressedKeys):
     """InfiniGen: the channels that count most, after query and key weights were skewed."""
 
     kind = "partial-keys"
+    # InfiniGen 5.1: three tenths of the channels, the partial weight ratio.
+    least_compression = 1 / 0.3
 
 
 class PrincipalKeys(CompressedKeys):
     """Loki: the first principal components of each head's keys."""
 
     kind = "principal-keys"
+    # Loki 5: a quarter of the components.
+    least_compression = 4.0
 
 
 @dataclass(frozen=True, kw_only=True)

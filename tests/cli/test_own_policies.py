@@ -47,6 +47,21 @@ def test_python_tells_it_in_the_remarks(own: Path) -> None:
     assert TOLD in kvferry.compare(own, ["ferry", "stream-only"]).remarks
 
 
+def test_policies_of_a_file_that_another_system_extends_are_told(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(own.parent)
+    told = "tiny says codec for ferry alone; what extends it is of stream-only, and leaves them out"
+    Path("other.yaml").write_text("{extends: ./mine.yaml, system: stream-only, name: other}")
+    Path("third.yaml").write_text("{extends: ./other.yaml, name: third}")
+    for file in ("other.yaml", "third.yaml"):
+        assert told in kvferry.run(file).remarks
+        assert told in kvferry.compare(file, ["stream-only", "local-prefill"]).remarks
+        Path("study.yaml").write_text(yaml.safe_dump({"base": f"./{file}", "axes": {"seed": [1]}}))
+        assert told in kvferry.sweep("study.yaml", output="out", jobs=1).remarks
+    assert told not in kvferry.run("other.yaml", {"policies.codec": "kivi"}).remarks
+    Path("same.yaml").write_text("{extends: ./mine.yaml, system: ferry, name: same}")
+    assert not any("codec" in line for line in kvferry.run("same.yaml").remarks)
+
+
 @pytest.mark.parametrize(
     ("axes", "options", "told"),
     [

@@ -97,6 +97,31 @@ def test_without_reuse_nothing_is_said() -> None:
     assert of_the_buffer(run) == () and "reuse_rate" not in metrics_for(given, run)
 
 
+def test_a_buffer_that_the_decoded_part_does_not_fill_is_told() -> None:
+    long = ["workload.context=8Ki", "workload.output=60", "budget.kv_share=0.9"]
+    part, whole = scenario(*long, "workload.decoded=12"), scenario(*long)
+    run, slots = run_scenario(part), plan(*long).staying.slots
+    (note,) = of_the_buffer(run)
+    misses = sum(wanted - reused for wanted, reused in run.decoded.step_blocks)
+    filled = 100 * misses / (part.model.layers * slots)
+    assert note.startswith(f"the reuse buffers have {slots:,} slots, and the 12 tokens that are decoded fill")
+    assert f"fill {filled:.0f} % of them: more is reused over all 60 tokens" in note
+    everything = run_scenario(whole)
+    assert of_the_buffer(everything) == ()
+    assert metrics_for(whole, everything)["reuse_rate"] > metrics_for(part, run)["reuse_rate"]
+    assert of_the_buffer(run_scenario(scenario(*long, "workload.decoded=12", "budget.kv_share=0.08"))) == ()
+
+
+def test_keys_that_the_budget_makes_narrower_than_published_are_told() -> None:
+    run, sized = run_scenario(scenario("system=shadowkv")), plan("system=shadowkv")
+    (note,) = (note for note in run.notes if "keys are rebuilt from" in note)
+    assert note.startswith(f"keys are rebuilt from {sized.keys.rebuilt_rank} of 1,024 numbers")
+    assert "as published 160" in note
+    same = [f"policies.compression={1024 / sized.keys.rebuilt_rank}", "system=shadowkv"]
+    assert not any("keys are" in note for note in run_scenario(scenario(*same)).notes)
+    assert plan(*same).keys.rebuilt_rank == sized.keys.rebuilt_rank
+
+
 def test_where_all_kv_is_in_memory_nothing_is_said() -> None:
     assert of_the_buffer(run_scenario(scenario("budget.kv_share=0.065", "policies.placement=device"))) == ()
 

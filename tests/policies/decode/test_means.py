@@ -24,13 +24,12 @@ def test_heaps_are_found_by_hand() -> None:
 def test_few_distances_at_once_give_the_same_clusters(monkeypatch: pytest.MonkeyPatch) -> None:
     vectors = np.random.default_rng(3).integers(0, 9, (2, 50, 2)).astype(np.float32)
     whole = kmeans(vectors, 7)
-    monkeypatch.setattr(means, "_MOST", 3 * 7)
+    monkeypatch.setattr(means, "_ONE_THREAD", 3 * 7 * 2)
     assert kmeans(vectors, 7).tolist() == whole.tolist()
-    sizes = []
-    nearest = means._nearest
-    monkeypatch.setattr(means, "_nearest", lambda some, centres: sizes.append(some.shape[1]) or nearest(some, centres))
+    sizes, product = list[int](), np.matmul
+    monkeypatch.setattr(np, "matmul", lambda some, *more, **out: sizes.append(len(some)) or product(some, *more, **out))
     kmeans(vectors, 7, rounds=1)
-    assert sizes == [3] * 16 + [2]
+    assert sizes == 2 * [*[3] * 16, 2]
 
 
 def test_rows_whose_distances_are_many_are_taken_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:

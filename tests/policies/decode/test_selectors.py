@@ -9,7 +9,7 @@ from kvferry.policies.decode.index import IndexSpec
 from kvferry.policies.decode.page_bounds import PageBounds
 from kvferry.policies.decode.retrieval_head import RetrievalHead
 from kvferry.policies.decode.room import Room
-from kvferry.policies.decode.scored_keys import Landmarks, LowRankKeys, PartialKeys
+from kvferry.policies.decode.scored_keys import CompressedKeys, Landmarks, LowRankKeys, PartialKeys, PrincipalKeys
 from kvferry.policies.decode.selector import Ask, Everything
 
 # Two layers, two heads of four numbers of 2 B: 8 numbers per key. 100 tokens in blocks of 4.
@@ -33,14 +33,16 @@ def test_compressed_keys_by_hand() -> None:
 
 def test_as_many_numbers_as_the_budget_holds_by_hand() -> None:
     # A number per key takes 2 x 100 x 2 B.
-    def rank(reserved_bytes: float, **settings: float) -> int:
-        index = PartialKeys(compression=None, per_head=True, **settings).index(ROOM, reserved_bytes)
+    def rank(reserved_bytes: float, kind: type[CompressedKeys] = LowRankKeys, **settings: float) -> int:
+        index = kind(compression=None, per_head=True, **settings).index(ROOM, reserved_bytes)
         assert index is not None
         assert index.spec.heads == 2
         return index.spec.rank
 
     assert (rank(0), rank(401), rank(1_900)) == (5, 3, 1)
     assert rank(0, metadata_share=0.5) == 2
+    # No more than three tenths of the channels, and a quarter of the components, whatever the budget.
+    assert (rank(0, PartialKeys), rank(0, PrincipalKeys), rank(1_900, PartialKeys)) == (2, 2, 1)
 
 
 def test_landmarks_by_hand() -> None:

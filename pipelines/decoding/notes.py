@@ -1,0 +1,94 @@
+"""What a reader of a batch's figures should know of its sizes and of what it chose among."""
+
+import math
+from collections.abc import Iterator
+
+from kvferry.backends.world import Shortcuts
+from kvferry.pipelines.decoding.budget import stopped_at_the_most
+from kvferry.pipelines.decoding.plan import DecodePlan
+from kvferry.pipelines.decoding.renamed_roles import lost_parameters
+from kvferry.pipelines.decoding.runtimes import beyond_the_rows
+from kvferry.policies.decode.blocking import ValueGroups
+from kvferry.policies.decode.grouping import rank_of
+from kvferry.policies.decode.scored_keys import CompressedKeys
+from kvferry.specs.runtime import RuntimeSpec
+from kvferry.specs.scenario import Scenario
+from kvferry.specs.units import shown_size
+
+
+def notes_on(
+    scenario: Scenario, plan: DecodePlan, runtime: RuntimeSpec | None, shortcuts: Shortcuts, filled: float
+) -> Iterator[str]:
+    """Yields them, for users. `filled`: the share of the slots of reuse buffers that ever held a block."""
+    yield from _without_effect(scenario)
+    yield from lost_parameters(scenario)
+    yield from stopped_at_the_most(scenario, plan.sequences)
+    # Of KV in the processor's memory, a reuse buffer would have nothing to keep.
+    needs_bytes = None if set(plan.tiers) == {"device"} else plan.managed.reuse_needs_bytes
+    if needs_bytes is not None:
+        yield _without_reuse(scenario, plan, needs_bytes)
+    yield from beyond_the_rows(runtime, plan.staying.slots)
+    yield from _narrow_keys(plan)
+    yield from _still_filling(scenario, plan, filled)
+    index, chosen = plan.keys.index, plan.choice.selected is not None
+    given = shortcuts.keys is not None or scenario.decode.workload.selections is not None
+    if chosen and not (index is not None and index.clusters) and shortcuts.may_skip and not given:
+        what = "selections are generated and do not depend on this selector"
+        yield f"{what}; workload.selections replays a recording"
+    if chosen and plan.roles.selector.wanted_tokens(1) >= plan.most_tokens:
+        yield f"nothing is left out: {plan.context + plan.output:,} tokens are no more than what is selected"
+
+
+def _narrow_keys(plan: DecodePlan) -> Iterator[str]:
+    """Says so where the budget holds narrower keys than the system was published with: more memory makes them wider,
+    and steps longer."""
+    index = plan.keys.index
+    for part, verb, rank in (
+        (plan.roles.selector, "scored", index.rank if index else None),
+        (plan.roles.layout, "rebuilt", plan.keys.rebuilt_rank),
+    ):
+        if rank is None or not isinstance(part, CompressedKeys | ValueGroups) or part.compression is not None:
+            continue
+        width, published = plan.model.key_width, rank_of(part.least_compression, plan.model)
+        if rank < published:
+            yield (
+                f"keys are {verb} from {rank:,} of {width:,} numbers, as the budget holds no more; as published"
+                f" {published:,}: a larger budget makes them wider, which takes longer and chooses better;"
+                f" policies.compression={width / rank:.3g} keeps this width"
+            )
+
+
+def _still_filling(scenario: Scenario, plan: DecodePlan, filled: float) -> Iterator[str]:
+    """Says so where a part of the output stands for all of it, and is too short for the reuse buffers: the more slots
+    these have, the more a longer part would reuse."""
+    workload = scenario.decode.workload
+    if filled < 1 and workload.decoded is not None and workload.decoded < workload.output:
+        yield (
+            f"the reuse buffers have {plan.staying.slots:,} slots, and the {workload.decoded:,} tokens that are decoded"
+            f" fill {100 * filled:.0f} % of them: more is reused over all {workload.output:,} tokens, which"
+            " workload.decoded=null decodes"
+        )
+
+
+def _without_reuse(scenario: Scenario, plan: DecodePlan, needs_bytes: float) -> str:
+    """Why less than a selection is reused, and the budget with which a whole one would be."""
+    budget, full_bytes = scenario.decode.budget, scenario.model.kv_full_bytes(plan.context)
+    share = math.ceil(1e4 * needs_bytes / full_bytes) / 1e4
+    if budget.kv_share is not None and share <= 1:
+        would = f"budget.kv_share of {share:.4f}, {shown_size(needs_bytes)}, would"
+    else:
+        would = f"{'' if budget.kv_share is None else 'budget.kv_share of null and '}budget.kv of "
+        would += f"{math.ceil(plan.sequences * needs_bytes / 2**10):,} KiB for all would"
+    budget_size, slots = shown_size(plan.managed.budget_bytes), plan.staying.slots
+    holds = f"a budget of {budget_size} per sequence holds no selection of every layer beside the keys"
+    kept = f"a layer keeps {slots:,} of {plan.choice.selected:,} selected groups" if slots else "nothing is reused"
+    return f"{kept}: {holds}; {would}"
+
+
+def _without_effect(scenario: Scenario) -> Iterator[str]:
+    """Yields what a scenario asks for in vain."""
+    workload, live = scenario.decode.workload, scenario.decode.live
+    if workload.decoded is not None and workload.decoded > workload.output:
+        yield f"workload.decoded of {workload.decoded:,} has no effect: the output has {workload.output:,} tokens"
+    if live.kv_file is not None and scenario.backend == "sim":
+        yield "live.kv_file has no effect: a modelled run writes no KV; backend: torch does"
