@@ -84,6 +84,17 @@ FIGURES: dict[str, Figure] = {
         "cloud's energy/request", "low", "of all its machines over the whole run, idle time included, over the requests"
     ),
     "total_energy_j": Figure("both together", "low", "devices and cloud, per request"),
+    "battery_percent_per_request": Figure(
+        "battery/request, %", "low", "the energy of a request, of what the charged battery holds"
+    ),
+    "temperature_max_c": Figure(
+        "hottest, C", "low", "the chip's highest temperature, where a device's heat is modelled"
+    ),
+    "first_throttled_s": Figure("throttles after", "high", "when the clock was first below the full one"),
+    "throttled_s": Figure("throttled for", "low", "how long the clock was below the full one"),
+    "least_clock": Figure(
+        "least clock", "high", "of the processors, a share of the full one; their rates fall with it"
+    ),
     "memory_peak_bytes": Figure(
         "memory peak",
         "low",

@@ -18,6 +18,7 @@ from kvferry.analysis.occupancy import busy_share, delivered, shares, union
 from kvferry.analysis.style import BLACK, BLUE, FAINT, GREY, INK, KINDS, ORANGE, kind_of
 from kvferry.analysis.timeline import resources_of
 from kvferry.analysis.token_window import between, prefill_end_s, tokens_drawn, with_tokens
+from kvferry.analysis.warmth_picture import draw_warmth
 from kvferry.machine.span import Span
 from kvferry.pipelines.record import RequestRecord, Run
 
@@ -37,8 +38,9 @@ def gantt(run: Run, *, title: str = "", request: int | None = None) -> Figure:
     """The whole run, or one request of it from arrival to its last token, as a figure of panels on one time axis.
 
     Link rate with the delivered area; for a single request, how its context fills up from both paths; a lane per
-    resource; for several requests, what each waited for. Where all sequences are prefilled before any decodes, the two
-    have lanes and a time axis each. Raises ValueError when nothing was recorded to draw.
+    resource; temperature and clock where heat is modelled; for several requests, what each waited for. Where all
+    sequences are prefilled before any decodes, the two have lanes and a time axis each. Raises ValueError when nothing
+    was recorded to draw.
     """
     apart_s = None if request is not None else prefill_end_s(run)
     if apart_s is not None and run.spans:
@@ -55,6 +57,8 @@ def gantt(run: Run, *, title: str = "", request: int | None = None) -> Figure:
         panels.append(("context", 1.3))
     if resources:
         panels.append(("lanes", 0.2 + 0.38 * len(resources)))
+    if run.warmth is not None:
+        panels.append(("heat", 1.2))
     if len(run.requests) > 1:
         panels.append(("requests", 0.3 + min(0.16 * len(run.requests), 3.5)))
 
@@ -70,6 +74,8 @@ def gantt(run: Run, *, title: str = "", request: int | None = None) -> Figure:
     if "lanes" in by_name:
         draw_lanes(by_name["lanes"], run.spans, resources, start_s, end_s)
         by_name["lanes"].set_title("Paths")
+    if run.warmth is not None:
+        draw_warmth(by_name["heat"], run.warmth)
     if "requests" in by_name:
         draw_requests(by_name["requests"], run.requests, loads=run.decoded is None)
     for axis in by_name.values():
@@ -88,7 +94,8 @@ def _decode_gantt(run: Run, title: str, prefilled_s: float) -> Figure:
     parts = [between(run, start_s, prefilled_s), between(run, prefilled_s, end_s)]
     resources = resources_of(run.spans)
     several = len({r.token_times_s for r in run.requests}) > 1
-    heights = [0.2 + 0.38 * len(resources)] + [0.3 + min(0.16 * len(run.requests), 3.5)] * several
+    warms = run.warmth is not None
+    heights = [0.2 + 0.38 * len(resources)] + [1.2] * warms + [0.3 + min(0.16 * len(run.requests), 3.5)] * several
     figure = style.new_figure(10, 1.4 + sum(heights))
     figure.suptitle(title, x=0.01, ha="left", weight="bold", size=12)
     axes = figure.subplots(len(heights), 2, sharex="col", squeeze=False, height_ratios=heights, width_ratios=(1, 1.6))
@@ -98,6 +105,8 @@ def _decode_gantt(run: Run, title: str, prefilled_s: float) -> Figure:
         own = [span for span in part.spans if span.end_s > span.start_s]
         if own:
             draw_lanes(axes[0, n], own, resources, 0.0, part.duration_s)
+        if part.warmth is not None:
+            draw_warmth(axes[1, n], part.warmth, named=bool(n))
         axes[0, n].set_xlim(0.0, part.duration_s)
         axes[0, n].set_title(f"{name} {human.seconds(part.duration_s)}" if n else name)
         axes[-1, n].set_xlabel("time since the first token (s)" if n else "time (s)")
@@ -106,9 +115,9 @@ def _decode_gantt(run: Run, title: str, prefilled_s: float) -> Figure:
     if several:
         for n, zero_s in enumerate((start_s, prefilled_s)):
             moved = [_moved(record, zero_s, parts[n].duration_s) for record in run.requests]
-            draw_requests(axes[1, n], moved, loads=False)
+            draw_requests(axes[-1, n], moved, loads=False)
             if not n:
-                axes[1, n].get_legend().remove()
+                axes[-1, n].get_legend().remove()
     elif len(run.requests) > 1:
         axes[0, 0].annotate(
             f"all {len(run.requests)} sequences alike", (0, 0), xycoords="figure fraction", xytext=(6, 6),
@@ -167,6 +176,7 @@ def view_of(run: Run, request: int) -> Run:
         ),
         spans=spans,
         duration_s=end_s - zero_s,
+        warmth=None if run.warmth is None else run.warmth.between(zero_s, end_s),
         link_times_s=tuple(time_s - zero_s for time_s in run.link_times_s),
     )
 

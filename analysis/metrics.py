@@ -17,7 +17,8 @@ from kvferry.specs.workload import SloSpec
 
 def metrics_for(scenario: Scenario, run: Run) -> dict[str, float]:
     """``metrics_of`` a run of this scenario, without figures that its profile cannot support: the bound of a real run
-    on a device that was not measured, and the sum of an energy whose parts are not all known."""
+    on a device that was not measured, and the sum of an energy whose parts are not all known. With a battery in the
+    profile, ``battery_percent_per_request``."""
     found = metrics_of(run, main_processor=scenario.device.main, measure=scenario.measure, slo=scenario.slo)
     dropped = set() if has_bounds(scenario) else set(BOUNDS)
     if why_no_energy(scenario, run):
@@ -26,7 +27,10 @@ def metrics_for(scenario: Scenario, run: Run) -> dict[str, float]:
         dropped |= {"cloud_energy_j", "total_energy_j"}
     if "energy_j" in dropped:
         dropped.add("total_energy_j")
-    return {key: value for key, value in found.items() if key not in dropped}
+    kept = {key: value for key, value in found.items() if key not in dropped}
+    if scenario.device.battery is not None and "energy_j" in kept:
+        kept["battery_percent_per_request"] = 100 * kept["energy_j"] / scenario.device.battery.capacity_j
+    return kept
 
 
 def metrics_of(
@@ -71,6 +75,9 @@ def metrics_of(
       ``storage_utilisation``: share of the time from the first arrival to the last token (or
       load) in which the resource was busy. Of several devices: the most memory that one of them held, the bytes of all,
       and the mean share.
+    Heat, of a device whose heat is modelled:
+      ``temperature_max_c``; ``least_clock``, a share of the full one; ``throttled_s``: how long it was below that, and
+      ``first_throttled_s``, when it first was.
     """
     found = _request_metrics(run.requests, measure) | _loading_metrics(run.requests)
     if slo is not None:
@@ -80,6 +87,10 @@ def metrics_of(
         if run.energy_j:
             found["energy_j"] = sum(run.energy_j.values()) / len(run.requests)
     found |= _machine_metrics(run, main_processor)
+    if run.warmth is not None:
+        found["temperature_max_c"] = max(run.warmth.temperatures_c)
+        found["least_clock"] = run.warmth.least_clock
+        found["throttled_s"], found["first_throttled_s"] = run.warmth.throttled_s, run.warmth.first_throttled_s
     if run.decoded is not None:
         found |= decoding_metrics(run, run.decoded, main_processor=main_processor, measure=measure)
     if run.assisted is not None:

@@ -13,6 +13,7 @@ from kvferry.analysis.reproduction.evidence import conditions_of, figures_of
 from kvferry.analysis.reproduction.paper import ExhibitSpec, OrderSpec, Paper, load_paper
 from kvferry.analysis.reproduction.rate_errors import errors_by_device
 from kvferry.analysis.reproduction.results import Key, Progress, Results, carry_out
+from kvferry.analysis.reproduction.sustained import compared
 from kvferry.analysis.reproduction.verdict import hits, median_of, verdict_of
 from kvferry.system.whole_file import write_file
 
@@ -35,8 +36,8 @@ def reproduce_paper(
     "ours_range", "ours_low_range", "ours_high_range": each the least and the most of them, "seeds", "seeds_hit": how
     many would hit by themselves, "verdict", "fitted", "chosen", "why"}], "cells": [{"experiment", "case", "system",
     ..., "metric", "paper", "ours", "ours_range", "relative_error", "fitted": where it was}],
-    "tables": [{"name", "status", "why"}], "not_measured": devices whose profile was not measured}. What does not exist
-    is None.
+    "tables": [{"name", "status", "why"}], "not_measured": devices whose profile was not measured}; for measured rates
+    also "by_device", errors, and "sustained", rates over time. What does not exist is None.
 
     With an `output` folder the runs are kept there (the next call runs only what is missing), with report.json, a
     plain report.txt and pictures. Raises InputError for a paper that is not known, KvferryError for a folder that
@@ -68,8 +69,12 @@ def report_of(paper: Paper, results: Results) -> Report:
         "tables": [_exhibit(exhibit, verdicts, results) for exhibit in paper.exhibits],
         "not_measured": sorted({one.device.name for one in results.scenarios.values() if not one.device.is_measured}),
         **({"agreement": agreement} if agreement else {}),
-        **({"by_device": errors_by_device(cells)} if any(spec.rates for spec in paper.experiments.values()) else {}),
+        **(_of_devices(cells) if any(spec.rates for spec in paper.experiments.values()) else {}),
     }
+
+
+def _of_devices(cells: list[Report]) -> Report:
+    return {"by_device": errors_by_device(cells), "sustained": compared()}
 
 
 def _claim(paper: Paper, number: int, results: Results) -> Report:

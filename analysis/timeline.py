@@ -2,7 +2,8 @@
 
 Format: "Trace Event Format", JSON object form. Processes: the device, the network, the requests; a thread per
 resource, and further ones where spans of a resource overlap (flows that share the link), as a viewer nests
-events of one thread. Times in microseconds of the run's clock.
+events of one thread; counters of the link's rate, and of the device's temperature and clock. Times in
+microseconds of the run's clock.
 """
 
 import json
@@ -37,7 +38,7 @@ def chrome_trace(run: Run, *, title: str = "kvferry") -> str:
 
 
 def trace_events(run: Run) -> Iterator[Event]:
-    """Names of processes and threads first, then spans, requests, and the link's rate as counters."""
+    """Names of processes and threads first, then spans, requests, and as counters the link's rate and the warmth."""
     for pid, name in _PROCESS_NAMES.items():
         yield {"ph": "M", "pid": pid, "name": "process_name", "args": {"name": name}}
         yield {"ph": "M", "pid": pid, "name": "process_sort_index", "args": {"sort_index": pid}}
@@ -59,6 +60,10 @@ def trace_events(run: Run) -> Iterator[Event]:
     if run.link_times_s:
         edges, moved = delivered((s for s in run.spans if s.resource == "link"), run.link_times_s, run.link_bytes_per_s)
         yield from _rates("delivered rate", edges.tolist(), moved.tolist())
+    if run.warmth is not None:
+        for at_s, chip_c, clock in zip(run.warmth.times_s, run.warmth.temperatures_c, run.warmth.clocks, strict=True):
+            yield _counter(DEVICE, "temperature", at_s, "C", chip_c)
+            yield _counter(DEVICE, "clock", at_s, "%", 100 * clock)
 
 
 def resources_of(spans: Sequence[Span]) -> list[str]:
@@ -128,10 +133,10 @@ def _rates(name: str, edges_s: Sequence[float], bytes_per_s: Sequence[float]) ->
     steps = zip(edges_s, bytes_per_s, strict=False)
     for rate, same in groupby(steps, key=lambda step: step[1]):
         start_s, _ = next(same)
-        yield _counter(name, start_s, rate * 8e-6)
+        yield _counter(NETWORK, name, start_s, "Mbit/s", rate * 8e-6)
     if len(edges_s) > len(bytes_per_s):
-        yield _counter(name, edges_s[-1], 0.0)
+        yield _counter(NETWORK, name, edges_s[-1], "Mbit/s", 0.0)
 
 
-def _counter(name: str, at_s: float, value: float) -> Event:
-    return {"ph": "C", "pid": NETWORK, "name": name, "ts": _us(at_s), "args": {"Mbit/s": round(value, 6)}}
+def _counter(pid: int, name: str, at_s: float, unit: str, value: float) -> Event:
+    return {"ph": "C", "pid": pid, "name": name, "ts": _us(at_s), "args": {unit: round(value, 6)}}

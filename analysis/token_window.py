@@ -39,4 +39,5 @@ def between(run: Run, start_s: float, end_s: float) -> Run:
         for span in run.spans
         if span.end_s > start_s and span.start_s < end_s
     )
-    return replace(run, spans=spans, duration_s=end_s - start_s)
+    warmth = None if run.warmth is None else run.warmth.between(start_s, end_s)
+    return replace(run, spans=spans, duration_s=end_s - start_s, warmth=warmth)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from kvferry.analysis.reproduction.sustained import sustained_rows
 from kvferry.specs.errors import InputError
 from kvferry.system.whole_file import write_file
 
@@ -29,9 +30,9 @@ def write_pages(folder: Path, reports: Mapping[str, Report]) -> list[Path]:
     """Rewrites the tables of these papers in the folder's pages (*.md), and their files in its folder ``data``; returns
     what was written.
 
-    Tables: ``claims``, ``errors`` (of printed cells, fitted and not). Files: PAPER-claims.csv, PAPER-cells.csv and
-    PAPER-exhibits.csv, as far as a paper has any. Those of other papers stay as they are. Raises InputError, naming
-    file and line, for a marker that is not closed or names no table.
+    Tables: ``claims``, ``errors`` (of printed cells, fitted and not), ``sustained`` (rates over time). Files:
+    PAPER-claims.csv, PAPER-cells.csv and PAPER-exhibits.csv, as far as a paper has any. Those of other papers stay as
+    they are. Raises InputError, naming file and line, for a marker that is not closed or names no table.
     """
     if not folder.is_dir():
         raise InputError(f"{folder}: there is no such folder; give one with pages that have markers")
@@ -157,7 +158,14 @@ def _exhibit_rows(report: Report) -> Iterable[dict[str, str]]:
         yield {"table or figure": table["name"], "status": status, "why": table["why"]}
 
 
-_TABLES: dict[str, Callable[[Report], Iterable[str]]] = {"claims": _claims, "errors": _errors}
+def _sustained(report: Report) -> Iterable[str]:
+    for n, row in enumerate(sustained_rows(report)):
+        if not n:
+            yield from _head(*row)
+        yield _row(*row.values())
+
+
+_TABLES: dict[str, Callable[[Report], Iterable[str]]] = {"claims": _claims, "errors": _errors, "sustained": _sustained}
 _FILES: dict[str, Callable[[Report], Iterable[dict[str, str]]]] = {
     "claims": _claim_rows,
     "cells": _cell_rows,

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol, Self
 from kvferry.backends.needs import Need, Needs, NoKv
 from kvferry.machine.machine import Machine, Refused
 from kvferry.machine.span import Span, Tell
+from kvferry.machine.warmth import Warmth
 from kvferry.policies.decode.upkeep import Ahead
 from kvferry.sim.foresight import Foresight
 from kvferry.specs.errors import InputError
@@ -161,6 +162,10 @@ class Meters(Protocol):
         """Returns the share of the time in which the device's storage was at work."""
         ...
 
+    def warmth(self, until_s: float) -> Warmth | None:
+        """Returns how warm the device became until the end of its run; None where its heat is not modelled."""
+        ...
+
     def measured(self) -> dict[str, Any]:
         """Returns what else was observed and need not be the same in two equal runs."""
         ...
@@ -233,6 +238,9 @@ class WholeWorld:
     @property
     def meters(self) -> Self:
         return self
+
+    def warmth(self, until_s: float) -> Warmth | None:
+        return None
 
 
 class OpenWorld(Protocol):

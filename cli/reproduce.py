@@ -56,6 +56,7 @@ def reproduce(
 
 
 def _show(report: Mapping[str, Any]) -> None:
+    from kvferry.analysis.reproduction.sustained import SUSTAINED, sustained_rows
     from kvferry.cli.table import print_table
     from kvferry.specs.errors import quoted
 
@@ -69,6 +70,9 @@ def _show(report: Mapping[str, Any]) -> None:
     if by_device := report.get("by_device"):
         of_device = ("device", "engine", "what", "rows", "fitted", "median error", "from", "to")
         print_table(of_device, [_errors(group) for group in by_device], title="ours against what people measured")
+        of_series = ("series", "device", "measured on", "fitted", *SUSTAINED.values())
+        series = [tuple(row.values()) for row in sustained_rows(report)]
+        print_table(of_series, series, title="decoding without a break: measured, ours")
     if report.get("not_measured"):
         print(
             quoted(f"not measured: {', '.join(report['not_measured'])} (kvferry devices says where figures are from)")

@@ -9,6 +9,7 @@ import numpy as np
 
 from kvferry.backends.world import Inputs
 from kvferry.machine.span import Span
+from kvferry.machine.warmth import Warmth
 from kvferry.pipelines.tally import Tally, Totals
 from kvferry.policies.decode.attention_mass import AttentionMass
 
@@ -176,6 +177,8 @@ class Run:
     # The replayed link: edges (n + 1) and rates (n) over the run, for drawing.
     link_times_s: tuple[float, ...] = ()
     link_bytes_per_s: tuple[float, ...] = ()
+    # Of the device; None: its heat is not modelled.
+    warmth: Warmth | None = None
     # What the other world needs to replay this run.
     inputs: Inputs = Inputs()
     # Wall-clock seconds this run took to simulate, to plan, and what a real world observed: the only entries that

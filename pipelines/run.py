@@ -105,6 +105,7 @@ def run_scenario(
             kv_memory_peak_bytes=memory.peak_of("kv"),
             link_times_s=times_s,
             link_bytes_per_s=rates,
+            warmth=world.meters.warmth(end.now_s),
             inputs=world.content.inputs(),
             measured={"simulation_s": ran_s, "bounds_s": perf_counter() - began_s - ran_s} | world.meters.measured(),
         )

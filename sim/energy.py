@@ -1,5 +1,6 @@
 """Power states integrated over time, component by component."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvferry.machine.busy import Busy
@@ -12,13 +13,13 @@ class _Component:
     resources: tuple[Busy, ...]
     waiting_w: float
     waits_for: Busy
+    work_s: Callable[[float, float], float] | None
 
 
 class EnergyMeter:
     """A component draws `active_w` while at least one of its resources is busy, and `idle_w` otherwise.
 
-    `base_w` is drawn throughout, and appears as the component "base". Left out: the energy of changing states,
-    and frequencies between idle and active.
+    `base_w` is drawn throughout, and appears as the component "base". Left out: the energy of changing states.
     """
 
     def __init__(self, base_w: float = 0.0) -> None:
@@ -33,12 +34,14 @@ class EnergyMeter:
         *resources: Busy,
         waiting_w: float | None = None,
         waits_for: Busy | None = None,
+        work_s: Callable[[float, float], float] | None = None,
     ) -> None:
         """Add a component; one without resources is idle throughout. Otherwise idle, it draws `waiting_w` (None:
-        `idle_w`) while `waits_for` is busy."""
+        `idle_w`) while `waits_for` is busy. `work_s(from_s, until_s)`: of the time between, in which its one resource
+        is busy, what it comes to at full clock; what it draws above `idle_w` falls with its clock. None: all of it."""
         assert name not in self._components, name
         waiting_w = idle_w if waiting_w is None else waiting_w
-        self._components[name] = _Component(idle_w, active_w, resources, waiting_w, waits_for or Busy())
+        self._components[name] = _Component(idle_w, active_w, resources, waiting_w, waits_for or Busy(), work_s)
 
     @property
     def idle_w(self) -> dict[str, float]:
@@ -53,7 +56,13 @@ class EnergyMeter:
             engaged_s = active_within_s((*component.resources, component.waits_for), from_s, until_s)
             idle_s = until_s - from_s - engaged_s
             waiting_j = component.waiting_w * (engaged_s - active_s)
-            energy_j[name] = component.active_w * active_s + waiting_j + component.idle_w * idle_s
+            active_j = component.active_w * active_s
+            if component.work_s is not None:
+                (busy,) = component.resources
+                spans = busy.intervals(from_s, until_s)
+                lost_s = active_s - sum(component.work_s(start_s, end_s) for start_s, end_s in spans)
+                active_j -= (component.active_w - component.idle_w) * lost_s
+            energy_j[name] = active_j + waiting_j + component.idle_w * idle_s
         return energy_j
 
 

@@ -19,6 +19,8 @@ class Pace:
         self._available = available
         self._alarm = Alarm(env, lambda _: done())
         self._speed = 1.0
+        # When the work is done, as it looks now.
+        self.ends_s = 0.0
         # What is left from `_left_at_s` on, which may lie ahead.
         self._left_s = self._left_at_s = 0.0
 
@@ -44,4 +46,5 @@ class Pace:
         return until_s - from_s if self._available is None else self._available.amount(from_s, until_s)
 
     def _plan(self) -> None:
-        self._alarm.set(self.finish_s(self._left_at_s, self._left_s / self._speed), self._env.now)
+        self.ends_s = self.finish_s(self._left_at_s, self._left_s / self._speed)
+        self._alarm.set(self.ends_s, self._env.now)

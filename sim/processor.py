@@ -14,9 +14,11 @@ from kvferry.machine.ops import DecodeRun, DecodeStep, Op
 from kvferry.machine.span import Span, Tell
 from kvferry.machine.ticket import Ticket
 from kvferry.machine.work_queue import TimedWork, WorkQueue
+from kvferry.sim.alarm import Alarm
 from kvferry.sim.bus import MemoryBus, Share
 from kvferry.sim.contention import Contention
 from kvferry.sim.cost import Cost
+from kvferry.sim.heat import Heat
 from kvferry.sim.pace import Pace
 from kvferry.specs.device import ProcessorSpec
 from kvferry.specs.errors import InputError
@@ -30,8 +32,8 @@ class Processor(WorkQueue):
     """Runs one op at a time; how queued ops wait, see WorkQueue.
 
     An op takes `dispatch_s` and then what it costs. Under a background load l(t) both advance at 1 - l(t); while the
-    memory bus is short of bandwidth, what it costs advances at the speed of its share besides, and at the speed that
-    other paths at work leave it (`contention`).
+    memory bus is short of bandwidth, what it costs advances at the speed of its share besides, at the speed that
+    other paths at work leave it (`contention`), and at the clock that the device's heat leaves it (`heat`).
     `load_s` is paid before the first op, from `start` on, as a span "load" of its own.
     """
 
@@ -45,6 +47,7 @@ class Processor(WorkQueue):
         bus: MemoryBus | None,
         tell: Tell,
         contention: Contention | None = None,
+        heat: Heat | None = None,
     ) -> None:
         super().__init__(env, name, tell)
         self._spec = spec
@@ -61,6 +64,9 @@ class Processor(WorkQueue):
         self._share: Share | None = None
         self._bus_speed = 1.0
         self._contention = contention if contention and contention.tell(name, self._beside) else None
+        self._heat = heat
+        # Rings where the governor looks at the temperature while an op is under way.
+        self._look = Alarm(env, lambda _: self._beside())
 
     def submit(
         self,
@@ -117,7 +123,7 @@ class Processor(WorkQueue):
         begins_s = self._pace.finish_s(work.start_s, self._spec.dispatch_s)
         cost_s = work.nominal_s - self._spec.dispatch_s
         under_bus = self._bus is not None and work.n_bytes and cost_s
-        if not under_bus and self._contention is None:
+        if not under_bus and self._contention is None and self._heat is None:
             work.fire_in(self._pace.finish_s(begins_s, cost_s) - self.env.now, self._end)
             return
         self._running = work
@@ -126,19 +132,26 @@ class Processor(WorkQueue):
             self._share = self._bus.join(work.n_bytes / cost_s, self._respeed)
             self._bus_speed = self._share.speed
         self._pace.begin(cost_s, begins_s, self._speed())
+        self._look_on_the_way()
 
     def _speed(self) -> float:
-        return self._bus_speed if self._contention is None else self._bus_speed * self._contention.speed(self.resource)
+        speed = self._bus_speed if self._contention is None else self._bus_speed * self._contention.speed(self.resource)
+        return speed if self._heat is None else speed * self._heat.clock(self.env.now)
+
+    def _look_on_the_way(self) -> None:
+        if self._heat is not None and self._pace.ends_s > self._heat.next_look_s:
+            self._look.set(self._heat.next_look_s, self.env.now)
 
     def _respeed(self, speed: float) -> None:
         """The share of the bus has changed; now it is `speed`."""
         self._bus_speed = speed
-        self._pace.respeed(self._speed())
+        self._beside()
 
     def _beside(self) -> None:
-        """Another path has begun or ended its work."""
+        """Another path has begun or ended its work, or the governor looks."""
         if self._running is not None:
             self._pace.respeed(self._speed())
+            self._look_on_the_way()
 
     def _finish(self) -> None:
         assert self._running is not None

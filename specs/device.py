@@ -7,6 +7,7 @@ from pydantic import Field, field_validator, model_validator
 
 from kvferry.specs.base import BadKey, Spec
 from kvferry.specs.engine import EngineSpec, Kernel, Share, with_engine
+from kvferry.specs.heat import BatterySpec, HeatSpec
 from kvferry.specs.storage import StorageSpec
 from kvferry.specs.units import Bytes, BytesPerS, Clock, Count, FlopPerS, Seconds, ValuesPerS, Watts
 
@@ -244,6 +245,10 @@ class DeviceSpec(Spec):
     engine: EngineSpec | None = None
     # Drawn at all times: board, display, DRAM refresh.
     base_w: Watts = 0.0
+    # How it warms up and slows down; None: it keeps its clock however long it works.
+    heat: HeatSpec | None = None
+    # None: it has none, or it is not known.
+    battery: BatterySpec | None = None
     # None: it was not measured by ``kvferry calibrate``, or by one that did not say.
     calibration: CalibrationSpec | None = None
     sources: dict[str, str]

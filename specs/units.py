@@ -44,6 +44,9 @@ KINDS: dict[str, Kind] = {
     "frequency": Kind("Hz", "0.2 requests/s", 1e9, zero=False),
     "clock": Kind("Hz", "2.2 GHz", 1e11, zero=False),
     "value rate": Kind("value/s", "50 Mvalue/s", 1e13, zero=False),
+    "temperature": Kind("C", "25 C", 200),
+    "heat capacity": Kind("J/K", "150 J/K", 1e7, zero=False),
+    "thermal resistance": Kind("K/W", "4 K/W", 1e9, zero=False),
 }
 
 # Only units that a scenario needs. Bits and operations are dimensions of their own here: in pint's default registry
@@ -71,7 +74,10 @@ flop = [operations]
 value = [values]
 joule = [energy] = J
 watt = joule / second = W
+watthour = watt * hour = Wh
 hertz = 1 / second = Hz
+kelvin = [temperature] = K
+celsius = [celsius] = C
 request = []
 """
 _QUANTITY = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([A-Za-zµμ/ ]*?)\s*", re.ASCII)
@@ -89,10 +95,13 @@ _PLAIN: dict[str, dict[str, float]] = {
     "rate": {"B/s": 1.0, "bit/s": 0.125, "bps": 0.125},
     "compute rate": {"flop/s": 1.0},
     "power": {"W": 1.0},
-    "energy": {"J": 1.0},
+    "energy": {"J": 1.0, "Wh": 3600.0},
     "frequency": {"Hz": 1.0, "requests/s": 1.0},
     "clock": {"Hz": 1.0},
     "value rate": {"value/s": 1.0, "values/s": 1.0},
+    "temperature": {"C": 1.0},
+    "heat capacity": {"J/K": 1.0},
+    "thermal resistance": {"K/W": 1.0},
 }
 
 
@@ -230,7 +239,7 @@ def _pattern(kind: str) -> str:
     time = f"(?:{small}(?:seconds?|s)|min|minutes?|h|hours?)"
     per = rf"\s*(?:/|per\b)\s*{time}"
     power = f"{either}(?:W|watts?)"
-    energy = f"{either}(?:J|joules?)"
+    energy = f"{either}(?:J|joules?|Wh)"
     bits = f"{large}(?:b|bits?|B|bytes?)"
     units = {
         "time": time,
@@ -241,6 +250,9 @@ def _pattern(kind: str) -> str:
         "energy": energy,
         "frequency": f"(?:{either}(?:Hz|hertz)|(?:{either}requests?)?{per})",
         "value rate": f"{large}values?{per}",
+        "temperature": "C",
+        "heat capacity": f"{either}(?:J|joules?)\\s*/\\s*K",
+        "thermal resistance": f"{either}K\\s*/\\s*(?:W|watts?)",
     }
     units["clock"] = units["frequency"]
     above_zero = "" if KINDS[kind].zero else r"(?!\s*\+?[0.]+(?:[eE][+-]?[0-9]+)?\s*[^0-9.eE])"
@@ -280,6 +292,10 @@ Joules = Annotated[float, *_physical("energy")]
 Hertz = Annotated[float, *_physical("frequency")]
 Clock = Annotated[float, *_physical("clock")]
 ValuesPerS = Annotated[float, *_physical("value rate")]
+# On Celsius' scale, which has no prefixes.
+Celsius = Annotated[float, *_physical("temperature")]
+JoulesPerKelvin = Annotated[float, *_physical("heat capacity")]
+KelvinPerWatt = Annotated[float, *_physical("thermal resistance")]
 # Whole numbers: 32768, "32Ki"; Tokens also "32Ki tokens", Requests also "20 requests", Count either.
 Count = Annotated[int, *_counted(None)]
 Tokens = Annotated[int, *_counted("token")]

@@ -11,6 +11,7 @@ from kvferry.analysis import human, style
 from kvferry.analysis.reproduction.paper import PanelSpec, Paper, PictureSpec
 from kvferry.analysis.reproduction.rate_errors import rates_picture
 from kvferry.analysis.reproduction.results import Key, Results
+from kvferry.analysis.reproduction.sustained import sustained_picture
 from kvferry.analysis.reproduction.verdict import TOLERANCE, over_paper, ranges_over_paper
 from kvferry.analysis.settings import settings_of
 from kvferry.analysis.style import LINES, MARKERS, SERIES
@@ -33,11 +34,12 @@ _SHAPES = {"hit": "o", "miss": "X", "measured": "D"}
 
 
 def pictures_of(paper: Paper, report: dict[str, Any], results: Results) -> dict[str, dict[str, bytes]]:
-    """By name: the pictures that the paper's data ask for, "claims" where it makes any, and "rates" where it has rates
-    that people measured; each as {"png", "svg"}."""
+    """By name: the pictures that the paper's data ask for, "claims" where it makes any, "rates" and "sustained" where
+    it has rates that people measured; each as {"png", "svg"}."""
     pictures = {spec.name: style.render(partial(_draw, spec, results, _printed(paper))) for spec in paper.pictures}
     if "by_device" in report:
         pictures["rates"] = style.render(partial(rates_picture, report["cells"]))
+        pictures["sustained"] = style.render(partial(sustained_picture, report["sustained"]))
     return pictures | ({"claims": style.render(partial(claims_picture, report["claims"]))} if report["claims"] else {})
 
 

@@ -24,6 +24,7 @@ from kvferry.sim.costs.roofline import Roofline
 from kvferry.sim.display import SimDisplay
 from kvferry.sim.energy import EnergyMeter
 from kvferry.sim.foresight import Foresight
+from kvferry.sim.heat import Heat
 from kvferry.sim.paged_storage import PagedStorage
 from kvferry.sim.processor import Processor
 from kvferry.sim.slowed_queue import CopyQueue, Decompressor
@@ -94,6 +95,7 @@ class SimMachine:
         contention = Contention(slowdown) if device.contention else None
         self._slowdown, self._loaded = slowdown.get(device.main, {}), bool(load)
         bus = MemoryBus(memory.bytes_per_s) if memory.unified else None
+        self.heat = None if device.heat is None else Heat(device.heat, self._drawn_j)
         self.processors = {
             name: Processor(
                 self.env,
@@ -105,6 +107,7 @@ class SimMachine:
                 bus,
                 tell,
                 contention,
+                self.heat,
             )
             for name, spec in device.processors.items()
         }
@@ -133,7 +136,8 @@ class SimMachine:
             # Only the processor that a run computes on has threads that wait.
             waiting_w = spec.waiting_w if name == self.device.main else None
             busy = self.processors[name].busy
-            meter.add(name, spec.idle_w, spec.active_w, busy, waiting_w=waiting_w, waits_for=storing)
+            work_s = None if self.heat is None else self.heat.work_s
+            meter.add(name, spec.idle_w, spec.active_w, busy, waiting_w=waiting_w, waits_for=storing, work_s=work_s)
         meter.add("decompress", 0.0, self.device.decompressor.active_w, self.decompressor.busy)
         if self.storage is not None and self.storage.spec.active_w is not None:
             meter.add("storage", self.storage.spec.idle_w, self.storage.spec.active_w, self.storage.busy)
@@ -142,6 +146,9 @@ class SimMachine:
         meter.add("network", network.idle_w, network.active_w, *ways)
         return meter
 
+    def _drawn_j(self, from_s: float, until_s: float) -> float:
+        return sum(self.energy.energy_j(until_s, from_s).values())
+
     @property
     def _main(self) -> Processor:
         return self.processors[self.device.main]
@@ -149,9 +156,14 @@ class SimMachine:
     @property
     def foresight(self) -> Foresight | None:
         """What decoding steps with KV on storage can be calculated from. None where something else may slow the main
-        processor or the storage, or where nothing is selected."""
+        processor or the storage, such as heat, or where nothing is selected."""
         stream = self._selections
-        if self._loaded or not self.device.memory.unified or not isinstance(self.storage, CurveStorage):
+        if (
+            self._loaded
+            or self.heat is not None
+            or not self.device.memory.unified
+            or not isinstance(self.storage, CurveStorage)
+        ):
             return None
         if stream is None and self._clusters is None:
             return None

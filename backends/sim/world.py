@@ -16,6 +16,7 @@ from kvferry.backends.sim.parts import SimParts, parts_for
 from kvferry.backends.world import NO_INPUTS, Described, Inputs, Say, WholeWorld, described, tell_of
 from kvferry.machine.machine import Refused
 from kvferry.machine.span import Tell
+from kvferry.machine.warmth import Warmth
 from kvferry.policies.decode.upkeep import Ahead
 from kvferry.policies.engine_memory import engine_holdings
 from kvferry.policies.ledger import Ledger
@@ -102,6 +103,9 @@ class SimWorld(WholeWorld):
         if n not in self._staying:
             spare = self._spare.setdefault(id(link), [])
             machine = (spare.pop() if spare else self._another(link)) if n else self.machine
+            if n and machine.heat is not None:
+                # Another device's, or the same one's after a while.
+                machine.heat.cool(machine.env.now)
             self._staying[n] = machine, spare
             self._arrived_s[n] = machine.env.now
         return self._staying[n][0]
@@ -182,6 +186,10 @@ class SimWorld(WholeWorld):
 
     def storage_utilisation(self, until_s: float) -> float:
         return self.machine.storage.busy.utilisation(0.0, until_s) if self.machine.storage else 0.0
+
+    def warmth(self, until_s: float) -> Warmth | None:
+        heat = self.machine.heat
+        return None if heat is None else heat.warmth(until_s)
 
     def measured(self) -> dict[str, Any]:
         return {}

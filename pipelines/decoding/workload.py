@@ -36,6 +36,7 @@ from kvferry.pipelines.decoding.sizing import NoRoom, plan_of
 from kvferry.pipelines.decoding.spread import Spread, Told, windows_of
 from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS, DecodeSystem
 from kvferry.pipelines.decoding.tuned import tuned
+from kvferry.pipelines.decoding.warming import ALL_DECODED, check_whole, warms_up
 from kvferry.pipelines.record import Decoded, RequestRecord
 from kvferry.pipelines.tally import Totals
 from kvferry.pipelines.workload import Flow, Infeasible, Left, Process, Progress, System
@@ -99,20 +100,32 @@ class Decode:
         if system.roles.placement.mapped:
             mapped_bytes = plan.sequences * sequence_bytes(scenario, plan.roles, plan.sequences)
             plan = replace(plan, staying=replace(plan.staying, mapped_bytes=mapped_bytes))
-        return LockStepFlow(scenario, plan, progress, runtime_spec(scenario, system))
+        whole = warms_up(scenario) and inputs == NO_INPUTS
+        return LockStepFlow(scenario, plan, progress, runtime_spec(scenario, system), whole=whole)
 
 
 class LockStepFlow:
     """A Flow of a batch whose KV lies on storage. Where only a part of the output is decoded, it is the part that
-    the workload asks for, if the world can skip what comes before; else the beginning."""
+    the workload asks for, if the world can skip what comes before; else the beginning. `whole`: all is decoded, as each
+    token depends on those before, whatever part the workload asks for. Raises InputError where that is too much."""
 
     def __init__(
-        self, scenario: Scenario, plan: DecodePlan, progress: Progress, runtime: RuntimeSpec | None = None
+        self,
+        scenario: Scenario,
+        plan: DecodePlan,
+        progress: Progress,
+        runtime: RuntimeSpec | None = None,
+        *,
+        whole: bool = False,
     ) -> None:
         self._scenario, self._plan, self._runtime = scenario, plan, runtime
         self._passage = Passage(progress, scenario.decode.workload.output)
         workload = scenario.decode.workload
-        output, decoded, part = workload.output, workload.decoded, workload.part
+        output, part = workload.output, workload.part
+        decoded = None if whole else workload.decoded
+        self._whole_instead = whole and workload.decoded is not None and workload.decoded < output
+        if self._whole_instead:
+            check_whole(scenario)
         # Tokens per sequence that are really decoded.
         self._steps = output if decoded is None else min(output, decoded)
         # What comes before them, where it may be skipped.
@@ -207,7 +220,10 @@ class LockStepFlow:
             attention_mass=self._attention_mass(end_counts),
         )
         prefill_s = None if self._decode is None else self._decode.record.prefill_s
-        notes = tuple(notes_on(self._scenario, plan, self._runtime, world.shortcuts, self._filled))
+        notes = (
+            *notes_on(self._scenario, plan, self._runtime, world.shortcuts, self._filled),
+            *([ALL_DECODED] if self._whole_instead else []),
+        )
         return Left(requests=_records(plan.sequences, prefill_s, times_s), decoded=decoded, notes=notes)
 
     def kept(self) -> str:

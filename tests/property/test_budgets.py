@@ -51,6 +51,6 @@ def test_more_memory_makes_nothing_slower_but_for_wider_keys(system: str, storag
 
 
 def test_keys_are_no_wider_than_published() -> None:
-    (narrow, told), (wide, _), (widest, _) = found = list(rates("infinigen-star", "nvme", [0.25, 0.6, 1.0]))
+    (narrow, _), (wide, _), (widest, _) = found = list(rates("infinigen-star", "nvme", [0.25, 0.6, 1.0]))
     assert [any(WIDER in note for note in notes) for _, notes in found] == [True, False, False]
     assert wide == widest < narrow
