@@ -12,8 +12,9 @@ from kvferry.analysis.envelope import provenance_of, versions
 from kvferry.analysis.remarks import how_known
 from kvferry.api.scenario import Settings, Source, check_workload, load
 from kvferry.backends.sim.parts import ModelledContexts
+from kvferry.pipelines.loading.stage import price_s
 from kvferry.pipelines.loading.systems import SYSTEMS
-from kvferry.pipelines.loading.workload import Requests, price_s
+from kvferry.pipelines.loading.workload import Requests
 from kvferry.pipelines.plugins import naming_plugins
 from kvferry.pipelines.run import run_scenario
 from kvferry.policies.loading.bound import bound_s, frontier

@@ -90,5 +90,22 @@ class KvInPages(Need):
     evicts: bool = False
 
 
+@dataclass(frozen=True, kw_only=True)
+class KvOfTurns(Need):
+    """Turns of conversations answer one after the other, each with KV of its own sizes, in memory or on storage."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KvOfTurnsInCloud(KvOfTurns):
+    """The same, and parts of their prompts lie in the cloud, encoded with ``codec``, and can be fetched. ``prompts``:
+    of each turn by its number, the number of what it is about and the tokens of its prompt; ``block``: tokens of what
+    is fetched at a time."""
+
+    codec: str
+    prompts: tuple[tuple[int, int], ...]
+    block: int
+    fetches: ClassVar[bool] = True
+
+
 # By machine; one that is not named is not opened, but for the device.
 Needs = Mapping[str, Need]

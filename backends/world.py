@@ -9,7 +9,9 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, Self
 
-from kvferry.backends.needs import Need, Needs, NoKv
+import simpy
+
+from kvferry.backends.needs import KvOnStorage, Need, Needs, NoKv
 from kvferry.machine.machine import Machine, Refused
 from kvferry.machine.span import Span, Tell
 from kvferry.machine.warmth import Warmth
@@ -113,6 +115,16 @@ class Crowd(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class OneTurn:
+    """The device as one turn of a conversation decodes on it: what its ops that choose are answered is the turn's own.
+    ``foresight`` and ``keys``: as Shortcuts has them."""
+
+    machine: Machine
+    foresight: Foresight | None
+    keys: Ahead | None
+
+
 class Shortcuts(Protocol):
     """What a modelled world lets a flow know or leave out; a real one has none."""
 
@@ -132,6 +144,15 @@ class Shortcuts(Protocol):
         recorded run is replayed."""
         ...
 
+    def note(self) -> None:
+        """From now on the device, which needs KvOfTurns, notes what it does for ``go_on``. Where `may_skip` says so."""
+        ...
+
+    def go_on(self, seconds: float) -> simpy.Event:
+        """Fires after `seconds` more, in which the device goes on with what it has noted, as if it did so much more of
+        the same. Nothing else happens on it meanwhile."""
+        ...
+
 
 class Content(Protocol):
     """What a run works on, given or recorded."""
@@ -143,6 +164,11 @@ class Content(Protocol):
 
     def stored(self, sequence: int) -> StoredContext:
         """Returns the context of a request in the cloud, where the device needs ContextsInCloud."""
+        ...
+
+    def turn(self, scenario: Scenario, need: KvOnStorage) -> OneTurn:
+        """Returns the device for one turn, where it needs KvOfTurns. `scenario`: the turn as a batch of one that
+        decodes. Raises InputError."""
         ...
 
     def inputs(self) -> Inputs:

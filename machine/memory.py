@@ -123,3 +123,14 @@ class GrowingLeases:
                 if isinstance(lease, Refused):
                     raise OutOfMemory(f"{tier}: {lease}")
                 self._leases[tier, name] = lease
+
+    @property
+    def n_bytes(self) -> float:
+        """The bytes that are held."""
+        return sum(lease.n_bytes for lease in self._leases.values())
+
+    def release(self) -> None:
+        """Gives all of it back."""
+        for lease in self._leases.values():
+            lease.release()
+        self._leases.clear()

@@ -109,7 +109,8 @@ class Prefill(Op):
 @dataclass(frozen=True, slots=True)
 class PrefillLayer(Op):
     """One layer for `batch` whole prompts of `tokens` each; gives its KV, to be written, or to stay in the processor's
-    own memory at `stays`. `kernel`: how a modelled machine attends."""
+    own memory at `stays`. `kernel`: how a modelled machine attends. `context_tokens`: what comes before the tokens, its
+    KV being there."""
 
     purpose: ClassVar[Purpose] = "prefill"
 
@@ -119,6 +120,7 @@ class PrefillLayer(Op):
     of: Batch | None = field(default=None, compare=False)
     stays: Extents | None = field(default=None, compare=False)
     kernel: AttentionKernel = AttentionKernel()
+    context_tokens: Number = 0
 
 
 @dataclass(frozen=True, slots=True)

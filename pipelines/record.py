@@ -134,6 +134,47 @@ class Assisted:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TurnRecord:
+    """One turn of a conversation that was answered; times on the run's clock. Tokens of its prompt by where their KV
+    came from: ``from_memory``, ``from_flash``, ``from_cloud``, whether streamed or computed there, and ``computed``,
+    which were nowhere. ``units_streamed``, ``units_computed``: of what came from the cloud, as RequestRecord has it."""
+
+    request: int
+    conversation: int
+    number: int
+    prompt: int
+    output: int
+    arrival_s: float
+    # The device turned to it; its context's KV was there, but for what is read with the question; its first token, and
+    # its last one.
+    began_s: float
+    got_s: float
+    first_token_s: float
+    end_s: float
+    from_memory: int = 0
+    from_flash: int = 0
+    from_cloud: int = 0
+    computed: int = 0
+    units_streamed: int = 0
+    units_computed: int = 0
+    # Moved for it, or behind it, by what is kept; and bytes of the link.
+    read_bytes: float = 0.0
+    written_bytes: float = 0.0
+    streamed_bytes: float = 0.0
+    # Kept once it was over.
+    kept_memory_bytes: float = 0.0
+    kept_flash_bytes: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sessions:
+    """What sessions leave behind. ``outlined_s``: seconds of answers that followed at the pace of what was decoded."""
+
+    turns: tuple[TurnRecord, ...]
+    outlined_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class MachineRecord:
     """What a run took of a machine beside the device."""
 
@@ -157,6 +198,8 @@ class Run:
     decoded: Decoded | None = None
     # Of devices with a cloud.
     assisted: Assisted | None = None
+    # Of conversations whose KV lives on.
+    sessions: Sessions | None = None
     # For the user: what was done otherwise than the system's description says, and why.
     notes: tuple[str, ...] = ()
     # The first spans, for pictures and tables, and the tally of all; None: these spans are all.

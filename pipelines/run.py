@@ -93,6 +93,7 @@ def run_scenario(
             requests=tuple(left.requests),
             decoded=left.decoded,
             assisted=left.assisted,
+            sessions=left.sessions,
             notes=left.notes,
             spans=tuple(tally.spans),
             counted=tally,

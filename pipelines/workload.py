@@ -9,7 +9,7 @@ import simpy
 from kvferry.backends.needs import Needs
 from kvferry.backends.world import NO_INPUTS, Inputs, World
 from kvferry.pipelines.policy_schema import Schema
-from kvferry.pipelines.record import Assisted, Decoded, RequestRecord
+from kvferry.pipelines.record import Assisted, Decoded, RequestRecord, Sessions
 from kvferry.pipelines.tally import Totals
 from kvferry.scenarios.resolve import Complaint
 from kvferry.specs.errors import KvferryError
@@ -64,6 +64,7 @@ class Left:
     requests: Sequence[RequestRecord]
     decoded: Decoded | None = None
     assisted: Assisted | None = None
+    sessions: Sessions | None = None
     notes: tuple[str, ...] = ()
 
 

@@ -9,6 +9,7 @@ from kvferry.policies.ledger import KEPT_FREE, Holding
 from kvferry.specs.assist import AssistSpec
 from kvferry.specs.model import ModelSpec
 from kvferry.specs.scenario import Scenario
+from kvferry.specs.session import SessionSpec
 from kvferry.specs.workload import MOST_BATCH, DecodeSpec
 
 # A logit as it is sampled from, in single precision (vLLM's and transformers' `logits.float()`).
@@ -52,6 +53,9 @@ def passing_tokens(scenario: Scenario) -> int:
     """Returns how many tokens of prompts pass a layer together: a chunk, or less where there are not as many. An NPU
     runs no larger shape than was compiled."""
     workload, chunk = scenario.workload, scenario.budget.prefill_chunk
+    if isinstance(workload, SessionSpec):
+        # Prompts grow from turn to turn.
+        return chunk or workload.context + workload.beginning + workload.question
     prompt = workload.prompt if isinstance(workload, AssistSpec) else workload.context
     sizes = [chunk or prompt, *scenario.device.processors[scenario.device.main].compiled_tokens[-1:]]
     if workload.trace is None and not workload.spread and not getattr(workload, "lengths", None):

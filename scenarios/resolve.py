@@ -221,10 +221,10 @@ def policies_left_out(source: Node, systems: Collection[str], given: Collection[
     found = []
     if own is not None and not set(systems) <= {own.value} and (says := _says(source, given)):
         found.append(f"{says}; others run with their own policies")
-    for base in source.bases:
-        if own is not None and (says := _says(base, [*given, *in_file])):
-            found.append(f"{says}; what extends it is of {own.value}, and leaves them out")
-    return found
+    if own is None:
+        return found
+    below = (_says(base, [*given, *in_file]) for base in source.bases)
+    return found + [f"{says}; what extends it is of {own.value}, and leaves them out" for says in below if says]
 
 
 def _says(source: Node, given: Collection[tuple[str, ...]]) -> str:

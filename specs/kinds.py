@@ -7,6 +7,7 @@ from pydantic import BaseModel, Field
 from kvferry.specs.assist import AssistBudget, AssistLive, AssistSpec
 from kvferry.specs.budget import ContextReuseBudget, DecodeBudget
 from kvferry.specs.live import ContextReuseLive, DecodeLive
+from kvferry.specs.session import SessionBudget, SessionLive, SessionSpec
 from kvferry.specs.workload import ContextReuseSpec, DecodeSpec
 
 Workload = TypeVar("Workload", bound=BaseModel)
@@ -25,10 +26,11 @@ class Parts(NamedTuple, Generic[Workload, OfBudget, Live]):
 ContextReuseParts = Parts[ContextReuseSpec, ContextReuseBudget, ContextReuseLive]
 DecodeParts = Parts[DecodeSpec, DecodeBudget, DecodeLive]
 AssistParts = Parts[AssistSpec, AssistBudget, AssistLive]
+SessionParts = Parts[SessionSpec, SessionBudget, SessionLive]
 
-WorkloadSpec = Annotated[ContextReuseSpec | DecodeSpec | AssistSpec, Field(discriminator="kind")]
-BudgetSpec = Annotated[ContextReuseBudget | DecodeBudget | AssistBudget, Field(discriminator="kind")]
-LiveSpec = Annotated[ContextReuseLive | DecodeLive | AssistLive, Field(discriminator="kind")]
+WorkloadSpec = Annotated[ContextReuseSpec | DecodeSpec | AssistSpec | SessionSpec, Field(discriminator="kind")]
+BudgetSpec = Annotated[ContextReuseBudget | DecodeBudget | AssistBudget | SessionBudget, Field(discriminator="kind")]
+LiveSpec = Annotated[ContextReuseLive | DecodeLive | AssistLive | SessionLive, Field(discriminator="kind")]
 # Parts of a scenario whose keys depend on the kind of its workload, which they need not repeat.
 BY_KIND = {"budget": BudgetSpec, "live": LiveSpec}
 

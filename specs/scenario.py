@@ -22,6 +22,7 @@ from kvferry.specs.kinds import (
     LiveSpec,
     OfBudget,
     Parts,
+    SessionParts,
     Workload,
     WorkloadSpec,
 )
@@ -31,6 +32,7 @@ from kvferry.specs.load import LoadSpec
 from kvferry.specs.machine import DEVICE, MOST_MACHINES, MachineName, MachineSpec
 from kvferry.specs.model import ModelSpec
 from kvferry.specs.runtime import RuntimeSpec
+from kvferry.specs.session import SessionBudget, SessionLive, SessionSpec
 from kvferry.specs.weight_format import PrecisionSpec, in_precision
 from kvferry.specs.workload import ContextReuseSpec, DecodeSpec, SloSpec
 
@@ -271,6 +273,10 @@ class Scenario(Part):
     @property
     def assist(self) -> AssistParts:
         return self._parts(AssistSpec, AssistBudget, AssistLive)
+
+    @property
+    def session(self) -> SessionParts:
+        return self._parts(SessionSpec, SessionBudget, SessionLive)
 
     def _parts(
         self, workload: type[Workload], budget: type[OfBudget], live: type[Live]

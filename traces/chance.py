@@ -42,6 +42,7 @@ class Source(IntEnum):
     ROUND_TRIPS = 37
     STUDY_SAMPLES = 38
     NEEDLES = 45
+    SESSIONS = 46
 
 
 def generator(source: Source, seed: int, *place: int) -> np.random.Generator:

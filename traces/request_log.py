@@ -79,14 +79,14 @@ def _row(path: Path, line: int, row: list[str], columns: list[int | None], quest
         return int(number)
 
     return Request(
-        _seconds(path, line, arrival),
+        log_seconds(path, line, arrival),
         tokens(context, "context"),
         tokens(output, "output"),
         question if asked is None else tokens(asked, "question"),
     )
 
 
-def _seconds(path: Path, line: int, text: str) -> float:
+def log_seconds(path: Path, line: int, text: str) -> float:
     """From a number of seconds, or from date and time (to the microsecond; UTC where it names no zone)."""
     if _NUMBER.fullmatch(text):
         return read_number(path, line, text, "arrival", _MOST_STAMP_S)

@@ -17,8 +17,9 @@ from kvferry.pipelines.decoding.evolution import Evolution, wanted_again
 from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS
 from kvferry.pipelines.decoding.workload import plan_for
 from kvferry.pipelines.loading.context import Context
+from kvferry.pipelines.loading.stage import price_s
 from kvferry.pipelines.loading.systems import SYSTEMS
-from kvferry.pipelines.loading.workload import Requests, price_s
+from kvferry.pipelines.loading.workload import Requests
 from kvferry.pipelines.record import Assisted
 from kvferry.pipelines.run import run_scenario
 from kvferry.policies.decode.scored_keys import LowRankKeys

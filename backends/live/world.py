@@ -7,6 +7,8 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from typing import Any
 
+import simpy
+
 from kvferry.backends.live.engine.channel import SocketSwitchboard
 from kvferry.backends.live.engine.environment import WallClockEnvironment
 from kvferry.backends.live.engine.machine import LiveMachine, Switchboard
@@ -14,13 +16,13 @@ from kvferry.backends.live.machine_parts import MachineParts
 from kvferry.backends.live.made_machine import made_machine
 from kvferry.backends.live.parts import check_needs, parts_for
 from kvferry.backends.live.wire.caller import CallingSwitchboard, CloudAddress
-from kvferry.backends.needs import Needs
-from kvferry.backends.world import Described, Inputs, Say, WholeWorld, described, tell_of
+from kvferry.backends.needs import KvOnStorage, Needs
+from kvferry.backends.world import Described, Inputs, OneTurn, Say, WholeWorld, described, tell_of
 from kvferry.cloud.child_server import ChildServer
 from kvferry.machine.machine import Refused
 from kvferry.machine.span import Tell
 from kvferry.sim.access import Access, Accesses, access_over
-from kvferry.specs.errors import InputError
+from kvferry.specs.errors import InputError, KvferryError
 from kvferry.specs.link import LinkSpec
 from kvferry.specs.machine import DEVICE
 from kvferry.specs.scenario import Scenario
@@ -125,6 +127,15 @@ class LiveWorld(WholeWorld):
     @property
     def may_skip(self) -> bool:
         return False
+
+    def note(self) -> None:
+        """Nothing is noted: a real device skips nothing."""
+
+    def go_on(self, seconds: float) -> simpy.Event:
+        raise KvferryError("a real device does not go on by itself: all tokens are decoded")
+
+    def turn(self, scenario: Scenario, need: KvOnStorage) -> OneTurn:
+        raise InputError("backend: torch runs no turns of conversations; take sim")
 
     @property
     def weights_refused(self) -> Refused | None:

@@ -1,8 +1,9 @@
 """The modelled world as a Machine: virtual time, modelled costs, a replayed link."""
 
+import copy
 import math
-from collections.abc import Callable, Iterable, Mapping
-from typing import Unpack
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from typing import Any, Protocol, Unpack
 
 import simpy
 
@@ -12,7 +13,7 @@ from kvferry.machine.handling import Handling
 from kvferry.machine.machine import Asked, Facts, Outside
 from kvferry.machine.memory import BudgetedPool
 from kvferry.machine.ops import Chunks, DecodeAttention, Decompress, Extents, KvRef, Op, Selecting
-from kvferry.machine.span import Tell
+from kvferry.machine.span import Span, Tell
 from kvferry.machine.ticket import Ticket
 from kvferry.machine.tiers import moved
 from kvferry.sim.access import Late, access_over
@@ -39,6 +40,17 @@ from kvferry.specs.tier import Tier
 from kvferry.traces.cluster_answers import Clusters, OfClusters
 from kvferry.traces.critical_tokens import CriticalTokens
 from kvferry.traces.rate import RateTrace
+
+
+class Answers(Protocol):
+    """Answers to ops that choose, as SimMachine takes them."""
+
+    @property
+    def selections(self) -> Callable[[Selecting], Selection] | None: ...
+    @property
+    def clusters(self) -> Clusters | None: ...
+    @property
+    def attended(self) -> Callable[[DecodeAttention], None] | None: ...
 
 
 class SimMachine:
@@ -126,6 +138,7 @@ class SimMachine:
             if self.link is not None:
                 contention.watch("link", self.link.busy)
         self._switchboard = switchboard or Switchboard(self.env)
+        self._tell = tell
         self._selections, self._clusters, self._attended = selections, clusters, attended
         self.energy = self._energy_meter()
 
@@ -169,6 +182,39 @@ class SimMachine:
             return None
         chosen = stream.at if isinstance(stream, CriticalTokens) else None
         return Foresight(self._answer, chosen, self._main, self.storage, 1 / self._slowdown.get("storage", 1.0))
+
+    def answering(self, parts: "Answers") -> "SimMachine":
+        """Returns the same machine to one who has answers of their own to ops that choose."""
+        same = copy.copy(self)
+        same._selections, same._clusters, same._attended = parts.selections, parts.clusters, parts.attended
+        return same
+
+    def go_on(self, noted: Sequence[Span], since_s: float, seconds: float) -> Generator[simpy.Event, Any, None]:
+        """A SimPy process of `seconds`, in which all goes on as in the time since `since_s`, whose spans are `noted`.
+        There is one span of each label, one behind the other; when a resource is busy, on which energy depends, is
+        stretched from that time."""
+        from_s, queues = self.env.now, (*self.processors.values(), self._copies, self.storage)
+        if from_s <= since_s or seconds <= 0:
+            return
+        times = seconds / (from_s - since_s)
+        parts: dict[tuple[str, str], tuple[float, float]] = {}
+        for resource, label, start_s, end_s, n_bytes, _ in noted:
+            busy_s, moved = parts.get((resource, label), (0.0, 0.0))
+            parts[resource, label] = busy_s + end_s - max(start_s, since_s), moved + n_bytes
+        busy = [
+            (one, [(since, until) for since, until in one.busy.intervals(since_s, from_s)])
+            for one in queues
+            if one is not None
+        ]
+        yield self.env.timeout(seconds)
+        begin_s = dict.fromkeys((resource for resource, _ in parts), from_s)
+        for (resource, label), (busy_s, n_bytes) in parts.items():
+            end_s = begin_s[resource] + busy_s * times
+            self._tell(Span(resource, label, begin_s[resource], end_s, n_bytes * times, None))
+            begin_s[resource] = end_s
+        for one, intervals in busy:
+            for since, until in intervals:
+                one.busy.add(from_s + (since - since_s) * times, from_s + (until - since_s) * times)
 
     def submit(self, op: Op, **asked: Unpack[Asked]) -> Ticket:
         after, request, priority = asked.get("after", ()), asked.get("request"), asked.get("priority", 0)

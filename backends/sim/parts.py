@@ -6,7 +6,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from kvferry.backends.needs import ContextsInCloud, KvInPages, KvOnStorage, Need, NoKv, Prompts
+from kvferry.backends.needs import (
+    ContextsInCloud,
+    KvInPages,
+    KvOfTurns,
+    KvOfTurnsInCloud,
+    KvOnStorage,
+    Need,
+    NoKv,
+    Prompts,
+)
 from kvferry.backends.world import Inputs
 from kvferry.machine.answers import Selection
 from kvferry.machine.ops import DecodeAttention, Selecting
@@ -51,11 +60,27 @@ def _plain(scenario: Scenario, need: Need, inputs: Inputs) -> SimParts:
 
 
 def _with_contexts(scenario: Scenario, need: ContextsInCloud, inputs: Inputs) -> SimParts:
-    device = scenario.device
-    at_rate = device.model_copy(update={"decompressor": device.decompressor.of(need.codec)})
     given = inputs.stored
     stored = ModelledContexts(scenario, need.codec).stored if given is None else given.__getitem__
-    return SimParts(device=at_rate, stored=stored)
+    return SimParts(device=_decoding_at_rate(scenario, need.codec), stored=stored)
+
+
+def _decoding_at_rate(scenario: Scenario, codec: str) -> DeviceSpec:
+    device = scenario.device
+    return device.model_copy(update={"decompressor": device.decompressor.of(codec)})
+
+
+def _with_turns_in_cloud(scenario: Scenario, need: KvOfTurnsInCloud, inputs: Inputs) -> SimParts:
+    model, content = scenario.model, scenario.session.workload.content
+
+    def stored(turn: int) -> StoredContext:
+        source, tokens = need.prompts[turn]
+        chunks = generate_chunks(
+            content, tokens, model.layers, model.kv_heads, scenario.seed, sequence=source, chunk_tokens=need.block
+        )
+        return StoredContext.modelled(chunks, need.codec, model.head_dim)
+
+    return SimParts(device=_decoding_at_rate(scenario, need.codec), stored=stored)
 
 
 def _with_kv_on_storage(scenario: Scenario, need: KvOnStorage, inputs: Inputs) -> SimParts:
@@ -70,6 +95,8 @@ _MAKERS: dict[type[Need], Callable[[Scenario, Any, Inputs], SimParts]] = {
     NoKv: _plain,
     Prompts: _plain,
     KvInPages: _plain,
+    KvOfTurns: _plain,
+    KvOfTurnsInCloud: _with_turns_in_cloud,
     ContextsInCloud: _with_contexts,
     KvOnStorage: _with_kv_on_storage,
 }

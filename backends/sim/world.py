@@ -10,12 +10,12 @@ from typing import Any
 
 import simpy
 
-from kvferry.backends.needs import Needs
+from kvferry.backends.needs import KvOfTurns, KvOnStorage, Needs
 from kvferry.backends.sim.machine import SimMachine
 from kvferry.backends.sim.parts import SimParts, parts_for
-from kvferry.backends.world import NO_INPUTS, Described, Inputs, Say, WholeWorld, described, tell_of
+from kvferry.backends.world import NO_INPUTS, Described, Inputs, OneTurn, Say, WholeWorld, described, tell_of
 from kvferry.machine.machine import Refused
-from kvferry.machine.span import Tell
+from kvferry.machine.span import Span, Tell
 from kvferry.machine.warmth import Warmth
 from kvferry.policies.decode.upkeep import Ahead
 from kvferry.policies.engine_memory import engine_holdings
@@ -49,6 +49,11 @@ class SimWorld(WholeWorld):
         env = simpy.Environment()
         self._accesses = accesses = Accesses(env)
         self._switchboard = Switchboard(env, accesses)
+        # Of what the device does, what is noted, and since when; None: nothing.
+        self._noted: list[Span] | None = None
+        self._noted_s = 0.0
+        if isinstance(needs.get(DEVICE), KvOfTurns):
+            tell = self._noting(tell)
         self._tell = tell
         # Thousands of machines on links that are alike replay one trace.
         trace_of = cache(link_trace)
@@ -168,6 +173,26 @@ class SimWorld(WholeWorld):
     @property
     def may_skip(self) -> bool:
         return self._given == NO_INPUTS
+
+    def note(self) -> None:
+        self._noted, self._noted_s = [], self.machine.env.now
+
+    def go_on(self, seconds: float) -> simpy.Event:
+        noted, self._noted = self._noted or [], None
+        return self.machine.env.process(self.machine.go_on(noted, self._noted_s, seconds))
+
+    def _noting(self, tell: Tell) -> Tell:
+        def told(span: Span) -> None:
+            if self._noted is not None:
+                self._noted.append(span)
+            tell(span)
+
+        return told
+
+    def turn(self, scenario: Scenario, need: KvOnStorage) -> OneTurn:
+        parts = parts_for(scenario, need, Inputs())
+        machine = self.machine.answering(parts)
+        return OneTurn(machine, machine.foresight, parts.keys)
 
     @property
     def weights_refused(self) -> Refused | None:

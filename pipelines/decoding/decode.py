@@ -61,7 +61,8 @@ class LockStepDecode:
         carried out behind them. Raises OutOfMemory."""
         env, record = self.now.machine.env, self.record
         self.now.place()
-        under_way = yield from self._walk(self.plan.roles.prefill(self.plan.model.layers))
+        known = self.plan.known is not None
+        under_way = yield from self._walk(self.plan.roles.prefill(self.plan.model.layers, known=known))
         yield env.all_of(under_way.values())
         record.prefill_s = env.now
         self._token()

@@ -7,7 +7,7 @@ from kvferry.layouts.cluster_layout import AnyLayout
 from kvferry.layouts.plan_file import PlanFile
 from kvferry.policies.decode.kv_memory import KvMemory, Managed
 from kvferry.policies.decode.roles import Roles
-from kvferry.policies.decode.sizes import Choice, KeySizes, StayingSizes
+from kvferry.policies.decode.sizes import Choice, KeySizes, Known, StayingSizes
 from kvferry.policies.decode.stages import Stages
 from kvferry.specs.model import ModelSpec
 from kvferry.specs.tier import Tier
@@ -15,7 +15,8 @@ from kvferry.specs.tier import Tier
 
 @dataclass(frozen=True, kw_only=True)
 class DecodePlan:
-    """The sizes of one run, per sequence unless said otherwise: a DecodeSizes for the worlds."""
+    """The sizes of one run, per sequence unless said otherwise: a DecodeSizes for the worlds. ``known``: what is there
+    before prefill; None: nothing."""
 
     roles: Roles
     model: ModelSpec
@@ -27,11 +28,21 @@ class DecodePlan:
     staying: StayingSizes
     managed: Managed = field(compare=False)
     layout: AnyLayout = field(compare=False)
+    known: Known | None = None
 
     @property
     def most_tokens(self) -> int:
         """Returns the tokens of a sequence at its end."""
         return self.context + self.output
+
+    @property
+    def known_tokens(self) -> int:
+        """Returns the tokens of the context whose KV is there before prefill."""
+        return 0 if self.known is None else self.known.tokens
+
+    def blocks_of(self, tokens: int) -> int:
+        """Returns the whole KV blocks of the context's first tokens."""
+        return min(self.choice.blocks, tokens // self.choice.group_tokens)
 
     @property
     def rows(self) -> int:

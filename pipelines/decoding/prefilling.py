@@ -17,7 +17,11 @@ class PrefillOne:
 
     @staticmethod
     def op(plan: DecodePlan, layer: int | None = None, stays: Extents | None = None) -> PrefillLayer:
-        return PrefillLayer(plan.sequences, plan.context, layer, stays=stays, kernel=plan.roles.attention)
+        known = plan.known_tokens
+        kernel = plan.roles.attention
+        return PrefillLayer(
+            plan.sequences, plan.context - known, layer, stays=stays, kernel=kernel, context_tokens=known
+        )
 
     def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
         stays = None if now.away(layer) or now.plan.roles.layout.before_write else now.whole(layer)
@@ -25,6 +29,24 @@ class PrefillOne:
 
     def parts(self, prices: Prices) -> Parts:
         return prices.work(self.op(prices.plan))
+
+
+class BringKnown:
+    """What is known of a layer's KV comes to the processor, whose prompt attends to it."""
+
+    worker: Worker = "mover"
+
+    def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
+        known, plan = now.plan.known, now.plan
+        blocks = 0 if known is None else plan.blocks_of(known.stored) - plan.blocks_of(known.near)
+        if not blocks or not now.away(layer):
+            return after[0] if after else now.done()
+        there = Extents(*now.blocks.stretches(layer, blocks))
+        return now.machine.move(there, now.tiers[layer], "device", after=after)
+
+    def parts(self, prices: Prices) -> Parts:
+        """Left out: a planner's prompts are new."""
+        return ()
 
 
 class ClusterKeys:
@@ -60,7 +82,8 @@ class WriteOut:
                 return now.machine.move(now.whole(layer), "host", "device", after=after)
         if not now.away(layer):
             return after[0]
-        return now.machine.move(now.whole(layer), "device", now.tiers[layer], after=after)
+        new = now.new(layer)
+        return after[0] if new is None else now.machine.move(new, "device", now.tiers[layer], after=after)
 
     def parts(self, prices: Prices) -> Parts:
         return prices.move(prices.plan.rows, prices.plan.row_bytes, "device", prices.tier)

@@ -21,10 +21,18 @@ from kvferry.pipelines.decoding.fetching import (
     SwapIn,
     SwapOut,
 )
-from kvferry.pipelines.decoding.prefilling import ClusterKeys, DecomposeKeys, FirstToken, PrefillOne, WriteOut
+from kvferry.pipelines.decoding.prefilling import (
+    BringKnown,
+    ClusterKeys,
+    DecomposeKeys,
+    FirstToken,
+    PrefillOne,
+    WriteOut,
+)
 from kvferry.pipelines.decoding.stage_kind import Kind
 
 KINDS: dict[str, Kind] = {
+    "bring_known": BringKnown(),
     "prefill": PrefillOne(),
     "write_out": WriteOut(),
     "cluster": ClusterKeys(),

@@ -207,6 +207,21 @@ class DecodeState:
         ranges = self.blocks.stretches(layer, self.kept.stored(layer)) if pieces is None else pieces.ranges
         return Extents(*ranges, (layer,), pieces)
 
+    def new(self, layer: int) -> Extents | None:
+        """Returns the KV blocks of a layer's context that do not lie yet where they are to lie; None: all do."""
+        known, plan = self.plan.known, self.plan
+        whole = self.whole(layer)
+        # What is said of clusters is said of all of them: they are made anew.
+        if known is None or whole.pieces is not None:
+            return whole
+        skipped = plan.blocks_of(known.stored) * plan.layout.stride_bytes
+        offsets, lengths = whole.arrays
+        return Extents(offsets + skipped, lengths - skipped, (layer,)) if (lengths > skipped).any() else None
+
+    def release(self) -> None:
+        """Gives back all memory that is held for the KV."""
+        self._held.release()
+
     def here(self, layer: int) -> Extents | None:
         """Returns where a layer's wanted KV blocks lie in the processor's own memory; None: the layer is away."""
         if self.away(layer):

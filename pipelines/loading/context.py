@@ -18,7 +18,8 @@ class Context:
 
     ``tokens[t]``: tokens of each token chunk. ``active_blocks[t, l, h]``: 128 x 64 attention blocks that hold
     98 % of the mass (SparKV IV-C). ``encoded_bytes[t, l, h]``: size in the store at level 0, with the other
-    levels' sizes relative to it in ``level_scale``.
+    levels' sizes relative to it in ``level_scale``. ``before[t]``: tokens in front of each chunk; None: those of the
+    chunks before it, of which none is missing.
     """
 
     sequence: int
@@ -30,6 +31,7 @@ class Context:
     level_scale: tuple[float, ...] = (1.0,)
     # False: fetched chunks are usable as they are, without decompression.
     entropy_coded: bool = True
+    before: np.ndarray | None = None
 
     @property
     def total_tokens(self) -> int:
@@ -124,7 +126,7 @@ class Context:
 
     @cached_property
     def _context_tokens(self) -> np.ndarray:
-        return np.cumsum(self.tokens) - self.tokens
+        return np.cumsum(self.tokens) - self.tokens if self.before is None else self.before
 
     @cached_property
     def _context_token_list(self) -> list[int]:

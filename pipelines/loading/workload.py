@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import replace
-from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,8 @@ from kvferry.machine.instant import at
 from kvferry.machine.machine import Machine
 from kvferry.machine.ops import Op
 from kvferry.pipelines.loading.context import Context
-from kvferry.pipelines.loading.outlook import Outlook, intake_values_per_s
-from kvferry.pipelines.loading.pace import Pace
 from kvferry.pipelines.loading.reuse import Admission, ContextRequest, context_reuse
+from kvferry.pipelines.loading.stage import LoadingStage, price_s
 from kvferry.pipelines.loading.systems import SYSTEMS, LoadingSystem
 from kvferry.pipelines.record import RequestRecord
 from kvferry.pipelines.tally import Totals
@@ -26,7 +24,6 @@ from kvferry.policies.loading.bound import clairvoyant_bound_s, frontier
 from kvferry.policies.loading.discipline import DISCIPLINES
 from kvferry.policies.loading.problem import LoadProblem
 from kvferry.scenarios.resolve import Complaint
-from kvferry.sim.costs.cost_model import main_costs
 from kvferry.specs.errors import InputError
 from kvferry.specs.machine import DEVICE
 from kvferry.specs.scenario import Scenario
@@ -167,23 +164,16 @@ class ContextReuseFlow:
                 record,
                 bound_s=load_bound_s(
                     (context := self._requests.context(record.request // turns)).problem(truth_s),
-                    self._requests.intake_s(context),
+                    self._requests.stage.intake_s(context),
                     world.rates.link,
                     self._scenario.link.rtt_s,
                     world.rates.available,
                     record.arrival_s,
-                    self._requests.processor_from_s,
+                    self._requests.stage.processor_from_s,
                 ),
             )
             for record in self._records
         ]
-
-
-def price_s(scenario: Scenario, cost_model: str) -> Callable[[Op], np.ndarray]:
-    """Prices ops on the idle main processor, dispatch included, by a named cost model."""
-    spec = scenario.device.processors[scenario.device.main]
-    costs = main_costs(cost_model, scenario.device, scenario.model)
-    return lambda op: costs.durations_s(op) + spec.dispatch_s
 
 
 class Requests:
@@ -206,29 +196,13 @@ class Requests:
         processor_from_s: float = 0.0,
     ) -> None:
         self.asked = asked or context_requests(scenario.context_reuse.workload, scenario.seed)
-        self._scenario, self._system = scenario, system
-        # A link that is down for good is planned with as one that is hopelessly slow: planners divide by it.
-        self._planned_bytes_per_s = max(planned_bytes_per_s, 1.0)
-        self._estimate_s = estimate_s
-        self._stored = stored
-        self._available = available
-        self.processor_from_s = processor_from_s
-        self.pace = Pace(decoders=scenario.device.decompressor.workers)
+        self._scenario, self._system, self._stored = scenario, system, stored
+        self.stage = LoadingStage(scenario, system, planned_bytes_per_s, estimate_s, available, processor_from_s)
 
     def context(self, n: int) -> Context:
         """The stored context that conversation `n` is about. Raises InputError."""
         source = self.asked.requests[n].source
-        stored = self._stored(source)
-        return Context(
-            sequence=source,
-            model=self._scenario.model,
-            coupling=self._scenario.coupling,
-            tokens=stored.tokens,
-            active_blocks=stored.active_blocks,
-            encoded_bytes=stored.encoding.encoded_bytes,
-            level_scale=stored.encoding.level_scale,
-            entropy_coded=stored.encoding.entropy_coded,
-        )
+        return self.stage.context(self._stored(source), source)
 
     def request(self, n: int) -> ContextRequest:
         """Conversation `n`. Raises InputError."""
@@ -236,28 +210,12 @@ class Requests:
         return ContextRequest(
             request=n * workload.turns,
             context=context,
-            problem=context.problem(self._estimate_s),
+            problem=context.problem(self.stage.estimate_s),
             question_tokens=asked.question,
             output_tokens=asked.output,
             turns=workload.turns,
             think_s=workload.think_s,
-            outlook=self._outlook(context),
-        )
-
-    def intake_s(self, context: Context) -> np.ndarray:
-        """What each unit [T, L, C] takes of the time in which the device decodes and copies what arrives, at least."""
-        device = self._scenario.device
-        decompressor = device.decompressor.of(self._system.codec) if context.entropy_coded else None
-        return context.values / intake_values_per_s(decompressor, device.memory, context.model.kv_value_bytes)
-
-    def _outlook(self, context: Context) -> Outlook:
-        intake_s = float(self.intake_s(context).sum())
-        return Outlook(
-            bytes_per_s=self._planned_bytes_per_s,
-            rtt_s=self._scenario.link.rtt_s,
-            intake_bytes_per_s=float(context.stream_bytes.sum()) / intake_s if intake_s else inf,
-            available=self._available,
-            processor_from_s=self.processor_from_s,
+            outlook=self.stage.outlook(context),
         )
 
     def run(
@@ -271,13 +229,12 @@ class Requests:
         """
         env = machine.env
         admission, began_s = Admission(machine, DISCIPLINES[self._system.serving]), env.now
+        pace = self.stage.pace
 
         def one(n: int) -> Generator[simpy.Event, Any, None]:
             if n == 0:
-                self.processor_from_s = env.now + machine.observe(self.pace.window_s).starting_s
-            yield from context_reuse(
-                machine, self.request(n), self._system.new_loader(), admission, self.pace, finished
-            )
+                self.stage.processor_from_s = env.now + machine.observe(pace.window_s).starting_s
+            yield from context_reuse(machine, self.request(n), self._system.new_loader(), admission, pace, finished)
 
         under_way = []
         for n, asked in enumerate(self.asked.requests):

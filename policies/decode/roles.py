@@ -51,9 +51,10 @@ class Roles:
         """Returns the stages of one decoding step through `layers`, to the next token."""
         return _step(self, layers)
 
-    def prefill(self, layers: int) -> Stages:
-        """Returns the stages of prefill: layer by layer, a layer's KV is written out while the next is computed."""
-        return _prefill(self, layers)
+    def prefill(self, layers: int, *, known: bool = False) -> Stages:
+        """Returns the stages of prefill: layer by layer, a layer's KV is written out while the next is computed.
+        `known`: a part of the KV is there, and what of it lies elsewhere comes while the layer before is computed."""
+        return _prefill(self, layers, known)
 
 
 @lru_cache(maxsize=64)
@@ -66,11 +67,16 @@ def _step(roles: Roles, layers: int) -> Stages:
 
 
 @lru_cache(maxsize=64)
-def _prefill(roles: Roles, layers: int) -> Stages:
+def _prefill(roles: Roles, layers: int, known: bool) -> Stages:
     stages: list[Stage] = []
     before: tuple[Key, ...] = ()
     for layer in range(layers):
-        computed = Stage("prefill", layer, before)
+        brought: tuple[Key, ...] = ()
+        if known:
+            # There is room for the KV of two layers.
+            come = Stage("bring_known", layer, (("prefill", layer - 2),) if layer > 1 else ())
+            stages, brought = [*stages, come], (come.key,)
+        computed = Stage("prefill", layer, (*before, *brought))
         first = [Stage(kind, layer, (computed.key,), awaited=True) for kind in roles.layout.before_write]
         rest = (Stage(kind, layer, (computed.key,)) for kind in roles.layout.after_prefill)
         written = Stage("write_out", layer, ((first or [computed])[-1].key,))

@@ -18,6 +18,17 @@ class Choice:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Known:
+    """Sizes what is there of a sequence's KV before its prefill, in tokens. ``tokens``: of the prompt's beginning;
+    the rest is prefilled. ``stored``: of them, those whose KV blocks lie already where they are to lie, the first ones;
+    ``near``: of these, those that have a copy in the processor's memory."""
+
+    tokens: int
+    stored: int = 0
+    near: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class KeySizes:
     """Sizes the part of keys that stays in memory. ``index``: what is scored; None: nothing. ``vector_bytes``: what a
     KV block of a row is scored by. ``rebuilt_rank``: numbers per token from which keys are rebuilt, all heads together;

@@ -266,10 +266,11 @@ def _prefill(a: Arithmetic, op: Prefill) -> list[Work]:
 
 @priced(PrefillLayer, passes=_one_layer)
 def _prefill_layer(a: Arithmetic, op: PrefillLayer) -> list[Work]:
-    scores = op.kernel.score_bytes * op.batch * op.tokens**2 * a.model.query_heads
+    seen = op.tokens + op.context_tokens
+    scores = op.kernel.score_bytes * op.batch * op.tokens * seen * a.model.query_heads
     # What is held of the scores is written once and read once.
     written: list[Work] = [("gather", 0, 2 * scores)] if op.kernel.score_bytes else []
-    return [*a.layer(op.batch, op.tokens, 0), *written]
+    return [*a.layer(op.batch, op.tokens, op.context_tokens), *written]
 
 
 @priced(Decompose)

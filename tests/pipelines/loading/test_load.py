@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvferry.pipelines.loading import workload
+from kvferry.pipelines.loading import stage
 from kvferry.pipelines.loading.pace import Pace
 from kvferry.pipelines.loading.systems import SYSTEMS
 from kvferry.pipelines.run import run_scenario
@@ -67,7 +67,7 @@ def test_for_five_seconds_a_loader_is_asked_every_window() -> None:
 def test_small_units_go_several_to_a_transfer_and_arrive_as_soon(system: str, monkeypatch: pytest.MonkeyPatch) -> None:
     scenario = load_scenario("quickstart", ["coupling=per_head", "workload.context=6Ki", f"system={system}"])
     together = run_scenario(scenario)
-    monkeypatch.setattr(workload, "Pace", partial(Pace, transfer_units=1))
+    monkeypatch.setattr(stage, "Pace", partial(Pace, transfer_units=1))
     one_by_one = run_scenario(scenario)
     transfers = [sum(span.resource == "link" for span in run.spans) for run in (one_by_one, together)]
     assert transfers[1] < 0.5 * transfers[0]

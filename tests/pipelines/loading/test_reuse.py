@@ -11,8 +11,9 @@ from tiny import unit_model
 from kvferry.machine.ops import Advance, DecodeStep, KvRef, Op, Prefill, Project
 from kvferry.machine.ticket import Ticket
 from kvferry.pipelines.loading.context import Context
-from kvferry.pipelines.loading.load import LoaderStuck, Pace
+from kvferry.pipelines.loading.load import LoaderStuck
 from kvferry.pipelines.loading.outlook import Outlook
+from kvferry.pipelines.loading.pace import Pace
 from kvferry.pipelines.loading.reuse import Admission, ContextRequest, context_reuse
 from kvferry.pipelines.record import RequestRecord
 from kvferry.policies.loading.loader import Compute, Loader, LoadFacts, Stream

@@ -1,0 +1,242 @@
+"""Decoding as a stage of a turn: what it needs, what it leaves behind, and what it reports.
+
+A stage reads what is left of a prompt behind KV that is there, and answers. One works on KV in memory, one on KV in
+blocks that lie elsewhere: the flows of ``pipelines/decoding`` with a prompt of which a part is known.
+"""
+
+from collections.abc import Generator
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Protocol
+
+import simpy
+
+from kvferry.backends.needs import KvOnStorage
+from kvferry.backends.world import OneTurn, World
+from kvferry.machine.machine import Lease, Machine, Refused
+from kvferry.machine.ops import DecodeStep, OutputHead, PrefillLayer
+from kvferry.machine.ticket import Ticket
+from kvferry.pipelines.decoding.budget import most_kv, workspace
+from kvferry.pipelines.decoding.decode import LockStepDecode
+from kvferry.pipelines.decoding.peak import Peak
+from kvferry.pipelines.decoding.plan import DecodePlan
+from kvferry.pipelines.decoding.systems import DecodeSystem
+from kvferry.pipelines.decoding.workload import half_of, middle_of, plan_for
+from kvferry.pipelines.session.as_batch import as_batch
+from kvferry.policies.decode.roles import Roles
+from kvferry.policies.decode.sizes import Known
+from kvferry.policies.ledger import Ledger
+from kvferry.specs.errors import OutOfMemory
+from kvferry.specs.scenario import Scenario
+from kvferry.traces.request import Request
+from kvferry.traces.turn import Turn
+
+Process = Generator[simpy.Event, Any, None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ask:
+    """What a turn asks of a decode stage: `known` tokens of its prompt are there, the rest is to be read. Of them
+    `stored` lie where the stage works, if that is not memory, and `near` of these have a copy in memory."""
+
+    number: int
+    prompt: int
+    output: int
+    known: int
+    stored: int = 0
+    near: int = 0
+
+
+@dataclass
+class Answered:
+    """What a stage reports: when each token was there; seconds of the answer that were worked out from its pace."""
+
+    token_times_s: list[float] = field(default_factory=list)
+    outlined_s: float = 0.0
+
+
+class AnswerStage(Protocol):
+    """``works_on``: where KV lies while it decodes, in which layout it is kept there."""
+
+    works_on: Literal["memory", "flash"]
+
+    def flash_bytes(self, tokens: int) -> float:
+        """Returns what the KV of this many tokens takes on flash, in this stage's layout."""
+        ...
+
+    def memory_bytes(self, ask: Ask) -> float:
+        """Returns what the turn takes of memory besides copies of KV that are kept there; the most at any time.
+        Raises InputError where no memory would do."""
+        ...
+
+    def run(self, world: World, ask: Ask, answered: Answered) -> Process:
+        """A SimPy process. Raises OutOfMemory."""
+        ...
+
+
+def answer_stage(scenario: Scenario, name: str, system: DecodeSystem, longest: Turn) -> AnswerStage:
+    """Returns the stage of a decoding system, as it is for the longest turn."""
+    batch = as_batch(scenario, name, longest.prompt, longest.output)
+    size = most_kv(batch, system.roles)
+    if system.roles.stays_in_memory(size):
+        return InMemory(scenario, name, system.roles)
+    return InBlocks(scenario, name, system)
+
+
+def _leased(machine: Machine, sizes: dict[str, float], who: str) -> list[Lease]:
+    """Holds memory by name. Raises OutOfMemory."""
+    leases: list[Lease] = []
+    for name, n_bytes in sizes.items():
+        lease = machine.memory.reserve(n_bytes, name)
+        if isinstance(lease, Refused):
+            for one in leases:
+                one.release()
+            raise OutOfMemory(f"{who}: {lease}")
+        leases.append(lease)
+    return leases
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Which tokens of an answer are really decoded: the first, and some in the middle, whose second half tells the pace
+    of the others."""
+
+    output: int
+    decoded: int | None
+
+    @property
+    def steps(self) -> int:
+        """Tokens that are decoded, the first included."""
+        return self.output if self.decoded is None else min(self.output, self.decoded)
+
+    @property
+    def skipped(self) -> int:
+        return middle_of(self.output - 1, self.steps - 1)
+
+
+class _Outline:
+    """Notes what the device does in the second half of what is decoded, and lets the rest go on like it."""
+
+    def __init__(self, world: World, sampling: Sampling, answered: Answered) -> None:
+        self._world, self._sampling, self._answered = world, sampling, answered
+        self._half_s: float | None = None
+
+    def on_token(self) -> None:
+        times, now_s, sampling = self._answered.token_times_s, self._world.machine.env.now, self._sampling
+        times.append(now_s)
+        if sampling.steps < sampling.output and len(times) == half_of(sampling.steps) + 1:
+            self._half_s = now_s
+            self._world.shortcuts.note()
+
+    def rest(self) -> Process:
+        """The tokens that are left, at the pace of the second half."""
+        sampling, times = self._sampling, self._answered.token_times_s
+        left = sampling.output - sampling.steps
+        if self._half_s is None:
+            return
+        now_s = self._world.machine.env.now
+        pace_s = (now_s - self._half_s) / (sampling.steps - 1 - half_of(sampling.steps))
+        yield self._world.shortcuts.go_on(left * pace_s)
+        times += [now_s + n * pace_s for n in range(1, left)] + [self._world.machine.env.now]
+        self._answered.outlined_s += left * pace_s
+
+
+class InMemory:
+    """All KV is in memory while a turn decodes, attended to by the system's kernel."""
+
+    works_on: Literal["memory", "flash"] = "memory"
+
+    def __init__(self, scenario: Scenario, name: str, roles: Roles) -> None:
+        self._scenario, self._name, self._roles = scenario, name, roles
+        self._peak = Peak(roles, scenario.model)
+        storage = scenario.device.storage
+        self._alignment = 1 if storage is None else int(storage.block_bytes)
+
+    def flash_bytes(self, tokens: int) -> float:
+        n_bytes = tokens * self._scenario.model.kv_bytes_per_token
+        return float(-(-n_bytes // self._alignment) * self._alignment)
+
+    def memory_bytes(self, ask: Ask) -> float:
+        return sum(self._sizes(ask).values())
+
+    def _sizes(self, ask: Ask) -> dict[str, float]:
+        batch = as_batch(self._scenario, self._name, ask.prompt, ask.output)
+        whole = self._peak.batch_bytes(1, Request(0.0, ask.prompt, ask.output))
+        near_bytes = ask.near * self._scenario.model.kv_bytes_per_token
+        return {"kv": max(0.0, whole - near_bytes)} | Ledger(workspace(batch, self._roles)).at(0)
+
+    def run(self, world: World, ask: Ask, answered: Answered) -> Process:
+        machine, model, kernel = world.machine, self._scenario.model, self._roles.attention
+        done: tuple[Ticket, ...] = ()
+        for layer in range(model.layers):
+            left = ask.prompt - ask.known
+            op = PrefillLayer(1, left, layer, kernel=kernel, context_tokens=ask.known)
+            done = (machine.submit(op, after=done, request=ask.number),)
+        yield machine.submit(OutputHead(1), after=done, request=ask.number)
+        may_skip = world.shortcuts.may_skip
+        sampling = Sampling(ask.output, self._scenario.session.workload.decoded if may_skip else None)
+        outline = _Outline(world, sampling, answered)
+        outline.on_token()
+        for n in range(1, sampling.steps):
+            step = DecodeStep(1, ask.prompt + sampling.skipped + n, kernel=kernel)
+            yield machine.submit(step, request=ask.number)
+            outline.on_token()
+        yield from outline.rest()
+
+
+class InBlocks:
+    """KV lies in blocks elsewhere while a turn decodes, and what attention wants of it is brought: a lock-step batch of
+    one."""
+
+    def __init__(self, scenario: Scenario, name: str, system: DecodeSystem) -> None:
+        self._scenario, self._name, self._system = scenario, name, system
+        self._plans: dict[Ask, DecodePlan] = {}
+        away = system.roles.placement.away
+        self.works_on: Literal["memory", "flash"] = "flash" if away == "storage" else "memory"
+
+    def flash_bytes(self, tokens: int) -> float:
+        plan = self._some_plan
+        rows = plan.model.layers * plan.choice.heads
+        return rows * plan.layout.stride_bytes * tokens / plan.choice.group_tokens
+
+    @property
+    def _some_plan(self) -> DecodePlan:
+        if not self._plans:
+            longest = self._scenario.session.workload
+            self._plan(Ask(number=0, prompt=longest.context + longest.question, output=longest.output, known=0))
+        return next(iter(self._plans.values()))
+
+    def _batch(self, ask: Ask) -> Scenario:
+        return as_batch(self._scenario, self._name, ask.prompt, ask.output, turn=ask.number)
+
+    def _plan(self, ask: Ask) -> DecodePlan:
+        if ask not in self._plans:
+            plan = plan_for(self._batch(ask), self._system)
+            known = Known(tokens=ask.known, stored=ask.stored, near=ask.near)
+            self._plans = {ask: replace(plan, known=known)}
+        return self._plans[ask]
+
+    def memory_bytes(self, ask: Ask) -> float:
+        plan = self._plan(ask)
+        kv_bytes = max(plan.memory.ledger.n_bytes(tokens) for tokens in (plan.context, plan.most_tokens))
+        return kv_bytes + sum(self._passing(ask, plan).values())
+
+    def _passing(self, ask: Ask, plan: DecodePlan) -> dict[str, float]:
+        """What is held besides until the prompt is read: what a load has brought and is still to be written."""
+        loaded = ask.known - ask.stored if self.works_on == "flash" else 0
+        sizes = {"kv: loaded": loaded * plan.model.kv_bytes_per_token} if loaded > 0 else {}
+        return sizes | Ledger(workspace(self._batch(ask), plan.roles)).at(0)
+
+    def run(self, world: World, ask: Ask, answered: Answered) -> Process:
+        plan = self._plan(ask)
+        need = KvOnStorage(sizes=plan, sequences=1)
+        own: OneTurn = world.content.turn(self._batch(ask), need)
+        may_skip = world.shortcuts.may_skip
+        sampling = Sampling(ask.output, self._scenario.session.workload.decoded if may_skip else None)
+        outline = _Outline(world, sampling, answered)
+        leases = _leased(world.machine, self._passing(ask, plan), f"turn {ask.number + 1}")
+        decode = LockStepDecode(own.machine, plan, lambda tokens: outline.on_token(), own.foresight, own.keys)
+        yield from decode.run_parts([(sampling.skipped, sampling.steps - 1)])
+        yield from outline.rest()
+        decode.now.release()
+        for lease in leases:
+            lease.release()

@@ -1,0 +1,177 @@
+"""One turn on a device: get its context, read what is new, answer, and keep what it leaves."""
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+
+import numpy as np
+import simpy
+
+from kvferry.backends.world import World
+from kvferry.machine.machine import Lease, Refused
+from kvferry.machine.ops import Prefill
+from kvferry.pipelines.loading.load import ContextLoad
+from kvferry.pipelines.loading.stage import LoadingStage, price_s
+from kvferry.pipelines.record import TurnRecord
+from kvferry.pipelines.session.answering import Answered, AnswerStage, Ask
+from kvferry.pipelines.session.forecast import Forecast
+from kvferry.pipelines.session.found import Found
+from kvferry.pipelines.session.keeping import Keeping
+from kvferry.pipelines.session.systems import SessionSystem
+from kvferry.policies.keep.eviction import Block, eviction
+from kvferry.policies.keep.kept import Kept, Room
+from kvferry.specs.errors import OutOfMemory
+from kvferry.specs.scenario import Scenario
+from kvferry.specs.units import shown_size
+from kvferry.traces.turn import Turn, Turns
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a turn leaves behind: its record, when each token was there, and seconds that followed at a pace."""
+
+    record: TurnRecord
+    token_times_s: tuple[float, ...]
+    outlined_s: float
+
+
+class SessionDevice:
+    """A device with the KV that it keeps between turns. `stage` decodes on it."""
+
+    def __init__(
+        self,
+        world: World,
+        scenario: Scenario,
+        system: SessionSystem,
+        stage: AnswerStage,
+        turns: Turns,
+        link_bytes_per_s: float,
+    ) -> None:
+        self._world, self._scenario, self._system = world, scenario, system
+        self.machine, self._stage, self._block = world.machine, stage, turns.block
+        self._forecast = Forecast(turns)
+        self._estimate_s = price_s(scenario, scenario.costs.estimate)
+        available = world.rates.available.rate_at
+        self._loading = LoadingStage(scenario, system.loading, link_bytes_per_s, self._estimate_s, available)
+        # Seconds per block of loads so far, and by place what computing a block takes.
+        self._load_s, self._loaded = 0.0, 0
+        self._computed_s: dict[int, float] = {}
+        flash_bytes = stage.flash_bytes(turns.block)
+        block_bytes = turns.block * scenario.model.kv_bytes_per_token
+        policy = eviction(system.evict, regain_s=self._regain_s, next_use=self._forecast.next_use)
+        stored = {block for turn in turns.numbered for block in turn.blocks[: turn.stored]}
+        kept = Kept(self._room(block_bytes, flash_bytes), policy, stage.works_on, stored)
+        self._keeping = Keeping(self.machine, kept, block_bytes, flash_bytes)
+
+    def _room(self, block_bytes: float, flash_bytes: float) -> Room:
+        budget, device = self._scenario.session.budget, self._scenario.device
+        places = self._system.places
+        memory = budget.kept_memory_bytes or device.memory.free_bytes
+        flash = budget.kept_flash_bytes
+        if flash is None:
+            flash = inf if device.storage is None else device.storage.capacity_bytes or inf
+        return Room(
+            memory=int(memory // block_bytes) if "memory" in places else 0,
+            flash=int(min(flash / flash_bytes, 2**53)) if "flash" in places else 0,
+            cloud="cloud" in places,
+        )
+
+    def _regain_s(self, block: Block) -> float:
+        """What it takes to have a block again that is nowhere on the device."""
+        if block.place not in self._computed_s:
+            op = Prefill(self._block, block.place * self._block)
+            self._computed_s[block.place] = float(self._estimate_s(op))
+        computed_s = self._computed_s[block.place]
+        in_cloud = self._loaded and "cloud" in self._keeping.kept.places(block.id)
+        return min(computed_s, self._load_s / self._loaded) if in_cloud else computed_s
+
+    # --- a turn --------------------------------------------------------------------------------------------------
+
+    def turn(self, turn: Turn, number: int, arrival_s: float) -> Generator[simpy.Event, Any, Told]:
+        """A SimPy process. Raises OutOfMemory."""
+        env, keeping = self.machine.env, self._keeping
+        began_s, written_bytes = env.now, keeping.written_bytes
+        found = Found.of(keeping.kept, turn.blocks, self._block, turn.prompt)
+        ask = self._asked(turn, found, number)
+        lease = yield from self._room_for(turn, ask)
+        load = yield from self._got(turn, found, number)
+        got_s, answered = env.now, Answered()
+        lease.release()
+        yield from self._stage.run(self._world, ask, answered)
+        end_s = env.now
+        self._forecast.over(turn)
+        yield from keeping.keep(turn.leaves, number)
+        times_s = tuple(answered.token_times_s)
+        record = TurnRecord(
+            request=number,
+            conversation=turn.conversation,
+            number=turn.number,
+            prompt=turn.prompt,
+            output=turn.output,
+            arrival_s=arrival_s,
+            began_s=began_s,
+            got_s=got_s,
+            first_token_s=times_s[0],
+            end_s=end_s,
+            from_memory=self._block * len(found.comes_from("memory")),
+            from_flash=self._block * len(found.comes_from("flash")),
+            from_cloud=self._block * len(found.comes_from("cloud")),
+            computed=found.computed,
+            units_streamed=0 if load is None else load.units_streamed,
+            units_computed=0 if load is None else load.units_computed,
+            streamed_bytes=0.0 if load is None else load.streamed_bytes,
+            written_bytes=keeping.written_bytes - written_bytes,
+            kept_memory_bytes=keeping.memory_bytes,
+            kept_flash_bytes=keeping.kept.on_flash * keeping.flash_bytes,
+        )
+        return Told(record, times_s, answered.outlined_s)
+
+    def _asked(self, turn: Turn, found: Found, number: int) -> Ask:
+        known, tokens = turn.prompt - found.computed, self._block
+        stored = near = found.lies_in("memory")
+        if self._stage.works_on == "flash":
+            stored = found.lies_in("flash")
+            near = [n for n in stored if "memory" in found.blocks[n]]
+        return Ask(
+            number=number,
+            prompt=turn.prompt,
+            output=turn.output,
+            known=known,
+            stored=tokens * len(stored),
+            near=tokens * len(near),
+        )
+
+    def _room_for(self, turn: Turn, ask: Ask) -> Generator[simpy.Event, Any, Lease]:
+        """Memory for the turn while its context comes: what it takes is there then. Raises OutOfMemory."""
+        wanted_bytes = self._stage.memory_bytes(ask)
+        yield from self._keeping.make_room(wanted_bytes, turn.blocks)
+        lease = self.machine.memory.reserve(wanted_bytes, "kv")
+        if isinstance(lease, Refused):
+            tokens = (
+                f"turn {turn.number + 1} of conversation {turn.conversation + 1}: {turn.prompt + turn.output:,} tokens"
+            )
+            lacks = f"take {shown_size(wanted_bytes, up=True)} of memory, {shown_size(lease.free_bytes)} are free"
+            would = "a shorter prompt, fewer bits of weights or KV, or a decode system with KV on storage would do"
+            raise OutOfMemory(f"{tokens} {lacks}; {would}")
+        return lease
+
+    def _got(self, turn: Turn, found: Found, number: int) -> Generator[simpy.Event, Any, ContextLoad | None]:
+        """What lies in the cloud alone is loaded, and beside it comes from flash what is to be in memory."""
+        env, waits, load = self.machine.env, list[simpy.Event](), None
+        began_s = env.now
+        from_flash = [turn.blocks[n] for n in found.comes_from("flash")]
+        if from_flash and self._stage.works_on == "memory":
+            waits.append(self._keeping.read(from_flash, number))
+        from_cloud = found.comes_from("cloud")
+        if from_cloud:
+            stored = self._world.content.stored(number)
+            context = self._loading.context(stored, number, np.array(from_cloud))
+            self._loading.processor_from_s = env.now + self.machine.observe(self._loading.pace.window_s).starting_s
+            load = self._loading.begin(self.machine, context, number)
+            waits.append(load.done)
+        if waits:
+            yield env.all_of(waits)
+        if load is not None:
+            self._load_s, self._loaded = self._load_s + env.now - began_s, self._loaded + len(from_cloud)
+        return load

@@ -1,0 +1,53 @@
+"""Refusals: what a scenario asks of sessions that they do not do, each with its key."""
+
+from collections.abc import Iterator
+
+from kvferry.pipelines.missing_storage import without_storage
+from kvferry.pipelines.session.systems import SessionSystem
+from kvferry.policies.decode.blocking import ValueGroups
+from kvferry.scenarios.resolve import Complaint
+from kvferry.specs.errors import InputError
+from kvferry.specs.scenario import Scenario
+from kvferry.traces.turn import USUAL_BLOCK
+from kvferry.traces.turns import turns_of
+
+
+def session_faults(scenario: Scenario, system: SessionSystem) -> Iterator[Complaint]:
+    """Yields faults of a scenario that are about its model, device and system together."""
+    workload, budget, roles = scenario.session.workload, scenario.session.budget, system.decoding.roles
+    if scenario.backend == "torch":
+        yield Complaint(("backend",), "torch runs no sessions yet; backend: sim would do")
+    if scenario.model.latent is not None:
+        what = "has a latent cache (model.latent), and contexts are stored as keys and values of heads"
+        yield Complaint(("model",), f"{scenario.model.name} {what}; a model without it would do")
+    if workload.trace is not None:
+        try:
+            turns_of(workload, scenario.seed)
+        except InputError as error:
+            yield Complaint(("workload", "trace"), str(error).removeprefix("workload.trace: "))
+    at = ("policies", "decode") if "decode" in scenario.policies else ("system",)
+    if roles.selector.evicts:
+        what = f"{system.decode} gives up the KV of a prompt's beginning, behind which no later turn can go on"
+        yield Complaint(at, f"{what}; a system that keeps all KV would do")
+    if roles.placement.mapped and not roles.all_in_memory:
+        what = f"{system.decode} maps one file into memory for a whole run, and turns have files of their own"
+        yield Complaint(at, f"{what}; kvswap or flexgen would do")
+    if "flash" in system.places and isinstance(roles.layout, ValueGroups):
+        what = f"{system.decode} writes values alone to flash, and the next turn needs keys, too"
+        yield Complaint(at, f"{what}; keep: memory or cloud, or another decode system would do")
+    needs_storage = "flash" in system.places or roles.placement.away == "storage"
+    if needs_storage and scenario.device.storage is None:
+        yield without_storage(scenario, f"is missing, on which {scenario.system} keeps KV")
+    block = workload.block or USUAL_BLOCK
+    block_bytes = block * scenario.model.kv_bytes_per_token
+    kept = budget.kept_memory_bytes
+    if kept is not None and kept < block_bytes and "memory" in system.places:
+        what = f"{kept / 2**20:.3g} MiB hold no block of {block:,} tokens, {block_bytes / 2**20:.3g} MiB would"
+        yield Complaint(("budget", "kept_memory"), f"{what}; or a smaller workload.block")
+
+
+def without_effect(scenario: Scenario, system: SessionSystem) -> Iterator[str]:
+    """Yields what a scenario says of places where its system keeps nothing."""
+    for place in ("memory", "flash"):
+        if getattr(scenario.session.budget, f"kept_{place}_bytes") is not None and place not in system.places:
+            yield f"budget.kept_{place} has no effect: keep is {system.keep}"

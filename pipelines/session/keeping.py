@@ -1,0 +1,71 @@
+"""What is kept between turns on a device: memory that it holds, what is written to flash and read from it, and what the
+cloud is told."""
+
+from collections.abc import Generator, Sequence
+from typing import Any
+
+import numpy as np
+import simpy
+
+from kvferry.machine.machine import Machine
+from kvferry.machine.memory import GrowingLeases
+from kvferry.machine.ops import Extents
+from kvferry.machine.ticket import Ticket
+from kvferry.policies.keep.kept import Changes, Kept
+
+# What is held for KV between turns.
+KEPT_KV = "kv: kept"
+
+
+class Keeping:
+    """Carries out what a Kept says. ``block_bytes``: of a block in memory; ``flash_bytes``: of a block on flash, where
+    it lies in a place of its own."""
+
+    def __init__(self, machine: Machine, kept: Kept, block_bytes: float, flash_bytes: float) -> None:
+        self.machine, self.kept = machine, kept
+        self.block_bytes, self.flash_bytes = block_bytes, flash_bytes
+        self._held = GrowingLeases(machine.memory_of)
+        # Places of blocks in the file, and those that are free again.
+        self._places: dict[int, int] = {}
+        self._free: list[int] = []
+        self.written_bytes = 0.0
+
+    @property
+    def memory_bytes(self) -> float:
+        return self.kept.in_memory * self.block_bytes
+
+    def make_room(self, wanted_bytes: float, pinned: Sequence[int]) -> Generator[simpy.Event, Any, None]:
+        """Gives up kept KV until this much memory is free, or nothing is left that may go."""
+        lacking = wanted_bytes - self.machine.observe(1.0).free_bytes
+        if lacking > 0:
+            blocks = self.kept.in_memory - int(-(-lacking // self.block_bytes))
+            changes = self.kept.make_room(max(0, blocks), self.machine.env.now, pinned)
+            yield from self.carry_out(changes, 0)
+
+    def keep(self, blocks: Sequence[int], turn: int) -> Generator[simpy.Event, Any, None]:
+        """Keeps what a turn has left, as far as there is room."""
+        free = (self.machine.observe(1.0).free_bytes + self._held.n_bytes) // self.block_bytes
+        changes = self.kept.keep(blocks, self.machine.env.now, int(free))
+        yield from self.carry_out(changes, turn)
+
+    def carry_out(self, changes: Changes, turn: int) -> Generator[simpy.Event, Any, None]:
+        """Writes what goes to flash before its memory is given back."""
+        for block in changes.freed:
+            if (place := self._places.pop(block, None)) is not None:
+                self._free.append(place)
+        if changes.written:
+            for block in changes.written:
+                self._places[block] = self._free.pop() if self._free else len(self._places) + len(self._free)
+            yield self._moved(changes.written, "device", "storage", turn)
+            self.written_bytes += len(changes.written) * self.flash_bytes
+        self._held.hold({"device": {KEPT_KV: self.memory_bytes}})
+
+    def read(self, blocks: Sequence[int], turn: int) -> Ticket:
+        """Fires when these blocks, which lie on flash, are in memory."""
+        return self._moved(blocks, "storage", "device", turn)
+
+    def _moved(self, blocks: Sequence[int], source: Any, to: Any, turn: int) -> Ticket:
+        size = int(self.flash_bytes)
+        offsets = np.sort([self._places[block] * size for block in blocks])
+        extents = Extents(offsets.astype(np.int64), np.full(len(blocks), size, np.int64))
+        return self.machine.move(extents, source, to, request=turn)

@@ -1,0 +1,121 @@
+"""The session workload: its kind, and the flow of all users' turns through one device."""
+
+from collections.abc import Callable, Iterator, Mapping
+
+import simpy
+
+from kvferry.backends.needs import KvOfTurns, KvOfTurnsInCloud, Needs
+from kvferry.backends.world import NO_INPUTS, Inputs, World
+from kvferry.machine.instant import at
+from kvferry.pipelines.decoding.runtimes import runtime_spec
+from kvferry.pipelines.record import RequestRecord, Sessions, TurnRecord
+from kvferry.pipelines.session.answering import AnswerStage, Ask, answer_stage
+from kvferry.pipelines.session.as_batch import as_batch
+from kvferry.pipelines.session.device import SessionDevice, Told
+from kvferry.pipelines.session.faults import session_faults, without_effect
+from kvferry.pipelines.session.systems import SESSION_SYSTEMS, SessionSystem
+from kvferry.pipelines.tally import Totals
+from kvferry.pipelines.workload import Flow, Left, Process, Progress, System
+from kvferry.scenarios.resolve import Complaint
+from kvferry.specs.machine import DEVICE
+from kvferry.specs.scenario import Scenario
+from kvferry.traces.resolve import link_trace
+from kvferry.traces.turn import Stream
+from kvferry.traces.turns import turns_of
+
+
+class Session:
+    """A WorkloadKind."""
+
+    headline = "ttft_s"
+    of_many_machines = False
+
+    @property
+    def systems(self) -> Mapping[str, System]:
+        return SESSION_SYSTEMS
+
+    def faults(self, scenario: Scenario, system: System) -> Iterator[Complaint]:
+        assert isinstance(system, SessionSystem)
+        yield from session_faults(scenario, system)
+
+    def medium(self, scenario: Scenario) -> str:
+        storage, mbit_per_s = scenario.device.storage, link_trace(scenario.link).mean() * 8 / 1e6
+        link = f"link {scenario.link.trace or 'constant'} ({mbit_per_s:.0f} Mbit/s)"
+        return f"{link}, storage {storage.name if storage else 'none'}"
+
+    def remark(self, scenario: Scenario) -> str | None:
+        return None
+
+    def flow(self, scenario: Scenario, system: System, progress: Progress, inputs: Inputs = NO_INPUTS) -> Flow:
+        assert isinstance(system, SessionSystem)
+        return SessionFlow(scenario, system, progress)
+
+
+class SessionFlow:
+    """A Flow. The device answers one turn at a time; the ones that come meanwhile wait for it."""
+
+    def __init__(self, scenario: Scenario, system: SessionSystem, progress: Progress) -> None:
+        self._scenario, self._system, self._progress = scenario, system, progress
+        self._turns = turns_of(scenario.session.workload, scenario.seed)
+        longest = self._turns.longest
+        self._stage: AnswerStage = answer_stage(scenario, system.decode, system.decoding, longest)
+        # Where not even a budget of all memory would do, it says so before anything is run.
+        self._stage.memory_bytes(Ask(number=0, prompt=longest.prompt, output=longest.output, known=0))
+        self._told: list[Told] = []
+
+    @property
+    def needs(self) -> Needs:
+        longest, system = self._turns.longest, self._system
+        batch = as_batch(self._scenario, system.decode, longest.prompt, longest.output)
+        runtime = runtime_spec(batch, system.decoding)
+        if not self._uses_cloud or system.codec is None:
+            return {DEVICE: KvOfTurns(runtime=runtime)}
+        prompts = tuple((turn.source, turn.prompt) for turn in self._turns.numbered)
+        block = self._turns.block
+        return {DEVICE: KvOfTurnsInCloud(codec=system.codec, prompts=prompts, block=block, runtime=runtime)}
+
+    @property
+    def _uses_cloud(self) -> bool:
+        return "cloud" in self._system.places or any(turn.stored for turn in self._turns.numbered)
+
+    def run(self, world: World, totals: Callable[[], Totals]) -> Process:
+        env, queue = world.machine.env, simpy.Resource(world.machine.env)
+        link_bytes_per_s = world.rates.link.mean() if self._uses_cloud else 0.0
+        device = SessionDevice(world, self._scenario, self._system, self._stage, self._turns, link_bytes_per_s)
+        first = 0
+        users = []
+        for stream in self._turns.streams:
+            users.append(env.process(self._user(device, queue, stream, first)))
+            first += len(stream)
+        yield env.all_of(users)
+
+    def _user(self, device: SessionDevice, queue: simpy.Resource, stream: Stream, first: int) -> Process:
+        env = device.machine.env
+        answered_s = env.now
+        for number, turn in enumerate(stream, first):
+            yield at(env, max(answered_s + turn.after_s, turn.due_s or 0.0))
+            arrival_s = env.now
+            with queue.request() as mine:
+                yield mine
+                told = yield from device.turn(turn, number, arrival_s)
+            answered_s = told.record.end_s
+            self._told.append(told)
+            self._progress(len(self._told), len(self._turns))
+
+    def left(self, world: World, end: Totals) -> Left:
+        told = sorted(self._told, key=lambda one: one.record.request)
+        requests = [
+            RequestRecord(
+                request=one.record.request,
+                arrival_s=one.record.arrival_s,
+                first_token_s=one.record.first_token_s,
+                token_times_s=one.token_times_s,
+            )
+            for one in told
+        ]
+        turns: tuple[TurnRecord, ...] = tuple(one.record for one in told)
+        sessions = Sessions(turns=turns, outlined_s=sum(one.outlined_s for one in told))
+        return Left(requests=requests, sessions=sessions, notes=tuple(without_effect(self._scenario, self._system)))
+
+    def kept(self) -> str:
+        return f"{len(self._told):,} of {len(self._turns):,} turns"

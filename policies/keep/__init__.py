@@ -1,0 +1,1 @@
+"""What becomes of KV between turns: which blocks are kept where, and which go first."""

@@ -1,0 +1,105 @@
+"""Conversations of days on one device, whose KV lives on between turns: what is asked, budget and live settings."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from kvferry.specs.base import BadKey, Part
+from kvferry.specs.budget import Budget
+from kvferry.specs.live import RealRun
+from kvferry.specs.model import ModelSpec
+from kvferry.specs.units import Bytes, Count, Seconds, Tokens
+from kvferry.specs.workload import MOST_LAYER_STEPS_PER_RUN, MOST_TOKENS_PER_RUN
+
+# Turns of a run.
+MOST_TURNS = 100_000
+# Blocks of tokens of one prompt, each of which is looked up by itself.
+MOST_BLOCKS_PER_TURN = 100_000
+
+
+class SessionSpec(Part):
+    """Turns of conversations with one device, which answers one turn at a time. All sizes in tokens."""
+
+    # Conversations whose KV lives on between turns.
+    kind: Literal["session"]
+    # Turns in all.
+    turns: Count = Field(default=1, ge=1, le=MOST_TURNS)
+    # What a conversation is about, read before its first question: a document, say.
+    context: Tokens = Field(default=4096, ge=0, le=10_000_000)
+    # The beginning of every conversation: a system prompt.
+    beginning: Tokens = Field(default=0, ge=0, le=1_000_000)
+    # Asked in a turn.
+    question: Tokens = Field(default=64, ge=1, le=1_000_000)
+    # Answered in a turn.
+    output: Tokens = Field(default=128, ge=1, le=1_000_000)
+    # Standard deviation of the logarithm of context, question and output, which are then the medians.
+    spread: float = Field(default=0.0, ge=0, le=2, strict=True)
+    # Different contexts that conversations are about.
+    contexts: Count = Field(default=1, ge=1, le=100_000)
+    # The exponent of Zipf's law by which they are chosen: the k-th with a probability of 1 / k^zipf.
+    zipf: float = Field(default=1.0, ge=0, le=10, strict=True)
+    # Conversations that go on at the same time.
+    at_once: Count = Field(default=1, ge=1, le=1000)
+    # Turns of a conversation, in the mean; after each it ends by chance.
+    turns_each: float = Field(default=8.0, ge=1, le=10_000, strict=True)
+    # How long the user reads and types between an answer and the next question: the median.
+    think_s: Seconds = Field(default=0.0, ge=0)
+    # Standard deviation of its logarithm.
+    think_spread: float = Field(default=0.0, ge=0, le=3, strict=True)
+    # From the end of a conversation to the next one, in the mean.
+    pause_s: Seconds = Field(default=0.0, ge=0)
+    # Tokens of the blocks by which KV is found again: equal blocks behind equal ones. None: those of the recording's
+    # hash ids, or else 256.
+    block: Annotated[Tokens, Field(ge=1, le=1_000_000)] | None = None
+    # A file of recorded turns: its lengths, and its arrivals if it has any, replace those above, and its conversations
+    # are drawn by chance until there are `turns` turns.
+    trace: str | None = Field(default=None, min_length=1, max_length=1000)
+    # What lies encoded in the cloud from the beginning: what conversations are about, with their common beginning; or
+    # nothing.
+    in_cloud: Literal["contexts", "nothing"] = "contexts"
+    # Visual tokens vary more in size and sparsity than text.
+    content: Literal["text", "vlm"] = "text"
+    # Tokens of an answer that are really decoded; the others follow at the pace of their second half. None: all.
+    decoded: Tokens | None = Field(default=None, ge=2, le=1_000_000)
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> "SessionSpec":
+        if self.context + self.beginning < 1 and self.trace is None and self.in_cloud == "contexts":
+            raise BadKey("in_cloud", "contexts of 0 tokens lie nowhere; in_cloud: nothing would do")
+        if self.trace is not None:
+            for key in ("context", "beginning", "question", "output", "spread", "contexts", "zipf", "turns_each"):
+                if key in self.model_fields_set and getattr(self, key) != type(self).model_fields[key].default:
+                    raise BadKey(key, "trace holds the turns' lengths; leave one of the two out")
+        return self
+
+    def check_size(self, model: ModelSpec, *, per_head: bool) -> None:
+        """Raises BadKey when all turns would take more steps, or make more tokens, than a run may have."""
+        tokens = self.turns * self.output
+        if tokens > MOST_TOKENS_PER_RUN:
+            raise BadKey("workload.turns", f"ask for {tokens:,} tokens; at most {MOST_TOKENS_PER_RUN:,} will do")
+        steps = self.turns * min(self.output, self.decoded or self.output) * model.layers
+        if steps > MOST_LAYER_STEPS_PER_RUN:
+            what = f"{steps:,} steps of layers take longer than a run may; at most {MOST_LAYER_STEPS_PER_RUN:,} will do"
+            raise BadKey("workload.turns", f"{what}, and workload.decoded cuts what is decoded of an answer")
+
+
+class SessionBudget(Budget):
+    """The budget of a device that keeps KV between turns."""
+
+    # Of the workload; a file need not say it again.
+    kind: Literal["session"] = Field(default="session", exclude=True)
+    # KV that is kept in memory between turns. None: what the turn at work leaves free.
+    kept_memory_bytes: Annotated[Bytes | None, Field(gt=0)] = None
+    # KV that is kept on flash. None: all that the device's storage holds.
+    kept_flash_bytes: Annotated[Bytes | None, Field(gt=0)] = None
+    # What KV on storage takes of memory for metadata and buffers while a turn decodes. None, and no kv_share: all that
+    # is free.
+    kv_bytes: Bytes | None = Field(default=None, gt=0)
+    # The same, as a share of the turn's full cache.
+    kv_share: float | None = Field(default=None, gt=0, le=1, strict=True)
+
+
+class SessionLive(RealRun):
+    """Sessions are modelled so far."""
+
+    kind: Literal["session"] = Field(default="session", exclude=True)

@@ -1,0 +1,100 @@
+"""Sessions whose every time can be computed on paper."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from by_hand import ByHand
+from tiny import tiny
+
+from kvferry.machine.ops import Op, OutputHead, PrefillLayer
+from kvferry.pipelines.record import TurnRecord
+from kvferry.pipelines.run import run_scenario
+from kvferry.sim.cost import Cost
+from kvferry.sim.costs.cost_model import COST_MODELS
+
+# A token's KV is 512 B: storage moves 1,000 tokens a second. A block is 100 tokens.
+ON_FLASH: dict[str, Any] = {
+    "name": "by-hand",
+    "system": "on-flash",
+    "device": {"extends": "tiny", "storage": {"bytes_per_s": "512 kB/s", "latency_s": "0 s"}},
+    "model": "tiny",
+    "link": {"rate": "1 MB/s"},
+    "costs": "layers-by-hand",
+    "workload": {
+        "kind": "session",
+        "turns": 3,
+        "context": 1000,
+        "question": 100,
+        "output": 11,
+        "turns_each": 1000.0,
+        "think": "5 s",
+        "block": 100,
+        "in_cloud": "nothing",
+    },
+    # Eight blocks.
+    "budget": {"kept_memory": "409600 B"},
+}
+
+
+class LayersByHand(ByHand):
+    """1 ms for a token through all four layers, 20 ms for a step."""
+
+    def cost(self, op: Op) -> Cost:
+        if isinstance(op, PrefillLayer):
+            return Cost(self._prefill_s * float(op.tokens) / 4)
+        return Cost(0.0) if isinstance(op, OutputHead) else super().cost(op)
+
+
+@pytest.fixture(autouse=True)
+def _by_hand() -> Iterator[None]:
+    COST_MODELS["layers-by-hand"] = LayersByHand
+    yield
+    del COST_MODELS["layers-by-hand"]
+
+
+def turns(*overrides: str, **changes: Any) -> tuple[TurnRecord, ...]:
+    run = run_scenario(tiny(ON_FLASH, *overrides, **changes))
+    assert run.outcome == "done", run.why
+    assert run.sessions is not None
+    return run.sessions.turns
+
+
+def test_three_turns() -> None:
+    first, second, third = turns()
+    # 1,100 tokens are computed at 1 ms each, then 10 tokens follow at 20 ms each.
+    assert (first.from_memory, first.from_flash, first.computed) == (0, 0, 1100)
+    assert first.first_token_s - first.arrival_s == pytest.approx(1.1)
+    assert first.end_s == pytest.approx(1.3)
+    # Of 11 whole blocks (1,111 tokens) 8 stay in memory; the last 3 are written.
+    assert first.written_bytes == 300 * 512
+    # 5 s later: the prompt is 1,111 + 100 tokens. 3 blocks are read in 0.3 s, 111 tokens computed.
+    assert second.arrival_s == pytest.approx(6.3)
+    assert (second.from_memory, second.from_flash, second.computed) == (800, 300, 111)
+    assert second.got_s - second.arrival_s == pytest.approx(0.3)
+    assert second.first_token_s - second.arrival_s == pytest.approx(0.3 + 0.111)
+    # What lies on flash already is not written again.
+    assert second.written_bytes == 100 * 512
+    # 1,322 tokens: 4 blocks are read, 122 tokens computed.
+    assert (third.from_memory, third.from_flash, third.computed) == (800, 400, 122)
+    assert third.first_token_s - third.arrival_s == pytest.approx(0.4 + 0.122)
+    assert third.kept_memory_bytes == 800 * 512
+
+
+def test_what_is_dropped_is_computed_again() -> None:
+    found = turns("policies.keep=drop", "budget.kept_memory=null")
+    assert [one.computed for one in found] == [1100, 1211, 1322]
+    assert [one.first_token_s - one.arrival_s for one in found] == pytest.approx([1.1, 1.211, 1.322])
+
+
+def test_a_turn_waits_for_the_one_before() -> None:
+    first, second = sorted(turns("workload.turns=2", "workload.at_once=2"), key=lambda one: one.began_s)
+    assert first.arrival_s == second.arrival_s == 0.0
+    # The device turns to it once the first is answered and three blocks are written; the context is known by then.
+    assert second.began_s == pytest.approx(1.3 + 0.3)
+    assert (second.from_memory, second.from_flash, second.computed) == (800, 200, 100)
+
+
+def test_what_follows_at_a_pace_takes_as_long() -> None:
+    whole, outlined = (turns("workload.output=101", f"workload.decoded={n}") for n in ("null", "5"))
+    assert [one.end_s for one in outlined] == pytest.approx([one.end_s for one in whole])

@@ -1,0 +1,218 @@
+"""Recorded conversations: Mooncake's traces with their hash ids, ShareGPT, request logs, and this project's own files.
+
+Nothing read is trusted: files and numbers are bounded, and an error names file and line. Where a log does not say which
+requests are turns of one conversation, each is a conversation of its own.
+"""
+
+import csv
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kvferry.specs.errors import InputError
+from kvferry.traces.format import MAX_DURATION_S, read_lines
+from kvferry.traces.request_log import MOST_RECORDED, log_seconds, read_requests
+
+# Mooncake's hash ids are of blocks of this many tokens (FAST '25, its traces' README).
+MOONCAKE_BLOCK = 512
+_MOST_TOKENS = 10_000_000
+# Without a tokenizer: bytes of text per token, as in English.
+_BYTES_PER_TOKEN = 4
+_OWN = ("arrival", "conversation", "question", "output")
+
+
+class Logged(NamedTuple):
+    """A turn as a log has it. ``ids``: hash ids of its prompt's whole blocks; None: it has none. ``shared``: what its
+    conversation begins with, by name, and how many tokens that are."""
+
+    line: int
+    arrival_s: float | None
+    prompt: int
+    output: int
+    ids: tuple[int, ...] | None = None
+    shared: tuple[str, int] = ("", 0)
+
+
+Conversation = list[Logged]
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """Conversations of a log, in the order of their first turns. ``block``: of its hash ids; None: it has none."""
+
+    conversations: tuple[Conversation, ...]
+    block: int | None
+    timed: bool
+
+    def __len__(self) -> int:
+        return sum(map(len, self.conversations))
+
+
+def read_recorded(path: Path) -> Recorded:
+    """Returns a log's conversations, whichever format it has. Raises InputError."""
+    lines = read_lines(path)
+    first = next((line.strip().lstrip("\ufeff") for line in lines if line.strip()), "")
+    if first.startswith("["):
+        return _sharegpt(path, lines)
+    if first.startswith("{"):
+        return _mooncake(path, lines) if "hash_ids" in first else _own_lines(path, lines)
+    if "conversation" in first.split(","):
+        return _own_table(path, lines)
+    found = read_requests(path, first=MOST_RECORDED, most=MOST_RECORDED, question=0)
+    alone = ([Logged(0, one.arrival_s, one.context + one.question, one.output)] for one in found)
+    return Recorded(tuple(alone), None, timed=True)
+
+
+# --- formats ---------------------------------------------------------------------------------------------------------
+
+
+def _mooncake(path: Path, lines: Sequence[str]) -> Recorded:
+    """`timestamp` in ms, `input_length`, `output_length` and `hash_ids`. A request goes on with the latest one whose
+    last whole block it has, if that block was that one's own, and it is as long as prompt and answer together."""
+    found: list[Logged] = []
+    behind: dict[int, tuple[int | None, int]] = {}
+    ends: dict[int, int] = {}
+    conversation_of: list[Conversation] = []
+    conversations: list[Conversation] = []
+    taken: set[int] = set()
+    for line, row in _objects(path, lines):
+        stamp_ms = _number(path, line, row, "timestamp", MAX_DURATION_S * 1e3)
+        prompt, output = (_tokens(path, line, row, key) for key in ("input_length", "output_length"))
+        ids = row.get("hash_ids")
+        if not isinstance(ids, list) or not all(type(one) is int and 0 <= one < 2**53 for one in ids):
+            raise InputError(f"{path}:{line}: hash_ids {ids!s:.40} is no list of whole numbers")
+        wanted = -(-prompt // MOONCAKE_BLOCK)
+        if len(ids) != wanted:
+            what = f"{len(ids):,} hash ids for {prompt:,} tokens, which are {wanted:,} blocks of {MOONCAKE_BLOCK}"
+            raise InputError(f"{path}:{line}: {what}")
+        if found and stamp_ms < 1e3 * (found[-1].arrival_s or 0.0) - 1e-6:
+            raise InputError(f"{path}:{line}: timestamp {stamp_ms:g} ms comes before that of the line before")
+        n, whole = len(found), tuple(ids[: prompt // MOONCAKE_BLOCK])
+        own = False
+        for before, one in zip((None, *whole), whole, strict=False):
+            own = one not in behind
+            known, where = behind.setdefault(one, (before, line))
+            if known != before:
+                what = f"hash id {one} stands behind {before} here, and behind {known} in line {where}"
+                raise InputError(f"{path}:{line}: {what}; equal ids are equal beginnings")
+        found.append(Logged(line, stamp_ms / 1e3, prompt, output, whole))
+        earlier = next((ends[one] for one in reversed(whole) if one in ends and ends[one] not in taken), None)
+        if earlier is not None and prompt >= found[earlier].prompt + found[earlier].output:
+            taken.add(earlier)
+            conversation_of.append(conversation_of[earlier])
+        else:
+            conversation_of.append([])
+            conversations.append(conversation_of[-1])
+        conversation_of[-1].append(found[-1])
+        if own:
+            ends[whole[-1]] = n
+    if not found:
+        raise InputError(f"{path}: holds no requests")
+    return Recorded(tuple(conversations), MOONCAKE_BLOCK, timed=True)
+
+
+def _sharegpt(path: Path, lines: Sequence[str]) -> Recorded:
+    """A list of {"conversations": [{"from": "human" or "gpt", "value": text}, ...]}. Lengths are bytes of UTF-8 over
+    four; a log without times."""
+    try:
+        rows = json.loads("\n".join(lines))
+    except (json.JSONDecodeError, RecursionError) as error:
+        line = getattr(error, "lineno", 1)
+        raise InputError(f"{path}:{line}: not JSON: {getattr(error, 'msg', 'nested too deeply')}") from None
+    found: list[Conversation] = []
+    for n, row in enumerate(rows if isinstance(rows, list) else [], 1):
+        said = row.get("conversations") if isinstance(row, dict) else None
+        if not isinstance(said, list):
+            raise InputError(f"{path}: entry {n}: has no list of `conversations`")
+        turns: Conversation = []
+        known = asked = 0
+        for part in said:
+            who, text = (part.get("from"), part.get("value")) if isinstance(part, dict) else (None, None)
+            if not isinstance(text, str):
+                raise InputError(f"{path}: entry {n}: a part without a `value` of text")
+            tokens = -(-len(text.encode("utf-8", "replace")) // _BYTES_PER_TOKEN)
+            if who in ("gpt", "chatgpt", "assistant", "bard", "bing"):
+                if asked and tokens:
+                    turns.append(Logged(n, None, known + asked, tokens))
+                    known, asked = known + asked + tokens, 0
+            else:
+                asked += tokens
+        if turns:
+            found.append(turns)
+    if not found:
+        raise InputError(f"{path}: holds no conversation with a question and an answer")
+    return Recorded(tuple(found), None, timed=False)
+
+
+def _own_lines(path: Path, lines: Sequence[str]) -> Recorded:
+    rows = ((line, {key: row[key] for key in row}) for line, row in _objects(path, lines))
+    return _own(path, rows)
+
+
+def _own_table(path: Path, lines: Sequence[str]) -> Recorded:
+    reader = csv.DictReader(lines)
+    try:
+        rows = [(reader.line_num, dict(row)) for row in reader]
+    except csv.Error as error:
+        raise InputError(f"{path}:{reader.line_num}: {error}") from None
+    return _own(path, iter(rows))
+
+
+def _own(path: Path, rows: Iterator[tuple[int, dict[str, Any]]]) -> Recorded:
+    """A row per turn: `arrival`, `conversation`, `question` and `output`; in a conversation's first row `context`, the
+    tokens that it begins with, and `document`, a name by which conversations share them."""
+    found: dict[str, Conversation] = {}
+    for line, row in rows:
+        if missing := next((key for key in _OWN if row.get(key) in (None, "")), None):
+            raise InputError(f"{path}:{line}: no {missing}; a turn has {', '.join(_OWN)}")
+        name = str(row["conversation"])[:100]
+        arrival_s = log_seconds(path, line, str(row["arrival"]))
+        question, output = (_tokens(path, line, row, key) for key in ("question", "output"))
+        before = found.setdefault(name, [])
+        context = _tokens(path, line, row, "context", least=0) if row.get("context") not in (None, "") else 0
+        if before and context:
+            raise InputError(f"{path}:{line}: context stands in the first row of conversation {name!r} alone")
+        if before and arrival_s < (before[-1].arrival_s or 0.0):
+            what = f"turn {len(before) + 1} of conversation {name!r} comes before turn {len(before)}"
+            raise InputError(f"{path}:{line}: {what}, in line {before[-1].line}; sort them by arrival")
+        known = before[-1].prompt + before[-1].output if before else context
+        shared = before[0].shared if before else (str(row.get("document") or ""), context)
+        before.append(Logged(line, arrival_s, known + question, output, None, shared))
+    if not found:
+        raise InputError(f"{path}: holds no turns")
+    ordered = sorted(found.values(), key=lambda turns: (turns[0].arrival_s, turns[0].line))
+    return Recorded(tuple(ordered), None, timed=True)
+
+
+def _objects(path: Path, lines: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(Line number, object) of a file with one JSON object a line."""
+    for line, text in enumerate(lines, 1):
+        if not text.strip():
+            continue
+        try:
+            row = json.loads(text)
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise InputError(f"{path}:{line}: not JSON: {getattr(error, 'msg', 'nested too deeply')}") from None
+        if not isinstance(row, dict):
+            raise InputError(f"{path}:{line}: {text[:40]!r} is no object of a turn")
+        yield line, row
+
+
+def _number(path: Path, line: int, row: dict[str, Any], key: str, most: float) -> float:
+    value = row.get(key)
+    try:
+        number = float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else -1.0
+    except (ValueError, OverflowError):
+        number = -1.0
+    if not 0 <= number <= most:
+        raise InputError(f"{path}:{line}: {key} {str(value)[:40]!r} is no number from 0 to {most:g}")
+    return number
+
+
+def _tokens(path: Path, line: int, row: dict[str, Any], key: str, least: int = 1) -> int:
+    number = _number(path, line, row, key, _MOST_TOKENS)
+    if number != int(number) or number < least:
+        raise InputError(f"{path}:{line}: {key} of {number:g} tokens; a whole number from {least} on would do")
+    return int(number)
