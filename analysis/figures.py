@@ -167,6 +167,25 @@ FIGURES: dict[str, Figure] = {
     "read_bytes": Figure("storage read", None, "over the run"),
     "write_bytes": Figure("storage written", None, "over the run"),
     "copied_bytes": Figure("copied between memories", None, "between those of host and processor (PCIe); over the run"),
+    "found_in_memory_share": Figure(
+        "found in memory", "high", "share of all prompts' tokens whose KV was there; of conversations, as those below"
+    ),
+    "found_on_flash_share": Figure("found on flash", None, "the same"),
+    "found_in_cloud_share": Figure("found in the cloud", None, "the same, there alone: streamed, or computed"),
+    "computed_share": Figure("found nowhere", "low", "the same: new, or given up, and computed"),
+    "ttft_from_memory_s": Figure(
+        "TTFT from memory", "low", "of turns most of whose prompt was there; mean, as those below"
+    ),
+    "ttft_from_flash_s": Figure("TTFT from flash", "low", "the same"),
+    "ttft_from_cloud_s": Figure("TTFT from the cloud", "low", "the same"),
+    "ttft_computed_s": Figure("TTFT computed", "low", "of turns most of whose prompt was nowhere"),
+    "queue_s": Figure("waits for other turns", "low", "part of a turn's time to first token; mean, as those below"),
+    "context_s": Figure("waits for its context", "low", "until what is known of it is in memory"),
+    "question_s": Figure("waits for its question", "low", "until the rest is read and the first token is there"),
+    "kept_written_bytes": Figure("of it to keep KV", "low", "written between turns, as memory had no room"),
+    "flash_written_per_day_bytes": Figure("written per day", "low", "to storage, by all that writes"),
+    "flash_life_years": Figure("flash endures, years", "high", "until that is what the storage's data sheet promises"),
+    "energy_per_day_j": Figure("energy per day", "low", "of the device, idle time included"),
     "reuse_rate": Figure("KV reused", "high", "share of selected KV blocks that were still in memory"),
     "effective_bytes_per_s": Figure(
         "effective bandwidth", "high", "KV that attention wanted and storage brought, over the time in reads"
@@ -268,6 +287,21 @@ COMPARED_ASSISTED = (
     "cloud_throughput_requests_per_s",
     "uplink_bytes",
     "throughput_tokens_per_s",
+)
+# Columns of a comparison of conversations.
+COMPARED_SESSIONS = (
+    "ttft_s",
+    "ttft_p95_s",
+    "tpot_s",
+    "found_in_memory_share",
+    "found_on_flash_share",
+    "found_in_cloud_share",
+    "computed_share",
+    "energy_j",
+    "write_bytes",
+    "flash_life_years",
+    "link_bytes",
+    "memory_peak_bytes",
 )
 COLUMNS = {"ttft_s": COMPARED, "throughput_tokens_per_s": COMPARED_DECODING}
 

@@ -15,6 +15,7 @@ from kvferry.analysis.arrow_columns import real, text, whole
 from kvferry.analysis.envelope import Envelope, to_json
 from kvferry.analysis.metrics import token_times_s
 from kvferry.analysis.quality import MARK, lower_quality
+from kvferry.analysis.sessions import turns_columns
 from kvferry.analysis.steps import steps_of
 from kvferry.analysis.timeline import chrome_trace
 from kvferry.backends.world import Inputs
@@ -33,7 +34,8 @@ _PATHS = {True: "streamed", False: "computed"}
 
 def write_run(folder: Path, scenario_yaml: str, run: Run, envelope: Envelope, *, plots: bool = True) -> list[Path]:
     """Write scenario.yaml, spans.parquet, requests.parquet, trace.json, metrics.json and, with `plots`, plots/; returns
-    the files. Of a loaded context, units.parquet says which unit came by which path.
+    the files. Of a loaded context, units.parquet says which unit came by which path; of conversations, turns.parquet
+    has a row per turn.
 
     If a real model answered, answers.json has its token ids by sequence.
 
@@ -48,6 +50,7 @@ def write_run(folder: Path, scenario_yaml: str, run: Run, envelope: Envelope, *,
             folder / "requests.parquet", _parquet(requests_columns(run, bounded="bound_s" in envelope["metrics"]))
         ),
         *_units_file(folder, run),
+        *_turns_file(folder, run),
         write_file(folder / "trace.json", chrome_trace(run, title=title).encode()),
     ]
     if "answers" in run.measured:
@@ -64,6 +67,7 @@ def run_pictures(folder: Path, run: Run, envelope: Envelope) -> dict[Path, Draw]
     from kvferry.analysis.assist_picture import assist_picture
     from kvferry.analysis.decode_picture import decode_picture
     from kvferry.analysis.gantt import gantt
+    from kvferry.analysis.session_picture import session_picture
 
     # What a picture does not show need not go to another process.
     shown = replace(run, inputs=Inputs(), measured={}, counted=None)
@@ -74,6 +78,8 @@ def run_pictures(folder: Path, run: Run, envelope: Envelope) -> dict[Path, Draw]
         draws[folder / "plots" / "decode"] = partial(decode_picture, shown, title=_title(envelope))
     if run.assisted is not None and run.requests:
         draws[folder / "plots" / "assist"] = partial(assist_picture, shown, title=_title(envelope))
+    if run.sessions is not None and run.sessions.turns:
+        draws[folder / "plots" / "day"] = partial(session_picture, shown, title=_title(envelope))
     return draws
 
 
@@ -257,6 +263,13 @@ def _units_file(folder: Path, run: Run) -> list[Path]:
     if not any(record.units for record in run.requests):
         return []
     return [write_file(folder / "units.parquet", _parquet(units_columns(run.requests)))]
+
+
+def _turns_file(folder: Path, run: Run) -> list[Path]:
+    """turns.parquet of a run of conversations."""
+    if run.sessions is None:
+        return []
+    return [write_file(folder / "turns.parquet", _parquet(turns_columns(run.sessions.turns)))]
 
 
 def _parquet(columns: Mapping[str, Any]) -> bytes:

@@ -9,6 +9,7 @@ import numpy as np
 from kvferry.analysis.assisted import assisted_metrics, fleet_metrics
 from kvferry.analysis.decoding import decoding_metrics
 from kvferry.analysis.remarks import BOUNDS, has_bounds, unpowered, why_no_cloud_energy, why_no_energy
+from kvferry.analysis.sessions import session_metrics
 from kvferry.codecs.distortion import of_mixture
 from kvferry.pipelines.record import RequestRecord, Run
 from kvferry.specs.scenario import Scenario
@@ -20,9 +21,10 @@ def metrics_for(scenario: Scenario, run: Run) -> dict[str, float]:
     on a device that was not measured, and the sum of an energy whose parts are not all known. With a battery in the
     profile, ``battery_percent_per_request``."""
     found = metrics_of(run, main_processor=scenario.device.main, measure=scenario.measure, slo=scenario.slo)
+    found |= session_metrics(run, scenario.device.storage)
     dropped = set() if has_bounds(scenario) else set(BOUNDS)
     if why_no_energy(scenario, run):
-        dropped |= {"energy_j", *(f"energy_{name}_j" for name in unpowered(scenario.device, run))}
+        dropped |= {"energy_j", "energy_per_day_j", *(f"energy_{name}_j" for name in unpowered(scenario.device, run))}
     if why_no_cloud_energy(scenario, run):
         dropped |= {"cloud_energy_j", "total_energy_j"}
     if "energy_j" in dropped:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import IO, TYPE_CHECKING
 
 from kvferry.analysis import human
-from kvferry.analysis.figures import COLUMNS, COMPARED_ASSISTED, FIGURES, RATES, Figure, label_of
+from kvferry.analysis.figures import COLUMNS, COMPARED_ASSISTED, COMPARED_SESSIONS, FIGURES, RATES, Figure, label_of
 from kvferry.analysis.quality import MARK, footnotes, is_unknown, lower_quality
 from kvferry.analysis.repeats import Range, within_noise
 from kvferry.policies.ledger import KEPT_FREE
@@ -67,6 +67,13 @@ def run_table(
     return table
 
 
+def _columns_of(systems: Mapping[str, Metrics], ranked_by: str) -> Sequence[str]:
+    for key, columns in (("assisted_share", COMPARED_ASSISTED), ("computed_share", COMPARED_SESSIONS)):
+        if any(key in metrics for metrics in systems.values()):
+            return columns
+    return COLUMNS[ranked_by]
+
+
 def memory_lines(held: Mapping[str, float]) -> dict[str, float]:
     """What a peak of memory consists of, by name, the largest first; what takes little of it as one. At last what is
     kept free, which is no part of it."""
@@ -98,8 +105,7 @@ def compare_table(
     """
     from rich.console import Console
 
-    helped = any("assisted_share" in metrics for metrics in systems.values())
-    columns, ranked_by = COMPARED_ASSISTED if helped else COLUMNS[ranked_by], full_rate(systems, ranked_by)
+    columns, ranked_by = _columns_of(systems, ranked_by), full_rate(systems, ranked_by)
     shown = [
         key
         for key in dict.fromkeys((ranked_by, *columns))

@@ -4,6 +4,7 @@ A stage reads what is left of a prompt behind KV that is there, and answers. One
 blocks that lie elsewhere: the flows of ``pipelines/decoding`` with a prompt of which a part is known.
 """
 
+import math
 from collections.abc import Generator
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
@@ -22,6 +23,7 @@ from kvferry.pipelines.decoding.plan import DecodePlan
 from kvferry.pipelines.decoding.systems import DecodeSystem
 from kvferry.pipelines.decoding.workload import half_of, middle_of, plan_for
 from kvferry.pipelines.session.as_batch import as_batch
+from kvferry.policies.decode.residency import Reuse
 from kvferry.policies.decode.roles import Roles
 from kvferry.policies.decode.sizes import Known
 from kvferry.policies.ledger import Ledger
@@ -31,6 +33,8 @@ from kvferry.traces.request import Request
 from kvferry.traces.turn import Turn
 
 Process = Generator[simpy.Event, Any, None]
+# Prompts are alike in length up to this factor.
+_ALIKE = 1.2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,6 +170,7 @@ class InMemory:
 
     def run(self, world: World, ask: Ask, answered: Answered) -> Process:
         machine, model, kernel = world.machine, self._scenario.model, self._roles.attention
+        leases = _leased(machine, self._sizes(ask), f"turn {ask.number + 1}")
         done: tuple[Ticket, ...] = ()
         for layer in range(model.layers):
             left = ask.prompt - ask.known
@@ -181,6 +186,8 @@ class InMemory:
             yield machine.submit(step, request=ask.number)
             outline.on_token()
         yield from outline.rest()
+        for lease in leases:
+            lease.release()
 
 
 class InBlocks:
@@ -189,7 +196,9 @@ class InBlocks:
 
     def __init__(self, scenario: Scenario, name: str, system: DecodeSystem) -> None:
         self._scenario, self._name, self._system = scenario, name, system
+        # The last turn's plan; and slots of reuse buffers, by the logarithm of a prompt's length.
         self._plans: dict[Ask, DecodePlan] = {}
+        self._slots: dict[int, int] = {}
         away = system.roles.placement.away
         self.works_on: Literal["memory", "flash"] = "flash" if away == "storage" else "memory"
 
@@ -210,10 +219,25 @@ class InBlocks:
 
     def _plan(self, ask: Ask) -> DecodePlan:
         if ask not in self._plans:
-            plan = plan_for(self._batch(ask), self._system)
+            system = self._with_buffer(ask.prompt, ask.output)
             known = Known(tokens=ask.known, stored=ask.stored, near=ask.near)
-            self._plans = {ask: replace(plan, known=known)}
+            self._plans = {ask: replace(plan_for(self._batch(ask), system), known=known)}
         return self._plans[ask]
+
+    def _with_buffer(self, prompt: int, output: int) -> DecodeSystem:
+        """The system with a reuse buffer of the size that pays, where it has to find that: once for prompts of like
+        lengths, as finding it takes longer than a turn."""
+        residency = self._system.roles.residency
+        if not isinstance(residency, Reuse) or residency.slots is not None:
+            return self._system
+        alike = round(math.log(prompt, _ALIKE))
+        if alike not in self._slots:
+            # As the shortest of them has it: it fits all, as does what its output needs.
+            shortest = math.ceil(_ALIKE ** (alike - 0.5))
+            plan = plan_for(as_batch(self._scenario, self._name, shortest, output), self._system)
+            self._slots[alike] = plan.staying.slots
+        sized = replace(residency, slots=self._slots[alike])
+        return replace(self._system, roles=replace(self._system.roles, residency=sized))
 
     def memory_bytes(self, ask: Ask) -> float:
         plan = self._plan(ask)

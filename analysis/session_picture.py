@@ -1,0 +1,100 @@
+"""A day of conversations on one device: where each turn's context came from, what it waited for, and what is kept."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kvferry.analysis import style
+from kvferry.analysis.sessions import FROM
+from kvferry.analysis.style import BLUE, FAINT, GREEN, GREY, ORANGE, SKY
+from kvferry.pipelines.record import Run, TurnRecord
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# By where tokens came from: label and colour.
+_LOOKS = {
+    "memory": ("in memory", GREEN),
+    "flash": ("on flash", SKY),
+    "cloud": ("in the cloud", BLUE),
+    "computed": ("nowhere: computed", ORANGE),
+}
+# Parts of a wait: label and colour.
+_PARTS = (("other turns", FAINT), ("its context", BLUE), ("reading what is new", ORANGE))
+_UNITS = ((86_400.0 * 2, 86_400.0, "days"), (7_200.0, 3_600.0, "hours"), (120.0, 60.0, "minutes"), (0.0, 1.0, "s"))
+
+
+def session_picture(run: Run, *, title: str = "") -> Figure:
+    """Above: the tokens of each turn's prompt by where their KV came from. In the middle: what the turn waited for
+    before its first token. Below: what is kept. Raises ValueError for a run without a turn that has ended."""
+    turns = sorted(run.sessions.turns, key=lambda turn: turn.began_s) if run.sessions is not None else []
+    if not turns:
+        raise ValueError("nothing to draw: no turn has ended")
+    scale, unit = next((scale, unit) for least, scale, unit in _UNITS if run.duration_s >= least)
+    figure = style.new_figure(10, 7.2)
+    figure.suptitle(title, x=0.01, ha="left", weight="bold", size=12)
+    axes = figure.subplots(3, 1, sharex=True, height_ratios=[1.2, 1.2, 1.0])
+    begun = np.array([turn.began_s for turn in turns]) / scale
+    # Turns come in bursts: bars of one width would hide each other, lines do not.
+    width = max(0.6, min(2.0, 500 / len(turns)))
+    _draw_contexts(axes[0], turns, begun, width)
+    _draw_waits(axes[1], turns, begun, width)
+    _draw_kept(axes[2], turns, np.array([turn.end_s for turn in turns]) / scale)
+    axes[2].set_xlabel(f"{unit} since the beginning")
+    axes[2].set_xlim(0, 1.01 * run.duration_s / scale)
+    return figure
+
+
+def _draw_contexts(axis: Any, turns: list[TurnRecord], begun: np.ndarray, width: float) -> None:
+    bottom = np.zeros(len(turns))
+    for place, key in FROM.items():
+        label, colour = _LOOKS[place]
+        tokens = np.array([getattr(turn, key) for turn in turns]) / 1024
+        if tokens.any():
+            share = tokens.sum() * 1024 / sum(turn.prompt for turn in turns)
+            axis.vlines(begun, bottom, bottom + tokens, color=colour, linewidth=width, label=f"{label} ({share:.0%})")
+        bottom = bottom + tokens
+    axis.set_ylim(bottom=0)
+    axis.set_ylabel("Ki tokens")
+    axis.set_title("Each turn's prompt, by where its KV was")
+    axis.legend(loc="upper left", bbox_to_anchor=(1.0, 1.05))
+
+
+def _draw_waits(axis: Any, turns: list[TurnRecord], begun: np.ndarray, width: float) -> None:
+    parts = (
+        [turn.began_s - turn.arrival_s for turn in turns],
+        [turn.got_s - turn.began_s for turn in turns],
+        [turn.first_token_s - turn.got_s for turn in turns],
+    )
+    bottom = np.zeros(len(turns))
+    for seconds, (label, colour) in zip(map(np.array, parts), _PARTS, strict=True):
+        if seconds.any():
+            named = f"{label} ({seconds.mean():.2g} s)"
+            axis.vlines(begun, bottom, bottom + seconds, color=colour, linewidth=width, label=named)
+        bottom = bottom + seconds
+    median = float(np.median(bottom))
+    axis.axhline(median, color=GREY, linewidth=0.9, linestyle="--", label=f"median of all ({median:.2g} s)")
+    axis.set_ylim(bottom=0)
+    axis.set_ylabel("s")
+    axis.set_title("What it waited for until its first token (mean)")
+    axis.legend(loc="upper left", bbox_to_anchor=(1.0, 1.05))
+
+
+def _draw_kept(axis: Any, turns: list[TurnRecord], ended: np.ndarray) -> None:
+    for place, sizes, line in (
+        ("memory", [turn.kept_memory_bytes for turn in turns], "-"),
+        ("flash", [turn.kept_flash_bytes for turn in turns], "--"),
+    ):
+        if any(sizes):
+            label, colour = _LOOKS[place]
+            axis.step(
+                np.append(0.0, ended), np.append(0.0, np.array(sizes) / 2**30), where="post", color=colour,
+                linestyle=line, label=label,
+            )  # fmt: skip
+    axis.set_ylim(bottom=0)
+    axis.set_ylabel("GiB")
+    axis.set_title("KV kept between turns")
+    if axis.get_legend_handles_labels()[0]:
+        axis.legend(loc="upper left", bbox_to_anchor=(1.0, 1.05))

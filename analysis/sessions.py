@@ -1,0 +1,69 @@
+"""Figures of conversations whose KV lives on: where contexts came from, what turns waited for, what flash takes."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from kvferry.analysis.arrow_columns import real, text, whole
+from kvferry.pipelines.record import Run, TurnRecord
+from kvferry.specs.storage import StorageSpec
+
+_DAY_S, _YEAR_S = 86_400.0, 365.25 * 86_400.0
+# Where the KV of a prompt's tokens came from, the nearest first, by the field of a record.
+FROM = {"memory": "from_memory", "flash": "from_flash", "cloud": "from_cloud", "computed": "computed"}
+
+
+def mostly_from(turn: TurnRecord) -> str:
+    """Returns where most of a turn's prompt came from; of equal parts, the nearest."""
+    return max(FROM, key=lambda place: getattr(turn, FROM[place]))
+
+
+def session_metrics(run: Run, storage: StorageSpec | None) -> dict[str, float]:
+    """``found_..._share``: of all prompts' tokens, and ``computed_share`` the rest. ``ttft_<place>_s``: mean over
+    the turns most of whose prompt came from there. ``queue_s``, ``context_s``, ``question_s``: parts of a turn's wait
+    for its first token, means: until the device turns to it, until what is known of its prompt is there, and until the
+    rest is read. ``kept_written_bytes``: written to flash between turns. ``flash_written_per_day_bytes``: by all, and
+    ``flash_life_years``: until that is what the storage's profile says it endures. ``energy_per_day_j``."""
+    turns = run.sessions.turns if run.sessions is not None else ()
+    if not turns:
+        return {}
+    prompts = sum(turn.prompt for turn in turns)
+    tokens = {place: sum(getattr(turn, key) for turn in turns) for place, key in FROM.items()}
+    found = {
+        "found_in_memory_share": tokens["memory"] / prompts,
+        "found_on_flash_share": tokens["flash"] / prompts,
+        "found_in_cloud_share": tokens["cloud"] / prompts,
+        "computed_share": tokens["computed"] / prompts,
+    }
+    for place in FROM:
+        ttft_s = [turn.first_token_s - turn.arrival_s for turn in turns if mostly_from(turn) == place]
+        if ttft_s:
+            name = place if place == "computed" else f"from_{place}"
+            found[f"ttft_{name}_s"] = float(np.mean(ttft_s))
+    found["queue_s"] = float(np.mean([turn.began_s - turn.arrival_s for turn in turns]))
+    found["context_s"] = float(np.mean([turn.got_s - turn.began_s for turn in turns]))
+    found["question_s"] = float(np.mean([turn.first_token_s - turn.got_s for turn in turns]))
+    found["kept_written_bytes"] = sum(turn.written_bytes for turn in turns)
+    if run.duration_s:
+        written_bytes = run.tally.bytes_of("storage", "Write")
+        if written_bytes:
+            found["flash_written_per_day_bytes"] = written_bytes / run.duration_s * _DAY_S
+            if storage is not None and storage.endurance_bytes is not None:
+                found["flash_life_years"] = storage.endurance_bytes / (written_bytes / run.duration_s * _YEAR_S)
+        if run.energy_j:
+            found["energy_per_day_j"] = sum(run.energy_j.values()) / run.duration_s * _DAY_S
+    return found
+
+
+def turns_columns(turns: tuple[TurnRecord, ...]) -> Mapping[str, Any]:
+    """A row per turn, in the order of their numbers: the fields of TurnRecord, with ``ttft_s`` and ``mostly_from``."""
+    counts = ("request", "conversation", "number", "prompt", "output", *FROM.values(), "units_streamed",
+              "units_computed")  # fmt: skip
+    times = ("arrival_s", "began_s", "got_s", "first_token_s", "end_s")
+    sizes = ("written_bytes", "streamed_bytes", "kept_memory_bytes", "kept_flash_bytes")
+    columns = {key: whole([getattr(turn, key) for turn in turns]) for key in counts}
+    columns |= {key: real([getattr(turn, key) for turn in turns]) for key in (*times, *sizes)}
+    columns["ttft_s"] = real([turn.first_token_s - turn.arrival_s for turn in turns])
+    columns["mostly_from"] = text([mostly_from(turn) for turn in turns])
+    return columns
