@@ -62,10 +62,10 @@ class SessionSystem:
         that system's own policies}, or these alone; `keep` and `evict` by a name. Raises BadParameters."""
         complaints: list[Complaint] = []
         changed: dict[str, Any] = {}
-        for role, table in (("load", SYSTEMS), ("decode", DECODE_SYSTEMS)):
+        for role, part, table in (("load", "loading", SYSTEMS), ("decode", "decoding", DECODE_SYSTEMS)):
             if role in policies:
                 try:
-                    changed |= self._part(role, table, policies[role])
+                    changed |= self._part(role, part, table, policies[role])
                 except BadParameters as error:
                     complaints += error.complaints
         rest = {key: value for key, value in policies.items() if key not in ("load", "decode")}
@@ -77,17 +77,17 @@ class SessionSystem:
             raise BadParameters(complaints)
         return replace(self, **changed)
 
-    def _part(self, role: str, table: Mapping[str, Any], value: Any) -> dict[str, Any]:
+    def _part(self, role: str, part: str, table: Mapping[str, Any], value: Any) -> dict[str, Any]:
         said = dict(value) if isinstance(value, Mapping) else {"name": value}
         name = said.pop("name", None)
         try:
-            own: System = getattr(self, f"{role}ing") if name is None else pick(f"{role}ing system", table, str(name))
+            own: System = getattr(self, part) if name is None else pick(f"{part} system", table, str(name))
             made = own.with_policies(said)
         except BadParameters as error:
             raise BadParameters([replace(one, key=(role, *one.key)) for one in error.complaints]) from None
         except InputError as error:
             raise BadParameters([Complaint((role,), str(error))]) from None
-        return {f"{role}ing": made, role: getattr(self, role) if name is None else str(name)}
+        return {part: made, role: getattr(self, role) if name is None else str(name)}
 
 
 def _named(table: Mapping[str, System]) -> Schema:

@@ -37,8 +37,27 @@ ASSISTED: dict[str, Any] = {
     "workload": {"kind": "assist", "prompt": 4096, "output": 20, "devices": 2, "resident": True},
     "policies": {"assist": {"name": "optimised", "tokens": 4}},
 }
+TURNS: dict[str, Any] = {
+    "name": "tiny",
+    "system": "on-flash",
+    "device": DECODING["device"],
+    "model": "tiny",
+    "link": {"rate": "50 Mbit/s", "rtt": "4 ms"},
+    "workload": {
+        "kind": "session",
+        "turns": 4,
+        "context": 640,
+        "question": 40,
+        "output": 6,
+        "turns_each": 2.0,
+        "think": "2 s",
+        "block": 64,
+    },
+    # Four blocks of 32 KiB.
+    "budget": {"kept_memory": "128 KiB"},
+}
 # The tiny scenario of each workload, by kind.
-TINY: dict[str, dict[str, Any]] = {"context-reuse": LOADING, "decode": DECODING, "assist": ASSISTED}
+TINY: dict[str, dict[str, Any]] = {"context-reuse": LOADING, "decode": DECODING, "assist": ASSISTED, "session": TURNS}
 
 # A model that a CPU runs in milliseconds, and scenarios that run it for real.
 LIVE_MODEL: dict[str, Any] = {
