@@ -96,8 +96,7 @@ class Advance(Op):
 @dataclass(frozen=True, slots=True)
 class Prefill(Op):
     """A prompt of `tokens` through all layers and the output head, with `context_tokens` of KV before it. `drafted`:
-    tokens (id, text) of an answer that stand so far, and those behind them that a device drafted and a cloud looks
-    at."""
+    tokens (id, text) of an answer that stand so far, and those behind them that a device drafted for a cloud."""
 
     purpose: ClassVar[Purpose] = "prefill"
 
@@ -108,9 +107,8 @@ class Prefill(Op):
 
 @dataclass(frozen=True, slots=True)
 class PrefillLayer(Op):
-    """One layer for `batch` whole prompts of `tokens` each; gives its KV, to be written, or to stay in the processor's
-    own memory at `stays`. `kernel`: how a modelled machine attends. `context_tokens`: what comes before the tokens, its
-    KV being there."""
+    """One layer for `batch` prompts of `tokens` each behind `context_tokens` of KV; gives its KV, to be written, or to
+    stay in the processor's memory at `stays`. `kernel`: how a modelled machine attends."""
 
     purpose: ClassVar[Purpose] = "prefill"
 

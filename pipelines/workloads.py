@@ -39,6 +39,6 @@ WORKLOADS = Kinds(
         "context-reuse": ("kvferry.pipelines.loading.workload", "ContextReuse"),
         "decode": ("kvferry.pipelines.decoding.workload", "Decode"),
         "assist": ("kvferry.pipelines.assist.workload", "Assist"),
-        "session": ("kvferry.pipelines.session.workload", "Session"),
+        "session": ("kvferry.sessions.workload", "Session"),
     }
 )

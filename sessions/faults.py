@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 from kvferry.pipelines.missing_storage import without_storage
-from kvferry.pipelines.session.systems import SessionSystem
 from kvferry.policies.decode.blocking import ValueGroups
 from kvferry.scenarios.resolve import Complaint
+from kvferry.sessions.systems import SessionSystem
 from kvferry.specs.errors import InputError
 from kvferry.specs.scenario import Scenario
 from kvferry.traces.turn import USUAL_BLOCK

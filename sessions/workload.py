@@ -9,14 +9,14 @@ from kvferry.backends.world import NO_INPUTS, Inputs, World
 from kvferry.machine.instant import at
 from kvferry.pipelines.decoding.runtimes import runtime_spec
 from kvferry.pipelines.record import RequestRecord, Sessions, TurnRecord
-from kvferry.pipelines.session.answering import AnswerStage, Ask, answer_stage
-from kvferry.pipelines.session.as_batch import as_batch
-from kvferry.pipelines.session.device import SessionDevice, Told
-from kvferry.pipelines.session.faults import session_faults, without_effect
-from kvferry.pipelines.session.systems import SESSION_SYSTEMS, SessionSystem
 from kvferry.pipelines.tally import Totals
 from kvferry.pipelines.workload import Flow, Left, Process, Progress, System
 from kvferry.scenarios.resolve import Complaint
+from kvferry.sessions.answering import AnswerStage, Ask, answer_stage
+from kvferry.sessions.as_batch import as_batch
+from kvferry.sessions.device import SessionDevice, Told
+from kvferry.sessions.faults import session_faults, without_effect
+from kvferry.sessions.systems import SESSION_SYSTEMS, SessionSystem
 from kvferry.specs.machine import DEVICE
 from kvferry.specs.scenario import Scenario
 from kvferry.traces.resolve import link_trace

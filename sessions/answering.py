@@ -22,11 +22,11 @@ from kvferry.pipelines.decoding.peak import Peak
 from kvferry.pipelines.decoding.plan import DecodePlan
 from kvferry.pipelines.decoding.systems import DecodeSystem
 from kvferry.pipelines.decoding.workload import half_of, middle_of, plan_for
-from kvferry.pipelines.session.as_batch import as_batch
 from kvferry.policies.decode.residency import Reuse
 from kvferry.policies.decode.roles import Roles
 from kvferry.policies.decode.sizes import Known
 from kvferry.policies.ledger import Ledger
+from kvferry.sessions.as_batch import as_batch
 from kvferry.specs.errors import OutOfMemory
 from kvferry.specs.scenario import Scenario
 from kvferry.traces.request import Request

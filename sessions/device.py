@@ -14,13 +14,13 @@ from kvferry.machine.ops import Prefill
 from kvferry.pipelines.loading.load import ContextLoad
 from kvferry.pipelines.loading.stage import LoadingStage, price_s
 from kvferry.pipelines.record import TurnRecord
-from kvferry.pipelines.session.answering import Answered, AnswerStage, Ask
-from kvferry.pipelines.session.forecast import Forecast
-from kvferry.pipelines.session.found import Found
-from kvferry.pipelines.session.keeping import Keeping
-from kvferry.pipelines.session.systems import SessionSystem
 from kvferry.policies.keep.eviction import Block, eviction
 from kvferry.policies.keep.kept import Kept, Room
+from kvferry.sessions.answering import Answered, AnswerStage, Ask
+from kvferry.sessions.forecast import Forecast
+from kvferry.sessions.found import Found
+from kvferry.sessions.keeping import Keeping
+from kvferry.sessions.systems import SessionSystem
 from kvferry.specs.errors import OutOfMemory
 from kvferry.specs.scenario import Scenario
 from kvferry.specs.units import shown_size
