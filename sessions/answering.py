@@ -50,6 +50,11 @@ class Ask:
     near: int = 0
 
 
+def whole_prompt(turn: Turn) -> Ask:
+    """Returns what a turn asks where nothing of it is there."""
+    return Ask(number=0, prompt=turn.prompt, output=turn.output, known=0)
+
+
 @dataclass
 class Answered:
     """What a stage reports: when each token was there; seconds of the answer that were worked out from its pace."""
@@ -65,6 +70,10 @@ class AnswerStage(Protocol):
 
     def flash_bytes(self, tokens: int) -> float:
         """Returns what the KV of this many tokens takes on flash, in this stage's layout."""
+        ...
+
+    def file_bytes(self, ask: Ask) -> float:
+        """Returns what the turn takes of storage while it decodes, what of it was there before included."""
         ...
 
     def memory_bytes(self, ask: Ask) -> float:
@@ -159,6 +168,9 @@ class InMemory:
         n_bytes = tokens * self._scenario.model.kv_bytes_per_token
         return float(-(-n_bytes // self._alignment) * self._alignment)
 
+    def file_bytes(self, ask: Ask) -> float:
+        return 0.0
+
     def memory_bytes(self, ask: Ask) -> float:
         return sum(self._sizes(ask).values())
 
@@ -238,6 +250,9 @@ class InBlocks:
             self._slots[alike] = plan.staying.slots
         sized = replace(residency, slots=self._slots[alike])
         return replace(self._system, roles=replace(self._system.roles, residency=sized))
+
+    def file_bytes(self, ask: Ask) -> float:
+        return self._plan(ask).file_bytes if self.works_on == "flash" else 0.0
 
     def memory_bytes(self, ask: Ask) -> float:
         plan = self._plan(ask)

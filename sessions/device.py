@@ -14,9 +14,10 @@ from kvferry.machine.ops import Prefill
 from kvferry.pipelines.loading.load import ContextLoad
 from kvferry.pipelines.loading.stage import LoadingStage, price_s
 from kvferry.pipelines.record import TurnRecord
+from kvferry.pipelines.workload import Infeasible
 from kvferry.policies.keep.eviction import Block, eviction
 from kvferry.policies.keep.kept import Kept, Room
-from kvferry.sessions.answering import Answered, AnswerStage, Ask
+from kvferry.sessions.answering import Answered, AnswerStage, Ask, whole_prompt
 from kvferry.sessions.forecast import Forecast
 from kvferry.sessions.found import Found
 from kvferry.sessions.keeping import Keeping
@@ -61,16 +62,18 @@ class SessionDevice:
         block_bytes = turns.block * scenario.model.kv_bytes_per_token
         policy = eviction(system.evict, regain_s=self._regain_s, next_use=self._forecast.next_use)
         stored = {block for turn in turns.numbered for block in turn.blocks[: turn.stored]}
-        kept = Kept(self._room(block_bytes, flash_bytes), policy, stage.works_on, stored)
+        room = self._room(block_bytes, flash_bytes, turns.longest)
+        kept = Kept(room, policy, stage.works_on, stored)
         self._keeping = Keeping(self.machine, kept, block_bytes, flash_bytes)
 
-    def _room(self, block_bytes: float, flash_bytes: float) -> Room:
+    def _room(self, block_bytes: float, flash_bytes: float, longest: Turn) -> Room:
+        """As much as the budgets say; on flash no more than the longest turn leaves free there."""
         budget, device = self._scenario.session.budget, self._scenario.device
         places = self._system.places
         memory = budget.kept_memory_bytes or device.memory.free_bytes
-        flash = budget.kept_flash_bytes
-        if flash is None:
-            flash = inf if device.storage is None else device.storage.capacity_bytes or inf
+        capacity = inf if device.storage is None else device.storage.capacity_bytes or inf
+        file_bytes = self._stage.file_bytes(whole_prompt(longest))
+        flash = max(0.0, min(budget.kept_flash_bytes or inf, capacity - file_bytes))
         return Room(
             memory=int(memory // block_bytes) if "memory" in places else 0,
             flash=int(min(flash / flash_bytes, 2**53)) if "flash" in places else 0,
@@ -94,6 +97,7 @@ class SessionDevice:
         began_s, written_bytes = env.now, keeping.written_bytes
         found = Found.of(keeping.kept, turn.blocks, self._block, turn.prompt)
         ask = self._asked(turn, found, number)
+        self._check_storage(turn, ask)
         lease = yield from self._room_for(turn, ask)
         load = yield from self._got(turn, found, number)
         got_s, answered = env.now, Answered()
@@ -142,18 +146,23 @@ class SessionDevice:
             near=tokens * len(near),
         )
 
+    def _check_storage(self, turn: Turn, ask: Ask) -> None:
+        """Raises Infeasible for a turn that the storage does not hold."""
+        storage, wanted_bytes = self._scenario.device.storage, self._stage.file_bytes(ask)
+        if storage is not None and storage.capacity_bytes is not None and wanted_bytes > storage.capacity_bytes:
+            takes = f"take {shown_size(wanted_bytes, up=True)} of storage, {storage.name} holds"
+            would = "a shorter prompt, fewer bits of KV, or a decode system with KV in memory would do"
+            raise Infeasible(f"{_named(turn)} {takes} {shown_size(storage.capacity_bytes)}; {would}")
+
     def _room_for(self, turn: Turn, ask: Ask) -> Generator[simpy.Event, Any, Lease]:
         """Memory for the turn while its context comes: what it takes is there then. Raises OutOfMemory."""
         wanted_bytes = self._stage.memory_bytes(ask)
         yield from self._keeping.make_room(wanted_bytes, turn.blocks)
         lease = self.machine.memory.reserve(wanted_bytes, "kv")
         if isinstance(lease, Refused):
-            tokens = (
-                f"turn {turn.number + 1} of conversation {turn.conversation + 1}: {turn.prompt + turn.output:,} tokens"
-            )
             lacks = f"take {shown_size(wanted_bytes, up=True)} of memory, {shown_size(lease.free_bytes)} are free"
             would = "a shorter prompt, fewer bits of weights or KV, or a decode system with KV on storage would do"
-            raise OutOfMemory(f"{tokens} {lacks}; {would}")
+            raise OutOfMemory(f"{_named(turn)} {lacks}; {would}")
         return lease
 
     def _got(self, turn: Turn, found: Found, number: int) -> Generator[simpy.Event, Any, ContextLoad | None]:
@@ -175,3 +184,8 @@ class SessionDevice:
         if load is not None:
             self._load_s, self._loaded = self._load_s + env.now - began_s, self._loaded + len(from_cloud)
         return load
+
+
+def _named(turn: Turn) -> str:
+    where = f"turn {turn.number + 1} of conversation {turn.conversation + 1}"
+    return f"{where}: {turn.prompt + turn.output:,} tokens"

@@ -68,9 +68,8 @@ class SessionSystem:
                     changed |= self._part(role, part, table, policies[role])
                 except BadParameters as error:
                     complaints += error.complaints
-        rest = {key: value for key, value in policies.items() if key not in ("load", "decode")}
         try:
-            changed |= arguments_of(keeping_of, rest)
+            changed |= arguments_of(keeping_of, policies, load=Any, decode=Any) | changed
         except BadParameters as error:
             complaints += error.complaints
         if complaints:

@@ -12,7 +12,7 @@ from kvferry.pipelines.record import RequestRecord, Sessions, TurnRecord
 from kvferry.pipelines.tally import Totals
 from kvferry.pipelines.workload import Flow, Left, Process, Progress, System
 from kvferry.scenarios.resolve import Complaint
-from kvferry.sessions.answering import AnswerStage, Ask, answer_stage
+from kvferry.sessions.answering import AnswerStage, answer_stage, whole_prompt
 from kvferry.sessions.as_batch import as_batch
 from kvferry.sessions.device import SessionDevice, Told
 from kvferry.sessions.faults import session_faults, without_effect
@@ -60,7 +60,7 @@ class SessionFlow:
         longest = self._turns.longest
         self._stage: AnswerStage = answer_stage(scenario, system.decode, system.decoding, longest)
         # Where not even a budget of all memory would do, it says so before anything is run.
-        self._stage.memory_bytes(Ask(number=0, prompt=longest.prompt, output=longest.output, known=0))
+        self._stage.memory_bytes(whole_prompt(longest))
         self._told: list[Told] = []
 
     @property

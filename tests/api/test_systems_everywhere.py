@@ -35,6 +35,7 @@ SHORT: dict[str, list[str]] = {
     "context-reuse": ["workload.context=2Ki", "workload.requests=1", "workload.arrivals=null"],
     "decode": ["workload.context=1Ki", "workload.output=6", "workload.decoded=null", "workload.batch=2"],
     "assist": ["workload.output=8", "workload.devices=1", "workload.arrivals=null", "workload.duration=null"],
+    "session": ["workload.turns=2", "workload.context=1Ki", "workload.output=6"],
 }
 
 

@@ -396,7 +396,7 @@ def test_the_page_on_decoding_has_every_name_of_a_role() -> None:
         (
             "quickstart",
             "workload.kind=decod",
-            "workload.kind: 'decod' is none of context-reuse, decode, assist; did",
+            "workload.kind: 'decod' is none of context-reuse, decode, assist, session; did",
         ),
         ("quickstart", "workload={context: 4Ki}", "workload.kind: is missing"),
         ("quickstart", "budget={kind: decode}", "budget.kind: 'decode' is not the workload's, which is context-reuse"),
