@@ -115,10 +115,11 @@ def compare_bars(
     title: str = "",
     ranked_by: str = "ttft_s",
     ranges: Mapping[str, Mapping[str, Sequence[float]]] | None = None,
+    line: str = "range",
 ) -> Figure:
     """The metric that the workload is about and energy per request by component, a bar per system, the best on top:
     TTFT (mean, and a tick at the 95th percentile of several requests), or tokens per second. A missing figure has no
-    bar. `ranges`: by system and metric the least and the most, which a line with two ends shows."""
+    bar. `ranges`: by system and metric the least and the most, which a line with two ends shows; `line` names it."""
     if ranked_by == "ttft_s":
         order = sorted(metrics, key=lambda name: _sort_key(metrics[name].get("ttft_s")))
     else:
@@ -142,7 +143,7 @@ def compare_bars(
     left.invert_yaxis()
     left.set_title("Time to first token" if ranked_by == "ttft_s" else "Throughput of the batch")
     if ends:
-        left.set_title("line: range", loc="right", size=8, weight="normal", color=GREY)
+        left.set_title(f"line: {line}", loc="right", size=8, weight="normal", color=GREY)
     left.set_xlabel("s" if ranked_by == "ttft_s" else FIGURES[ranked_by].label)
     right.set_title("Energy per request")
     right.set_xlabel("J")

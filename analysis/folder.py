@@ -17,6 +17,7 @@ from kvferry.analysis.metrics import token_times_s
 from kvferry.analysis.quality import MARK, lower_quality
 from kvferry.analysis.sessions import turns_columns
 from kvferry.analysis.steps import steps_of
+from kvferry.analysis.tables import INTERVAL
 from kvferry.analysis.timeline import chrome_trace
 from kvferry.backends.world import Inputs
 from kvferry.pipelines.record import RequestRecord, Run
@@ -126,7 +127,12 @@ def comparison_pictures(
         draws[folder / "plots" / "paths"] = partial(compare_gantt, shown, title=title)
     if any(ranked_by in figures for figures in metrics.values()):
         draws[folder / "plots" / "bars"] = partial(
-            compare_bars, metrics, title=title, ranked_by=ranked_by, ranges=_ranges(envelopes)
+            compare_bars,
+            metrics,
+            title=title,
+            ranked_by=ranked_by,
+            ranges=_ranges(envelopes),
+            line="range" if any("ranges" in envelope for envelope in envelopes.values()) else INTERVAL,
         )
     return draws
 
@@ -167,7 +173,9 @@ def _workers(pictures: int) -> int:
 
 
 def _ranges(envelopes: Mapping[str, Envelope]) -> dict[str, dict[str, tuple[float, float]]]:
-    return {system: envelope["ranges"] for system, envelope in envelopes.items() if "ranges" in envelope}
+    """Ranges of several runs, or intervals, of the systems that have any."""
+    found = {name: envelope.get("ranges") or envelope.get("intervals") for name, envelope in envelopes.items()}
+    return {name: ends for name, ends in found.items() if ends}
 
 
 def _title(envelope: Envelope) -> str:

@@ -39,13 +39,6 @@ class Repeats:
         return order[(len(order) - 1) // 2]
 
 
-def ranges_of(own: Metrics, others: Mapping[str, Metrics]) -> dict[str, Range]:
-    """The least and the most of every metric that is not the same in all."""
-    every = [own, *others.values()]
-    ends = {key: [one[key] for one in every] for key in own if all(key in one for one in every)}
-    return {key: (min(values), max(values)) for key, values in ends.items() if min(values) < max(values)}
-
-
 def within_noise(ranges: Mapping[str, Range]) -> set[str]:
     """The systems, given in order, whose range meets that of one before: which of the two comes first is not known."""
     return {

@@ -10,6 +10,7 @@ import numpy as np
 from kvferry.analysis.envelope import to_json
 from kvferry.analysis.folder import write_pictures
 from kvferry.analysis.reproduction.evidence import conditions_of, figures_of
+from kvferry.analysis.reproduction.left_out import coverage, left_out
 from kvferry.analysis.reproduction.paper import ExhibitSpec, OrderSpec, Paper, load_paper
 from kvferry.analysis.reproduction.rate_errors import errors_by_device
 from kvferry.analysis.reproduction.results import Key, Progress, Results, carry_out
@@ -74,7 +75,8 @@ def report_of(paper: Paper, results: Results) -> Report:
 
 
 def _of_devices(cells: list[Report]) -> Report:
-    return {"by_device": errors_by_device(cells), "sustained": compared()}
+    """Errors by device, rates over time, and what intervals hold of the rates of devices that were left out of the fits."""
+    return {"by_device": errors_by_device(cells), "sustained": compared(), "left_out": coverage(left_out())}
 
 
 def _claim(paper: Paper, number: int, results: Results) -> Report:

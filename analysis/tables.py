@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import IO, TYPE_CHECKING
 
 from kvferry.analysis import human
@@ -27,6 +27,8 @@ _OF_SEVERAL = {f"{key}_p{q}_s" for key in ("ttft", "tpot") for q in (50, 95, 99)
 NOT_COUNTED, NOT_KNOWN = "not counted", "not known"
 # What a tilde in a comparison means.
 UNCLEAR = "~: its range meets that of a system above it: which of the two is better is not known"
+UNSURE = "~: one above it beats it in fewer than nine of ten samples: which of the two is better is not known"
+INTERVAL = "80 % interval"
 # Parts of a memory peak that are shown by themselves.
 _SHOWN_SHARE = 0.002
 # A pipe has no width, and 80 columns would cut figures that a script looks for.
@@ -43,12 +45,12 @@ def run_table(
 ) -> Table:
     """One row per metric, in human units. A bound beside what was achieved, an energy above its parts, as the memory
     peak above what `memory` names; where a part is not known, there is no sum of them. `ranges`: of several runs, of
-    which the metrics are the `median`, or of what a run might come to."""
+    which the metrics are the `median`; else the intervals of a run's figures."""
     table = _table(title)
     table.add_column("metric")
     table.add_column("median" if median else "value", justify="right", style="bold")
     if ranges is not None:
-        table.add_column("range", justify="right")
+        table.add_column("range" if median else INTERVAL, justify="right")
     counted = "energy_j" in metrics or not metrics.get("requests")
     lacking = {} if counted else {"energy_j": NOT_COUNTED}
     lacking |= {key: NOT_KNOWN for key in FIGURES if is_unknown(key, metrics)}
@@ -94,14 +96,16 @@ def compare_table(
     notes: Sequence[str] = (),
     width: int = _PIPE_WIDTH,
     ranges: Mapping[str, Ranges] | None = None,
+    unsure: Collection[str] | None = None,
 ) -> Table:
     """One row per system, best first by `ranked_by`, the metric that the workload is about, with how many times worse
     than the best it is; the best of a column is bold.
 
     A system whose run did not end "done" (by `outcomes`) shows its outcome in place of figures it lacks. So that
     `width` characters hold a row, headings are broken, then the last columns are left out: `notes`, which stand
-    below the table, say which. `ranges`, by system: of several runs, whose medians the metrics are, or of what a run
-    might come to; a system whose range of the ranked metric meets that of one above it is marked with a tilde.
+    below the table, say which. `ranges`, by system: of several runs, whose medians the metrics are; a system whose
+    range of the ranked metric meets that of one above it is marked with a tilde. With `unsure`, they are intervals, and
+    these systems are marked.
     """
     from rich.console import Console
 
@@ -115,7 +119,7 @@ def compare_table(
     left_out: list[str] = []
     narrow = False
     while True:
-        table = _comparison(systems, shown, title, outcomes or {}, ranked_by, narrow, ranges)
+        table = _comparison(systems, shown, title, outcomes or {}, ranked_by, narrow, ranges, unsure)
         spare = [key for key in shown if key != ranked_by]
         if ruler.measure(table).maximum <= width or (narrow and not spare):
             break
@@ -140,6 +144,7 @@ def _comparison(
     ranked_by: str,
     narrow: bool,
     ranges: Mapping[str, Ranges] | None,
+    unsure: Collection[str] | None,
 ) -> Table:
     from rich.markup import escape
 
@@ -157,10 +162,12 @@ def _comparison(
         add_column(_label(key, *systems.values()))
         if key == ranked_by:
             if ranges is not None:
-                add_column("range")
+                add_column("range" if unsure is None else INTERVAL)
             add_column("vs best")
     lesser = lower_quality(systems)
-    unclear = set() if ranges is None else _unclear(order, systems, ranges, ranked_by)
+    unclear: Collection[str] = unsure or ()
+    if unsure is None and ranges is not None:
+        unclear = _unclear(order, systems, ranges, ranked_by)
     outcome_of = {name: outcomes.get(name, "done") for name in order}
     failed = any(outcome != "done" for outcome in outcome_of.values())
     if failed:

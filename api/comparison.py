@@ -5,20 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvferry.analysis import human
 from kvferry.analysis.equal_memory import unequal_memory
+from kvferry.analysis.figures import less_is_better
 from kvferry.analysis.folder import comparison_pictures, write_comparison
+from kvferry.analysis.intervals import SURE, beats
 from kvferry.analysis.quality import lower_quality
 from kvferry.analysis.remarks import remarks_on
-from kvferry.analysis.repeats import Metrics
-from kvferry.analysis.tables import UNCLEAR, compare_table
+from kvferry.analysis.sureness import how_sure
+from kvferry.analysis.tables import UNCLEAR, UNSURE, compare_table
 from kvferry.api.html import table_html, table_text
+from kvferry.api.intervals import sureness_of
 from kvferry.api.picture import Picture
 from kvferry.api.repeats import Watch, carry_out, check_runs, unwatched
 from kvferry.api.result import Result
-from kvferry.api.runtimes import on_other_runtimes, range_note
 from kvferry.api.scenario import Settings, Source, under_systems
 from kvferry.backends.world import Say
 from kvferry.pipelines.workload import Progress, System
@@ -79,8 +83,32 @@ class Comparison:
         ended = [f"{name}: {run.outcome.replace('_', ' ')}: {run.why}" for name, (_, run) in runs.items() if run.why]
         failed = [f"{name}: failed: {why}" for name, why in self.failed.items()]
         same = [name for name, one in self.results.items() if one.outcome != "done"]
-        same += [name for name, one in self.results.items() if one.on_runtimes and not one.ranges]
-        return [*self.without_effect, *ended, *failed, *remarks_on(runs, same)]
+        sure = {name: one.sureness for name, one in self.results.items() if one.sureness is not None}
+        same += [name for name, one in sure.items() if one.same_on_all_runtimes]
+        known = how_sure(one.evidence for one in sure.values())
+        return [*self.without_effect, *ended, *failed, *remarks_on(runs, same), *known]
+
+    @cached_property
+    def beats(self) -> dict[str, dict[str, float]]:
+        """By system and other system the share of samples in which it has the better figure of the metric that the
+        workload is about, where one of the two has an interval there. What both rest on is the same for both in each
+        sample."""
+        key = self.headline
+        known = {
+            name: (one.metrics[key], () if one.sureness is None else one.sureness.effects)
+            for name, one in self.results.items()
+            if one.outcome == "done" and one.metrics.get(key, 0) > 0
+        }
+        open_to_doubt = {name for name in known if key in self.results[name].intervals}
+        return {
+            one: {
+                other: beats(key, known[one], known[other])
+                for other in known
+                if other != one and open_to_doubt & {one, other}
+            }
+            for one in known
+            if open_to_doubt
+        }
 
     @cached_property
     def pictures(self) -> dict[str, Picture]:
@@ -105,7 +133,8 @@ class Comparison:
             ranked_by=self.headline,
             notes=self._notes(several),
             width=width,
-            ranges={name: one.ranges for name, one in self.results.items() if one.ranges} or None,
+            ranges={name: ends for name, one in self.results.items() if (ends := one.ranges or one.intervals)} or None,
+            unsure=None if several else self._unsure,
         )
 
     def write(
@@ -132,6 +161,36 @@ class Comparison:
         return table_html(self.table(), self.remarks)
 
     @property
+    def _ranked(self) -> list[str]:
+        """Systems of which it is known how sure their order is, best first."""
+        return sorted(
+            self.beats, key=lambda name: self.results[name].metrics[self.headline] * (-1 if self._more else 1)
+        )
+
+    @property
+    def _more(self) -> bool:
+        return not less_is_better(self.headline)
+
+    @property
+    def _unsure(self) -> set[str]:
+        """Systems that one above them beats in too few samples."""
+        ranked = self._ranked
+        return {
+            name
+            for n, name in enumerate(ranked)
+            if any(self.beats[above].get(name, 1.0) < SURE for above in ranked[:n])
+        }
+
+    def _sure_notes(self) -> list[str]:
+        ranked = self._ranked
+        pairs = [
+            f"{one} beats {other} in {human.percent(self.beats[one][other])}"
+            for one, other in pairwise(ranked)
+            if other in self.beats[one]
+        ]
+        return [f"of all samples of what is not known exactly, {'; '.join(pairs)}. {UNSURE}"] if pairs else []
+
+    @property
     def _envelopes(self) -> dict[str, dict[str, object]]:
         return {name: one.envelope for name, one in self.results.items()}
 
@@ -153,8 +212,7 @@ class Comparison:
         if several:
             runs = max(len(one.runs) for one in self.results.values())
             notes.append(f"medians of up to {runs} runs, taken in turns; {UNCLEAR}")
-        if over := {runtime for one in self.results.values() for runtime in one.envelope.get("range_over", ())}:
-            notes.append(f"{range_note(over)}; {UNCLEAR}")
+        notes += self._sure_notes()
         done = {name: one for name, one in self.results.items() if one.outcome == "done"}
         unequal = unequal_memory(
             {name: one.metrics for name, one in done.items()}, {name: one.scenario for name, one in done.items()}
@@ -240,7 +298,7 @@ def compare(
     seed: int | None = None,
     equal_tokens: int | None = None,
     runs: int = 1,
-    ranges: bool = True,
+    intervals: bool = True,
     watch: Watch = unwatched,
     say: Say = lambda what: None,
 ) -> Comparison:
@@ -249,7 +307,7 @@ def compare(
     Policies in `settings` hold for every system that has them; the scenario's own policies are its own system's, and
     others run with theirs. `equal_tokens`: where decoding, every system that selects KV selects this many tokens; whole
     blocks and the newest tokens may come on top. `runs`: how often each, for real, taken in turns. `scenario`,
-    `settings` and `seed` are those of ``load``, `ranges`, `watch` and `say` those of ``run``.
+    `settings` and `seed` are those of ``load``, `intervals`, `watch` and `say` those of ``run``.
 
     Raises InputError as ``load`` does, and for a system that is asked for and cannot run the scenario; MissingExtra
     where the real world is not installed. A system that fails, or cannot select `equal_tokens`, is named in ``failed``,
@@ -259,11 +317,9 @@ def compare(
         scenario = comparable(scenario, systems, settings, seed=seed, equal_tokens=equal_tokens)
     check_runs(scenario.scenario, runs)
     carried = carry_out(scenario.under, runs, watch, say)
-    under, on_runtimes = scenario.under, dict[str, dict[str, Metrics]]()
-    for name, of_system in carried.runs.items() if ranges and carried.interrupted is None else ():
-        on_runtimes[name] = on_other_runtimes(under[name], of_system[0], watch)
+    under, asked = scenario.under, intervals and carried.interrupted is None
     results = {
-        name: Result(under[name], of_system, on_runtimes=on_runtimes.get(name, {}))
+        name: Result(under[name], of_system, sureness=sureness_of(under[name], of_system[0], watch) if asked else None)
         for name, of_system in carried.runs.items()
     }
     return Comparison(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,12 +12,13 @@ from kvferry.analysis.envelope import Envelope, envelope_of, provenance_of
 from kvferry.analysis.folder import requests_columns, run_pictures, spans_columns, units_columns, write_run
 from kvferry.analysis.metrics import metrics_for
 from kvferry.analysis.remarks import remarks_on, why_no_energy
-from kvferry.analysis.repeats import Metrics, Range, Repeats, ranges_of
+from kvferry.analysis.repeats import Range, Repeats
+from kvferry.analysis.sureness import Sureness
 from kvferry.analysis.tables import run_table
 from kvferry.api.html import table_html, table_text
+from kvferry.api.intervals import sureness_of
 from kvferry.api.picture import Picture
 from kvferry.api.repeats import Watch, carry_out, check_runs, unwatched
-from kvferry.api.runtimes import on_other_runtimes, range_note
 from kvferry.api.scenario import Settings, Source, load, remarks_under
 from kvferry.backends.world import Say
 from kvferry.pipelines.decoding.runtimes import runtime_of
@@ -56,14 +57,15 @@ class Result:
 
     ``runs``: several where it was run for real so often; figures are their medians, and requests, spans and pictures
     are of the run with the median of the metric that the workload is about. ``interrupted``: what was kept, where
-    Ctrl-C ended it. ``on_runtimes``: the figures on other runtimes, by name, where its own is only assumed.
+    Ctrl-C ended it. ``sureness``: what is known of how far figures may be off; None where it was not asked for, and of
+    real runs.
     ``left_out``: which policies of the scenario's file are another system's.
     """
 
     scenario: Scenario
     runs: Sequence[Run]
     interrupted: str | None = None
-    on_runtimes: Mapping[str, Metrics] = field(default_factory=dict)
+    sureness: Sureness | None = None
     left_out: tuple[str, ...] = ()
 
     @cached_property
@@ -78,15 +80,14 @@ class Result:
     @cached_property
     def envelope(self) -> Envelope:
         """The object that ``--json`` prints: outcome, metrics, scenario, system, seed, versions, provenance; of several
-        runs also "runs" and "ranges", and of a run whose runtime is only assumed "ranges" and "range_over", the
-        runtimes that give them."""
+        runs also "runs" and "ranges"; of a modelled run "intervals" and the "evidence" that they are made from."""
         envelope = envelope_for(self.scenario, self.run)
-        if len(self.runs) > 1:
-            envelope |= {"metrics": self._repeats.medians, "runs": len(self.runs)}
-        if self.on_runtimes:
-            envelope["range_over"] = sorted({*self.on_runtimes, envelope["provenance"]["runtime"]["name"]})
         if self.ranges is not None:
-            envelope["ranges"] = {key: list(ends) for key, ends in self.ranges.items()}
+            ranges = {key: list(ends) for key, ends in self.ranges.items()}
+            envelope |= {"metrics": self._repeats.medians, "runs": len(self.runs), "ranges": ranges}
+        if self.sureness is not None:
+            intervals = {key: list(ends) for key, ends in self.intervals.items()}
+            envelope |= {"intervals": intervals, "evidence": dict(self.sureness.evidence)}
         return envelope
 
     @property
@@ -98,11 +99,14 @@ class Result:
 
     @property
     def ranges(self) -> dict[str, Range] | None:
-        """Of several runs the least and the most of each metric; of a run whose runtime is only assumed, of each metric
-        that depends on it; None elsewhere."""
-        if len(self.runs) > 1:
-            return self._repeats.ranges
-        return ranges_of(self._repeats.medians, self.on_runtimes) if self.on_runtimes else None
+        """Of several runs the least and the most of each metric; None of one."""
+        return self._repeats.ranges if len(self.runs) > 1 else None
+
+    @property
+    def intervals(self) -> dict[str, Range]:
+        """By metric the 80 % interval of the latencies and rates of which it is known how far they may be off;
+        docs/intervals.md says from what."""
+        return {} if self.sureness is None else self.sureness.intervals
 
     @property
     def outcome(self) -> str:
@@ -125,7 +129,7 @@ class Result:
             *self.run.faults,
             *self.run.notes,
             *remarks_on({self.scenario.system: (self.scenario, self.run)}),
-            *([range_note(self.envelope["range_over"])] if self.on_runtimes else []),
+            *([] if self.sureness is None else self.sureness.remarks),
         ]
 
     @cached_property
@@ -171,7 +175,7 @@ class Result:
         return run_table(
             self.metrics,
             title=title,
-            ranges=self.ranges,
+            ranges=self.ranges or self.intervals or None,
             median=len(self.runs) > 1,
             memory=self.envelope.get("memory_at_peak"),
         )
@@ -196,14 +200,14 @@ def run(
     system: str | None = None,
     seed: int | None = None,
     runs: int = 1,
-    ranges: bool = True,
+    intervals: bool = True,
     watch: Watch = unwatched,
     say: Say = lambda what: None,
 ) -> Result:
     """Carries a scenario out, in its modelled or real world.
 
     `scenario`, `settings`, `system` and `seed` are those of ``load``. `runs`: how often, for real, where runs differ.
-    `ranges`: whether a run whose runtime is only assumed is carried out on the others that it might be, too.
+    `intervals`: whether to say how far figures may be off, for which a run of decoding is carried out some times more.
     `watch` is entered with what is being done and gives what is called with how much is done, of how much; `say` is
     called with what is made ready before.
 
@@ -217,8 +221,8 @@ def run(
     carried = carry_out({loaded.system: loaded}, runs, watch, say, keep_going=False)
     finished = carried.runs.get(loaded.system, [])
     if carried.interrupted is None:
-        others = on_other_runtimes(loaded, finished[0], watch) if ranges else {}
-        return Result(loaded, finished, on_runtimes=others, left_out=left_out)
+        sureness = sureness_of(loaded, finished[0], watch) if intervals else None
+        return Result(loaded, finished, sureness=sureness, left_out=left_out)
     kept = f"{len(finished)} of {runs} runs" if runs > 1 else carried.interrupted.why
     if finished or carried.interrupted.requests:
         return Result(loaded, finished or [carried.interrupted], kept, left_out=left_out)

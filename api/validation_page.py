@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from kvferry.analysis.reproduction.left_out import held
 from kvferry.analysis.reproduction.sustained import sustained_rows
 from kvferry.specs.errors import InputError
 from kvferry.system.whole_file import write_file
@@ -30,9 +31,10 @@ def write_pages(folder: Path, reports: Mapping[str, Report]) -> list[Path]:
     """Rewrites the tables of these papers in the folder's pages (*.md), and their files in its folder ``data``; returns
     what was written.
 
-    Tables: ``claims``, ``errors`` (of printed cells, fitted and not), ``sustained`` (rates over time). Files:
-    PAPER-claims.csv, PAPER-cells.csv and PAPER-exhibits.csv, as far as a paper has any. Those of other papers stay as
-    they are. Raises InputError, naming file and line, for a marker that is not closed or names no table.
+    Tables: ``claims``, ``errors`` (of printed cells, fitted and not), ``sustained`` (rates over time), ``left_out``
+    (devices). Files: PAPER-claims.csv, PAPER-cells.csv and PAPER-exhibits.csv, as far as a paper has any. Those of
+    other papers stay as they are. Raises InputError, naming file and line, for a marker that is not closed or names no
+    table.
     """
     if not folder.is_dir():
         raise InputError(f"{folder}: there is no such folder; give one with pages that have markers")
@@ -165,7 +167,22 @@ def _sustained(report: Report) -> Iterable[str]:
         yield _row(*row.values())
 
 
-_TABLES: dict[str, Callable[[Report], Iterable[str]]] = {"claims": _claims, "errors": _errors, "sustained": _sustained}
+def _left_out(report: Report) -> Iterable[str]:
+    """What intervals hold of the rates of devices that were left out of the fits."""
+    yield from _head("left out", "rates", "in the interval", "without one", "factor to its ends")
+    for group in report.get("left_out", ()):
+        counts = (str(group[key]) for key in ("rows", "inside", "without_interval"))
+        yield _row(group["device"], *counts, f"{group['median_factor']:.2f}" if group["median_factor"] else "-")
+    yield ""
+    yield held(report["left_out"])
+
+
+_TABLES: dict[str, Callable[[Report], Iterable[str]]] = {
+    "claims": _claims,
+    "errors": _errors,
+    "sustained": _sustained,
+    "left_out": _left_out,
+}
 _FILES: dict[str, Callable[[Report], Iterable[dict[str, str]]]] = {
     "claims": _claim_rows,
     "cells": _cell_rows,

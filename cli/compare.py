@@ -6,10 +6,10 @@ from typing import Annotated
 import typer
 
 from kvferry.cli.options import (
+    IntervalsOption,
     JsonOption,
     OutputOption,
     PluginOption,
-    RangeOption,
     RunsOption,
     ScenarioArgument,
     SeedOption,
@@ -44,7 +44,7 @@ def compare(
     plugins: PluginOption = None,
     seed: SeedOption = None,
     runs: RunsOption = 1,
-    ranges: RangeOption = True,
+    intervals: IntervalsOption = True,
     output: OutputOption = None,
     plots: Annotated[
         bool | None,
@@ -88,13 +88,15 @@ def compare(
         known = described if loaded.backend == "sim" else {}
         equal = [] if equal_tokens is None else [f"equal-tokens={equal_tokens}"]
         output = own_folder(f"{loaded.name}-compared", [*overrides(settings, seed), *equal], known)
-    compared = carry_out(chosen, runs=runs, ranges=ranges, watch=in_turn(), say=say)
+    compared = carry_out(chosen, runs=runs, intervals=intervals, watch=in_turn(), say=say)
     if output is not None and compared.results:
         with counted(f"{loaded.name}: pictures") as progress:
             compared.write(output, plots=draws, progress=progress)
     if json:
         envelopes = {name: result.envelope for name, result in compared.results.items()}
         found = {"scenario": loaded.name, "seed": loaded.seed, "systems": envelopes, "marks": compared.marks}
+        if compared.beats:
+            found["beats"] = compared.beats
         sys.stdout.write(to_json(found))
     elif compared.results:
         show(compared.table(terminal_width()))

@@ -55,11 +55,11 @@ RunsOption = Annotated[
 ]
 
 
-RangeOption = Annotated[
+IntervalsOption = Annotated[
     bool,
     typer.Option(
-        "--range/--no-range",
-        help="Where it is only assumed what software takes to manage KV, run on the other known runtimes too.",
+        "--intervals/--no-intervals",
+        help="Say how far figures may be off, by what was measured elsewhere; decoding is run a few times more.",
     ),
 ]
 

@@ -6,11 +6,11 @@ from typing import Annotated
 import typer
 
 from kvferry.cli.options import (
+    IntervalsOption,
     JsonOption,
     OutputOption,
     PlotsOption,
     PluginOption,
-    RangeOption,
     RunsOption,
     ScenarioArgument,
     SeedOption,
@@ -30,7 +30,7 @@ def run(
     plugins: PluginOption = None,
     seed: SeedOption = None,
     runs: RunsOption = 1,
-    ranges: RangeOption = True,
+    intervals: IntervalsOption = True,
     output: OutputOption = None,
     plots: PlotsOption = True,
     json: JsonOption = False,
@@ -60,7 +60,7 @@ def run(
         known = {".": dump_yaml(loaded)} if loaded.backend == "sim" else {}
         output = own_folder(f"{loaded.name}-{loaded.system}", overrides(settings, seed), known)
     try:
-        result = carry_out(loaded, runs=runs, ranges=ranges, watch=in_turn(), say=say)
+        result = carry_out(loaded, runs=runs, intervals=intervals, watch=in_turn(), say=say)
     except KeyboardInterrupt as stopped:
         if str(stopped):
             say(f"interrupted; kept {stopped}")

@@ -2,7 +2,7 @@
 
 python fits/engines.py show         # every row with the engines as they are
 python fits/engines.py fit          # the best numbers of each engine
-python fits/engines.py leave-out    # fits without one device after the other, errors on the device left out
+python fits/left_out.py             # fits without one device after the other, errors on the device left out
 
 Free are, of an engine on a kind of processor: the share of the memory bandwidth that reading weights and KV reaches,
 the fixed cost of a layer and of a step, and the arithmetic to unpack a weight. A step is priced by the roofline that
@@ -35,15 +35,19 @@ class Row:
     processor: ProcessorSpec
     model: ModelSpec
 
-    def seconds(self, share: float, layer_s: float, step_s: float, unpack_flop: float) -> float:
-        """A decode step's time with these numbers of the engine."""
+    def with_numbers(self, share: float, layer_s: float, step_s: float, unpack_flop: float) -> ProcessorSpec:
+        """The processor with these numbers of the engine."""
         numbers = {
             "efficiency": {**self.processor.efficiency, "gemv": share, "decode_attention": share},
             "layer_s": layer_s,
             "step_s": step_s,
             "unpack_flop": unpack_flop,
         }
-        roofline = Roofline(self.processor.model_copy(update=numbers), self.model)
+        return self.processor.model_copy(update=numbers)
+
+    def seconds(self, share: float, layer_s: float, step_s: float, unpack_flop: float) -> float:
+        """A decode step's time with these numbers of the engine."""
+        roofline = Roofline(self.with_numbers(share, layer_s, step_s, unpack_flop), self.model)
         return roofline.cost(DecodeStep(1, self.rate.context_tokens)).duration_s + self.processor.dispatch_s
 
 
@@ -108,29 +112,18 @@ def said(numbers: Numbers) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("show", "fit", "leave-out"))
+    parser.add_argument("what", choices=("show", "fit"))
     what = parser.parse_args().what
     every: list[float] = []
     for (engine, kind), chosen in by_engine([row for row in rows() if row.rate.fitted or what == "show"]).items():
-        devices = list(dict.fromkeys(row.rate.device for row in chosen))
         if what == "show":
             found = np.concatenate([errors([row], as_they_are(row)) for row in chosen])
             for row, error in zip(chosen, found):
                 print(f"  {row.rate.device:22} {row.rate.model:14} {row.rate.per_s:7.1f} tokens/s {error:+7.1%}")
-        elif what == "fit":
+        else:
             numbers = fitted(chosen)
             found = errors(chosen, numbers)
             print(f"  {said(numbers)}")
-        else:
-            if len(devices) < 2:
-                continue
-            parts = []
-            for device in devices:
-                left = [row for row in chosen if row.rate.device == device]
-                numbers = fitted([row for row in chosen if row.rate.device != device])
-                parts.append(errors(left, numbers))
-                print(f"  {device:22} {told(parts[-1])} ({said(numbers)})")
-            found = np.concatenate(parts)
         print(f"{engine} on a {kind}: {told(found)}")
         every += list(found)
     print(f"all: {told(np.array(every))}")

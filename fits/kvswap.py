@@ -1,7 +1,8 @@
 """Fit the AGX Orin profile of KVSwap's prototype on the throughput cells that the paper prints, and cross-validate.
 
 python fits/kvswap.py fit [--rounds 2]       # prints the fitted numbers and every cell
-python fits/kvswap.py leave-out              # fits without some batches or methods, errors on those left out
+python fits/kvswap.py leave-out              # fits without some batches or methods, errors on those left out; by
+                                             # method they are kept in analysis/papers/kvswap/left_out.csv
 
 Free are numbers of the device, see FREE, and of its storage, see STORAGE; none of a system. The fit prices layers
 without events (pipelines/decoding/delays.py); after each round the cells are simulated, and the ratio of both corrects
@@ -10,13 +11,14 @@ the next round.
 
 import argparse
 import csv
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import numpy as np
-from rounds import Numbers, corrected, found, simulate
+from rounds import Numbers, corrected, found, simulate, write_left_out
 
 from kvferry.machine.ops import DecodeStep
 from kvferry.pipelines.decoding.delays import Delays
@@ -268,14 +270,20 @@ def main() -> None:
 def leave_out(known: Sequence[Known], start: Numbers) -> None:
     """Fits on a part of the cells, and the errors on both parts. They begin at `start`, which has seen no cell, and not
     at the fit on all: a number that the rest says nothing about would stay what the cells left out made it."""
+    rows: list[tuple[str, str, float]] = []
     for what, left_out in LEFT_OUT.items():
         kept = np.array([not left_out(one.cell) for one in known])
         numbers = fitted([one for one, keep in zip(known, kept, strict=True) if keep], start)
-        error = abs(errors(np.array([one.cell.printed for one in known]), predicted(known, numbers)))
+        signed = errors(np.array([one.cell.printed for one in known]), predicted(known, numbers))
+        if what in SYSTEMS:
+            there = [(one.cell, math.log1p(signed[n])) for n, one in enumerate(known) if not kept[n]]
+            rows += [(what, f"{cell.disk} {cell.context} b{cell.batch}", error) for cell, error in there]
+        error = abs(signed)
         parts = [f"{np.median(part):.1%}, {np.quantile(part, 0.9):.1%}" for part in (error[~kept], error[kept])]
         print(
             f"without {what} ({(~kept).sum()} cells): median and p90 there {parts[0]}; elsewhere {parts[1]}", flush=True
         )
+    write_left_out(PRINTED / "left_out.csv", known[0].scenario.device.name, rows)
 
 
 LEFT_OUT: dict[str, Callable[[Cell], bool]] = {

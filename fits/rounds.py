@@ -1,7 +1,9 @@
 """What the fits of a device's numbers on printed throughput share: cells simulated, squares made least, factors."""
 
-from collections.abc import Callable, Mapping, Sequence
+import csv
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,6 +34,15 @@ def corrected(
     plain = [replace(one, reuse_rate=float(rate), factor=1.0) for one, rate in zip(known, reuse, strict=True)]
     factors = ours / predicted(plain)
     return [replace(one, factor=float(factor)) for one, factor in zip(plain, factors, strict=True)]
+
+
+def write_left_out(path: Path, device: str, rows: Iterable[tuple[str, str, float]]) -> None:
+    """Keeps what intervals of runs on the device are made from: which part of the cells a fit left out, one of them,
+    and the logarithm of the printed time over ours by the numbers of that fit."""
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(("device", "part", "case", "log_error"))
+        writer.writerows((device, part, case, f"{error:.4f}") for part, case, error in rows)
 
 
 def found(

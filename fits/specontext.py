@@ -2,7 +2,8 @@
 
 python fits/specontext.py cells              # simulates every cell with the profile as it is
 python fits/specontext.py fit [--rounds 2]   # prints the fitted numbers and every cell
-python fits/specontext.py leave-out          # fits without some workloads or methods, errors on those left out
+python fits/specontext.py leave-out          # fits without some workloads or methods, errors on those left out; by
+                                             # method they are kept in analysis/papers/specontext/left_out.csv
 
 Free are numbers of the device, see FREE, and none of a system. The fit is on the workloads FITTED; the others are
 predictions. Steps are priced without events (pipelines/decoding/delays.py); after each round the cells are simulated,
@@ -11,13 +12,14 @@ and the ratio of both corrects the next round.
 
 import argparse
 import csv
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import numpy as np
-from rounds import Numbers, corrected, found, simulate
+from rounds import Numbers, corrected, found, simulate, write_left_out
 
 from kvferry.machine.ops import DecodeStep
 from kvferry.pipelines.decoding.delays import Delays
@@ -191,12 +193,18 @@ def main() -> None:
 
 def leave_out(known: Sequence[Known], start: Numbers) -> None:
     """Fits on all cells but a part, and the errors on both. They begin at `start`, which has seen no cell."""
+    rows: list[tuple[str, str, float]] = []
     for what, left_out in LEFT_OUT.items():
         kept = np.array([not left_out(one.cell) for one in known])
         numbers = fitted([one for one, keep in zip(known, kept, strict=True) if keep], start)
-        error = abs(predicted(known, numbers) / np.array([one.cell.printed for one in known]) - 1)
+        times = predicted(known, numbers) / np.array([one.cell.printed for one in known])
+        if what in SYSTEMS:
+            cells_out = [(one.cell.workload, math.log(times[n])) for n, one in enumerate(known) if not kept[n]]
+            rows += [(what, f"{context} to {output}", error) for (context, output), error in cells_out]
+        error = abs(times - 1)
         there, elsewhere = error[~kept], error[kept]
         print(f"without {what}: {np.median(there):.1%}, {there.max():.1%} there; {np.median(elsewhere):.1%} elsewhere")
+    write_left_out(PRINTED.with_name("left_out.csv"), known[0].scenario.device.name, rows)
 
 
 LEFT_OUT: dict[str, Callable[[Cell], bool]] = {

@@ -16,7 +16,8 @@ from kvferry.analysis.figures import FIGURES
 from kvferry.analysis.quality import MARK, footnotes, is_unknown, lower_quality
 from kvferry.analysis.report.charts import bars, claims_chart, scatter, timeline
 from kvferry.analysis.report.results import Comparison, Points, Result, RunResult, Verdicts, results_in
-from kvferry.analysis.tables import NOT_KNOWN, says_more
+from kvferry.analysis.sureness import how_sure
+from kvferry.analysis.tables import INTERVAL, NOT_KNOWN, says_more
 from kvferry.specs.errors import MissingExtra
 from kvferry.specs.version import VERSION
 
@@ -101,8 +102,10 @@ def _of_run(run: RunResult, number: Iterator[int]) -> Section:
     device = found["provenance"].get("device", {})
     if device and not device.get("measured", True):
         section.said.append(f"{device['name']} is not a measured device: its figures are from data sheets and papers.")
-    section.said += _range_of(found)
-    section.tables.append(("Figures", _table(_metrics(found["metrics"]), number, paging=False)))
+    section.said += how_sure([found.get("evidence", {})])
+    section.tables.append(
+        ("Figures", _table(_metrics(found["metrics"], found.get("intervals", {})), number, paging=False))
+    )
     if len(run.spans):
         section.charts.append(_chart(timeline(run.spans), number))
     if len(run.requests) > 1:
@@ -110,16 +113,6 @@ def _of_run(run: RunResult, number: Iterator[int]) -> Section:
     section.texts += [("Scenario", run.scenario), ("Environment", _lines(found.get("versions", {})))]
     section.tables.append(("Where its numbers come from", _table(_sources(found["provenance"]), number)))
     return section
-
-
-def _range_of(found: Mapping[str, Any]) -> list[str]:
-    """What the rate might be on other software than the one that a run assumes."""
-    ends = found.get("ranges", {}).get("throughput_tokens_per_s")
-    if not found.get("range_over") or not ends:
-        return []
-    low, high = (human.of_unit("throughput_tokens_per_s")(end) for end in ends)
-    over = ", ".join(map(str, found["range_over"]))
-    return [f"{found['system']}: {low} to {high} tokens/s; what software takes is assumed, a range over {over}."]
 
 
 def _of_comparison(comparison: Comparison, number: Iterator[int]) -> Section:
@@ -136,9 +129,10 @@ def _of_comparison(comparison: Comparison, number: Iterator[int]) -> Section:
     ]
     # Figures of an unfinished run would look too good beside the others.
     finished = {run.found["system"]: run.found["metrics"] for run in comparison.runs if run.found["outcome"] == "done"}
+    intervals = {run.found["system"]: run.found.get("intervals", {}) for run in comparison.runs}
     lesser = lower_quality(finished)
     named = {system: f"{system} {MARK}" if system in lesser else system for system in outcomes}
-    section.said += [line for run in comparison.runs for line in _range_of(run.found)]
+    section.said += how_sure(run.found.get("evidence", {}) for run in comparison.runs)
     section.said += [*footnotes(finished), *(f"{named[system]}: {why}" for system, why in lesser.items())]
     section.said += [line for line in [unequal_memory(finished)] if line is not None]
     shown = [
@@ -151,7 +145,8 @@ def _of_comparison(comparison: Comparison, number: Iterator[int]) -> Section:
         section.charts.append(_chart(bars(values, figure), number))
     rows = [{"figure": "outcome", **{named[system]: outcome for system, outcome in outcomes.items()}}]
     rows += [
-        {"figure": FIGURES[key].label} | {named[system]: _cell(key, finished.get(system, {})) for system in outcomes}
+        {"figure": FIGURES[key].label}
+        | {named[system]: _cell(key, finished.get(system, {}), intervals.get(system, {})) for system in outcomes}
         for key in shown
     ]
     section.tables.append(("Figures", _table(pd.DataFrame(rows), number, paging=False)))
@@ -208,7 +203,7 @@ def _of_verdicts(verdicts: Verdicts, number: Iterator[int]) -> Section:
 # --- parts of these --------------------------------------------------------------------------------------------------
 
 
-def _metrics(metrics: dict[str, float]) -> pd.DataFrame:
+def _metrics(metrics: dict[str, float], intervals: Mapping[str, Sequence[float]]) -> pd.DataFrame:
     import pandas as pd
 
     order = [*(key for key in FIGURES if key in metrics), *sorted(metrics.keys() - FIGURES.keys())]
@@ -216,7 +211,14 @@ def _metrics(metrics: dict[str, float]) -> pd.DataFrame:
         (FIGURES[key].label if key in FIGURES else key, _written(key, metrics[key]), f"{metrics[key]:.6g}", key)
         for key in order
     ]
-    return pd.DataFrame(rows, columns=["figure", "value", "in SI units", "key"])
+    frame = pd.DataFrame(rows, columns=["figure", "value", "in SI units", "key"])
+    if intervals:
+        frame.insert(2, INTERVAL, [_interval(key, intervals.get(key)) for key in order])
+    return frame
+
+
+def _interval(key: str, ends: Sequence[float] | None) -> str:
+    return "" if ends is None else " to ".join(_written(key, end) for end in ends)
 
 
 def _sources(provenance: dict[str, Any]) -> pd.DataFrame:
@@ -274,8 +276,11 @@ def _written(key: str, value: float) -> str:
     return human.of_unit(key)(value) if value == value else ""
 
 
-def _cell(key: str, metrics: dict[str, float]) -> str:
-    return _written(key, metrics[key]) if key in metrics else NOT_KNOWN if is_unknown(key, metrics) else ""
+def _cell(key: str, metrics: dict[str, float], intervals: Mapping[str, Sequence[float]]) -> str:
+    """The figure with its interval, as in "44.6 (35.2 to 53.3)"."""
+    if key not in metrics:
+        return NOT_KNOWN if is_unknown(key, metrics) else ""
+    return _written(key, metrics[key]) + (f" ({_interval(key, intervals[key])})" if key in intervals else "")
 
 
 def _lines(values: dict[str, Any]) -> str:

@@ -52,7 +52,7 @@ class Verdicts:
 
 
 # What the object of a run may also hold.
-_BESIDE: Mapping[str, type] = {"provenance": dict, "versions": dict, "notes": list}
+_BESIDE: Mapping[str, type] = {"provenance": dict, "versions": dict, "notes": list, "intervals": dict, "evidence": dict}
 Result = RunResult | Comparison | Points | Verdicts
 
 
@@ -90,10 +90,15 @@ def _run(folder: Path) -> RunResult:
     path = folder / "metrics.json"
     found, scenario = _json(path), _text(folder / "scenario.yaml")
     found = _with(path, found, {"scenario": str, "system": str, "outcome": str, "metrics": dict})
-    found = _with(path, {"provenance": {}, "versions": {}, "notes": [], **found}, _BESIDE)
+    found = _with(
+        path, {"provenance": {}, "versions": {}, "notes": [], "intervals": {}, "evidence": {}, **found}, _BESIDE
+    )
     for key, value in found["metrics"].items():
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise InputError(f"{path}: is damaged: metrics.{key} is {value!r:.60} and no number")
+    for key, ends in found["intervals"].items():
+        if not isinstance(ends, list) or len(ends) != 2 or not all(isinstance(end, int | float) for end in ends):
+            raise InputError(f"{path}: is damaged: intervals.{key} is {ends!r:.60} and no pair of numbers")
     return RunResult(
         name=folder.name,
         found=found,

@@ -26,13 +26,13 @@ def test_peaks_that_lie_apart_are_told_and_whole_blocks_are_not() -> None:
 
 def test_the_table_says_what_each_was_granted_and_the_same_grant_is_taken() -> None:
     systems = ["kvswap", "vllm"]
-    apart = kvferry.compare(changed(DECODING, budget={"kv_share": 0.5}), systems, ranges=False)
+    apart = kvferry.compare(changed(DECODING, budget={"kv_share": 0.5}), systems, intervals=False)
     text = " ".join(repr(apart).split())
     assert "KV memory peak" in text and TOLD in text
     assert "granted: kvswap: 50.0 % of a full cache (budget.kv_share); vllm: all memory that is free" in text
     kv_bytes = apart["vllm"].metrics["kv_memory_peak_bytes"]
     same = {"budget.kv": f"{kv_bytes:.0f} B", "budget.kv_share": None, "budget.in_memory_kv": f"{kv_bytes:.0f} B"}
-    equal = kvferry.compare(DECODING, systems, same, ranges=False)
+    equal = kvferry.compare(DECODING, systems, same, intervals=False)
     assert {one.outcome for one in equal.results.values()} == {"done"}
     assert all(one.metrics["kv_memory_peak_bytes"] <= kv_bytes for one in equal.results.values())
     assert TOLD not in " ".join(repr(equal).split())

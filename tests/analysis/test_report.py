@@ -113,23 +113,43 @@ def test_a_comparison_keeps_why_systems_failed(tmp_path: Path) -> None:
     assert found.failed == {"bad": "it raises"}
 
 
-def test_a_range_over_runtimes_is_said_of_a_run_and_of_a_comparison() -> None:
+def test_an_interval_stands_behind_its_figure_with_what_it_rests_on() -> None:
     found = {
         **_run({"throughput_tokens_per_s": 7.5}),
         "system": "kvswap",
         "provenance": {},
-        "ranges": {"throughput_tokens_per_s": [7.5, 10.25]},
-        "range_over": ["ideal", "kvswap-prototype"],
+        "intervals": {"throughput_tokens_per_s": [7.5, 10.25]},
+        "evidence": {"runtime": {"over": ["ideal", "kvswap-prototype"]}, "not_known": {"storage": "why not"}},
     }
     known = {**_run({"throughput_tokens_per_s": 8.0}), "system": "vllm", "provenance": {}}
     runs = [
-        RunResult("r", found=one, scenario="", spans=pd.DataFrame(), requests=pd.DataFrame()) for one in (found, known)
+        RunResult(
+            "r",
+            found=one,
+            scenario="",
+            spans=pd.DataFrame(),
+            requests=pd.DataFrame(),
+        )
+        for one in (found, known)
     ]
     section = _of_comparison(Comparison("c", runs), count())
+    assert "7.50 (7.50 to 10.2)" in section.tables[0][1]
+    assert "7.50 to 10.2" in section.inner[0].tables[0][1] and "80 % interval" in section.inner[0].tables[0][1]
     for one in (section, section.inner[0]):
-        (line,) = [said for said in one.said if "7.50 to 10.2 tokens/s" in said]
+        (line,) = [said for said in one.said if said.startswith("80 % intervals")]
         assert "ideal, kvswap-prototype" in line
-    assert not any("tokens/s;" in said for said in section.inner[1].said)
+        assert "not in them: storage: why not" in one.said
+    assert not any("intervals" in said for said in section.inner[1].said)
+
+
+@pytest.mark.parametrize("ends", ["fast", [1.0], [1.0, "x"]])
+def test_an_interval_that_is_none_is_named(folders: dict[str, Path], tmp_path: Path, ends: object) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(folders["compared"] / "ferry", folder)
+    found = json.loads((folder / "metrics.json").read_text())
+    (folder / "metrics.json").write_text(json.dumps(found | {"intervals": {"ttft_s": ends}}))
+    with pytest.raises(InputError, match=r"metrics\.json: is damaged: intervals\.ttft_s is .* and no pair of numbers"):
+        results_in([folder])
 
 
 def test_the_mode_bar_has_room_of_its_own() -> None:

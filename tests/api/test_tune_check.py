@@ -47,7 +47,7 @@ def test_what_is_kept_is_never_slower_than_the_default(runtime: str, storage: st
     assert len(said) == 1
     # The default's figures are those of a run that is not tuned, with the same memory.
     changes = {"runtime": runtime, "device.storage": storage, "budget.kv": "60 MiB", "workload.decoded": 64}
-    assert check.default[RATE] == run(NANO, changes, ranges=False).metrics[RATE]
+    assert check.default[RATE] == run(NANO, changes, intervals=False).metrics[RATE]
 
 
 def test_memory_that_was_granted_is_used_where_it_costs_nothing() -> None:
@@ -119,7 +119,7 @@ def test_more_memory_makes_no_system_noticeably_slower(budget: tuple[str | None,
 
 def test_a_run_says_that_its_slots_are_more_than_was_fitted() -> None:
     many = {"workload.context": "32Ki", "workload.decoded": 4, "policies.slots": "all"}
-    notes = run(NANO, many, ranges=False).run.notes
+    notes = run(NANO, many, intervals=False).run.notes
     assert any("the most that kvswap-prototype was fitted on" in note for note in notes)
-    notes = run(NANO, {"workload.decoded": 4, "budget.kv": "100 MiB"}, ranges=False).run.notes
+    notes = run(NANO, {"workload.decoded": 4, "budget.kv": "100 MiB"}, intervals=False).run.notes
     assert not any("was fitted on" in note for note in notes)

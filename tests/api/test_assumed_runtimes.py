@@ -1,4 +1,4 @@
-"""Where it is only assumed what software takes, figures have a range, and an order that hangs on it is not claimed."""
+"""Where it is only assumed what software takes, figures have an interval, and an order that hangs on it is no claim."""
 
 import json
 from typing import Any
@@ -28,45 +28,43 @@ def compared() -> dict[str, Comparison]:
 
 def test_one_board_under_its_two_profiles_names_no_two_winners(compared: dict[str, Comparison]) -> None:
     fitted, other = (compared[board] for board in BOARDS)
-    assert fitted["kvswap"].ranges is None, "known: these rows are what its runtime was fitted on"
-    assert "~" not in repr(fitted)
+    known = fitted["kvswap"].sureness
+    assert known is not None and "runtime" not in known.evidence, "known: these rows are what it was fitted on"
     best = {
         board: max(one.results, key=lambda name: one[name].metrics["throughput_tokens_per_s"])
         for board, one in compared.items()
     }
     assert set(best.values()) == {"vllm"}
-    ranges = other["kvswap"].ranges
-    assert ranges is not None
-    low, high = ranges["throughput_tokens_per_s"]
+    low, high = other["kvswap"].intervals["throughput_tokens_per_s"]
     assert low < other["vllm"].metrics["throughput_tokens_per_s"] < high
     text = repr(other)
     assert "~" in next(line for line in text.splitlines() if line.lstrip().startswith("kvswap "))
     assert "which of the two is better is not known" in " ".join(text.split())
-    assert "ideal, kvswap-prototype" in text
+    assert any("(ideal, kvswap-prototype)" in line for line in other.remarks)
 
 
-def test_the_ends_of_a_range_are_the_runs_on_those_runtimes(compared: dict[str, Comparison]) -> None:
+def test_the_ends_of_an_interval_are_the_runs_on_those_runtimes(compared: dict[str, Comparison]) -> None:
     """What a user gets who names them."""
     found = compared[BOARDS[1]]["kvswap"]
     ends = tuple(rate(BOARDS[1], runtime=name) for name in ("kvswap-prototype", "ideal"))
-    assert found.ranges is not None
-    assert found.ranges["throughput_tokens_per_s"] == ends
+    assert found.intervals["throughput_tokens_per_s"] == pytest.approx(ends)
     assert found.metrics["throughput_tokens_per_s"] == ends[0]
-    assert "tpot_s" in found.ranges
-    assert "kv_buffer_bytes" in found.ranges, "as large as pays on each"
-    assert "kv_metadata_bytes" not in found.ranges, "not by software"
+    assert "tpot_s" in found.intervals
+    assert "kv_buffer_bytes" not in found.intervals, "no latency and no rate"
 
 
 def test_a_result_says_what_it_assumes(compared: dict[str, Comparison]) -> None:
     found = compared[BOARDS[1]]["kvswap"]
     envelope = json.loads(json.dumps(found.envelope))
-    assert envelope["range_over"] == ["ideal", "kvswap-prototype"]
-    assert envelope["ranges"]["tpot_s"][0] < envelope["metrics"]["tpot_s"] == envelope["ranges"]["tpot_s"][1]
+    assert envelope["evidence"]["runtime"] == {"over": ["ideal", "kvswap-prototype"]}
+    low, high = envelope["intervals"]["tpot_s"]
+    assert low < envelope["metrics"]["tpot_s"] == pytest.approx(high)
+    assert "decoding" in envelope["evidence"]["not_known"], "nothing says how far this profile is off"
     told = envelope["provenance"]["runtime"]
     assert (told["name"], told["assumed"], told["scale"]) == ("kvswap-prototype", True, pytest.approx(1.3 / 2.2))
     assert any("is assumed on jetson-agx-orin-64gb: kvswap-prototype" in line for line in found.remarks)
-    assert any(line.startswith("range: what it comes to on the known runtimes") for line in found.remarks)
-    assert " to " in repr(found), "the table has the range"
+    assert any("what it comes to on the known runtimes (ideal, kvswap-prototype)" in one for one in found.remarks)
+    assert " to " in repr(found), "the table has the interval"
     known = compared[BOARDS[0]]["kvswap"]
     assert known.envelope["provenance"]["runtime"]["assumed"] is False
     assert not any("assumed" in line for line in known.remarks)
@@ -82,12 +80,12 @@ def test_one_remark_names_each_system_with_what_it_runs_on() -> None:
 
 
 def test_one_word_leaves_the_further_runs_out() -> None:
-    found = run("kvswap/throughput", settings(BOARDS[1]), ranges=False)
-    assert found.ranges is None
-    assert "range_over" not in found.envelope
+    found = run("kvswap/throughput", settings(BOARDS[1]), intervals=False)
+    assert found.sureness is None and found.intervals == {}
+    assert not {"intervals", "evidence"} & found.envelope.keys()
     assert any("is assumed on" in line for line in found.remarks), "that it is assumed is still said"
-    alone = compare("kvswap/throughput", ["kvswap"], settings(BOARDS[1]), ranges=False)
-    assert alone["kvswap"].ranges is None
+    alone = compare("kvswap/throughput", ["kvswap"], settings(BOARDS[1]), intervals=False)
+    assert alone["kvswap"].sureness is None and alone.beats == {}
 
 
 def test_a_workload_that_has_no_use_for_a_runtime_refuses_it() -> None:

@@ -1,0 +1,163 @@
+"""How far rates are off on devices that were left out of the fit of their engine, and what that says of a device on
+which nobody measured anything."""
+
+import csv
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import ValidationError
+
+from kvferry.analysis.reproduction.measured_rates import RATES, Measured
+from kvferry.specs.base import Spec
+from kvferry.specs.errors import InputError
+
+LEFT_OUT = RATES.with_name("left_out.csv")
+# The share of figures that an interval is to hold.
+LEVEL = 0.8
+# Of fewer devices, not even the largest error holds that share of what a further one would show.
+LEAST_DEVICES = 4
+
+By = Literal["reading", "arithmetic", "fixed costs", "prefill"]
+
+
+class LeftOutRate(Spec):
+    """A measured rate beside ours, by numbers of the engine that were fitted without the device. ``bound_by``: by the
+    numbers that all rows gave, ``predicted_by``: by those without the device. ``also_without``: a second device that
+    was left out; where that changes nothing, there is no such row. ``log_error``: logarithm of the measured time over
+    ours; None: without both, no row was left to fit on."""
+
+    metric: Measured
+    case: str
+    device: str
+    engine: str
+    kind: Literal["gpu", "cpu", "npu"]
+    bound_by: By
+    predicted_by: By
+    also_without: str = ""
+    log_error: float | None
+
+    @property
+    def row(self) -> tuple[str, str]:
+        return self.metric, self.case
+
+
+COLUMNS = tuple(LeftOutRate.model_fields)
+
+
+def read_left_out(path: Path = LEFT_OUT) -> tuple[LeftOutRate, ...]:
+    """All rows of a file, which ``fits/left_out.py`` writes. Raises InputError, with file and line, for one that is
+    none."""
+    found = []
+    with path.open(newline="") as file:
+        for line, row in enumerate(csv.DictReader(file), start=2):
+            try:
+                found.append(LeftOutRate.model_validate({**row, "log_error": row["log_error"] or None}))
+            except (ValidationError, KeyError) as error:
+                raise InputError(f"{path.name}:{line}: no rate of a device that was left out: {error}") from None
+    return tuple(found)
+
+
+@lru_cache(maxsize=1)
+def left_out() -> tuple[LeftOutRate, ...]:
+    return read_left_out()
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Sizes of logarithmic errors, by what they were measured on; each device weighs the same, whatever number of rows
+    it has. ``about``: which rows these are."""
+
+    by_device: Mapping[str, Sequence[float]]
+    about: str
+
+    @property
+    def rows(self) -> int:
+        return sum(map(len, self.by_device.values()))
+
+    def half_width(self, level: float = LEVEL) -> float:
+        """The size below which an error of a further device lies with this chance: of n devices with a row each, the
+        k-th size has the chance k / (n + 1)."""
+        sizes = np.concatenate([np.abs(errors) for errors in self.by_device.values()])
+        weights = np.concatenate([np.full(len(errors), 1 / len(errors)) for errors in self.by_device.values()])
+        order, devices = np.argsort(sizes, kind="stable"), len(self.by_device)
+        sizes, weights = sizes[order], weights[order]
+        chances = (np.cumsum(weights) - weights / 2 + 0.5) / (devices + 1)
+        # No error at all has no chance.
+        return float(np.interp(level, [0.0, *chances], [0.0, *sizes]))
+
+
+def spread_of(rates: Iterable[tuple[LeftOutRate, float]], engine: str, kind: str, bound_by: By) -> Spread | None:
+    """Returns the errors that speak of an engine on a kind of processor, where a step is bound by this: its own, those
+    of any engine on the kind, those on any kind, or all of decoding: the first of them that are of enough devices.
+    None: there are not enough. `rates`: rows of one left-out device each, with their errors."""
+    prefill = bound_by == "prefill"
+    of_task = [(rate, error) for rate, error in rates if (rate.bound_by == "prefill") == prefill]
+    what = "prefill" if prefill else f"decoding bound by {bound_by}"
+    choices: list[tuple[str, Callable[[LeftOutRate], bool]]] = [
+        (f"{what}, {engine} on a {kind}", lambda r: (r.engine, r.kind, r.bound_by) == (engine, kind, bound_by)),
+        (f"{what}, any engine on a {kind}", lambda r: (r.kind, r.bound_by) == (kind, bound_by)),
+        (f"{what}, any engine", lambda r: r.bound_by == bound_by),
+        ("prefill" if prefill else "decoding, any engine", lambda r: True),
+    ]
+    for about, fits in choices:
+        by_device: dict[str, list[float]] = {}
+        for rate, error in of_task:
+            if fits(rate):
+                by_device.setdefault(rate.device, []).append(error)
+        if len(by_device) >= LEAST_DEVICES:
+            return Spread(by_device, about)
+    return None
+
+
+def known_spread(engine: str, kind: str, bound_by: By) -> Spread | None:
+    """What all devices that were left out say of one that has no rows."""
+    return spread_of(_without(left_out(), ""), engine, kind, bound_by)
+
+
+def _without(rates: Iterable[LeftOutRate], device: str) -> list[tuple[LeftOutRate, float]]:
+    """The rows of other devices, with their errors by numbers that were fitted without this one as well."""
+    found: dict[tuple[str, str], LeftOutRate] = {}
+    for rate in rates:
+        if rate.device != device and rate.also_without in ("", device):
+            # A row without both stands behind the one without its own device.
+            found[rate.row] = rate
+    return [(rate, rate.log_error) for rate in found.values() if rate.log_error is not None]
+
+
+def coverage(rates: Sequence[LeftOutRate]) -> list[dict[str, Any]]:
+    """For each device: rows, how many of them lie in intervals that are made without it, how many have none, and the
+    median of the factor from the middle of an interval to its end."""
+    found = []
+    for device in dict.fromkeys(rate.device for rate in rates):
+        others, inside, factors, rows = _without(rates, device), 0, [], 0
+        for rate in rates:
+            if rate.device != device or rate.also_without or rate.log_error is None:
+                continue
+            rows += 1
+            spread = spread_of(others, rate.engine, rate.kind, rate.predicted_by)
+            if spread is not None:
+                half = spread.half_width()
+                inside += abs(rate.log_error) <= half
+                factors.append(float(np.exp(half)))
+        found.append(
+            {
+                "device": device,
+                "rows": rows,
+                "inside": int(inside),
+                "without_interval": rows - len(factors),
+                "median_factor": float(np.median(factors)) if factors else None,
+            }
+        )
+    return found
+
+
+def held(found: Sequence[Mapping[str, Any]]) -> str:
+    """For users, what share of the rates lies in intervals."""
+    rows, without = sum(one["rows"] for one in found), sum(one["without_interval"] for one in found)
+    inside, told = sum(one["inside"] for one in found), rows - without
+    lacking = f"; {without} have none" if without else ""
+    return f"{inside} of {told} rates ({inside / told:.0%}) lie in intervals made without their device{lacking}"

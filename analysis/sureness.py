@@ -1,0 +1,62 @@
+"""How sure a run's figures are, and what says so."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from kvferry.analysis.intervals import Effect, intervals_of
+from kvferry.analysis.repeats import Metrics, Range
+
+RUNTIME = "runtime"
+
+
+@dataclass(frozen=True)
+class Sureness:
+    """``effects``: of what is not known exactly on the figures, `own`. ``evidence``: JSON that says by what it is
+    known; its "not_known" says what nothing is known of, and why."""
+
+    own: Metrics
+    effects: tuple[Effect, ...] = ()
+    evidence: Mapping[str, Any] = field(default_factory=lambda: {"not_known": {}})
+
+    @cached_property
+    def intervals(self) -> dict[str, Range]:
+        """The 80 % interval of each metric that something is known of."""
+        return intervals_of(self.own, self.effects)
+
+    @property
+    def same_on_all_runtimes(self) -> bool:
+        """Whether the runtime is only assumed, and makes no difference."""
+        moved = [effect.deviations for effect in self.effects if effect.name.startswith(RUNTIME)]
+        return RUNTIME in self.evidence and not any(moved)
+
+    @property
+    def remarks(self) -> list[str]:
+        """For users, what the intervals rest on, and what they leave out."""
+        return how_sure([self.evidence])
+
+
+def how_sure(evidence: Iterable[Mapping[str, Any]]) -> list[str]:
+    """What intervals of one or more results rest on, and what they leave out: a line for each."""
+    known = dict[str, None]()
+    unknown = dict[str, dict[str, None]]()
+    for one in evidence:
+        known |= dict.fromkeys(_known(one))
+        for name, why in one.get("not_known", {}).items():
+            unknown.setdefault(why, {})[name] = None
+    lacking = "; ".join(f"{', '.join(names)}: {why}" for why, names in unknown.items())
+    lines = [f"80 % intervals: {'; '.join(known)}"] if known else []
+    return [*lines, *([f"{'not in them' if known else 'no intervals'}: {lacking}"] if lacking else [])]
+
+
+def _known(evidence: Mapping[str, Any]) -> Iterator[str]:
+    for what in ("prefill", "decoding"):
+        if what in evidence:
+            one = evidence[what]
+            left_out = f"{one['rows']} rates of {one['devices']} devices that were left out of the fit"
+            yield f"{one['of']}: {left_out}, a factor of {one['factor']:.2f} up and down"
+    if RUNTIME in evidence:
+        yield f"what it comes to on the known runtimes ({', '.join(evidence[RUNTIME]['over'])})"
+    if "runs" in evidence:
+        yield f"errors of {evidence['runs']['of']}"

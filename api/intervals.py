@@ -1,0 +1,162 @@
+"""How sure a run's figures are: what it is carried out with besides, and what says how far that may be off."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import exp, log
+from typing import Any
+
+from kvferry.analysis.intervals import Effect, effect_of_choices, effect_of_errors, effect_of_number
+from kvferry.analysis.metrics import metrics_for
+from kvferry.analysis.repeats import Metrics
+from kvferry.analysis.reproduction.left_out import LEAST_DEVICES, LEVEL, By, Spread, known_spread
+from kvferry.analysis.run_errors import STUDY, run_errors
+from kvferry.analysis.slowed import slowed
+from kvferry.analysis.sureness import RUNTIME, Sureness
+from kvferry.api.repeats import Watch
+from kvferry.machine.ops import DecodeStep
+from kvferry.pipelines.decoding.runtimes import others, runtime_of
+from kvferry.pipelines.record import Run
+from kvferry.pipelines.workloads import WORKLOADS
+from kvferry.sim.costs.bound_by import bound_by
+from kvferry.specs.scenario import Scenario
+
+_OF_DECODING = {"tpot_s", "tpot_p50_s", "tpot_p95_s", "tpot_p99_s", "decode_tokens_per_s", "block_s"}
+# The share of a token's time that may lie in what nothing is known of.
+MOST_UNKNOWN = 0.5
+# The rate that the scenario measures.
+_OF_RATE = {"throughput_tokens_per_s", "seconds_per_token"}
+
+
+def sureness_of(scenario: Scenario, run: Run, watch: Watch) -> Sureness | None:
+    """Carries a finished run of the modelled world out again where something is a little different, and says what its
+    figures come to. None for a real run, and one that did not finish."""
+    if scenario.backend != "sim" or run.outcome != "done":
+        return None
+    return _Again(scenario, metrics_for(scenario, run), watch).sureness()
+
+
+class _Again:
+    """The runs besides a run, one or two for each thing that is not known exactly."""
+
+    def __init__(self, scenario: Scenario, own: Metrics, watch: Watch) -> None:
+        self._scenario, self._own, self._watch = scenario, own, watch
+        self._effects: list[Effect] = []
+        self._evidence: dict[str, Any] = {"level": LEVEL}
+        self._not_known: dict[str, str] = {}
+        # Of the time per token, by what takes it.
+        self._shares: dict[str, float] = {}
+
+    def sureness(self) -> Sureness:
+        kind = self._scenario.workload.kind
+        if self._runs():
+            prefill = False
+        elif kind == "assist":
+            prefill = False
+            self._not_known["devices and cloud"] = "nothing says how far their figures are off together"
+        else:
+            prefill = self._prefill()
+            if kind == "decode":
+                self._decoding(prefill)
+        if kind == "decode":
+            self._runtime(prefill)
+            if "runs" not in self._evidence and self._own.get("read_bytes"):
+                self._storage()
+        return Sureness(self._own, tuple(self._effects), {**self._evidence, "not_known": self._not_known})
+
+    def _runs(self) -> bool:
+        """Whether it is known how far whole runs on the profile are off."""
+        errors = run_errors(self._scenario.device, WORKLOADS[self._scenario.workload.kind].headline)
+        here = {key: spread for key, spread in (errors or {}).items() if key in self._own}
+        if "decode_tokens_per_s" in here and self._scenario.measure != "decode":
+            # Cells are of decoding alone.
+            here = {key: spread for key, spread in here.items() if key not in _OF_RATE}
+        if not here:
+            return False
+        factors = {key: exp(spread.half_width()) for key, spread in here.items()}
+        # Errors of one system say nothing of another's: each has its own sample.
+        half_widths = {key: spread.half_width for key, spread in here.items()}
+        self._effects.append(effect_of_errors(f"runs of {self._scenario.system}", half_widths))
+        self._evidence["runs"] = {"of": next(iter(here.values())).about, "factors": factors}
+        return True
+
+    def _prefill(self) -> bool:
+        """Whether it is known how far prefill may be off."""
+        spread = self._spread("prefill", "prefill")
+        if spread is not None:
+            self._add("prefill", spread, lambda key: _is_time(key) and not self._of_decoding(key))
+        return spread is not None
+
+    def _decoding(self, prefill: bool) -> None:
+        scenario = self._scenario
+        workload, device = scenario.decode.workload, scenario.device
+        step = DecodeStep(1 if workload.batch == "max" else workload.batch, workload.context)
+        bound = bound_by(device.processors[device.main], scenario.model, step)
+        spread = self._spread("decoding", bound)
+        if spread is not None:
+            self._add("decoding", spread, lambda key: self._of_decoding(key) or (prefill and _is_time(key)))
+
+    def _spread(self, what: str, bound: By) -> Spread | None:
+        device = self._scenario.device
+        if device.engine is None:
+            self._not_known[what] = f"{device.name} names no engine, and no {STUDY} lies beside its profile"
+            return None
+        spread = known_spread(device.engine.name, device.processors[device.main].kind, bound)
+        if spread is None:
+            self._not_known[what] = f"measured on fewer than {LEAST_DEVICES} devices beside those of a fit"
+        return spread
+
+    def _add(self, what: str, spread: Spread, speaks_of: Callable[[str], bool]) -> None:
+        factor = exp(spread.half_width())
+        less, more = (self._run(slowed(self._scenario, **{what: by}), what) for by in (1 / factor, factor))
+        if less is not None and more is not None:
+            effect = effect_of_number(what, self._own, less, more, spread.half_width, speaks_of)
+            self._effects.append(effect)
+            counts = {"devices": len(spread.by_device), "rows": spread.rows}
+            self._evidence[what] = {"of": spread.about, **counts, "factor": factor}
+            # All parts of a time as many times as long make it as many times as long: this is the part's share.
+            if self._own.get("tpot_s") and more.get("tpot_s"):
+                self._shares[what] = log(more["tpot_s"] / self._own["tpot_s"]) / log(factor)
+
+    def _runtime(self, prefill: bool) -> None:
+        """Where it is only assumed what software takes, the other known runtimes that bound it are as likely."""
+        found = {}
+        for other in others(self._scenario):
+            assert other.runtime is not None
+            there = self._run(other, f"runtime {other.runtime.name}")
+            if there is not None:
+                found[other.runtime.name] = there
+        runtime = runtime_of(self._scenario)
+        if found and runtime is not None:
+            found[runtime.spec.name] = self._own
+            self._evidence["runtime"] = {"over": sorted(found)}
+            name = f"{RUNTIME}: {', '.join(sorted(found))}"
+            speaks_of = lambda key: self._of_decoding(key) or (prefill and _is_time(key))  # noqa: E731
+            self._effects.append(effect_of_choices(name, self._own, found, speaks_of))
+            if tpot_s := self._own.get("tpot_s"):
+                self._shares[RUNTIME] = 1 - min(one["tpot_s"] for one in found.values()) / tpot_s
+
+    def _storage(self) -> None:
+        """Of storage no errors are known. Where it takes most of a token's time, no interval is honest."""
+        self._not_known["storage"] = "errors of its profile are not known"
+        known = sum(self._shares.values())
+        if "decoding" in self._evidence and known < 1 - MOST_UNKNOWN:
+            self._not_known["storage"] += ", and it takes more than half of the time"
+            self._effects.clear()
+            del self._evidence["decoding"]
+            self._evidence.pop(RUNTIME, None)
+
+    def _run(self, scenario: Scenario, what: str) -> Metrics | None:
+        """The figures of a run that finishes."""
+        from kvferry.pipelines.run import run_scenario
+
+        with self._watch(f"{scenario.name}: {scenario.system}, how sure: {what}") as progress:
+            run = run_scenario(scenario, progress)
+        return metrics_for(scenario, run) if run.outcome == "done" else None
+
+    def _of_decoding(self, key: str) -> bool:
+        return key in _OF_DECODING or (key in _OF_RATE and self._scenario.measure == "decode")
+
+
+def _is_time(key: str) -> bool:
+    return key.endswith("_s") and not key.endswith("bytes_per_s")

@@ -1,0 +1,175 @@
+"""How sure a run's figures are: of a decode step that only reads, by hand; and which figures have no interval."""
+
+import json
+from math import exp
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny import DECODING, LOADING, changed
+
+import kvferry.api.intervals as api
+from kvferry.analysis.reproduction.left_out import Spread
+from kvferry.api.comparison import compare
+from kvferry.api.result import Result, run
+from kvferry.specs.errors import InputError
+
+# Reading alone: no launches, no arithmetic that takes time; half of the bandwidth is reached.
+READING: dict[str, Any] = changed(
+    DECODING,
+    system="vllm",
+    device={
+        "extends": "tiny",
+        "processors": {
+            "gpu": {
+                "kind": "gpu",
+                "flop_per_s": "1e6 Tflop/s",
+                "bytes_per_s": "100 GB/s",
+                "efficiency": {"gemv": 0.5, "decode_attention": 0.5},
+                "dispatch_s": "0 s",
+                "layer_s": "0 s",
+            }
+        },
+        "engine": {"name": "made-up", "processors": {"gpu": {}}, "sources": {}},
+    },
+    budget={"in_memory_kv": "1 GiB"},
+)
+RATES = Spread({"a": [0.1], "b": [-0.2], "c": [0.3], "d": [0.4]}, "made up")
+
+
+@pytest.fixture
+def known(monkeypatch: pytest.MonkeyPatch) -> dict[str, Spread | None]:
+    """What left-out devices say, by what a step is bound by."""
+    found: dict[str, Spread | None] = {"reading": RATES}
+    monkeypatch.setattr(api, "known_spread", lambda engine, kind, by: found.get(by))
+    return found
+
+
+def test_a_step_that_only_reads_is_off_by_what_its_bandwidth_is(known: dict[str, Spread | None]) -> None:
+    """Of four devices, the largest error holds eight of ten of a fifth: 0.4, a factor of 1.49 up and down."""
+    found = run(READING)
+    rate = found.metrics["decode_tokens_per_s"]
+    assert RATES.half_width() == pytest.approx(0.4)
+    assert found.intervals["decode_tokens_per_s"] == pytest.approx((rate / exp(0.4), rate * exp(0.4)))
+    tpot_s = found.metrics["tpot_s"]
+    assert found.intervals["tpot_s"] == pytest.approx((tpot_s / exp(0.4), tpot_s * exp(0.4)))
+    assert "ttft_s" not in found.intervals and "end_to_end_tokens_per_s" not in found.intervals
+    told = found.envelope["evidence"]
+    assert told["decoding"] == {"of": "made up", "devices": 4, "rows": 4, "factor": pytest.approx(exp(0.4))}
+    assert list(told["not_known"]) == ["prefill"]
+    assert any(line.startswith("80 % intervals: made up: 4 rates of 4 devices") for line in found.remarks)
+    assert any(line.startswith("not in them: prefill") for line in found.remarks)
+    assert "80 % interval" in repr(found)
+
+
+def test_nothing_reads_faster_than_all_of_the_bandwidth(known: dict[str, Spread | None]) -> None:
+    """At nine tenths of it there is a tenth to gain, whatever errors say."""
+    gpu = READING["device"]["processors"]["gpu"]
+    device = {**READING["device"], "processors": {"gpu": {**gpu, "efficiency": {"gemv": 0.9, "decode_attention": 0.9}}}}
+    found = run(changed(READING, device=device))
+    rate = found.metrics["decode_tokens_per_s"]
+    assert found.intervals["decode_tokens_per_s"] == pytest.approx((rate / exp(0.4), rate / 0.9))
+
+
+def test_with_rates_of_prefill_the_first_token_has_an_interval(known: dict[str, Spread | None]) -> None:
+    known["prefill"] = RATES
+    for described in (READING, changed(LOADING, system="local-prefill", device=READING["device"])):
+        found = run(described)
+        low, high = found.intervals["ttft_s"]
+        assert low < found.metrics["ttft_s"] < high
+        assert found.envelope["evidence"]["not_known"] == {}
+
+
+def test_equal_runs_are_equal_bytes_and_the_flag_leaves_the_rest_as_it_is(known: dict[str, Spread | None]) -> None:
+    first, second = (json.dumps(run(READING).envelope) for _ in range(2))
+    assert first == second
+    plain = run(READING, intervals=False)
+    assert plain.intervals == {} and plain.sureness is None
+    kept = {key: value for key, value in json.loads(first).items() if key not in ("intervals", "evidence")}
+    assert kept == json.loads(json.dumps(plain.envelope))
+
+
+def test_without_evidence_it_says_so(known: dict[str, Spread | None]) -> None:
+    known.clear()
+    found = run(READING)
+    assert found.envelope["intervals"] == {}
+    assert set(found.envelope["evidence"]["not_known"]) == {"prefill", "decoding"}
+    (line,) = [line for line in found.remarks if line.startswith("no intervals: ")]
+    assert line == "no intervals: prefill, decoding: measured on fewer than 4 devices beside those of a fit"
+    assert "interval" not in repr(found)
+    no_engine = run(LOADING)
+    assert any("no intervals: prefill: tiny names no engine" in line for line in no_engine.remarks)
+
+
+def test_both_systems_meet_the_same_samples(known: dict[str, Spread | None]) -> None:
+    """Both read the same weights: the one that also copies KV is slower in every sample, though intervals meet."""
+    known["reading"] = Spread({name: [0.9] for name in "abcd"}, "made up")
+    compared = compare(READING, ["full-flash", "full-eager"])
+    fast, slow = sorted(compared.results, key=lambda name: compared[name].metrics["tpot_s"])
+    assert compared[fast].intervals["tpot_s"][1] > compared[slow].intervals["tpot_s"][0]
+    assert compared.beats == {fast: {slow: 1.0}, slow: {fast: 0.0}}
+    assert f"{fast} beats {slow} in 100 %" in " ".join(repr(compared).split())
+    assert "~ " not in repr(compared).split("~:")[0]
+
+
+def _study(folder: Path, errors: list[float], device: str = "mine") -> dict[str, Any]:
+    """A profile that is calibrated, for all that a result knows, with a study beside it."""
+    (folder / "measured").mkdir(exist_ok=True)
+    metrics = [{"ttft_s": {"simulated": 1.0, "measured": exp(error)}} for error in errors]
+    rows = [{"name": str(n), "headline": "ttft_s", "metrics": one} for n, one in enumerate(metrics)]
+    report = {"study": "s", "rows": rows, "provenance": {"device": {"name": device}}}
+    (folder / "fidelity.json").write_text(json.dumps(report))
+    processors = {"gpu": {"measured": str(folder / "measured")}}
+    return changed(LOADING, device={"extends": "tiny", "name": "mine", "processors": processors})
+
+
+def test_a_calibrated_profile_has_the_errors_of_its_study(tmp_path: Path) -> None:
+    described = _study(tmp_path, [0.1, -0.2, 0.3, 0.4])
+    found = run(described)
+    ttft_s = found.metrics["ttft_s"]
+    assert found.intervals["ttft_s"] == pytest.approx((ttft_s / exp(0.4), ttft_s * exp(0.4)))
+    assert "load_s" not in found.intervals, "the study does not have it"
+    assert found.envelope["evidence"]["runs"]["of"] == "4 scenarios of the fidelity study s"
+    for few in (_study(tmp_path, [0.1, 0.2, 0.3]), _study(tmp_path, [0.1] * 4, "another's")):
+        assert run(few).intervals == {}
+
+
+def test_a_study_that_is_none_is_named(tmp_path: Path) -> None:
+    described = _study(tmp_path, [0.1] * 4)
+    (tmp_path / "fidelity.json").write_text("[]")
+    with pytest.raises(InputError, match=r"fidelity\.json: is no report of kvferry fidelity; write it again"):
+        run(described)
+
+
+def test_a_profile_of_a_paper_has_the_errors_of_methods_that_were_left_out() -> None:
+    found = run("kvswap/throughput", {"workload.batch": 1, "workload.decoded": 8, "workload.context": 2048})
+    low, high = found.intervals["decode_tokens_per_s"]
+    assert low < found.metrics["decode_tokens_per_s"] < high
+    assert "each left out of the profile's fit" in found.envelope["evidence"]["runs"]["of"]
+    assert "ttft_s" not in found.intervals
+
+
+@pytest.mark.parametrize("storage", [{"bytes_per_s": "5 GB/s", "latency_s": "1 us"}, DECODING["device"]["storage"]])
+def test_the_ends_are_what_a_run_on_such_a_device_comes_to(
+    storage: dict[str, str], known: dict[str, Spread | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """KV on storage: whether reading it or computing decides may differ from end to end."""
+    monkeypatch.setattr(api, "MOST_UNKNOWN", 1.0)
+    device = {**DECODING["device"], "engine": READING["device"]["engine"], "storage": storage}
+    known.update({"arithmetic": RATES, "fixed costs": RATES})
+    found: Result = run(changed(DECODING, device=device), {"runtime": "ideal"})
+    ends = []
+    for factor in (exp(-0.4), exp(0.4)):
+        there = api.slowed(found.scenario, decoding=factor)
+        ends.append(run(there, intervals=False).metrics["tpot_s"])
+    assert found.intervals["tpot_s"] == pytest.approx(tuple(ends))
+
+
+def test_where_storage_takes_most_of_the_time_nothing_is_sure(known: dict[str, Spread | None]) -> None:
+    """How much faster or slower the processor is makes no difference then: an interval would be a boast."""
+    known.update({"arithmetic": RATES, "fixed costs": RATES})
+    device = {**DECODING["device"], "engine": READING["device"]["engine"]}
+    found = run(changed(DECODING, device=device), {"runtime": "ideal"})
+    assert found.intervals == {}
+    assert found.envelope["evidence"]["not_known"]["storage"].endswith("it takes more than half of the time")
+    assert "decoding" not in found.envelope["evidence"]
