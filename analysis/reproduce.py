@@ -75,7 +75,7 @@ def report_of(paper: Paper, results: Results) -> Report:
 
 
 def _of_devices(cells: list[Report]) -> Report:
-    """Errors by device, rates over time, and what intervals hold of the rates of devices that were left out of the fits."""
+    """Errors by device, rates over time, and what intervals hold of rates of devices that were left out of the fits."""
     return {"by_device": errors_by_device(cells), "sustained": compared(), "left_out": coverage(left_out())}
 
 

@@ -11,7 +11,6 @@ from kvferry.analysis.metrics import metrics_for
 from kvferry.analysis.repeats import Metrics
 from kvferry.analysis.reproduction.left_out import LEAST_DEVICES, LEVEL, By, Spread, known_spread
 from kvferry.analysis.run_errors import STUDY, run_errors
-from kvferry.analysis.slowed import slowed
 from kvferry.analysis.sureness import RUNTIME, Sureness
 from kvferry.api.repeats import Watch
 from kvferry.machine.ops import DecodeStep
@@ -19,6 +18,7 @@ from kvferry.pipelines.decoding.runtimes import others, runtime_of
 from kvferry.pipelines.record import Run
 from kvferry.pipelines.workloads import WORKLOADS
 from kvferry.sim.costs.bound_by import bound_by
+from kvferry.sim.slowed import slowed
 from kvferry.specs.scenario import Scenario
 
 _OF_DECODING = {"tpot_s", "tpot_p50_s", "tpot_p95_s", "tpot_p99_s", "decode_tokens_per_s", "block_s"}
