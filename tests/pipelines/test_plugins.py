@@ -291,3 +291,10 @@ def test_an_installed_plugin_that_cannot_be_used_is_named(monkeypatch: pytest.Mo
     monkeypatch.setattr(plugins, "_looked_for_installed", False)
     with pytest.raises(InputError, match="mine is installed with the entry point kvferry.plugins: module_that"):
         check_names(tiny(LOADING))
+
+
+def test_a_module_that_cannot_be_imported_is_named_with_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(Path.cwd())
+    Path("broken_by_hand.py").write_text("import math\nmath.sqrt(-1)\n")
+    with pytest.raises(InputError, match=r"^broken_by_hand: cannot be imported: .*broken_by_hand\.py:2: ValueError: "):
+        use("broken_by_hand")
