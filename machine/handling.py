@@ -50,10 +50,11 @@ class Prepare(Handling):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakeIn(Handling):
     """The cloud reads a prompt that a device has sent, in three parts; answers with a TakenIn. ``answer``: tokens of
-    the longest answer."""
+    the longest answer; ``refined``: its attention is kept, as it will be refined."""
 
     text: Sequence[str] | None
     answer: int
+    refined: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -148,6 +148,7 @@ class Cloud:
                 text=asked["text"],
                 # What it says itself, or looks at.
                 answer=asked["answer" if asked["drafts"] else "tokens"],
+                refined=asked["ratio"] < 1,
             ),
             request=request,
         )

@@ -86,7 +86,7 @@ class AssistRunner(RegisteredOps):
     def _take_in(self, handling: TakeIn, request: int) -> TakenIn:
         if handling.text is None:
             raise KvferryError(f"request {request}: the device has sent no text")
-        asked = self._take(handling.text, handling.answer, request, observes=True)
+        asked = self._take(handling.text, handling.answer, request, observes=handling.refined)
         return TakenIn(len(asked.session.ids), self._prompts.tokenizer)
 
     def _take(self, text: Sequence[str], answer: int, request: int, *, observes: bool) -> _Asked:
