@@ -131,8 +131,8 @@ def _alone() -> Iterator[Schema]:
     """What holds for the policies of scenarios that say everything there is of their system in one place."""
     for workload in WORKLOADS.values():
         for name, system in workload.systems.items():
-            if system.policy_rules:
-                together = {"properties": {"policies": {"allOf": [*system.policy_rules]}}}
+            if rules := system.policy_rules:
+                together = {"properties": {"policies": {"allOf": [*rules]}}}
                 nowhere_else = {"not": {"required": ["system_policies"]}}
                 yield {"if": {"allOf": [_has_system(name), nowhere_else]}, "then": together}
 

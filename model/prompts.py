@@ -39,8 +39,8 @@ class Prompts:
                 )
         elif folder is not None and vocabulary == BYTE_VOCABULARY:
             self.tokenizer = "bytes"
-            self.by = ByteTokens()
-            self._ids = np.array(self.by.encode(_text(text)))
+            self.by = of_bytes = ByteTokens()
+            self._ids = of_bytes.array(_text(text))
         else:
             self.tokenizer = "drawn token ids"
             if text is not None:

@@ -9,6 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
 from tokenizers import Tokenizer
 
 from kvferry.specs.errors import InputError
@@ -45,6 +46,10 @@ class ByteTokens:
 
     def encode(self, text: str) -> list[int]:
         return list(text.encode("utf-8"))
+
+    def array(self, text: str) -> np.ndarray:
+        """The same ids as uint8, without a Python number for each of a text's millions of bytes."""
+        return np.frombuffer(text.encode("utf-8"), np.uint8)
 
     def begins(self, text: str) -> list[int]:
         return [n for n, character in enumerate(text) for _ in character.encode("utf-8")]

@@ -4,6 +4,7 @@ import math
 import os
 import re
 import stat
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ MOST_BYTES = 1_000_000
 MOST_VALUES = 20_000
 MOST_DEPTH = 20
 MOST_CHARACTERS = 10_000
+# A sweep reads the same files again and again: this many of at most this many characters are kept as nodes.
+_DOCUMENTS_KEPT, _MOST_KEPT = 256, 20_000
 MISSING = "is not there"
 
 _INTEGER = re.compile(r"[-+]?[0-9]{1,30}")
@@ -62,6 +65,10 @@ def regular_file(path: Path) -> str | None:
 
 def parse_document(text: str, source: str, folder: Path) -> Node:
     """YAML text as nodes; `source` is what errors call it, in `folder` its relative paths start. Raises InputError."""
+    return (_kept if len(text) <= _MOST_KEPT else _parsed)(text, source, folder)
+
+
+def _parsed(text: str, source: str, folder: Path) -> Node:
     try:
         composer = _Composer(text, source)
         root = composer.get_single_node()
@@ -79,6 +86,10 @@ def parse_document(text: str, source: str, folder: Path) -> Node:
     if root is None:
         raise InputError(f"{source}:1: the file is empty; a mapping (key: value) is needed")
     return _Builder(source, folder).build(root, Place(source, 1, folder))
+
+
+# Nodes are never changed: what is laid over them is a copy.
+_kept = lru_cache(maxsize=_DOCUMENTS_KEPT)(_parsed)
 
 
 def read_text(path: Path, most_bytes: int = MOST_BYTES, kind: str = "scenario") -> str:

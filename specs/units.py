@@ -137,11 +137,16 @@ def _parsed_factor(unit: str, kind: str) -> float | str:
     import pint
 
     one_over = re.sub(r"^(/|per\b)", "1 /", unit)
+    faults = (pint.errors.PintError, TypeError, ValueError, AttributeError, SyntaxError, AssertionError)
+    try:
+        one = _registry().Quantity(1.0, one_over)
+    except faults:
+        return ""
     for other in (kind, *KINDS):
         try:
-            factor = float(_registry().Quantity(1.0, one_over).to(KINDS[other].unit).magnitude)
+            factor = float(one.to(KINDS[other].unit).magnitude)
             return factor if other == kind else other
-        except (pint.errors.PintError, TypeError, ValueError, AttributeError, SyntaxError, AssertionError):
+        except faults:
             continue
     return ""
 

@@ -1,11 +1,19 @@
 """Tests import what tests/support holds by bare name; the command can be called by every test."""
 
+import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
+# Before numpy and torch are there: what tests calculate is small, and threads that share it wait for each other at
+# full load, in as many processes as there are cores. Processes that tests start do likewise.
+os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+
 import pytest
+import typer.main
 from hypothesis import settings
 
 from kvferry.cli import main as command
@@ -17,6 +25,11 @@ sys.path.insert(0, str(Path(__file__).parent / "support"))
 settings.register_profile("quick", deadline=None, max_examples=30)
 settings.register_profile("thorough", deadline=None)
 settings.load_profile("quick")
+
+# A process of the command makes its options once; a process of tests would do so for each of a thousand calls.
+typer.main.get_command = cache(typer.main.get_command)  # type: ignore[assignment]
+# Two schemas hold a thousand patterns, twice what Python keeps: each key would have all of them compiled again.
+re._MAXCACHE = 10_000  # type: ignore[attr-defined]
 
 # What a shell without job control starts in the background ignores Ctrl-C, and so would its children: tests that
 # interrupt them would wait for ever.

@@ -196,13 +196,16 @@ def test_the_schema_names_what_it_has(call: Call) -> None:
     named, *_with_parameters = schema["$defs"]["Policies"]["properties"]["schedule"]["anyOf"]
     assert {"my-plan", "greedy"} < set(named["enum"])
     jsonschema = pytest.importorskip("jsonschema")
+    # Whether it is a schema, a second's work, is asked once.
+    jsonschema.Draft202012Validator.check_schema(schema)
+    held = jsonschema.Draft202012Validator(schema)
     small = yaml.safe_load(SMALL) | {"system": "mine"}
-    jsonschema.validate(small | {"costs": "my-costs"}, schema)
+    held.validate(small | {"costs": "my-costs"})
     small |= {"system": "sparkv"}
     for policies in ({"schedule": "my-plan"}, {"schedule": {"name": "greedy"}}, {"adapt": False}, {"schedule": None}):
-        jsonschema.validate(small | {"policies": policies, "costs": "my-costs"}, schema)
+        held.validate(small | {"policies": policies, "costs": "my-costs"})
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(small | {"system": []}, schema)
+        held.validate(small | {"system": []})
 
 
 def test_an_installed_package_needs_no_option() -> None:

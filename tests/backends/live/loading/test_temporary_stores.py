@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from kvferry.backends.live.loading.cloud_parts import TemporaryStores
+from kvferry.backends.live.loading.temporary_stores import TemporaryStores
 
 OWNER = """
 import sys, time
 from kvferry.cli import main as command
-from kvferry.backends.live.loading.cloud_parts import TemporaryStores
+from kvferry.backends.live.loading.temporary_stores import TemporaryStores
 
 stores = TemporaryStores()
 (stores.path / "a.kvs").write_bytes(b"x" * 1000)
