@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -11,6 +11,8 @@ from kvferry.cli.options import as_options
 from kvferry.cli.output import results_folder
 
 _PARTS = "compute,sparsity,decode,dispatch,codec,storage,link,contention,power"
+# Options that a series of rates knows nothing of.
+_NOT_SUSTAINED = ("from_files", "attention", "context", "workers", "parts", "base", "name", "quick", "fresh")
 # Options that only a measurement uses.
 _ONLY_HERE = (
     "random_weights",
@@ -61,6 +63,15 @@ def calibrate(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Ignore the folder's journal and measure everything again.")
     ] = False,
+    sustained: Annotated[
+        float | None,
+        typer.Option(
+            "--sustained",
+            metavar="MINUTES",
+            help="Decode without a break for so long instead, with --model (default: byte-large), and write tokens/s"
+            " and temperature of every second: how a device that warms up slows down.",
+        ),
+    ] = None,
     from_files: Annotated[
         list[Path] | None,
         typer.Option("--from", metavar="FILE...", help="JSON of llama-bench, fio or iperf3, instead of measuring."),
@@ -76,13 +87,16 @@ def calibrate(
     from kvferry.specs.errors import InputError, quoted
 
     folder = output or Path("calibration")
+    if sustained is not None:
+        if useless := [_option(key) for key in _NOT_SUSTAINED if _given(command, key)]:
+            raise InputError(f"{', '.join(useless)}: --sustained measures rates alone; leave it out")
+        _sustain(sustained, folder, model, random_weights=random_weights, threads=threads, device=device, dtype=dtype)
+        return
     if files and not from_files:
         raise InputError(f"{files[0]}: files come after --from; to measure this device, give none")
     if from_files:
-        useless = [key for key in _ONLY_HERE if _given(command, key)]
-        if useless:
-            options = ", ".join(f"--{key.replace('_', '-')}" for key in useless)
-            raise InputError(f"{options}: nothing is measured here with --from; leave it out")
+        if useless := [_option(key) for key in _ONLY_HERE if _given(command, key)]:
+            raise InputError(f"{', '.join(useless)}: nothing is measured here with --from; leave it out")
         made = [*from_files, *(files or [])]
         print(quoted(str(measure(model, folder, files=made, base=base, name=name, say=say).profile)))
         return
@@ -111,6 +125,23 @@ def calibrate(
         "a scenario uses it with `device: PROFILE` and `costs: table`, or `costs: predictor` for block-sparse attention"
     )
     print(quoted(str(written.profile)))
+
+
+def _sustain(minutes: float, folder: Path, model: str | None, **settings: Any) -> None:
+    from kvferry.api.calibration import sustained
+    from kvferry.cli.progress import counted, say
+    from kvferry.specs.errors import quoted
+
+    with counted("decoding without a break", " s") as progress:
+        found = sustained(minutes, folder, model=model or "byte-large", progress=progress, say=say, **settings)
+    say(f"interrupted; kept {len(found.seconds):,} s: {found.in_words}" if found.interrupted else found.in_words)
+    print(quoted(str(found.path)))
+    if found.interrupted:
+        raise typer.Exit(130)
+
+
+def _option(key: str) -> str:
+    return "--from" if key == "from_files" else f"--{key.replace('_', '-')}"
 
 
 def _given(command: typer.Context, key: str) -> bool:

@@ -12,7 +12,7 @@ from kvferry.specs.units import Count
 
 # A device throttles when its rate first falls below this share of the one that it began with.
 THROTTLED_SHARE = 0.9
-# The throttled rate is the mean of what follows this much time, by which every series has settled.
+# The throttled rate is the mean of what follows this much time, by which the measured series have settled.
 SETTLED_S = 120.0
 
 
@@ -46,18 +46,18 @@ class Rates:
 
     @property
     def throttled_per_s(self) -> float:
-        """The mean of what follows once it has settled; of a shorter series, its last rate."""
-        settled = min(int(SETTLED_S / self.piece_s), len(self.per_s) - 1)
+        """The mean of what follows once it has settled; of a series that is not twice as long, of its second half."""
+        settled = min(int(SETTLED_S / self.piece_s), len(self.per_s) // 2)
         return float(self.per_s[settled:].mean())
 
     @property
     def throttled_after_s(self) -> float | None:
         """When the rate first fell below the share of the first one that counts as throttled, between the middles of
-        two pieces; None: never."""
+        two pieces; None: it did not, or it was better again afterwards, as behind other work on the device."""
         least = THROTTLED_SHARE * self.cold_per_s
-        first = int(np.argmax(self.per_s < least))
-        if not self.per_s[first] < least:
+        if not self.throttled_per_s < least:
             return None
+        first = int(np.argmax(self.per_s < least))
         before, after = self.per_s[first - 1], self.per_s[first]
         return self.piece_s * (first - 0.5 + float((before - least) / (before - after)))
 

@@ -11,10 +11,12 @@ def test_what_is_read_off_a_series() -> None:
     # Below 90 of 100 between 95 at 7.5 s and 75 at 12.5 s: a quarter of the way.
     rates = Rates(5.0, np.array([100.0, 95.0, 75.0, 60.0]))
     assert rates.throttled_after_s == pytest.approx(7.5 + 5 / 4)
-    assert rates.throttled_per_s == 60.0
+    assert rates.throttled_per_s == 67.5
     assert Rates(5.0, np.array([100.0, 95.0])).throttled_after_s is None
+    # Slower for a while, and no more.
+    assert Rates(5.0, np.array([100.0, 60.0, 95.0, 95.0])).throttled_after_s is None
     # Settled after two minutes: pieces of a minute.
-    assert Rates(60.0, np.array([100.0, 80.0, 60.0, 50.0])).throttled_per_s == 55.0
+    assert Rates(60.0, np.array([100.0, 80.0, 60.0, 50.0, 55.0])).throttled_per_s == 55.0
 
 
 def test_the_series_that_was_left_out_is_as_near_as_the_docs_say() -> None:
