@@ -8,6 +8,7 @@ from pydantic import Field, field_validator, model_validator
 from kvferry.specs.base import BadKey, Spec
 from kvferry.specs.engine import EngineSpec, Kernel, Share, with_engine
 from kvferry.specs.heat import BatterySpec, HeatSpec
+from kvferry.specs.power_mode import PowerModeSpec, in_power_mode
 from kvferry.specs.storage import StorageSpec
 from kvferry.specs.units import Bytes, BytesPerS, Clock, Count, FlopPerS, Seconds, ValuesPerS, Watts
 
@@ -245,6 +246,9 @@ class DeviceSpec(Spec):
     engine: EngineSpec | None = None
     # Drawn at all times: board, display, DRAM refresh.
     base_w: Watts = 0.0
+    # What its owner can choose between, by name, and what is chosen; None: as the other keys say.
+    power_modes: dict[str, PowerModeSpec] = Field(default_factory=dict, max_length=100)
+    power_mode: str | None = None
     # How it warms up and slows down; None: it keeps its clock however long it works.
     heat: HeatSpec | None = None
     # None: it has none, or it is not known.
@@ -255,8 +259,11 @@ class DeviceSpec(Spec):
 
     @model_validator(mode="before")
     @classmethod
-    def _under_its_engine(cls, value: Any) -> Any:
-        engine = value.get("engine") if isinstance(value, dict) else None
+    def _as_it_is_used(cls, value: Any) -> Any:
+        """In its power mode, under its engine."""
+        if not isinstance(value, dict):
+            return value
+        value, engine = in_power_mode(value), value.get("engine")
         return with_engine(value, engine) if isinstance(engine, dict) else value
 
     @property
@@ -276,6 +283,15 @@ class DeviceSpec(Spec):
         """Whether the profile itself says what software takes to manage KV on storage, as a measured one does."""
         main = self.processors[self.main]
         return any(cost is not None for cost in (main.eager_layer_s, main.block_s, main.slot_s))
+
+    @model_validator(mode="after")
+    def _modes_of_its_processors(self) -> "DeviceSpec":
+        for name, mode in self.power_modes.items():
+            for processor in mode.processors:
+                if processor not in self.processors:
+                    has = ", ".join(self.processors)
+                    raise BadKey("power_modes", f"{name}: {processor!r} is no processor of this device; it has {has}")
+        return self
 
     @model_validator(mode="after")
     def _contention_of_its_paths(self) -> "DeviceSpec":
