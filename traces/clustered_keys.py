@@ -11,7 +11,8 @@ from kvferry.policies.decode.cuts import Clustered, Cut, Divided, Joined
 from kvferry.policies.decode.head_choice import agreed
 from kvferry.policies.decode.means import Told, kmeans, two_means
 from kvferry.specs.errors import KvferryError
-from kvferry.traces.key_process import KeyProcess
+from kvferry.system.array_memo import ArrayMemo
+from kvferry.traces.key_process import KINDS, KeyProcess
 from kvferry.traces.key_recording import KeyRecording
 
 
@@ -32,6 +33,11 @@ def best_head(scores: np.ndarray, width: int) -> np.ndarray:
     attention that the head gives it which gives it most, as real machines have it; -inf where nothing is."""
     shares = agreed(scores, 1, "best_head", width**-0.5)[:, 0]
     return np.where(np.isfinite(scores[:, 0]), shares, -np.inf)
+
+
+# Labels of prompts, of as many layers as are told apart: systems that are compared, and runtimes that one of them may
+# run on, begin with the same.
+_OF_PROMPTS = ArrayMemo(KINDS)
 
 
 class ClusteredKeys:
@@ -240,7 +246,12 @@ class ClusteredKeys:
         """Make clusters of the newest tokens of rows: the rows' numbers, and the cluster of each token."""
         part = slice(self.entry + 1 - tokens, self.entry + 1)
         keys, numbers = self.keys[rows, part], np.arange(len(self.keys))[rows]
-        found = kmeans(keys, clusters, told=told)
+        of_prompts = part.start == 0 and part.stop == self._context
+
+        def made() -> np.ndarray:
+            return kmeans(keys, clusters, told=told)
+
+        found = _OF_PROMPTS.of(keys, clusters, make=made) if of_prompts else made()
         self.labels[rows, part] = first + found
         self.table.fill(numbers, keys, found, first)
         return numbers, found

@@ -39,3 +39,12 @@ def test_the_best_pair_is_one_and_no_cluster_is_lost(clusters: int, seed: int) -
     if chances.any():
         pairs = [chances[a, b] for a, b in zip(order[::2], order[1::2], strict=False)]
         assert max(pairs) == chances.max()
+
+
+def test_how_many_pairs_are_looked_at_together_makes_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    retrieved = np.stack([np.random.default_rng(n).permutation(41)[:9] for n in range(12)])
+    chances = co_retrieval(retrieved, 41)
+    whole = side_by_side(chances).tolist()
+    assert sorted(whole) == list(range(41))
+    monkeypatch.setattr("kvferry.layouts.co_retrieval._AT_ONCE", 1)
+    assert side_by_side(chances).tolist() == whole
