@@ -116,10 +116,12 @@ def compare_bars(
     ranked_by: str = "ttft_s",
     ranges: Mapping[str, Mapping[str, Sequence[float]]] | None = None,
     line: str = "range",
+    outcomes: Mapping[str, str] | None = None,
 ) -> Figure:
     """The metric that the workload is about and energy per request by component, a bar per system, the best on top:
     TTFT (mean, and a tick at the 95th percentile of several requests), or tokens per second. A missing figure has no
-    bar. `ranges`: by system and metric the least and the most, which a line with two ends shows; `line` names it."""
+    bar, but the system's outcome where that is not "done". `ranges`: by system and metric the least and the most, which
+    a line with two ends shows; `line` names it."""
     if ranked_by == "ttft_s":
         order = sorted(metrics, key=lambda name: _sort_key(metrics[name].get("ttft_s")))
     else:
@@ -136,6 +138,9 @@ def compare_bars(
             _draw_ttft(left, row, metrics[name], best, ends.get(name))
         else:
             _draw_rate(left, row, metrics[name].get(ranked_by), best, ends.get(name))
+        outcome = (outcomes or {}).get(name, "done")
+        if outcome != "done" and ranked_by not in metrics[name]:
+            left.texts[-1].set(text=outcome.replace("_", " "), color=VERMILION)
     _draw_energy(right, order, metrics)
     lesser = lower_quality(metrics)
     names = [f"{name} {MARK} ({lesser[name]})" if name in lesser else name for name in order]

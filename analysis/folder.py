@@ -133,6 +133,7 @@ def comparison_pictures(
             ranked_by=ranked_by,
             ranges=_ranges(envelopes),
             line="range" if any("ranges" in envelope for envelope in envelopes.values()) else INTERVAL,
+            outcomes={name: run.outcome for name, run in runs.items()},
         )
     return draws
 

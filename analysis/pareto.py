@@ -164,8 +164,9 @@ _CROSS: dict[str, Any] = {"linestyle": "none", "marker": "x", "markersize": 4.5,
 
 
 def _draw_pair(panel: Any, own: np.ndarray, crosses: np.ndarray, front: np.ndarray, names: Sequence[str]) -> None:
+    numbered = ", with its number where there is room" if any(names) else ""
     for part, how, label in (
-        (own[front], _FILLED, "on the Pareto front, with its number where there is room"),
+        (own[front], _FILLED, f"on the Pareto front{numbered}"),
         (own[~front], _HOLLOW, "beaten by another point"),
         (crosses, _CROSS, "breaks a constraint"),
     ):

@@ -16,7 +16,7 @@ class ArrayMemo:
 
     def of(self, array: np.ndarray, *further: Hashable, make: Callable[[], np.ndarray]) -> np.ndarray:
         """Returns what `make` gives for this array and what else it depends on; not to be written to."""
-        content = hashlib.sha256(np.ascontiguousarray(array)).digest()
+        content = hashlib.sha256(np.ascontiguousarray(array).data).digest()
         key = content, array.shape, str(array.dtype), further
         if key not in self._found:
             self._found[key] = made = make()

@@ -25,6 +25,9 @@ _COLOURS = {"hit": style.GREEN, "miss": style.VERMILION, "measured": style.GREY}
 _FITTED: dict[str, Any] = {"marker": "s", "color": style.INK, "markerfacecolor": "none", "markersize": 10}
 _HOLLOW: dict[str, Any] = {"linestyle": "none", "markerfacecolor": "none", "markersize": 8, "markeredgewidth": 1.2}
 _PAPERS = "hollow: as the paper prints it"
+_OURS = "filled: simulated, on profiles that were not measured; line: from the least to the most over seeds"
+# From here on axes have prefixes, as 100 M.
+_LARGE = 1e5
 # By run and metric.
 Printed = dict[tuple[Key, str], float]
 # What is further from the paper's figure, either way, is an arrow at the edge with its number beside it.
@@ -67,7 +70,10 @@ def _draw(spec: PictureSpec, results: Results, printed: Printed) -> Figure:
     if _PAPERS in handles:
         # Of all systems, so it stands last.
         handles[_PAPERS] = handles.pop(_PAPERS)
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=min(len(handles), 6))
+    figure.legend(
+        handles.values(), handles.keys(), loc="outside lower center", ncols=min(len(handles), 6), title=_OURS,
+        title_fontsize=8,
+    )  # fmt: skip
     return figure
 
 
@@ -119,7 +125,7 @@ def _draw_panel(axis: Axes, panel: PanelSpec, systems: list[str], results: Resul
 def _scale(axis: Axes, panel: PanelSpec, drawn: list[float]) -> None:
     """A logarithmic axis for what spans decades. What may be zero or less would have no point there, and percentages
     are read as lengths: a linear axis that shows where zero is."""
-    from matplotlib.ticker import LogLocator
+    from matplotlib.ticker import EngFormatter, LogLocator
 
     percentage = panel.metric.endswith("_percent") or human.of_unit(panel.metric) is human.percent
     if not percentage and drawn and min(drawn) > 0 and max(drawn) > _DECADE * min(drawn):
@@ -129,7 +135,7 @@ def _scale(axis: Axes, panel: PanelSpec, drawn: list[float]) -> None:
         axis.set_ylim(bottom=0)
     else:
         axis.axhline(0, color=style.GREY, linewidth=0.8, zorder=0)
-    axis.yaxis.set_major_formatter("{x:g}")
+    axis.yaxis.set_major_formatter(EngFormatter() if drawn and max(drawn) >= _LARGE else "{x:g}")
 
 
 def _places(panel: PanelSpec, cases: list[str], results: Results) -> list[Any]:

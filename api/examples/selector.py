@@ -2,9 +2,11 @@
 
     kvferry run kvswap/throughput --plugin example_policy.py --system quest --set policies.selector=example-policy
 
-kvferry.policies.decode.selector says what a selector is asked. What scores blocks is an index (``kind``): in the
-modelled world it is priced and answered from recorded or generated selections; for real it has to be one of those in
-kvferry.backends.live.decoding.indexes.
+kvferry.policies.decode.selector says what a selector is asked. What scores blocks is an index: one of KVFerry's by its
+``kind``, as here, or one of your own (kvferry new policy NAME --role index), whose selector is a ByIndex. One of your
+own scores real keys in a real run and drawn keys in the modelled world. With one of KVFerry's, the modelled world knows
+what it costs and generates selections that do not depend on the selector; workload.selections replays a recording. What
+``take`` makes of them counts in both worlds.
 """
 
 import math

@@ -70,15 +70,19 @@ def _still_filling(scenario: Scenario, plan: DecodePlan, filled: float) -> Itera
         )
 
 
-def _without_reuse(scenario: Scenario, plan: DecodePlan, needs_bytes: float) -> str:
-    """Why less than a selection is reused, and the budget with which a whole one would be."""
+def larger_budget(scenario: Scenario, plan: DecodePlan, needs_bytes: float) -> str:
+    """Which budget would do where each sequence needs so much of it."""
     budget, full_bytes = scenario.decode.budget, scenario.model.kv_full_bytes(plan.context)
     share = math.ceil(1e4 * needs_bytes / full_bytes) / 1e4
     if budget.kv_share is not None and share <= 1:
-        would = f"budget.kv_share of {share:.4f}, {shown_size(needs_bytes)}, would"
-    else:
-        would = f"{'' if budget.kv_share is None else 'budget.kv_share of null and '}budget.kv of "
-        would += f"{math.ceil(plan.sequences * needs_bytes / 2**10):,} KiB for all would"
+        return f"budget.kv_share of {share:.4f}, {shown_size(needs_bytes)}, would"
+    of_all = f"budget.kv of {math.ceil(plan.sequences * needs_bytes / 2**10):,} KiB for all would"
+    return of_all if budget.kv_share is None else f"budget.kv_share of null and {of_all}"
+
+
+def _without_reuse(scenario: Scenario, plan: DecodePlan, needs_bytes: float) -> str:
+    """Why less than a selection is reused, and the budget with which a whole one would be."""
+    would = larger_budget(scenario, plan, needs_bytes)
     budget_size, slots = shown_size(plan.managed.budget_bytes), plan.staying.slots
     holds = f"a budget of {budget_size} per sequence holds no selection of every layer beside the keys"
     kept = f"a layer keeps {slots:,} of {plan.choice.selected:,} selected groups" if slots else "nothing is reused"

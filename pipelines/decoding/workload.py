@@ -25,7 +25,7 @@ from kvferry.pipelines.decoding.decode import LockStepDecode
 from kvferry.pipelines.decoding.faults import faults_of
 from kvferry.pipelines.decoding.in_memory import InMemoryFlow
 from kvferry.pipelines.decoding.no_room import NoRoomFlow
-from kvferry.pipelines.decoding.notes import notes_on
+from kvferry.pipelines.decoding.notes import larger_budget, notes_on
 from kvferry.pipelines.decoding.passage import Passage
 from kvferry.pipelines.decoding.paying import with_paying_slots
 from kvferry.pipelines.decoding.peak import Peak
@@ -366,7 +366,11 @@ def _check_memory(machine: Machine, scenario: Scenario, plan: DecodePlan) -> Non
             raise OutOfMemory(f"{lacks}: {largest(counted)}{_would_do(scenario, plan.roles, plan.sequences)}")
     if plan.memory.over_bytes:
         lacks = f"the budget lacks {shown_size(plan.memory.over_bytes, up=True)} for {batch}"
-        raise OutOfMemory(f"{lacks}: {ledger.largest(tokens)}{_would_do(scenario, plan.roles, plan.sequences)}")
+        would = _would_do(scenario, plan.roles, plan.sequences)
+        if scenario.decode.budget.limits_kv:
+            each_bytes = plan.managed.budget_bytes + plan.memory.over_bytes / plan.sequences
+            would = f"; {larger_budget(scenario, plan, each_bytes)}"
+        raise OutOfMemory(f"{lacks}: {ledger.largest(tokens)}{would}")
 
 
 def _would_do(scenario: Scenario, roles: Roles, batch: int) -> str:

@@ -340,6 +340,12 @@ def test_bars_of_a_decoding_comparison_are_tokens_per_second_the_fastest_on_top(
     assert len(left.lines) == 0 and left.get_title(loc="right") == ""
 
 
+def test_a_system_without_a_bar_has_its_outcome() -> None:
+    metrics, outcomes = {"vllm": {"throughput_tokens_per_s": 4.0}, "quest": {}}, {"quest": "out_of_memory"}
+    left, _ = panels(compare_bars(metrics, ranked_by="throughput_tokens_per_s", outcomes=outcomes))
+    assert [text.get_text() for text in left.texts] == ["4.00", "out of memory"]
+
+
 @pytest.mark.parametrize("metric", ["throughput_tokens_per_s", "ttft_s"])
 def test_bars_have_the_ranges_of_the_table(metric: str) -> None:
     metrics = {"flexgen": {metric: 2.0}, "kvswap": {metric: 4.0}, "vllm": {metric: 3.0}}

@@ -88,6 +88,11 @@ def test_a_budget_that_holds_no_selection_is_too_small() -> None:
     found, _ = run(budget={"kv": "100 kB"})
     assert found.outcome == "out_of_memory"
     assert found.why.startswith("the budget lacks ")
+    would = re.search(r"; budget.kv of ([\d,]+) KiB for all would", found.why)
+    assert would
+    least = int(would[1].replace(",", ""))
+    assert run(budget={"kv": f"{least} KiB"})[0].outcome == "done"
+    assert run(budget={"kv": f"{least - 2} KiB"})[0].outcome == "out_of_memory"
 
 
 def test_a_budget_over_the_context_is_refused() -> None:
