@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kvferry.analysis import human
 from kvferry.analysis.plots import short_names
 from kvferry.analysis.settings import column_of, key_of
+from kvferry.specs import human
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvferry.analysis import human, style
+from kvferry.analysis import style
 from kvferry.analysis.figures import FIGURES
 from kvferry.analysis.gantt import draw_lanes, draw_rate, legend, view_of, window_of
 from kvferry.analysis.quality import MARK, lower_quality
@@ -17,6 +17,7 @@ from kvferry.analysis.tables import full_rate, is_energy_part
 from kvferry.analysis.timeline import resources_of
 from kvferry.analysis.token_window import between, tokens_drawn
 from kvferry.pipelines.record import RequestRecord, Run
+from kvferry.specs import human
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvferry.analysis import human, style
+from kvferry.analysis import style
 from kvferry.analysis.decode_time import WAITING, draw_depth, draw_reuse, draw_waits, storage_depth, waits_s
 from kvferry.analysis.occupancy import shares, union
 from kvferry.analysis.steps import Steps, steps_of
@@ -16,6 +16,7 @@ from kvferry.analysis.token_window import with_tokens
 from kvferry.machine.ops import OPS
 from kvferry.machine.span import Span
 from kvferry.pipelines.record import Run
+from kvferry.specs import human
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvferry.analysis import human, style
+from kvferry.analysis import style
 from kvferry.analysis.code_version import plugins_version
 from kvferry.analysis.compare import compare_gantt
 from kvferry.analysis.envelope import provenance_of, to_json, versions
@@ -22,6 +22,7 @@ from kvferry.analysis.style import BLACK, FAINT, GREY, MARKERS, SERIES, render
 from kvferry.backends.world import Say
 from kvferry.pipelines.workloads import WORKLOADS
 from kvferry.scenarios.loader import scenario_hash
+from kvferry.specs import human
 from kvferry.specs.errors import InputError
 from kvferry.specs.scenario import Scenario
 from kvferry.system.whole_file import write_file

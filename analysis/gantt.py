@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvferry.analysis import human, style
+from kvferry.analysis import style
 from kvferry.analysis.metrics import finish_s, token_times_s
 from kvferry.analysis.occupancy import busy_share, delivered, shares, union
 from kvferry.analysis.style import BLACK, BLUE, FAINT, GREY, INK, KINDS, ORANGE, kind_of
@@ -21,6 +21,7 @@ from kvferry.analysis.token_window import between, prefill_end_s, tokens_drawn, 
 from kvferry.analysis.warmth_picture import draw_warmth
 from kvferry.machine.span import Span
 from kvferry.pipelines.record import RequestRecord, Run
+from kvferry.specs import human
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

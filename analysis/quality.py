@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from kvferry.analysis import human
+from kvferry.specs import human
 
 Metrics = Mapping[str, float]
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from kvferry.analysis import human
 from kvferry.analysis.dimensions import Dimension, dimensions_of
 from kvferry.analysis.figures import FIGURES, less_is_better
 from kvferry.analysis.settings import column_of, settings_of
@@ -18,6 +17,7 @@ from kvferry.analysis.study_spec import PlotSpec, StudySpec
 from kvferry.scenarios.faults import MOST_LINES, complaints_of, input_error, nearest
 from kvferry.scenarios.loader import Check
 from kvferry.scenarios.resolve import Complaint
+from kvferry.specs import human
 from kvferry.specs.document import read_document
 from kvferry.specs.errors import InputError
 from kvferry.specs.node import Node

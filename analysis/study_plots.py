@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvferry.analysis import human
 from kvferry.analysis.axis_values import columns_under, written_values
 from kvferry.analysis.bar_plots import bar, stack
 from kvferry.analysis.figures import FIGURES, label_of, less_is_better
@@ -18,6 +17,7 @@ from kvferry.analysis.quality import MARK, SPARSE
 from kvferry.analysis.settings import column_of, key_of
 from kvferry.analysis.study_spec import PlotSpec
 from kvferry.analysis.style import render
+from kvferry.specs import human
 from kvferry.specs.errors import InputError
 from kvferry.specs.scenario import Scenario
 

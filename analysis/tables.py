@@ -7,11 +7,11 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from typing import IO, TYPE_CHECKING
 
-from kvferry.analysis import human
 from kvferry.analysis.figures import COLUMNS, COMPARED_ASSISTED, COMPARED_SESSIONS, FIGURES, RATES, Figure, label_of
 from kvferry.analysis.quality import MARK, footnotes, is_unknown, lower_quality
 from kvferry.analysis.repeats import Range, within_noise
 from kvferry.policies.ledger import KEPT_FREE
+from kvferry.specs import human
 
 if TYPE_CHECKING:
     from rich.table import Table

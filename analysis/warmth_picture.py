@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from kvferry.analysis import human
 from kvferry.analysis.style import BLUE, VERMILION
 from kvferry.machine.warmth import Warmth
+from kvferry.specs import human
 
 
 def draw_warmth(axis: Any, warmth: Warmth, *, named: bool = True) -> None:

@@ -9,7 +9,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvferry.analysis import human
 from kvferry.analysis.equal_memory import unequal_memory
 from kvferry.analysis.figures import less_is_better
 from kvferry.analysis.folder import comparison_pictures, write_comparison
@@ -28,6 +27,7 @@ from kvferry.backends.world import Say
 from kvferry.pipelines.workload import Progress, System
 from kvferry.pipelines.workloads import WORKLOADS
 from kvferry.scenarios.loader import dump_yaml
+from kvferry.specs import human
 from kvferry.specs.errors import InputError
 from kvferry.specs.scenario import Scenario
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from kvferry.analysis import human
 from kvferry.analysis.metrics import metrics_for
 from kvferry.analysis.repeats import Metrics
 from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS
@@ -13,6 +12,7 @@ from kvferry.pipelines.run import run_scenario
 from kvferry.policies.decode.scored_keys import LowRankKeys
 from kvferry.policies.decode.solutions import Solutions
 from kvferry.policies.decode.tuner import Solution
+from kvferry.specs import human
 from kvferry.specs.errors import InputError
 from kvferry.specs.scenario import Scenario
 

@@ -16,11 +16,11 @@ def devices(
     json: JsonOption = False,
 ) -> None:
     """List the device profiles, or show one with the source of each number."""
-    from kvferry.analysis import human
     from kvferry.analysis.remarks import how_known
     from kvferry.cli.table import print_table
     from kvferry.scenarios.library import names
     from kvferry.scenarios.loader import load_device
+    from kvferry.specs import human
     from kvferry.specs.errors import quoted
 
     found = [load_device(device) for device in ([name] if name else names("device"))]
@@ -82,7 +82,7 @@ def _sourced(value: Any, path: str, sources: dict[str, str]) -> Iterator[tuple[s
 
 
 def _text(path: str, value: Any) -> str:
-    from kvferry.analysis import human
+    from kvferry.specs import human
 
     if isinstance(value, list | tuple):
         return ", ".join(_text(path, item) for item in value)

@@ -58,9 +58,9 @@ def fidelity(
 
 
 def _show(report: Mapping[str, Any]) -> None:
-    from kvferry.analysis import human
     from kvferry.analysis.figures import FIGURES
     from kvferry.cli.table import print_table
+    from kvferry.specs import human
     from kvferry.specs.errors import quoted
 
     def percent(share: float | None) -> str | None:

@@ -19,10 +19,10 @@ def kv_file(
     the writes of the last steps had not ended, and the log has it; "in memory": it had no place in the file yet, and
     the log has it.
     """
-    from kvferry.analysis import human
     from kvferry.analysis.envelope import to_json
     from kvferry.cli.table import print_table
     from kvferry.disk.kv_file import KvFile
+    from kvferry.specs import human
 
     found = KvFile(file)
     summary = found.summary()

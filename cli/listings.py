@@ -86,10 +86,10 @@ def models(
     json: JsonOption = False,
 ) -> None:
     """List the models, or show one with the source of its dimensions."""
-    from kvferry.analysis import human
     from kvferry.cli.table import print_table
     from kvferry.scenarios.library import names
     from kvferry.scenarios.loader import load_model
+    from kvferry.specs import human
     from kvferry.specs.errors import quoted
 
     found = [load_model(model) for model in ([name] if name else names("model"))]
@@ -116,10 +116,10 @@ def runtimes(
     scenario names one (runtime: NAME); else it is the one that was fitted on the device, or, assumed and scaled by the
     hosts' clocks, the prototype of the system's paper.
     """
-    from kvferry.analysis import human
     from kvferry.cli.table import print_table
     from kvferry.scenarios.library import names
     from kvferry.scenarios.loader import load_runtime
+    from kvferry.specs import human
 
     found = [load_runtime(runtime) for runtime in ([name] if name else names("runtime"))]
     if printed("runtimes", found, json):

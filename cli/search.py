@@ -79,9 +79,9 @@ def search(
 
 
 def _show(result: Mapping[str, Any], shown: pd.DataFrame, n_new: int, of_devices: bool) -> None:
-    from kvferry.analysis import human
     from kvferry.analysis.figures import label_of
     from kvferry.cli.table import print_table
+    from kvferry.specs import human
 
     what = ", ".join(f"{n:,} {reason}" for reason, n in result["others"].items())
     print(

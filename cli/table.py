@@ -25,7 +25,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: st
 def print_metrics(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str], title: str = "") -> None:
     """Print records under the headings of their keys, then what else they have under its key; a number is written in
     the unit that its key ends in."""
-    from kvferry.analysis import human
+    from kvferry.specs import human
 
     keys = list(dict.fromkeys([*columns, *(key for row in rows for key in row)]))
     cells = [

@@ -83,7 +83,7 @@ def _show_arrays(trace: str, json: bool) -> None:
 
 
 def _in_words(stored: "StoredTrace") -> list[tuple[str, str | None]]:
-    from kvferry.analysis import human
+    from kvferry.specs import human
     from kvferry.traces.statistics import FADE_SHARE, LAGS_S, statistics_of
 
     found = statistics_of(stored.trace)

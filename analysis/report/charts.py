@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kvferry.analysis import human
 from kvferry.analysis.figures import FIGURES
 from kvferry.analysis.reproduction.verdict import TOLERANCE, over_paper
 from kvferry.analysis.style import SERIES
+from kvferry.specs import human
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -10,7 +10,6 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvferry.analysis import human
 from kvferry.analysis.equal_memory import unequal_memory
 from kvferry.analysis.figures import FIGURES
 from kvferry.analysis.quality import MARK, footnotes, is_unknown, lower_quality
@@ -18,6 +17,7 @@ from kvferry.analysis.report.charts import bars, claims_chart, scatter, timeline
 from kvferry.analysis.report.results import Comparison, Points, Result, RunResult, Verdicts, results_in
 from kvferry.analysis.sureness import how_sure
 from kvferry.analysis.tables import INTERVAL, NOT_KNOWN, says_more
+from kvferry.specs import human
 from kvferry.specs.errors import MissingExtra
 from kvferry.specs.version import VERSION
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvferry.analysis import human, style
+from kvferry.analysis import style
 from kvferry.analysis.reproduction.paper import PanelSpec, Paper, PictureSpec
 from kvferry.analysis.reproduction.rate_errors import rates_picture
 from kvferry.analysis.reproduction.results import Key, Results
@@ -15,6 +15,7 @@ from kvferry.analysis.reproduction.sustained import sustained_picture
 from kvferry.analysis.reproduction.verdict import TOLERANCE, over_paper, ranges_over_paper
 from kvferry.analysis.settings import settings_of
 from kvferry.analysis.style import LINES, MARKERS, SERIES
+from kvferry.specs import human
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

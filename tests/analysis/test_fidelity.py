@@ -12,7 +12,7 @@ import pytest
 from plugin import LOADER, none_left  # noqa: F401
 from tiny import DECODING
 
-from kvferry.analysis import fidelity, fidelity_study, human
+from kvferry.analysis import fidelity, fidelity_study
 from kvferry.analysis.fidelity import TwoWorlds, beside, figures_of, in_both_worlds, summary_of
 from kvferry.analysis.fidelity_study import FidelityStudy, measure
 from kvferry.analysis.remarks import how_known
@@ -25,6 +25,7 @@ from kvferry.pipelines.plugins import drop, use, used
 from kvferry.pipelines.record import RequestRecord, Run
 from kvferry.pipelines.workloads import WORKLOADS
 from kvferry.scenarios.loader import load_scenario
+from kvferry.specs import human
 from kvferry.specs.errors import InputError, KvferryError
 from kvferry.specs.scenario import Scenario
 from kvferry.traces.selections import SelectionStream

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from kvferry.analysis import human
 from kvferry.analysis.figures import COMPARED, FIGURES, explained, label_of
 from kvferry.analysis.quality import lower_quality
 from kvferry.analysis.tables import compare_table, run_table, show
+from kvferry.specs import human
 
 
 @pytest.mark.parametrize(

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 from command import SMALL, Call, result
 
-from kvferry.analysis import human
 from kvferry.api.scenario import load
 from kvferry.pipelines.checks import check_names
 from kvferry.pipelines.record import RequestRecord, Run
 from kvferry.scenarios.library import names
 from kvferry.scenarios.loader import load_device, load_scenario
+from kvferry.specs import human
 from kvferry.specs.errors import InputError, KvferryError
 from kvferry.specs.scenario import Scenario
 from kvferry.traces.chunks import generate_chunks
