@@ -53,7 +53,9 @@ def totals(world: World) -> Totals:
 
 def test_there_is_a_scenario_of_every_kind_in_every_backend() -> None:
     assert set(DESCRIBED) == set(BACKENDS)
-    assert all(set(of_kinds) == set(WORKLOADS) for of_kinds in DESCRIBED.values())
+    # Sessions are modelled alone.
+    for backend, of_kinds in DESCRIBED.items():
+        assert set(of_kinds) == set(WORKLOADS) - ({"session"} if backend == "torch" else set())
 
 
 @pytest.mark.torch
@@ -113,6 +115,8 @@ OPEN: dict[str, dict[str, Any]] = {
 
 @IN_EVERY_WORLD
 def test_arrivals_that_a_world_recorded_are_those_of_another(backend: str, kind: str) -> None:
+    if kind not in OPEN:
+        return  # turns come by their own conversations
     described = changed(DESCRIBED[backend][kind], **OPEN[kind])
     described.pop("policies", None)
     recorded = run_scenario(load_scenario(described)).inputs

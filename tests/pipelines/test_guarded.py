@@ -140,7 +140,7 @@ BASES = {
             "BlockRows(np.indices((2, 30))[1])",
             "30 blocks in a row; at most 25 would do, as memory ",
         ),
-        ("selector", "stages", "(Stage('nonsense', 0),)", "a stage of the kind 'nonsense'; prefill, write_out, "),
+        ("selector", "stages", "(Stage('nonsense', 0),)", "a stage of the kind 'nonsense'; bring_known, prefill, "),
         (
             "selector",
             "stages",
@@ -204,7 +204,9 @@ def test_what_a_role_has_instead_of_methods() -> None:
         kind="layout", method="other", answer="0", base="TokenGroups", decorated="@dataclass(frozen=True, kw_only=True)"
     ).replace("    def other", "    before_write = ('nonsense',)\n\n    def other")
     said = refused(text, tiny(DECODING, policies={"layout": "mine"}))
-    assert said.startswith("mine.py: layout 'mine': before_write gave 'nonsense'; stages of the kinds prefill, ")
+    assert said.startswith(
+        "mine.py: layout 'mine': before_write gave 'nonsense'; stages of the kinds bring_known, prefill, "
+    )
 
 
 def test_slots_are_counted_from_0() -> None:
