@@ -21,6 +21,7 @@ from kvferry.pipelines.decoding.decode import LockStepDecode
 from kvferry.pipelines.decoding.peak import Peak
 from kvferry.pipelines.decoding.plan import DecodePlan
 from kvferry.pipelines.decoding.systems import DecodeSystem
+from kvferry.pipelines.decoding.warming import warms_up
 from kvferry.pipelines.decoding.workload import half_of, middle_of, plan_for
 from kvferry.policies.decode.residency import Reuse
 from kvferry.policies.decode.roles import Roles
@@ -116,6 +117,12 @@ class Sampling:
     output: int
     decoded: int | None
 
+    @classmethod
+    def of(cls, scenario: Scenario, world: World, ask: Ask) -> "Sampling":
+        """What the scenario asks for; all, where none may be skipped or each leaves the device warmer."""
+        may_skip = world.shortcuts.may_skip and not warms_up(scenario)
+        return cls(ask.output, scenario.session.workload.decoded if may_skip else None)
+
     @property
     def steps(self) -> int:
         """Tokens that are decoded, the first included."""
@@ -189,8 +196,7 @@ class InMemory:
             op = PrefillLayer(1, left, layer, kernel=kernel, context_tokens=ask.known)
             done = (machine.submit(op, after=done, request=ask.number),)
         yield machine.submit(OutputHead(1), after=done, request=ask.number)
-        may_skip = world.shortcuts.may_skip
-        sampling = Sampling(ask.output, self._scenario.session.workload.decoded if may_skip else None)
+        sampling = Sampling.of(self._scenario, world, ask)
         outline = _Outline(world, sampling, answered)
         outline.on_token()
         for n in range(1, sampling.steps):
@@ -269,8 +275,7 @@ class InBlocks:
         plan = self._plan(ask)
         need = KvOnStorage(sizes=plan, sequences=1)
         own: OneTurn = world.content.turn(self._batch(ask), need)
-        may_skip = world.shortcuts.may_skip
-        sampling = Sampling(ask.output, self._scenario.session.workload.decoded if may_skip else None)
+        sampling = Sampling.of(self._scenario, world, ask)
         outline = _Outline(world, sampling, answered)
         leases = _leased(world.machine, self._passing(ask, plan), f"turn {ask.number + 1}")
         decode = LockStepDecode(own.machine, plan, lambda tokens: outline.on_token(), own.foresight, own.keys)

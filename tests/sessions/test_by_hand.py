@@ -98,3 +98,13 @@ def test_a_turn_waits_for_the_one_before() -> None:
 def test_what_follows_at_a_pace_takes_as_long() -> None:
     whole, outlined = (turns("workload.output=101", f"workload.decoded={n}") for n in ("null", "5"))
     assert [one.end_s for one in outlined] == pytest.approx([one.end_s for one in whole])
+
+
+def test_on_a_device_that_warms_up_nothing_follows_at_a_pace() -> None:
+    # 10 W and more for 2 s of decoding warm 1 J/K by some 20 K: the last steps are slower than those in the middle.
+    limits = {"throttle_from_c": "30 C", "throttle_to_c": "60 C", "least_clock": 0.25, "look_s": "10 ms"}
+    heat = {"capacity_j_per_k": "1 J/K", "resistance_k_per_w": "5 K/W", **limits}
+    device = {**ON_FLASH["device"], "heat": heat}
+    asked = "workload.output=101", "workload.turns=1"
+    whole, outlined = (turns(*asked, f"workload.decoded={n}", device=device) for n in ("null", "5"))
+    assert outlined[0].end_s == whole[0].end_s > turns(*asked)[0].end_s + 0.1
