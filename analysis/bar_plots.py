@@ -18,6 +18,8 @@ from kvferry.analysis.plots import (
     _ticks,
     say_above,
     short_names,
+    spread_name,
+    spreads,
 )
 from kvferry.analysis.style import SERIES
 
@@ -52,15 +54,14 @@ def bar(
     spread = False
     names = list(frame[by].unique()) if by is not None else [None]
     labels, places = short_names(names), _places(frame, x)
-    low, high = (5, 95) if band == "p5-p95" else (0, 100)
     for axis, part in panels:
         for n, name in enumerate(names):
             rows = part if by is None else part[part[by] == name]
-            groups = {at: values.to_numpy(float) * y.scale for at, values in rows.groupby(x.column)[y.column]}
+            groups = spreads(rows, x, y, band)
             there = [at for at in places if at in groups]
             if not there:
                 continue
-            below, median, above = np.array([np.percentile(groups[at], (low, 50, high)) for at in there]).T
+            below, median, above = np.array([groups[at] for at in there]).T
             width = _WIDTH / len(names)
             at = np.array([places.index(one) for one in there]) + width * (n - (len(names) - 1) / 2)
             axis.bar(at, median, width, label=labels[n], **_look(n))
@@ -70,7 +71,7 @@ def bar(
                     at, median, (median - below, above - median), linestyle="none", color=style.INK, capsize=2.5
                 )
     _finish(panels, x, y, places, by, len(names))
-    say_above(panels, f"bar: median, whisker: {band}" if spread else "bar: median")
+    say_above(panels, f"bar: median, whisker: {spread_name(frame, y, band)}" if spread else "bar: median")
     return figure
 
 

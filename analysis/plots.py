@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from kvferry.analysis import style
+from kvferry.analysis.interval_columns import LEAST, MOST
 from kvferry.analysis.style import LINES, MARKERS, SERIES
 from kvferry.specs.errors import unknown_name
 
@@ -60,7 +61,7 @@ def line(
     names = list(frame[by].unique()) if by is not None else [None]
     words = _words(frame[x.column])
     spread = [_draw_lines(axis, part, x, y, by, band, names, words) for axis, part in panels]
-    say_above(panels, f"median, band: {band}" if any(spread) else "median")
+    say_above(panels, f"median, band: {spread_name(frame, y, band)}" if any(spread) else "median")
     _dress(panels, x, y)
     points = [] if words else sorted(frame[x.column].unique())
     if x.log and 0 < len(points) <= 8:
@@ -76,15 +77,14 @@ def _draw_lines(
 ) -> bool:
     """Whether any mark has a spread."""
     spread = False
-    low, high = (5, 95) if band == "p5-p95" else (0, 100)
     labels = short_names(names)
     for n, name in enumerate(names):
         part = frame if by is None else frame[frame[by] == name]
-        groups = {at: values.to_numpy(float) * y.scale for at, values in part.groupby(x.column, sort=False)[y.column]}
+        groups = spreads(part, x, y, band)
         order = [word for word in words if word in groups] or sorted(groups)
         if not order:
             continue
-        below, median, above = np.array([np.percentile(groups[at], (low, 50, high)) for at in order]).T
+        below, median, above = np.array([groups[at] for at in order]).T
         spread = spread or bool((above > below).any())
         how: dict[str, Any] = {
             "label": labels[n], "color": SERIES[n % len(SERIES)], "marker": MARKERS[n % len(MARKERS)],
@@ -102,6 +102,24 @@ def _draw_lines(
         _name_ticks(axis, range(len(words)), short_names(words))
         axis.set_xlim(-0.5, len(words) - 0.5)
     return spread
+
+
+def spreads(frame: pd.DataFrame, x: Axis, y: Axis, band: str) -> dict[Any, tuple[float, ...]]:
+    """By value of x: the lower end of y's spread, its median and the upper end. Points that have an interval
+    reach from one end of it to the other."""
+    low, high = (5, 95) if band == "p5-p95" else (0, 100)
+    found = dict[Any, tuple[float, ...]]()
+    for at, rows in frame.groupby(x.column, sort=False):
+        ends = [rows.get(f"{end}{y.column}", rows[y.column]).fillna(rows[y.column]) for end in (LEAST, MOST)]
+        parts = ((ends[0], low), (rows[y.column], 50), (ends[1], high))
+        found[at] = tuple(y.scale * float(np.percentile(of.to_numpy(float), q)) for of, q in parts)
+    return found
+
+
+def spread_name(frame: pd.DataFrame, y: Axis, band: str) -> str:
+    """What a band or whisker shows."""
+    ranged = f"{LEAST}{y.column}" in frame and frame[f"{LEAST}{y.column}"].notna().any()
+    return f"{band} of 80 % intervals" if ranged else band
 
 
 def say_above(panels: Panels, what: str) -> None:

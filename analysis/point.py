@@ -10,6 +10,7 @@ from typing import Any
 
 from kvferry.analysis.code_version import code_version
 from kvferry.analysis.dataset import MEASURED
+from kvferry.analysis.interval_columns import IntervalsOf, columns_of
 from kvferry.analysis.journal import Row
 from kvferry.analysis.metrics import metrics_for
 from kvferry.analysis.settings import settings_of
@@ -43,12 +44,14 @@ class Work:
     """What is done with a point, the same wherever it is: run it, and make a row of the result.
 
     `run` is a function that every process can import. `version` is that of the code that asks for the work, which uses
-    these `plugins`: another process is given them.
+    these `plugins`: another process is given them. `intervals_of` says how sure a
+    point's figures are; None: nothing does.
     """
 
     run: Callable[[Scenario], Run]
     version: str
     plugins: tuple[Plugin, ...] = ()
+    intervals_of: IntervalsOf | None = None
 
     def __call__(self, point: Point) -> Row:
         """A row with key, outcome, why, settings, metrics, version and wall times. Whatever goes wrong with a point is
@@ -61,6 +64,8 @@ class Work:
             if result.interrupted:
                 raise KeyboardInterrupt  # a part of a run is no result
             metrics = metrics_for(scenario, result)
+            if self.intervals_of is not None:
+                metrics |= columns_of(self.intervals_of(scenario, result))
             found = {"outcome": result.outcome, "why": result.why or "; ".join(result.faults) or None, **metrics}
             found |= {MEASURED + key: value for key, value in result.measured.items() if isinstance(value, int | float)}
         except Exception as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,8 +19,10 @@ from kvferry.analysis.dataset import Dataset
 from kvferry.analysis.executors.choice import InProcess
 from kvferry.analysis.executors.executor import Executor
 from kvferry.analysis.figures import FIGURES
+from kvferry.analysis.interval_columns import LEAST, MOST, IntervalsOf
 from kvferry.analysis.journal import Row
 from kvferry.analysis.point import Point, Work
+from kvferry.analysis.repeats import Range
 from kvferry.analysis.search_space import Choice, Space, space_of
 from kvferry.analysis.search_spec import Constraint, SearchSpec, constraint_of
 from kvferry.analysis.study_base import StudyBase, located, output_folder
@@ -63,14 +66,15 @@ class Search:
 class Tried:
     """A point that was tried: what was chosen, the scenarios that it makes by key, and what came of them.
 
-    `figures` are medians over the seeds of the metrics that objectives and constraints name; `why` says what keeps the
-    point from being a solution.
+    `figures` are medians over the seeds of the metrics that objectives and constraints name, `intervals` those of the
+    ends of their intervals, where points have these; `why` says what keeps the point from being a solution.
     """
 
     number: int
     settings: dict[str, Any]
     scenarios: dict[str, Scenario] = field(default_factory=dict)
     figures: dict[str, float] = field(default_factory=dict)
+    intervals: dict[str, Range] = field(default_factory=dict)
     why: str | None = None
     is_valid: bool = True
 
@@ -133,6 +137,7 @@ def run_search(
     executor: Executor,
     progress: Progress = lambda done, of: None,
     run: Callable[[Scenario], Run] = run_scenario,
+    intervals_of: IntervalsOf | None = None,
 ) -> tuple[list[Tried], int]:
     """Try as many points as the search says, and return them in their order, with how many scenarios were run now.
 
@@ -156,7 +161,7 @@ def run_search(
                     together = [_tried(search, trial) for trial in trials]
                 if not any(one.is_valid for one in (*tried, *together)):
                     raise InputError(together[0].why or "")
-                for row in _rows(together, known, executor, Work(run, code_version(), used())):
+                for row in _rows(together, known, executor, Work(run, code_version(), used(), intervals_of)):
                     data.add(row)
                     known[row["key"]] = row
                     n_new += 1
@@ -208,7 +213,9 @@ def _known(data: Dataset, search: Search) -> dict[str, Row]:
     if table.empty:
         return {}
     table = table[(table["version"] == code_version()) & (table["outcome"] != "failed")]
-    wanted = [column for column in ("key", "outcome", "why", *_metrics(search)) if column in table]
+    metrics = _metrics(search)
+    ends = (f"{end}{metric}" for end in (LEAST, MOST) for metric in metrics)
+    wanted = [column for column in ("key", "outcome", "why", *metrics, *ends) if column in table]
     rows: list[Row] = table[wanted].to_dict("records")  # type: ignore[assignment]
     return {row["key"]: row for row in rows}
 
@@ -265,6 +272,9 @@ def _judge(search: Search, one: Tried, known: Mapping[str, Row]) -> None:
             one.why = f"it has no {metric}"
             return
         one.figures[metric] = float(median(values))
+        least, most = ([row.get(f"{end}{metric}", math.nan) for row in rows] for end in (LEAST, MOST))
+        if not any(math.isnan(value) for value in (*least, *most)):
+            one.intervals[metric] = median(least), median(most)
     broken = [bound.text for bound in search.constraints if bound.excess(one.figures[bound.metric]) > 0]
     one.why = f"breaks {' and '.join(broken)}" if broken else None
 

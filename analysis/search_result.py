@@ -22,8 +22,9 @@ def result_of(search: Search, tried: Sequence[Tried]) -> dict[str, Any]:
     """{"search", "points", "solutions", "objectives", "constraints", "sampler", "seed", "seeds", "front", "others"}.
 
     "front" has the points that no other solution beats in every objective, sorted by the first one, the earliest of
-    equal ones alone: "point" (its number, from 0), "settings", "figures" and "keys" of its rows in points.parquet.
-    "others" counts why points are no solutions. Equal searches give equal results: nothing of this run is in it.
+    equal ones alone: "point" (its number, from 0), "settings", "figures" (with "intervals" where points have these) and
+    "keys" of its rows in points.parquet. "others" counts why points are no solutions. Equal searches give equal
+    results: nothing of this run is in it.
     """
     solutions, front, lower = _solutions(search, tried)
     objectives = search.spec.objectives
@@ -44,7 +45,13 @@ def result_of(search: Search, tried: Sequence[Tried]) -> dict[str, Any]:
         "seed": search.spec.seed,
         "seeds": [node.plain() for node in search.seeds],
         "front": [
-            {"point": one.number, "settings": one.settings, "figures": one.figures, "keys": list(one.scenarios)}
+            {
+                "point": one.number,
+                "settings": one.settings,
+                "figures": one.figures,
+                **({"intervals": {key: list(ends) for key, ends in one.intervals.items()}} if one.intervals else {}),
+                "keys": list(one.scenarios),
+            }
             for one in best
             if first[tuple(one.scenarios)] is one
         ],

@@ -12,6 +12,7 @@ from kvferry.analysis.code_version import code_version
 from kvferry.analysis.dataset import Dataset, read_points
 from kvferry.analysis.executors.choice import InProcess, executor_for
 from kvferry.analysis.executors.executor import Executor
+from kvferry.analysis.interval_columns import IntervalsOf
 from kvferry.analysis.point import Point, Work
 from kvferry.analysis.settings import column_of
 from kvferry.analysis.study import Study
@@ -36,15 +37,17 @@ def run_points(
     progress: Progress = lambda done, of: None,
     run: Callable[[Scenario], Run] = run_scenario,
     executor: Executor | None = None,
+    intervals_of: IntervalsOf | None = None,
 ) -> pd.DataFrame:
     """A row per point, in the order of the points; the ones that the folder does not hold yet are run.
 
     Columns: key (the scenario's hash), outcome, why, settings (as ``settings_of`` names them), metrics (as
-    ``metrics_of`` does), version. The folder is a ``Dataset``: its bytes depend neither on the number of workers
-    (None: all cores; real runs: one), nor on the executor (None: that many processes), nor on the order in which
-    points finish. Points of another version of KVFerry run again and replace their rows. A point that raises, or whose
-    process dies, has the outcome "failed" and runs again next time; the others go on. Interrupted (KeyboardInterrupt),
-    the folder keeps what was finished.
+    ``metrics_of`` does), version. The folder is a ``Dataset``: its bytes depend neither on the number of workers (None:
+    all cores; real runs: one), nor on the executor (None: that many processes), nor on the order in which points
+    finish. `intervals_of` gives columns with both ends of a point's intervals (``low_tpot_s``, ``high_tpot_s``). Points
+    of another version of KVFerry run again and replace their rows. A point that raises, or whose process dies, has the
+    outcome "failed" and runs again next time; the others go on. Interrupted (KeyboardInterrupt), the folder keeps what
+    was finished.
 
     Raises KvferryError when the folder cannot be used.
     """
@@ -59,7 +62,7 @@ def run_points(
             alone = any(point.backend != "sim" for point in missing.values())
             where = InProcess() if alone else executor or executor_for(None, workers)
             tasks = (Point.of(point, key) for key, point in missing.items())
-            with where, closing(where.rows(tasks, Work(run, code_version(), used()))) as rows:
+            with where, closing(where.rows(tasks, Work(run, code_version(), used(), intervals_of))) as rows:
                 for row in rows:
                     data.add(row)
                     done += 1
@@ -75,6 +78,7 @@ def run_study(
     workers: int | None = None,
     progress: Progress = lambda done, of: None,
     executor: Executor | None = None,
+    intervals_of: IntervalsOf | None = None,
 ) -> dict[str, Any]:
     """Run the points of a study that are missing, draw its plots into plots/, and tell how it went.
 
@@ -84,7 +88,8 @@ def run_study(
     not_measured (devices whose profile is not). Raises as ``run_points`` does.
     """
     before = read_points(folder)
-    frame = run_points(study.points, folder, workers, progress, executor=executor).drop_duplicates("key")
+    frame = run_points(study.points, folder, workers, progress, executor=executor, intervals_of=intervals_of)
+    frame = frame.drop_duplicates("key")
     not_measured = sorted({point.device.name for point in study.points if not point.device.is_measured})
     drawn = draw_plots(frame, study.plots, folder / "plots", study.axes, (study.name, devices_of(study.points)))
     failed = frame[frame["outcome"] == "failed"]

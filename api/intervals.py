@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import exp, log
 from typing import Any
 
+from kvferry.analysis.interval_columns import IntervalsOf
 from kvferry.analysis.intervals import Effect, effect_of_choices, effect_of_errors, effect_of_number
 from kvferry.analysis.metrics import metrics_for
-from kvferry.analysis.repeats import Metrics
+from kvferry.analysis.repeats import Metrics, Range
 from kvferry.analysis.reproduction.left_out import LEAST_DEVICES, LEVEL, By, Spread, known_spread
 from kvferry.analysis.run_errors import STUDY, run_errors
 from kvferry.analysis.sureness import RUNTIME, Sureness
-from kvferry.api.repeats import Watch
+from kvferry.api.repeats import Watch, unwatched
 from kvferry.machine.ops import DecodeStep
 from kvferry.pipelines.decoding.runtimes import others, runtime_of
 from kvferry.pipelines.record import Run
@@ -34,6 +35,25 @@ def sureness_of(scenario: Scenario, run: Run, watch: Watch) -> Sureness | None:
     if scenario.backend != "sim" or run.outcome != "done":
         return None
     return _Again(scenario, metrics_for(scenario, run), watch).sureness()
+
+
+def intervals_at(scenario: Scenario, run: Run) -> Mapping[str, Range]:
+    """The intervals of a finished run's figures."""
+    found = sureness_of(scenario, run, unwatched)
+    return {} if found is None else found.intervals
+
+
+def intervals_where_assumed(scenario: Scenario, run: Run) -> Mapping[str, Range]:
+    """The same of a run whose runtime is only assumed, and makes a difference."""
+    return intervals_at(scenario, run) if others(scenario) else {}
+
+
+# What says how sure a point of a sweep is, by what a user asks for.
+INTERVALS: Mapping[bool | None, IntervalsOf | None] = {
+    True: intervals_at,
+    None: intervals_where_assumed,
+    False: None,
+}
 
 
 class _Again:

@@ -16,6 +16,7 @@ from kvferry.analysis.remarks import rests_on
 from kvferry.analysis.search import Search, Tried, load_search, run_search
 from kvferry.analysis.search_result import result_of, write_result
 from kvferry.api.html import with_remarks
+from kvferry.api.intervals import INTERVALS
 from kvferry.api.scenario import Settings, overrides_of
 from kvferry.pipelines.checks import names_in_use
 from kvferry.pipelines.plugins import naming_plugins
@@ -104,13 +105,14 @@ def search(
     jobs: int | None = None,
     executor: str | Executor | None = None,
     plots: bool = True,
+    intervals: bool | None = None,
     progress: Progress = lambda done, of: None,
 ) -> Found:
     """Looks for settings that are best under objectives and constraints, and draws what it found.
 
     `source`: a bundled name or a file (docs/search.md). `settings` apply to its base. `output`: the folder; None: the
-    one that the search names. `jobs` and `executor` as in ``sweep``: they change nothing about what is tried.
-    `progress` is called with how many points are done, of how many.
+    one that the search names. `jobs`, `executor` and `intervals` as in ``sweep``: they change nothing about what is
+    tried. `progress` is called with how many points are done, of how many.
 
     Interrupted, the folder keeps what is done, and the same call goes on from there. Raises InputError with a line per
     fault of the file, KvferryError where the folder cannot be used, MissingExtra without optuna.
@@ -118,6 +120,6 @@ def search(
     loaded = source if isinstance(source, Search) else search_of(source, settings)
     folder = loaded.output if output is None else Path(output)
     where = executor if executor is not None and not isinstance(executor, str) else executor_for(executor, jobs)
-    tried, new = run_search(loaded, folder, where, progress)
+    tried, new = run_search(loaded, folder, where, progress, intervals_of=INTERVALS[intervals])
     _, pictures = write_result(loaded, tried, folder, plots)
     return Found(loaded, folder, result_of(loaded, tried), tuple(tried), new, tuple(pictures))

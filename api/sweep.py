@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 from kvferry.analysis.dataset import read_points
 from kvferry.analysis.executors.choice import executor_for
 from kvferry.analysis.executors.executor import Executor
+from kvferry.analysis.interval_columns import COLUMNS, LEAST
 from kvferry.analysis.remarks import rests_on
 from kvferry.analysis.study import Study, load_study
 from kvferry.analysis.study_plots import marked
 from kvferry.analysis.sweep import run_study
 from kvferry.api.html import with_remarks
+from kvferry.api.intervals import INTERVALS
 from kvferry.api.scenario import Settings, overrides_of
 from kvferry.pipelines.checks import names_in_use
 from kvferry.pipelines.plugins import naming_plugins
@@ -49,7 +51,8 @@ class Sweep:
     def remarks(self) -> list[str]:
         """What a reader of all the figures should know: policies of one system alone, profiles that were not measured,
         runtimes that are assumed."""
-        return [*self.study.remarks, *rests_on(self.study.points)]
+        ranged = [COLUMNS] if any(column.startswith(LEAST) for column in self.points.columns) else []
+        return [*self.study.remarks, *rests_on(self.study.points), *ranged]
 
     @property
     def plots(self) -> list[Path]:
@@ -80,13 +83,16 @@ def sweep(
     jobs: int | None = None,
     executor: str | Executor | None = None,
     plots: bool = True,
+    intervals: bool | None = None,
     progress: Progress = lambda done, of: None,
 ) -> Sweep:
     """Runs the points of a study that are missing from its folder, and draws its pictures.
 
     `study`: a bundled name or a file (docs/sweeps.md). `settings` apply to its base. `output`: the folder; None: the
     one that the study names. `jobs`: processes; None: one per core. `executor`: "in-process", "cores" or the address
-    of a dask scheduler; None: cores. `progress` is called with how many points are done, of how many.
+    of a dask scheduler; None: cores. `intervals`: whether points have both ends of their 80 % intervals, for which
+    each is carried out a few times more; None: those whose runtime is only assumed. `progress` is called with how many
+    points are done, of how many.
 
     The same bytes come of any executor. Raises InputError with a line per fault of the study, KvferryError
     where the folder cannot be used; a point that fails is named in ``summary["failed"]``. Interrupted, the folder keeps
@@ -95,5 +101,7 @@ def sweep(
     loaded = study if isinstance(study, Study) else study_of(study, settings)
     folder = loaded.output if output is None else Path(output)
     where = executor_for(executor, jobs) if isinstance(executor, str) else executor
-    summary = run_study(loaded if plots else replace(loaded, plots=()), folder, jobs, progress, where)
+    summary = run_study(
+        loaded if plots else replace(loaded, plots=()), folder, jobs, progress, where, INTERVALS[intervals]
+    )
     return Sweep(loaded, folder, summary)

@@ -64,6 +64,15 @@ IntervalsOption = Annotated[
 ]
 
 
+PointIntervalsOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--intervals/--no-intervals",
+        help="Both ends of each point's intervals; it is run a few times more. Default: where its runtime is assumed.",
+    ),
+]
+
+
 def overrides(settings: list[str] | None, seed: int | None) -> list[str]:
     return [*(settings or []), *([] if seed is None else [f"seed={seed}"])]
 

@@ -16,6 +16,7 @@ from kvferry.cli.options import (
     OutputOption,
     PlotsOption,
     PluginOption,
+    PointIntervalsOption,
     SetOption,
 )
 
@@ -33,6 +34,7 @@ def search(
     jobs: JobsOption = None,
     executor: ExecutorOption = None,
     plots: PlotsOption = True,
+    intervals: PointIntervalsOption = None,
     json: JsonOption = False,
 ) -> None:
     """Look for settings that are best under objectives and constraints; several objectives give a Pareto front.
@@ -56,7 +58,9 @@ def search(
     progress = PointsProgress()
     try:
         with counted(loaded.name, " points") as progress.bar:
-            found = carry_out(loaded, output=folder, executor=where, plots=plots, progress=progress)
+            found = carry_out(
+                loaded, output=folder, executor=where, plots=plots, intervals=intervals, progress=progress
+            )
     except KeyboardInterrupt:
         say(f"interrupted; kept {progress.done:,} of {progress.of:,} points in {folder}; run it again to go on")
         raise typer.Exit(130) from None
@@ -81,7 +85,6 @@ def search(
 def _show(result: Mapping[str, Any], shown: pd.DataFrame, n_new: int, of_devices: bool) -> None:
     from kvferry.analysis.figures import label_of
     from kvferry.cli.table import print_table
-    from kvferry.specs import human
 
     what = ", ".join(f"{n:,} {reason}" for reason, n in result["others"].items())
     print(
@@ -99,8 +102,17 @@ def _show(result: Mapping[str, Any], shown: pd.DataFrame, n_new: int, of_devices
     print_table(
         [*settings, *labels],
         [
-            [*(row[key] for key in settings), *(human.of_unit(key)(one["figures"][key]) for key in metrics)]
+            [*(row[key] for key in settings), *(_figure(one, key) for key in metrics)]
             for one, row in zip(front[:_MOST_SHOWN], shown.to_dict("records"), strict=False)
         ],
         title if len(front) <= _MOST_SHOWN else f"{title}: the first {_MOST_SHOWN} of {len(front)}",
     )
+
+
+def _figure(one: Mapping[str, Any], metric: str) -> str:
+    """A figure of a point, with its interval if it has one."""
+    from kvferry.specs import human
+
+    shown = human.of_unit(metric)
+    low, high = map(shown, one.get("intervals", {}).get(metric, (one["figures"][metric],) * 2))
+    return shown(one["figures"][metric]) + (f" ({low} to {high})" if low != high else "")

@@ -14,6 +14,7 @@ from kvferry.cli.options import (
     OutputOption,
     PlotsOption,
     PluginOption,
+    PointIntervalsOption,
     SetOption,
 )
 
@@ -28,6 +29,7 @@ def sweep(
     jobs: JobsOption = None,
     executor: ExecutorOption = None,
     plots: PlotsOption = True,
+    intervals: PointIntervalsOption = None,
     json: JsonOption = False,
 ) -> None:
     """Run the points of a study that are missing from its data set, on all cores or machines; then draw its plots.
@@ -37,7 +39,6 @@ def sweep(
     """
     from kvferry.analysis.envelope import to_json
     from kvferry.analysis.executors.choice import executor_for
-    from kvferry.analysis.remarks import rests_on
     from kvferry.api.sweep import study_of
     from kvferry.api.sweep import sweep as carry_out
     from kvferry.cli.progress import PointsProgress, counted, say
@@ -51,15 +52,19 @@ def sweep(
     progress = PointsProgress()
     try:
         with counted(loaded.name, " points") as progress.bar:
-            summary = carry_out(loaded, output=folder, executor=where, plots=plots, progress=progress).summary
+            swept = carry_out(
+                loaded, output=folder, executor=where, plots=plots, intervals=intervals, progress=progress
+            )
     except KeyboardInterrupt:
         say(f"interrupted; kept {progress.done:,} of {progress.of:,} points in {folder}; run it again to go on")
         raise typer.Exit(130) from None
+    summary = swept.summary
     if json:
         sys.stdout.write(to_json(summary))
     else:
         print(_in_words(summary))
-        for note in rests_on(loaded.points) if set(summary["outcomes"]) != {"failed"} else ():
+        told = [line for line in swept.remarks if line not in loaded.remarks]
+        for note in told if set(summary["outcomes"]) != {"failed"} else ():
             print(quoted(note))
         say(f"written to {folder}")
     for name, what in summary["marks"].items():

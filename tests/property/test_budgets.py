@@ -32,7 +32,7 @@ def rates(system: str, storage: str, shares: list[float]) -> Iterator[tuple[floa
         asked = {"system": system, "device.storage": storage, "budget.kv_share": round(share, 4)}
         asked["measure"] = "end_to_end" if system in WHOLE else "decode"
         try:
-            found = kvferry.run(BOARD, asked, ranges=False)
+            found = kvferry.run(BOARD, asked, intervals=False)
         except kvferry.InputError:
             continue
         if found.outcome == "done":
