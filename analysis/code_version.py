@@ -11,12 +11,15 @@ _HOUSE = Path(__file__).resolve().parents[1]
 # The rooms that a run is carried out in, by the floors of the house; a test looks that none is missing.
 _ROOMS = (
     *("specs", "system", "policies", "layouts", "machine", "codecs", "traces", "scenarios", "sim", "disk", "model"),
-    *("cloud", "backends", "pipelines"),
+    *("cloud", "backends", "pipelines", "sessions"),
 )
 # Files that a run's figures depend on. A scenario's hash has bundled traces by name only, so their content is here.
 _SOURCES = (
     *(f"{room}/**/*.py" for room in _ROOMS),
-    *(f"analysis/{name}.py" for name in ("metrics", "assisted", "decoding", "occupancy", "settings")),
+    *(
+        f"analysis/{name}.py"
+        for name in ("metrics", "assisted", "decoding", "occupancy", "sessions", "settings", "arrow_columns")
+    ),
     *("traces/bundled/*", "traces/*.yaml", "codecs/*.csv", "model/bundled/**/*"),
 )
 

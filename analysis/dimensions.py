@@ -6,10 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from kvferry.analysis.number_range import NumberRange, RangeFault
-from kvferry.analysis.study_base import MOST_POINTS
 from kvferry.analysis.study_spec import SampleSpec, StudySpec
 from kvferry.scenarios.faults import input_error
+from kvferry.scenarios.number_range import MOST_POINTS, NumberRange, RangeFault
 from kvferry.scenarios.resolve import Complaint
 from kvferry.specs.node import Node, node_of
 from kvferry.traces.chance import Source, generator

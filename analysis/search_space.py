@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvferry.analysis.number_range import NumberRange, RangeFault
 from kvferry.analysis.study_base import StudyBase
 from kvferry.analysis.study_spec import Axes
 from kvferry.scenarios.faults import input_error
+from kvferry.scenarios.number_range import NumberRange, RangeFault
 from kvferry.scenarios.resolve import Complaint
 from kvferry.specs.amount import amount_of
 from kvferry.specs.node import Node, node_of

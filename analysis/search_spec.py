@@ -10,8 +10,8 @@ from pydantic import BeforeValidator, Field
 
 from kvferry.analysis.condition import number_or_text
 from kvferry.analysis.figures import FIGURES
-from kvferry.analysis.study_base import MOST_POINTS
 from kvferry.analysis.study_spec import Axes, Base, Seeds
+from kvferry.scenarios.number_range import MOST_POINTS
 from kvferry.specs.amount import amount_of
 from kvferry.specs.base import BadKey, Spec
 

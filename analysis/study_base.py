@@ -24,10 +24,6 @@ from kvferry.specs.node import Node
 from kvferry.specs.scenario import Scenario
 from kvferry.traces.resolve import link_trace, load_trace
 
-# A point takes some tenths of a second: this limit catches a mistyped axis before it becomes a year of computing.
-MOST_POINTS = 50_000
-
-
 _FOLDERS = {"study": "studies", "search": "searches"}
 
 

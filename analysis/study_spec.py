@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
-from kvferry.analysis.study_base import MOST_POINTS
+from kvferry.scenarios.number_range import MOST_POINTS
 from kvferry.specs.base import BadKey, Spec
 
 # Which keys a kind of plot needs, and which it may have besides log, title and name.

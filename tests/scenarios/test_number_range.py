@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvferry.analysis.number_range import NumberRange
+from kvferry.scenarios.number_range import NumberRange
 from kvferry.specs.amount import amount_of
 from kvferry.specs.node import Place, node_of
 

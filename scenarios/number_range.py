@@ -7,7 +7,6 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
-from kvferry.analysis.study_base import MOST_POINTS
 from kvferry.scenarios.faults import complaints_of
 from kvferry.scenarios.resolve import Complaint
 from kvferry.specs.amount import WHOLE, Amount, amount_of
@@ -15,6 +14,8 @@ from kvferry.specs.base import Spec
 from kvferry.specs.node import Node
 from kvferry.specs.units import KINDS
 
+# A point takes some tenths of a second: this limit catches a mistyped axis before it becomes a year of computing.
+MOST_POINTS = 50_000
 # Enough for every setting, and few enough that every computer comes to the same digits.
 _DIGITS = 12
 
