@@ -24,7 +24,7 @@ def metrics_for(scenario: Scenario, run: Run) -> dict[str, float]:
     found |= session_metrics(run, scenario.device.storage)
     dropped = set() if has_bounds(scenario) else set(BOUNDS)
     if why_no_energy(scenario, run):
-        dropped |= {"energy_j", "energy_per_day_j", *(f"energy_{name}_j" for name in unpowered(scenario.device, run))}
+        dropped |= {"energy_j", "day_energy_j", *(f"energy_{name}_j" for name in unpowered(scenario.device, run))}
     if why_no_cloud_energy(scenario, run):
         dropped |= {"cloud_energy_j", "total_energy_j"}
     if "energy_j" in dropped:

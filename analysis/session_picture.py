@@ -8,7 +8,7 @@ import numpy as np
 
 from kvferry.analysis import style
 from kvferry.analysis.sessions import FROM
-from kvferry.analysis.style import BLUE, FAINT, GREEN, GREY, ORANGE, SKY
+from kvferry.analysis.style import BLUE, GREEN, GREY, ORANGE, SKY, VERMILION
 from kvferry.pipelines.record import Run, TurnRecord
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ _LOOKS = {
     "cloud": ("in the cloud", BLUE),
     "computed": ("nowhere: computed", ORANGE),
 }
-# Parts of a wait: label and colour.
-_PARTS = (("other turns", FAINT), ("its context", BLUE), ("reading what is new", ORANGE))
+# Parts of a wait: label, colour, marker.
+_PARTS = (("other turns", VERMILION, "s"), ("its context", BLUE, "^"), ("reading what is new", ORANGE, "o"))
 _UNITS = ((86_400.0 * 2, 86_400.0, "days"), (7_200.0, 3_600.0, "hours"), (120.0, 60.0, "minutes"), (0.0, 1.0, "s"))
 
 
@@ -40,7 +40,7 @@ def session_picture(run: Run, *, title: str = "") -> Figure:
     # Turns come in bursts: bars of one width would hide each other, lines do not.
     width = max(0.6, min(2.0, 500 / len(turns)))
     _draw_contexts(axes[0], turns, begun, width)
-    _draw_waits(axes[1], turns, begun, width)
+    _draw_waits(axes[1], turns, begun)
     _draw_kept(axes[2], turns, np.array([turn.end_s for turn in turns]) / scale)
     axes[2].set_xlabel(f"{unit} since the beginning")
     axes[2].set_xlim(0, 1.01 * run.duration_s / scale)
@@ -62,23 +62,25 @@ def _draw_contexts(axis: Any, turns: list[TurnRecord], begun: np.ndarray, width:
     axis.legend(loc="upper left", bbox_to_anchor=(1.0, 1.05))
 
 
-def _draw_waits(axis: Any, turns: list[TurnRecord], begun: np.ndarray, width: float) -> None:
-    parts = (
-        [turn.began_s - turn.arrival_s for turn in turns],
-        [turn.got_s - turn.began_s for turn in turns],
-        [turn.first_token_s - turn.got_s for turn in turns],
+def _draw_waits(axis: Any, turns: list[TurnRecord], begun: np.ndarray) -> None:
+    """A point per turn: some wait a hundred times as long as others."""
+    parts = np.array(
+        [[t.began_s - t.arrival_s, t.got_s - t.began_s, t.first_token_s - t.got_s] for t in turns], dtype=float
     )
-    bottom = np.zeros(len(turns))
-    for seconds, (label, colour) in zip(map(np.array, parts), _PARTS, strict=True):
-        if seconds.any():
-            named = f"{label} ({seconds.mean():.2g} s)"
-            axis.vlines(begun, bottom, bottom + seconds, color=colour, linewidth=width, label=named)
-        bottom = bottom + seconds
-    median = float(np.median(bottom))
+    waited, longest = parts.sum(axis=1), parts.argmax(axis=1)
+    for n, (label, colour, marker) in enumerate(_PARTS):
+        if (mostly := longest == n).any():
+            named = f"{label} ({parts[:, n].mean():.2g} s)"
+            axis.plot(
+                begun[mostly], waited[mostly], linestyle="none", marker=marker, markersize=3.5, color=colour,
+                label=named,
+            )  # fmt: skip
+    median = float(np.median(waited))
     axis.axhline(median, color=GREY, linewidth=0.9, linestyle="--", label=f"median of all ({median:.2g} s)")
-    axis.set_ylim(bottom=0)
+    axis.set_yscale("log")
+    axis.yaxis.set_major_formatter("{x:g}")
     axis.set_ylabel("s")
-    axis.set_title("What it waited for until its first token (mean)")
+    axis.set_title("Time to its first token, by what it waited for most (mean of all turns)")
     axis.legend(loc="upper left", bbox_to_anchor=(1.0, 1.05))
 
 

@@ -24,7 +24,7 @@ def session_metrics(run: Run, storage: StorageSpec | None) -> dict[str, float]:
     the turns most of whose prompt came from there. ``queue_s``, ``context_s``, ``question_s``: parts of a turn's wait
     for its first token, means: until the device turns to it, until what is known of its prompt is there, and until the
     rest is read. ``kept_written_bytes``: written to flash between turns. ``flash_written_per_day_bytes``: by all, and
-    ``flash_life_years``: until that is what the storage's profile says it endures. ``energy_per_day_j``."""
+    ``flash_life_years``: until that is what the storage's profile says it endures. ``day_energy_j``."""
     turns = run.sessions.turns if run.sessions is not None else ()
     if not turns:
         return {}
@@ -52,7 +52,7 @@ def session_metrics(run: Run, storage: StorageSpec | None) -> dict[str, float]:
             if storage is not None and storage.endurance_bytes is not None:
                 found["flash_life_years"] = storage.endurance_bytes / (written_bytes / run.duration_s * _YEAR_S)
         if run.energy_j:
-            found["energy_per_day_j"] = sum(run.energy_j.values()) / run.duration_s * _DAY_S
+            found["day_energy_j"] = sum(run.energy_j.values()) / run.duration_s * _DAY_S
     return found
 
 
