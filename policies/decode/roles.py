@@ -73,13 +73,16 @@ def _prefill(roles: Roles, layers: int, known: bool) -> Stages:
     for layer in range(layers):
         brought: tuple[Key, ...] = ()
         if known:
-            # There is room for the KV of two layers.
-            come = Stage("bring_known", layer, (("prefill", layer - 2),) if layer > 1 else ())
-            stages, brought = [*stages, come], (come.key,)
+            # What moves KV keeps the order of the list: the next layer's comes before this one's is written. There is
+            # room for the KV of two layers.
+            coming = range(layer + 1, min(layer + 2, layers)) if layer else range(min(2, layers))
+            stages += (Stage("bring_known", n, (("prefill", n - 2),) if n > 1 else ()) for n in coming)
+            brought = (("bring_known", layer),)
         computed = Stage("prefill", layer, (*before, *brought))
+        stages.append(computed)
         first = [Stage(kind, layer, (computed.key,), awaited=True) for kind in roles.layout.before_write]
         rest = (Stage(kind, layer, (computed.key,)) for kind in roles.layout.after_prefill)
         written = Stage("write_out", layer, ((first or [computed])[-1].key,))
-        stages += [computed, *first, written, *rest]
+        stages += [*first, written, *rest]
         before = (next(stage.key for stage in reversed(stages) if stage.kind != "write_out"),)
     return (*stages, Stage("first_token", 0, before))

@@ -87,6 +87,29 @@ def test_what_is_dropped_is_computed_again() -> None:
     assert [one.first_token_s - one.arrival_s for one in found] == pytest.approx([1.1, 1.211, 1.322])
 
 
+def test_what_lies_on_flash_is_read_beside_the_question() -> None:
+    settings = ("policies.decode={name: flexgen, group_tokens: 4}", "policies.keep=flash", "budget.kept_memory=null")
+    run = run_scenario(tiny(ON_FLASH, *settings, "workload.turns=2", "workload.output=1"))
+    assert run.sessions is not None
+    first, second = run.sessions.turns
+    # A layer takes 0.275 s to compute, and as long to be written while the next is computed.
+    assert first.first_token_s == pytest.approx(1.1 + 0.275)
+    # 1,100 of 1,201 tokens lie on flash: 0.275 s a layer. The 25 blocks of four tokens that are new are written in
+    # 0.025 s a layer, so that storage is at work all the time, but for 0.25 ms before the last write: layer 3 is there
+    # after four reads and two writes, 101 tokens take 0.02525 s, and one write fits in between.
+    assert (second.from_flash, second.computed) == (1100, 101)
+    reads_s = 4 * 0.275 + 2 * 0.025
+    assert second.first_token_s - second.arrival_s == pytest.approx(reads_s + 0.02525 + 0.025)
+    moved = {label: sum(one.n_bytes for one in run.spans if one.label == label) for label in ("Read", "Write")}
+    assert moved == {"Read": 1100 * 512, "Write": (1100 + 100) * 512}
+
+
+def test_the_last_token_of_a_prompt_is_always_computed() -> None:
+    # 1,200 tokens are twelve blocks. The second prompt is the first with its answer, 1,211 tokens, and 89 more.
+    first, second = turns("workload.turns=2", "workload.question=100", "workload.context=1100", "workload.at_once=2")
+    assert (first.computed, second.from_memory + second.from_flash, second.computed) == (1200, 1100, 100)
+
+
 def test_a_turn_waits_for_the_one_before() -> None:
     first, second = sorted(turns("workload.turns=2", "workload.at_once=2"), key=lambda one: one.began_s)
     assert first.arrival_s == second.arrival_s == 0.0
