@@ -10,6 +10,9 @@ from tiny import tiny
 from kvferry.machine.ops import Op, OutputHead, PrefillLayer
 from kvferry.pipelines.record import TurnRecord
 from kvferry.pipelines.run import run_scenario
+from kvferry.policies.keep.eviction import Lru
+from kvferry.policies.keep.kept import Kept, Room
+from kvferry.sessions.found import Found
 from kvferry.sim.cost import Cost
 from kvferry.sim.costs.cost_model import COST_MODELS
 
@@ -105,9 +108,10 @@ def test_what_lies_on_flash_is_read_beside_the_question() -> None:
 
 
 def test_the_last_token_of_a_prompt_is_always_computed() -> None:
-    # 1,200 tokens are twelve blocks. The second prompt is the first with its answer, 1,211 tokens, and 89 more.
-    first, second = turns("workload.turns=2", "workload.question=100", "workload.context=1100", "workload.at_once=2")
-    assert (first.computed, second.from_memory + second.from_flash, second.computed) == (1200, 1100, 100)
+    kept = Kept(Room(memory=9, flash=0), Lru(), "memory")
+    kept.keep((1, 2, 3), 0.0)
+    # All three blocks of 300 tokens are there, and the token that follows them is not.
+    assert [Found.of(kept, (1, 2, 3), 100, prompt).computed for prompt in (300, 301)] == [100, 1]
 
 
 def test_a_turn_waits_for_the_one_before() -> None:
