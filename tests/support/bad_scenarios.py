@@ -104,7 +104,7 @@ ONE_FAULT: list[tuple[str, str, str | None]] = [
     (
         "context-reuse",
         "context-reus",
-        "s.yaml:9: workload.kind: 'context-reus' is none of context-reuse, decode, assist;"
+        "s.yaml:9: workload.kind: 'context-reus' is none of context-reuse, decode, assist, session;"
         " did you mean 'context-reuse'?",
     ),
     (
