@@ -210,10 +210,11 @@ class ContextLoad:
             return False
         self._moved()
         extents = self._local(wanted.units)
+        unit_bytes = extents.n_bytes / len(wanted.units)
         for unit in wanted.units:
-            self.progress.hand_over_read(unit, extents.n_bytes / len(wanted.units))
+            self.progress.hand_over_read(unit, unit_bytes)
         came = self.machine.move(extents, "storage", "host", request=self.request)
-        self._place(extents, came, partial(self._was_read, wanted.units, extents.n_bytes / len(wanted.units)))
+        self._place(extents, came, partial(self._was_read, wanted.units, unit_bytes))
         return True
 
     def _was_read(self, units: tuple[int, ...], unit_bytes: float, event: simpy.Event) -> None:

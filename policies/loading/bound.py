@@ -8,7 +8,7 @@ import numpy as np
 from kvferry.policies.loading.problem import LoadProblem
 
 # Bounds are lowered by this much, so that rounding in the sums below cannot lift one above a schedule.
-_ROUNDING = 1e-9
+ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +96,10 @@ def bound_s(frontier: Frontier, bytes_per_s: float) -> float:
     k = int(np.argmax(shortfall <= 0.0))
     if k == 0:
         # All has come before the processor has started.
-        return float(frontier.n_bytes[0] / bytes_per_s) * (1.0 - _ROUNDING)
+        return float(frontier.n_bytes[0] / bytes_per_s) * (1.0 - ROUNDING)
     longer_s = ends_s[k] - ends_s[k - 1]
     share = shortfall[k - 1] / (shortfall[k - 1] - shortfall[k])
-    return float(ends_s[k - 1] + share * longer_s) * (1.0 - _ROUNDING)
+    return float(ends_s[k - 1] + share * longer_s) * (1.0 - ROUNDING)
 
 
 def clairvoyant_bound_s(
@@ -119,17 +119,20 @@ def clairvoyant_bound_s(
     def enough(elapsed_s: float) -> bool:
         return delivered_bytes(elapsed_s) >= frontier.least_bytes(computed_s(elapsed_s))
 
+    return first_enough_s(enough, float(frontier.work_s[-1]), ROUNDING)
+
+
+def first_enough_s(enough: Callable[[float], bool], guess_s: float, closeness: float) -> float:
+    """Returns the first time that is `enough`, as all later ones are, by bisection from below: it is at most the share
+    `closeness`, and the rounding of sums, too early. Infinite if no time is enough."""
     if enough(0.0):
         return 0.0
-    low_s, high_s = 0.0, max(float(frontier.work_s[-1]), 1e-6)
+    low_s, high_s = 0.0, max(guess_s, 1e-6)
     while not enough(high_s):
         low_s, high_s = high_s, 2.0 * high_s
         if high_s > 1e12:
             return float("inf")
-    while high_s - low_s > _ROUNDING * high_s:
+    while high_s - low_s > closeness * high_s:
         middle_s = (low_s + high_s) / 2.0
-        if enough(middle_s):
-            high_s = middle_s
-        else:
-            low_s = middle_s
-    return low_s * (1.0 - _ROUNDING)
+        low_s, high_s = (low_s, middle_s) if enough(middle_s) else (middle_s, high_s)
+    return low_s * (1.0 - ROUNDING)

@@ -39,9 +39,8 @@ class ThreeWayFerry:
         self._problem = problem
         self._divisions = Divisions(problem)
         self._ready = Ready(problem)
-        read_bytes = np.full(problem.compute_s.shape, np.inf) if problem.read_bytes is None else problem.read_bytes
         # What each unit asks of each path; infinite where a path does not lead to it.
-        self._asks = [part.ravel().tolist() for part in (problem.compute_s, problem.stream_bytes, read_bytes)]
+        self._asks = [part.ravel().tolist() for part in (problem.compute_s, problem.stream_bytes, problem.stored_bytes)]
         planned = (facts.planned_speed, facts.planned_bytes_per_s, facts.planned_read_bytes_per_s)
         self._rates = [Throughput(rate, _MEMORY_S) for rate in planned]
         self._least = [_LEAST_SHARE * rate for rate in planned]
@@ -83,7 +82,8 @@ class ThreeWayFerry:
         for rate, (done, busy) in zip(self._rates, seen, strict=True):
             rate.look(facts.now_s, done, busy)
         for unit in self._ready.news(progress):
-            heappush(self._computable, (self._rank[unit], unit))
+            if unit in self._rank:
+                heappush(self._computable, (self._rank[unit], unit))
         seconds = self._seconds()
         drift = [log(now / then) for now, then in zip(seconds, self._divided_at, strict=True)]
         if max(drift) - min(drift) > log(_REPLAN_FACTOR):
@@ -113,8 +113,8 @@ class ThreeWayFerry:
         )
         # Each part from its end: the next unit is the last of the list.
         self._parts = [list(part[::-1]) for part in (stage.compute, stage.stream, stage.read)]
-        self._rank = dict.fromkeys(range(problem.units), problem.units)
-        self._rank |= {unit: place for place, unit in enumerate(stage.compute)}
+        # The order of the processor's part, and those of it that can be computed.
+        self._rank = {unit: place for place, unit in enumerate(stage.compute)}
         self._computable = [(self._rank[unit], unit) for unit in stage.compute if progress.computable(unit)]
         heapify(self._computable)
 
@@ -139,7 +139,7 @@ class ThreeWayFerry:
 
     def _computable_part(self, progress: LoadProgress) -> int | None:
         """The first computable unit of the processor's part; later ones come back as they become computable."""
-        while self._computable and self._computable[0][0] < self._problem.units:
+        while self._computable:
             unit = heappop(self._computable)[1]
             if progress.absent(unit) and progress.computable(unit):
                 return unit

@@ -119,9 +119,7 @@ class Plan:
 
 def _read_bytes(problem: LoadProblem, units: tuple[int, ...]) -> np.ndarray:
     """What local storage must read for these units; infinite where they do not lie there."""
-    if problem.read_bytes is None:
-        return np.full(len(units), math.inf)
-    return problem.read_bytes.ravel()[list(units)]
+    return problem.stored_bytes.ravel()[list(units)]
 
 
 def ordered_stage(

@@ -39,6 +39,11 @@ class LoadProblem:
             raise ValueError(f"shapes differ: {self.compute_s.shape} and {self.read_bytes.shape}")
 
     @property
+    def stored_bytes(self) -> np.ndarray:
+        """``read_bytes``, infinite throughout where nothing lies on local storage."""
+        return np.full(self.compute_s.shape, np.inf) if self.read_bytes is None else self.read_bytes
+
+    @property
     def token_chunks(self) -> int:
         return self.compute_s.shape[0]
 

@@ -11,12 +11,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from kvferry.policies.loading.bound import column_labels
+from kvferry.policies.loading.bound import ROUNDING, column_labels, first_enough_s
 from kvferry.policies.loading.plan import Plan, Stage, by_storage, ordered_stage
 from kvferry.policies.loading.problem import LoadProblem
 
-# Bounds are lowered by this much, so that rounding in sums cannot lift one above a schedule.
-_ROUNDING = 1e-9
 # Cutting planes end when the bound is known this closely, or after this many.
 _CLOSE, _MOST_CUTS = 1e-6, 200
 
@@ -29,12 +27,7 @@ class Divisions:
     """
 
     def __init__(self, problem: LoadProblem) -> None:
-        absent = np.full(problem.compute_s.shape, np.inf)
-        self._amounts = (
-            problem.compute_s,
-            problem.stream_bytes,
-            absent if problem.read_bytes is None else problem.read_bytes,
-        )
+        self._amounts = (problem.compute_s, problem.stream_bytes, problem.stored_bytes)
         self.usage = np.empty((0, 3))
 
     def cheapest(self, prices: np.ndarray) -> float:
@@ -133,7 +126,7 @@ def three_way_bound_s(problem: LoadProblem, bytes_per_s: float, read_bytes_per_s
     if problem.start_s:
         idle = replace(problem, compute_s=np.full(problem.compute_s.shape, np.inf))
         least_s = min(least_s, Divisions(idle).least_s(seconds)[0])
-    return least_s * (1.0 - _ROUNDING)
+    return least_s * (1.0 - ROUNDING)
 
 
 def clairvoyant_three_way_s(problem: LoadProblem, done: Callable[[float], tuple[float, float, float]]) -> float:
@@ -147,17 +140,7 @@ def clairvoyant_three_way_s(problem: LoadProblem, done: Callable[[float], tuple[
     def enough(elapsed_s: float) -> bool:
         return divisions.fits(np.array(done(elapsed_s)))
 
-    if enough(0.0):
-        return 0.0
-    low_s, high_s = 0.0, max(float(problem.compute_s.sum()), 1e-6)
-    while not enough(high_s):
-        low_s, high_s = high_s, 2.0 * high_s
-        if high_s > 1e12:
-            return float("inf")
-    while high_s - low_s > _CLOSE * high_s:
-        middle_s = (low_s + high_s) / 2.0
-        low_s, high_s = (low_s, middle_s) if enough(middle_s) else (middle_s, high_s)
-    return low_s * (1.0 - _ROUNDING)
+    return first_enough_s(enough, float(problem.compute_s.sum()), _CLOSE)
 
 
 def three_way_plan(problem: LoadProblem, bytes_per_s: float, read_bytes_per_s: float) -> Plan:
@@ -188,8 +171,7 @@ def three_way_stage(
     that saves; of the rest, storage takes those that cost the link most for what they cost storage.
     """
     _, shares = divisions.least_s(seconds, problem.start_s)
-    read_bytes = np.full(problem.compute_s.shape, np.inf) if problem.read_bytes is None else problem.read_bytes
-    stream_s, read_s = problem.stream_bytes * seconds[1], read_bytes * seconds[2]
+    stream_s, read_s = problem.stream_bytes * seconds[1], problem.stored_bytes * seconds[2]
     labels = column_labels(replace(problem, stream_bytes=_brought(shares, stream_s, read_s)))
     order = np.flatnonzero(computable)
     order = order[np.argsort(labels.ravel()[order], kind="stable")]
