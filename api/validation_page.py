@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from kvferry.analysis.reproduction.left_out import held
+from kvferry.analysis.reproduction.left_out import HEADINGS, held, left_out_rows
 from kvferry.analysis.reproduction.sustained import sustained_rows
 from kvferry.specs.errors import InputError
 from kvferry.system.whole_file import write_file
@@ -169,10 +169,9 @@ def _sustained(report: Report) -> Iterable[str]:
 
 def _left_out(report: Report) -> Iterable[str]:
     """What intervals hold of the rates of devices that were left out of the fits."""
-    yield from _head("left out", "rates", "in the interval", "without one", "factor to its ends")
-    for group in report.get("left_out", ()):
-        counts = (str(group[key]) for key in ("rows", "inside", "without_interval"))
-        yield _row(group["device"], *counts, f"{group['median_factor']:.2f}" if group["median_factor"] else "-")
+    yield from _head("left out", *HEADINGS[1:])
+    for row in left_out_rows(report["left_out"]):
+        yield _row(*row)
     yield ""
     yield held(report["left_out"])
 

@@ -56,7 +56,7 @@ def reproduce(
 
 
 def _show(report: Mapping[str, Any]) -> None:
-    from kvferry.analysis.reproduction.left_out import held
+    from kvferry.analysis.reproduction.left_out import HEADINGS, held, left_out_rows
     from kvferry.analysis.reproduction.sustained import SUSTAINED, sustained_rows
     from kvferry.cli.table import print_table
     from kvferry.specs.errors import quoted
@@ -75,8 +75,7 @@ def _show(report: Mapping[str, Any]) -> None:
         series = [tuple(row.values()) for row in sustained_rows(report)]
         print_table(of_series, series, title="decoding without a break: measured, ours")
     if left_out := report.get("left_out"):
-        of_left_out = ("left out of the fit", "rates", "in the interval", "without one", "factor to its ends")
-        print_table(of_left_out, [_inside(group) for group in left_out], title="80 % intervals made without the device")
+        print_table(HEADINGS, list(left_out_rows(left_out)), title="80 % intervals made without the device")
         print(held(left_out))
     if report.get("not_measured"):
         print(
@@ -115,11 +114,6 @@ def _errors(group: Mapping[str, Any]) -> tuple[str, ...]:
     counts = (str(group["rows"]), str(group["fitted"]))
     shares = (f"{group['median_error']:.1%}", f"{group['least']:+.1%}", f"{group['most']:+.1%}")
     return (group["device"], group["engine"], group["experiment"], *counts, *shares)
-
-
-def _inside(group: Mapping[str, Any]) -> tuple[str, ...]:
-    counts = (str(group[key]) for key in ("rows", "inside", "without_interval"))
-    return (group["device"], *counts, f"{group['median_factor']:.2f}" if group["median_factor"] else "-")
 
 
 def _range(claim: dict[str, Any], whose: str) -> str | None:

@@ -157,8 +157,7 @@ class TurnRecord:
     computed: int = 0
     units_streamed: int = 0
     units_computed: int = 0
-    # Moved for it, or behind it, by what is kept; and bytes of the link.
-    read_bytes: float = 0.0
+    # Written behind it by what is kept; and bytes of the link.
     written_bytes: float = 0.0
     streamed_bytes: float = 0.0
     # Kept once it was over.
@@ -168,10 +167,9 @@ class TurnRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class Sessions:
-    """What sessions leave behind. ``outlined_s``: seconds of answers that followed at the pace of what was decoded."""
+    """What sessions leave behind."""
 
     turns: tuple[TurnRecord, ...]
-    outlined_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

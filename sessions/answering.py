@@ -58,10 +58,9 @@ def whole_prompt(turn: Turn) -> Ask:
 
 @dataclass
 class Answered:
-    """What a stage reports: when each token was there; seconds of the answer that were worked out from its pace."""
+    """What a stage reports: when each token was there."""
 
     token_times_s: list[float] = field(default_factory=list)
-    outlined_s: float = 0.0
 
 
 class AnswerStage(Protocol):
@@ -157,7 +156,6 @@ class _Outline:
         pace_s = (now_s - self._half_s) / (sampling.steps - 1 - half_of(sampling.steps))
         yield self._world.shortcuts.go_on(left * pace_s)
         times += [now_s + n * pace_s for n in range(1, left)] + [self._world.machine.env.now]
-        self._answered.outlined_s += left * pace_s
 
 
 class InMemory:

@@ -30,11 +30,10 @@ from kvferry.traces.turn import Turn, Turns
 
 @dataclass(frozen=True)
 class Told:
-    """What a turn leaves behind: its record, when each token was there, and seconds that followed at a pace."""
+    """What a turn leaves behind: its record, and when each token was there."""
 
     record: TurnRecord
     token_times_s: tuple[float, ...]
-    outlined_s: float
 
 
 class SessionDevice:
@@ -129,7 +128,7 @@ class SessionDevice:
             kept_memory_bytes=keeping.memory_bytes,
             kept_flash_bytes=keeping.kept.on_flash * keeping.flash_bytes,
         )
-        return Told(record, times_s, answered.outlined_s)
+        return Told(record, times_s)
 
     def _asked(self, turn: Turn, found: Found, number: int) -> Ask:
         known, tokens = turn.prompt - found.computed, self._block

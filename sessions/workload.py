@@ -114,8 +114,9 @@ class SessionFlow:
             for one in told
         ]
         turns: tuple[TurnRecord, ...] = tuple(one.record for one in told)
-        sessions = Sessions(turns=turns, outlined_s=sum(one.outlined_s for one in told))
-        return Left(requests=requests, sessions=sessions, notes=tuple(without_effect(self._scenario, self._system)))
+        return Left(
+            requests=requests, sessions=Sessions(turns=turns), notes=tuple(without_effect(self._scenario, self._system))
+        )
 
     def kept(self) -> str:
         return f"{len(self._told):,} of {len(self._turns):,} turns"

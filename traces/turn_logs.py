@@ -147,8 +147,7 @@ def _sharegpt(path: Path, lines: Sequence[str]) -> Recorded:
 
 
 def _own_lines(path: Path, lines: Sequence[str]) -> Recorded:
-    rows = ((line, {key: row[key] for key in row}) for line, row in _objects(path, lines))
-    return _own(path, rows)
+    return _own(path, _objects(path, lines))
 
 
 def _own_table(path: Path, lines: Sequence[str]) -> Recorded:

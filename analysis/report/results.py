@@ -90,9 +90,7 @@ def _run(folder: Path) -> RunResult:
     path = folder / "metrics.json"
     found, scenario = _json(path), _text(folder / "scenario.yaml")
     found = _with(path, found, {"scenario": str, "system": str, "outcome": str, "metrics": dict})
-    found = _with(
-        path, {"provenance": {}, "versions": {}, "notes": [], "intervals": {}, "evidence": {}, **found}, _BESIDE
-    )
+    found = _with(path, {key: kind() for key, kind in _BESIDE.items()} | found, _BESIDE)
     for key, value in found["metrics"].items():
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise InputError(f"{path}: is damaged: metrics.{key} is {value!r:.60} and no number")

@@ -2,7 +2,7 @@
 which nobody measured anything."""
 
 import csv
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -153,6 +153,17 @@ def coverage(rates: Sequence[LeftOutRate]) -> list[dict[str, Any]]:
             }
         )
     return found
+
+
+# The headings of ``left_out_rows``.
+HEADINGS = ("left out of the fit", "rates", "in the interval", "without one", "factor to its ends")
+
+
+def left_out_rows(found: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
+    """Yields what ``coverage`` found, as text: a row per device."""
+    for one in found:
+        counts = (str(one[key]) for key in ("rows", "inside", "without_interval"))
+        yield one["device"], *counts, f"{one['median_factor']:.2f}" if one["median_factor"] else "-"
 
 
 def held(found: Sequence[Mapping[str, Any]]) -> str:

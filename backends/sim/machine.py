@@ -201,11 +201,7 @@ class SimMachine:
         for resource, label, start_s, end_s, n_bytes, _ in noted:
             busy_s, moved = parts.get((resource, label), (0.0, 0.0))
             parts[resource, label] = busy_s + end_s - max(start_s, since_s), moved + n_bytes
-        busy = [
-            (one, [(since, until) for since, until in one.busy.intervals(since_s, from_s)])
-            for one in queues
-            if one is not None
-        ]
+        busy = [(one, list(one.busy.intervals(since_s, from_s))) for one in queues if one is not None]
         yield self.env.timeout(seconds)
         begin_s = dict.fromkeys((resource for resource, _ in parts), from_s)
         for (resource, label), (busy_s, n_bytes) in parts.items():

@@ -77,7 +77,7 @@ _NEWEST = 0.3
 
 
 @dataclass
-class Predicted:
+class Predicted(_NothingLearned):
     """The block whose next use is forecast to be last goes first. It is expected one usual gap after its last use: its
     own, or that of all blocks so far; a block that is overdue is expected as far ahead as it is late."""
 
@@ -97,9 +97,6 @@ class Predicted:
         since_s = now_s - block.used_s
         expected_s = gap_s - since_s if since_s <= gap_s else since_s
         return -expected_s
-
-    def evicted(self, block: Block) -> None:
-        """Learns nothing."""
 
 
 @dataclass

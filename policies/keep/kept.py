@@ -7,7 +7,6 @@ from typing import Literal
 from kvferry.policies.keep.eviction import Block, Eviction
 
 Place = Literal["memory", "flash", "cloud"]
-PLACES: tuple[Place, ...] = ("memory", "flash", "cloud")
 
 
 @dataclass(frozen=True, kw_only=True)
