@@ -184,7 +184,9 @@ FIGURES: dict[str, Figure] = {
     "question_s": Figure("waits for its question", "low", "until the rest is read and the first token is there"),
     "kept_written_bytes": Figure("of it to keep KV", "low", "written between turns, as memory had no room"),
     "flash_written_per_day_bytes": Figure("written per day", "low", "to storage, by all that writes"),
-    "flash_life_years": Figure("flash endures, years", "high", "until that is what the storage's data sheet promises"),
+    "flash_life_years": Figure(
+        "flash endures, years", "high", "until that is what the storage's profile says it endures"
+    ),
     "day_energy_j": Figure("energy per day", "low", "of the device, idle time included"),
     "reuse_rate": Figure("KV reused", "high", "share of selected KV blocks that were still in memory"),
     "effective_bytes_per_s": Figure(

@@ -13,7 +13,7 @@ IntervalsOf = Callable[[Scenario, Run], Mapping[str, Range]]
 LEAST, MOST = "low_", "high_"
 # Figures that have such columns.
 _FIGURES = ("ttft_s", "throughput_tokens_per_s", *RATES, "tpot_s")
-# What the columns are, for users.
+# Tells users what the columns are.
 COLUMNS = f"{LEAST}... and {MOST}...: ends of 80 % intervals (docs/intervals.md)"
 
 

@@ -22,9 +22,9 @@ SURE = 0.9
 
 @dataclass(frozen=True)
 class Effect:
-    """What figures come to with each sample of one thing, as logarithms of their ratio to the run's own. ``name``: of
-    the thing; systems that rest on the same thing have the same sample of it. A metric that is not there is not spoken
-    of."""
+    """Holds what figures come to with each sample of one thing, as logarithms of their ratio to the run's own.
+    ``name`` is the thing's; systems that rest on the same thing have the same sample of it. A metric that is missing is
+    not affected."""
 
     name: str
     deviations: Mapping[str, np.ndarray]
@@ -68,7 +68,7 @@ def effect_of_errors(name: str, half_widths: Mapping[str, Callable[[float], floa
 
 
 def _places(half_width: Callable[[float], float]) -> np.ndarray:
-    """Where the samples of a number lie, in half widths of its interval: -1 and 1 are its ends."""
+    """Returns where the samples of a number lie, in half widths of its interval: -1 and 1 are its ends."""
     whole = half_width(LEVEL)
     return np.array([np.sign(p - 0.5) * half_width(round(abs(2 * p - 1), 9)) / whole for p in CHANCES])
 

@@ -117,7 +117,7 @@ def spreads(frame: pd.DataFrame, x: Axis, y: Axis, band: str) -> dict[Any, tuple
 
 
 def spread_name(frame: pd.DataFrame, y: Axis, band: str) -> str:
-    """What a band or whisker shows."""
+    """Names what a band or whisker shows."""
     ranged = f"{LEAST}{y.column}" in frame and frame[f"{LEAST}{y.column}"].notna().any()
     return f"{band} of 80 % intervals" if ranged else band
 

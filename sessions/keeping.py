@@ -1,5 +1,4 @@
-"""What is kept between turns on a device: memory that it holds, what is written to flash and read from it, and what the
-cloud is told."""
+"""Keeps KV on a device between turns: holds its memory, writes it to flash, and reads it from there."""
 
 from collections.abc import Generator, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""A scenario whose main processor takes so many times as long to decode, or for prefill, as its profile says."""
+"""Slows a scenario's main processor down by a factor, for decoding, for prefill or for both."""
 
 from typing import get_args
 
@@ -11,8 +11,8 @@ PREFILL: frozenset[Kernel] = frozenset({"gemm", "attention", "sparse_attention",
 
 
 def slowed(scenario: Scenario, *, decoding: float = 1.0, prefill: float = 1.0) -> Scenario:
-    """The same scenario with that processor: kernels reach so much less of its peaks, never more than all, and fixed
-    costs of decoding are so much larger. Planners know it: whoever runs this on a device knows the device."""
+    """Returns the scenario with a main processor whose kernels take these factors as long, though they never reach more
+    than its peaks, and whose fixed costs of decoding are larger by theirs. Planners know the slowed processor."""
     device = scenario.device
     main = _slowed(device.processors[device.main], decoding, prefill)
     changed = device.model_copy(update={"processors": {**device.processors, device.main: main}})

@@ -102,7 +102,7 @@ class StorageSpec(Spec):
     capacity_bytes: Bytes | None = Field(default=None, gt=0)
     # The shortest read that reaches most of its bandwidth: the length of KV blocks unless a policy sets it.
     good_read_bytes: Bytes = Field(default=16384, ge=1)
-    # What may be written to it in its life, as its data sheet promises; None: not known.
+    # Bytes that may be written to it in its life; None: not known.
     endurance_bytes: Bytes | None = Field(default=None, gt=0)
     idle_w: Watts = 0.0
     # None: its energy is not counted.

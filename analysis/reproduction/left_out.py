@@ -1,5 +1,5 @@
-"""How far rates are off on devices that were left out of the fit of their engine, and what that says of a device on
-which nobody measured anything."""
+"""Errors of rates on devices that were left out of the fit of their engine, and what they say of a device without
+measurements."""
 
 import csv
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

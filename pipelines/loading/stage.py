@@ -1,4 +1,4 @@
-"""Loading as a stage: what a stored context is to a loading system, and what it can count on, whoever asks for it."""
+"""Makes stored contexts ready for a loading system, and says what a load can count on: a stage of any flow."""
 
 from collections.abc import Callable
 from math import inf
