@@ -49,7 +49,7 @@ class PartialKeys(CompressedKeys):
     """InfiniGen: the channels that count most, after query and key weights were skewed."""
 
     kind = "partial-keys"
-    # InfiniGen 5.1: three tenths of the channels, the partial weight ratio.
+    # Assumed: three tenths of the channels, InfiniGen's partial weight ratio, from memory of the paper.
     least_compression = 1 / 0.3
 
 
@@ -57,7 +57,7 @@ class PrincipalKeys(CompressedKeys):
     """Loki: the first principal components of each head's keys."""
 
     kind = "principal-keys"
-    # Loki 5: a quarter of the components.
+    # Assumed: a quarter of the components, from memory of Loki's paper.
     least_compression = 4.0
 
 
