@@ -4,7 +4,7 @@ import math
 import operator
 import re
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -69,8 +69,7 @@ def constraint_of(text: str) -> Constraint:
     return Constraint(text, match[1], match[2] == "<=", float(amount.number))
 
 
-def _objective(value: Any) -> Any:
-    return {"metric": value} if isinstance(value, str) else value
+_NAMED_ALONE = BeforeValidator(lambda value: {"metric": value} if isinstance(value, str) else value)
 
 
 class SearchSpec(Spec):
@@ -81,9 +80,7 @@ class SearchSpec(Spec):
     base: Base
     # By key a list of values to choose from, or a range.
     space: Annotated[Axes, Field(min_length=1)]
-    objectives: Annotated[
-        tuple[Annotated[ObjectiveSpec, BeforeValidator(_objective)], ...], Field(min_length=1, max_length=4)
-    ]
+    objectives: Annotated[tuple[Annotated[ObjectiveSpec, _NAMED_ALONE], ...], Field(min_length=1, max_length=4)]
     # Bounds on metrics; those on settings stand under `where`.
     constraints: tuple[str, ...] = ()
     where: tuple[str, ...] = ()

@@ -18,8 +18,7 @@ from kvferry.scenarios.resolve import (
 from kvferry.scenarios.sources import with_value
 from kvferry.specs.document import read_document, regular_file
 from kvferry.specs.errors import InputError, unknown_name
-from kvferry.specs.link import LinkSpec
-from kvferry.specs.load import LoadSpec
+from kvferry.specs.link import LinkSpec, LoadSpec
 from kvferry.specs.node import Node
 from kvferry.specs.scenario import Scenario
 from kvferry.traces.resolve import link_trace, load_trace

@@ -55,7 +55,7 @@ def run_table(
     lacking = {} if counted else {"energy_j": NOT_COUNTED}
     lacking |= {key: NOT_KNOWN for key in FIGURES if is_unknown(key, metrics)}
     shown = [key for key in FIGURES if says_more(key, metrics) and (key in metrics or key in lacking)]
-    for key in shown + _others(metrics):
+    for key in shown + sorted(key for key in metrics if key not in FIGURES and not is_energy_part(key)):
         of_runs = [] if ranges is None else [_range(key, ranges.get(key))]
         shown_as = human.of_unit(key)(metrics[key]) if key in metrics else lacking[key]
         table.add_row(_label(key, metrics), shown_as, *of_runs)
@@ -257,10 +257,6 @@ def _unclear(order: Sequence[str], systems: Mapping[str, Metrics], ranges: Mappi
     values = {name: systems[name][key] for name in order if key in systems[name]}
     known = {name: ranges.get(name, {}).get(key, (value, value)) for name, value in values.items()}
     return within_noise(known)
-
-
-def _others(metrics: Metrics) -> list[str]:
-    return sorted(key for key in metrics if key not in FIGURES and not is_energy_part(key))
 
 
 def _rank(value: float | None, better: str | None) -> tuple[bool, float]:

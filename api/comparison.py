@@ -236,7 +236,7 @@ class Comparable:
 
 def _attending_to(scenario: Scenario, system: System, tokens: int) -> Scenario:
     """Returns the scenario whose system attends to this many tokens, if it selects any. Raises InputError."""
-    from kvferry.pipelines.decoding.equal_tokens import attending_to
+    from kvferry.pipelines.decoding.quality import attending_to
     from kvferry.pipelines.decoding.systems import DecodeSystem
 
     return attending_to(scenario, system, tokens) if isinstance(system, DecodeSystem) else scenario

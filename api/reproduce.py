@@ -53,10 +53,6 @@ class Reproduction:
         return str(self.claims.to_html(max_rows=60))
 
 
-def _unwatched(name: str) -> AbstractContextManager[Progress]:
-    return nullcontext(lambda done, of: None)
-
-
 def reproduce(
     paper: str = EVERY,
     *,
@@ -64,7 +60,7 @@ def reproduce(
     seeds: int | None = None,
     pages: str | Path | None = None,
     each: Callable[[str, Mapping[str, Any]], None] = lambda name, report: None,
-    watch: Callable[[str], AbstractContextManager[Progress]] = _unwatched,
+    watch: Callable[[str], AbstractContextManager[Progress]] = lambda name: nullcontext(lambda done, of: None),
 ) -> Reproduction:
     """Runs what a paper ran, and puts each claim beside our figure, with a verdict: hit, miss, measured.
 

@@ -1,7 +1,6 @@
 """``kvferry schedule``: compares all schedulers on one loading problem."""
 
-from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -39,7 +38,11 @@ def schedule(
     if json:
         print(to_json(found.envelope), end="")
         return
-    print_metrics([_with_load_bound(row) for row in found.rows], _COLUMNS, title=loaded.name)
+    rows = [
+        {**row, "load_bound_s": None if row["regret"] is None else row["load_s"] / (1 + row["regret"])}
+        for row in found.rows
+    ]
+    print_metrics(rows, _COLUMNS, title=loaded.name)
     for note in found.remarks:
         print(quoted(note))
 
@@ -56,7 +59,3 @@ _COLUMNS = {
     "load_bound_s": "load's bound",
     "regret": "regret",
 }
-
-
-def _with_load_bound(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {**row, "load_bound_s": None if row["regret"] is None else row["load_s"] / (1 + row["regret"])}

@@ -86,7 +86,9 @@ def run_scenario(
         left = flow.left(world, end)
         # Of several devices, of the one that held most.
         memory = max((machine.memory for machine in world.crowd.devices), key=lambda memory: memory.peak_bytes)
-        times_s, rates = _link_over(world, end.now_s) if _uses_the_link(flow.needs) else ((), ())
+        # Something is fetched, or machines talk.
+        linked = len(flow.needs) > 1 or any(need.fetches for need in flow.needs.values())
+        times_s, rates = _link_over(world, end.now_s) if linked else ((), ())
         return Run(
             outcome=outcome,
             why=why,
@@ -152,11 +154,6 @@ def _beside_the_device(world: World, until_s: float) -> dict[str, MachineRecord]
         for name, machine in world.machines.items()
         if name != DEVICE
     }
-
-
-def _uses_the_link(needs: Needs) -> bool:
-    """Something is fetched, or machines talk."""
-    return len(needs) > 1 or any(need.fetches for need in needs.values())
 
 
 def _link_over(world: World, until_s: float) -> tuple[tuple[float, ...], tuple[float, ...]]:

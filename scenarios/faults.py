@@ -105,7 +105,9 @@ def _complaint(detail: dict[str, Any], model: type[BaseModel]) -> Complaint:
         what = f"{context['tag']!r:.60} is none of {', '.join(known)}{nearest(context['tag'], known)}"
         return Complaint((*key, tag), what)
     if kind == "extra_forbidden":
-        known = [name for name in _keys_at(model, loc[:-1]) if name not in _tags_at(model, loc[:-1])]
+        # The kind need not be given there: it follows from the workload's.
+        tagged = loc[:-1] and loc[0] in BY_KIND
+        known = [name for name in _keys_at(model, loc[:-1]) if not (tagged and name == "kind")]
         known_here = f"known here: {', '.join(known)}{nearest(str(key[-1]), known)}" if known else "none is known here"
         return Complaint(key, f"unknown key; {known_here}", at_key=True)
     if kind == "literal_error":
@@ -160,11 +162,6 @@ def _members(annotation: Any) -> dict[str, type[BaseModel]]:
     records: list[type[BaseModel]] = list(get_args(annotation.annotation))
     tags = {record: get_args(record.model_fields[annotation.discriminator].annotation) for record in records}
     return {tag: record for record, of in tags.items() for tag in of}
-
-
-def _tags_at(model: type[BaseModel], path: tuple[str | int, ...]) -> tuple[str, ...]:
-    """Keys that a file need not have there, as they follow from the workload's kind."""
-    return ("kind",) if path and path[0] in BY_KIND else ()
 
 
 def _keys_at(model: type[BaseModel], path: tuple[str | int, ...]) -> list[str]:

@@ -16,15 +16,13 @@ class Spec(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
-def _without_unit(field: str) -> str:
-    return re.sub(r"_(bytes_per_s|bytes|hz|s)$", "", field)
-
-
 class Part(Spec):
     """A part of a scenario. Its keys in YAML are the field names without the unit, as the value carries one:
     ``rtt: 4 ms`` is read into ``rtt_s``. From Python the field names do."""
 
-    model_config = ConfigDict(alias_generator=_without_unit, populate_by_name=True)
+    model_config = ConfigDict(
+        alias_generator=lambda field: re.sub(r"_(bytes_per_s|bytes|hz|s)$", "", field), populate_by_name=True
+    )
 
 
 def exactly_one_of(one: str, other: str) -> ConfigDict:

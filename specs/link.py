@@ -74,3 +74,22 @@ class LinkSpec(WaySpec):
     def varies(self) -> bool:
         """Whether messages are longer under way than others."""
         return self.jitter_s > 0 or self.round_trips is not None
+
+
+class LoadSpec(Part):
+    """A replayed load trace, or a constant share of the processor; exactly one of the two."""
+
+    model_config = exactly_one_of("trace", "share")
+
+    # A load trace by name or path: a share of the processor over time.
+    trace: str | None = Field(default=None, min_length=1)
+    # The share of the processor's time that other programs use: 0.3 leaves 70 %.
+    share: float | None = Field(default=None, ge=0, lt=1, strict=True)
+    # A processor of the device by name; None: its main one.
+    processor: str | None = None
+
+    @model_validator(mode="after")
+    def _one_source(self) -> "LoadSpec":
+        if (self.trace is None) == (self.share is None):
+            raise ValueError("needs exactly one of trace (a load trace) and share (share: 0.3)")
+        return self

@@ -26,9 +26,8 @@ from kvferry.specs.kinds import (
     Workload,
     WorkloadSpec,
 )
-from kvferry.specs.link import LinkSpec
+from kvferry.specs.link import LinkSpec, LoadSpec
 from kvferry.specs.live import ContextReuseLive, DecodeLive, RealModel
-from kvferry.specs.load import LoadSpec
 from kvferry.specs.machine import DEVICE, MOST_MACHINES, MachineName, MachineSpec
 from kvferry.specs.model import ModelSpec
 from kvferry.specs.runtime import RuntimeSpec

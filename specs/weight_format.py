@@ -41,14 +41,6 @@ def _first_eighth(layers: int) -> float:
     return (layers // 8) / layers
 
 
-def _first_four(layers: int) -> float:
-    return min(4, layers) / layers
-
-
-def _always(layers: int) -> float:
-    return 1.0
-
-
 def bits(stored: str | float, row: int) -> float:
     """Bits per weight of a tensor whose rows have `row` weights."""
     if not isinstance(stored, str):
@@ -101,7 +93,7 @@ WEIGHT_FORMATS: dict[str, WeightFormat] = {
         rest="q4_k",
         embedding="q4_k",
         head="q6_k",
-        value=("q5_k", _first_four),
+        value=("q5_k", lambda layers: min(4, layers) / layers),
         down=("q5_k", _first_eighth),
         source=_GGUF,
     ),
@@ -117,7 +109,7 @@ WEIGHT_FORMATS: dict[str, WeightFormat] = {
         rest="iq4_xs",
         embedding="iq4_xs",
         head="q6_k",
-        value=("q5_k", _always),
+        value=("q5_k", lambda layers: 1.0),
         down=("q5_k", _first_eighth),
         source=_GGUF,
     ),

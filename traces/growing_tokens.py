@@ -11,7 +11,7 @@ import numpy as np
 from kvferry.machine.answers import Selection
 from kvferry.machine.ops import Selecting
 from kvferry.traces.chance import Source, generator
-from kvferry.traces.fields import SmoothFields
+from kvferry.traces.critical_tokens import SmoothFields
 
 # Rows share this many processes: each has the statistics asked for, and rows of one process choose alike, which is of
 # no use to a system, as rows share nothing.

@@ -5,8 +5,7 @@ from pathlib import Path
 
 from kvferry.specs.document import MISSING, expanded, regular_file
 from kvferry.specs.errors import InputError
-from kvferry.specs.link import WaySpec
-from kvferry.specs.load import LoadSpec
+from kvferry.specs.link import LoadSpec, WaySpec
 from kvferry.traces.arrays import peek_arrays
 from kvferry.traces.catalogue import catalogue, folder, recorded_trace, unknown_trace
 from kvferry.traces.format import FIRST_LINE, Kind, StoredTrace, read_lines, read_trace

@@ -55,7 +55,7 @@ def conditions_of(paper: Paper, evidence: EvidenceSpec, results: Results) -> str
     words = [experiment.title, _contexts(scenarios)]
     words += [
         " or ".join(dict.fromkeys(describe(scenario) for scenario in scenarios.values()))
-        for describe in (_model, _device, _medium)
+        for describe in (_model, _device, lambda one: WORKLOADS[one.workload.kind].medium(one))
     ]
     words += _variants(paper, evidence, results)
     ours = [f"{what}: {said}" for what, said in (("Fitted", evidence.fitted), ("Chosen", evidence.chosen)) if said]
@@ -75,10 +75,6 @@ def _model(scenario: Scenario) -> str:
 
 def _device(scenario: Scenario) -> str:
     return scenario.device.name
-
-
-def _medium(scenario: Scenario) -> str:
-    return WORKLOADS[scenario.workload.kind].medium(scenario)
 
 
 def _variants(paper: Paper, evidence: EvidenceSpec, results: Results) -> Iterator[str]:

@@ -5,7 +5,7 @@ from contextlib import ExitStack, closing, contextmanager
 
 from kvferry.backends.live.engine.environment import WallClockEnvironment
 from kvferry.backends.live.engine.machine import LiveMachine
-from kvferry.backends.live.made_machine import made_machine
+from kvferry.backends.live.machine_parts import made_machine
 from kvferry.backends.live.parts import check_needs, parts_for
 from kvferry.backends.live.wire.reception import Arrived, Reception
 from kvferry.backends.needs import Needs

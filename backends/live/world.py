@@ -12,8 +12,7 @@ import simpy
 from kvferry.backends.live.engine.channel import SocketSwitchboard
 from kvferry.backends.live.engine.environment import WallClockEnvironment
 from kvferry.backends.live.engine.machine import LiveMachine, Switchboard
-from kvferry.backends.live.machine_parts import MachineParts
-from kvferry.backends.live.made_machine import made_machine
+from kvferry.backends.live.machine_parts import MachineParts, made_machine
 from kvferry.backends.live.parts import check_needs, parts_for
 from kvferry.backends.live.wire.caller import CallingSwitchboard, CloudAddress
 from kvferry.backends.needs import KvOnStorage, Needs

@@ -359,10 +359,6 @@ def _right(story: Story) -> float:
     return float(story.answer.startswith(story.wanted))
 
 
-def _gap_s(story: Story) -> float:
-    return float(np.diff(story.shown_s).max()) if len(story.shown_s) > 1 else math.nan
-
-
 def _since(end_s: float | None, start_s: float | None) -> float:
     return math.nan if end_s is None or start_s is None else end_s - start_s
 
@@ -375,7 +371,7 @@ _COLUMNS: dict[str, Callable[[Story], float]] = {
     "own_first_s": lambda one: _since(one.own_first_s, 0.0),
     "last_s": lambda one: float(one.shown_s[-1]) if len(one.shown_s) else math.nan,
     "shown": lambda one: len(one.shown_s),
-    "largest_gap_s": _gap_s,
+    "largest_gap_s": lambda one: float(np.diff(one.shown_s).max()) if len(one.shown_s) > 1 else math.nan,
     "prompt": lambda one: one.prompt,
     "tokens": lambda one: one.tokens,
     "ratio": lambda one: one.ratio,

@@ -7,9 +7,9 @@ from kvferry.backends.world import World
 from kvferry.machine.machine import Refused
 from kvferry.pipelines.decoding.budget import asked_batch, free_bytes, held, hold_workspace, stopped_at_the_most
 from kvferry.pipelines.decoding.continuous import ContinuousDecode
+from kvferry.pipelines.decoding.faults import lost_parameters
 from kvferry.pipelines.decoding.peak import Peak
 from kvferry.pipelines.decoding.quality import attention_mass_of
-from kvferry.pipelines.decoding.renamed_roles import lost_parameters
 from kvferry.pipelines.record import Decoded, RequestRecord
 from kvferry.pipelines.tally import Totals
 from kvferry.pipelines.workload import Left, Process, Progress

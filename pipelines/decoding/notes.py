@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 from kvferry.backends.world import Shortcuts
 from kvferry.pipelines.decoding.budget import stopped_at_the_most
+from kvferry.pipelines.decoding.faults import lost_parameters
 from kvferry.pipelines.decoding.plan import DecodePlan
-from kvferry.pipelines.decoding.renamed_roles import lost_parameters
 from kvferry.pipelines.decoding.runtimes import beyond_the_rows
 from kvferry.policies.decode.blocking import ValueGroups
 from kvferry.policies.decode.grouping import rank_of

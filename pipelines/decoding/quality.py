@@ -1,9 +1,14 @@
 """Known figures of how good a selection is, for a way of decoding as a system composes it."""
 
-from kvferry.pipelines.decoding.systems import ROLES
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from kvferry.pipelines.decoding.systems import ROLES, DecodeSystem
 from kvferry.policies.decode.attention_mass import AttentionMass, attention_mass
 from kvferry.policies.decode.roles import Roles
-from kvferry.policies.decode.window import Window
+from kvferry.policies.decode.selector import Window
+from kvferry.specs.errors import InputError
+from kvferry.specs.scenario import PolicySpec, Scenario
 
 
 def attention_mass_of(roles: Roles, attended_share: float, block_tokens: int) -> AttentionMass | None:
@@ -19,3 +24,33 @@ def attention_mass_of(roles: Roles, attended_share: float, block_tokens: int) ->
 def _name(role: str, part: object) -> str:
     """Returns the name by which a scenario calls it; empty without one."""
     return next((name for name, maker in ROLES[role].items() if maker is type(part)), "")
+
+
+# Parameters of a selector that say how many tokens it selects, which a scenario may also name by themselves.
+_HOW_MANY = ("selected_tokens", "selected_share", "window_tokens")
+
+
+def attending_to(scenario: Scenario, system: DecodeSystem, tokens: int) -> Scenario:
+    """The scenario with `tokens` selected by its system, which the scenario's policies are part of already; unchanged
+    where the system attends to all of them. Whole blocks and the newest tokens may come on top.
+
+    Raises InputError for a selector that cannot be told how many.
+    """
+    selector = system.roles.selector
+    if not system.roles.selective and not selector.evicts:
+        return scenario
+    known = {one.name for one in fields(selector)} if is_dataclass(selector) else set[str]()
+    if isinstance(selector, Window):
+        if tokens <= selector.sink_tokens:
+            raise InputError(f"{tokens:,} tokens are no more than its {selector.sink_tokens:,} sink_tokens")
+        asked: dict[str, Any] = {"window_tokens": tokens - selector.sink_tokens}
+    elif "selected_tokens" in known:
+        asked = {"selected_tokens": tokens} | ({"selected_share": None} if "selected_share" in known else {})
+    else:
+        raise InputError("its selector has no parameter selected_tokens, so it cannot be given a number of tokens")
+    values = {role: value for role, value in scenario.policy_values.items() if role not in _HOW_MANY}
+    own = values.get("selector", {})
+    values["selector"] = {**(own if isinstance(own, dict) else {"name": own}), **asked}
+    others = {name: of for name, of in scenario.system_policies.items() if name != scenario.system}
+    policies = {role: PolicySpec.model_validate(value) for role, value in values.items()}
+    return scenario.model_copy(update={"policies": policies, "system_policies": others})

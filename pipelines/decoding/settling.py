@@ -2,7 +2,7 @@
 does on its own where that is faster."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -43,13 +43,7 @@ def _larger_buffers(found: Solution, scenario: Scenario, limits: TuningLimits) -
     most = most_slots(grouping.compression, grouping.groups, room)
     least = max(grouping.slots + 1, grouping.groups)
     slots = sorted({*np.linspace(least, most, _SIZES).astype(int).tolist()}, reverse=True) if most >= least else []
-    return [_with_slots(grouping, n) for n in slots]
-
-
-def _with_slots(grouping: Grouping, slots: int) -> Grouping:
-    return Grouping(
-        group_tokens=grouping.group_tokens, compression=grouping.compression, groups=grouping.groups, slots=slots
-    )
+    return [replace(grouping, slots=n) for n in slots]
 
 
 @dataclass(frozen=True)

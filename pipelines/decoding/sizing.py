@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from kvferry.layouts.cluster_layout import AnyLayout
 from kvferry.pipelines.decoding.plan import DecodePlan
 from kvferry.policies.decode.head_choice import choosing_heads
-from kvferry.policies.decode.kv_memory import Managed
-from kvferry.policies.decode.latent_cache import latent_faults
+from kvferry.policies.decode.kv_memory import Managed, latent_faults
 from kvferry.policies.decode.residency import DoubleBuffer
 from kvferry.policies.decode.roles import Roles
 from kvferry.policies.decode.room import Room

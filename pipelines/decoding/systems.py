@@ -24,10 +24,9 @@ from kvferry.policies.decode.residency import DoubleBuffer, Reuse
 from kvferry.policies.decode.retrieval_head import RetrievalHead
 from kvferry.policies.decode.roles import Roles
 from kvferry.policies.decode.scored_keys import Landmarks, LowRankKeys, PartialKeys, PrincipalKeys
-from kvferry.policies.decode.selector import Everything
+from kvferry.policies.decode.selector import Everything, Window
 from kvferry.policies.decode.top_blocks import Entries
 from kvferry.policies.decode.upkeep import KeepNewest, RollingGroups
-from kvferry.policies.decode.window import Window
 from kvferry.scenarios.resolve import Complaint
 from kvferry.specs.errors import InputError, pick
 

@@ -13,8 +13,7 @@ from kvferry.pipelines.loading.load import ContextLoad
 from kvferry.pipelines.loading.outlook import Outlook
 from kvferry.pipelines.loading.pace import Pace
 from kvferry.pipelines.record import MOST_UNIT_PATHS, RequestRecord
-from kvferry.policies.loading.discipline import Discipline, fair
-from kvferry.policies.loading.loader import Loader
+from kvferry.policies.loading.loader import DISCIPLINES, Discipline, Loader
 from kvferry.policies.loading.problem import LoadProblem
 from kvferry.specs.errors import OutOfMemory
 
@@ -23,7 +22,7 @@ class Admission:
     """Admits requests, first come first served: a request waits while others hold the memory that it needs, and then
     until the `discipline` lets its load begin. `loads` are under way."""
 
-    def __init__(self, machine: Machine, discipline: Discipline = fair) -> None:
+    def __init__(self, machine: Machine, discipline: Discipline = DISCIPLINES["fair"]) -> None:
         self._machine = machine
         self._discipline = discipline
         self.loads = 0

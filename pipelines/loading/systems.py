@@ -7,10 +7,9 @@ from typing import Any, Literal
 from kvferry.codecs.sizes import CODECS
 from kvferry.pipelines.parameters import BadParameters, arguments_of, schema_of
 from kvferry.pipelines.policy_schema import Schema, setting
-from kvferry.policies.loading.discipline import Serving
 from kvferry.policies.loading.ferry import Ferry
 from kvferry.policies.loading.hybrid import Hybrid
-from kvferry.policies.loading.loader import Loader
+from kvferry.policies.loading.loader import Loader, Serving
 from kvferry.policies.loading.single_path import CacheGen, LocalPrefill, StreamOnly
 from kvferry.policies.loading.staged import Staged
 from kvferry.scenarios.resolve import Complaint

@@ -21,7 +21,7 @@ from kvferry.pipelines.record import RequestRecord
 from kvferry.pipelines.tally import Totals
 from kvferry.pipelines.workload import Flow, Left, Process, Progress, System
 from kvferry.policies.loading.bound import clairvoyant_bound_s, frontier
-from kvferry.policies.loading.discipline import DISCIPLINES
+from kvferry.policies.loading.loader import DISCIPLINES
 from kvferry.policies.loading.problem import LoadProblem
 from kvferry.scenarios.resolve import Complaint
 from kvferry.specs.errors import InputError

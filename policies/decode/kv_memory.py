@@ -1,11 +1,14 @@
 """Memory for the KV of a plan, and for all that manages it: sums over one list of holdings."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
+from kvferry.policies.decode.blocking import ValueGroups
 from kvferry.policies.decode.placement import KvSize
 from kvferry.policies.decode.roles import Roles
+from kvferry.policies.decode.scored_keys import CompressedKeys
 from kvferry.policies.decode.sizes import Choice
 from kvferry.policies.ledger import NEW_TOKENS, Holding, Ledger
 from kvferry.specs.model import ModelSpec
@@ -132,3 +135,20 @@ class KvMemory:
         if not (managed.away_tokens or managed.index_layers):
             return 0.0
         return max(0.0, self.ledger.n_bytes(self.most_tokens) - self.sequences * managed.budget_bytes)
+
+
+_LATENT = "the model's cache is latent (model.latent)"
+
+
+def latent_faults(roles: Roles) -> Iterator[tuple[str, str]]:
+    """Roles that cannot be, each with the reason and what would do."""
+    if isinstance(roles.selector, CompressedKeys):
+        what = "which have no low rank beyond it; retrieval-head, page-bounds, landmarks or all would do"
+        yield "selector", f"{_LATENT}: it is scored by its own vectors, {what}"
+    elif roles.selector.clusters:
+        what = "and clusters are made of a head's keys; retrieval-head, page-bounds, landmarks or all would do"
+        yield "selector", f"{_LATENT}: it has one vector for all heads, {what}"
+    if isinstance(roles.layout, ValueGroups):
+        yield "layout", f"{_LATENT}: it has no values that could be read without keys; groups would do"
+    elif roles.layout.clusters:
+        yield "layout", f"{_LATENT}: it is not laid out by clusters of keys; groups would do"

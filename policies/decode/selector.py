@@ -5,13 +5,16 @@ of the answer, and in which order a decoding step runs.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
+
+from pydantic import Field
 
 from kvferry.policies.decode.index import IndexSpec
 from kvferry.policies.decode.ranked import Ranked
 from kvferry.policies.decode.room import Room
 from kvferry.policies.decode.rows import BlockRows
 from kvferry.policies.decode.stages import Key, Stage, Stages, layer_ahead, own_layer
+from kvferry.specs.units import Tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,3 +116,16 @@ def chosen_stages(ahead: bool, layers: int, beside: tuple[str, ...]) -> Stages:
         ]
 
     return (layer_ahead if ahead else own_layer)(fetch, "bring", layers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Window(Selector):
+    """Attention over all that is kept: the newest ``window_tokens`` (a sliding window), and the first ``sink_tokens``,
+    which attention sinks into (StreamingLLM). Nothing is scored."""
+
+    evicts = True
+    window_tokens: Annotated[Tokens, Field(ge=1)] = 2048
+    sink_tokens: Annotated[Tokens, Field(ge=0)] = 0
+
+    def kept_tokens(self, stored_tokens: int) -> int:
+        return min(stored_tokens, self.sink_tokens + self.window_tokens)

@@ -1,7 +1,8 @@
 """The interface of a loader, which decides what a path does next whenever that path has room."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 from kvferry.policies.loading.problem import LoadProblem
 from kvferry.policies.loading.progress import LoadProgress
@@ -118,3 +119,12 @@ class ReadingLoader(Loader, Protocol):
     """A loader that also says what local storage reads next, of the units that lie there."""
 
     def next_read(self, progress: LoadProgress, facts: LoadFacts) -> Read | None: ...
+
+
+Serving = Literal["fair", "one-at-a-time"]
+# Whether the next load may begin while this many are under way.
+Discipline = Callable[[int], bool]
+
+
+# Fair: every load begins at once, and all share both paths. One at a time: the others wait, first come first served.
+DISCIPLINES: dict[Serving, Discipline] = {"fair": lambda loads: True, "one-at-a-time": lambda loads: loads == 0}

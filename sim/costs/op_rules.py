@@ -215,14 +215,6 @@ def priced(
 # --- prefill -----------------------------------------------------------------------------------------------------
 
 
-def _head_blocks(op: PrefillHead, a: Arithmetic) -> Number:
-    return op.active_blocks
-
-
-def _mean_blocks(op: Advance, a: Arithmetic) -> Number:
-    return op.active_blocks / a.kv_heads
-
-
 def _blocks_and_density(blocks: Callable[[Any, Arithmetic], Number]) -> dict[str, Feature]:
     """`blocks` are one KV head's active blocks, `density` their share of the causal ones."""
     return {
@@ -233,7 +225,12 @@ def _blocks_and_density(blocks: Callable[[Any, Arithmetic], Number]) -> dict[str
     }
 
 
-@priced(PrefillHead, passes=lambda a: 1 / a.kv_heads, features=_blocks_and_density(_head_blocks), compiled=True)
+@priced(
+    PrefillHead,
+    passes=lambda a: 1 / a.kv_heads,
+    features=_blocks_and_density(lambda op, a: op.active_blocks),
+    compiled=True,
+)
 def _prefill_head(a: Arithmetic, op: PrefillHead) -> list[Work]:
     # 1 for an inner layer; at the last one nothing but the projection that emits K and V (IV-C: t_proj).
     inner = 1 - op.final_layer
@@ -248,7 +245,12 @@ def _project(a: Arithmetic, op: Project) -> list[Work]:
     return [("gemm", op.tokens * a.projection_flop, a.projection_bytes)]
 
 
-@priced(Advance, passes=_one_layer, features=_blocks_and_density(_mean_blocks), compiled=True)
+@priced(
+    Advance,
+    passes=_one_layer,
+    features=_blocks_and_density(lambda op, a: op.active_blocks / a.kv_heads),
+    compiled=True,
+)
 def _advance(a: Arithmetic, op: Advance) -> list[Work]:
     flop = op.tokens * (a.layer_flop - a.projection_flop)
     return [a.blocks(op.active_blocks), ("gemm", flop, a.layer_bytes(op.tokens) - a.projection_bytes)]

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvferry.machine.ops import Retrieve
-from kvferry.traces.fields import SmoothFields
+from kvferry.traces.critical_tokens import SmoothFields
 from kvferry.traces.growing_tokens import GrowingTokens
 
 

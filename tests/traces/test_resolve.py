@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from kvferry.specs.errors import InputError
-from kvferry.specs.link import LinkSpec, OutageSpec
-from kvferry.specs.load import LoadSpec
+from kvferry.specs.link import LinkSpec, LoadSpec, OutageSpec
 from kvferry.traces.catalogue import FOLDER_VARIABLE
 from kvferry.traces.format import StoredTrace, write_trace
 from kvferry.traces.rate import RateTrace

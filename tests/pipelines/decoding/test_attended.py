@@ -5,7 +5,7 @@ import pytest
 from tiny import DECODING, changed, tiny
 
 from kvferry.analysis.metrics import metrics_for
-from kvferry.pipelines.decoding.equal_tokens import attending_to
+from kvferry.pipelines.decoding.quality import attending_to
 from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS
 from kvferry.pipelines.run import run_scenario
 from kvferry.scenarios.loader import dump_scenario, load_scenario
