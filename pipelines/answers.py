@@ -16,10 +16,10 @@ from kvferry.policies.decode.index import INDEX_KINDS, IndexSpec
 from kvferry.policies.decode.key_index import KEY_INDEXES
 from kvferry.policies.decode.placement import KvSize
 from kvferry.policies.decode.ranked import Ranked
-from kvferry.policies.decode.residency import Resident
 from kvferry.policies.decode.room import Room
 from kvferry.policies.decode.rows import BlockRows, Lookup
 from kvferry.policies.decode.selector import Ask, Index
+from kvferry.policies.decode.slot_table import Resident
 from kvferry.policies.decode.stages import Stage
 from kvferry.policies.decode.upkeep import Kept
 from kvferry.policies.ledger import Holding

@@ -7,9 +7,10 @@ kvferry.policies.decode.residency says what a residency is asked.
 
 from dataclasses import dataclass
 
-from kvferry.policies.decode.residency import NothingKept, Residency, Resident
+from kvferry.policies.decode.residency import NothingKept, Residency
 from kvferry.policies.decode.reuse_buffer import ReuseBuffer
 from kvferry.policies.decode.room import Room
+from kvferry.policies.decode.slot_table import Resident
 
 
 # Fields are parameters of a scenario: policies: {residency: {name: example-policy, selections: 3}}.

@@ -17,8 +17,9 @@ from kvferry.machine.ops import Extents, Op
 from kvferry.machine.ticket import Ticket
 from kvferry.pipelines.decoding.plan import DecodePlan
 from kvferry.policies.decode.cuts import Cut
-from kvferry.policies.decode.residency import AllThere, Resident
+from kvferry.policies.decode.residency import AllThere
 from kvferry.policies.decode.rows import Lookup
+from kvferry.policies.decode.slot_table import Resident
 from kvferry.policies.decode.tending import Tending
 from kvferry.policies.decode.upkeep import Ahead, Kept, Update
 from kvferry.specs.tier import Tier

@@ -6,13 +6,14 @@ from typing import Literal
 import numpy as np
 
 from kvferry.policies.decode.rows import BlockRows, Lookup
+from kvferry.policies.decode.slot_table import Resident
 
 Replacement = Literal["fifo", "lru", "lfu", "cluster-aligned"]
 # A cluster that was updated is wanted soon if at all (DynaKV, Tab. 2).
 RECENT_STEPS = 16
 
 
-class ClusterCache:
+class ClusterCache(Resident):
     """One layer's cache: every row keeps clusters of up to ``capacity_tokens`` together, from one look-up to the next.
 
     What a step wants is in memory until the next one; then the clusters that are worth least leave until the rest fits.

@@ -6,8 +6,9 @@ from typing import Annotated
 from pydantic import Field
 
 from kvferry.policies.decode.cluster_cache import ClusterCache, Replacement
-from kvferry.policies.decode.residency import NothingKept, Residency, Resident
+from kvferry.policies.decode.residency import NothingKept, Residency
 from kvferry.policies.decode.room import Room
+from kvferry.policies.decode.slot_table import Resident
 from kvferry.policies.decode.stages import Stage, Stages
 from kvferry.policies.ledger import NEW_TOKENS, Holding
 

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvferry.policies.decode.residency import NothingKept, Residency, Resident
+from kvferry.policies.decode.residency import NothingKept, Residency
 from kvferry.policies.decode.room import Room
 from kvferry.policies.decode.rows import BlockRows, Lookup
-from kvferry.policies.decode.slot_table import SlotTable
+from kvferry.policies.decode.slot_table import Resident, SlotTable
 from kvferry.policies.ledger import Holding
 
 

@@ -1,9 +1,8 @@
 """Residencies: which KV blocks stay in the processor's memory, in which slots, and what they push out."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -11,33 +10,9 @@ from kvferry.policies.decode.grouping import check_slots
 from kvferry.policies.decode.reuse_buffer import ReuseBuffer
 from kvferry.policies.decode.room import Room
 from kvferry.policies.decode.rows import BlockRows, Lookup
+from kvferry.policies.decode.slot_table import Resident
 from kvferry.policies.decode.stages import Stages
 from kvferry.policies.ledger import Holding
-
-
-class Resident(Protocol):
-    """One layer's blocks in memory, over a run."""
-
-    def look_up(self, wanted: BlockRows, tokens: np.ndarray | None = None) -> Lookup:
-        """Finds the wanted blocks, and gives the missing ones a place: the caller moves them there. `tokens`
-        are in each, like the ids; None: all have as many."""
-        ...
-
-    def renew(self, changed: BlockRows, tokens: np.ndarray | None = None, made: Sequence[tuple[int, int]] = ()) -> None:
-        """Notes blocks that have changed to `tokens` each. Those `made`, (row, block), are in memory as a whole."""
-        ...
-
-    def held(self, changing: BlockRows | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Rows and ids of what is kept for the next step, in which the blocks that are `changing` will have changed."""
-        ...
-
-    def forget(self, blocks: BlockRows) -> None:
-        """Give up copies of blocks that are out of date, or never came."""
-        ...
-
-    def check(self) -> None:
-        """AssertionError when a block has two places, or a place two blocks."""
-        ...
 
 
 class Residency(ABC):
@@ -142,31 +117,14 @@ class Reuse(Residency):
         return ReuseBuffer(rows, blocks, slots) if slots else NothingKept()
 
 
-class Copies:
-    """Keeps copies of blocks, if anything, which are out of date once these change."""
-
-    def renew(self, changed: BlockRows, tokens: np.ndarray | None = None, made: Sequence[tuple[int, int]] = ()) -> None:
-        self.forget(changed)
-
-    def forget(self, blocks: BlockRows) -> None:
-        """There are no copies."""
-
-    def held(self, changing: BlockRows | None = None) -> tuple[np.ndarray, np.ndarray]:
-        nothing = np.empty(0, np.int64)
-        return nothing, nothing
-
-    def check(self) -> None:
-        """There is nothing that could be wrong."""
-
-
-class NothingKept(Copies):
+class NothingKept(Resident):
     """A Resident in which nothing is ever found."""
 
     def look_up(self, wanted: BlockRows, tokens: np.ndarray | None = None) -> Lookup:
         return Lookup(wanted, np.ones(wanted.ids.shape, bool))
 
 
-class AllThere(Copies):
+class AllThere(Resident):
     """A Resident of a layer whose KV lies in the processor's memory as a whole: nothing ever has to be moved."""
 
     def look_up(self, wanted: BlockRows, tokens: np.ndarray | None = None) -> Lookup:

@@ -1,13 +1,39 @@
-"""Tables of blocks in slots, row by row: the tables that residencies with slots have in common."""
+"""Blocks that a residency keeps of one layer, and the tables of those that keep them in slots."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import numpy as np
 
-from kvferry.policies.decode.rows import BlockRows
+from kvferry.policies.decode.rows import BlockRows, Lookup
 
 
-class SlotTable:
+class Resident(ABC):
+    """Base of one layer's blocks in memory, over a run: here nothing is kept of them."""
+
+    @abstractmethod
+    def look_up(self, wanted: BlockRows, tokens: np.ndarray | None = None) -> Lookup:
+        """Finds the wanted blocks, and gives the missing ones a place: the caller moves them there. `tokens`
+        are in each, like the ids; None: all have as many."""
+
+    def renew(self, changed: BlockRows, tokens: np.ndarray | None = None, made: Sequence[tuple[int, int]] = ()) -> None:
+        """Notes blocks that have changed to `tokens` each. Those `made`, (row, block), are in memory as a whole. Copies
+        of blocks are out of date once these change."""
+        self.forget(changed)
+
+    def held(self, changing: BlockRows | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Rows and ids of what is kept for the next step, in which the blocks that are `changing` will have changed."""
+        nothing = np.empty(0, np.int64)
+        return nothing, nothing
+
+    def forget(self, blocks: BlockRows) -> None:  # noqa: B027 - some keep none
+        """Give up copies of blocks that are out of date, or never came."""
+
+    def check(self) -> None:  # noqa: B027
+        """AssertionError when a block has two places, or a place two blocks."""
+
+
+class SlotTable(Resident):
     """Holds `rows` with `slots` each, and room for `blocks` outside the processor's memory."""
 
     def __init__(self, rows: int, blocks: int, slots: int) -> None:
@@ -22,24 +48,17 @@ class SlotTable:
         slot = int(self._slot_of[row * self.blocks + block])
         return slot if slot >= 0 else None
 
-    def renew(self, changed: BlockRows, tokens: np.ndarray | None = None, made: Sequence[tuple[int, int]] = ()) -> None:
-        """Copies of blocks that have changed are given up."""
-        self.forget(changed)
-
     def held(self, changing: BlockRows | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Rows and ids of what is in a slot."""
         held = np.flatnonzero(self._slot_of >= 0)
         return held // self.blocks, held % self.blocks
 
     def forget(self, blocks: BlockRows) -> None:
-        """Give up blocks whose move failed, or that have changed."""
         ids = (blocks.ids + blocks.spread(self._first_block)).ravel()
         ids = ids[self._slot_of[ids] >= 0]
         self._block_in[ids // self.blocks * self.slots + self._slot_of[ids]] = -1
         self._slot_of[ids] = -1
 
     def check(self) -> None:
-        """AssertionError when the tables disagree: then a block has two slots, or a slot two blocks."""
         held = np.flatnonzero(self._slot_of >= 0)
         assert (self._block_in[held // self.blocks * self.slots + self._slot_of[held]] == held).all()
         assert np.count_nonzero(self._block_in >= 0) == len(held)

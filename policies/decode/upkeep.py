@@ -147,26 +147,11 @@ class RollingGroups(Upkeep):
         return RollingBuffer(context, block_tokens, layout, attended=self.rolling)
 
 
-class _TokenByToken(ABC):
-    """Tokens are skipped as they are appended, one by one."""
+class Newest:
+    """Counts for a lock-step batch: full blocks, and new tokens, which stay in memory beside them. The context's own
+    last, incomplete block is there from the start."""
 
-    @abstractmethod
-    def append(self, learned: Learned) -> Update | None: ...
-
-    def skip(self, tokens: int, stored: int, keys: Ahead | None, wanted: Callable[[int], float]) -> None:
-        for _ in range(tokens):
-            if keys is not None:
-                keys.go_on()
-            self.append(Learned(()))
-
-
-class RollingBuffer(_TokenByToken):
-    """Counts for a lock-step batch. The context's own last, incomplete block starts in the buffer."""
-
-    def __init__(self, context_tokens: int, block_tokens: int, layout: Layout, *, attended: bool = True) -> None:
-        if block_tokens < 1:
-            raise ValueError(f"a block has a token at least, got {block_tokens}")
-        self._block_tokens, self._layout, self._attended = block_tokens, layout, attended
+    def __init__(self, context_tokens: int, block_tokens: int) -> None:
         self._blocks, self.tokens = divmod(context_tokens, block_tokens)
 
     def stored(self, layer: int) -> int:
@@ -176,13 +161,36 @@ class RollingBuffer(_TokenByToken):
         return self._blocks
 
     def recent(self, layer: int) -> int:
-        return self.tokens if self._attended else 0
+        return self.tokens
 
     def tokens_of(self, layer: int, blocks: BlockRows) -> np.ndarray | None:
         return None
 
     def append(self, learned: Learned) -> Update | None:
         self.tokens += 1
+        return None
+
+    def skip(self, tokens: int, stored: int, keys: Ahead | None, wanted: Callable[[int], float]) -> None:
+        for _ in range(tokens):
+            if keys is not None:
+                keys.go_on()
+            self.append(Learned(()))
+
+
+class RollingBuffer(Newest):
+    """The same, where a block that is full is written and leaves the buffer."""
+
+    def __init__(self, context_tokens: int, block_tokens: int, layout: Layout, *, attended: bool = True) -> None:
+        if block_tokens < 1:
+            raise ValueError(f"a block has a token at least, got {block_tokens}")
+        super().__init__(context_tokens, block_tokens)
+        self._block_tokens, self._layout, self._attended = block_tokens, layout, attended
+
+    def recent(self, layer: int) -> int:
+        return self.tokens if self._attended else 0
+
+    def append(self, learned: Learned) -> Update | None:
+        super().append(learned)
         if self.tokens < self._block_tokens:
             return None
         complete = self._blocks
@@ -204,27 +212,4 @@ class KeepNewest(Upkeep):
         return (block_tokens - 1 + output) / 2
 
     def start(self, context: int, block_tokens: int, layout: Layout) -> Kept:
-        return Newest(*divmod(context, block_tokens))
-
-
-class Newest(_TokenByToken):
-    """Counts of a batch whose new tokens stay in memory."""
-
-    def __init__(self, blocks: int, tokens: int) -> None:
-        self._blocks, self._tokens = blocks, tokens
-
-    def stored(self, layer: int) -> int:
-        return self._blocks
-
-    def in_all_rows(self, layer: int) -> int:
-        return self._blocks
-
-    def recent(self, layer: int) -> int:
-        return self._tokens
-
-    def tokens_of(self, layer: int, blocks: BlockRows) -> np.ndarray | None:
-        return None
-
-    def append(self, learned: Learned) -> Update | None:
-        self._tokens += 1
-        return None
+        return Newest(context, block_tokens)
