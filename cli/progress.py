@@ -1,18 +1,25 @@
 """Progress on standard error: bars and spinners on a terminal, a line now and then elsewhere."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
+from pathlib import Path
 from threading import Event, Thread
 from time import monotonic
+from typing import TYPE_CHECKING
 
 from kvferry.specs.errors import quoted
+
+if TYPE_CHECKING:
+    from kvferry.analysis.search import Search
+    from kvferry.analysis.study import Study
 
 # Called with how much is done, of how much.
 Progress = Callable[[int, int], None]
 # Where no bar can be drawn: the first line after so long, and from one line to the next twice as long, to this.
 LINE_AFTER_S, _LINE_EVERY_S = 10.0, 40.0
+_MOST_FAILED = 20
 
 
 class Silence:
@@ -108,16 +115,35 @@ class _Lines:
             due_s = wait_s = min(2 * wait_s, _LINE_EVERY_S)
 
 
-class PointsProgress:
-    """Moves a bar, and remembers how far it came."""
+@contextmanager
+def points_of(loaded: "Study | Search", folder: Path) -> Iterator[Progress]:
+    """Gives a function that moves a bar as points of a study or a search are done, whose remarks are said before.
+    Interrupted, it says what was kept, and the command ends."""
+    import typer
 
-    def __init__(self) -> None:
-        self.bar: Progress = lambda done, of: None
-        self.done, self.of = 0, 0
+    for line in loaded.remarks:
+        say(quoted(line))
+    came = 0, 0
 
-    def __call__(self, done: int, of: int) -> None:
-        self.done, self.of = done, of
-        self.bar(done, of)
+    def progress(done: int, of: int) -> None:
+        nonlocal came
+        came = done, of
+        bar(done, of)
+
+    try:
+        with counted(loaded.name, " points") as bar:
+            yield progress
+    except KeyboardInterrupt:
+        say(f"interrupted; kept {came[0]:,} of {came[1]:,} points in {folder}; run it again to go on")
+        raise typer.Exit(130) from None
+
+
+def say_failures(failures: Sequence[str]) -> None:
+    """Says the first of them, a line each."""
+    for line in failures[:_MOST_FAILED]:
+        say(line)
+    if len(failures) > _MOST_FAILED:
+        say(f"... and {len(failures) - _MOST_FAILED:,} more")
 
 
 @contextmanager

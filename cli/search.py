@@ -23,7 +23,7 @@ from kvferry.cli.options import (
 if TYPE_CHECKING:
     import pandas as pd
 
-_MOST_SHOWN, _MOST_FAILED = 20, 20
+_MOST_SHOWN = 20
 
 
 def search(
@@ -47,23 +47,14 @@ def search(
     from kvferry.analysis.remarks import rests_on
     from kvferry.api.search import search as carry_out
     from kvferry.api.search import search_of
-    from kvferry.cli.progress import PointsProgress, counted, say
+    from kvferry.cli.progress import points_of, say, say_failures
     from kvferry.specs.errors import quoted
 
     where = executor_for(executor, jobs)
     loaded = search_of(search, settings or [])
-    for line in loaded.remarks:
-        say(quoted(line))
     folder: Path = output or loaded.output
-    progress = PointsProgress()
-    try:
-        with counted(loaded.name, " points") as progress.bar:
-            found = carry_out(
-                loaded, output=folder, executor=where, plots=plots, intervals=intervals, progress=progress
-            )
-    except KeyboardInterrupt:
-        say(f"interrupted; kept {progress.done:,} of {progress.of:,} points in {folder}; run it again to go on")
-        raise typer.Exit(130) from None
+    with points_of(loaded, folder) as progress:
+        found = carry_out(loaded, output=folder, executor=where, plots=plots, intervals=intervals, progress=progress)
     if json:
         sys.stdout.write(to_json(found.summary))
     else:
@@ -73,11 +64,13 @@ def search(
         for line in [*([mark] if mark else []), *rests_on(scenarios)]:
             print(quoted(line))
         say(f"written to {folder}")
-    failed = [one for one in found.tried if one.why is not None and one.why.startswith("failed: ")]
-    for one in failed[:_MOST_FAILED]:
-        say(f"point {one.number}: {', '.join(f'{key} {value}' for key, value in one.settings.items())}: {one.why}")
-    if len(failed) > _MOST_FAILED:
-        say(f"... and {len(failed) - _MOST_FAILED:,} more")
+    say_failures(
+        [
+            f"point {one.number}: {', '.join(f'{key} {value}' for key, value in one.settings.items())}: {one.why}"
+            for one in found.tried
+            if one.why is not None and one.why.startswith("failed: ")
+        ]
+    )
     if not found.summary["solutions"]:
         raise typer.Exit(1)
 

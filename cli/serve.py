@@ -10,16 +10,14 @@ if TYPE_CHECKING:
     from kvferry.specs.link import LinkSpec
 
 _MOST_TOKEN_BYTES = 4096
+HostOption = Annotated[str, typer.Option("--host", help="Address to listen on; any but localhost needs a token.")]
+PortOption = Annotated[int, typer.Option("--port", min=0, max=65535, help="Port to listen on; 0 picks a free one.")]
 
 
 def serve(
     store: Annotated[Path, typer.Argument(metavar="STORE", help="A store (NAME.kvs), or a folder of them.")],
-    host: Annotated[
-        str, typer.Option("--host", help="Address to listen on; any but localhost needs a token.")
-    ] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option("--port", min=0, max=65535, help="Port to listen on; 0 picks a free one.")
-    ] = 8100,
+    host: HostOption = "127.0.0.1",
+    port: PortOption = 8100,
     trace: Annotated[str | None, typer.Option("--trace", help="A bandwidth trace to replay, by name or path.")] = None,
     rate: Annotated[
         str | None, typer.Option("--rate", help="A constant rate instead of a trace, as in '850 Mbit/s'.")

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from kvferry.cli.options import PluginOption, ScenarioArgument, SeedOption, SetOption, one_of, overrides
+from kvferry.cli.serve import HostOption, PortOption, token_of
 
 
 def serve_cloud(
@@ -16,12 +17,8 @@ def serve_cloud(
     settings: SetOption = None,
     plugins: PluginOption = None,
     seed: SeedOption = None,
-    host: Annotated[
-        str, typer.Option("--host", help="Address to listen on; any but localhost needs a token.")
-    ] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option("--port", min=0, max=65535, help="Port to listen on; 0 picks a free one.")
-    ] = 8200,
+    host: HostOption = "127.0.0.1",
+    port: PortOption = 8200,
     token_file: Annotated[
         Path | None,
         typer.Option("--token-file", help="File with the token that devices must send; or set KVFERRY_TOKEN."),
@@ -34,7 +31,6 @@ def serve_cloud(
     from kvferry.api import serving
     from kvferry.api.scenario import load
     from kvferry.cli.progress import say
-    from kvferry.cli.serve import token_of
 
     token = token_of(token_file)
     loaded = load(scenario, overrides(settings, seed), system=one_of(system, "kvferry compare"))

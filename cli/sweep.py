@@ -18,8 +18,6 @@ from kvferry.cli.options import (
     SetOption,
 )
 
-_MOST_FAILED = 20
-
 
 def sweep(
     study: Annotated[str, typer.Argument(metavar="STUDY", help="A bundled study by name, or a file.")],
@@ -41,23 +39,14 @@ def sweep(
     from kvferry.analysis.executors.choice import executor_for
     from kvferry.api.sweep import study_of
     from kvferry.api.sweep import sweep as carry_out
-    from kvferry.cli.progress import PointsProgress, counted, say
+    from kvferry.cli.progress import points_of, say, say_failures
     from kvferry.specs.errors import quoted
 
     where = executor_for(executor, jobs)
     loaded = study_of(study, settings or [])
-    for line in loaded.remarks:
-        say(quoted(line))
     folder: Path = output or loaded.output
-    progress = PointsProgress()
-    try:
-        with counted(loaded.name, " points") as progress.bar:
-            swept = carry_out(
-                loaded, output=folder, executor=where, plots=plots, intervals=intervals, progress=progress
-            )
-    except KeyboardInterrupt:
-        say(f"interrupted; kept {progress.done:,} of {progress.of:,} points in {folder}; run it again to go on")
-        raise typer.Exit(130) from None
+    with points_of(loaded, folder) as progress:
+        swept = carry_out(loaded, output=folder, executor=where, plots=plots, intervals=intervals, progress=progress)
     summary = swept.summary
     if json:
         sys.stdout.write(to_json(summary))
@@ -72,7 +61,12 @@ def sweep(
     for name, why in summary["not_drawn"].items():
         say(f"{name}: not drawn: {why}")
     if summary["failed"]:
-        say("\n".join(_failures(summary["failed"])))
+        say_failures(
+            [
+                f"failed: {', '.join(f'{key} {value}' for key, value in point.items() if key != 'why')}: {point['why']}"
+                for point in summary["failed"]
+            ]
+        )
         raise typer.Exit(1)
 
 
@@ -80,11 +74,3 @@ def _in_words(summary: Mapping[str, Any]) -> str:
     outcomes = ", ".join(f"{n:,} {outcome.replace('_', ' ')}" for outcome, n in summary["outcomes"].items())
     again = f", {summary['outdated']:,} run again as KVFerry has changed" if summary["outdated"] else ""
     return f"{summary['study']}: {summary['points']:,} points ({outcomes}), {summary['new']:,} of them new{again}"
-
-
-def _failures(failed: list[dict[str, Any]]) -> list[str]:
-    lines = [
-        f"failed: {', '.join(f'{key} {value}' for key, value in point.items() if key != 'why')}: {point['why']}"
-        for point in failed[:_MOST_FAILED]
-    ]
-    return lines if len(failed) <= _MOST_FAILED else [*lines, f"... and {len(failed) - _MOST_FAILED:,} more"]

@@ -1,15 +1,30 @@
 """``kvferry tune``: group size, compression, selected groups and slots for a device, model and memory budget."""
 
+import inspect
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from kvferry.cli.options import JsonOption, PluginOption, ScenarioArgument, SeedOption, SetOption, as_options, overrides
 
-# Parameters of the command that are no limits of the tuner.
-_OTHERS = ("scenario", "output", "settings", "plugins", "seed", "json")
+# The tuner's limits: options of these types, which Python calls by the same names.
+_LIMITS: dict[str, tuple[type, str]] = {
+    "kv_memory": (str, "For all sequences together, as in '2200 MiB'. Default: the scenario's."),
+    "most_context": (str, "Longest context to solve for, as in 32Ki. Default: the scenario's."),
+    "most_batch": (int, "Largest batch to solve for. Default: the scenario's."),
+    "selected_tokens": (int, "Selected tokens, MG. Default: the scenario's policies.selected_tokens."),
+    "most_group": (int, "Longest group to try (G_max).  [8]"),
+    "most_compression": (float, "Highest compression of the scored keys (sigma_max).  [32]"),
+    "relaxation": (float, "Share of I/O that may stay exposed (alpha).  [0.05]"),
+    "tolerance": (float, "How much slower than the fastest setting a block may be.  [0.04]"),
+    "buffer_step": (int, "Tokens by which the reuse buffer grows (delta).  [400]"),
+    "least_context": (str, "Shortest context to solve for (S_min).  [4Ki]"),
+    "context_step": (str, "Tokens between contexts. Default: 2Ki; more if there are many."),
+    "batch_step": (int, "Sequences between batches. Default: 1; more if there are many."),
+}
 _MEANINGS = (
     "G: consecutive tokens that are read and kept together. sigma: full keys over the compressed ones that\n"
     "groups are scored by. M: groups that a layer selects. C: groups that a layer keeps for the next token; 0: none.\n"
@@ -19,49 +34,6 @@ _MEANINGS = (
 
 def tune(
     scenario: ScenarioArgument,
-    kv_memory: Annotated[
-        str | None,
-        typer.Option("--kv-memory", help="For all sequences together, as in '2200 MiB'. Default: the scenario's."),
-    ] = None,
-    most_context: Annotated[
-        str | None,
-        typer.Option("--most-context", help="Longest context to solve for, as in 32Ki. Default: the scenario's."),
-    ] = None,
-    most_batch: Annotated[
-        int | None, typer.Option("--most-batch", help="Largest batch to solve for. Default: the scenario's.")
-    ] = None,
-    selected_tokens: Annotated[
-        int | None,
-        typer.Option(
-            "--selected-tokens", help="Selected tokens, MG. Default: the scenario's policies.selected_tokens."
-        ),
-    ] = None,
-    most_group: Annotated[int | None, typer.Option("--most-group", help="Longest group to try (G_max).  [8]")] = None,
-    most_compression: Annotated[
-        float | None,
-        typer.Option("--most-compression", help="Highest compression of the scored keys (sigma_max).  [32]"),
-    ] = None,
-    relaxation: Annotated[
-        float | None, typer.Option("--relaxation", help="Share of I/O that may stay exposed (alpha).  [0.05]")
-    ] = None,
-    tolerance: Annotated[
-        float | None,
-        typer.Option("--tolerance", help="How much slower than the fastest setting a block may be.  [0.04]"),
-    ] = None,
-    buffer_step: Annotated[
-        int | None, typer.Option("--buffer-step", help="Tokens by which the reuse buffer grows (delta).  [400]")
-    ] = None,
-    least_context: Annotated[
-        str | None, typer.Option("--least-context", help="Shortest context to solve for (S_min).  [4Ki]")
-    ] = None,
-    context_step: Annotated[
-        str | None,
-        typer.Option("--context-step", help="Tokens between contexts. Default: 2Ki; more if there are many."),
-    ] = None,
-    batch_step: Annotated[
-        int | None,
-        typer.Option("--batch-step", help="Sequences between batches. Default: 1; more if there are many."),
-    ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="File for the result as JSON.")
     ] = None,
@@ -69,13 +41,13 @@ def tune(
     plugins: PluginOption = None,
     seed: SeedOption = None,
     json: JsonOption = False,
+    **limits: Any,
 ) -> None:
     """Tune decoding with KV on storage, offline, as KVSwap does (its Section 3.5 and appendix A).
 
     The file serves later runs: kvferry run SCENARIO --set policies.tuned=FILE takes the nearest batch and context, and
     gives every sequence the memory that it was tuned for.
     """
-    limits = {name: value for name, value in locals().items() if name not in _OTHERS}
     from kvferry.api.tune import tune as tuned
     from kvferry.cli.progress import say, spinner
     from kvferry.cli.table import print_table
@@ -114,3 +86,16 @@ def tune(
         print_table(figures, check.rows(), title=f"run: batch {check.batch}, context {check.context:,}")
     for note in found.remarks:
         print(quoted(note))
+
+
+def _with_options(command: Callable[..., None]) -> None:
+    """Declares an option for each of the limits, behind the scenario."""
+    first, *others, _ = inspect.signature(command).parameters.values()
+    options = [
+        first.replace(name=name, default=None, annotation=Annotated[kind | None, typer.Option(help=about)])
+        for name, (kind, about) in _LIMITS.items()
+    ]
+    command.__signature__ = inspect.Signature([first, *options, *others])  # type: ignore[attr-defined]
+
+
+_with_options(tune)

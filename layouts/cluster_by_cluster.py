@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from kvferry.layouts.cluster_layout import ClusterLayout, up
+from kvferry.layouts.cluster_layout import ClusterLayout, Parts, up
 from kvferry.layouts.pieces import Moves
 from kvferry.layouts.stretched import Stretched
 from kvferry.specs.errors import InputError
@@ -79,9 +79,8 @@ class Contiguous(Stretched):
         moves = Moves(layers, sources[moving], sources[moving] + tokens * unit, lengths[moving])
         return moves, np.zeros(len(rows), bool)
 
-    def _divide(
-        self, row: int, block: int, new: int, stay: int, leave: int, beside: Collection[int]
-    ) -> tuple[Moves, bool]:
+    def _divide(self, parts: Parts, beside: Collection[int]) -> tuple[Moves, bool]:
+        row, block, new, stay, leave = parts
         more = stay + leave - int(self._tokens[row, block])
         moves, _ = self._make_room(np.array([row]), np.array([block]), more, np.array([True]))
         self._starts[row, new] = self._starts[row, block] + stay

@@ -4,7 +4,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -280,19 +280,10 @@ class PlacedClusters(ABC):
             raise ValueError(f"{leave} of {stay + leave} tokens leave, {np.count_nonzero(leaves)} are said to")
         new = self._number(flat)
         self.counted.new_bytes += (stay + leave - before) * self.like.token_bytes
-        return new, self._counted(self._cut(flat, block, new, stay, leave, leaves, beside))
+        return new, self._counted(self._cut(Parts(flat, block, new, stay, leave), leaves, beside))
 
     @abstractmethod
-    def _cut(
-        self,
-        row: int,
-        block: int,
-        new: int,
-        stay: int,
-        leave: int,
-        leaves: np.ndarray | None,
-        beside: Collection[int],
-    ) -> Change: ...
+    def _cut(self, parts: "Parts", leaves: np.ndarray | None, beside: Collection[int]) -> Change: ...
 
     @abstractmethod
     def open(self, layer: int, row: int, tokens: int) -> tuple[int, Change]:
@@ -334,6 +325,16 @@ class PlacedClusters(ABC):
         self.counted.written_bytes += int(up(change.moves.lengths, page).sum())
         self.counted.moved_bytes += int(change.moves.lengths.sum())
         return change
+
+
+class Parts(NamedTuple):
+    """A row's block whose tokens `stay`, or `leave` for the block `new`."""
+
+    row: int
+    block: int
+    new: int
+    stay: int
+    leave: int
 
 
 AnyLayout = Layout | ClusterLayout

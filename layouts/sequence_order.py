@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from kvferry.layouts.cluster_layout import ClusterLayout, PlacedClusters, up
+from kvferry.layouts.cluster_layout import ClusterLayout, Parts, PlacedClusters, up
 from kvferry.layouts.pieces import Change, Pieces, Reads, gathered
 from kvferry.specs.errors import InputError
 
@@ -101,16 +101,8 @@ class SequenceOrder(PlacedClusters):
         rows = np.full(len(labels), flat)
         return [self._counted(self._taken_in(rows, new[labels], nth, np.arange(len(labels))))]
 
-    def _cut(
-        self,
-        row: int,
-        block: int,
-        new: int,
-        stay: int,
-        leave: int,
-        leaves: np.ndarray | None,
-        beside: Collection[int],
-    ) -> Change:
+    def _cut(self, parts: Parts, leaves: np.ndarray | None, beside: Collection[int]) -> Change:
+        row, block, new, stay, leave = parts
         if leaves is None:
             leaves = np.arange(stay + leave) >= stay
         more = np.arange(stay + leave - int(self._tokens[row, block]))

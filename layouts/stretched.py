@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from kvferry.layouts.cluster_layout import ClusterLayout, PlacedClusters
+from kvferry.layouts.cluster_layout import ClusterLayout, Parts, PlacedClusters
 from kvferry.layouts.pieces import Change, Moves, Pieces, Reads, gathered_apart
 
 
@@ -122,18 +122,10 @@ class Stretched(PlacedClusters):
         written = Pieces.together(parts)
         return self._counted(Change(written.taken(written.tokens > 0), moves))
 
-    def _cut(
-        self,
-        row: int,
-        block: int,
-        new: int,
-        stay: int,
-        leave: int,
-        leaves: np.ndarray | None,
-        beside: Collection[int],
-    ) -> Change:
+    def _cut(self, parts: Parts, leaves: np.ndarray | None, beside: Collection[int]) -> Change:
+        row, block, new, stay, leave = parts
         stored = int(self._stored(row, block))
-        moves, anew = self._divide(row, block, new, stay, leave, beside)
+        moves, anew = self._divide(parts, beside)
         self._tokens[row, block], self._tokens[row, new] = stay, leave
         self._buffers.give_up(np.array([row]), np.array([block]))
         # Entries before the first that leaves are where they were; those in a buffer have to be written at last.
@@ -177,9 +169,7 @@ class Stretched(PlacedClusters):
         place and has to be written as a whole. Called before they are counted."""
 
     @abstractmethod
-    def _divide(
-        self, row: int, block: int, new: int, stay: int, leave: int, beside: Collection[int]
-    ) -> tuple[Moves, bool]:
+    def _divide(self, parts: Parts, beside: Collection[int]) -> tuple[Moves, bool]:
         """Place the parts of a block that is split, before they are counted: what moves within the file, and whether
         what stays has another place than the block had."""
 
