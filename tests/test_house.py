@@ -95,6 +95,13 @@ def protocols_in(text: str) -> dict[str, ast.ClassDef]:
     return {one.name: one for one in classes if any(ast.unparse(base).startswith("Protocol") for base in one.bases)}
 
 
+@pytest.mark.parametrize("folder", ["pipelines/decoding", "policies/decode", "backends/live/decoding"])
+def test_docstrings_and_comments_of_decoding_do_not_begin_with_a_question(folder: str) -> None:
+    begins = re.compile(r'^\s*("{3}|# )(Of|What|How|Where|Which|As|That|So many) ')
+    lines = [line for file in (HERE / folder).rglob("*.py") for line in file.read_text().splitlines()]
+    assert len(lines) > 1000 and [line for line in lines if begins.match(line)] == []
+
+
 def test_no_protocol_has_more_than_eight_members() -> None:
     found = {file: protocols_in(file.read_text()) for room in ROOMS for file in (HERE / room).rglob("*.py")}
     known = {name: one for declared in found.values() for name, one in declared.items()}

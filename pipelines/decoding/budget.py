@@ -20,7 +20,7 @@ GOOD_READ_BYTES, ALIGNMENT_BYTES = 16384, 512
 
 
 def asked_batch(scenario: Scenario) -> int:
-    """The scenario's batch; the most there can be where it says `max`."""
+    """Returns the scenario's batch; the most there can be where it says `max`."""
     return sequences_of(scenario)
 
 
@@ -71,8 +71,8 @@ def free_bytes(scenario: Scenario, roles: Roles) -> float:
 
 
 def sequence_bytes(scenario: Scenario, roles: Roles, batch: int) -> float:
-    """Bytes that metadata and buffers of one sequence's KV may take in memory, of a batch: its share of the full cache,
-    or else its part of what the budget grants to all, or of what is free."""
+    """Returns the bytes that metadata and buffers of one sequence's KV may take in memory, of a batch: its share of the
+    full cache, or else its part of what the budget grants to all, or of what is free."""
     workload, budget, _ = scenario.decode
     if budget.kv_share is not None:
         return budget.kv_share * float(scenario.model.kv_full_bytes(workload.context))
@@ -80,7 +80,7 @@ def sequence_bytes(scenario: Scenario, roles: Roles, batch: int) -> float:
 
 
 def most_kv(scenario: Scenario, roles: Roles) -> KvSize:
-    """The size of the KV at the end of the run, and all the memory that it may take."""
+    """Returns the size of the KV at the end of the run, and all the memory that it may take."""
     workload, layers = scenario.decode.workload, scenario.model.layers
     tokens, batch = workload.context + workload.output, asked_batch(scenario)
     return KvSize(

@@ -204,7 +204,7 @@ class NextToken:
 
     @staticmethod
     def op(plan: DecodePlan, update: Update | None = None, stays: Extents | None = None) -> OutputHead:
-        # Where one choice is made before the pass, page tables are made beside it.
+        # Page tables are made beside a choice that is made before the pass.
         paged = plan.roles.attention.paged and not plan.roles.selector.for_all_layers
         if update is None:
             return OutputHead(plan.sequences, paged=paged)

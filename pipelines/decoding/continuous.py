@@ -85,7 +85,8 @@ class ContinuousDecode:
             lease.release()
 
     def _stored(self, sequence: int) -> int:
-        """Tokens of a sequence whose KV was made so far: its prompt, and all of its answer that it was given back."""
+        """Returns tokens of a sequence whose KV was made so far: its prompt, and all of its answer that it was given
+        back."""
         return self.requests[sequence].context + len(self.token_times_s[sequence])
 
     def _hold_pages(self) -> None:
@@ -118,7 +119,7 @@ class ContinuousDecode:
                 self._arrived.succeed()
 
     def _submit(self, turn: Turn) -> Ticket:
-        """The ticket of the turn's tokens."""
+        """Returns the ticket of the turn's tokens."""
         machine, n = self.machine, len(turn.sequences)
         if turn.kind == "decode":
             step = DecodeStep(n, sum(turn.tokens) / n, Batch(turn.sequences, turn.released), self._attention)

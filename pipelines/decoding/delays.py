@@ -59,7 +59,7 @@ class Delays:
         # Bytes per second and latency; on unified memory there is nothing to copy.
         self._copies = (memory.copy_bytes_per_s or math.inf, memory.copy_latency_s if memory.copy_bytes_per_s else 0.0)
         slowdown = device.contention.slowdown.get(device.main, {}) if device.contention else {}
-        # Of compute that runs beside another queue, the share that is not lost.
+        # The share of compute beside another queue that is not lost.
         slowed: dict[Queue, str] = {"storage": "storage", "writes": "storage", "copies": "copy"}
         self._beside: dict[Queue, float] = {
             queue: 1 / slowdown[path] for queue, path in slowed.items() if path in slowdown
@@ -69,8 +69,8 @@ class Delays:
         self._leg_s = lru_cache(maxsize=1 << 14)(self._leg_without_cache_s)
 
     def block(self, plan: DecodePlan, reuse_rate: float = 0.0, tier: Tier = "storage") -> BlockDelays:
-        """The delays of a Transformer block whose KV lies in `tier`. `reuse_rate` is the share of selected KV blocks
-        that the reuse buffer holds."""
+        """Returns the delays of a Transformer block whose KV lies in `tier`. `reuse_rate` is the share of selected KV
+        blocks that the reuse buffer holds."""
         table = _step_table(plan.roles, _BLOCKS)
         parts = self._parts(table, plan, reuse_rate, (tier,) * _BLOCKS)
         times = table.times(parts, self._beside).stages
@@ -81,14 +81,14 @@ class Delays:
         return BlockDelays(io_s=io_s, block_s=second - first, overlapped_s=io_s * (1 - idle))
 
     def step_s(self, plan: DecodePlan, reuse_rate: float = 0.0) -> float:
-        """Seconds of a decoding step, which makes one token per sequence, with each layer's KV where it lies after
-        prefill."""
+        """Returns seconds of a decoding step, which makes one token per sequence, with each layer's KV where it lies
+        after prefill."""
         table = _step_table(plan.roles, plan.model.layers)
         parts = self._parts(table, plan, reuse_rate, plan.tiers)
         return table.times(parts, self._beside).stages[-1][1]
 
     def prefill_s(self, plan: DecodePlan) -> float:
-        """Seconds until the prompts of all sequences have been computed and their KV lies where it belongs."""
+        """Returns seconds until the prompts of all sequences have been computed and their KV lies where it belongs."""
         table = _prefill_table(plan.roles, plan.model.layers)
         times = table.times(self._parts(table, plan, 0.0, plan.tiers), self._beside)
         return max(end for _, end in times.stages)
@@ -145,7 +145,7 @@ class Delays:
         return ends
 
     def _parts(self, table: Timetable, plan: DecodePlan, reuse_rate: float, tiers: tuple[Tier, ...]) -> list[Parts]:
-        """The parts of every stage; `tiers` says where each layer's KV lies."""
+        """Returns the parts of every stage; `tiers` says where each layer's KV lies."""
         missing = plan.sequences * plan.blocks_per_selection * (1 - reuse_rate)
         by_tier = {
             tier: {kind: KINDS[kind].parts(_Prices(self, plan, tier, missing)) for kind in table.kinds}

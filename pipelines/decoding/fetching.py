@@ -28,7 +28,7 @@ class ChooseBlocks:
         return Select(plan.sequences, ask.blocks, ask.k, step, layer, heads=ask.heads, keys=ask.vectors, rank=ask.rank)
 
     def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
-        # What was written while decoding can be chosen, too.
+        # Blocks written while decoding can be chosen, too.
         op = self.op(now.plan, now.kept.stored(layer), now.step, layer)
         now.layers[layer].chosen = ticket = now.machine.submit(op, after=after)
         return ticket
@@ -118,10 +118,10 @@ class LookUp:
         this.found = found = this.resident.look_up(wanted, tokens)
         this.brought = 0
         if now.away(layer):
-            # What is swapped comes in every step, wherever it is found.
+            # Swapped blocks come in every step, wherever they are found.
             came = found.missing if this.area is None else np.ones(wanted.ids.shape, bool)
             this.brought = plan.choice.group_tokens * int(came.sum()) if tokens is None else int(tokens[came].sum())
-        # Where rows differ, the mean of them.
+        # Rows may differ: this is their mean.
         this.tokens = (
             wanted.widest * plan.choice.group_tokens if tokens is None else -(-int(tokens.sum()) // wanted.rows)
         )
@@ -236,7 +236,7 @@ class SwapOut:
         assigned = this.assigned
         changing = None if assigned is None else BlockRows(assigned.value.ids.reshape(now.plan.rows, 1))
         rows, blocks = this.resident.held(changing)
-        # What is cut has its new parts in memory until the next turn.
+        # A cluster that is cut has its new parts in memory until the next turn.
         if cuts := this.cuts:
             whole = ~np.isin(rows * area.blocks + blocks, [cut.row * area.blocks + cut.block for cut in cuts])
             rows, blocks = rows[whole], blocks[whole]

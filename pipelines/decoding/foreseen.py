@@ -38,9 +38,9 @@ def foreseeable(plan: DecodePlan, foresight: Foresight) -> bool:
         and plan.choice.selected < plan.choice.blocks
         and plan.choice.selected == at_end
     )
-    # Of packed blocks several may be read as one.
+    # Several packed blocks may be read as one.
     packed = plan.layout.alignment_bytes == 1
-    # Of what is chosen, all is wanted: what a selector of one's own makes of the machine's answer is asked each time.
+    # All that is chosen is wanted: what a selector of one's own makes of the machine's answer is asked each time.
     as_chosen = inspect.unwrap(type(plan.roles.selector).take) is Selector.take
     return (
         chooses
@@ -67,7 +67,7 @@ class ForeseenSteps:
         self._queues = ForeseenQueues(foresight.processor, foresight.storage, foresight.beside)
 
     def step(self) -> Generator[simpy.Event, None, None]:
-        """A SimPy process of one step: it waits for its end, when all that is over is on record."""
+        """Returns a SimPy process of one step: it waits for its end, when all that is over is on record."""
         now, plan, storage = self._now, self._plan, self._seen.storage
         found = self._look_up()
         read_s, read_bytes = self._reads(found)
@@ -103,7 +103,7 @@ class ForeseenSteps:
         return found
 
     def _reads(self, found: Lookup) -> tuple[list[float], list[int]]:
-        """Seconds and bytes of what each layer lacks."""
+        """Returns seconds and bytes of what each layer lacks."""
         plan, storage = self._plan, self._seen.storage
         layers, stride = plan.model.layers, plan.layout.stride_bytes
         missing = found.missing.reshape(layers, plan.rows, -1)

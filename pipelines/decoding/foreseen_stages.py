@@ -32,7 +32,7 @@ class ForeseenTicket(Ticket):
     """A ticket for work whose end is known. It wakes no process."""
 
     def __init__(self, env: simpy.Environment, value: Any, end_s: float) -> None:
-        # As of an event that has been processed.
+        # Like an event that has been processed.
         self.env, self.callbacks, self._value, self._ok = env, None, value, True
         self.start_s, self.end_s = None, end_s
 
@@ -51,7 +51,7 @@ class ForeseenMachine:
     def submit(self, op: Op, **asked: Unpack[Asked]) -> Ticket:
         processor = self._seen.processor
         answer, cost = self._seen.answer(op), self._cost(op)
-        # As much as is left of the whole once it was dispatched.
+        # The rest of it, once it was dispatched.
         cost_s = processor.dispatch_s + cost.duration_s - processor.dispatch_s
         end_s = self.queues.op(op.label, self._begin_s(asked.get("after", ())), cost_s, cost.n_bytes)
         return ForeseenTicket(self.env, answer, end_s)
@@ -105,7 +105,7 @@ class StagedSteps:
         self._stages = [(KINDS[s.kind], s.layer, [place[key] for key in s.after], s.awaited) for s in stages]
 
     def step(self) -> Generator[simpy.Event, None, None]:
-        """A SimPy process of one step: it waits for its end, when all that is over is on record."""
+        """Returns a SimPy process of one step: it waits for its end, when all that is over is on record."""
         now, machine, under_way = self._now, self._machine, list[Ticket]()
         machine.begin()
         for kind, layer, after, awaited in self._stages:

@@ -48,10 +48,10 @@ class InMemoryFlow:
         self._longest = max(self._requests, key=lambda one: (one.context + one.output, one.context))
         slots = asked_batch(scenario)
         if roles.attention.needs_memory:
-            # As many of the longest as fit with what their attention takes besides.
+            # The longest requests that fit, with what their attention takes besides.
             slots = min(slots, max(1, peak.sequences_within(pool_bytes, self._longest)))
         self._pool_bytes, self._page_bytes = pool_bytes, PAGE_TOKENS * scenario.model.kv_bytes_per_token
-        # Of each request when it ends; no more are taken than the longest together need.
+        # Each request at its end; no more are taken than the longest together need.
         kept = roles.selector.kept_tokens
         self._pages = sorted((pages_of(kept(one.context + one.output)) for one in self._requests), reverse=True)
         pool = min(int(pool_bytes // self._page_bytes), sum(self._pages[:slots]))
@@ -142,8 +142,8 @@ class InMemoryFlow:
 
 
 def _requests(scenario: Scenario, peak: Peak, pool_bytes: float) -> tuple[Request, ...]:
-    """The requests of a run: as many as the workload, its lengths or its trace say, or one per sequence of its batch;
-    with `max`, as many as fit, or one that does not. Raises InputError."""
+    """Returns the requests of a run: as many as the workload, its lengths or its trace say, or one per sequence of its
+    batch; with `max`, as many as fit, or one that does not. Raises InputError."""
     workload = scenario.decode.workload
     n = workload.requests
     if n is None and workload.lengths is None and workload.trace is None:
@@ -165,7 +165,7 @@ def _attention(decode: ContinuousDecode) -> dict[str, float]:
 
 
 def _records(decode: ContinuousDecode) -> list[RequestRecord]:
-    """The records of the requests that have their first token."""
+    """Returns the records of the requests that have their first token."""
     return [
         RequestRecord(
             request=n,

@@ -1,4 +1,4 @@
-"""How far a lock-step run came, for people who wait."""
+"""Progress of a lock-step run, for people who wait."""
 
 from kvferry.pipelines.workload import Progress
 from kvferry.policies.decode.upkeep import Ahead

@@ -39,7 +39,8 @@ class Peak:
         return self.roles.attention.decode_bytes(self.model, tokens)
 
     def batch_bytes(self, n: int, request: Request) -> float:
-        """The most that `n` sequences like this one take together, at the end of their prefill or of their output."""
+        """Returns the most that `n` sequences like this one take together, at the end of their prefill or of their
+        output."""
         kept = self.roles.selector.kept_tokens
         together, most = n, self.roles.batching.prefill_tokens
         if most is not None:

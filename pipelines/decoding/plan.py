@@ -46,28 +46,29 @@ class DecodePlan:
 
     @property
     def rows(self) -> int:
-        """The number of rows of one layer over the whole batch."""
+        """Returns the number of rows of one layer over the whole batch."""
         return self.sequences * self.choice.heads
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of a token's entry in one row of a layer."""
+        """Returns the bytes of a token's entry in one row of a layer."""
         return self.model.kv_entry_bytes // self.choice.heads
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of the context's KV blocks in one row of one layer, as they lie outside the processor's memory."""
+        """Returns the bytes of the context's KV blocks in one row of one layer, as they lie outside the processor's
+        memory."""
         return self.choice.blocks * self.layout.stride_bytes
 
     @property
     def blocks_per_selection(self) -> int:
-        """Blocks that one sequence selects in one layer, over all heads."""
+        """Returns the blocks that one sequence selects in one layer, over all heads."""
         selected = self.choice.selected
         return self.choice.heads * (self.choice.blocks if selected is None else selected)
 
     @property
     def brought_tokens(self) -> int:
-        """Tokens of the context that attention takes in, in each row."""
+        """Returns the tokens of the context that attention takes in, in each row."""
         selected = self.choice.selected
         return self.context if selected is None else selected * self.choice.group_tokens
 
@@ -108,7 +109,7 @@ class DecodePlan:
 
     @property
     def file_bytes(self) -> int:
-        """Bytes of the storage file."""
+        """Returns the bytes of the storage file."""
         return self.file.n_bytes
 
     @property
@@ -123,7 +124,7 @@ class DecodePlan:
 
     @cached_property
     def stages(self) -> Stages:
-        """One decoding step."""
+        """Returns one decoding step."""
         return self.roles.step(self.model.layers)
 
     def within(self, budget_bytes: float) -> "DecodePlan":

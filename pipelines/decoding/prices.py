@@ -6,7 +6,7 @@ from kvferry.machine.ops import Op
 from kvferry.pipelines.decoding.plan import DecodePlan
 from kvferry.specs.tier import Tier
 
-# What works in order: the processor, storage, and the copy path between the memories. ``writes``: of storage that
+# Queues that work in order: the processor, storage, and the copy path between the memories. ``writes``: of storage that
 # reads and writes at the same time.
 Queue = Literal["processor", "storage", "writes", "copies"]
 
@@ -33,7 +33,7 @@ class Prices(Protocol):
 
     @property
     def missing(self) -> float:
-        """KV blocks of one layer that the batch selects and that have to move to the processor's memory."""
+        """Returns KV blocks of one layer that the batch selects and that have to move to the processor's memory."""
         ...
 
     def work(self, op: Op) -> Parts:

@@ -31,11 +31,10 @@ _HOW_MANY = ("selected_tokens", "selected_share", "window_tokens")
 
 
 def attending_to(scenario: Scenario, system: DecodeSystem, tokens: int) -> Scenario:
-    """The scenario with `tokens` selected by its system, which the scenario's policies are part of already; unchanged
-    where the system attends to all of them. Whole blocks and the newest tokens may come on top.
+    """Returns the scenario with `tokens` selected by its system, which the scenario's policies are part of already;
+    unchanged where the system attends to all of them. Whole blocks and the newest tokens may come on top.
 
-    Raises InputError for a selector that cannot be told how many.
-    """
+    Raises InputError for a selector that cannot be told how many."""
     selector = system.roles.selector
     if not system.roles.selective and not selector.evicts:
         return scenario

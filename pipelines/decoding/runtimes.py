@@ -16,13 +16,13 @@ from kvferry.specs.scenario import Scenario
 if TYPE_CHECKING:
     from kvferry.pipelines.decoding.systems import DecodeSystem
 
-# What a system runs on whose paper has no prototype here, on a device where nothing was fitted.
+# The runtime of a system whose paper has no prototype here, on a device where nothing was fitted.
 _USUAL = "kvswap-prototype"
 
 
 @lru_cache(maxsize=1)
 def known_runtimes() -> tuple[RuntimeSpec, ...]:
-    """The bundled runtimes, by name."""
+    """Returns the bundled runtimes, by name."""
     return tuple(load_runtime(name) for name in names("runtime"))
 
 
@@ -89,7 +89,7 @@ def beyond_the_rows(runtime: RuntimeSpec | None, slots: int) -> list[str]:
 
 
 def on_runtime(scenario: Scenario, system: DecodeSystem | None = None) -> Scenario:
-    """The scenario on a device that takes what its runtime takes."""
+    """Returns the scenario on a device that takes what its runtime takes."""
     runtime = runtime_of(scenario, system)
     return (
         scenario if runtime is None else scenario.model_copy(update={"device": runtime.spec.laid_over(scenario.device)})

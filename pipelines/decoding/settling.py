@@ -29,8 +29,8 @@ Priced = Callable[[int, int, Grouping], Solution]
 def settled(
     found: Solution, default: Solution | None, scenario: Scenario, limits: TuningLimits, priced: Priced
 ) -> Solution:
-    """The solution that was found with the largest reuse buffer that slows it unnoticed at most, or, where that is
-    faster, what the system does on its own with the same memory."""
+    """Returns the solution that was found with the largest reuse buffer that slows it unnoticed at most, or, where that
+    is faster, what the system does on its own with the same memory."""
     larger = [priced(found.batch, found.context, grouping) for grouping in _larger_buffers(found, scenario, limits)]
     best = next((one for one in larger if one.block_s <= (1 + _UNNOTICED) * found.block_s), found)
     return best if default is None or best.block_s <= default.block_s else default

@@ -70,7 +70,7 @@ class Spread:
         self._begin: Told | None = None
         self._moving: Told | None = None
         self.moves = _NOTHING
-        # Of prefill, and of it with all that was counted; when each token would have been there.
+        # Totals of prefill, and of it with all that was counted; when each token would have been there.
         self.prefill: Told | None = None
         self.end: Told | None = None
         self.token_times_s: list[float] = []
@@ -105,7 +105,7 @@ class Spread:
             self._begin = _later(self._begin, before, told)
 
     def with_moves(self, told: Told) -> Told:
-        """The same with what moved, once."""
+        """Returns the same with what moved, once."""
         return _later(told, _NOTHING, self.moves)
 
 

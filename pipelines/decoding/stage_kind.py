@@ -7,7 +7,7 @@ from kvferry.machine.ticket import Ticket
 from kvferry.pipelines.decoding.prices import Parts, Prices
 from kvferry.pipelines.decoding.state import DecodeState
 
-# What works at a stage: the processor, or what moves KV between the tiers.
+# Workers at a stage: the processor, or what moves KV between the tiers.
 Worker = Literal["processor", "mover"]
 After = Sequence[Ticket]
 

@@ -33,7 +33,7 @@ class DecodeRecord:
     token_times_s: list[float] = field(default_factory=list)
     blocks_wanted: int = 0
     blocks_reused: int = 0
-    # Of these, by step: a pair (wanted, reused) for every token but the first.
+    # By step, a pair of these (wanted, reused) for every token but the first.
     step_blocks: list[tuple[int, int]] = field(default_factory=list)
     # Entries that attention wanted and that came from outside the processor's memory in the same step.
     brought_entries: int = 0
@@ -42,7 +42,7 @@ class DecodeRecord:
     attended: float = 0.0
     attendable: float = 0.0
     attentions: int = 0
-    # Of clusters: contiguous accesses, entries that these brought, and the most that one did.
+    # Reads of clusters: contiguous accesses, entries that these brought, and the most that one did.
     accesses: int = 0
     accessed: int = 0
     longest_access: int = 0
@@ -101,25 +101,25 @@ class LayerState:
     resident: Resident
     # The first layer that is answered alike and has the same blocks: what a step finds there goes for all of them.
     first_alike: int
-    # Where what is kept of it lies while others compute; None: it stays in memory.
+    # The place of its kept blocks while others compute; None: it stays in memory.
     area: SwapArea | None = None
-    # What moves its KV to another tier.
+    # Moves of its KV to another tier.
     arriving: tuple[Ticket, ...] = ()
     # The machine's choice, where its blocks are (None: all are on their way), and how they are read.
     chosen: Ticket | None = None
     found: Lookup | None = None
     reads: Reads | None = None
-    # How many tokens of a sequence they hold, and each of them (None: all are full); entries of them that come from
+    # Tokens of a sequence that they hold, and each of them (None: all are full); entries of them that come from
     # elsewhere.
     tokens: int = 0
     block_tokens: np.ndarray | None = None
     brought: int = 0
-    # What brings what is kept of it, where that is swapped.
+    # Reads of its kept blocks, where these are swapped.
     swapped: Reads | None = None
     # The clusters of its context, and the one that each new key belongs to.
     clustered: Ticket | None = None
     assigned: Ticket | None = None
-    # What is to be done to its clusters in this step, which of them are cut, and the work on them.
+    # The work that its clusters need in this step, which of them are cut, and the work on them.
     tending: Tending | None = None
     cuts: Sequence[Cut] = ()
     tended: Ticket | None = None
@@ -147,9 +147,9 @@ class DecodeState:
         self.unwritten: tuple[Update, Ticket] | None = None
         self._done: Ticket | None = None
         self._held = GrowingLeases(machine.memory_of)
-        # What was found when blocks were read last, for which layer, and how.
+        # The last look-up that was read, its layer, and the reads.
         self._read_last: tuple[Lookup, int, Reads] | None = None
-        # Where what is kept of a layer lies meanwhile, where that is swapped.
+        # By layer, the place of its kept blocks meanwhile, where these are swapped.
         self.swapped_out: dict[int, tuple[Ranges, Pieces]] = {}
 
     def tell_apart(self, kinds: int) -> None:
@@ -203,7 +203,7 @@ class DecodeState:
         return moving
 
     def whole(self, layer: int) -> Extents:
-        """All KV blocks of a layer, to be placed somewhere."""
+        """Returns all KV blocks of a layer, to be placed somewhere."""
         pieces = self.blocks.whole(layer)
         ranges = self.blocks.stretches(layer, self.kept.stored(layer)) if pieces is None else pieces.ranges
         return Extents(*ranges, (layer,), pieces)
@@ -257,7 +257,7 @@ class DecodeState:
         return moved[0] if moved else after[0] if after else self.done()
 
     def done(self) -> Ticket:
-        """A ticket of work that was done before."""
+        """Returns a ticket of work that was done before."""
         if self._done is None:
             self._done, now_s = Ticket(self.machine.env), self.machine.env.now
             self._done.settle(None, now_s, now_s)

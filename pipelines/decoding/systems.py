@@ -30,7 +30,7 @@ from kvferry.policies.decode.upkeep import KeepNewest, RollingGroups
 from kvferry.scenarios.resolve import Complaint
 from kvferry.specs.errors import InputError, pick
 
-# What can stand in for a role, by the name that a scenario gives it.
+# Policies of each role, by the name that a scenario gives it.
 ROLES: dict[str, dict[str, Callable[..., Any]]] = {
     "selector": {
         "all": Everything,
@@ -118,14 +118,13 @@ class DecodeSystem:
         )
 
     def with_policies(self, policies: Mapping[str, Any]) -> "DecodeSystem":
-        """The same system with some of its policies replaced, as ``Scenario.policy_values`` asks.
+        """Returns the same system with some of its policies replaced, as ``Scenario.policy_values`` asks.
 
         A key is a role, whose value is a name, {"name": ..., its parameters}, or parameters alone, which replace those
         of the system's own; or a parameter of one of the system's roles. `reuse` is short for a residency: true for one
         that keeps something, a reuse buffer where the system's own does not, false for none. With a role that is
         replaced go its own parameters: they are known still, and mean nothing. Raises BadParameters, an InputError, for
-        any other key, and for values that a key does not take.
-        """
+        any other key, and for values that a key does not take."""
         roles = self.roles
         complaints: list[Complaint] = []
         for role in ROLES:
@@ -173,7 +172,7 @@ _maker_schema = lru_cache(maxsize=256)(schema_of)
 
 
 def _says(*keys: str) -> Schema:
-    """A schema of mappings that have a value under one of these keys."""
+    """Returns a schema of mappings that have a value under one of these keys."""
     return {"anyOf": [{"required": [key], "properties": {key: {"not": {"type": "null"}}}} for key in keys]}
 
 
@@ -228,7 +227,7 @@ def _declared(part: Any) -> Mapping[str, inspect.Parameter]:
 
 
 def _taking(parameters: Mapping[str, inspect.Parameter]) -> Callable[..., Any]:
-    """A function that declares these parameters."""
+    """Returns a function that declares these parameters."""
 
     def takes(**_: Any) -> None: ...
 
@@ -239,7 +238,7 @@ def _taking(parameters: Mapping[str, inspect.Parameter]) -> Callable[..., Any]:
 _PER_TOKEN = TokenGroups(group_tokens=1)
 # All KV in the processor's memory, whichever kernel attends to it.
 _IN_DEVICE = OneTier("device")
-# What DynaKV leaves open, once for all its systems (docs/dynakv.md): the share of the entries that is retrieved, and
+# DynaKV leaves this open; all its systems share it (docs/dynakv.md): the share of the entries that is retrieved and the
 # tokens of a cluster after prefill. The others have no flash management: entries lie in the order of tokens, in two
 # buffers as large as a selection, which is what the virtual cache's two layers take.
 _SELECTED_SHARE = 0.15

@@ -37,7 +37,7 @@ class Timetable:
         ]
 
     def worked_at(self, layer: int) -> list[int]:
-        """Places in the list of what the processor does for a layer."""
+        """Returns the places in the list of what the processor does for a layer."""
         return [n for n in self.worked if self.stages[n].layer == layer]
 
     def times(
@@ -55,7 +55,7 @@ class Timetable:
         """
         times: list[Interval] = []
         ends = dict(free or {})
-        # What slows the processor, by queue, in order of time.
+        # Work that slows the processor, by queue, in order of time.
         busy = {queue: ([(0.0, ends[queue])] if queue in ends else [], speed) for queue, speed in beside.items()}
         handed_over = 0.0
         for stage_parts, (moves, after, awaited) in zip(parts, self._steps, strict=True):
@@ -82,7 +82,7 @@ class Timetable:
 
 
 def idle_s(during: Interval, work: Iterable[Interval]) -> float:
-    """Seconds of `during` in which no work is under way; `work` in order of time."""
+    """Returns the seconds of `during` in which no work is under way; `work` in order of time."""
     now, until = during
     idle_s = 0.0
     for begin, end in work:

@@ -18,12 +18,12 @@ from kvferry.specs.scenario import Scenario
 TUNED_VALUES = ("group_tokens", "selected_tokens", "compression", "metadata_share", "slots", "reuse")
 # Roles that hold them.
 TUNED_ROLES = ("selector", "residency", "layout")
-# Of a file with as many solutions as there may be.
+# A file with as many solutions as there may be has this size.
 MOST_FILE_BYTES = 8_000_000
 
 
 def tuned(system: DecodeSystem, scenario: Scenario) -> tuple[DecodeSystem, float | None]:
-    """The system with what a tuning found for this batch and context, if it names one, and the bytes that every
+    """Returns the system with what a tuning found for this batch and context, if it names one, and the bytes that every
     sequence may take then: those it was tuned for; None where the scenario's budget says. Raises InputError."""
     if system.tuned is None:
         return system, None
@@ -47,7 +47,7 @@ def tuned(system: DecodeSystem, scenario: Scenario) -> tuple[DecodeSystem, float
 
 
 def grouped(system: DecodeSystem, grouping: Grouping) -> DecodeSystem:
-    """The system with these parameters in place of its own."""
+    """Returns the system with these parameters in place of its own."""
     roles = system.roles
     assert isinstance(roles.selector, LowRankKeys)
     assert isinstance(roles.layout, TokenGroups)

@@ -27,7 +27,7 @@ from kvferry.traces.reuse_rates import reuse_rates
 
 # In selections: what a buffer may hold.
 _CAPACITIES = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0)
-# Where the rates of longer contexts are hardly lower, and the tables of who is where grow large.
+# Longer contexts have hardly lower rates, and the tables of who is where grow large.
 _LONGEST = 1 << 17
 # Besides these group sizes, only the largest allowed is in the table.
 _GROUP_TOKENS = (1, 2, 4, 8, 16, 32, 64)
@@ -85,10 +85,10 @@ class _ModelledTimes:
         return BlockTimes(block.block_s, block.io_s, block.overlapped_s)
 
     def with_rates(self, solution: Solution, limits: TuningLimits, reuse: ReuseTable) -> Solution:
-        """The solution with the prefill time and the token rate of a whole run, each layer's KV where the placement
-        puts it."""
+        """Returns the solution with the prefill time and the token rate of a whole run, each layer's KV where the
+        placement puts it."""
         grouping, batch, context = solution.grouping, solution.batch, solution.context
-        # Of the whole budget, so that the placement knows what there is room for.
+        # The whole budget, so that the placement knows what there is room for.
         plan = self._plan_of(grouping, batch, context, limits.each_bytes)
         rate = reuse(context, grouping.group_tokens, grouping.slots * grouping.group_tokens)
         times = self._delays.token_times_s(plan, self._output, rate)
@@ -148,7 +148,7 @@ def limits_of(scenario: Scenario, **given: float | int | None) -> TuningLimits:
 
 
 def _system(scenario: Scenario) -> DecodeSystem:
-    """The system to tune. Raises InputError for systems and settings that leave nothing to tune, or would be
+    """Returns the system to tune. Raises InputError for systems and settings that leave nothing to tune, or would be
     ignored."""
     system = DECODE_SYSTEMS[scenario.system]
     if not system.tunable:
@@ -178,7 +178,7 @@ def _system(scenario: Scenario) -> DecodeSystem:
 
 
 def reuse_table(scenario: Scenario, limits: TuningLimits) -> ReuseTable:
-    """Mean reuse rates of the scenario's generated selections, by context, group size and capacity."""
+    """Returns mean reuse rates of the scenario's generated selections, by context, group size and capacity."""
     contexts = limits.contexts()
     shortest, longest = (min(context, _LONGEST) for context in (contexts[0], contexts[-1]))
     doubled = [shortest << n for n in range((longest // shortest).bit_length())]
@@ -191,7 +191,7 @@ def reuse_table(scenario: Scenario, limits: TuningLimits) -> ReuseTable:
 
 
 def _reuse_rates(scenario: Scenario, limits: TuningLimits, context: int, group_tokens: int) -> np.ndarray:
-    """The mean reuse rate at each capacity."""
+    """Returns the mean reuse rate at each capacity."""
     groups = limits.groups_of(group_tokens, context)
     slots = [max(groups, round(c * limits.selected_tokens / group_tokens)) for c in _CAPACITIES]
     workload, seed = scenario.decode.workload, scenario.seed

@@ -128,13 +128,13 @@ class LockStepFlow:
             check_whole(scenario)
         # Tokens per sequence that are really decoded.
         self._steps = output if decoded is None else min(output, decoded)
-        # What comes before them, where it may be skipped.
+        # Tokens before them, where these may be skipped.
         self._before = output - self._steps if part == "end" else middle_of(output - 1, self._steps - 1)
         self._decode: LockStepDecode | None = None
         self._half: Totals | None = None
         self._end: Totals | None = None
         self._half_counts: dict[str, float] = {}
-        # Where windows all over the output are carried out.
+        # Runs that carry out windows all over the output have this.
         self._spread: Spread | None = None
         self._wants_spread = part == "spread" and self._steps < output
 
@@ -195,7 +195,7 @@ class LockStepFlow:
         half, half_step, end = self._half, half_of(self._steps), self._end or end
         half_counts, end_counts = self._half_counts, self._counts()
         if (spread := self._spread) is not None and spread.prefill is not None and spread.end is not None:
-            # As if what was counted were all that was decoded; it follows again as often as the output is longer.
+            # Counted as if that were all that was decoded; it follows again as often as the output is longer.
             begun, done = spread.with_moves(spread.prefill), spread.with_moves(spread.end)
             half, half_step, half_counts = begun.totals, 0, dict(begun.counts)
             times_s, end, end_counts = tuple(spread.token_times_s), done.totals, dict(done.counts)
@@ -285,7 +285,7 @@ def plan_for(scenario: Scenario, system: DecodeSystem) -> DecodePlan:
     workload, budget, _ = scenario.decode
     system, tuned_bytes = tuned(system, scenario)
     storage, batch = scenario.device.storage, asked_batch(scenario)
-    # What a sequence takes does not depend on how many there are: this many decode as the whole budget holds.
+    # A sequence takes as much however many there are: this many decode as the whole budget holds.
     by_sequence = budget.kv_share is not None or (system.roles.fixed and workload.batch == "max")
     if workload.batch == "max" and not by_sequence and not tuned_bytes:
         raise InputError("workload.batch: max needs budget.kv_share, which says what one sequence may take")
@@ -326,7 +326,7 @@ def plan_for(scenario: Scenario, system: DecodeSystem) -> DecodePlan:
 
 
 def _records(batch: int, prefill_s: float | None, times_s: tuple[float, ...]) -> list[RequestRecord]:
-    """A record for each sequence of a lock-step batch: all have their tokens at the same times."""
+    """Returns a record for each sequence of a lock-step batch: all have their tokens at the same times."""
     if not times_s:
         return []
     shared = {"arrival_s": 0.0, "loaded_s": prefill_s, "first_token_s": times_s[0], "token_times_s": times_s}
@@ -374,7 +374,7 @@ def _check_memory(machine: Machine, scenario: Scenario, plan: DecodePlan) -> Non
 
 
 def _would_do(scenario: Scenario, roles: Roles, batch: int) -> str:
-    """The largest smaller batch that fits, or else what makes KV smaller, as a message ends with it."""
+    """Returns the largest smaller batch that fits, or else what makes KV smaller, as a message ends with it."""
     workload = scenario.decode.workload
     system = replace(DECODE_SYSTEMS[scenario.system], roles=roles)
     for fewer in range(batch - 1, 0, -1):

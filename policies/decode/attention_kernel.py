@@ -41,20 +41,20 @@ class AttentionKernel:
         return self.repeated or (self.grown and model.latent is not None)
 
     def copied(self, model: ModelSpec) -> float:
-        """Bytes that are moved to copy KV before a new token attends, per byte of KV: joined, all is read and written;
-        expanded, it is read once and written for every query head."""
+        """Returns bytes that are moved to copy KV before a new token attends, per byte of KV: joined, all is read and
+        written; expanded, it is read once and written for every query head."""
         return 2.0 * self.grown + (1.0 + model.expansion) * self.expands(model)
 
     def attended(self, model: ModelSpec) -> float:
-        """Bytes that attention itself reads, per byte of KV."""
+        """Returns the bytes that attention itself reads, per byte of KV."""
         return model.expansion if self.expands(model) else 1.0
 
     def prefill_bytes(self, model: ModelSpec, batch: int, tokens: int) -> float:
-        """Memory for the scores of one layer, of `batch` prompts that are prefilled together."""
+        """Returns memory for the scores of one layer, of `batch` prompts that are prefilled together."""
         return self.score_bytes * batch * model.query_heads * tokens**2
 
     def decode_bytes(self, model: ModelSpec, tokens: float) -> float:
-        """Memory for the copies of one layer's KV, of `tokens` over all sequences."""
+        """Returns memory for the copies of one layer's KV, of `tokens` over all sequences."""
         copies = 1.0 * self.grown + model.expansion * self.expands(model)
         return copies * tokens * model.kv_entry_bytes
 

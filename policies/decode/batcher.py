@@ -17,7 +17,7 @@ class Batching(Protocol):
 
     @property
     def prefill_tokens(self) -> int | None:
-        """Tokens of prompts that are prefilled together, at most; None: of all that are admitted."""
+        """Returns the tokens of prompts that are prefilled together, at most; None: of all that are admitted."""
         ...
 
     def joins(self, decoding: bool) -> bool:
@@ -100,7 +100,7 @@ class Batcher:
 
     @property
     def running(self) -> int:
-        """Requests that hold a slot."""
+        """Returns the requests that hold a slot."""
         return len(self._running)
 
     def arrive(self, sequence: int, context: int, output: int) -> None:

@@ -91,7 +91,7 @@ class ClusterCache(Resident):
 
     @property
     def tokens(self) -> np.ndarray:
-        """int64[rows]: tokens in the cache when the next step begins."""
+        """Returns int64[rows]: tokens in the cache when the next step begins."""
         self._settle()
         held = np.flatnonzero(self._held)
         return np.bincount(held // self.blocks, self._size[held], self.rows).astype(np.int64)

@@ -39,7 +39,7 @@ class WholeCache(Residency):
 
     def holdings(self, room: Room, selected: int, slots: int) -> tuple[Holding, ...]:
         cached = self.cached_layers(room.model.layers) * self.kept_tokens(room) * room.model.kv_entry_bytes
-        # What the layer that computes has selected.
+        # The selection of the layer that computes.
         reads = selected * room.block_bytes
         return Holding.of("kv: clusters kept", cached, "sequence"), Holding.of("kv: read buffers", reads, "sequence")
 
@@ -69,7 +69,7 @@ class VirtualCache(WholeCache):
 
     def arranged(self, stages: Stages, layers: int) -> Stages:
         found, begun = [Stage("swap", 0)], set[int]()
-        # What ends a layer comes behind all that attention and clusters need.
+        # The end of a layer comes behind all that attention and clusters need.
         last = {stage.layer: stage.key for stage in stages}
         for stage in stages:
             if stage.key == last[stage.layer]:

@@ -21,7 +21,7 @@ class ClusterTable:
         self._halves = np.full((rows, most), np.inf, np.float32)
 
     def variances(self, rows: np.ndarray, clusters: np.ndarray) -> np.ndarray:
-        """The mean squared distance of each cluster's keys to its mean; 0 for a cluster without keys."""
+        """Returns the mean squared distance of each cluster's keys to its mean; 0 for a cluster without keys."""
         return np.asarray(self.squares[rows, clusters] / np.maximum(self.counts[rows, clusters], 1))
 
     def fill(self, rows: np.ndarray, vectors: np.ndarray, labels: np.ndarray, first: int = 0) -> None:
@@ -44,8 +44,8 @@ class ClusterTable:
         self._halves[rows, new] = (means**2).sum(-1) / 2
 
     def nearest(self, rows: slice, vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """int64[r] and float64[r]: the cluster whose mean is nearest to each row's vector [r, width], and the squared
-        distance to it. Of equally near ones the first."""
+        """Returns int64[r] and float64[r]: the cluster whose mean is nearest to each row's vector [r, width], and the
+        squared distance to it. Of equally near ones the first."""
         width = int(self.used[rows].max())
         products = vectors[:, None].astype(np.float32) @ self._points[rows, :, :width]
         found = np.asarray((self._halves[rows, :width] - products[:, 0]).argmin(1))
@@ -53,8 +53,8 @@ class ClusterTable:
         return found, (apart**2).sum(-1)
 
     def scores(self, rows: slice | np.ndarray, queries: np.ndarray) -> np.ndarray:
-        """float32[r, clusters]: products of each row's query [r, width] with the means of its clusters, as many as any
-        row has; -inf for absent ones."""
+        """Returns float32[r, clusters]: products of each row's query [r, width] with the means of its clusters, as many
+        as any row has; -inf for absent ones."""
         width = int(self.used.max())
         products = (queries[:, None].astype(np.float32) @ self._points[rows, :, :width])[:, 0]
         return np.where(np.isfinite(self._halves[rows, :width]), products, -np.inf)

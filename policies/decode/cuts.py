@@ -32,7 +32,7 @@ class Cut:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Clustered:
-    """What a Cluster op found: ``tokens`` int64[rows, clusters] in each cluster of each row, none of them 0, and their
+    """Answers a Cluster op: ``tokens`` int64[rows, clusters] in each cluster of each row, none of them 0, and their
     ``variances`` float64[rows, clusters]: the mean squared distance of a cluster's keys to its centroid. ``labels``
     int[rows, tokens]: the cluster of each token, counted from the first. ``retrieved`` int[rows, queries, k]: the best
     clusters of each of the last queries, where those were asked for; -1 where a row has no more."""
@@ -47,7 +47,7 @@ class Clustered:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Divided:
-    """What a Split op found, for each of its cuts: ``tokens`` int64[cuts, 2] that stay and that leave, and both parts'
+    """Answers a Split op, for each of its cuts: ``tokens`` int64[cuts, 2] that stay and that leave, and both parts'
     ``variances`` float64[cuts, 2]. None leave where the cut asks for no new cluster, or keys are all equal. ``leaves``
     has for each cut which tokens leave, bool[tokens] in the order in which they came."""
 

@@ -17,7 +17,7 @@ class Elastic(Residency):
     in place (SpeContext 5.4). Layers have them once their KV lies elsewhere (Eq. 7)."""
 
     def holdings(self, room: Room, selected: int, slots: int) -> tuple[Holding, ...]:
-        # What a layer's KV holds once it lies elsewhere is the placement's business.
+        # The placement counts what a layer's KV holds once it lies elsewhere.
         return ()
 
     def away_tokens(self, room: Room, slots: int) -> int:

@@ -38,7 +38,7 @@ def check_slots(slots: int) -> None:
 
 
 def rank_of(compression: float, model: ModelSpec) -> int:
-    """Width of the compressed key cache: at least 1."""
+    """Returns the width of the compressed key cache: at least 1."""
     return max(1, round(model.key_width / compression))
 
 

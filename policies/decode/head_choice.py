@@ -9,7 +9,7 @@ import numpy as np
 from kvferry.policies.decode.index import Scores
 from kvferry.specs.model import ModelSpec
 
-# How query heads share what is cached: each has its own, groups share, all share; or all read a latent vector.
+# Ways of query heads to share what is cached: each has its own, groups share, all share; or all read a latent vector.
 AttentionKind = Literal["mha", "gqa", "mqa", "mla"]
 
 
@@ -22,9 +22,9 @@ def attention_kind(model: ModelSpec) -> AttentionKind:
 
 
 def choosing_heads(model: ModelSpec) -> int:
-    """Rows of one layer's KV that choose, and are read, for themselves: every head of "mha", every group of "gqa", and
-    one for all heads of "mqa" and "mla", as these share each entry of the cache. (Of MLA the paper says that its heads
-    choose as those of MHA do; what has to be loaded then is the union of their choices.)"""
+    """Returns the rows of one layer's KV that choose, and are read, for themselves: every head of "mha", every group of
+    "gqa", and one for all heads of "mqa" and "mla", as these share each entry of the cache. (Of MLA the paper says that
+    its heads choose as those of MHA do; what has to be loaded then is the union of their choices.)"""
     return {"mha": model.query_heads, "gqa": model.kv_heads, "mqa": 1, "mla": 1}[attention_kind(model)]
 
 
@@ -36,8 +36,8 @@ def agreed(
     softmax: Callable[[Any, int], Any] | None = None,
     largest: Callable[[Any, int], Any] = np.max,
 ) -> Any:
-    """[sequences, heads, scored]: one score for the query heads of each of `heads` parts, from those of every query
-    head, [sequences, query heads, scored]. `scale` belongs in the softmax. `softmax` and `largest` are the array
+    """Returns [sequences, heads, scored]: one score for the query heads of each of `heads` parts, from those of every
+    query head, [sequences, query heads, scored]. `scale` belongs in the softmax. `softmax` and `largest` are the array
     library's: torch.softmax and torch.amax for tensors."""
     softmax = softmax or _softmax
     if how == "best_head":
@@ -52,11 +52,10 @@ def _softmax(scores: np.ndarray, axis: int) -> np.ndarray:
 
 
 def group_weights(weights: Any, heads: int, largest: Callable[[Any, int], Any] = np.max) -> Any:
-    """[..., heads, tokens] of attention weights [..., query heads, tokens]: the query heads of each of `heads` groups
-    choose together, by the element-wise maximum. `largest` takes it along an axis; torch.amax for tensors.
+    """Returns [..., heads, tokens] of attention weights [..., query heads, tokens]: the query heads of each of `heads`
+    groups choose together, by the element-wise maximum. `largest` takes it along an axis; torch.amax for tensors.
 
-    ValueError for a number of groups into which the query heads do not fall evenly.
-    """
+    ValueError for a number of groups into which the query heads do not fall evenly."""
     queries, tokens = weights.shape[-2:]
     if heads < 1 or queries % heads:
         raise ValueError(f"{queries} query heads cannot choose as {heads} groups; a divisor of {queries} would do")

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
-# How the scores of the query heads that choose together become one. `summed`: they are added as they are. `by_head`:
-# each head's scores are softmaxed over what it scores, then added. `best_head`: softmaxed, and the largest counts.
+# Ways to join the scores of query heads that choose together. `summed`: they are added as they are. `by_head`: each
+# head's scores are softmaxed over what it scores, then added. `best_head`: softmaxed, and the largest counts.
 Scores = Literal["summed", "by_head", "best_head"]
-# What KV blocks may be scored by, as IndexSpec has it.
+# Kinds of what KV blocks are scored by, as IndexSpec has it.
 INDEX_KINDS = (
     "low-rank-keys",
     "partial-keys",

@@ -70,7 +70,7 @@ class KeyIndex(ABC):
 
     @property
     def n_bytes(self) -> int:
-        """Bytes that are kept, of numbers of four bytes."""
+        """Returns the bytes that are kept, of numbers of four bytes."""
         shape = self.shape
         vectors, rank = self.price(shape.block_tokens, shape.kv_heads * shape.head_dim)
         return 4 * shape.layers * shape.sequences * shape.room_blocks * vectors * rank
@@ -142,13 +142,13 @@ class ByIndex(TopByOwnQuery):
 
 
 def parameters_of(index: Callable[..., KeyIndex]) -> dict[str, Parameter]:
-    """The parameters of an index besides its shape, all with a default."""
+    """Returns the parameters of an index besides its shape, all with a default."""
     _, *more = signature(index, eval_str=True).parameters.values()
     return {one.name: one for one in more}
 
 
 def selector_by(kind: str, index: Callable[..., KeyIndex]) -> type[ByIndex]:
-    """The selector of an index of this kind, whose fields are the index's parameters as well. ValueError for a
+    """Returns the selector of an index of this kind, whose fields are the index's parameters as well. ValueError for a
     parameter without a default, or by the name of a selector's own."""
     own = parameters_of(index)
     for one in own.values():

@@ -110,7 +110,7 @@ class KvMemory:
 
     @cached_property
     def ledger(self) -> Ledger:
-        """All that KV and what manages it hold."""
+        """Returns all that KV and what manages it hold."""
 
         @lru_cache(maxsize=4)
         def kv_at(tokens: int) -> dict[tuple[Tier, str], float]:

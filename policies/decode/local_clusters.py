@@ -112,7 +112,7 @@ class WindowedClusters(KeptClusters):
         return min(self._window_clusters, free)
 
     def _opened(self, layer: int, tokens: np.ndarray, labels: np.ndarray | None) -> list[Change]:
-        """New clusters of every row [rows, clusters], and the one of each new token [rows, tokens]."""
+        """Returns new clusters of every row [rows, clusters], and the one of each new token [rows, tokens]."""
         found: list[Change] = []
         for row, of_row in enumerate(tokens.tolist()):
             found += self.places.open_together(layer, row, of_row, None if labels is None else labels[row])

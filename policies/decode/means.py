@@ -19,13 +19,12 @@ _ONE_THREAD = 1 << 18
 def kmeans(
     vectors: np.ndarray, clusters: int, rounds: int = KMEANS_ROUNDS, told: Told = lambda done, of: None
 ) -> np.ndarray:
-    """int32[rows, n]: the cluster, below `clusters`, of each of `vectors` [rows, n, width]. Every cluster has a vector
-    at least: one that lost all of them takes the vector farthest from its own centre. ValueError for fewer vectors
-    than clusters.
+    """Returns int32[rows, n]: the cluster, below `clusters`, of each of `vectors` [rows, n, width]. Every cluster has a
+    vector at least: one that lost all of them takes the vector farthest from its own centre. ValueError for fewer
+    vectors than clusters.
 
     Centres begin at vectors spread evenly over the sequence, so that equal input gives equal clusters. `told` hears of
-    rounds; clusters that no longer change take fewer.
-    """
+    rounds; clusters that no longer change take fewer."""
     rows, n, _ = vectors.shape
     if not 1 <= clusters <= n:
         raise ValueError(f"{n} vectors cannot make {clusters} clusters")
@@ -60,8 +59,8 @@ def _kmeans(vectors: np.ndarray, clusters: int, rounds: int, told: Callable[[int
 
 
 def _nearest(vectors: np.ndarray, centres: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The centre that is nearest to each vector, and the squared distance but for the vector's own length, which does
-    not decide which one is nearest."""
+    """Returns the centre that is nearest to each vector, and the squared distance but for the vector's own length,
+    which does not decide which one is nearest."""
     rows, n, width = vectors.shape
     clusters = centres.shape[1]
     each = max(1, min(n, _ONE_THREAD // (width * clusters)))

@@ -26,7 +26,7 @@ class PageTable:
         return len(self._free)
 
     def of(self, sequence: int) -> list[int]:
-        """The pages of a sequence, in the order of its tokens."""
+        """Returns the pages of a sequence, in the order of its tokens."""
         return self._of.get(sequence, [])
 
     def has_room(self, sequence: int, tokens: int) -> bool:

@@ -19,14 +19,14 @@ class KvSize:
     """The KV of a whole batch: facts that a placement decides by."""
 
     layers: int
-    # Of each sequence: now, and at the end of the run.
+    # Tokens of each sequence, now and at the end of the run.
     tokens: int
     most_tokens: int
-    # Of one token of every sequence in one layer.
+    # A token of every sequence in one layer takes this.
     token_bytes: float
-    # What KV may take of the processor's memory.
+    # KV may take this of the processor's memory.
     memory_bytes: float
-    # What grows with the tokens besides, in layers of KV: a retrieval head's own cache and working copy.
+    # More that grows with the tokens, in layers of KV: a retrieval head's own cache and working copy.
     beside_layers: float = 0.0
     # Tokens of each sequence for which there is room in the processor's memory per layer that lies elsewhere.
     away_tokens: int = 0
@@ -53,16 +53,15 @@ Thresholds = Annotated[tuple[Annotated[int, Field(ge=0, strict=True)], ...], Fie
 
 
 def thresholds(size: KvSize) -> tuple[float, ...]:
-    """The most tokens per sequence that fit into ``size.memory_bytes`` with the last 0, 1, ... all layers elsewhere, as
-    whole numbers or infinity; never descending (SpeContext, Algorithm 1).
+    """Returns the most tokens per sequence that fit into ``size.memory_bytes`` with the last 0, 1, ... all layers
+    elsewhere, as whole numbers or infinity; never descending (SpeContext, Algorithm 1).
 
     ``size.tokens`` is not asked. The factor of K and V stands before `i x B` too, as Eq. 7 has it and line 3 of the
-    algorithm has not.
-    """
+    algorithm has not."""
     most = max(0.0, size.memory_bytes) / size.token_bytes
     all_near = math.floor(most / (size.layers + size.beside_layers))
     if all_near < size.away_tokens:
-        # What is elsewhere would take as much here.
+        # KV that lies elsewhere would take as much here.
         return (all_near,) * (size.layers + 1)
     found: list[float] = []
     for away in range(size.layers + 1):

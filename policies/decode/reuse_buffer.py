@@ -58,7 +58,7 @@ class ReuseBuffer(SlotTable):
         """Returns which of the `missing` blocks get a slot, and how many of each row [rows, 1]; `slots` of all others
         become places in a read buffer."""
         counts = wanted.count(missing)
-        # How many of a row are missing up to each block.
+        # Missing blocks of a row, up to each block.
         nth = np.cumsum(missing).reshape(missing.shape) - wanted.spread(np.cumsum(counts) - counts)
         room = wanted.spread(self.slots - wanted.count(~missing))
         enters = missing & (nth <= room)
@@ -67,11 +67,11 @@ class ReuseBuffer(SlotTable):
         return enters, wanted.count(enters)[:, None]
 
     def _victims(self, in_use: np.ndarray, counts: np.ndarray) -> np.ndarray:
-        """Flat indices of the slots to fill, row by row, `counts` [rows, 1] of each; none of those `in_use`."""
+        """Returns flat indices of the slots to fill, row by row, `counts` [rows, 1] of each; none of those `in_use`."""
         needed = np.zeros(self.rows * self.slots, bool)
         needed[in_use] = True
         most = int(counts.max())
-        # As many as may be needed are looked at: those passed over are few, as a buffer holds several selections.
+        # No more are looked at than may be needed: the ones passed over are few, as a buffer holds several selections.
         width = min(self.slots, 2 * most + 16)
         while True:
             turn = (self._next + np.arange(width)) % self.slots + self._first_slot[:, None]

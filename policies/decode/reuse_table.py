@@ -32,7 +32,7 @@ class ReuseTable:
 
     @property
     def most_tokens(self) -> float:
-        """The capacity beyond which nothing is known to come."""
+        """Returns the capacity beyond which nothing is known to come."""
         return self.capacity_tokens[-1]
 
     def __call__(self, context: int, group_tokens: int, capacity_tokens: float) -> float:
@@ -45,7 +45,7 @@ class ReuseTable:
         return float(np.interp(capacity_tokens, self._capacities, self._curves[key]))
 
     def _in_context(self, context: int) -> np.ndarray:
-        """[group sizes, capacities]"""
+        """Returns [group sizes, capacities]"""
         return _between(self.contexts, context, self.rates)
 
 

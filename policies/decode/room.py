@@ -28,7 +28,8 @@ class Room:
 
     @property
     def tokens(self) -> int:
-        """Tokens in blocks, whole ones: of the context, and of what is decoded after it where that becomes blocks."""
+        """Returns the tokens in blocks, whole ones: of the context, and of what is decoded after it where that becomes
+        blocks."""
         return room_tokens(self.context, self.output if self.grows else 0, self.block_tokens)
 
     @property
@@ -37,12 +38,12 @@ class Room:
 
     @property
     def context_blocks(self) -> int:
-        """Whole blocks of the context alone."""
+        """Returns whole blocks of the context alone."""
         return self.context // self.block_tokens
 
     @property
     def block_bytes(self) -> int:
-        """Keys and values of one block in one layer, all KV heads."""
+        """Returns keys and values of one block in one layer, all KV heads."""
         return self.block_tokens * self.model.kv_entry_bytes
 
     @property
@@ -51,7 +52,7 @@ class Room:
         return self.block_bytes if self.reads is None else self.reads
 
     def key_cache_bytes(self, rank: int) -> int:
-        """Keys of all tokens and layers, compressed to `rank` numbers each."""
+        """Returns keys of all tokens and layers, compressed to `rank` numbers each."""
         return round(self.model.layers * self.tokens * rank * self.model.kv_value_bytes)
 
     def left_bytes(self, share: float, reserved_bytes: float) -> float:
@@ -60,8 +61,9 @@ class Room:
         return min(share * self.budget_bytes, self.budget_bytes - reserved_bytes)
 
     def key_rank(self, compression: float | None, free_bytes: float, least_compression: float = 1.0) -> int:
-        """Numbers per compressed key, all KV heads together; without a given compression, as many as `free_bytes` hold
-        for all tokens, but no more than `least_compression` leaves. ValueError for a compression below 1."""
+        """Returns numbers per compressed key, all KV heads together; without a given compression, as many as
+        `free_bytes` hold for all tokens, but no more than `least_compression` leaves. ValueError for a compression
+        below 1."""
         if compression is None:
             fitting = int(free_bytes / (self.model.layers * self.tokens * self.model.kv_value_bytes))
             return max(1, min(fitting, rank_of(least_compression, self.model)))

@@ -42,30 +42,30 @@ class BlockRows:
 
     @property
     def widest(self) -> int:
-        """Blocks of the longest row."""
+        """Returns the blocks of the longest row."""
         return self.ids.shape[1] if self.starts is None else int(np.diff(self.starts).max(initial=0))
 
     def row(self, row: int) -> np.ndarray:
-        """Ids of one row."""
+        """Returns ids of one row."""
         return self.ids[row] if self.starts is None else self.ids[self.starts[row] : self.starts[row + 1]]
 
     def spread(self, per_row: np.ndarray) -> np.ndarray:
-        """A value per row [rows], for every block of the row: it broadcasts with ``ids``."""
+        """Returns a value per row [rows], for every block of the row: it broadcasts with ``ids``."""
         return per_row[:, None] if self.starts is None else np.repeat(per_row, np.diff(self.starts))
 
     @property
     def places(self) -> tuple[np.ndarray, np.ndarray]:
-        """Rows and ids of all blocks, row by row."""
+        """Returns rows and ids of all blocks, row by row."""
         return self.flagged(np.ones(self.ids.shape, bool))
 
     def count(self, flags: np.ndarray) -> np.ndarray:
-        """int64[rows]: how many blocks of each row have their flag (like ``ids``) set."""
+        """Returns int64[rows]: how many blocks of each row have their flag (like ``ids``) set."""
         if self.starts is None:
             return np.asarray(flags.sum(axis=1))
         return np.diff(np.concatenate([[0], np.cumsum(flags)])[self.starts])
 
     def flagged(self, flags: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Rows and ids of the blocks whose flag is set, row by row."""
+        """Returns rows and ids of the blocks whose flag is set, row by row."""
         return np.repeat(np.arange(self.rows), self.count(flags)), self.ids[flags]
 
 
@@ -86,5 +86,5 @@ class Lookup:
 
     @property
     def to_move(self) -> tuple[np.ndarray, np.ndarray]:
-        """Rows and ids of what is missing, row by row."""
+        """Returns rows and ids of what is missing, row by row."""
         return self.wanted.flagged(self.missing)

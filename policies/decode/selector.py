@@ -104,7 +104,7 @@ class Everything(Selector):
 
 
 def chosen_stages(ahead: bool, layers: int, beside: tuple[str, ...]) -> Stages:
-    """One decoding step in which every layer chooses: select, look up what is there already, move the rest."""
+    """Returns one decoding step in which every layer chooses: select, look up what is there already, move the rest."""
 
     def fetch(layer: int, after: tuple[Key, ...]) -> list[Stage]:
         known = (("look_up", layer),)

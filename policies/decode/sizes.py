@@ -40,7 +40,7 @@ class KeySizes:
 
     @property
     def rank(self) -> int:
-        """Width of the compressed keys over all heads, kept to be rebuilt from or scored; 0: there are none."""
+        """Returns width of the compressed keys over all heads, kept to be rebuilt from or scored; 0: there are none."""
         return self.rebuilt_rank or (self.index.rank if self.index else 0)
 
 

@@ -22,7 +22,8 @@ class Resident(ABC):
         self.forget(changed)
 
     def held(self, changing: BlockRows | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Rows and ids of what is kept for the next step, in which the blocks that are `changing` will have changed."""
+        """Returns rows and ids of what is kept for the next step, in which the blocks that are `changing` will have
+        changed."""
         nothing = np.empty(0, np.int64)
         return nothing, nothing
 

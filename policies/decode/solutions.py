@@ -11,7 +11,7 @@ from kvferry.specs.base import Spec
 from kvferry.specs.errors import InputError
 from kvferry.specs.tier import Tier
 
-# As many faults of a file are shown.
+# Faults of a file that are shown at most.
 _MOST_FAULTS = 3
 
 
@@ -20,7 +20,7 @@ class _Document(Spec):
 
     format: Literal["kvferry-tuned"] = "kvferry-tuned"
     version: Literal[2] = 2
-    # Where the KV lies that blocks are brought from.
+    # The tier that blocks are brought from.
     tier: Tier = "storage"
     limits: TuningLimits
     solutions: tuple[Solution, ...] = Field(min_length=1, max_length=MOST_PAIRS)
@@ -42,10 +42,10 @@ class Solutions:
         self.solved = {(solution.batch, solution.context): solution for solution in solved}
 
     def nearest(self, batch: int, context: int, output: int = 0) -> Solution:
-        """The exact pair, or the nearest (A.4). Raises InputError past what was tuned for: the budget would not hold.
+        """Returns the exact pair, or the nearest (A.4). Raises InputError past what was tuned for: the budget would not
+        hold.
 
-        Never one for a shorter context: compressed keys, those of more output included, would outgrow the budget.
-        """
+        Never one for a shorter context: compressed keys, those of more output included, would outgrow the budget."""
         limits = self.limits
         needed = context + max(0, output - limits.output)
         longer = [pair for pair in self.solved if pair[1] >= needed]

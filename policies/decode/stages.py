@@ -25,8 +25,8 @@ class Stage(NamedTuple):
         return self.kind, self.layer
 
 
-# What brings a layer's KV to the processor, once these have ended: the last stage is the move itself, or what must be
-# done besides it.
+# Makes the stages that bring a layer's KV to the processor, once these have ended: the last is the move itself, or what
+# must be done besides it.
 Fetch = Callable[[int, tuple[Key, ...]], list[Stage]]
 Stages = tuple[Stage, ...]
 
@@ -59,7 +59,7 @@ def layer_ahead(fetch: Fetch, arrival: str, layers: int) -> Stages:
 
 
 def before_pass(choose: Stages, fetch: Fetch, arrival: str, layers: int) -> Stages:
-    """One choice for all layers, before the first computes: their KV moves one after the other from then on."""
+    """Returns one choice for all layers, before the first computes: their KV moves one after the other from then on."""
     stages = [*choose]
     for layer in range(layers):
         stages += fetch(layer, ())
@@ -69,5 +69,5 @@ def before_pass(choose: Stages, fetch: Fetch, arrival: str, layers: int) -> Stag
 
 
 def compute(layer: int, arrival: str, rest: str = "feed_forward") -> list[Stage]:
-    """A layer over what has arrived."""
+    """Returns a layer over what has arrived."""
     return [Stage("attend", layer, ((arrival, layer),)), Stage(rest, layer, (("attend", layer),))]

@@ -17,7 +17,7 @@ from kvferry.policies.decode.upkeep import Learned, Update
 
 # Layers, rows and blocks, place by place.
 At = tuple[np.ndarray, np.ndarray, np.ndarray]
-# Which of some blocks (layers, rows, blocks) were retrieved in this step.
+# Says which of some blocks (layers, rows, blocks) were retrieved in this step.
 Retrieved = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 
 
@@ -33,7 +33,7 @@ class Decision:
     reads: list[tuple[int, int, int]]
 
     def of(self, layer: int) -> "Decision":
-        """The same in another layer, of one layer's."""
+        """Returns the same in another layer, of one layer's."""
         joins, waits = ((np.full_like(of[0], layer), *of[1:]) for of in (self.joins, self.waits))
         reads = [(layer, row, block) for _, row, block in self.reads]
         return Decision(joins, waits, [(layer, cut) for _, cut in self.cuts], reads)
@@ -121,7 +121,7 @@ class TendedClusters(KeptClusters):
         for layer, decision in enumerate(decisions):
             if decision.cuts:
                 changes += self.carry_out(decision.cuts, self._outcomes.pop(layer))
-        # Of all layers at once.
+        # All layers at once.
         layers, rows, blocks = (
             np.concatenate(of) for of in zip(*(decision.joins for decision in decisions), strict=True)
         )
@@ -192,7 +192,7 @@ class TendedClusters(KeptClusters):
                 joins[n] &= not with_key
                 new = self.places.room - free + number if number < free else None
                 cuts.append((layer, self._cut(layer, row, block, new, with_key)))
-        # What joins a cluster without room for it moves with it, so that all of it has to be there.
+        # A key that joins a cluster without room moves with it, so that all of it has to be there.
         lacks = np.flatnonzero(joins)[~self.places.fits(*(of[joins] for of in place))]
         self.moves += len(lacks)
         if len(lacks):
@@ -219,7 +219,7 @@ class TendedClusters(KeptClusters):
         return [(layer, replace(cut, beside=of)) for (layer, cut), of in zip(cuts, near, strict=True)]
 
     def _over(self, place: At, squared: np.ndarray) -> np.ndarray:
-        """bool: with which keys their clusters are beyond the threshold, and can be cut."""
+        """Returns bool: with which keys their clusters are beyond the threshold, and can be cut."""
         n = self.places.tokens_of(*place)
         # UPDATEVAR: the mean squared distance to the mean, of one key more.
         self.variances[place] = after = n / (n + 1) * (self.variances[place] + squared / (n + 1))

@@ -38,7 +38,7 @@ class KeysAhead(Ahead, Protocol):
     """Tells keys' clusters. A place is one of the layers that are told apart, a row and a cluster."""
 
     def nearest(self) -> tuple[np.ndarray, np.ndarray]:
-        """Cluster of each new key, and squared distance to it, each [kinds * rows]."""
+        """Returns cluster of each new key, and squared distance to it, each [kinds * rows]."""
         ...
 
     def retrieved(self, layers: np.ndarray, rows: np.ndarray, clusters: np.ndarray, tokens: float) -> np.ndarray:
@@ -102,6 +102,6 @@ class KeptClusters(ABC):
 
 
 def clusters_of(kept: Kept) -> KeptClusters:
-    """The same, where blocks are clusters."""
+    """Returns the same, where blocks are clusters."""
     assert isinstance(kept, KeptClusters), "blocks of consecutive tokens are not tended"
     return kept

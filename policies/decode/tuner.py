@@ -84,8 +84,8 @@ def solution_of(
 
 
 def tune(model: ModelSpec, limits: TuningLimits, reuse: ReuseTable, delay: BlockDelay) -> list[Solution]:
-    """A solution for every batch and context of the limits. Raises InputError, with the smallest budget that works,
-    when the budget does not hold the longest context."""
+    """Returns a solution for every batch and context of the limits. Raises InputError, with the smallest budget that
+    works, when the budget does not hold the longest context."""
     check_budget(model, limits)
     return [solve(b, s, model, limits, reuse, delay) for b in limits.batches() for s in limits.contexts()]
 
@@ -156,7 +156,7 @@ class _Room:
 
 
 def _rooms(context: int, model: ModelSpec, limits: TuningLimits) -> list[_Room]:
-    """The rooms that hold a selection, by group size, then by compression."""
+    """Returns the rooms that hold a selection, by group size, then by compression."""
     rooms = []
     for group_tokens in range(1, min(limits.most_group_tokens, context) + 1):
         groups = limits.groups_of(group_tokens, context)

@@ -68,7 +68,7 @@ class TuningLimits(Spec):
         )
 
     def contexts(self) -> list[int]:
-        """The contexts that are solved for: from the least in steps to the most, which is included."""
+        """Returns the contexts that are solved for: from the least in steps to the most, which is included."""
         least = min(self.least_context, self.most_context)
         return sorted({*range(least, self.most_context + 1, self.context_step), self.most_context})
 

@@ -38,7 +38,7 @@ class Update:
 
     @property
     def pieces(self) -> Pieces | None:
-        """All that is written of clusters; None: nothing is."""
+        """Returns all that is written of clusters; None: nothing is."""
         return Pieces.together([change.written for change in self.changes]) if self.changes else None
 
 
@@ -62,7 +62,8 @@ class Kept(Protocol):
     """A run's blocks and newest tokens; every sequence gains a token per step."""
 
     def stored(self, layer: int) -> int:
-        """Blocks that a row of this layer has by now, apart from its newest tokens: the longest, where rows differ."""
+        """Returns the blocks that a row of this layer has by now, apart from its newest tokens: the longest, where rows
+        differ."""
         ...
 
     def in_all_rows(self, layer: int) -> int:
@@ -70,11 +71,11 @@ class Kept(Protocol):
         ...
 
     def recent(self, layer: int) -> int:
-        """Newest tokens in memory, which attention takes in besides blocks."""
+        """Returns newest tokens in memory, which attention takes in besides blocks."""
         ...
 
     def tokens_of(self, layer: int, blocks: BlockRows) -> np.ndarray | None:
-        """Tokens in each of these blocks; None: they are all full, and of one size."""
+        """Returns the tokens in each of these blocks; None: they are all full, and of one size."""
         ...
 
     def append(self, learned: Learned) -> Update | None:
@@ -137,7 +138,7 @@ class RollingGroups(Upkeep):
     rolling: bool = True
 
     def holdings(self, room: Room, selected: int | None) -> tuple[Holding, ...]:
-        # Where everything is read, the buffers that it is read into have room for all tokens.
+        # The buffers that everything is read into have room for all tokens.
         return () if selected is None else new_tokens(room, room.block_tokens)
 
     def mean_recent(self, block_tokens: int, output: int) -> float:
@@ -205,7 +206,7 @@ class KeepNewest(Upkeep):
     grows = False
 
     def holdings(self, room: Room, selected: int | None) -> tuple[Holding, ...]:
-        # What of the context makes no whole block stays beside them.
+        # The context's tokens that make no whole block stay beside them.
         return () if selected is None else new_tokens(room, room.output + room.context % room.block_tokens)
 
     def mean_recent(self, block_tokens: int, output: int) -> float:

@@ -24,7 +24,8 @@ class Answers:
         self._follow, self._listen = follow, listen
 
     def say(self, logits: torch.Tensor, sequences: Sequence[int]) -> torch.Tensor:
-        """The next token of each of these sequences, int64[sequences], from its logits [sequences, vocabulary]."""
+        """Returns the next token of each of these sequences, int64[sequences], from its logits [sequences,
+        vocabulary]."""
         self._listen(logits)
         said = logits.argmax(-1)
         if self._follow is not None:

@@ -51,23 +51,24 @@ class BlockFormat:
         return 2 if self._latent_rank is None else 1
 
     def kept(self, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The sides of keys and values."""
+        """Returns the sides of keys and values."""
         return (keys, values)[: self.sides]
 
     def keys_values(self, kept: Sequence[torch.Tensor] | torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of their sides."""
+        """Returns keys and values of their sides."""
         return kept[0], kept[1] if self._latent_rank is None else kept[0][..., : self._latent_rank]
 
     def blocks(self, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        """KV of whole KV blocks, each [sequences, KV heads, tokens, head_dim], as blocks [rows, blocks, *shape]."""
+        """Returns KV of whole KV blocks, each [sequences, KV heads, tokens, head_dim], as blocks [rows, blocks,
+        *shape]."""
         sides = torch.stack([values] if self.values_only else self.kept(keys, values))
         _, heads, tokens, _ = self.shape
         by_row = sides.unflatten(2, (-1, heads)).flatten(1, 2).unflatten(3, (-1, tokens))  # sides rows heads blocks
         return by_row.permute(1, 3, 0, 2, 4, 5)
 
     def packed(self, layers: Sequence[torch.Tensor]) -> memoryview:
-        """KV blocks [rows, blocks, *shape] of each layer as they lie in the file, stretch after stretch; in memory that
-        direct I/O takes as it is."""
+        """Returns KV blocks [rows, blocks, *shape] of each layer as they lie in the file, stretch after stretch; in
+        memory that direct I/O takes as it is."""
         rows, blocks = layers[0].shape[:2]
         whole = aligned_memory(len(layers) * rows * blocks * self.layout.stride_bytes)
         there = np.frombuffer(whole, np.uint8).reshape(len(layers), rows, blocks, self.layout.stride_bytes)
@@ -76,7 +77,7 @@ class BlockFormat:
         return whole
 
     def packed_there(self, layers: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The same as uint8[n] in the memory that the KV blocks are in."""
+        """Returns the same as uint8[n] in the memory that the KV blocks are in."""
         shape = (len(layers), *layers[0].shape[:2], self.layout.stride_bytes)
         whole = torch.zeros(shape, dtype=torch.uint8, device=layers[0].device)
         for into, of_layer in zip(whole, layers, strict=True):
@@ -84,7 +85,8 @@ class BlockFormat:
         return whole.flatten()
 
     def unpacked(self, read: np.ndarray | torch.Tensor) -> torch.Tensor:
-        """Bytes uint8[n, m x stride] as they were read, as KV blocks [n x m, *shape]: a view where they lie well."""
+        """Returns bytes uint8[n, m x stride] as they were read, as KV blocks [n x m, *shape]: a view where they lie
+        well."""
         by_block = read.reshape(-1, self.layout.stride_bytes)[:, : self.layout.block_bytes]
         if isinstance(by_block, torch.Tensor):
             return by_block.contiguous().view(self.dtype).unflatten(1, self.shape)
@@ -92,14 +94,14 @@ class BlockFormat:
         return flat.view(self.dtype).unflatten(1, self.shape)
 
     def side_by_side(self, blocks: torch.Tensor) -> torch.Tensor:
-        """KV blocks [rows, blocks, *shape] as [sides, sequences, KV heads, tokens, head_dim]."""
+        """Returns KV blocks [rows, blocks, *shape] as [sides, sequences, KV heads, tokens, head_dim]."""
         by_sequence = blocks.unflatten(0, (self.layout.sequences, self.layout.heads))
         # sequences, heads, blocks, sides, heads of a row, tokens, head_dim
         return by_sequence.permute(3, 0, 1, 4, 2, 5, 6).flatten(4, 5).flatten(2, 3)
 
 
 def raw_bytes(tensor: torch.Tensor) -> np.ndarray:
-    """uint8[n, m, bytes] of [n, m, *shape]."""
+    """Returns uint8[n, m, bytes] of [n, m, *shape]."""
     return np.asarray(tensor.to("cpu").contiguous().flatten(2).view(torch.uint8).numpy())
 
 

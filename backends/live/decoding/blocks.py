@@ -98,9 +98,9 @@ class StoredBlocks:
             self._rolling[layer, side, :, :, self.recent] = one[:, :, 0]
 
     def attended(self, kv: Attended, read: Data) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Keys and values that a layer's attention takes in, each [sequences, KV heads, tokens, head_dim]: what was
-        chosen, `kv.recent` tokens of the rolling buffer, and the one under way. Rows are equally long, so all of it is
-        there. Releases the read."""
+        """Returns keys and values that a layer's attention takes in, each [sequences, KV heads, tokens, head_dim]: what
+        was chosen, `kv.recent` tokens of the rolling buffer, and the one under way. Rows are equally long, so all of it
+        is there. Releases the read."""
         if not 0 <= kv.recent <= self.recent:
             raise KvferryError(f"{kv.recent} recent tokens are to be attended, {self.recent} are in memory")
         brought = list(self.format.side_by_side(self._brought(kv, read)))

@@ -40,17 +40,17 @@ class DecodeRunner(OpRunner, Protocol):
 
     @property
     def answers(self) -> list[list[int]]:
-        """Token ids said so far, by sequence."""
+        """Returns the token ids said so far, by sequence."""
         ...
 
     @property
     def chosen(self) -> list[Selection]:
-        """KV blocks that were chosen, step after step, layer after layer."""
+        """Returns KV blocks that were chosen, step after step, layer after layer."""
         ...
 
     @property
     def choosing(self) -> int:
-        """Layers that choose in every step."""
+        """Returns the layers that choose in every step."""
         ...
 
     @property
@@ -130,7 +130,7 @@ def format_of(sizes: DecodeSizes, dtype: torch.dtype) -> BlockFormat | ClusterFo
 
 
 def decode_storage(scenario: Scenario, sizes: DecodeSizes, stack: ExitStack) -> Storage | MappedStorage:
-    """The file that KV lies in, which goes with the run unless it is to be kept."""
+    """Returns the file that KV lies in, which goes with the run unless it is to be kept."""
     live = scenario.decode.live
     if live.kv_file is not None:
         kept = _storage(Path(live.kv_file), data_bytes(sizes) + BLOCK_BYTES, scenario, sizes)
@@ -170,8 +170,8 @@ def storage_measured(storage: Storage | MappedStorage) -> dict[str, Any]:
 
 
 def _index(scenario: Scenario, sizes: DecodeSizes, model: PreTrainedModel, prompts: Prompts, say: Say) -> Index | None:
-    """An empty index, or None where all KV is read. What it learns offline comes from text that no prompt of the run
-    holds."""
+    """Returns an empty index, or None where all KV is read. What it learns offline comes from text that no prompt of
+    the run holds."""
     spec, workload = sizes.keys.index, scenario.decode.workload
     if spec is None:
         return None

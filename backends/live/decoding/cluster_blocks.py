@@ -38,12 +38,12 @@ class ClusterFormat:
             )
 
     def entries(self, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        """[rows, tokens, *shape] of keys and values [sequences, KV heads, tokens, head_dim]."""
+        """Returns [rows, tokens, *shape] of keys and values [sequences, KV heads, tokens, head_dim]."""
         sides = torch.stack([keys, values]).unflatten(2, (self.layout.heads, -1))
         return sides.permute(1, 2, 4, 0, 3, 5).flatten(0, 1)
 
     def packed(self, entries: torch.Tensor, down: bool) -> Bytes:
-        """Entries [tokens, *shape] as they lie in the file."""
+        """Returns entries [tokens, *shape] as they lie in the file."""
         in_file = entries.flip(0) if down else entries
         return in_file.to("cpu").contiguous().flatten().view(torch.uint8).numpy().tobytes()
 
@@ -80,7 +80,7 @@ class SwappedKv:
         self._format, self._clusters = format, clusters
 
     def bytes_of(self, extents: Extents) -> Bytes:
-        """Whole storage blocks; an entry may lie in two, or in part outside of them."""
+        """Returns whole storage blocks; an entry may lie in two, or in part outside of them."""
         assert extents.pieces is not None
         (begins, lengths), whole = extents.arrays, aligned_memory(max(1, extents.n_bytes))
         ends, before = begins + lengths, np.cumsum(lengths) - lengths
@@ -112,7 +112,7 @@ class ClusterBlocks:
         # Slots are numbered as clusters are, and what changes is kept up to date there.
         self._renewed = [False] * layout.layers
         self._here: list[dict[Place, torch.Tensor]] = [{} for _ in range(layout.layers)]
-        # What is kept of a layer lies in the file until its next turn: what came of it, which is at hand as the layer
+        # A layer's kept blocks lie in the file until its next turn: what came of it, which is in memory as the layer
         # computes, and what has changed since, the last entries of a cluster or (True) all of them.
         self._swaps = [False] * layout.layers
         self._kept: list[dict[Place, torch.Tensor]] = [{} for _ in range(layout.layers)]
@@ -122,7 +122,7 @@ class ClusterBlocks:
         self._new: list[torch.Tensor | None] = [None] * layout.layers
         # Tokens of every row that belong to no cluster yet.
         self._recent: list[torch.Tensor | None] = [None] * layout.layers
-        # What prompts left in a layer, until it is clustered.
+        # The prompts' keys and values of a layer, until it is clustered.
         self._prompts: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     @property
@@ -173,8 +173,8 @@ class ClusterBlocks:
     def attended(
         self, kv: Attended, read: Data, swapped: Data | None = None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Keys and values that a layer's attention takes in, each [sequences, KV heads, tokens, head_dim], and which of
-        them are there, bool[sequences, KV heads, 1, tokens]: rows differ in length. Releases the reads."""
+        """Returns keys and values that a layer's attention takes in, each [sequences, KV heads, tokens, head_dim], and
+        which of them are there, bool[sequences, KV heads, 1, tokens]: rows differ in length. Releases the reads."""
         assert kv.ids is not None and kv.starts is not None and kv.tokens is not None
         self._bring(kv, read, swapped)
         newest = self._newest(kv.layer)
@@ -250,7 +250,7 @@ class ClusterBlocks:
         return WrittenPieces(contents)
 
     def _everything(self, op: Cluster, read: Data | None) -> torch.Tensor:
-        """[rows, tokens, *shape]: all of a layer's, which are in no cluster any more. Releases the read."""
+        """Returns [rows, tokens, *shape]: all of a layer's, which are in no cluster any more. Releases the read."""
         here, new = self._here[op.layer], self._new[op.layer]
         assert new is not None
         if read is not None:
@@ -273,7 +273,7 @@ class ClusterBlocks:
         return new[:, None] if recent is None else torch.cat([recent, new[:, None]], dim=1)
 
     def _whole(self, layer: int, place: Place) -> list[torch.Tensor]:
-        """A cluster at hand, with what waits for it."""
+        """Returns a cluster at hand, with what waits for it."""
         return [self._here[layer][place], *self._waiting[layer].get(place, [])]
 
     def _bring(self, kv: Attended, read: Data, swapped: Data | None) -> None:
@@ -308,7 +308,8 @@ class ClusterBlocks:
                 slots[slot] = here[place]
 
     def _swapped_in(self, kv: Attended, swapped: Data | None) -> dict[Place, torch.Tensor]:
-        """Clusters that were kept, as they lay in the file and with what has changed since. Releases the read."""
+        """Returns clusters that were kept, as they lay in the file and with what has changed since. Releases the
+        read."""
         kept = {} if swapped is None else self._read(kv.layer, kv.swapped, swapped, buffered=False)
         for place, (whole, entries) in self._late[kv.layer].items():
             if whole:
@@ -331,8 +332,8 @@ class ClusterBlocks:
             self._late[layer] |= {place: (True, entries) for place, entries in clusters.items()}
 
     def _read(self, layer: int, reads: Reads | None, read: Data, *, buffered: bool = True) -> dict[Place, torch.Tensor]:
-        """Clusters that were read, with what of them is in page buffers where that is not in what was read. Releases
-        the read."""
+        """Returns clusters that were read, with what of them is in page buffers where that is not in what was read.
+        Releases the read."""
         whole = memoryview(bytes(read))
         read.release()
         if reads is None or reads.pieces is None or len(whole) != int(reads.lengths.sum()):
@@ -364,14 +365,15 @@ class ClusterBlocks:
                     clusters[place] = torch.cat([clusters[place], entry])
 
     def _written(self, pieces: Pieces) -> dict[tuple[int, int, int, int], Bytes]:
-        """Pieces of clusters as they lie in the file, from those at hand, or from what is not in the file yet."""
+        """Returns pieces of clusters as they lie in the file, from those at hand, or from what is not in the file
+        yet."""
         contents: dict[tuple[int, int, int, int], Bytes] = {}
         for layer, (place, first, tokens, down) in zip(pieces.layers.tolist(), stretches_of(pieces), strict=True):
             here, unwritten = self._here[layer], self._unwritten[layer]
             late = unwritten.get(place)
             entries = here[place][first : first + tokens] if place in here else None
             if late is not None:
-                # Where a cluster is not at hand, it is its first entry in the buffer that is written.
+                # If a cluster is not in memory, it is its first entry in the buffer that is written.
                 began = len(here[place]) - len(late) if place in here else first
                 entries = late[:tokens] if entries is None else entries
                 left = late[max(0, first + tokens - began) :]
@@ -386,12 +388,12 @@ class ClusterBlocks:
 
 
 def stretches_of(pieces: Pieces) -> Iterator[tuple[Place, int, int, bool]]:
-    """Place, first entry, entries and direction of each piece."""
+    """Returns place, first entry, entries and direction of each piece."""
     columns = (pieces.rows, pieces.blocks, pieces.firsts, pieces.tokens, pieces.down)
     for row, block, first, tokens, down in zip(*(column.tolist() for column in columns), strict=True):
         yield (row, block), first, tokens, down
 
 
 def _numbers(entries: torch.Tensor) -> np.ndarray:
-    """float32[..., numbers]: keys of entries [..., sides, heads of a row, head_dim]."""
+    """Returns float32[..., numbers]: keys of entries [..., sides, heads of a row, head_dim]."""
     return np.asarray(entries.select(-3, 0).flatten(-2).float().cpu().numpy())

@@ -14,7 +14,7 @@ from kvferry.disk.direct_storage import Data
 from kvferry.specs.errors import InputError, OutOfMemory
 from kvferry.specs.tier import Tier
 
-# What torch's errors say where memory cannot be pinned, or the host has none: they have no class of their own.
+# Torch's errors say this where memory cannot be pinned, or the host has none: they have no class of their own.
 _NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
 # Pinned memory through which copies go: stages, and the most bytes of each.
 _STAGES = 4
@@ -48,11 +48,11 @@ class Copies(Protocol):
         ...
 
     def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The same in the device's memory, once the present stream has come so far."""
+        """Returns the same in the device's memory, once the present stream has come so far."""
         ...
 
     def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The same in the host's memory; waits until it is there."""
+        """Returns the same in the host's memory; waits until it is there."""
         ...
 
     def settle(self) -> None:
@@ -167,7 +167,7 @@ class _Stage:
         if self.passed is not None:
             self.passed.synchronize()
         if len(self._memory) < n_bytes:
-            # What the allocator takes, whatever less is asked for.
+            # The allocator takes this much, however little is asked for.
             taken_bytes = 1 << (n_bytes - 1).bit_length()
             with told_as_out_of_memory(f"the host has no {taken_bytes / 2**20:,.0f} MiB of memory to pin for copies"):
                 self._memory = torch.empty(taken_bytes, dtype=torch.uint8, pin_memory=True)
@@ -200,7 +200,7 @@ class TensorData(Data):
         return self._tensor
 
     def rows(self) -> Any:
-        """Extents of equal length as a tensor uint8[extents, length]."""
+        """Returns extents of equal length as a tensor uint8[extents, length]."""
         assert (self._lengths == self._lengths[:1]).all(), "extents of different lengths are no rows"
         return self.tensor.unflatten(0, (len(self._lengths), -1)) if len(self._lengths) else self.tensor[:, None]
 

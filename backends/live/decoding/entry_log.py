@@ -42,7 +42,7 @@ class EntryLog:
 
     @property
     def _new(self) -> np.ndarray:
-        """int64[rows of all layers, 2]: the entries of the token under way."""
+        """Returns int64[rows of all layers, 2]: the entries of the token under way."""
         rows = np.arange(self._layers * self._rows)
         return np.stack([rows, np.full_like(rows, self._token)], 1)
 
@@ -132,7 +132,7 @@ class ClusterLog(EntryLog):
                 self._recent[layer].append(self._token)
         new, entry_bytes = self._new, entries.shape[-1]
         rows, tokens, offsets = self._lying(written) if written is not None else (new[:0, 0],) * 3
-        # What was the file's alone so far.
+        # Entries that only the file had so far.
         saved = np.flatnonzero(tokens < self._context)
         saved = saved[~self._logged[rows[saved], tokens[saved]]]
         self._logged[rows[saved], tokens[saved]] = True
@@ -167,7 +167,7 @@ class ClusterLog(EntryLog):
         self._changed[layer][place] = None
 
     def _told(self, layer: int, place: Place) -> np.ndarray:
-        """int64[tokens, 3]: a cluster's tokens, for the log."""
+        """Returns int64[tokens, 3]: a cluster's tokens, for the log."""
         tokens = np.array(self._members[layer][place], np.int64)
         row, block = place
         return np.stack([np.full_like(tokens, layer * self._rows + row), tokens, np.full_like(tokens, block)], 1)

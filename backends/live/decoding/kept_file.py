@@ -57,7 +57,7 @@ def kept_log(path: Path, stack: ExitStack) -> KvLog:
 
 
 def data_bytes(sizes: DecodeSizes) -> int:
-    """Bytes of the file that hold KV."""
+    """Returns the bytes of the file that hold KV."""
     return -(-sizes.file_bytes // BLOCK_BYTES) * BLOCK_BYTES
 
 

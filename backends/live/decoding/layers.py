@@ -54,7 +54,7 @@ from kvferry.policies.decode.cuts import Clustered, Divided
 from kvferry.specs.errors import InputError, KvferryError
 from kvferry.traces.cluster_answers import Place, place_of
 
-# What prompts leave in a layer, known without computing it.
+# Gives a layer's KV of the prompts without computing it.
 KnownPrefill = Callable[[int], PrefilledLayer]
 
 
@@ -136,30 +136,30 @@ class Layers(RegisteredOps):
             )
         self._tiers = tiers
         self._answers = Answers(len(prompts), follow, listen)
-        # Of the token whose turn it is.
+        # The token that is decoded now.
         self._position = self._context - 1
         self._hidden = decoder.embed(self._prompts)
         self._attended: torch.Tensor | None = None
-        # Of the layer that comes next, if it was projected: queries, keys and values of the token under way.
+        # The next layer's, if it was projected: queries, keys and values of the token under way.
         self._projected: Projected | None = None
         # Layers that the hidden state has passed.
         self._depth = 0
         # Step after step, layer after layer, or one for all layers.
         self.chosen: list[Selection] = []
         self._choosing: set[int] = set()
-        # What was said of clusters.
+        # Answers about clusters.
         self.said: dict[Place, Answer] = {}
         if tiers is not None:
             tiers.settle()  # all of this was made on another stream than the ones that use it
 
     @property
     def answers(self) -> list[list[int]]:
-        """Token ids said so far, by sequence."""
+        """Returns the token ids said so far, by sequence."""
         return self._answers.tokens
 
     @property
     def choosing(self) -> int:
-        """Layers that choose in every step; 1 where the first chooses for all."""
+        """Returns the layers that choose in every step; 1 where the first chooses for all."""
         return len(self._choosing)
 
     @property
@@ -222,7 +222,7 @@ class Layers(RegisteredOps):
         return self._choose(op, head, head.shares(op.heads))
 
     def _indexed(self, op: Selecting) -> Index:
-        """The index, which has enough to choose from."""
+        """Returns the index, which has enough to choose from."""
         if self._index is None:
             raise KvferryError("nothing can be selected without an index")
         blocks = self._index.blocks(op.layer)
@@ -272,7 +272,7 @@ class Layers(RegisteredOps):
         return divided
 
     def _read_for(self, op: Cluster | Split, inputs: Sequence[Any]) -> Data | None:
-        """Clusters that were read for this op, or lie in the processor's own memory."""
+        """Returns clusters that were read for this op, or lie in the processor's own memory."""
         if op.at is not None:
             return self._own(op.at)
         return next((one for one in inputs if isinstance(one, Data)), None)
@@ -335,7 +335,7 @@ class Layers(RegisteredOps):
 
     @runs(OutputHead)
     def _say(self, op: OutputHead, inputs: Sequence[Any]) -> Written | None:
-        """The next token of every sequence; when a KV block is complete, its KV of all layers."""
+        """Returns the next token of every sequence; when a KV block is complete, its KV of all layers."""
         if self._depth != self.decoder.layers:
             raise KvferryError(f"the hidden state has passed {self._depth} of {self.decoder.layers} layers")
         written = None
@@ -352,8 +352,8 @@ class Layers(RegisteredOps):
     # --- what they share -----------------------------------------------------------------------------------------
 
     def _queries(self, layer: int) -> torch.Tensor:
-        """The queries of the token under way in a layer. Where the token has not come so far, its present hidden state
-        stands in for the one below that layer."""
+        """Returns the queries of the token under way in a layer. Where the token has not come so far, its present
+        hidden state stands in for the one below that layer."""
         if self._projected is not None and self._projected.layer == layer:
             return self._projected.queries
         return self.decoder.queries(layer, self._hidden, self._rotary_now)
@@ -385,7 +385,7 @@ class Layers(RegisteredOps):
 
     @property
     def _rotary_now(self) -> Rotary:
-        """The rotary embedding of the token under way."""
+        """Returns the rotary embedding of the token under way."""
         return self._rotary_at(self._position, self._position + 1)
 
     def _next(self, op: Op, layer: int | None) -> int:

@@ -41,7 +41,7 @@ class Pages(PageTable):
 
     @property
     def peak_bytes(self) -> int:
-        """The most that taken pages ever had."""
+        """Returns the most that taken pages ever had."""
         return self._pool[:, : self.peak_pages].nbytes
 
     def put(self, layer: int, sequence: int, position: int, keys: torch.Tensor, values: torch.Tensor) -> None:
@@ -56,7 +56,7 @@ class Pages(PageTable):
             done += n
 
     def kv(self, layer: int, sequence: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of a sequence's first tokens, each [KV heads, tokens, head_dim]."""
+        """Returns keys and values of a sequence's first tokens, each [KV heads, tokens, head_dim]."""
         table = torch.tensor(self.of(sequence)[: pages_of(tokens)], device=self._pool.device)
         sides = self._pool[layer].index_select(0, table).permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, :tokens]
         return sides[0], sides[1] if self._latent_rank is None else sides[0, ..., : self._latent_rank]
@@ -112,7 +112,7 @@ class PagedLayers(RegisteredOps):
 
     @property
     def answers(self) -> list[list[int]]:
-        """Token ids said so far, by sequence."""
+        """Returns the token ids said so far, by sequence."""
         return self._answers.tokens
 
     @property
@@ -121,7 +121,7 @@ class PagedLayers(RegisteredOps):
 
     @property
     def buffer_bytes(self) -> int:
-        """The most that pages in use ever took."""
+        """Returns the most that pages in use ever took."""
         return self.pages.peak_bytes
 
     @torch.no_grad()  # type: ignore[untyped-decorator]

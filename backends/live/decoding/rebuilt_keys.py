@@ -43,7 +43,8 @@ class RebuiltKeys:
         self._keep(layer, begin, self._flat(unrotated(keys, self._at(positions))))
 
     def rebuilt(self, layer: int, ids: np.ndarray | None) -> torch.Tensor:
-        """Keys [sequences, KV heads, tokens, head_dim] of KV blocks int[rows, k]; None: of all that are kept."""
+        """Returns keys [sequences, KV heads, tokens, head_dim] of KV blocks int[rows, k]; None: of all that are
+        kept."""
         format = self._format
         layout, group = format.layout, format.group_tokens
         if ids is None:
@@ -69,5 +70,5 @@ class RebuiltKeys:
 
     @staticmethod
     def _flat(keys: torch.Tensor) -> torch.Tensor:
-        """[sequences, tokens, key width]"""
+        """Returns [sequences, tokens, key width]"""
         return keys.transpose(1, 2).flatten(2)

@@ -12,7 +12,7 @@ from kvferry.backends.live.decoding.copies import Copies, TensorData, told_as_ou
 from kvferry.backends.live.decoding.written import Bytes
 from kvferry.machine.ops import Extents
 
-# What is copied at once, as numbers of this many bytes.
+# Copies move numbers of this many bytes.
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 # Uploads of numbers that may be asked for again: reads and writes of the layers of one step.
 _UPLOADS = 4
@@ -51,7 +51,7 @@ class Regions:
         self._made.pop(region, None)
 
     def parts(self, extents: Extents) -> list[_Part]:
-        """The extents by region, in their order. A range that crosses a border is in both."""
+        """Returns the extents by region, in their order. A range that crosses a border is in both."""
         offsets, lengths = extents.arrays
         if not lengths.all():
             offsets, lengths = offsets[lengths > 0], lengths[lengths > 0]
@@ -202,7 +202,7 @@ class DeviceMemory:
 
 
 def as_tensor(data: Bytes | torch.Tensor) -> torch.Tensor:
-    """uint8[n]."""
+    """Returns uint8[n]."""
     if isinstance(data, torch.Tensor):
         return data
     return torch.frombuffer(bytearray(data), dtype=torch.uint8) if len(data) else torch.empty(0, dtype=torch.uint8)
@@ -243,7 +243,7 @@ def _unit(part: _Part) -> int:
 
 
 def _each(begins: np.ndarray, lengths: np.ndarray, unit: int) -> np.ndarray:
-    """The number of every unit of some ranges."""
+    """Returns the number of every unit of some ranges."""
     begins, counts = begins // unit, lengths // unit
     if (counts == 1).all():
         return begins
@@ -252,6 +252,6 @@ def _each(begins: np.ndarray, lengths: np.ndarray, unit: int) -> np.ndarray:
 
 
 def _rows(memory: torch.Tensor, unit: int) -> torch.Tensor:
-    """The memory as rows of units, in words as long as they can be: one thread copies one."""
+    """Returns the memory as rows of units, in words as long as they can be: one thread copies one."""
     word = int(np.gcd(unit, 8))
     return memory[: len(memory) // unit * unit].view(_WORDS[word]).view(-1, unit // word)

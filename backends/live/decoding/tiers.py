@@ -55,8 +55,9 @@ class TierMemory:
         return self.read(extents)
 
     def _rows(self, extents: Extents) -> tuple[np.ndarray, np.ndarray] | None:
-        """The memory as rows uint8[n, length], and which of them the extents are; None where they are not alike. Single
-        tokens' KV is a few hundred bytes: to go from one to the next would take longer than to copy them."""
+        """Returns the memory as rows uint8[n, length], and which of them the extents are; None where they are not
+        alike. Single tokens' KV is a few hundred bytes: to go from one to the next would take longer than to copy
+        them."""
         offsets, lengths = extents.arrays
         if not len(lengths) or (lengths != (length := int(lengths[0]))).any() or (offsets % length).any():
             return None
@@ -119,7 +120,8 @@ class KvTiers:
         return there.view(here.dtype).view(here.shape)
 
     def source(self, extents: Extents, request: int | None, inputs: Sequence[Any]) -> Bytes:
-        """The bytes that a move takes out of the processor's memory: what the op before it made, or what lies there."""
+        """Returns the bytes that a move takes out of the processor's memory: what the op before it made, or what lies
+        there."""
         leaving = self._leaving(extents, request, inputs)
         return bytes(leaving) if isinstance(leaving, Data) else leaving
 

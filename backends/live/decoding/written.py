@@ -33,7 +33,7 @@ class WrittenLayers:
         return len(self._blocks) * rows * blocks * self._format.layout.stride_bytes
 
     def pack(self) -> memoryview:
-        """The bytes of all layers, one after the other."""
+        """Returns the bytes of all layers, one after the other."""
         if self._whole is None:
             self._whole = self._format.packed(self._blocks)
         return self._whole
@@ -46,7 +46,7 @@ class WrittenLayers:
         return joined([whole[self._at[layer] * each : (self._at[layer] + 1) * each] for layer in layers])
 
     def tensor_of(self, extents: Extents) -> torch.Tensor:
-        """The same, uint8[n], where the blocks are."""
+        """Returns the same, uint8[n], where the blocks are."""
         return self._format.packed_there([self._blocks[self._at[layer]] for layer in self._layers(extents)])
 
     def _layers(self, extents: Extents) -> list[int]:

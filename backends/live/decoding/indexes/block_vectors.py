@@ -50,7 +50,7 @@ class BlockVectors(BlockIndex):
         return self._vectors.nbytes
 
     def vectors(self, layer: int) -> torch.Tensor:
-        """float32[per_block, sequences, KV heads, blocks, head_dim] of what has come so far."""
+        """Returns float32[per_block, sequences, KV heads, blocks, head_dim] of what has come so far."""
         # Small products of 16-bit numbers are slow on CPUs.
         return self._vectors[layer, :, :, :, : self.blocks(layer)].float()
 

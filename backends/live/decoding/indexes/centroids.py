@@ -22,7 +22,7 @@ class Centroids(Index):
         super().__init__(spec, layers=layers, head_dim=head_dim)
         self._kv_heads = kv_heads
         rows, width = sequences * spec.heads, kv_heads // spec.heads * head_dim
-        # Of the prompts, until they are clustered.
+        # The prompts' keys, until they are clustered.
         self._queries: dict[int, torch.Tensor] = {}
         self.tables = [ClusterTable(rows, room_tokens // spec.block_tokens, width) for _ in range(layers)]
 
@@ -40,13 +40,13 @@ class Centroids(Index):
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of the clusters that exist now, in single precision. Memory for later ones is reserved, and used once
-        they exist."""
+        """Returns the bytes of the clusters that exist now, in single precision. Memory for later ones is reserved, and
+        used once they exist."""
         return sum(int(table.used.sum()) * table.means.shape[-1] * 4 for table in self.tables)
 
     def blocks(self, layer: int) -> int:
-        """The number of clusters of the row that has the most. The answers of other rows end with clusters that do not
-        exist."""
+        """Returns the number of clusters of the row that has the most. The answers of other rows end with clusters that
+        do not exist."""
         return int(self.tables[layer].used.max())
 
     def sizes(self, layer: int, row: int) -> list[int]:
@@ -55,7 +55,7 @@ class Centroids(Index):
         return [int(n) for n in table.counts[row, : table.used[row]]]
 
     def centroids(self, layer: int, row: int) -> torch.Tensor:
-        """float32[clusters, numbers of a row's keys]"""
+        """Returns float32[clusters, numbers of a row's keys]"""
         table = self.tables[layer]
         return torch.from_numpy(table.means[row, : table.used[row]]).float()
 
@@ -65,8 +65,8 @@ class Centroids(Index):
         return None
 
     def references(self, layer: int, queries: int, k: int) -> np.ndarray | None:
-        """int[rows, queries, k]: the best clusters of each of the prompts' last queries; None: of none. They are not
-        kept longer."""
+        """Returns int[rows, queries, k]: the best clusters of each of the prompts' last queries; None: of none. They
+        are not kept longer."""
         of_prompts = self._queries.pop(layer)
         if not queries:
             return None

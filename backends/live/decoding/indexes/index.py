@@ -43,8 +43,8 @@ class Index(ABC):
 
     @abstractmethod
     def scores(self, layer: int, queries: torch.Tensor, heads: int) -> torch.Tensor:
-        """float32[sequences, heads, blocks] for the queries of one token; the more, the better. `heads` parts of the
-        KV heads choose for themselves."""
+        """Returns float32[sequences, heads, blocks] for the queries of one token; the more, the better. `heads` parts
+        of the KV heads choose for themselves."""
 
     def attended(self, layer: int, ids: np.ndarray, queries: torch.Tensor, keys: torch.Tensor) -> None:  # noqa: B027
         """Learn that attention of queries [sequences, KV heads, query heads of each, head_dim] took in the KV blocks
@@ -104,8 +104,8 @@ def sampled(decoder: Decoder, sample: torch.Tensor) -> Iterator[PrefilledLayer]:
 
 
 def principal_directions(vectors: torch.Tensor) -> torch.Tensor:
-    """Right singular vectors float64[..., width, width] of vectors [..., n, width], one per column, the strongest
-    first."""
+    """Returns right singular vectors float64[..., width, width] of vectors [..., n, width], one per column, the
+    strongest first."""
     tall = vectors.double()
     # Eigenvectors of the small square, ascending, are the singular vectors of the tall matrix.
     return torch.linalg.eigh(tall.mT @ tall).eigenvectors.flip(-1)

@@ -10,11 +10,10 @@ from kvferry.policies.decode.index import IndexSpec
 
 
 def low_rank_adapters(decoder: Decoder, sample: torch.Tensor, rank: int) -> torch.Tensor:
-    """float[layers, KV heads, head_dim, rank]: what keys of all heads, side by side, are projected with.
+    """Returns float[layers, KV heads, head_dim, rank]: what keys of all heads, side by side, are projected with.
 
-    The top right singular vectors of the keys that `sample` [sequences, tokens], token ids of any text, leaves in
-    each layer. They are made offline: other texts' keys do as well.
-    """
+    The top right singular vectors of the keys that `sample` [sequences, tokens], token ids of any text, leaves in each
+    layer. They are made offline: other texts' keys do as well."""
     adapters = []
     for layer in sampled(decoder, sample):
         side_by_side = layer.keys.transpose(1, 2).flatten(2).flatten(0, 1)

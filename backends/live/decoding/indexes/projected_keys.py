@@ -41,11 +41,11 @@ class ProjectedKeys(BlockIndex):
 
 
 def principal_components(decoder: Decoder, sample: torch.Tensor, numbers: int) -> torch.Tensor:
-    """float[layers, KV heads, head_dim, numbers]: the first principal components of each head's keys in a sample.
+    """Returns float[layers, KV heads, head_dim, numbers]: the first principal components of each head's keys in a
+    sample.
 
     They are directions about the mean key. Keys are projected without taking the mean off: what it adds to a score is
-    the same for every token.
-    """
+    the same for every token."""
     components = []
     for layer in sampled(decoder, sample):
         by_head = layer.keys.transpose(0, 1).flatten(1, 2)  # KV heads, tokens, head_dim
@@ -65,11 +65,11 @@ class PrincipalKeys(ProjectedKeys):
 
 
 def skewing_matrices(decoder: Decoder, sample: torch.Tensor) -> torch.Tensor:
-    """float[layers, KV heads, head_dim, head_dim]: orthogonal matrices that gather a head's queries in few columns.
+    """Returns float[layers, KV heads, head_dim, head_dim]: orthogonal matrices that gather a head's queries in few
+    columns.
 
     The right singular vectors of the queries that a sample leaves; query heads that share a KV head share one, as they
-    share its keys. Multiplying queries and keys with the same orthogonal matrix leaves their products as they are.
-    """
+    share its keys. Multiplying queries and keys with the same orthogonal matrix leaves their products as they are."""
     skewing = []
     for layer in sampled(decoder, sample):
         by_kv_head = layer.queries.unflatten(1, (decoder.heads, -1)).transpose(0, 1).flatten(1, 3)
@@ -109,5 +109,5 @@ class PartialKeys(ProjectedKeys):
 
 
 def numbers_of_a_head(spec: IndexSpec, decoder_heads: int, head_dim: int) -> int:
-    """Numbers that each KV head has of the rank over all of them: at least 1, at most all."""
+    """Returns the numbers that each KV head has of the rank over all of them: at least 1, at most all."""
     return max(1, min(spec.rank // decoder_heads, head_dim))

@@ -33,8 +33,8 @@ class RetrievalHeadKeys(BlockIndex):
 
     @classmethod
     def made(cls, decoder: Decoder, sample: torch.Tensor, spec: IndexSpec, *, sequences: int, room_tokens: int) -> Self:
-        """The head that lies beside the model's weights, or one of random weights for a model of such. The sample is
-        not needed."""
+        """Returns the head that lies beside the model's weights, or one of random weights for a model of such. The
+        sample is not needed."""
         model = decoder.model
         head = load_head(model) if model.config.name_or_path else random_head(model, seed=0)
         return cls(head, decoder, spec, sequences=sequences, room_tokens=room_tokens)
@@ -68,7 +68,8 @@ class RetrievalHeadKeys(BlockIndex):
         return self.shares(heads)
 
     def shares(self, heads: int) -> torch.Tensor:
-        """float32[sequences, heads, blocks] of the attention of the token that was read last, by its own query."""
+        """Returns float32[sequences, heads, blocks] of the attention of the token that was read last, by its own
+        query."""
         own = by_kv_head(self._take_in(), self._head.kv_heads)
         keys = self._keys[:, :, : self.blocks(0) * self.spec.block_tokens]
         # A part at a time as float32: of all keys, that would be gigabytes.

@@ -21,7 +21,8 @@ class MakeIndex(Protocol):
     def __call__(
         self, decoder: Decoder, sample: torch.Tensor, spec: IndexSpec, *, sequences: int, room_tokens: int
     ) -> Index:
-        """An empty index for a model; `sample` [1, tokens] are token ids of other text, to learn directions from."""
+        """Returns an empty index for a model; `sample` [1, tokens] are token ids of other text, to learn directions
+        from."""
         ...
 
 
