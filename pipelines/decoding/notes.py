@@ -1,4 +1,4 @@
-"""What a reader of a batch's figures should know of its sizes and of what it chose among."""
+"""Notes for a reader of a batch's figures: on its sizes, and on what it chose among."""
 
 import math
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ def notes_on(
     yield from _without_effect(scenario)
     yield from lost_parameters(scenario)
     yield from stopped_at_the_most(scenario, plan.sequences)
-    # Of KV in the processor's memory, a reuse buffer would have nothing to keep.
+    # With KV in the processor's memory, a reuse buffer would have nothing to keep.
     needs_bytes = None if set(plan.tiers) == {"device"} else plan.managed.reuse_needs_bytes
     if needs_bytes is not None:
         yield _without_reuse(scenario, plan, needs_bytes)

@@ -32,7 +32,7 @@ class PrefillOne:
 
 
 class BringKnown:
-    """What is known of a layer's KV comes to the processor, whose prompt attends to it."""
+    """Brings the known KV of a layer to the processor, whose prompt attends to it."""
 
     worker: Worker = "mover"
 

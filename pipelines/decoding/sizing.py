@@ -13,7 +13,7 @@ from kvferry.policies.decode.roles import Roles
 from kvferry.policies.decode.room import Room
 from kvferry.policies.decode.selector import Index
 from kvferry.policies.decode.sizes import Choice, KeySizes, StayingSizes
-from kvferry.policies.ledger import Holding
+from kvferry.policies.ledger import Holding, Ledger
 from kvferry.specs.errors import InputError
 from kvferry.specs.model import ModelSpec
 from kvferry.specs.units import shown_size
@@ -141,7 +141,7 @@ class _Keys:
 
     @property
     def n_bytes(self) -> float:
-        return _sum(self.holdings)
+        return Ledger(self.holdings).n_bytes(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,14 +170,15 @@ def _sizes(roles: Roles, room: Room) -> _Sizes:
     reserved_bytes = residency.reserved_bytes(room, wanted) if chooses else 0.0
     keys = _keys(roles, room, reserved_bytes)
     newest = roles.upkeep.holdings(room, selected)
-    left_bytes = room.budget_bytes - keys.n_bytes - _sum(newest)
+    newest_bytes = Ledger(newest).n_bytes(0)
+    left_bytes = room.budget_bytes - keys.n_bytes - newest_bytes
     slots = residency.slots_within(room, wanted, left_bytes) if chooses else 0
     kept_tokens = residency.kept_tokens(room) if chooses else 0
     if chooses and residency.keeps and slots < wanted and not kept_tokens:
         # Keys as small as they may be leave no room for a selection in every layer: they need not make room for it.
         needs_bytes = keys.n_bytes + reserved_bytes
         keys = _keys(roles, room, DoubleBuffer().reserved_bytes(room, wanted))
-        slots = residency.slots_within(room, wanted, room.budget_bytes - keys.n_bytes - _sum(newest))
+        slots = residency.slots_within(room, wanted, room.budget_bytes - keys.n_bytes - newest_bytes)
     return _Sizes(selected, wanted, chooses, keys, newest, slots, kept_tokens, needs_bytes)
 
 
@@ -218,11 +219,6 @@ def _check_fits(plan: DecodePlan, layout: AnyLayout, budget_key: str) -> None:
     if layout.moves and "device" in {*plan.tiers, *plan.last_tiers}:
         what = "what lies behind a cluster moves as it grows, which is not modelled in the processor's own memory"
         raise InputError(f"policies.layout: {what}; placement: storage or host, or layout: dual-head, would do")
-
-
-def _sum(holdings: tuple[Holding, ...]) -> float:
-    """Returns the bytes of holdings that do not grow."""
-    return sum(one.n_bytes(0) for one in holdings)
 
 
 def _counted(n: int, what: str) -> str:

@@ -212,7 +212,7 @@ class DecodeState:
         """Returns the KV blocks of a layer's context that do not lie yet where they are to lie; None: all do."""
         known, plan = self.plan.known, self.plan
         whole = self.whole(layer)
-        # What is said of clusters is said of all of them: they are made anew.
+        # Statements on clusters are on all of them: they are made again.
         if known is None or whole.pieces is not None:
             return whole
         skipped = plan.blocks_of(known.stored) * plan.layout.stride_bytes

@@ -36,16 +36,6 @@ class Assistance:
     most_device_tokens: int | None = None
     smoothing: Smoothing = "causal"
 
-    def __post_init__(self) -> None:
-        if self.prompt_tokens < 1:
-            raise ValueError(f"a prompt has at least 1 token, not {self.prompt_tokens}")
-        if min(self.cloud_s_per_token, self.device_s_per_token, self.cloud_tpot_s, self.device_tpot_s) <= 0:
-            raise ValueError("times per token must be positive")
-        if min(self.compress_s, self.decompress_s, self.round_trip_s) < 0:
-            raise ValueError("times must not be negative")
-        if not 0 < self.least_ratio <= 1:
-            raise ValueError(f"the least ratio must lie above 0 and at most at 1, not at {self.least_ratio}")
-
     @property
     def cloud_ttft_s(self) -> float:
         """Until the cloud's first token and the mask are there (Eq. 2): what the user waits."""

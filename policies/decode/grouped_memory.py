@@ -4,6 +4,7 @@ from kvferry.policies.decode.grouping import Grouping, rank_of
 from kvferry.policies.decode.residency import Reuse
 from kvferry.policies.decode.room import Room
 from kvferry.policies.decode.upkeep import RollingGroups
+from kvferry.policies.ledger import Ledger
 
 
 def scored_bytes(compression: float, room: Room) -> int:
@@ -16,12 +17,12 @@ def n_bytes(grouping: Grouping, room: Room) -> int:
     the two buffers of a selection, and the newest tokens of every layer."""
     buffers = Reuse(slots=grouping.slots).holdings(room, grouping.groups, grouping.slots)
     newest = RollingGroups().holdings(room, grouping.groups)
-    return scored_bytes(grouping.compression, room) + int(sum(one.n_bytes(room.tokens) for one in (*buffers, *newest)))
+    return scored_bytes(grouping.compression, room) + int(Ledger((*buffers, *newest)).n_bytes(room.tokens))
 
 
 def most_slots(compression: float, groups: int, room: Room) -> int:
     """Returns the slots of the largest reuse buffer that the budget holds beside keys of this compression; 0 where a
     selection finds no place in it."""
-    newest_bytes = sum(one.n_bytes(room.tokens) for one in RollingGroups().holdings(room, groups))
+    newest_bytes = Ledger(RollingGroups().holdings(room, groups)).n_bytes(room.tokens)
     slots = Reuse().slots_within(room, groups, room.budget_bytes - scored_bytes(compression, room) - newest_bytes)
     return min(slots, room.context_blocks)

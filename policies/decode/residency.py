@@ -12,7 +12,7 @@ from kvferry.policies.decode.room import Room
 from kvferry.policies.decode.rows import BlockRows, Lookup
 from kvferry.policies.decode.slot_table import Resident
 from kvferry.policies.decode.stages import Stages
-from kvferry.policies.ledger import Holding
+from kvferry.policies.ledger import Holding, Ledger
 
 
 class Residency(ABC):
@@ -59,7 +59,7 @@ class Residency(ABC):
         the block that a layer's newest tokens make."""
         slots = max(self.slots_within(room, selected, 0.0), selected if self.keeps else 0)
         held = self.holdings(room, selected, slots)
-        return sum(one.n_bytes(room.tokens) for one in held) + room.model.layers * room.block_bytes
+        return Ledger(held).n_bytes(room.tokens) + room.model.layers * room.block_bytes
 
     def away_tokens(self, room: Room, slots: int) -> int:
         """Returns the tokens for which each layer whose KV lies elsewhere has room in memory besides."""
