@@ -12,10 +12,10 @@ from kvferry.analysis import style
 from kvferry.analysis.figures import FIGURES
 from kvferry.analysis.gantt import draw_lanes, draw_rate, legend, view_of, window_of
 from kvferry.analysis.quality import MARK, lower_quality
+from kvferry.analysis.steps import between, tokens_drawn
 from kvferry.analysis.style import BLACK, DARK, GREY, INK, ORANGE, SERIES, VERMILION
 from kvferry.analysis.tables import full_rate, is_energy_part
 from kvferry.analysis.timeline import resources_of
-from kvferry.analysis.token_window import between, tokens_drawn
 from kvferry.pipelines.record import RequestRecord, Run
 from kvferry.specs import human
 

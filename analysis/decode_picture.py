@@ -10,9 +10,8 @@ import numpy as np
 from kvferry.analysis import style
 from kvferry.analysis.decode_time import WAITING, draw_depth, draw_reuse, draw_waits, storage_depth, waits_s
 from kvferry.analysis.occupancy import shares, union
-from kvferry.analysis.steps import Steps, steps_of
+from kvferry.analysis.steps import Steps, steps_of, with_tokens
 from kvferry.analysis.style import BLACK, BLUE, DARK, FAINT, GREEN, GREY, INK, ORANGE, PURPLE, SKY, VERMILION, YELLOW
-from kvferry.analysis.token_window import with_tokens
 from kvferry.machine.ops import OPS
 from kvferry.machine.span import Span
 from kvferry.pipelines.record import Run

@@ -15,9 +15,9 @@ import numpy as np
 from kvferry.analysis import style
 from kvferry.analysis.metrics import finish_s, token_times_s
 from kvferry.analysis.occupancy import busy_share, delivered, shares, union
+from kvferry.analysis.steps import between, prefill_end_s, tokens_drawn, with_tokens
 from kvferry.analysis.style import BLACK, BLUE, FAINT, GREY, INK, KINDS, ORANGE, kind_of
 from kvferry.analysis.timeline import resources_of
-from kvferry.analysis.token_window import between, prefill_end_s, tokens_drawn, with_tokens
 from kvferry.analysis.warmth_picture import draw_warmth
 from kvferry.machine.span import Span
 from kvferry.pipelines.record import RequestRecord, Run

@@ -10,7 +10,7 @@ from kvferry.analysis.assisted import assisted_metrics, fleet_metrics
 from kvferry.analysis.decoding import decoding_metrics
 from kvferry.analysis.remarks import BOUNDS, has_bounds, unpowered, why_no_cloud_energy, why_no_energy
 from kvferry.analysis.sessions import session_metrics
-from kvferry.codecs.distortion import of_mixture
+from kvferry.codecs.sizes import of_mixture
 from kvferry.pipelines.record import RequestRecord, Run
 from kvferry.specs.scenario import Scenario
 from kvferry.specs.workload import SloSpec
@@ -63,7 +63,7 @@ def metrics_of(
       bound gives each request the device and link for itself, so under concurrency they hold queueing too.
       ``streamed_share``: units fetched of all units; ``streamed_bits_per_value``: over what was fetched;
       ``kv_relative_error`` and ``kv_kl_nats``: what the encodings cost in quality, mean over the requests, by the table
-      that was measured on a bundled model (codecs/distortion.py): an indicator; absent for a codec that has none.
+      that was measured on a bundled model (codecs/sizes.py): an indicator; absent for a codec that has none.
       ``wasted_bytes``: fetched for nothing over the run: the processor was first, not all came, or it was unusable.
     Energy:
       ``energy_j``: the run's energy, idle time between requests included, over its requests; and the parts

@@ -17,9 +17,8 @@ from kvferry.analysis.quality import lower_quality
 from kvferry.analysis.remarks import remarks_on
 from kvferry.analysis.sureness import how_sure
 from kvferry.analysis.tables import UNCLEAR, UNSURE, compare_table
-from kvferry.api.html import table_html, table_text
+from kvferry.api.html import Picture, table_html, table_text
 from kvferry.api.intervals import sureness_of
-from kvferry.api.picture import Picture
 from kvferry.api.repeats import Watch, carry_out, check_runs, unwatched
 from kvferry.api.result import Result
 from kvferry.api.scenario import Settings, Source, under_systems

@@ -15,9 +15,8 @@ from kvferry.analysis.remarks import remarks_on, why_no_energy
 from kvferry.analysis.repeats import Range, Repeats
 from kvferry.analysis.sureness import Sureness
 from kvferry.analysis.tables import run_table
-from kvferry.api.html import table_html, table_text
+from kvferry.api.html import Picture, table_html, table_text
 from kvferry.api.intervals import sureness_of
-from kvferry.api.picture import Picture
 from kvferry.api.repeats import Watch, carry_out, check_runs, unwatched
 from kvferry.api.scenario import Settings, Source, load, remarks_under
 from kvferry.backends.world import Say

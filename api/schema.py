@@ -10,12 +10,12 @@ from kvferry.pipelines.plugins import use_installed
 from kvferry.pipelines.policy_schema import Schema, united
 from kvferry.pipelines.workload import System
 from kvferry.pipelines.workloads import WORKLOADS
-from kvferry.scenarios.axes_schema import axes_schema
 from kvferry.scenarios.schema import (
     DIALECT,
     KINDS_OF_FILES,
     POLICIES,
     Kind,
+    axes_schema,
     definitions,
     described,
     file_schema,

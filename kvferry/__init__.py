@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from kvferry.api.encode import encode as encode
     from kvferry.api.fidelity import Fidelity as Fidelity
     from kvferry.api.fidelity import fidelity as fidelity
-    from kvferry.api.picture import Picture as Picture
+    from kvferry.api.html import Picture as Picture
     from kvferry.api.report import report as report
     from kvferry.api.reproduce import Reproduction as Reproduction
     from kvferry.api.reproduce import reproduce as reproduce
@@ -73,7 +73,7 @@ _HOMES = {
     "Schedules": "api.schedule",
     "Tuned": "api.tune",
     "Reproduction": "api.reproduce",
-    "Picture": "api.picture",
+    "Picture": "api.html",
     "Plugin": "pipelines.plugins",
     "Scenario": "specs.scenario",
     "KvferryError": "specs.errors",

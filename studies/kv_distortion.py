@@ -6,7 +6,7 @@ relative_error  root mean square of the difference, over that of the numbers (ke
 kl_nats         mean divergence of the next-token distribution from that over the exact KV, over the text that follows
 bits_per_value  of the encoded chunks
 
-Written as the table that `kvferry.codecs.distortion` reads.
+Written as the table that `kvferry.codecs.sizes` reads.
 """
 
 import argparse
@@ -52,7 +52,7 @@ def measured(exact: Session, ids: torch.Tensor, name: str, level: int) -> tuple[
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=Path("codecs/distortion.csv"))
+    parser.add_argument("--output", type=Path, default=Path("codecs.sizes.csv"))
     parser.add_argument("--model", default="byte-large")
     parser.add_argument("--context", type=int, default=2048)
     parser.add_argument("--follow", type=int, default=256)

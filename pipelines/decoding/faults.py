@@ -1,12 +1,19 @@
 """Refusals: what a scenario asks of decoding that it does not do, each with its key."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
-from kvferry.pipelines.decoding.budget import most_kv
+from kvferry.backends.needs import Needs, NoKv
+from kvferry.backends.world import World
+from kvferry.pipelines.decoding.budget import hold_workspace, left_bytes, most_kv
 from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS, ROLES, DecodeSystem
 from kvferry.pipelines.missing_storage import without_storage
+from kvferry.pipelines.tally import Totals
+from kvferry.pipelines.workload import Left, Process
 from kvferry.policies.decode.kv_memory import latent_faults
+from kvferry.policies.decode.roles import Roles
 from kvferry.scenarios.resolve import Complaint
+from kvferry.specs.errors import OutOfMemory
+from kvferry.specs.machine import DEVICE
 from kvferry.specs.node import brief
 from kvferry.specs.scenario import Scenario
 
@@ -83,3 +90,27 @@ def lost_parameters(scenario: Scenario) -> Iterator[str]:
                 f"{role} {name} replaces {scenario.system}'s own and its parameters: {', '.join(lost)};"
                 f" without the name, --set policies.{role}.KEY=VALUE keeps them"
             )
+
+
+class NoRoomFlow:
+    """A Flow that ends before its first op, with what intermediate values hold of the memory, if that fits."""
+
+    def __init__(self, scenario: Scenario, roles: Roles, why: str) -> None:
+        self._scenario, self._roles, self._why = scenario, roles, why
+
+    @property
+    def needs(self) -> Needs:
+        return {DEVICE: NoKv()}
+
+    def run(self, world: World, totals: Callable[[], Totals]) -> Process:
+        """Raises OutOfMemory."""
+        if left_bytes(self._scenario, self._roles) >= 0:
+            hold_workspace(world.machine, self._scenario, self._roles)
+        raise OutOfMemory(self._why)
+        yield
+
+    def left(self, world: World, end: Totals) -> Left:
+        return Left(requests=())
+
+    def kept(self) -> str:
+        return "nothing"

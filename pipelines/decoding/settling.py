@@ -11,11 +11,10 @@ from kvferry.pipelines.decoding.budget import ALIGNMENT_BYTES, GOOD_READ_BYTES
 from kvferry.pipelines.decoding.paying import with_paying_slots
 from kvferry.pipelines.decoding.plan import DecodePlan
 from kvferry.pipelines.decoding.sizing import NoRoom, plan_of
-from kvferry.policies.decode.grouped_memory import most_slots
 from kvferry.policies.decode.grouping import Grouping
 from kvferry.policies.decode.roles import Roles
 from kvferry.policies.decode.tuner import Solution
-from kvferry.policies.decode.tuning_limits import TuningLimits
+from kvferry.policies.decode.tuning_limits import TuningLimits, most_slots
 from kvferry.specs.scenario import Scenario
 
 # Sizes of a reuse buffer that are tried between the one that was found and the largest.

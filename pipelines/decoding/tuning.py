@@ -14,11 +14,10 @@ from kvferry.pipelines.decoding.sizing import plan_of
 from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS, ROLES, DecodeSystem, tunable_systems
 from kvferry.pipelines.decoding.tuned import TUNED_VALUES, grouped
 from kvferry.policies.decode.grouping import Grouping, rank_of
-from kvferry.policies.decode.reuse_table import ReuseTable
 from kvferry.policies.decode.scored_keys import LowRankKeys
 from kvferry.policies.decode.sizes import StayingSizes
 from kvferry.policies.decode.solutions import Solutions
-from kvferry.policies.decode.tuner import BlockTimes, Solution, check_budget, solution_of, tune
+from kvferry.policies.decode.tuner import BlockTimes, ReuseTable, Solution, check_budget, solution_of, tune
 from kvferry.policies.decode.tuning_limits import TuningLimits
 from kvferry.specs.errors import InputError
 from kvferry.specs.scenario import Scenario

@@ -22,9 +22,8 @@ from kvferry.pipelines.decoding.budget import (
     sequence_bytes,
 )
 from kvferry.pipelines.decoding.decode import LockStepDecode
-from kvferry.pipelines.decoding.faults import faults_of
+from kvferry.pipelines.decoding.faults import NoRoomFlow, faults_of
 from kvferry.pipelines.decoding.in_memory import InMemoryFlow
-from kvferry.pipelines.decoding.no_room import NoRoomFlow
 from kvferry.pipelines.decoding.notes import larger_budget, notes_on
 from kvferry.pipelines.decoding.passage import Passage
 from kvferry.pipelines.decoding.paying import with_paying_slots

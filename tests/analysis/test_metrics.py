@@ -13,7 +13,7 @@ from kvferry.analysis.envelope import envelope_of, provenance_of, to_json
 from kvferry.analysis.metrics import metrics_of
 from kvferry.analysis.occupancy import busy_share, delivered, rows, shares, union
 from kvferry.backends.sim.machine import SimMachine
-from kvferry.codecs.distortion import measured
+from kvferry.codecs.sizes import measured
 from kvferry.machine.ops import Extents
 from kvferry.machine.span import Span
 from kvferry.pipelines.record import RequestRecord, Run

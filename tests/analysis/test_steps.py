@@ -12,8 +12,7 @@ from kvferry.analysis.compare import compare_gantt
 from kvferry.analysis.decode_picture import _purpose, decode_picture
 from kvferry.analysis.decode_time import FOR_COPIES, FOR_OTHERS, FOR_STORAGE, reused_shares, storage_depth, waits_s
 from kvferry.analysis.gantt import gantt
-from kvferry.analysis.steps import steps_of
-from kvferry.analysis.token_window import prefill_end_s, with_tokens
+from kvferry.analysis.steps import prefill_end_s, steps_of, with_tokens
 from kvferry.machine.ops import OPS, Op
 from kvferry.machine.span import Span
 from kvferry.pipelines.record import Decoded, RequestRecord, Run

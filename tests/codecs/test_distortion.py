@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from kvferry.codecs import codec
-from kvferry.codecs.distortion import measured, of_mixture
-from kvferry.codecs.sizes import CODECS
+from kvferry.codecs.sizes import CODECS, measured, of_mixture
 
 
 def test_every_real_codec_was_measured_at_every_level() -> None:

@@ -3,9 +3,9 @@
 import pytest
 from tiny import tiny_model
 
-from kvferry.policies.decode.grouped_memory import most_slots, n_bytes, scored_bytes
 from kvferry.policies.decode.grouping import Grouping
 from kvferry.policies.decode.room import Room
+from kvferry.policies.decode.tuning_limits import most_slots, n_bytes, scored_bytes
 
 # Two layers, two heads of four numbers: 8 numbers per key, 32 B per entry.
 MODEL = tiny_model(layers=2, kv_heads=2, head_dim=4)

@@ -10,9 +10,8 @@ from pydantic import ValidationError
 from tiny import tiny_model
 
 from kvferry.policies.decode.grouping import Grouping
-from kvferry.policies.decode.reuse_table import ReuseTable
 from kvferry.policies.decode.solutions import Solutions
-from kvferry.policies.decode.tuner import COMPRESSIONS, BlockTimes, Solution, solve, tune
+from kvferry.policies.decode.tuner import COMPRESSIONS, BlockTimes, ReuseTable, Solution, solve, tune
 from kvferry.policies.decode.tuning_limits import TuningLimits
 from kvferry.specs.errors import InputError
 
