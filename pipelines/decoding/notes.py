@@ -71,7 +71,7 @@ def _still_filling(scenario: Scenario, plan: DecodePlan, filled: float) -> Itera
 
 
 def larger_budget(scenario: Scenario, plan: DecodePlan, needs_bytes: float) -> str:
-    """Which budget would do where each sequence needs so much of it."""
+    """Returns the budget that would do where each sequence needs this much of it."""
     budget, full_bytes = scenario.decode.budget, scenario.model.kv_full_bytes(plan.context)
     share = math.ceil(1e4 * needs_bytes / full_bytes) / 1e4
     if budget.kv_share is not None and share <= 1:

@@ -225,12 +225,11 @@ def _blocks_and_density(blocks: Callable[[Any, Arithmetic], Number]) -> dict[str
     }
 
 
-@priced(
-    PrefillHead,
-    passes=lambda a: 1 / a.kv_heads,
-    features=_blocks_and_density(lambda op, a: op.active_blocks),
-    compiled=True,
-)
+_OF_A_HEAD = _blocks_and_density(lambda op, a: op.active_blocks)
+_OF_ALL_HEADS = _blocks_and_density(lambda op, a: op.active_blocks / a.kv_heads)
+
+
+@priced(PrefillHead, passes=lambda a: 1 / a.kv_heads, features=_OF_A_HEAD, compiled=True)
 def _prefill_head(a: Arithmetic, op: PrefillHead) -> list[Work]:
     # 1 for an inner layer; at the last one nothing but the projection that emits K and V (IV-C: t_proj).
     inner = 1 - op.final_layer
@@ -245,12 +244,7 @@ def _project(a: Arithmetic, op: Project) -> list[Work]:
     return [("gemm", op.tokens * a.projection_flop, a.projection_bytes)]
 
 
-@priced(
-    Advance,
-    passes=_one_layer,
-    features=_blocks_and_density(lambda op, a: op.active_blocks / a.kv_heads),
-    compiled=True,
-)
+@priced(Advance, passes=_one_layer, features=_OF_ALL_HEADS, compiled=True)
 def _advance(a: Arithmetic, op: Advance) -> list[Work]:
     flop = op.tokens * (a.layer_flop - a.projection_flop)
     return [a.blocks(op.active_blocks), ("gemm", flop, a.layer_bytes(op.tokens) - a.projection_bytes)]
