@@ -139,7 +139,8 @@ def test_compare_shows_the_best_first(call: Call, runs: dict[str, Any]) -> None:
     assert code == 0
     assert out.index("stream-only") < out.index("local-prefill")
     assert "1.50x" in out
-    assert err == "written to both; pictures in both/plots\n"
+    # A busy machine that takes ten seconds for pictures says before how many are drawn.
+    assert err.endswith("written to both; pictures in both/plots\n")
     assert json.loads(Path("both/comparison.json").read_text())["systems"].keys() == {"stream-only", "local-prefill"}
     assert load_scenario("both/local-prefill/scenario.yaml").system == "local-prefill"
 

@@ -75,11 +75,12 @@ def test_after_a_ticket_that_has_fired_long_ago(world: World) -> None:
 
 def test_paths_run_beside_each_other(world: World) -> None:
     machine = world.machine
-    computing = machine.submit(OP)
+    # Ten, as a busy machine may wake the paths' threads when the first has ended.
+    computing = [machine.submit(OP) for _ in range(10)]
     paths = [machine.fetch(chunks(world, 1), request=0), machine.read(extents(world))]
-    finish(world, computing, *paths)
+    finish(world, *computing, *paths)
     for path in paths:
-        assert overlap(computing, path)
+        assert any(overlap(one, path) for one in computing)
 
 
 def test_fetches_of_one_request_arrive_in_order(world: World) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harmful_proxy import Proxy
+from harmful_proxy import Listening, Proxy
 from small_cloud import ALL, MODEL, Watch, answering, raw, write_store
 
 from kvferry.backends.live.engine.machine import LiveMachine
@@ -174,22 +174,25 @@ class _Dripping(Proxy):
 
 @pytest.mark.parametrize("answer", [b"SSH-2.0-OpenSSH_9.2\r\n", b"\0" * 500, b"", b"HTTP/1.1 200 OK\r\n\r\n"])
 def test_something_else_answers(answer: bytes) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
+    with (
+        _Answering(answer) as cloud,
+        CloudClient(cloud.url, timeout_s=PATIENCE_S, attempts=2, away_s=0.1) as client,
+        pytest.raises((LinkDown, DamagedStore)),
+    ):
+        client.index("0")
 
-        def serve() -> None:
-            with suppress(OSError):
-                while True:
-                    with listening.accept()[0] as near:
-                        near.recv(4096)
-                        near.sendall(answer)
 
-        threading.Thread(target=serve, daemon=True).start()
-        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-        with (
-            CloudClient(url, timeout_s=PATIENCE_S, attempts=2, away_s=0.1) as client,
-            pytest.raises((LinkDown, DamagedStore)),
-        ):
-            client.index("0")
+class _Answering(Listening):
+    """Says the same to everything."""
+
+    def __init__(self, answer: bytes) -> None:
+        self._answer = answer
+        super().__init__()
+
+    def _carry(self, near: socket.socket, number: int) -> None:
+        with near, suppress(OSError):
+            near.recv(4096)
+            near.sendall(self._answer)
 
 
 def test_nobody_answers() -> None:

@@ -3,6 +3,7 @@
 import fcntl
 import os
 import resource
+import select
 import socket
 import time
 from collections.abc import Iterator
@@ -179,7 +180,9 @@ def test_a_client_that_reads_nothing_is_cut_off(
         write_store(tmp_path / "0.kvs")
         path += "?ids=" + ",".join(["0-23"] * 500)
     with answering(large_index, monkeypatch, STALL_S=0.2) as url, deaf(url, path) as connection:
-        time.sleep(0.7)
+        cut_off = select.poll()
+        cut_off.register(connection, 0)  # errors are told without being asked for
+        assert cut_off.poll(20_000), "the server still waits"
         with pytest.raises(ConnectionResetError):
             read_to_end(connection)
 

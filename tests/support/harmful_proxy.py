@@ -23,6 +23,9 @@ class Listening(ABC):
 
     def __exit__(self, *_: object) -> None:
         self._closed.set()
+        # Closed alone it would go on listening, and once its thread is interrupted, on whatever has its number by then.
+        with suppress(OSError):
+            self._listening.shutdown(socket.SHUT_RDWR)
         self._listening.close()
 
     def _accept(self) -> None:
