@@ -1,10 +1,11 @@
 """Tests import what tests/support holds by bare name; the command can be called by every test."""
 
+import gc
 import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -22,14 +23,26 @@ from kvferry.pipelines.plugins import drop, used
 sys.path.insert(0, str(Path(__file__).parent / "support"))
 
 # How long an example takes is no property: machines are busy at times. `make test-all` looks at more examples.
-settings.register_profile("quick", deadline=None, max_examples=30)
-settings.register_profile("thorough", deadline=None)
+settings.register_profile("quick", deadline=None, max_examples=20)
+settings.register_profile("thorough", deadline=None, max_examples=150)
 settings.load_profile("quick")
 
 # A process of the command makes its options once; a process of tests would do so for each of a thousand calls.
 typer.main.get_command = cache(typer.main.get_command)  # type: ignore[assignment]
 # Two schemas hold a thousand patterns, twice what Python keeps: each key would have all of them compiled again.
 re._MAXCACHE = 10_000  # type: ignore[attr-defined]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Modules and tests that are collected stay: looking for cycles among them would take a second each time."""
+    gc.disable()
+    found = yield
+    gc.enable()
+    gc.collect()
+    gc.freeze()
+    return found
+
 
 # What a shell without job control starts in the background ignores Ctrl-C, and so would its children: tests that
 # interrupt them would wait for ever.

@@ -5,7 +5,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvferry.analysis import sweep
@@ -187,7 +187,6 @@ def test_one_axis_has_one_type(tmp_path: Path, values: list[Any], found: list[An
 axis_values = st.none() | st.booleans() | st.integers(0, 9) | st.floats(0, 9) | st.sampled_from(["5", "greedy", "5.0"])
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.lists(axis_values, min_size=1, max_size=6), st.data())
 def test_the_bytes_do_not_tell_how_rows_came(
     tmp_path_factory: pytest.TempPathFactory, values: list[Any], data: st.DataObject

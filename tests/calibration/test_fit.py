@@ -91,7 +91,6 @@ def test_kernels_that_cannot_be_told_apart_share_an_efficiency() -> None:
     assert fit.efficiency == pytest.approx(dict.fromkeys(("attention", "decode_attention", "gemm", "gemv"), 0.25))
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(*[st.floats(-3, 3)] * 4), min_size=4, max_size=8))
 def test_non_negative_least_squares_meets_its_conditions(rows: list[tuple[float, ...]]) -> None:
     # The gradient is 0 where an entry is above 0, and pushes below 0 where it is 0 (Karush, Kuhn and Tucker); or the

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvferry.disk import direct_storage as module
@@ -73,7 +73,6 @@ def test_writing_changes_these_bytes_and_no_others(store: Storage) -> None:
     assert store.path.read_bytes() == expected
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     writes=st.lists(st.tuples(st.integers(0, SIZE), st.integers(0, 3 * BLOCK_BYTES), st.booleans()), max_size=6),
     reads=st.lists(st.tuples(st.integers(0, SIZE), st.integers(0, 3 * BLOCK_BYTES)), max_size=6),

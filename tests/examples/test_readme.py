@@ -21,8 +21,8 @@ COMMANDS = [
     for line in block.splitlines()
     if line.startswith("kvferry ")
 ]
-# Whole studies and searches: minutes.
-LONG = ("sweep", "search", "reproduce")
+# Whole studies and searches, for seconds to minutes; each of these commands runs on something small elsewhere.
+LONG = ("sweep", "search", "reproduce", "tune")
 # What is measured here, and what goes on from that.
 MEASURED = ("calibrate", "fidelity")
 # What needs results of others: the tutorial has it, whose commands follow each other.

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvferry.layouts.layout import Layout
@@ -27,7 +27,6 @@ def test_layout_by_hand() -> None:
     assert lengths.tolist() == [128] * 6
 
 
-@settings(max_examples=50, deadline=None)
 @given(
     layers=st.integers(1, 4),
     sequences=st.integers(1, 3),

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvferry.analysis.metrics import metrics_for, metrics_of
@@ -112,7 +112,6 @@ def test_bounds_hold_where_round_trips_outages_and_loads_meet() -> None:
         assert each.bound_s <= each.loaded_s
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     system=st.sampled_from(sorted(SYSTEMS)),
     coupling=st.sampled_from(["per_head", "all_heads"]),

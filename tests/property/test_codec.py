@@ -69,7 +69,6 @@ def test_any_chunk_comes_back_whole(both: np.ndarray, name: str, level: int) -> 
         assert after.min() >= before.min() - slack and after.max() <= before.max() + slack
 
 
-@settings(deadline=None, max_examples=150)
 @given(st.sampled_from(NAMES), st.integers(0, 10**6), st.binary(min_size=1, max_size=8), st.booleans())
 def test_bytes_of_another_making_are_refused_or_read_and_nothing_else(
     name: str, at: int, foreign: bytes, cut: bool

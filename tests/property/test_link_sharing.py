@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import simpy
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvferry.machine.span import Span
@@ -88,7 +88,6 @@ def plain_finish_times(trace: RateTrace, load: list[Asked]) -> list[float]:
 
 
 @given(traces(), loads)
-@settings(max_examples=150, deadline=None)
 def test_it_equals_the_plain_fluid_model(trace: RateTrace, load: list[Asked]) -> None:
     load = [Asked(ask.at_s, ask.flow, min(ask.n_bytes, 40.0)) for ask in load]
     trace = trace.scaled(
@@ -101,7 +100,6 @@ def test_it_equals_the_plain_fluid_model(trace: RateTrace, load: list[Asked]) ->
 
 
 @given(traces(), loads, st.sampled_from([0.0, 0.25, 0.4]))
-@settings(max_examples=150, deadline=None)
 def test_bytes_equal_the_integral_of_the_trace(trace: RateTrace, load: list[Asked], rtt_s: float) -> None:
     link, tickets, spans = run(trace, load, rtt_s)
     delivered = sum(
@@ -118,7 +116,6 @@ def test_bytes_equal_the_integral_of_the_trace(trace: RateTrace, load: list[Aske
 
 
 @given(traces(), loads, st.sampled_from([0.0, 0.25, 0.4]))
-@settings(max_examples=80, deadline=None)
 def test_each_flow_delivers_in_order(trace: RateTrace, load: list[Asked], rtt_s: float) -> None:
     _, tickets, _ = run(trace, load, rtt_s)
     for flow in range(4):
@@ -131,7 +128,6 @@ def test_each_flow_delivers_in_order(trace: RateTrace, load: list[Asked], rtt_s:
 
 
 @given(traces(), loads, st.floats(1, 5), st.lists(st.floats(0, 200), min_size=6, max_size=6))
-@settings(max_examples=120, deadline=None)
 def test_more_bandwidth_never_delivers_later(
     trace: RateTrace, load: list[Asked], factor: float, more: list[float]
 ) -> None:
@@ -146,7 +142,6 @@ def test_more_bandwidth_never_delivers_later(
 
 
 @given(traces(), loads)
-@settings(max_examples=30, deadline=None)
 def test_run_twice_it_tells_the_same(trace: RateTrace, load: list[Asked]) -> None:
     assert run(trace, load, 0.1)[2] == run(trace, load, 0.1)[2]
 

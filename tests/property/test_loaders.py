@@ -188,7 +188,6 @@ def load(case: Case, loader: Loader) -> tuple[ContextLoad, Witness]:
 
 
 @pytest.mark.parametrize("name", LOADERS)
-@settings(max_examples=30, deadline=None)
 @given(case=CASES)
 def test_a_load_completes_with_each_unit_once(name: str, case: Case) -> None:
     done, witness = load(case, LOADERS[name]())

@@ -1,6 +1,6 @@
 """Whatever is asked of the pool, its books balance and its budget holds."""
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvferry.machine.machine import Refused
@@ -12,7 +12,6 @@ steps = st.lists(st.one_of(st.tuples(st.sampled_from(TAGS), st.floats(0, 500)), 
 
 
 @given(st.floats(1, 1000), steps)
-@settings(max_examples=200, deadline=None)
 def test_never_over_budget(capacity_bytes: float, steps: list[tuple[str, float] | int]) -> None:
     pool = BudgetedPool(capacity_bytes)
     leases: list[BudgetedLease] = []

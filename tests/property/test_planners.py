@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvferry.policies.loading.bound import bound_s, clairvoyant_bound_s, column_labels, frontier
@@ -48,7 +48,6 @@ rates = st.sampled_from([1e5, 5e6, 2e7, 1e8, 1e10])
 
 
 @pytest.mark.parametrize("name", PLANNERS)
-@settings(max_examples=40, deadline=None)
 @given(problem=problems(), rate=rates)
 def test_plans_are_valid_and_not_below_the_bound(name, problem, rate):
     plan = PLANNERS[name](problem, rate)
@@ -58,7 +57,6 @@ def test_plans_are_valid_and_not_below_the_bound(name, problem, rate):
     assert plan.completion_s(problem, rate) >= least_s
 
 
-@settings(max_examples=60, deadline=None)
 @given(problem=problems())
 def test_every_prefix_of_the_chain_is_closed(problem):
     order = chain_order(problem)
@@ -66,7 +64,6 @@ def test_every_prefix_of_the_chain_is_closed(problem):
     Plan((Stage(compute=tuple(order.tolist())),)).check(problem)
 
 
-@settings(max_examples=60, deadline=None)
 @given(problem=problems())
 def test_labels_are_nested(problem):
     assert (np.diff(column_labels(problem), axis=1) >= 0).all()
@@ -76,7 +73,6 @@ def test_labels_are_nested(problem):
 
 
 @pytest.mark.parametrize("name", ["chain", "split", "one-stage"])
-@settings(max_examples=30, deadline=None)
 @given(problem=problems(), rate=rates, factor=st.sampled_from([0.25, 2.0, 1024.0]))
 def test_twice_the_bytes_at_twice_the_rate_change_nothing(name, problem, rate, factor):
     # Powers of two, so that the arithmetic is exact.
@@ -85,7 +81,6 @@ def test_twice_the_bytes_at_twice_the_rate_change_nothing(name, problem, rate, f
     assert bound_s(frontier(problem), rate) == pytest.approx(bound_s(frontier(larger), factor * rate), rel=1e-9)
 
 
-@settings(max_examples=60, deadline=None)
 @given(problem=problems(), rate=rates)
 def test_a_faster_link_never_raises_the_bound(problem, rate):
     line = frontier(problem)
@@ -144,7 +139,6 @@ def rehearse(problem: LoadProblem, link: Ramp, processor: Ramp, chance: np.rando
     return now_s
 
 
-@settings(max_examples=100, deadline=None)
 @given(problem=problems(), rate=rates, seed=st.integers(0, 2**32 - 1))
 def test_no_schedule_beats_the_clairvoyant_bound(problem, rate, seed):
     chance = np.random.default_rng(seed)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import simpy
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvferry.machine.ops import FeedForward, Op
@@ -114,7 +114,6 @@ def plain_end_times(asks: list[Asked], load: RateTrace | None) -> list[float]:
 
 
 @given(asks, loads)
-@settings(max_examples=100, deadline=None)
 def test_it_equals_the_plain_model(asks: list[Asked], load: RateTrace | None) -> None:
     asks = [Asked(ask.at_s, ask.processor, ask.cost) for ask in asks]
     tickets, _, _ = run(asks, load)
@@ -122,7 +121,6 @@ def test_it_equals_the_plain_model(asks: list[Asked], load: RateTrace | None) ->
 
 
 @given(asks, loads)
-@settings(max_examples=100, deadline=None)
 def test_one_op_at_a_time_and_each_at_most_once(asks: list[Asked], load: RateTrace | None) -> None:
     tickets, spans, processors = run(asks, load)
     assert len(spans) == sum(not ticket.cancelled for ticket in tickets)
@@ -135,13 +133,11 @@ def test_one_op_at_a_time_and_each_at_most_once(asks: list[Asked], load: RateTra
 
 
 @given(asks, loads)
-@settings(max_examples=50, deadline=None)
 def test_run_twice_it_tells_the_same(asks: list[Asked], load: RateTrace | None) -> None:
     assert run(asks, load)[1] == run(asks, load)[1]
 
 
 @given(asks, loads, st.floats(0, 20))
-@settings(max_examples=60, deadline=None)
 def test_energy_equals_integration_by_hand(asks: list[Asked], load: RateTrace | None, until_s: float) -> None:
     _, spans, processors = run(asks, load)
     meter = EnergyMeter(base_w=2.0)

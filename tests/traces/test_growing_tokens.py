@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvferry.machine.ops import Retrieve
@@ -41,7 +41,6 @@ def overlap(budget: int, *, blocks: int = 8192, **statistics: float) -> float:
     return float(np.mean(shares))
 
 
-@settings(max_examples=30, deadline=None)
 @given(there=st.integers(1, 60), k=st.integers(1, 60), steps=st.integers(1, 5))
 def test_each_row_has_as_many_tokens_as_asked_of_those_that_are_there(there: int, k: int, steps: int) -> None:
     chosen = stream(70)

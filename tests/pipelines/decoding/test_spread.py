@@ -1,7 +1,7 @@
 """Windows all over an output, and what they stand for."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tiny import DECODING as TINY
 
@@ -32,7 +32,6 @@ def test_windows_by_hand() -> None:
     assert [one.skipped for one in windows_of(16, 16)] == [0, 0]
 
 
-@settings(max_examples=200, deadline=None)
 @given(steps=st.integers(1, 5000), share=st.floats(0.001, 1))
 def test_windows_lie_within_the_output(steps: int, share: float) -> None:
     carried_out = max(1, int(steps * share))

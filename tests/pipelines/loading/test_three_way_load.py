@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from machines import TimedMachine
 
@@ -89,7 +89,6 @@ def test_what_does_not_lie_on_storage_is_not_read() -> None:
     assert load.units_computed + load.units_streamed == 10
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     coupling=st.sampled_from(["per_head", "all_heads"]),

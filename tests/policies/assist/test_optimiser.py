@@ -5,7 +5,7 @@ from dataclasses import replace
 import pulp
 import pytest
 from assisted_phone import PHONE, smoothed_tpot_s
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvferry.policies.assist.assistance import Assistance
@@ -104,7 +104,6 @@ def _solved(program: pulp.LpProblem) -> bool:
 seconds = st.floats(1e-3, 1.0)
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     tokens=st.integers(1, 40_000),
     cloud=st.floats(1e-5, 1e-3),

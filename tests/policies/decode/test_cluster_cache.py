@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from decoding import buffer_bytes, metadata_bytes, sum_of
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tiny import tiny_model
 
@@ -87,7 +87,6 @@ def test_updated_clusters_stay_in_their_room() -> None:
 
 
 @pytest.mark.parametrize("replacement", REPLACEMENTS)
-@settings(max_examples=30, deadline=None)
 @given(st.data())
 def test_nothing_is_found_that_is_not_kept(replacement: Any, data: st.DataObject) -> None:
     """Hits are what was kept; no row keeps more than there is room for; what left was there before."""
@@ -131,7 +130,6 @@ def best(stream: list[list[int]], capacity: int) -> int:
     return max(reached.values())
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=3, unique=True), min_size=1, max_size=7),
     st.integers(1, 3),

@@ -1,7 +1,7 @@
 """Counts, means and variances that follow every key, against computing them anew."""
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvferry.policies.decode.cluster_table import ClusterTable
@@ -36,7 +36,6 @@ def test_the_nearer_mean_is_found_also_where_it_is_the_longer_one() -> None:
     assert (nearest.tolist(), squared.tolist()) == ([1], [9.0])
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.floats(1e-3, 1e3), st.floats(-1e4, 1e4), st.lists(st.integers(0, 3), max_size=300))
 def test_means_and_variances_equal_a_full_recomputation(
     seed: int, spread: float, offset: float, joins: list[int]

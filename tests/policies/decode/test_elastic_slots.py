@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from decoding import sum_of
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tiny import tiny_model
 
@@ -63,7 +63,6 @@ def test_sizes_by_hand() -> None:
     assert (sum_of(Elastic().holdings(room, 4, 4)), Elastic().away_tokens(room, 4)) == (0, 4)
 
 
-@settings(max_examples=60, deadline=None)
 @given(data=st.data(), rows=st.integers(1, 3), slots=st.integers(1, 6), steps=st.integers(1, 8))
 def test_only_the_set_difference_moves_and_the_rest_keeps_its_slot(data, rows: int, slots: int, steps: int) -> None:  # type: ignore[no-untyped-def]
     elastic, last = ElasticSlots(rows, 12, slots), [dict[int, int]() for _ in range(rows)]

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tiny import tiny_model
 
@@ -57,7 +57,6 @@ def test_head_counts_that_do_not_fit_are_refused() -> None:
         group_weights(WEIGHTS, 0)
 
 
-@settings(max_examples=50, deadline=None)
 @given(groups=st.integers(1, 4), shared=st.integers(1, 4), tokens=st.integers(1, 12), rows=st.integers(1, 3))
 def test_nobody_weighs_more_than_the_group(groups: int, shared: int, tokens: int, rows: int) -> None:
     weights = np.random.default_rng(tokens).random((rows, groups * shared, tokens))

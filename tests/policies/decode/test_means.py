@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -77,7 +77,6 @@ def test_fewer_vectors_than_clusters_are_refused() -> None:
     assert kmeans(np.arange(3.0).reshape(1, 3, 1), 1).tolist() == [[0, 0, 0]]
 
 
-@settings(max_examples=80, deadline=None)
 @given(
     arrays(np.float32, st.tuples(st.integers(1, 3), st.integers(1, 20), st.integers(1, 3)), elements=POINTS), st.data()
 )
@@ -89,7 +88,6 @@ def test_no_cluster_is_empty_whatever_the_vectors(vectors: np.ndarray, data: st.
         assert sorted(set(row.tolist())) == list(range(clusters))
 
 
-@settings(max_examples=80, deadline=None)
 @given(
     arrays(np.float32, st.tuples(st.integers(1, 3), st.integers(2, 20), st.integers(1, 3)), elements=POINTS), st.data()
 )

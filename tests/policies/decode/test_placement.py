@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvferry.policies.decode.placement import AllOrNothing, KvSize, OneTier, Progressive, thresholds
@@ -87,7 +87,6 @@ def test_thresholds_that_are_given() -> None:
         Progressive(thresholds=(3, 5, 4))
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     layers=st.integers(1, 6),
     tokens=st.integers(1, 40),

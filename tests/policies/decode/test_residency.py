@@ -5,7 +5,7 @@ from itertools import count
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tiny import tiny_model
 
@@ -102,7 +102,6 @@ class PlainBuffer:
         return [self.held.index(unit) if unit in self.held else next(through) for unit in wanted]
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_the_buffer_is_the_plain_one(data: st.DataObject) -> None:
     sequences = data.draw(st.integers(1, 3), "sequences")
@@ -122,7 +121,6 @@ def test_the_buffer_is_the_plain_one(data: st.DataObject) -> None:
     buffer.check()
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_ragged_rows_lose_nothing(data: st.DataObject) -> None:
     """Every block asked for is in one slot of its own row, or passes through; what was found is not moved again, and no

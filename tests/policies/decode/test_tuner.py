@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from tiny import tiny_model
@@ -115,7 +115,6 @@ def test_keys_are_compressed_more_than_fits_where_scoring_them_is_slow() -> None
     assert solve(1, 1024, MODEL, limits(1e8, most_compression=24.0), REUSE, delay).grouping.compression == 24
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     budget=st.floats(5e4, 5e6),
     batch=st.integers(1, 4),

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from small_cloud import with_number
-from tiny import LIVE_LOADING, tiny
+from tiny import LIVE_LOADING, changed, tiny
 
 from kvferry.backends.needs import ContextsInCloud
 from kvferry.backends.world import DEVICE, Inputs
@@ -192,11 +192,11 @@ def test_chunks_that_arrive_whole_and_do_not_decode(
     assert record.link_down is None
 
 
-def test_chunks_that_decode_to_what_no_model_computed(tmp_path: Path) -> None:
+def test_chunks_that_decode_to_what_no_model_computed(tmp_path: Path, exact_store: tuple[Path, Any]) -> None:
     """One holds a number that is none, one entry two chunks: both are computed instead."""
-    exact: dict[str, Any] = {"model": {"kv_value_bytes": 2}, "live": {"dtype": "float16"}}
-    described = scenario(system="stream-only", policies={"codec": "fp16"}, **exact)
-    answers = run_scenario(described).measured["answers"]
+    described = scenario(system="stream-only", **EXACT)
+    stored, answers = exact_store
+    shutil.copytree(stored, tmp_path / "stores")
     (path,) = (tmp_path / "stores").glob("fp16*")
     with Store(path) as store:
         header, tokens = store.index.header, store.index.token_ids
@@ -252,12 +252,11 @@ def test_the_command_and_a_cloud_of_its_own(
         assert "kvferry encode" in err
 
 
-def test_a_token_that_the_server_does_not_know(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_that_the_server_does_not_know(exact_store: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     from kvferry.cloud.server_process import ServerProcess
 
-    run_scenario(scenario(system="local-prefill"))
-    with ServerProcess(tmp_path / "stores", token="open-sesame-42") as server:
-        asked = scenario(live={"cloud": server.url})
+    with ServerProcess(exact_store[0], token="open-sesame-42") as server:
+        asked = scenario(**changed(EXACT, live={"cloud": server.url}))
         with pytest.raises(InputError, match="needs the right token; it is taken from KVFERRY_TOKEN, which is not set"):
             run_scenario(asked)
         monkeypatch.setenv("KVFERRY_TOKEN", "open-sesame-43")
