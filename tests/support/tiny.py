@@ -81,11 +81,12 @@ LIVE_LATENT_MODEL: dict[str, Any] = LIVE_MODEL | {
     "head_dim": 20,
     "latent": {"kv_lora_rank": 24, "qk_rope_head_dim": 8, "v_head_dim": 10},
 }
+# Two processes decode in place of four, each of which starts with a run.
 LIVE_LOADING: dict[str, Any] = {
     "name": "live",
     "backend": "torch",
     "system": "ferry",
-    "device": "laptop-cpu",
+    "device": {"extends": "laptop-cpu", "decompressor": {"workers": 2}},
     "model": LIVE_MODEL,
     "link": {"rate": "100 Mbit/s", "rtt": "2 ms"},
     "workload": {"kind": "context-reuse", "context": 640, "question": 16, "output": 3, "chunk_tokens": 256},

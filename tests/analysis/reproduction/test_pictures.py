@@ -7,6 +7,7 @@ from tiny import LOADING
 
 from kvferry.analysis.reproduction.paper import PanelSpec
 from kvferry.analysis.reproduction.pictures import _draw_panel, claims_picture
+from kvferry.analysis.reproduction.rate_errors import rates_picture
 from kvferry.analysis.reproduction.results import Key, Results
 from kvferry.analysis.style import new_figure
 from kvferry.scenarios.loader import load_scenario
@@ -58,3 +59,28 @@ def test_only_what_spans_decades_is_on_a_logarithmic_axis(metric: str, figures: 
     low, high = axis.get_ylim()
     assert list(axis.lines[0].get_ydata()) == figures
     assert all(low <= figure <= high for figure in figures)
+
+
+def rate(device: str, metric: str, measured: float | None, ours: float | None, fitted: bool = False) -> dict[str, Any]:
+    return {"device": device, "metric": metric, "paper": measured, "ours": ours, "fitted": fitted}
+
+
+def test_rates_stand_beside_what_was_measured_and_what_was_fitted_on_is_hollow() -> None:
+    tokens_per_s, first_s = "throughput_tokens_per_s", "ttft_s"
+    cells = [
+        rate("b", tokens_per_s, 10.0, 12.0),
+        rate("b", tokens_per_s, 20.0, 19.0, fitted=True),
+        rate("a", tokens_per_s, 5.0, 4.0),
+        rate("a", first_s, 0.5, None),  # did not come about
+        rate("c", tokens_per_s, None, 3.0),  # was not measured
+    ]
+    figure = rates_picture(cells)
+    rates, first_tokens = figure.axes
+    points = [line for line in rates.lines if line.get_linestyle() == "None" and len(line.get_xdata())]
+    shown = [(list(line.get_xdata()), list(line.get_ydata()), line.get_markerfacecolor() == "none") for line in points]
+    assert shown == [([5.0], [4.0], False), ([10.0], [12.0], False), ([20.0], [19.0], True)]
+    # The line of what is right goes as far as the figures, and a little further.
+    (right,) = (line for line in rates.lines if line.get_linestyle() == "-")
+    assert list(right.get_xdata()) == pytest.approx([4.0 / 1.3, 20.0 * 1.3])
+    assert not [line for line in first_tokens.lines if len(line.get_xdata())]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a", "b"]

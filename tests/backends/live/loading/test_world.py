@@ -71,7 +71,8 @@ def test_every_system_answers(system: str) -> None:
     assert len(record.token_times_s) == 3
     assert record.first_token_s > record.loaded_s > 0
     moved = sum(span.n_bytes for span in run.spans if span.resource == "link")
-    assert (moved > 0) == (record.units_streamed > 0)
+    # A transfer that lost its race has moved bytes, and brought no unit.
+    assert moved > 0 or not record.units_streamed
     if system in ("cachegen", "kivi", "stream-only", "local-prefill"):
         assert (moved > 0) == (system != "local-prefill")
     assert len(run.measured["answers"]["0"]) == 3
