@@ -16,7 +16,7 @@ from time import thread_time
 from typing import Any
 from unittest.mock import patch
 
-from assist_tables import runner_of
+from assist_tables import leaving_nothing, runner_of, seconds
 
 from kvferry.backends.live.assist.runner import AssistRunner, Token
 from kvferry.machine.following import Following
@@ -110,15 +110,10 @@ class Pairs:
 
         def again_s(runner: AssistRunner, request: int) -> float:
             """Of the newest token by a step, which leaves nothing behind."""
-            asked = runner._asked[request]
-            before = asked.session.history, asked.next, asked.said, asked.told
-            asked.session.history, asked.said = before[0][:-1], [*before[2]]
-            step = DecodeStep(1, len(asked.session.history), Batch((request,)))
-            began_s = thread_time()
-            really(runner, step, None)
-            took_s = thread_time() - began_s
-            asked.session.history, asked.next, asked.said, asked.told = before
-            return took_s
+            with leaving_nothing(runner, request) as session:
+                session.history.pop()
+                step = DecodeStep(1, len(session.history), Batch((request,)))
+                return seconds(lambda: really(runner, step, None))
 
         with patch.object(AssistRunner, "run", run), patch.object(AssistRunner, "_after", by_run):
             assert run_scenario(scenario).outcome == "done"
