@@ -73,7 +73,7 @@ def _prefill(roles: Roles, layers: int, known: bool) -> Stages:
     for layer in range(layers):
         brought: tuple[Key, ...] = ()
         if known:
-            # What moves KV keeps the order of the list: the next layer's comes before this one's is written. There is
+            # Moves of KV keep the order of the list: the next layer's come before this one's is written. There is
             # room for the KV of two layers.
             coming = range(layer + 1, min(layer + 2, layers)) if layer else range(min(2, layers))
             stages += (Stage("bring_known", n, (("prefill", n - 2),) if n > 1 else ()) for n in coming)
